@@ -6,7 +6,7 @@ from functools import partial
 from sim.failures.goodput import useful_samples_per_s
 from sim.predict import step_s, timeline_of
 from workbench.cost.model import CostModel
-from workbench.search.objectives.asked import Executors
+from workbench.search.objectives.options import Executors
 
 
 def executors_of(cost: CostModel) -> Executors:

@@ -84,8 +84,8 @@ UNFUZZED = {
     "workbench.export.fsdp2:program_text": SHIPPED,
     "workbench.report.assemble:_text": SHIPPED,
     "workbench.search.kept_results:code_hash": SHIPPED,
-    "workbench.search.joint.workers:_done": OWN,
-    "workbench.search.joint.workers:_remember": OWN,
+    "workbench.search.joint.workers:_run_pickled": OWN,
+    "workbench.search.joint.workers:_initialize": OWN,
 }
 """Functions that read, and why nothing that somebody else may write reaches them."""
 

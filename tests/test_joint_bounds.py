@@ -32,10 +32,10 @@ from workbench.model.zoo import from_shape
 from workbench.planner.layout_choice import Degrees
 from workbench.planner.stage_counts import silent
 from workbench.search.joint.arrangement import Arrangement, Placement
-from workbench.search.joint.bounds import lower_bound_s, ways, weighed_s
+from workbench.search.joint.bounds import lower_bound_s, module_paths, weighed_s
 from workbench.search.joint.choice import TokenRule, build, choice_of
 from workbench.search.joint.drive import joint_search
-from workbench.search.joint.evaluate import Asked, evaluated
+from workbench.search.joint.evaluate import Request, evaluate
 from workbench.search.joint.grouping_moves import Exchange, Resize
 from workbench.search.joint.layout_moves import Arrange
 from workbench.search.joint.least_work import LeastWork, Part, Samples, most_bytes_per_s
@@ -281,7 +281,7 @@ def every_value() -> tuple[float, ...]:
     values = []
     for arrangement, grouping, rule in product(every_arrangement(), groupings, rules):
         moves = (Arrange(arrangement), *grouping, Distribute(rule))
-        outcome = evaluated(space, IterationJudge(cost()), Asked(base, moves))
+        outcome = evaluate(space, IterationJudge(cost()), Request(base, moves))
         if outcome.value is not None:
             values.append(outcome.value)
     return tuple(values)
@@ -381,7 +381,7 @@ def test_no_all_to_all_brings_more_keys_than_the_most():
 def test_a_sample_goes_from_where_a_module_is_entered_to_where_it_is_left():
     """Also past a module whose output a later layer reads, and not through layers in front of that."""
     job = small()
-    found = set(ways(job.model))
+    found = set(module_paths(job.model))
     llm_layers = len(job.model.llm.layers)
     for way in found:
         assert way[-1].module == "llm"

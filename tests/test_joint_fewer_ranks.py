@@ -15,8 +15,8 @@ from workbench.search.joint import drive
 from workbench.search.joint.bounds import lower_bound_s
 from workbench.search.joint.drive import joint_search
 from workbench.search.joint.fewer_ranks import fewer_ranks
-from workbench.search.joint.found import Found
 from workbench.search.joint.log import log_lines, replayed
+from workbench.search.joint.result import SearchResult
 from workbench.search.joint.terms import Scope, Stop
 from workbench.search.objectives.goodput import checkpoint_bytes
 from workbench.search.objectives.objective import Objective
@@ -50,7 +50,7 @@ def judged(objective: Objective):
 
 
 @cache
-def found(objective: Objective) -> Found:
+def found(objective: Objective) -> SearchResult:
     wanted, value_of = judged(objective)
     return joint_search(wanted, cost(), value_of, stop=Stop(candidates=20), scope=SCOPE)
 

@@ -16,8 +16,8 @@ from workbench.explain.timeline import Timeline
 from workbench.plan.plan import Plan
 from workbench.search.joint.drive import joint_search
 from workbench.search.joint.evaluate import Judge
-from workbench.search.joint.found import Found
-from workbench.search.joint.on_ray import joined
+from workbench.search.joint.on_ray import join
+from workbench.search.joint.result import SearchResult
 from workbench.search.joint.terms import Scope, Stop
 from workbench.search.joint.worker_pool import RayWorkers, WorkerSpec
 from workbench.strategies.registry import PLANNERS
@@ -42,7 +42,9 @@ def address():
         cluster.shutdown()
 
 
-def searched(workers: WorkerSpec, judge: Judge, candidates: int = 8, progress=lambda state: None) -> Found:
+def searched(
+    workers: WorkerSpec, judge: Judge, candidates: int = 8, progress=lambda state: None
+) -> SearchResult:
     planners = {name: PLANNERS[name] for name in FEW[:2]}
     stop, scope = Stop(candidates=candidates), Scope(planners=planners)
     return joint_search(small(), cost(), judge, stop=stop, scope=scope, workers=workers, progress=progress)
@@ -113,7 +115,7 @@ def test_who_stops_a_search_leaves_no_workers(address):
 )
 def test_what_is_no_address_is_refused(address, reason):
     with pytest.raises(ValueError, match=reason):
-        joined(address)
+        join(address)
 
 
 def test_where_nobody_answers_is_refused_at_once():
@@ -121,7 +123,7 @@ def test_where_nobody_answers_is_refused_at_once():
         port = server.getsockname()[1]
     began_s = monotonic()
     with pytest.raises(ValueError, match=re.escape(f"--ray 127.0.0.1:{port}: nobody answers there")):
-        joined(f"127.0.0.1:{port}")
+        join(f"127.0.0.1:{port}")
     assert monotonic() - began_s < 15
 
 
@@ -130,5 +132,5 @@ def test_who_is_no_ray_is_refused_in_time():
     with socket.create_server(("127.0.0.1", 0)) as server:
         began_s = monotonic()
         with pytest.raises(ValueError, match="takes in nobody of this machine"):
-            joined(f"127.0.0.1:{server.getsockname()[1]}")
+            join(f"127.0.0.1:{server.getsockname()[1]}")
         assert monotonic() - began_s < 15

@@ -19,8 +19,7 @@ from workbench.search.joint.ablation import ablated
 from workbench.search.joint.arrangement import Arrangement, Placement
 from workbench.search.joint.choice import TokenRule, build
 from workbench.search.joint.drive import joint_search
-from workbench.search.joint.evaluate import Asked, evaluated
-from workbench.search.joint.found import Found, State
+from workbench.search.joint.evaluate import Request, evaluate
 from workbench.search.joint.grouping_moves import Exchange, MoveSample, Regroup, Reorder, Resize
 from workbench.search.joint.layout_moves import Arrange, CutStages, Reschedule, RunEncodersAhead, ShiftLayer
 from workbench.search.joint.log import log_lines, replayed
@@ -28,6 +27,7 @@ from workbench.search.joint.move import Space
 from workbench.search.joint.move_json import MOVES, move_from_json, move_to_json
 from workbench.search.joint.question import Question
 from workbench.search.joint.replan import Replan, replan_of
+from workbench.search.joint.result import SearchResult, State
 from workbench.search.joint.setting_moves import Distribute, ExchangeKeys, Keep
 from workbench.search.joint.starts import OUT_OF_TIME
 from workbench.search.joint.take import Take
@@ -42,7 +42,7 @@ def small():
     return replace(job(batch=BATCH), max_ranks=7)
 
 
-def searched(job, *, workers=1, candidates=30, **scope) -> Found:
+def searched(job, *, workers=1, candidates=30, **scope) -> SearchResult:
     planners = {name: PLANNERS[name] for name in scope.pop("names", FEW)}
     judge = IterationJudge(cost())
     return joint_search(
@@ -56,7 +56,7 @@ def searched(job, *, workers=1, candidates=30, **scope) -> Found:
 
 
 @cache
-def found() -> Found:
+def found() -> SearchResult:
     return searched(small())
 
 
@@ -333,7 +333,7 @@ def test_keys_that_cannot_be_divided_are_refused_before_an_order_is_made_by_dura
         Reschedule(usual(kind)),
     )
     choice = next(each.choice for each in found().starts if each.name == "cornstarch")
-    outcome = evaluated(Space(small(), cost(), {}), IterationJudge(cost()), Asked(choice, moves))
+    outcome = evaluate(Space(small(), cost(), {}), IterationJudge(cost()), Request(choice, moves))
     assert outcome.value is None
     assert "cp must divide the 2 key/value heads" in outcome.refusal
 

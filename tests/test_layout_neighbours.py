@@ -11,7 +11,7 @@ from workbench.planner.groupings import llm_of
 from workbench.planner.layout_choice import Degrees
 from workbench.search.joint.arrangement import Arrangement, Placement, arrangement_of
 from workbench.search.joint.choice import Choice, choice_of, draft_of
-from workbench.search.joint.evaluate import Asked, evaluated
+from workbench.search.joint.evaluate import Request, evaluate
 from workbench.search.joint.layout_moves import Arrange
 from workbench.search.joint.layout_neighbours import arrangements_near
 from workbench.search.joint.move import Space
@@ -84,4 +84,4 @@ def test_modules_change_pools_and_stay_in_those_that_take_them():
         assert move_from_json(move_to_json(move)) == move
         stages = move.apply(space, choice).stages
         assert arrangement_of(job, stages, choice.schedule, draft_of(job, choice), cost) == other
-        assert evaluated(space, judge, Asked(choice, (move,))).value is not None
+        assert evaluate(space, judge, Request(choice, (move,))).value is not None

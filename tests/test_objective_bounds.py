@@ -12,8 +12,8 @@ from tests.test_search_goodput import job, losing, made, priced
 from tests.test_strategies import cost
 from workbench.search.joint.choice import build
 from workbench.search.joint.objective_bounds import bound_for
-from workbench.search.objectives.asked import Asked
 from workbench.search.objectives.objective import Objective
+from workbench.search.objectives.options import ObjectiveOptions
 from workbench.search.objectives.step_times import Over
 from workbench.strategies.registry import PLANNERS
 
@@ -33,13 +33,13 @@ def least_value(on, judge):
 @pytest.mark.parametrize(
     ("objective", "said", "batches"),
     [
-        (Objective.DOLLARS, Asked(), ()),
-        (Objective.TRAINING, Asked(steps=1000), ()),
-        (Objective.THROUGHPUT, Asked(), ()),
-        (Objective.ITERATION, Asked(batches=2), BATCHES),
-        (Objective.DOLLARS, Asked(batches=2, over=Over.WORST), BATCHES),
-        (Objective.GOODPUT, Asked(mtbf="2h", repair="1h"), ()),
-        (Objective.GOODPUT, Asked(mtbf="10m", repair="5m", batches=2), BATCHES),
+        (Objective.DOLLARS, ObjectiveOptions(), ()),
+        (Objective.TRAINING, ObjectiveOptions(steps=1000), ()),
+        (Objective.THROUGHPUT, ObjectiveOptions(), ()),
+        (Objective.ITERATION, ObjectiveOptions(batches=2), BATCHES),
+        (Objective.DOLLARS, ObjectiveOptions(batches=2, over=Over.WORST), BATCHES),
+        (Objective.GOODPUT, ObjectiveOptions(mtbf="2h", repair="1h"), ()),
+        (Objective.GOODPUT, ObjectiveOptions(mtbf="10m", repair="5m", batches=2), BATCHES),
     ],
 )
 def test_no_strategys_plan_is_below(objective, said, batches):
@@ -61,7 +61,7 @@ def test_plans_of_a_space_that_leave_ranks_idle_are_not_below():
     """Dollars are of the ranks that a plan uses: the bound holds on any number of them."""
     space = spaces()[1]
     on = replace(space.job, dollars_per_rank_hour=3.6)
-    judge = judge_of(on, space.cost, Objective.DOLLARS, Asked(), ())
+    judge = judge_of(on, space.cost, Objective.DOLLARS, ObjectiveOptions(), ())
     bound = bound_for(judge)(on, space.cost, None)
     choices = random.Random(2).sample(list(space.choices()), 24)
     plans = [build(on, choice, space.cost) for choice in choices]

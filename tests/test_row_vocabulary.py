@@ -16,7 +16,7 @@ from workbench.llm_table.columns import SHARES
 from workbench.llm_table.predict import RowPredictor
 from workbench.llm_table.replicas import with_replicas
 from workbench.llm_table.row_bytes import activation_bytes, held_bytes, scores_bytes
-from workbench.llm_table.row_doubts import told
+from workbench.llm_table.row_doubts import relevant_doubts
 from workbench.llm_table.row_execution import execution_of
 from workbench.llm_table.row_model import MODULE, model_of
 from workbench.llm_table.row_plan import plan_of, stages_of
@@ -298,9 +298,12 @@ def test_only_what_matters_is_doubted():
         "inter link: line rate",
         "executor overhead: 0",
     )
-    assert told(doubts, shares, row()) == ("matmul: scaled",)
+    assert relevant_doubts(doubts, shares, row()) == ("matmul: scaled",)
     far = shares | {"data": 0.06}
-    assert told(doubts, far, row(dp=16, global_batch=16)) == ("inter link: line rate", "matmul: scaled")
+    assert relevant_doubts(doubts, far, row(dp=16, global_batch=16)) == (
+        "inter link: line rate",
+        "matmul: scaled",
+    )
 
 
 def test_dropped_tokens_leave_rows_of_a_known_number():

@@ -26,8 +26,8 @@ from workbench.search.drive import search, with_ranks, with_schedules
 from workbench.search.joint.bounds import no_bound
 from workbench.search.joint.drive import joint_search
 from workbench.search.joint.terms import Scope, Stop
-from workbench.search.objectives.asked import Asked, judge_for
 from workbench.search.objectives.objective import Objective
+from workbench.search.objectives.options import ObjectiveOptions, judge_for
 from workbench.search.objectives.plan_judge import PlanJudge
 from workbench.search.objectives.step_times import (
     Over,
@@ -75,7 +75,7 @@ def over_batches(
 
 
 def judge_of(job: Job, batches, objective: Objective = Objective.ITERATION, **said) -> PlanJudge:
-    asked = Asked(batches=len(batches) or None, **said)
+    asked = ObjectiveOptions(batches=len(batches) or None, **said)
     return judge_for(objective, asked, job, cost(), batches=batches, seed=0, executors=executors_of(cost()))
 
 
@@ -199,7 +199,13 @@ def test_a_judge_goes_to_other_processes() -> None:
 def test_what_contradicts_itself_is_refused(said, objective, message) -> None:
     with pytest.raises(ValueError, match=message):
         judge_for(
-            objective, Asked(**said), job_of(0), cost(), batches=(), seed=0, executors=executors_of(cost())
+            objective,
+            ObjectiveOptions(**said),
+            job_of(0),
+            cost(),
+            batches=(),
+            seed=0,
+            executors=executors_of(cost()),
         )
 
 

@@ -17,11 +17,11 @@ from workbench.plan.plan import Plan
 from workbench.search.joint import drive
 from workbench.search.joint.bounds import no_bound
 from workbench.search.joint.drive import joint_search
-from workbench.search.joint.found import Found
+from workbench.search.joint.result import SearchResult
 from workbench.search.joint.terms import Scope, Stop
-from workbench.search.objectives.asked import Asked, judge_for
 from workbench.search.objectives.money import TrainingDollars
 from workbench.search.objectives.objective import Objective
+from workbench.search.objectives.options import ObjectiveOptions, judge_for
 from workbench.search.objectives.plan_judge import Judged, Measure, PlanJudge, rank_seconds, step_seconds
 from workbench.search.objectives.race import Race, race_of
 from workbench.search.objectives.step_times import (
@@ -159,11 +159,11 @@ class Held:
             raise
 
 
-def searched(held: bool = False, workers: int = 1, over: Over = Over.MEAN) -> tuple[Found, Held]:
+def searched(held: bool = False, workers: int = 1, over: Over = Over.MEAN) -> tuple[SearchResult, Held]:
     job = replace(job_of(0, replicas=1), max_ranks=6)
     batches = [batch_of(seed) for seed in (1, 2, 3)]
     executors = replace(executors_of(cost()), clock=still)
-    asked = Asked(batches=3, over=over)
+    asked = ObjectiveOptions(batches=3, over=over)
     judge = judge_for(Objective.ITERATION, asked, job, cost(), batches=batches, seed=0, executors=executors)
     holding = Held(judge, [])
     names = ("cornstarch", "entrain", "entrain-search", "disttrain", "megatron-colocated", "fsdp", "hsdp")

@@ -28,7 +28,7 @@ from workbench.planner.strategy_spec import Chooser
 from workbench.schedule.choice import Schedule
 from workbench.search.joint import seeds as seeds_of_layouts
 from workbench.search.joint.choice import TokenRule, choice_of
-from workbench.search.joint.evaluate import Asked, evaluated
+from workbench.search.joint.evaluate import Request, evaluate
 from workbench.search.joint.move import Space
 from workbench.search.joint.own_spaces import OWN_SPACES, Draws
 from workbench.search.joint.question import Question
@@ -113,7 +113,7 @@ def test_a_model_whose_layouts_no_step_model_knows_is_seeded_with_grids_that_all
     job, cost, judge = prepared(JOBS["disttrain"])
     base = choice_of(job, disttrain.plan(job, cost, silent), cost)
     first = islice(seeds(job, cost, frozenset(Question)), 6)
-    found = [evaluated(Space(job, cost, {}), judge, Asked(base, moves)).value for moves in first]
+    found = [evaluate(Space(job, cost, {}), judge, Request(base, moves)).value for moves in first]
     assert min(value for value in found if value is not None) < 3.7
     held = list(seeds(job, cost, {Question.LAYOUT}))
     assert held

@@ -23,10 +23,10 @@ from workbench.search.joint.ablation import ablated
 from workbench.search.joint.bounds import lower_bound_s
 from workbench.search.joint.drive import joint_search, searched_starts
 from workbench.search.joint.evaluate import Judge
-from workbench.search.joint.found import Found
 from workbench.search.joint.objective_bounds import bound_for
 from workbench.search.joint.own_spaces import OWN_SPACES
 from workbench.search.joint.question import Question
+from workbench.search.joint.result import SearchResult
 from workbench.search.joint.terms import Scope, Stop
 from workbench.search.objectives.objective import Objective
 from workbench.search.objectives.plan_judge import PlanJudge
@@ -141,13 +141,13 @@ def joint_alone(
     return _joint_record(joint)
 
 
-def _joint(job: Job, cost: CostModel, judge: Judge, budget_s: float, seed: int) -> Found:
+def _joint(job: Job, cost: CostModel, judge: Judge, budget_s: float, seed: int) -> SearchResult:
     stop = Stop(seconds=budget_s, clock=time.process_time)
     lower = bound_for(judge) if isinstance(judge, PlanJudge) else lower_bound_s
     return joint_search(job, cost, judge, stop=stop, scope=Scope(seed=seed, lower=lower))
 
 
-def _joint_record(joint: Found) -> dict[str, Any]:
+def _joint_record(joint: SearchResult) -> dict[str, Any]:
     return {
         "joint_s": joint.value,
         "lower_bound": joint.lower_bound,

@@ -41,7 +41,7 @@ from workbench.plan.codec import plan_hash, read_plan, write_plan
 from workbench.plan.plan import Plan, Sharding
 from workbench.report.progress import ticking
 from workbench.search.joint.drive import joint_search
-from workbench.search.joint.found import Found
+from workbench.search.joint.result import SearchResult
 from workbench.search.joint.terms import Scope, Stop
 from workbench.strategies import cornstarch
 from workbench.strategies.registry import PLANNERS
@@ -162,7 +162,7 @@ def searched(part: Part, profile: Profile, candidates: int, own_budget_s: float)
     )
 
 
-def _search(job: Job, cost: CostModel, judge: MeasuredJudge, candidates: int) -> Found:
+def _search(job: Job, cost: CostModel, judge: MeasuredJudge, candidates: int) -> SearchResult:
     return joint_search(job, cost, judge, stop=Stop(candidates=candidates), scope=Scope(seed=SEED))
 
 

@@ -28,8 +28,8 @@ from workbench.job.machines import cost_of
 from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.model.zoo import from_shape
 from workbench.plan.plan import ModuleSettings, Settings, Sharding
-from workbench.search.objectives.asked import Asked
 from workbench.search.objectives.objective import Objective
+from workbench.search.objectives.options import ObjectiveOptions
 
 EXAMPLES = FOLDER.parent / "examples"
 CONFIGS = Path(__file__).parent / "models"
@@ -57,7 +57,7 @@ class SuiteJob:
     differs: str = ""
     cost: Callable[[Job], CostModel] = lambda job: cost_of(job, None, None)
     objective: Objective = Objective.ITERATION
-    said: Asked = field(default_factory=Asked)
+    said: ObjectiveOptions = field(default_factory=ObjectiveOptions)
     batches: Callable[[], tuple[tuple[Sample, ...], ...]] = field(default=tuple)
 
 
@@ -207,7 +207,7 @@ _ALL = (
         differs="32 samples of 64",
         make=_failing,
         objective=Objective.GOODPUT,
-        said=Asked(mtbf="150m"),
+        said=ObjectiveOptions(mtbf="150m"),
     ),
 )
 

@@ -10,15 +10,15 @@ from workbench.cost.model import CostModel
 from workbench.data.sample import Sample
 from workbench.job.job import Job
 from workbench.search.joint.evaluate import Judge
-from workbench.search.objectives.asked import Asked, judge_for
 from workbench.search.objectives.objective import Objective
+from workbench.search.objectives.options import ObjectiveOptions, judge_for
 
 
 def judge_of(
     job: Job,
     cost: CostModel,
     objective: Objective,
-    said: Asked,
+    said: ObjectiveOptions,
     batches: Sequence[Sequence[Sample]],
     *,
     seed: int = 0,

@@ -26,7 +26,7 @@ from workbench.job.job import Job
 from workbench.plan.plan import Plan
 from workbench.search.joint.choice import Choice, build
 from workbench.search.joint.drive import joint_search
-from workbench.search.joint.found import Found
+from workbench.search.joint.result import SearchResult
 from workbench.search.joint.starts import Start
 from workbench.search.joint.terms import Scope, Stop
 
@@ -93,7 +93,7 @@ def _list(
             answers.setdefault(question, set()).add(answer)
 
 
-def searched(space: ListedSpace, whole: Listed, *, candidates: int, seed: int) -> Found:
+def searched(space: ListedSpace, whole: Listed, *, candidates: int, seed: int) -> SearchResult:
     """The joint search in the space from some of its plans; ValueError where none of them is feasible."""
     return joint_search(
         space.job,

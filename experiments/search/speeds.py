@@ -17,7 +17,7 @@ from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.job.job import Job, ModuleLayout
 from workbench.search.joint.drive import joint_search
-from workbench.search.joint.found import Found, State
+from workbench.search.joint.result import SearchResult, State
 from workbench.search.joint.terms import Scope, Stop
 from workbench.strategies.registry import PLANNERS
 
@@ -90,7 +90,7 @@ def speeds(*, seed: int) -> dict[str, Any]:
     }
 
 
-def _record(result: Found) -> dict[str, Any]:
+def _record(result: SearchResult) -> dict[str, Any]:
     return {
         "start_s": result.best_start.value,
         "joint_s": result.value,

@@ -35,10 +35,10 @@ from workbench.search.joint.ablation import Gain, ablated
 from workbench.search.joint.bounds import LowerBound, lower_bound_s
 from workbench.search.joint.drive import joint_search, searched_starts
 from workbench.search.joint.evaluate import Judge
-from workbench.search.joint.found import Found, State
 from workbench.search.joint.log import log_lines, replayed
 from workbench.search.joint.objective_bounds import bound_for
 from workbench.search.joint.question import Question
+from workbench.search.joint.result import SearchResult, State
 from workbench.search.joint.terms import Scope, Stop
 from workbench.search.joint.worker_pool import RayWorkers, WorkerSpec
 from workbench.search.kept_results import Kept, KeptResults, result_key
@@ -188,7 +188,9 @@ def _result_key(sought: Sought, stop: Stop, scope: Scope) -> str:
     )
 
 
-def _search(sought: Sought, stop: Stop, scope: Scope, told: Told, *, quiet: bool) -> tuple[Found, bool]:
+def _search(
+    sought: Sought, stop: Stop, scope: Scope, told: Told, *, quiet: bool
+) -> tuple[SearchResult, bool]:
     """What is found, and whether the user ended the search before."""
     with (
         _told_on("joint search", stop, unit_of(sought.asked), quiet=quiet) as progress,
@@ -206,7 +208,7 @@ def _search(sought: Sought, stop: Stop, scope: Scope, told: Told, *, quiet: bool
         return found, bool(interrupts)
 
 
-def _record(sought: Sought, found: Found) -> dict[str, Any]:
+def _record(sought: Sought, found: SearchResult) -> dict[str, Any]:
     """As JSON, with the trace of the best plan and the times of the others."""
     from sim.predict import predict, predict_within
 
@@ -228,7 +230,7 @@ def _check_together(told: Told, pareto: Path | None) -> None:
         raise ValueError(f"search: {said[0]} takes no {lost}; want one of the two")
 
 
-def _plans_record(sought: Sought, found: Found) -> dict[str, Any]:
+def _plans_record(sought: Sought, found: SearchResult) -> dict[str, Any]:
     """The record of a search whose strategies' plans are the plans that this one began with and kept."""
     from sim.predict import predict_within
 
@@ -348,5 +350,5 @@ def _ablate(sought: Sought, told: Told, *, as_json: bool) -> tuple[Plan, Callabl
             rows.append(row)
             ticker.step(f"{', '.join(row.open)}: {row.factor:.3f} times better")
     record = ablation_record(job.name, strategy, rows, sought.asked)
-    best: Found = rows[-1].found
+    best: SearchResult = rows[-1].found
     return best.plan, lambda: print_result(record, ablation_table(record), as_json=as_json)

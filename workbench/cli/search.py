@@ -21,15 +21,15 @@ from workbench.report.search_tables import fits_text, search_table
 from workbench.schedule.choice import ScheduleKind, usual
 from workbench.search.drive import for_seconds_too, with_ranks, with_schedules
 from workbench.search.kept_results import Kept, KeptResults
-from workbench.search.objectives.asked import Asked
 from workbench.search.objectives.objective import Objective
+from workbench.search.objectives.options import ObjectiveOptions
 from workbench.search.objectives.template_plans import NAME as TEMPLATES
 from workbench.search.objectives.template_plans import TemplatePlanner
 from workbench.strategies.registry import PLANNERS, PRICED
 
 
 @takes(Wanted)
-@takes(Asked)
+@takes(ObjectiveOptions)
 @takes(Told)
 def search_command(
     job: Annotated[Path, typer.Argument(help="job file", metavar="JOB")],
@@ -42,7 +42,7 @@ def search_command(
         typer.Option(help="pipeline schedules to try; replace the one in the job; repeatable"),
     ] = None,
     wanted: Wanted = Wanted(),  # noqa: B008  (it is frozen)
-    asked: Asked = Asked(),  # noqa: B008  (it is frozen)
+    asked: ObjectiveOptions = ObjectiveOptions(),  # noqa: B008  (it is frozen)
     ranks: Annotated[
         list[int] | None,
         typer.Option(
@@ -94,7 +94,7 @@ def search_command(
     print_result(found.record, fits_text(found.record), search_table(found.record), *written, as_json=as_json)
 
 
-def _check_seed(wanted: Wanted, asked: Asked, told: Told) -> None:
+def _check_seed(wanted: Wanted, asked: ObjectiveOptions, told: Told) -> None:
     """Raise ValueError for a seed where nothing of a search is drawn."""
     wanted.check_seed(
         {
@@ -122,7 +122,7 @@ def _varied(
     planners: Mapping[str, Planner],
     objective: Objective,
     counts: Sequence[int],
-    asked: Asked,
+    asked: ObjectiveOptions,
     fewer: Sequence[int] = (),
 ) -> dict[str, Planner]:
     """The planners as an objective tries them: on other ranks, for seconds too, and templates.

@@ -21,8 +21,8 @@ from workbench.planner.strategy_spec import Planner
 from workbench.report.search_tables import search_record
 from workbench.search.drive import search
 from workbench.search.kept_results import Kept, KeptResults, result_key
-from workbench.search.objectives.asked import Asked, judge_for
 from workbench.search.objectives.objective import Objective
+from workbench.search.objectives.options import ObjectiveOptions, judge_for
 from workbench.search.objectives.plan_judge import PlanJudge
 from workbench.timing.accept import accept
 from workbench.whole_file import check_writable
@@ -49,7 +49,7 @@ class Judging(NamedTuple):
 
 
 def judging(
-    objective: Objective, said: Asked, path: Path, job: Job, cost: CostModel, drawn: Drawn
+    objective: Objective, said: ObjectiveOptions, path: Path, job: Job, cost: CostModel, drawn: Drawn
 ) -> Judging:
     """What a search's flags ask for.
 

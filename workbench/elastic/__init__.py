@@ -1,1 +1,1 @@
-"""Plans that survive failures: pipeline templates, their instantiation, and what a lost node costs."""
+"""Elastic training: pipeline templates, their instantiation, and the cost of a lost node."""

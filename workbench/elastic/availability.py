@@ -1,4 +1,4 @@
-"""When nodes join and leave: traces, checked, and random ones."""
+"""Traces of nodes that join and leave: validated, and random ones."""
 
 import csv
 import io
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-MOST_S = 10 * 365 * 86_400.0  # of a trace: ten years
+MOST_S = 10 * 365 * 86_400.0  # longest trace: ten years
 
 
 class Change(StrEnum):
@@ -18,7 +18,7 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEvent:
-    """A node joins or leaves; `warned_s` before it leaves it is known that it will."""
+    """A node joins or leaves; its leaving is announced `warned_s` in advance."""
 
     time_s: float
     change: Change
@@ -28,7 +28,7 @@ class NodeEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stay:
-    """One node from its arrival until it leaves; known of from `warned_s` on. Never is infinity."""
+    """One node from its arrival until it leaves, announced at `warned_s`; infinity means never."""
 
     node: str
     join_s: float
@@ -38,11 +38,11 @@ class Stay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Availability:
-    """Joins and leaves in the order of time; nodes that join at 0 are there from the start.
+    """Joins and leaves in order of time; nodes that join at 0 are present from the start.
 
     Raises:
-        ValueError: times that go back or are negative, a node that leaves but is not there, one that
-            joins twice.
+        ValueError: times that decrease or are negative, an absent node that leaves, or a present one that
+            joins.
     """
 
     name: str
@@ -52,26 +52,26 @@ class Availability:
         present: set[str] = set()
         now_s = 0.0
         for number, event in enumerate(self.events, start=1):
-            where = f"{self.name}, event {number}"
+            prefix = f"{self.name}, event {number}"
             if not (math.isfinite(event.time_s) and event.time_s >= now_s):
                 raise ValueError(
-                    f"{where}: time goes back from {now_s} s to {event.time_s} s; want ascending times >= 0"
+                    f"{prefix}: time goes back from {now_s} s to {event.time_s} s; want ascending times >= 0"
                 )
             if event.warned_s < 0:
-                raise ValueError(f"{where}: a warning is >= 0 s ahead, got {event.warned_s} s")
+                raise ValueError(f"{prefix}: a warning is >= 0 s ahead, got {event.warned_s} s")
             now_s = event.time_s
             if event.change is Change.JOIN and event.node in present:
-                raise ValueError(f"{where}: node {event.node!r} joins at {now_s} s but is there already")
+                raise ValueError(f"{prefix}: node {event.node!r} joins at {now_s} s but is there already")
             if event.change is Change.LEAVE and event.node not in present:
                 raise ValueError(
-                    f"{where}: node {event.node!r} is removed at {now_s} s but is not there; it was removed "
+                    f"{prefix}: node {event.node!r} is removed at {now_s} s but is not there; it was removed "
                     "before, or never added"
                 )
             (present.add if event.change is Change.JOIN else present.remove)(event.node)
 
     @property
     def last_leave_s(self) -> float:
-        """When the last node leaves; 0 where none does."""
+        """When the last node leaves; 0 if none does."""
         return max((e.time_s for e in self.events if e.change is Change.LEAVE), default=0.0)
 
     @property
@@ -87,12 +87,12 @@ class Availability:
         return (instants[-1] - instants[0]) / (len(instants) - 1)
 
     def stays(self) -> tuple[Stay, ...]:
-        """Every stay that lasts, in the order of arrival; a warning comes no sooner than its node.
+        """Every stay of positive duration, in order of arrival; no warning precedes its node's arrival.
 
         Complexity: O(events log events).
         """
         joined: dict[str, float] = {}
-        found: list[Stay] = []
+        stays: list[Stay] = []
         for event in self.events:
             if event.change is Change.JOIN:
                 joined[event.node] = event.time_s
@@ -100,13 +100,13 @@ class Availability:
             join_s, leave_s = joined.pop(event.node), event.time_s
             warned_s = max(join_s, leave_s - event.warned_s)
             if join_s < leave_s:
-                found.append(Stay(node=event.node, join_s=join_s, warned_s=warned_s, leave_s=leave_s))
+                stays.append(Stay(node=event.node, join_s=join_s, warned_s=warned_s, leave_s=leave_s))
         for node, join_s in joined.items():
-            found.append(Stay(node=node, join_s=join_s, warned_s=math.inf, leave_s=math.inf))
-        return tuple(sorted(found, key=lambda stay: stay.join_s))
+            stays.append(Stay(node=node, join_s=join_s, warned_s=math.inf, leave_s=math.inf))
+        return tuple(sorted(stays, key=lambda stay: stay.join_s))
 
     def num_nodes(self) -> tuple[tuple[float, int], ...]:
-        """(time, nodes from then on) at every instant of change."""
+        """(time, nodes from then on) at every time of change."""
         counts: dict[float, int] = {}
         present = 0
         for event in self.events:
@@ -142,7 +142,7 @@ def parse_trace(name: str, text: str) -> Availability:
 
 
 def from_counts(name: str, counts: Iterable[tuple[float, int]]) -> Availability:
-    """A trace from (time, number of nodes); names are made up, the last to join leaves first.
+    """A trace from (time, number of nodes); names are generated, the last to join leaves first.
 
     Raises:
         ValueError: a negative count, or times that go back.
@@ -163,10 +163,10 @@ def from_counts(name: str, counts: Iterable[tuple[float, int]]) -> Availability:
 
 
 def rescaled(trace: Availability, fewest: int, most: int, name: str) -> Availability:
-    """The same instants with fewest + (most - fewest) x (n - least) / (largest - least) nodes, rounded down.
+    """The same times with fewest + (most - fewest) x (n - least) / (largest - least) nodes, rounded down.
 
-    How the traces of Oobleck's Figure 2.10 were made from those of Bamboo; `least` is taken after the
-    first join.
+    This is how the traces of Oobleck's Figure 2.10 were made from those of Bamboo; `least` is taken after
+    the first join.
 
     Raises:
         ValueError: a trace whose number of nodes never changes, or fewest > most.
@@ -183,7 +183,7 @@ def rescaled(trace: Availability, fewest: int, most: int, name: str) -> Availabi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Events per node and hour: how often a node leaves, and how soon a missing one is replaced."""
+    """Rates per node and hour at which nodes leave and missing ones are replaced."""
 
     leaves_per_node_h: float
     joins_per_missing_h: float = 0.0
@@ -194,7 +194,7 @@ class Rates:
 
 
 def random_trace(num_nodes: int, rates: Rates, until_s: float, seed: int) -> Availability:
-    """Nodes that leave and come back with exponential waits, from `num_nodes` at the start.
+    """A trace of nodes that leave and return after exponential times, starting with `num_nodes`.
 
     Complexity: O(events), by competing rates (Gillespie 1977).
     """
@@ -204,23 +204,23 @@ def random_trace(num_nodes: int, rates: Rates, until_s: float, seed: int) -> Ava
     events = [NodeEvent(time_s=0.0, change=Change.JOIN, node=node) for node in present]
     now_s = 0.0
     while True:
-        leave = len(present) * rates.leaves_per_node_h / 3600
-        arrive = len(missing) * rates.joins_per_missing_h / 3600
-        if leave + arrive == 0:
+        leave_rate = len(present) * rates.leaves_per_node_h / 3600
+        arrive_rate = len(missing) * rates.joins_per_missing_h / 3600
+        if leave_rate + arrive_rate == 0:
             break
-        now_s += rng.expovariate(leave + arrive)
+        now_s += rng.expovariate(leave_rate + arrive_rate)
         if now_s > until_s:
             break
-        goes = rng.random() * (leave + arrive) < leave
-        source, target = (present, missing) if goes else (missing, present)
+        leaves = rng.random() * (leave_rate + arrive_rate) < leave_rate
+        source, target = (present, missing) if leaves else (missing, present)
         node = source.pop(rng.randrange(len(source)))
         target.append(node)
-        events.append(NodeEvent(time_s=now_s, change=Change.LEAVE if goes else Change.JOIN, node=node))
+        events.append(NodeEvent(time_s=now_s, change=Change.LEAVE if leaves else Change.JOIN, node=node))
     return Availability(name=f"random, seed {seed}", events=tuple(events))
 
 
 def warned(trace: Availability, notice_s: float) -> Availability:
-    """The same trace with a warning before every node that leaves."""
+    """The same trace with a warning before every leave."""
     return Availability(
         name=trace.name,
         events=tuple(
@@ -233,7 +233,7 @@ def warned(trace: Availability, notice_s: float) -> Availability:
 
 
 def by_nodes(table: Mapping[int, float], largest: int) -> Sequence[float]:
-    """[largest + 1] a table by node count as a list: 0 below its first count, its last beyond its end.
+    """[largest + 1] values of a table by node count: 0 below its first count, its last value beyond its end.
 
     Raises:
         ValueError: an empty table, a gap in its counts, or a negative value.

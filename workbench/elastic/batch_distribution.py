@@ -1,4 +1,4 @@
-"""How many microbatches each pipeline gets, in whole numbers, exactly."""
+"""The exact distribution of microbatches to pipelines, in whole numbers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ UNITS = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class _Spread:
-    """A distribution as a function of the level c: sum of (N_i T_i - c)**2 = q - 2 c s + x c**2."""
+    """A distribution's spread as a function of the level c: sum of (N_i T_i - c)**2 = q - 2 c s + x c**2."""
 
     counts: tuple[int, ...]
     linear: int
@@ -26,19 +26,19 @@ def distribute(microbatch_s: Sequence[float], num_microbatches: int) -> tuple[in
     """Microbatches per pipeline with the least variance of the pipelines' times.
 
     Oobleck chapter, Eq. 2.6: minimise the sum of (N_i T_i - mean of all N_i T_i)**2 with the N_i, each at
-    least 1, summing up to the global batch. Exact: the mean is the level c that minimises the sum of
-    (N_i T_i - c)**2, so c is freed; for a given c the problem is separable and convex, solved by taking
-    the least marginal costs, and over c the optima form a lower envelope of lines, found by
-    intersecting neighbours (Eisner and Severance 1976). Times count in 2**-32 of the longest.
-    Differs: the source's constraint gives all pipelines of one template equally many; here they may
-    differ by one, so more batches can be distributed.
+    least 1, summing up to the global batch. Exact: the mean is the level c that minimises the sum of (N_i
+    T_i - c)**2, so c becomes a variable; for a given c the problem is separable and convex, solved by
+    taking the least marginal costs, and over c the optima form a lower envelope of lines, found by
+    intersecting neighbours (Eisner and Severance 1976). Times are counted in 2**-32 of the longest.
+    Differs: the source's constraint gives all pipelines of one template equally many; here they may differ
+    by one, so more batches can be distributed.
 
     Args:
         microbatch_s: [x] T_i, seconds a pipeline takes per microbatch, each > 0.
         num_microbatches: of the global batch.
 
     Returns:
-        [x] N_i; of equally good distributions that with the lowest level.
+        [x] N_i; ties go to the lowest level.
 
     Raises:
         ValueError: no pipeline, a time that is not positive, or fewer microbatches than pipelines.
@@ -66,12 +66,12 @@ class _Levels:
         self._even = Fraction(num_microbatches) / sum(Fraction(1, unit) for unit in self._units)
 
     def best(self) -> _Spread:
-        """Every pipeline's time lies within the root of the best spread around the level."""
+        """Search the levels within the root of the best spread around the even one, where all times lie."""
         start = self._at(self._even)
         reach = isqrt(int(self._spread(start)) + 1) + 1
         low, high = self._at(self._even - reach), self._at(self._even + reach)
-        found = [low, *self._between(low, high), high, start]
-        return min(found, key=lambda each: (self._spread(each), each.linear, each.counts))
+        candidates = [low, *self._between(low, high), high, start]
+        return min(candidates, key=lambda each: (self._spread(each), each.linear, each.counts))
 
     def _spread(self, spread: _Spread) -> Fraction:
         """The sum of squares around the mean."""
@@ -90,8 +90,8 @@ class _Levels:
     def _at(self, level: Fraction) -> _Spread:
         """The best distribution for a level: microbatch k + 1 of a pipeline costs (2k + 1) T**2 - 2 c T.
 
-        Begins with all microbatches below a price near the right one, and adds the cheapest or takes
-        back the dearest until the batch is met, ties from the first pipeline on.
+        Starts with all microbatches below an approximate price, then adds the cheapest or removes the most
+        expensive until the total is right; ties go to the first pipeline.
         """
         scale, shift = level.denominator, 2 * level.numerator
         price = self._price(level)
@@ -100,41 +100,41 @@ class _Levels:
             for unit in self._units
         ]
 
-        def cost(place: int, count: int) -> int:
-            """Of a pipeline's count-th microbatch, times the level's denominator."""
-            unit = self._units[place]
+        def cost(index: int, count: int) -> int:
+            """Cost of a pipeline's count-th microbatch, times the level's denominator."""
+            unit = self._units[index]
             return (2 * count - 1) * scale * unit**2 - shift * unit
 
-        places, missing = range(len(counts)), self._total - sum(counts)
-        cheapest = [(cost(place, counts[place] + 1), place) for place in places]
+        indices, missing = range(len(counts)), self._total - sum(counts)
+        cheapest = [(cost(index, counts[index] + 1), index) for index in indices]
         heapify(cheapest)
         for _ in range(missing):
-            _, place = heappop(cheapest)
-            counts[place] += 1
-            heappush(cheapest, (cost(place, counts[place] + 1), place))
-        dearest = [(-cost(place, counts[place]), -place) for place in places if counts[place] > 1]
-        heapify(dearest)
+            _, index = heappop(cheapest)
+            counts[index] += 1
+            heappush(cheapest, (cost(index, counts[index] + 1), index))
+        costliest = [(-cost(index, counts[index]), -index) for index in indices if counts[index] > 1]
+        heapify(costliest)
         for _ in range(-missing):
-            place = -heappop(dearest)[1]
-            counts[place] -= 1
-            if counts[place] > 1:
-                heappush(dearest, (-cost(place, counts[place]), -place))
+            index = -heappop(costliest)[1]
+            counts[index] -= 1
+            if counts[index] > 1:
+                heappush(costliest, (-cost(index, counts[index]), -index))
         times = [count * unit for count, unit in zip(counts, self._units, strict=True)]
         return _Spread(tuple(counts), sum(times), sum(time**2 for time in times))
 
     def _price(self, level: Fraction) -> int:
-        """About the price at which all microbatches are placed, in units of the level's denominator."""
+        """Approximate price at which all microbatches are placed, in units of the level's denominator."""
         placed = sum(level / unit + Fraction(1, 2) for unit in self._units)
         per_price = sum(Fraction(1, 2 * unit**2) for unit in self._units)
         return int((self._total - placed) / per_price * level.denominator)
 
 
 def nearest_batch(global_batch: int, microbatch: int, num_pipelines: int) -> int:
-    """The global batch nearest to the wanted one that can be distributed; the smaller of two.
+    """The nearest global batch that can be distributed; of two, the smaller.
 
-    Oobleck chapter, section 2.4.2.2: a batch that cannot be split is not changed silently, another one
-    is recommended. One can be distributed when it is a multiple of the microbatch, one per pipeline
-    at least.
+    Oobleck chapter, section 2.4.2.2: a batch that cannot be split is not silently changed, another one is
+    recommended. A batch can be distributed if it is a multiple of the microbatch, with at least one per
+    pipeline.
 
     Raises:
         ValueError: a size below 1.

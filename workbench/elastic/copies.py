@@ -1,4 +1,4 @@
-"""Which parts of layers must travel after a reconfiguration, from whom to whom."""
+"""Which parts of layers are copied in a reconfiguration, from which node to which."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -40,35 +40,34 @@ def copies_between(
 ) -> tuple[Copy, ...]:
     """Copies that give every node of `after` the layers of its stages.
 
-    Oobleck chapter, section 2.5: missing layers come from replicas that are whole. Each is striped over all
-    nodes that hold it: those that have sent least so far send until they are as busy as the others, then all
-    send equally much. Layers with the fewest holders first, for these have the least choice; of those the
-    largest first; ties to the earlier node.
-    Differs: optimizer state travels too (`layer_bytes` counts it), and every holder sends; the published code
-    copies weights alone, from the first holder.
+    Oobleck chapter, section 2.5: missing layers come from intact replicas. Each is striped over all nodes
+    that hold it: those that have sent least so far send until they are as busy as the others, then all send
+    equally much. Layers with the fewest holders come first, since these have the least choice; of those the
+    largest; ties to the earlier node. Differs: optimizer state is copied too (`layer_bytes` counts it), and
+    every holder sends; the published code copies weights alone, from the first holder.
 
     Args:
         gone: nodes of `before` that can send nothing.
         layer_bytes: [L].
 
     Returns:
-        For every layer that a node misses, parts that make it up in ascending order, none of them empty; one
-        empty part of a layer that has no bytes.
+        For every layer that a node misses, its parts in ascending order, none of them empty; one empty part
+            for a layer without bytes.
 
     Raises:
-        ValueError: byte counts that are not one per layer, or a layer that nobody holds.
+        ValueError: byte counts that are not one per layer, or a layer that no node holds.
 
     Complexity: O(copies x log holders).
     """
     planned.check_bytes(layer_bytes)
-    had, holders = held_layers(planned, before), holders_of(planned, before, gone)
+    layers_before, holders = held_layers(planned, before), holders_of(planned, before, gone)
     missing = [
         (layer, node)
         for node, layers in held_layers(planned, after).items()
         for layer in layers
-        if layer not in had.get(node, ())
+        if layer not in layers_before.get(node, ())
     ]
-    sent = dict.fromkeys(had, 0)
+    sent = dict.fromkeys(layers_before, 0)
     copies = []
     for layer, node in sorted(missing, key=lambda each: (len(holders[each[0]]), -layer_bytes[each[0]])):
         if not holders[layer]:
@@ -85,7 +84,7 @@ def copies_between(
 
 
 def _stripes(holders: Sequence[tuple[int, str]], num_bytes: int) -> list[tuple[str, int]]:
-    """Bytes that each holder sends, so that the busiest of them has sent as little as possible; not 0.
+    """Nonzero bytes that each holder sends, minimising the total sent by the busiest of them.
 
     Args:
         holders: (bytes sent so far, node).
@@ -103,17 +102,18 @@ def _stripes(holders: Sequence[tuple[int, str]], num_bytes: int) -> list[tuple[s
 
 
 def busiest_bytes(copies: Sequence[Copy]) -> int:
-    """The most that any node sends, or any receives."""
-    moved: dict[tuple[str, str], int] = {}
+    """The most bytes that any node sends or receives."""
+    bytes_of_port: dict[tuple[str, str], int] = {}
     for copy in copies:
         for end in (("from", copy.source), ("to", copy.destination)):
-            moved[end] = moved.get(end, 0) + copy.num_bytes
-    return max(moved.values(), default=0)
+            bytes_of_port[end] = bytes_of_port.get(end, 0) + copy.num_bytes
+    return max(bytes_of_port.values(), default=0)
 
 
 def copying_s(copies: Sequence[Copy], link: Link) -> float:
-    """Seconds until all have arrived where each node has one port, which sends and receives at once.
+    """Seconds of all copies if each node has one full-duplex port.
 
-    Reached where the busiest port never idles, as in an open shop with preemption (Gonzalez and Sahni 1976).
+    This is reached if the busiest port never idles, as in an open shop with preemption (Gonzalez and Sahni
+    1976).
     """
     return busiest_bytes(copies) / link.bytes_per_s + link.latency_s if copies else 0.0

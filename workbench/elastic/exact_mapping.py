@@ -1,4 +1,4 @@
-"""GPU-stage mapping: the exact minimum of the planning objective, for all node counts at once."""
+"""Exact mapping of GPUs to stages: the minimum of the planning objective for all node counts at once."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,21 +14,20 @@ from workbench.elastic.template import Template, TemplateStage
 
 NEVER = np.int64(1) << 60
 WIDTH_BITS = 8  # a parent is (layer << 9) | (width << 1) | whether the stage was the slowest
-Cuts = tuple[tuple[int, int, int], ...]  # (first layer, end, place of the width), stage by stage
+Cuts = tuple[tuple[int, int, int], ...]  # (first layer, end, index of the width), stage by stage
 
 
 def exact_templates(chain: LayerChain, gpus_per_node: int, node_counts: Iterable[int]) -> dict[int, Template]:
     """The template with the least planned iteration time for each number of nodes.
 
     Objective: Oobleck chapter, section 2.4.1.2, T1 + T2 + T3 with four microbatches per stage, over the
-    number of stages, the cuts between layers and the GPUs of every stage; no stage spans nodes, all
-    GPUs are used, memory is kept. With the slowest stage's time B given, the objective is a sum over
-    stages (w + 4B before it, 4B for it, 2w + 3B behind it), so the rest is a shortest path over (GPUs
-    used, layers placed), shared by all node counts. B ranges over the times of all possible stages: a
-    range of them is bounded from below by one path search with the range's ends, and halved unless
-    no node count can gain there.
-    Differs: exact. The source's divide and conquer keeps one best answer per subproblem although the
-    composition depends on more than its time.
+    number of stages, the cuts between layers and the GPUs of every stage; no stage spans nodes, all GPUs
+    are used, memory limits hold. Given the slowest stage's time B, the objective is a sum over stages (w +
+    4B before it, 4B for it, 2w + 3B after it), so the rest is a shortest path over (GPUs used, layers
+    placed), shared by all node counts. B ranges over the times of all possible stages: a range of them is
+    bounded from below by one path search with the range's ends, and halved unless no node count can improve
+    within it. Differs: exact. The source's divide and conquer keeps one best answer per subproblem although
+    the composition depends on more than its time.
 
     Args:
         chain: layers with times and bytes by width.
@@ -36,13 +35,13 @@ def exact_templates(chain: LayerChain, gpus_per_node: int, node_counts: Iterable
         node_counts: of the templates wanted.
 
     Returns:
-        By node count; a count for which no template fits is absent.
+        By node count; a count that no template fits is absent.
 
     Raises:
         ValueError: a node count below 1, or no width that fits into a node.
 
     Complexity: a path search is O(G x L x W x layers of a stage) for G GPUs; a few dozen of them in
-        practice, one per distinct stage time at worst.
+    practice, at worst one per distinct stage time.
     """
     counts = sorted(set(node_counts))
     if not counts or counts[0] < 1:
@@ -59,7 +58,7 @@ def exact_templates(chain: LayerChain, gpus_per_node: int, node_counts: Iterable
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """Candidates for the slowest stage first..last, and which node counts may gain there."""
+    """Candidates first..last for the slowest stage, and the node counts that may improve there."""
 
     first: int
     last: int
@@ -115,33 +114,33 @@ class _Search:
         allowed = (ends > np.arange(num)[:, None]) & (ends <= self._reach[:, :, None])
         return np.unique((self._prefix[:, None, :] - self._prefix[:, :-1, None])[allowed])
 
-    def _parts(self, tried: _Range) -> tuple[_Range, ...]:
-        """Both halves of a range, or nothing where it cannot hold a better template."""
-        active = [(num, bound) for num, bound in tried.bounds if bound < self.best.get(num, NEVER)]
-        first, last = self._narrowed(tried, [num for num, _ in active])
+    def _parts(self, parent: _Range) -> tuple[_Range, ...]:
+        """Both halves of a range, or nothing if it cannot hold a better template."""
+        active = [(num, bound) for num, bound in parent.bounds if bound < self.best.get(num, NEVER)]
+        first, last = self._narrowed(parent, [num for num, _ in active])
         if not active or first > last:
             return ()
         low, high = int(self._candidates[first]), int(self._candidates[last])
         largest = max(num for num, _ in active)
-        found = cheapest(
+        tables = cheapest(
             self._prefix, self._widths, self._reach, self._node_gpus, largest * self._node_gpus, low, high
         )
-        costs = found[1][:, -1]
+        costs = tables[1][:, -1]
         for num, _ in active:
             if costs[num * self._node_gpus] < self.best.get(num, NEVER):
-                self._offer(num, self._cuts_of(found[2], found[3], num))
+                self._offer(num, self._cuts_of(tables[2], tables[3], num))
         if first == last:
             return ()  # the bound is the objective itself
         bounds = tuple((num, int(costs[num * self._node_gpus])) for num, _ in active)
-        left = tuple((num, bound) for num, bound in bounds if bound < self.best.get(num, NEVER))
+        improvable = tuple((num, bound) for num, bound in bounds if bound < self.best.get(num, NEVER))
         middle = (first + last) // 2
-        return (_Range(first, middle, left), _Range(middle + 1, last, left)) if left else ()
+        return (_Range(first, middle, improvable), _Range(middle + 1, last, improvable)) if improvable else ()
 
-    def _narrowed(self, tried: _Range, nums: Sequence[int]) -> tuple[int, int]:
-        """The range without times too short for the work or too long for the best so far.
+    def _narrowed(self, parent: _Range, nums: Sequence[int]) -> tuple[int, int]:
+        """The range without times too short for the work or too long to beat the best so far.
 
-        n nodes do at least the chain's least GPU time, so B >= that / GPUs; and the objective is at
-        least one pass + 3 n B, as there are n stages at least.
+        n nodes do at least the chain's least GPU time, so B >= that / GPUs; and the objective is at least
+        one pass + 3 n B, as there are at least n stages.
         """
         if not nums:
             return 1, 0
@@ -149,7 +148,7 @@ class _Search:
         longest = max((self.best.get(num, NEVER) - self._least_units) // (3 * num) for num in nums)
         first = int(np.searchsorted(self._candidates, shortest, side="left"))
         last = int(np.searchsorted(self._candidates, longest, side="right")) - 1
-        return max(tried.first, first), min(tried.last, last)
+        return max(parent.first, first), min(parent.last, last)
 
     def _offer(self, num_nodes: int, cuts: Cuts) -> None:
         value = objective([int(self._prefix[p, end] - self._prefix[p, first]) for first, end, p in cuts])
@@ -160,15 +159,15 @@ class _Search:
     def _cuts_of(self, before: NDArray[np.int32], after: NDArray[np.int32], num_nodes: int) -> Cuts:
         """Follow the parents back from all layers on all GPUs."""
         used, end, table = num_nodes * self._node_gpus, self._chain.num_layers, after
-        found = []
+        cuts = []
         while end:
             code = int(table[used, end])
             first, index = code >> (WIDTH_BITS + 1), (code >> 1) & ((1 << WIDTH_BITS) - 1)
-            found.append((first, end, index))
+            cuts.append((first, end, index))
             if table is after and code & 1:
                 table = before
             used, end = used - int(self._widths[index]), first
-        return tuple(reversed(found))
+        return tuple(reversed(cuts))
 
 
 def objective(stage_units: Sequence[int]) -> int:
@@ -184,13 +183,14 @@ def cheapest(  # noqa: C901, PLR0912  (one pass over shared arrays)
 ) -> tuple[Ints, Ints, NDArray[np.int32], NDArray[np.int32]]:
     """Least costs of reaching (GPUs used, layers placed) before and after the slowest stage.
 
-    A stage before the slowest costs w + 4 low, the slowest 2 w + 2 low, one behind it 2 w + 3 low, where
-    w <= high for all and w >= low for the slowest; with low == high stages behind are below it. For
-    low == high the cost of (n nodes, all layers) is the objective of the best template of that
-    bottleneck, and in general it is a bound from below for all bottlenecks in low..high.
+    A stage before the slowest costs w + 4 low, the slowest 2 w + 2 low, one after it 2 w + 3 low, where w
+    <= high for all and w >= low for the slowest; with low == high, stages after it are below that. For low
+    == high the cost of (n nodes, all layers) is the objective of the best template with that bottleneck,
+    and in general it is a lower bound for all bottlenecks in low..high.
 
     Args:
-        prefix: [W][L + 1] units of the first layers. widths: [W] GPUs.
+        prefix: [W][L + 1] units of the first layers.
+        widths: [W] GPUs.
         reach: [W][L] furthest end of a stage, from memory.
         node_gpus, num_gpus: of a node, and of the largest pipeline.
 

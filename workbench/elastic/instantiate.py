@@ -1,4 +1,4 @@
-"""Which pipelines to instantiate from the templates, so that every node works and the step is short."""
+"""Choose pipelines from the templates so that every node works and the step is shortest."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -13,11 +13,11 @@ from workbench.elastic.batch_distribution import distribute
 from workbench.elastic.node_specification import NodeSpecification, TemplateSet
 from workbench.elastic.template import Template
 
-SumSeconds = Callable[[int, int], float]  # of (nodes of a template, pipelines): its gradients' sum over these
+SumSeconds = Callable[[int, int], float]  # (nodes of a template, pipelines) -> seconds of its all-reduce
 
 
 def unsummed(size: int, num_pipelines: int) -> float:
-    """No time: for pipelines alone, as in the source."""
+    """No all-reduce time: for pipelines alone, as in the source."""
     return 0.0
 
 
@@ -25,8 +25,8 @@ def unsummed(size: int, num_pipelines: int) -> float:
 class Instantiation:
     """Pipelines by their number of nodes, ascending, with the microbatches of each.
 
-    `iteration_s` is the slowest pipeline's, by the templates' formula; `sum_s` is the sum of gradients over
-    all pipelines, behind it.
+    `iteration_s` is the slowest pipeline's, by the templates' formula; `sum_s` is the all-reduce of
+    gradients over all pipelines that follows.
     """
 
     sizes: tuple[int, ...]
@@ -39,15 +39,15 @@ class Instantiation:
         return self.iteration_s + self.sum_s
 
     def samples_per_s(self, microbatch: int) -> float:
-        """Throughput with that many samples in a microbatch."""
+        """Throughput with `microbatch` samples per microbatch."""
         return sum(self.microbatches) * microbatch / self.step_s
 
 
 def multisets(sizes: range, num_nodes: int, fewest: int) -> Iterator[tuple[int, ...]]:
-    """All ways to use `num_nodes` nodes in full with `fewest` pipelines or more, sizes ascending.
+    """All ways to use `num_nodes` nodes in full with at least `fewest` pipelines, sizes ascending.
 
-    Oobleck chapter, Eq. 2.5. Lazily: for small n0 their number grows like that of integer
-    partitions, 1.7 million for 64 nodes from templates of 1 node on.
+    Oobleck chapter, Eq. 2.5. Lazy: for small n0 their number grows like that of integer partitions, 1.7
+    million for 64 nodes with templates from 1 node on.
 
     Complexity: O(pipelines) per multiset.
     """
@@ -58,8 +58,8 @@ def multisets(sizes: range, num_nodes: int, fewest: int) -> Iterator[tuple[int, 
         for size in range(start, min(sizes.stop - 1, left) + 1):
             if missing > 1 and size * missing > left:
                 return
-            for rest in grow(size, left - size, missing - 1):
-                yield (size, *rest)
+            for others in grow(size, left - size, missing - 1):
+                yield (size, *others)
 
     yield from grow(sizes.start, num_nodes, fewest)
 
@@ -67,42 +67,43 @@ def multisets(sizes: range, num_nodes: int, fewest: int) -> Iterator[tuple[int, 
 def instantiate(planned: TemplateSet, sizes: Sequence[int], num_microbatches: int) -> Instantiation:
     """Pipelines of those sizes with the batch distributed by Eq. 2.6.
 
-    T_i is the planned iteration over its microbatches. Differs: "the iteration time of one
-    microbatch", read literally, is the same for every depth and would give a pipeline of twice the nodes
-    no more work.
+    T_i is the planned iteration over its microbatches. Differs: "the iteration time of one microbatch",
+    read literally, is the same for every depth and would give a pipeline of twice the nodes no more work.
 
     Raises:
         ValueError: fewer microbatches than pipelines.
     """
-    chosen = tuple(sorted(sizes))
-    templates = [planned.of_size(size) for size in chosen]
+    ascending = tuple(sorted(sizes))
+    templates = [planned.of_size(size) for size in ascending]
     counts = distribute([template.microbatch_s for template in templates], num_microbatches)
-    return _with_counts(chosen, templates, counts, sum_s=0.0)
+    return _with_counts(ascending, templates, counts, sum_s=0.0)
 
 
 def fastest(
     planned: TemplateSet, num_nodes: int, num_microbatches: int, sum_s: SumSeconds = unsummed
 ) -> Instantiation:
-    """The instantiation with the shortest step of all, without enumerating them.
+    """The instantiation with the shortest step, without enumerating all of them.
 
-    A step is its slowest pipeline, then the sum of gradients, which takes as long as for that template of its
-    pipelines that sums longest. Within a time t a template of n nodes does c_n(t) microbatches; t suffices
-    for r pipelines when some multiset of r templates does them all, an unbounded knapsack over (pipelines,
-    nodes). The least t is one of the templates' iteration times with 1..N_b microbatches, found by bisection.
-    A longer t pays only by a shorter sum: over another number of pipelines, or without the templates that
-    sum longest. Ties: the shorter pipelines, then fewest of them, then smallest sizes.
+    A step is its slowest pipeline, then the all-reduce of gradients, which takes as long as that of the
+    slowest template to reduce among its pipelines. Within a time t a template of n nodes does c_n(t)
+    microbatches; t suffices for r pipelines if some multiset of r templates does them all, an unbounded
+    knapsack over (pipelines, nodes). The least t is one of the templates' iteration times with 1..N_b
+    microbatches, found by bisection. A longer t pays off only with a shorter all-reduce: over another
+    number of pipelines, or without the slowest templates to reduce. Ties: the shorter pipelines, then
+    fewest of them, then smallest sizes.
 
     Differs: minimises the step itself rather than the variance of Eq. 2.6 of the Oobleck chapter, whose
-    steps are pipelines without the sum.
+    steps are pipelines without the all-reduce.
 
     Args:
-        sum_s: seconds; which templates take longer does not depend on the number of pipelines.
+        sum_s: seconds of the all-reduce; which templates take longer does not depend on the number of
+            pipelines.
 
     Raises:
         ValueError: fewer nodes than (f + 1) n0, or fewer microbatches than f + 1 pipelines.
 
-    Complexity: O(s x k x log(N_b p) x pipelines x nodes x p), compiled, for s different sums of
-    templates and k times t at which a shorter sum is found; without sums both are 1.
+    Complexity: O(s x k x log(N_b p) x pipelines x nodes x p), compiled, for s different all-reduce times of
+    templates and k times t at which a shorter one is found; without all-reduces both are 1.
     """
     specification = planned.specification
     _check(specification, num_nodes, num_microbatches)
@@ -140,10 +141,10 @@ def _check(specification: NodeSpecification, num_nodes: int, num_microbatches: i
 def _better(
     best: Instantiation | None, pipelines: "_Pipelines", sizes: Sequence[int], sums_s: Mapping[int, float]
 ) -> Instantiation | None:
-    """The shortest step of pipelines of these sizes, or the best so far where none is shorter.
+    """The shortest step with pipelines of these sizes, or the best so far if none is shorter.
 
     Args:
-        sums_s: behind each number of pipelines, ascending ones.
+        sums_s: all-reduce seconds by number of pipelines, ascending.
     """
     while sums_s:
         before_s = inf if best is None else best.step_s - min(sums_s.values())
@@ -158,7 +159,7 @@ def _better(
 
 
 class _Pipelines:
-    """What pipelines do that share all nodes, of templates of some of the sizes."""
+    """The work that pipelines of some templates, on all nodes together, can do within a time."""
 
     def __init__(
         self, planned: TemplateSet, sizes: Sequence[int], num_nodes: int, num_microbatches: int
@@ -168,7 +169,9 @@ class _Pipelines:
         self._instants = np.unique(np.concatenate(list(self._times.values())))
 
     def least_s(self, sizes: Sequence[int], counts: Collection[int], before_s: float) -> float | None:
-        """The time in which so many pipelines, any of these counts, do the batch; None: not before that."""
+        """The least time in which one of these numbers of pipelines does the batch; None: not before
+        `before_s`.
+        """
 
         def suffices(index: int) -> bool:
             return bool(self.able(sizes, counts, float(self._instants[index])))
@@ -179,42 +182,42 @@ class _Pipelines:
         return float(self._instants[bisect_left(range(end - 1), x=True, key=suffices)])
 
     def able(self, sizes: Sequence[int], counts: Collection[int], within_s: float) -> list[int]:
-        """Those numbers of pipelines that do the batch within a time."""
-        done, _ = self._work(sizes, max(counts), within_s)
-        return [count for count in counts if done[count, self._num_nodes] >= self._num_microbatches]
+        """The numbers of pipelines that can do the batch within a time."""
+        work, _ = self._work(sizes, max(counts), within_s)
+        return [count for count in counts if work[count, self._num_nodes] >= self._num_microbatches]
 
     def instantiation(self, sizes: Sequence[int], count: int, within_s: float, sum_s: float) -> Instantiation:
-        """So many pipelines that do the batch within a time: the smallest."""
-        _, taken = self._work(sizes, count, within_s)
-        chosen = _followed(taken, count, self._num_nodes)
-        done = [self._does(size, within_s) for size in chosen]
-        templates = [self._planned.of_size(size) for size in chosen]
-        return _with_counts(chosen, templates, _given_back(done, self._num_microbatches), sum_s)
+        """`count` pipelines that do the batch within a time, the smallest sizes."""
+        _, last_size = self._work(sizes, count, within_s)
+        pipeline_sizes = _backtracked(last_size, count, self._num_nodes)
+        capacities = [self._capacity(size, within_s) for size in pipeline_sizes]
+        templates = [self._planned.of_size(size) for size in pipeline_sizes]
+        return _with_counts(pipeline_sizes, templates, _reduced(capacities, self._num_microbatches), sum_s)
 
     def _work(self, sizes: Sequence[int], most: int, within_s: float) -> tuple[Ints, Ints]:
-        counts = [self._does(size, within_s) for size in sizes]
+        counts = [self._capacity(size, within_s) for size in sizes]
         return most_work(np.array(sizes, np.int64), np.array(counts, np.int64), most, self._num_nodes)
 
-    def _does(self, size: int, within_s: float) -> int:
+    def _capacity(self, size: int, within_s: float) -> int:
         """Microbatches of a pipeline within a time."""
         return int(self._times[size].searchsorted(within_s, side="right"))
 
 
-def _followed(taken: Ints, replicas: int, num_nodes: int) -> tuple[int, ...]:
+def _backtracked(last_size: Ints, replicas: int, num_nodes: int) -> tuple[int, ...]:
     sizes = []
-    for left in range(replicas, 0, -1):
-        sizes.append(int(taken[left, num_nodes]))
+    for count in range(replicas, 0, -1):
+        sizes.append(int(last_size[count, num_nodes]))
         num_nodes -= sizes[-1]
     return tuple(sorted(sizes))
 
 
-def _given_back(counts: Sequence[int], num_microbatches: int) -> list[int]:
-    """What pipelines could do without what is more than asked: of the largest first, one at least kept."""
+def _reduced(counts: Sequence[int], num_microbatches: int) -> list[int]:
+    """Reduce capacities to the microbatches needed, starting with the largest; each keeps at least one."""
     kept, spare = list(counts), sum(counts) - num_microbatches
-    for place in reversed(range(len(kept))):
-        given = min(spare, kept[place] - 1)
-        kept[place] -= given
-        spare -= given
+    for index in reversed(range(len(kept))):
+        surplus = min(spare, kept[index] - 1)
+        kept[index] -= surplus
+        spare -= surplus
     return kept
 
 
@@ -230,11 +233,12 @@ def most_work(sizes: Ints, counts: Ints, most: int, num_nodes: int) -> tuple[Int
     """Microbatches that r pipelines on exactly n nodes can do, and the size taken last.
 
     Args:
-        sizes: [p] nodes of the templates. counts: [p] microbatches each does, 0 where it does none.
-        most: pipelines at most.
+        sizes: [p] nodes of the templates.
+        counts: [p] microbatches each does, 0 if none.
+        most: maximum number of pipelines.
 
     Returns:
-        [most + 1][num_nodes + 1] work, -1 where the nodes cannot be used in full; the last size.
+        [most + 1][num_nodes + 1] work, -1 if the nodes cannot be used in full; the last size.
 
     Complexity: O(most x num_nodes x p).
     """

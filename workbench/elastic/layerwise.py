@@ -1,4 +1,4 @@
-"""When, within the last backward of a stage, the gradients of each of its layers are whole."""
+"""When, during the last backward of a stage, the gradients of each of its layers are complete."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ Shares = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastBackward:
-    """The backward that a sum of gradients may overlap.
+    """The backward that an all-reduce of gradients may overlap.
 
     Args:
         backward: the stage's last one.
-        shares: [groups of the sum] part of that backward after which each group is whole.
+        shares: [groups of the all-reduce] part of that backward after which each group is complete.
     """
 
     backward: Action
@@ -30,18 +30,20 @@ class LastBackward:
 
 
 def last_backward(program: Sequence[Action], stages: Collection[int]) -> Action | None:
-    """After which all gradients of equal stages are whole; None where weight gradients come apart from it."""
-    mine = [action for action in program if action.stage in stages]
-    if any(action.kind is Pass.W for action in mine):
+    """The action after which all gradients of equal stages are complete; None if weight gradients are
+    separate.
+    """
+    stage_actions = [action for action in program if action.stage in stages]
+    if any(action.kind is Pass.W for action in stage_actions):
         return None
-    return next((action for action in reversed(mine) if action.kind is Pass.B), None)
+    return next((action for action in reversed(stage_actions) if action.kind is Pass.B), None)
 
 
 def layerwise(lowered: Lowered, backward_s: Callable[[str, int], float]) -> dict[Action, LastBackward]:
-    """What each sum of gradients may overlap, where sums start layer by layer.
+    """The backward that each all-reduce of gradients may overlap, if reduction starts layer by layer.
 
-    A backward goes from the last layer to the first; a layer is whole when all from it to the last
-    have run, a tied weight when its first layer in the stage has.
+    A backward goes from the last layer to the first; a layer is complete when all from it to the last have
+    run, a tied weight when its first layer in the stage has.
 
     Source: Oobleck chapter, section 2.6.1.
 
@@ -53,23 +55,23 @@ def layerwise(lowered: Lowered, backward_s: Callable[[str, int], float]) -> dict
 
     Complexity: O(groups x layers of a stage).
     """
-    found = {}
+    overlaps = {}
     for action, indices in lowered.reductions.items():
         stage = lowered.plan.stage[action.stage or 0]
         program = lowered.plan.program.get(stage.flat_ranks[0], ())
         backward = last_backward(program, equal_stages(lowered.plan, stage))
         if backward is not None:
             shares = _shares(stage, backward_s)
-            whole = [
+            complete_at = [
                 shares[_first_layer(lowered.plan, stage, lowered.groups[index].weights[0]) - stage.layers[0]]
                 for index in indices
             ]
-            found[action] = LastBackward(backward=backward, shares=tuple(whole))
-    return found
+            overlaps[action] = LastBackward(backward=backward, shares=tuple(complete_at))
+    return overlaps
 
 
 def _shares(stage: Stage, backward_s: Callable[[str, int], float]) -> list[float]:
-    """[layers of the stage] part of its backward that has run when each layer's has."""
+    """[layers of the stage] part of the stage's backward that has run when each layer's has."""
     seconds = [backward_s(stage.module, layer) for layer in range(*stage.layers)]
     for layer, each in enumerate(seconds, start=stage.layers[0]):
         if not (isfinite(each) and each >= 0):
@@ -79,7 +81,7 @@ def _shares(stage: Stage, backward_s: Callable[[str, int], float]) -> list[float
 
 
 def _first_layer(plan: Plan, stage: Stage, weights: Weights) -> int:
-    """Of the stage, the first that holds the weights; where another stage does, it held them earlier."""
+    """The stage's first layer that holds the weights; if another stage holds them, that came earlier."""
     if weights.layer is not None:
         return weights.layer
     layers = plan.model.module(stage.module).layers

@@ -1,4 +1,4 @@
-"""Which nodes make up which pipeline."""
+"""Assignment of nodes to pipelines."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ class NodeLayout:
     """Nodes by pipeline, each in the order of its template.
 
     Raises:
-        ValueError: no pipeline, an empty one, or a node that is in two places.
+        ValueError: no pipeline, an empty one, or a node that appears twice.
     """
 
     pipelines: tuple[tuple[str, ...], ...]
@@ -27,7 +27,7 @@ class NodeLayout:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Pipeline by pipeline."""
+        """All nodes, pipeline by pipeline."""
         return tuple(node for pipeline in self.pipelines for node in pipeline)
 
     @property
@@ -40,10 +40,10 @@ class NodeLayout:
 
 
 def first_layout(nodes: Sequence[str], sizes: Sequence[int]) -> NodeLayout:
-    """The nodes assigned in their order to pipelines of those sizes.
+    """Assign nodes in their order to pipelines of the given sizes.
 
     Raises:
-        ValueError: the sizes are not those of all nodes.
+        ValueError: the sizes do not add up to all nodes.
     """
     if sum(sizes) != len(nodes):
         raise ValueError(f"pipelines of {list(sizes)} nodes use {sum(sizes)}, there are {len(nodes)}")

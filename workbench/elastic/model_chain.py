@@ -12,25 +12,25 @@ Owner = tuple[str, int]  # module, layer of it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelChain:
-    """A chain and whose layer each of its layers is."""
+    """A chain, and the module layer that each of its layers is."""
 
     chain: LayerChain
     owners: tuple[Owner, ...]
 
     def runs_of(self, stage: TemplateStage) -> tuple[tuple[str, int, int], ...]:
-        """(module, first layer, end) of a template's stage; more than one where it crosses modules."""
-        mine = self.owners[stage.first : stage.end]
-        names = dict.fromkeys(name for name, _ in mine)
-        layers = {name: [layer for owner, layer in mine if owner == name] for name in names}
-        return tuple((name, held[0], held[-1] + 1) for name, held in layers.items())
+        """(module, first layer, end) of a template's stage; several if it spans modules."""
+        owners = self.owners[stage.first : stage.end]
+        names = dict.fromkeys(name for name, _ in owners)
+        layers = {name: [layer for owner, layer in owners if owner == name] for name in names}
+        return tuple((name, indices[0], indices[-1] + 1) for name, indices in layers.items())
 
 
 def chain_order(model: ModelGraph) -> tuple[Owner, ...]:
-    """All layers in an order in which data can pass: modules topologically, ties as they are listed.
+    """All layers in data order: modules topologically, ties as they are listed.
 
-    A DAG becomes a chain: encoders beside each other stand one after the other, and what they send
-    to the LLM travels past the stages between. Their order costs nothing in the objective, which is a
-    sum over stages and the slowest one.
+    A DAG becomes a chain: parallel encoders are placed one after the other, and their outputs to the LLM
+    bypass the stages between. Their order does not affect the objective, which is a sum over stages and the
+    slowest one.
     """
     return tuple((module.name, layer) for module in model.in_order for layer in range(len(module.layers)))
 
@@ -42,10 +42,10 @@ def model_chain(
     held_bytes: Callable[[str, int, int], int],
     capacity_bytes: float,
 ) -> ModelChain:
-    """Templates of a whole multimodal model are cut from this.
+    """The chain from which templates of a whole multimodal model are cut.
 
     Args:
-        widths: GPUs a stage may have.
+        widths: possible GPUs per stage.
         time_s, held_bytes: of (module, layer, GPUs): forward and backward seconds of a microbatch, and
             bytes on each GPU.
 

@@ -1,4 +1,4 @@
-"""How many nodes templates have, so that any number of nodes left can be used in full."""
+"""Node counts of templates with which any number of remaining nodes can be used in full."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ class NodeSpecification:
     """Templates of `smallest`, smallest + 1, ..., `largest` nodes for a job on `num_nodes` nodes.
 
     Oobleck chapter, section 2.4.1.1 and appendix A.1: consecutive node counts from n0 to N - f n0 cover
-    every N' from (f + 1) n0 to N with f + 1 pipelines or more.
-    Differs: the source asks for p > n0 - 1 counts. With the largest at N - f n0 that is not needed,
-    because f + 1 pipelines reach every N' on their own; where the model's layers cap the largest count
-    (a stage spans no two nodes, so a pipeline has a layer for each), it is checked N' by N'.
+    every N' from (f + 1) n0 to N with f + 1 pipelines or more. Differs: the source asks for p > n0 - 1
+    counts. With the largest at N - f n0 that is not needed, because f + 1 pipelines reach every N' on their
+    own; if the model's layers cap the largest count (no stage spans nodes, so a pipeline has at least a
+    layer per node), this is checked for every N'.
 
     Args:
         num_nodes: N at the start.
-        num_faults: f, node failures to survive at the same moment.
+        num_faults: f, simultaneous node failures to survive.
         smallest: n0, nodes of the smallest pipeline that fits.
-        most: the largest pipeline that fits; None where nothing but N caps it.
+        most: the largest pipeline that fits; None: limited by N alone.
 
     Raises:
-        ValueError: f < 0, n0 < 1, N < (f + 1) n0, or an N' that no templates sum up to.
+        ValueError: f < 0, n0 < 1, N < (f + 1) n0, or an N' that no templates add up to.
     """
 
     num_nodes: int
@@ -64,7 +64,7 @@ class NodeSpecification:
 
     @property
     def largest(self) -> int:
-        """N - f n0, what one pipeline has when all others have n0."""
+        """N - f n0: the size of one pipeline when all others have n0."""
         free = self.num_nodes - self.num_faults * self.smallest
         return free if self.most is None else min(free, self.most)
 
@@ -74,7 +74,7 @@ class NodeSpecification:
         return range(self.smallest, self.largest + 1)
 
     def covers(self, num_nodes: int) -> bool:
-        """Whether f + 1 or more pipelines can use that many nodes in full.
+        """Whether at least f + 1 pipelines can use `num_nodes` nodes in full.
 
         r pipelines of n0..n_max nodes use any number from r n0 to r n_max.
         """
@@ -86,40 +86,40 @@ class NodeSpecification:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateSet:
-    """Everything planned once per job: the specification and a template for each of its sizes."""
+    """The specification and a template for each of its sizes, planned once per job."""
 
     specification: NodeSpecification
     templates: tuple[Template, ...]
 
     def of_size(self, num_nodes: int) -> Template:
-        """The template with that many nodes."""
+        """The template with `num_nodes` nodes."""
         return self.templates[num_nodes - self.specification.smallest]
 
     def check_bytes(self, layer_bytes: Sequence[int]) -> None:
-        """Raise ValueError where byte counts are not one per layer."""
+        """Raise ValueError unless there is one byte count per layer."""
         num_layers = self.templates[0].num_layers
         if len(layer_bytes) != num_layers:
             raise ValueError(f"want bytes of {num_layers} layers, got {len(layer_bytes)} counts")
 
 
 def plan_templates(chain: LayerChain, gpus_per_node: int, num_nodes: int, num_faults: int) -> TemplateSet:
-    """All templates of a job, exact, in one pass; n0 is the fewest nodes whose memory holds the model.
+    """All templates of a job, exact, in one pass; n0 is the fewest nodes with memory for the model.
 
     Raises:
         ValueError: the model fits no template, or what NodeSpecification refuses.
 
     Complexity: that of `exact_templates` for N nodes.
     """
-    found = exact_templates(chain, gpus_per_node, range(1, min(num_nodes, chain.num_layers) + 1))
-    if not found:
+    templates = exact_templates(chain, gpus_per_node, range(1, min(num_nodes, chain.num_layers) + 1))
+    if not templates:
         raise ValueError(_no_fit(chain, gpus_per_node, num_nodes))
-    smallest = min(found)
-    most = _consecutive_until(found, smallest)
+    smallest = min(templates)
+    most = _consecutive_until(templates, smallest)
     specification = NodeSpecification(
         num_nodes=num_nodes, num_faults=num_faults, smallest=smallest, most=most
     )
     return TemplateSet(
-        specification=specification, templates=tuple(found[size] for size in specification.sizes)
+        specification=specification, templates=tuple(templates[size] for size in specification.sizes)
     )
 
 
@@ -132,13 +132,13 @@ def _consecutive_until(found: Mapping[int, Template], smallest: int) -> int:
 
 def _no_fit(chain: LayerChain, gpus_per_node: int, num_nodes: int) -> str:
     """Why no template exists, with what would work."""
-    heaviest = max((min(held), layer) for layer, held in enumerate(chain.held_bytes or ((0,),)))
+    heaviest = max((min(layer_bytes), layer) for layer, layer_bytes in enumerate(chain.held_bytes or ((0,),)))
     if heaviest[0] > chain.capacity_bytes:
         return (
             f"the model fits no template: layer {heaviest[1]} alone needs {heaviest[0]} bytes per GPU, "
             f"a GPU has {chain.capacity_bytes:.0f}: want GPUs of that size, or wider stages"
         )
-    least = (
+    needed = (
         min(
             sum(column) * width
             for column, width in zip(zip(*chain.held_bytes, strict=True), chain.widths, strict=True)
@@ -146,8 +146,8 @@ def _no_fit(chain: LayerChain, gpus_per_node: int, num_nodes: int) -> str:
         if chain.held_bytes
         else 0
     )
-    have = num_nodes * gpus_per_node * chain.capacity_bytes
+    free = num_nodes * gpus_per_node * chain.capacity_bytes
     return (
         f"the model fits no template of up to {num_nodes} nodes of {gpus_per_node} GPUs: it needs about "
-        f"{least} bytes, they have {have:.0f}; want more nodes, GPUs of more memory, or smaller microbatches"
+        f"{needed} bytes, they have {free:.0f}; want more nodes, GPUs of more memory, or smaller microbatches"
     )

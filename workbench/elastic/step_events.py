@@ -1,4 +1,4 @@
-"""What happens to the nodes of a training, by step: who is killed, warned and joins, checked by name."""
+"""Events of a training's nodes by step: kills, warnings and joins, validated by name."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -9,23 +9,23 @@ from workbench.job.notations.checked_values import nearest_of
 
 
 class Happening(StrEnum):
-    """What becomes of a node."""
+    """What happens to a node."""
 
     KILL = "kill"  # while the step runs
-    WARN = "warn"  # before the step: it gives what it holds, then goes
+    WARN = "warn"  # before the step: it sends its state, then leaves
     JOIN = "join"  # before the step
 
 
 class During(StrEnum):
-    """What an event comes into."""
+    """When an event happens."""
 
     STEP = "step"
-    RECOVERY = "recovery"  # from a kill in the same step, while the ranks that are left connect
+    RECOVERY = "recovery"  # from a kill in the same step, while the remaining ranks connect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEvent:
-    """Something happens to a node when `step` steps have been taken; a kill comes while the next one runs."""
+    """An event after `step` steps; a kill happens during the next one."""
 
     step: int
     what: Happening
@@ -37,13 +37,13 @@ class StepEvent:
 
 
 def parse_event(text: str, before: StepEvent | None = None) -> StepEvent:
-    """STEP:kill|warn|join:NODE, or recovery:kill:NODE.
+    """Parse STEP:kill|warn|join:NODE, or recovery:kill:NODE.
 
     Args:
-        before: the event listed before, whose recovery is meant.
+        before: the previous event, to whose recovery the event may belong.
 
     Raises:
-        ValueError: it is none, or in the recovery from no kill; the message names the nearest.
+        ValueError: malformed text, or a recovery without a kill before; names the nearest valid event.
     """
     when, _, rest = text.partition(":")
     what, _, node = rest.partition(":")
@@ -69,7 +69,7 @@ def parse_event(text: str, before: StepEvent | None = None) -> StepEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtStep:
-    """All that happens around one step, in the order in which it takes effect."""
+    """All events around one step, in the order in which they take effect."""
 
     joins: tuple[str, ...] = ()
     warned: tuple[str, ...] = ()
@@ -79,13 +79,13 @@ class AtStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEvents:
-    """The nodes at the first step, and what happens to them later.
+    """The nodes at the first step, and later events.
 
-    A node that comes back has a new name, and cannot be taken for the one that went.
+    A node that returns gets a new name, so that it cannot be confused with its predecessor.
 
     Args:
         first: steps taken before.
-        start: nodes that are there then.
+        start: nodes present then.
         events: by step, each from `first` on.
     """
 
@@ -94,21 +94,23 @@ class StepEvents:
     events: tuple[StepEvent, ...]
 
     def at(self, step: int) -> AtStep:
-        """What happens after so many steps; who is warned before having worked does not count."""
-        now = [event for event in self.events if event.step == step]
-        in_step = [event for event in now if event.during is During.STEP]
-        of = {what: tuple(event.node for event in in_step if event.what is what) for what in Happening}
-        joins, warned = of[Happening.JOIN], of[Happening.WARN]
+        """Events after `step` steps; a node warned before it has worked is omitted."""
+        here = [event for event in self.events if event.step == step]
+        in_step = [event for event in here if event.during is During.STEP]
+        nodes_by_kind = {
+            what: tuple(event.node for event in in_step if event.what is what) for what in Happening
+        }
+        joins, warned = nodes_by_kind[Happening.JOIN], nodes_by_kind[Happening.WARN]
         return AtStep(
             joins=tuple(node for node in joins if node not in warned),
             warned=tuple(node for node in warned if node not in joins),
-            killed=of[Happening.KILL],
-            killed_in_recovery=tuple(event.node for event in now if event.during is During.RECOVERY),
+            killed=nodes_by_kind[Happening.KILL],
+            killed_in_recovery=tuple(event.node for event in here if event.during is During.RECOVERY),
         )
 
     @property
     def most_nodes(self) -> int:
-        """At any time."""
+        """The largest number of nodes at any time."""
         present = most = len(self.start)
         for event in self.events:
             present += 1 if event.what is Happening.JOIN else -1
@@ -117,40 +119,41 @@ class StepEvents:
 
 
 def told_events(texts: Iterable[str], num_nodes: int, *, first: int, steps: int) -> StepEvents:
-    """Events as a user lists them, of nodes node0, node1, ... that are there from the start.
+    """Parse events as a user lists them, for nodes node0, node1, ... that are present from the start.
 
     Args:
         texts: see `parse_event`.
         first: steps taken before.
-        steps: in all.
+        steps: total steps.
 
     Raises:
-        ValueError: an event outside [first, steps), or what `_Presence` refuses; the message names it.
+        ValueError: an event outside [first, steps), or what `_Presence` refuses; names the event.
     """
     listed: list[StepEvent] = []
     for text in texts:
         listed.append(parse_event(text, listed[-1] if listed else None))
-    found = sorted(listed, key=lambda event: event.step)
-    for event in found:
+    in_order = sorted(listed, key=lambda event: event.step)
+    for event in in_order:
         if not first <= event.step < steps:
-            begun = f", and {first} are taken already" if first else ""
+            note = f", and {first} are taken already" if first else ""
             raise ValueError(
-                f"event {str(event)!r}: training ends after {steps} steps{begun}; "
+                f"event {str(event)!r}: training ends after {steps} steps{note}; "
                 f"nearest: {min(max(event.step, first), steps - 1)}:{event.what}:{event.node}"
             )
     start = tuple(f"node{number}" for number in range(num_nodes))
     presence = _Presence(start)
-    return StepEvents(first=first, start=start, events=tuple(presence.follow(event) for event in found))
+    return StepEvents(first=first, start=start, events=tuple(presence.follow(event) for event in in_order))
 
 
 def traced_events(
     trace: Availability, step_s: float, notice_s: float, *, first: int, steps: int
 ) -> tuple[StepEvents, int]:
-    """A trace where a step stands for `step_s` seconds, and how many of its events come after the last step.
+    """Convert a trace to events by step of `step_s` seconds; also returns the number of events after the last
+    step.
 
-    Time counts from the first event. A node that leaves is killed in the step of that moment; where notice
-    is given it is warned so much earlier instead. What happened in earlier steps than `first` says who is
-    there at the start.
+    Time counts from the first event. A node that leaves is killed in the step of that time; with notice, it
+    is warned that much earlier instead. Events before step `first` determine which nodes are present at the
+    start.
 
     Raises:
         ValueError: an empty trace, seconds that are not positive, or a negative notice.
@@ -183,32 +186,32 @@ def traced_events(
 
 
 def _in_order(trace: Availability, notice_s: float) -> list[tuple[float, Happening, str]]:
-    """(time since the first event, what, node), warnings no earlier than their node's arrival."""
+    """(time since the first event, what, node) in order of time; no warning precedes its node's arrival."""
     origin_s = trace.events[0].time_s
     arrived_s: dict[str, float] = {}
-    found = []
+    events = []
     for event in trace.events:
         time_s = event.time_s - origin_s
         if event.change is Change.JOIN:
             arrived_s[event.node] = time_s
-            found.append((time_s, Happening.JOIN, event.node))
+            events.append((time_s, Happening.JOIN, event.node))
         elif notice_s:
-            found.append((max(arrived_s[event.node], time_s - notice_s), Happening.WARN, event.node))
+            events.append((max(arrived_s[event.node], time_s - notice_s), Happening.WARN, event.node))
         else:
-            found.append((time_s, Happening.KILL, event.node))
-    return sorted(found, key=lambda item: item[0])
+            events.append((time_s, Happening.KILL, event.node))
+    return sorted(events, key=lambda item: item[0])
 
 
 class _Presence:
-    """Who is there, while events are followed in order."""
+    """Tracks which nodes are present while events are processed in order."""
 
     def __init__(self, start: Sequence[str]) -> None:
-        self._now = {node: node for node in start}  # what a user calls it -> its name
+        self._now = {node: node for node in start}  # the user's name -> unique name
         self._used = set(start)
         self._went: dict[str, StepEvent] = {}
 
     def follow(self, event: StepEvent) -> StepEvent:
-        """The same event, of the node by its own name.
+        """Apply an event and return it with the node's unique name.
 
         Raises:
             ValueError: a node that joins but is there, or goes but is not.

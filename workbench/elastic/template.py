@@ -1,4 +1,4 @@
-"""A pipeline template: how many nodes, which stages, and the time of an iteration by formula."""
+"""A pipeline template: number of nodes, stages, and iteration time by formula."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ PLANNED_PER_STAGE = 4  # microbatches per stage assumed while planning
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateStage:
-    """Layers first..end-1 on `num_gpus` GPUs of one node; `time_s` of one forward and one backward."""
+    """Layers first..end-1 on `num_gpus` GPUs of one node; `time_s` for one forward and one backward."""
 
     first: int
     end: int
@@ -27,7 +27,7 @@ class TemplateStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """A pipeline over whole nodes. Stages take the nodes' GPUs in order, and none spans two nodes.
+    """A pipeline over whole nodes. Stages use the nodes' GPUs in order, and none spans two nodes.
 
     The iteration time is that of the Oobleck chapter, section 2.4.1.2: T1 + T2 + T3 with k* the
     slowest stage, counted from 0; of equally slow ones the last, which is never the cheaper reading.
@@ -77,24 +77,24 @@ class Template:
 
     @property
     def t3_s(self) -> float:
-        """One forward and one backward of the slowest stage and all behind it."""
+        """One forward and one backward of the slowest stage and all after it."""
         return sum(stage.time_s for stage in self.stages[self.slowest :])
 
     @property
     def planned_s(self) -> float:
-        """The objective: the iteration with four microbatches per stage."""
+        """The planning objective: the iteration with four microbatches per stage."""
         return self.iteration_s(PLANNED_PER_STAGE * len(self.stages))
 
     @property
     def microbatch_s(self) -> float:
-        """What one microbatch costs in the planned iteration."""
+        """Share of one microbatch in the planned iteration."""
         return self.planned_s / (PLANNED_PER_STAGE * len(self.stages))
 
     def iteration_s(self, num_microbatches: int) -> float:
-        """T1 + T2 + T3, not above T1 + (microbatches - 1) x bottleneck.
+        """T1 + T2 + T3, at most T1 + (microbatches - 1) x bottleneck.
 
-        Differs: with fewer microbatches than stages behind the slowest, T2 of the source is negative;
-        here it is 0, and the bound, which is the time of equal stages, makes one microbatch cost T1.
+        Differs: with fewer microbatches than stages after the slowest, T2 of the source is negative; here
+        it is 0, and the limit, which is the time of equal stages, makes one microbatch cost T1.
         """
         if num_microbatches < 1:
             raise ValueError(f"an iteration needs at least one microbatch, got {num_microbatches}")
@@ -103,7 +103,7 @@ class Template:
         return min(by_terms, self.t1_s + (num_microbatches - 1) * self.bottleneck_s)
 
     def iterations_s(self, most: int) -> NDArray[np.float64]:
-        """[most] `iteration_s` of 1..most microbatches, to the last bit."""
+        """[most] `iteration_s` of 1..most microbatches, bit for bit."""
         count = np.arange(1, most + 1)
         steady = np.maximum(0, count - len(self.stages) + self.slowest - 1)
         by_terms = self.t1_s + steady * self.bottleneck_s + self.t3_s
@@ -111,10 +111,10 @@ class Template:
         return least
 
     def layers_by_node(self) -> tuple[tuple[int, ...], ...]:
-        """[nodes] layers that each node of the pipeline holds, ascending."""
-        held: list[list[int]] = [[] for _ in range(self.num_nodes)]
+        """[nodes] layers of each node of the pipeline, ascending."""
+        layers_of_node: list[list[int]] = [[] for _ in range(self.num_nodes)]
         used = 0
         for stage in self.stages:
-            held[used // self.gpus_per_node].extend(range(stage.first, stage.end))
+            layers_of_node[used // self.gpus_per_node].extend(range(stage.first, stage.end))
             used += stage.num_gpus
-        return tuple(tuple(layers) for layers in held)
+        return tuple(tuple(node_layers) for node_layers in layers_of_node)

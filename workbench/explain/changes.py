@@ -1,4 +1,4 @@
-"""Which changes of a job would make its step shorter: each neighbour planned, checked, priced, simulated."""
+"""Changes of a job that shorten its step: each neighbour is planned, checked, priced and simulated."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,22 +14,22 @@ from workbench.planner.chosen_plan import check_chosen
 from workbench.planner.strategy_spec import Planner
 from workbench.timing.accept import checked
 
-LEAST = 1e-4  # of a step, below which a change does not help
+LEAST = 1e-4  # smallest relative improvement of a step that counts
 StepSeconds = Callable[[Lowered, CostModel], float]
 IsOver = Callable[[], bool]
 Told = Callable[[int, int, str], None]
 
 
 class OutOfTimeError(Exception):
-    """The time for changes is over; within a planner's search this ends it."""
+    """The time for changes is over; ends a planner's search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """What became of a plan.
+    """A checked and simulated plan.
 
     Args:
-        plan: after every check but that of memory.
+        plan: passed every check but that of memory.
         step_s: simulated.
         peak_bytes: of the fullest rank.
         misfit: why it does not fit; "": it does.
@@ -43,7 +43,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """What became of a change: a judged plan, or the reason why there is none."""
+    """A change with its judged plan, or the reason why there is none."""
 
     change: Change
     judged: Judged | None = None
@@ -52,16 +52,16 @@ class Tried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """All that was tried.
+    """All changes that were tried.
 
     Args:
         base: the plan itself.
         helping: faster by `LEAST` or more, and fitting; fastest first.
-        slower: fitting, and no faster; fastest first.
+        slower: fitting, but no faster; fastest first.
         misfits: with a plan that does not fit; fastest first.
         refused: without a plan.
-        num_same: changes whose plan is the base's or another change's.
-        num_left: changes that time did not suffice for.
+        num_same: changes whose plan equals the base's or another change's.
+        num_left: changes not tried for lack of time.
     """
 
     base: Judged
@@ -74,19 +74,19 @@ class Changes:
 
     @property
     def num_simulated(self) -> int:
-        """Changes with a plan of their own."""
+        """Number of changes with a plan of their own."""
         return len(self.helping) + len(self.slower) + len(self.misfits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judge:
-    """Plans jobs and judges plans, all on one machine.
+    """Plans jobs and judges plans, all for one machine.
 
     Args:
-        planners: by names of strategies.
-        cost: the machine.
+        planners: by name of the strategy.
+        cost: model of the machine.
         step_s: simulates a lowered plan.
-        is_over: asked before each change, and by planners as they search; true ends all.
+        is_over: checked before each change, and by planners as they search; true ends all.
     """
 
     planners: Mapping[str, Planner]
@@ -95,10 +95,10 @@ class Judge:
     is_over: IsOver = lambda: False
 
     def judged(self, plan: Plan) -> Judged:
-        """A plan checked as `accept` does, priced and simulated; one that does not fit is simulated too.
+        """Check a plan as `accept` does, price and simulate it, even if it does not fit in memory.
 
         Raises:
-            ValueError: it is unsound, can deadlock, or cannot be priced.
+            ValueError: it is invalid, can deadlock, or cannot be priced.
         """
         lowered = checked(plan)
         memory = memory_table(lowered)
@@ -111,10 +111,10 @@ class Judge:
         return Judged(plan=plan, step_s=self.step_s(lowered, self.cost), peak_bytes=peak, misfit=misfit)
 
     def planned(self, change: Change, origin: Origin) -> Plan:
-        """The change's plan; a strategy that refuses the job's degrees gets looser jobs, the nearest first.
+        """The change's plan; if a strategy refuses the job's degrees, it gets looser jobs, the nearest first.
 
         Raises:
-            ValueError: there is none, as the first job is refused.
+            ValueError: there is none; the reason is that of the first job.
             OutOfTimeError: time is over.
         """
         self._progress(0, 0, 0.0)
@@ -143,38 +143,38 @@ def try_changes(
     judge: Judge,
     told: Told = lambda done, total, note: None,
 ) -> Changes:
-    """Plans each change of the job by its strategy, judges the plan, and sorts what came of them.
+    """Plan each change of the job by its strategy, judge the plan, and sort the results.
 
     Args:
-        base: the plan that they are held against.
-        origin: the job that is changed, and the strategy that plans it where a change names none.
+        base: the plan that they are compared with.
+        origin: the job to change, and the strategy that plans it if a change names none.
         changes: see `neighbours`.
         judge: plans and judges.
-        told: (changes done, of how many, the best so far).
+        told: progress: (changes done, number of changes, note on the best so far).
 
-    Complexity: one plan, price and simulation a change.
+    Complexity: one plan, pricing and simulation per change.
     """
-    found: list[Tried] = []
+    results: list[Tried] = []
     seen, num_same, num_left, best = {plan_hash(base.plan)}, 0, 0, base
     for done, change in enumerate(changes):
         told(done, len(changes), f"best so far {best.step_s / base.step_s - 1:+.1%}; {change.about}")
         try:
-            tried = _tried(change, origin, judge, seen)
+            result = _tried(change, origin, judge, seen)
         except OutOfTimeError:
             num_left = len(changes) - done
             break
-        if tried is None:
+        if result is None:
             num_same += 1
             continue
-        found.append(tried)
-        if tried.judged is not None and not tried.judged.misfit and tried.judged.step_s < best.step_s:
-            best = tried.judged
+        results.append(result)
+        if result.judged is not None and not result.judged.misfit and result.judged.step_s < best.step_s:
+            best = result.judged
     told(len(changes) - num_left, len(changes), "")
-    return _sorted(base, found, num_same, num_left)
+    return _sorted(base, results, num_same, num_left)
 
 
 def _tried(change: Change, origin: Origin, judge: Judge, seen: set[str]) -> Tried | None:
-    """What became of one change; None where its plan was seen before."""
+    """Try one change; None if its plan was seen before."""
     try:
         plan = judge.planned(change, origin)
         if plan_hash(plan) in seen:
@@ -185,17 +185,18 @@ def _tried(change: Change, origin: Origin, judge: Judge, seen: set[str]) -> Trie
         return Tried(change=change, refusal=" ".join(str(error).split()))
 
 
-def _sorted(base: Judged, found: Sequence[Tried], num_same: int, num_left: int) -> Changes:
+def _sorted(base: Judged, results: Sequence[Tried], num_same: int, num_left: int) -> Changes:
     with_plans = sorted(
-        ((each, each.judged) for each in found if each.judged is not None), key=lambda pair: pair[1].step_s
+        ((result, result.judged) for result in results if result.judged is not None),
+        key=lambda pair: pair[1].step_s,
     )
-    least_s = (1 - LEAST) * base.step_s
+    limit_s = (1 - LEAST) * base.step_s
     return Changes(
         base=base,
-        helping=tuple(each for each, of in with_plans if not of.misfit and of.step_s < least_s),
-        slower=tuple(each for each, of in with_plans if not of.misfit and of.step_s >= least_s),
-        misfits=tuple(each for each, of in with_plans if of.misfit),
-        refused=tuple(each for each in found if each.judged is None),
+        helping=tuple(r for r, judged in with_plans if not judged.misfit and judged.step_s < limit_s),
+        slower=tuple(r for r, judged in with_plans if not judged.misfit and judged.step_s >= limit_s),
+        misfits=tuple(r for r, judged in with_plans if judged.misfit),
+        refused=tuple(r for r in results if r.judged is None),
         num_same=num_same,
         num_left=num_left,
     )

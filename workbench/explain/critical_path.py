@@ -1,4 +1,4 @@
-"""The critical path of a step: the chain of work and waits that its time is the sum of."""
+"""The critical path of a step: the chain of work and waits whose durations add up to its time."""
 
 from collections.abc import Iterable
 from enum import StrEnum
@@ -11,9 +11,9 @@ from workbench.trace import Trace
 
 
 class Cause(StrEnum):
-    """What a step's time goes into.
+    """What a step's time is spent on.
 
-    STRAGGLER, INSIDE and LAUNCH are parts of passes, AT_STEP is one of STEP, see `pass_parts`.
+    STRAGGLER, INSIDE and LAUNCH are parts of passes, AT_STEP is part of STEP, see `pass_parts`.
     """
 
     FORWARD = "forward"
@@ -68,11 +68,11 @@ class PathStep(NamedTuple):
     """One link of the path.
 
     Args:
-        start_s, end_s: from the step's start; each begins where the one before it ends.
-        cause: what the time goes into.
+        start_s, end_s: from the step's start; each starts where the previous one ends.
+        cause: what the time is spent on.
         where: the module, or for messages the edge; "" for STEP and gaps.
-        action: what is done, or for messages what made them; None for a gap.
-        rank: the first of those that do it, or the sender; None for a gap.
+        action: executed, or for messages the one that produced them; None for a gap.
+        rank: the first that executes it, or the sender; None for a gap.
         node: of the plan's task graph; None for a gap.
     """
 
@@ -86,25 +86,25 @@ class PathStep(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long it takes."""
+        """Duration."""
         return self.end_s - self.start_s
 
 
 def critical_path(lowered: Lowered, trace: Trace) -> tuple[PathStep, ...]:
-    """What the step's end waited for, back to its start: steps without gaps between them, earliest first.
+    """The chain of waits from the step's end back to its start, earliest first, without gaps.
 
-    From the last end back, each action's path goes on with what it waited for longest: the action in front of
-    it on a rank, a message, or a collective's other ranks. A message's time is that for its link to be free,
-    then that on the link. In a simulated trace each step begins when the one before it ends, and the path is
-    a longest one through the task graph; what executed traces have in between is `Cause.HOST`.
+    From the last end backwards, the path continues with whatever each action waited for longest: the
+    preceding action on a rank, a message, or a collective's other ranks. A message's time is the wait for
+    its link, then its time on the link. In a simulated trace each step starts when the previous one ends,
+    and the path is a longest one through the task graph; gaps in executed traces are `Cause.HOST`.
 
     Args:
         lowered: the plan.
         trace: of that plan, simulated or executed.
 
     Returns:
-        Steps that take longer than nothing; the first starts at 0, the last ends at `trace.iteration_s`, so
-        that their times add up to it.
+        Steps of positive duration; the first starts at 0, the last ends at `trace.iteration_s`, so that
+            durations add up to it.
 
     Raises:
         ValueError: a trace of another plan.
@@ -121,7 +121,7 @@ def path_of(times: Timeline) -> tuple[PathStep, ...]:
 
 
 def step_of(times: Timeline, piece: Piece) -> PathStep:
-    """A piece of a chain of waits in the plan's words."""
+    """Convert a piece of a chain of waits to a step of the path."""
     start_s, end_s, node, is_queued = piece
     if node is None:
         return PathStep(start_s, end_s, Cause.HOST, "", None, None, None)
@@ -137,9 +137,9 @@ def step_of(times: Timeline, piece: Piece) -> PathStep:
 
 
 def seconds_by_cause(steps: Iterable[PathStep]) -> dict[tuple[Cause, str], float]:
-    """(cause, where) -> seconds of the path, most first."""
-    found: dict[tuple[Cause, str], float] = {}
+    """(cause, where) -> seconds on the path, most first."""
+    seconds: dict[tuple[Cause, str], float] = {}
     for step in steps:
         key = step.cause, step.where
-        found[key] = found.get(key, 0.0) + step.seconds
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+        seconds[key] = seconds.get(key, 0.0) + step.seconds
+    return dict(sorted(seconds.items(), key=lambda item: -item[1]))

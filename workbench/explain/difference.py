@@ -1,4 +1,4 @@
-"""Two plans side by side: what differs between them, and where the seconds between their steps come from."""
+"""Compare two plans: what differs between them, and where the difference of their steps comes from."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from workbench.trace import Lane, Trace
 
 
 class Differs(NamedTuple):
-    """One part of two plans that is not the same.
+    """One part in which two plans differ.
 
     Args:
         part: stages, microbatches, order, tokens, settings, samples, model or cluster.
-        about: which of it.
+        about: which element of it.
         first, second: what each plan has, in words.
     """
 
@@ -30,7 +30,7 @@ class Differs(NamedTuple):
 
 
 class SecondsOf(NamedTuple):
-    """What both plans spend on one cause.
+    """Seconds that each plan spends on one cause.
 
     Args:
         cause: of `Cause` or `IdleCause`, in words.
@@ -45,13 +45,13 @@ class SecondsOf(NamedTuple):
 
     @property
     def change_s(self) -> float:
-        """What the second takes longer."""
+        """Seconds that the second plan takes longer."""
         return self.second_s - self.first_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One of the two: a plan, its simulated step, and its passes taken apart."""
+    """One of the two plans, its simulated step, and the parts of its passes."""
 
     lowered: Lowered
     trace: Trace
@@ -60,13 +60,13 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Both plans' differences.
+    """All differences between two plans.
 
     Args:
-        differs: what is not the same in them; empty: the plans are equal.
+        differs: parts that differ; empty: the plans are equal.
         first_s, second_s: their steps.
-        along_path: of both critical paths, by cause; changes add up to the difference of the steps.
-        of_ranks: of the mean rank's time, what it computes and why it is idle; changes add up likewise.
+        along_path: both critical paths by cause; changes add up to the difference of the steps.
+        of_ranks: the mean rank's compute and idle time by cause; changes add up likewise.
     """
 
     differs: tuple[Differs, ...]
@@ -79,10 +79,10 @@ class Difference:
 def difference(first: Side, second: Side) -> Difference:
     """What differs between two plans, and where the difference of their steps comes from.
 
-    A step's time is the sum of its critical path, and it is also what each rank computes and is idle, in the
-    mean over the ranks of the cluster. Both sums are taken apart by cause; a cause's change is its seconds in
-    the second plan less those in the first. So the changes of each decomposition add up to the difference of
-    the two steps, with nothing left over.
+    A step's time is the sum of its critical path, and it is also the compute and idle time of each rank,
+    averaged over the ranks of the cluster. Both sums are split by cause; a cause's change is its seconds in
+    the second plan minus those in the first. So the changes of each decomposition add up to the difference
+    of the two steps.
 
     Complexity: O(ranks x actions + rows + edges) of both plans.
     """
@@ -97,8 +97,8 @@ def difference(first: Side, second: Side) -> Difference:
         differs=tuple(differing(first.lowered.plan, second.lowered.plan)),
         first_s=first.trace.iteration_s,
         second_s=second.trace.iteration_s,
-        along_path=_beside(*paths),
-        of_ranks=_beside(*ranks),
+        along_path=_compared(*paths),
+        of_ranks=_compared(*ranks),
     )
 
 
@@ -106,7 +106,7 @@ _Seconds = tuple[str, str, float]  # a cause, where, and how long
 
 
 def mean_rank_s(times: Timeline, trace: Trace, parts: Parts) -> tuple[_Seconds, ...]:
-    """Seconds of the mean rank by cause, which add up to the step: its compute lane, and its idle time."""
+    """Seconds of the mean rank by cause, which add up to the step: compute lane and idle time."""
     plan = times.lowered.plan
     steps = [
         step_of(times, Piece(span.start_s, span.end_s, times.node_of(span)))
@@ -119,18 +119,18 @@ def mean_rank_s(times: Timeline, trace: Trace, parts: Parts) -> tuple[_Seconds, 
     return (*computed, *((each.cause, each.where, each.seconds) for each in idle))
 
 
-def _beside(first: Iterable[_Seconds], second: Iterable[_Seconds]) -> tuple[SecondsOf, ...]:
+def _compared(first: Iterable[_Seconds], second: Iterable[_Seconds]) -> tuple[SecondsOf, ...]:
     """Both sides' seconds by cause, the largest change first."""
-    found: dict[tuple[str, str], list[float]] = {}
+    seconds_by_key: dict[tuple[str, str], list[float]] = {}
     for side, seconds_of in enumerate((first, second)):
         for cause, where, seconds in seconds_of:
-            found.setdefault((str(cause), where), [0.0, 0.0])[side] += seconds
-    rows = (SecondsOf(*key, *seconds) for key, seconds in found.items())
+            seconds_by_key.setdefault((str(cause), where), [0.0, 0.0])[side] += seconds
+    rows = (SecondsOf(*key, *seconds) for key, seconds in seconds_by_key.items())
     return tuple(sorted(rows, key=lambda row: -abs(row.change_s)))
 
 
 def differing(first: Plan, second: Plan) -> Iterator[Differs]:
-    """What is not the same in two plans, part by part."""
+    """The parts in which two plans differ."""
     if first.model != second.model:
         yield Differs("model", "", first.model.name, second.model.name)
     if first.cluster != second.cluster:
@@ -154,20 +154,20 @@ def _modules(first: Plan, second: Plan) -> list[str]:
 
 def _stages(first: Plan, second: Plan) -> Iterator[Differs]:
     for module in _modules(first, second):
-        yield from _if_other("stages", module, *(_layout(plan, module) for plan in (first, second)))
+        yield from _if_different("stages", module, *(_layout(plan, module) for plan in (first, second)))
         for about, part in (("layers", _cuts), ("ranks", _ranks)):
-            yield from _first_other(first, second, module, about, part)
+            yield from _first_differing(first, second, module, about, part)
 
 
-def _first_other(
+def _first_differing(
     first: Plan, second: Plan, module: str, about: str, part: Callable[[Plan, str, int], str]
 ) -> Iterator[Differs]:
-    """What is not the same in the first replica of those in which it is not."""
+    """Difference in the first replica that has one."""
     for replica in range(max(len(plan.replicas(module)) for plan in (first, second))):
-        words = [part(plan, module, replica) for plan in (first, second)]
-        if words[0] != words[1] and (not replica or all(words)):
+        texts = [part(plan, module, replica) for plan in (first, second)]
+        if texts[0] != texts[1] and (not replica or all(texts)):
             whose = "its first replica" if not replica else f"replica {replica}"
-            yield Differs("stages", f"{module}, {about} of {whose}", *words)
+            yield Differs("stages", f"{module}, {about} of {whose}", *texts)
             return
 
 
@@ -192,28 +192,33 @@ def _cuts(plan: Plan, module: str, replica: int) -> str:
 
 
 def _ranks(plan: Plan, module: str, replica: int) -> str:
-    """From stage to stage."""
+    """Ranks of a replica in the order of its stages."""
     ranks = dict.fromkeys(rank for stage in _chain(plan, module, replica) for rank in stage.flat_ranks)
     return " ".join(map(str, ranks))
 
 
 def _microbatches(first: Plan, second: Plan) -> Iterator[Differs]:
     for module in _modules(first, second):
-        told = [_cut(plan, module) for plan in (first, second)]
-        yield from _if_other("microbatches", module, *told)
-        held = [[(each.replica, _rows(each)) for each in _of(plan, module)] for plan in (first, second)]
-        if told[0] == told[1] and held[0] != held[1]:
-            same = sum(one == other for one, other in zip(*held, strict=False))
-            yield Differs("microbatches", f"{module}, samples", f"{len(held[0])}", f"{same} of them the same")
+        sizes = [_sizes(plan, module) for plan in (first, second)]
+        yield from _if_different("microbatches", module, *sizes)
+        contents = [
+            [(each.replica, _rows(each)) for each in _microbatches_of(plan, module)]
+            for plan in (first, second)
+        ]
+        if sizes[0] == sizes[1] and contents[0] != contents[1]:
+            same = sum(one == other for one, other in zip(*contents, strict=False))
+            yield Differs(
+                "microbatches", f"{module}, samples", f"{len(contents[0])}", f"{same} of them the same"
+            )
 
 
-def _of(plan: Plan, module: str) -> list[Microbatch]:
+def _microbatches_of(plan: Plan, module: str) -> list[Microbatch]:
     return [each for each in plan.microbatches if each.module == module]
 
 
-def _cut(plan: Plan, module: str) -> str:
+def _sizes(plan: Plan, module: str) -> str:
     """`8 of 1 to 2 items`."""
-    sizes = [len(each.items) for each in _of(plan, module)]
+    sizes = [len(each.items) for each in _microbatches_of(plan, module)]
     if not sizes:
         return "none"
     few, many = min(sizes), max(sizes)
@@ -225,7 +230,7 @@ def _rows(microbatch: Microbatch) -> frozenset[frozenset[Item]]:
 
 
 def _order(first: Plan, second: Plan) -> Iterator[Differs]:
-    """Of programs with the same actions in another order: how many; else, how many actions each has."""
+    """Number of programs with the same actions in another order, and of actions if they differ."""
     programs = [{rank: plan.program[rank] for rank in sorted(plan.program)} for plan in (first, second)]
     if programs[0] == programs[1]:
         return
@@ -236,13 +241,15 @@ def _order(first: Plan, second: Plan) -> Iterator[Differs]:
     )
     if moved:
         yield Differs("order", "the same actions in another order", "", f"on {moved} ranks")
-    yield from _if_other("order", "ranks", *(str(len(each)) for each in programs))
-    yield from _if_other("order", "actions of all ranks", *(str(sum(map(len, p.values()))) for p in programs))
+    yield from _if_different("order", "ranks", *(str(len(each)) for each in programs))
+    yield from _if_different(
+        "order", "actions of all ranks", *(str(sum(map(len, p.values()))) for p in programs)
+    )
 
 
 def _tokens(first: Plan, second: Plan) -> Iterator[Differs]:
     shards = [plan.token_shard for plan in (first, second)]
-    yield from _if_other("tokens", "rows with owners of their own", *(str(len(each)) for each in shards))
+    yield from _if_different("tokens", "rows with owners of their own", *(str(len(each)) for each in shards))
     common = shards[0].keys() & shards[1].keys()
     moved = sum(shards[0][key].owners != shards[1][key].owners for key in common)
     if moved:
@@ -251,14 +258,14 @@ def _tokens(first: Plan, second: Plan) -> Iterator[Differs]:
 
 def _settings(first: Plan, second: Plan) -> Iterator[Differs]:
     for name in ("precision", "kernels", "optimizer_precision"):
-        yield from _if_other("settings", name, *(str(getattr(p.settings, name)) for p in (first, second)))
+        yield from _if_different("settings", name, *(str(getattr(p.settings, name)) for p in (first, second)))
     for module in _modules(first, second):
-        own = [plan.settings.of(module) for plan in (first, second)]
-        for name in own[0].__dataclass_fields__:
-            words = [str(getattr(each, name)).lower() for each in own]
-            yield from _if_other("settings", f"{module} {name}", *words)
+        settings = [plan.settings.of(module) for plan in (first, second)]
+        for name in settings[0].__dataclass_fields__:
+            values = [str(getattr(each, name)).lower() for each in settings]
+            yield from _if_different("settings", f"{module} {name}", *values)
 
 
-def _if_other(part: str, about: str, first: str, second: str) -> Iterator[Differs]:
+def _if_different(part: str, about: str, first: str, second: str) -> Iterator[Differs]:
     if first != second:
         yield Differs(part, about, first, second)

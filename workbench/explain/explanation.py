@@ -1,4 +1,4 @@
-"""A plan's step explained: where its time goes, what would make it shorter, what it is sensitive to."""
+"""A plan's step explained: where its time goes, what would shorten it, and what it is sensitive to."""
 
 from dataclasses import dataclass
 
@@ -20,9 +20,9 @@ class Account:
     """Where a step's time goes.
 
     Args:
-        path: the critical path by cause, most first; together the step.
-        idle: of the mean rank by cause, most first; together the step less what the mean rank computes.
-        num_steps: of the critical path.
+        path: the critical path by cause, most first; adds up to the step.
+        idle: idle time of the mean rank by cause, most first; adds up to the step minus its compute time.
+        num_steps: on the critical path.
     """
 
     path: tuple[CauseSeconds, ...]
@@ -32,14 +32,14 @@ class Account:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """All that `workbench explain` says.
+    """The content of `workbench explain`.
 
     Args:
-        plan: that is explained.
+        plan: to explain.
         trace: its simulated step.
-        account: of the step.
-        changes: what was tried; None: nothing could be.
-        refusal: why nothing could be tried, or what to know of what was; "": nothing.
+        account: where the step's time goes.
+        changes: those that were tried; None: none could be.
+        refusal: why none could be tried, or a caveat about those that were; "": nothing.
         sensitivities: the widest first.
     """
 
@@ -55,8 +55,8 @@ def account_of(lowered: Lowered, trace: Trace, cost: CostModel, prices_of: Price
     """Where the time of a simulated step goes.
 
     Args:
-        cost: the machine that it was simulated on.
-        prices_of: as it was priced.
+        cost: model of the machine it was simulated on.
+        prices_of: prices it as the simulation did.
     """
     times = timeline(lowered, trace)
     path = path_of(times)
@@ -70,7 +70,7 @@ def account_of(lowered: Lowered, trace: Trace, cost: CostModel, prices_of: Price
 
 
 def parts_of_all(lowered: Lowered, cost: CostModel, prices_of: PricesOf) -> Parts:
-    """Every pass and STEP of the plan taken apart, see `parts_of`."""
+    """Split every pass and STEP of the plan, see `parts_of`."""
     passes = (
         each for each in lowered.plan.program_actions if MEANING[each.kind].activity is Activity.COMPUTE
     )

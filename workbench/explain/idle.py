@@ -1,4 +1,4 @@
-"""Why ranks compute nothing: every idle second of a step with its cause."""
+"""Why ranks are idle: every idle second of a step with its cause."""
 
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
@@ -13,11 +13,11 @@ from workbench.trace import Lane, Span, Trace
 
 
 class IdleCause(StrEnum):
-    """What a rank without work waits for.
+    """What an idle rank waits for.
 
-    FILL and DRAIN: others' passes before its first and after its last one. STAGE: a pass that it needs next,
-    or what stands in front of that. MICROBATCHES: of such a pass the part that its microbatch is heavier than
-    the mean of its stage. UNUSED: the plan gives it nothing.
+    FILL and DRAIN: other ranks' passes before its first and after its last one. STAGE: a pass that it needs
+    next, or whatever that waits for. MICROBATCHES: the part of such a pass by which its microbatch is
+    heavier than its stage's mean. UNUSED: the plan gives it nothing.
     """
 
     FILL = "pipeline fills"
@@ -48,14 +48,14 @@ _OF_CAUSE: dict[Cause, IdleCause] = {
 
 
 class IdlePiece(NamedTuple):
-    """A stretch in which a rank computes nothing.
+    """An interval in which a rank computes nothing.
 
     Args:
         rank: that is idle.
         start_s, end_s: from the step's start.
-        cause: why.
-        where: the module, or for messages the edge, that it waits for; "" where there is none.
-        stage: whose pass it waits for; None where it waits for none.
+        cause: of the wait.
+        where: the module, or for messages the edge, that it waits for; "" for none.
+        stage: whose pass it waits for; None for other waits.
     """
 
     rank: int
@@ -67,28 +67,27 @@ class IdlePiece(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long it lasts."""
+        """Duration."""
         return self.end_s - self.start_s
 
 
 class _Gap(NamedTuple):
-    """Idle time in front of a node: [start, end)."""
+    """Idle time before a node: [start, end); `cause` applies to passes that are waited for."""
 
     start_s: float
     end_s: float
     node: int
-    cause: IdleCause  # of passes that are waited for
+    cause: IdleCause
 
 
 def idle_time(lowered: Lowered, trace: Trace) -> tuple[IdlePiece, ...]:
     """Every idle second of every rank of the plan's cluster, by (rank, start).
 
-    What a rank waits for is what its next action waits for, back in time: the same chain of waits as the
-    critical path's, from that action. Behind a rank's last action it is the chain of the step's end.
+    A rank waits for whatever its next action waits for: the chain of waits of the critical path, starting
+    at that action. After a rank's last action it is the chain of the step's end.
 
     Returns:
-        Pieces that, with the rank's actions on its compute lane, cover 0 to `trace.iteration_s` of every rank
-        without gaps: together they are the ranks' time less the time in which they compute.
+        Pieces that, with the actions on the rank's compute lane, cover 0 to `trace.iteration_s` without gaps.
 
     Raises:
         ValueError: a trace of another plan.
@@ -100,26 +99,26 @@ def idle_time(lowered: Lowered, trace: Trace) -> tuple[IdlePiece, ...]:
 
 def idle_of(times: Timeline, trace: Trace) -> tuple[IdlePiece, ...]:
     """The idle time of a timeline; see `idle_time`."""
-    found: list[IdlePiece] = []
+    pieces: list[IdlePiece] = []
     means_s = _mean_s(times)
-    known: dict[_Gap, tuple[IdlePiece, ...]] = {}
+    pieces_of_gap: dict[_Gap, tuple[IdlePiece, ...]] = {}
     busy: dict[int, list[Span]] = {}
     for span in trace.spans:
         if span.lane is Lane.COMPUTE:
             busy.setdefault(span.rank, []).append(span)
     for rank in range(times.lowered.plan.cluster.num_ranks):
         if rank not in busy:
-            found.append(IdlePiece(rank, 0.0, times.iteration_s, IdleCause.UNUSED, "", None))
+            pieces.append(IdlePiece(rank, 0.0, times.iteration_s, IdleCause.UNUSED, "", None))
             continue
         for gap in _gaps(times, busy[rank]):
-            if gap not in known:
-                known[gap] = tuple(_pieces(times, gap, means_s))[::-1]
-            found += (piece._replace(rank=rank) for piece in known[gap])
-    return tuple(piece for piece in found if piece.end_s > piece.start_s)
+            if gap not in pieces_of_gap:
+                pieces_of_gap[gap] = tuple(_pieces(times, gap, means_s))[::-1]
+            pieces += (piece._replace(rank=rank) for piece in pieces_of_gap[gap])
+    return tuple(piece for piece in pieces if piece.end_s > piece.start_s)
 
 
 def _gaps(times: Timeline, spans: Iterable[Span]) -> Iterator[_Gap]:
-    """Where one rank's compute lane does nothing, and what comes next on it."""
+    """Idle intervals of one rank's compute lane, each with what comes next on it."""
     graph = times.lowered.tasks
     in_time = sorted(spans, key=lambda span: (span.start_s, span.end_s))
     passes = [span for span in in_time if span.action in graph.passes]
@@ -140,32 +139,33 @@ def _gaps(times: Timeline, spans: Iterable[Span]) -> Iterator[_Gap]:
 
 
 def _pieces(times: Timeline, gap: _Gap, means_s: dict[Action, float]) -> Iterator[IdlePiece]:
-    """Of one gap, latest first; of rank -1."""
+    """Pieces of one gap, latest first, with rank -1."""
     for piece in times.back_from(gap.node, gap.end_s, gap.start_s):
-        yield from _told(times, piece, gap.cause, means_s)
+        yield from _causes(times, piece, gap.cause, means_s)
 
 
-def _told(
-    times: Timeline, piece: Piece, of_passes: IdleCause, means_s: dict[Action, float]
+def _causes(
+    times: Timeline, piece: Piece, pass_cause: IdleCause, means_s: dict[Action, float]
 ) -> Iterator[IdlePiece]:
+    """Split a piece of the chain of waits by idle cause."""
     step = step_of(times, piece)
     stage = None if step.action is None else step.action.stage
     if step.cause not in COMPUTE or step.action is None:
         yield IdlePiece(-1, piece.start_s, piece.end_s, _OF_CAUSE[step.cause], step.where, stage)
         return
-    border_s = piece.start_s
-    if of_passes is IdleCause.STAGE and piece.node is not None:
+    split_s = piece.start_s
+    if pass_cause is IdleCause.STAGE and piece.node is not None:
         whole_s = times.end_s[piece.node] - times.start_s[piece.node]
-        heavier = max(0.0, 1.0 - means_s[step.action] / whole_s)
-        border_s += heavier * (piece.end_s - piece.start_s)
-    if border_s < piece.end_s:
-        yield IdlePiece(-1, border_s, piece.end_s, of_passes, step.where, stage)
-    if piece.start_s < border_s:
-        yield IdlePiece(-1, piece.start_s, border_s, IdleCause.MICROBATCHES, step.where, stage)
+        excess = max(0.0, 1.0 - means_s[step.action] / whole_s)
+        split_s += excess * (piece.end_s - piece.start_s)
+    if split_s < piece.end_s:
+        yield IdlePiece(-1, split_s, piece.end_s, pass_cause, step.where, stage)
+    if piece.start_s < split_s:
+        yield IdlePiece(-1, piece.start_s, split_s, IdleCause.MICROBATCHES, step.where, stage)
 
 
 def _mean_s(times: Timeline) -> dict[Action, float]:
-    """Pass -> mean seconds of its stage's passes of its kind."""
+    """Pass -> mean seconds of its stage's passes of the same kind."""
     graph = times.lowered.tasks
     alike: dict[tuple[int | None, str], list[float]] = {}
     for action, task in graph.passes.items():
@@ -175,12 +175,12 @@ def _mean_s(times: Timeline) -> dict[Action, float]:
 
 
 class IdleSeconds(NamedTuple):
-    """Idle seconds of one cause, in the mean over all ranks.
+    """Idle seconds of one cause, averaged over all ranks.
 
     Args:
         cause, where: as of its pieces.
-        place: of the stage that is waited for, in the chain of its module's; None where none is.
-        seconds: of all ranks' idle time of this cause, over their number.
+        place: index of the awaited stage in its module's chain; None for other waits.
+        seconds: total idle time of this cause over the number of ranks.
     """
 
     cause: IdleCause
@@ -190,14 +190,16 @@ class IdleSeconds(NamedTuple):
 
 
 def idle_by_cause(plan: Plan, pieces: Iterable[IdlePiece]) -> tuple[IdleSeconds, ...]:
-    """Idle seconds by cause, most first; replicas' stages at one place of their chains count together."""
-    place_of = {stage.id: index for chain in plan.chain.values() for index, stage in enumerate(chain)}
-    found: dict[tuple[IdleCause, str, int | None], float] = {}
+    """Idle seconds by cause, most first; stages at the same index of different replicas count together."""
+    index_of = {stage.id: index for chain in plan.chain.values() for index, stage in enumerate(chain)}
+    seconds_by_key: dict[tuple[IdleCause, str, int | None], float] = {}
     for piece in pieces:
-        index = None if piece.stage is None or piece.cause not in _OF_STAGES else place_of[piece.stage]
+        index = None if piece.stage is None or piece.cause not in _OF_STAGES else index_of[piece.stage]
         key = piece.cause, piece.where, index
-        found[key] = found.get(key, 0.0) + piece.seconds
-    by_cause = (IdleSeconds(*key, seconds / plan.cluster.num_ranks) for key, seconds in found.items())
+        seconds_by_key[key] = seconds_by_key.get(key, 0.0) + piece.seconds
+    by_cause = (
+        IdleSeconds(*key, seconds / plan.cluster.num_ranks) for key, seconds in seconds_by_key.items()
+    )
     return tuple(sorted(by_cause, key=lambda each: -each.seconds))
 
 

@@ -1,4 +1,4 @@
-"""Jobs next to a job: one thing changed, or two where ranks move from one degree to another."""
+"""Neighbours of a job: one thing changed, or two if ranks move from one degree to another."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ Edit = Callable[[Job], Job]
 
 
 class ChangeKind(StrEnum):
-    """What a change is of, in the order in which they are tried: the quickest to plan first."""
+    """What a change is about, in the order of trying: the quickest to plan first."""
 
     LAYOUT = "layout"
     MICROBATCHES = "microbatches"
@@ -35,8 +35,8 @@ class Change:
     Args:
         kind: what is changed.
         about: in words: `llm tp 4 -> 2, pp 2 -> 4`.
-        edit: makes the job; ValueError where it cannot be.
-        strategy: that plans it; None: as before.
+        edit: applies it to the job; ValueError where that is impossible.
+        strategy: plans it; None: as before.
     """
 
     kind: ChangeKind
@@ -45,18 +45,18 @@ class Change:
     strategy: str | None = None
 
 
-def neighbours(job: Job, strategies: Sequence[str] = (), asked: Job | None = None) -> Iterator[Change]:
+def neighbours(job: Job, strategies: Sequence[str] = (), requested: Job | None = None) -> Iterator[Change]:
     """All changes, by kind: degrees of every module, microbatches, schedule, activations, sharding, strategy.
 
-    A degree is doubled or halved, stages also go up or down by one; ranks that a degree gives up may go to
-    another of the module, to stages of another module, or between the LLM and its replicas. Which of these
-    are legal, and take no more ranks than there are, says the planner.
+    A degree is doubled or halved, stage counts also change by one; ranks freed by a degree may go to
+    another of the module, to stages of another module, or between the LLM and its replicas. Whether these
+    are valid and fit on the ranks is left to the planner.
 
     Args:
         job: with layouts of every module.
         strategies: others to try.
-        asked: the job that they are to plan, as it was before a strategy filled it in; None: the job with
-            open stage counts, or what of `looser` they plan first.
+        requested: the job that these are to plan, as it was before a strategy filled it in; None: the job
+            with open stage counts, or the first of `looser` that they can plan.
 
     Complexity: O(modules squared + schedules + strategies).
     """
@@ -69,7 +69,10 @@ def neighbours(job: Job, strategies: Sequence[str] = (), asked: Job | None = Non
     yield from _sharding(job)
     for name in strategies:
         yield Change(
-            ChangeKind.STRATEGY, f"strategy {name}", _open_counts if asked is None else _always(asked), name
+            ChangeKind.STRATEGY,
+            f"strategy {name}",
+            _open_counts if requested is None else _always(requested),
+            name,
         )
 
 
@@ -80,24 +83,24 @@ def _layouts(job: Job) -> Iterator[Change]:
     for module in job.model.modules:
         layout = layout_of(job, module.name)
         for degrees in (*_degrees(layout), *_experts(layout, module.layers)):
-            yield _of_module(layout, degrees)
+            yield _layout_change(layout, degrees)
     yield from _between_modules(job)
     yield from _replicas(job)
 
 
 def _degrees(layout: ModuleLayout) -> Iterator[Degrees]:
-    """One degree of a module, or one against another at equal ranks."""
-    now = {name: getattr(layout, name) or 1 for name in ("tp", "cp", "pp")}
-    for name, value in now.items():
+    """One degree of a module, or two traded at equal ranks."""
+    current = {name: getattr(layout, name) or 1 for name in ("tp", "cp", "pp")}
+    for name, value in current.items():
         yield {name: 2 * value}
         if value % 2 == 0:
             yield {name: value // 2}
-    for pp in (now["pp"] + 1, now["pp"] - 1):
-        if pp >= 1 and pp not in (2 * now["pp"], now["pp"] / 2):
+    for pp in (current["pp"] + 1, current["pp"] - 1):
+        if pp >= 1 and pp not in (2 * current["pp"], current["pp"] / 2):
             yield {"pp": pp}
-    for up, down in permutations(now, 2):
-        if now[down] % 2 == 0:
-            yield {up: 2 * now[up], down: now[down] // 2}
+    for up, down in permutations(current, 2):
+        if current[down] % 2 == 0:
+            yield {up: 2 * current[up], down: current[down] // 2}
 
 
 def _experts(layout: ModuleLayout, layers: Sequence[Layer]) -> Iterator[Degrees]:
@@ -107,27 +110,29 @@ def _experts(layout: ModuleLayout, layers: Sequence[Layer]) -> Iterator[Degrees]
             yield {"ep": layout.ep // 2}
 
 
-def _of_module(layout: ModuleLayout, degrees: Degrees) -> Change:
-    return Change(ChangeKind.LAYOUT, _told(layout, degrees), _with_degrees({layout.module: degrees}))
+def _layout_change(layout: ModuleLayout, degrees: Degrees) -> Change:
+    return Change(ChangeKind.LAYOUT, _degrees_text(layout, degrees), _with_degrees({layout.module: degrees}))
 
 
-def _told(layout: ModuleLayout, degrees: Degrees) -> str:
+def _degrees_text(layout: ModuleLayout, degrees: Degrees) -> str:
     """`llm tp 4 -> 2, pp 2 -> 4`."""
     words = (f"{name} {getattr(layout, name) or 1} -> {value}" for name, value in degrees.items())
     return f"{layout.module} {', '.join(words)}"
 
 
 def _between_modules(job: Job) -> Iterator[Change]:
-    """A stage of one module less, of another one more."""
+    """One stage fewer for one module, one more for another."""
     for down, up in permutations([layout_of(job, module.name) for module in job.model.modules], 2):
-        more, less = {"pp": (up.pp or 1) + 1}, {"pp": (down.pp or 1) - 1}
-        if less["pp"]:
-            about = f"{_told(up, more)}, {_told(down, less)}"
-            yield Change(ChangeKind.LAYOUT, about, _with_degrees({up.module: more, down.module: less}))
+        gained, lost = {"pp": (up.pp or 1) + 1}, {"pp": (down.pp or 1) - 1}
+        if lost["pp"]:
+            about = f"{_degrees_text(up, gained)}, {_degrees_text(down, lost)}"
+            yield Change(ChangeKind.LAYOUT, about, _with_degrees({up.module: gained, down.module: lost}))
 
 
 def _replicas(job: Job) -> Iterator[Change]:
-    """Replicas of all modules doubled or halved, the LLM's or every module's degrees against that."""
+    """All modules' replicas doubled or halved, alone or with the LLM's or every module's degrees in
+    compensation.
+    """
     layouts = [layout_of(job, module.name) for module in job.model.modules]
     llm = [layout for layout in layouts if job.model.module(layout.module).modality == TEXT]
     if any(dp_of(job, layout.module) != job.replicas for layout in layouts):
@@ -135,23 +140,23 @@ def _replicas(job: Job) -> Iterator[Change]:
     for replicas in (2 * job.replicas, job.replicas // 2):
         if not replicas or len(job.batch) % replicas:
             continue
-        told = f"dp {job.replicas} -> {replicas}"
-        yield Change(ChangeKind.LAYOUT, told, _with_replicas(replicas, {}))
+        text = f"dp {job.replicas} -> {replicas}"
+        yield Change(ChangeKind.LAYOUT, text, _with_replicas(replicas, {}))
         for name, changed in product(("tp", "cp", "pp"), (llm, layouts) if len(layouts) > 1 else (llm,)):
-            values = [_against(getattr(layout, name) or 1, job.replicas, replicas) for layout in changed]
+            values = [_compensated(getattr(layout, name) or 1, job.replicas, replicas) for layout in changed]
             if all(values):
                 degrees = {
                     layout.module: {name: value}
                     for layout, value in zip(changed, values, strict=True)
                     if value
                 }
-                also = (_told(layout, degrees[layout.module]) for layout in changed)
-                yield Change(ChangeKind.LAYOUT, ", ".join((told, *also)), _with_replicas(replicas, degrees))
+                texts = (_degrees_text(layout, degrees[layout.module]) for layout in changed)
+                yield Change(ChangeKind.LAYOUT, ", ".join((text, *texts)), _with_replicas(replicas, degrees))
 
 
-def _against(value: int, was: int, replicas: int) -> int | None:
-    """A degree that takes the ranks which replicas gave up, or gives them; None: it cannot."""
-    if replicas < was:
+def _compensated(value: int, before: int, replicas: int) -> int | None:
+    """A degree that takes the ranks which replicas free, or frees those they need; None: it cannot."""
+    if replicas < before:
         return 2 * value
     return value // 2 if value % 2 == 0 else None
 
@@ -165,7 +170,7 @@ def _with_degrees(degrees: Mapping[str, Degrees]) -> Edit:
 
 
 def _changed(layout: ModuleLayout, degrees: Degrees) -> ModuleLayout:
-    """Another number of stages has other layers in each."""
+    """Another number of stages clears the layers per stage."""
     values: dict[str, Any] = dict(degrees)
     return replace(layout, **values | ({"stage_layers": ()} if "pp" in degrees else {}))
 
@@ -175,10 +180,10 @@ def _with_replicas(replicas: int, degrees: Mapping[str, Degrees]) -> Edit:
 
 
 def _microbatches(job: Job) -> Iterator[Change]:
-    now = job.microbatch_samples
-    for samples in (2 * now, now // 2):
+    current = job.microbatch_samples
+    for samples in (2 * current, current // 2):
         if samples:
-            about = f"samples of a microbatch {now} -> {samples}"
+            about = f"samples of a microbatch {current} -> {samples}"
             yield Change(ChangeKind.MICROBATCHES, about, _with_samples(samples))
 
 
@@ -192,30 +197,30 @@ def _scheduled(kind: ScheduleKind) -> Edit:
 
 def _activations(job: Job) -> Iterator[Change]:
     for module in job.model.modules:
-        own, layout = job.settings.of(module.name), layout_of(job, module.name)
-        other = Recompute.NONE if own.recompute is Recompute.FULL else Recompute.FULL
-        yield _setting(module.name, "recompute", own.recompute, other)
+        settings, layout = job.settings.of(module.name), layout_of(job, module.name)
+        other = Recompute.NONE if settings.recompute is Recompute.FULL else Recompute.FULL
+        yield _setting(module.name, "recompute", settings.recompute, other)
         if layout.tp > 1:
-            told = "sequence_parallel"
-            yield _setting(module.name, told, own.sequence_parallel, not own.sequence_parallel)
+            name = "sequence_parallel"
+            yield _setting(module.name, name, settings.sequence_parallel, not settings.sequence_parallel)
         if layout.cp > 1:
-            for way in KeyExchange:
-                if way is not own.key_exchange:
-                    yield _setting(module.name, "key_exchange", own.key_exchange, way)
+            for exchange in KeyExchange:
+                if exchange is not settings.key_exchange:
+                    yield _setting(module.name, "key_exchange", settings.key_exchange, exchange)
 
 
 def _sharding(job: Job) -> Iterator[Change]:
     for module in job.model.modules:
-        now = job.settings.of(module.name).sharding
+        current = job.settings.of(module.name).sharding
         for other in (Sharding.NONE, Sharding.OPTIMIZER):
-            if now in (Sharding.NONE, Sharding.OPTIMIZER) and other is not now:
-                yield _setting(module.name, "sharding", now, other)
+            if current in (Sharding.NONE, Sharding.OPTIMIZER) and other is not current:
+                yield _setting(module.name, "sharding", current, other)
 
 
-def _setting(module: str, name: str, now: object, value: object) -> Change:
+def _setting(module: str, name: str, current: object, value: object) -> Change:
     kind = ChangeKind.SHARDING if name == "sharding" else ChangeKind.ACTIVATIONS
-    told = (str(word).lower() for word in (now, value))
-    return Change(kind, f"{module} {name} {' -> '.join(told)}", _with_setting(module, name, value))
+    texts = (str(word).lower() for word in (current, value))
+    return Change(kind, f"{module} {name} {' -> '.join(texts)}", _with_setting(module, name, value))
 
 
 def _with_setting(module: str, name: str, value: object) -> Edit:
@@ -228,13 +233,13 @@ def _with_setting(module: str, name: str, value: object) -> Edit:
 
 
 def _open_counts(job: Job) -> Job:
-    """Degrees as they are, stage counts and places left to the strategy."""
+    """The same degrees, with stage counts and positions left to the strategy."""
     layouts = (replace(layout, pp=None, rank_offset=None, stage_layers=()) for layout in job.layouts)
     return replace(job, layouts=tuple(layouts))
 
 
-def _always(asked: Job) -> Edit:
-    return lambda _: asked
+def _always(requested: Job) -> Edit:
+    return lambda _: requested
 
 
 def looser(job: Job) -> Iterator[Job]:

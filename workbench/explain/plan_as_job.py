@@ -1,4 +1,4 @@
-"""The job that a plan answers: its layouts, its schedule, the samples that its microbatches hold."""
+"""The job that a plan answers: its layouts, its schedule, and the samples per microbatch."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -18,12 +18,12 @@ from workbench.strategies.registry import BY_NAME
 
 
 class Origin(NamedTuple):
-    """What a plan was made of, as far as can be told.
+    """What a plan was made from, as far as can be inferred.
 
     Args:
-        job: a job.
+        job: to plan.
         strategy: that planned it.
-        is_exact: whether the strategy makes the same plan of the job.
+        is_exact: whether the strategy makes the same plan from the job.
     """
 
     job: Job
@@ -32,7 +32,7 @@ class Origin(NamedTuple):
 
 
 def replanned_by(plan: Plan) -> str:
-    """The strategy that plans the plan's neighbours: its own, or one that takes any layouts.
+    """The strategy that plans the plan's neighbours: its own, or one that accepts any layouts.
 
     Plans of a joint search and of other programs name no strategy.
     """
@@ -43,37 +43,37 @@ def replanned_by(plan: Plan) -> str:
 
 
 def origin_of(plan: Plan, cost: CostModel, planner: Planner, job: Job | None = None) -> Origin:
-    """A job of which the plan's strategy makes that plan, or one as near as layouts can say.
+    """A job from which the plan's strategy makes the plan, or the nearest that layouts can describe.
 
-    Its layouts are the plan's. Places of modules are said where the strategy makes the plan only so.
+    Its layouts are the plan's. Positions of modules are stated if the strategy needs them to make the plan.
 
     Args:
         plan: any plan.
-        cost: the machine.
+        cost: model of the machine.
         planner: of the strategy `replanned_by`.
-        job: that the plan was made of; None: it is not known, and follows from the plan.
+        job: that the plan was made from; None: unknown, and inferred from the plan.
 
     Raises:
-        ValueError: the strategy refuses every such job, as the first is refused.
+        ValueError: the strategy refuses every such job; the reason is that of the first.
 
-    Complexity: two plans at most.
+    Complexity: at most two plans.
     """
     refusal: ValueError | None = None
-    near: Job | None = None
+    nearest: Job | None = None
     for placing in Placing:
-        told = _as_job(plan, cost, placing, job)
+        candidate = _as_job(plan, cost, placing, job)
         try:
-            again = planner(told, cost, silent)
+            replanned = planner(candidate, cost, silent)
         except ValueError as error:
             refusal = refusal or error
             continue
-        if plan_hash(again) == plan_hash(plan):
-            return Origin(told, replanned_by(plan), is_exact=True)
-        near = near or told
-    if near is None:
+        if plan_hash(replanned) == plan_hash(plan):
+            return Origin(candidate, replanned_by(plan), is_exact=True)
+        nearest = nearest or candidate
+    if nearest is None:
         assert refusal is not None, "there are placings"
         raise refusal
-    return Origin(near, replanned_by(plan), is_exact=False)
+    return Origin(nearest, replanned_by(plan), is_exact=False)
 
 
 def _as_job(plan: Plan, cost: CostModel, placing: Placing, job: Job | None) -> Job:
@@ -95,13 +95,13 @@ def _as_job(plan: Plan, cost: CostModel, placing: Placing, job: Job | None) -> J
 
 
 def _schedule(plan: Plan, cost: CostModel) -> Schedule:
-    """The plan's; where it has an order of its own, the first that its stages could have."""
-    found = schedule_of(plan, lambda bare, schedule: scheduled(bare, schedule, cost))
-    return found or next(likely_schedules(plan), Schedule())
+    """The plan's schedule; if it has an order of its own, the first that its stages could have."""
+    plan_schedule = schedule_of(plan, lambda bare, schedule: scheduled(bare, schedule, cost))
+    return plan_schedule or next(likely_schedules(plan), Schedule())
 
 
 def _samples(plan: Plan, llm: str) -> int:
-    """Of a microbatch in the mean over the replica that has most, as a divisor of a replica's samples."""
+    """Mean samples per microbatch in the replica with most of them, rounded to a divisor of its samples."""
     replicas = plan.replicas(llm)
     share = max(1, len(plan.batch) // len(replicas))
     most = max(len(plan.microbatches_of.get((llm, replica), ())) for replica in replicas)

@@ -1,4 +1,4 @@
-"""What a step's time is sensitive to: one thing at a time a tenth more and a tenth less."""
+"""How sensitive a step is: one quantity at a time, ten percent less and ten percent more."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -27,8 +27,8 @@ RATE_NAMES: dict[Source, str] = {
 }
 
 
-class Asked(NamedTuple):
-    """One thing, more or less of it: what is to be simulated instead."""
+class Variation(NamedTuple):
+    """The plan and cost model to simulate instead."""
 
     lowered: Lowered
     cost: CostModel
@@ -36,12 +36,12 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensitivity:
-    """One thing at a time.
+    """The step's sensitivity to one quantity.
 
     Args:
         about: what is varied, in words.
-        less_s, more_s: the step with a tenth less and a tenth more of it.
-        refusal: why it cannot be said; "": it can.
+        less_s, more_s: seconds of the step with a tenth less and a tenth more of it.
+        refusal: why it is unknown; "": it is known.
     """
 
     about: str
@@ -51,24 +51,24 @@ class Sensitivity:
 
     @property
     def span_s(self) -> float:
-        """Between both ends."""
+        """Difference between both ends."""
         return abs(self.more_s - self.less_s)
 
 
-Vary = Callable[[float], Asked]
+Vary = Callable[[float], Variation]
 
 
 def sensitivities(lowered: Lowered, cost: CostModel, step_s: StepSeconds) -> Iterator[Sensitivity]:
-    """The step with 0.9 and 1.1 times each rate, bandwidth, time of a launch and size of samples.
+    """The step with 0.9 and 1.1 times each rate, bandwidth, launch time and sample size.
 
-    The plan stays: its stages, its order and which sample stands where. Sizes are those of all samples, then
-    how far each is from the mean, which changes no total. Collectives that were measured follow their rates,
-    those by formula their links too.
+    The plan is fixed: its stages, its order and the position of each sample. Sizes are those of all
+    samples, then their distance from the mean, which changes no total. Measured collectives follow their
+    rates, those by formula also their links.
 
     Args:
         step_s: simulates a lowered plan.
 
-    Complexity: two prices and simulations a thing, about 20.
+    Complexity: two pricings and simulations per quantity, about 20.
     """
     for about, vary in _varied(lowered, cost):
         try:
@@ -83,43 +83,46 @@ def _varied(lowered: Lowered, cost: CostModel) -> Iterator[tuple[str, Vary]]:
     for source, rates in RATES.items():
         yield RATE_NAMES[source], _rates(lowered, cost, rates)
     cluster = lowered.plan.cluster
-    yield "link bandwidth inside a node", lambda factor: Asked(_linked(lowered, factor, 1.0), cost)
+    yield "link bandwidth inside a node", lambda factor: Variation(_linked(lowered, factor, 1.0), cost)
     if len(cluster.nodes) > 1:
-        yield "link bandwidth between nodes", lambda factor: Asked(_linked(lowered, 1.0, factor), cost)
-    yield "kernel launch times", lambda factor: Asked(lowered, with_launch(cost, factor))
+        yield (
+            "link bandwidth between nodes",
+            lambda factor: Variation(_linked(lowered, 1.0, factor), cost),
+        )
+    yield "kernel launch times", lambda factor: Variation(lowered, with_launch(cost, factor))
     for modality in dict.fromkeys(module.modality for module in lowered.plan.model.modules):
         yield f"{modality} tokens", _sizes(lowered.plan, cost, modality)
     yield (
         "spread of sample sizes",
-        lambda factor: Asked(_of_batch(lowered.plan, _spread(lowered.plan, factor)), cost),
+        lambda factor: Variation(_of_batch(lowered.plan, _spread(lowered.plan, factor)), cost),
     )
 
 
 def _rates(lowered: Lowered, cost: CostModel, rates: tuple[str, ...]) -> Vary:
-    def vary(factor: float) -> Asked:
-        own = cost.execution
-        faster = replace(own, **{name: factor * getattr(own, name) for name in rates})
-        return Asked(lowered, cost.executed(faster))
+    def vary(factor: float) -> Variation:
+        execution = cost.execution
+        faster = replace(execution, **{name: factor * getattr(execution, name) for name in rates})
+        return Variation(lowered, cost.executed(faster))
 
     return vary
 
 
 def _linked(lowered: Lowered, inside: float, between: float) -> Lowered:
-    """The same plan on links so many times as fast."""
+    """The same plan on links faster by a factor."""
     cluster = lowered.plan.cluster
 
-    def of(link: Link, factor: float) -> Link:
+    def scaled(link: Link, factor: float) -> Link:
         return replace(link, bytes_per_s=factor * link.bytes_per_s)
 
-    def node_of(node: Node) -> Node:
-        own = None if node.link is None else of(node.link, inside)
-        return replace(node, link=own, card=None if node.card is None else of(node.card, between))
+    def scaled_node(node: Node) -> Node:
+        link = None if node.link is None else scaled(node.link, inside)
+        return replace(node, link=link, card=None if node.card is None else scaled(node.card, between))
 
     faster: Cluster = replace(
         cluster,
-        intra=of(cluster.intra, inside),
-        inter=of(cluster.inter, between),
-        nodes=tuple(map(node_of, cluster.nodes)),
+        intra=scaled(cluster.intra, inside),
+        inter=scaled(cluster.inter, between),
+        nodes=tuple(map(scaled_node, cluster.nodes)),
     )
     return replace(lowered, plan=replace(lowered.plan, cluster=faster))
 
@@ -128,23 +131,25 @@ def _sizes(plan: Plan, cost: CostModel, modality: str) -> Vary:
     def grown(segment: Segment, factor: float) -> Segment:
         return _scaled(segment, factor) if segment.modality == modality else segment
 
-    def vary(factor: float) -> Asked:
+    def vary(factor: float) -> Variation:
         batch = tuple(
             replace(sample, segments=tuple(grown(segment, factor) for segment in sample.segments))
             for sample in plan.batch
         )
-        return Asked(_of_batch(plan, batch), cost)
+        return Variation(_of_batch(plan, batch), cost)
 
     return vary
 
 
 def _spread(plan: Plan, factor: float) -> tuple[Sample, ...]:
-    """Every segment's size so many times as far from the mean of its modality."""
+    """Scale every segment's distance from its modality's mean size."""
     sizes: dict[str, list[int]] = {}
     for sample in plan.batch:
         for segment in sample.segments:
             sizes.setdefault(segment.modality, []).append(segment.tokens_in)
-    means = {modality: sum(found) / len(found) for modality, found in sizes.items()}
+    means = {
+        modality: sum(modality_sizes) / len(modality_sizes) for modality, modality_sizes in sizes.items()
+    }
 
     def spread(segment: Segment) -> Segment:
         mean = means[segment.modality]
@@ -155,13 +160,13 @@ def _spread(plan: Plan, factor: float) -> tuple[Sample, ...]:
 
 
 def _scaled(segment: Segment, factor: float) -> Segment:
-    """So many times the tokens, at least one; an image's grid is left to its encoder's guess."""
+    """Scale the number of tokens, at least one; an image's grid is left to its encoder's default."""
     if factor == 1.0:
         return segment
     if segment.modality == TEXT:
         tokens = max(1, round(factor * segment.tokens_in))
         return replace(segment, tokens_in=tokens, tokens_out=tokens)
-    merged = max(1, segment.tokens_in // segment.tokens_out)  # tokens of the encoder to each of its outputs
+    merged = max(1, segment.tokens_in // segment.tokens_out)  # encoder tokens per output
     outputs = max(1, round(factor * segment.tokens_out))
     return replace(segment, tokens_in=outputs * merged, tokens_out=outputs, grid=None)
 

@@ -1,4 +1,4 @@
-"""When every task and row of a lowered plan happened in a trace, and what each of them waited for last."""
+"""When every task and row of a lowered plan ran in a trace, and what each of them waited for."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from workbench.trace import Span, Trace
 
 
 class Piece(NamedTuple):
-    """A stretch of a chain of waits.
+    """An interval in a chain of waits.
 
     Args:
         start_s, end_s: of it.
-        node: of the task graph that takes this long. None: nothing that the graph knows of; a gap between
-            the end of what was waited for and the start.
+        node: of the task graph that takes this time. None: unknown to the graph; a gap between the end of
+            what was waited for and the start.
         is_queued: a row that waits for its link.
     """
 
@@ -31,13 +31,13 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Seconds of every node of the task graph: tasks first, then rows.
+    """Times of every node of the task graph: tasks first, then rows.
 
     Args:
         lowered: the plan.
         start_s, end_s: [N] of each; a row starts when it is ready.
         sent_s: [R] when a row's link took it.
-        earlier: [N] whom each waits for.
+        earlier: [N] nodes that each waits for.
         iteration_s: of the trace.
     """
 
@@ -50,7 +50,7 @@ class Timeline:
 
     @property
     def num_tasks(self) -> int:
-        """Nodes from here on are rows."""
+        """Number of tasks; nodes from there on are rows."""
         return self.lowered.tasks.num_tasks
 
     def node_of(self, span: Span) -> int:
@@ -64,14 +64,15 @@ class Timeline:
         return self.end_s.index(max(self.end_s))
 
     def latest_before(self, node: int) -> int | None:
-        """Of those that a node waits for, the one that ends last; ties go to the lower number."""
+        """The predecessor that ends last; ties go to the lower number."""
         return max(self.earlier[node], key=lambda other: (self.end_s[other], -other), default=None)
 
     def back_from(self, node: int, until_s: float, since_s: float = 0.0) -> Iterator[Piece]:
-        """What a node's end waited for, latest first: pieces that cover `since_s` to `until_s` without gaps.
+        """The chain of waits that led to a node's end, latest first; covers `since_s` to `until_s` without
+        gaps.
 
-        Each piece is a node's own time, or time in which the next node of the chain had all that it
-        waited for and had not begun, which a simulated trace does not have.
+        Each piece is a node's own time, or time in which the next node of the chain was ready but had not
+        started, which does not occur in a simulated trace.
 
         Complexity: O(pieces x edges into each).
         """
@@ -88,7 +89,7 @@ class Timeline:
             until_s, current = start_s, self.latest_before(current)
 
     def _own(self, node: int, start_s: float, end_s: float) -> Iterator[Piece]:
-        """A node's own pieces in these seconds, the later first."""
+        """A node's own pieces within these seconds, the later first."""
         sent_s = start_s
         if node >= self.num_tasks:
             sent_s = min(max(self.sent_s[node - self.num_tasks], start_s), end_s)
@@ -99,21 +100,20 @@ class Timeline:
 
 
 def timeline(lowered: Lowered, trace: Trace) -> Timeline:
-    """The trace's times as those of the plan's tasks and rows.
+    """Map the trace's times to the plan's tasks and rows.
 
-    A trace has one span for all groups that a sum of gradients reduces. Between its ends each group starts
-    when all that it waits for has ended, and ends when the next one begins that waited for nothing else, or
-    takes what is left of the span in proportion to its elements.
-    What the trace does not have took no time.
+    A trace has one span for all groups of an all-reduce of gradients. Within it, each group starts when all
+    its predecessors have ended, and ends when the next task starts that waited for nothing else, or takes
+    its share of the rest of the span by its elements. Whatever the trace lacks took no time.
 
     Raises:
-        ValueError: a trace of another plan; a plan whose tasks wait for each other in a ring.
+        ValueError: a trace of another plan; a plan whose tasks wait for each other in a cycle.
 
     Complexity: O(tasks + rows + edges + spans).
     """
     _check_of(lowered, trace)
     graph = lowered.tasks
-    found = Timeline(
+    times = Timeline(
         lowered=lowered,
         start_s=[nan] * graph.num_nodes,
         end_s=[nan] * graph.num_nodes,
@@ -121,14 +121,14 @@ def timeline(lowered: Lowered, trace: Trace) -> Timeline:
         earlier=earlier(graph),
         iteration_s=trace.iteration_s,
     )
-    sums = _with_spans(found, trace)
-    _with_messages(found, trace)
-    _fill(found, sums)
-    return found
+    sums = _with_spans(times, trace)
+    _with_messages(times, trace)
+    _fill(times, sums)
+    return times
 
 
 def earlier(graph: TaskGraph) -> list[list[int]]:
-    """By node, whom it waits for."""
+    """By node, its predecessors."""
     offsets, flat = adjacency(graph.after, graph.before, graph.num_nodes)
     starts, before = offsets.tolist(), flat.tolist()
     return [before[starts[node] : starts[node + 1]] for node in range(graph.num_nodes)]
@@ -141,62 +141,62 @@ def _check_of(lowered: Lowered, trace: Trace) -> None:
 
 
 class _Sum(NamedTuple):
-    """A span of a sum of gradients on one rank."""
+    """A span of an all-reduce of gradients on one rank."""
 
     tasks: tuple[int, ...]
     end_s: float
 
 
-def _with_spans(found: Timeline, trace: Trace) -> list[_Sum]:
-    """Note what spans say; and spans of sums, which may be of several tasks.
+def _with_spans(times: Timeline, trace: Trace) -> list[_Sum]:
+    """Enter the spans' times, and return the spans of all-reduces with several tasks.
 
-    Executed spans of one task differ from rank to rank: it starts with the last and ends with the last.
+    Executed spans of one task differ from rank to rank: the latest start and the latest end count.
     """
-    graph = found.lowered.tasks
-    joined = {
+    graph = times.lowered.tasks
+    tasks_of = {
         (rank, each.action): each.tasks
-        for program, collectives in zip(found.lowered.plan.programs, graph.fsdp, strict=True)
+        for program, collectives in zip(times.lowered.plan.programs, graph.fsdp, strict=True)
         for each in collectives
         for rank in program.ranks
     }
-    joined |= {(rank, each.action): each.tasks for rank, lane in graph.reductions.items() for each in lane}
+    tasks_of |= {(rank, each.action): each.tasks for rank, lane in graph.reductions.items() for each in lane}
     sums = []
     for span in trace.spans:
-        tasks = joined.get((span.rank, span.action)) or _alone(found, span.rank, span.action)
+        tasks = tasks_of.get((span.rank, span.action)) or _single_task(times, span.rank, span.action)
         if not tasks:
             continue
-        _later(found.start_s, tasks[0], span.start_s)
-        _later(found.end_s, tasks[-1], span.end_s)
+        _raise_to(times.start_s, tasks[0], span.start_s)
+        _raise_to(times.end_s, tasks[-1], span.end_s)
         if len(tasks) > 1:
             sums.append(_Sum(tasks, span.end_s))
     return sums
 
 
-def _alone(found: Timeline, rank: int, action: Action) -> tuple[int, ...]:
+def _single_task(times: Timeline, rank: int, action: Action) -> tuple[int, ...]:
     """The task of a pass or of a rank's STEP."""
-    graph = found.lowered.tasks
+    graph = times.lowered.tasks
     task = graph.steps.get(rank) if action.stage is None else graph.passes.get(action)
     return () if task is None else (task,)
 
 
-def _later(times_s: list[float], place: int, time_s: float) -> None:
-    """Put the time there unless there is a later one."""
-    if not times_s[place] >= time_s:
-        times_s[place] = time_s
+def _raise_to(times_s: list[float], index: int, time_s: float) -> None:
+    """Set the time unless a later one is there."""
+    if not times_s[index] >= time_s:
+        times_s[index] = time_s
 
 
-def _with_messages(found: Timeline, trace: Trace) -> None:
+def _with_messages(times: Timeline, trace: Trace) -> None:
     for message in trace.messages:
-        node = found.num_tasks + message.row
-        _later(found.start_s, node, message.ready_s)
-        _later(found.sent_s, message.row, message.start_s)
-        _later(found.end_s, node, message.end_s)
+        node = times.num_tasks + message.row
+        _raise_to(times.start_s, node, message.ready_s)
+        _raise_to(times.sent_s, message.row, message.start_s)
+        _raise_to(times.end_s, node, message.end_s)
 
 
-def _fill(found: Timeline, sums: Iterable[_Sum]) -> None:
-    """Give times to what the trace does not have: forward, each behind all that it waits for."""
-    graph = found.lowered.tasks
-    parts = _parts(found, sums)
+def _fill(times: Timeline, sums: Iterable[_Sum]) -> None:
+    """Derive missing times in topological order, each from the node's predecessors."""
+    graph = times.lowered.tasks
+    parts = _parts(times, sums)
     offsets, flat = graph.adjacency
     bounds, later = offsets.tolist(), flat.tolist()
     followers = [later[bounds[node] : bounds[node + 1]] for node in range(graph.num_nodes)]
@@ -204,20 +204,22 @@ def _fill(found: Timeline, sums: Iterable[_Sum]) -> None:
     if len(order) < graph.num_nodes:
         raise ValueError("the plan's tasks wait for each other in a ring; `workbench check` names them")
     for node in order:
-        if isnan(found.start_s[node]):
-            found.start_s[node] = max((found.end_s[other] for other in found.earlier[node]), default=0.0)
-        if isnan(found.end_s[node]):
-            found.end_s[node] = _end_s(found, node, parts.get(node, ()), followers[node])
-        if node >= found.num_tasks and isnan(found.sent_s[node - found.num_tasks]):
-            found.sent_s[node - found.num_tasks] = found.start_s[node]
+        if isnan(times.start_s[node]):
+            times.start_s[node] = max((times.end_s[other] for other in times.earlier[node]), default=0.0)
+        if isnan(times.end_s[node]):
+            times.end_s[node] = _end_s(times, node, parts.get(node, ()), followers[node])
+        if node >= times.num_tasks and isnan(times.sent_s[node - times.num_tasks]):
+            times.sent_s[node - times.num_tasks] = times.start_s[node]
 
 
-def _parts(found: Timeline, sums: Iterable[_Sum]) -> dict[int, list[tuple[float, float]]]:
-    """Task within spans of sums -> of each: its part of what is left at its start, and the span's end."""
-    elements = {group.index: group.num_elements for group in found.lowered.groups}
+def _parts(times: Timeline, sums: Iterable[_Sum]) -> dict[int, list[tuple[float, float]]]:
+    """For tasks within spans of all-reduces: their share of what is left at their start, and the span's
+    end.
+    """
+    elements = {group.index: group.num_elements for group in times.lowered.groups}
     parts: dict[int, list[tuple[float, float]]] = {}
     for tasks, end_s in sums:
-        groups = [found.lowered.tasks.tasks[task].group for task in tasks]
+        groups = [times.lowered.tasks.tasks[task].group for task in tasks]
         sizes = [0 if group is None else elements[group] for group in groups]
         for index, task in enumerate(tasks):
             left = sum(sizes[index:])
@@ -226,15 +228,17 @@ def _parts(found: Timeline, sums: Iterable[_Sum]) -> dict[int, list[tuple[float,
 
 
 def _end_s(
-    found: Timeline, node: int, parts: Sequence[tuple[float, float]], followers: Iterable[int]
+    times: Timeline, node: int, parts: Sequence[tuple[float, float]], followers: Iterable[int]
 ) -> float:
-    """When a task of a sum ended: when what nothing else held back began, or by its part of the span."""
-    start_s = found.start_s[node]
+    """When a task of an all-reduce ended: when a task that waited only for it started, or by its share
+    of the span.
+    """
+    start_s = times.start_s[node]
     if not parts:
         return start_s
     for later in followers:
-        begun_s = found.start_s[later]
-        others = (found.end_s[other] for other in found.earlier[later] if other != node)
+        begun_s = times.start_s[later]
+        others = (times.end_s[other] for other in times.earlier[later] if other != node)
         if begun_s >= start_s and all(end_s < begun_s for end_s in others):
             return begun_s
     return min(start_s + part * max(0.0, end_s - start_s) for part, end_s in parts)

@@ -1,4 +1,4 @@
-"""What a plan would not tell: idle ranks, too few microbatches, layouts that it does not keep."""
+"""Warnings about a plan: idle ranks, too few microbatches, layouts that the strategy does not keep."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -9,21 +9,21 @@ from workbench.job.job import Job, ModuleLayout
 from workbench.plan.plan import Plan
 from workbench.planner.layout_choice import degrees_of
 
-HEAVY = 2.0  # times the mean, from which a sample is one that others wait for
+HEAVY = 2.0  # times the mean tokens, from which other samples wait for one
 
 
 def warnings_of(plan: Plan, job: Job) -> tuple[str, ...]:
-    """All of these of one plan."""
+    """All warnings about a plan."""
     return (*unlike_layouts(plan, job), *waste_of(plan, job))
 
 
 def waste_of(plan: Plan, job: Job) -> tuple[str, ...]:
-    """One line for each way in which a job's plan leaves ranks idle that it could use."""
+    """One line for each way in which a job's plan leaves usable ranks idle."""
     return (*_unused(plan, job.usable_ranks), *_too_few(plan, job))
 
 
 def unlike_layouts(plan: Plan, job: Job) -> tuple[str, ...]:
-    """One line for each module whose layout in the job is not the plan's: strategies may choose their own."""
+    """One line for each module whose layout in the plan differs from the job's, as strategies may choose."""
     return tuple(line for layout in job.layouts for line in _unlike(plan, layout))
 
 
@@ -51,7 +51,7 @@ def _unused(plan: Plan, usable: int) -> Iterator[str]:
 
 
 def _too_few(plan: Plan, job: Job) -> Iterator[str]:
-    """Replicas with fewer microbatches than stages behind one another, or than were asked for."""
+    """Replicas with fewer microbatches than consecutive stages, or than requested."""
     llm = plan.model.llm.name
     replicas = plan.replicas(llm)
     asked = len(job.batch) // (len(replicas) * job.microbatch_samples)
@@ -71,20 +71,20 @@ def _too_few(plan: Plan, job: Job) -> Iterator[str]:
 
 
 def _depth(plan: Plan, llm: str, replica: int) -> int:
-    """Blocks of ranks that a microbatch goes through one after the other: an encoder's, then the LLM's."""
-    own = {stage.flat_ranks for stage in plan.chain[llm, replica]}
+    """Consecutive blocks of ranks that a microbatch visits: an encoder's, then the LLM's."""
+    llm_blocks = {stage.flat_ranks for stage in plan.chain[llm, replica]}
     encoders = (
         {stage.flat_ranks for stage in plan.chain[module.name, plan.replicas(module.name)[0]]}
         for module in plan.model.modules
         if module.name != llm and plan.replicas(module.name)
     )
-    of_llm = {rank for stage in plan.stages if stage.module == llm for rank in stage.flat_ranks}
-    apart = (blocks for blocks in encoders if of_llm.isdisjoint(chain.from_iterable(blocks)))
-    return len(own) + max((len(blocks) for blocks in apart), default=0)
+    llm_ranks = {rank for stage in plan.stages if stage.module == llm for rank in stage.flat_ranks}
+    separate_encoders = (blocks for blocks in encoders if llm_ranks.isdisjoint(chain.from_iterable(blocks)))
+    return len(llm_blocks) + max((len(blocks) for blocks in separate_encoders), default=0)
 
 
 def _heavy(plan: Plan) -> tuple[int, float] | None:
-    """The heaviest sample and how many times the mean it has, where that is much."""
+    """The heaviest sample and its multiple of the mean, if that is large."""
     tokens = {sample.id: sample.num_tokens for sample in plan.batch}
     heaviest = max(tokens, key=lambda sample: tokens[sample])
     times = tokens[heaviest] * len(tokens) / sum(tokens.values())

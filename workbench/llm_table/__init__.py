@@ -1,1 +1,1 @@
-"""Text-only language models described by one row of a table, priced through an ordinary plan."""
+"""Language models described by rows of a table, priced through ordinary plans."""

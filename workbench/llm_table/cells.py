@@ -1,4 +1,4 @@
-"""One cell of a table of language models: what its column may hold, and how its text is read."""
+"""Cells of a table of language models: the values that a column allows, and their parser."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from typing import Any
 from workbench.llm_table.llm_row import Recomputed, YesNo
 from workbench.model.block_modules import BlockModule
 
-MOST = 10**7  # of any count; far above any model's
+MOST = 10**7  # largest count; far above any model's
 LONGEST = 250  # characters of a cell, a path included
 TEXTS = ("framework", "release", "gpu")
-SPELLED = {"1": "yes", "0": "no", "true": "yes", "false": "no"}  # in cells that want yes or no
+SPELLED = {"1": "yes", "0": "no", "true": "yes", "false": "no"}  # in yes/no cells
 
 JOIN = "+"
 SPELLED_MODULES = {"layernorm": "norm", "layer_norm": "norm"}
@@ -24,15 +24,15 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column.
+    """A column of the table.
 
     Args:
-        name: heading.
-        about: what it says, with its unit.
-        default: value of an absent or empty cell, out of the columns before it; None: required.
-        choices: words it may hold; None: a number.
+        name: its heading.
+        about: its meaning, with its unit.
+        default: computes the value of an absent or empty cell from the columns before it; None: required.
+        choices: the allowed words; None: a number.
         real: whether the number may have a fraction.
-        shown: the default in words.
+        shown: description of the default.
         least: the smallest whole number.
     """
 
@@ -46,7 +46,7 @@ class Column:
 
 
 def read_cell(column: Column, text: str) -> Any:
-    """The value that a cell says; ValueError: `column: rule, got text; nearest valid choice`."""
+    """Parse a cell; ValueError: `column: rule, got text; nearest valid choice`."""
     if len(text) > LONGEST:
         raise ValueError(
             f"{column.name}: want at most {LONGEST} characters, got {len(text):,} that begin {text[:20]!r}"
@@ -65,7 +65,7 @@ def read_cell(column: Column, text: str) -> Any:
 
 
 def _read_modules(text: str) -> tuple[Recomputed, tuple[BlockModule, ...]]:
-    """What a cell says, and its modules in the order of `BlockModule`; ValueError for an unknown word."""
+    """Recomputation and its modules in the order of `BlockModule`; ValueError for an unknown word."""
     words = [SPELLED_MODULES.get(word.strip().lower(), word.strip().lower()) for word in text.split(JOIN)]
     if len(words) == 1 and words[0] in WHOLE:
         return WHOLE[words[0]], ()

@@ -1,4 +1,4 @@
-"""The columns of a table of language models: their names, meaning, defaults, and how a row is read."""
+"""Columns of a table of language models: names, meaning, defaults, and how a row is read."""
 
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
@@ -49,7 +49,7 @@ def _real(name: str, about: str) -> Column:
 
 
 def _ffn(row: Values) -> int:
-    """4 x hidden; a gated MLP of about as many weights: 8/3 x hidden, up to a multiple of 256."""
+    """4 x hidden; for a gated MLP of about as many weights, 8/3 x hidden rounded up to a multiple of 256."""
     if row["architecture"] in PLAIN:
         return int(4 * row["hidden"])
     return -(-8 * int(row["hidden"]) // 3 // 256) * 256
@@ -69,12 +69,12 @@ def _only_t5(count: Callable[[Values], Any]) -> Callable[[Values], Any]:
 
 
 def _dropout(row: Values) -> YesNo:
-    """Systems that store scores are mostly of a time when models were trained with dropout."""
+    """Systems that store scores mostly date from when models were trained with dropout."""
     return YesNo.YES if row["attention"] is Scores.STORED else YesNo.NO
 
 
 def _replicas(row: Values) -> int:
-    """Of the GPUs that are told, what the other degrees leave."""
+    """GPUs divided by the other degrees."""
     return max(1, int(row["gpus"]) // int(row["tp"] * row["cp"] * row["pp"]))
 
 
@@ -317,7 +317,7 @@ INSTEAD = {"fsdp": "zero_stage", "hsdp": "shard_group", "sharding": "zero_stage"
 
 
 def describe_columns() -> str:
-    """One line a column: name, meaning, default."""
+    """One line per column: name, meaning, default."""
     width = max(map(len, NAMES))
     return "\n".join(
         f"{c.name:<{width}}  {c.about}" + ("; required" if c.default is None else f"; default {c.shown}")
@@ -326,33 +326,33 @@ def describe_columns() -> str:
 
 
 def is_note(name: str) -> bool:
-    """Whether a heading is carried along without being read."""
+    """Whether a column is passed through without being read."""
     return name in NOTES or name.startswith(NOTE_PREFIXES)
 
 
 def check_header(header: Sequence[str]) -> None:
-    """ValueError for a heading that is missing, unknown, twice (under one name or two), or an output's."""
-    meant = [ALIASES.get(name, name) for name in header]
-    for name, column in zip(header, meant, strict=True):
-        if meant.count(column) > 1:
-            said = [other for other, same in zip(header, meant, strict=True) if same == column]
-            under = "" if len(set(said)) == 1 else f" (as {', '.join(said)})"
-            raise ValueError(f"column {column!r} stands {len(said)} times{under}; want each once")
+    """ValueError for a heading that is missing, unknown, repeated (under one name or two), or an output's."""
+    columns = [ALIASES.get(name, name) for name in header]
+    for name, column in zip(header, columns, strict=True):
+        if columns.count(column) > 1:
+            spellings = [other for other, same in zip(header, columns, strict=True) if same == column]
+            note = "" if len(set(spellings)) == 1 else f" (as {', '.join(spellings)})"
+            raise ValueError(f"column {column!r} stands {len(spellings)} times{note}; want each once")
         if name in OUTPUTS:
             raise ValueError(f"column {name!r} is one that the prediction adds; rename it")
         if column not in NAMES and not is_note(name):
-            near = (
+            nearest = (
                 INSTEAD.get(name.lower())
                 or get_close_matches(name.lower(), (*NAMES, *ALIASES), n=1, cutoff=0.0).pop()
             )
-            raise ValueError(f"unknown column {name!r}: want {near!r}, or x_{name} for a note")
+            raise ValueError(f"unknown column {name!r}: want {nearest!r}, or x_{name} for a note")
     for required in COLUMNS:
-        if required.default is None and required.name not in meant:
+        if required.default is None and required.name not in columns:
             raise ValueError(f"no column {required.name!r} ({required.about}); it has: {', '.join(header)}")
 
 
 def read_row(cells: Mapping[str, str]) -> LlmRow:
-    """A row out of its cells; an absent or empty cell takes the column's default.
+    """Parse a row; an absent or empty cell takes the column's default.
 
     Raises:
         ValueError: `column: rule, got value; nearest valid choice`.
@@ -370,7 +370,7 @@ def read_row(cells: Mapping[str, str]) -> LlmRow:
             values[column.name] = column.default(values)
         else:
             raise ValueError(f"{column.name}: required ({column.about}), the cell is empty")
-    told = {name: values.pop(name) for name in REPEATED}
+    repeated = {name: values.pop(name) for name in REPEATED}
     kind, modules = values.pop("recompute")
     row = LlmRow(
         **values,
@@ -380,5 +380,5 @@ def read_row(cells: Mapping[str, str]) -> LlmRow:
         fitted_off=fitted_off(texts),
     )
     check_row(row)
-    check_repeated(row, **told)
+    check_repeated(row, **repeated)
     return row

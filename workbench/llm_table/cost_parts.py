@@ -1,4 +1,4 @@
-"""Where a row's iteration goes: seconds of the busiest rank by kind of work, and what it waits for."""
+"""Where a row's iteration goes: the busiest rank's seconds by kind of work, and its waits."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -30,9 +30,9 @@ class CostParts:
         attention: scores and weighted sums.
         memory_bound: norms, activations, residuals, tables, the loss.
         in_layers: collectives inside layers, and gaps between kernels.
-        data: what data-parallel ranks exchange, as far as nothing else runs beside it.
-        optimizer: the update, with gathers that belong to it.
-        idle: bubbles of the pipeline and its messages.
+        data: exposed communication between data-parallel ranks.
+        optimizer: the update, with the gathers that belong to it.
+        idle: pipeline bubbles and messages.
     """
 
     products: float
@@ -44,12 +44,14 @@ class CostParts:
     idle: float
 
     def continued(self, more: "CostParts", times: float) -> "CostParts":
-        """These, and `times` times what `more` has beyond them."""
-        mine = {name: getattr(self, name) for name in SHARES}
-        return CostParts(**{name: own + times * (getattr(more, name) - own) for name, own in mine.items()})
+        """Extrapolate: these parts plus `times` times the excess of `more`."""
+        parts = {name: getattr(self, name) for name in SHARES}
+        return CostParts(
+            **{name: seconds + times * (getattr(more, name) - seconds) for name, seconds in parts.items()}
+        )
 
     def shares(self) -> dict[str, float]:
-        """Of the whole, by name."""
+        """Shares of the whole, by name."""
         total = sum(getattr(self, name) for name in SHARES)
         return {name: getattr(self, name) / total for name in SHARES}
 
@@ -63,15 +65,15 @@ def parts_of(
     num_repeats: float,
     retimed: Callable[[Price], float],
 ) -> CostParts:
-    """The parts of a priced row.
+    """Split a priced row into its parts.
 
     Args:
         whole: the plan that stands for all replicas.
         prices: of it.
-        cost: the row's machine.
+        cost: model of the row's machine.
         iteration_s: of all microbatches.
-        num_repeats: microbatches of the row for each of the plan.
-        retimed: seconds of an iteration at other prices.
+        num_repeats: microbatches of the row for each one of the plan.
+        retimed: returns seconds of an iteration at other prices.
 
     Complexity: O(actions), a second timing, and one pricing of each distinct layer.
     """
@@ -94,7 +96,7 @@ def parts_of(
 
 
 def _without_exchanges(prices: Price) -> Price:
-    """Everything between data-parallel ranks at once; moves and passes as they are."""
+    """Prices with free communication between data-parallel ranks; messages and passes as they are."""
     durations_s = {
         action: seconds if action.kind in COMPUTE or action.kind is Pass.STEP else 0.0
         for action, seconds in prices.durations_s.items()
@@ -103,7 +105,7 @@ def _without_exchanges(prices: Price) -> Price:
 
 
 def _shares(whole: Lowered, cost: CostModel, stages: list[Stage]) -> dict[str, float]:
-    """Of the passes of these stages, by the operators of their layers alone."""
+    """Shares of these stages' passes by kind of operator alone."""
     plan = whole.plan
     work = work_of(plan, plan.microbatches[0])
     totals = dict.fromkeys((*KINDS, "all"), 0.0)
@@ -118,7 +120,7 @@ def _shares(whole: Lowered, cost: CostModel, stages: list[Stage]) -> dict[str, f
 
 
 def _by_kind(layer: Layer, stage: Stage, work: Work, plan: Plan, cost: CostModel) -> dict[str, float]:
-    """Seconds of a layer's forward and backward: of its operators by kind, and of all it does."""
+    """Seconds of a layer's forward and backward: of its operators by kind, and of everything."""
     links, precision = grid_links(plan.cluster, stage), plan.settings.precision
     cost = dividing(cost, plan.settings, stage.module)
 
@@ -126,12 +128,12 @@ def _by_kind(layer: Layer, stage: Stage, work: Work, plan: Plan, cost: CostModel
         time = GridCost(model, stage.tp, stage.cp, precision, links).layer_time(layer, work)
         return time.forward_s + time.input_grad_s + time.weight_grad_s
 
-    held = on_rank(layer, work, Grid(stage.tp, stage.cp, stage.ep))
-    found = {kind: seconds(_only(held, kind), cost, GridLinks(AT_ONCE, AT_ONCE)) for kind in KINDS}
-    return found | {"all": seconds(layer, cost.with_expert_parallel(stage.ep, links.experts), links)}
+    local_layer = on_rank(layer, work, Grid(stage.tp, stage.cp, stage.ep))
+    by_kind = {kind: seconds(_only(local_layer, kind), cost, GridLinks(AT_ONCE, AT_ONCE)) for kind in KINDS}
+    return by_kind | {"all": seconds(layer, cost.with_expert_parallel(stage.ep, links.experts), links)}
 
 
 def _only(layer: Layer, kind: str) -> Layer:
     """The layer with the operators of one kind, cut as they are."""
-    held = tuple(operator for operator in layer.operators if isinstance(operator, KINDS[kind]))
-    return replace(layer, operators=held, tied=())
+    operators = tuple(operator for operator in layer.operators if isinstance(operator, KINDS[kind]))
+    return replace(layer, operators=operators, tied=())

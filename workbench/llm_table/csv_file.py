@@ -1,4 +1,4 @@
-"""Tables of language models as CSV files: read row by row, written with what was predicted of each."""
+"""CSV files of language models: read row by row, written with the predictions."""
 
 import csv
 import io
@@ -12,24 +12,24 @@ from workbench.llm_table.predict import Prediction
 
 MOST_ROWS = 1_000_000
 SEPARATOR = " | "  # between unmeasured costs
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for the beginning of one
-FIRST_LINE = 2  # of a file's rows, behind the header
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # starts of cells that a spreadsheet evaluates
+FIRST_LINE = 2  # line of a file's first row, after the header
 
 
 @dataclass(frozen=True, slots=True)
 class CsvTable:
-    """The header and the cells of every row, as they stand in a file."""
+    """The header and all cells of a file."""
 
     path: Path
     header: tuple[str, ...]
     cells: tuple[dict[str, str], ...]
 
     def where(self, index: int) -> str:
-        """The row's place in the file."""
+        """Location of a row in the file."""
         return f"{self.path}: line {index + FIRST_LINE}"
 
     def with_predictions(self, outcomes: Sequence[Prediction | str]) -> str:
-        """The file's text with the columns that are predicted; a row that has an error has that alone."""
+        """The file's text with the predicted columns added; a failed row gets its error alone."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow([*map(inert, self.header), *OUTPUTS])
@@ -44,27 +44,27 @@ class CsvTable:
         return out.getvalue()
 
 
-def cells_of(found: Prediction) -> Mapping[str, str]:
-    """What `OUTPUTS` say of one row."""
-    shares = {f"share_{name}": f"{share:.4f}" for name, share in found.parts.shares().items()}
+def cells_of(prediction: Prediction) -> Mapping[str, str]:
+    """The `OUTPUTS` cells of one prediction."""
+    shares = {f"share_{name}": f"{share:.4f}" for name, share in prediction.parts.shares().items()}
     return {
-        "predicted_s": repr(found.iteration_s),
-        "predicted_low_s": repr(found.interval.low_s),
-        "predicted_high_s": repr(found.interval.high_s),
-        "tokens_per_s_per_gpu": f"{found.tokens_per_s_per_gpu:.6g}",
-        "mfu": f"{found.mfu:.4f}",
-        "predicted_bytes": str(found.peak_bytes),
-        "fits": "yes" if found.spare_bytes >= 0 else "no",
-        "spare_bytes": str(found.spare_bytes),
+        "predicted_s": repr(prediction.iteration_s),
+        "predicted_low_s": repr(prediction.interval.low_s),
+        "predicted_high_s": repr(prediction.interval.high_s),
+        "tokens_per_s_per_gpu": f"{prediction.tokens_per_s_per_gpu:.6g}",
+        "mfu": f"{prediction.mfu:.4f}",
+        "predicted_bytes": str(prediction.peak_bytes),
+        "fits": "yes" if prediction.spare_bytes >= 0 else "no",
+        "spare_bytes": str(prediction.spare_bytes),
         **shares,
-        "unmeasured": SEPARATOR.join(found.unmeasured),
+        "unmeasured": SEPARATOR.join(prediction.unmeasured),
     }
 
 
 def inert(cell: str) -> str:
-    """A cell that a spreadsheet shows instead of running it: a text that begins like a formula gets a quote.
+    """Quote a text cell that a spreadsheet would evaluate as a formula.
 
-    Numbers stay numbers, negative ones too.
+    Numbers, negative ones included, are unchanged.
     """
     if not cell.startswith(FORMULA):
         return cell
@@ -76,7 +76,7 @@ def inert(cell: str) -> str:
 
 
 def read_table(path: Path) -> CsvTable:
-    """The cells of a file; ValueError where it is no CSV, or its header or a row's width is not right."""
+    """Read a file; ValueError unless it is a CSV with a valid header and rows of equal width."""
     text = read_bounded(path, encoding="utf-8-sig")
     try:
         lines = [line for line in csv.reader(io.StringIO(text), strict=True) if any(map(str.strip, line))]

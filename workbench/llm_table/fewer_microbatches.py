@@ -1,4 +1,6 @@
-"""A row with fewer microbatches: all are alike, so that a few say what each costs and how many are held."""
+"""Predict a row from fewer microbatches: all are alike, so a few give the time of each and the peak
+memory.
+"""
 
 from dataclasses import replace
 
@@ -9,15 +11,15 @@ from workbench.schedule.action import CLOSING, COMPUTE, Action
 
 Orders = tuple[tuple[Action, ...], ...]
 
-ROUNDS = 2  # of interleaved 1F1B until a stage holds the most
+ROUNDS = 2  # of interleaved 1F1B until a stage reaches its peak memory
 
 
 def with_few(row: LlmRow) -> LlmRow:
-    """The row with as many microbatches as it takes until every stage has held the most it ever will.
+    """The row with just enough microbatches for every stage to reach its peak memory.
 
-    A stage of 1F1B holds no more than as many as there are stages behind it, itself included, and one
-    more while it takes turns; interleaved 1F1B begins to take turns in its second round. From there on,
-    each microbatch does as the one before it, and the last ones end as they would of more.
+    A stage of 1F1B holds at most as many microbatches as there are stages from it to the last, plus one in
+    steady state; interleaved 1F1B reaches steady state in its second round. From then on every microbatch
+    repeats the one before it, and the last ones end as they would after more.
     """
     most = row.pp + 1 if row.virtual_stages == 1 else ROUNDS * row.pp
     if row.num_microbatches <= most or (row.virtual_stages > 1 and row.num_microbatches % row.pp):
@@ -26,24 +28,24 @@ def with_few(row: LlmRow) -> LlmRow:
 
 
 def passes_of_all(plan: Plan, row: LlmRow) -> Orders | None:
-    """By the programs of a plan of few microbatches, the passes of all that the row has.
+    """The passes of all the row's microbatches, by the programs of a plan of few.
 
-    None: the plan has passes in another order than its schedule's own, or gathers weights beside them.
+    None: the plan's passes are in another order than the schedule's own, or gather weights beside them.
     """
-    if _orders(plan, row, len(plan.microbatches)) != _passes(plan):
+    if _scheduled_passes(plan, row, len(plan.microbatches)) != _passes_of_plan(plan):
         return None
-    return _orders(plan, row, row.num_microbatches)
+    return _scheduled_passes(plan, row, row.num_microbatches)
 
 
-def _passes(plan: Plan) -> Orders | None:
+def _passes_of_plan(plan: Plan) -> Orders | None:
     known = (*COMPUTE, *CLOSING)
     if any(action.kind not in known for program in plan.programs for action in program.actions):
         return None
     return tuple(tuple(a for a in program.actions if a.kind in COMPUTE) for program in plan.programs)
 
 
-def _orders(plan: Plan, row: LlmRow, num_microbatches: int) -> Orders:
-    """The schedule's own, in the order of the plan's programs."""
+def _scheduled_passes(plan: Plan, row: LlmRow, num_microbatches: int) -> Orders:
+    """The schedule's own passes, in the order of the plan's programs."""
     (chain,) = plan.chain.values()
     spec = schedule_of(row).kind.spec
     orders = spec.chain([stage.id for stage in chain], row.pp, num_microbatches)

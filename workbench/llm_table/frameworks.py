@@ -1,7 +1,7 @@
-"""What a row's training system does where the row itself does not say: conventions, and numbers fitted to it.
+"""Conventions of training systems for what a row leaves open, and numbers fitted to them.
 
-`frameworks.toml` has both, each with its reason and source. A convention fills a blank cell; numbers stand in
-the execution (`workbench.cost.execution.Execution`) by which the row is priced.
+`frameworks.toml` has both, each with its reason and source. A convention fills a blank cell; numbers
+override fields of the execution (`workbench.cost.execution.Execution`) by which the row is priced.
 """
 
 import tomllib
@@ -27,7 +27,7 @@ def frameworks() -> Mapping[str, Sequence[Rule]]:
 
 
 def check_framework(name: str) -> None:
-    """ValueError for a framework of which nothing is known, with the nearest one."""
+    """ValueError for an unknown framework, with the nearest known one."""
     known = sorted({rule["framework"] for table in frameworks().values() for rule in table})
     if not any(fnmatchcase(name, pattern) for pattern in known):
         near = get_close_matches(name, known, n=1, cutoff=0.0)[0]
@@ -35,41 +35,41 @@ def check_framework(name: str) -> None:
 
 
 def filled(cells: Mapping[str, str]) -> dict[str, str]:
-    """The cells with blanks filled by the conventions of their framework, in the order of the rules."""
+    """Fill blank cells by the conventions of their framework, in the order of the rules."""
     filled_in = dict(cells)
-    for rule in _of(cells, "rule"):
+    for rule in _rules_for(cells, "rule"):
         if not filled_in.get(rule["column"]):
             filled_in[rule["column"]] = _value(rule["value"], filled_in)
     return filled_in
 
 
 def presumed(cells: Mapping[str, str]) -> frozenset[str]:
-    """Blank columns that a convention fills which no source documents."""
+    """Blank columns filled by a convention that no source documents."""
     first: dict[str, Rule] = {}
-    for rule in _of(cells, "rule"):
+    for rule in _rules_for(cells, "rule"):
         if not cells.get(rule["column"]):
             first.setdefault(rule["column"], rule)
     return frozenset(column for column, rule in first.items() if rule.get("presumed", False))
 
 
 def fitted_numbers(cells: Mapping[str, str]) -> dict[str, float]:
-    """Field of an execution -> number that was fitted to the framework; later rules stand."""
-    return {rule["number"]: float(rule["value"]) for rule in _of(cells, "execution")}
+    """Field of an execution -> number fitted to the framework; later rules win."""
+    return {rule["number"]: float(rule["value"]) for rule in _rules_for(cells, "execution")}
 
 
 def fitted_off(cells: Mapping[str, str]) -> float:
-    """Mean error of rows that the framework's numbers had not seen, of the worst number; 0 without any."""
-    standing = {rule["number"]: rule.get("off", 0.0) for rule in _of(cells, "execution")}
-    return max(standing.values(), default=0.0)
+    """Mean error, for the worst fitted number, on rows it was not fitted to; 0 without any."""
+    error_by_number = {rule["number"]: rule.get("off", 0.0) for rule in _rules_for(cells, "execution")}
+    return max(error_by_number.values(), default=0.0)
 
 
 def unscorable(cells: Mapping[str, str]) -> str | None:
-    """Why nothing can price a row of that framework; None: something can."""
-    return next((str(rule["reason"]) for rule in _of(cells, "unscorable")), None)
+    """Why no row of that framework can be priced; None: it can."""
+    return next((str(rule["reason"]) for rule in _rules_for(cells, "unscorable")), None)
 
 
-def _of(cells: Mapping[str, str], table: str) -> list[Rule]:
-    """Rules that hold of a row as it was printed."""
+def _rules_for(cells: Mapping[str, str], table: str) -> list[Rule]:
+    """Rules that apply to a row as it was published."""
     name = cells.get("framework", "")
     return [
         rule
@@ -79,12 +79,12 @@ def _of(cells: Mapping[str, str], table: str) -> list[Rule]:
 
 
 def holds(when: Mapping[str, str], cells: Mapping[str, str]) -> bool:
-    """Whether every named cell is as wanted."""
+    """Whether every named cell has the wanted value."""
     return all(_holds(value, cells.get(column, "")) for column, value in when.items())
 
 
 def _holds(wanted: str, cell: str) -> bool:
-    """A pattern of the cell's text, a blank one only of a blank cell; `<26.06`: releases before that."""
+    """Match a pattern; a blank one matches only a blank cell, and `<26.06` earlier releases."""
     if wanted.startswith(BEFORE):
         return bool(cell) and _parts(cell) < _parts(wanted.removeprefix(BEFORE))
     return fnmatchcase(cell, wanted) and bool(cell) is bool(wanted)
@@ -95,7 +95,7 @@ def _parts(release: str) -> tuple[int, ...]:
 
 
 def _value(value: str, cells: Mapping[str, str]) -> str:
-    """The value itself, or columns divided by one another: `gpus / tp / pp`; blank where one has no count."""
+    """The value itself, or a quotient of columns such as `gpus / tp / pp`; blank if one has no count."""
     names = value.split(DIVISION)
     if len(names) == 1:
         return value

@@ -1,4 +1,4 @@
-"""One row: a model, how it is cut over GPUs, how it is trained, and its batch."""
+"""A row of the table: a model, its parallelism, its training settings, and its batch."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -35,7 +35,7 @@ SEES_ALL = (Architecture.VIT, Architecture.T5, Architecture.DIT, Architecture.MM
 
 
 class Recomputed(StrEnum):
-    """What the backward computes again: nothing, attention scores alone, named modules, or whole layers."""
+    """What the backward recomputes: nothing, attention scores alone, named modules, or whole layers."""
 
     NONE = "none"
     SELECTIVE = "selective"
@@ -44,7 +44,9 @@ class Recomputed(StrEnum):
 
 
 class Recorded(StrEnum):
-    """What is replayed as recorded once: NONE, parts of layers up to the ROUTER, or ALL of an iteration."""
+    """What is replayed from a recorded graph: NONE, parts of layers up to the ROUTER, or ALL of an
+    iteration.
+    """
 
     NONE = "none"
     ROUTER = "router"
@@ -64,16 +66,16 @@ class Scores(StrEnum):
 
 
 class Optimizer(StrEnum):
-    """PLAIN: every replica holds the whole state. DISTRIBUTED: each data-parallel rank holds a part."""
+    """PLAIN: every replica holds the whole state. DISTRIBUTED: each data-parallel rank holds a shard."""
 
     PLAIN = "plain"
     DISTRIBUTED = "distributed"
 
 
 class Number(StrEnum):
-    """Format of products: FP8 with a scale a tensor, MXFP8 and NVFP4 with one a block of elements.
+    """Format of matrix products: FP8 with a scale per tensor, MXFP8 and NVFP4 with one per block of elements.
 
-    Below two bytes weights and activations stay BF16 outside the products of blocks; two-byte ones keep a
+    Below two bytes, weights and activations stay BF16 outside the products of blocks; two-byte ones keep a
     float32 copy in the optimizer.
     """
 
@@ -86,7 +88,7 @@ class Number(StrEnum):
 
     @property
     def narrow(self) -> ProductFormat | None:
-        """What products of blocks are computed in, where that is below two bytes."""
+        """Format of the products of blocks if it is below two bytes."""
         return _NARROW.get(self)
 
 
@@ -98,7 +100,7 @@ _NARROW = {
 
 
 class GradientNumber(StrEnum):
-    """Format in which gradients are added up over ranks."""
+    """Format in which gradients are reduced over ranks."""
 
     BF16 = "bf16"
     FP16 = "fp16"
@@ -106,7 +108,7 @@ class GradientNumber(StrEnum):
 
 
 class DataOverlap(StrEnum):
-    """Beside passes run: NO: nothing. GRADS: sums of gradients. BOTH: gathers of updated weights too."""
+    """What overlaps passes: NO: nothing. GRADS: gradient reduction. BOTH: also gathers of updated weights."""
 
     NO = "no"
     GRADS = "grads"
@@ -114,7 +116,7 @@ class DataOverlap(StrEnum):
 
 
 class Adapted(StrEnum):
-    """Products of a block with adapters beside them: ALL, those of ATTENTION or of the MLP, or QKV."""
+    """Products of a block that have adapters: ALL, those of ATTENTION or of the MLP, or QKV."""
 
     ALL = "all"
     ATTENTION = "attention"
@@ -213,7 +215,7 @@ class LlmRow:
 
     @property
     def padded_vocab(self) -> int:
-        """Rows of the token table: up to a multiple that every tensor-parallel rank gets equally."""
+        """Rows of the token table, padded so that every tensor-parallel rank gets equally many."""
         step = self.vocab_multiple * self.tp
         return -(-self.vocab // step) * step
 
@@ -224,25 +226,25 @@ class LlmRow:
 
     @property
     def sharing_ranks(self) -> int:
-        """Ranks that share one copy of what is sharded."""
+        """Ranks among which one copy of sharded state is divided."""
         return self.shard_group or (self.data_ranks if self.zero_stage else 1)
 
     @property
     def computed_again(self) -> tuple[BlockModule, ...]:
-        """Modules of every block that the backward computes again, where not all of it is."""
+        """Modules of every block that the backward recomputes, unless it recomputes all."""
         return (BlockModule.CORE_ATTN,) if self.recompute is Recomputed.SELECTIVE else self.recompute_modules
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of encoder and decoder, of two streams and of one together."""
+        """Blocks of encoder and decoder, of two streams and of one, together."""
         return self.layers + self.decoder_layers + self.single_layers
 
     @property
     def tokens(self) -> int:
-        """Of an iteration, as throughputs count them: an encoder's alone where there are two sequences."""
+        """Tokens of an iteration as throughputs count them: with two sequences, the encoder's alone."""
         return self.global_batch * self.sequence
 
     @property
     def is_mla(self) -> bool:
-        """Keys and values come out of a narrow latent vector."""
+        """Whether keys and values are derived from a narrow latent vector."""
         return self.kv_lora > 0

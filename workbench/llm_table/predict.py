@@ -1,4 +1,4 @@
-"""Seconds and bytes of an iteration of a row, through plan, lowering, price and memory table."""
+"""Predict seconds and bytes of a row's iteration through plan, lowering, price and memory table."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from workbench.llm_table.fewer_microbatches import Orders, passes_of_all, with_f
 from workbench.llm_table.llm_row import LlmRow
 from workbench.llm_table.replicas import with_replicas
 from workbench.llm_table.row_bytes import row_bytes
-from workbench.llm_table.row_doubts import told
+from workbench.llm_table.row_doubts import relevant_doubts
 from workbench.llm_table.row_execution import doubts, execution_of
 from workbench.llm_table.row_interval import reasons_of
 from workbench.llm_table.row_model import model_without_copies
@@ -29,19 +29,19 @@ from workbench.timing.price import Price
 Timer = Callable[[Lowered, Price, Orders | None], float]
 """Seconds of an iteration; with orders, of more microbatches than the plan's."""
 
-FEW = 2  # microbatches of a pipeline of one stage, from where each more takes equally long
+FEW = 2  # microbatches of a one-stage pipeline, after which each further one takes equally long
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What one row takes.
+    """The predicted iteration of one row.
 
     Args:
         iteration_s: seconds of an iteration.
-        interval: between what they lie with 80 % probability, and why.
-        peak_bytes: most bytes that a rank holds at once.
+        interval: its 80 % prediction interval, with reasons.
+        peak_bytes: of the fullest rank.
         memory_bytes: of a GPU.
-        unmeasured: what notable parts of it rest on and nobody measured, sorted.
+        unmeasured: unmeasured costs behind notable parts of it, sorted.
         parts: where the seconds go.
         tokens_per_s_per_gpu: of an iteration.
         mfu: useful FLOP/s over the GPU's dense peak in two-byte numbers.
@@ -63,12 +63,12 @@ class Prediction:
 
 
 class RowPredictor:
-    """Prices rows; what rows share is computed once.
+    """Predicts rows; what rows share is computed once.
 
     Args:
-        timer: what finds the iteration time of a priced plan.
+        timer: returns the iteration time of a priced plan.
         profile: the machine of every row; None: each row's own, by name or file.
-        execution: rates and host times of the training system; None: the profile's as they are.
+        execution: rates and host times of the training system; None: the profile's.
     """
 
     def __init__(
@@ -84,23 +84,23 @@ class RowPredictor:
         """Time with its 80 % interval, memory and unmeasured costs of one row.
 
         Args:
-            row: what to price.
+            row: to price.
             unsaid: columns that were left to their defaults and how open they are, see `unsaid_of`.
 
         Raises:
             ValueError: what planner, profile or schedule refuse.
 
-        Complexity: O(stages^2 x ranks of a stage + stages x microbatches), whatever the number of replicas;
-        where microbatches are planned one by one, O(stages x microbatches x ranks of a stage).
+        Complexity: O(stages^2 x ranks of a stage + stages x microbatches), for any number of replicas; if
+        microbatches are planned one by one, O(stages x microbatches x ranks of a stage).
         """
         cost = self.cost(row)
         if is_cut_further(row) and row.pp == 1 and row.num_microbatches > FEW + 1:
-            found = self._continued(row, cost)
+            prediction = self._extrapolated(row, cost)
         else:
             plan, orders = _plan(row, cost)
-            found = self._predicted(lower(plan), row, cost, orders)
-        reasons = reasons_of(row, cost.profile, found.parts, unsaid or {})
-        return replace(found, interval=interval(found.iteration_s, reasons))
+            prediction = self._predicted(lower(plan), row, cost, orders)
+        reasons = reasons_of(row, cost.profile, prediction.parts, unsaid or {})
+        return replace(prediction, interval=interval(prediction.iteration_s, reasons))
 
     def _predicted(
         self, alone: Lowered, row: LlmRow, cost: CostModel, orders: Orders | None = None
@@ -110,7 +110,7 @@ class RowPredictor:
         unmeasured = {*prices.unmeasured, *cost.profile.unmeasured, *doubts(row)}
         seconds = self._timer(whole, prices, orders)
         num_repeats = row.num_microbatches / len(alone.plan.microbatches)
-        flop = model_flop(_useful(alone.plan, row)) * num_repeats * row.dp
+        flop = model_flop(_without_copies(alone.plan, row)) * num_repeats * row.dp
         parts = parts_of(
             whole,
             prices,
@@ -124,54 +124,56 @@ class RowPredictor:
             interval=interval(seconds, ()),
             peak_bytes=row_bytes(alone, row),
             memory_bytes=cost.profile.memory_bytes,
-            unmeasured=told(unmeasured, parts.shares(), row),
+            unmeasured=relevant_doubts(unmeasured, parts.shares(), row),
             parts=parts,
             tokens_per_s_per_gpu=row.tokens / seconds / row.num_gpus,
             mfu=flop / seconds / row.num_gpus / cost.profile.peak(cost.profile.table_precision),
         )
 
-    def _continued(self, row: LlmRow, cost: CostModel) -> Prediction:
-        """From two shorter iterations: without a pipeline each more microbatch takes equally long."""
+    def _extrapolated(self, row: LlmRow, cost: CostModel) -> Prediction:
+        """Extrapolate two shorter iterations: without a pipeline each further microbatch takes equally
+        long.
+        """
         few, more = (
             self._predicted(lower(plan_of(shorter, cost.profile)), shorter, cost)
-            for shorter in (_of(row, FEW), _of(row, FEW + 1))
+            for shorter in (_with_microbatches(row, FEW), _with_microbatches(row, FEW + 1))
         )
-        times = row.num_microbatches - FEW
-        seconds = few.iteration_s + times * (more.iteration_s - few.iteration_s)
+        num_more = row.num_microbatches - FEW
+        seconds = few.iteration_s + num_more * (more.iteration_s - few.iteration_s)
         slower = (
             seconds / more.iteration_s * (FEW + 1) / row.num_microbatches
         )  # an iteration's share of tokens
         return replace(
             more,
             iteration_s=seconds,
-            parts=few.parts.continued(more.parts, times),
+            parts=few.parts.continued(more.parts, num_more),
             tokens_per_s_per_gpu=more.tokens_per_s_per_gpu / slower,
             mfu=more.mfu / slower,
         )
 
     def cost(self, row: LlmRow) -> CostModel:
-        """The cost model of the row's machine, run as the row says."""
+        """The cost model of the row's machine, executed as the row states."""
         execution = execution_of(row, self._execution)
-        found: CostModel = self._cost("" if self._profile else row.gpu, execution)
-        return found
+        model: CostModel = self._cost("" if self._profile else row.gpu, execution)
+        return model
 
     def _cost_model(self, name: str, execution: Execution) -> CostModel:
         machine: CostModel = self._machine(name)
         return machine.executed(execution)
 
 
-def _useful(plan: Plan, row: LlmRow) -> Plan:
-    """The plan with a model that has no copies; itself where tensor parallelism makes none."""
+def _without_copies(plan: Plan, row: LlmRow) -> Plan:
+    """The plan without copies of key heads for tensor parallelism, which are no useful work."""
     return plan if row.kv_heads >= row.tp else replace(plan, model=model_without_copies(row))
 
 
-def _of(row: LlmRow, num_microbatches: int) -> LlmRow:
-    """The row with so many microbatches a replica."""
+def _with_microbatches(row: LlmRow, num_microbatches: int) -> LlmRow:
+    """The row with `num_microbatches` per replica."""
     return replace(row, global_batch=num_microbatches * row.dp * row.micro_batch)
 
 
 def _plan(row: LlmRow, cost: CostModel) -> tuple[Plan, Orders | None]:
-    """The row's plan, of as few microbatches as will do, with the passes of all."""
+    """The row's plan, with as few microbatches as suffice, and the passes of all."""
     few = with_few(row)
     plan = plan_of(few, cost.profile)
     orders = passes_of_all(plan, row) if few != row else None

@@ -1,4 +1,4 @@
-"""Equal data-parallel replicas: one stands for all, and reduces or gathers as if all were there."""
+"""Equal data-parallel replicas: one stands for all, with collectives over all of them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from workbench.schedule.sharded import with_rounds
 
 
 def with_replicas(alone: Lowered, row: LlmRow) -> Lowered:
-    """The row's one replica, standing for all: gathering sharded weights, or reducing in flat buffers."""
+    """The row's single replica with collectives over all: gathers of sharded weights, or flat reductions."""
     alone, stride = scattered(alone, row.tp), row.tp * row.cp
     if row.zero_stage == 3 and row.data_ranks > 1:
         return sharding_for(alone, num_ranks=row.data_ranks, stride=row.tp, group=row.sharing_ranks)
@@ -28,7 +28,7 @@ def with_replicas(alone: Lowered, row: LlmRow) -> Lowered:
 
 
 def _in_groups(alone: Lowered, row: LlmRow) -> Lowered:
-    """With as many copies of the sharded state as the row's groups hold."""
+    """The plan with as many instances of sharded state as the row's groups form."""
     num_copies = row.data_ranks // row.sharing_ranks if row.zero_stage else 1
     if num_copies == 1:
         return alone
@@ -38,7 +38,7 @@ def _in_groups(alone: Lowered, row: LlmRow) -> Lowered:
 
 
 class Sums(StrEnum):
-    """Gradients are added up behind each stage's last pass, or behind all passes."""
+    """Where gradients are reduced: after each stage's last pass, or after all passes."""
 
     BEHIND_STAGE = "behind stage"
     BEHIND_ALL = "behind all"
@@ -47,19 +47,18 @@ class Sums(StrEnum):
 def standing_for(
     lowered: Lowered, *, num_replicas: int, stride: int, sums: Sums = Sums.BEHIND_STAGE
 ) -> Lowered:
-    """The lowered plan of one replica, with gradient groups that hold the ranks of all replicas.
+    """The lowered plan of one replica, with gradient groups over the ranks of all replicas.
 
-    Replicas do the same work at the same moments, so a group's collective starts when this
-    replica's ranks are at it. Only for `price` and `sim.step.sweep`, which ask nothing of the ranks that are
-    not there; the engine would wait for them.
-    Messages of replicas that are not there wait for nobody: a cluster whose ranks have each a card, with
-    its share of what their node sends, says what they leave.
+    Replicas work in lockstep, so a group's collective starts when this replica's ranks reach it. Only for
+    `price` and `sim.step.sweep`, which do not involve the absent ranks; the engine would wait for them.
+    Messages of the absent replicas do not delay this one's: on a cluster with a card per rank, each has its
+    share of the node's bandwidth.
 
     Args:
         lowered: plan of one replica.
         num_replicas: of equal work.
         stride: rank r of this replica is rank r + d x stride of the d-th.
-        sums: where the reductions stand; in the plan of all replicas it follows each stage's last pass.
+        sums: where the reductions are; in a plan of all replicas each follows its stage's last pass.
 
     Complexity: O(groups x replicas + actions).
     """
@@ -74,7 +73,7 @@ def standing_for(
 
 
 def _all_ranks(plan: Plan, group: GradientGroup, num_replicas: int, stride: int) -> tuple[int, ...]:
-    """The group's ranks in every replica; of experts that lie beyond a replica, in every copy of them."""
+    """The group's ranks in every replica; experts that span replicas, in every copy of them."""
     ep = plan.stages[0].ep
     if group.weights[0].experts and ep > stride:
         num_replicas, stride = num_replicas * stride // ep, ep
@@ -82,7 +81,7 @@ def _all_ranks(plan: Plan, group: GradientGroup, num_replicas: int, stride: int)
 
 
 def in_one_buffer(lowered: Lowered) -> Lowered:
-    """Groups of one stage and the same ranks joined into one, as in one flat gradient buffer.
+    """Merge groups of one stage and the same ranks, as in one flat gradient buffer.
 
     Shoeybi et al. 2019, "Megatron-LM": gradients of a rank are one buffer, reduced by one call.
     """
@@ -91,13 +90,13 @@ def in_one_buffer(lowered: Lowered) -> Lowered:
         stage = _stage_of(lowered.plan, group)
         shared = group.weights[0].shared
         key = (stage, group.ranks, shared)
-        found = joined.get(key)
-        if found is None:
+        existing = joined.get(key)
+        if existing is None:
             joined[key] = replace(group, index=len(joined))
         else:
-            weights = (*found.weights, *group.weights)
-            elements = found.num_elements + group.num_elements
-            joined[key] = replace(found, weights=weights, num_elements=elements)
+            weights = (*existing.weights, *group.weights)
+            elements = existing.num_elements + group.num_elements
+            joined[key] = replace(existing, weights=weights, num_elements=elements)
     groups = tuple(joined.values())
     return replace(lowered, groups=groups, reductions=reductions(lowered.plan, groups))
 
@@ -105,39 +104,41 @@ def in_one_buffer(lowered: Lowered) -> Lowered:
 def _stage_of(plan: Plan, group: GradientGroup) -> int:
     """The last stage that holds the group's first weights."""
     layer = group.weights[0].layer
-    own = [s.id for s in plan.stages if layer is not None and s.layers[0] <= layer < s.layers[1]]
-    return max(own, default=-1)
+    stage_ids = [s.id for s in plan.stages if layer is not None and s.layers[0] <= layer < s.layers[1]]
+    return max(stage_ids, default=-1)
 
 
 def _with_reductions(plan: Plan, sums: Sums) -> Plan:
-    """A reduction of every stage, stages of the last layers first."""
+    """Add a reduction of every stage, stages of the last layers first."""
     programs = []
     for program in plan.programs:
         actions = [action for action in program.actions if action.kind not in REDUCTIONS]
-        own = {action.stage for action in actions if action.stage is not None}
-        last = {action.stage: at for at, action in enumerate(actions)}
+        stages = {action.stage for action in actions if action.stage is not None}
+        last = {action.stage: index for index, action in enumerate(actions)}
         due: dict[int, list[Action]] = {}
-        at = 0 if sums is Sums.BEHIND_STAGE else max((last[stage] for stage in own), default=0)
-        for stage in sorted(own, key=lambda stage: -stage):
-            at = max(at, last[stage])
-            due.setdefault(at, []).append(reduction_of(stage))
-        told = [each for at, action in enumerate(actions) for each in (action, *due.get(at, ()))]
-        programs.append(Program(ranks=program.ranks, actions=tuple(told)))
+        index = 0 if sums is Sums.BEHIND_STAGE else max((last[stage] for stage in stages), default=0)
+        for stage in sorted(stages, key=lambda stage: -stage):
+            index = max(index, last[stage])
+            due.setdefault(index, []).append(reduction_of(stage))
+        with_reductions_due = [
+            each for index, action in enumerate(actions) for each in (action, *due.get(index, ()))
+        ]
+        programs.append(Program(ranks=program.ranks, actions=tuple(with_reductions_due)))
     return replace(plan, programs=tuple(programs))
 
 
 def sharding_for(lowered: Lowered, *, num_ranks: int, stride: int, group: int) -> Lowered:
     """The lowered plan of one replica whose stages' weights are sharded over the ranks of all replicas.
 
-    Replicas do the same work at the same moments, so a collective starts when this replica's ranks are at
-    it. Units are the plan's stages. Where a copy has fewer ranks than there are (HSDP), copies add up their
-    parts of gradients behind each stage's last pass. Only for `price` and `sim.step.sweep`.
+    Replicas work in lockstep, so a collective starts when this replica's ranks reach it. Units are the
+    plan's stages. If a copy has fewer ranks than there are (HSDP), copies reduce their gradient shards
+    after each stage's last pass. Only for `price` and `sim.step.sweep`.
 
     Args:
-        lowered: plan of one replica, its weights whole.
+        lowered: plan of one replica with unsharded weights.
         num_ranks: that hold the same weights in all replicas, context-parallel ones included.
         stride: from one of them to the next.
-        group: ranks that share one copy; divides `num_ranks`.
+        group: ranks among which one copy is sharded; divides `num_ranks`.
 
     Complexity: O(actions + stages x ranks).
     """
@@ -163,7 +164,7 @@ def sharding_for(lowered: Lowered, *, num_ranks: int, stride: int, group: int) -
 
 
 def _unit(plan: Plan, stage: Stage, group: int, stride: int) -> ShardUnit:
-    """Of what one rank of the stage would hold whole; tied weights stand with each of their layers."""
+    """The unsharded elements of one rank of the stage; tied weights count with each of their layers."""
     sizes = {True: 0, False: 0}
     for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
         sizes[layer.trainable] += round(sum(held_elements(each, stage) for each in layer.parameters()))
@@ -174,12 +175,14 @@ def _unit(plan: Plan, stage: Stage, group: int, stride: int) -> ShardUnit:
 
 
 def _peers(stage: Stage, num_copies: int, stride: int) -> tuple[int, ...]:
-    """The ranks that hold the first rank's part in every copy."""
+    """The ranks that hold the first rank's shard in every copy."""
     return tuple(stage.flat_ranks[0] + copy * stride for copy in range(num_copies))
 
 
 def _with_rounds(plan: Plan, units: Sequence[ShardUnit], *, is_hybrid: bool) -> Plan:
-    """Gathers, frees and reduce-scatters around the passes; sums over copies behind a stage's last pass."""
+    """Add all-gathers, frees and reduce-scatters around the passes, and all-reduces over copies after a
+    stage's last.
+    """
     stages_of = {program.ranks: _stages(plan, program) for program in plan.programs}
     passes = {
         stages_of[program.ranks]: tuple(action for action in program.actions if action.kind not in CLOSING)

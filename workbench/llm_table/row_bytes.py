@@ -1,4 +1,4 @@
-"""Peak bytes of a row's fullest GPU, out of the lines of the plan's memory account."""
+"""Peak bytes of a row's fullest GPU, from the lines of the plan's memory account."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -16,47 +16,48 @@ from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan, Sharding, Stage
 
 SHARDED_FROM = {"optimizer": 1, GRADIENTS: 2, "parameters": 3}  # ZeRO stage
-UNITS_AT_ONCE = 2  # whole at a time: the one that is used and the one that is gathered ahead
+UNITS_AT_ONCE = 2  # gathered units: the one in use and the prefetched one
 
 
 def row_bytes(alone: Lowered, row: LlmRow) -> int:
-    """Most bytes any rank holds: `activation_bytes` on top of `held_bytes`.
+    """Peak bytes of any rank: `activation_bytes` plus `held_bytes`.
 
-    Scores that are computed again are there for one layer at a time.
+    Recomputed scores exist for one layer at a time.
 
     Complexity: O(stages x microbatches); ranks of a stage hold the same.
     """
     activations = activation_bytes(replace(alone, plan=as_kept(alone.plan, row)))
-    is_again = row.attention is Scores.STORED and BlockModule.CORE_ATTN in row.computed_again
-    again = scores_bytes(row) if is_again else 0
-    return again + max(held_bytes(alone, row, rank) + size for rank, size in activations.items())
+    recomputes_scores = row.attention is Scores.STORED and BlockModule.CORE_ATTN in row.computed_again
+    scores = scores_bytes(row) if recomputes_scores else 0
+    return scores + max(held_bytes(alone, row, rank) + size for rank, size in activations.items())
 
 
 def scores_bytes(row: LlmRow) -> int:
-    """Of one layer's stored scores on a rank: softmax, dropout mask and result (Korthikanti et al. 2022)."""
+    """Bytes of one layer's stored scores on a rank: softmax, dropout mask and result (Korthikanti et al.
+    2022).
+    """
     element = 4 if row.precision is Number.FP32 else 2
     pairs = row.micro_batch * row.sequence**2 // row.cp
-    kept = 2 * element + 1 if row.dropout is YesNo.YES else element
-    return kept * pairs * row.heads // row.tp
+    bytes_per_score = 2 * element + 1 if row.dropout is YesNo.YES else element
+    return bytes_per_score * pairs * row.heads // row.tp
 
 
 def held_bytes(alone: Lowered, row: LlmRow, rank: int) -> int:
-    """Weights, gradients and optimizer state, from the first step to the last.
+    """Bytes of weights, gradients and optimizer state, constant over all steps.
 
-    Gradients have a buffer of their own that is never given back (Shoeybi et al. 2019,
-    "Megatron-LM"), in the format in which ranks add them up; shards of FSDP are as wide as its
-    weights' float32 ones. What is sharded leaves each rank of a group its part, and of weights the
-    units that are whole at a time.
+    Gradients have a buffer of their own that is never freed (Shoeybi et al. 2019, "Megatron-LM"), in the
+    format of their reduction; shards of FSDP are as wide as its float32 weights. Sharded state leaves each
+    rank of a group its part, plus the gathered units of weights.
     """
     plan = _unsharded(alone.plan)
-    held: Counter[str] = Counter()
+    bytes_by_part: Counter[str] = Counter()
     for _, kind, num_bytes in state_of(plan, rank):
-        held[kind.part] += num_bytes
+        bytes_by_part[kind.part] += num_bytes
     if row.grad_precision is GradientNumber.BF16 and row.precision is not Number.FP32 and row.zero_stage < 3:
-        held[GRADIENTS] //= 2  # the plan's are float32
-    parts = {part: row.sharing_ranks if row.zero_stage >= SHARDED_FROM[part] else 1 for part in held}
-    kept = sum(ceil(num_bytes / parts[part]) for part, num_bytes in held.items())
-    return kept + (_gathered_bytes(plan, row, rank) if row.zero_stage == 3 else 0)
+        bytes_by_part[GRADIENTS] //= 2  # the plan's are float32
+    parts = {part: row.sharing_ranks if row.zero_stage >= SHARDED_FROM[part] else 1 for part in bytes_by_part}
+    own_bytes = sum(ceil(num_bytes / parts[part]) for part, num_bytes in bytes_by_part.items())
+    return own_bytes + (_gathered_bytes(plan, row, rank) if row.zero_stage == 3 else 0)
 
 
 def _unsharded(plan: Plan) -> Plan:
@@ -65,7 +66,9 @@ def _unsharded(plan: Plan) -> Plan:
 
 
 def _gathered_bytes(plan: Plan, row: LlmRow, rank: int) -> int:
-    """Of the largest units: their weights, and gradients of one, which are whole until they are scattered."""
+    """Bytes of the largest units: their weights, and gradients of one, which are whole until they are
+    scattered.
+    """
     sizes = [_elements(plan, stage) for stage in plan.stages_on[rank]]
     weights = UNITS_AT_ONCE * plan.settings.precision.num_bytes
     return round(max(sizes) * (weights + plan.settings.gradient_bytes))
@@ -77,23 +80,24 @@ def _elements(plan: Plan, stage: Stage) -> float:
 
 
 def activation_bytes(alone: Lowered) -> dict[int, int]:
-    """First rank of every place in the pipeline -> most bytes beside what `held_bytes` counts."""
+    """First rank of every pipeline stage -> peak bytes beyond those of `held_bytes`."""
     leaders = dict.fromkeys(stage.flat_ranks[0] for stage in alone.plan.stages)
     accounts = Accounts(alone, leaders)
     return {
-        rank: _most(lines, gradient_lines(accounts, rank)) for rank, lines in rank_lines(accounts).items()
+        rank: _peak_without_gradients(lines, gradient_lines(accounts, rank))
+        for rank, lines in rank_lines(accounts).items()
     }
 
 
-def _most(lines: Lines, gradients: Mapping[int, Mapping[StateKind, int]]) -> int:
-    """Walks the rank's program, leaving gradients out.
+def _peak_without_gradients(lines: Lines, gradients: Mapping[int, Mapping[StateKind, int]]) -> int:
+    """Peak over the rank's program without gradients.
 
-    The account lets a stage's first backward make them and the pass behind it take them.
+    The account lets a stage's first backward allocate them and the following pass take them over.
     """
     held = most = 0
     for index, (acquired, released) in enumerate(zip(lines.acquired, lines.released, strict=True)):
-        taken = acquired - sum(gradients.get(index, {}).values())
-        soon = sum(gradients.get(index + 1, {}).values())
-        most = max(most, held + (max(0, taken - soon) if soon else taken))
-        held += taken - released
+        allocated = acquired - sum(gradients.get(index, {}).values())
+        soon_taken = sum(gradients.get(index + 1, {}).values())
+        most = max(most, held + (max(0, allocated - soon_taken) if soon_taken else allocated))
+        held += allocated - released
     return most

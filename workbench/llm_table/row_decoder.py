@@ -1,4 +1,4 @@
-"""The decoder of an encoder-decoder: blocks over a second, shorter or longer sequence that read the first.
+"""The decoder of an encoder-decoder: blocks over a second sequence that read the first.
 
 Tokens of a row are the encoder's, so that operators of the decoder work on a multiple of them.
 """
@@ -29,12 +29,12 @@ def decoder_operators(row: LlmRow) -> tuple[Operator, ...]:
     heads = Heads(num=row.heads, num_kv=row.heads, dim=row.head_dim, causal=True, fused=True)
     mlp = Mlp(width=row.ffn, gated=row.gated_mlp is YesNo.YES, activation="gelu", fused=True)
     block = Block(width=row.hidden, heads=heads, mlp=mlp, norm=Norm.RMS)
-    own = [_scaled(each, scale) for each in block_operators(block)]
-    own = [
+    operators = [_scaled(each, scale) for each in block_operators(block)]
+    operators = [
         replace(each, num_keys=max(1, (row.decoder_sequence + 1) // 2))
         if isinstance(each, Attention)
         else each
-        for each in own
+        for each in operators
     ]
     crossed = (
         norm("cross_attention_norm", row.hidden, Norm.RMS),
@@ -42,13 +42,13 @@ def decoder_operators(row: LlmRow) -> tuple[Operator, ...]:
     )
     before, after = (_scaled(each, scale) for each in crossed)
     keys = Keys(width=row.hidden, num=row.sequence, per_token=1.0)
-    reading = cross_attention_operators("cross", row.hidden, heads, keys, tokens_scale=scale)
-    index = next(index for index, each in enumerate(own) if each.name == "attention_residual")
-    return (*own[: index + 1], before, *reading, after, *own[index + 1 :])
+    cross_attention = cross_attention_operators("cross", row.hidden, heads, keys, tokens_scale=scale)
+    index = next(index for index, each in enumerate(operators) if each.name == "attention_residual")
+    return (*operators[: index + 1], before, *cross_attention, after, *operators[index + 1 :])
 
 
 def decoder_head(head: Layer, tokens_scale: float) -> Layer:
-    """The head over so many tokens per token counted."""
+    """The head over `tokens_scale` tokens per counted token."""
     return replace(head, operators=tuple(_scaled(each, tokens_scale) for each in head.operators))
 
 

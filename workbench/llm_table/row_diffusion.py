@@ -1,7 +1,7 @@
 """A diffusion transformer over the patches of a latent, its blocks modulated by time and class (adaLN-Zero).
 
-Source: Peebles and Xie 2023, "Scalable Diffusion Models with Transformers", section 3.2 and figure 3. What is
-made of time and class is one vector an image, so that its products work on one of its tokens.
+Source: Peebles and Xie 2023, "Scalable Diffusion Models with Transformers", section 3.2 and figure 3. Time
+and class yield one vector per image, so that their products work on one of its tokens.
 """
 
 from dataclasses import replace
@@ -17,11 +17,11 @@ TIME_WIDTH = 256  # of the sines and cosines of a time
 NORMS = ("attention_norm", "mlp_norm")
 
 
-SD3_POOLED, FLUX_POOLED = 2048, 768  # widths of the vector that stands for the text
+SD3_POOLED, FLUX_POOLED = 2048, 768  # widths of the pooled text vector
 
 
 def mmdit_of(row: LlmRow) -> Mmdit:
-    """The row's multimodal transformer: Flux's kind with blocks of one stream, else Stable Diffusion 3's."""
+    """The row's multimodal transformer: like Flux with single-stream blocks, else like Stable Diffusion 3."""
     is_flux = row.single_layers > 0
     return Mmdit(
         width=row.hidden,
@@ -39,17 +39,17 @@ def mmdit_of(row: LlmRow) -> Mmdit:
 
 
 def modulated(operators: tuple[Operator, ...], row: LlmRow) -> tuple[Operator, ...]:
-    """A block whose norms have no weights: shifted and scaled behind them, gated ahead of sums."""
-    found: list[Operator] = [_of_image(row, "modulation", row.hidden, 6 * row.hidden)]
+    """A block with weightless norms: shifted and scaled after them, gated before sums."""
+    modulated_operators: list[Operator] = [_of_image(row, "modulation", row.hidden, 6 * row.hidden)]
     for each in operators:
         if each.name in NORMS:
             assert isinstance(each, Pointwise)
-            found += [replace(each, weights=()), _moved(row, f"{each.name}.modulated")]
+            modulated_operators += [replace(each, weights=()), _elementwise(row, f"{each.name}.modulated")]
         elif each.name.endswith("residual"):
-            found += [_moved(row, f"{each.name}.gated"), each]
+            modulated_operators += [_elementwise(row, f"{each.name}.gated"), each]
         else:
-            found.append(each)
-    return tuple(found)
+            modulated_operators.append(each)
+    return tuple(modulated_operators)
 
 
 def patches(row: LlmRow) -> Layer:
@@ -61,7 +61,7 @@ def patches(row: LlmRow) -> Layer:
         residual("add_positions", row.hidden),
         _of_image(row, "time.0", TIME_WIDTH, row.hidden),
         _of_image(row, "time.2", row.hidden, row.hidden),
-        Lookup(name="classes", num_rows=row.vocab + 1, width=row.hidden),  # one more: of none
+        Lookup(name="classes", num_rows=row.vocab + 1, width=row.hidden),  # plus one for no class
     )
     return Layer(name="embed", kind=LayerKind.EMBED, operators=operators, out_width=row.hidden)
 
@@ -71,8 +71,8 @@ def noise_head(row: LlmRow) -> Layer:
     elements = PREDICTED_CHANNELS * row.patch**2
     operators = (
         _of_image(row, "modulation", row.hidden, 2 * row.hidden),
-        _moved(row, "final_norm"),
-        _moved(row, "final_norm.modulated"),
+        _elementwise(row, "final_norm"),
+        _elementwise(row, "final_norm.modulated"),
         Matmul(name="out", in_features=row.hidden, out_features=elements, bias=True),
         Pointwise(name="loss", width=elements, num_passes=2),
     )
@@ -89,6 +89,6 @@ def _of_image(row: LlmRow, name: str, in_features: int, out_features: int) -> Ma
     )
 
 
-def _moved(row: LlmRow, name: str) -> Pointwise:
+def _elementwise(row: LlmRow, name: str) -> Pointwise:
     """Every element read and written once."""
     return Pointwise(name=name, width=row.hidden, num_passes=2)

@@ -1,10 +1,10 @@
-"""What of a prediction rests on something that nobody measured, and matters for the row."""
+"""Unmeasured costs that matter for a row's prediction."""
 
 from collections.abc import Iterable, Mapping
 
 from workbench.llm_table.llm_row import LlmRow, Number
 
-SMALL = 0.05  # share of the time below which a cost's doubts are left out
+SMALL = 0.05  # share of the time below which a cost's doubts are omitted
 PARTS_OF = (
     ("inter link", ("in_layers", "data", "optimizer", "idle")),
     ("card_", ("in_layers", "data", "optimizer", "idle")),
@@ -18,18 +18,20 @@ PARTS_OF = (
     ("optimizer", ("optimizer",)),
     ("between ranks", ("data", "optimizer")),
 )  # words of a doubt -> the parts of the time that it concerns
-ALWAYS = ("executor overhead",)  # of every plan on a GPU, so that it tells no row from another
+ALWAYS = ("executor overhead",)  # applies to every plan on a GPU, so that it distinguishes no rows
 OTHER_FORMATS = ("float32", "float64")
 IN_NODES = ("inter link", "card_")
 
 
-def told(doubts: Iterable[str], shares: Mapping[str, float], row: LlmRow) -> tuple[str, ...]:
-    """The doubts about what takes a notable part of the row's time, sorted; each once.
+def relevant_doubts(doubts: Iterable[str], shares: Mapping[str, float], row: LlmRow) -> tuple[str, ...]:
+    """The doubts about notable parts of the row's time, sorted and without duplicates.
 
     A doubt that another says with a reason is left to that one.
     """
-    kept = {each for each in doubts if _matters(each, shares, row)}
-    return tuple(sorted(each for each in kept if not any(o.startswith(f"{each}: ") for o in kept)))
+    relevant = {each for each in doubts if _matters(each, shares, row)}
+    return tuple(
+        sorted(each for each in relevant if not any(other.startswith(f"{each}: ") for other in relevant))
+    )
 
 
 def _matters(doubt: str, shares: Mapping[str, float], row: LlmRow) -> bool:

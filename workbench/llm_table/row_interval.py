@@ -1,4 +1,4 @@
-"""Why the prediction of a row may be off: its costs by share, and what the row leaves unsaid."""
+"""The prediction interval of a row: its costs by share, and what the row leaves open."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -14,20 +14,21 @@ from workbench.timing.doubts import SCALED, doubts_of, is_sustained_fitted
 from workbench.timing.interval import Doubt
 from workbench.timing.shares import Source
 
-UNIFORM = 12**-0.5  # deviation of what lies anywhere between two ends, over their distance
-OF_NARROW = 0.1  # of products in a narrow format, whose rate follows from peaks
-# Of memory-bound kernels: tables hold how fast bytes move, not which operations a training system fuses. A
-# bias with the GELU behind it, dropout with its residual sum: chains of two move each tensor twice, or once.
+UNIFORM = 12**-0.5  # standard deviation of a uniform distribution over its width
+OF_NARROW = 0.1  # deviation of products in a narrow format, whose rate follows from peaks
+# Deviation of memory-bound kernels: tables hold how fast bytes move, not which operations a training system
+# fuses. A bias with the following GELU, dropout with its residual sum: pairs move each tensor twice, or once.
 OF_FUSION = UNIFORM * math.log(2)
 
-BY_CONVENTION = 0.25  # of what a blank cell spans, where the training system's documented default fills it
-# On all deviations of a row, so that 80 % of published rows lie inside (`experiments.public.coverage`): the
-# largest of the stretches without one data set, as new rows are further off than known ones.
+BY_CONVENTION = 0.25  # of a blank cell's span, if the training system's documented default fills it
+# Factor on all deviations of a row, so that intervals cover 80 % of published rows
+# (`experiments.public.coverage`): the largest of the factors with one data set left out, as new rows are
+# further off than known ones.
 STRETCH = 0.45
 
-# Columns that training runs often leave open -> (whole step, or one source; what an unknown answer spans).
-# A second forward of all blocks is a third of the other passes. Samples of a microbatch change how well
-# kernels are filled: a tenth. What is hidden may be all of a source's share, sharding moves half of it.
+# Columns that training runs often leave open -> (whole step, or one source; span of the unknown answer).
+# A second forward of all blocks is a third of the other passes. Samples per microbatch change how well
+# kernels are filled: a tenth. Overlap may hide all of a source's share, sharding moves half of it.
 SPANS: dict[str, tuple[Source | None, float]] = {
     "recompute": (None, 1 / 3),
     "micro_batch": (None, 0.1),
@@ -41,14 +42,14 @@ SPANS: dict[str, tuple[Source | None, float]] = {
 
 
 def unsaid_of(cells: Mapping[str, str]) -> Mapping[str, float]:
-    """Columns that may matter and that a row leaves to their defaults, each with how open it is: up to 1.
+    """Columns that may matter and that a row leaves to their defaults, each with its openness, at most 1.
 
-    A training system's documented default leaves less open than what is presumed of it.
+    A training system's documented default leaves less open than a presumed one.
     """
     is_documented = bool((cells.get("framework") or "").strip())
-    guessed = presumed(cells) if is_documented else frozenset()
+    undocumented = presumed(cells) if is_documented else frozenset()
     return {
-        name: BY_CONVENTION if is_documented and name not in guessed else 1.0
+        name: BY_CONVENTION if is_documented and name not in undocumented else 1.0
         for name in SPANS
         if not (cells.get(name) or "").strip()
     }
@@ -58,30 +59,31 @@ def reasons_of(
     row: LlmRow, profile: Profile, parts: CostParts, unsaid: Mapping[str, float]
 ) -> tuple[Doubt, ...]:
     """Every reason why a row's iteration may be off, those of the machine first."""
-    shares = _sources(parts)
-    found = doubts_of(
+    shares = _source_shares(parts)
+    all_doubts = doubts_of(
         profile,
         shares,
         across_nodes=row.num_gpus > row.gpus_per_nvlink_domain,
-        unsaid=(*_unsaid(unsaid, shares), *_narrow(row, profile, shares)),
+        unsaid=(*_unsaid_doubts(unsaid, shares), *_narrow_doubts(row, profile, shares)),
         fitted_off=row.fitted_off,
         has_fitted_rate="matmul_rate" in dict(row.fitted),
         beside_tables=_beside_tables(row, profile),
     )
-    return tuple(replace(doubt, deviation=STRETCH * doubt.deviation) for doubt in found)
+    return tuple(replace(doubt, deviation=STRETCH * doubt.deviation) for doubt in all_doubts)
 
 
 def _beside_tables(row: LlmRow, profile: Profile) -> Mapping[Source, float]:
-    """Of kernels that are not those of the tables: attention that stores its scores, or of an older
-    generation than the device's table holds, is scaled like between devices."""
+    """Deviations of kernels outside the tables: attention that stores its scores, or of an older generation
+    than the device's table, is scaled like between devices.
+    """
     generation = GENERATIONS.get(row.attention)
     is_older = generation is not None and flash_share(generation, profile.flash_generation) != 1.0
     attention = SCALED[Source.ATTENTION] if is_older or row.attention is Scores.STORED else 0.0
     return {Source.ATTENTION: attention, Source.MEMORY: OF_FUSION}
 
 
-def _sources(parts: CostParts) -> Mapping[Source, float]:
-    """What each source decides of the iteration; waiting grows as what is waited for."""
+def _source_shares(parts: CostParts) -> Mapping[Source, float]:
+    """Share of the iteration by source; waits are attributed in proportion to what is waited for."""
     busy = {
         Source.PRODUCTS: parts.products,
         Source.ATTENTION: parts.attention,
@@ -93,15 +95,15 @@ def _sources(parts: CostParts) -> Mapping[Source, float]:
     return {source: seconds / total for source, seconds in busy.items()}
 
 
-def _unsaid(names: Mapping[str, float], shares: Mapping[Source, float]) -> Iterator[Doubt]:
+def _unsaid_doubts(names: Mapping[str, float], shares: Mapping[Source, float]) -> Iterator[Doubt]:
     for name, (source, span) in SPANS.items():
         if name in names:
             share = 1.0 if source is None else shares[source]
             yield Doubt(f"{name} not said", share * span * UNIFORM * names[name])
 
 
-def _narrow(row: LlmRow, profile: Profile, shares: Mapping[Source, float]) -> Iterator[Doubt]:
-    """Runs in FP8 and MXFP8 are among those to which a share was fitted, runs in NVFP4 are not."""
+def _narrow_doubts(row: LlmRow, profile: Profile, shares: Mapping[Source, float]) -> Iterator[Doubt]:
+    """Shares were fitted to runs in FP8 and MXFP8, but not to NVFP4."""
     if row.precision.narrow is not None and not (
         is_sustained_fitted(profile) and row.precision is not Number.NVFP4
     ):

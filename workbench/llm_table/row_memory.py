@@ -1,4 +1,4 @@
-"""A row's plan as its memory sees it: no masks without dropout, and narrow inputs of narrow products."""
+"""A row's plan as its memory account needs it: no masks without dropout, narrow inputs of narrow products."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,31 +13,31 @@ ROUTER = "mlp.router"
 
 
 def as_kept(plan: Plan, row: LlmRow) -> Plan:
-    """The plan with layers of which `memory` counts what the row's training system keeps.
+    """The plan with layers for which `memory` counts what the row's training system keeps.
 
-    Sums behind a dropout keep its mask, and nothing without one. Linear layers of blocks keep their input
-    for the weight gradient as it is multiplied: cast to the narrow format (Transformer Engine, `_Linear`);
-    beside an attention's output, which the attention keeps itself, that is a second tensor.
+    Sums after dropout keep its mask, and nothing without one. Linear layers of blocks keep their input for
+    the weight gradient as it is multiplied: cast to the narrow format (Transformer Engine, `_Linear`);
+    after an attention, which keeps its output itself, that is a second tensor.
 
     Complexity: O(layers).
     """
     if row.dropout is YesNo.YES and row.precision.narrow is None:
         return plan
-    known: dict[int, tuple[Operator, ...]] = {}
+    operators_by_id: dict[int, tuple[Operator, ...]] = {}
 
     def kept(layer: Layer) -> Layer:
         if layer.kind is not LayerKind.BLOCK:
             return layer
-        if id(layer.operators) not in known:
-            known[id(layer.operators)] = tuple(_kept(layer.operators, row))
-        return replace(layer, operators=known[id(layer.operators)])
+        if id(layer.operators) not in operators_by_id:
+            operators_by_id[id(layer.operators)] = tuple(_kept(layer.operators, row))
+        return replace(layer, operators=operators_by_id[id(layer.operators)])
 
     modules = tuple(replace(m, layers=tuple(kept(layer) for layer in m.layers)) for m in plan.model.modules)
     return replace(plan, model=replace(plan.model, modules=modules))
 
 
 def _kept(operators: Sequence[Operator], row: LlmRow) -> Iterator[Operator]:
-    before: Operator | None = None
+    previous: Operator | None = None
     narrow = row.precision.narrow
     for each in operators:
         is_sum = isinstance(each, Pointwise) and each.name.endswith(DROPPED)
@@ -45,8 +45,8 @@ def _kept(operators: Sequence[Operator], row: LlmRow) -> Iterator[Operator]:
             continue
         if isinstance(each, Matmul) and narrow is not None and not each.name.startswith(ROUTER):
             share = NARROW[narrow].element_bytes / WIDE_BYTES
-            share += isinstance(before, Attention)
+            share += isinstance(previous, Attention)
             yield replace(each, in_features=max(1, round(each.in_features * share)))
         else:
             yield each
-        before = each
+        previous = each

@@ -34,12 +34,12 @@ def model_of(row: LlmRow) -> ModelGraph:
 
 
 def model_without_copies(row: LlmRow) -> ModelGraph:
-    """The row's model with each of its key heads once, however many ranks hold one; vocabulary as padded."""
+    """The row's model with each of its key heads once, however many ranks hold it; padded vocabulary."""
     return model_of(replace(row, tp=1, vocab=row.padded_vocab, vocab_multiple=1))
 
 
 class _Shape:
-    """A row where only its model counts: rows of equal shape are equal."""
+    """A row reduced to its model: rows of equal shape are equal."""
 
     def __init__(self, row: LlmRow) -> None:
         self.row, self._values = row, _shape_of(row)
@@ -73,33 +73,33 @@ def _is_windowed(row: LlmRow, index: int) -> bool:
 
 
 def _block_layers(row: LlmRow, blocks: list[tuple[Operator, ...]]) -> list[Layer]:
-    """A layer a block; with adapters each is frozen behind a layer of its adapters."""
-    found = []
+    """One layer per block; with adapters each is frozen and follows a layer of its adapters."""
+    layers = []
     adapters = _adapters(row) if row.lora_rank else ()
     for index, operators in enumerate(blocks):
         block = Layer(name=f"block.{index}", kind=LayerKind.BLOCK, operators=operators, out_width=row.hidden)
         if adapters:
             adapter = replace(block, name=f"adapter.{index}", operators=adapters)
-            found += [adapter, replace(block, trainable=False)]
+            layers += [adapter, replace(block, trainable=False)]
         else:
-            found.append(block)
-    return found
+            layers.append(block)
+    return layers
 
 
 def _adapters(row: LlmRow) -> tuple[Operator, ...]:
     """Two narrow products beside each adapted product of a block.
 
-    Source: Hu et al. 2021, "LoRA", section 4.1. Differs: they stand in front of the block, not inside.
+    Source: Hu et al. 2021, "LoRA", section 4.1. Differs: they precede the block instead of being inside.
     """
     operators = _operators(row, is_windowed=False, has_experts=False)
     adapted = (each for each in operators if isinstance(each, Matmul) and _is_adapted(each, row.lora_modules))
-    found: list[Operator] = []
+    lora_operators: list[Operator] = []
     for index, each in enumerate(adapted):
-        found += [
+        lora_operators += [
             Matmul(name=f"lora.{index}.a", in_features=each.in_features, out_features=row.lora_rank),
             Matmul(name=f"lora.{index}.b", in_features=row.lora_rank, out_features=each.out_features),
         ]
-    return tuple(found)
+    return tuple(lora_operators)
 
 
 def _is_adapted(product: Matmul, modules: Adapted) -> bool:
@@ -136,7 +136,9 @@ def _operators(row: LlmRow, *, is_windowed: bool, has_experts: bool) -> tuple[Op
 
 
 def block_of(row: LlmRow) -> Block:
-    """The block of the row's architecture. With more tensor-parallel ranks than key heads, each has one."""
+    """The block of the row's architecture. With more tensor-parallel ranks than key heads, each rank has
+    one.
+    """
     has_biases = row.architecture in PLAIN
     return Block(
         width=row.hidden,
@@ -162,24 +164,24 @@ def block_of(row: LlmRow) -> Block:
 
 
 def _windowed(attention: Attention, row: LlmRow) -> Attention:
-    """Where tokens see what is behind them too, each sees as many as the window has."""
+    """Limit attention to the window; without a causal mask, each token sees as many as the window has."""
     if row.architecture in SEES_ALL:
         return replace(attention, num_keys=min(row.window, row.sequence))
     return replace(attention, window=row.window)
 
 
 def _with_mla(operators: tuple[Operator, ...], row: LlmRow) -> tuple[Operator, ...]:
-    """Multi-head latent attention in place of a block's.
+    """Replace a block's attention by multi-head latent attention.
 
-    Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1. A head's scores are `nope_dim` + `rope_dim` wide and
-    its values `v_dim`; `Attention` has one width, their mean, for which FLOP are the same.
+    Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1. A head's scores are `nope_dim` + `rope_dim` wide
+    and its values `v_dim`; `Attention` has one width, their mean, for which FLOP are the same.
     """
-    places = {each.name: index for index, each in enumerate(operators)}
+    index_of = {each.name: index for index, each in enumerate(operators)}
     score_dim = row.nope_dim + row.rope_dim
     rotated = row.heads * row.rope_dim + row.rope_dim
-    attention = operators[places["attention"]]
+    attention = operators[index_of["attention"]]
     assert isinstance(attention, Attention)
-    middle: tuple[Operator, ...] = (
+    latent_attention: tuple[Operator, ...] = (
         *_latent_queries(row, score_dim),
         Matmul(name="kv_down_proj", in_features=row.hidden, out_features=row.kv_lora + row.rope_dim),
         norm("kv_latent_norm", row.kv_lora, Norm.RMS),
@@ -193,7 +195,7 @@ def _with_mla(operators: tuple[Operator, ...], row: LlmRow) -> tuple[Operator, .
         replace(attention, num_kv_heads=row.heads, head_dim=(score_dim + row.v_dim) // 2),
         Matmul(name="o_proj", in_features=row.heads * row.v_dim, out_features=row.hidden, shard=Shard.ROW),
     )
-    return (*operators[: places["qkv_proj"]], *middle, *operators[places["o_proj"] + 1 :])
+    return (*operators[: index_of["qkv_proj"]], *latent_attention, *operators[index_of["o_proj"] + 1 :])
 
 
 def _latent_queries(row: LlmRow, score_dim: int) -> tuple[Operator, ...]:
@@ -213,20 +215,20 @@ def _embedding(row: LlmRow) -> Layer:
         return replace(patches(row), trainable=not is_frozen)
     if row.architecture is Architecture.VIT:
         elements = CHANNELS * row.patch**2
-        found = patch_embedding(
+        embedding = patch_embedding(
             patch_elements=elements, width=row.hidden, bias=True, num_patches=row.sequence
         )
-        return replace(found, trainable=not is_frozen)
+        return replace(embedding, trainable=not is_frozen)
     positions: tuple[Operator, ...] = ()
     if row.architecture is Architecture.GPT:
         positions = learned_positions(row.sequence, row.hidden)
     is_tied = row.tied is YesNo.YES
-    found = token_embedding(row.padded_vocab, row.hidden, more=positions, tied=is_tied)
-    return replace(found, trainable=not is_frozen)
+    embedding = token_embedding(row.padded_vocab, row.hidden, more=positions, tied=is_tied)
+    return replace(embedding, trainable=not is_frozen)
 
 
 def _head(row: LlmRow) -> Layer:
-    """Of a vit over one vector an image, of an encoder-decoder over the decoder's tokens."""
+    """The head; for a vit over one vector per image, for an encoder-decoder over the decoder's tokens."""
     if row.architecture is Architecture.DIT:
         return replace(noise_head(row), trainable=not row.lora_rank)
     is_vit = row.architecture is Architecture.VIT

@@ -35,14 +35,14 @@ from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.units import GB
 
 MICRO = 1e-6
-BUCKET_ELEMENTS = 40_000_000  # of gradients summed at once: Megatron-Core's DistributedDataParallelConfig
+BUCKET_ELEMENTS = 40_000_000  # of gradients reduced at once: Megatron-Core's DistributedDataParallelConfig
 SHARDING = (Sharding.NONE, Sharding.OPTIMIZER, Sharding.GRADIENTS, Sharding.PARAMETERS)  # by ZeRO stage
 
 
 def plan_of(row: LlmRow, profile: Profile) -> Plan:
     """The plan of the row's first replica, on its own ranks of the whole cluster.
 
-    Ranks are numbered as Megatron does: tensor-parallel places next to each other, then
+    Ranks are numbered as in Megatron: tensor-parallel ranks are adjacent, then
     context-parallel ones, replicas, stages (Narayanan et al. 2021, "Efficient Large-Scale
     Language Model Training on GPU Clusters", section 3).
 
@@ -65,24 +65,24 @@ def plan_of(row: LlmRow, profile: Profile) -> Plan:
 
 
 def _with_experts(plan: Plan, row: LlmRow) -> Plan:
-    """Experts distributed over the ranks of a stage and of the replicas behind it, as far as `ep` says."""
+    """Distribute experts over the ranks of a stage and of further replicas, as `ep` says."""
     if row.ep == 1:
         return plan
     return replace(plan, stages=tuple(replace(stage, ep=row.ep) for stage in plan.stages))
 
 
 def schedule_of(row: LlmRow) -> Schedule:
-    """1F1B, interleaved where ranks have several stages."""
+    """1F1B, interleaved if ranks have several stages."""
     if row.virtual_stages == 1:
         return Schedule()
     return Schedule(kind=ScheduleKind.INTERLEAVED, virtual_stages=row.virtual_stages)
 
 
 def cluster_of(row: LlmRow, profile: Profile) -> Cluster:
-    """Enough equal nodes for every rank, with the row's links where it gives any.
+    """Enough equal nodes for all ranks, with the row's links if it states any.
 
     An NVLink domain of several servers is one node, with the cards of all of them. A server's
-    bandwidth is cut into a card for each of its ranks, as all replicas send at the same moments.
+    bandwidth is divided into one card per rank, as all replicas send at the same time.
     """
     size = _domain(row)
     num_nodes = -(-row.num_gpus // size)
@@ -99,7 +99,7 @@ def cluster_of(row: LlmRow, profile: Profile) -> Cluster:
 
 
 def _domain(row: LlmRow) -> int:
-    """GPUs of a run in each NVLink domain: as many in all of them, where whole servers allow it.
+    """GPUs of a run in each NVLink domain: equally many in all of them, if whole servers allow it.
 
     Source: NVIDIA-NeMo/Megatron-Bridge, scripts/performance/utils/executors.py: the largest divisor of the
     number of servers that fits a domain is the segment that the scheduler places together.
@@ -111,16 +111,16 @@ def _domain(row: LlmRow) -> int:
 
 
 def _link(profile: Profile, scope: str, gbytes_per_s: float | None, latency_us: float | None) -> Link:
-    own = profile.machine_link(scope).link
+    link = profile.machine_link(scope).link
     if gbytes_per_s is not None:
-        own = replace(own, name=f"{scope} of the row", bytes_per_s=gbytes_per_s * GB)
-    return own if latency_us is None else replace(own, latency_s=latency_us * MICRO)
+        link = replace(link, name=f"{scope} of the row", bytes_per_s=gbytes_per_s * GB)
+    return link if latency_us is None else replace(link, latency_s=latency_us * MICRO)
 
 
 def stages_of(row: LlmRow) -> tuple[Stage, ...]:
-    """Shares of the blocks; the embedding joins the first stage, the head the last.
+    """Stages with equal shares of the blocks; the embedding joins the first stage, the head the last.
 
-    A stage is cut further, on the same ranks, where its layers say things to other replicas one by one.
+    A stage is cut further, on the same ranks, if its layers communicate with other replicas one by one.
     """
     stages: list[Stage] = []
     for index, layers in enumerate(_shares(row)):
@@ -131,7 +131,7 @@ def stages_of(row: LlmRow) -> tuple[Stage, ...]:
 
 
 def is_cut_further(row: LlmRow) -> bool:
-    """Whether stages are cut so that what data-parallel ranks exchange runs beside their passes."""
+    """Whether stages are cut so that data-parallel communication overlaps their passes."""
     if row.data_ranks == 1 or row.virtual_stages > 1:
         return False
     return row.zero_stage == 3 or row.dp_overlap is not DataOverlap.NO
@@ -152,18 +152,18 @@ def _shares(row: LlmRow) -> Iterator[tuple[int, int]]:
 
 
 def _pieces(row: LlmRow, layers: tuple[int, int]) -> Iterator[tuple[int, int]]:
-    """Of a stage: layer by layer where weights are gathered so, else as full as a bucket of gradients."""
+    """Pieces of a stage: layers if weights are gathered by layer, else buckets of gradients."""
     first, last = layers
     if not is_cut_further(row):
         yield layers
         return
     least = 0 if row.zero_stage == 3 else BUCKET_ELEMENTS
-    model, held = model_of(row).modules[0].layers, 0
+    model, num_elements = model_of(row).modules[0].layers, 0
     for index in range(first, last):
-        held += sum(parameter.num_elements for parameter in model[index].parameters()) // row.tp
-        if held >= least or index == last - 1:
+        num_elements += sum(parameter.num_elements for parameter in model[index].parameters()) // row.tp
+        if num_elements >= least or index == last - 1:
             yield first, index + 1
-            first, held = index + 1, 0
+            first, num_elements = index + 1, 0
 
 
 def _ranks(row: LlmRow, stage: int) -> tuple[tuple[int, ...], ...]:
@@ -191,7 +191,7 @@ def _microbatches(row: LlmRow) -> tuple[Microbatch, ...]:
 
 
 def settings_of(row: LlmRow) -> Settings:
-    """How layers are computed. Weights that are sharded are cut by whoever stands for all replicas."""
+    """Settings of the layers. Sharded weights are cut by whoever represents all replicas."""
     sharding = SHARDING[row.zero_stage]
     return Settings(
         precision=Precision.FLOAT32 if row.precision is Number.FP32 else Precision.BFLOAT16,

@@ -1,9 +1,9 @@
-"""Prices of a row's plan, with what its training system gathers at boundaries and beside forwards.
+"""Prices of a row's plan, with the gathers of its training system at stage boundaries and beside forwards.
 
-Messages between pipeline stages of tensor-parallel ranks: each sends its share over its own card. Source:
-Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", section 4.1
-(scatter/gather): ranks that would all send the same tensor send a tp-th each, and gather it behind, inside
-their node. Where tokens are split anyway (sequence parallelism), nothing is gathered.
+Messages between pipeline stages of tensor-parallel ranks: each rank sends its share over its own card.
+Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", section 4.1
+(scatter/gather): ranks that would all send the same tensor send a tp-th each, and the receivers gather it
+inside their node. With sequence parallelism, tokens are split already and nothing is gathered.
 """
 
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ def prices_of(whole: Lowered, row: LlmRow, cost: CostModel) -> Price:
 
 
 def scattered(lowered: Lowered, tp: int) -> Lowered:
-    """The lowered plan whose messages carry a tp-th of their bytes, rounded up. O(rows)."""
+    """The lowered plan with messages of a tp-th of their bytes, rounded up. O(rows)."""
     if tp == 1:
         return lowered
     transfers = tuple(
@@ -42,12 +42,12 @@ def scattered(lowered: Lowered, tp: int) -> Lowered:
 
 
 def _with_boundary_gathers(prices: Price, lowered: Lowered, cost: CostModel) -> Price:
-    """Passes that receive scattered messages, with the gather in front of them.
+    """Add the all-gather to passes that receive scattered messages.
 
     Args:
         prices: of the plan.
         lowered: with scattered messages.
-        cost: the machine.
+        cost: model of the machine.
 
     Complexity: O(rows).
     """
@@ -59,14 +59,14 @@ def _with_boundary_gathers(prices: Price, lowered: Lowered, cost: CostModel) -> 
 
 
 def _received(lowered: Lowered) -> dict[Action, int]:
-    """Pass -> bytes of the share that its stage's first rank gets from elsewhere."""
-    found: dict[Action, int] = {}
+    """Pass -> bytes that its stage's first rank receives from elsewhere."""
+    received: dict[Action, int] = {}
     for action, rows in lowered.inputs.items():
         first = lowered.plan.stage[action.stage or 0].flat_ranks[0]
         size = sum(_size(lowered, rows, first))
         if size:
-            found[action] = size
-    return found
+            received[action] = size
+    return received
 
 
 def _size(lowered: Lowered, rows: Iterable[int], rank: int) -> Iterable[int]:
@@ -77,10 +77,10 @@ def _size(lowered: Lowered, rows: Iterable[int], rank: int) -> Iterable[int]:
 
 
 def _with_gathers_beside(prices: Price, lowered: Lowered, cost: CostModel) -> Price:
-    """Steps without what their gathers can do beside the first forward of their rank's other stages.
+    """Reduce steps by the gathers that overlap the first forwards of their rank's other stages.
 
-    Stages are buckets: the first one's weights are waited for, the others' travel while those before
-    them compute (Megatron-Core, `overlap_param_gather`).
+    Stages are buckets: the first one's weights are exposed, the others are gathered while earlier ones
+    compute (Megatron-Core, `overlap_param_gather`).
     """
     weights = WeightPrices(lowered, lambda ranks: cost)
     gathers_s = dict.fromkeys(prices.steps_s, 0.0)
@@ -91,14 +91,14 @@ def _with_gathers_beside(prices: Price, lowered: Lowered, cost: CostModel) -> Pr
         for rank in gathers_s.keys() & set(group.ranks):
             gathers_s[rank] += seconds
     steps_s = {
-        rank: step_s - min(gathers_s[rank], _room_s(prices, lowered, rank))
+        rank: step_s - min(gathers_s[rank], _overlap_s(prices, lowered, rank))
         for rank, step_s in prices.steps_s.items()
     }
     return replace(prices, steps_s=steps_s)
 
 
-def _room_s(prices: Price, lowered: Lowered, rank: int) -> float:
-    """Of the rank's first forwards, as many as it has stages, all but the first."""
+def _overlap_s(prices: Price, lowered: Lowered, rank: int) -> float:
+    """Seconds of the rank's first forwards, one per stage, all but the first."""
     actions = lowered.plan.program[rank]
     forwards = [prices.durations_s[a] for a in actions if a.kind is Pass.F and a.microbatch == 0]
     num = len(forwards)

@@ -1,4 +1,4 @@
-"""Rules between the cells of one row: what must divide what, and what contradicts what."""
+"""Rules between the cells of one row: divisibility and contradictions."""
 
 from workbench.cost.device_names import shipped_device
 from workbench.cost.profile import known_profiles
@@ -6,7 +6,7 @@ from workbench.llm_table.llm_row import Adapted, Architecture, LlmRow, Optimizer
 
 
 def check_row(row: LlmRow) -> None:
-    """ValueError, `column: rule, got value; nearest valid choice`, for the first rule that is broken."""
+    """ValueError, `column: rule, got value; nearest valid choice`, for the first broken rule."""
     _check_device(row)
     _check_degrees(row)
     _check_model(row)
@@ -27,16 +27,16 @@ def _check_device(row: LlmRow) -> None:
 
 
 def check_repeated(row: LlmRow, *, gpus: int, grad_accum: int, optimizer: Optimizer | None) -> None:
-    """ValueError where a cell contradicts what follows from others; 0 and None were not told."""
+    """ValueError where a cell contradicts what follows from others; 0 and None are unset."""
     if gpus not in (0, row.num_gpus):
-        told = f"tp {row.tp} x cp {row.cp} x pp {row.pp} x dp {row.dp}"
-        _refuse("gpus", f"want {told} = {row.num_gpus}", gpus, row.num_gpus)
+        product = f"tp {row.tp} x cp {row.cp} x pp {row.pp} x dp {row.dp}"
+        _refuse("gpus", f"want {product} = {row.num_gpus}", gpus, row.num_gpus)
     if grad_accum not in (0, row.num_microbatches):
         rule = f"want global_batch / (dp x micro_batch) = {row.num_microbatches}"
         _refuse("grad_accum", rule, grad_accum, row.num_microbatches)
-    own = Optimizer.DISTRIBUTED if row.zero_stage else Optimizer.PLAIN
-    if optimizer not in (None, own):
-        _refuse("optimizer", f"want it to agree with zero_stage {row.zero_stage}", optimizer, own)
+    implied = Optimizer.DISTRIBUTED if row.zero_stage else Optimizer.PLAIN
+    if optimizer not in (None, implied):
+        _refuse("optimizer", f"want it to agree with zero_stage {row.zero_stage}", optimizer, implied)
 
 
 def _check_degrees(row: LlmRow) -> None:
@@ -113,15 +113,15 @@ def _check_pipeline(row: LlmRow) -> None:
         if row.pp < 2:
             _refuse("virtual_stages", "want 1 where pp is 1", row.virtual_stages, 1)
         check_divides("microbatches of a replica", row.num_microbatches, "pp (with virtual_stages)", row.pp)
-    places = row.num_blocks + _counted(row)
-    if num_stages > places:
-        _refuse("pp x virtual_stages", f"want at most the {places} layers", num_stages, places)
+    num_layers = row.num_blocks + _counted(row)
+    if num_stages > num_layers:
+        _refuse("pp x virtual_stages", f"want at most the {num_layers} layers", num_stages, num_layers)
     if _counted(row):
-        check_divides("layers with embedding and loss", places, "pp x virtual_stages", num_stages)
+        check_divides("layers with embedding and loss", num_layers, "pp x virtual_stages", num_stages)
 
 
 def _counted(row: LlmRow) -> int:
-    """Of embedding and head, how many count as a block."""
+    """How many of embedding and head count as a block."""
     return (row.embedding_as_layer is YesNo.YES) + (row.loss_as_layer is YesNo.YES)
 
 
@@ -142,7 +142,7 @@ def _refuse(name: str, rule: str, value: object, nearest: object) -> None:
 
 
 def check_divides(whole: str, total: int, part: str, divisor: int) -> None:
-    """ValueError where a part does not divide the whole; the nearest divisor is named."""
+    """ValueError unless a part divides the whole; names the nearest divisor."""
     if total % divisor:
         fitting = [d for d in range(1, total + 1) if total % d == 0] if total <= 10**6 else [1]
         near = min(fitting, key=lambda d: (abs(d - divisor), d))

@@ -9,8 +9,8 @@ from workbench.report.records import simulated_record
 from workbench.report.search_tables import asked_text, layout_record
 from workbench.report.tables import milliseconds, titled
 from workbench.search.joint.ablation import Gain
-from workbench.search.joint.found import Found
 from workbench.search.joint.move_json import move_to_json
+from workbench.search.joint.result import SearchResult
 from workbench.search.joint.starts import OUT_OF_TIME, Start
 from workbench.search.objectives.objective import Objective
 from workbench.trace import Trace
@@ -20,7 +20,7 @@ Record = Mapping[str, Any]
 
 def joint_record(
     job: str,
-    found: Found,
+    found: SearchResult,
     trace: Trace,
     replays: Sequence[tuple[float, float]],
     asked: Mapping[str, Any],

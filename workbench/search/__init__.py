@@ -1,1 +1,1 @@
-"""Finds the fastest plan that fits."""
+"""Search for the fastest plan that fits."""

@@ -1,4 +1,4 @@
-"""Tries every strategy on a job and ranks the plans."""
+"""Plan a job with every strategy and rank the plans."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,10 +23,11 @@ from workbench.units import S_PER_HOUR
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """What became of one strategy: a plan with its figures, or the reason why there is none.
+    """One strategy's plan with its metrics, or the reason why there is none.
 
-    `dollars_per_hour` is of the plan's ranks together; None where the job does not say it. `judged` is
-    there where the search had a judge.
+    Args:
+        dollars_per_hour: price of all ranks of the plan; None where the job states no prices.
+        judged: set where the search was given a judge.
     """
 
     strategy: str
@@ -38,24 +39,24 @@ class Candidate:
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step, by the judge where there is one; infinite without a plan."""
+        """Seconds per step, by the judge if there is one; infinite without a plan."""
         if self.trace is None:
             return float("inf")
         return self.trace.iteration_s if self.judged is None else self.judged.times.step_s
 
     @property
     def metrics(self) -> StepMetrics:
-        """ValueError for a strategy without a plan."""
+        """Metrics of the simulated step; ValueError for a strategy without a plan."""
         if self.trace is None:
             raise ValueError(f"strategy {self.strategy}: {self.refusal}")
         return step_metrics(self.trace)
 
     def ties(self, other: "Candidate") -> bool:
-        """Whether both have a plan and intervals that overlap: either may be the faster one."""
+        """Whether both have plans whose prediction intervals overlap, so that either may be faster."""
         if self.trace is None or other.trace is None:
             return False
-        own, others = interval_of(self.trace), interval_of(other.trace)
-        return own is not None and others is not None and own.overlaps(others)
+        interval, other_interval = interval_of(self.trace), interval_of(other.trace)
+        return interval is not None and other_interval is not None and interval.overlaps(other_interval)
 
     @property
     def samples_per_s_per_rank(self) -> float:
@@ -66,7 +67,7 @@ class Candidate:
 
     @property
     def dollars_per_sample(self) -> float | None:
-        """Of the plan's ranks for a step; None without a plan or a price."""
+        """Price of the plan's ranks per sample; None without a plan or a price."""
         if self.plan is None or self.trace is None or self.dollars_per_hour is None:
             return None
         return self.dollars_per_hour / S_PER_HOUR * self.step_s / len(self.plan.batch)
@@ -81,41 +82,46 @@ def search(
     objective: Objective = Objective.ITERATION,
     judge: PlanJudge | None = None,
 ) -> tuple[Candidate, ...]:
-    """Every strategy's plan, best first; strategies without a plan stand last, with the reason.
+    """Plan a job with every strategy and return the candidates, best first.
 
-    Plans that miss a judge's limit stand before those, the nearest first.
+    Strategies without a plan come last, with the reason; plans that miss a limit of the judge come before
+    those, the nearest miss first. Ties keep the order of `planners`.
 
-    Each strategy searches the stage counts that the job leaves open by its own costs of layers, for dollars
-    where these are the objective; the plans are then judged by one simulator. Ties keep the order of
-    `planners`.
+    Each strategy searches the stage counts that the job leaves open with its own cost model of layers, and
+    minimises dollars where these are the objective. All resulting plans are then judged by one simulator.
 
     Args:
-        predict: simulates a plan after every check; ValueError where it is refused.
-        progress: called with (strategies done, strategies, what is best so far and how far the next one is).
-        judge: of the plans; None: the objective, of the step that `predict` gives.
+        predict: simulates a plan after all checks; raises ValueError where it is refused.
+        progress: called with (strategies done, number of strategies, note on the best so far and on the
+            progress of the current one).
+        judge: judges the plans; None: the objective, applied to the step that `predict` returns.
 
     Raises:
-        ValueError: money is the objective and the job does not say what every rank costs; an objective that
-            wants a judge.
+        ValueError: the objective is money and the job lacks the price of a rank, or the objective needs a
+            judge.
     """
     if judge is None and objective in (Objective.TRAINING, Objective.GOODPUT):
         raise ValueError(f"objective {objective}: want a judge that knows the training or the failures")
     job = aimed(job, objective)
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     for name, planner in planners.items():
-        best = min((c for c in found if c.trace is not None), key=_key(objective), default=None)
+        best = min((c for c in candidates if c.trace is not None), key=_rank_key(objective), default=None)
         note = "" if best is None else _best_so_far(best, objective)
-        progress(len(found), len(planners), note)
-        inside = partial(_inside, progress, len(found), len(planners), ", ".join(filter(None, (note, name))))
-        found.append(_judged(_candidate(name, job, cost, planner, predict, inside), planner, judge))
-    return tuple(sorted(found, key=_key(objective)))
+        progress(len(candidates), len(planners), note)
+        own_progress = partial(
+            _report_progress, progress, len(candidates), len(planners), ", ".join(filter(None, (note, name)))
+        )
+        candidates.append(
+            _with_judgement(_candidate(name, job, cost, planner, predict, own_progress), planner, judge)
+        )
+    return tuple(sorted(candidates, key=_rank_key(objective)))
 
 
 def aimed(job: Job, objective: Objective) -> Job:
-    """The job whose stage counts strategies search for dollars where these are the objective.
+    """Return the job with dollars as the aim of its stage-count search if the objective is money.
 
     Raises:
-        ValueError: money is the objective and the job does not say what every rank costs.
+        ValueError: the objective is money and the job lacks the price of a rank.
     """
     if not objective.is_money:
         return job
@@ -133,7 +139,7 @@ def _best_so_far(best: Candidate, objective: Objective) -> str:
     return f"best so far {best.strategy}, {best.step_s:.3f} s"
 
 
-def _inside(
+def _report_progress(
     progress: Callable[[int, int, str], None],
     strategies: int,
     all_strategies: int,
@@ -142,32 +148,32 @@ def _inside(
     total: int,
     best_s: float,
 ) -> None:
-    """Tell how far one strategy is with its own candidates."""
+    """Report how many of its own candidates the current strategy has tried."""
     best = f" at {best_s:.3f} s" if best_s < float("inf") else ""
     progress(strategies, all_strategies, f"{note}: {done} of {total}{best}")
 
 
 def with_schedules(planners: Mapping[str, Planner], schedules: Sequence[Schedule]) -> dict[str, Planner]:
-    """Every planner with every schedule in place of the job's, named `<strategy> <kind>`; none: as given."""
-    return _each_with(planners, {f"{schedule.kind}": {"schedule": schedule} for schedule in schedules})
+    """Pair every planner with every schedule, named `<strategy> <kind>`; without schedules, as given."""
+    return _combined(planners, {f"{schedule.kind}": {"schedule": schedule} for schedule in schedules})
 
 
 def with_ranks(planners: Mapping[str, Planner], counts: Sequence[int]) -> dict[str, Planner]:
-    """Every planner on the first ranks of the job, so many, named `<strategy> on <count>`; none: as given."""
-    return _each_with(planners, {f"on {count}": {"max_ranks": count} for count in counts})
+    """Limit every planner to the first `count` ranks, named `<strategy> on <count>`; no counts: as given."""
+    return _combined(planners, {f"on {count}": {"max_ranks": count} for count in counts})
 
 
 def for_seconds_too(planners: Mapping[str, Planner]) -> dict[str, Planner]:
-    """Every planner as it is, and looking for the shortest step, named `<strategy>, fastest`."""
+    """Add to every planner a variant that minimises seconds, named `<strategy>, fastest`."""
     return {
         **planners,
-        **{f"{name}, fastest": With(each, {"aim": Aim.SECONDS}) for name, each in planners.items()},
+        **{f"{name}, fastest": Override(planner, {"aim": Aim.SECONDS}) for name, planner in planners.items()},
     }
 
 
 @dataclass(frozen=True, slots=True)
-class With:
-    """A planner of a job that is another in some fields."""
+class Override:
+    """A planner applied to the job with some fields replaced."""
 
     planner: Planner
     fields: Mapping[str, Any]
@@ -177,20 +183,20 @@ class With:
 
     @property
     def schedule(self) -> Schedule | None:
-        """That it plans under; None: the job's."""
-        inner = self.planner.schedule if isinstance(self.planner, With) else None
+        """The schedule that it plans under; None: the job's."""
+        inner = self.planner.schedule if isinstance(self.planner, Override) else None
         return inner or self.fields.get("schedule")
 
 
-def _each_with(
+def _combined(
     planners: Mapping[str, Planner], changes: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Planner]:
     if not changes:
         return dict(planners)
     return {
-        f"{name} {word}": With(planner, fields)
+        f"{name} {suffix}": Override(planner, fields)
         for name, planner in planners.items()
-        for word, fields in changes.items()
+        for suffix, fields in changes.items()
     }
 
 
@@ -208,28 +214,28 @@ def _candidate(
         rate = job.dollars_per_hour(plan.ranks)
         return Candidate(strategy=name, plan=plan, trace=predict(plan), dollars_per_hour=rate)
     except ValueError as error:
-        return Candidate(strategy=name, refusal=str(error).removeprefix(f"{name}: "))  # said once
+        return Candidate(strategy=name, refusal=str(error).removeprefix(f"{name}: "))  # not named twice
 
 
-def _judged(candidate: Candidate, planner: Planner, judge: PlanJudge | None) -> Candidate:
+def _with_judgement(candidate: Candidate, planner: Planner, judge: PlanJudge | None) -> Candidate:
     if judge is None or candidate.plan is None:
         return candidate
     try:
         return replace(
             candidate,
-            judged=judge.judged(candidate.plan, planner.schedule if isinstance(planner, With) else None),
+            judged=judge.judged(candidate.plan, planner.schedule if isinstance(planner, Override) else None),
         )
     except ValueError as error:
         return Candidate(strategy=candidate.strategy, refusal=str(error))
 
 
-def _key(objective: Objective) -> Callable[[Candidate], tuple[bool, float]]:
+def _rank_key(objective: Objective) -> Callable[[Candidate], tuple[bool, float]]:
     def key(candidate: Candidate) -> tuple[bool, float]:
         if candidate.judged is not None:
             return bool(candidate.judged.misses), candidate.judged.value
-        return candidate.trace is None, figure(candidate)
+        return candidate.trace is None, value(candidate)
 
-    def figure(candidate: Candidate) -> float:
+    def value(candidate: Candidate) -> float:
         if candidate.trace is None:
             return float("inf")
         if objective is Objective.THROUGHPUT:

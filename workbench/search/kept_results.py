@@ -1,4 +1,4 @@
-"""Results of searches, kept in a folder: by everything that decides them, few, and checked when read."""
+"""A bounded folder of search results, keyed by everything that determines them and verified by checksum."""
 
 import hashlib
 import importlib.util
@@ -22,11 +22,11 @@ _SUFFIX = ".search.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What is kept of a search.
+    """The stored part of a search's result.
 
     Args:
-        record: of all candidates, as JSON data.
-        best_plan: the text of its plan file.
+        record: all candidates, as JSON data.
+        best_plan: text of the best plan's file.
     """
 
     record: dict[str, Any]
@@ -35,18 +35,18 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class KeptResults:
-    """A folder of results, the least recently used of which go when there are too many.
+    """A folder of results that evicts the least recently used ones when there are too many.
 
     Args:
-        folder: made when something is kept.
-        warn: called with a line about an entry that is damaged; it counts as none.
+        folder: created when the first result is stored.
+        warn: called with one line about a damaged entry, which then counts as missing.
     """
 
     folder: Path
     warn: Callable[[str], None]
 
     def get(self, key: str) -> Kept | None:
-        """The result of that key; None where there is none, or one that is damaged or of other code."""
+        """The result stored under a key; None if missing, damaged or written by other code."""
         path = self._path(key)
         try:
             checksum, _, body = read_bounded(path, MOST_BYTES).partition("\n")
@@ -64,12 +64,12 @@ class KeptResults:
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             self.warn(f"{path} is damaged and made again: {error}")
             return None
-        with suppress(OSError):  # of a folder that can only be read
+        with suppress(OSError):  # a read-only folder cannot record the access
             path.touch()
         return kept
 
     def put(self, key: str, kept: Kept) -> None:
-        """Keep a result if it can be written; of all no more than `MOST_ENTRIES` and `MOST_TOTAL_BYTES`."""
+        """Store a result if it can be written, within `MOST_ENTRIES` and `MOST_TOTAL_BYTES`."""
         body = json.dumps({"version": code_hash(), "record": kept.record, "best_plan": kept.best_plan})
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -93,18 +93,19 @@ class KeptResults:
 
 
 def result_key(job: Job, cost: CostModel, planners: Sequence[str], objective: str) -> str:
-    """A hash of all that decides a search but the code: job, machines, execution, and what is tried.
+    """Hash everything that determines a search but its code: job, machines, execution, strategies, objective.
 
-    An entry says which code it is of, so that one of another version is named and not taken.
+    Each entry records the hash of its code, so that one written by another version is reported instead of
+    used.
     """
     machines = [(name, model.profile, model.execution) for name, model in sorted(cost.beside.items())]
-    decided = (job, cost.profile, cost.execution, machines, tuple(planners), objective)
-    return _sha256(repr(decided))
+    inputs = (job, cost.profile, cost.execution, machines, tuple(planners), objective)
+    return _sha256(repr(inputs))
 
 
 @cache
 def code_hash() -> str:
-    """Of the sources of planner and simulator: another version finds nothing of this one."""
+    """Hash the sources of planner and simulator; results of another version do not match."""
     digest = hashlib.sha256()
     for package in ("workbench", "sim"):
         spec = importlib.util.find_spec(package)

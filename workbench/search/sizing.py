@@ -1,4 +1,4 @@
-"""How many GPUs a training wants: its steps, hours and dollars on growing clusters of one kind of node."""
+"""How many GPUs a training needs: steps, hours and dollars on clusters of 1, 2, 4, ... equal nodes."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -17,12 +17,12 @@ MOST_GPUS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What a training may take.
+    """Limits of a training.
 
     Args:
-        tokens: it is over so many positions of the LLM's sequence, those of images and clips among them.
-        deadline_s: None: none.
-        budget_dollars: None: none.
+        tokens: positions of the LLM's sequence to train on, those of images and clips included.
+        deadline_s: None: no deadline.
+        budget_dollars: None: no budget.
     """
 
     tokens: float
@@ -38,14 +38,14 @@ class Goal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """A whole training by the best plan for a number of GPUs.
+    """A whole training with the best plan for a number of GPUs.
 
     Args:
-        gpus: that there are.
+        gpus: available GPUs, of which the plan may leave some idle.
         steps: optimizer steps.
-        record: of the plan, as a search gives it.
-        refusal: why there is no plan; then there is no record.
-        dollars_per_gpu_hour: None: not said.
+        record: the plan's record, as a search returns it; None without a plan.
+        refusal: why there is no plan.
+        dollars_per_gpu_hour: None where the job states no prices.
     """
 
     gpus: int
@@ -56,25 +56,25 @@ class Training:
 
     @property
     def seconds(self) -> float:
-        """Infinite without a plan."""
+        """Duration; infinite without a plan."""
         return math.inf if self.record is None else self.steps * float(self.record["iteration_s"])
 
     @property
     def interval_s(self) -> tuple[float, float] | None:
-        """Seconds between which the training lies in 80 % of the cases; None where none is known."""
-        found = None if self.record is None else self.record["interval_80"]
-        return None if found is None else (self.steps * found["low_s"], self.steps * found["high_s"])
+        """The 80 % prediction interval of the duration; None where it is unknown."""
+        interval = None if self.record is None else self.record["interval_80"]
+        return None if interval is None else (self.steps * interval["low_s"], self.steps * interval["high_s"])
 
     @property
     def dollars(self) -> float | None:
-        """For the GPUs that the plan uses; None without a price or a plan."""
+        """Price of the GPUs that the plan uses; None without a price or a plan."""
         if self.record is None or self.dollars_per_gpu_hour is None:
             return None
         used = int(self.record["ranks"])
         return self.seconds / S_PER_HOUR * used * self.dollars_per_gpu_hour
 
     def meets(self, goal: Goal) -> bool:
-        """Whether it is over in time and within the budget."""
+        """Whether it has a plan that ends before the deadline and within the budget."""
         in_time = goal.deadline_s is None or self.seconds <= goal.deadline_s
         dollars = self.dollars
         is_paid = goal.budget_dollars is None or (dollars is not None and dollars <= goal.budget_dollars)
@@ -82,12 +82,12 @@ class Training:
 
 
 def num_steps(job: Job, tokens: float) -> int:
-    """Optimizer steps until so many tokens of the LLM's sequence are through."""
+    """Optimizer steps until the given number of tokens of the LLM's sequence is consumed."""
     return steps_for(tokens, (job.batch,))
 
 
 def gpu_counts(job: Job, most: int = MOST_GPUS) -> Iterator[int]:
-    """One node of the job's, and each time twice as many."""
+    """The GPUs of one node, then twice as many each time, up to `most`."""
     count = job.cluster.nodes[0].num_ranks
     while count <= most:
         yield count
@@ -95,18 +95,20 @@ def gpu_counts(job: Job, most: int = MOST_GPUS) -> Iterator[int]:
 
 
 def on_gpus(job: Job, count: int) -> Job:
-    """The job on so many GPUs of its kind, on whole nodes or a part of one.
+    """The job on `count` GPUs of the same kind, on whole nodes or on part of one.
 
     Raises:
-        ValueError: its cluster is not of equal nodes of GPUs, the count makes no whole nodes, or the profile
-            lacks the link between nodes that a job of one node does not name.
+        ValueError: the cluster does not consist of equal GPU nodes, `count` is no multiple of a node, or the
+            profile lacks the inter-node link that a job of one node does not state.
     """
-    node, where = job.cluster.nodes[0], f"size: job {job.name!r}"
+    node, prefix = job.cluster.nodes[0], f"size: job {job.name!r}"
     if job.pools or node.num_cores is not None or len(set(job.cluster.nodes)) > 1:
-        raise ValueError(f"{where}: want a cluster of one device with nodes and ranks_per_node")
+        raise ValueError(f"{prefix}: want a cluster of one device with nodes and ranks_per_node")
     if count < 1 or (count > node.num_ranks and count % node.num_ranks):
         nearest = max(1, round(count / node.num_ranks)) * node.num_ranks
-        raise ValueError(f"{where}: {count} GPUs make no whole nodes of {node.num_ranks}; nearest: {nearest}")
+        raise ValueError(
+            f"{prefix}: {count} GPUs make no whole nodes of {node.num_ranks}; nearest: {nearest}"
+        )
     num_nodes, inter = max(1, count // node.num_ranks), job.cluster.inter
     if len(job.cluster.nodes) == 1 and inter == job.cluster.intra and num_nodes > 1:
         profile = load_profile(job.profile)
@@ -118,45 +120,45 @@ def on_gpus(job: Job, count: int) -> Job:
 
 
 def sized(goal: Goal, counts: Iterator[int], train: Callable[[int], Training]) -> tuple[Training, ...]:
-    """Trainings on growing clusters, until one meets the deadline or more GPUs help no more.
+    """Trainings on growing clusters, until one meets the deadline or more GPUs stop helping.
 
-    More help no more where the fastest plan is not faster than on half as many, and where one that is too
-    dear, and in time if there is a deadline, is no cheaper either: memory to spare may make twice as many the
-    cheaper ones. Within a budget alone, the last one that is paid for is the fastest.
+    More GPUs stop helping when the plan is no faster than the one on half as many, or when it exceeds the
+    budget, is in time for any deadline, and is no cheaper either: until then, the additional memory may make
+    the larger cluster the cheaper one. With a budget alone, the last training within it is the fastest.
 
     Args:
-        counts: of GPUs, ascending.
-        train: the best training on so many.
+        counts: numbers of GPUs, ascending.
+        train: returns the best training on so many GPUs.
     """
-    found: list[Training] = []
+    trainings: list[Training] = []
     for count in counts:
-        made = train(count)
-        before = next((each for each in reversed(found) if 2 * each.gpus <= count), None)
-        found.append(made)
-        if made.record is None:
+        training = train(count)
+        before = next((earlier for earlier in reversed(trainings) if 2 * earlier.gpus <= count), None)
+        trainings.append(training)
+        if training.record is None:
             continue
-        if goal.deadline_s is not None and made.meets(goal):
+        if goal.deadline_s is not None and training.meets(goal):
             break
-        if before is not None and _helps_no_more(made, before, goal):
+        if before is not None and _stops_helping(training, before, goal):
             break
-    return tuple(found)
+    return tuple(trainings)
 
 
-def _helps_no_more(made: Training, before: Training, goal: Goal) -> bool:
-    """Whether a plan is no faster than one on half as many GPUs, or too dear and no cheaper."""
-    if made.seconds >= before.seconds:
+def _stops_helping(training: Training, before: Training, goal: Goal) -> bool:
+    """Whether a plan is no faster than on half as many GPUs, or over budget and no cheaper."""
+    if training.seconds >= before.seconds:
         return True
-    is_awaited = goal.deadline_s is not None and made.seconds > goal.deadline_s
-    if goal.budget_dollars is None or is_awaited or made.dollars is None or before.dollars is None:
+    misses_deadline = goal.deadline_s is not None and training.seconds > goal.deadline_s
+    if goal.budget_dollars is None or misses_deadline or training.dollars is None or before.dollars is None:
         return False
-    return goal.budget_dollars < made.dollars >= before.dollars
+    return goal.budget_dollars < training.dollars >= before.dollars
 
 
-def answer(goal: Goal, found: tuple[Training, ...]) -> Training | None:
-    """The training to choose: the fewest GPUs that meet a deadline, else the fastest; None: none does."""
-    good = [each for each in found if each.meets(goal)]
-    if not good:
+def answer(goal: Goal, trainings: tuple[Training, ...]) -> Training | None:
+    """The training to choose: the fewest GPUs that meet a deadline, else the fastest; None if none does."""
+    meeting = [each for each in trainings if each.meets(goal)]
+    if not meeting:
         return None
     if goal.deadline_s is not None:
-        return min(good, key=lambda each: each.gpus)
-    return min(good, key=lambda each: each.seconds)
+        return min(meeting, key=lambda each: each.gpus)
+    return min(meeting, key=lambda each: each.seconds)

@@ -22,9 +22,9 @@ NAME, UNAWARE_NAME = "cornstarch", "cornstarch-frozen-unaware"
 
 
 def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
-    """Frozen-aware: T_l = F_l + B_l, where B_l counts the gradients that really run.
+    """Frozen-aware: T_l = F_l + B_l, where B_l counts only the gradients that are computed.
 
-    Stage counts that the job leaves open are searched under its rank budget.
+    Stage counts that the job leaves open are searched within its rank budget.
 
     Raises:
         ValueError: more stages than layers, a batch that does not divide, too few ranks.
@@ -33,31 +33,32 @@ def plan(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
 
 
 def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """The best by `plan`'s estimate, then the best by `plan_frozen_unaware`'s, with the stages that it cuts.
+    """The best plans by `plan`'s estimate, then by `plan_frozen_unaware`'s, each with its own stages.
 
-    Neither estimate sees all that decides a step: stages balanced by forward time alone are sometimes faster.
-    A judge that sees it may take them, so that its choice is never worse than `cornstarch-frozen-unaware`.
+    Neither estimate captures everything that determines a step: stages balanced by forward time alone are
+    sometimes faster. A judge that does may choose them, so that the result is never worse than
+    `cornstarch-frozen-unaware`.
 
     Raises:
         ValueError: neither has a plan; the reason is that of `plan`.
     """
-    found: list[Plan] = []
+    plans: list[Plan] = []
     refusal: ValueError | None = None
     for planner_cost in (FROZEN_AWARE, FROZEN_UNAWARE):
         try:
-            found += (
-                plan for plan in _best(job, cost, NAME, planner_cost, progress, most) if plan not in found
+            plans += (
+                plan for plan in _best(job, cost, NAME, planner_cost, progress, most) if plan not in plans
             )
         except ValueError as error:
             refusal = refusal or error
-    if not found:
+    if not plans:
         assert refusal is not None
         raise refusal
-    return tuple(found)
+    return tuple(plans)
 
 
 def shortlist_frozen_unaware(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """The same with stages balanced, and counted, as if every backward took twice its forward.
+    """As `shortlist`, with stages balanced and counted as if every backward took twice its forward.
 
     Source: Cornstarch v1 section 6.1 (baseline) and 6.4.
     """
@@ -75,7 +76,7 @@ def _best(
 
 
 def with_balanced_tokens(plan: Plan) -> Plan:
-    """Tokens of context-parallel modules distributed by attention work, longest block first.
+    """Distribute tokens of context-parallel modules by attention work, longest block first.
 
     Source: Cornstarch v1 section 4.3.2, ICML section 3.2.1. The baselines keep zigzag.
     Differs: exchanges after the longest-first pass make the ranks even, see `tokens_exchange`.

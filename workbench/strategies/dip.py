@@ -1,9 +1,8 @@
-"""DIP, in its static form: all modules on the same ranks, encoders in sub-microbatches of their own.
+"""DIP in its static form: all modules on the same ranks, encoders with sub-microbatches of their own.
 
-Source: DIP, as Entrain (dissertation, sections 4.2 and 4.7.2, Figure 4.2c) describes it: modalities are
-parallelised apart, their stages are colocated, all encoder forwards run before the LLM and all encoder
-backwards after it.
-Differs: its search over schedules at run time is not part of this.
+Source: DIP, as described by Entrain (dissertation, sections 4.2 and 4.7.2, Figure 4.2c): each modality is
+parallelized separately, their stages are colocated, all encoder forwards run before the LLM and all encoder
+backwards after it. Differs: its run-time search over schedules is not included.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,42 +28,42 @@ from workbench.strategies.megatron_heterogeneous import grid_stages
 
 
 def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """Every module on all ranks, in three phases; sub-microbatches as many as are estimated fastest.
+    """Every module on all ranks, in three phases, with the numbers of sub-microbatches that are estimated
+    fastest.
 
-    The LLM's pp, where its layout has one, says how many ranks that is; every other module takes one
-    stage for every tp x cp ranks of a replica, whatever pp its layout has. An encoder's
-    share of a microbatch is cut by item into 1, 2, 4, ... sub-microbatches of even work, as many as
-    it has items at most.
+    The LLM's pp, if its layout has one, determines the number of ranks; every other module gets one stage
+    per tp x cp ranks of a replica, whatever pp its layout has. An encoder's share of a microbatch is cut by
+    item into 1, 2, 4, ... balanced sub-microbatches, at most as many as it has items.
 
     Raises:
-        ValueError: ranks that do not divide, more stages than layers, a batch that does not divide, or
-            a schedule that is neither 1F1B nor one in phases.
+        ValueError: ranks that do not divide, more stages than layers, a batch that does not divide, or a
+            schedule that is neither 1F1B nor one in phases.
     """
-    shared = _on_all_ranks(job)
-    candidates = [_plan(shared, cost, parts) for parts in _powers(job.microbatch_samples)]
-    seconds = _seconds(candidates, cost)
+    colocated = _on_all_ranks(job)
+    candidates = [_plan(colocated, cost, parts) for parts in _powers(job.microbatch_samples)]
+    seconds = _estimates_s(candidates, cost)
     progress(len(candidates), len(candidates), min(seconds))
     by_estimate = sorted(range(len(candidates)), key=seconds.__getitem__)
-    return tuple(candidates[number] for number in by_estimate[:most])
+    return tuple(candidates[index] for index in by_estimate[:most])
 
 
 plan = First(shortlist)
 
 
 def regroup(plan: Plan, job: Job, cost: CostModel) -> Plan:
-    """Sub-microbatches of the job's batch, as many as are estimated fastest on the plan's stages."""
+    """The job's batch on the plan's stages, with the number of sub-microbatches that is estimated fastest."""
     job = in_phases(job, "dip")
     draft = replace(plan, batch=job.batch, microbatches=(), programs=(), token_shards=())
     candidates = [
         scheduled(replace(draft, microbatches=_microbatches(job, draft, cost, parts)), job.schedule, cost)
         for parts in _powers(job.microbatch_samples)
     ]
-    seconds = _seconds(candidates, cost)
+    seconds = _estimates_s(candidates, cost)
     return candidates[seconds.index(min(seconds))]
 
 
-def _seconds(candidates: Sequence[Plan], cost: CostModel) -> list[float]:
-    """As the planner estimates them."""
+def _estimates_s(candidates: Sequence[Plan], cost: CostModel) -> list[float]:
+    """Seconds of each plan by the planner's estimate."""
     return [FROZEN_AWARE.plan_s(lower(candidate), cost) for candidate in candidates]
 
 
@@ -77,22 +76,22 @@ def _powers(most: int) -> Iterator[int]:
 
 def _on_all_ranks(job: Job) -> Job:
     """The job with layouts that start at the first rank and a schedule of three phases."""
-    most = job.usable_ranks
+    num_ranks = job.usable_ranks
     llm = layout_of(job, job.model.llm.name)
     if llm.pp is not None:
-        most = llm.pp * llm.tp * llm.cp * job.replicas
+        num_ranks = llm.pp * llm.tp * llm.cp * job.replicas
     layouts = []
     for module in job.model.modules:
         layout = layout_of(job, module.name)
         if dp_of(job, module.name) != job.replicas:
             raise ValueError(f"dip: want {job.replicas} replicas of {module.name!r}, got dp {layout.dp}")
         stage_ranks = layout.tp * layout.cp * job.replicas
-        if most % stage_ranks:
+        if num_ranks % stage_ranks:
             raise ValueError(
-                f"dip: {most} ranks must divide by the {stage_ranks} of a stage of {module.name!r}; "
-                f"nearest: max_ranks {most - most % stage_ranks or stage_ranks}"
+                f"dip: {num_ranks} ranks must divide by the {stage_ranks} of a stage of {module.name!r}; "
+                f"nearest: max_ranks {num_ranks - num_ranks % stage_ranks or stage_ranks}"
             )
-        layouts.append(replace(layout, pp=most // stage_ranks, rank_offset=0))
+        layouts.append(replace(layout, pp=num_ranks // stage_ranks, rank_offset=0))
     return replace(in_phases(job, "dip"), layouts=tuple(layouts))
 
 
@@ -107,11 +106,11 @@ def _microbatches(job: Job, draft: Plan, cost: CostModel, parts: int) -> tuple[M
     whole = batched_microbatches(
         draft, samples_per_microbatch=job.microbatch_samples, replicas=range(job.replicas)
     )
-    found: list[Microbatch] = []
+    microbatches: list[Microbatch] = []
     for module in job.model.modules:
-        mine = [microbatch for microbatch in whole if microbatch.module == module.name]
+        module_microbatches = [microbatch for microbatch in whole if microbatch.module == module.name]
         if module.modality == TEXT:
-            found += mine
+            microbatches += module_microbatches
             continue
         seconds = module_quadratic(job, cost, module)
         tokens = {
@@ -122,23 +121,23 @@ def _microbatches(job: Job, draft: Plan, cost: CostModel, parts: int) -> tuple[M
         for replica in range(job.replicas):
             groups = [
                 group
-                for microbatch in mine
+                for microbatch in module_microbatches
                 if microbatch.replica == replica
-                for group in _even(microbatch.items, seconds, tokens, parts)
+                for group in _balanced(microbatch.items, seconds, tokens, parts)
             ]
-            found += [
+            microbatches += [
                 Microbatch(
                     module=module.name, replica=replica, index=index, rows=tuple((item,) for item in group)
                 )
                 for index, group in enumerate(groups)
             ]
-    return tuple(found)
+    return tuple(microbatches)
 
 
-def _even(
+def _balanced(
     items: Sequence[Item], seconds: Quadratic, tokens: Mapping[Item, int], parts: int
 ) -> tuple[tuple[Item, ...], ...]:
-    """Up to so many groups of even work, none empty."""
+    """At most `parts` groups of balanced work, none empty."""
     count = min(parts, len(items))
     owners = longest_first([seconds.seconds(tokens[item]) for item in items], count)
     groups = (

@@ -1,7 +1,7 @@
 """DistTrain: ranks and degrees of every module by a formula, modules on ranks of their own.
 
 Source: Z. Zhang et al., "DistTrain", sections 4.1 to 4.3: parallelism units, the formulation, adaptive
-orchestration; section 8: modules on different kinds of GPUs. Sample order is apart, in `reordered`.
+orchestration; section 8: modules on different kinds of GPUs. Its reordering of samples is in `reordered`.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,24 +29,24 @@ NAME = "disttrain"
 CHEAPEST = "disttrain-cheapest"
 TP_SIZES = (1, 2, 4, 8)
 
-ROOM = (1.0, 0.9, 0.8, 0.7, 0.6)  # of a GPU's memory, for what the formula counts
+ROOM = (1.0, 0.9, 0.8, 0.7, 0.6)  # shares of a GPU's memory available to what the formula counts
 
 Score = tuple[float, float]  # of an orchestration; less is better
 
 
 def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """The fastest degrees by the formula, on the fewest ranks that are as fast, then balanced stages.
+    """The fastest degrees by the formula, on the fewest ranks that achieve them, then balanced stages.
 
-    Where the job has pools, every way to give modules pools that take them is tried.
-    Differs: the integers are the formula's exact optimum, where the source rounds a convex program's;
-    stages are whole layers; microbatches on their way to later units count, see `orchestrate_in_flight`;
-    wider groups stand in front, so that none leaves its node; layouts that the job gives are not kept;
-    experts are cut or distributed, whichever is faster at a tp.
+    If the job has device pools, every assignment of modules to pools that take them is tried. Differs: the
+    integers are the formula's exact optimum, where the source rounds a convex program's; stages consist of
+    whole layers; microbatches on their way to later units count, see `orchestrate_in_flight`; wider groups
+    come first, so that none spans nodes; layouts of the job are ignored; experts are cut or distributed,
+    whichever is faster at a tp.
 
     Raises:
         ValueError: nothing fits, or a batch that the degrees found cannot split.
     """
-    built = _that_fit(job, cost, progress, orchestrate, lambda _, o: (o.iteration_s, o.num_gpus), most)
+    built = _fitting(job, cost, progress, orchestrate, lambda _, o: (o.iteration_s, o.num_gpus), most)
     return tuple(replace(plan, strategy=NAME) for plan in built)
 
 
@@ -54,19 +54,19 @@ plan = First(shortlist)
 
 
 def shortlist_cheapest(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """The same for dollars a sample, on pools whose ranks have a price.
+    """As `shortlist`, for dollars per sample, on pools whose ranks have a price.
 
     Raises:
         ValueError: as `plan`, or a pool without dollars_per_hour.
     """
     if not job.pools or any(pool.dollars_per_hour is None for pool in job.pools):
         raise ValueError(f"{CHEAPEST}: job {job.name!r} wants cluster.pools, each with dollars_per_hour")
-    built = _that_fit(
+    built = _fitting(
         job,
         cost,
         progress,
         orchestrate_cheapest,
-        lambda task, found: (dollars_per_sample(task, found), found.iteration_s),
+        lambda task, orchestration: (dollars_per_sample(task, orchestration), orchestration.iteration_s),
         most,
     )
     return tuple(replace(plan, strategy=CHEAPEST) for plan in built)
@@ -75,7 +75,7 @@ def shortlist_cheapest(job: Job, cost: CostModel, progress: Progress, most: int)
 plan_cheapest = First(shortlist_cheapest)
 
 
-def _that_fit(
+def _fitting(
     job: Job,
     cost: CostModel,
     progress: Progress,
@@ -83,32 +83,32 @@ def _that_fit(
     score: Callable[[Task, Orchestration], Score],
     most: int,
 ) -> tuple[Plan, ...]:
-    """Plans of the best placement, with less memory for what the formula counts, until so many fit.
+    """Plans of the best placement, with less and less memory for what the formula counts, until `most` fit.
 
-    The formula knows no working memory and no uneven layers; the account of a plan's memory does.
+    The formula ignores working memory and uneven layers; the plan's memory account includes them.
     """
     refusal = ""
-    found: list[Plan] = []
+    plans: list[Plan] = []
     for share in ROOM:
         try:
-            placed = best_placed(job, cost, search, score, share)
-            built = megatron_heterogeneous.plan(placed, cost, progress)
+            placed_job = best_placed(job, cost, search, score, share)
+            candidate = megatron_heterogeneous.plan(placed_job, cost, progress)
         except ValueError:
-            if found:
+            if plans:
                 break
             raise
         try:
-            lowered_that_fits(built)
+            lowered_that_fits(candidate)
         except ValueError as error:
             refusal = str(error)
             continue
-        if built not in found:
-            found.append(built)
-        if len(found) == most:
+        if candidate not in plans:
+            plans.append(candidate)
+        if len(plans) == most:
             break
-    if not found:
+    if not plans:
         raise ValueError(refusal)
-    return tuple(found)
+    return tuple(plans)
 
 
 def best_placed(
@@ -120,43 +120,46 @@ def best_placed(
 ) -> Job:
     """The job with the layouts of the best placement's orchestration; ties keep the earlier placement.
 
-    `memory_share` of every GPU's memory is for what the formula counts.
+    Args:
+        memory_share: share of every GPU's memory available to what the formula counts.
 
     Raises:
         ValueError: no placement fits, with the last one's reason.
     """
     best: tuple[Score, Orchestration, tuple[Pool, ...]] | None = None
     refusal = ""
-    for task, chosen in placed_tasks(job, cost):
+    for task, pools in placed_tasks(job, cost):
         try:
-            found = orchestrate_in_flight(_with_memory(task, memory_share), search)
+            orchestration = orchestrate_in_flight(_with_memory(task, memory_share), search)
         except ValueError as error:
             refusal = str(error)
             continue
-        if best is None or score(task, found) < best[0]:
-            best = score(task, found), found, chosen
+        if best is None or score(task, orchestration) < best[0]:
+            best = score(task, orchestration), orchestration, pools
     if best is None:
         raise ValueError(refusal)
     return with_fastest_degrees(with_degrees(job, *best[1:]), cost)
 
 
 def placed_tasks(job: Job, cost: CostModel) -> tuple[tuple[Task, tuple[Pool, ...]], ...]:
-    """The formula's task for every way to give each module, in the model's order, a pool that takes it."""
+    """The formula's task for every assignment of modules, in the model's order, to pools that take them."""
     if not job.pools:
         return ((task_of(job, cost), ()),)
     modules = job.model.modules
     units: dict[tuple[str, str], Unit] = {}
     for pool in job.pools:
-        own = replace(job, cluster=pool_cluster(job.cluster, pool), pools=(), layouts=(), max_ranks=None)
-        prices = ModulePrices(own, cost.on(pool.device))
+        pool_job = replace(job, cluster=pool_cluster(job.cluster, pool), pools=(), layouts=(), max_ranks=None)
+        prices = ModulePrices(pool_job, cost.on(pool.device))
         for module in filter(lambda module: pool.takes(module.name), modules):
-            units[pool.name, module.name] = replace(_unit(own, prices, module), pool=pool.name)
+            units[pool.name, module.name] = replace(_unit(pool_job, prices, module), pool=pool.name)
     gpus = tuple(_gpus(job, pool) for pool in job.pools)
-    found = []
-    for chosen in placements(job.pools, [module.name for module in modules]):
-        placed = tuple(units[pool.name, module.name] for module, pool in zip(modules, chosen, strict=True))
-        found.append((_task(job, placed, gpus), chosen))
-    return tuple(found)
+    tasks = []
+    for module_pools in placements(job.pools, [module.name for module in modules]):
+        placed = tuple(
+            units[pool.name, module.name] for module, pool in zip(modules, module_pools, strict=True)
+        )
+        tasks.append((_task(job, placed, gpus), module_pools))
+    return tuple(tasks)
 
 
 def _with_memory(task: Task, share: float) -> Task:
@@ -165,26 +168,26 @@ def _with_memory(task: Task, share: float) -> Task:
 
 
 def task_of(job: Job, cost: CostModel) -> Task:
-    """The job in the formula's terms: mean seconds and bytes of a sample, module by module."""
+    """The job in the formula's terms: mean seconds and bytes of a sample, by module."""
     prices = ModulePrices(job, cost)
     return _task(job, tuple(_unit(job, prices, module) for module in job.model.modules))
 
 
-def with_degrees(job: Job, found: Orchestration, chosen: Sequence[Pool] = ()) -> Job:
-    """The job with the layout of every module, behind one another in its pool, wider groups first.
+def with_degrees(job: Job, orchestration: Orchestration, module_pools: Sequence[Pool] = ()) -> Job:
+    """The job with the layout of every module, consecutive in its pool, wider groups first.
 
-    Widths are powers of two, so a group that starts behind wider ones lies inside its node.
+    Widths are powers of two, so a group that starts after wider ones stays within a node.
     """
-    pools = [(pool.name, pool.first_rank) for pool in chosen] or [("", 0)] * len(found.degrees)
+    pools = [(pool.name, pool.first_rank) for pool in module_pools] or [("", 0)] * len(orchestration.degrees)
     free = dict(pools)
-    offsets = [0] * len(found.degrees)
-    for index in sorted(range(len(offsets)), key=lambda index: (-found.degrees[index].tp, index)):
+    offsets = [0] * len(orchestration.degrees)
+    for index in sorted(range(len(offsets)), key=lambda index: (-orchestration.degrees[index].tp, index)):
         name, _ = pools[index]
         offsets[index] = free[name]
-        free[name] += found.degrees[index].num_gpus
+        free[name] += orchestration.degrees[index].num_gpus
     layouts = tuple(
         ModuleLayout(module=module.name, tp=degrees.tp, pp=degrees.pp, dp=degrees.dp, rank_offset=offset)
-        for module, degrees, offset in zip(job.model.modules, found.degrees, offsets, strict=True)
+        for module, degrees, offset in zip(job.model.modules, orchestration.degrees, offsets, strict=True)
     )
     return replace(job, layouts=layouts)
 
@@ -227,13 +230,14 @@ def _unit(job: Job, prices: ModulePrices, module: Module) -> Unit:
         layers = prices.layers(replace(choice, ep=fastest_degree(prices, choice)), 1)
         sample_s.append((tp, sum(layer.forward_s + layer.backward_s for layer in layers)))
     whole, size = prices.total(ModuleChoice(module=module.name, recompute=settings.recompute), 1), prices.size
-    shared = size.optimizer if settings.sharding is Sharding.OPTIMIZER else 0
+    sharded_bytes = size.optimizer if settings.sharding is Sharding.OPTIMIZER else 0
     return Unit(
         name=module.name,
         sample_s=tuple(sample_s),
         num_layers=len(module.layers),
-        weight_bytes=whole.weights * size.weight + whole.trained * (size.gradient + size.optimizer - shared),
-        optimizer_bytes=whole.trained * shared,
+        weight_bytes=whole.weights * size.weight
+        + whole.trained * (size.gradient + size.optimizer - sharded_bytes),
+        optimizer_bytes=whole.trained * sharded_bytes,
         activation_bytes=whole.kept_bytes,
         reduction_bytes=whole.trained * (size.gradient + size.weight),
     )

@@ -1,4 +1,4 @@
-"""Pipeline templates of a job: what it does on any number of nodes, and what a change of nodes moves."""
+"""Pipeline templates of a job: its pipelines on any number of nodes, and what a change of nodes moves."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from workbench.planner.sharded_step import PREFETCHED
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticTemplates:
-    """A job's templates, with what its layers weigh; all stages have equally many GPUs.
+    """A job's templates with the prices of its layers; all stages have equally many GPUs.
 
     Args:
         job: on as many nodes as templates were planned for.
@@ -29,8 +29,8 @@ class ElasticTemplates:
         planned: the templates.
         prices: of its modules.
         layers: [L] price of each layer of the chain.
-        sharing: GPUs of a stage that hold all its layers and split the samples of a microbatch.
-        sharding: what else these shard: nothing, or parameters, which they all-gather for use.
+        sharing: GPUs of a stage that each hold all its layers and split the samples of a microbatch.
+        sharding: what these also shard: nothing, or parameters, which they all-gather for use.
     """
 
     job: Job
@@ -47,7 +47,9 @@ class ElasticTemplates:
 
     @cached_property
     def layer_bytes(self) -> tuple[float, ...]:
-        """[L] weights and optimizer state of a layer on each GPU of its stage: what a copy moves."""
+        """[L] bytes of weights and optimizer state of a layer on each GPU of its stage, which a copy
+        moves.
+        """
         size = self.prices.size
         return tuple(
             (layer.weights * size.weight + layer.trained * (size.optimizer if layer.trained else 0))
@@ -57,51 +59,55 @@ class ElasticTemplates:
 
     @property
     def loaded_bytes(self) -> float:
-        """What a job that restarts reads: all weights, and the state of those that are trained."""
+        """Bytes that a restarting job reads: all weights, and optimizer state of the trained ones."""
         return sum(self.layer_bytes) * self._tp * self._parts
 
     @property
     def saved_bytes(self) -> float:
-        """What a checkpoint holds: weights that are trained, and their state; frozen ones do not change."""
+        """Bytes of a checkpoint: trained weights and their optimizer state; frozen ones do not change."""
         pairs = zip(self.layer_bytes, self.layers, strict=True)
-        return sum(held for held, layer in pairs if layer.trained) * self._tp * self._parts
+        return sum(num_bytes for num_bytes, layer in pairs if layer.trained) * self._tp * self._parts
 
     @property
     def _width(self) -> int:
-        """GPUs of a stage."""
+        """GPUs per stage."""
         return self.planned.templates[0].stages[0].num_gpus
 
     @property
     def _tp(self) -> int:
-        """GPUs of a stage that cut its layers among each other."""
+        """GPUs of a stage among which its layers are cut."""
         return self._width // self.sharing
 
     @property
     def _parts(self) -> int:
-        """Of every weight, each on another GPU of its stage, whole for use alone."""
+        """GPUs of a stage among which each weight is sharded."""
         return self.sharing if self.sharding is Sharding.PARAMETERS else 1
 
     def microbatch_capacity(self, template: Template) -> tuple[int, ...]:
-        """[stages] samples that a microbatch may have by the memory of each stage's GPUs.
+        """[stages] maximum samples of a microbatch by the memory of each stage's GPUs.
 
-        1F1B keeps a stage's activations of as many microbatches as there are stages from it to the last, and
-        works in one layer of one more. Both grow with the samples; weights, gradients and optimizer state,
-        and the layers that are whole where GPUs shard parameters, do not.
+        1F1B keeps activations of as many microbatches as there are stages from this one to the last, plus
+        the working memory of one layer. Both grow with the samples; weights, gradients and optimizer state,
+        and layers gathered in full where GPUs shard parameters, do not.
         """
         capacity_bytes, size = _rank_bytes(self.job.cluster.nodes[0]), self.job.microbatch_samples
-        found = []
+        capacities = []
         for index, stage in enumerate(template.stages):
             layers = self.layers[stage.first : stage.end]
-            held = self.chain.chain.stage_bytes(stage.first, stage.end, stage.num_gpus)
-            room = capacity_bytes - held - (_whole_bytes(self.prices.size, layers) if self._parts > 1 else 0)
+            state_bytes = self.chain.chain.stage_bytes(stage.first, stage.end, stage.num_gpus)
+            free_bytes = (
+                capacity_bytes
+                - state_bytes
+                - (_gathered_bytes(self.prices.size, layers) if self._parts > 1 else 0)
+            )
             in_flight = len(template.stages) - index
-            kept = in_flight * sum(layer.kept_bytes for layer in layers)
-            each = kept + max(layer.working_bytes for layer in layers)
-            found.append(int(max(0, room) * size // each))
-        return tuple(found)
+            kept_bytes = in_flight * sum(layer.kept_bytes for layer in layers)
+            total_bytes = kept_bytes + max(layer.working_bytes for layer in layers)
+            capacities.append(int(max(0, free_bytes) * size // total_bytes))
+        return tuple(capacities)
 
     def at(self, num_nodes: int) -> Instantiation:
-        """The pipelines with the shortest step on that many nodes, the sum of gradients over them included.
+        """The pipelines with the shortest step on `num_nodes` nodes, including the all-reduce of gradients.
 
         Raises:
             ValueError: fewer nodes than the threshold, or fewer microbatches than pipelines.
@@ -109,11 +115,11 @@ class ElasticTemplates:
         return fastest(self.planned, num_nodes, self.num_microbatches, self.sum_s)
 
     def samples_per_s(self, num_nodes: int) -> float:
-        """Throughput there: the slowest pipeline, then the sum of gradients over all pipelines."""
+        """Throughput on `num_nodes` nodes: the slowest pipeline, then the all-reduce over all pipelines."""
         return len(self.job.batch) / self.at(num_nodes).step_s
 
     def grid_samples_per_s(self, num_nodes: int) -> float:
-        """Of the best grid of equal pipelines, where nodes that do not fit in stand by; 0 where none fits."""
+        """Throughput of the best grid of equal pipelines, with the other nodes idle; 0 if none fits."""
         best_s = float("inf")
         for size in self.planned.specification.sizes:
             replicas = min(num_nodes // size, self.num_microbatches)
@@ -125,23 +131,30 @@ class ElasticTemplates:
 
     @property
     def copy_s(self) -> float:
-        """Seconds until the node that holds most has got it all: each GPU what another of its place holds."""
-        held = (
+        """Seconds until the node with most state has copied it all: each GPU from one at the same
+        position.
+        """
+        bytes_by_template = (
             [sum(self.layer_bytes[s.first : s.end]) for s in template.stages for _ in range(s.num_gpus)]
             for template in self.planned.templates
         )
-        return max(node_copy_s(self.job.cluster, dict(enumerate(of_ranks))) for of_ranks in held)
+        return max(
+            node_copy_s(self.job.cluster, dict(enumerate(rank_bytes))) for rank_bytes in bytes_by_template
+        )
 
     def sum_s(self, size: int, num_pipelines: int) -> float:
-        """Of the gradients of a template's busiest stage over so many pipelines, without overlap.
+        """Seconds to all-reduce the gradients of a template's busiest stage over `num_pipelines`, without
+        overlap.
 
-        Over the links between nodes: no two pipelines share one, and no stage spans two.
+        It uses the links between nodes: no two pipelines share one, and no stage spans two.
         """
         stages = self.planned.of_size(size).stages
-        whole = max(sum(layer.trained for layer in self.layers[s.first : s.end]) for s in stages)
-        members, of_node = self.sharing // self._parts, self.job.cluster.nodes[0].num_ranks
-        ranks = [node * of_node + place for node in range(num_pipelines) for place in range(members)]
-        return self.prices.sum_s(whole / self._parts, ranks)
+        elements = max(sum(layer.trained for layer in self.layers[s.first : s.end]) for s in stages)
+        members, ranks_per_node = self.sharing // self._parts, self.job.cluster.nodes[0].num_ranks
+        ranks = [
+            node * ranks_per_node + position for node in range(num_pipelines) for position in range(members)
+        ]
+        return self.prices.sum_s(elements / self._parts, ranks)
 
 
 def elastic_templates(
@@ -155,25 +168,25 @@ def elastic_templates(
 ) -> ElasticTemplates:
     """Templates of all node counts for a job on `num_nodes` nodes like its cluster's.
 
-    A stage has as many GPUs as the widest tp of the job's layouts; a module of smaller tp uses some of
+    A stage has as many GPUs as the largest tp of the job's layouts; a module of smaller tp uses some of
     them. Or, without tp, `sharing` GPUs, each of which computes its part of a microbatch's samples. A layer
-    adds its weights, gradients and optimizer state to a GPU. Of activations, (layers of a stage) x
-    (microbatches in flight) is about the layers of the model in every stage of 1F1B: those of one
-    microbatch in all layers, and the largest working memory, are set aside on every GPU. Where GPUs of a
-    stage shard parameters, two layers are whole at a time, and a layer takes as long as its passes or
-    its exchanges, which run beside those of its neighbours.
+    adds its weights, gradients and optimizer state to a GPU. For activations, (layers of a stage) x
+    (microbatches in flight) is about the number of layers of the model in every stage of 1F1B: those of one
+    microbatch in all layers, and the largest working memory, are reserved on every GPU. If GPUs of a stage
+    shard parameters, two layers are gathered in full at a time, and a layer takes as long as its passes or
+    its collectives, which overlap those of its neighbours.
 
     Source: Oobleck chapter, section 2.4.
 
     Args:
-        cost: the machine.
+        cost: model of the machine.
         num_faults: f, nodes that may fail at the same moment.
         sharing: GPUs of a stage that split samples.
-        sharding: NONE, or PARAMETERS: they shard weights and optimizer state too.
+        sharding: NONE, or PARAMETERS to also shard weights and optimizer state.
 
     Raises:
         ValueError: nodes of several kinds, a batch that does not fill its microbatches, samples that cannot
-            be split, context or expert parallelism, what templates refuse.
+            be split, context or expert parallelism, or what templates refuse.
 
     Complexity: that of `exact_templates`.
     """
@@ -181,16 +194,16 @@ def elastic_templates(
     cluster = replace(job.cluster, nodes=(node,) * num_nodes)
     job = replace(job, cluster=cluster, max_ranks=None)
     prices = ModulePrices(job, cost)
-    widest = max((layout.tp for layout in job.layouts), default=1)
-    _check_sharing(job, sharing, widest)
-    on_gpu = _GpuLayers(
+    tp = max((layout.tp for layout in job.layouts), default=1)
+    _check_sharing(job, sharing, tp)
+    gpu_layers = _GpuLayers(
         prices=prices,
         layers=_priced(job, prices, sharing),
         parts=sharing if sharding is Sharding.PARAMETERS else 1,
     )
-    layers = tuple(on_gpu.layers[module][layer] for module, layer in chain_order(job.model))
-    room = max(0, _rank_bytes(node) - on_gpu.aside_bytes(layers))
-    chain = model_chain(job.model, (widest * sharing,), on_gpu.layer_s, on_gpu.held_bytes, room)
+    layers = tuple(gpu_layers.layers[module][layer] for module, layer in chain_order(job.model))
+    free_bytes = max(0, _rank_bytes(node) - gpu_layers.reserved_bytes(layers))
+    chain = model_chain(job.model, (tp * sharing,), gpu_layers.layer_s, gpu_layers.held_bytes, free_bytes)
     return ElasticTemplates(
         job=job,
         chain=chain,
@@ -203,7 +216,7 @@ def elastic_templates(
 
 
 def _priced(job: Job, prices: ModulePrices, sharing: int) -> dict[str, Sequence[Totals]]:
-    """By module, what its layers take and hold for a GPU's part of a microbatch's samples."""
+    """By module, the prices of its layers for a GPU's part of a microbatch's samples."""
     degrees = {layout.module: layout.tp for layout in job.layouts}
     samples = job.microbatch_samples // sharing
     return {
@@ -217,10 +230,10 @@ def _priced(job: Job, prices: ModulePrices, sharing: int) -> dict[str, Sequence[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _GpuLayers:
-    """What layers are on one GPU of a stage.
+    """Layers on one GPU of a stage.
 
     Args:
-        layers: of each module, whole.
+        layers: of each module, unsharded.
         parts: GPUs among which parameters are sharded.
     """
 
@@ -229,22 +242,22 @@ class _GpuLayers:
     parts: int
 
     def held_bytes(self, module: str, layer: int, _: int) -> int:
-        """Of weights, gradients and optimizer state."""
+        """Bytes of weights, gradients and optimizer state."""
         price, size = self.layers[module][layer], self.prices.size
         state = price.weights * size.weight + price.trained * (size.gradient + size.optimizer)
         return round(state / self.parts)
 
     def layer_s(self, module: str, layer: int, _: int) -> float:
-        """Of its passes, or of the exchanges beside them where these take longer."""
+        """Seconds of its passes, or of the collectives beside them if these take longer."""
         price = self.layers[module][layer]
-        moved = self.prices.sharded_exchange(ModuleChoice(module=module, dp=self.parts), price)
-        behind_s = moved.gather_s + moved.scatter_s if price.backward_s else 0.0
-        return max(price.forward_s, moved.gather_s) + max(price.backward_s, behind_s)
+        exchange = self.prices.sharded_exchange(ModuleChoice(module=module, dp=self.parts), price)
+        behind_s = exchange.gather_s + exchange.scatter_s if price.backward_s else 0.0
+        return max(price.forward_s, exchange.gather_s) + max(price.backward_s, behind_s)
 
-    def aside_bytes(self, layers: Sequence[Totals]) -> int:
-        """What a GPU keeps free of state: activations, working memory, layers that are whole for use."""
-        aside = sum(layer.kept_bytes for layer in layers) + max(layer.working_bytes for layer in layers)
-        return round(aside + (_whole_bytes(self.prices.size, layers) if self.parts > 1 else 0))
+    def reserved_bytes(self, layers: Sequence[Totals]) -> int:
+        """Memory that a GPU reserves for activations, working memory and layers gathered in full."""
+        reserved = sum(layer.kept_bytes for layer in layers) + max(layer.working_bytes for layer in layers)
+        return round(reserved + (_gathered_bytes(self.prices.size, layers) if self.parts > 1 else 0))
 
 
 def _check_sharing(job: Job, sharing: int, tp: int) -> None:
@@ -263,30 +276,30 @@ def _check_sharing(job: Job, sharing: int, tp: int) -> None:
         )
 
 
-def _whole_bytes(size: StateBytes, layers: Sequence[Totals]) -> int:
-    """Of the layers that are whole at a time where GPUs shard parameters."""
+def _gathered_bytes(size: StateBytes, layers: Sequence[Totals]) -> int:
+    """Bytes of the layers that are gathered in full at a time where GPUs shard parameters."""
     return PREFETCHED * round(
         max(layer.weights * size.weight + layer.trained * size.gradient for layer in layers)
     )
 
 
 def _rank_bytes(node: Node) -> int:
-    """Memory of a rank: ranks that share a node's cores share its memory too."""
+    """Memory of a rank; ranks that share a node's cores also share its memory."""
     return node.memory_bytes if node.num_cores is None else node.memory_bytes // node.num_ranks
 
 
 def _check(job: Job, num_nodes: int) -> Node:
-    """The kind of node that all are."""
+    """Check the job and return the only kind of node."""
     kinds = set(job.cluster.nodes)
     if len(kinds) > 1:
         raise ValueError(f"{job.name}: templates want nodes of one kind, the cluster has {len(kinds)}")
     if num_nodes < 1:
         raise ValueError(f"{job.name}: want 1 node or more, got {num_nodes}")
-    size, wanted = job.microbatch_samples, len(job.batch)
-    if wanted % size:
+    size, batch_samples = job.microbatch_samples, len(job.batch)
+    if batch_samples % size:
         raise ValueError(
-            f"{job.name}: a batch of {wanted} samples does not fill microbatches of {size}; "
-            f"nearest: {max(size, wanted // size * size)} samples"
+            f"{job.name}: a batch of {batch_samples} samples does not fill microbatches of {size}; "
+            f"nearest: {max(size, batch_samples // size * size)} samples"
         )
     for layout in job.layouts:
         if (layout.cp, layout.ep) != (1, 1):

@@ -1,4 +1,4 @@
-"""What a file with layouts says of strategies: where encoders are, and which of them put them there."""
+"""Placement of encoders in layout files, and the strategies that produce it."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,29 +13,29 @@ from workbench.strategies.registry import STRATEGIES
 MEANT: Mapping[str, StrategySpec] = {
     spec.placing: spec for spec in STRATEGIES if spec.placing is not None and spec.stands_for_placing
 }
-"""By `modality_parallelism`, the strategy that it means where none is named."""
+"""The strategy that a `modality_parallelism` means if none is named."""
 
 PLACINGS: Mapping[str, tuple[str, ...]] = {
     placing: (meant.name, *(s.name for s in STRATEGIES if s.placing == placing and s is not meant))
     for placing, meant in MEANT.items()
 }
-"""Strategies that put encoders where a `modality_parallelism` says, the one that it means first."""
+"""Strategies that place encoders as a `modality_parallelism` says, the one that it means first."""
 
 
 def with_layout_file(job: Job, path: Path, strategy: str | None = None) -> Job:
     """The job with the layouts of a file in any of the notations.
 
     Args:
-        strategy: that is to plan it. None: several are tried, each puts encoders where it does.
+        strategy: that will plan the job; None: several are tried, and each places encoders its own way.
 
     Raises:
-        ValueError: what the notation's reader refuses, with the file's name; a strategy that puts
-            encoders elsewhere than the file says.
+        ValueError: what the notation's reader refuses, with the file's name, or a strategy that places
+            encoders differently.
     """
     try:
         content = content_of(path)
         placing = placing_of(content)
-        found = replace(job, layouts=read_layouts(content, job))
+        with_layouts = replace(job, layouts=read_layouts(content, job))
     except ValueError as error:
         message = str(error)
         raise ValueError(message if message.startswith(f"{path}: ") else f"{path}: {message}") from None
@@ -44,4 +44,4 @@ def with_layout_file(job: Job, path: Path, strategy: str | None = None) -> Job:
             f"{path}: modality_parallelism {placing!r} is not what strategy {strategy} does; "
             f"nearest: --strategy {MEANT[placing].name}"
         )
-    return found
+    return with_layouts

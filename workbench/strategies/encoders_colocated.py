@@ -55,17 +55,17 @@ def colocated_stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
         base = first_rank
         for module in job.model.modules:
             rank = base if module.modality != TEXT else first_rank
-            mine = module_stages(
+            module_chain = module_stages(
                 job, module.name, cuts[module.name], replica=replica, first_id=len(stages), first_rank=rank
             )
-            stages += mine
-            first_rank = max(first_rank, rank + num_ranks(mine))
+            stages += module_chain
+            first_rank = max(first_rank, rank + num_ranks(module_chain))
     check_ranks(job, first_rank)
     return tuple(stages)
 
 
 def _check_layouts(job: Job) -> None:
-    """Colocated encoders share ranks, so they share pp, tp and cp."""
+    """Check that encoders that share ranks also share pp, tp and cp."""
     layouts = [layout_of(job, module.name) for module in job.model.encoders]
     shapes = {(layout.pp, layout.tp, layout.cp) for layout in layouts}
     if len(shapes) > 1:

@@ -1,10 +1,9 @@
-"""Encoders replicated: the LLM is cut into stages and every stage's ranks hold all encoders whole.
+"""Encoders replicated: the LLM is cut into stages, and every stage's ranks hold a copy of all encoders.
 
-Source: Cornstarch v1 section 2.2, Figures 1b and 2a (Llama 3's multimodal training), and the
-baseline of section 6.1.
-Differs: the copy that the LLM reads is the first stage's; the other copies do their forwards,
-as the figure shows, but nobody asks them for gradients. A copy runs as soon as its rank is
-free, while in the figure it waits for its LLM stage's input as if the two were one box.
+Source: Cornstarch v1 section 2.2, Figures 1b and 2a (Llama 3's multimodal training), and the baseline of
+section 6.1. Differs: the LLM reads the first stage's copy; the other copies run their forwards, as the
+figure shows, but receive no gradients. A copy runs as soon as its rank is free, while in the figure it
+waits for its LLM stage's input as if the two were one box.
 """
 
 from collections.abc import Mapping
@@ -36,18 +35,18 @@ plan = First(shortlist)
 
 
 def _stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
-    """On every block of LLM ranks: one whole copy of each encoder, a replica of its own."""
+    """On every block of LLM ranks, one full copy of each encoder, as a replica of its own."""
     ((llm, llm_cuts),) = cuts.items()
     stages: list[Stage] = []
     first_rank = 0
     for replica in range(job.replicas):
-        mine = module_stages(job, llm, llm_cuts, replica=replica, first_id=0, first_rank=first_rank)
-        blocks = list(dict.fromkeys(stage.ranks for stage in mine))
+        llm_stages = module_stages(job, llm, llm_cuts, replica=replica, first_id=0, first_rank=first_rank)
+        blocks = list(dict.fromkeys(stage.ranks for stage in llm_stages))
         for position, ranks in enumerate(blocks):
             for module in job.model.modules:
                 if module.name == llm:
-                    held = [stage for stage in mine if stage.ranks == ranks]
-                    stages += [replace(stage, id=len(stages) + n) for n, stage in enumerate(held)]
+                    block_stages = [stage for stage in llm_stages if stage.ranks == ranks]
+                    stages += [replace(stage, id=len(stages) + n) for n, stage in enumerate(block_stages)]
                     continue
                 stages.append(
                     Stage(
@@ -58,21 +57,21 @@ def _stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
                         ranks=ranks,
                     )
                 )
-        first_rank += num_ranks(mine)
+        first_rank += num_ranks(llm_stages)
     check_ranks(job, first_rank)
     return tuple(stages)
 
 
 def _copied(draft: Plan, llm: str, counts: Counts) -> tuple[Microbatch, ...]:
     """The draft's microbatches, those of encoders once per block of LLM ranks."""
-    found: list[Microbatch] = []
+    microbatches: list[Microbatch] = []
     for microbatch in draft.microbatches:
         if microbatch.module == llm:
-            found.append(microbatch)
+            microbatches.append(microbatch)
         else:
             first = microbatch.replica * counts[llm]
-            found.extend(replace(microbatch, replica=first + copy) for copy in range(counts[llm]))
-    return tuple(found)
+            microbatches.extend(replace(microbatch, replica=first + copy) for copy in range(counts[llm]))
+    return tuple(microbatches)
 
 
 SPEC = StrategySpec(

@@ -1,4 +1,4 @@
-"""Entrain: encoder microbatches of even work, LLM work deferred between pairs of them.
+"""Entrain: balanced encoder microbatches, with LLM work deferred between pairs of them.
 
 Source: Entrain (dissertation chapter 4), sections 4.3 and 4.5.
 """
@@ -35,29 +35,29 @@ Actions = tuple[Action, ...]
 
 
 def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """Modules on ranks of their own; who goes together is decided by work, sample by sample.
+    """Modules on ranks of their own; samples are assigned to microbatches one by one, by work.
 
-    Deferral is no machinery: an encoder microbatch is cut by consumer into one whose samples the LLM
-    takes at once and one whose samples it takes with the next microbatch. Their forwards are
-    adjacent, so that encoder work stays even; each has a backward of its own (the paper's split backward).
-    Encoder forwards then run ahead as far as memory allows and the planner's estimate gains by it
-    (section 4.5.3's eager forwards), see `_furthest_ahead`.
-    Differs: the matching that leaves all microbatches evenest, see `even_match`; stage counts that
-    the job leaves open are searched by the planner's estimate instead of the paper's Algorithm 3, before
-    forwards run ahead; forwards of the LLM stay where 1F1B has them.
+    Deferral needs no mechanism of its own: an encoder microbatch is cut by consumer into one whose samples
+    the LLM takes at once and one whose samples it takes with the next microbatch. Their forwards are
+    adjacent, so that encoder work stays balanced; each has a backward of its own (the paper's split
+    backward). Encoder forwards then run ahead as far as memory allows and the planner's estimate improves
+    (section 4.5.3's eager forwards), see `_furthest_ahead`. Differs: the matching that balances all
+    microbatches best, see `even_match`; stage counts that the job leaves open are searched by the planner's
+    estimate instead of the paper's Algorithm 3, before forwards run ahead; forwards of the LLM stay where
+    1F1B has them.
 
     Raises:
         ValueError: more stages than layers, fewer samples than replicas, too few ranks.
     """
-    found, followers = _in_turn(job, cost, progress, most)
-    return tuple(_furthest_ahead(each, followers, cost) for each in found)
+    in_turn, followers = _in_turn(job, cost, progress, most)
+    return tuple(_furthest_ahead(candidate, followers, cost) for candidate in in_turn)
 
 
 plan = First(shortlist)
 
 
 def plan_in_turn(job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
-    """The same with every forward where the schedule has it: what `plan` starts from, Figure 4.11b.
+    """As `plan`, but with every forward where the schedule has it (Figure 4.11b), before any runs ahead.
 
     Raises:
         ValueError: as `plan`.
@@ -76,20 +76,21 @@ def _in_turn(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[
 
 
 def _furthest_ahead(plan: Plan, followers: Followers, cost: CostModel) -> Plan:
-    """Of 0, 1, 2, 4, ... and the most microbatches ahead that fit in memory: the fastest, then the least.
+    """Run forwards 0, 1, 2, 4, ... or the most microbatches ahead that fit in memory: the fastest, then the
+    least.
 
-    Sharded stages stay as they are: their forwards stand behind the all-gathers of their own places.
+    Sharded stages are unchanged: their forwards follow the all-gathers of their own positions.
 
     Complexity: O(log K) plans lowered and priced for K microbatches.
     """
     if shard_units(plan):
         return plan
-    too_many = max((len(held) for held in plan.microbatches_of.values()), default=0)
+    too_many = max((len(microbatches) for microbatches in plan.microbatches_of.values()), default=0)
     most = most_that_fits(partial(with_leads, plan, followers), too_many)
     leads = sorted({0, most, *takewhile(most.__gt__, powers_of_two())})
-    tried = [with_leads(plan, followers, lead) for lead in leads]
-    seconds = [FROZEN_AWARE.plan_s(lower(each), cost) for each in tried]
-    return tried[seconds.index(min(seconds))]
+    candidates = [with_leads(plan, followers, lead) for lead in leads]
+    seconds = [FROZEN_AWARE.plan_s(lower(candidate), cost) for candidate in candidates]
+    return candidates[seconds.index(min(seconds))]
 
 
 def powers_of_two() -> Iterator[int]:
@@ -98,7 +99,7 @@ def powers_of_two() -> Iterator[int]:
 
 
 def regroup(plan: Plan, job: Job, cost: CostModel) -> Plan:
-    """Algorithm 4 on the job's batch, for the plan's stages, and how far forwards run ahead.
+    """Apply Algorithm 4 to the job's batch on the plan's stages, and run forwards ahead.
 
     Raises:
         ValueError: a module with other replicas than the language model's.
@@ -117,7 +118,7 @@ def regroup(plan: Plan, job: Job, cost: CostModel) -> Plan:
 
 
 def assign(job: Job, cost: CostModel) -> tuple[MicrobatchAssignment, ...]:
-    """Algorithm 4 on the job's batch: indices into it, by replica."""
+    """Apply Algorithm 4 to the job's batch; returns indices into it, by replica."""
     work = sample_work(job, cost)
     return hierarchical_assignment(
         work.encoder_s,
@@ -129,7 +130,7 @@ def assign(job: Job, cost: CostModel) -> tuple[MicrobatchAssignment, ...]:
 
 
 def with_adjacent_forwards(plan: Plan, followers: Followers) -> Plan:
-    """The plan with every deferred encoder forward right after the one it was cut from."""
+    """Place every deferred encoder forward directly after the one it was cut from."""
     of_stage = {
         stage.id: followers[stage.module, stage.replica]
         for stage in plan.stages
@@ -139,7 +140,7 @@ def with_adjacent_forwards(plan: Plan, followers: Followers) -> Plan:
 
 
 def with_leads(plan: Plan, followers: Followers, lead: int) -> Plan:
-    """A plan with adjacent forwards whose first modules' run `lead` microbatches further ahead."""
+    """Run forwards of a plan's first modules `lead` microbatches further ahead."""
     if lead == 0:
         return plan
     readers = {edge.target for edge in plan.model.edges}
@@ -153,9 +154,9 @@ def with_leads(plan: Plan, followers: Followers, lead: int) -> Plan:
 
 def _reprogrammed(plan: Plan, changed: Callable[[Actions], Actions]) -> Plan:
     programs = tuple(replace(program, actions=changed(program.actions)) for program in plan.programs)
-    found = replace(plan, programs=programs)
-    check(found)
-    return found
+    reprogrammed = replace(plan, programs=programs)
+    check(reprogrammed)
+    return reprogrammed
 
 
 def deferring_microbatches(
@@ -163,13 +164,13 @@ def deferring_microbatches(
 ) -> tuple[tuple[Microbatch, ...], Followers]:
     """Microbatches of all modules and replicas, and which encoder microbatch was cut from which."""
     routing = routing_of(draft)
-    found: list[Microbatch] = []
+    microbatches: list[Microbatch] = []
     followers: dict[tuple[str, int], dict[int, int]] = {}
     for module in draft.model.modules:
         for replica, assignment in enumerate(assignments):
-            mine = followers.setdefault((module.name, replica), {})
-            found += _of_replica(routing, module, replica, assignment, mine)
-    return tuple(found), followers
+            module_followers = followers.setdefault((module.name, replica), {})
+            microbatches += _of_replica(routing, module, replica, assignment, module_followers)
+    return tuple(microbatches), followers
 
 
 def _of_replica(
@@ -179,26 +180,28 @@ def _of_replica(
     assignment: MicrobatchAssignment,
     followers: dict[int, int],
 ) -> list[Microbatch]:
-    """Microbatches of one replica of a module; `followers` learns which one was cut from which."""
+    """Microbatches of one replica of a module; adds to `followers` which one was cut from which."""
     batch = routing.plan.batch
-    found: list[Microbatch] = []
+    microbatches: list[Microbatch] = []
 
-    def add(places: tuple[int, ...]) -> bool:
-        items = (item for index in places for item in routing.items(module.name, batch[index].id))
+    def add(members: tuple[int, ...]) -> bool:
+        items = (item for index in members for item in routing.items(module.name, batch[index].id))
         rows = tuple((item,) for item in items)
         if rows:
-            found.append(Microbatch(module=module.name, replica=replica, index=len(found), rows=rows))
+            microbatches.append(
+                Microbatch(module=module.name, replica=replica, index=len(microbatches), rows=rows)
+            )
         return bool(rows)
 
     if module.modality == TEXT:
-        for places in assignment.llm:
-            add(places)
-        return found
-    for places, deferred in zip(assignment.encoder, assignment.deferred, strict=True):
-        kept = tuple(index for index in places if index not in deferred)
-        if add(kept) & add(deferred):
-            followers[len(found) - 1] = len(found) - 2
-    return found
+        for members in assignment.llm:
+            add(members)
+        return microbatches
+    for members, deferred in zip(assignment.encoder, assignment.deferred, strict=True):
+        immediate = tuple(index for index in members if index not in deferred)
+        if add(immediate) & add(deferred):
+            followers[len(microbatches) - 1] = len(microbatches) - 2
+    return microbatches
 
 
 SPEC = StrategySpec(

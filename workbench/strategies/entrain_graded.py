@@ -1,7 +1,7 @@
-"""Entrain with microbatches of graded size in an order for the pipeline, on evenly loaded ranks.
+"""Entrain with microbatches of graded size in an order suited to the pipeline, on evenly loaded ranks.
 
-Source: Entrain (dissertation, sections 4.4.2, 4.5.2 and 4.5.3), which gives modules whole ranks, makes
-all microbatches even, and does not fix the order of the pairs.
+Source: Entrain (dissertation, sections 4.4.2, 4.5.2 and 4.5.3), which gives modules whole ranks, makes all
+microbatches equal, and does not specify the order of the pairs.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,26 +31,26 @@ from workbench.timing.critical_path import critical_path_s
 from workbench.timing.price import price
 from workbench.timing.stage_times import Seconds, StageTimes, stage_times
 
-SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of microbatches that are small
-IMPROVED = 6  # candidates whose order is improved, best by the recurrence first
-BUILT = 3  # of those, candidates that become plans
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of small microbatches
+IMPROVED = 6  # best candidates by the recurrence, whose order is improved
+BUILT = 3  # of those, the candidates that become plans
 
 
 def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """Of two ways to cut, five gradings and several leads: the fastest that fits in memory.
+    """The fastest plans that fit in memory, of two cuts, five gradings and several leads.
 
-    Cuts: Entrain's, and where the job leaves stage counts open and one encoder feeds the LLM on ranks
-    of one shape, cuts of the whole chain whose boundary block holds layers of both, see `chain_cuts`.
-    Gradings: none to all of the microbatches small, see `graded_assignment`. Leads: encoder
-    forwards 0, 1, 2, 4, ... microbatches ahead. A recurrence of the pipeline ranks them all; the best
-    get an order by `order_units`, the best of those become plans, and the planner's estimate, which
-    knows the real programs and messages, picks among these and Entrain's own. So it is never slower
-    by that estimate.
+    Cuts: Entrain's, and if the job leaves stage counts open and one encoder feeds the LLM on ranks of one
+    shape, cuts of the whole chain whose boundary block holds layers of both, see `chain_cuts`. Gradings:
+    none to all of the microbatches small, see `graded_assignment`. Leads: encoder forwards 0, 1, 2, 4, ...
+    microbatches ahead. A recurrence of the pipeline ranks all combinations; the best get an order by
+    `order_units`, the best of those become plans, and the planner's estimate, which includes the real
+    programs and messages, chooses among these and Entrain's own. So the result is never slower by that
+    estimate.
 
     Raises:
         ValueError: as `entrain.plan`.
 
-    Complexity: that of `entrain.plan`, 10 pricings and O(log K) orders for K microbatches a replica.
+    Complexity: that of `entrain.plan`, 10 pricings and O(log K) orders for K microbatches per replica.
     """
     first = entrain.plan(job, cost, progress)
     return _fastest(job, cost, first, [first, *_shared(job, cost, first)], most)
@@ -66,14 +66,22 @@ def regroup(plan: Plan, job: Job, cost: CostModel) -> Plan:
 
 
 def _fastest(job: Job, cost: CostModel, first: Plan, cuts: Sequence[Plan], most: int) -> tuple[Plan, ...]:
-    """Of the first plan and those cuts with other microbatches, the best by the estimate first."""
+    """The best by the estimate, of the first plan and of the cuts with other microbatches."""
     gradings = list(_gradings(job, cost))
-    candidates = [found for each in cuts for held in gradings for found in _candidates(job, cost, each, held)]
+    candidates = [
+        candidate
+        for cut in cuts
+        for grading in gradings
+        for candidate in _candidates(job, cost, cut, grading)
+    ]
     candidates.sort(key=lambda candidate: candidate.ordered(unimproved_order)[1])
-    ordered = [(each, *each.ordered(order_units)) for each in candidates[:IMPROVED]]
-    ordered.sort(key=lambda found: found[2])
-    plans = (_rebuilt(job, cost, each.cut, held, each.lead) for each, held, _ in ordered)
-    drafts = [lower(each) for each in (first, *islice(filter(fits, plans), BUILT))]
+    ordered = [(candidate, *candidate.ordered(order_units)) for candidate in candidates[:IMPROVED]]
+    ordered.sort(key=lambda candidate_order: candidate_order[2])
+    plans = (
+        _rebuilt(job, cost, candidate.cut, assignments, candidate.lead)
+        for candidate, assignments, _ in ordered
+    )
+    drafts = [lower(draft) for draft in (first, *islice(filter(fits, plans), BUILT))]
     seconds = [_estimate_s(lowered, cost) for lowered in drafts]
     by_estimate = sorted(range(len(drafts)), key=seconds.__getitem__)
     return tuple(replace(drafts[number].plan, strategy="entrain-graded") for number in by_estimate[:most])
@@ -81,7 +89,7 @@ def _fastest(job: Job, cost: CostModel, first: Plan, cuts: Sequence[Plan], most:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Candidate:
-    """Stages, microbatches of every replica and what each takes, and how far forwards run ahead."""
+    """Stages, microbatches of every replica with their times, and how far forwards run ahead."""
 
     cut: Plan
     assignments: tuple[MicrobatchAssignment, ...]
@@ -89,21 +97,21 @@ class _Candidate:
     lead: int
 
     def ordered(self, order: Callable[..., UnitOrder]) -> tuple[tuple[MicrobatchAssignment, ...], float]:
-        """Every replica in an order of its own, and seconds of the slowest."""
-        found = [
+        """Every replica's microbatches in order, and seconds of the slowest replica."""
+        orders = [
             _ordered(assignment, times, self.lead, order)
             for assignment, times in zip(self.assignments, self.times, strict=True)
         ]
-        return tuple(assignment for assignment, _ in found), max(seconds for _, seconds in found)
+        return tuple(assignment for assignment, _ in orders), max(seconds for _, seconds in orders)
 
 
 def _candidates(
     job: Job, cost: CostModel, cut: Plan, assignments: tuple[MicrobatchAssignment, ...]
 ) -> Iterator[_Candidate]:
-    """One for each lead, from 0 on."""
-    drawn = _rebuilt(job, cost, cut, assignments, 0)
-    times = tuple(_times(drawn, cost, replica, each) for replica, each in enumerate(assignments))
-    for lead in _leads(max(len(each.encoder) for each in assignments)):
+    """One candidate for each lead, from 0 on."""
+    built = _rebuilt(job, cost, cut, assignments, 0)
+    times = tuple(_times(built, cost, replica, assignment) for replica, assignment in enumerate(assignments))
+    for lead in _leads(max(len(assignment.encoder) for assignment in assignments)):
         yield _Candidate(cut=cut, assignments=assignments, times=times, lead=lead)
 
 
@@ -113,9 +121,12 @@ def _leads(num_places: int) -> Iterator[int]:
 
 
 def _gradings(job: Job, cost: CostModel) -> Iterator[tuple[MicrobatchAssignment, ...]]:
-    """By share of small microbatches: the samples of every replica, which are Entrain's."""
+    """Assignments by share of small microbatches; each replica's samples are Entrain's."""
     work = sample_work(job, cost)
-    replicas = [sorted(sample for held in each.llm for sample in held) for each in entrain.assign(job, cost)]
+    replicas = [
+        sorted(sample for microbatch in assignment.llm for sample in microbatch)
+        for assignment in entrain.assign(job, cost)
+    ]
     for share in SHARES:
         yield tuple(_graded(members, work, job.microbatch_samples, share) for members in replicas)
 
@@ -127,11 +138,11 @@ def _graded(
     encoder_s, llm_s = ([of[sample] for sample in members] for of in work)
     local = graded_assignment(encoder_s, llm_s, num_microbatches=count, num_small=round(share * count))
 
-    def named(held: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-        return tuple(tuple(members[index] for index in places) for places in held)
+    def samples(microbatches: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(members[index] for index in indices) for indices in microbatches)
 
     return MicrobatchAssignment(
-        encoder=named(local.encoder), deferred=named(local.deferred), llm=named(local.llm)
+        encoder=samples(local.encoder), deferred=samples(local.deferred), llm=samples(local.llm)
     )
 
 
@@ -167,24 +178,26 @@ def _shared(job: Job, cost: CostModel, first: Plan) -> Iterator[Plan]:
 
 
 def units_of(assignment: MicrobatchAssignment) -> tuple[tuple[int, ...], ...]:
-    """Places that must stay together: one that defers and the next; all others stand alone."""
-    found: list[tuple[int, ...]] = []
+    """Indices that must stay together: a microbatch that defers and the next; all others alone."""
+    units: list[tuple[int, ...]] = []
     index = 0
     while index < len(assignment.deferred):
         size = 2 if assignment.deferred[index] else 1
-        found.append(tuple(range(index, index + size)))
+        units.append(tuple(range(index, index + size)))
         index += size
-    return tuple(found)
+    return tuple(units)
 
 
-def permuted(assignment: MicrobatchAssignment, places: Sequence[int]) -> MicrobatchAssignment:
+def permuted(assignment: MicrobatchAssignment, order: Sequence[int]) -> MicrobatchAssignment:
     """The same microbatches in another order."""
 
-    def taken(held: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-        return tuple(held[index] for index in places)
+    def reordered(microbatches: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+        return tuple(microbatches[index] for index in order)
 
     return MicrobatchAssignment(
-        encoder=taken(assignment.encoder), deferred=taken(assignment.deferred), llm=taken(assignment.llm)
+        encoder=reordered(assignment.encoder),
+        deferred=reordered(assignment.deferred),
+        llm=reordered(assignment.llm),
     )
 
 
@@ -194,25 +207,27 @@ def _ordered(
     units = units_of(assignment)
     depth = times.num_encoder_stages
     leads = [lead] * depth + [0] * (times.forward_s.shape[1] - depth)
-    found = order(times.forward_s, times.backward_s, units, leads)
-    places = [index for unit in found.units for index in units[unit]]
-    return permuted(assignment, places), found.iteration_s
+    unit_order = order(times.forward_s, times.backward_s, units, leads)
+    indices = [index for unit in unit_order.units for index in units[unit]]
+    return permuted(assignment, indices), unit_order.iteration_s
 
 
 def _times(plan: Plan, cost: CostModel, replica: int, assignment: MicrobatchAssignment) -> StageTimes:
-    def places(microbatches: Sequence[tuple[int, ...]]) -> Mapping[int, int]:
+    def positions(microbatches: Sequence[tuple[int, ...]]) -> Mapping[int, int]:
         return {
-            plan.batch[index].id: position for position, held in enumerate(microbatches) for index in held
+            plan.batch[index].id: position
+            for position, members in enumerate(microbatches)
+            for index in members
         }
 
     times = stage_times(
-        plan, cost, replica, produced=places(assignment.encoder), consumed=places(assignment.llm)
+        plan, cost, replica, produced=positions(assignment.encoder), consumed=positions(assignment.llm)
     )
-    return _one_column_a_block(times, plan, replica)
+    return _one_column_per_block(times, plan, replica)
 
 
-def _one_column_a_block(times: StageTimes, plan: Plan, replica: int) -> StageTimes:
-    """A block that holds the end of the encoder and the beginning of the LLM counts as one LLM stage."""
+def _one_column_per_block(times: StageTimes, plan: Plan, replica: int) -> StageTimes:
+    """Count a block with the encoder's end and the LLM's start as one LLM stage."""
     depth = times.num_encoder_stages
     llm = plan.model.llm.name
     head = plan.chain[llm, replica][0].ranks
@@ -222,16 +237,16 @@ def _one_column_a_block(times: StageTimes, plan: Plan, replica: int) -> StageTim
 
 
 def _merged(table: Seconds, column: int) -> Seconds:
-    """Without the column before, whose times are added to it."""
-    found = table.copy()
-    found[:, column] += found[:, column - 1]
-    return np.delete(found, column - 1, axis=1)
+    """Add a column's predecessor to it and drop the predecessor."""
+    merged = table.copy()
+    merged[:, column] += merged[:, column - 1]
+    return np.delete(merged, column - 1, axis=1)
 
 
 def _rebuilt(
     job: Job, cost: CostModel, cut: Plan, assignments: tuple[MicrobatchAssignment, ...], lead: int
 ) -> Plan:
-    """The same stages with other microbatches in other programs."""
+    """The same stages with other microbatches and programs."""
     microbatches, followers = entrain.deferring_microbatches(cut, assignments)
     draft = replace(cut, microbatches=microbatches, programs=(), token_shards=())
     adjacent = entrain.with_adjacent_forwards(scheduled(draft, job.schedule, cost), followers)

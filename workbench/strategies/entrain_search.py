@@ -1,4 +1,4 @@
-"""Entrain's choice of degrees: data-, tensor-, context- and pipeline-parallel, by a formula.
+"""Entrain's choice of degrees: data, tensor, context and pipeline parallelism, by a formula.
 
 Source: Entrain (dissertation, section 4.4.3, Algorithm 3, Equations 4.1 and 4.2).
 """
@@ -21,18 +21,16 @@ from workbench.planner.stage_counts import Progress
 from workbench.planner.strategy_spec import PLAIN_OR_SPLIT, Chooser, First, OwnSpace, StrategySpec
 from workbench.strategies import entrain
 
-MOST_CP = 1  # the microbatches of this strategy have no shards of tokens
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """Degrees of every module and what the formula says of them.
+    """Degrees of every module and the formula's estimate.
 
     Args:
         replicas: dp.
         layouts: tp, cp and pp of every module.
         formula_s: Equation 4.2 with resharding.
-        reshard_s: the part of it that is resharding.
+        reshard_s: its resharding part.
     """
 
     replicas: int
@@ -46,27 +44,27 @@ class Configuration:
 
 
 def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """Entrain's plan under the first configuration, best by the formula, that fits in memory.
+    """Entrain's plans under the first configurations, best by the formula, that fit in memory.
 
     Raises:
-        ValueError: no configuration fits; the best one's reason is named.
+        ValueError: no configuration fits; names the best one's reason.
     """
-    every = configurations(job, cost)
+    ranked = configurations(job, cost)
     refusal: ValueError | None = None
     fitting: list[Plan] = []
-    for tried, configuration in enumerate(every, 1):
-        progress(tried, len(every), configuration.formula_s)
+    for num_tried, configuration in enumerate(ranked, 1):
+        progress(num_tried, len(ranked), configuration.formula_s)
         try:
-            found = entrain.plan(configuration.job(job), cost)
-            lowered_that_fits(found)
+            candidate = entrain.plan(configuration.job(job), cost)
+            lowered_that_fits(candidate)
         except ValueError as error:
             refusal = refusal or error
             continue
-        fitting.append(replace(found, strategy="entrain-search"))
+        fitting.append(replace(candidate, strategy="entrain-search"))
         if len(fitting) == most:
             break
     if not fitting:
-        raise ValueError(f"job {job.name!r}: no configuration of {len(every)} fits: {refusal}")
+        raise ValueError(f"job {job.name!r}: no configuration of {len(ranked)} fits: {refusal}")
     return tuple(fitting)
 
 
@@ -76,31 +74,30 @@ plan = First(shortlist)
 def configurations(job: Job, cost: CostModel) -> tuple[Configuration, ...]:
     """All configurations that use the job's ranks, fastest by the formula first.
 
-    GPUs of a replica are assigned by the batch's work with tp = cp = 1, each module's share is
-    factorised into tp x cp x pp, and layers are cut by dynamic programming.
-    Differs: cp stays 1, since Entrain's own microbatches have no shards of tokens; allocations that move
-    a GPU from one module to another count too, since a prime share has next to no factors; a share that
-    is no product of valid degrees goes down to the next that is, so ranks may stay idle; memory is
-    checked on whole plans, in order of the formula; a layout's given tp or pp is kept, and a module
-    gets at least the ranks that these ask for.
+    GPUs of a replica are assigned by the batch's work with tp = cp = 1, each module's share is factorised
+    into tp x cp x pp, and layers are cut by dynamic programming. Differs: cp stays 1, since Entrain's own
+    microbatches have no token shards; allocations that move a GPU from one module to another count too,
+    since a prime share has next to no factors; a share that is no product of valid degrees is lowered to
+    the next that is, so ranks may stay idle; memory is checked on whole plans, in order of the formula; a
+    layout's given tp or pp is kept, and a module gets at least the ranks that these need.
 
     Raises:
-        ValueError: no configuration; the nearest job that has one is named.
+        ValueError: no configuration; names the nearest job that has one.
 
     Complexity: O(dp x product over modules of their factorisations), layers priced once per degree.
     """
     search = _Search(job, cost)
-    found = [configuration for replicas in search.replicas() for configuration in search.of(replicas)]
-    if not found:
+    unsorted = [configuration for replicas in search.replicas() for configuration in search.of(replicas)]
+    if not unsorted:
         raise ValueError(
             f"job {job.name!r}: no configuration of {search.num_ranks} ranks for {len(job.batch)} samples "
             f"in microbatches of {job.microbatch_samples}; {search.refusal()}"
         )
-    return tuple(sorted(found, key=lambda each: (each.formula_s, each.replicas, str(each.layouts))))
+    return tuple(sorted(unsorted, key=lambda each: (each.formula_s, each.replicas, str(each.layouts))))
 
 
 class _Search:
-    """Layer costs by degree, priced once."""
+    """Enumerates configurations, with layers priced once per degree."""
 
     def __init__(self, job: Job, cost: CostModel) -> None:
         self._job, self._cost = job, cost
@@ -112,14 +109,14 @@ class _Search:
         self._least = [layout.tp * (layout.pp or 1) for layout in given]
 
     def replicas(self) -> Iterator[int]:
-        """Degrees that divide the ranks and the batch."""
+        """Numbers of replicas that divide the ranks and the batch."""
         job = self._job
         for count in range(1, self.num_ranks // len(job.model.modules) + 1):
             if self.num_ranks % count == 0 and len(job.batch) % (count * job.microbatch_samples) == 0:
                 yield count
 
     def of(self, replicas: int) -> Iterator[Configuration]:
-        """Of the proportional allocation and of those that move a GPU between modules."""
+        """Configurations of the proportional allocation and of those that move a GPU between modules."""
         modules = self._job.model.modules
         if self.num_ranks // replicas < sum(self._least):
             return
@@ -133,15 +130,15 @@ class _Search:
             for layouts in product(*choices):
                 if layouts not in seen:
                     seen.add(layouts)
-                    yield self._judged(replicas, layouts)
+                    yield self._estimated(replicas, layouts)
 
     def _lifted(self, shares: Sequence[int]) -> list[int]:
-        """No module below its least; ranks are taken one by one from whoever has most to spare."""
-        found = [max(share, least) for share, least in zip(shares, self._least, strict=True)]
-        while sum(found) > sum(shares):
-            spare = [share - least for share, least in zip(found, self._least, strict=True)]
-            found[spare.index(max(spare))] -= 1
-        return found
+        """Raise each module to its minimum, one rank at a time from whichever has most to spare."""
+        lifted = [max(share, least) for share, least in zip(shares, self._least, strict=True)]
+        while sum(lifted) > sum(shares):
+            spare = [share - least for share, least in zip(lifted, self._least, strict=True)]
+            lifted[spare.index(max(spare))] -= 1
+        return lifted
 
     def refusal(self) -> str:
         """Why there is no configuration, and the nearest job that has one."""
@@ -151,8 +148,8 @@ class _Search:
         asked = ", ".join(f"{x.module} tp {x.tp} pp {x.pp or 'open'}" for x in job.layouts)
         return f"no tp x pp fits heads, layers and nodes with the layouts given ({asked or 'none'})"
 
-    def _judged(self, replicas: int, layouts: tuple[ModuleLayout, ...]) -> Configuration:
-        """Equation 4.2: every stage once, the slowest for each further microbatch."""
+    def _estimated(self, replicas: int, layouts: tuple[ModuleLayout, ...]) -> Configuration:
+        """Equation 4.2: every stage once, plus the slowest for each further microbatch."""
         job = self._job
         num_microbatches = len(job.batch) // (replicas * job.microbatch_samples)
         stages_s = [
@@ -167,10 +164,10 @@ class _Search:
         return Configuration(replicas=replicas, layouts=layouts, formula_s=formula_s, reshard_s=reshard_s)
 
     def _reshard_s(self, layouts: tuple[ModuleLayout, ...]) -> Iterator[float]:
-        """Per microbatch and edge whose ends differ in tp x cp: features there, gradients back.
+        """Seconds per microbatch and edge whose ends differ in tp x cp: features forward, gradients back.
 
-        The source does not print the formula; a microbatch's features cross one link in either direction,
-        once for every stage that reads them.
+        The source does not print the formula; here a microbatch's features cross one link in either
+        direction, once for every stage that reads them.
         """
         job = self._job
         degrees = {layout.module: layout.tp * layout.cp for layout in layouts}
@@ -195,26 +192,26 @@ class _Search:
     def _factors(self, module: Module, share: int) -> Iterator[ModuleLayout]:
         """tp x cp x pp of a share, or of the next smaller one that has any."""
         for size in range(share, 0, -1):
-            found = [
+            layouts = [
                 layout
                 for tp in range(1, size + 1)
-                if size % (tp * MOST_CP) == 0
+                if size % tp == 0
                 if (layout := self._layout(module, tp, size // tp)) is not None
             ]
-            if found:
-                yield from found
+            if layouts:
+                yield from layouts
                 return
 
     def _layout(self, module: Module, tp: int, pp: int) -> ModuleLayout | None:
-        given = next((each for each in self._job.layouts if each.module == module.name), None)
+        stated = next((each for each in self._job.layouts if each.module == module.name), None)
         node_ranks = min(node.num_ranks for node in self._job.cluster.nodes)
         fits = (
             tp <= node_ranks
             and all(count % tp == 0 for count in module.kv_heads)
             and pp <= len(module.layers)
         )
-        kept = given is None or ((given.tp in (1, tp)) and given.pp in (None, pp))
-        return ModuleLayout(module=module.name, tp=tp, pp=pp) if fits and kept else None
+        is_compatible = stated is None or ((stated.tp in (1, tp)) and stated.pp in (None, pp))
+        return ModuleLayout(module=module.name, tp=tp, pp=pp) if fits and is_compatible else None
 
 
 SPEC = StrategySpec(

@@ -1,9 +1,9 @@
-"""FSDP and HSDP, searched: every module on every rank, each a replica, weights sharded among them.
+"""FSDP and HSDP, searched: every module on every rank, each a replica, with sharded weights.
 
 Source: Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 16(12);
-Liang et al. 2025, "TorchTitan", section 2.1 (FSDP2).
-Hybrid sharding, HSDP, is of section 3.2.2: several instances of all weights, each among ranks that are near.
-Differs: a unit is a layer of the model's graph, so embedding and head are units of their own.
+Liang et al. 2025, "TorchTitan", section 2.1 (FSDP2). Hybrid sharding, HSDP, is of section 3.2.2: several
+instances of all weights, each on nearby ranks. Differs: a unit is a layer of the model's graph, so
+embedding and head are units of their own.
 """
 
 from contextlib import suppress
@@ -27,7 +27,7 @@ NAME, HYBRID_NAME = "fsdp", "hsdp"
 
 
 def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """The fastest plan that fits with weights sharded among all that it takes; see `_fastest`."""
+    """The fastest plans that fit, with weights sharded over all ranks used; see `_fastest`."""
     return _fastest(job, cost, Mode.SHARDED, progress, most)
 
 
@@ -35,7 +35,7 @@ plan = First(shortlist)
 
 
 def shortlist_hybrid(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """The fastest with several instances of all weights, of two ranks or more each; see `_fastest`."""
+    """The fastest plans with several instances of all weights, of at least two ranks each; see `_fastest`."""
     return _fastest(job, cost, Mode.HYBRID, progress, most)
 
 
@@ -45,10 +45,10 @@ plan_hybrid = First(shortlist_hybrid)
 def _fastest(job: Job, cost: CostModel, mode: Mode, progress: Progress, most: int) -> tuple[Plan, ...]:
     """The fastest plan that fits of each microbatch size, over recomputation of every module.
 
-    A replica's samples of a step are cut into equal microbatches, whatever size the job gives to those of
-    pipelines: fewer, larger ones gather less often, smaller ones hold less. Fewer ranks than the job may use
-    are tried too, two at least, where their replicas divide the batch: they may be faster, as on one node
-    of two. Steps are compared by `sharded_step`; of equal ones that on more ranks, then that of larger
+    A replica's samples of a step are cut into equal microbatches, whatever size the job states for
+    pipelines: fewer, larger ones gather less often, smaller ones need less memory. Fewer ranks than the job
+    may use are tried too, at least two, if their replicas divide the batch: they may be faster, for
+    instance one node of two. Steps are compared by `sharded_step`; ties go to more ranks, then to larger
     microbatches.
 
     Raises:
@@ -61,32 +61,34 @@ def _fastest(job: Job, cost: CostModel, mode: Mode, progress: Progress, most: in
             f"{job.schedule.kind}; nearest: {ScheduleKind.ONE_F_ONE_B}"
         )
     _check_layouts(job, name)
-    found: dict[int, Plan] = {}
-    for sized, num_ranks in _fastest_first(job, cost, mode, progress):
-        if sized.microbatch_samples in found:
+    plans: dict[int, Plan] = {}
+    for sized_job, num_ranks in _fastest_first(job, cost, mode, progress):
+        if sized_job.microbatch_samples in plans:
             continue
         with suppress(ValueError):
-            found[sized.microbatch_samples] = fastest_of_size(sized, cost, mode, progress, num_ranks)[1]
-        if len(found) == most:
+            plans[sized_job.microbatch_samples] = fastest_of_size(sized_job, cost, mode, progress, num_ranks)[
+                1
+            ]
+        if len(plans) == most:
             break
-    if not found:  # say why of the job's ranks and the smallest microbatches
+    if not plans:  # raises the refusal for all ranks and the smallest microbatches
         return (fastest_of_size(replace(job, microbatch_samples=1), cost, mode, progress)[1],)
-    return tuple(found.values())
+    return tuple(plans.values())
 
 
 def _fastest_first(job: Job, cost: CostModel, mode: Mode, progress: Progress) -> list[tuple[Job, int]]:
-    """Microbatch sizes and numbers of ranks for which a layout's memory fits, the shortest step first."""
+    """Microbatch sizes and numbers of ranks with a layout that fits, the shortest step first."""
     smallest = replace(job, microbatch_samples=1)
-    least = min(2, job.usable_ranks)
-    counts = [n for n in range(job.usable_ranks, least - 1, -1) if has_layouts(smallest, cost, mode, n)]
+    fewest = min(2, job.usable_ranks)
+    counts = [n for n in range(job.usable_ranks, fewest - 1, -1) if has_layouts(smallest, cost, mode, n)]
     priced: list[tuple[float, Job, int]] = []
     for num_ranks in counts:
         for samples in reversed(divisors(len(job.batch))):
-            sized = replace(job, microbatch_samples=samples)
+            sized_job = replace(job, microbatch_samples=samples)
             with suppress(ValueError):
-                best = fastest_layout(sized, cost, mode, num_ranks=num_ranks, progress=progress)
-                priced.append((best.step.step_s, sized, num_ranks))
-    return [(sized, num_ranks) for _, sized, num_ranks in sorted(priced, key=itemgetter(0))]
+                best = fastest_layout(sized_job, cost, mode, num_ranks=num_ranks, progress=progress)
+                priced.append((best.step.step_s, sized_job, num_ranks))
+    return [(sized_job, num_ranks) for _, sized_job, num_ranks in sorted(priced, key=itemgetter(0))]
 
 
 def _name(mode: Mode) -> str:
@@ -110,15 +112,15 @@ def fastest_of_size(
     progress: Progress = silent,
     num_ranks: int | None = None,
 ) -> tuple[float, Plan]:
-    """The best plan of the job's microbatch size, and the seconds of its step; arguments as of the search."""
+    """The best plan of the job's microbatch size, and the seconds of its step."""
     built: list[tuple[Plan, LayoutChoice]] = []
 
-    def build(found: Job, choice: LayoutChoice) -> Plan:
-        built.append((sharded_plan(found, cost, choice.llm.instances), choice))
+    def build(laid_out: Job, choice: LayoutChoice) -> Plan:
+        built.append((sharded_plan(laid_out, cost, choice.llm.instances), choice))
         return built[-1][0]
 
     (best,) = searched_plans(job, cost, mode, build, progress, 1, num_ranks)
-    choice = next(choice for made, choice in built if made is best)
+    choice = next(choice for candidate, choice in built if candidate is best)
     return steps_of(job, cost).step(choice).step_s, best
 
 
@@ -135,13 +137,13 @@ def sharded_plan(job: Job, cost: CostModel, instances: int = 1) -> Plan:
         replace(job.settings.of(module.name), sharding=Sharding.PARAMETERS, instances=instances)
         for module in job.model.modules
     )
-    sharing = replace(job, settings=replace(job.settings, modules=modules))
-    draft = shared_draft(sharing, NAME if instances == 1 else HYBRID_NAME)
+    sharded_job = replace(job, settings=replace(job.settings, modules=modules))
+    draft = shared_draft(sharded_job, NAME if instances == 1 else HYBRID_NAME)
     stages: list[Stage] = []
     for replica in range(job.layouts[0].dp or 1):
         for module in job.model.modules:
             stages += module_stages(
-                sharing,
+                sharded_job,
                 module.name,
                 ((0, len(module.layers)),),
                 replica=replica,

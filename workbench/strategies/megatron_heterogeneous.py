@@ -1,11 +1,10 @@
 """Megatron with a layout per module: on islands of ranks (NC), or all on the same ranks (C).
 
-Source: Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training",
-section 3: disjoint rank sets under graph-aware 1F1B, or the same ranks in three phases; section 4.
-Differs: the paper sets all degrees by hand and gives encoders 8 GPUs. Here, on islands, stage counts that
-the job leaves open are searched, and stages that it leaves open are balanced by the gradients that really
-run. Or all degrees, and the islands' sizes, are searched exactly over the step model's layouts, where
-colocated encoders have one stage.
+Source: Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language Model Training", section 3:
+disjoint rank sets under graph-aware 1F1B, or the same ranks in three phases; section 4. Differs: the paper
+sets all degrees by hand and gives encoders 8 GPUs. Here, on islands, stage counts that the job leaves open
+are searched, and open stages are balanced by the gradients that are computed. Or all degrees, and the
+islands' sizes, are searched exactly over the step model's layouts, where colocated encoders have one stage.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,12 +38,12 @@ NAME, COLOCATED_NAME, ISLANDS_NAME = "megatron-heterogeneous", "megatron-colocat
 def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
     """Every module with its own tp, cp, pp and dp, one after the other or from its rank_offset on.
 
-    Modules whose rank_offsets are equal share their ranks, each under its own grid; grids whose stages
-    share ranks in part want a schedule that takes them.
+    Modules with equal rank_offsets share their ranks, each with its own grid; grids whose stages partly
+    share ranks need a schedule that supports this.
 
     Raises:
-        ValueError: more stages than layers, a batch that cannot be split, too few ranks, rank sets
-            that overlap without being equal or leave a gap, modules on the same ranks without pp.
+        ValueError: more stages than layers, a batch that cannot be split, too few ranks, rank sets that
+            overlap without being equal or leave a gap, modules on the same ranks without pp.
     """
     if _shares_ranks(job):
         _check_all_given(job)
@@ -56,9 +55,9 @@ plan = First(shortlist)
 
 
 def shortlist_colocated(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """Every module over all ranks: the fastest layout that fits, then those held best before in its search.
+    """Every module on all ranks: the fastest layout that fits, then the runners-up of its search.
 
-    Layouts that the job gives are kept.
+    Layouts of the job are kept.
 
     Raises:
         ValueError: no layout fits, or a schedule that is neither 1F1B nor one in phases.
@@ -71,7 +70,8 @@ plan_colocated = First(shortlist_colocated)
 
 
 def shortlist_islands(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """The same of layouts on islands: how many ranks each module gets, and every degree on them.
+    """As `shortlist_colocated`, for layouts on islands: how many ranks each module gets, and every degree on
+    them.
 
     Raises:
         ValueError: no layout fits.
@@ -87,7 +87,7 @@ def _built(name: str, cost: CostModel, job: Job, _: LayoutChoice) -> Plan:
 
 
 def grid_stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
-    """The modules' stages; inside a module tp varies fastest, then cp, dp and pp.
+    """The modules' stages; within a module tp varies fastest, then cp, dp and pp.
 
     Source: Megatron-LM's default order of ranks, tp-cp-ep-dp-pp.
 
@@ -126,16 +126,18 @@ def _shares_ranks(job: Job) -> bool:
 
 
 def _check_equal_spans(job: Job, spans: Sequence[Span]) -> None:
-    """Modules on the same ranks have equally many; the message says which dp gives that."""
+    """Check that modules on the same ranks have equally many; the error names the dp that gives that."""
     most = max(spans, key=lambda span: span.num_ranks)
     for span in spans:
         if span.num_ranks == most.num_ranks:
             continue
-        each = span.num_ranks // dp_of(job, span.module)
-        nearest = f"nearest: dp {most.num_ranks // each} for {span.module!r}"
-        if most.num_ranks % each:
-            dp = max(1, round(most.num_ranks / each))
-            nearest = f"no dp of {each} ranks each gives {most.num_ranks}; nearest: {dp * each} with dp {dp}"
+        per_dp = span.num_ranks // dp_of(job, span.module)
+        nearest = f"nearest: dp {most.num_ranks // per_dp} for {span.module!r}"
+        if most.num_ranks % per_dp:
+            dp = max(1, round(most.num_ranks / per_dp))
+            nearest = (
+                f"no dp of {per_dp} ranks each gives {most.num_ranks}; nearest: {dp * per_dp} with dp {dp}"
+            )
         raise ValueError(
             f"{NAME}: modules on the same ranks want equally many, {span.module!r} has {span.num_ranks} "
             f"ranks, {most.module!r} {most.num_ranks}; {nearest}"

@@ -4,7 +4,7 @@ Source: Karnati et al., "Heterogeneous Parallelism for Multimodal Large Language
 sections 1 and 4 (the baseline).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from workbench.cost.model import CostModel
@@ -30,16 +30,16 @@ NAME = "megatron-homogeneous"
 
 
 def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-    """The fastest homogeneous layout under the job's memory; the layout that the job gives the LLM is kept.
+    """The fastest homogeneous layouts within the job's memory; a layout of the job for the LLM is kept.
 
-    The LLM's stages make up for the encoders' time on the first of them.
+    The LLM's first stage gets fewer layers, to compensate for the encoders' time on it.
 
     Raises:
         ValueError: no layout fits.
     """
 
-    def build(found: Job, choice: LayoutChoice) -> Plan:
-        return of_layout(found, choice, cost)
+    def build(laid_out: Job, choice: LayoutChoice) -> Plan:
+        return of_layout(laid_out, choice, cost)
 
     return searched_plans(job, cost, Mode.HOMOGENEOUS, build, progress, most)
 
@@ -48,26 +48,36 @@ plan = First(shortlist)
 
 
 def of_layout(job: Job, choice: LayoutChoice, cost: CostModel) -> Plan:
-    """The plan of a given layout, which the job's own layouts say as well.
+    """The plan of a layout, which the job's own layouts describe too.
 
     Raises:
         ValueError: more stages than layers, a batch that cannot be split, too few ranks.
     """
     draft = shared_draft(job, NAME)
     layers_s = believed_layers_s(job, draft, cost, FROZEN_AWARE.layer_s)
-    llm = choice.llm.module
-    first, *rest = layers_s[llm]
-    ahead_s = sum(sum(layers_s[encoder.module]) for encoder in choice.encoders)
+    return scheduled(replace(draft, stages=first_stage_encoders(job, choice, layers_s)), job.schedule, cost)
+
+
+def first_stage_encoders(
+    job: Job, choice: LayoutChoice, layers_s: Mapping[str, Sequence[float]]
+) -> tuple[Stage, ...]:
+    """Stages in Megatron's order of ranks, tp-cp-dp-pp; encoders on the ranks of the LLM's first stage.
+
+    The LLM's first stage gets fewer layers, to compensate for the encoders' time on it.
+
+    Args:
+        layers_s: seconds of every module's layers.
+
+    Raises:
+        ValueError: more stages than layers, or too few ranks.
+    """
+    llm = choice.llm
+    first, *rest = layers_s[llm.module]
+    encoders_s = sum(sum(layers_s[encoder.module]) for encoder in choice.encoders)
     cuts: dict[str, Cuts] = {
         encoder.module: ((0, len(layers_s[encoder.module])),) for encoder in choice.encoders
     }
-    cuts[llm] = blocks_cut(job, (first + ahead_s, *rest), choice.llm.pp, llm)
-    return scheduled(replace(draft, stages=first_stage_encoders(job, choice, cuts)), job.schedule, cost)
-
-
-def first_stage_encoders(job: Job, choice: LayoutChoice, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
-    """Stages in Megatron's order of ranks, tp-cp-dp-pp; encoders on the ranks of the LLM's first stage."""
-    llm = choice.llm
+    cuts[llm.module] = blocks_cut(job, (first + encoders_s, *rest), llm.pp, llm.module)
     size = llm.tp * llm.cp
     stages: list[Stage] = []
     for module in job.model.modules:

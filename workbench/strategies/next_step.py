@@ -1,4 +1,4 @@
-"""The plan of another batch with a plan's stages: which samples go together, who owns their tokens."""
+"""Plan another batch on a plan's stages: which samples are batched together, and who owns their tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,27 +19,27 @@ from workbench.strategies.registry import BY_NAME
 def next_step(
     plan: Plan, batch: Sequence[Sample], job: Job, cost: CostModel, schedule: Schedule | None = None
 ) -> Plan:
-    """The per-step part of a plan made anew for a batch; ranks, layers and settings stay.
+    """Plan a batch anew on a plan's stages: the per-step part; ranks, layers and settings stay.
 
-    Strategies that decide by the samples' work which of them go together do it again. All others put
-    the i-th sample where the i-th one stood, as the runtime does where it is not told the job. A plan of no
-    strategy that is grouped by a named way, see `groupings`, is grouped by it again where the batch allows;
-    one whose groups do not carry over is grouped by work as Entrain does it.
+    Strategies that group samples by work do it again. All others put the i-th sample where the i-th one
+    was, as the runtime does if it does not know the job. A plan of no strategy that is grouped by a named
+    rule, see `groupings`, is grouped by it again if the batch allows; one whose groups do not carry over is
+    grouped by work as in Entrain.
 
     Args:
-        plan: of any batch of as many samples.
-        job: that it was made of.
-        schedule: of the plan; None: the job's where the strategy groups anew, else that of the plan's
-            programs as far as it can be told from them.
+        plan: of any batch with as many samples.
+        job: that it was made for.
+        schedule: of the plan; None: the job's if the strategy groups anew, else what can be inferred from
+            the plan's programs.
 
     Raises:
-        ValueError: the batch has no plan on these stages, as `next_plan` or the strategy says it.
+        ValueError: the batch has no plan on these stages, as `next_plan` or the strategy reports.
     """
     spec = BY_NAME.get(plan.strategy)
     if spec is not None and spec.regroup is not None:
         return _regrouped(spec.regroup, plan, batch, job, cost, schedule)
-    if spec is None and (found := _by_its_way(plan, batch, job, cost, schedule)) is not None:
-        return found
+    if spec is None and (regrouped := _by_its_rule(plan, batch, job, cost, schedule)) is not None:
+        return regrouped
     try:
         return next_plan(plan, batch, schedule=schedule)
     except ValueError as error:
@@ -54,7 +54,7 @@ def next_step(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextStep:
-    """`next_step` of one job at its machine's prices, for whoever plans while a step runs."""
+    """`next_step` with a job and cost model, for planning while a step runs."""
 
     job: Job
     cost: CostModel
@@ -64,18 +64,18 @@ class NextStep:
         return next_step(plan, batch, self.job, self.cost)
 
 
-def _by_its_way(
+def _by_its_rule(
     plan: Plan, batch: Sequence[Sample], job: Job, cost: CostModel, schedule: Schedule | None
 ) -> Plan | None:
-    """None where the plan's own batch is not grouped by a named way, or this one cannot be."""
-    was = job if job.batch is plan.batch else replace(job, batch=plan.batch)
-    way = way_of(was, cost, plan.microbatches)
-    if way is None:
+    """None if the plan's own batch is not grouped by a named rule, or the new one cannot be."""
+    planned_job = job if job.batch is plan.batch else replace(job, batch=plan.batch)
+    rule = way_of(planned_job, cost, plan.microbatches)
+    if rule is None:
         return None
     try:
-        microbatches = grouped_again(replace(job, batch=tuple(batch)), cost, way, plan.microbatches)
+        microbatches = grouped_again(replace(job, batch=tuple(batch)), cost, rule, plan.microbatches)
         return next_plan(plan, batch, schedule=schedule, microbatches=microbatches)
-    except ValueError:  # no such groups, or none that the plan's programs take
+    except ValueError:  # the batch cannot be grouped so, or the plan's programs do not fit
         return None
 
 
@@ -89,7 +89,7 @@ def _regrouped(
 ) -> Plan:
     llm = plan.model.llm.name
     replicas = len(plan.replicas(llm))
-    pinned = replace(
+    fixed_job = replace(
         job,
         batch=tuple(batch),
         replicas=replicas,
@@ -97,4 +97,4 @@ def _regrouped(
         schedule=schedule or job.schedule,
         settings=plan.settings,
     )
-    return regroup(plan, pinned, cost)
+    return regroup(plan, fixed_job, cost)

@@ -1,4 +1,6 @@
-"""All strategies, in the order in which they are listed: one line for each, its own file has the rest."""
+"""All strategies in the order in which they are listed, one line each; everything else is in their own
+files.
+"""
 
 from workbench.planner.strategy_spec import Planner, StrategySpec
 from workbench.strategies import (
@@ -45,4 +47,4 @@ BY_NAME: dict[str, StrategySpec] = {spec.name: spec for spec in STRATEGIES}
 PLANNERS: dict[str, Planner] = {spec.name: spec.planner for spec in STRATEGIES if not spec.wants_prices}
 
 PRICED: dict[str, Planner] = {spec.name: spec.planner for spec in STRATEGIES if spec.wants_prices}
-"""Planners of jobs whose ranks have a price."""
+"""Planners for jobs whose ranks have a price."""

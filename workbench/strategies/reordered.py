@@ -1,7 +1,7 @@
 """DistTrain's data reordering on Cornstarch's stages: samples over replicas, microbatches over time.
 
-Source: DistTrain, section 5. Its orchestration of the modules is not part of this: stages are those of
-`cornstarch`, so that what reordering brings can be told apart.
+Source: DistTrain, section 5. Its orchestration of the modules is not included: stages are those of
+`cornstarch`, so that the effect of reordering can be isolated.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,39 +34,39 @@ Reorder = Callable[[StageTimes], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Reordered:
-    """Samples by encoder work over replicas (Algorithm 1), then each replica's microbatches.
+    """Distribute samples over replicas by encoder work (Algorithm 1), then order each replica's microbatches.
 
-    Differs: replicas get equal numbers of samples, which a fixed microbatch size needs; several
-    encoders side by side count as one that takes as long as the slowest.
+    Differs: replicas get equal numbers of samples, which a fixed microbatch size needs; several parallel
+    encoders count as one that takes as long as the slowest.
 
     Args:
         name: of the strategy.
-        reorder_of: of a job, what orders the microbatches of a replica.
+        reorder_of: returns a job's ordering of a replica's microbatches.
     """
 
     name: str
     reorder_of: Callable[[Job], Reorder]
 
     def plan(self, job: Job, cost: CostModel, progress: Progress = silent) -> Plan:
-        """On Cornstarch's stages; ValueError as `cornstarch.plan`."""
+        """Plan on Cornstarch's stages; ValueError as `cornstarch.plan`."""
         return self.regroup(cornstarch.plan(job, cost, progress), job, cost)
 
     def shortlist(self, job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
-        """Every plan of `cornstarch.shortlist`, reordered; errors as there."""
+        """Reorder every plan of `cornstarch.shortlist`; errors as there."""
         return tuple(
             self.regroup(first, job, cost) for first in cornstarch.shortlist(job, cost, progress, most)
         )
 
     def regroup(self, plan: Plan, job: Job, cost: CostModel) -> Plan:
-        """The job's batch on the stages of a plan."""
-        return _in_order(job, cost, self.name, self.reorder_of(job), plan)
+        """Order the job's batch on the stages of a plan."""
+        return _reordered(job, cost, self.name, self.reorder_of(job), plan)
 
 
 def _reorder_of(job: Job) -> Reorder:
     """Algorithm 2. Under the interleaved schedule it fills as many intervals as its rank has stages.
 
-    In the programs of that schedule; the rank is the first one that has backwards, since no gap opens ahead
-    of it.
+    These are in that schedule's programs; the rank is the first one with backwards, since no gap opens
+    before it.
     """
     interleaves = job.schedule.kind is ScheduleKind.INTERLEAVED
     return partial(_reorder_interleaved, job.schedule) if interleaves else _reorder_plain
@@ -77,7 +77,9 @@ def _reorder_plain(times: StageTimes) -> tuple[int, ...]:
 
 
 def _exchanging(_: Job) -> Reorder:
-    """Exchanges judged by the whole pipeline. Differs: that is plain 1F1B's, whatever the job's schedule."""
+    """Exchanges judged by the whole pipeline. Differs: always that of plain 1F1B, whatever the job's
+    schedule.
+    """
     return lambda times: reorder_by_exchanges(times.forward_s, times.backward_s)
 
 
@@ -86,9 +88,9 @@ def _reorder_interleaved(schedule: Schedule, times: StageTimes) -> tuple[int, ..
     programs = chain_programs(
         schedule, times.num_encoder_stages, [bool(column.any()) for column in times.backward_s.T], num
     )
-    busy = (rank for rank, program in enumerate(programs) if any(a.kind is Pass.B for a in program))
-    rank = next(busy, None)
-    if rank is None:  # nothing comes back, so nothing waits
+    with_backward = (rank for rank, program in enumerate(programs) if any(a.kind is Pass.B for a in program))
+    rank = next(with_backward, None)
+    if rank is None:  # no backward, so nothing waits
         return tuple(range(num))
     return reorder_in_programs(times.forward_s, times.backward_s, programs, rank)
 
@@ -96,16 +98,16 @@ def _reorder_interleaved(schedule: Schedule, times: StageTimes) -> tuple[int, ..
 def chain_programs(
     schedule: Schedule, num_encoder_stages: int, has_backward: Sequence[bool], num_microbatches: int
 ) -> tuple[tuple[Action, ...], ...]:
-    """Programs of a chain whose encoder stages have a rank each and whose LLM stages share theirs.
+    """Programs of a chain whose encoder stages have one rank each and whose LLM stages share theirs.
 
     Args:
         schedule: of the LLM's stages.
-        num_encoder_stages: stages ahead of them.
+        num_encoder_stages: stages before them.
         has_backward: by stage.
-        num_microbatches: l, which all stages have.
+        num_microbatches: l, of every stage.
 
     Returns:
-        By rank along the chain; microbatches are places, stages are columns.
+        By rank along the chain; microbatches are positions, stages are columns.
     """
     columns = range(len(has_backward))
     needs = tuple((index,) for index in range(num_microbatches))
@@ -124,24 +126,24 @@ def chain_programs(
         block = rank_block(schedule, index, len(llm))
         blocks[block] = (*blocks.get(block, ()), column)
     groups = [*((column,) for column in encoders), *(blocks[block] for block in sorted(blocks))]
-    found = programs_of(nodes, groups, schedule, [chain for chain in (encoders, llm) if chain])
-    return tuple(found[group] for group in groups)
+    programs = programs_of(nodes, groups, schedule, [chain for chain in (encoders, llm) if chain])
+    return tuple(programs[group] for group in groups)
 
 
-def _in_order(job: Job, cost: CostModel, name: str, reorder: Reorder, first: Plan) -> Plan:
-    """The job's batch on the stages of a plan."""
+def _reordered(job: Job, cost: CostModel, name: str, reorder: Reorder, first: Plan) -> Plan:
+    """The job's batch on the stages of a plan, reordered."""
     first = replace(first, batch=job.batch, microbatches=(), programs=(), token_shards=())
     chunks = _chunks(job, cost)
-    even = _scheduled(job, cost, first, chunks)
+    unordered = _scheduled(job, cost, first, chunks)
     ordered = {
-        replica: [of_replica[index] for index in reorder(_stage_times(even, cost, replica, of_replica))]
+        replica: [of_replica[index] for index in reorder(_stage_times(unordered, cost, replica, of_replica))]
         for replica, of_replica in chunks.items()
     }
     return replace(_scheduled(job, cost, first, ordered), strategy=name)
 
 
 def _chunks(job: Job, cost: CostModel) -> dict[int, list[tuple[Sample, ...]]]:
-    """Replica -> its samples in microbatches, largest first."""
+    """By replica, its samples in microbatches, largest first."""
     encoder_s = sample_work(job, cost).encoder_s
     groups = reorder_samples(encoder_s, job.replicas, longest_first_equal_counts)
     size = job.microbatch_samples
@@ -155,15 +157,15 @@ def _chunks(job: Job, cost: CostModel) -> dict[int, list[tuple[Sample, ...]]]:
 
 
 def _scheduled(job: Job, cost: CostModel, first: Plan, chunks: dict[int, list[tuple[Sample, ...]]]) -> Plan:
-    """The same stages with other microbatches; token shards are made anew."""
+    """The same stages with other microbatches and new token shards."""
     draft = replace(first, microbatches=chunked_microbatches(first, chunks))
     return cornstarch.with_balanced_tokens(scheduled(draft, job.schedule, cost))
 
 
 def _stage_times(plan: Plan, cost: CostModel, replica: int, chunks: Sequence[Sequence[Sample]]) -> StageTimes:
     """Seconds of both passes along one chain."""
-    places = {sample.id: number for number, chunk in enumerate(chunks) for sample in chunk}
-    return stage_times(plan, cost, replica, produced=places, consumed=places)
+    positions = {sample.id: number for number, chunk in enumerate(chunks) for sample in chunk}
+    return stage_times(plan, cost, replica, produced=positions, consumed=positions)
 
 
 AS_PRINTED = Reordered(NAME, _reorder_of)

@@ -149,7 +149,7 @@ TARGETS = (
             "workbench.elastic.availability:parse_trace",
             "workbench.cli.resilience:_availability",
             "workbench.cli.searching:judging",
-            "workbench.search.objectives.asked:_trace_of",
+            "workbench.search.objectives.options:_trace_of",
             "runtime.elastic.local_nodes:parsed_trace",
         ),
     ),

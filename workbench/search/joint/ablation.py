@@ -1,4 +1,4 @@
-"""What each question is worth: searched alone from one strategy's plan, and all of them together."""
+"""The gain of each question: searched alone from one strategy's plan, and all of them together."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -8,8 +8,8 @@ from workbench.job.job import Job
 from workbench.search.joint.choice import choice_of
 from workbench.search.joint.drive import joint_search
 from workbench.search.joint.evaluate import Judge
-from workbench.search.joint.found import Found
 from workbench.search.joint.question import Question
+from workbench.search.joint.result import SearchResult
 from workbench.search.joint.starts import Start
 from workbench.search.joint.terms import Scope, Stop
 from workbench.search.joint.worker_pool import WorkerSpec
@@ -17,21 +17,21 @@ from workbench.search.joint.worker_pool import WorkerSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """One row.
+    """One row of the ablation.
 
     Args:
-        open: questions that were searched; the others stayed as the strategy answers them.
-        before: the value of the strategy's plan.
-        found: what the search found.
+        open: questions that were searched; the others keep the strategy's answers.
+        before: value of the strategy's plan.
+        found: result of the search.
     """
 
     open: tuple[Question, ...]
     before: float
-    found: Found
+    found: SearchResult
 
     @property
     def factor(self) -> float:
-        """How many times lower the value is."""
+        """Ratio of the value before to the value after the search."""
         return self.before / self.found.value
 
 
@@ -45,13 +45,13 @@ def ablated(
     stop: Stop,
     workers: WorkerSpec = 1,
 ) -> Iterator[Gain]:
-    """Each question alone, then all together, each with the same end.
+    """Search each question alone, then all together, each with the same stopping rule.
 
-    All together also starts from what each alone gave, so that it is never worse than any of them.
+    The last search also starts from the results of the others, so that it is never worse than any of them.
 
     Args:
-        strategy: whose plan the others are held against.
-        scope: of all searches, with the starts of all strategies, see `searched_starts`, and nothing fixed.
+        strategy: whose plan the results are compared with.
+        scope: of all searches, with the starts of all strategies (see `searched_starts`) and nothing fixed.
         stop: of each search.
 
     Raises:
@@ -66,11 +66,11 @@ def ablated(
     alone: list[Start] = []
     for question in Question:
         fixed = {other: strategy for other in Question if other is not question}
-        own = replace(scope, fixed=fixed)
-        found = joint_search(job, cost, judge, stop=stop, scope=own, workers=workers)
-        choice = choice_of(job, found.plan, cost)
-        alone.append(Start(name=f"{question} alone", plan=found.plan, choice=choice, value=found.value))
-        yield Gain(open=(question,), before=first.value, found=found)
+        one_open = replace(scope, fixed=fixed)
+        result = joint_search(job, cost, judge, stop=stop, scope=one_open, workers=workers)
+        choice = choice_of(job, result.plan, cost)
+        alone.append(Start(name=f"{question} alone", plan=result.plan, choice=choice, value=result.value))
+        yield Gain(open=(question,), before=first.value, found=result)
     scope = replace(scope, starts=(*(scope.starts or ()), *alone))
-    found = joint_search(job, cost, judge, stop=stop, scope=scope, workers=workers)
-    yield Gain(open=tuple(Question), before=first.value, found=found)
+    result = joint_search(job, cost, judge, stop=stop, scope=scope, workers=workers)
+    yield Gain(open=tuple(Question), before=first.value, found=result)

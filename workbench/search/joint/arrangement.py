@@ -1,4 +1,4 @@
-"""Where modules lie and with which degrees: from an arrangement to stages, and back."""
+"""Arrangements: placement and parallelism degrees of all modules, converted to stages and back."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +8,6 @@ from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.plan.plan import Plan, Stage
 from workbench.planner.assembly import blocks_cut, disjoint_stages
-from workbench.planner.block_cuts import Cuts
 from workbench.planner.groupings import llm_of
 from workbench.planner.layer_cost import believed_layers_s
 from workbench.planner.layout_choice import Degrees, LayoutChoice, Mode, ModuleChoice, degrees_of
@@ -20,11 +19,11 @@ from workbench.strategies.megatron_homogeneous import first_stage_encoders
 
 
 class Placement(StrEnum):
-    """How modules lie to each other.
+    """Where modules are placed relative to each other.
 
-    REPLICAS: every module on ranks of its own, one replica of all after the other.
-    ISLANDS: every module on ranks of its own, all replicas of one after all of the other.
-    TOGETHER: encoders on the same ranks, the LLM on others.
+    REPLICAS: each module on ranks of its own, one replica of the whole model after another.
+    ISLANDS: each module on ranks of its own, all replicas of one module after all of the previous one.
+    TOGETHER: all encoders on the same ranks, the LLM on others.
     FIRST_STAGE: encoders on the ranks of the LLM's first stage.
     EVERYWHERE: every module on all ranks.
     """
@@ -38,13 +37,13 @@ class Placement(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrangement:
-    """A placement and degrees of every module, in the model's order.
+    """A placement and the degrees of every module, in the model's order.
 
     Args:
-        placement: how modules lie to each other.
+        placement: where modules are placed relative to each other.
         degrees: of every module.
-        first_ranks: of islands, by module, the rank with which its pool of devices begins; None: it lies
-            behind the one before it. Empty: all do.
+        first_ranks: for islands, by module, the first rank of its device pool; None: it follows the module
+            before it. Empty: all of them do.
     """
 
     placement: Placement
@@ -52,40 +51,43 @@ class Arrangement:
     first_ranks: tuple[int | None, ...] = ()
 
     def of(self, module: str) -> Degrees:
-        """Of one module."""
+        """Degrees of one module."""
         return next(each for each in self.degrees if each.module == module)
 
     def num_ranks(self, llm: str) -> int:
-        """That it takes."""
-        own, shared = self.of(llm).num_ranks, [d.num_ranks for d in self.degrees if d.module != llm]
+        """Number of ranks that it occupies."""
+        llm_ranks, encoder_ranks = (
+            self.of(llm).num_ranks,
+            [d.num_ranks for d in self.degrees if d.module != llm],
+        )
         if self.placement in (Placement.ISLANDS, Placement.REPLICAS):
-            return own + sum(shared)
+            return llm_ranks + sum(encoder_ranks)
         if self.placement is Placement.TOGETHER:
-            return own + max(shared, default=0)
-        return own
+            return llm_ranks + max(encoder_ranks, default=0)
+        return llm_ranks
 
     def __str__(self) -> str:
-        words = (f"{d.module} tp {d.tp} cp {d.cp} pp {d.pp} dp {d.dp} ep {d.ep}" for d in self.degrees)
+        texts = (f"{d.module} tp {d.tp} cp {d.cp} pp {d.pp} dp {d.dp} ep {d.ep}" for d in self.degrees)
         pooled = zip(self.degrees, self.first_ranks, strict=False)
-        begins = "".join(f"; {d.module} from rank {first}" for d, first in pooled if first is not None)
-        return f"{self.placement}: {', '.join(words)}{begins}"
+        offsets = "".join(f"; {d.module} from rank {first}" for d, first in pooled if first is not None)
+        return f"{self.placement}: {', '.join(texts)}{offsets}"
 
 
 def stages_of(
     job: Job, arrangement: Arrangement, schedule: Schedule, draft: Plan, cost: CostModel
 ) -> tuple[Stage, ...]:
-    """The stages of an arrangement, balanced by the gradients that really run over the draft's microbatches.
+    """Stages of an arrangement, balanced by the gradients that the draft's microbatches actually need.
 
     Raises:
-        ValueError: degrees that the model or the cluster does not take, or that do not go with the placement.
+        ValueError: degrees that the model, the cluster or the placement does not support.
     """
     check_placement(job, arrangement)
-    held = _job_with(job, arrangement, schedule)
-    layers_s = believed_layers_s(held, draft, cost, FROZEN_AWARE.layer_s)
+    arranged = _job_with(job, arrangement, schedule)
+    layers_s = believed_layers_s(arranged, draft, cost, FROZEN_AWARE.layer_s)
     if arrangement.placement is Placement.FIRST_STAGE:
-        return _on_first_stage(held, arrangement, layers_s)
+        return _on_first_stage(arranged, arrangement, layers_s)
     cuts = {
-        module: blocks_cut(held, seconds, arrangement.of(module).pp, module)
+        module: blocks_cut(arranged, seconds, arrangement.of(module).pp, module)
         for module, seconds in layers_s.items()
     }
     stages = {
@@ -94,13 +96,13 @@ def stages_of(
         Placement.TOGETHER: colocated_stages,
         Placement.EVERYWHERE: grid_stages,
     }[arrangement.placement]
-    return stages(held, cuts)
+    return stages(arranged, cuts)
 
 
 def arrangement_of(
     job: Job, stages: tuple[Stage, ...], schedule: Schedule, draft: Plan, cost: CostModel
 ) -> Arrangement | None:
-    """The arrangement whose stages lie on the same ranks; None where no placement says it.
+    """The arrangement whose stages are on the same ranks as `stages`; None if no placement describes them.
 
     Complexity: that of `stages_of` for every placement.
     """
@@ -114,27 +116,27 @@ def arrangement_of(
         )
     for arrangement in arrangements:
         try:
-            found = stages_of(job, arrangement, schedule, draft, cost)
-        except ValueError:  # a placement that is not for these degrees
+            candidate = stages_of(job, arrangement, schedule, draft, cost)
+        except ValueError:  # the placement does not support these degrees
             continue
-        if _places(found) == _places(stages):
+        if _positions(candidate) == _positions(stages):
             return arrangement
     return None
 
 
 def _first_ranks(plan: Plan, degrees: Sequence[Degrees]) -> tuple[int | None, ...]:
-    """Where modules begin that do not lie behind the one before them."""
-    found: list[int | None] = []
+    """First rank of every module that does not directly follow the one before it; None for the others."""
+    first_ranks: list[int | None] = []
     end = 0
     for each in degrees:
         ranks = [r for stage in plan.stages if stage.module == each.module for r in stage.flat_ranks]
-        found.append(None if min(ranks) == end else min(ranks))
+        first_ranks.append(None if min(ranks) == end else min(ranks))
         end = max(ranks) + 1
-    return tuple(found)
+    return tuple(first_ranks)
 
 
-def _places(stages: tuple[Stage, ...]) -> list[tuple[str, int, tuple[tuple[int, ...], ...]]]:
-    """In no order but their own; pieces of a stage on the same ranks are at one place."""
+def _positions(stages: tuple[Stage, ...]) -> list[tuple[str, int, tuple[tuple[int, ...], ...]]]:
+    """Sorted positions of stages; pieces of a stage on the same ranks share one."""
     return sorted({(stage.module, stage.replica, stage.ranks) for stage in stages})
 
 
@@ -150,18 +152,18 @@ def _job_with(job: Job, arrangement: Arrangement, schedule: Schedule) -> Job:
 
 
 def check_placement(job: Job, arrangement: Arrangement) -> None:
-    """Whether degrees go with a placement.
+    """Check that a placement supports the degrees.
 
     Raises:
-        ValueError: replicas side by side that are not equally many, encoders together with unequal grids,
-            encoders on the LLM's first stage with another grid than its own, modules on all ranks that
-            take unequally many, or two that begin with the same pool.
+        ValueError: REPLICAS with unequal dp, TOGETHER with unequal encoder grids or a dp other than the
+            LLM's, FIRST_STAGE with an encoder grid other than the LLM's, EVERYWHERE with unequal rank counts,
+            or pools for other placements than ISLANDS or used twice.
     """
     placement, llm = arrangement.placement, arrangement.of(llm_of(job))
     encoders = [each for each in arrangement.degrees if each.module != llm.module]
     together = {(each.tp, each.cp, each.pp, each.dp) for each in encoders}
-    wrong, begins = "", [first for first in arrangement.first_ranks if first is not None]
-    if begins and (placement is not Placement.ISLANDS or len(set(begins)) < len(begins)):
+    wrong, first_ranks = "", [first for first in arrangement.first_ranks if first is not None]
+    if first_ranks and (placement is not Placement.ISLANDS or len(set(first_ranks)) < len(first_ranks)):
         wrong = "pools of their own for islands alone"
     if placement is Placement.REPLICAS and len({each.dp for each in arrangement.degrees}) > 1:
         wrong = "as many replicas of every module"
@@ -178,19 +180,10 @@ def check_placement(job: Job, arrangement: Arrangement) -> None:
 def _on_first_stage(
     job: Job, arrangement: Arrangement, layers_s: Mapping[str, tuple[float, ...]]
 ) -> tuple[Stage, ...]:
-    """The LLM's stages make up for the encoders' time on the first of them."""
-    name = llm_of(job)
-    llm = arrangement.of(name)
-    encoders = [each for each in arrangement.degrees if each.module != name]
-    first, *rest = layers_s[name]
-    ahead_s = sum(sum(layers_s[encoder.module]) for encoder in encoders)
-    cuts: dict[str, Cuts] = {each.module: ((0, len(layers_s[each.module])),) for each in encoders}
-    cuts[name] = blocks_cut(job, (first + ahead_s, *rest), llm.pp, name)
-    parts = {
+    choices = {
         d.module: ModuleChoice(module=d.module, tp=d.tp, cp=d.cp, pp=d.pp, dp=d.dp, ep=d.ep)
         for d in arrangement.degrees
     }
-    choice = LayoutChoice(
-        mode=Mode.HOMOGENEOUS, encoders=tuple(parts[e.module] for e in encoders), llm=parts[name]
-    )
-    return first_stage_encoders(job, choice, cuts)
+    llm = choices.pop(llm_of(job))
+    choice = LayoutChoice(mode=Mode.HOMOGENEOUS, encoders=tuple(choices.values()), llm=llm)
+    return first_stage_encoders(job, choice, layers_s)

@@ -1,4 +1,4 @@
-"""A plan as explicit answers: stages, microbatches, an order, owners of tokens and settings."""
+"""A plan as explicit answers: stages, microbatches, order, token assignment and settings."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -21,11 +21,11 @@ from workbench.planner.assembly import scheduled
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
 
 NAME = "joint"
-MOST_ACTIONS = 50_000  # of all plans that are cached: an incumbent is looked at again
+MOST_ACTIONS = 50_000  # of all cached plans together: incumbents are evaluated again
 
 
 class TokenRule(StrEnum):
-    """Who owns the tokens of context-parallel modules; ZIGZAG is what a plan without shards means."""
+    """How tokens of context-parallel modules are assigned; ZIGZAG is what a plan without shards means."""
 
     ZIGZAG = "zigzag"
     EXCHANGED = "longest-first-exchanged"
@@ -52,12 +52,12 @@ class Choice:
 
     Args:
         stages: which ranks hold which layers.
-        microbatches: which items go together, by module.
+        microbatches: which items are batched together, by module.
         schedule: the order of passes.
         settings: of modules.
-        tokens: the rule by which tokens get owners.
-        programs: an order that is none of a schedule's; empty: the schedule's.
-        token_shards: owners that follow from no rule; empty: the rule's.
+        tokens: the rule that assigns tokens to ranks.
+        programs: an order that no schedule produces; empty: the schedule's.
+        token_shards: an assignment that no rule produces; empty: the rule's.
     """
 
     stages: tuple[Stage, ...]
@@ -70,7 +70,7 @@ class Choice:
 
 
 def num_actions(plan: Plan) -> int:
-    """By which plans weigh that are cached, with all that was derived of them."""
+    """The size of a plan in caches, including everything derived from it."""
     return sum(len(program.actions) for program in plan.programs) + 1
 
 
@@ -81,16 +81,16 @@ def build(job: Job, choice: Choice, cost: CostModel) -> Plan:
     """The plan of a choice for the job's model, cluster and batch. Pure.
 
     Raises:
-        ValueError: a schedule that does not take these stages, or what `check` refuses of its programs;
-            an order of the choice's own is not checked here.
+        ValueError: a schedule that does not support these stages, or programs that `check` refuses; an order
+            of the choice's own is not checked here.
 
-    Complexity: that of the schedule; of a split backward also a price. O(1) again, soon after.
+    Complexity: that of the schedule; with a split backward also a pricing of the plan. O(1) on a cache hit.
     """
     return _PLANS.get_or(_key(job, choice, cost), lambda: _built(job, choice, cost))
 
 
 def _key(job: Job, choice: Choice, cost: CostModel) -> tuple[Identity, ...]:
-    """All that the plan of a choice follows from."""
+    """Everything that determines the plan of a choice."""
     return Identity(job.model), Identity(job.cluster), Identity(job.batch), Identity(cost), Identity(choice)
 
 
@@ -100,12 +100,12 @@ def _built(job: Job, choice: Choice, cost: CostModel) -> Plan:
         plan = replace(draft, programs=choice.programs)
     else:
         plan = scheduled(draft, choice.schedule, cost)
-    shards = choice.token_shards or _shards(plan, choice.tokens)
+    shards = choice.token_shards or _ruled_shards(plan, choice.tokens)
     return replace(plan, token_shards=shards) if shards else plan
 
 
 def draft_of(job: Job, choice: Choice) -> Plan:
-    """Its stages and microbatches without programs."""
+    """The plan's stages and microbatches, without programs."""
     return Plan(
         strategy=NAME,
         model=job.model,
@@ -119,14 +119,14 @@ def draft_of(job: Job, choice: Choice) -> Plan:
 
 
 def choice_of(job: Job, plan: Plan, cost: CostModel) -> Choice:
-    """The choice that a plan is: `build` makes the same plan of it, but for its strategy's name.
+    """The choice from which `build` makes this plan again, apart from the strategy's name.
 
-    The order is the first of the job's schedule and all usual ones that gives the plan's programs, else
-    the programs themselves; the tokens' likewise the first rule that gives its shards.
+    The order is the first of the job's schedule and all usual ones that produces the plan's programs, else
+    the programs themselves. Tokens likewise: the first rule that produces the plan's shards, else the shards.
 
     Complexity: one set of programs for every schedule tried, one of shards for every rule.
     """
-    kept = Choice(
+    literal = Choice(
         stages=plan.stages,
         microbatches=plan.microbatches,
         schedule=job.schedule,
@@ -134,53 +134,53 @@ def choice_of(job: Job, plan: Plan, cost: CostModel) -> Choice:
         programs=plan.programs,
         token_shards=plan.token_shards,
     )
-    found = _with_rule(job, _with_schedule(job, kept, cost))
+    choice = _with_rule(job, _with_schedule(job, literal, cost))
     if plan.strategy == NAME:
-        _PLANS.put(_key(job, found, cost), plan)
-    return found
+        _PLANS.put(_key(job, choice, cost), plan)
+    return choice
 
 
-def _with_schedule(job: Job, kept: Choice, cost: CostModel) -> Choice:
-    bare = draft_of(job, replace(kept, stages=_whole(kept)))
+def _with_schedule(job: Job, choice: Choice, cost: CostModel) -> Choice:
+    draft = draft_of(job, replace(choice, stages=_merged_units(choice)))
     for schedule in dict.fromkeys((job.schedule, *map(usual, ScheduleKind), *_offloading())):
         try:
-            found = scheduled(bare, schedule, cost)
-        except ValueError:  # a schedule that is not for such stages
+            candidate = scheduled(draft, schedule, cost)
+        except ValueError:  # the schedule does not support such stages
             continue
-        if (found.programs, found.stages) == (kept.programs, kept.stages):
-            return replace(kept, stages=bare.stages, schedule=schedule, programs=())
-    return kept
+        if (candidate.programs, candidate.stages) == (choice.programs, choice.stages):
+            return replace(choice, stages=draft.stages, schedule=schedule, programs=())
+    return choice
 
 
-def _whole(choice: Choice) -> tuple[Stage, ...]:
-    """The stages; where weights are sharded, layers in a row on the same ranks are one: `in_units` undone."""
-    found: list[Stage] = []
+def _merged_units(choice: Choice) -> tuple[Stage, ...]:
+    """The stages; with sharded weights, consecutive layers on the same ranks merged: undoes `in_units`."""
+    merged: list[Stage] = []
     for stage in choice.stages:
-        last = found[-1] if found else stage
+        last = merged[-1] if merged else stage
         is_unit = choice.settings.of(stage.module).sharding is Sharding.PARAMETERS
-        same = replace(last, id=stage.id, layers=stage.layers) == stage
-        if is_unit and same and last.layers[1] == stage.layers[0]:
-            found[-1] = replace(last, layers=(last.layers[0], stage.layers[1]))
+        is_same_place = replace(last, id=stage.id, layers=stage.layers) == stage
+        if is_unit and is_same_place and last.layers[1] == stage.layers[0]:
+            merged[-1] = replace(last, layers=(last.layers[0], stage.layers[1]))
         else:
-            found.append(replace(stage, id=len(found)))
-    return tuple(found)
+            merged.append(replace(stage, id=len(merged)))
+    return tuple(merged)
 
 
 def _offloading() -> tuple[Schedule, ...]:
     return tuple(replace(usual(k), offload=True) for k in ScheduleKind if k.spec.takes("offload"))
 
 
-def _with_rule(job: Job, kept: Choice) -> Choice:
-    if not kept.token_shards:
-        return kept
-    bare = draft_of(job, kept)
+def _with_rule(job: Job, choice: Choice) -> Choice:
+    if not choice.token_shards:
+        return choice
+    draft = draft_of(job, choice)
     for rule in _POLICIES:
-        if _shards(bare, rule) == kept.token_shards:
-            return replace(kept, tokens=rule, token_shards=())
-    return kept
+        if _ruled_shards(draft, rule) == choice.token_shards:
+            return replace(choice, tokens=rule, token_shards=())
+    return choice
 
 
-def _shards(plan: Plan, rule: TokenRule) -> tuple[TokenShard, ...]:
+def _ruled_shards(plan: Plan, rule: TokenRule) -> tuple[TokenShard, ...]:
     policy = _POLICIES.get(rule)
     if policy is None:
         return ()

@@ -1,14 +1,14 @@
-"""What one kind of candidates has gained for its effort, as one learns it while a search goes on."""
+"""Gain per effort of one kind of candidate, estimated while a search runs."""
 
 from dataclasses import dataclass
 
-UNKNOWN_GAIN, UNKNOWN_EFFORT = 0.02, 40.0  # before anything is known
-KEPT = 0.9  # of what is known, from round to round: what gains at first soon does no more
+UNKNOWN_GAIN, UNKNOWN_EFFORT = 0.02, 40.0  # prior
+KEPT = 0.9  # decay per round: what gains at first soon stops gaining
 
 
 @dataclass(slots=True)
 class Credit:
-    """What a kind of candidates has gained for its effort, of which its first share is a guess."""
+    """Accumulated gain and effort of a kind of candidate; `share` is its prior share of the effort."""
 
     share: float
     effort: float = UNKNOWN_EFFORT
@@ -19,11 +19,11 @@ class Credit:
         return self.share * self.gain / self.effort
 
     def add(self, effort: float, before: float, after: float) -> None:
-        """One candidate more; the gain is of the best value, as a part of it."""
+        """Add one candidate; the gain is the relative improvement of the best value."""
         self.effort += effort
         self.gain += 1 - after / before
 
     def fade(self) -> None:
-        """Before the next round: what was long ago counts less, and the guess again more."""
+        """Decay towards the prior before the next round, so that old results count less."""
         self.effort = UNKNOWN_EFFORT + KEPT * (self.effort - UNKNOWN_EFFORT)
         self.gain = UNKNOWN_GAIN + KEPT * (self.gain - UNKNOWN_GAIN)

@@ -1,4 +1,6 @@
-"""The joint search: rounds of candidates from the best plans so far, never worse than any strategy's plan."""
+"""The joint search: rounds of candidates derived from the best plans so far, never worse than any strategy's
+plan.
+"""
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,9 +17,8 @@ from workbench.planner.strategy_spec import Planner
 from workbench.search.joint.arrangement import arrangement_of
 from workbench.search.joint.choice import Choice, draft_of
 from workbench.search.joint.credit import Credit
-from workbench.search.joint.evaluate import UNCHANGED, Asked, Judge, Outcome, changed, plan_of
+from workbench.search.joint.evaluate import UNCHANGED, Judge, Outcome, Request, changed, plan_of
 from workbench.search.joint.fewer_ranks import fewer_ranks
-from workbench.search.joint.found import Entry, Found, State, path_of, value_of
 from workbench.search.joint.hints import hints_of
 from workbench.search.joint.incumbents import HELD, MOST_INCUMBENTS, Incumbent, admitted, shares
 from workbench.search.joint.move import Space
@@ -25,10 +26,11 @@ from workbench.search.joint.own_spaces import OWN_SPACES
 from workbench.search.joint.proposals import Moves, Proposals, steers
 from workbench.search.joint.question import Question
 from workbench.search.joint.replan import Replan, Replans
+from workbench.search.joint.result import Entry, SearchResult, State, path_of, value_of
 from workbench.search.joint.seeds import seeds
 from workbench.search.joint.starting import planned_starts
 from workbench.search.joint.starts import Start
-from workbench.search.joint.take import taken
+from workbench.search.joint.take import take_moves
 from workbench.search.joint.terms import Scope, Stop
 from workbench.search.joint.worker_pool import WorkerSpec, worker_pool
 from workbench.search.joint.workers import Workers
@@ -38,17 +40,17 @@ from workbench.search.objectives.race import race_of
 from workbench.search.objectives.step_times import OverBatches
 from workbench.strategies.registry import PLANNERS, PRICED
 
-ROUND = 24  # candidates between two looks at what they gave
-REPLANNED = 0.4  # of a round's effort besides, at first, plans of strategies for neighbouring jobs
-LEAST_REPLANNED, MOST_REPLANNED = 0.25, 0.6  # later, by what has gained how much for its effort
-SEEDED = 9  # of a round besides, plain and likely layouts
-FIRST_SEEDED = 24  # of the first round
+ROUND = 24  # moves per round: results are used when the whole round is done
+REPLANNED = 0.4  # initial share of a round's effort for strategies' plans of neighbouring jobs
+LEAST_REPLANNED, MOST_REPLANNED = 0.25, 0.6  # limits of that share, which follows gain per effort
+SEEDED = 9  # plain and likely layouts added to every round
+FIRST_SEEDED = 24  # those added to the first round
 ANYWHERE = Scope()
 
 
 @dataclass(slots=True)
 class _Search:
-    """What changes while a search runs."""
+    """The mutable state of a running search."""
 
     space: Space
     judge: Judge
@@ -66,19 +68,19 @@ class _Search:
     front: Archive[tuple[int, Choice, Moves]] = field(default_factory=Archive)
 
     def round(self) -> list[tuple[Incumbent, Moves]]:
-        """The next candidates: seeds first, then plans of strategies, then of some incumbents their share."""
+        """Requests of the next round: seeds, then strategies' plans, then moves from some incumbents."""
         seeded = islice(self.seeded, SEEDED if self.log else FIRST_SEEDED)
-        asked: list[tuple[Incumbent, Moves]] = [(self.incumbents[0], moves) for moves in seeded]
+        requests: list[tuple[Incumbent, Moves]] = [(self.incumbents[0], moves) for moves in seeded]
         if self.replans is not None:
-            asked += [(self.origin, (move,)) for move in self.replans.next(self._replans_effort())]
+            requests += [(self.origin, (move,)) for move in self.replans.next(self._replans_effort())]
         for incumbent, count in shares(self.incumbents, ROUND):
             if incumbent.proposals is None:
                 incumbent.proposals = self._proposals(incumbent)
-            asked += [(incumbent, moves) for moves in incumbent.proposals.next(count, self.seen)]
-        return asked
+            requests += [(incumbent, moves) for moves in incumbent.proposals.next(count, self.seen)]
+        return requests
 
     def _replans_effort(self) -> float:
-        """Of a round, for plans of strategies: their share by what they have gained for their effort."""
+        """Effort for strategies' plans in the next round: their share by gain per effort."""
         share = self.replanned.rate / (self.replanned.rate + self.moved.rate)
         share = min(MOST_REPLANNED, max(LEAST_REPLANNED, share))
         self.replanned.fade()
@@ -86,11 +88,11 @@ class _Search:
         return ROUND * share / (1 - share)
 
     def limit(self, moves: Moves) -> float:
-        """A candidate of these moves with a value above it is seldom of use."""
-        held = self.incumbents[HELD - 1].value if len(self.incumbents) >= HELD else inf
+        """The value above which a candidate of these moves is seldom useful."""
+        limit = self.incumbents[HELD - 1].value if len(self.incumbents) >= HELD else inf
         if self.replans is not None and isinstance(moves[0], Replan):
-            return max(held, self.replans.limit(moves[0]))
-        return held
+            return max(limit, self.replans.limit(moves[0]))
+        return limit
 
     def _proposals(self, incumbent: Incumbent) -> Proposals:
         space, choice = self.space, incumbent.choice
@@ -106,12 +108,12 @@ class _Search:
             first=incumbent.first,
         )
 
-    def took(self, asked: Sequence[tuple[Incumbent, Moves]], outcomes: Sequence[Outcome]) -> None:
-        """Log what candidates gave; the best become incumbents."""
-        for (incumbent, moves), outcome in zip(asked, outcomes, strict=False):
+    def learn(self, requests: Sequence[tuple[Incumbent, Moves]], outcomes: Sequence[Outcome]) -> None:
+        """Log the outcomes, credit the moves, and make the best candidates incumbents."""
+        for (incumbent, moves), outcome in zip(requests, outcomes, strict=False):
             index = len(self.log) + 1
             before = self.incumbents[0].value
-            accepted = self._admitted(incumbent, moves, outcome, index)
+            accepted = self._admit(incumbent, moves, outcome, index)
             self.candidates += outcome.value is not None
             if outcome.costs:
                 self.front.add(outcome.costs, (index, incumbent.choice, moves))
@@ -122,9 +124,9 @@ class _Search:
                 if outcome.value is not None:
                     incumbent.proposals.learn(moves, loss=outcome.value / incumbent.value - 1)
             replan = moves[0] if isinstance(moves[0], Replan) else None
-            of_kind = self.moved if replan is None else self.replanned
+            credit = self.moved if replan is None else self.replanned
             effort = 1.0 if replan is None else OWN_SPACES[replan.strategy].effort
-            of_kind.add(effort, before, self.incumbents[0].value)
+            credit.add(effort, before, self.incumbents[0].value)
             entry = Entry(
                 index=index,
                 base=incumbent.index,
@@ -135,16 +137,16 @@ class _Search:
             )
             self.log.append(entry)
 
-    def _admitted(self, base: Incumbent, moves: Moves, outcome: Outcome, index: int) -> bool:
+    def _admit(self, base: Incumbent, moves: Moves, outcome: Outcome, index: int) -> bool:
         value = outcome.value
         if value is None or (len(self.incumbents) == MOST_INCUMBENTS and value >= self.incumbents[-1].value):
             return False
         start = moves[0].strategy if isinstance(moves[0], Replan) else base.start
         choice = changed(self.space, base.choice, moves)
-        taken = Incumbent(value, choice, index, start, outcome.batches_s)
+        candidate = Incumbent(value, choice, index, start, outcome.batches_s)
         if start == base.start and base.proposals is not None:
-            taken.first = tuple(move for move in base.proposals.best if move not in moves)
-        incumbents = admitted(self.incumbents, taken)
+            candidate.first = tuple(move for move in base.proposals.best if move not in moves)
+        incumbents = admitted(self.incumbents, candidate)
         self.incumbents = self.incumbents if incumbents is None else incumbents
         return incumbents is not None
 
@@ -158,26 +160,27 @@ def joint_search(
     scope: Scope = ANYWHERE,
     workers: WorkerSpec = 1,
     progress: Callable[[State], None] = lambda state: None,
-) -> Found:
-    """The best plan of a job over all questions together, by a judge.
+) -> SearchResult:
+    """Search all questions together and return the best plan of a job by a judge.
 
-    Starts are the plans of all strategies, on the job as it is and with its layouts left open, and on fewer
-    ranks where the judge counts them; so the answer is never worse than any of them. From the best choices
-    come rounds of candidates: answers of other strategies to single questions, likely layouts, moves that the
-    critical path points at, random regroupings, and several moves at once. Stopped by gap or candidates, the
-    answer depends on nothing but the arguments and the seed, whatever the workers; stopped by time or asked
-    to end, on how far it came: `log` says it.
+    The search starts from the plans of all strategies, for the job as it is and with its layouts left open,
+    and on fewer ranks if the judge counts ranks, so that the result is never worse than any of them. Rounds
+    of candidates follow from the best choices: other strategies' answers to single questions, likely
+    layouts, moves suggested by the critical path, random regroupings, and combinations of moves. If it
+    stops by gap or number of candidates, the result depends on nothing but the arguments and the seed, for
+    any number of workers; if it stops by time or on request, it depends on how far the search came, which
+    `log` records.
 
     Args:
-        judge: lower is better; several workers pickle it, with job and cost model.
-        stop: when it ends.
-        scope: its seed, what is fixed, whose plans it starts from.
-        workers: processes of this machine, >= 1, or workers of a Ray cluster.
-        progress: told how far the search is, after each start and after every round.
+        judge: lower is better; with several workers it is pickled, as are job and cost model.
+        stop: when to end.
+        scope: seed, fixed questions, and strategies to start from.
+        workers: number of processes on this machine, >= 1, or workers of a Ray cluster.
+        progress: called with the state of the search after each start and after every round.
 
     Raises:
-        ValueError: no strategy has a plan, a fixed answer of a strategy without one, or fixed answers that
-            do not go together.
+        ValueError: no strategy has a plan, an answer is fixed to a strategy without one, or the fixed
+            answers are incompatible.
     """
     began_s = stop.clock()
     parts = fewer_ranks(job, cost, judge)
@@ -188,36 +191,36 @@ def joint_search(
         _planners(job, scope),
         counts_ranks=bool(parts),
         keeps_front=scope.keeps_front,
-        varies=_varies(judge),
+        varies=_judges_batches(judge),
     )
     with worker_pool(space, judge, workers) as pool:
-        least = cache(partial(scope.lower, job, cost))
+        bound_of = cache(partial(scope.lower, job, cost))
 
-        def told(best: Start) -> None:
-            progress(_planning(best, least(None), stop.clock() - began_s))
+        def report(best: Start) -> None:
+            progress(_planning_state(best, bound_of(None), stop.clock() - began_s))
 
-        starts = scope.starts or planned_starts(space, pool, stop, began_s, told, parts)
-        started_s = stop.clock()
-        held = _begun_at(starts, space, judge, scope, pool)
-        held.seeded = seeds(job, cost, held.questions, [part.job for part in parts if part.is_front])
-        first = held.incumbents[0]
-        bound = min(least(first.choice if Question.LAYOUT in scope.fixed else None), first.value)
-        _run(held, pool, stop, began_s, bound, progress)
+        starts = scope.starts or planned_starts(space, pool, stop, began_s, report, parts)
+        planned_s = stop.clock()
+        search = _prepared(starts, space, judge, scope, pool)
+        search.seeded = seeds(job, cost, search.questions, [part.job for part in parts if part.is_prefix])
+        first = search.incumbents[0]
+        bound = min(bound_of(first.choice if Question.LAYOUT in scope.fixed else None), first.value)
+        _run(search, pool, stop, began_s, bound, progress)
     ended_s = stop.clock()
-    return _found(held, starts, bound, (ended_s - began_s, ended_s - started_s))
+    return _result(search, starts, bound, (ended_s - began_s, ended_s - planned_s))
 
 
-def _planning(best: Start, bound: float, seconds: float) -> State:
-    """How far a search is that still plans what it starts from."""
+def _planning_state(best: Start, bound: float, seconds: float) -> State:
+    """The state of a search that is still planning its starts."""
     value = value_of(best)
     return State(
         best=value, best_from=best.name, lower_bound=min(bound, value), candidates=0, seconds=seconds
     )
 
 
-def _begun_at(starts: Sequence[Start], space: Space, judge: Judge, scope: Scope, pool: Workers) -> _Search:
-    """A search before its first round, whose space knows what it starts from."""
-    valued = [(each.name, value_of(each), each.choice) for each in starts if each.choice is not None]
+def _prepared(starts: Sequence[Start], space: Space, judge: Judge, scope: Scope, pool: Workers) -> _Search:
+    """The search before its first round; adds the starts' choices to the space."""
+    valued = [(start.name, value_of(start), start.choice) for start in starts if start.choice is not None]
     space.starts.update({name: choice for name, _, choice in valued})
     incumbents = _first_incumbents(space, starts, scope.fixed, pool)
     questions = frozenset(Question) - set(scope.fixed)
@@ -225,20 +228,21 @@ def _begun_at(starts: Sequence[Start], space: Space, judge: Judge, scope: Scope,
     replans = None
     if not scope.fixed:
         replans = Replans(space.job, space.planners, valued, random.Random(rng.random()))
-    return _Search(space, judge, questions, rng, _unlike(incumbents), incumbents[0], replans)
+    return _Search(space, judge, questions, rng, _admitted_in_turn(incumbents), incumbents[0], replans)
 
 
 def searched_starts(
     job: Job, cost: CostModel, judge: Judge, *, stop: Stop, scope: Scope = ANYWHERE, workers: WorkerSpec = 1
 ) -> tuple[Start, ...]:
-    """What `joint_search` starts from, for several searches of one job; arguments and errors as there."""
+    """Plan the starts of `joint_search` once for several searches of a job; arguments and errors as there."""
     space = Space(job, cost, {}, _planners(job, scope))
     with worker_pool(space, judge, workers) as pool:
         parts = fewer_ranks(job, cost, judge)
         return planned_starts(space, pool, stop, stop.clock(), parts=parts)
 
 
-def _varies(judge: Judge) -> bool:
+def _judges_batches(judge: Judge) -> bool:
+    """Whether the judge evaluates plans on more than one batch."""
     times = judge.times if isinstance(judge, PlanJudge) else None
     return isinstance(times, OverBatches) and len(times.batches) > 1
 
@@ -252,7 +256,7 @@ def _planners(job: Job, scope: Scope) -> Mapping[str, Planner]:
 def _first_incumbents(
     space: Space, starts: Sequence[Start], fixed: Mapping[Question, str], pool: Workers
 ) -> list[Incumbent]:
-    """The starts, best first; with fixed questions, each with those answers."""
+    """The starts, best first, without equal values; with fixed questions, each with those answers applied."""
     valued = [start for start in starts if start.value is not None and start.choice is not None]
     incumbents = [
         Incumbent(value_of(start), start.choice, start.name, start.name, start.batches_s)
@@ -267,12 +271,12 @@ def _first_incumbents(
     return list(distinct.values())
 
 
-def _unlike(incumbents: Sequence[Incumbent]) -> list[Incumbent]:
-    """The best of them in all places."""
-    found: list[Incumbent] = []
+def _admitted_in_turn(incumbents: Sequence[Incumbent]) -> list[Incumbent]:
+    """The incumbents that remain when all are admitted one by one."""
+    kept: list[Incumbent] = []
     for incumbent in incumbents:
-        found = admitted(found, incumbent) or found
-    return found
+        kept = admitted(kept, incumbent) or kept
+    return kept
 
 
 def _with_fixed(
@@ -281,26 +285,27 @@ def _with_fixed(
     fixed: Mapping[Question, str],
     pool: Workers,
 ) -> list[Incumbent]:
-    moves = taken(space, fixed)
-    found, refusal = [], ""
-    outcomes = pool.outcomes(space, [Asked(incumbent.choice, moves) for incumbent in incumbents])
+    """Each incumbent with the fixed answers applied; ValueError if none allows them."""
+    moves = take_moves(space, fixed)
+    fixed_incumbents, refusal = [], ""
+    outcomes = pool.outcomes(space, [Request(incumbent.choice, moves) for incumbent in incumbents])
     for incumbent, outcome in zip(incumbents, outcomes, strict=True):
         if outcome.value is not None:
             choice = changed(space, incumbent.choice, moves)
-            found.append(
+            fixed_incumbents.append(
                 Incumbent(outcome.value, choice, incumbent.index, incumbent.start, outcome.batches_s)
             )
         elif outcome.refusal == UNCHANGED:
-            found.append(incumbent)
+            fixed_incumbents.append(incumbent)
         refusal = refusal or outcome.refusal
-    if not found:
-        told = ", ".join(f"{question} of {name}" for question, name in fixed.items())
-        raise ValueError(f"joint search: no plan has {told}: {refusal}")
-    return found
+    if not fixed_incumbents:
+        answers = ", ".join(f"{question} of {name}" for question, name in fixed.items())
+        raise ValueError(f"joint search: no plan has {answers}: {refusal}")
+    return fixed_incumbents
 
 
 def _run(
-    held: _Search,
+    search: _Search,
     pool: Workers,
     stop: Stop,
     began_s: float,
@@ -308,39 +313,39 @@ def _run(
     progress: Callable[[State], None],
 ) -> None:
     while True:
-        best = held.incumbents[0]
+        best = search.incumbents[0]
         state = State(
             best=best.value,
             best_from=best.start,
             lower_bound=bound,
-            candidates=held.candidates,
+            candidates=search.candidates,
             seconds=stop.clock() - began_s,
         )
         progress(state)
         if _is_over(state, stop):
             return
-        if not _has_looked(held, pool, stop, began_s):
+        if not _run_round(search, pool, stop, began_s):
             return
 
 
 @collector_paused()
-def _has_looked(held: _Search, pool: Workers, stop: Stop, began_s: float) -> bool:
-    """One round: what the next candidates give. Whether there were any."""
-    asked = held.round()
-    if not asked:
+def _run_round(search: _Search, pool: Workers, stop: Stop, began_s: float) -> bool:
+    """Evaluate one round of candidates; False if there are none left."""
+    requests = search.round()
+    if not requests:
         return False
     outcomes: list[Outcome] = []
-    race = race_of([incumbent.batches_s for incumbent in held.incumbents])
-    candidates = [Asked(incumbent.choice, moves, held.limit(moves), race) for incumbent, moves in asked]
-    for outcome in pool.outcomes(held.space, candidates):
+    race = race_of([incumbent.batches_s for incumbent in search.incumbents])
+    limited = [Request(incumbent.choice, moves, search.limit(moves), race) for incumbent, moves in requests]
+    for outcome in pool.outcomes(search.space, limited):
         outcomes.append(outcome)
         if stop.seconds is not None and stop.clock() - began_s > stop.seconds:
             break
-        if stop.candidates is not None and held.candidates + _valued(outcomes) >= stop.candidates:
+        if stop.candidates is not None and search.candidates + _valued(outcomes) >= stop.candidates:
             break
         if stop.is_asked():
             break
-    held.took(asked, outcomes)
+    search.learn(requests, outcomes)
     return True
 
 
@@ -355,30 +360,32 @@ def _is_over(state: State, stop: Stop) -> bool:
     return late or near or enough or stop.is_asked()
 
 
-def _found(held: _Search, starts: Sequence[Start], bound: float, times_s: tuple[float, float]) -> Found:
-    best, *others = held.incumbents
+def _result(
+    search: _Search, starts: Sequence[Start], bound: float, times_s: tuple[float, float]
+) -> SearchResult:
+    best, *others = search.incumbents
     plan = next((s.plan for s in starts if s.name == best.index and s.plan is not None), None)
-    if plan is None or held.space.starts.get(best.start) != best.choice:
-        plan = plan_of(held.space, best.choice)
-    return Found(
+    if plan is None or search.space.starts.get(best.start) != best.choice:
+        plan = plan_of(search.space, best.choice)
+    return SearchResult(
         plan=plan,
         value=best.value,
         best_from=best.start,
-        path=path_of(held.log, best.index),
+        path=path_of(search.log, best.index),
         lower_bound=bound,
-        candidates=held.candidates,
+        candidates=search.candidates,
         seconds=times_s[0],
         search_s=times_s[1],
         starts=tuple(starts),
-        log=tuple(held.log),
-        runners_up=tuple((incumbent.value, plan_of(held.space, incumbent.choice)) for incumbent in others),
-        front=tuple(_front(held)),
+        log=tuple(search.log),
+        runners_up=tuple((incumbent.value, plan_of(search.space, incumbent.choice)) for incumbent in others),
+        front=tuple(_front(search)),
     )
 
 
-def _front(held: _Search) -> Iterator[tuple[int, Plan]]:
-    """Made again; those that are held are among the others."""
-    incumbents = {incumbent.index for incumbent in held.incumbents}
-    for index, base, moves in held.front:
+def _front(search: _Search) -> Iterator[tuple[int, Plan]]:
+    """Rebuild the plans of the front, without the incumbents."""
+    incumbents = {incumbent.index for incumbent in search.incumbents}
+    for index, base, moves in search.front:
         if index not in incumbents:
-            yield index, plan_of(held.space, changed(held.space, base, moves))
+            yield index, plan_of(search.space, changed(search.space, base, moves))

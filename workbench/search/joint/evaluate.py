@@ -1,4 +1,4 @@
-"""What becomes of a candidate: its choice, its plan, and its value by a judge."""
+"""Evaluate a candidate: build its choice and its plan, and judge the plan."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,39 +25,39 @@ from workbench.search.objectives.race import Race
 from workbench.units import S_PER_HOUR
 
 UNCHANGED = "it changes nothing"
-MANY_RANKS = 4096  # what is cached of one plan of so many takes a gigabyte, and serves few others
-_CHANGED: LruCache[Choice] = LruCache(256)  # by candidate: incumbents are asked for again
+MANY_RANKS = 4096  # a plan of so many ranks caches a gigabyte, little of which others reuse
+_CHANGED: LruCache[Choice] = LruCache(256)  # by candidate: those that become incumbents are built again
 
 
 class Judge(Protocol):
-    """What says how good a plan is; it has to be picklable for a search by several workers."""
+    """Evaluates plans; picklable for a search with several workers."""
 
     def value(self, plan: Plan) -> float:
-        """Lower is better, of a plan that is accepted; ValueError with the reason where it is refused."""
+        """Lower is better; ValueError with the reason where the plan is refused."""
 
     def timeline(self, plan: Plan) -> Timeline:
-        """When the plan's step does what; ValueError where it is refused."""
+        """Timeline of the plan's step; ValueError where the plan is refused."""
 
 
 @runtime_checkable
 class LimitedJudge(Judge, Protocol):
-    """A judge that tells for less than their value takes which plans are of no use."""
+    """A judge that can reject a plan above a limit at less cost than its exact value."""
 
     def within(self, plan: Plan, limit: float, race: Race | None) -> Judged:
-        """The value with steps; ValueError with the reason where a plan is refused.
+        """The plan's value with its steps; ValueError with the reason where it is refused.
 
         Args:
-            limit: a plan that has no value below is refused as soon as that is known.
-            race: by which it may be refused as soon as that is likely; None: only when it is known.
+            limit: refuse the plan as soon as its value is known not to be below.
+            race: also refuse it as soon as that is likely; None: only when it is known.
         """
 
 
-class Asked(NamedTuple):
-    """A candidate: moves from a choice.
+class Request(NamedTuple):
+    """A candidate to evaluate: moves applied to a choice.
 
     Args:
-        limit: the value above which it may be passed over.
-        race: by which it may be passed over when that is likely; None: only when it is known.
+        limit: the value above which the candidate may be skipped.
+        race: statistics by which it may be skipped when that is likely; None: only when it is known.
     """
 
     base: Choice
@@ -68,11 +68,11 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one candidate: a value, or why there is none.
+    """A candidate's value, or why there is none.
 
     Args:
-        costs: as of a `Point`, where the search keeps a front.
-        batches_s: steps of the batches that it was judged by.
+        costs: those of a `Point`, if the search keeps a Pareto front.
+        batches_s: steps on the batches that the judge used.
     """
 
     value: float | None
@@ -82,9 +82,9 @@ class Outcome:
 
 
 @collector_paused()
-def evaluated(space: Space, judge: Judge, asked: Asked) -> Outcome:
-    """A choice after some moves: built, and held against the judge. What a strategy plans anew is a plan."""
-    base, moves, limit, race = asked
+def evaluate(space: Space, judge: Judge, request: Request) -> Outcome:
+    """Apply the moves, build the plan and judge it; a lone `Replan` yields a plan directly."""
+    base, moves, limit, race = request
     try:
         if isinstance(moves[0], Replan) and len(moves) == 1:
             plan = _checked(space.job, moves[0].plan(space))
@@ -110,14 +110,14 @@ def outcome_of(
     *,
     front_of: Job | None = None,
 ) -> Outcome:
-    """A plan's value, as `LimitedJudge.within`; ValueError where it is refused.
+    """Judge a plan as `LimitedJudge.within` does; ValueError where it is refused.
 
     Args:
-        front_of: the job, where its front is kept.
+        front_of: the job, if the search keeps a Pareto front.
     """
     if isinstance(judge, LimitedJudge):
-        found = judge.within(plan, limit, race)
-        value, step_s, batches_s = found.value, found.times.step_s, found.times.batches_s
+        judged = judge.within(plan, limit, race)
+        value, step_s, batches_s = judged.value, judged.times.step_s, judged.times.batches_s
     else:
         value = step_s = judge.value(plan)
         batches_s = ()
@@ -126,7 +126,7 @@ def outcome_of(
 
 
 def _costs(job: Job, plan: Plan, step_s: float) -> tuple[float, ...]:
-    """What the judge made of the plan holds its memory already, but where it judged other batches."""
+    """Coordinates of the plan on the Pareto front; memory is cached unless the judge used other batches."""
     per_hour = job.dollars_per_hour(plan.ranks)
     point = Point(
         name=plan.strategy,
@@ -139,33 +139,34 @@ def _costs(job: Job, plan: Plan, step_s: float) -> tuple[float, ...]:
 
 
 def changed(space: Space, base: Choice, moves: Sequence[Move]) -> Choice:
-    """The choice after some moves, one after the other; ValueError where one cannot be."""
+    """Apply moves one after the other; ValueError where one is impossible."""
 
     def derive() -> Choice:
         choice = base
         for move in moves:
-            choice = _as_ruled(space, choice, move.apply(space, choice), move)
+            choice = _regrouped_by_rule(space, choice, move.apply(space, choice), move)
         return choice
 
     return _CHANGED.get_or((Identity(space), Identity(base), tuple(moves)), derive)
 
 
-def _as_ruled(space: Space, was: Choice, choice: Choice, move: Move) -> Choice:
-    """A choice with other numbers of microbatches or replicas, grouped by the same way as before.
+def _regrouped_by_rule(space: Space, before: Choice, choice: Choice, move: Move) -> Choice:
+    """Restore the grouping rule after a move that changes the number of microbatches or replicas.
 
-    Else samples would only keep their order, and the groups of the judged batch would follow from no rule.
+    Otherwise samples would only keep their order, and the grouping of the judged batch would follow from no
+    rule.
     """
-    if choice.microbatches == was.microbatches or not isinstance(move, (Arrange, Resize)):
+    if choice.microbatches == before.microbatches or not isinstance(move, (Arrange, Resize)):
         return choice
-    way = way_of(space.job, space.cost, was.microbatches)
+    grouping = way_of(space.job, space.cost, before.microbatches)
     try:
-        return choice if way is None else Regroup(way).apply(space, choice)
-    except ValueError:  # so many cannot be grouped so
+        return choice if grouping is None else Regroup(grouping).apply(space, choice)
+    except ValueError:  # the rule does not support this number
         return choice
 
 
 def plan_of(space: Space, choice: Choice) -> Plan:
-    """Its plan; ValueError as `build`, and for a module in a pool that does not take it."""
+    """Build and check the plan; ValueError as `build`, or for a module in a pool that does not take it."""
     return _checked(space.job, build(space.job, choice, space.cost))
 
 

@@ -1,4 +1,4 @@
-"""Parts of a cluster that a search starts on besides the whole, where what is best counts ranks or nodes."""
+"""Parts of a cluster to start a search on besides the whole, for objectives that count ranks or nodes."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -23,12 +23,12 @@ MOST_PARTS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Some ranks of a job's cluster, as a job of its own.
+    """A subset of a cluster's ranks, as a job of its own.
 
     Args:
         name: of the part.
-        job: on these ranks alone, layouts open.
-        ranks: of the whole, ascending: what the part's job calls rank r is `ranks[r]`.
+        job: on these ranks alone, with layouts open.
+        ranks: in the whole cluster, ascending: rank r of the part's job is `ranks[r]`.
         whole: the job on all ranks.
     """
 
@@ -38,12 +38,12 @@ class Part:
     whole: Job
 
     @property
-    def is_front(self) -> bool:
-        """Whether ranks have the same numbers in both."""
+    def is_prefix(self) -> bool:
+        """Whether every rank has the same number in the part and in the whole."""
         return self.ranks[-1] == len(self.ranks) - 1
 
     def moved(self, plan: Plan) -> Plan:
-        """A plan of the part as one of the whole, whose other ranks are idle."""
+        """Convert a plan of the part to one of the whole cluster, whose other ranks are idle."""
         stages = tuple(
             replace(stage, ranks=tuple(tuple(self.ranks[rank] for rank in row) for row in stage.ranks))
             for stage in plan.stages
@@ -56,32 +56,34 @@ class Part:
 
 
 def fewer_ranks(job: Job, cost: CostModel, judge: Judge) -> tuple[Part, ...]:
-    """Where to start besides all ranks; none where what is best counts neither ranks nor nodes.
+    """Parts of the cluster to start on; none if the objective counts neither ranks nor nodes.
 
-    Dollars and seconds of ranks: the fewest ranks first, of one node as many as divide it, or as many whole
-    nodes as divide those that there are; of every pool of devices likewise, or none. Left out is what has
-    less memory than weights and optimizer state take, and what a bound says is too slow for a deadline.
-    Goodput: all nodes but 1, 2, 4, ... of them, which are then spare, down to half.
+    For dollars and rank-seconds: divisors of one node's ranks, then divisors of the number of nodes, fewest
+    ranks first; with device pools, every combination of such counts, 0 included. Parts with less memory
+    than weights and optimizer state need are left out, and those that a lower bound shows to miss the
+    deadline. For goodput: all nodes but 1, 2, 4, ... spares, down to half.
 
-    Complexity: that of `lower_bound_s` for each where there is a deadline.
+    Complexity: that of `lower_bound_s` for each part if there is a deadline.
     """
     if not isinstance(judge, PlanJudge):
         return ()
     measure = judge.measure
     if isinstance(measure, Goodput):
-        found = [_first(job, count) for count in _spared(job)]
+        parts = [_first(job, count) for count in _counts_with_spares(job)]
     elif measure is rank_seconds or isinstance(measure, DollarsPerSample | TrainingDollars):
-        every = _of_pools(job) if job.pools else (_first(job, count) for count in _counts(job.cluster.nodes))
-        found = sorted(every, key=lambda part: len(part.ranks))
+        candidates = (
+            _of_pools(job) if job.pools else (_first(job, count) for count in _counts(job.cluster.nodes))
+        )
+        parts = sorted(candidates, key=lambda part: len(part.ranks))
     else:
         return ()
     least_bytes = checkpoint_bytes(job)[1]
-    fitting = (p for p in found if len(p.ranks) < job.usable_ranks and _memory_bytes(p) >= least_bytes)
-    return tuple(part for part in fitting if _may_be_in_time(part, cost, judge))[:MOST_PARTS]
+    fitting = (p for p in parts if len(p.ranks) < job.usable_ranks and _memory_bytes(p) >= least_bytes)
+    return tuple(part for part in fitting if _may_meet_deadline(part, cost, judge))[:MOST_PARTS]
 
 
-def _spared(job: Job) -> Iterator[int]:
-    """Ranks of the nodes that are used."""
+def _counts_with_spares(job: Job) -> Iterator[int]:
+    """Ranks in use when 1, 2, 4, ... nodes are spares."""
     nodes, spare = len(job.cluster.nodes), 1
     while 2 * spare <= nodes:
         yield sum(node.num_ranks for node in job.cluster.nodes[:-spare])
@@ -94,20 +96,22 @@ def _first(job: Job, count: int) -> Part:
 
 
 def _counts(nodes: Sequence[Node]) -> list[int]:
-    """Ranks of the first node that divide it, and of as many nodes as divide them."""
+    """Divisors of the first node's ranks, and the ranks of as many nodes as divide their number."""
     inside, whole = divisors(nodes[0].num_ranks), divisors(len(nodes))
     return [*inside, *(sum(node.num_ranks for node in nodes[:count]) for count in whole[1:])]
 
 
 def _of_pools(job: Job) -> Iterator[Part]:
-    """Some ranks of every pool or of some pools, where each module has one that takes it."""
+    """Parts with some ranks of some pools, among which every module has one that takes it."""
     if job.max_ranks is not None:
         return
     nodes = [_nodes_of(job, pool) for pool in job.pools]
-    for counts in product(*([0, *_counts(held)] for held in nodes)):
+    for counts in product(*([0, *_counts(pool_nodes)] for pool_nodes in nodes)):
         used = [pool for pool, count in zip(job.pools, counts, strict=True) if count]
         if all(any(pool.takes(module.name) for pool in used) for module in job.model.modules):
-            yield _pooled(job, [_cut(held, count) for held, count in zip(nodes, counts, strict=True)])
+            yield _pooled(
+                job, [_cut(pool_nodes, count) for pool_nodes, count in zip(nodes, counts, strict=True)]
+            )
 
 
 def _nodes_of(job: Job, pool: Pool) -> list[Node]:
@@ -116,39 +120,39 @@ def _nodes_of(job: Job, pool: Pool) -> list[Node]:
 
 
 def _cut(nodes: Sequence[Node], count: int) -> list[Node]:
-    """The first so many ranks of some nodes; a node that is cut keeps the cards of the ranks that stay."""
-    found: list[Node] = []
+    """The first `count` ranks of some nodes; a node that is cut keeps the cards of its remaining ranks."""
+    kept: list[Node] = []
     for node in nodes:
-        own = min(node.num_ranks, count - sum(each.num_ranks for each in found))
-        if own > 0:
-            cards = max(1, node.num_cards * own // node.num_ranks)
-            found.append(replace(node, num_ranks=own, num_cards=cards))
-    return found
+        num_ranks = min(node.num_ranks, count - sum(other.num_ranks for other in kept))
+        if num_ranks > 0:
+            cards = max(1, node.num_cards * num_ranks // node.num_ranks)
+            kept.append(replace(node, num_ranks=num_ranks, num_cards=cards))
+    return kept
 
 
-def _pooled(job: Job, kept: Sequence[Sequence[Node]]) -> Part:
+def _pooled(job: Job, nodes_of_pools: Sequence[Sequence[Node]]) -> Part:
     pools: list[Pool] = []
     ranks: list[int] = []
-    for pool, nodes in zip(job.pools, kept, strict=True):
+    for pool, nodes in zip(job.pools, nodes_of_pools, strict=True):
         count = sum(node.num_ranks for node in nodes)
         if count:
             pools.append(replace(pool, first_rank=len(ranks), num_ranks=count))
             ranks += range(pool.first_rank, pool.first_rank + count)
-    cluster = replace(job.cluster, nodes=tuple(node for nodes in kept for node in nodes))
+    cluster = replace(job.cluster, nodes=tuple(node for nodes in nodes_of_pools for node in nodes))
     part = replace(job, layouts=(), cluster=cluster, pools=tuple(pools))
-    words = " and ".join(f"{pool.num_ranks} {pool.name}" for pool in pools)
-    return Part(name=f"on {words}", job=part, ranks=tuple(ranks), whole=job)
+    names = " and ".join(f"{pool.num_ranks} {pool.name}" for pool in pools)
+    return Part(name=f"on {names}", job=part, ranks=tuple(ranks), whole=job)
 
 
 def _memory_bytes(part: Part) -> int:
-    """Of its ranks together; of ranks that share cores, their nodes'."""
+    """Total memory of its ranks; ranks that share cores share their node's."""
     cluster = part.whole.cluster
-    on = Counter(map(cluster.node_of, part.ranks))
-    nodes = ((cluster.nodes[index], count) for index, count in on.items())
+    ranks_per_node = Counter(map(cluster.node_of, part.ranks))
+    nodes = ((cluster.nodes[index], count) for index, count in ranks_per_node.items())
     return sum(node.memory_bytes * (count if node.num_cores is None else 1) for node, count in nodes)
 
 
-def _may_be_in_time(part: Part, cost: CostModel, judge: PlanJudge) -> bool:
+def _may_meet_deadline(part: Part, cost: CostModel, judge: PlanJudge) -> bool:
     measure = judge.measure
     if not isinstance(measure, TrainingDollars) or measure.deadline_s is None:
         return True

@@ -1,4 +1,4 @@
-"""Samples between microbatches: exchanged, moved, deferred, put in another order."""
+"""Exchange, move, defer and reorder samples between microbatches."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from workbench.planner.groupings import dealt, groups_of, llm_of, replicas_of
 def exchanged(
     job: Job, microbatches: Sequence[Microbatch], first: int, second: int
 ) -> tuple[Microbatch, ...]:
-    """Two samples in each other's places, in every module.
+    """Swap two samples in every module.
 
-    Where modules have the LLM's groups, they have the new ones. Elsewhere a sample with several items in a
-    module stands where the other has its first, second, ... one, and with what is over at its last; a module
-    in which one of the two has none stays as it is.
+    Modules grouped like the LLM follow its new groups. Elsewhere, the k-th item of a sample in a module
+    takes the place of the other sample's k-th item, and surplus items that of its last; a module in which
+    one of the two has no item stays unchanged.
     """
-    if _is_dealt(job, microbatches):
+    if _has_llm_groups(job, microbatches):
         groups, replicas = groups_of(job, microbatches), replicas_of(job, microbatches)
         other = {first: second, second: first}
         swapped = tuple(
@@ -30,36 +30,43 @@ def exchanged(
         )
         return dealt(job, swapped, replicas)
     routing = routing_of(empty_draft(job, "joint"))
-    found = list(microbatches)
+    result = list(microbatches)
     for module in job.model.modules:
-        places = [place for place, each in enumerate(found) if each.module == module.name]
-        held = _exchanged(routing, [found[place] for place in places], first, second)
-        for place, each in zip(places, held, strict=True):
-            found[place] = each
-    return tuple(found)
+        positions = [position for position, each in enumerate(result) if each.module == module.name]
+        module_microbatches = _exchanged(routing, [result[position] for position in positions], first, second)
+        for position, each in zip(positions, module_microbatches, strict=True):
+            result[position] = each
+    return tuple(result)
 
 
-def _is_dealt(job: Job, microbatches: Sequence[Microbatch]) -> bool:
+def _has_llm_groups(job: Job, microbatches: Sequence[Microbatch]) -> bool:
     """Whether all modules have the LLM's groups."""
     return dealt(job, groups_of(job, microbatches), replicas_of(job, microbatches)) == tuple(microbatches)
 
 
-def _exchanged(routing: Routing, held: list[Microbatch], first: int, second: int) -> list[Microbatch]:
+def _exchanged(routing: Routing, microbatches: list[Microbatch], first: int, second: int) -> list[Microbatch]:
     where = {
-        sample: [place for place, each in enumerate(held) for item in each.items if item.sample == sample]
+        sample: [
+            position
+            for position, each in enumerate(microbatches)
+            for item in each.items
+            if item.sample == sample
+        ]
         for sample in (first, second)
     }
     if not where[first] or not where[second]:
-        return held
+        return microbatches
     rows = {
-        place: [row for row in held[place].rows if all(item.sample not in where for item in row)]
-        for places in where.values()
-        for place in places
+        position: [
+            row for row in microbatches[position].rows if all(item.sample not in where for item in row)
+        ]
+        for positions in where.values()
+        for position in positions
     }
     for sample, other in ((first, second), (second, first)):
-        for number, item in enumerate(routing.items(held[0].module, sample)):
+        for number, item in enumerate(routing.items(microbatches[0].module, sample)):
             rows[where[other][min(number, len(where[other]) - 1)]].append((item,))
-    return [replace(each, rows=_in_order(rows.get(at, each.rows))) for at, each in enumerate(held)]
+    return [replace(each, rows=_in_order(rows.get(at, each.rows))) for at, each in enumerate(microbatches)]
 
 
 def _in_order(rows: Sequence[tuple[Item, ...]]) -> tuple[tuple[Item, ...], ...]:
@@ -74,15 +81,15 @@ def moved(
     *,
     modules: Sequence[str],
 ) -> tuple[Microbatch, ...]:
-    """A sample's items into microbatch `target` (replica, index) of some modules.
+    """Move a sample's items to microbatch `target` (replica, index) of some modules.
 
     Moved in the LLM alone, a sample is deferred: its encoders' work stays where it was.
 
     Raises:
-        ValueError: a module without that microbatch, or one that the sample leaves empty.
+        ValueError: a module lacks that microbatch, or the sample leaves one empty.
     """
     routing = routing_of(empty_draft(job, "joint"))
-    found = []
+    result = []
     for each in microbatches:
         rows = each.rows
         if each.module in modules:
@@ -91,39 +98,39 @@ def moved(
                 rows = _in_order((*rows, *((item,) for item in routing.items(each.module, sample))))
         if not rows:
             raise ValueError(f"sample {sample} leaves microbatch {each.index} of {each.module!r} empty")
-        found.append(replace(each, rows=rows))
-    own = {each.module for each in found if (each.replica, each.index) == target}
-    lacking = [name for name in modules if name not in own and routing.items(name, sample)]
-    if lacking:
-        raise ValueError(f"replica {target[0]} of {lacking[0]!r} has no microbatch {target[1]}")
-    return tuple(found)
+        result.append(replace(each, rows=rows))
+    target_modules = {each.module for each in result if (each.replica, each.index) == target}
+    missing = [name for name in modules if name not in target_modules and routing.items(name, sample)]
+    if missing:
+        raise ValueError(f"replica {target[0]} of {missing[0]!r} has no microbatch {target[1]}")
+    return tuple(result)
 
 
 def reordered(
     job: Job, microbatches: Sequence[Microbatch], replica: int, start: int, end: int
 ) -> tuple[Microbatch, ...]:
-    """A microbatch of a replica taken out and put in at another index, in every module.
+    """Move a microbatch of a replica to another index, in every module.
 
     Raises:
-        ValueError: a module without one of the two microbatches.
+        ValueError: a module lacks one of the two microbatches.
     """
     replicas = replicas_of(job, microbatches)
     counts = Counter(each.module for each in microbatches if each.replica == replica)
     if min(counts.values()) <= max(start, end):
         raise ValueError(f"replica {replica} of some module has no microbatch {max(start, end)}")
-    if len(set(replicas.values())) == 1 and _is_dealt(job, microbatches):
+    if len(set(replicas.values())) == 1 and _has_llm_groups(job, microbatches):
         groups, num = list(groups_of(job, microbatches)), replicas[llm_of(job)]
-        own = groups[replica::num]
-        own.insert(end, own.pop(start))
-        groups[replica::num] = own
+        replica_groups = groups[replica::num]
+        replica_groups.insert(end, replica_groups.pop(start))
+        groups[replica::num] = replica_groups
         return dealt(job, groups, replicas)
 
-    def index(place: int) -> int:
-        if place == start:
+    def index(old: int) -> int:
+        if old == start:
             return end
-        if start < place <= end:
-            return place - 1
-        return place + 1 if end <= place < start else place
+        if start < old <= end:
+            return old - 1
+        return old + 1 if end <= old < start else old
 
     return tuple(
         replace(each, index=index(each.index)) if each.replica == replica else each for each in microbatches

@@ -1,4 +1,4 @@
-"""Moves of samples: between microbatches and replicas, in order and in number."""
+"""Moves of samples between microbatches and replicas, of their order and of microbatch sizes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from workbench.search.joint.question import Question
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Two samples in each other's places."""
+    """Swap two samples."""
 
     question: ClassVar[Question] = Question.GROUPING
     first: int
@@ -34,7 +34,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class MoveSample:
-    """A sample into another microbatch of every module; deferred: of the LLM alone."""
+    """Move a sample to another microbatch of every module; deferred: of the LLM alone."""
 
     question: ClassVar[Question] = Question.GROUPING
     sample: int
@@ -50,7 +50,7 @@ class MoveSample:
 
 @dataclass(frozen=True, slots=True)
 class Reorder:
-    """A microbatch of a replica taken out and put in at another index, in every module."""
+    """Move a microbatch of a replica to another index, in every module."""
 
     question: ClassVar[Question] = Question.GROUPING
     replica: int
@@ -58,13 +58,13 @@ class Reorder:
     end: int
 
     def apply(self, space: Space, choice: Choice) -> Choice:
-        found = reordered(space.job, choice.microbatches, self.replica, self.start, self.end)
-        return regrouped(choice, found)
+        microbatches = reordered(space.job, choice.microbatches, self.replica, self.start, self.end)
+        return regrouped(choice, microbatches)
 
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """Microbatches of so many samples each, in the same order."""
+    """Form microbatches of `samples` samples each, in the same order."""
 
     question: ClassVar[Question] = Question.GROUPING
     samples: int
@@ -77,7 +77,7 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class Regroup:
-    """All samples grouped anew by a named way, as many microbatches as before."""
+    """Group all samples anew by a rule, into as many microbatches as before."""
 
     question: ClassVar[Question] = Question.GROUPING
     way: Grouping
@@ -87,7 +87,7 @@ class Regroup:
 
 
 def regrouped(choice: Choice, microbatches: Sequence[Microbatch]) -> Choice:
-    """Other microbatches; an order of the choice's own stays where their numbers are the same."""
+    """Replace the microbatches; the choice's own programs stay if the microbatches' indices do."""
     keys = {(each.module, each.replica, each.index) for each in microbatches}
     same = keys == {(each.module, each.replica, each.index) for each in choice.microbatches}
     programs = choice.programs if same else ()

@@ -1,4 +1,4 @@
-"""Where a plan's time goes: seconds of its critical path by stage and by microbatch."""
+"""Where a plan's time goes: seconds on the critical path by stage and by microbatch."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ MicrobatchKey = tuple[str, int, int]  # module, replica, index
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """Seconds of the critical path.
+    """Seconds on the critical path.
 
     Args:
         stages: by stage.
@@ -23,17 +23,17 @@ class Hints:
     microbatches: dict[MicrobatchKey, float]
 
     def sample_weights(self, plan: Plan) -> dict[int, float]:
-        """By sample, the seconds of the microbatches that it stands in."""
-        found: Counter[int] = Counter()
+        """By sample, the seconds of the microbatches that contain it."""
+        seconds: Counter[int] = Counter()
         for microbatch in plan.microbatches:
             key = microbatch.module, microbatch.replica, microbatch.index
             for item in microbatch.items:
-                found[item.sample] += self.microbatches.get(key, 0.0)  # type: ignore[assignment]
-        return dict(found)
+                seconds[item.sample] += self.microbatches.get(key, 0.0)  # type: ignore[assignment]
+        return dict(seconds)
 
 
 def hints_of(plan: Plan, judge: Judge) -> Hints:
-    """What the step's end waited for. Complexity: that of the judge's times."""
+    """Attribute the critical path of a plan's step. Complexity: that of the judge's timeline."""
     stages: Counter[int] = Counter()
     microbatches: Counter[MicrobatchKey] = Counter()
     for step in path_of(judge.timeline(plan)):

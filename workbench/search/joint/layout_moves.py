@@ -1,4 +1,4 @@
-"""Moves of layout and order: degrees and places, schedules, boundaries between stages, forwards ahead."""
+"""Moves of layout and order: degrees, placement, schedules, stage boundaries, and forwards run ahead."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,10 +24,10 @@ from workbench.search.joint.question import Question
 
 @dataclass(frozen=True, slots=True)
 class Arrange:
-    """Other degrees or places; samples keep their order, and their groups where replicas allow.
+    """Change degrees or placement; samples keep their order, and their groups if the replicas allow.
 
     Args:
-        samples: of a microbatch; None: as many as now, or fewer where there is not one for every replica.
+        samples: per microbatch; None: as many as now, or fewer if there is not one microbatch per replica.
     """
 
     question: ClassVar[Question] = Question.LAYOUT
@@ -62,28 +62,28 @@ class Arrange:
 
 @dataclass(frozen=True, slots=True)
 class Reschedule:
-    """Another schedule; where it wants other virtual stages, the LLM is cut anew on the same ranks."""
+    """Change the schedule; if it needs other virtual stages, cut the LLM anew on the same ranks."""
 
     question: ClassVar[Question] = Question.ORDER
     schedule: Schedule
 
     def apply(self, space: Space, choice: Choice) -> Choice:
         stages = choice.stages
-        if _is_recut(choice, self.schedule, space.job):
+        if _needs_recut(choice, self.schedule, space.job):
             stages = _recut(space, choice, self.schedule)
         return replace(choice, stages=stages, schedule=self.schedule, programs=(), token_shards=())
 
 
-def _is_recut(choice: Choice, schedule: Schedule, job: Job) -> bool:
-    was = choice.schedule
-    same_layout = was.kind.spec.layout is schedule.kind.spec.layout or schedule.virtual_stages == 1
-    return was.virtual_stages != schedule.virtual_stages or not same_layout
+def _needs_recut(choice: Choice, schedule: Schedule, job: Job) -> bool:
+    current = choice.schedule
+    same_layout = current.kind.spec.layout is schedule.kind.spec.layout or schedule.virtual_stages == 1
+    return current.virtual_stages != schedule.virtual_stages or not same_layout
 
 
 def _recut(space: Space, choice: Choice, schedule: Schedule) -> tuple[Stage, ...]:
     llm, job = llm_of(space.job), replace(space.job, schedule=schedule)
     draft = draft_of(space.job, choice)
-    found: list[Stage] = [stage for stage in choice.stages if stage.module != llm]
+    stages: list[Stage] = [stage for stage in choice.stages if stage.module != llm]
     for replica in draft.replicas(llm):
         chain = draft.chain[llm, replica]
         blocks = list(dict.fromkeys(stage.ranks for stage in chain))
@@ -91,22 +91,22 @@ def _recut(space: Space, choice: Choice, schedule: Schedule) -> tuple[Stage, ...
         seconds = _layers_s(space, choice, layout)
         cuts = cut(seconds, len(blocks) * schedule.virtual_stages, llm)
 
-        def block(place: int, num: int = len(cuts)) -> int:
-            return rank_block(job.schedule, place, num)
+        def block(index: int, num: int = len(cuts)) -> int:
+            return rank_block(job.schedule, index, num)
 
         cuts = even_blocks(seconds, cuts, block) if schedule.virtual_stages > 1 else cuts
-        for place, layers in enumerate(cuts):
+        for index, layers in enumerate(cuts):
             stage = Stage(
-                id=0, module=llm, replica=replica, layers=layers, ranks=blocks[block(place)], ep=layout.ep
+                id=0, module=llm, replica=replica, layers=layers, ranks=blocks[block(index)], ep=layout.ep
             )
-            found.append(stage)
-    order = {module.name: place for place, module in enumerate(space.job.model.modules)}
-    found.sort(key=lambda stage: (stage.replica, order[stage.module], stage.layers))
-    return tuple(replace(stage, id=number) for number, stage in enumerate(found))
+            stages.append(stage)
+    order = {module.name: index for index, module in enumerate(space.job.model.modules)}
+    stages.sort(key=lambda stage: (stage.replica, order[stage.module], stage.layers))
+    return tuple(replace(stage, id=number) for number, stage in enumerate(stages))
 
 
 def _layers_s(space: Space, choice: Choice, degrees: Degrees) -> tuple[float, ...]:
-    """Seconds of a module's layers over a typical microbatch."""
+    """Seconds of a module's layers for a typical microbatch."""
     layout = replace(degrees.layout, pp=None, dp=None)
     job = replace(space.job, layouts=(layout,), settings=choice.settings)
     draft = draft_of(space.job, choice)
@@ -115,7 +115,7 @@ def _layers_s(space: Space, choice: Choice, degrees: Degrees) -> tuple[float, ..
 
 @dataclass(frozen=True, slots=True)
 class ShiftLayer:
-    """One layer over the boundary behind a module's `place`-th stage: by 1 to the front, by -1 back."""
+    """Move one layer across the boundary after a module's `place`-th stage: by 1 to the front, by -1 back."""
 
     question: ClassVar[Question] = Question.ORDER
     module: str
@@ -142,10 +142,10 @@ class ShiftLayer:
 
 @dataclass(frozen=True, slots=True)
 class CutStages:
-    """Stages that train, each in so many pieces on its own ranks: sums of gradients go beside its backward.
+    """Cut each trained stage into pieces on its own ranks, to overlap gradient reduction with its backward.
 
-    A sum begins when its stage's last backward has ended; of a stage in one piece all of it is waited for.
-    Stages whose weights are sharded are one layer each as they are.
+    A reduction starts when its stage's last backward has ended, so that a stage in one piece exposes all of
+    it. Stages with sharded weights are already one layer each.
     """
 
     question: ClassVar[Question] = Question.ORDER
@@ -154,49 +154,50 @@ class CutStages:
     def apply(self, space: Space, choice: Choice) -> Choice:
         if (num := choice.schedule.virtual_stages) > 1:
             raise ValueError(f"{num} virtual stages lie where their schedule wants them; nearest: 1")
-        found: list[Stage] = []
-        for stage in _joined(choice.stages):
+        stages: list[Stage] = []
+        for stage in _merged(choice.stages):
             first, last = stage.layers
             layers = space.job.model.module(stage.module).layers[first:last]
             pieces = min(self.pieces, len(layers)) if self._cuts(choice, stage, layers) else 1
             borders = [first + len(layers) * piece // pieces for piece in range(pieces + 1)]
-            found += [
-                replace(stage, id=len(found) + at, layers=own) for at, own in enumerate(pairwise(borders))
+            stages += [
+                replace(stage, id=len(stages) + offset, layers=piece_layers)
+                for offset, piece_layers in enumerate(pairwise(borders))
             ]
-        return replace(choice, stages=tuple(found), programs=(), token_shards=())
+        return replace(choice, stages=tuple(stages), programs=(), token_shards=())
 
     def _cuts(self, choice: Choice, stage: Stage, layers: Sequence[Layer]) -> bool:
         is_sharded = choice.settings.of(stage.module).sharding is Sharding.PARAMETERS
         return not is_sharded and any(layer.trainable for layer in layers)
 
 
-def _joined(stages: Sequence[Stage]) -> list[Stage]:
-    """Stages in a row on the same ranks are one."""
-    found: list[Stage] = []
+def _merged(stages: Sequence[Stage]) -> list[Stage]:
+    """Merge consecutive stages on the same ranks."""
+    merged: list[Stage] = []
     for stage in stages:
-        last = found[-1] if found else stage
+        last = merged[-1] if merged else stage
         if last.layers[1] == stage.layers[0] and replace(last, id=stage.id, layers=stage.layers) == stage:
-            found[-1] = replace(last, layers=(last.layers[0], stage.layers[1]))
+            merged[-1] = replace(last, layers=(last.layers[0], stage.layers[1]))
         else:
-            found.append(stage)
-    return found
+            merged.append(stage)
+    return merged
 
 
 @dataclass(frozen=True, slots=True)
 class RunEncodersAhead:
-    """Forwards of stages that read no other module so many microbatches further ahead."""
+    """Run forwards of stages that read no other module `lead` more microbatches ahead."""
 
     question: ClassVar[Question] = Question.ORDER
     lead: int
 
     def apply(self, space: Space, choice: Choice) -> Choice:
         fed = {edge.target for edge in space.job.model.edges}
-        hurried: dict[int, dict[int, int]] = {s.id: {} for s in choice.stages if s.module not in fed}
+        eager: dict[int, dict[int, int]] = {s.id: {} for s in choice.stages if s.module not in fed}
         plan = build(space.job, choice, space.cost)
         if plan.stages != choice.stages:
             raise ValueError("stages whose weights are sharded keep the order of their schedule")
         programs = tuple(
-            Program(ranks=program.ranks, actions=with_eager_forwards(program.actions, hurried, self.lead))
+            Program(ranks=program.ranks, actions=with_eager_forwards(program.actions, eager, self.lead))
             for program in plan.programs
         )
         return replace(choice, programs=programs)

@@ -1,4 +1,4 @@
-"""Arrangements next to another: one step of degrees, ranks that one module gives to another, other places."""
+"""Neighbours of an arrangement: one step of degrees, ranks passed between modules, other placements."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,9 +17,9 @@ from workbench.search.joint.choice import Choice
 
 
 def job_of(job: Job, choice: Choice, arrangement: Arrangement) -> Job:
-    """The job whose layouts are an arrangement's, and whose order and settings are a choice's.
+    """The job with the layouts of an arrangement, and the order and settings of a choice.
 
-    Replicas of modules that are as many as the LLM's are the job's.
+    Modules with as many replicas as the LLM use the job's number of replicas.
     """
     replicas = arrangement.of(llm_of(job)).dp
     layouts = tuple(
@@ -37,29 +37,29 @@ def job_of(job: Job, choice: Choice, arrangement: Arrangement) -> Job:
 
 
 def arrangements_near(job: Job, choice: Choice, arrangement: Arrangement) -> Iterator[Arrangement]:
-    """Those that differ from it in degrees of one module, in ranks that one gives to another, or in places.
+    """Arrangements that differ in one module's degrees, in ranks passed between modules, or in placement.
 
     Args:
-        choice: whose microbatches, schedule and settings the degrees must go with.
+        choice: its microbatches, schedule and settings limit the degrees.
     """
     degrees = {arrangement.degrees: None}
     try:
-        around = job_of(job, choice, arrangement)
-    except ValueError:  # the job's own limits, such as a layout of a schedule that this is not
+        neighbourhood = job_of(job, choice, arrangement)
+    except ValueError:  # limits of the job, such as a layout that its schedule requires
         return
-    for change in neighbours(around):
+    for change in neighbours(neighbourhood):
         if change.kind is not ChangeKind.LAYOUT:
             continue
         try:
-            degrees[_degrees(change.edit(around))] = None
-        except ValueError:  # degrees that the model does not take
+            degrees[_degrees(change.edit(neighbourhood))] = None
+        except ValueError:  # the model does not support these degrees
             continue
     degrees |= dict.fromkeys(
-        (*_replicas_of_one(arrangement), *_other_depths(arrangement), *_swapped(arrangement))
+        (*_replicas_traded(arrangement), *_other_depths(arrangement), *_swapped(arrangement))
     )
     degrees |= dict.fromkeys(_other_replicas(job, arrangement))
     degrees |= dict.fromkeys([more for each in degrees for more in _filled(each, usable_ranks(job))])
-    found: dict[Arrangement, None] = {}
+    neighbours_found: dict[Arrangement, None] = {}
     for placement in Placement:
         for each in degrees:
             try:
@@ -68,28 +68,28 @@ def arrangements_near(job: Job, choice: Choice, arrangement: Arrangement) -> Ite
                     degrees=_fitted(job, placement, each),
                     first_ranks=arrangement.first_ranks if placement is Placement.ISLANDS else (),
                 )
-            except ValueError:  # experts that the new degrees cannot hold, or no replica
+            except ValueError:  # degrees that cannot hold the experts, or leave no replica
                 continue
-            if other != arrangement and other not in found and _takes_place(job, other):
-                found[other] = None
-    yield from found
+            if other != arrangement and other not in neighbours_found and _is_placeable(job, other):
+                neighbours_found[other] = None
+    yield from neighbours_found
     yield from _other_pools(job, arrangement)
 
 
 def _other_pools(job: Job, arrangement: Arrangement) -> Iterator[Arrangement]:
-    """Islands of the same degrees that begin with other pools of devices."""
+    """Islands of the same degrees that start with other device pools."""
     if not job.pools:
         return
-    firsts = (None, *(pool.first_rank for pool in job.pools))
-    now = arrangement.first_ranks or (None,) * len(arrangement.degrees)
-    for first_ranks in product(firsts, repeat=len(arrangement.degrees)):
+    options = (None, *(pool.first_rank for pool in job.pools))
+    current = arrangement.first_ranks or (None,) * len(arrangement.degrees)
+    for first_ranks in product(options, repeat=len(arrangement.degrees)):
         other = Arrangement(placement=Placement.ISLANDS, degrees=arrangement.degrees, first_ranks=first_ranks)
-        if first_ranks != now and _takes_place(job, other):
+        if first_ranks != current and _is_placeable(job, other):
             yield other
 
 
-def _takes_place(job: Job, arrangement: Arrangement) -> bool:
-    """Whether degrees go with the placement, on no more ranks than there are, of pools that take them."""
+def _is_placeable(job: Job, arrangement: Arrangement) -> bool:
+    """Whether the placement supports the degrees, on ranks that exist, in pools that take them."""
     if arrangement.num_ranks(llm_of(job)) > usable_ranks(job):
         return False
     try:
@@ -102,10 +102,10 @@ def _takes_place(job: Job, arrangement: Arrangement) -> bool:
 
 
 def _check_pools(job: Job, arrangement: Arrangement) -> None:
-    """ValueError for islands beyond the ranks that there are, or in a pool that does not take them."""
-    begins, end = arrangement.first_ranks or (None,) * len(arrangement.degrees), 0
-    for each, begin in zip(arrangement.degrees, begins, strict=True):
-        first = end if begin is None else begin
+    """ValueError for islands beyond the existing ranks, or in a pool that does not take them."""
+    first_ranks, end = arrangement.first_ranks or (None,) * len(arrangement.degrees), 0
+    for each, first_rank in zip(arrangement.degrees, first_ranks, strict=True):
+        first = end if first_rank is None else first_rank
         end = first + each.num_ranks
         check_taken(job.pools, each.module, range(first, end))
         check_ranks(job, end)
@@ -119,8 +119,8 @@ def _degrees(job: Job) -> tuple[Degrees, ...]:
     )
 
 
-def _replicas_of_one(arrangement: Arrangement) -> Iterator[tuple[Degrees, ...]]:
-    """One module's replicas against one of its other degrees."""
+def _replicas_traded(arrangement: Arrangement) -> Iterator[tuple[Degrees, ...]]:
+    """Trade one module's replicas against one of its other degrees."""
     for each in arrangement.degrees:
         for name in ("tp", "cp", "pp"):
             value = getattr(each, name)
@@ -135,28 +135,30 @@ def _replicas_of_one(arrangement: Arrangement) -> Iterator[tuple[Degrees, ...]]:
 
 
 def _other_replicas(job: Job, arrangement: Arrangement) -> Iterator[tuple[Degrees, ...]]:
-    """Other replicas of all modules; each has a degree less or more, so that they fit and none could grow."""
-    now = {each.dp for each in arrangement.degrees}
-    if len(now) > 1:
+    """Other replicas of all modules, each with at most one other degree, that fit and could not grow."""
+    current = {each.dp for each in arrangement.degrees}
+    if len(current) > 1:
         return
-    (dp,) = now
+    (dp,) = current
     for replicas in sorted({2 * dp, dp + 1, dp - 1, dp // 2} - {0, dp}):
         if len(job.batch) % replicas:
             continue
         most = usable_ranks(job) // replicas
         options = [list(_sizes_near(replace(each, dp=replicas))) for each in arrangement.degrees]
         fitting = [
-            some for some in product(*options) if sum(each.num_ranks for each in some) <= most * replicas
+            option
+            for option in product(*options)
+            if sum(each.num_ranks for each in option) <= most * replicas
         ]
-        sizes = {tuple(each.num_ranks for each in some) for some in fitting}
-        for some in fitting:
-            own = tuple(each.num_ranks for each in some)
-            if not any(own != other and all(map(le, own, other)) for other in sizes):
-                yield some
+        sizes = {tuple(each.num_ranks for each in option) for option in fitting}
+        for option in fitting:
+            size = tuple(each.num_ranks for each in option)
+            if not any(size != other and all(map(le, size, other)) for other in sizes):
+                yield option
 
 
 def with_fewer_replicas(arrangement: Arrangement) -> Iterator[Arrangement]:
-    """The same with one or two replicas of the whole model less, or half of them: other ranks are idle."""
+    """The same with one or two replicas of the whole model fewer, or half of them; the other ranks idle."""
     (most, *others) = {each.dp for each in arrangement.degrees}
     for replicas in sorted({most - 1, most - 2, most // 2}, reverse=True):
         if replicas > 0 and not others:
@@ -165,7 +167,7 @@ def with_fewer_replicas(arrangement: Arrangement) -> Iterator[Arrangement]:
 
 
 def _sizes_near(degrees: Degrees) -> Iterator[Degrees]:
-    """These, and with one of them halved, doubled, or a stage less or more."""
+    """The degrees, and each with tp, cp or pp halved or doubled, or one stage fewer or more."""
     yield degrees
     for name in ("tp", "cp", "pp"):
         value = getattr(degrees, name)
@@ -178,21 +180,21 @@ def _sizes_near(degrees: Degrees) -> Iterator[Degrees]:
 
 
 def _other_depths(arrangement: Arrangement) -> Iterator[tuple[Degrees, ...]]:
-    """A stage more or fewer for one module, or one for another: depths need be no powers of two."""
+    """One stage more or fewer for a module, or moved to another: depths need not be powers of two."""
     changes = [(module, by) for module in range(len(arrangement.degrees)) for by in (1, -1)]
     pairs = [
         (one, other) for one, other in combinations(changes, 2) if one[0] != other[0] and one[1] != other[1]
     ]
-    for some in (*((change,) for change in changes), *pairs):
+    for combination in (*((change,) for change in changes), *pairs):
         depths = [each.pp for each in arrangement.degrees]
-        for module, by in some:
+        for module, by in combination:
             depths[module] += by
         if min(depths) > 0:
             yield tuple(replace(each, pp=pp) for each, pp in zip(arrangement.degrees, depths, strict=True))
 
 
 def _swapped(arrangement: Arrangement) -> Iterator[tuple[Degrees, ...]]:
-    """Two degrees of one module in each other's place, on as many ranks."""
+    """Swap two degrees of one module; its number of ranks stays."""
     for each in arrangement.degrees:
         for one, other in combinations(("tp", "cp", "pp"), 2):
             swapped = replace(each, **{one: getattr(each, other), other: getattr(each, one)})
@@ -201,34 +203,36 @@ def _swapped(arrangement: Arrangement) -> Iterator[tuple[Degrees, ...]]:
 
 
 def _filled(degrees: tuple[Degrees, ...], num_ranks: int) -> Iterator[tuple[Degrees, ...]]:
-    """Ranks that nobody has, as stages or for context parallelism of one module, where none are shared."""
+    """Use idle ranks for more stages or context parallelism of one module, where no ranks are shared."""
     free = num_ranks - sum(each.num_ranks for each in degrees)
     for each in degrees:
         for name in ("pp", "cp"):
             value = getattr(each, name)
-            more = free // (each.num_ranks // value)
-            if more > 0 and (name == "pp" or (value + more) * each.tp % each.ep == 0):
-                larger = replace(each, **{name: value + more})
+            extra = free // (each.num_ranks // value)
+            if extra > 0 and (name == "pp" or (value + extra) * each.tp % each.ep == 0):
+                larger = replace(each, **{name: value + extra})
                 yield tuple(larger if other is each else other for other in degrees)
 
 
 def _fitted(job: Job, placement: Placement, degrees: tuple[Degrees, ...]) -> tuple[Degrees, ...]:
-    """Encoders made to go with the placement: the LLM's grid where they share its ranks."""
+    """Adapt encoders to the placement: the LLM's grid where they share its ranks."""
     llm = next(each for each in degrees if each.module == llm_of(job))
-    found = []
+    fitted = []
     for each in degrees:
         if each.module == llm.module or placement in (Placement.ISLANDS, Placement.REPLICAS):
-            found.append(each)
+            fitted.append(each)
         elif placement is Placement.FIRST_STAGE:
-            found.append(replace(llm, module=each.module, pp=1, ep=1))
+            fitted.append(replace(llm, module=each.module, pp=1, ep=1))
         elif placement is Placement.EVERYWHERE:
-            rest = llm.num_ranks // (each.tp * each.cp)
-            found.append(
-                replace(each, pp=1, dp=rest)
+            replicas_and_stages = llm.num_ranks // (each.tp * each.cp)
+            fitted.append(
+                replace(each, pp=1, dp=replicas_and_stages)
                 if each.dp != llm.dp
-                else replace(each, pp=max(1, rest // llm.dp))
+                else replace(each, pp=max(1, replicas_and_stages // llm.dp))
             )
         else:
-            first = next(d for d in degrees if d.module != llm.module)
-            found.append(replace(each, tp=first.tp, cp=first.cp, pp=first.pp, dp=llm.dp))
-    return tuple(found)
+            first_encoder = next(d for d in degrees if d.module != llm.module)
+            fitted.append(
+                replace(each, tp=first_encoder.tp, cp=first_encoder.cp, pp=first_encoder.pp, dp=llm.dp)
+            )
+    return tuple(fitted)

@@ -1,4 +1,4 @@
-"""What passes of a module over each sample take at least: of all ranks, and of those that wait for them."""
+"""Lower bounds on a module's passes over each sample: total rank-seconds, and seconds on its path."""
 
 import math
 from collections import Counter
@@ -31,20 +31,20 @@ from workbench.planner.layer_cost import alike_layers
 from workbench.planner.layout_search import usable_ranks
 from workbench.search.joint.choice import Choice
 
-SIZES = [2.0**power for power in range(10, 34)]  # bytes of a rank in an all-gather
-DISTINCT = 64  # samples, up to which kinds of calls are told apart that have one of them
+SIZES = [2.0**power for power in range(10, 34)]  # bytes per rank in an all-gather
+DISTINCT = 64  # sample sizes, up to which calls are bounded for each one
 
 Weight = Callable[[str], float]
-"""Of a second on a device of that kind."""
+"""Weight of a second on a kind of device."""
 
 
 def even(device: str) -> float:
-    """A second is a second."""
+    """Weight 1 for every device."""
     return 1.0
 
 
 class Part(NamedTuple):
-    """Layers of a module on the way of a sample: from `first` to before `end`."""
+    """Layers `first` to before `end` of a module, on a sample's path."""
 
     module: str
     first: int
@@ -53,12 +53,12 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Samples with as much work.
+    """Samples with equal work.
 
     Args:
-        ids: of them.
-        num_items: of each, over which calls are counted.
-        layers: calls of every layer, the same object for those that are alike.
+        ids: of the samples.
+        num_items: per sample, over which calls are counted.
+        layers: possible calls of every layer; equal layers share one object.
     """
 
     ids: frozenset[int]
@@ -66,43 +66,44 @@ class Samples:
     layers: tuple[Calls, ...]
 
 
-class _Choice(NamedTuple):
-    """So many times one of these calls, each by what its area and its way weigh."""
+class _CallChoice(NamedTuple):
+    """`num` times one of these kinds of calls, with their weighted seconds by area and by path."""
 
     num: int
     areas_s: Floats
-    ways_s: Floats
+    paths_s: Floats
 
 
 @dataclass(frozen=True, slots=True)
-class Along:
-    """A module's work along a way: what is left to choose, and what is not.
+class PathTerms:
+    """A module's work along a path: the calls still to choose, and the fixed rest.
 
     Args:
-        area_s: by its share of a rank, of calls that are the least by area, whatever they weigh.
-        way_s: of calls that have only one kind, the mean over the samples on the way.
-        choices: all else, by the same shares.
+        area_s: weighted by the module's share of a rank, of calls that are best by area whatever the
+            weights.
+        path_s: of layers with only one kind of call, the mean over the samples on the path.
+        choices: of all other layers, weighted likewise.
     """
 
     area_s: float
-    way_s: float
-    choices: tuple[_Choice, ...]
+    path_s: float
+    choices: tuple[_CallChoice, ...]
 
-    def least_s(self, area_weight: float, way_weight: float) -> float:
-        """The least of both together. Complexity: O(choices x kinds of calls)."""
+    def least_s(self, area_weight: float, path_weight: float) -> float:
+        """Minimum of the weighted sum of area and path. Complexity: O(choices x kinds of calls)."""
         chosen_s = sum(
-            num * float(np.min(area_weight * areas_s + way_weight * ways_s))
-            for num, areas_s, ways_s in self.choices
+            num * float(np.min(area_weight * areas_s + path_weight * paths_s))
+            for num, areas_s, paths_s in self.choices
         )
-        return area_weight * self.area_s + way_weight * self.way_s + chosen_s
+        return area_weight * self.area_s + path_weight * self.path_s + chosen_s
 
 
 @dataclass(frozen=True, slots=True)
 class LeastWork:
-    """Of a module, over all samples that have items of it.
+    """A module's least work, over all samples with items of it.
 
-    Where all items are alike, or samples of no more than `DISTINCT` sizes: kinds of calls, see `LeastCalls`.
-    Else the best rate of any call and the least way at once, see `LeastTimes`.
+    If all items are alike, or samples have at most `DISTINCT` sizes: by kinds of calls, see `LeastCalls`.
+    Otherwise the best rate of any call and the shortest path at once, see `LeastTimes`.
     """
 
     groups: tuple[Samples, ...]
@@ -113,34 +114,35 @@ class LeastWork:
 
     @property
     def area_s(self) -> float:
-        """Ranks times seconds of the calls that are the least by area."""
+        """Rank-seconds of the calls that are best by area."""
         return sum(len(each.ids) * each.num_items * _least_s(each.layers) for each in self.groups)
 
-    def along(self, share: float, part: Part | None, on_way: frozenset[int]) -> Along:
-        """Along a way of some samples through a part of the layers; None: it does not come by.
+    def along(self, share: float, part: Part | None, on_path: frozenset[int]) -> PathTerms:
+        """Terms for a path of some samples through part of the layers; None: the path does not touch the
+        module.
 
         Args:
-            share: of a rank that the module's area counts.
+            share: of a rank, by which the module's area is weighted.
         """
-        area_s = way_s = 0.0
-        choices: list[_Choice] = []
+        area_s = path_s = 0.0
+        choices: list[_CallChoice] = []
         for group in self.groups:
-            num_on, num = (len(group.ids & on_way) if part is not None else 0), len(group.ids)
-            inside = group.layers[part.first : part.end] if part is not None and num_on else ()
-            of_one = share * group.num_items
-            area_s += of_one * (num * _least_s(group.layers) - num_on * _least_s(inside))
+            num_on_path, num = (len(group.ids & on_path) if part is not None else 0), len(group.ids)
+            inside = group.layers[part.first : part.end] if part is not None and num_on_path else ()
+            area_weight = share * group.num_items
+            area_s += area_weight * (num * _least_s(group.layers) - num_on_path * _least_s(inside))
             for times, calls in _counted(inside):
-                areas_s, ways_s = of_one * calls[:, 0], calls[:, 1] / len(on_way)
+                areas_s, paths_s = area_weight * calls[:, 0], calls[:, 1] / len(on_path)
                 if len(calls) > 1:
-                    choices.append(_Choice(num_on * times, areas_s, ways_s))
+                    choices.append(_CallChoice(num_on_path * times, areas_s, paths_s))
                     continue
-                area_s += num_on * times * float(areas_s[0])
-                way_s += num_on * times * float(ways_s[0])
-        return Along(area_s, way_s, tuple(choices))
+                area_s += num_on_path * times * float(areas_s[0])
+                path_s += num_on_path * times * float(paths_s[0])
+        return PathTerms(area_s, path_s, tuple(choices))
 
 
 def _counted(layers: Sequence[Calls]) -> Iterator[tuple[int, Calls]]:
-    """Layers that are alike once, and how many there are."""
+    """Distinct layers, each with the number of layers like it."""
     by_id = {id(calls): calls for calls in layers}
     yield from ((num, by_id[key]) for key, num in Counter(map(id, layers)).items())
 
@@ -150,42 +152,44 @@ def _least_s(layers: Sequence[Calls]) -> float:
 
 
 def kinds_of_device(job: Job) -> tuple[str, ...]:
-    """Of the job's cluster."""
+    """Kinds of devices in the job's cluster."""
     return tuple(dict.fromkeys(node.device for node in job.cluster.nodes))
 
 
 def least_works(job: Job, cost: CostModel, layout: Choice | None, weight: Weight) -> dict[str, LeastWork]:
-    """Of every module, on any kind of device, each by the weight of its seconds.
+    """The least work of every module, on any kind of device, with seconds weighted by device.
 
     Args:
-        layout: the choice whose degrees stay; None: they are open.
+        layout: a choice whose degrees are fixed; None: they are open.
 
-    Complexity: that of `LeastCalls.of` for every kind of layer of modules whose items are alike; of others
-        O(distinct samples x kinds of layers), and one bound of a table for every product's shape.
+    Complexity: for modules whose items are alike, that of `LeastCalls.of` for every kind of layer; for
+    others O(distinct samples x kinds of layers), plus one bound of a table for every product's shape.
     """
     draft = empty_draft(job, "bound")
     routing = routing_of(draft)
-    alone = chunked_microbatches(draft, {place: [[sample]] for place, sample in enumerate(job.batch)})
-    found: dict[str, LeastWork] = {}
+    alone = chunked_microbatches(draft, {index: [[sample]] for index, sample in enumerate(job.batch)})
+    works: dict[str, LeastWork] = {}
     for module in job.model.modules:
-        mine: dict[tuple[Work, tuple[Needs, ...]], list[int]] = {}
+        replicas_of_work: dict[tuple[Work, tuple[Needs, ...]], list[int]] = {}
         for each in alone:
             if each.module == module.name:
                 key = even_work_of(draft, each), routing.flow(each).needs[module.name]
-                mine.setdefault(key, []).append(each.replica)
-        rows = {row for work, _ in mine for row in work.rows}
+                replicas_of_work.setdefault(key, []).append(each.replica)
+        rows = {row for work, _ in replicas_of_work for row in work.rows}
         module_work = _ModuleWork(
-            job, cost, layout, module, weight, [(w, len(ids)) for (w, _), ids in mine.items()]
+            job, cost, layout, module, weight, [(w, len(ids)) for (w, _), ids in replicas_of_work.items()]
         )
-        are_alike = len(rows) == 1 and len({needs for _, needs in mine}) == 1 and module_work.degrees
-        of = module_work.alike(*rows) if are_alike else module_work.distinct
-        found[module.name] = LeastWork(
+        are_alike = (
+            len(rows) == 1 and len({needs for _, needs in replicas_of_work}) == 1 and module_work.degrees
+        )
+        calls_of = module_work.alike(*rows) if are_alike else module_work.distinct
+        works[module.name] = LeastWork(
             tuple(
-                Samples(frozenset(ids), len(work.rows) if are_alike else 1, of(work, needs))
-                for (work, needs), ids in mine.items()
+                Samples(frozenset(ids), len(work.rows) if are_alike else 1, calls_of(work, needs))
+                for (work, needs), ids in replicas_of_work.items()
             )
         )
-    return found
+    return works
 
 
 class _ModuleWork:
@@ -214,7 +218,7 @@ class _ModuleWork:
 
     @property
     def degrees(self) -> tuple[int, ...]:
-        """Of tensor parallelism; none: they are not known."""
+        """Possible tensor-parallel degrees; none: unknown."""
         if self._stages:
             return tuple(sorted({stage.tp for stage in self._stages}))
         heads = [
@@ -227,7 +231,7 @@ class _ModuleWork:
         return tuple(tp for tp in range(1, min(common, self._num_ranks) + 1) if common % tp == 0)
 
     def alike(self, row: RowWork) -> Callable[[Work, tuple[Needs, ...]], tuple[Calls, ...]]:
-        """Calls of every layer, of items that are all like this one."""
+        """Calls of every layer if all items are like this one."""
         kinds = self._kinds(Work((row,)))
 
         @cache
@@ -238,25 +242,26 @@ class _ModuleWork:
         return lambda work, needs: tuple(map(calls, self._firsts, needs))
 
     def distinct(self, work: Work, needs: tuple[Needs, ...]) -> tuple[Calls, ...]:
-        """Calls of every layer that have one of samples of several sizes: where there are few of them, of so
-        many tokens; else one, the least of all."""
+        """Calls of every layer for samples of several sizes: by number of tokens if there are few sizes, else
+        one bound for all.
+        """
         assert self._stock is not None, "it has items"
         kinds = self._kinds(work)
         are_few = self._num_works <= DISTINCT and self.degrees
-        most = self._stock.tokens(TokenCount.IN)
-        tokens = ranges(self._least_tokens / self._num_ranks, most)
+        most_tokens = self._stock.tokens(TokenCount.IN)
+        tokens = ranges(self._least_tokens / self._num_ranks, most_tokens)
         known = {}
         for at, need in dict.fromkeys(zip(self._firsts, needs, strict=True)):
             layer = self._module.layers[at]
-            found = (
+            calls = (
                 weight * (least.among_others(layer, need, tokens) if are_few else least.at_best(layer, need))
                 for weight, least in kinds
             )
-            known[at, need] = undominated(np.concatenate(list(found)))
+            known[at, need] = undominated(np.concatenate(list(calls)))
         return tuple(known[each] for each in zip(self._firsts, needs, strict=True))
 
     def _kinds(self, one: Work) -> list[tuple[Floats, LeastCalls]]:
-        """By what area and way weigh, calls of such an item on every kind of device."""
+        """Weights of area and path with the calls of such an item, for every kind of device."""
         assert self._stock is not None, "it has items"
         return [
             (
@@ -278,7 +283,7 @@ class _ModuleWork:
         ]
 
     def _machines(self) -> Iterator[tuple[str, tuple[CostModel, ...], LeastTimes]]:
-        """Of every kind of device: as plans may have it run layers, and what these take at least."""
+        """For every kind of device, its possible executions of layers and their least times."""
         precision, pieces = (
             self._job.settings.precision,
             self._job.settings.of(self._module.name).collective_pieces,
@@ -297,38 +302,39 @@ class _ModuleWork:
             yield device, (whole, *divided), self._least[device]
 
     def _grids(self, device: str) -> Iterator[tuple[int, Link | None]]:
-        """Tensor-parallel degrees, and everything that may join so many ranks of a kind."""
+        """Tensor-parallel degrees, each with every link that may join so many ranks of a device."""
         for tp in self.degrees:
             yield from ((tp, link) for link in links_of(self._job.cluster, device, tp))
 
 
 def links_of(cluster: Cluster, device: str, num_ranks: int) -> tuple[Link | None, ...]:
-    """What joins so many ranks side by side, from the first of every kind of node."""
+    """Links that join `num_ranks` consecutive ranks, from the first of every kind of node."""
     if num_ranks == 1:
         return (None,)
-    found: dict[Link, None] = {}
+    links: dict[Link, None] = {}
     first = 0
     for node in cluster.nodes:
         ranks = range(first, first + num_ranks)
         first += node.num_ranks
         if node.device == device and ranks.stop <= cluster.num_ranks:
-            found[ring_link(cluster, ranks)] = None
-    return tuple(found)
+            links[ring_link(cluster, ranks)] = None
+    return tuple(links)
 
 
 def most_bytes_per_s(cluster: Cluster, cost: CostModel) -> float:
-    """That a rank gets of others' keys in an all-gather with as many of its own, or over a link in it.
+    """Upper bound on the rate at which a rank receives other ranks' keys.
 
-    Or in an all-to-all, of four as large as its own keys alone, in which it has those and their values. What
-    was measured may be faster than its link is said to be.
+    In an all-gather with equally many keys of each rank, in an all-to-all of four messages as large as its
+    own keys, through which it gets keys and values, or over a link. Measured rates may exceed the link's
+    nominal one.
     """
-    own = (link for node in cluster.nodes for link in (node.link, node.card) if link is not None)
-    found = 0.0
+    node_links = (link for node in cluster.nodes for link in (node.link, node.card) if link is not None)
+    most = 0.0
     seconds = cost.collectives.seconds
-    for link in {cluster.intra, cluster.inter, *own}:
+    for link in {cluster.intra, cluster.inter, *node_links}:
         for num, size in product((2, 4, 8), SIZES):
             gather_s = seconds(Collective.ALL_GATHER, num * size, num, link)
             exchange_s = seconds(Collective.ALL_TO_ALL, size, num, link)
-            found = max(found, size / gather_s, 2 * size / (4 * exchange_s))
-        found = max(found, link.bytes_per_s)
-    return found
+            most = max(most, size / gather_s, 2 * size / (4 * exchange_s))
+        most = max(most, link.bytes_per_s)
+    return most

@@ -1,4 +1,4 @@
-"""A search's log, lines of JSON for its terms, every candidate and the answer; and its replay."""
+"""A search's log as lines of JSON: its scope, every candidate and the answer; and its replay."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,25 +11,25 @@ from workbench.plan.plan import Plan
 from workbench.planner.strategy_spec import Planner
 from workbench.search.joint.evaluate import Judge, changed, plan_of
 from workbench.search.joint.fewer_ranks import fewer_ranks
-from workbench.search.joint.found import Entry, Found, path_of
 from workbench.search.joint.move import Move, Space
 from workbench.search.joint.move_json import move_from_json, move_to_json
 from workbench.search.joint.question import Question
+from workbench.search.joint.result import Entry, SearchResult, path_of
 from workbench.search.joint.starts import start_of, start_tasks
-from workbench.search.joint.take import Take, taken
+from workbench.search.joint.take import Take, take_moves
 from workbench.search.joint.terms import Scope
 
 AS_LOGGED = "want the job, the profile, the objective and the version of the log"
 
 
-def log_lines(job: Job, scope: Scope, found: Found) -> Iterator[str]:
-    """Everything that a replay needs, and why each candidate was not taken."""
+def log_lines(job: Job, scope: Scope, result: SearchResult) -> Iterator[str]:
+    """Everything that a replay needs, and why each candidate was rejected."""
     fixed = {question.value: name for question, name in scope.fixed.items()}
     yield json.dumps({"job": job.name, "seed": scope.seed, "fixed": fixed})
-    for entry in found.log:
+    for entry in result.log:
         yield json.dumps(entry_record(entry))
-    answer = found.path[-1].index if found.path else found.best_from
-    yield json.dumps({"answer": answer, "value": found.value})
+    answer = result.path[-1].index if result.path else result.best_from
+    yield json.dumps({"answer": answer, "value": result.value})
 
 
 def entry_record(entry: Entry) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def entry_record(entry: Entry) -> dict[str, Any]:
 
 
 class _Logged(NamedTuple):
-    """What a replay reads: fixed questions, the way to the answer, where it begins, and its value."""
+    """What a replay reads: fixed questions, path to the answer, its start, and its value."""
 
     fixed: Mapping[Question, str]
     path: tuple[Entry, ...]
@@ -62,19 +62,20 @@ def replayed(
     *,
     is_timed: bool = False,
 ) -> tuple[Plan, float]:
-    """The answer of a logged search, made again of the strategies that it came from; and its value.
+    """Rebuild the answer of a logged search from the strategies it was derived from, and return it with its
+    value.
 
     Args:
-        is_timed: whether the judge's values hold times measured on this machine, so that none comes twice.
+        is_timed: whether the judge measures time on this machine, so that values are not reproducible.
 
     Raises:
-        ValueError: no log of this job, a strategy that has no plan now, or another value than was logged.
+        ValueError: no log of this job, a strategy without a plan, or another value than was logged.
 
-    Complexity: the plans of the strategies that the answer took something from.
+    Complexity: the plans of the strategies that contributed to the answer.
     """
     logged = _read(job, list(lines))
-    asked: list[Move] = [move for entry in logged.path for move in entry.moves]
-    names = {logged.start, *logged.fixed.values(), *(m.start for m in asked if isinstance(m, Take))}
+    path_moves: list[Move] = [move for entry in logged.path for move in entry.moves]
+    names = {logged.start, *logged.fixed.values(), *(m.start for m in path_moves if isinstance(m, Take))}
     space, plans = Space(job, cost, {}, planners), {}
     for task in start_tasks(job, planners, fewer_ranks(job, cost, judge)):
         if task.name in names:
@@ -84,7 +85,7 @@ def replayed(
     if logged.start not in space.starts:
         raise ValueError(f"replay: strategy {logged.start!r} has no plan of job {job.name!r}; {AS_LOGGED}")
     try:
-        moves = (*taken(space, logged.fixed), *asked)
+        moves = (*take_moves(space, logged.fixed), *path_moves)
         plan = plans[logged.start]
         if moves or plan is None:
             plan = plan_of(space, changed(space, space.starts[logged.start], moves))

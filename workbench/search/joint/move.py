@@ -1,4 +1,4 @@
-"""What a move is: a change of the answer to one question."""
+"""A move: a change of the answer to one question."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,16 +13,16 @@ from workbench.search.joint.question import Question
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What moves are of.
+    """What a search moves in.
 
     Args:
         job: to plan.
-        cost: its machine.
-        starts: choices that a search starts from, by strategy.
-        planners: of strategies that may plan anew, by name.
-        varies: whether plans are judged by other batches too, so that a grouping counts as a rule for each.
-        keeps_front: whether outcomes say what plans cost besides their value.
-        counts_ranks: whether a plan on fewer ranks may be better, though its step takes longer.
+        cost: model of its machine.
+        starts: choices that the search starts from, by name.
+        planners: strategies that may plan anew during the search, by name.
+        varies: whether plans are also judged on other batches, so that a grouping must be a rule for each.
+        keeps_front: whether outcomes include the coordinates of the Pareto front.
+        counts_ranks: whether a plan on fewer ranks may be better despite a longer step.
     """
 
     job: Job
@@ -39,7 +39,7 @@ class Move(Protocol):
 
     @property
     def question(self) -> Question:
-        """Whose answer it changes."""
+        """The question whose answer it changes."""
 
     def apply(self, space: Space, choice: Choice) -> Choice:
-        """The choice changed; ValueError where it cannot be."""
+        """Return the changed choice; ValueError where the change is impossible."""

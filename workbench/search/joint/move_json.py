@@ -1,4 +1,4 @@
-"""Moves as JSON data, and read again."""
+"""Moves as JSON data, and their parser."""
 
 import types
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ MOVES: dict[str, type[Any]] = {
 
 
 def move_to_json(move: Move) -> dict[str, Any]:
-    """As JSON data: the move's name and its fields."""
+    """The move's name and its fields as JSON data."""
     data = _plain(move)
     assert isinstance(data, dict), "moves are dataclasses"
     return {"move": type(move).__name__, **data}
@@ -51,16 +51,16 @@ def _plain(value: object) -> Any:
 
 
 def move_from_json(data: Mapping[str, Any]) -> Move:
-    """The move that was written; ValueError for what is none."""
+    """Parse a move; ValueError for anything else."""
     name = data.get("move")
     kind = MOVES.get(str(name))
     if kind is None:
         raise ValueError(f"no move {name!r}; there are {', '.join(MOVES)}")
     try:
-        found: Move = _read(kind, {key: value for key, value in data.items() if key != "move"})
+        move: Move = _read(kind, {key: value for key, value in data.items() if key != "move"})
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"move {name}: {error}") from None
-    return found
+    return move
 
 
 def _read(kind: Any, value: Any) -> Any:
@@ -73,6 +73,6 @@ def _read(kind: Any, value: Any) -> Any:
         unknown = set(value) - {each.name for each in fields(kind)}
         if unknown:
             raise ValueError(f"no {', '.join(sorted(unknown))} in {kind}")
-        made: Any = kind
-        return made(**{key: _read(hints[key], each) for key, each in value.items()})
+        dataclass_type: Any = kind
+        return dataclass_type(**{key: _read(hints[key], each) for key, each in value.items()})
     return kind(value)

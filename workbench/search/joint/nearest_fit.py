@@ -1,4 +1,4 @@
-"""What plans lack in memory where none fits, as strategies make them and with less kept or more sharded."""
+"""How much memory plans lack if none fits, as made and with more recomputation or sharding."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -16,12 +16,12 @@ from workbench.search.joint.setting_moves import with_settings
 from workbench.search.joint.starts import Task, start_of
 from workbench.units import gib
 
-ROOMIER = 2**20  # times the memory: whatever a strategy does fits
-MOST = 4  # strategies that are asked
+ROOMIER = 2**20  # factor on the memory, with which every plan fits
+MOST = 4  # strategies that plan again
 
 
-class _Lack(NamedTuple):
-    """Bytes beyond the memory that `rank` is on, negative where all fits; of whose plan, and with what."""
+class _Shortage(NamedTuple):
+    """Bytes missing on `rank`'s memory, negative if the plan of `strategy` with `change` fits."""
 
     num_bytes: int
     rank: int
@@ -35,7 +35,7 @@ class _Lack(NamedTuple):
 
 
 class _AnyPlan:
-    """A judge that takes every plan."""
+    """A judge that accepts every plan."""
 
     def value(self, plan: Plan) -> float:
         return 0.0
@@ -45,35 +45,35 @@ class _AnyPlan:
 
 
 def nearest_fit(job: Job, cost: CostModel, tasks: Iterable[Task]) -> str:
-    """The plan that lacks least, and the first change of settings with which one fits, or that lacks least.
+    """Name the plan that lacks least memory, and the first change that makes one fit or lacks least.
 
-    Of the plans that some strategies make for the same machines with memory enough. Empty where these have
-    none either.
+    The plans are those that some strategies make for the same machines with ample memory. Empty if there
+    are none.
 
-    Complexity: `MOST` strategies, and of each plan a memory table for every module and two more.
+    Complexity: `MOST` strategies, and for each plan a memory table per module plus two.
     """
     nodes = tuple(replace(node, memory_bytes=node.memory_bytes * ROOMIER) for node in job.cluster.nodes)
     roomy = replace(job, cluster=replace(job.cluster, nodes=nodes))
-    lacks: list[_Lack] = []
-    asked = 0
+    shortages: list[_Shortage] = []
+    num_planned = 0
     for task in tasks:
         start = start_of(task._replace(job=replace(task.job, cluster=roomy.cluster)), cost, _AnyPlan())
         if start.choice is not None:
-            lacks += _lacks(job, roomy, start.name, start.choice, cost)
-            asked += 1
-        if asked == MOST:
+            shortages += _shortages(job, roomy, start.name, start.choice, cost)
+            num_planned += 1
+        if num_planned == MOST:
             break
-    as_made = [lack for lack in lacks if not lack.change]
+    as_made = [shortage for shortage in shortages if not shortage.change]
     if not as_made:
         return ""
-    changed = [lack for lack in lacks if lack.change]
-    best = next((lack for lack in changed if lack.num_bytes <= 0), None)
+    changed = [shortage for shortage in shortages if shortage.change]
+    best = next((shortage for shortage in changed if shortage.num_bytes <= 0), None)
     best = best or min(changed, key=attrgetter("num_bytes"), default=None)
-    found = [min(as_made, key=attrgetter("num_bytes")), *([best] if best else [])]
-    return f"nearest: {'; '.join(map(str, found))}"
+    nearest = [min(as_made, key=attrgetter("num_bytes")), *([best] if best else [])]
+    return f"nearest: {'; '.join(map(str, nearest))}"
 
 
-def _lacks(job: Job, roomy: Job, name: str, choice: Choice, cost: CostModel) -> Iterator[_Lack]:
+def _shortages(job: Job, roomy: Job, name: str, choice: Choice, cost: CostModel) -> Iterator[_Shortage]:
     for change, changed in _changes(job, choice):
         try:
             plan = build(roomy, changed, cost)
@@ -85,23 +85,25 @@ def _lacks(job: Job, roomy: Job, name: str, choice: Choice, cost: CostModel) -> 
             (sum(peaks[rank] for rank in group) - job.cluster.nodes[node].memory_bytes, -min(group))
             for node, group in memory_groups(plan)
         )
-        yield _Lack(worst[0], -worst[1], name, change)
+        yield _Shortage(worst[0], -worst[1], name, change)
 
 
 def _changes(job: Job, choice: Choice) -> Iterator[tuple[str, Choice]]:
-    """As it is; each module computed again, then all; all of them and the optimizer's state sharded."""
+    """The choice itself; each module recomputed, then all; all, with sharded optimizer state."""
     yield "", choice
-    every = [choice.settings.of(module.name) for module in job.model.modules]
-    again = [replace(own, recompute=Recompute.FULL) for own in every]
-    for own in again:
-        yield f"recomputation of {own.module}", with_settings(choice, own)
-    if len(again) > 1:
-        yield "recomputation of all modules", _with_all(choice, again)
-    sharded = [replace(own, sharding=Sharding.OPTIMIZER, instances=1) for own in again]
+    settings = [choice.settings.of(module.name) for module in job.model.modules]
+    recomputed = [replace(module_settings, recompute=Recompute.FULL) for module_settings in settings]
+    for module_settings in recomputed:
+        yield f"recomputation of {module_settings.module}", with_settings(choice, module_settings)
+    if len(recomputed) > 1:
+        yield "recomputation of all modules", _with_all(choice, recomputed)
+    sharded = [
+        replace(module_settings, sharding=Sharding.OPTIMIZER, instances=1) for module_settings in recomputed
+    ]
     yield "recomputation and sharded optimizer state of all modules", _with_all(choice, sharded)
 
 
 def _with_all(choice: Choice, settings: Iterable[ModuleSettings]) -> Choice:
-    for own in settings:
-        choice = with_settings(choice, own)
+    for module_settings in settings:
+        choice = with_settings(choice, module_settings)
     return choice

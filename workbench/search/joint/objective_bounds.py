@@ -1,4 +1,4 @@
-"""What no plan of a job beats by other objectives than the seconds of its own step."""
+"""Lower bounds on the values of objectives other than the seconds of the job's own step."""
 
 from dataclasses import replace
 
@@ -16,13 +16,13 @@ from workbench.units import S_PER_HOUR
 
 
 def bound_for(judge: PlanJudge) -> LowerBound:
-    """A bound of the judge's values; `no_bound` for a measure that is not known here.
+    """A lower bound for the judge's measure; `no_bound` if the measure is unknown here.
 
-    Over several batches the mean, the quantile or the worst of their bounds: each of these grows with every
-    step, and a step with its planning is no shorter than without.
+    Over several batches: the mean, quantile or maximum of their bounds, since each grows with every step,
+    and planning only lengthens a step.
 
-    Seconds: see `lower_bound_s`. Dollars and seconds of ranks: a plan pays all ranks for the whole step,
-    which is no less than what each is busy, see `least_rank_s`. Goodput: see `_most_useful`.
+    Seconds: see `lower_bound_s`. Dollars and rank-seconds: a plan pays all its ranks for the whole step,
+    which is at least each one's busy time, see `least_rank_s`. Goodput: see `_mean_ranks`.
     """
     measure = judge.measure
     if measure is step_seconds:
@@ -46,21 +46,23 @@ def bound_for(judge: PlanJudge) -> LowerBound:
     return no_bound
 
 
-def over_batches(judge: PlanJudge, one: LowerBound) -> LowerBound:
-    """A bound of one batch as one of what the judge makes of all its batches."""
+def over_batches(judge: PlanJudge, bound_of_batch: LowerBound) -> LowerBound:
+    """Extend a bound for one batch to the statistic that the judge takes over all its batches."""
     times = judge.times
     if not isinstance(times, OverBatches):
-        return one
+        return bound_of_batch
     batches, over = times.batches, times.over
 
     def bound(job: Job, cost: CostModel, layout: Choice | None) -> float:
-        return summary([one(replace(job, batch=tuple(batch)), cost, layout) for batch in batches], over)
+        return summary(
+            [bound_of_batch(replace(job, batch=tuple(batch)), cost, layout) for batch in batches], over
+        )
 
     return bound
 
 
 def _dollars(job: Job, cost: CostModel, layout: Choice | None) -> float:
-    """Of a step; a device costs what the cheapest of its kind does."""
+    """Lower bound on a step's dollars; each kind of device costs as much as its cheapest rank."""
     prices: dict[str, float] = {}
     for rank in range(job.cluster.num_ranks):
         device, price = job.cluster.device_of((rank,)), job.dollars_per_hour([rank]) or 0.0
@@ -69,10 +71,10 @@ def _dollars(job: Job, cost: CostModel, layout: Choice | None) -> float:
 
 
 def _mean_ranks(job: Job, goodput: Goodput) -> float:
-    """Ranks that are there in the mean of all traces, of those that may be used.
+    """Usable ranks present on average over all traces.
 
-    A job has no more of them at any time, however it goes on, and a whole batch on any nodes takes its ranks
-    together no less than `least_rank_s`; so no more samples count than in that time on these.
+    However a job recovers, it never has more ranks than that, and a whole batch takes at least
+    `least_rank_s` rank-seconds on any nodes; so no more samples count than these ranks could process.
     """
     largest = sorted((node.num_ranks for node in job.cluster.nodes), reverse=True)
     most = [float(min(usable_ranks(job), sum(largest[:count]))) for count in range(len(largest) + 1)]

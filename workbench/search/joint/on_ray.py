@@ -1,4 +1,4 @@
-"""Candidates evaluated by workers of a Ray cluster, in the order in which they were asked for.
+"""Evaluate candidates on workers of a Ray cluster, in the order of the requests.
 
 Source: Moritz et al. 2018, "Ray: A Distributed Framework for Emerging AI Applications", OSDI (actors).
 """
@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from workbench.on_demand import OnDemand
-from workbench.search.joint.evaluate import Asked, Judge, Outcome, evaluated
+from workbench.search.joint.evaluate import Judge, Outcome, Request, evaluate
 from workbench.search.joint.move import Space
 from workbench.search.joint.starts import Start, Task, start_of
 from workbench.search.joint.workers import Workers, chunks_of
@@ -22,16 +22,16 @@ from workbench.search.kept_results import code_hash
 
 ray = OnDemand("ray")
 
-REACH_S = 4.0  # for a connection to the address
-JOIN_S = 7.0  # for the cluster behind it to take this process in
-START_S = 60.0  # for workers to start, and with none left, for another to come
-LOOK_S = 1.0  # between two looks for a signal
-MOST_TRIES = 4  # of candidates whose workers died
+REACH_S = 4.0  # timeout of the connection to the address
+JOIN_S = 7.0  # timeout of joining the cluster
+START_S = 60.0  # timeout of starting workers, and of replacing them when all died
+LOOK_S = 1.0  # interval between checks for a signal
+MOST_TRIES = 4  # for candidates whose workers died
 _ADDRESS = re.compile(r"([^\s:/]+|\[[0-9a-fA-F:]+\]):(\d{1,5})")
 
 
 class _Worker:
-    """What a worker process of the cluster holds: the search's job, and by that all prices it has found."""
+    """A worker process of the cluster; it holds the search's job, and so all cached prices."""
 
     def __init__(self, space: Space, judge: Judge) -> None:
         self._space, self._judge = space, judge
@@ -42,17 +42,18 @@ class _Worker:
     def start(self, task: Task) -> Start:
         return start_of(task, self._space.cost, self._judge)
 
-    def outcomes(self, task: tuple[dict[str, Any], Sequence[Asked]]) -> list[Outcome]:
-        starts, asked = task
+    def outcomes(self, task: tuple[dict[str, Any], Sequence[Request]]) -> list[Outcome]:
+        starts, requests = task
         here = replace(self._space, starts=starts)
-        return [evaluated(here, self._judge, each) for each in asked]
+        return [evaluate(here, self._judge, request) for request in requests]
 
 
 class _Running(NamedTuple):
-    """What a worker does.
+    """A task that a worker is executing.
 
     Args:
-        number: of the task whose result is wanted; None: it starts, or does what nobody waits for any more.
+        number: of the task whose result is wanted; None: the worker is starting, or its result is no longer
+            wanted.
     """
 
     worker: Any
@@ -61,17 +62,17 @@ class _Running(NamedTuple):
 
 
 class OnRay(Workers):
-    """Workers of a Ray cluster, spread over its nodes; one that dies is replaced, what it had is done again.
+    """Workers of a Ray cluster, spread over its nodes; a worker that dies is replaced and its task repeated.
 
-    Every node has this version of the workbench. What a search asks of them does not depend on how many there
-    are, nor on who answers first.
+    Every node has this version of the workbench. What a search requests depends neither on the number of
+    workers nor on the order of their answers.
     """
 
     def __init__(self, space: Space, judge: Judge, num: int, address: str) -> None:
-        joined(address)
+        join(address)
         self.num = num
         try:
-            self._held = ray.put(replace(space, starts={})), ray.put(judge)
+            self._shared = ray.put(replace(space, starts={})), ray.put(judge)
             self._actor = ray.remote(num_cpus=1, scheduling_strategy="SPREAD")(_Worker)
             self._idle = self._started(num, address)
         except BaseException:
@@ -80,14 +81,14 @@ class OnRay(Workers):
         self._running: dict[Any, _Running] = {}
 
     def starts(self, tasks: Sequence[Task]) -> Iterator[Start]:
-        yield from self._each("start", tasks)
+        yield from self._results("start", tasks)
 
-    def outcomes(self, space: Space, asked: Sequence[Asked]) -> Iterator[Outcome]:
-        for found in self._each("outcomes", [(space.starts, chunk) for chunk in chunks_of(asked)]):
-            yield from found
+    def outcomes(self, space: Space, requests: Sequence[Request]) -> Iterator[Outcome]:
+        for outcomes in self._results("outcomes", [(space.starts, chunk) for chunk in chunks_of(requests)]):
+            yield from outcomes
 
     def close(self) -> None:
-        """End the workers, whatever they do, and leave the cluster."""
+        """Kill the workers, even if busy, and leave the cluster."""
         for worker in (*self._idle, *(each.worker for each in self._running.values())):
             ray.kill(worker)
         ray.shutdown()
@@ -99,9 +100,9 @@ class OnRay(Workers):
                 f"the Ray cluster at {address} has {cpus} CPUs, one for each worker; got --workers {num}; "
                 f"nearest: {cpus}"
             )
-        found = [self._actor.remote(*self._held) for _ in range(num)]
+        workers = [self._actor.remote(*self._shared) for _ in range(num)]
         try:
-            versions = ray.get([worker.version.remote() for worker in found], timeout=START_S)
+            versions = ray.get([worker.version.remote() for worker in workers], timeout=START_S)
         except ray.exceptions.RayError as error:
             reason = str(error).strip().splitlines()[-1]
             raise ValueError(
@@ -110,20 +111,20 @@ class OnRay(Workers):
             ) from None
         if set(versions) != {code_hash()}:
             raise ValueError(f"a node of the Ray cluster at {address} has another version of the workbench")
-        return found
+        return workers
 
-    def _each(self, method: str, tasks: Sequence[Any]) -> Iterator[Any]:
-        """Results in the order of the tasks; a task is given to a worker when that has nothing else to do."""
+    def _results(self, method: str, tasks: Sequence[Any]) -> Iterator[Any]:
+        """Yield results in the order of the tasks; idle workers take the next waiting task."""
         waiting, tries = deque(range(len(tasks))), [0] * len(tasks)
         results: dict[int, Any] = {}
         try:
             for number in range(len(tasks)):
                 while number not in results:
                     while self._idle and waiting:
-                        given, worker = waiting.popleft(), self._idle.pop()
-                        tries[given] += 1
-                        self._running[getattr(worker, method).remote(tasks[given])] = _Running(worker, given)
-                    lost = self._collected(results)
+                        index, worker = waiting.popleft(), self._idle.pop()
+                        tries[index] += 1
+                        self._running[getattr(worker, method).remote(tasks[index])] = _Running(worker, index)
+                    lost = self._collect(results)
                     for task in lost:
                         if tries[task] == MOST_TRIES:
                             raise RuntimeError(f"candidates ended {MOST_TRIES} workers that tried them")
@@ -132,16 +133,16 @@ class OnRay(Workers):
         finally:
             self._running = {ref: each._replace(number=None) for ref, each in self._running.items()}
 
-    def _collected(self, results: dict[int, Any]) -> list[int]:
-        """Take in what has ended; the tasks of workers that died are returned."""
+    def _collect(self, results: dict[int, Any]) -> list[int]:
+        """Store the results of finished tasks; return the tasks of workers that died."""
         lost = []
-        for ref in self._ended():
+        for ref in self._wait_for_ended():
             worker, number, _ = self._running.pop(ref)
             try:
                 result = ray.get(ref)
             except ray.exceptions.RayActorError:
-                another = self._actor.remote(*self._held)
-                self._running[another.version.remote()] = _Running(another, None, is_starting=True)
+                replacement = self._actor.remote(*self._shared)
+                self._running[replacement.version.remote()] = _Running(replacement, None, is_starting=True)
                 lost += [] if number is None else [number]
                 continue
             self._idle.append(worker)
@@ -149,8 +150,8 @@ class OnRay(Workers):
                 results[number] = result
         return lost
 
-    def _ended(self) -> list[Any]:
-        """RuntimeError where all workers died and no other comes."""
+    def _wait_for_ended(self) -> list[Any]:
+        """Wait for a task to end; RuntimeError if all workers died and none could be replaced."""
         began_s = monotonic()
         while True:
             ended, _ = ray.wait(list(self._running), num_returns=1, timeout=LOOK_S)
@@ -160,14 +161,15 @@ class OnRay(Workers):
                 raise RuntimeError(f"all workers of the Ray cluster died, and none came in {START_S:g} s")
 
 
-def joined(address: str) -> None:
-    """Make this process part of a Ray cluster, on one of whose nodes it runs.
+def join(address: str) -> None:
+    """Connect this process to a Ray cluster that runs on this machine, among others.
 
     Args:
         address: HOST:PORT of the cluster's head, as `ray start` prints it.
 
     Raises:
-        ValueError: it is no such address, or no cluster answers there in `REACH_S` and `JOIN_S` seconds.
+        ValueError: the address is malformed, or no cluster accepts this process within `REACH_S` and
+            `JOIN_S` seconds.
     """
     match = _ADDRESS.fullmatch(address)
     if match is None or not 0 < int(match[2]) < 2**16:

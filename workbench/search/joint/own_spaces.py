@@ -1,4 +1,4 @@
-"""Jobs drawn from what the paper of a registered strategy searches."""
+"""Random jobs from the space that a registered strategy's own paper searches."""
 
 import random
 from collections.abc import Mapping
@@ -14,25 +14,25 @@ from workbench.planner.strategy_spec import Chooser, OwnSpace
 from workbench.strategies.registry import STRATEGIES
 
 TP_SIZES, CP_SIZES, MICROBATCHES = (1, 2, 4, 8), (1, 2, 4), (1, 2, 4, 8)
-OPEN_SHARE = 0.1  # of the draws, in which the strategy counts the stages itself
+OPEN_SHARE = 0.1  # share of draws in which the strategy chooses its stage counts
 
 OWN_SPACES: Mapping[str, OwnSpace] = {spec.name: spec.own_space for spec in STRATEGIES}
 
 
 def tensor_sizes(job: Job, module: Module) -> list[int]:
-    """Tensor-parallel degrees within a node that divide the module's heads of keys, and by which it runs."""
+    """Runnable tensor-parallel degrees within a node that divide the module's numbers of key-value heads."""
     node = min(node.num_ranks for node in job.cluster.nodes)
     dividing = [tp for tp in TP_SIZES if tp <= node and all(count % tp == 0 for count in module.kv_heads)]
     return [tp for tp in dividing if may_divide(module, tp=tp, cp=1)]
 
 
 def token_sizes(module: Module) -> list[int]:
-    """Context-parallel degrees by which it runs."""
+    """Runnable context-parallel degrees."""
     return [cp for cp in CP_SIZES if may_divide(module, tp=1, cp=cp)]
 
 
 def shared_grids(job: Job) -> list[tuple[int, int]]:
-    """(tp, cp) that all modules take."""
+    """The (tp, cp) that all modules support."""
     modules = job.model.modules
     tps = set.intersection(*(set(tensor_sizes(job, module)) for module in modules))
     return list(product(tps, set.intersection(*(set(token_sizes(module)) for module in modules))))
@@ -40,12 +40,12 @@ def shared_grids(job: Job) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Jobs that a strategy's users could write for one job's devices and batch.
+    """Jobs that users of a strategy could write for one job's devices and batch.
 
     Args:
         job: with layouts left open.
-        space: the strategy's.
-        open_share: of the draws, in which the strategy counts the stages itself.
+        space: the strategy's own space.
+        open_share: share of draws in which the strategy chooses its stage counts.
     """
 
     job: Job
@@ -53,7 +53,7 @@ class Draws:
     open_share: float = OPEN_SHARE
 
     def fresh(self, rng: random.Random) -> Job:
-        """All drawn anew."""
+        """Draw everything anew."""
         job = replace(
             self.job,
             microbatch_samples=rng.choice(self._microbatches()),
@@ -63,15 +63,15 @@ class Draws:
         return self._with_settings(job, rng)
 
     def near(self, job: Job, rng: random.Random) -> Job:
-        """One thing drawn anew; ValueError where the job does not allow it."""
+        """Draw one thing anew; ValueError where the job does not allow it."""
         changes = (self._with_microbatch, self._with_schedule, self._with_settings, self._nudged)
         return rng.choice(changes)(job, rng)
 
     def has_ranks_for(self, job: Job) -> bool:
-        """Whether the layouts of a drawn job, as far as they count stages, go on the ranks that there are."""
-        taken = [each.tp * each.cp * (each.pp or 1) for each in job.layouts]
-        most = max(taken, default=1) if self.space.shares_ranks else sum(taken)
-        return job.replicas * most <= usable_ranks(job)
+        """Whether a drawn job's layouts fit on the available ranks, as far as their stages are counted."""
+        ranks_per_replica = [layout.tp * layout.cp * (layout.pp or 1) for layout in job.layouts]
+        needed = max(ranks_per_replica, default=1) if self.space.shares_ranks else sum(ranks_per_replica)
+        return job.replicas * needed <= usable_ranks(job)
 
     def _microbatches(self) -> list[int]:
         return [size for size in MICROBATCHES if len(self.job.batch) % size == 0]
@@ -83,7 +83,7 @@ class Draws:
         return replace(job, schedule=rng.choice(self.space.schedules))
 
     def _with_settings(self, job: Job, rng: random.Random) -> Job:
-        """What is computed again, by module; sharding of optimizer state and of sequences, for all."""
+        """Draw recomputation by module; sharding of optimizer state and sequence parallelism for all."""
         sharding = rng.choice((Sharding.NONE, Sharding.OPTIMIZER))
         by_sequence = rng.choice((False, True))
         modules = tuple(
@@ -101,26 +101,28 @@ class Draws:
         if self.space.degrees is Chooser.ITSELF:
             return job
         replicas = rng.choice(self._replicas(job))
-        own = {module.name: self._degrees(module, rng) for module in job.model.modules}
+        degrees = {module.name: self._degrees(module, rng) for module in job.model.modules}
         if self.space.degrees is Chooser.ALIKE:
-            tp, cp = min(own.values())
-            own = dict.fromkeys(own, (tp, min(cp, *(max(token_sizes(each)) for each in job.model.modules))))
-        layouts = self._counted(own, usable_ranks(job) // replicas, rng)
+            tp, cp = min(degrees.values())
+            degrees = dict.fromkeys(
+                degrees, (tp, min(cp, *(max(token_sizes(each)) for each in job.model.modules)))
+            )
+        layouts = self._counted(degrees, usable_ranks(job) // replicas, rng)
         return replace(job, replicas=replicas, layouts=layouts)
 
     def _nudged(self, job: Job, rng: random.Random) -> Job:
-        """One module with a stage more or less, or with other degrees on as many ranks."""
+        """Give one module a stage more or fewer, or other degrees on as many ranks."""
         if not job.layouts:
             return self._with_layouts(job, rng)
-        place = rng.randrange(len(job.layouts))
-        was = job.layouts[place]
-        if was.pp is None or rng.random() < 0.5:
-            tp, cp = self._degrees(job.model.module(was.module), rng)
-            pp = None if was.pp is None else max(1, was.pp * was.tp * was.cp // (tp * cp))
-            layout = replace(was, tp=tp, cp=cp, pp=pp)
+        index = rng.randrange(len(job.layouts))
+        current = job.layouts[index]
+        if current.pp is None or rng.random() < 0.5:
+            tp, cp = self._degrees(job.model.module(current.module), rng)
+            pp = None if current.pp is None else max(1, current.pp * current.tp * current.cp // (tp * cp))
+            layout = replace(current, tp=tp, cp=cp, pp=pp)
         else:
-            layout = replace(was, pp=max(1, was.pp + rng.choice((-1, 1))))
-        return replace(job, layouts=(*job.layouts[:place], layout, *job.layouts[place + 1 :]))
+            layout = replace(current, pp=max(1, current.pp + rng.choice((-1, 1))))
+        return replace(job, layouts=(*job.layouts[:index], layout, *job.layouts[index + 1 :]))
 
     def _replicas(self, job: Job) -> list[int]:
         most = max(1, usable_ranks(job) // len(job.model.modules))
@@ -132,19 +134,19 @@ class Draws:
         return rng.choice(tensor_sizes(self.job, module)), rng.choice(cp_sizes)
 
     def _counted(
-        self, own: Mapping[str, tuple[int, int]], num_ranks: int, rng: random.Random
+        self, degrees: Mapping[str, tuple[int, int]], num_ranks: int, rng: random.Random
     ) -> tuple[ModuleLayout, ...]:
-        """Stages of every module: left open, or drawn with the LLM's on what the others leave."""
+        """Stages per module: left open, or drawn, with the LLM's on the remaining ranks."""
         if rng.random() < self.open_share:
-            return tuple(ModuleLayout(module=name, tp=tp, cp=cp) for name, (tp, cp) in own.items())
+            return tuple(ModuleLayout(module=name, tp=tp, cp=cp) for name, (tp, cp) in degrees.items())
         modules = sorted(self.job.model.modules, key=lambda module: module.modality == TEXT)
         counts: dict[str, int] = {}
         left = num_ranks
-        for later, module in enumerate(modules, 1 - len(modules)):
-            tp, cp = own[module.name]
+        for remaining_modules, module in enumerate(modules, 1 - len(modules)):
+            tp, cp = degrees[module.name]
             most = max(1, min(left // (tp * cp), len(module.layers)))
-            counts[module.name] = most if later == 0 else rng.randint(1, max(1, most // 2))
+            counts[module.name] = most if remaining_modules == 0 else rng.randint(1, max(1, most // 2))
             left -= tp * cp * counts[module.name]
         return tuple(
-            ModuleLayout(module=name, tp=tp, cp=cp, pp=counts[name]) for name, (tp, cp) in own.items()
+            ModuleLayout(module=name, tp=tp, cp=cp, pp=counts[name]) for name, (tp, cp) in degrees.items()
         )

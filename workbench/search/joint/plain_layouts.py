@@ -18,24 +18,24 @@ from workbench.search.joint.proposals import Moves
 from workbench.search.joint.question import Question
 from workbench.search.joint.setting_moves import Keep, instance_counts
 
-UNSHARDED = 2  # of a grid's plans, without sharded weights: the first
-LIKELY = 4  # of those on the smallest grid, and of pipelines: tried ahead of all others
-PIECES = 8  # of stages that train
-SIZES = 2  # of microbatches, the largest that there are
+UNSHARDED = 2  # a grid's first plans, without sharded weights
+LIKELY = 4  # plans on the smallest grid, and pipelines, that are tried before all others
+PIECES = 8  # of each trained stage
+SIZES = 2  # the largest microbatch sizes tried
 SPLIT = sorted(
     (usual(kind) for kind in reversed(ScheduleKind) if kind.spec.splits_backward),
-    key=lambda schedule: schedule.virtual_stages,  # of several a cut has no pieces, so they come last
+    key=lambda schedule: schedule.virtual_stages,  # virtual stages cannot be cut in pieces: last
 )
 
 
 def plain_layouts(job: Job, questions: Collection[Question]) -> Iterator[Moves]:
-    """Every question that is open answered in a few plain ways, those together that go together.
+    """Answer every open question in a few plain, compatible ways.
 
-    One grid: every module on every rank, without a pipeline, so that nothing stands still but for
-    exchanges; weights sharded within nodes or among all ranks, or optimizer state alone. No strategy's step
-    model has to know the modules, as those of searched layouts do. Pipelines: a stage takes a
-    whole node, so that sums of gradients stay inside nodes, and split backwards fill what the pipeline
-    leaves idle. Where samples differ, microbatches and replicas are of even work.
+    One grid: every module on every rank, without a pipeline, so that ranks only wait for collectives;
+    weights sharded within nodes or across all ranks, or optimizer state alone. Unlike searched layouts,
+    this needs no step model of the modules. Pipelines: each stage takes a whole node, so that gradients are
+    reduced inside nodes, and split backwards fill the pipeline's bubbles. If samples differ, microbatches
+    and replicas are balanced.
 
     Complexity: O(grids x microbatch sizes + nodes x schedules x microbatch sizes) moves; none is priced.
     """
@@ -43,7 +43,7 @@ def plain_layouts(job: Job, questions: Collection[Question]) -> Iterator[Moves]:
         return
     first, *larger = (tuple(_on_grid(job, *grid, questions)) for grid in _grids(job))
     stages = tuple(_stages_of_nodes(job, questions))
-    found = (
+    layouts = (
         *first[:LIKELY],
         *stages[:LIKELY],
         *first[LIKELY:],
@@ -51,8 +51,8 @@ def plain_layouts(job: Job, questions: Collection[Question]) -> Iterator[Moves]:
         *stages[LIKELY:],
         *chain.from_iterable(moves[UNSHARDED:] for moves in larger),
     )
-    for way in _groupings(job, questions):
-        yield from ((*moves, *way) for moves in found)
+    for regroup in _groupings(job, questions):
+        yield from ((*moves, *regroup) for moves in layouts)
 
 
 def _groupings(job: Job, questions: Collection[Question]) -> tuple[Moves, ...]:
@@ -62,72 +62,73 @@ def _groupings(job: Job, questions: Collection[Question]) -> tuple[Moves, ...]:
 
 
 def _grids(job: Job) -> list[tuple[int, int]]:
-    """tp and cp that all modules take, on fewest ranks first, and of as many with most tp."""
+    """The (tp, cp) that all modules support, fewest ranks first, then most tp."""
     return sorted(shared_grids(job), key=lambda grid: (grid[0] * grid[1], -grid[0]))
 
 
 def _on_grid(job: Job, tp: int, cp: int, questions: Collection[Question]) -> Iterator[Moves]:
-    """As many replicas as go on the ranks; the largest microbatches first."""
+    """As many replicas as fit on the ranks; the largest microbatches first."""
     dp = usable_ranks(job) // (tp * cp)
     if dp == 0:
         return
     degrees = tuple(Degrees(module=module.name, tp=tp, cp=cp, dp=dp) for module in job.model.modules)
     arrangement = Arrangement(placement=Placement.FIRST_STAGE, degrees=degrees)
     for size in _sizes(job, dp, 1, questions):
-        for kept in _sharded(job, tp, cp, dp, questions):
-            yield (*_in_turn(questions), *kept, Arrange(arrangement, size), *_cut(questions))
+        for memory_moves in _memory_options(job, tp, cp, dp, questions):
+            yield (*_with_1f1b(questions), *memory_moves, Arrange(arrangement, size), *_cut(questions))
 
 
-def _sharded(job: Job, tp: int, cp: int, dp: int, questions: Collection[Question]) -> Iterator[Moves]:
-    """Weights of some modules sharded, optimizer state of the others.
+def _memory_options(job: Job, tp: int, cp: int, dp: int, questions: Collection[Question]) -> Iterator[Moves]:
+    """Shard the weights of some modules and the optimizer state of the others.
 
-    First state alone, then nothing; then weights of the modules that train, whose sums of gradients go
-    beside the backward layer by layer; then of single modules, small ones first, for memory; then of all.
+    First state alone, then nothing; then weights of the trained modules, whose gradients are reduced beside
+    the backward layer by layer; then of single modules, small ones first, to save memory; then of all.
     """
     if Question.MEMORY not in questions:
         yield ()
         return
-    state = _kept(None, Sharding.OPTIMIZER, tp=tp)
+    state = _keep(None, Sharding.OPTIMIZER, tp=tp)
     yield (state,)
-    yield (_kept(None, Sharding.NONE, tp=tp),)
+    yield (_keep(None, Sharding.NONE, tp=tp),)
     counts = instance_counts(dp, cp) if tp == 1 else ()
-    nodes = usable_ranks(job) // _node(job)
-    inside = [count for count in (nodes, 1) if count in counts]
-    pairs = [count for count in counts[:1] if count not in inside]
+    nodes = usable_ranks(job) // _ranks_per_node(job)
+    within_nodes = [count for count in (nodes, 1) if count in counts]
+    pairs = [count for count in counts[:1] if count not in within_nodes]
     by_size = sorted(job.model.modules, key=lambda module: module.num_parameters)
     names = tuple(module.name for module in by_size)
     trained = tuple(module.name for module in by_size if module.layers[0].trainable)
-    ways = [
-        *product([trained] * bool(trained), (*inside, *pairs)),
-        *product(((name,) for name in names), pairs or inside[:1]),
-        *product([names], (*inside, *pairs)),
+    options = [
+        *product([trained] * bool(trained), (*within_nodes, *pairs)),
+        *product(((name,) for name in names), pairs or within_nodes[:1]),
+        *product([names], (*within_nodes, *pairs)),
     ]
-    for modules, count in dict.fromkeys(ways):
-        yield state, *(_kept(module, Sharding.PARAMETERS, count) for module in modules)
+    for modules, count in dict.fromkeys(options):
+        yield state, *(_keep(module, Sharding.PARAMETERS, count) for module in modules)
 
 
-def _kept(module: str | None, sharding: Sharding, instances: int = 1, *, tp: int = 1) -> Move:
-    """Nothing computed again; tensor-parallel ranks divide the tokens between their collectives."""
+def _keep(module: str | None, sharding: Sharding, instances: int = 1, *, tp: int = 1) -> Move:
+    """Memory settings without recomputation; tensor-parallel ranks use sequence parallelism."""
     return Keep(module, Recompute.NONE, sharding, instances, sequence_parallel=tp > 1)
 
 
 def _stages_of_nodes(job: Job, questions: Collection[Question]) -> Iterator[Moves]:
-    """Of every number of nodes for each module; modules on nodes of their own, one behind the other."""
-    node = _node(job)
-    nodes = usable_ranks(job) // node
+    """Pipelines with every number of nodes per module, each module on nodes of its own."""
+    ranks_per_node = _ranks_per_node(job)
+    nodes = usable_ranks(job) // ranks_per_node
     modules = job.model.modules
-    if node < 2 or nodes < 2 or len(modules) > 2 or Question.ORDER not in questions:
+    if ranks_per_node < 2 or nodes < 2 or len(modules) > 2 or Question.ORDER not in questions:
         return
-    kept = (_kept(None, Sharding.OPTIMIZER),) if Question.MEMORY in questions else ()
+    memory_moves = (_keep(None, Sharding.OPTIMIZER),) if Question.MEMORY in questions else ()
     for counts in _shares(len(modules), nodes):
         degrees = tuple(
-            Degrees(module=module.name, pp=pp, dp=node) for module, pp in zip(modules, counts, strict=True)
+            Degrees(module=module.name, pp=pp, dp=ranks_per_node)
+            for module, pp in zip(modules, counts, strict=True)
         )
         arrangement = Arrangement(placement=Placement.ISLANDS, degrees=degrees)
-        for size, schedule in product(_sizes(job, node, nodes, questions), SPLIT):
+        for size, schedule in product(_sizes(job, ranks_per_node, nodes, questions), SPLIT):
             yield (
-                *kept,
-                *_in_turn(questions),
+                *memory_moves,
+                *_with_1f1b(questions),
                 Arrange(arrangement, size),
                 Reschedule(schedule),
                 *(_cut(questions) if schedule.virtual_stages == 1 else ()),
@@ -145,13 +146,13 @@ def _cut(questions: Collection[Question]) -> Moves:
     return (CutStages(PIECES),) if Question.ORDER in questions else ()
 
 
-def _in_turn(questions: Collection[Question]) -> Moves:
-    """The schedule that is for any grid, in place of one for stages that the choice has now."""
+def _with_1f1b(questions: Collection[Question]) -> Moves:
+    """Set the schedule that works for any grid, in place of one for the choice's current stages."""
     return (Reschedule(usual(ScheduleKind.ONE_F_ONE_B)),) if Question.ORDER in questions else ()
 
 
 def _sizes(job: Job, dp: int, stages: int, questions: Collection[Question]) -> Sequence[int | None]:
-    """Samples of a microbatch, most first, with as many microbatches of a replica as stages or more."""
+    """Samples per microbatch, most first, with at least as many microbatches per replica as stages."""
     share = len(job.batch) // dp if dp and len(job.batch) % dp == 0 else 0
     sizes = [size for size in range(share // stages, 0, -1) if share % size == 0]
     if Question.GROUPING not in questions:
@@ -159,5 +160,5 @@ def _sizes(job: Job, dp: int, stages: int, questions: Collection[Question]) -> S
     return sizes[:SIZES]
 
 
-def _node(job: Job) -> int:
+def _ranks_per_node(job: Job) -> int:
     return min(node.num_ranks for node in job.cluster.nodes)

@@ -1,4 +1,4 @@
-"""Moves to try from a choice: what the critical path points at, then others, then several at once."""
+"""Moves to try from a choice: those the critical path suggests, then others, then combinations."""
 
 import random
 from collections.abc import Collection, Iterator, Sequence
@@ -30,31 +30,31 @@ from workbench.search.joint.take import Take
 
 Moves = tuple[Move, ...]
 MOST_AT_ONCE = 3
-REGROUPED = 0.3  # of moves among others: random regroupings
-PROVEN = 0.7  # of the others: moves that cost next to nothing alone
-LITTLE = 0.01  # of the value
-EXCHANGED, REORDERED, DEFERRED = 0.5, 0.25, 0.4  # of regroupings; the last of samples that move
+REGROUPED = 0.3  # share of random regroupings in combinations
+PROVEN = 0.7  # share of the others: moves that cost next to nothing alone
+LITTLE = 0.01  # relative to the value
+EXCHANGED, REORDERED, DEFERRED = 0.5, 0.25, 0.4  # shares of regroupings; the last, of moved samples
 LEADS = (1, 2, 4)
 PIECES = (1, 2, 4, 8)
 WINDOWS = (1, 2, 4, 8)
 QUICK = (Exchange, MoveSample, Reorder, Resize, ShiftLayer, Distribute, ExchangeKeys, Keep)  # to apply
-REPEATED = 200  # candidates one after the other that were tried before: there may be no other
+REPEATED = 200  # consecutive known candidates after which no new one is expected
 
 
 class Proposals:
-    """Moves to try from a choice, without end where a question is open that has any.
+    """Moves to try from a choice; endless if an open question has any.
 
-    Single moves come first, each once, a kind in turn, those with weight on the critical path ahead of their
-    kind, with random regroupings between them; then two or three together, more often of those that cost
-    little alone.
+    Single moves come first, each once, one kind after another, those on the critical path ahead of their
+    kind, interleaved with random regroupings; then two or three combined, preferably moves that cost little
+    alone.
 
     Args:
-        arrangement: of the choice; None: no placement says it, and only the whole arrangements of others
-            are tried.
-        hints: of the choice's plan; None: not known.
-        questions: that are open.
-        rng: of all draws.
-        first: single moves that gained something elsewhere.
+        arrangement: of the choice; None: no placement describes it, so that only other plans' layouts are
+            tried.
+        hints: of the choice's plan; None: unknown.
+        questions: open questions.
+        rng: source of all draws.
+        first: single moves that improved another incumbent.
     """
 
     def __init__(
@@ -76,34 +76,34 @@ class Proposals:
         self._regroupings = _regroupings(space, draft, hints, rng) if regroups else iter(())
         self._rng, self._space, self._choice = rng, space, choice
         self._good: list[tuple[float, Move]] = []
-        self._asked: set[Moves] = set()
+        self._proposed: set[Moves] = set()
         self._moves = self._all([move for move in first if move.question in questions])
 
     def next(self, count: int, seen: set[Choice]) -> list[Moves]:
-        """So many more, or as many as there are.
+        """The next `count` moves, or as many as there are.
 
         Args:
-            seen: choices that were tried, from this one or others: what gives one of them is left out, as
-                far as it is quick to say; those that are new are added.
+            seen: choices tried so far, from this one or others; moves that yield one of them are skipped if
+                that is quick to tell, and new choices are added.
         """
-        found: list[Moves] = []
+        proposals: list[Moves] = []
         repeated = 0
         for moves in self._moves:
             repeated = 0 if self._is_new(moves, seen) else repeated + 1
-            found += [moves] * (repeated == 0)
-            if len(found) == count or repeated == REPEATED:
+            proposals += [moves] * (repeated == 0)
+            if len(proposals) == count or repeated == REPEATED:
                 break
-        return found
+        return proposals
 
     def _is_new(self, moves: Moves, seen: set[Choice]) -> bool:
-        if moves in self._asked:
+        if moves in self._proposed:
             return False
-        self._asked.add(moves)
+        self._proposed.add(moves)
         if not all(isinstance(move, QUICK) for move in moves):
             return True
         try:
             choice = changed(self._space, self._choice, moves)
-        except ValueError:  # samples that do not go there
+        except ValueError:  # the samples cannot be moved there
             return False
         if choice == self._choice or choice in seen:
             return False
@@ -111,13 +111,13 @@ class Proposals:
         return True
 
     def learn(self, moves: Moves, *, loss: float) -> None:
-        """What a candidate gave: a single move that costs next to nothing is worth a try among others."""
+        """Record an outcome: single moves that cost next to nothing are worth combining."""
         if len(moves) == 1 and loss < LITTLE:
             self._good.append((loss, moves[0]))
 
     @property
     def best(self) -> list[Move]:
-        """Single moves that gained something, those that gained most first."""
+        """Single moves that improved the choice, largest gain first."""
         gained = sorted((pair for pair in self._good if pair[0] < 0), key=lambda pair: pair[0])
         return [move for _, move in gained]
 
@@ -141,12 +141,12 @@ class Proposals:
 
 
 def steers(draft: Plan) -> bool:
-    """Whether hints say anything: of stages that may give layers to one another, or samples that differ."""
+    """Whether hints can rank moves: stages that may trade layers, or samples that differ."""
     return differ(draft.batch) or any(len(chain) > 1 for chain in draft.chain.values())
 
 
 def _in_turn(moves: Sequence[Move]) -> list[Move]:
-    """One of every kind in turn, so that kinds with few moves are not behind those with many."""
+    """Interleave moves by kind, so that kinds with few moves are not behind those with many."""
     kinds: dict[type[Move], list[Move]] = {}
     for move in moves:
         kinds.setdefault(type(move), []).append(move)
@@ -155,16 +155,16 @@ def _in_turn(moves: Sequence[Move]) -> list[Move]:
 
 
 def _weight(move: Move, draft: Plan, hints: Hints | None) -> float:
-    """Of a boundary: how much more of the critical path the stage that gives a layer has."""
+    """Preference for boundary moves whose giving stage has more of the critical path."""
     if hints is None or not isinstance(move, ShiftLayer):
         return 1.0
-    given = kept = 0.0
+    giver_s = taker_s = 0.0
     for replica in draft.replicas(move.module):
         front, behind = draft.chain[move.module, replica][move.place : move.place + 2]
         giver, taker = (behind, front) if move.by > 0 else (front, behind)
-        given += hints.stages.get(giver.id, 0.0)
-        kept += hints.stages.get(taker.id, 0.0)
-    return 2.0 if given > kept else 0.5
+        giver_s += hints.stages.get(giver.id, 0.0)
+        taker_s += hints.stages.get(taker.id, 0.0)
+    return 2.0 if giver_s > taker_s else 0.5
 
 
 def _singles(space: Space, choice: Choice, draft: Plan, arrangement: Arrangement | None) -> Iterator[Move]:
@@ -189,122 +189,124 @@ def _takes(space: Space) -> Iterator[Move]:
             yield Take(question, name)
 
 
-def _schedules(job: Job, now: Schedule, draft: Plan) -> Iterator[Schedule]:
-    """Every kind as usual, with more virtual stages, limits, windows, forwards ahead and offload."""
+def _schedules(job: Job, current: Schedule, draft: Plan) -> Iterator[Schedule]:
+    """Every kind with its usual settings, and with other virtual stages, limits, windows, run-ahead and
+    offload.
+    """
     blocks = len({stage.flat_ranks for stage in draft.chain[llm_of(job), draft.replicas(llm_of(job))[0]]})
-    found: dict[Schedule, None] = {}
+    schedules: dict[Schedule, None] = {}
     for kind in ScheduleKind:
         base = usual(kind)
-        found[base] = None
+        schedules[base] = None
         spec = kind.spec
         if spec.takes_more_stages:
-            found |= {replace(base, virtual_stages=base.virtual_stages + more): None for more in (1, 2)}
-        if spec.most_in_flight is not None:  # a limit that is the kind's own is no other schedule
+            schedules |= {replace(base, virtual_stages=base.virtual_stages + more): None for more in (1, 2)}
+        if spec.most_in_flight is not None:  # the kind's own limit would be the same schedule
             limits = {blocks, 2 * blocks} - {spec.most_in_flight(blocks)}
-            found |= {replace(base, memory_limit=limit): None for limit in sorted(limits)}
+            schedules |= {replace(base, memory_limit=limit): None for limit in sorted(limits)}
         if spec.takes("window"):
-            found |= {replace(base, window=window): None for window in WINDOWS}
-            found |= {replace(base, window=window, run_ahead=1): None for window in WINDOWS}
+            schedules |= {replace(base, window=window): None for window in WINDOWS}
+            schedules |= {replace(base, window=window, run_ahead=1): None for window in WINDOWS}
         elif spec.takes("run_ahead"):
-            found |= {replace(base, run_ahead=ahead): None for ahead in LEADS}
+            schedules |= {replace(base, run_ahead=ahead): None for ahead in LEADS}
         if spec.takes("offload"):
-            found[replace(base, offload=True)] = None
-    for schedule in found:
-        if schedule != now:
+            schedules[replace(base, offload=True)] = None
+    for schedule in schedules:
+        if schedule != current:
             yield schedule
 
 
 def _boundaries(draft: Plan) -> Iterator[Move]:
     for module in draft.model.modules:
         chain = draft.chain[module.name, draft.replicas(module.name)[0]]
-        for place in range(len(chain) - 1):
-            if chain[place].ranks == chain[place + 1].ranks:  # the same ranks do both
+        for index in range(len(chain) - 1):
+            if chain[index].ranks == chain[index + 1].ranks:  # moving a layer changes no rank's work
                 continue
-            yield ShiftLayer(module.name, place, 1)
-            yield ShiftLayer(module.name, place, -1)
+            yield ShiftLayer(module.name, index, 1)
+            yield ShiftLayer(module.name, index, -1)
 
 
 def _sizes(job: Job, choice: Choice) -> Iterator[Move]:
-    now = max(1, len(job.batch) // len(groups_of(job, choice.microbatches)))
+    current = max(1, len(job.batch) // len(groups_of(job, choice.microbatches)))
     for size in range(1, len(job.batch) + 1):
-        if len(job.batch) % size == 0 and size != now:
+        if len(job.batch) % size == 0 and size != current:
             yield Resize(size)
 
 
 def _memory(job: Job, choice: Choice, draft: Plan) -> Iterator[Move]:
-    """Of one module and, where there are several, the same of all."""
-    own = list(dict.fromkeys(_memory_of_one(job, choice, draft)))
-    yield from dict.fromkeys((*own, *shardings(choice, draft)))
+    """Memory settings of each module and, if there are several, the same for all."""
+    single_moves = list(dict.fromkeys(_memory_of_one(job, choice, draft)))
+    yield from dict.fromkeys((*single_moves, *shardings(choice, draft)))
     if len(job.model.modules) > 1:
-        yield from dict.fromkeys(replace(move, module=None) for move in own)
+        yield from dict.fromkeys(replace(move, module=None) for move in single_moves)
 
 
 def _memory_of_one(job: Job, choice: Choice, draft: Plan) -> Iterator[Keep]:
-    held = replace(job, layouts=_plain_layouts(draft), settings=choice.settings, replicas=1)
-    for change in neighbours(held):
+    one_replica = replace(job, layouts=_plain_layouts(draft), settings=choice.settings, replicas=1)
+    for change in neighbours(one_replica):
         if change.kind not in (ChangeKind.ACTIVATIONS, ChangeKind.SHARDING):
             continue
         try:
-            settings = change.edit(held).settings
-        except ValueError:  # a setting that these degrees do not take
+            settings = change.edit(one_replica).settings
+        except ValueError:  # these degrees do not support the setting
             continue
         for module in job.model.modules:
-            own, other = choice.settings.of(module.name), settings.of(module.name)
-            if own != other and own.key_exchange is other.key_exchange:
+            current, other = choice.settings.of(module.name), settings.of(module.name)
+            if current != other and current.key_exchange is other.key_exchange:
                 yield Keep(
                     module.name, other.recompute, other.sharding, other.instances, other.sequence_parallel
                 )
 
 
 def _plain_layouts(draft: Plan) -> tuple[ModuleLayout, ...]:
-    found = []
+    layouts = []
     for module in draft.model.modules:
         first = draft.chain[module.name, draft.replicas(module.name)[0]][0]
-        found.append(ModuleLayout(module=module.name, tp=first.tp, cp=first.cp, pp=1))
-    return tuple(found)
+        layouts.append(ModuleLayout(module=module.name, tp=first.tp, cp=first.cp, pp=1))
+    return tuple(layouts)
 
 
 def _tokens(choice: Choice, draft: Plan) -> Iterator[Move]:
-    shared = dict.fromkeys(stage.module for stage in draft.stages if stage.cp > 1)
-    if shared:
+    modules = dict.fromkeys(stage.module for stage in draft.stages if stage.cp > 1)
+    if modules:
         yield from (Distribute(rule) for rule in TokenRule if rule is not choice.tokens)
-    for module in shared:
-        for way in KeyExchange:
-            if way is not choice.settings.of(module).key_exchange:
-                yield ExchangeKeys(module, way)
+    for module in modules:
+        for exchange in KeyExchange:
+            if exchange is not choice.settings.of(module).key_exchange:
+                yield ExchangeKeys(module, exchange)
 
 
 def _regroupings(space: Space, draft: Plan, hints: Hints | None, rng: random.Random) -> Iterator[Move]:
-    """Random exchanges, moves, deferrals and reorderings, of samples on the critical path more often.
+    """Random exchanges, moves, deferrals and reorderings, preferring samples on the critical path.
 
-    None where all samples are alike, or where other batches are judged too: what stands where in one of
-    them says nothing about the others.
+    None if all samples are alike, or if other batches are judged too: positions in one batch say nothing
+    about the others.
     """
     kinds = {sample.id: (sample.segments, sample.mask) for sample in draft.batch}
     if not differ(draft.batch) or space.varies:
         return
     llm = llm_of(space.job)
-    held = [microbatch for microbatch in draft.microbatches if microbatch.module == llm]
-    where = {item.sample: each for each in held for item in each.items}
+    llm_microbatches = [microbatch for microbatch in draft.microbatches if microbatch.module == llm]
+    microbatch_of = {item.sample: each for each in llm_microbatches for item in each.items}
     seconds = hints.sample_weights(draft) if hints is not None else {}
     least = sum(seconds.values()) / len(kinds) or 1.0
     ids = list(kinds)
     weights = [least + seconds.get(sample, 0.0) for sample in ids]
     while True:
         (first,) = rng.choices(ids, weights)
-        own = where[first]
-        target = rng.choice(held)
-        others = [s for s in ids if kinds[s] != kinds[first] and where[s] is not own]
+        source = microbatch_of[first]
+        target = rng.choice(llm_microbatches)
+        others = [s for s in ids if kinds[s] != kinds[first] and microbatch_of[s] is not source]
         draw = rng.random()
         if draw < EXCHANGED and others:
             yield Exchange(first, rng.choice(others))
-        elif draw < EXCHANGED + REORDERED and target.replica == own.replica and target is not own:
-            yield Reorder(own.replica, own.index, target.index)
-        elif len(own.rows) > 1 and target is not own:
+        elif draw < EXCHANGED + REORDERED and target.replica == source.replica and target is not source:
+            yield Reorder(source.replica, source.index, target.index)
+        elif len(source.rows) > 1 and target is not source:
             yield MoveSample(first, target.replica, target.index, deferred=rng.random() < DEFERRED)
         elif others:
             yield Exchange(first, rng.choice(others))
-        elif len(held) > 1:
-            yield Reorder(own.replica, own.index, rng.randrange(len(held)))
+        elif len(llm_microbatches) > 1:
+            yield Reorder(source.replica, source.index, rng.randrange(len(llm_microbatches)))
         else:
             return

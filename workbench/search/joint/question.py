@@ -1,4 +1,4 @@
-"""The questions that a plan answers, each of which a search may leave as it was."""
+"""The questions that a plan answers; a search may leave each as it was."""
 
 from enum import StrEnum
 
@@ -6,10 +6,10 @@ from enum import StrEnum
 class Question(StrEnum):
     """What a move changes.
 
-    LAYOUT: degrees, replicas and places of modules, with cuts that follow from them.
-    ORDER: schedule, its parameters, and boundaries between stages.
-    GROUPING: which samples stand together in microbatches, of which replica and in which order.
-    TOKENS: which context-parallel rank owns which tokens, and how keys travel.
+    LAYOUT: degrees, replicas and placement of modules, with the cuts that follow.
+    ORDER: schedule, its parameters, and stage boundaries.
+    GROUPING: which samples share microbatches, of which replica and in which order.
+    TOKENS: which context-parallel rank owns which tokens, and how keys are exchanged.
     MEMORY: recomputation, sharding and its instances, sequence parallelism.
     """
 

@@ -1,4 +1,4 @@
-"""Strategies that plan anew: moves that reach all of the space that a strategy's own paper searches."""
+"""Moves that let a strategy plan anew, to reach the whole space that its own paper searches."""
 
 import random
 from collections.abc import Iterable, Mapping
@@ -18,32 +18,32 @@ from workbench.search.joint.move import Space
 from workbench.search.joint.own_spaces import OWN_SPACES, Draws
 from workbench.search.joint.question import Question
 
-MOST_TOLD = 100  # candidates of a planner's own, after which it is stopped: a plan is one candidate here
-NEAR_SHARE = 0.7  # of the draws of a strategy that has a plan: next to its best
-UNTRIED = 5  # draws after which a strategy counts half as one that may be the best
-REPEATED = 20  # draws one after the other that were made before: a strategy gives none this time
-PROMISE = 4  # power of how good a strategy's best plan is
-MOST_ACTIONS = 500_000  # of all plans that are cached: one that becomes an incumbent is asked for again
+MOST_CANDIDATES = 100  # a planner's own candidates, after which it is stopped: here its plan is one candidate
+NEAR_SHARE = 0.7  # share of draws near a strategy's best plan, once it has one
+UNTRIED = 5  # draws that halve the optimism about a strategy
+REPEATED = 20  # consecutive repeated draws after which a strategy is skipped this time
+PROMISE = 4  # exponent of the quality of a strategy's best plan
+MOST_ACTIONS = 500_000  # of all cached plans together: those that become incumbents are built again
 _PLANS: LruCache[Plan] = LruCache(MOST_ACTIONS, num_actions)
 
 
 class _TooMany(Exception):  # noqa: N818  (no error: the planner is told to stop)
-    """A planner has more candidates of its own than one move is worth."""
+    """A planner has tried more candidates of its own than one move is worth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replan:
     """The plan that a strategy makes of the job with other layouts, microbatches, schedule and settings.
 
-    It answers all questions, so that it stands for every plan that no placement says as well.
+    It answers all questions, and so also reaches plans that no placement describes.
 
     Args:
-        strategy: whose planner it is.
+        strategy: name of the planner.
         layouts: of modules; none: the strategy chooses them.
-        replicas: of modules whose layout has no number of its own.
-        microbatch_samples: samples of a microbatch.
-        schedule: that it plans under.
-        modules: their settings.
+        replicas: of modules whose layout does not state its own.
+        microbatch_samples: samples per microbatch.
+        schedule: to plan under.
+        modules: settings by module.
     """
 
     question: ClassVar[Question] = Question.LAYOUT
@@ -55,7 +55,7 @@ class Replan:
     modules: tuple[ModuleSettings, ...]
 
     def job_of(self, job: Job) -> Job:
-        """What the strategy plans."""
+        """The job that the strategy plans."""
         return replace(
             job,
             layouts=self.layouts,
@@ -66,25 +66,27 @@ class Replan:
         )
 
     def plan(self, space: Space) -> Plan:
-        """The strategy's, under this search's name; ValueError where it has none."""
+        """The strategy's plan, under this search's name; ValueError where it has none."""
         return _PLANS.get_or((Identity(space), self), lambda: self._planned(space))
 
     def _planned(self, space: Space) -> Plan:
         planner = space.planners.get(self.strategy)
         if planner is None:
             raise ValueError(f"strategy {self.strategy!r} does not plan in this search")
-        told = 0
+        num_candidates = 0
 
         def count(done: int, total: int, best_s: float) -> None:
-            nonlocal told
-            told += 1
-            if told > MOST_TOLD:
+            nonlocal num_candidates
+            num_candidates += 1
+            if num_candidates > MOST_CANDIDATES:
                 raise _TooMany
 
         try:
             plan = planner(self.job_of(space.job), space.cost, count)
         except _TooMany:
-            raise ValueError(f"{self.strategy} has more than {MOST_TOLD} candidates of its own") from None
+            raise ValueError(
+                f"{self.strategy} has more than {MOST_CANDIDATES} candidates of its own"
+            ) from None
         return replace(plan, strategy=NAME)
 
     def apply(self, space: Space, choice: Choice) -> Choice:
@@ -92,7 +94,7 @@ class Replan:
 
 
 def replan_of(strategy: str, job: Job) -> Replan:
-    """The move whose job this is."""
+    """The move that plans this job."""
     return Replan(
         strategy=strategy,
         layouts=job.layouts,
@@ -105,7 +107,7 @@ def replan_of(strategy: str, job: Job) -> Replan:
 
 @dataclass(slots=True)
 class _Arm:
-    """One strategy: what it may be asked, and the best that it answered."""
+    """One strategy as an arm of a multi-armed bandit: its space, and its best plan so far."""
 
     draws: Draws
     value: float | None
@@ -115,11 +117,13 @@ class _Arm:
 
     @property
     def effort(self) -> float:
-        """Of one more draw."""
+        """Cost of one more draw."""
         return self.draws.space.effort
 
     def weight(self, best: float) -> float:
-        """Of its draws, given the best value of all strategies; so that its time goes by what it promises."""
+        """Weight of the strategy in the next draw: its promise per effort, given the best value of all
+        strategies.
+        """
         if self.is_empty:
             return 0.0
         promise = 0.0 if self.value is None else (best / self.value) ** PROMISE
@@ -127,14 +131,14 @@ class _Arm:
 
 
 class Replans:
-    """Draws jobs of all strategies' own spaces, more of those whose best plan is better and soon planned.
+    """Draw jobs from all strategies' own spaces, preferring strategies with good plans and quick planners.
 
-    Next to a strategy's best job or anywhere in its space. Every strategy counts as the best until it was
-    tried, and less with all that was spent on it. What planning takes is a known number for each strategy and
-    is not timed, so that a search draws the same whatever the machine does meanwhile.
+    Jobs are drawn near a strategy's best job or anywhere in its space. Each strategy counts as the best
+    until it was tried, and less the more effort was spent on it. The effort of planning is a constant per
+    strategy instead of a measured time, so that draws do not depend on the machine's load.
 
     Args:
-        planners: that plan in this search; those without a space of their own are not asked.
+        planners: used in this search; those without a space of their own are ignored.
         valued: starts with their values.
     """
 
@@ -145,27 +149,27 @@ class Replans:
         valued: Iterable[tuple[str, float, Choice]],
         rng: random.Random,
     ) -> None:
-        free = replace(job, layouts=(), replicas=1)
+        open_job = replace(job, layouts=(), replicas=1)
         self._arms = {
-            name: _Arm(Draws(free, OWN_SPACES[name], open_share=0.0), None, None)
+            name: _Arm(Draws(open_job, OWN_SPACES[name], open_share=0.0), None, None)
             for name in planners
             if name in OWN_SPACES
         }
         for name, value, choice in valued:
             if name in self._arms:
                 arm = self._arms[name]
-                arm.value, arm.job = value, _job_of(free, choice, arm.draws.space.degrees)
+                arm.value, arm.job = value, _job_of(open_job, choice, arm.draws.space.degrees)
         self._rng = rng
         self._seen: set[Replan] = set()
         self._due = 0.0
 
     def next(self, effort: float) -> list[Replan]:
-        """Draws that were not made before, that take so much effort together; none where none is left.
+        """New draws that take so much effort together, or none if none are left.
 
-        What is over or missing is made up for next time.
+        A surplus or deficit is carried over to the next call.
         """
         self._due += effort
-        found: list[Replan] = []
+        moves: list[Replan] = []
         while self._due > 0 and any(weights := self._weights()):
             (name,) = self._rng.choices(list(self._arms), weights)
             move = self._drawn(name)
@@ -173,16 +177,16 @@ class Replans:
                 self._arms[name].is_empty = True
                 continue
             self._due -= self._arms[name].effort
-            found.append(move)
-        return found
+            moves.append(move)
+        return moves
 
     def limit(self, move: Replan) -> float:
-        """Of the values that its strategy learns from."""
+        """The best value of the move's strategy, above which it learns nothing."""
         best = self._arms[move.strategy].value
         return inf if best is None else best
 
     def learn(self, move: Replan, value: float | None, job: Job) -> None:
-        """What a draw gave; None: it was refused."""
+        """Record the value of a draw; None: it was refused."""
         arm = self._arms[move.strategy]
         arm.tried += 1
         if value is not None and (arm.value is None or arm.job is None or value < arm.value):
@@ -201,17 +205,17 @@ class Replans:
                     drawn = arm.draws.near(arm.job, self._rng)
                 else:
                     drawn = arm.draws.fresh(self._rng)
-            except ValueError:  # layouts and batch that do not go together
+            except ValueError:  # incompatible layouts and batch
                 continue
-            move = replan_of(name, _unsaid(drawn) if arm.draws.space.says_memory else drawn)
+            move = replan_of(name, _without_memory(drawn) if arm.draws.space.says_memory else drawn)
             if move not in self._seen and arm.draws.has_ranks_for(drawn):
                 self._seen.add(move)
                 return move
         return None
 
 
-def _unsaid(job: Job) -> Job:
-    """The job with no word on what is sharded and computed again, for strategies that say it themselves."""
+def _without_memory(job: Job) -> Job:
+    """The job without recomputation and sharding, for strategies that choose them."""
     modules = tuple(
         ModuleSettings(module=each.module, sequence_parallel=each.sequence_parallel)
         for each in job.settings.modules
@@ -219,17 +223,17 @@ def _unsaid(job: Job) -> Job:
     return replace(job, settings=replace(job.settings, modules=modules))
 
 
-def _job_of(free: Job, choice: Choice, degrees: Chooser) -> Job:
-    """The job that a strategy's plan answers, with degrees where its users choose them."""
+def _job_of(open_job: Job, choice: Choice, degrees: Chooser) -> Job:
+    """The job that a strategy's plan answers, with its degrees if users choose them."""
     job = replace(
-        free,
-        microbatch_samples=max(1, len(free.batch) // len(groups_of(free, choice.microbatches))),
+        open_job,
+        microbatch_samples=max(1, len(open_job.batch) // len(groups_of(open_job, choice.microbatches))),
         schedule=choice.schedule,
         settings=choice.settings,
     )
     if degrees is Chooser.ITSELF:
         return job
-    draft = draft_of(free, choice)
-    found = {module.name: degrees_of(draft, module.name) for module in free.model.modules}
-    layouts = tuple(replace(each.layout, dp=None) for each in found.values())
-    return replace(job, layouts=layouts, replicas=found[llm_of(free)].dp)
+    draft = draft_of(open_job, choice)
+    degrees_by_module = {module.name: degrees_of(draft, module.name) for module in open_job.model.modules}
+    layouts = tuple(replace(module_degrees.layout, dp=None) for module_degrees in degrees_by_module.values())
+    return replace(job, layouts=layouts, replicas=degrees_by_module[llm_of(open_job)].dp)

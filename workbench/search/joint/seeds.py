@@ -1,4 +1,4 @@
-"""Layouts that are likely to be fast by the step model, as moves from any choice."""
+"""Layouts that the step model expects to be fast, as moves from any choice."""
 
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
@@ -21,10 +21,10 @@ from workbench.search.joint.proposals import Moves
 from workbench.search.joint.question import Question
 from workbench.search.joint.setting_moves import Keep
 
-PRICED = 24  # layouts of a mode and microbatch size whose step is worked out
-ON_ALL = 3  # layouts on all ranks for one on fewer
-KEPT = 3  # of those, that become candidates
-MOST_DIVISIONS = 25_000  # of ranks into islands of encoders: to bound the layouts of so many takes seconds
+PRICED = 24  # layouts per mode and microbatch size whose step is computed
+ON_ALL = 3  # layouts on all ranks for each one on fewer
+KEPT = 3  # of the priced layouts, those that become candidates
+MOST_DIVISIONS = 25_000  # of ranks into islands of encoders: bounding so many layouts takes seconds
 _PLACEMENTS = {
     Mode.HOMOGENEOUS: Placement.FIRST_STAGE,
     Mode.COLOCATED: Placement.EVERYWHERE,
@@ -35,45 +35,47 @@ _PLACEMENTS = {
 def seeds(
     job: Job, cost: CostModel, questions: Collection[Question], fewer: Sequence[Job] = ()
 ) -> Iterator[Moves]:
-    """Layouts on all ranks, and between them, in turn, those on fewer.
+    """Layouts on all ranks, interleaved with those on fewer.
 
     Args:
-        fewer: the job on fewer of its first ranks.
+        fewer: the job on the first ranks, for several numbers of them.
     """
     on_all = _seeds(job, cost, questions)
-    on_fewer = _in_turn([_seeds(each, cost, questions) for each in fewer])
-    return _in_turn([*[on_all] * ON_ALL, on_fewer]) if fewer else on_all
+    on_fewer = _interleaved([_seeds(each, cost, questions) for each in fewer])
+    return _interleaved([*[on_all] * ON_ALL, on_fewer]) if fewer else on_all
 
 
-def _in_turn(some: Sequence[Iterator[Moves]]) -> Iterator[Moves]:
-    """One of each as long as it has any."""
-    waiting = deque(some)
+def _interleaved(iterators: Sequence[Iterator[Moves]]) -> Iterator[Moves]:
+    """One item of each iterator in turn, as long as it has any."""
+    waiting = deque(iterators)
     while waiting:
-        each = waiting.popleft()
-        found = next(each, None)
-        if found is not None:
-            waiting.append(each)
-            yield found
+        iterator = waiting.popleft()
+        moves = next(iterator, None)
+        if moves is not None:
+            waiting.append(iterator)
+            yield moves
 
 
 def _seeds(job: Job, cost: CostModel, questions: Collection[Question]) -> Iterator[Moves]:
     """Plain layouts, then the best of every mode and microbatch size, the job's own size first.
 
-    Where the step model knows none, as of a model with a generator, every grid that all modules share.
+    If the step model supports no layout, as for models with a generator: every grid that all modules
+    support.
 
-    Where samples differ, each with replicas and with microbatches of even work.
-    With their memory settings where these are open, and of the job's own microbatch size where that is not.
-    The step model does not know single samples, so that several are worth a candidate.
+    If samples differ, each layout comes with balanced replicas and with balanced microbatches. Memory
+    settings follow the layout if they are open; the microbatch size is the job's if grouping is not.
+    Several layouts per mode become candidates because the step model ignores differences between samples.
 
-    Complexity: `PRICED` steps for each mode and microbatch size, when the first of these is asked for, behind
-    one bound for each division of the ranks into islands, of which there are at most `MOST_DIVISIONS`.
+    Complexity: `PRICED` steps for each mode and microbatch size, when the first of these is requested,
+    after one bound for each division of the ranks into islands, of which there are at most
+    `MOST_DIVISIONS`.
     """
     if Question.LAYOUT not in questions:
         return
     yield from plain_layouts(job, questions)
     sizes = _sizes(job) if Question.GROUPING in questions else [job.microbatch_samples]
     regroups = Question.GROUPING in questions
-    ways = _ways(job) if regroups else ((),)
+    regroupings = _regroupings(job) if regroups else ((),)
     modes = _modes(job)
 
     @cache
@@ -85,23 +87,23 @@ def _seeds(job: Job, cost: CostModel, questions: Collection[Question]) -> Iterat
         return
     for size in sizes:
         for mode in modes:
-            for each in likely(mode, size)[:KEPT]:
+            for layout in likely(mode, size)[:KEPT]:
                 samples = size if regroups else None
-                moves = _moves(job, each.choice, samples, settings=Question.MEMORY in questions)
-                yield from ((*moves, *way) for way in ways)
+                moves = _moves(job, layout.choice, samples, settings=Question.MEMORY in questions)
+                yield from ((*moves, *way) for way in regroupings)
 
 
 def _modes(job: Job) -> list[Mode]:
-    """Of layouts to ask for; of modules apart only where their islands have few enough sizes."""
+    """Modes to search; modules apart only if the ranks divide into few enough islands."""
     num_divisions = usable_ranks(job) ** len(job.model.encoders)
     return [mode for mode in _PLACEMENTS if mode is not Mode.APART or num_divisions <= MOST_DIVISIONS]
 
 
 def _on_one_grid(job: Job, questions: Collection[Question]) -> Iterator[Moves]:
-    """All modules on the same ranks, without a pipeline; small grids first, and fewest microbatches.
+    """All modules on the same ranks, without a pipeline; small grids and few microbatches first.
 
-    Where memory is open, with optimizer state sharded: every such grid with nothing computed again, then
-    with one module computed again, and so on; then with the settings that are there.
+    If memory is open, with sharded optimizer state: every grid without recomputation, then with one module
+    recomputed, and so on; last with the current settings.
     """
     names = [module.name for module in job.model.modules]
     arranged = []
@@ -111,19 +113,19 @@ def _on_one_grid(job: Job, questions: Collection[Question]) -> Iterator[Moves]:
         degrees = tuple(Degrees(module=name, tp=tp, cp=cp, dp=dp) for name in names)
         arrangement = Arrangement(placement=Placement.FIRST_STAGE, degrees=degrees)
         sizes = [size for size in _sizes(job) if len(job.batch) % (dp * size) == 0]
-        own = reversed(sizes) if Question.GROUPING in questions else [None] * bool(sizes)
-        arranged += [Arrange(arrangement, samples) for samples in own]
-    ways = list(_memory_ways(names)) if Question.MEMORY in questions else []
-    yield from ((*way, move) for way in (*ways, ()) for move in arranged)
+        samples_options = reversed(sizes) if Question.GROUPING in questions else [None] * bool(sizes)
+        arranged += [Arrange(arrangement, samples) for samples in samples_options]
+    memory_options = list(_memory_options(names)) if Question.MEMORY in questions else []
+    yield from ((*memory_moves, move) for memory_moves in (*memory_options, ()) for move in arranged)
 
 
-def _memory_ways(modules: Sequence[str]) -> Iterator[Moves]:
+def _memory_options(modules: Sequence[str]) -> Iterator[Moves]:
     for num in range(len(modules) + 1):
-        for again in combinations(modules, num):
+        for recomputed in combinations(modules, num):
             yield tuple(
                 Keep(
                     name,
-                    Recompute.FULL if name in again else Recompute.NONE,
+                    Recompute.FULL if name in recomputed else Recompute.NONE,
                     Sharding.OPTIMIZER,
                     1,
                     sequence_parallel=False,
@@ -132,17 +134,17 @@ def _memory_ways(modules: Sequence[str]) -> Iterator[Moves]:
             )
 
 
-def _ways(job: Job) -> tuple[Moves, ...]:
-    even = (Grouping.EVEN_COUNTS, Grouping.EVEN)
-    return tuple((Regroup(way),) for way in even) if differ(job.batch) else ((),)
+def _regroupings(job: Job) -> tuple[Moves, ...]:
+    balanced = (Grouping.EVEN_COUNTS, Grouping.EVEN)
+    return tuple((Regroup(grouping),) for grouping in balanced) if differ(job.batch) else ((),)
 
 
 def _sizes(job: Job) -> list[int]:
-    """Of microbatches: the job's, and twice as many samples as long as these divide the batch."""
-    found = [job.microbatch_samples]
-    while len(job.batch) % (2 * found[-1]) == 0:
-        found.append(2 * found[-1])
-    return found
+    """Microbatch sizes: the job's, doubled as long as they divide the batch."""
+    sizes = [job.microbatch_samples]
+    while len(job.batch) % (2 * sizes[-1]) == 0:
+        sizes.append(2 * sizes[-1])
+    return sizes
 
 
 def _moves(job: Job, choice: LayoutChoice, samples: int | None, *, settings: bool) -> Moves:
@@ -151,12 +153,12 @@ def _moves(job: Job, choice: LayoutChoice, samples: int | None, *, settings: boo
         Degrees(module=p.module, tp=p.tp, cp=p.cp, pp=p.pp, dp=p.dp, ep=p.ep)
         for p in (parts[module.name] for module in job.model.modules)
     )
-    arranged = Arrange(Arrangement(placement=_PLACEMENTS[choice.mode], degrees=degrees), samples)
-    kept = tuple(_kept(job, part) for part in parts.values()) if settings else ()
-    return (*kept, arranged)
+    arrange = Arrange(Arrangement(placement=_PLACEMENTS[choice.mode], degrees=degrees), samples)
+    memory_moves = tuple(_keep(job, part) for part in parts.values()) if settings else ()
+    return (*memory_moves, arrange)
 
 
-def _kept(job: Job, part: ModuleChoice) -> Keep:
+def _keep(job: Job, part: ModuleChoice) -> Keep:
     is_sharded = max(part.num_holders, part.num_expert_holders) > part.instances
     return Keep(
         part.module,

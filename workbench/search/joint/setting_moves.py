@@ -1,4 +1,4 @@
-"""Moves of tokens and memory: owners of tokens, travel of keys, recomputation and sharding."""
+"""Moves of token assignment and memory: token rules, key exchange, recomputation and sharding."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from workbench.search.joint.question import Question
 
 @dataclass(frozen=True, slots=True)
 class Distribute:
-    """Another rule for who owns tokens."""
+    """Change the rule that assigns tokens to ranks."""
 
     question: ClassVar[Question] = Question.TOKENS
     rule: TokenRule
@@ -23,7 +23,7 @@ class Distribute:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeKeys:
-    """Another way for queries and keys of a module between context-parallel ranks."""
+    """Change how a module's queries and keys are exchanged between context-parallel ranks."""
 
     question: ClassVar[Question] = Question.TOKENS
     module: str
@@ -35,7 +35,7 @@ class ExchangeKeys:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Other memory settings of a module, or of all modules: None."""
+    """Change the memory settings of a module, or with None of all modules."""
 
     question: ClassVar[Question] = Question.MEMORY
     module: str | None
@@ -59,25 +59,25 @@ class Keep:
 
 
 def shardings(choice: Choice, draft: Plan) -> Iterator[Keep]:
-    """Weights or optimizer state of one module sharded among other ranks than now, weights also no longer.
+    """Shard one module's weights or optimizer state over other numbers of ranks, or stop sharding weights.
 
-    Weights of modules without tensor parallelism. Between pairs and all ranks there are the powers of two: a
-    module is sharded among no more than its memory asks for, since the more there are, the more each gathers.
+    Weights only of modules without tensor parallelism. Group sizes are powers of two, and all ranks: a
+    module is sharded no further than memory requires, since larger groups gather more.
     """
     for module in draft.model.modules:
         stages = [stage for stage in draft.stages if stage.module == module.name]
-        now = choice.settings.of(module.name)
-        num, cp = len(draft.replicas(module.name)), stages[0].cp
-        counts = instance_counts(num, cp)
-        ways = [(Sharding.PARAMETERS, each) for each in counts] if stages[0].tp == 1 else []
-        ways += [(Sharding.OPTIMIZER, each) for each in counts]
-        for sharding, instances in ways:
-            if (sharding, instances) != (now.sharding, now.instances):
-                yield Keep(module.name, now.recompute, sharding, instances, now.sequence_parallel)
+        current = choice.settings.of(module.name)
+        replicas, cp = len(draft.replicas(module.name)), stages[0].cp
+        counts = instance_counts(replicas, cp)
+        options = [(Sharding.PARAMETERS, each) for each in counts] if stages[0].tp == 1 else []
+        options += [(Sharding.OPTIMIZER, each) for each in counts]
+        for sharding, instances in options:
+            if (sharding, instances) != (current.sharding, current.instances):
+                yield Keep(module.name, current.recompute, sharding, instances, current.sequence_parallel)
 
 
 def instance_counts(replicas: int, cp: int) -> Sequence[int]:
-    """Of weights that ranks shard: most instances first, of 2, 4, ... ranks each, and one of all."""
+    """Numbers of instances of sharded weights, most first: instances of 2, 4, ... ranks, and a single one."""
     holders = replicas * cp
     sizes = [2**power for power in range(1, holders.bit_length()) if 2**power < holders]
     counts = [holders // size for size in sizes if holders % size == 0]
@@ -85,5 +85,5 @@ def instance_counts(replicas: int, cp: int) -> Sequence[int]:
 
 
 def with_settings(choice: Choice, changed: ModuleSettings) -> Choice:
-    """The choice with one module's settings changed."""
+    """The choice with one module's settings replaced."""
     return replace(choice, settings=choice.settings.with_module(changed))

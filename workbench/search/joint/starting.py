@@ -1,21 +1,21 @@
-"""Plans to start from, as far as their share of a search's time goes."""
+"""Plan the starts of a search within their share of its time."""
 
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
 
 from workbench.job.job import Job
 from workbench.search.joint.fewer_ranks import Part
-from workbench.search.joint.found import value_of
 from workbench.search.joint.move import Space
 from workbench.search.joint.nearest_fit import nearest_fit
+from workbench.search.joint.result import value_of
 from workbench.search.joint.starts import OUT_OF_TIME, Start, Task, start_tasks
 from workbench.search.joint.terms import Stop
 from workbench.search.joint.workers import Workers
 
 LIKELY_SHARE = 0.3  # of the time, at most, for plans that are likely to be good
-OTHER_SHARE = 0.1  # behind that, for all others: strategies plan anew in the search as well
-FEWER_SHARE = 0.1  # behind that, for plans on fewer ranks
-TOO_LARGE = "does not fit"  # in refusals of plans for their memory
+OTHER_SHARE = 0.1  # after that, for all others: strategies also plan anew during the search
+FEWER_SHARE = 0.1  # after that, for plans on fewer ranks
+TOO_LARGE = "does not fit"  # part of refusals for lack of memory
 
 
 def planned_starts(
@@ -23,37 +23,37 @@ def planned_starts(
     pool: Workers,
     stop: Stop,
     began_s: float,
-    told: Callable[[Start], None] = lambda best: None,
+    report: Callable[[Start], None] = lambda best: None,
     parts: Sequence[Part] = (),
 ) -> tuple[Start, ...]:
-    """All strategies, those with layouts also without the job's; as far as their share of the time goes.
+    """Plan with all strategies, those with layouts also without the job's, within their share of the time.
 
     Args:
-        parts: of the cluster, on which those that choose degrees start as well.
-        told: the best so far, after each start, as soon as one has a value.
+        parts: of the cluster, on which strategies that choose degrees plan as well.
+        report: called with the best start so far, after each start, once one has a value.
     """
     job = space.job
     tasks = list(start_tasks(job, space.planners, parts))
     best: list[Start] = []
 
-    def starts(some: Sequence[Task]) -> Iterator[Start]:
-        for start in pool.starts(some):
+    def starts(chosen_tasks: Sequence[Task]) -> Iterator[Start]:
+        for start in pool.starts(chosen_tasks):
             if start.value is not None:
                 best[:] = [min((*best, start), key=value_of)]
             if best:
-                told(best[0])
+                report(best[0])
             yield start
             if best and stop.is_asked():
                 return
 
     if stop.seconds is None:
-        found = tuple(starts(tasks))
+        planned = tuple(starts(tasks))
     else:
-        found = _in_slices(tasks, starts, pool.num, stop, began_s)
-    if all(start.value is None for start in found):
-        nearest = nearest_fit(job, space.cost, _refused(tasks, found, stop))
-        raise ValueError(_none_text(job, found, nearest))
-    return found
+        planned = _in_slices(tasks, starts, pool.num, stop, began_s)
+    if all(start.value is None for start in planned):
+        nearest = nearest_fit(job, space.cost, _refused(tasks, planned, stop))
+        raise ValueError(_none_text(job, planned, nearest))
+    return planned
 
 
 def _in_slices(
@@ -63,16 +63,16 @@ def _in_slices(
     stop: Stop,
     began_s: float,
 ) -> tuple[Start, ...]:
-    """Each with a slice of time; those that want more begin anew with twice as much, while there is time.
+    """Give each task a slice of time; unfinished ones restart with twice as much, while time remains.
 
-    So those that are done soon come first, whichever they are, and likely ones before all others. The whole
-    time is the starts' as long as none has a plan.
+    So quick tasks finish first, whichever they are, and likely ones before all others. As long as none has
+    a plan, the starts may use the whole time.
     """
-    found = {task.name: Start(name=task.name, refusal=OUT_OF_TIME) for task in tasks}
+    starts_by_name = {task.name: Start(name=task.name, refusal=OUT_OF_TIME) for task in tasks}
     seconds = stop.seconds or inf
 
     def left_s(share: float) -> float:
-        has_plan = any(start.value is not None for start in found.values())
+        has_plan = any(start.value is not None for start in starts_by_name.values())
         if has_plan and stop.is_asked():
             return -inf
         return (began_s + (share if has_plan else 1.0) * seconds - stop.clock()) * num_workers
@@ -83,23 +83,23 @@ def _in_slices(
         (OTHER_SHARE, whole),
         (FEWER_SHARE, [task for task in tasks if task.part is not None]),
     )
-    for more, group in groups:
-        slice_s, share = 0.0, more + (stop.clock() - began_s) / seconds
-        waiting = [task for task in group if found[task.name].refusal == OUT_OF_TIME]
+    for extra_share, group in groups:
+        slice_s, share = 0.0, extra_share + (stop.clock() - began_s) / seconds
+        waiting = [task for task in group if starts_by_name[task.name].refusal == OUT_OF_TIME]
         while waiting and left_s(share) > 2 * slice_s:
             slice_s = max(2 * slice_s, left_s(share) / (2 * len(waiting)))
             num = max(1, int(left_s(share) / slice_s))
             slices = [task._replace(seconds=slice_s, clock=stop.clock) for task in waiting[:num]]
             for start in starts(slices):
-                found[start.name] = start
+                starts_by_name[start.name] = start
                 if left_s(share) < 0:
                     break
-            waiting = [task for task in waiting if found[task.name].refusal == OUT_OF_TIME]
-    return tuple(found.values())
+            waiting = [task for task in waiting if starts_by_name[task.name].refusal == OUT_OF_TIME]
+    return tuple(starts_by_name.values())
 
 
 def _refused(tasks: Sequence[Task], starts: Sequence[Start], stop: Stop) -> Iterator[Task]:
-    """Strategies whose plans do not fit, to be asked again; each for a tenth of the time."""
+    """Tasks whose plans do not fit, to plan again; each within a tenth of the time."""
     limit_s = inf if stop.seconds is None else stop.seconds / 10
     for task, start in zip(tasks, starts, strict=True):
         if task.part is None and TOO_LARGE in start.refusal:
@@ -107,7 +107,7 @@ def _refused(tasks: Sequence[Task], starts: Sequence[Start], stop: Stop) -> Iter
 
 
 def _none_text(job: Job, starts: Sequence[Start], nearest: str) -> str:
-    """Why there is no plan: that none meets a limit or fits, and the nearest, where that is what is wrong."""
+    """Why there is no plan: none meets a limit, or none fits, with the nearest miss."""
     missing = {start.misses_by: start for start in starts if start.misses_by is not None}
     if missing:
         near = missing[min(missing)]

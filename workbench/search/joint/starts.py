@@ -1,4 +1,4 @@
-"""What a search starts from: the plan of every registered strategy."""
+"""The starts of a search: the plan of every registered strategy."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from workbench.search.joint.fewer_ranks import Part
 from workbench.search.objectives.plan_judge import MissesLimitError
 from workbench.strategies.registry import BY_NAME
 
-OPEN = ", layouts open"  # behind the name of a strategy that planned the job without its layouts
+OPEN = ", layouts open"  # suffix of a strategy's name if it planned the job without its layouts
 OUT_OF_TIME = "out of time"  # refusal of a strategy whose planner was stopped
 
 
@@ -25,11 +25,11 @@ class Start:
     """One strategy's plan with its value, or why there is none.
 
     Args:
-        name: of the strategy; of a plan without the job's layouts with `OPEN` behind it, of one on fewer
-            ranks with the part's name.
+        name: of the strategy, followed by `OPEN` if it planned without the job's layouts, or by the part's
+            name if it planned for fewer ranks.
         choice: the plan's answers.
-        batches_s: steps of the batches that it was judged by; none: it was not by batches.
-        misses_by: of a plan that only misses a limit: less is nearer.
+        batches_s: steps on the batches that it was judged on; empty: not judged by batches.
+        misses_by: value of a plan that only misses a limit: less is nearer.
     """
 
     name: str
@@ -42,13 +42,13 @@ class Start:
 
 
 class Task(NamedTuple):
-    """A strategy that is to plan a job.
+    """A strategy with a job to plan.
 
     Args:
         name: of the start.
-        is_likely: whether nothing that the strategy leaves to its users is open.
+        is_likely: whether the job states everything that the strategy leaves to its users.
         seconds: by the clock, after which the planner is stopped.
-        part: of the cluster, whose job it is; None: the whole.
+        part: the part of the cluster that the job is for; None: the whole.
     """
 
     name: str
@@ -67,7 +67,7 @@ class _OutOfTime(Exception):  # noqa: N818  (no error: the planner is told to st
 def start_tasks(job: Job, planners: Mapping[str, Planner], parts: Sequence[Part] = ()) -> Iterator[Task]:
     """Every strategy on the job as it is, then those that choose degrees on the job without its layouts.
 
-    Last these again on every part of the cluster.
+    Last, these again on every part of the cluster.
     """
     searching = {name for name in planners if name in BY_NAME and BY_NAME[name].searches_layouts}
     for name, planner in planners.items():
@@ -83,21 +83,21 @@ def start_tasks(job: Job, planners: Mapping[str, Planner], parts: Sequence[Part]
 
 
 def start_of(task: Task, cost: CostModel, judge: Judge) -> Start:
-    """The plan of one strategy, judged; none where its planner takes longer than the task allows.
+    """Run one strategy and judge its plan; no plan if the planner exceeds the task's time.
 
-    A planner is stopped when it tells its progress, between two of its own candidates.
+    A planner is stopped when it reports progress, between two of its own candidates.
     """
     end_s = task.clock() + task.seconds
 
-    def told(done: int, total: int, best_s: float) -> None:
+    def check_time(done: int, total: int, best_s: float) -> None:
         if task.clock() > end_s:
             raise _OutOfTime
 
     try:
-        plan, job = task.planner(task.job, cost, told), task.job
+        plan, job = task.planner(task.job, cost, check_time), task.job
         if task.part is not None:
             plan, job = task.part.moved(plan), task.part.whole
-        found = outcome_of(plan, judge)
+        outcome = outcome_of(plan, judge)
     except MissesLimitError as error:
         return Start(name=task.name, refusal=str(error), misses_by=error.value)
     except ValueError as error:
@@ -108,6 +108,6 @@ def start_of(task: Task, cost: CostModel, judge: Judge) -> Start:
         name=task.name,
         plan=plan,
         choice=choice_of(job, plan, cost),
-        value=found.value,
-        batches_s=found.batches_s,
+        value=outcome.value,
+        batches_s=outcome.batches_s,
     )

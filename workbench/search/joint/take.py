@@ -15,7 +15,7 @@ from workbench.search.joint.starts import OPEN
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """The answer of a strategy's plan to one question, in place of the choice's."""
+    """Replace the choice's answer to a question by that of a strategy's plan."""
 
     question: Question
     start: str
@@ -32,27 +32,32 @@ class Take:
 
 
 def _with_layout(space: Space, choice: Choice, other: Choice) -> Choice:
-    """Its stages; samples keep their order, and the schedule stays where it lays out stages alike."""
+    """The other choice's stages; samples keep their order, and the schedule if it uses the same layout."""
     microbatches, replicas = choice.microbatches, replicas_of(space.job, other.microbatches)
     if replicas_of(space.job, microbatches) != replicas:
         microbatches = dealt(space.job, groups_of(space.job, microbatches), replicas)
-    was, its = choice.schedule, other.schedule
-    alike = was.virtual_stages == its.virtual_stages and was.kind.spec.layout is its.kind.spec.layout
-    takes = was.kind.spec.shares_ranks_in_part or not its.kind.spec.shares_ranks_in_part
+    schedule, other_schedule = choice.schedule, other.schedule
+    same_layout = (
+        schedule.virtual_stages == other_schedule.virtual_stages
+        and schedule.kind.spec.layout is other_schedule.kind.spec.layout
+    )
+    supports_sharing = (
+        schedule.kind.spec.shares_ranks_in_part or not other_schedule.kind.spec.shares_ranks_in_part
+    )
     return replace(
         choice,
         stages=other.stages,
         microbatches=microbatches,
-        schedule=was if alike and takes else its,
+        schedule=schedule if same_layout and supports_sharing else other_schedule,
         programs=(),
         token_shards=(),
     )
 
 
 def _with_order(space: Space, choice: Choice, other: Choice) -> Choice:
-    found = Reschedule(other.schedule).apply(space, choice)
-    same = _keys(other) == _keys(found) and len(other.stages) == len(found.stages)
-    return replace(found, programs=other.programs if same else ())
+    rescheduled = Reschedule(other.schedule).apply(space, choice)
+    same_indices = _indices(other) == _indices(rescheduled) and len(other.stages) == len(rescheduled.stages)
+    return replace(rescheduled, programs=other.programs if same_indices else ())
 
 
 def _with_grouping(space: Space, choice: Choice, other: Choice) -> Choice:
@@ -62,34 +67,35 @@ def _with_grouping(space: Space, choice: Choice, other: Choice) -> Choice:
     return regrouped(choice, microbatches)
 
 
-def _keys(choice: Choice) -> set[tuple[str, int, int]]:
+def _indices(choice: Choice) -> set[tuple[str, int, int]]:
     return {(each.module, each.replica, each.index) for each in choice.microbatches}
 
 
 def _with_settings(space: Space, choice: Choice, other: Choice, question: Question) -> Choice:
-    found = choice
+    result = choice
     for module in space.job.model.modules:
-        own, its = choice.settings.of(module.name), other.settings.of(module.name)
+        settings, other_settings = choice.settings.of(module.name), other.settings.of(module.name)
         if question is Question.TOKENS:
-            changed = replace(own, key_exchange=its.key_exchange)
+            changed = replace(settings, key_exchange=other_settings.key_exchange)
         else:
-            changed = replace(its, key_exchange=own.key_exchange)
-        found = with_settings(found, changed)
+            changed = replace(other_settings, key_exchange=settings.key_exchange)
+        result = with_settings(result, changed)
     if question is Question.TOKENS:
-        return replace(found, tokens=other.tokens, token_shards=())
-    return found
+        return replace(result, tokens=other.tokens, token_shards=())
+    return result
 
 
-def taken(space: Space, fixed: Mapping[Question, str]) -> tuple[Take, ...]:
-    """Moves that take the answers of strategies; of their plans with layouts open where they have no other.
+def take_moves(space: Space, fixed: Mapping[Question, str]) -> tuple[Take, ...]:
+    """Moves that take the fixed answers of strategies, from their plans with layouts open if they have no
+    other.
 
     Raises:
         ValueError: a strategy without a plan.
     """
-    found = []
+    moves = []
     for question, name in fixed.items():
-        held = name if name in space.starts else name + OPEN
-        if held not in space.starts:
+        start = name if name in space.starts else name + OPEN
+        if start not in space.starts:
             raise ValueError(f"joint search: {question} cannot be {name}'s, it has no plan of the job")
-        found.append(Take(question, held))
-    return tuple(found)
+        moves.append(Take(question, start))
+    return tuple(moves)

@@ -1,4 +1,4 @@
-"""When a search ends, and where it goes."""
+"""Stopping rule and scope of a search."""
 
 import math
 import time
@@ -17,15 +17,15 @@ def _never() -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """When a search ends; at the first of what is given, and where nothing is left to try.
+    """When a search ends: at the first limit reached, or when nothing is left to try.
 
     Args:
-        seconds: of time; None: no limit.
-        gap: of the best value over the lower bound, as a part of the best; None: no limit.
-        candidates: with a value, starts aside; None: no limit.
-        clock: of the seconds. One of CPU time, such as `time.process_time`, does not count what other load
-            takes; it is for a search in one process.
-        is_asked: whether someone wants the best so far instead of waiting; looked at after every outcome.
+        seconds: None: no limit.
+        gap: of the best value to the lower bound, relative to the best; None: no limit.
+        candidates: number of those with a value, without the starts; None: no limit.
+        clock: measures the seconds. A clock of CPU time, such as `time.process_time`, ignores other load;
+            it is for a search in one process.
+        is_asked: whether the user wants the best so far now; checked after every outcome.
     """
 
     seconds: float | None = None
@@ -47,16 +47,16 @@ class Stop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """Where a search goes.
+    """What a search may change, and what it starts from.
 
     Args:
         seed: of all draws.
         fixed: questions left as some strategy's plan answers them.
-        planners: of the starts; None: all registered, those that want prices where ranks have one.
-        starts: already planned and judged, in place of the planners'; None: not yet.
-        lower: a bound of the judge's values, by default of the seconds of the job's own step; `no_bound`
-            for other judges.
-        keeps_front: whether plans of all candidates that no other one beats by more than a little are wanted.
+        planners: of the starts; None: all registered ones, those that need prices only if ranks have them.
+        starts: planned and judged before, used instead of the planners'; None: not yet.
+        lower: lower bound on the judge's values, by default for the seconds of the job's own step;
+            `no_bound` for other judges.
+        keeps_front: whether to keep the plans of all candidates that no other beats by more than a little.
     """
 
     seed: int = 0

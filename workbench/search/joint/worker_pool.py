@@ -1,4 +1,4 @@
-"""Who evaluates candidates: this process, several of this machine, or workers of a Ray cluster."""
+"""Where candidates are evaluated: in this process, in several local ones, or on a Ray cluster."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -16,22 +16,22 @@ class RayWorkers:
 
     Args:
         address: HOST:PORT of its head.
-        num: of them, >= 1.
+        num: number of workers, >= 1.
     """
 
     address: str
     num: int
 
 
-WorkerSpec = int | RayWorkers  # processes of this machine, >= 1, or others
+WorkerSpec = int | RayWorkers  # number of local processes, >= 1, or a Ray cluster
 
 
 @contextmanager
 def worker_pool(space: Space, judge: Judge, spec: WorkerSpec) -> Iterator[Workers]:
-    """The workers, closed behind the block; one of this machine is this process.
+    """Open the workers for the duration of the block; a single local worker is this process.
 
     Raises:
-        ValueError: there are none, no cluster answers at the address, or it has not so many CPUs.
+        ValueError: fewer than one worker, no cluster at the address, or too few CPUs in it.
     """
     num = spec.num if isinstance(spec, RayWorkers) else spec
     if num < 1:

@@ -1,4 +1,4 @@
-"""Candidates evaluated here or by several processes, in the order in which they were asked for."""
+"""Evaluate candidates here or in several processes, in the order of the requests."""
 
 import multiprocessing
 import os
@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar, cast
 
 from workbench.collector import collector_paused
 from workbench.search.joint.choice import Choice
-from workbench.search.joint.evaluate import Asked, Judge, Outcome, evaluated
+from workbench.search.joint.evaluate import Judge, Outcome, Request, evaluate
 from workbench.search.joint.move import Space
 from workbench.search.joint.starts import Start, Task, start_of
 from workbench.stopped import LOOK_EVERY_S, StopWatch
@@ -26,20 +26,20 @@ from workbench.supervised import Parent, as_parent, end_with
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 Known = tuple[Space, Judge]
-CHUNK = 4  # candidates that a worker gets at once
+CHUNK = 4  # candidates per task of a worker
 FLUSHED_EVERY_S = 0.001
 
 
-def chunks_of(asked: Sequence[Asked]) -> list[Sequence[Asked]]:
-    """What workers get at once."""
-    return [asked[first : first + CHUNK] for first in range(0, len(asked), CHUNK)]
+def chunks_of(requests: Sequence[Request]) -> list[Sequence[Request]]:
+    """Split the requests into tasks for workers."""
+    return [requests[first : first + CHUNK] for first in range(0, len(requests), CHUNK)]
 
 
 class Workers(Protocol):
-    """What evaluates; results come in the order of what was asked, and the caller may stop asking.
+    """Evaluate tasks and yield the results in the order of the requests; the caller may stop early.
 
     Args:
-        num: how many at once.
+        num: parallel workers.
     """
 
     num: int
@@ -47,12 +47,12 @@ class Workers(Protocol):
     def starts(self, tasks: Sequence[Task]) -> Iterator[Start]:
         """The plan of every strategy."""
 
-    def outcomes(self, space: Space, asked: Sequence[Asked]) -> Iterator[Outcome]:
-        """What becomes of every candidate."""
+    def outcomes(self, space: Space, requests: Sequence[Request]) -> Iterator[Outcome]:
+        """The outcome of every candidate."""
 
 
 class InProcess(Workers):
-    """This process, one after the other."""
+    """Evaluate in this process, one after the other."""
 
     num = 1
 
@@ -63,57 +63,57 @@ class InProcess(Workers):
         for task in tasks:
             yield start_of(task, self._space.cost, self._judge)
 
-    def outcomes(self, space: Space, asked: Sequence[Asked]) -> Iterator[Outcome]:
-        for each in asked:
-            yield evaluated(space, self._judge, each)
+    def outcomes(self, space: Space, requests: Sequence[Request]) -> Iterator[Outcome]:
+        for request in requests:
+            yield evaluate(space, self._judge, request)
 
 
 class LocalProcesses(Workers):
-    """Processes of this machine that end with it; one that dies is replaced, and what it had is done again.
+    """Processes that end with this one; one that dies is replaced, and its tasks are repeated.
 
-    What they are told is pickled here and not by a thread of a queue: beside it this one goes on, and objects
-    that keep what was asked of them change while they are written. A process that a signal stops for long,
-    from the instant of its start on, is killed, and so replaced.
+    Tasks are pickled here and not by a queue's thread: this thread runs on beside it, and objects with
+    caches change while they are written. A process that a signal stops for long, even while it starts, is
+    killed and replaced.
     """
 
     def __init__(self, space: Space, judge: Judge, num: int) -> None:
-        self._bare, self._judge, self.num = replace(space, starts={}), judge, num
-        self._pool, self._watch = self._opened(), StopWatch()
+        self._space, self._judge, self.num = replace(space, starts={}), judge, num
+        self._pool, self._watch = self._open(), StopWatch()
 
-    def _opened(self) -> ProcessPoolExecutor:
-        """What workers know comes by a queue, from a thread: one that stops at its start holds up nobody."""
+    def _open(self) -> ProcessPoolExecutor:
+        """Start the pool; workers read their space from a queue, so that a stopped one blocks nobody."""
         context = multiprocessing.get_context("spawn")
         known: Queue[bytes] = context.Queue()
         known.cancel_join_thread()
-        pickled = pickle.dumps((self._bare, self._judge))
+        pickled = pickle.dumps((self._space, self._judge))
         for _ in range(self.num):
             known.put(pickled)
         return ProcessPoolExecutor(
-            self.num, mp_context=context, initializer=_remember, initargs=(known, as_parent())
+            self.num, mp_context=context, initializer=_initialize, initargs=(known, as_parent())
         )
 
     def starts(self, tasks: Sequence[Task]) -> Iterator[Start]:
-        yield from self._each(_start, list(tasks))
+        yield from self._results(_start, list(tasks))
 
-    def outcomes(self, space: Space, asked: Sequence[Asked]) -> Iterator[Outcome]:
-        chunks = [(space.starts, chunk) for chunk in chunks_of(asked)]
-        for found in self._each(_outcomes, chunks):
-            yield from found
+    def outcomes(self, space: Space, requests: Sequence[Request]) -> Iterator[Outcome]:
+        chunks = [(space.starts, chunk) for chunk in chunks_of(requests)]
+        for outcomes in self._results(_outcomes, chunks):
+            yield from outcomes
 
-    def _each(self, work: Callable[[_Task], _Result], tasks: list[_Task]) -> Iterator[_Result]:
-        done = 0
-        lost = 0
-        while done < len(tasks):
-            futures = [self._pool.submit(_done, work, pickle.dumps(task)) for task in tasks[done:]]
+    def _results(self, work: Callable[[_Task], _Result], tasks: list[_Task]) -> Iterator[_Result]:
+        num_done = 0
+        num_broken = 0
+        while num_done < len(tasks):
+            futures = [self._pool.submit(_run_pickled, work, pickle.dumps(task)) for task in tasks[num_done:]]
             try:
                 for future in futures:
                     yield self._result(future)
-                    done += 1
+                    num_done += 1
             except BrokenProcessPool:
-                lost += 1
-                if lost > len(tasks):
+                num_broken += 1
+                if num_broken > len(tasks):
                     raise
-                self._pool = self._opened()
+                self._pool = self._open()
             finally:
                 for future in futures:
                     future.cancel()
@@ -132,11 +132,11 @@ class LocalProcesses(Workers):
 
     @property
     def _processes(self) -> tuple[int, ...]:
-        """The pool's own record: it starts them when it wants to, and tells nobody."""
+        """Process ids from the pool's private record: it starts processes on demand."""
         return tuple(self._pool._processes or ())
 
     def close(self) -> None:
-        """End the processes, whatever they do."""
+        """Kill the processes, even if busy."""
         processes = self._processes
         manager = cast(Thread | None, self._pool._executor_manager_thread)
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -155,16 +155,16 @@ def _kill(process: int) -> None:
         os.kill(process, signal.SIGKILL)
 
 
-_known: list[Known] = []  # of a worker process
+_known: list[Known] = []  # set in worker processes
 
 
-def _remember(known: "Queue[bytes]", parent: Parent) -> None:
+def _initialize(known: "Queue[bytes]", parent: Parent) -> None:
     end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     _known.append(pickle.loads(known.get()))
 
 
-def _done(work: Callable[[_Task], _Result], pickled: bytes) -> _Result:
+def _run_pickled(work: Callable[[_Task], _Result], pickled: bytes) -> _Result:
     return work(pickle.loads(pickled))
 
 
@@ -174,8 +174,8 @@ def _start(task: Task) -> Start:
 
 
 @collector_paused()
-def _outcomes(task: tuple[dict[str, Choice], Iterable[Asked]]) -> list[Outcome]:
-    starts, asked = task
+def _outcomes(task: tuple[dict[str, Choice], Iterable[Request]]) -> list[Outcome]:
+    starts, requests = task
     space, judge = _known[-1]
     here = replace(space, starts=starts)
-    return [evaluated(here, judge, each) for each in asked]
+    return [evaluate(here, judge, each) for each in requests]

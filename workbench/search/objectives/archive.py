@@ -1,8 +1,8 @@
-"""Of many candidates those that no other beats by more than a little, kept while they come.
+"""An archive of candidates that no other one beats by more than a little, maintained online.
 
 Source: Laumanns, Thiele, Deb and Zitzler 2002, "Combining convergence and diversity in evolutionary
-multiobjective optimization", Evolutionary Computation 10(3) (epsilon-dominance by boxes).
-Differs: boxes grow when there are too many.
+multiobjective optimization", Evolutionary Computation 10(3) (epsilon-dominance by boxes). Differs: boxes
+grow when there are too many.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import floor, log, log1p
 from typing import Generic, TypeVar
 
-Kept = TypeVar("Kept")
+Item = TypeVar("Item")
 Costs = tuple[float, ...]
 Box = tuple[int, ...]
 SHARE = 0.01
@@ -18,50 +18,52 @@ MOST = 40
 
 
 @dataclass(slots=True)
-class Archive(Generic[Kept]):
+class Archive(Generic[Item]):
     """Items by their costs, of which less is better.
 
-    Costs lie in boxes that are wide by a share of them. Of a box one item is kept, and none of a box that
-    another one beats; so for whatever was added one is kept that costs about the share more at most, in
-    everything. What is kept depends on the order in which it was added, and on nothing else.
+    Costs are divided into boxes whose width is a share of the cost. Each box keeps one item, and none if
+    another box dominates it; so for every item added, one is kept that costs at most about that share more,
+    in every dimension. The result depends on the order of insertion and on nothing else.
 
     Args:
-        share: of a cost, > 0; twice as much each time that there are more than `most`.
-        most: items that are kept, >= 1.
+        share: relative width of a box, > 0; doubled each time that there are more than `most` items.
+        most: items to keep, >= 1.
     """
 
     share: float = SHARE
     most: int = MOST
-    _held: dict[Box, tuple[Costs, Kept]] = field(default_factory=dict)
+    _boxes: dict[Box, tuple[Costs, Item]] = field(default_factory=dict)
 
-    def add(self, costs: Costs, kept: Kept) -> None:
-        """One more; O(items x costs).
+    def add(self, costs: Costs, item: Item) -> None:
+        """Add an item; O(items x costs).
 
         Args:
-            costs: > 0, as many each time.
+            costs: > 0, equally many in every call.
         """
-        self._put(costs, kept)
-        while len(self._held) > self.most:
+        self._put(costs, item)
+        while len(self._boxes) > self.most:
             self.share *= 2
-            held, self._held = list(self._held.values()), {}
-            for each in held:
-                self._put(*each)
+            entries, self._boxes = list(self._boxes.values()), {}
+            for entry in entries:
+                self._put(*entry)
 
-    def __iter__(self) -> Iterator[Kept]:
-        """What is kept, by its costs."""
-        return (kept for _, kept in sorted(self._held.values(), key=lambda each: each[0]))
+    def __iter__(self) -> Iterator[Item]:
+        """The items, ordered by their costs."""
+        return (kept for _, kept in sorted(self._boxes.values(), key=lambda each: each[0]))
 
-    def _put(self, costs: Costs, kept: Kept) -> None:
+    def _put(self, costs: Costs, item: Item) -> None:
         box = tuple(floor(log(cost) / log1p(self.share)) for cost in costs)
-        if box in self._held:
-            if costs != self._held[box][0] and _no_more(costs, self._held[box][0]):
-                self._held[box] = costs, kept
+        if box in self._boxes:
+            if costs != self._boxes[box][0] and _weakly_dominates(costs, self._boxes[box][0]):
+                self._boxes[box] = costs, item
             return
-        if any(_no_more(other, box) for other in self._held):
+        if any(_weakly_dominates(other, box) for other in self._boxes):
             return
-        self._held = {other: each for other, each in self._held.items() if not _no_more(box, other)}
-        self._held[box] = costs, kept
+        self._boxes = {
+            other: entry for other, entry in self._boxes.items() if not _weakly_dominates(box, other)
+        }
+        self._boxes[box] = costs, item
 
 
-def _no_more(costs: tuple[float, ...], others: tuple[float, ...]) -> bool:
-    return all(own <= other for own, other in zip(costs, others, strict=True))
+def _weakly_dominates(costs: tuple[float, ...], others: tuple[float, ...]) -> bool:
+    return all(cost <= other_cost for cost, other_cost in zip(costs, others, strict=True))

@@ -1,10 +1,10 @@
-"""How often to save a checkpoint: closed forms for failures without memory."""
+"""How often to save a checkpoint: closed forms for memoryless failures."""
 
 from math import exp, expm1, isfinite, sqrt
 
 
 def daly_s(save_s: float, mtbf_s: float) -> float:
-    """Seconds of work between checkpoints; the mean time between failures if saving takes twice it or more.
+    """Optimal seconds of work between checkpoints; the MTBF if saving takes twice as long or longer.
 
     Source: Daly 2006, "A higher order estimate of the optimum checkpoint interval for restart dumps",
     Future Generation Computer Systems 22(3), equation 37.
@@ -17,11 +17,11 @@ def daly_s(save_s: float, mtbf_s: float) -> float:
 
 
 def useful_share(work_s: float, save_s: float, restart_s: float, mtbf_s: float) -> float:
-    """Share of wall time that is work which counts, where `work_s` of it stand between checkpoints.
+    """Share of wall time spent on useful work, with `work_s` of it between checkpoints.
 
-    Failures may come at any time, while a job saves or restarts too.
+    Failures may occur at any time, also while a job saves or restarts.
 
-    Source: Daly 2006, equation 20, the complete model of wall time, turned upside down.
+    Source: Daly 2006, equation 20, the complete model of wall time, inverted.
     """
     _check(save_s, mtbf_s)
     if work_s <= 0 or restart_s < 0:

@@ -1,4 +1,4 @@
-"""Goodput: samples a second that count, where nodes fail; how a plan recovers is part of what is chosen."""
+"""Goodput: useful samples per second under node failures, by the best way for a plan to recover."""
 
 import math
 import statistics
@@ -36,16 +36,16 @@ from workbench.search.objectives.step_times import PassedOverError, StepJudge, S
 from workbench.strategies.elastic_templates import ElasticTemplates
 from workbench.timing.price import HOST_BYTES_PER_S
 
-FARTHER = 2**0.5  # the next interval between checkpoints that is tried
-MOST_TRIED = 4  # to either side of the closed form's
+FARTHER = 2**0.5  # ratio of successive checkpoint intervals to try
+MOST_TRIED = 4  # on either side of the closed form's interval
 
-Going = tuple[int, float]  # number of nodes, seconds of a step on them
-OnNodes = Mapping[int, Going]  # by number of pipelines; of templates, by number of nodes
+NodesAndStep = tuple[int, float]  # number of nodes, seconds of a step on them
+StepsOnNodes = Mapping[int, NodesAndStep]  # by number of pipelines; with templates, by number of nodes
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
-    """Useful samples a second of a way to recover, by trace."""
+class SimulatedRecovery:
+    """Useful samples per second with a way to recover, by trace."""
 
     way: Recovery
     rates: tuple[float, ...]
@@ -57,19 +57,19 @@ class Followed:
 
 @dataclass(frozen=True, kw_only=True)
 class Goodput:
-    """Most samples a second that count, of the ways in which a plan can recover.
+    """Useful samples per second, by the best way for a plan to recover.
 
-    Every way runs the plan on all its nodes, and on fewer of them as many of its pipelines as go on those,
-    with the whole batch, each simulated. A job whose state is in memory stops below so many pipelines; one
-    with checkpoints saves as often as Daly's closed form says, or up to four times more or less often as long
-    as that gets it further; either takes nodes in at once or at the next loss.
+    Every way runs the plan on all its nodes; on fewer, it runs as many of the pipelines as fit, with the
+    whole batch, each simulated. A job with its state in memory stops below a minimum number of pipelines;
+    one with checkpoints saves as often as Daly's closed form says, or up to four times more or less often
+    as long as that improves goodput. Either takes in returning nodes at once or at the next loss.
 
     Args:
         job, cost: of the plans.
-        times: of a plan on fewer nodes.
-        simulate: the failures.
-        traces: of nodes that leave and come back, the same for every plan.
-        until_s: how far each is followed.
+        times: judges the steps of a plan on fewer nodes.
+        simulate: simulates failures.
+        traces: of nodes that leave and return, the same for every plan.
+        until_s: simulated time per trace.
         mtbf_s: mean time between two losses anywhere in the cluster.
         costs: of a loss.
     """
@@ -84,99 +84,105 @@ class Goodput:
     costs: RecoveryCosts
 
     def __call__(self, plan: Plan, times: StepTimes, schedule: Schedule | None) -> Judged:
-        """ValueError where not one sample counts."""
+        """Judge a plan by its best recovery; ValueError where no sample counts."""
         return self._best(plan, times, self.on_nodes(plan, times, schedule))
 
     def within(self, plan: Plan, times: StepTimes, limit: float) -> Judged:
-        """As `__call__`; `PassedOverError` where the value is at least the limit whatever fails.
+        """As `__call__`; `PassedOverError` where the value is at least the limit even without failures.
 
-        A plan whose own step leaves room below the limit is looked at as a whole.
+        A plan whose own step is below the limit is always evaluated in full.
         """
-        on = self.on_nodes(plan, times, None)
-        if times.step_s / len(plan.batch) >= limit and self.least(plan, on) >= limit:
+        steps = self.on_nodes(plan, times, None)
+        if times.step_s / len(plan.batch) >= limit and self.least(plan, steps) >= limit:
             raise PassedOverError
-        return self._best(plan, times, on)
+        return self._best(plan, times, steps)
 
-    def _best(self, plan: Plan, times: StepTimes, on: OnNodes) -> Judged:
-        tried = [self._followed(way) for way in self.ways(plan, on)]
-        saving = [each for each in tried if each.way.checkpoint_every is not None]
-        if saving:
-            tried.append(self._climbed(max(saving, key=lambda each: each.mean)))
-        best = max(tried, key=lambda each: each.mean)
+    def _best(self, plan: Plan, times: StepTimes, steps: StepsOnNodes) -> Judged:
+        simulated = [self._simulated(recovery) for recovery in self.ways(plan, steps)]
+        with_checkpoints = [
+            candidate for candidate in simulated if candidate.way.checkpoint_every is not None
+        ]
+        if with_checkpoints:
+            simulated.append(self._tuned(max(with_checkpoints, key=lambda candidate: candidate.mean)))
+        best = max(simulated, key=lambda candidate: candidate.mean)
         if best.mean <= 0:
             raise ValueError(
                 f"goodput: no sample counts on {len(self.job.cluster.nodes)} nodes with a loss every "
                 f"{self.mtbf_s:.4g} s; want checkpoints that are saved faster, or a plan on fewer nodes"
             )
-        way = best.way
+        recovery = best.way
         figures = {
             "useful_samples_per_s": best.mean,
             "useful_standard_error": standard_error(best.rates),
             "useful_share": best.mean * times.step_s / len(plan.batch),
-            "recovery": way.kind.value,
-            "checkpoint_every": way.checkpoint_every,
-            "checkpoint_every_daly": self._daly_steps(way) if way.checkpoint_every else None,
-            "takes_in": way.takes_in,
+            "recovery": recovery.kind.value,
+            "checkpoint_every": recovery.checkpoint_every,
+            "checkpoint_every_daly": self._daly_steps(recovery) if recovery.checkpoint_every else None,
+            "takes_in": recovery.takes_in,
             "spare_nodes": len(self.job.cluster.nodes) - num_nodes(plan),
         }
         return Judged(value=1 / best.mean, times=times, figures=figures)
 
-    def least(self, plan: Plan, on: OnNodes) -> float:
-        """Seconds of a sample if all nodes that are there worked all the time; inf where none ever goes on.
+    def least(self, plan: Plan, steps: StepsOnNodes) -> float:
+        """Lower bound on the value: seconds per sample if all present nodes always worked; inf if none ever
+        run.
 
-        No value of the plan is below. A job trains at any time on some of the nodes that are there, as a
-        member that leaves ends the iteration; rates do not fall with the number of nodes, whichever pipelines
-        go on; and what counts is part of what is trained. So it is no more than the rate of all nodes,
-        summed over the trace. Steps on fewer nodes have to be known for that: where they wait less for
-        one another, they may be shorter than the plan's own.
+        A job always trains on some of the present nodes, since a member that leaves ends the iteration;
+        rates do not fall with the number of nodes, whichever pipelines remain; and useful samples are some
+        of those trained. So goodput is at most the rate on all present nodes, averaged over the trace. This
+        requires the steps on fewer nodes: with less waiting, they may be shorter than the plan's own.
         """
-        most = self.mean_of(self._rates(plan, on.values()))
+        most = self.mean_of(self._rates(plan, steps.values()))
         return 1 / most if most else math.inf
 
     def mean_of(self, by_nodes: Sequence[float]) -> float:
-        """Of what there is by number of nodes, [n + 1], over time and traces, as far as they are followed."""
+        """Mean over time and traces of a quantity by number of nodes, [n + 1], up to `until_s`."""
         return statistics.fmean(self._mean_over(trace, by_nodes) for trace in self.traces)
 
     def _mean_over(self, trace: Availability, by_nodes: Sequence[float]) -> float:
         starts = [(min(time_s, self.until_s), by_nodes[count]) for time_s, count in trace.num_nodes()]
         spans = pairwise((*starts, (self.until_s, 0.0)))
-        return sum(held * (end_s - begin_s) for (begin_s, held), (end_s, _) in spans) / self.until_s
+        return sum(value * (end_s - begin_s) for (begin_s, value), (end_s, _) in spans) / self.until_s
 
-    def on_nodes(self, plan: Plan, times: StepTimes, schedule: Schedule | None) -> OnNodes:
-        """Steps that some way to recover may go on with."""
+    def on_nodes(self, plan: Plan, times: StepTimes, schedule: Schedule | None) -> StepsOnNodes:
+        """Steps on the numbers of nodes with which the plan may continue."""
         if plan.strategy == template_plans.NAME:
             return self._of_templates(plan, times)
         return self._of_pipelines(plan, times, schedule)
 
-    def _followed(self, way: Recovery) -> Followed:
-        return Followed(way, tuple(self.simulate(way, trace, self.until_s) for trace in self.traces))
+    def _simulated(self, recovery: Recovery) -> SimulatedRecovery:
+        return SimulatedRecovery(
+            recovery, tuple(self.simulate(recovery, trace, self.until_s) for trace in self.traces)
+        )
 
-    def _climbed(self, start: Followed) -> Followed:
-        """With checkpoints more or less often, as long as it gets further."""
+    def _tuned(self, start: SimulatedRecovery) -> SimulatedRecovery:
+        """Vary the checkpoint interval in both directions as long as goodput improves."""
         every, best = start.way.checkpoint_every, start
         assert every is not None, "it saves"
         for direction in (FARTHER, 1 / FARTHER):
-            for number in range(1, MOST_TRIED + 1):
-                steps = max(1, round(every * direction**number))
-                found = self._followed(replace(start.way, checkpoint_every=steps))
-                if found.mean <= best.mean:
+            for power in range(1, MOST_TRIED + 1):
+                steps = max(1, round(every * direction**power))
+                candidate = self._simulated(replace(start.way, checkpoint_every=steps))
+                if candidate.mean <= best.mean:
                     break
-                best = found
+                best = candidate
         return best
 
-    def ways(self, plan: Plan, on: OnNodes) -> Iterator[Recovery]:
-        """The ways in which the plan can recover, checkpoints as often as the closed form says.
+    def ways(self, plan: Plan, steps: StepsOnNodes) -> Iterator[Recovery]:
+        """The ways in which the plan can recover, with checkpoints as often as the closed form says.
 
-        None from checkpoints where copies in memory go on as fast on all nodes that are ever there and are
-        sooner at it: they save nothing and lose no more than the step that was cut off.
+        Checkpoints are omitted where in-memory copies continue as fast on all numbers of nodes that ever
+        occur and recover sooner: they save nothing and lose no more than the interrupted step.
         """
         if plan.strategy == template_plans.NAME:
-            yield from self._in_memory(plan, on.values(), self._templates.copy_s)
+            yield from self._in_memory(plan, steps.values(), self._templates.copy_s)
             return
-        of_copy, held = pipelines_of_copy(plan), _held_bytes(plan)
-        enough = [found for kept, found in on.items() if kept // of_copy >= self.costs.copies]
-        in_memory = list(self._in_memory(plan, enough, node_copy_s(plan.cluster, held))) if enough else []
-        saving = list(self._from_checkpoints(plan, on.values(), held))
+        copy_pipelines, bytes_by_rank = pipelines_of_copy(plan), _state_bytes(plan)
+        enough = [step for kept, step in steps.items() if kept // copy_pipelines >= self.costs.copies]
+        in_memory = (
+            list(self._in_memory(plan, enough, node_copy_s(plan.cluster, bytes_by_rank))) if enough else []
+        )
+        saving = list(self._from_checkpoints(plan, steps.values(), bytes_by_rank))
         yield from in_memory
         if not in_memory or self._may_be_better(saving[0], in_memory[0]):
             yield from saving
@@ -186,32 +192,32 @@ class Goodput:
         is_faster = any(saving.samples_per_s[n] > in_memory.samples_per_s[n] for n in counts)
         return is_faster or saving.recover_s < in_memory.recover_s
 
-    def _of_pipelines(self, plan: Plan, times: StepTimes, schedule: Schedule | None) -> OnNodes:
-        """By number of pipelines left: as many as go on each number of nodes that is ever there."""
-        whole = num_pipelines(plan)
-        found = {whole: (num_nodes(plan), times.step_s)}
+    def _of_pipelines(self, plan: Plan, times: StepTimes, schedule: Schedule | None) -> StepsOnNodes:
+        """By number of remaining pipelines: as many as run on each number of nodes that ever occurs."""
+        num_all = num_pipelines(plan)
+        steps = {num_all: (num_nodes(plan), times.step_s)}
         unserved = {count for count in self._counts if count < num_nodes(plan)}
-        for kept in range(whole - 1, 0, -1):
+        for kept in range(num_all - 1, 0, -1):
             nodes = nodes_of_first(plan, kept)
             if nodes > max(unserved, default=0):
                 continue
             try:
                 fewer = with_pipelines(plan, kept, schedule or self.job.schedule, self.cost)
-                found[kept] = nodes, self.times(fewer, schedule).step_s
-            except ValueError:  # one fewer may go; else it waits for nodes
+                steps[kept] = nodes, self.times(fewer, schedule).step_s
+            except ValueError:  # one fewer may work; otherwise the job waits for nodes
                 continue
             unserved = {count for count in unserved if count < nodes}
-        return found
+        return steps
 
-    def _of_templates(self, plan: Plan, times: StepTimes) -> OnNodes:
-        """By the numbers of nodes that ever are there."""
+    def _of_templates(self, plan: Plan, times: StepTimes) -> StepsOnNodes:
+        """By the numbers of nodes that ever occur."""
         templates = self._templates
         most, least = num_nodes(plan), templates.planned.specification.threshold
         fewer = [count for count in sorted(self._counts) if least <= count < most]
         plans = (template_plans.plan_of_templates(templates, count) for count in fewer)
         steps_s = (self.times(each, None).step_s for each in plans)
-        on = zip((most, *fewer), (times.step_s, *steps_s), strict=True)
-        return {count: (count, step_s) for count, step_s in on}
+        steps = zip((most, *fewer), (times.step_s, *steps_s), strict=True)
+        return {count: (count, step_s) for count, step_s in steps}
 
     @cached_property
     def _templates(self) -> ElasticTemplates:
@@ -222,28 +228,33 @@ class Goodput:
         return {count for trace in self.traces for _, count in trace.num_nodes()}
 
     def _from_checkpoints(
-        self, plan: Plan, by_nodes: Collection[Going], held: Mapping[int, int]
+        self, plan: Plan, by_nodes: Collection[NodesAndStep], bytes_by_rank: Mapping[int, int]
     ) -> Iterator[Recovery]:
-        """Written behind, training stops until the host has what is saved: of no rank more than it holds."""
+        """If written in the background, training stops only for the copy to the host, as long as the
+        largest rank's.
+        """
         saved, loaded = checkpoint_bytes(plan)
         rate = self.costs.storage_bytes_per_s
-        stops_s, behind_s = saved / rate, 0.0
+        blocking_s, background_s = saved / rate, 0.0
         if self.costs.saving is Saving.BEHIND:
-            stops_s, behind_s = max(held.values()) / HOST_BYTES_PER_S, stops_s
+            blocking_s, background_s = max(bytes_by_rank.values()) / HOST_BYTES_PER_S, blocking_s
         for takes_in in (True, False):
-            way = Recovery(
+            recovery = Recovery(
                 kind=Recovering.CHECKPOINT,
                 samples_per_s=self._rates(plan, by_nodes),
                 samples_per_step=len(plan.batch),
                 recover_s=self.costs.restart_s + loaded / rate,
                 checkpoint_every=1,
-                save_s=stops_s,
-                write_s=behind_s,
+                save_s=blocking_s,
+                write_s=background_s,
                 takes_in=takes_in,
             )
-            yield replace(way, checkpoint_every=max(self._daly_steps(way), math.ceil(behind_s / way.step_s)))
+            yield replace(
+                recovery,
+                checkpoint_every=max(self._daly_steps(recovery), math.ceil(background_s / recovery.step_s)),
+            )
 
-    def _in_memory(self, plan: Plan, by_nodes: Collection[Going], copy_s: float) -> Iterator[Recovery]:
+    def _in_memory(self, plan: Plan, by_nodes: Collection[NodesAndStep], copy_s: float) -> Iterator[Recovery]:
         for takes_in in (True, False):
             yield Recovery(
                 kind=Recovering.REPLICAS,
@@ -253,8 +264,8 @@ class Goodput:
                 takes_in=takes_in,
             )
 
-    def _rates(self, plan: Plan, by_nodes: Collection[Going]) -> tuple[float, ...]:
-        """By number of nodes: of those steps that go on them, the shortest."""
+    def _rates(self, plan: Plan, by_nodes: Collection[NodesAndStep]) -> tuple[float, ...]:
+        """By number of nodes: samples per second of the shortest step that runs on so many."""
         return tuple(
             max(
                 (len(plan.batch) / step_s for nodes, step_s in by_nodes if nodes <= count),
@@ -263,14 +274,14 @@ class Goodput:
             for count in range(len(self.job.cluster.nodes) + 1)
         )
 
-    def _daly_steps(self, way: Recovery) -> int:
-        """Spares fail beside the job."""
-        own_s = min(self.mtbf_s * len(self.job.cluster.nodes) / way.num_used, self.until_s)
-        return max(1, round(daly_s(way.save_s, own_s) / way.step_s))
+    def _daly_steps(self, recovery: Recovery) -> int:
+        """Daly's interval in steps; failures of spare nodes do not interrupt the job."""
+        own_s = min(self.mtbf_s * len(self.job.cluster.nodes) / recovery.num_used, self.until_s)
+        return max(1, round(daly_s(recovery.save_s, own_s) / recovery.step_s))
 
 
-def _held_bytes(plan: Plan) -> dict[int, int]:
-    """Weights and optimizer state of every rank."""
+def _state_bytes(plan: Plan) -> dict[int, int]:
+    """Bytes of weights and optimizer state of every rank."""
     return {
         rank: sum(size for _, kind, size in state_of(plan, rank) if kind.part != GRADIENTS)
         for rank in plan.ranks
@@ -278,7 +289,7 @@ def _held_bytes(plan: Plan) -> dict[int, int]:
 
 
 def checkpoint_bytes(plan: Plan | Job) -> tuple[int, int]:
-    """(saved, loaded) of the whole model: trained weights with their optimizer's state; and frozen ones.
+    """(saved, loaded) bytes of the whole model: trained weights with optimizer state; also the frozen ones.
 
     Complexity: O(parameters).
     """
@@ -287,7 +298,7 @@ def checkpoint_bytes(plan: Plan | Job) -> tuple[int, int]:
     frozen: dict[tuple[str, str], int] = {}
     for module in plan.model.modules:
         for layer in module.layers:
-            kind = trained if layer.trainable else frozen
-            kind.update({(module.name, each.name): each.num_elements for each in layer.parameters()})
+            elements = trained if layer.trainable else frozen
+            elements.update({(module.name, each.name): each.num_elements for each in layer.parameters()})
     saved = sum(trained.values()) * (size.weight + size.optimizer)
     return saved, saved + sum(frozen.values()) * size.weight

@@ -1,4 +1,4 @@
-"""Dollars: of a sample, or of a whole training that may have a deadline."""
+"""Dollars per sample, or of a whole training that may have a deadline."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from workbench.units import S_PER_HOUR, duration_text
 
 @dataclass(frozen=True, slots=True)
 class DollarsPerSample:
-    """Of the ranks that a plan uses; those that it leaves idle cost nothing."""
+    """Price of the ranks that a plan uses; idle ranks cost nothing."""
 
     job: Job
 
@@ -26,11 +26,11 @@ class DollarsPerSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingDollars:
-    """Of a training of so many steps, on the ranks that a plan uses.
+    """Price of a training, on the ranks that a plan uses.
 
     Args:
         num_steps: of the training.
-        deadline_s: when it has to have ended; None: whenever.
+        deadline_s: maximum duration; None: unlimited.
 
     Raises:
         ValueError: no step, or a deadline that is not positive.
@@ -47,7 +47,7 @@ class TrainingDollars:
             raise ValueError(f"deadline: want > 0 s, got {self.deadline_s}")
 
     def __call__(self, plan: Plan, times: StepTimes, schedule: Schedule | None) -> Judged:
-        """A plan that misses the deadline is the nearer the sooner it ends."""
+        """Dollars; if the plan misses the deadline, the duration, so that sooner is nearer."""
         training_s = self.num_steps * times.step_s
         dollars = dollars_per_s(self.job, plan) * training_s
         figures = {
@@ -58,23 +58,23 @@ class TrainingDollars:
         if self.deadline_s is None or training_s <= self.deadline_s:
             return Judged(value=dollars, times=times, figures=figures)
         misses = (
-            f"{self.num_steps:,} steps take {_beside(training_s, self.deadline_s)} and {dollars:,.2f} "
+            f"{self.num_steps:,} steps take {_longer_text(training_s, self.deadline_s)} and {dollars:,.2f} "
             f"dollars, the deadline is {duration_text(self.deadline_s)}"
         )
         return Judged(value=training_s, times=times, figures=figures, misses=misses)
 
 
-def _beside(training_s: float, deadline_s: float) -> str:
-    """A duration that is told from a shorter one also where both round to the same text."""
-    told, deadline = duration_text(training_s), duration_text(deadline_s)
-    return told if told != deadline else f"{duration_text(training_s - deadline_s)} more than {deadline}"
+def _longer_text(training_s: float, deadline_s: float) -> str:
+    """A duration that differs from the deadline in text, even where both round to the same."""
+    text, deadline = duration_text(training_s), duration_text(deadline_s)
+    return text if text != deadline else f"{duration_text(training_s - deadline_s)} more than {deadline}"
 
 
 def dollars_per_s(job: Job, plan: Plan) -> float:
-    """Of the plan's ranks together.
+    """Price of the plan's ranks per second.
 
     Raises:
-        ValueError: the price of one of them is not said.
+        ValueError: a rank has no price.
     """
     per_hour = job.dollars_per_hour(plan.ranks)
     if per_hour is None:
@@ -86,7 +86,7 @@ def dollars_per_s(job: Job, plan: Plan) -> float:
 
 
 def steps_for(num_tokens: float, batches: Sequence[Sequence[Sample]]) -> int:
-    """Optimizer steps until so many tokens of the LLM's sequence are through, at the batches' mean.
+    """Optimizer steps until `num_tokens` of the LLM's sequence are consumed, at the mean of the batches.
 
     Raises:
         ValueError: no tokens.

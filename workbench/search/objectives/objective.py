@@ -1,14 +1,14 @@
-"""What is best, by name."""
+"""Objectives of a search, by name."""
 
 from enum import StrEnum
 
 
 class Objective(StrEnum):
-    """What is best.
+    """What to optimize.
 
-    ITERATION: the shortest step. THROUGHPUT: most samples per second and rank. DOLLARS: the least money a
-    sample; TRAINING: the least for a whole training. GOODPUT: most samples per second that count, where
-    machines fail.
+    ITERATION: the shortest step. THROUGHPUT: most samples per second and rank. DOLLARS: least money per
+    sample. TRAINING: least money for a whole training. GOODPUT: most useful samples per second under
+    failures.
     """
 
     ITERATION = "iteration"
@@ -19,10 +19,10 @@ class Objective(StrEnum):
 
     @property
     def is_money(self) -> bool:
-        """Whether every rank must have a price."""
+        """Whether every rank needs a price."""
         return self in (Objective.DOLLARS, Objective.TRAINING)
 
     @property
     def counts_ranks(self) -> bool:
-        """Whether a plan that is slower may be better for its fewer ranks."""
+        """Whether a slower plan may be better for using fewer ranks."""
         return self in (Objective.THROUGHPUT, Objective.DOLLARS, Objective.TRAINING)

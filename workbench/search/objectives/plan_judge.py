@@ -1,4 +1,4 @@
-"""What a search makes small, as one figure of a plan: less is better, whatever it is."""
+"""A search's objective as one figure per plan: less is better."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,13 +14,13 @@ from workbench.search.objectives.step_times import StepJudge, StepTimes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """What became of one plan.
+    """The judgement of one plan.
 
     Args:
         value: less is better.
         times: of its steps.
-        figures: what else it was judged by, as JSON data.
-        misses: which limit it misses; empty: none. Among plans that miss it, a smaller value is nearer.
+        figures: further figures behind the value, as JSON data.
+        misses: the limit that it misses; empty: none. Among plans that miss it, a smaller value is nearer.
     """
 
     value: float
@@ -30,19 +30,19 @@ class Judged:
 
 
 Measure = Callable[[Plan, StepTimes, Schedule | None], Judged]
-"""From steps to what counts, no less for longer steps; ValueError where the plan cannot be judged so."""
+"""Maps steps to the objective, monotonic in their duration; ValueError where it does not apply."""
 
 
 @runtime_checkable
 class LimitedMeasure(Protocol):
-    """A measure that tells itself, for less than the value takes, that it is not below a limit."""
+    """A measure that can tell at less cost than the value that it is not below a limit."""
 
     def within(self, plan: Plan, times: StepTimes, limit: float) -> Judged:
-        """As the measure; `PassedOverError` where the plan's value is known to be at least the limit."""
+        """As the measure; `PassedOverError` if the plan's value is known to be at least the limit."""
 
 
 class MissesLimitError(ValueError):
-    """A plan that is sound and misses a limit; among such plans, one with a smaller value is nearer."""
+    """A valid plan misses a limit; among such plans, a smaller value is nearer."""
 
     def __init__(self, text: str, value: float) -> None:
         super().__init__(text)
@@ -51,13 +51,13 @@ class MissesLimitError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanJudge:
-    """An objective: how long steps are, and what is made of them. Less is better.
+    """An objective: how steps are timed, and how they are measured. Less is better.
 
     Args:
         times: seconds of a plan's steps.
-        measure: what counts.
+        measure: maps them to the objective.
         timeline: of a plan's step on the batch that it was made for.
-        asked: the objective in the words of its flags, as JSON data: what decides it.
+        asked: the objective in terms of its flags, as JSON data: everything that determines it.
     """
 
     times: StepJudge
@@ -69,7 +69,7 @@ class PlanJudge:
         """All figures of a plan.
 
         Args:
-            schedule: of the plan, where it is not the job's.
+            schedule: the plan's, if it is not the job's.
 
         Raises:
             ValueError: the plan is refused.
@@ -77,37 +77,37 @@ class PlanJudge:
         return self.measure(plan, self.times(plan, schedule), schedule)
 
     def value(self, plan: Plan, schedule: Schedule | None = None) -> float:
-        """The figure; ValueError where a plan is refused, `MissesLimitError` where it misses a limit."""
-        return _met(self.judged(plan, schedule)).value
+        """The value; ValueError where a plan is refused, `MissesLimitError` where it misses a limit."""
+        return _checked(self.judged(plan, schedule)).value
 
     def within(self, plan: Plan, limit: float, race: Race | None = None) -> Judged:
-        """The figures of a plan that has to have a value below the limit to be of use.
+        """The figures of a plan that is only useful with a value below the limit.
 
         Args:
-            race: what the steps of some batches say about those of others; None: nothing.
+            race: predicts the steps of remaining batches from those seen; None: no prediction.
 
         Raises:
-            PassedOverError: the value is known, or by the race likely, to be no less than the limit before
-                all batches are planned or all failures are followed.
+            PassedOverError: the value is known, or by the race likely, to be at least the limit before all
+                batches are planned or all failures simulated.
             MissesLimitError: it misses a limit of its own.
             ValueError: it is refused.
         """
 
         def is_enough(step_s: float) -> bool:
-            found = self.measure(plan, StepTimes(step_s=step_s, batches_s=()), None)
-            return bool(found.misses) or found.value >= limit
+            judged = self.measure(plan, StepTimes(step_s=step_s, batches_s=()), None)
+            return bool(judged.misses) or judged.value >= limit
 
         if limit == inf:
-            return _met(self.judged(plan))
+            return _checked(self.judged(plan))
         if isinstance(self.measure, LimitedMeasure):
-            return _met(self.measure.within(plan, self.times(plan), limit))
-        return _met(self.measure(plan, self.times(plan, is_enough=is_enough, race=race), None))
+            return _checked(self.measure.within(plan, self.times(plan), limit))
+        return _checked(self.measure(plan, self.times(plan, is_enough=is_enough, race=race), None))
 
 
-def _met(found: Judged) -> Judged:
-    if found.misses:
-        raise MissesLimitError(found.misses, found.value)
-    return found
+def _checked(judged: Judged) -> Judged:
+    if judged.misses:
+        raise MissesLimitError(judged.misses, judged.value)
+    return judged
 
 
 def step_seconds(plan: Plan, times: StepTimes, schedule: Schedule | None) -> Judged:
@@ -116,5 +116,5 @@ def step_seconds(plan: Plan, times: StepTimes, schedule: Schedule | None) -> Jud
 
 
 def rank_seconds(plan: Plan, times: StepTimes, schedule: Schedule | None) -> Judged:
-    """Seconds of a rank for each sample: least where most samples a second and rank are done."""
+    """Rank-seconds per sample, the inverse of samples per second and rank."""
     return Judged(value=times.step_s * len(plan.ranks) / len(plan.batch), times=times)

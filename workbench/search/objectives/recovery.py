@@ -1,4 +1,4 @@
-"""What a job does when a node is lost: how it recovers, how fast it then is, how often it saves."""
+"""How a job recovers from the loss of a node, how fast it is then, and how often it saves."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ from workbench.elastic.availability import Availability
 
 
 class Recovering(StrEnum):
-    """Where the state is that a job goes on with.
+    """Where the state comes from when a job recovers.
 
-    CHECKPOINT: it restarts from the last one, on pipelines equal to those before, as many as there are nodes
-    for, as Varuna does. REPLICAS: in the memory of other pipelines, or of other instances of sharded
-    weights, from which it is copied, as in Oobleck.
+    CHECKPOINT: it restarts from the last checkpoint, on as many of the same pipelines as there are nodes
+    for, as in Varuna. REPLICAS: state is copied from the memory of other pipelines, or of other instances
+    of sharded weights, as in Oobleck.
     """
 
     CHECKPOINT = "checkpoint"
@@ -21,17 +21,17 @@ class Recovering(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """One way to go on, with its speed.
+    """One way to recover, with its speed.
 
     Args:
-        kind: of recovery.
-        samples_per_s: [n + 1] by number of nodes, 0 where it waits for more.
+        kind: where the state comes from.
+        samples_per_s: [n + 1] by number of nodes, 0 where the job waits for more.
         samples_per_step: global batch.
         recover_s: from a change of nodes to the next step.
-        checkpoint_every: steps between checkpoints; None: it saves none.
-        save_s: of a checkpoint, while which training stops.
-        write_s: after that, until the checkpoint is one to go back to.
-        takes_in: whether a node that comes back is taken in at once, or at the next loss.
+        checkpoint_every: steps between checkpoints; None: no checkpoints.
+        save_s: blocking time of a checkpoint.
+        write_s: time after that until the checkpoint can be restored.
+        takes_in: whether a returning node joins at once, or at the next loss.
     """
 
     kind: Recovering
@@ -45,21 +45,21 @@ class Recovery:
 
     @property
     def step_s(self) -> float:
-        """On all nodes."""
+        """Seconds per step on all nodes."""
         return self.samples_per_step / self.samples_per_s[-1]
 
     @property
     def num_used(self) -> int:
-        """Nodes beyond which it gets no faster."""
+        """Number of nodes beyond which it gets no faster."""
         return self.samples_per_s.index(max(self.samples_per_s))
 
 
 class Saving(StrEnum):
     """How a checkpoint is written.
 
-    BEHIND: training stops while state is copied to the host's memory, and goes on while that is written, as
-    in `workbench run`; until then a loss goes back to the checkpoint before. STOPPING: training stops until
-    it is written, as in Varuna.
+    BEHIND: training stops while state is copied to the host's memory, and continues while that is written,
+    as in `workbench run`; a loss before it is complete goes back to the previous checkpoint. STOPPING:
+    training stops until it is written, as in Varuna.
     """
 
     BEHIND = "behind"
@@ -67,20 +67,20 @@ class Saving(StrEnum):
 
 
 FailureSim = Callable[[Recovery, Availability, float], float]
-"""Useful samples a second over so many seconds of a trace."""
+"""Useful samples per second over the given seconds of a trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryCosts:
-    """What a loss costs.
+    """Costs of a loss.
 
     Args:
-        notice_s: to notice it, plan and connect, where the state is in memory.
-        restart_s: of a job that starts anew; loading is added.
+        notice_s: to detect it, plan and connect, if the state is in memory.
+        restart_s: to start the job anew; loading is added.
         storage_bytes_per_s: to and from checkpoints.
-        saving: how they are written.
-        copies: of all state, each a pipeline or an instance of sharded weights, that must be left for a job
-            whose state is in memory: a loss more than it survives.
+        saving: how checkpoints are written.
+        copies: of all state, each a pipeline or an instance of sharded weights, that must remain for a job
+            with its state in memory: one more loss than it survives.
 
     Raises:
         ValueError: a time below 0, or storage without a rate.

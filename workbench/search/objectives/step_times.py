@@ -15,13 +15,13 @@ from workbench.search.objectives.race import Race
 from workbench.timing.accept import accept, judged
 
 Replan = Callable[[Plan, Sequence[Sample], Schedule | None], Plan]
-"""The plan of another batch with a plan's stages, under its schedule; ValueError where there is none."""
+"""Plans another batch on a plan's stages, under its schedule; ValueError where there is no plan."""
 
 TAIL = 0.95
 
 
 class Over(StrEnum):
-    """What is made of the steps of several batches."""
+    """Statistic of the steps of several batches."""
 
     MEAN = "mean"
     P95 = "p95"
@@ -29,7 +29,7 @@ class Over(StrEnum):
 
 
 class Planning(StrEnum):
-    """Whether a step is planned beside the step before, or between the two."""
+    """Whether a step is planned during the step before, or between the two."""
 
     HIDDEN = "hidden"
     CHARGED = "charged"
@@ -37,13 +37,13 @@ class Planning(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """Steps of one plan.
+    """Durations of a plan's steps.
 
     Args:
-        step_s: what counts.
-        batches_s: of every batch, planning included as it was asked for.
-        planning_s: to plan a batch; None where nothing is planned anew.
-        late: batches whose plan was not there when the step before had ended.
+        step_s: the statistic that is judged.
+        batches_s: of every batch, with planning as chosen.
+        planning_s: to plan a batch; None if nothing is planned anew.
+        late: batches whose plan was not ready when the step before ended.
     """
 
     step_s: float
@@ -57,24 +57,24 @@ class StepTimes:
 
     @property
     def standard_error_s(self) -> float | None:
-        """Of the mean; None of a single batch."""
+        """Standard error of the mean; None for a single batch."""
         return standard_error(self.batches_s)
 
 
 class PassedOverError(ValueError):
-    """A plan that is known not to be better than what is held, before its value is."""
+    """A plan is known not to be better than the incumbents, before its exact value is."""
 
     def __init__(self) -> None:
         super().__init__("not better than what is held, as far as it was looked at")
 
 
 def never(step_s: float) -> bool:
-    """Every plan is looked at as a whole."""
+    """Evaluate every plan in full."""
     return False
 
 
 class StepJudge(Protocol):
-    """What says how long a plan's steps are."""
+    """Times a plan's steps."""
 
     def __call__(
         self,
@@ -87,23 +87,23 @@ class StepJudge(Protocol):
         """All steps of a plan.
 
         Args:
-            schedule: of the plan, where it is not the job's.
-            is_enough: whether a plan is passed over whose `step_s` is no less; it holds for all above.
-            race: what steps of some batches say about those of others; None: nothing.
+            schedule: the plan's, if it is not the job's.
+            is_enough: whether a plan with at least this `step_s` can be skipped; monotonic.
+            race: predicts the steps of remaining batches from those seen; None: no prediction.
 
         Raises:
             ValueError: a batch has no plan on the stages, or one that does not fit.
-            PassedOverError: `is_enough`, by some of the batches.
+            PassedOverError: `is_enough` holds after some of the batches.
         """
 
 
 def standard_error(values: Sequence[float]) -> float | None:
-    """Of a mean of independent values; None of a single one."""
+    """Standard error of a mean of independent values; None for a single one."""
     return None if len(values) < 2 else statistics.stdev(values) / sqrt(len(values))
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """With straight lines between the values in order (Hyndman and Fan 1996, type 7).
+    """Quantile with linear interpolation between the ordered values (Hyndman and Fan 1996, type 7).
 
     Example:
         >>> quantile([4.0, 1.0, 3.0, 2.0, 5.0], 0.95)
@@ -116,7 +116,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def summary(values: Sequence[float], over: Over) -> float:
-    """One figure of many."""
+    """The chosen statistic of some values."""
     if over is Over.MEAN:
         return statistics.fmean(values)
     return max(values) if over is Over.WORST else quantile(values, TAIL)
@@ -124,7 +124,7 @@ def summary(values: Sequence[float], over: Over) -> float:
 
 @dataclass(frozen=True, slots=True)
 class OwnBatch:
-    """Steps of the batch that a plan was made for."""
+    """The step on the batch that a plan was made for."""
 
     seconds: Callable[[Lowered], float]
 
@@ -143,20 +143,20 @@ class OwnBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class OverBatches:
-    """Steps over the same batches for every plan, each planned anew on the plan's stages.
+    """Steps on the same batches for every plan, each batch planned anew on the plan's stages.
 
-    Planning is timed: seconds of a plan and its checks, the median of the batches, since a clock beside
-    other work is noisy. Hidden, planning goes on beside the step before, and a step takes as long as the
-    longer of the two, as in the runtime; the batches go round, so the last one's step hides the first one's
-    plan. Charged, every step has it on top.
+    Planning is timed: seconds of a plan and its checks, the median over batches, since clocks are noisy
+    beside other work. Hidden, planning overlaps the step before, and a step takes as long as the longer of
+    the two, as in the runtime; batches are cyclic, so the last one's step hides the first one's planning.
+    Charged, planning is added to every step.
 
     Args:
-        batches: of as many samples as the job's, one at least.
+        batches: of as many samples as the job's, at least one.
         replan: the per-step part of a plan.
         seconds: simulates a step.
-        over: what is made of the steps.
-        planning: whether it is hidden.
-        clock: seconds, for planning.
+        over: statistic of the steps.
+        planning: whether planning is hidden.
+        clock: measures planning, in seconds.
     """
 
     batches: Sequence[Sequence[Sample]]
@@ -174,7 +174,7 @@ class OverBatches:
         is_enough: Callable[[float], bool] = never,
         race: Race | None = None,
     ) -> StepTimes:
-        took_s: list[float] = []
+        planning_times_s: list[float] = []
         steps_s: list[float] = []
         for number, batch in enumerate(self.batches, 1):
             start_s = self.clock()
@@ -182,11 +182,11 @@ class OverBatches:
                 lowered, _ = accept(self.replan(plan, batch, schedule))
             except ValueError as error:
                 raise ValueError(f"batch {number} of {len(self.batches)}: {error}") from None
-            took_s.append(self.clock() - start_s)
+            planning_times_s.append(self.clock() - start_s)
             steps_s.append(self.seconds(lowered))
             if number < len(self.batches) and is_enough(self._least_s(steps_s, race)):
                 raise PassedOverError
-        planning_s = statistics.median_low(took_s)
+        planning_s = statistics.median_low(planning_times_s)
         charged = self.planning is Planning.CHARGED
         batches_s = [step_s + planning_s if charged else max(step_s, planning_s) for step_s in steps_s]
         return StepTimes(
@@ -197,6 +197,6 @@ class OverBatches:
         )
 
     def _least_s(self, seen_s: Sequence[float], race: Race | None) -> float:
-        """What it comes to at least: planning only adds, and all three figures grow with every step."""
+        """Lower bound on the statistic: planning only adds, and all three statistics grow with every step."""
         others = [0.0] * (len(self.batches) - len(seen_s)) if race is None else race.others_s(seen_s)
         return summary([*seen_s, *others], self.over)

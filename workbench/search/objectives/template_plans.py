@@ -1,4 +1,4 @@
-"""Pipeline templates as plans: what a job on templates runs on so many nodes."""
+"""Pipeline templates as plans: what a job on templates runs on a number of nodes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,10 +18,10 @@ NAME = "templates"
 
 
 def templates_of(job: Job, cost: CostModel, faults: int) -> ElasticTemplates:
-    """Those of a job on all its nodes.
+    """Templates of a job on all its nodes.
 
     Raises:
-        ValueError: another schedule than 1F1B, by whose time templates are planned, fewer ranks than the
+        ValueError: a schedule other than 1F1B, whose time templates are planned by, fewer ranks than the
             cluster's, or as `elastic_templates`.
     """
     if job.max_ranks not in (None, job.cluster.num_ranks):
@@ -35,7 +35,7 @@ def templates_of(job: Job, cost: CostModel, faults: int) -> ElasticTemplates:
 
 @dataclass(frozen=True, slots=True)
 class TemplatePlanner:
-    """A job's templates on all its nodes, as a planner; `faults` nodes may be lost at the same moment."""
+    """A planner that uses a job's templates on all its nodes; `faults` nodes may be lost at once."""
 
     faults: int
 
@@ -43,20 +43,20 @@ class TemplatePlanner:
         return plan_of_templates(templates_of(job, cost, self.faults), len(job.cluster.nodes))
 
 
-def plan_of_templates(found: ElasticTemplates, num_nodes: int) -> Plan:
-    """The fastest pipelines on the first nodes, so many, as a plan whose replicas they are.
+def plan_of_templates(templates: ElasticTemplates, num_nodes: int) -> Plan:
+    """The fastest pipelines on the first `num_nodes` nodes, as a plan with one replica per pipeline.
 
     Microbatches are consecutive samples, as many for each pipeline as Eq. 2.6 of the Oobleck chapter says.
 
     Raises:
         ValueError: too few nodes, as `ElasticTemplates.at`, or modules of several tp on one stage.
     """
-    job, chosen = found.job, found.at(num_nodes)
+    job, chosen = templates.job, templates.at(num_nodes)
     stages: list[Stage] = []
     first_rank = 0
     for replica, size in enumerate(chosen.sizes):
-        for cut in found.planned.of_size(size).stages:
-            for module, first, end in found.chain.runs_of(cut):
+        for cut in templates.planned.of_size(size).stages:
+            for module, first, end in templates.chain.runs_of(cut):
                 tp = layout_of(job, module).tp
                 ranks = (tuple(range(first_rank, first_rank + tp)),)
                 layers = (first, end)
@@ -70,7 +70,7 @@ def plan_of_templates(found: ElasticTemplates, num_nodes: int) -> Plan:
 
 
 def _chunks(job: Job, counts: Sequence[int]) -> dict[int, list[tuple[Sample, ...]]]:
-    """Pipeline -> its microbatches."""
+    """Microbatches of each pipeline."""
     size = job.microbatch_samples
     chunks = [job.batch[first : first + size] for first in range(0, len(job.batch), size)]
     ends = list(accumulate(counts))

@@ -1,4 +1,4 @@
-"""What a search found: the best plan, where it came from, and every candidate."""
+"""The result of a joint search: the best plan, how it was derived, and every candidate."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from workbench.search.joint.starts import Start
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One candidate of a search's log.
+    """One candidate in the search's log.
 
     Args:
         index: from 1; starts have none.
-        base: what the moves are from: a candidate's index, or a start's name.
+        base: what the moves were applied to: a candidate's index or a start's name.
         value: None: refused.
-        accepted: whether it became one of the choices that others are made from.
+        accepted: whether it became an incumbent.
     """
 
     index: int
@@ -29,7 +29,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """How far a search is."""
+    """Progress of a running search."""
 
     best: float
     best_from: str
@@ -39,28 +39,28 @@ class State:
 
     @property
     def gap(self) -> float:
-        """What the best may be above the optimum, as a part of the best."""
+        """Upper bound on the distance to the optimum, relative to the best value."""
         return gap_of(self.best, self.lower_bound)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What a search found.
+class SearchResult:
+    """The result of a joint search.
 
     Args:
-        plan: the best; the plan of a start where nothing was better.
-        value: the judge's.
-        best_from: the strategy whose plan it came from.
-        path: the candidates from that plan to the best, in order.
-        lower_bound: no plan has a lower value; 0 where none is known.
-        candidates: that were built, checked, priced and judged, starts aside.
-        seconds: all of the search.
-        search_s: of these, behind the starts.
+        plan: the best one; a start's own plan if nothing was better.
+        value: the judge's value of it.
+        best_from: name of the start that it was derived from.
+        path: the candidates from that start to the best, in order.
+        lower_bound: no plan has a lower value; 0 if none is known.
+        candidates: number of those built, checked, priced and judged, without the starts.
+        seconds: of the whole search.
+        search_s: of these, those after the starts.
         starts: every strategy, with its plan or its refusal.
         log: every candidate.
-        front: where it is kept, candidates by their place in the log whose plans, among all that had a value,
-            no other beats by more than a little in time, memory, GPUs and dollars; the fastest first.
-        runners_up: plans of the other choices that the search held, with their values, best first.
+        front: if kept, the candidates, by index in the log, whose plans no other beats by more than a
+            little in time, memory, GPUs and dollars; fastest first.
+        runners_up: plans of the other incumbents with their values, best first.
     """
 
     plan: Plan
@@ -78,18 +78,18 @@ class Found:
 
     @property
     def candidates_per_s(self) -> float:
-        """Of the time behind the starts."""
+        """Candidates per second after the starts."""
         return self.candidates / self.search_s if self.search_s > 0 else 0.0
 
     @property
     def gap(self) -> float:
-        """What the value may be above the optimum, as a part of the value."""
+        """Upper bound on the distance to the optimum, relative to the value."""
         return gap_of(self.value, self.lower_bound)
 
     @property
     def best_start(self) -> Start:
         """The best of the strategies' plans."""
-        return min((each for each in self.starts if each.value is not None), key=value_of)
+        return min((start for start in self.starts if start.value is not None), key=value_of)
 
 
 def gap_of(value: float, lower_bound: float) -> float:
@@ -98,16 +98,16 @@ def gap_of(value: float, lower_bound: float) -> float:
 
 
 def path_of(log: Sequence[Entry], index: int | str) -> tuple[Entry, ...]:
-    """The candidates from a start to one of them."""
-    found: list[Entry] = []
+    """The candidates from a start to the one of this index."""
+    path: list[Entry] = []
     while isinstance(index, int):
         entry = log[index - 1]
-        found.append(entry)
+        path.append(entry)
         index = entry.base
-    return tuple(reversed(found))
+    return tuple(reversed(path))
 
 
 def value_of(start: Start) -> float:
-    """Of a start that has a plan."""
-    assert start.value is not None, "of starts with a plan"
+    """The value of a start that has a plan."""
+    assert start.value is not None, "the start has a plan"
     return start.value

@@ -1,4 +1,4 @@
-"""What a user asks of a search: an objective and what it is about, as flags; and the judge for it."""
+"""Options of a search's objective, as flags, and the judge that they describe."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,16 +25,16 @@ from workbench.search.objectives.step_times import Over, OverBatches, OwnBatch, 
 from workbench.strategies.next_step import next_step
 from workbench.units import S_PER_HOUR, duration_s
 
-TRACES = 5  # random ones, for an interval
-LOSSES = 100  # expected in each
+TRACES = 5  # random traces, for a confidence interval
+LOSSES = 100  # expected per trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """How an objective is taken.
+class ObjectiveOptions:
+    """How an objective is measured.
 
     Raises:
-        ValueError: numbers out of bounds, or things said that no objective has together.
+        ValueError: numbers out of bounds, or options that no objective combines.
     """
 
     batches: int | None = field(
@@ -82,11 +82,11 @@ class Asked:
     )
 
     def check(self, objective: Objective) -> None:
-        """Raise ValueError where something is said that is not for the objective, or lacks."""
+        """Raise ValueError for options that the objective does not use, or if it lacks one."""
         self._check_batches()
         training = {"--steps": self.steps, "--tokens": self.tokens, "--deadline": self.deadline}
-        _refuse_said(training, objective, Objective.TRAINING)
-        _refuse_said({"--mtbf": self.mtbf, "--failures": self.failures}, objective, Objective.GOODPUT)
+        _refuse_for_others(training, objective, Objective.TRAINING)
+        _refuse_for_others({"--mtbf": self.mtbf, "--failures": self.failures}, objective, Objective.GOODPUT)
         if objective is Objective.TRAINING and (self.steps is None) == (self.tokens is None):
             raise ValueError(f"--objective {objective}: want one of --steps and --tokens")
         if objective is Objective.GOODPUT and (self.mtbf is None) == (self.failures is None):
@@ -96,12 +96,12 @@ class Asked:
         if self.batches is not None and self.batches < 1:
             raise ValueError(f"--batches must be >= 1, got {self.batches}")
         if self.batches is None and (self.over, self.planning) != (Over.MEAN, Planning.HIDDEN):
-            said = f"--over {self.over}" if self.over is not Over.MEAN else f"--planning {self.planning}"
-            raise ValueError(f"{said} needs several batches; want --batches")
+            flag = f"--over {self.over}" if self.over is not Over.MEAN else f"--planning {self.planning}"
+            raise ValueError(f"{flag} needs several batches; want --batches")
 
     @property
     def recovery_costs(self) -> RecoveryCosts:
-        """What a loss costs."""
+        """Costs of a loss."""
         return RecoveryCosts(
             restart_s=duration_s(self.restart, "--restart"),
             storage_bytes_per_s=self.storage_gb_per_s * 1e9,
@@ -109,21 +109,21 @@ class Asked:
         )
 
 
-def _refuse_said(said: Mapping[str, object], objective: Objective, wanted: Objective) -> None:
-    flag = next((name for name, value in said.items() if value is not None), None)
+def _refuse_for_others(options: Mapping[str, object], objective: Objective, wanted: Objective) -> None:
+    flag = next((name for name, value in options.items() if value is not None), None)
     if flag is not None and objective is not wanted:
         raise ValueError(f"{flag} is for --objective {wanted}, got {objective}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Executors:
-    """What judges from outside the planner.
+    """Simulators and clock that a judge uses, which this package does not import.
 
     Args:
-        seconds: of a step, simulated.
-        timeline: of a plan's step, simulated.
-        failures: of a job that recovers, simulated.
-        clock: seconds, for planning.
+        seconds: simulates a step.
+        timeline: simulates a plan's step and returns its timeline.
+        failures: simulates a job that recovers.
+        clock: measures planning, in seconds.
     """
 
     seconds: Callable[[Lowered], float]
@@ -134,7 +134,7 @@ class Executors:
 
 def judge_for(
     objective: Objective,
-    said: Asked,
+    options: ObjectiveOptions,
     job: Job,
     cost: CostModel,
     *,
@@ -145,13 +145,13 @@ def judge_for(
     """The judge of an objective.
 
     Args:
-        batches: drawn for `said.batches`; none: the job's own is judged.
+        batches: drawn for `options.batches`; none: plans are judged on the job's own.
         seed: of the batches and of failures.
 
     Raises:
-        ValueError: what `Asked.check` refuses, a duration or a trace that is none.
+        ValueError: what `ObjectiveOptions.check` refuses, or an invalid duration or trace.
     """
-    said.check(objective)
+    options.check(objective)
     times: StepJudge = OwnBatch(executors.seconds)
     words: dict[str, Any] = {"objective": objective.value}
     if batches:
@@ -159,19 +159,19 @@ def judge_for(
             batches=batches,
             replan=partial(_replan, job, cost),
             seconds=executors.seconds,
-            over=said.over,
-            planning=said.planning,
+            over=options.over,
+            planning=options.planning,
             clock=executors.clock,
         )
-        words |= {"batches": len(batches), "over": said.over.value, "planning": said.planning.value}
+        words |= {"batches": len(batches), "over": options.over.value, "planning": options.planning.value}
         words["seed"] = seed
     measure: Measure
     if objective is Objective.GOODPUT:
-        measure = _goodput(said, job, cost, times, seed=seed, simulate=executors.failures)
+        measure = _goodput(options, job, cost, times, seed=seed, simulate=executors.failures)
         words |= {"mtbf_s": measure.mtbf_s, "horizon_s": measure.until_s, "traces": len(measure.traces)}
         words["seed"] = seed
     elif objective is Objective.TRAINING:
-        measure = _training(said, job, batches or [job.batch])
+        measure = _training(options, job, batches or [job.batch])
         words |= {"steps": measure.num_steps, "deadline_s": measure.deadline_s}
     elif objective is Objective.DOLLARS:
         measure = DollarsPerSample(job)
@@ -186,28 +186,28 @@ def _replan(
     return next_step(plan, batch, job, cost, schedule)
 
 
-def _training(said: Asked, job: Job, batches: Sequence[Sequence[Sample]]) -> TrainingDollars:
-    if said.steps is not None:
-        num_steps = said.steps
+def _training(options: ObjectiveOptions, job: Job, batches: Sequence[Sequence[Sample]]) -> TrainingDollars:
+    if options.steps is not None:
+        num_steps = options.steps
     else:
-        assert said.tokens is not None, "one of the two is there"
-        num_steps = steps_for(said.tokens, batches)
-    deadline_s = None if said.deadline is None else duration_s(said.deadline, "--deadline")
+        assert options.tokens is not None, "one of the two is there"
+        num_steps = steps_for(options.tokens, batches)
+    deadline_s = None if options.deadline is None else duration_s(options.deadline, "--deadline")
     return TrainingDollars(job=job, num_steps=num_steps, deadline_s=deadline_s)
 
 
 def _goodput(
-    said: Asked, job: Job, cost: CostModel, times: StepJudge, *, seed: int, simulate: FailureSim
+    options: ObjectiveOptions, job: Job, cost: CostModel, times: StepJudge, *, seed: int, simulate: FailureSim
 ) -> Goodput:
-    if said.failures is not None:
-        traces, until_s, mtbf_s = _trace_of(said.failures)
+    if options.failures is not None:
+        traces, until_s, mtbf_s = _trace_of(options.failures)
     else:
-        assert said.mtbf is not None, "one of the two is there"
-        mtbf_s = duration_s(said.mtbf, "--mtbf")
+        assert options.mtbf is not None, "one of the two is there"
+        mtbf_s = duration_s(options.mtbf, "--mtbf")
         until_s, count = LOSSES * mtbf_s, len(job.cluster.nodes)
         rates = Rates(
             leaves_per_node_h=S_PER_HOUR / mtbf_s / count,
-            joins_per_missing_h=S_PER_HOUR / duration_s(said.repair, "--repair"),
+            joins_per_missing_h=S_PER_HOUR / duration_s(options.repair, "--repair"),
         )
         traces = tuple(random_trace(count, rates, until_s, seed * TRACES + each) for each in range(TRACES))
     return Goodput(
@@ -218,13 +218,13 @@ def _goodput(
         traces=traces,
         until_s=until_s,
         mtbf_s=mtbf_s,
-        costs=said.recovery_costs,
+        costs=options.recovery_costs,
     )
 
 
 def _trace_of(path: Path) -> tuple[tuple[Availability, ...], float, float]:
-    """The trace of a file, how long it is and the mean time between its losses."""
-    found = parse_trace(path.name, read_bounded(path))
-    if not found.end_s:
+    """A file's trace, its duration, and the mean time between its losses."""
+    trace = parse_trace(path.name, read_bounded(path))
+    if not trace.end_s:
         raise ValueError(f"{path}: no node joins or leaves after the start; want a trace that lasts")
-    return (found,), found.end_s, found.mean_between_leaves_s
+    return (trace,), trace.end_s, trace.mean_between_leaves_s
