@@ -96,7 +96,7 @@ class WholeModule(nn.Module):
         left: dict[str, Tensor] = {}
         for index, unit in enumerate(self.units):
             entering = {
-                e.name: entering_part(e, index, features[e.name], is_aside=e.name in data.brought)
+                e.name: entering_part(e, index, features[e.name], is_aside=e.name in data.context_images)
                 for e in self.edges
                 if index in e.entered and e.name in features
             }
@@ -117,7 +117,7 @@ def sharded(plan: Plan, layout: ShardingMesh, device: torch.device) -> dict[str,
     policy = MixedPrecisionPolicy(
         param_dtype=getattr(torch, layout.compute), reduce_dtype=getattr(torch, layout.weights)
     )
-    found: dict[str, WholeModule] = {}
+    wrapped: dict[str, WholeModule] = {}
     for module in plan.model.modules:
         whole = WholeModule(plan, module, layout, device)
         for index, unit in enumerate(whole.units):
@@ -126,8 +126,8 @@ def sharded(plan: Plan, layout: ShardingMesh, device: torch.device) -> dict[str,
                     unit, mesh=mesh, mp_policy=policy, reshard_after_forward=layout.reshard_after_forward
                 )
         fully_shard(whole, mesh=mesh, mp_policy=policy, reshard_after_forward=layout.reshard_after_forward)
-        found[module.name] = whole
-    return found
+        wrapped[module.name] = whole
+    return wrapped
 
 
 @dataclass(frozen=True)
@@ -190,8 +190,8 @@ class Trainer:
         data = microbatch_data(
             part, whole_stage(module), microbatch, self.source, dtype=self.dtype, device=self.device
         )
-        found: tuple[Tensor, dict[str, Tensor]] = self.modules[module.name](data, features)
-        return found
+        outputs: tuple[Tensor, dict[str, Tensor]] = self.modules[module.name](data, features)
+        return outputs
 
     def borrowed(self, module: Module) -> Tensor:
         """Nothing, by way of an item that is not this rank's; no collective where no rank has one."""
@@ -205,8 +205,8 @@ class Trainer:
 def microbatches_of(plan: Plan, replica: int) -> list[tuple[Sample, ...]]:
     """The samples of each microbatch of the language model's replica."""
     llm = plan.model.llm.name
-    mine = plan.microbatches_of[llm, replica]
-    return [tuple(plan.sample[item.sample] for item in each.items) for each in mine]
+    microbatches = plan.microbatches_of[llm, replica]
+    return [tuple(plan.sample[item.sample] for item in microbatch.items) for microbatch in microbatches]
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Runs a plan for real: on gloo processes of this machine, or under torchrun."""
+"""Executes a plan on real processes: gloo processes of this machine, or under torchrun."""
 
 import argparse
 import os
@@ -59,29 +59,29 @@ from workbench.whole_file import check_writable
 
 BAD_INPUT = 2  # exit code
 STDERR = 2  # descriptor
-ECHO_GRACE_S = 5.0  # how long a rank that lost a peer leaves it to torchrun to find out which died
+ECHO_GRACE_S = 5.0  # wait of a rank that lost a peer, for torchrun to find out which one died
 
 HELPS = {
     "trace": "where the first rank writes the trace",
     "repetitions": "how often, each time from fresh weights",
     "checkpoint": "folder, seen by all ranks, to save to while it runs",
     "device": "of every rank; default: a GPU where there is one",
-}  # that are not those of `workbench run`
+}  # unlike those of `workbench run`
 
-Progress = Callable[[int, int, float], None]  # (steps done, of how many, loss)
+Progress = Callable[[int, int, float], None]  # (steps done, total, loss)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """An executed plan.
+    """Result of an executed plan.
 
     Args:
-        traces: one per timed step, repetition by repetition; of a long run the last `MOST_TIMED`.
-        losses: of every step of the first repetition, warm-up included.
+        traces: one per timed step, by repetition; of a long run the last `MOST_TIMED`.
+        losses: of every step of the first repetition, including warm-up.
         states: per rank, where they were collected.
-        plans: of these steps, where batches follow the first.
-        plannings: how all timed steps came by their plans.
-        save_stalls_s: how long each checkpoint held up the slowest rank.
+        plans: of these steps, where further batches follow the first.
+        plannings: how the plan of every timed step was obtained.
+        save_stalls_s: by how long each checkpoint delayed the slowest rank.
     """
 
     traces: tuple[Trace, ...]
@@ -93,12 +93,12 @@ class RunResult:
 
     @property
     def trace(self) -> Trace:
-        """The step whose iteration time is the median."""
+        """The trace of the step with the median iteration time."""
         return median_trace(self.traces)
 
     @property
     def spread(self) -> Spread:
-        """Of the iteration time over all timed steps."""
+        """Spread of the iteration time over all timed steps."""
         return iteration_spread(self.traces)
 
 
@@ -123,24 +123,24 @@ def run_lowered(
     build: Build = build_stage_module,
     progress: Progress | None = None,
 ) -> RunResult:
-    """Run a lowered plan on gloo processes, each with one torch thread unless told otherwise.
+    """Run a lowered plan on gloo processes, each with `settings.threads` torch threads.
 
     Args:
         lowered: the plan.
-        settings: how.
+        settings: of the run.
         source: data; None: synthetic, from the seed.
-        pool: workers to use; None: forked for this run and ended after it.
-        build: how stages become modules.
-        progress: called with (steps done, of how many, the loss) after every step, warm-up included.
+        pool: workers; None: forked for this run and ended after it.
+        build: builds the modules of stages.
+        progress: called with (steps done, total, loss) after every step, including warm-up.
 
     Raises:
         ValueError: the plan, the weights, the data or the folder to export to were refused.
-        WorldFailed: a rank died or raised; every rank has been ended, the message names the cause.
+        WorldFailed: a rank died or raised; all ranks have ended, and the message names the cause.
     """
     ranks = lowered.plan.ranks
     data = source or SyntheticSource(settings.seed)
     steps = settings.repetitions * (settings.warmup + settings.steps)
-    heard = None if progress is None else StepLosses(len(ranks), steps, progress)
+    on_loss = None if progress is None else StepLosses(len(ranks), steps, progress)
     with (
         _parts_cleared(settings.checkpoints),
         Pool(len(ranks)) if pool is None else nullcontext(pool) as workers,
@@ -156,14 +156,14 @@ def run_lowered(
             timeout_s=settings.timeout_s * (1 + steps),
             wait_s=settings.timeout_s,
             where=partial(_place, lowered, settings),
-            heard=heard,
+            on_message=on_loss,
         )
     return result_of(lowered, reports, settings)
 
 
 @contextmanager
 def _parts_cleared(saves: Checkpoints | None) -> Iterator[None]:
-    """Around processes that save: what they left of a checkpoint is removed when they have failed."""
+    """Context of processes that save: partial checkpoints are removed when they fail."""
     try:
         yield
     except BaseException:
@@ -174,7 +174,7 @@ def _parts_cleared(saves: Checkpoints | None) -> Iterator[None]:
 
 
 class StepLosses:
-    """Adds up what the ranks tell of each step, and passes on the sum when all have told."""
+    """Sums the ranks' parts of each step's loss, and reports the sum when all have arrived."""
 
     def __init__(self, num_ranks: int, num_steps: int, progress: Progress) -> None:
         self._parts: list[list[float]] = [[] for _ in range(num_ranks)]
@@ -189,14 +189,14 @@ class StepLosses:
 
 
 def _place(lowered: Lowered, settings: RunSettings, process: int, position: int) -> str:
-    """As `place_in_program`; a program of another batch is not known here, so its action has no name."""
+    """As `place_in_program`; programs of other batches are not known here, so their actions have no name."""
     if not settings.following.batches or position < 0:
         return place_in_program(lowered, process, position)
     return f"rank {lowered.plan.ranks[process]} at action {position + 1} of its step"
 
 
 def place_in_program(lowered: Lowered, process: int, position: int) -> str:
-    """`rank 2 at 1F0 (action 3 of 12)`, for error messages."""
+    """Position for error messages, such as `rank 2 at 1F0 (action 3 of 12)`."""
     rank = lowered.plan.ranks[process]
     program = lowered.plan.program.get(rank, ())
     if not 0 <= position < len(program):
@@ -207,7 +207,7 @@ def place_in_program(lowered: Lowered, process: int, position: int) -> str:
 def result_of(
     lowered: Lowered, reports: Sequence[RankReport], settings: RunSettings, device: torch.device = CPU
 ) -> RunResult:
-    """All ranks' reports as one result; traces carry what a reader needs to judge them."""
+    """Combine all ranks' reports into one result; the traces' details describe the run."""
     details = (
         (DEVICE, kind_of_device(device)),
         ("dtype", str(settings.dtype(lowered.plan)).removeprefix("torch.")),
@@ -233,9 +233,9 @@ def result_of(
 
 
 def _yardstick(notes: Sequence[Notes]) -> tuple[tuple[str, str], ...]:
-    """Of one step, in the mean of before and after: the slowest rank's reading, which the others wait for.
+    """The yardstick of a step, as a trace detail: the slowest rank's reading, mean of before and after.
 
-    Where some do not read, ranks share cores, and who computes takes the core that is free: the mean speed.
+    Where some ranks do not read it, ranks share cores and take any free one: the mean speed counts.
     """
     read = [note.yardstick_s for note in notes if note.yardstick_s]
     if not read:
@@ -246,18 +246,18 @@ def _yardstick(notes: Sequence[Notes]) -> tuple[tuple[str, str], ...]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of `torchrun ... -m runtime.launch plan.json`; returns the exit code."""
-    said = _parse(arguments)
+    arguments_ = _parse(arguments)
     try:
         with ending_by_signal():
-            return _launch(said)
+            return _launch(arguments_)
     except Ended as ended:
         say_last(f"ended by {ended.name}")
         raise
 
 
-def _launch(said: dict[str, Any]) -> int:
+def _launch(options_by_name: dict[str, Any]) -> int:
     try:
-        plan, options = said.pop("plan"), RunOptions(**said)
+        plan, options = options_by_name.pop("plan"), RunOptions(**options_by_name)
         missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in os.environ]
         if missing:
             raise ValueError(
@@ -290,7 +290,7 @@ def _launch(said: dict[str, Any]) -> int:
 
 
 def say_last(line: str) -> None:
-    """The last word, also where a soft limit on file sizes has met the file that errors go to."""
+    """Write a final line to standard error, even beyond a soft limit on its file's size."""
     try:
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
@@ -301,13 +301,13 @@ def say_last(line: str) -> None:
 
 
 def _give_up(reason: str) -> NoReturn:
-    """End this process from a thread, while its ranks wait for whoever is silent."""
+    """End this process from a thread, while its ranks wait for a silent peer."""
     say_last(f"error: {reason}")
     leave(BAD_INPUT)
 
 
 def _rule_of(path: Path, plan: Plan) -> Rule:
-    """Of the job file that a plan was made of; ValueError for another's."""
+    """The batching rule of the job file of a plan; ValueError for another job."""
     job = load_job(path)
     for what, mine, its in (("model", plan.model, job.model), ("cluster", plan.cluster, job.cluster)):
         if mine != its:
@@ -318,11 +318,11 @@ def _rule_of(path: Path, plan: Plan) -> Rule:
 
 
 def prepare(options: RunOptions, plan: Plan) -> tuple[RunSettings, DataSource | None]:
-    """What options stand for: the settings of every rank, and the data; None: synthetic.
+    """Settings of every rank and the data source, from options; source None: synthetic data.
 
     Raises:
-        ValueError: a plan that can only be simulated, options that want another, data or a server that
-            cannot be read, other data than the plan's, checkpoints that are torn, of another run, or in the
+        ValueError: a plan that can only be simulated, or does not fit the options; data or a server that
+            cannot be read; other data than the plan's; checkpoints that are torn, of another run, or in the
             way.
     """
     check_runnable(plan)
@@ -352,36 +352,36 @@ def prepare(options: RunOptions, plan: Plan) -> tuple[RunSettings, DataSource | 
 def _run_under_torchrun(
     lowered: Lowered, settings: RunSettings, source: DataSource, device: torch.device
 ) -> RunResult | None:
-    """This process's rank; the result on the first one. Objects always travel by gloo.
+    """Run this process's rank; returns the result on the first one. Objects are always sent by gloo.
 
-    When it fails, the connections stay open until this process ends: see `main`.
+    On failure, connections stay open until this process ends: see `main`.
     """
     keep_freed_memory()
     join_launched(os.environ, wait_s=settings.timeout_s, device=device)
-    here = Place(dist.get_rank(), dist.get_world_size(), lambda position: None)
-    reports: list[RankReport | None] = [None] * here.size
-    target = settings.export if here.process == 0 else None
-    owners = owners_of_all(here.size)
-    neighbours = Neighbours(here.process, owners)
-    heartbeats = heartbeats_of(owners, here.process, os.environ, _give_up)
-    if here.process == 0:  # whoever is lost from now on is named
+    place = Place(dist.get_rank(), dist.get_world_size(), lambda position: None)
+    reports: list[RankReport | None] = [None] * place.size
+    target = settings.export if place.process == 0 else None
+    owners = owners_of_all(place.size)
+    neighbours = Neighbours(place.process, owners)
+    heartbeats = heartbeats_of(owners, place.process, os.environ, _give_up)
+    if place.process == 0:  # lost processes are named from now on
         if settings.checkpoints is not None and settings.checkpoints.passed_over is not None:
             sys.stderr.write(f"warning: {plain(settings.checkpoints.passed_over)}\n")
         steps = settings.repetitions * (settings.warmup + settings.steps)
-        sys.stderr.write(f"running {steps} steps on {here.size} ranks ({device.type})\n")
+        sys.stderr.write(f"running {steps} steps on {place.size} ranks ({device.type})\n")
     try:
         with exporting(target, lowered.plan.model, settings.weights):
-            dist.all_gather_object(reports, run_rank(here, lowered, settings, source, device=device))
-            neighbours.leave()  # all are done, and may end before the first rank has written its export
+            dist.all_gather_object(reports, run_rank(place, lowered, settings, source, device=device))
+            neighbours.leave()  # all are done, and may end before the first rank has exported
             if heartbeats is not None:
                 heartbeats.leave()
     except RankError as error:
         if neighbours.cause is None:
             raise
         raise RankError(f"{error}; {neighbours.cause}", peers=error.peers) from error
-    complete = [found for found in reports if found is not None]
+    complete = [report for report in reports if report is not None]
     dist.destroy_process_group()
-    return result_of(lowered, complete, settings, device) if here.process == 0 else None
+    return result_of(lowered, complete, settings, device) if place.process == 0 else None
 
 
 def _parse(arguments: Sequence[str] | None) -> dict[str, Any]:

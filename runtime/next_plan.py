@@ -1,4 +1,4 @@
-"""A process beside the first rank that plans and lowers the next batch while a step runs."""
+"""A process next to the first rank that plans and lowers the next batch while a step runs."""
 
 import os
 import pickle
@@ -31,11 +31,11 @@ FAR_SIDE = "import sys; from runtime.next_plan import main; sys.exit(main(sys.ar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """The answer for one batch, on the machine's monotonic clock.
+    """The answer for one batch, with times on the machine's monotonic clock.
 
     Args:
         lowered: the accepted plan of the batch; None where it was refused.
-        refusal: why, in one line; empty where it was not.
+        refusal: why, in one line; empty otherwise.
         start_s, end_s: when planning, checks and lowering began and ended.
     """
 
@@ -46,14 +46,14 @@ class Planned:
 
 
 class Planner:
-    """The near side: ask for the plan of a batch, go on, and fetch it later.
+    """The rank's side: request the plan of a batch, and fetch it later.
 
-    The far side is an interpreter of its own that imports neither torch nor a device, so planning
-    takes no turn of the interpreter that issues a rank's kernels.
+    The other side is a separate interpreter without torch, so planning does not hold the interpreter lock of
+    the process that issues a rank's kernels.
 
     Args:
         plan: of the first batch.
-        rule: what plans the next one.
+        rule: by which the next one is planned.
     """
 
     def __init__(self, plan: Plan, *, rule: Rule = next_plan) -> None:
@@ -72,7 +72,7 @@ class Planner:
         self._requests.put((plan, rule))
 
     def ask(self, batch: Sequence[Sample]) -> None:
-        """Start planning a batch; returns at once. Answers come in the order of asking."""
+        """Start planning a batch without waiting. Answers are in the order of requests."""
         self._requests.put(tuple(batch))
 
     def fetch(self, timeout_s: float) -> bytes:
@@ -106,13 +106,13 @@ class Planner:
             thread.join()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
-            with suppress(BrokenPipeError):  # what it never read
+            with suppress(BrokenPipeError):  # requests that it never read
                 pipe.close()
 
     def _talk(self) -> None:
-        """A message may be longer than what a pipe holds while the far side still starts."""
+        """Send requests from a thread: one may exceed the pipe's capacity while the other side starts."""
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended: the listener says so
+        with suppress(BrokenPipeError):  # it has ended, which the listener reports
             for request in iter(self._requests.get, None):
                 _write(self._process.stdin, pickle.dumps(request))
 
@@ -124,14 +124,14 @@ class Planner:
 
 
 def planned(message: bytes) -> Planned:
-    """The answer in a message of `Planner.fetch`."""
-    found = pickle.loads(message)
-    assert isinstance(found, Planned)
-    return found
+    """Unpickle a message of `Planner.fetch`."""
+    answer = pickle.loads(message)
+    assert isinstance(answer, Planned)
+    return answer
 
 
 def answer_for(plan: Plan, batch: Sequence[Sample], rule: Rule) -> Planned:
-    """Plan, check and lower one batch; a refusal is an answer, too."""
+    """Plan, check and lower one batch; a refusal is an answer too."""
     start_s = time.perf_counter()
     try:
         lowered, _ = accept(rule(plan, batch))
@@ -155,7 +155,7 @@ def _read(pipe: IO[bytes]) -> bytes | None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The far side: answers every batch on stdin until stdin ends, as it does with its parent."""
+    """Entry point of the other side: answers every batch on stdin until stdin or the parent ends."""
     end_with(from_arguments(arguments))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     first = _read(sys.stdin.buffer)

@@ -1,4 +1,4 @@
-"""What every rank of a run does: build its stages, then step after step."""
+"""The work of every rank of a run: build its stages, then run steps."""
 
 import gc
 from collections import deque
@@ -44,11 +44,11 @@ from workbench.plan.plan import Plan, Stage
 from workbench.plan.runnable import check_targets
 
 PROCESSES = StageGroups()
-MOST_TIMED = 256  # steps whose times are kept, the last ones: a long run holds no more than a short one
+MOST_TIMED = 256  # last steps whose times are kept, which bounds the memory of long runs
 
 
 class Build(Protocol):
-    """How a stage becomes a module; `build_stage_module` but for tests."""
+    """Builds the module of a stage; `build_stage_module`, except in tests."""
 
     def __call__(
         self,
@@ -72,7 +72,7 @@ def run_rank(
     build: Build = build_stage_module,
     device: torch.device = CPU,
 ) -> RankReport:
-    """Run this process's rank of the plan on a device. The process group exists already."""
+    """Run this process's rank of the plan on a device. The process group must exist already."""
     torch.set_num_threads(settings.threads)
     mesh = build_mesh(lowered, device, settings.timeout_s)
     try:
@@ -93,11 +93,11 @@ def run_steps(
     *,
     yardstick: Yardstick | None = None,
 ) -> RankReport:
-    """All steps of all repetitions of one rank; after every step it tells its part of the loss.
+    """Run all steps of all repetitions of one rank; every step reports its part of the loss.
 
     Args:
-        groups: finds those with which the rank shares a stage.
-        yardstick: read between steps, when all ranks have come; None: other ranks do.
+        groups: finds the groups with which the rank shares a stage.
+        yardstick: read between steps, when all ranks are idle; None: only other ranks read it.
     """
     history, state = _History(), None
     for repetition in range(settings.repetitions):
@@ -122,12 +122,12 @@ def run_steps(
 
 @dataclass(slots=True)
 class _History:
-    """What a rank notes of its steps.
+    """Records of a rank's steps.
 
     Args:
-        losses: its part of each step's, of the first repetition and of what that goes on from.
-        notes, lowereds: of timed steps, and which plan each followed.
-        plannings: of the batches behind the first.
+        losses: its part of each step's loss, of the first repetition and of the steps before its start.
+        notes, lowereds: of timed steps, and the plan of each.
+        plannings: of the batches after the first.
         save_stalls_s: of the last repetition.
     """
 
@@ -148,12 +148,12 @@ def _repeat(
     *,
     is_first: bool,
 ) -> None:
-    """All steps of one repetition, between the save that it goes on from and the end of its own."""
+    """Run all steps of one repetition, from resuming until its saves have ended."""
     num_steps = settings.warmup + settings.steps
-    with ExitStack() as held:
-        saves = held.enter_context(closing(_saves(rank.lowered, mesh, settings)))
+    with ExitStack() as resources:
+        saves = resources.enter_context(closing(_saves(rank.lowered, mesh, settings)))
         start = saves.resume(rank.tensors, history.losses)
-        plans = held.enter_context(
+        plans = resources.enter_context(
             closing(
                 StepPlans(rank.lowered, settings.following, mesh, timeout_s=settings.timeout_s, start=start)
             )
@@ -162,13 +162,13 @@ def _repeat(
             last = step + 1 == num_steps
             rank.collects = settings.collect if is_first and last else Collect.NOTHING
             rank.follow(plans.next(num_steps - 1 - step))
-            noted = readings.beside(rank.step, step)
+            notes = readings.beside(rank.step, step)
             if is_first:
-                history.losses.append(noted.loss_sum)
+                history.losses.append(notes.loss_sum)
             if step >= settings.warmup:
-                history.notes.append(noted)
+                history.notes.append(notes)
                 history.lowereds.append(rank.lowered)
-            place.tell(noted.loss_sum)
+            place.tell(notes.loss_sum)
             saves.after_step(step + 1, rank.tensors, history.losses, is_last=last)
         saves.wait()
     history.plannings += plans.plannings
@@ -183,7 +183,7 @@ def _saves(lowered: Lowered, mesh: Mesh, settings: RunSettings) -> RankCheckpoin
 
 
 class _Rank:
-    """The machinery of one rank for one repetition."""
+    """Modules, executor and state of one rank for one repetition."""
 
     def __init__(
         self,
@@ -221,10 +221,10 @@ class _Rank:
             lowered, mesh.rank, list(self._modules.values()), settings.optimizer_dtype(plan)
         )
         watched = settings.collect is Collect.MEMORY
-        held: list[Tensor] = [p for _, p in self._named()]
-        held += [bucket.own for bucket in self._buckets.values()]
-        held += [*self._sharded.parameters(), *self._sharded.parts().values()]
-        self._memory = self._sharded.memory = watch(held, mesh.device) if watched else None
+        tensors: list[Tensor] = [p for _, p in self._named()]
+        tensors += [bucket.own for bucket in self._buckets.values()]
+        tensors += [*self._sharded.parameters(), *self._sharded.parts().values()]
+        self._memory = self._sharded.memory = watch(tensors, mesh.device) if watched else None
         self.lowered = lowered
         self._wires = self._new_wires()
         self._executor = self._new_executor()
@@ -262,7 +262,7 @@ class _Rank:
         )
 
     def follow(self, lowered: Lowered) -> None:
-        """Go on with the plan of another batch; weights and the optimizer's state stay."""
+        """Continue with the plan of another batch; weights and optimizer state stay."""
         if lowered is self.lowered:
             return
         self._wires.close()
@@ -273,7 +273,7 @@ class _Rank:
         self._executor.resume(before)
 
     def step(self, step: int) -> Notes:
-        """One step, with all ranks aligned at its start and Python's collector out of the way."""
+        """Run one step, with all ranks synchronised at its start and Python's garbage collector off."""
         self._executor.clear_gradients()
         gc.collect()
         gc.disable()
@@ -289,18 +289,18 @@ class _Rank:
         return notes
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that a step changes, as it is held."""
+        """All tensors that a step changes, as they are stored."""
         whole = (module for module in self._modules.values() if module.stage.id not in self._sharded)
         return live_tensors(_named(whole), self._executor.optimizer) | self._sharded.parts()
 
     def state(self) -> RankState | None:
-        """Copies of what this rank holds; None unless the last step collected."""
+        """Copies of this rank's state; None unless the last step collected it."""
         if self.collects is Collect.GRADIENTS:
             return RankState(rank=self._mesh.rank, gradients=self._gradients, weights={})
         if self.collects is not Collect.STATE:
             return None
         weights: dict[tuple[str, str], Tensor] = {}
-        for module in self._sharded.each_whole(self._modules.values()):
+        for module in self._sharded.each_gathered(self._modules.values()):
             weights |= {key: parameter.detach().cpu().clone() for key, parameter in _named((module,))}
         known = self._executor.moments()
         moments = {
@@ -311,11 +311,11 @@ class _Rank:
         return RankState(rank=self._mesh.rank, gradients=self._gradients, weights=weights, moments=moments)
 
     def write_weights(self, folder: Path) -> None:
-        """This rank's part of an export: stages of replica 0, each by its first rank."""
-        for module in self._sharded.each_whole(self._modules.values()):
+        """Write this rank's part of an export: stages of replica 0, each by its first rank."""
+        for module in self._sharded.each_gathered(self._modules.values()):
             stage = module.stage
             if stage.replica == 0 and self._mesh.rank in stage.whole_weights:
-                weights = module.owned_weights()  # together with those that share them
+                weights = module.owned_weights()  # a collective of the ranks that share them
                 if stage.flat_ranks[0] == self._mesh.rank:
                     write_part(folder, stage.module, stage.layers[0], weights)
 
@@ -336,7 +336,7 @@ class _Rank:
 
 
 def _named(modules: Iterable[StageModule]) -> Iterator[tuple[tuple[str, str], nn.Parameter]]:
-    """((module, Hugging Face name), weight) of all stages."""
+    """Yield ((module, Hugging Face name), weight) of all stages."""
     for module in modules:
         for name, parameter in module.named_weights():
             yield (module.stage.module, name), parameter

@@ -1,4 +1,4 @@
-"""What one rank of a run brings back."""
+"""Results of one rank of a run."""
 
 from dataclasses import dataclass, field
 
@@ -11,11 +11,11 @@ from workbench.plan.lowered import Lowered
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankState:
-    """What one rank holds at its last step, by (module, Hugging Face name).
+    """State of one rank at its last step, by (module, Hugging Face name).
 
-    `gradients` are of trainable weights, summed over ranks and before clipping; `weights` are
-    all, after the step, or none where gradients alone were asked for; `moments` are AdamW's two of the
-    weights that it updates whole.
+    `gradients` are of trainable weights, summed over ranks and before clipping; `weights` are all of them,
+    after the step, or none where only gradients are collected; `moments` are AdamW's two, of weights that the
+    rank updates whole.
     """
 
     rank: int
@@ -30,10 +30,10 @@ class RankReport:
 
     Args:
         losses: this rank's part of the loss, of every step of the first repetition.
-        notes: of the last timed steps, repetition by repetition.
-        plans: of these steps, where batches follow the first; told by the first rank alone.
-        plannings: how each of its steps came by its plan, repetition by repetition, likewise.
-        save_stalls_s: how long each checkpoint held up this rank.
+        notes: of the last timed steps, by repetition.
+        plans: of these steps, where further batches follow; only from the first rank.
+        plannings: how the plan of each step was obtained, by repetition; only from the first rank.
+        save_stalls_s: by how long each checkpoint delayed this rank.
     """
 
     rank: int

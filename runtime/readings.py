@@ -1,4 +1,4 @@
-"""The yardstick between steps: what says how fast the machine was while each of them ran."""
+"""Readings of the yardstick between steps, which show the machine's speed during each."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,11 +7,11 @@ from runtime.step.timing import Notes
 from runtime.world.mesh import Mesh
 from runtime.world.yardstick import Yardstick
 
-READ_SHARE = 0.015  # of a step's time, for the reading behind it
+READ_SHARE = 0.015  # of a step's time, for the reading after it
 
 
 class Readings:
-    """The yardstick between the steps of one repetition; a step's readings are those before and after it."""
+    """Reads the yardstick between the steps of one repetition; a step's readings are before and after it."""
 
     def __init__(self, mesh: Mesh, yardstick: Yardstick | None) -> None:
         self._mesh, self._yardstick = mesh, yardstick
@@ -19,7 +19,7 @@ class Readings:
         self._last_s: tuple[float, ...] | None = None
 
     def beside(self, do: Callable[[int], Notes], step: int) -> Notes:
-        """Do a step, with the readings before and after it in its notes."""
+        """Run a step, and add the readings before and after it to its notes."""
         before_s = self._read(f"before step {step}") if self._last_s is None else self._last_s
         notes = do(step)
         self._budget_s = READ_SHARE * max((span.end_s - notes.start_s for span in notes.spans), default=0.0)
@@ -27,12 +27,12 @@ class Readings:
         return replace(notes, yardstick_s=(*before_s, *self._last_s))
 
     def _read(self, when: str) -> tuple[float, ...]:
-        """Once all ranks have come, until all have read: who works must not share a core with who reads.
+        """Read it while all ranks are idle, as a working rank on a shared core would disturb it.
 
-        Where ranks share cores some do not read; what they do between steps (Python's collector above all)
-        would be taken for the machine's drift.
+        Where ranks share cores some do not read; their work between steps (mainly Python's garbage collector)
+        would look like drift of the machine.
         """
         self._mesh.align(when)
-        found = () if self._yardstick is None else (self._yardstick.read(self._budget_s),)
+        reading = () if self._yardstick is None else (self._yardstick.read(self._budget_s),)
         self._mesh.align(f"{when}, behind the yardstick")
-        return found
+        return reading

@@ -1,4 +1,4 @@
-"""One process, whole modules, the whole global batch: what every plan must give the same as."""
+"""The reference of all plans' results: one process, whole modules, the whole global batch."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ Named = dict[tuple[str, str], Tensor]  # (module, Hugging Face name) -> value
 
 @dataclass(frozen=True, slots=True)
 class ReferenceResult:
-    """One optimizer step.
+    """Result of one optimizer step.
 
     Args:
         loss: sum of next-token losses of the global batch / number of its targets.
-        gradients: of trainable weights, before clipping; zeros where nothing reached one.
+        gradients: of trainable weights, before clipping; zeros for those without one.
         weights: of all weights, after the step.
     """
 
@@ -36,7 +36,7 @@ class ReferenceResult:
 
 
 class Reference:
-    """The model of a plan as one process trains it. The plan's stages and microbatches are not looked at."""
+    """Trains the model of a plan in one process. The plan's stages and microbatches are ignored."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Reference:
         self._adamw = build_adamw(self._trainable().values(), self.settings)
 
     def step(self, source: DataSource) -> ReferenceResult:
-        """Train on the plan's global batch once."""
+        """Run one step on the plan's global batch."""
         trainable = self._trainable()
         for parameter in trainable.values():
             parameter.grad = None
@@ -77,7 +77,7 @@ class Reference:
 
     def _loss_sum(self, source: DataSource) -> Tensor:
         outputs: dict[str, Tensor] = {}
-        states: dict[str, Tensor] = {}  # by edge, where it leaves before the last layer
+        states: dict[str, Tensor] = {}  # edge -> its state, for edges that leave before the last layer
         loss: Tensor | None = None
         for module in self.plan.model.in_order:
             microbatch = all_items(self.plan, module)
@@ -103,9 +103,9 @@ class Reference:
         if self._adamw is None:
             return
         if self.settings.clip_norm is not None:
-            held = [p.grad for p in trainable.values() if p.grad is not None]
-            factor = clip_factor(squared_norm(held, CPU), self.settings.clip_norm)
-            for gradient in held:
+            gradients = [p.grad for p in trainable.values() if p.grad is not None]
+            factor = clip_factor(squared_norm(gradients, CPU), self.settings.clip_norm)
+            for gradient in gradients:
                 gradient.mul_(factor)
         self._adamw.step()
 
@@ -127,7 +127,7 @@ def reference_step(
     weights: Path | None = None,
     optimizer: OptimizerSettings | None = None,
 ) -> ReferenceResult:
-    """One AdamW step on the plan's global batch, from the weights that the plan's ranks start from."""
+    """One AdamW step on the plan's global batch, from the same initial weights as the plan's ranks."""
     return Reference(plan, seed=seed, dtype=dtype, weights=weights, optimizer=optimizer).step(source)
 
 
@@ -137,7 +137,7 @@ def whole_stage(module: Module) -> Stage:
 
 
 def all_items(plan: Plan, module: Module) -> Microbatch | None:
-    """Every item of the batch, one to a row; None where no sample has the module's modality."""
+    """Every item of the batch, one per row; None where no sample has the module's modality."""
     if module.modality == TEXT:
         items = [Item(sample.id, 0) for sample in plan.batch]
     else:
@@ -149,18 +149,20 @@ def all_items(plan: Plan, module: Module) -> Microbatch | None:
 
 
 def features_of(plan: Plan, edge: Edge, microbatch: Microbatch, output_TD: Tensor) -> Tensor:
-    """Of an edge's packed items, all of the batch, those that the microbatch needs, in its order."""
+    """The features that a microbatch needs, in its order, from an edge's packed output of the whole batch."""
     routing, source = routing_of(plan), plan.model.module(edge.source)
-    held = all_items(plan, source)
-    assert held is not None, "its output is there"
+    source_items = all_items(plan, source)
+    assert source_items is not None, "its output exists"
     wanted = routing.wanted(edge, microbatch)
-    if wanted == held.items:
+    if wanted == source_items.items:
         return output_TD
-    tokens = [routing.tokens(source, item, source.layers[edge.after_layer].emits) for item in held.items]
-    pieces = dict(zip(held.items, output_TD.split(tokens), strict=True))
+    tokens = [
+        routing.tokens(source, item, source.layers[edge.after_layer].emits) for item in source_items.items
+    ]
+    pieces = dict(zip(source_items.items, output_TD.split(tokens), strict=True))
     return torch.cat([pieces[item] for item in wanted])
 
 
 def _copy(gradient: Tensor | None) -> Tensor:
-    assert gradient is not None, "gradients were filled in"
+    assert gradient is not None, "missing gradients were set"
     return gradient.detach().clone()

@@ -1,4 +1,4 @@
-"""What a rank is told of a run besides its plan."""
+"""Settings of a run besides its plan."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -20,25 +20,25 @@ TORCH_TYPE = {
 
 
 class Collect(Enum):
-    """What a run brings back besides times and losses."""
+    """What a run collects besides times and losses."""
 
     NOTHING = "nothing"
     GRADIENTS = "gradients"  # of the last step
-    STATE = "state"  # these, weights after it and the optimizer's moments
-    MEMORY = "memory"  # bytes held after every action; watching makes a step slower
+    STATE = "state"  # gradients, weights after the step and the optimizer's moments
+    MEMORY = "memory"  # bytes in use after every action; this slows down steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings(StepOptions):
-    """How a plan is run: what a user said of its steps, and what that stands for.
+    """Settings of a run: a user's options of its steps, and objects made from them.
 
-    The weights after the last step of the first repetition are exported, written by the ranks as parts
-    (`runtime.models.weights.exporting` makes a folder of them).
+    The weights after the last step of the first repetition are exported: ranks write parts, and
+    `runtime.models.weights.exporting` combines them in a folder.
 
     Args:
         threads: of torch, per rank.
-        following: batches of the steps after the first, planned while the step before runs.
-        checkpoints: where to save while it runs, and where to start; None: neither.
+        following: batches of the steps after the first, planned while the previous step runs.
+        checkpoints: where to save and to resume; None: neither.
     """
 
     threads: int = 1
@@ -58,7 +58,7 @@ class RunSettings(StepOptions):
         return TORCH_TYPE[self.precision or plan.settings.precision]
 
     def optimizer_dtype(self, plan: Plan) -> torch.dtype | None:
-        """What the optimizer works in, where weights are narrower."""
+        """Type of the optimizer's copy of weights; None where it updates them directly."""
         wide = plan.settings.optimizer_precision
         if wide is None or TORCH_TYPE[wide].itemsize <= self.dtype(plan).itemsize:
             return None

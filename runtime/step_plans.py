@@ -1,4 +1,4 @@
-"""Which plan each step runs: the same one, or the next batch's, planned while the step before runs."""
+"""The plan of each step: always the same, or the next batch's, planned while the previous step runs."""
 
 import pickle
 import time
@@ -20,11 +20,11 @@ from workbench.plan.lowered import Lowered
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextBatches:
-    """The batches of the steps after the first; after the last one comes the plan's own again.
+    """The batches of the steps after the first; after the last one, the plan's own batch repeats.
 
     Args:
-        batches: each of as many samples as the plan's.
-        rule: what plans each of them; as it stands, the i-th sample where the i-th one stood.
+        batches: each with as many samples as the plan's.
+        rule: by which each of them is planned; by default the i-th sample replaces the plan's i-th one.
     """
 
     batches: tuple[tuple[Sample, ...], ...] = ()
@@ -33,11 +33,11 @@ class NextBatches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planning:
-    """How one step came by its plan, on the machine's monotonic clock.
+    """How the plan of one step was obtained, with times on the machine's monotonic clock.
 
     Args:
         start_s, end_s: of planning, checks and lowering, in the planner's process.
-        waited_s: how long the first rank waited for the planner when it was done with the step before.
+        waited_s: wait of the first rank for the planner, after the previous step.
     """
 
     step: int
@@ -47,13 +47,13 @@ class Planning:
 
 
 class StepPlans:
-    """The plans of one repetition as one rank sees them; the first rank keeps the planner.
+    """The plans of one repetition on one rank; the first rank owns the planner.
 
-    The plan of a step is asked for when the step before starts, computed once, in a process of its
-    own, and sent to all ranks, so all of them run the same bytes. Waiting for it is bounded.
+    The plan of a step is requested when the previous step starts, computed once, in a separate process, and
+    sent to all ranks, so all of them run the same plan. Waiting for it is bounded.
 
     Args:
-        start: the first step, where earlier ones were taken before.
+        start: index of the first step, where earlier ones are already taken.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class StepPlans:
         batches = (first.plan.batch, *following.batches)
         self._asked = islice(cycle(batches), start % len(batches), None)
         if start % len(batches) == 0:
-            next(self._asked)  # its plan is there
+            next(self._asked)  # its plan exists already
         self._start, self._has_first = start, start % len(batches) == 0
         self._steps = count(start)
         self._opened: set[PairKey] = set(pairs_of(first))
@@ -76,13 +76,13 @@ class StepPlans:
             self._planner = Planner(first.plan, rule=following.rule)
 
     def next(self, steps_left: int) -> Lowered:
-        """The plan of the next step; a collective of all ranks where batches follow.
+        """The plan of the next step; a collective of all ranks if further batches follow.
 
         Args:
-            steps_left: how many come after it; for the last, no further plan is asked for.
+            steps_left: number of steps after it; for the last, no further plan is requested.
 
         Raises:
-            ValueError: the batch was refused, or its plan was not there in time.
+            ValueError: the batch was refused, or its plan was not ready in time.
         """
         step = next(self._steps)
         if not self._following.batches:
@@ -113,16 +113,16 @@ class StepPlans:
         return answer.lowered
 
     def _fetch(self) -> bytes | None:
-        """The planner's answer, on the rank that has one; a failure is an answer, too."""
+        """The planner's answer, on the rank that owns it; a failure is an answer too."""
         if self._planner is None:
             return None
         try:
-            return self._planner.fetch(self._timeout_s / 2)  # the others wait for it, and for longer
+            return self._planner.fetch(self._timeout_s / 2)  # other ranks wait longer
         except ValueError as error:
             return pickle.dumps(Planned(lowered=None, refusal=str(error), start_s=0.0, end_s=0.0))
 
     def _spread(self, step: int, content: bytes | None) -> bytes:
-        """The first rank's bytes on every rank."""
+        """Broadcast the first rank's bytes to all ranks."""
         size = torch.tensor([0 if content is None else len(content)])
         try:
             dist.broadcast(size, 0)
@@ -137,7 +137,7 @@ class StepPlans:
 
 
 def batches_after(plan_batch: Sequence[Sample], samples: Sequence[Sample]) -> NextBatches:
-    """The samples that the plan's batch leaves, in order, as whole batches of its size.
+    """The samples after the plan's batch, in order, as complete batches of its size.
 
     Raises:
         ValueError: too few samples for another batch.

@@ -1,4 +1,4 @@
-"""Simulates what passes between two units of unequal data parallelism: leaders, brokers, or all pairs."""
+"""Simulates the traffic between two units of unequal data parallelism: by leaders, brokers, or all pairs."""
 
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -17,26 +17,26 @@ End = tuple[str, int]  # ("up" or "down", replica)
 class Topology(StrEnum):
     """Who carries a microbatch from an upstream replica to a downstream one."""
 
-    ALL_PAIRS = "all pairs"  # straight
-    BROKERS = "brokers"  # over one of gcd(dp, dp) downstream replicas, which passes it on
+    ALL_PAIRS = "all pairs"  # directly
+    BROKERS = "brokers"  # by one of gcd(up_dp, down_dp) downstream replicas, which forwards it
     LEADERS = "leaders"  # gathered at one upstream replica, sent to one downstream, scattered there
 
 
 class Sending(StrEnum):
-    """What the upstream stage does meanwhile."""
+    """What the upstream stage does while a microbatch is sent."""
 
     SYNCHRONOUS = "synchronous"  # waits until the downstream replica has it
-    ASYNCHRONOUS = "asynchronous"  # goes on with its next microbatch
+    ASYNCHRONOUS = "asynchronous"  # continues with its next microbatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boundary:
-    """Microbatch k comes from upstream replica k mod up_dp and goes to downstream replica k mod down_dp.
+    """A boundary between two units: microbatch k goes from upstream replica k mod up_dp to k mod down_dp.
 
     Args:
-        up_s, down_s: of one microbatch on the unit's stage beside the boundary.
-        num_bytes: that one microbatch sends.
-        bytes_per_s, latency_s: of a rank's NIC, each way.
+        up_s, down_s: seconds of one microbatch on the unit's stage next to the boundary.
+        num_bytes: sent per microbatch.
+        bytes_per_s, latency_s: of a rank's NIC, in each direction.
     """
 
     up_dp: int
@@ -60,19 +60,19 @@ class Boundary:
 
     @property
     def num_brokers(self) -> int:
-        """DistTrain, section 6."""
+        """Number of brokers. Source: DistTrain, section 6."""
         return gcd(self.up_dp, self.down_dp)
 
     @property
     def transmit_s(self) -> float:
-        """Of one microbatch over one NIC."""
+        """Seconds that one microbatch occupies a NIC."""
         return self.num_bytes / self.bytes_per_s
 
     def hops(self, microbatch: int, topology: Topology) -> tuple[tuple[End, End], ...]:
-        """(from, to) in order; a hop from a rank to itself costs nothing and is left out.
+        """Hops of a microbatch as (from, to), in order, without those from a rank to itself.
 
-        Broker b serves the upstream and downstream replicas that are b modulo their number, and lives on
-        downstream replica b. Since both sizes are multiples of it, microbatch k has one broker, k mod gcd.
+        Broker b serves the replicas that are b modulo the number of brokers, and lives on downstream replica
+        b. Since both degrees are multiples of that number, microbatch k has one broker, k mod gcd.
         """
         source, target = ("up", microbatch % self.up_dp), ("down", microbatch % self.down_dp)
         middle: dict[Topology, tuple[End, ...]] = {
@@ -84,19 +84,19 @@ class Boundary:
         return tuple((a, b) for a, b in pairwise(stops) if a != b)
 
     def num_connections(self, topology: Topology) -> int:
-        """Pairs of ranks that ever speak to each other."""
+        """Number of pairs of ranks that ever communicate."""
         period = range(self.up_dp * self.down_dp // self.num_brokers)
         return len({hop for microbatch in period for hop in self.hops(microbatch, topology)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
-    """How one iteration's microbatches came across.
+    """Times of one iteration's microbatches across the boundary.
 
     Args:
-        end_s: the last downstream replica is done.
-        paused_s: of the upstream replica that waited longest for its sends.
-        busiest_s: that the busiest NIC was sending or receiving, whichever is more.
+        end_s: when the last downstream replica ends.
+        paused_s: wait for sends, of the upstream replica that waited longest.
+        busiest_s: time that the busiest direction of any NIC was occupied.
     """
 
     end_s: float
@@ -105,7 +105,7 @@ class Crossing:
 
 
 class _Ranks:
-    """Every rank's NIC: it sends one message at a time and receives one at a time."""
+    """NICs of the ranks; each sends one message at a time and receives one at a time."""
 
     def __init__(self, env: Environment) -> None:
         self._env = env
@@ -114,7 +114,7 @@ class _Ranks:
         self.busy_s: dict[tuple[End, str], float] = {}
 
     def carry(self, boundary: Boundary, source: End, target: End) -> Flow:
-        """Sending ends are taken before receiving ends, so nobody waits in a circle."""
+        """Send one microbatch. The sender is acquired before the receiver, so there is no circular wait."""
         out = self._out.setdefault(source, Resource(self._env))
         into = self._in.setdefault(target, Resource(self._env))
         with out.request() as may_send:
@@ -128,33 +128,33 @@ class _Ranks:
 
 
 def cross(boundary: Boundary, topology: Topology, sending: Sending) -> Crossing:
-    """One iteration, forward only: each upstream replica works through its microbatches at its own pace.
+    """Simulate one iteration, forward only; each upstream replica works at its own pace.
 
     Source: DistTrain, sections 4.1 and 6, in words.
     Differs: the printed description leaves open on which of the two units a broker lives: here downstream.
     """
     env = Environment()
     ranks = _Ranks(env)
-    here = [env.event() for _ in range(boundary.num_microbatches)]
+    arrived = [env.event() for _ in range(boundary.num_microbatches)]
     paused_s = [0.0] * boundary.up_dp
 
-    def bring(microbatch: int) -> Flow:
+    def deliver(microbatch: int) -> Flow:
         for source, target in boundary.hops(microbatch, topology):
             yield from ranks.carry(boundary, source, target)
-        here[microbatch].succeed()
+        arrived[microbatch].succeed()
 
     def upstream(replica: int) -> Flow:
         for microbatch in range(replica, boundary.num_microbatches, boundary.up_dp):
             yield env.timeout(boundary.up_s)
             start_s = env.now
-            brought = env.process(bring(microbatch))
+            delivery = env.process(deliver(microbatch))
             if sending is Sending.SYNCHRONOUS:
-                yield brought
+                yield delivery
             paused_s[replica] += env.now - start_s
 
     def downstream(replica: int) -> Flow:
         for microbatch in range(replica, boundary.num_microbatches, boundary.down_dp):
-            yield here[microbatch]
+            yield arrived[microbatch]
             yield env.timeout(boundary.down_s)
 
     for replica in range(boundary.up_dp):

@@ -1,4 +1,4 @@
-"""Two ways to put off a call on the virtual clock: by a delay, or to the end of this instant."""
+"""Callbacks on the virtual clock: after a delay, or at the end of the current instant."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -12,19 +12,19 @@ Subject = TypeVar("Subject")
 
 
 def after(env: Environment, delay_s: float, then: Callable[[Subject], None], subject: Subject) -> Event:
-    """Call `then(subject)` in `delay_s` seconds; a delay of 0 is still before any `at_last`."""
+    """Call `then(subject)` after `delay_s` seconds; a delay of 0 still precedes any `at_last`."""
     event = env.timeout(delay_s)
     event.callbacks.append(lambda _: then(subject))
     return event
 
 
 def at_last(env: Environment, then: Callable[[], None]) -> None:
-    """Call `then()` in this very instant, after everything else that happens in it."""
+    """Call `then()` at the current instant, after everything else that happens at it."""
     LastOfInstant(env).callbacks.append(lambda _: then())
 
 
 class LastOfInstant(Event):
-    """An event of lowest priority at its instant."""
+    """An event at the current instant, of lowest priority."""
 
     def __init__(self, env: Environment) -> None:
         super().__init__(env)

@@ -13,18 +13,17 @@ Job = TypeVar("Job")
 
 
 class SharedCores(Generic[Job]):
-    """Exact processor sharing, event by event.
+    """Exact processor sharing, simulated event by event.
 
-    All active ranks progress at one rate, so one clock of work done tells the order in which
-    they end: work of d seconds handed in at clock w ends when the clock shows w + d. Between
-    two instants the clock advances by elapsed x rate; at the instant of a predicted end it
-    shows exactly that end; it restarts from 0 when nobody works. So times do not depend on
-    what happens to be processed first within an instant.
+    All active ranks progress at one rate, so one clock of completed work gives the order in which they end:
+    work of d seconds that starts at clock w ends at clock w + d. Between two instants the clock advances by
+    elapsed time x rate; at the instant of a predicted end it is set to exactly that end; it restarts from 0
+    when no rank is active. So times do not depend on the order of processing within an instant.
 
     Args:
         env: the clock.
         num_cores: cores of the node.
-        done: called with a job in the instant in which it ends.
+        done: called with a job at the instant at which it ends.
 
     Complexity: O(log n) per start and end.
     """
@@ -33,7 +32,7 @@ class SharedCores(Generic[Job]):
         self._env = env
         self._num_cores = num_cores
         self._done = done
-        self._active: list[tuple[float, int, Job]] = []  # (clock at its end, arrival, job), a heap
+        self._active: list[tuple[float, int, Job]] = []  # heap of (clock at the end, arrival, job)
         self._arrivals = count()
         self._clock_s = 0.0
         self._clock_set_at_s = 0.0
@@ -47,7 +46,7 @@ class SharedCores(Generic[Job]):
         self._set_alarm()
 
     def _settle(self) -> None:
-        """Bring the clock to now and let go of what has ended."""
+        """Advance the clock to now and report the jobs that have ended."""
         now = self._env.now
         if self._active:
             first_end_s = self._active[0][0]
@@ -64,14 +63,14 @@ class SharedCores(Generic[Job]):
         return min(1.0, self._num_cores / len(self._active))
 
     def _set_alarm(self) -> None:
-        """For the first end, were nothing to start before it."""
+        """Schedule a wake-up at the first end, as if nothing started before it."""
         delay_s = (self._active[0][0] - self._clock_s) / self._rate()
         self._alarm_at_s = self._env.now + delay_s
         self._num_alarms += 1
         after(self._env, delay_s, self._ring, self._num_alarms)
 
     def _ring(self, alarm: int) -> None:
-        if alarm != self._num_alarms:  # something started after it was set
+        if alarm != self._num_alarms:  # a job has started since
             return
         self._settle()
         if self._active:

@@ -1,4 +1,4 @@
-"""What judges plans for an objective, from outside the planner; all of it can be sent to other processes."""
+"""Executors by which objectives judge plans, supplied to the planner from outside; they can be pickled."""
 
 import time
 from functools import partial
@@ -10,7 +10,7 @@ from workbench.search.objectives.options import Executors
 
 
 def executors_of(cost: CostModel) -> Executors:
-    """The simulators, at the prices of a cost model, and this machine's clock."""
+    """The simulators at the prices of a cost model, and this machine's clock."""
     return Executors(
         seconds=partial(step_s, cost=cost),
         timeline=partial(timeline_of, cost=cost),

@@ -1,4 +1,4 @@
-"""A plan's simulated trace, with what the prediction rests on; and its iteration time alone, fast."""
+"""Predictions of a plan: its simulated trace with the assumptions behind it, or its iteration time alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from workbench.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class IterationJudge:
-    """Holds plans against one another by the seconds of their steps, each after every check there is."""
+    """Compares plans by the seconds of their steps, each after all checks."""
 
     cost: CostModel
 
@@ -39,7 +39,7 @@ class IterationJudge:
         return candidate_s(plan, self.cost)
 
     def timeline(self, plan: Plan) -> Timeline:
-        """When all of the step happens; ValueError for a plan that is refused."""
+        """Times of the whole step; ValueError for a plan that is refused."""
         return timeline_of(plan, self.cost)
 
 
@@ -49,12 +49,12 @@ def predict(
     cost: CostModel,
     overlapped: Mapping[Action, LastBackward] = MappingProxyType({}),
 ) -> Trace:
-    """Simulate a plan with the prices of a cost model; what was not measured stands in the details.
+    """Simulate a plan with the prices of a cost model; the details name what was not measured.
 
     On a GPU, attention whose tokens ranks share is simulated tile by tile.
 
     Args:
-        overlapped: sums of gradients that start within a backward, see `sim.step.engine.simulate`.
+        overlapped: gradient reductions that start within a backward, see `sim.step.engine.simulate`.
 
     Raises:
         ValueError: a plan that the profile cannot price, or that deadlocks.
@@ -65,16 +65,16 @@ def predict(
 
 
 def predict_within(lowered: Lowered, memory: MemoryTable, cost: CostModel) -> Trace:
-    """As `predict`, with the 80 % interval of the iteration time; the kinds of device share their doubts.
+    """As `predict`, with the 80 % interval of the iteration time; kinds of device share their uncertainties.
 
-    Complexity: a prediction, and six prices and sweeps.
+    Complexity: one prediction, and six pricings and sweeps.
     """
     trace = predict(lowered, memory, cost)
     return with_interval(trace, interval(trace.iteration_s, doubts_of_plan(lowered, cost)))
 
 
 def doubts_of_plan(lowered: Lowered, cost: CostModel) -> tuple[Doubt, ...]:
-    """Why the iteration time of a plan may be off, by the shares of its costs."""
+    """Uncertainties of a plan's iteration time, by the shares of its costs."""
 
     def seconds_of(execution: Execution) -> float:
         return step_s(lowered, cost.executed(execution))
@@ -85,12 +85,12 @@ def doubts_of_plan(lowered: Lowered, cost: CostModel) -> tuple[Doubt, ...]:
 
 
 def prices_of(lowered: Lowered, cost: CostModel) -> Price:
-    """What `predict` prices the plan's actions at."""
+    """Prices of the plan's actions, as `predict` uses them."""
     return price(lowered, cost, attention=attention_of(lowered.plan, cost))
 
 
 def step_s(lowered: Lowered, cost: CostModel) -> float:
-    """Seconds of the step that `predict` foresees, without its trace; by the fast engine where it can."""
+    """Seconds of the step as `predict` gives them, without a trace; by the fast engine where possible."""
     prices = prices_of(lowered, cost)
     if _shares_cores(lowered):
         return simulate(lowered, prices.duration_s, step_s=prices.step_s).iteration_s
@@ -99,11 +99,10 @@ def step_s(lowered: Lowered, cost: CostModel) -> float:
 
 @collector_paused()
 def candidate_s(plan: Plan | Folded, cost: CostModel) -> float:
-    """Seconds of the step of a plan that a search considers, after every check: what `predict` gives.
+    """Seconds of the step of a search candidate as `predict` gives them, after all checks.
 
-    Fast where candidates differ in little, as what they have in common is derived once; and where
-    replicas are equal, as one stands for all. To be called with one cost model again and again, in any
-    process.
+    Fast where candidates differ little, as what they share is derived once, and where replicas are equal, as
+    one is simulated for all. Meant to be called repeatedly with one cost model, in any process.
 
     Raises:
         ValueError: as `accept` and `predict`.
@@ -114,7 +113,7 @@ def candidate_s(plan: Plan | Folded, cost: CostModel) -> float:
 
 @collector_paused()
 def timeline_of(plan: Plan, cost: CostModel) -> Timeline:
-    """When everything of a plan's step happens, by what judges it: of equal replicas the first one's times.
+    """Timeline of a plan's step, simulated as for `candidate_s`: of equal replicas, the first one's times.
 
     Raises:
         ValueError: as `accept` and `predict`.
@@ -127,7 +126,7 @@ def timeline_of(plan: Plan, cost: CostModel) -> Timeline:
 
 
 def _shares_cores(lowered: Lowered) -> bool:
-    """Whether only the engine knows the plan's times."""
+    """Whether ranks may share cores, which only the engine simulates."""
     return any(node.num_cores is not None for node in lowered.plan.cluster.nodes)
 
 
@@ -135,7 +134,7 @@ def iteration_s(lowered: Lowered, prices: Price, orders: Orders | None = None) -
     """Seconds of an iteration by the fast engine, without a trace; ValueError as `predict`.
 
     Args:
-        orders: the passes of more microbatches than the plan's, see `MoreMicrobatches`.
+        orders: passes of more microbatches than the plan has, see `MoreMicrobatches`.
     """
     if orders is not None:
         return _of_more(lowered, orders).iteration_s(lowered, prices)
@@ -144,5 +143,5 @@ def iteration_s(lowered: Lowered, prices: Price, orders: Orders | None = None) -
 
 @cached_on_instance
 def _of_more(lowered: Lowered, orders: Orders) -> MoreMicrobatches:
-    """Compiled once: a row is timed at several prices."""
+    """Cached, as a row is timed at several prices."""
     return MoreMicrobatches(lowered, orders)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from runtime.launch import run_lowered
 from runtime.models.choose import adapter_of
-from runtime.parallel.expert.cuts import held_parts, parts_of, place_of
+from runtime.parallel.expert.cuts import held_parts, parts_of, position_of
 from runtime.parallel.expert.group import ExpertGroup, exchange_counts
 from runtime.run_settings import Collect, RunSettings
 from runtime.step.stage_module import StageModule, build_stage_module
@@ -207,7 +207,7 @@ def test_ranks_hold_what_the_plan_says(degrees: tuple[int, int, int], which: int
         name: torch.arange(1.0, 1 + each.numel()).view(each.shape) for name, each in layer.named_parameters()
     }
     for name, each in whole.items():
-        owned = [place_of(stage, rank).own(name, parts, each) for rank in stage.flat_ranks]
+        owned = [position_of(stage, rank).own(name, parts, each) for rank in stage.flat_ranks]
         copies = {True: tp * cp // ep, False: tp * cp if name not in parts.tensor.cut else cp}[
             name in parts.experts
         ]

@@ -231,11 +231,11 @@ def test_memory_comes_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert weights[0].untyped_storage().nbytes() == 0
     shared.gather()
     loss = (weights[0] ** 2).sum()
-    shared.let_go()
+    shared.release()
     shared.gather()
     loss.backward()
     scattered = shared.reduce_scatter()
-    shared.let_go()
+    shared.release()
     shared.add(scattered.part)
     assert shared.own.grad.tolist() == [0.0, 2.0, 4.0]
     assert weights[0].grad is None

@@ -51,8 +51,8 @@ def test_what_autograd_saves_counts_until_the_backward():
         loss.backward()
         del loss
         assert memory.num_bytes == 2 * 2**20  # the weight and its gradient
-        assert memory.take_height().num_bytes >= 4 * 2**20
-        assert memory.take_height().num_bytes == 2 * 2**20
+        assert memory.take_peak().num_bytes >= 4 * 2**20
+        assert memory.take_peak().num_bytes == 2 * 2**20
 
 
 def test_a_tensor_dropped_on_another_thread_is_gone():

@@ -76,11 +76,11 @@ def test_a_gpus_allocator_counts_the_step_and_not_its_data(monkeypatch: pytest.M
         allocator.take(40)  # activations
         allocator.take(-30)
         memory.resize(7)  # the allocator has seen it already
-        assert memory.take_height().num_bytes == 140
-        assert memory.take_height().num_bytes == memory.num_bytes == 110
+        assert memory.take_peak().num_bytes == 140
+        assert memory.take_peak().num_bytes == memory.num_bytes == 110
     allocator.take(90)  # what the first step leaves: an optimizer's state
     with memory:
-        assert memory.take_height().num_bytes == 200
+        assert memory.take_peak().num_bytes == 200
 
 
 def test_a_cpu_counts_tensors() -> None:

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from runtime.data.records import Record
 from runtime.preprocess.leases import Leases
 from runtime.preprocess.order import OrderSettings
-from runtime.preprocess.stream import Held, Skipped, Stream
+from runtime.preprocess.stream import EncodedExample, Skipped, Stream
 
 NUM, SIZE, WINDOW = 7, 2, 2
 
@@ -22,8 +22,8 @@ def stream(**other: object) -> Stream:
     return Stream(records(), **chosen)  # type: ignore[arg-type]
 
 
-def held(example: int) -> Held:
-    return Held({"id": example, "texts": [3], "images": []}, (b"abcd" * 3,))
+def held(example: int) -> EncodedExample:
+    return EncodedExample({"id": example, "texts": [3], "images": []}, (b"abcd" * 3,))
 
 
 class Service(RuleBasedStateMachine):

@@ -53,19 +53,19 @@ def measured(name: str, index: int, needs: Needs, lengths: tuple[int, ...]) -> t
         before = memory.num_bytes
         output = layer(None if index == EMBED else hidden.view_as(hidden), {}, context)
         gradient = torch.ones_like(output)
-        memory.take_height()
+        memory.take_peak()
         with parted.leaving() as work:
             output.backward(gradient)
-        most_in_first = memory.take_height().num_bytes - before - output.nbytes - gradient.nbytes
+        most_in_first = memory.take_peak().num_bytes - before - output.nbytes - gradient.nbytes
         del output, gradient
         left = sum(
             {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in work.tensors}.values()
         )
         before = memory.num_bytes - left
         hidden.grad = None
-        memory.take_height()
+        memory.take_peak()
         work.run()
-        return left, most_in_first, memory.take_height().num_bytes - before
+        return left, most_in_first, memory.take_peak().num_bytes - before
 
 
 def accounted(name: str, index: int, needs: Needs, lengths: tuple[int, ...]) -> SplitBytes:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from runtime.step.stage_module import build_stage_module
-from runtime.step.tied_weights import hold_with
+from runtime.step.tied_weights import tie_with
 from runtime.step.weight_bucket import copies_of
 from runtime.world.pool import Pool
 from tests.test_parity import assert_parity, execute, mixed, on_ranks
@@ -36,7 +36,7 @@ def test_two_stages_use_one_tensor() -> None:
     (mine,), (theirs,) = other.weights()[key], first.weights()[key]
     assert mine is not theirs
     assert torch.equal(mine, theirs)
-    hold_with(other, first, key)
+    tie_with(other, first, key)
     assert other.weights()[key] == [theirs]
     assert other.layers[-1].lm_head.weight is first.layers[0].embed_tokens.weight
     assert copies_of([first, other])[key] == [[theirs]]

@@ -1,4 +1,4 @@
-"""What a stage is fed with: pixels, mel frames, tokens and targets of one microbatch."""
+"""Input data of stages: pixels, mel frames, tokens and targets of one microbatch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from runtime.models.adapter import NO_TARGET, PLACEHOLDER, Brought, MicrobatchData
+from runtime.models.adapter import NO_TARGET, PLACEHOLDER, ContextImage, MicrobatchData
 from runtime.models.attention_mask import AttentionMask
 from runtime.models.choose import adapter_of
 from runtime.models.decoder import DecoderAdapter
@@ -28,7 +28,7 @@ from workbench.plan.routing import routing_of
 
 
 class DataSource(Protocol):
-    """Where raw data come from, by sample id. A rank asks only for the items it holds."""
+    """A source of raw data, by sample id. A rank asks only for its own items."""
 
     def raw(self, sample: int, segment: Segment, shape: tuple[int, ...]) -> Tensor:
         """float32 pixels [C, H, W], of a video's step [C, F, H, W], or mel [bins, frames] of one segment."""
@@ -40,18 +40,18 @@ class DataSource(Protocol):
 
 
 class SyntheticSource:
-    """Random data: each segment's is a function of (seed, sample id, modality, k) alone."""
+    """Random data: a segment's data depend only on (seed, sample id, modality, k)."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
     def raw(self, sample: int, segment: Segment, shape: tuple[int, ...]) -> Tensor:
-        """Values from N(0, 1)."""
+        """Values drawn from N(0, 1)."""
         generator = generator_of("raw", self.seed, sample, segment.modality, segment.k)
         return torch.empty(*shape, dtype=torch.float32).normal_(generator=generator)
 
     def token_ids(self, sample: int, segment: Segment, vocab_size: int) -> Tensor:
-        """Uniform over the vocabulary."""
+        """Tokens drawn uniformly from the vocabulary."""
         generator = generator_of("tokens", self.seed, sample, segment.modality, segment.k)
         return torch.randint(vocab_size, (segment.tokens_out,), generator=generator)
 
@@ -66,22 +66,22 @@ def microbatch_data(
     device: torch.device | str = "cpu",
     context: ContextGroup | None = None,
 ) -> MicrobatchData:
-    """Everything the stage reads for that microbatch, apart from activations and features.
+    """All inputs of a stage for a microbatch, apart from activations and features.
 
-    Raw inputs go to an encoder's first stage, tokens to the LLM's first, targets to its last.
-    Call it before the clock starts: it draws or loads the data.
+    Raw inputs go to an encoder's first stage, tokens to the LLM's first, targets to its last. Call it before
+    timing starts: it draws or loads the data.
 
     Args:
-        plan, stage, microbatch: what is run where.
+        plan, stage, microbatch: of which the inputs are.
         source: of raw data and tokens.
         dtype: of raw data.
-        device: where everything is put.
-        context: the ranks that share the stage's tokens; None: this rank holds all of them.
+        device: of all tensors.
+        context: the ranks that share the stage's tokens; None: this rank has all of them.
 
     Raises:
-        ValueError: a segment that no edge brings to the LLM, or of a size its encoder cannot take; a text
-            of another length in the data than in the plan;
-            a context group where the stage has none, or none where it has.
+        ValueError: a segment that no edge carries to the LLM, or of a size that its encoder cannot take; a
+            text of another length in the data than in the plan; a context group for a stage without context
+            parallelism, or none for one with it.
     """
     module = plan.model.module(stage.module)
     if (1 if context is None else context.size) != stage.cp:
@@ -99,7 +99,7 @@ def microbatch_data(
 
 
 def windows_of(module: Module) -> set[int | None]:
-    """Of its attentions; None: without one."""
+    """Windows of the module's attention operators; None for those without a window."""
     operators = (operator for layer in module.layers for operator in layer.operators)
     return {operator.window for operator in operators if isinstance(operator, Attention)}
 
@@ -107,22 +107,22 @@ def windows_of(module: Module) -> set[int | None]:
 def _encoder_data(plan: Plan, stage: Stage, microbatch: Microbatch, source: DataSource) -> MicrobatchData:
     """Of all tokens of the microbatch, on the CPU."""
     module = plan.model.module(stage.module)
-    found = [_found(plan.sample[item.sample], module.modality, item)[0] for item in microbatch.items]
+    segments = [_segment_of(plan.sample[item.sample], module.modality, item)[0] for item in microbatch.items]
     raw: tuple[Tensor, ...] = ()
     adapter = adapter_of(module)
     if stage.layers[0] <= adapter.raw_layer < stage.layers[1]:
         raw = tuple(
             source.raw(item.sample, segment, adapter.raw_shape(segment))
-            for item, segment in zip(microbatch.items, found, strict=True)
+            for item, segment in zip(microbatch.items, segments, strict=True)
         )
     chosen = _entering_conditions(plan, stage, microbatch)
     return MicrobatchData(
         items=microbatch.items,
-        tokens_in=tuple(segment.tokens_in for segment in found),
-        tokens_out=tuple(segment.tokens_out for segment in found),
+        tokens_in=tuple(segment.tokens_in for segment in segments),
+        tokens_out=tuple(segment.tokens_out for segment in segments),
         raw=raw,
-        grids=tuple(segment.grid for segment in found),
-        # Of the LLM's states a generator reads those at its items' places, in the items' order.
+        grids=tuple(segment.grid for segment in segments),
+        # A generator reads the LLM's states at the positions of its items, in the items' order.
         chosen=chosen,
         placed={name: torch.arange(len(place_E)) for name, place_E in chosen.items()},
     )
@@ -135,9 +135,9 @@ def _has_axes(module: Module) -> bool:
 
 
 def _entering_conditions(plan: Plan, stage: Stage, microbatch: Microbatch) -> dict[str, Tensor]:
-    """Edge from a module of other items -> [E] places of the items' tokens in its packed states.
+    """Edge from a module of other items -> [E] positions of the items' tokens in its packed states.
 
-    The states are of whole samples, of each once, in the order in which the items name them.
+    The states are those of whole samples, each once, in the order of first use by the items.
     """
     modality = plan.model.module(stage.module).modality
     entering = [edge for edge in plan.model.edges_into(stage.module) if edge.entered_in(stage.layers)]
@@ -150,14 +150,14 @@ def _conditions(plan: Plan, edge: Edge, microbatch: Microbatch, modality: str) -
     starts = dict(zip((item.sample for item in wanted), accumulate(tokens, initial=0), strict=False))
     return torch.cat(
         [
-            starts[item.sample] + torch.arange(*_found(plan.sample[item.sample], modality, item)[1])
+            starts[item.sample] + torch.arange(*_segment_of(plan.sample[item.sample], modality, item)[1])
             for item in microbatch.items
         ]
     )
 
 
 def _placed_in(sample: Sample, modality: str) -> Iterator[tuple[Segment, tuple[int, int]]]:
-    """Segments of a modality, each with where its tokens begin and end in the sample."""
+    """Yield the segments of a modality, each with the start and end of its tokens in the sample."""
     start = 0
     for segment in sample.segments:
         if segment.modality == modality:
@@ -165,7 +165,7 @@ def _placed_in(sample: Sample, modality: str) -> Iterator[tuple[Segment, tuple[i
         start += segment.tokens_out
 
 
-def _found(sample: Sample, modality: str, item: Item) -> tuple[Segment, tuple[int, int]]:
+def _segment_of(sample: Sample, modality: str, item: Item) -> tuple[Segment, tuple[int, int]]:
     for segment, index in _placed_in(sample, modality):
         if segment.k == item.k:
             return segment, index
@@ -186,8 +186,10 @@ def _llm_data(plan: Plan, stage: Stage, microbatch: Microbatch, source: DataSour
         ids_T = torch.cat([_ids(sample, source, adapter.vocab_size) for sample in samples])
         labels_T = _labels(ids_T, lengths)
     entering = [edge for edge in edges if edge.entered_in(stage.layers)]
-    brought = {edge.name: _brought(plan, edge, samples) for edge in entering if plan.model.is_context(edge)}
-    placed = {edge.name: _placed(plan, edge, samples) for edge in entering if edge.name not in brought}
+    context_images = {
+        edge.name: _context_images(plan, edge, samples) for edge in entering if plan.model.is_context(edge)
+    }
+    placed = {edge.name: _placed(plan, edge, samples) for edge in entering if edge.name not in context_images}
     return MicrobatchData(
         items=microbatch.items,
         tokens_in=lengths,
@@ -195,16 +197,18 @@ def _llm_data(plan: Plan, stage: Stage, microbatch: Microbatch, source: DataSour
         input_ids=ids_T if stage.layers[0] == 0 else None,
         labels=labels_T if stage.layers[1] == num_layers else None,
         placed={name: place_E for name, place_E in placed.items() if len(place_E)},
-        brought={name: images for name, images in brought.items() if images},
+        context_images={name: images for name, images in context_images.items() if images},
         axes=axes_of(plan, samples) if _has_axes(plan.model.module(stage.module)) else None,
-        item_ids=torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)) if brought else None,
+        item_ids=torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+        if context_images
+        else None,
     )
 
 
 def _masked(
     data: MicrobatchData, samples: list[Sample], windows: set[int | None], device: torch.device | str
 ) -> MicrobatchData:
-    """With an attention that knows the samples' masks; causal ones need none."""
+    """The data with an attention for the samples' masks; causal ones need none."""
     if all(sample.mask == CAUSAL for sample in samples):
         return data
     fields = sample_bitfield([samples])
@@ -215,8 +219,8 @@ def _masked(
 
 
 def _on_device(data: MicrobatchData, device: torch.device | str, dtype: torch.dtype) -> MicrobatchData:
-    def moved(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: tensor.to(device) for name, tensor in tensors.items()}
+    def moved(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor.to(device) for name, tensor in named.items()}
 
     def one(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else tensor.to(device)
@@ -248,7 +252,7 @@ def _check_served(plan: Plan, samples: list[Sample], edges: tuple[Edge, ...]) ->
 
 
 def _ids(sample: Sample, source: DataSource, vocab_size: int) -> Tensor:
-    """[tokens of the sample]: its text, and `PLACEHOLDER` where another modality stands."""
+    """[tokens of the sample] its text, with `PLACEHOLDER` at tokens of other modalities."""
     pieces = [
         _text(sample, segment, source, vocab_size)
         if segment.modality == TEXT
@@ -259,7 +263,7 @@ def _ids(sample: Sample, source: DataSource, vocab_size: int) -> Tensor:
 
 
 def _text(sample: Sample, segment: Segment, source: DataSource, vocab_size: int) -> Tensor:
-    """[tokens of the segment]; ValueError for data of another length than the plan's."""
+    """[tokens of the segment] its text; ValueError for data of another length than the plan's."""
     ids_T = source.token_ids(sample.id, segment, vocab_size)
     if len(ids_T) != segment.tokens_out:
         raise ValueError(
@@ -269,14 +273,14 @@ def _text(sample: Sample, segment: Segment, source: DataSource, vocab_size: int)
 
 
 def _labels(ids_T: Tensor, lengths: tuple[int, ...]) -> Tensor:
-    """[T] the next token of the same item where that is text, else `NO_TARGET`."""
+    """[T] the next token of the same item if that is text, else `NO_TARGET`."""
     labels_T = ids_T.roll(-1)
     labels_T[torch.tensor(lengths).cumsum(0) - 1] = NO_TARGET
     return labels_T.masked_fill(labels_T == PLACEHOLDER, NO_TARGET)
 
 
 def _placed(plan: Plan, edge: Edge, samples: list[Sample]) -> Tensor:
-    """[E] where an edge's features stand in the packed samples, in sequence order."""
+    """[E] positions of an edge's features in the packed samples, in sequence order."""
     modality, first = plan.model.module(edge.source).modality, 0
     runs = [torch.empty(0, dtype=torch.int64)]
     for sample in samples:
@@ -285,12 +289,12 @@ def _placed(plan: Plan, edge: Edge, samples: list[Sample]) -> Tensor:
     return torch.cat(runs)
 
 
-def _brought(plan: Plan, edge: Edge, samples: list[Sample]) -> tuple[Brought, ...]:
-    """What cross-attention reads of an edge, in the order of its features: sample by sample, in sequence."""
+def _context_images(plan: Plan, edge: Edge, samples: list[Sample]) -> tuple[ContextImage, ...]:
+    """The items that cross-attention reads of an edge, in the order of its features."""
     source = plan.model.module(edge.source)
     adapter = adapter_of(source)
     return tuple(
-        Brought(index, position, adapter.tiles(segment))
+        ContextImage(index, position, adapter.tiles(segment))
         for index, sample in enumerate(samples)
         for segment, (position, _) in _placed_in(sample, source.modality)
     )
@@ -299,9 +303,9 @@ def _brought(plan: Plan, edge: Edge, samples: list[Sample]) -> tuple[Brought, ..
 def axes_of(plan: Plan, samples: Sequence[Sample]) -> Tensor:
     """[3, T] int64 positions of three axes (M-RoPE): time, row and column, sample after sample, each from 0.
 
-    Text moves on all axes together; an image's tokens stand at one time, each at its row and column; what
-    comes behind an image begins past its longest side. So do a video's frames, each at its own time, and what
-    comes behind a video begins past the longest side of a frame, however long the video is.
+    Text advances on all axes together; an image's tokens share one time, each at its row and column; what
+    follows an image starts beyond its longest side. A video's frames are alike, each at its own time; what
+    follows a video starts beyond the longest side of a frame, however long the video is.
 
     Source: Qwen2-VL (Wang et al. 2024, arXiv 2409.12191), section 2.1, as in transformers' `get_rope_index`.
     """
@@ -332,7 +336,7 @@ def _axes_of_sample(sample: Sample, grids: dict[str, GridAdapter]) -> Tensor:
 
 
 def _sides(segment: Segment, adapter: GridAdapter | None) -> tuple[int, int]:
-    """Rows and columns of an image in the LLM's sequence; nothing for text and clips."""
+    """Rows and columns of an image in the LLM's sequence; (0, 0) for text and clips."""
     if adapter is None:
         return 0, 0
     rows, columns = adapter.grid(segment.tokens_in, segment.grid)

@@ -34,8 +34,8 @@ BAD_INPUT = 2  # exit code
 class FolderSource:
     """The data of a folder, by sample id; a `runtime.data.batches.DataSource`.
 
-    Images are resized to what the encoder reads and scaled to [-1, 1]; clips become log-mel
-    frames, cut or continued with silence to the length that the plan says.
+    Images are resized to the encoder's size and scaled to [-1, 1]; clips become log-mel frames, trimmed or
+    padded with silence to the length in the plan.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -46,7 +46,11 @@ class FolderSource:
         """Pixels for a shape of three dims, mel frames for one of two."""
         kind = IMAGE if len(shape) == 3 else AUDIO
         path = self.folder / self._content(sample, kind, segment)
-        return read_image(path, shape) if kind == IMAGE else _fit(log_mel(read_wave(path), shape[0]), shape)
+        return (
+            read_image(path, shape)
+            if kind == IMAGE
+            else _trimmed_or_padded(log_mel(read_wave(path), shape[0]), shape)
+        )
 
     def token_ids(self, sample: int, segment: Segment, vocab_size: int) -> Tensor:
         """The bytes of a text; the first of a sample starts with BOS, the last ends with EOS."""
@@ -68,28 +72,28 @@ class FolderSource:
 
 
 def samples_of(folder: Path, model: ModelGraph) -> tuple[Sample, ...]:
-    """What a plan needs to know of a folder: per example, the sizes that the model's encoders give.
+    """Samples of a folder as plans need them: the sizes of every example in the model's encoders.
 
-    Images take the encoder's own size; a clip has the tokens that its encoder makes of its mel frames, up to
-    the encoder's last position; one of several windows of Qwen's Omni models is refused.
+    Images have the encoder's size; a clip has the tokens that its encoder makes of its mel frames, up to the
+    encoder's last position; one of several windows of Qwen's Omni models is refused.
 
     Raises:
-        ValueError: the model has no encoder for a kind that appears, or several.
+        ValueError: a kind of data for which the model has no encoder, or several.
     """
     return sizes_of(read_records(folder), folder, model)
 
 
 def sizes_of(records: Sequence[Record], folder: Path, model: ModelGraph) -> tuple[Sample, ...]:
-    """`samples_of` of records that are known already."""
+    """As `samples_of`, for records that are already read."""
     sizes = _Sizes(folder, model)
     return tuple(sizes.sample(record) for record in records)
 
 
 def with_data(job: Job, folder: Path) -> Job:
-    """The job with the folder's first samples for its batch.
+    """The job with the folder's first samples as its batch.
 
     Raises:
-        ValueError: there are too few, or the job has masks: a folder's stand in its index.
+        ValueError: too few samples, or a job with masks: those of a folder are in its index.
     """
     masks = {sample.mask for sample in job.batch} - {CAUSAL}
     if masks:
@@ -97,12 +101,12 @@ def with_data(job: Job, folder: Path) -> Job:
             f"data folder {folder}: its {INDEX} says the masks; leave mask {min(masks)!r:.60} out of job "
             f"{job.name!r}"
         )
-    found = samples_of(folder, job.model)
-    if len(found) < len(job.batch):
+    samples = samples_of(folder, job.model)
+    if len(samples) < len(job.batch):
         raise ValueError(
-            f"data folder {folder}: job {job.name!r} wants {len(job.batch)} samples, got {len(found)}"
+            f"data folder {folder}: job {job.name!r} wants {len(job.batch)} samples, got {len(samples)}"
         )
-    return replace(job, batch=found[: len(job.batch)])
+    return replace(job, batch=samples[: len(job.batch)])
 
 
 @dataclass(frozen=True)
@@ -142,8 +146,8 @@ class _Sizes:
         return self._only(WhisperAdapter, AUDIO)
 
     def _only(self, kind: type[_A], name: str) -> tuple[str, _A]:
-        found = [(module.modality, adapter_of(module)) for module in self.model.modules]
-        fitting = [(modality, adapter) for modality, adapter in found if isinstance(adapter, kind)]
+        adapters = [(module.modality, adapter_of(module)) for module in self.model.modules]
+        fitting = [(modality, adapter) for modality, adapter in adapters if isinstance(adapter, kind)]
         if len(fitting) != 1:
             raise ValueError(
                 f"data folder {self.folder} has {name} segments: want one encoder for them in model "
@@ -174,12 +178,12 @@ def pixels_of(bytes_CHW: NDArray[np.uint8]) -> Tensor:
 
 def read_wave(path: Path) -> Tensor:
     """[samples] in [-1, 1] of a mono 16-bit WAV file at 16 kHz; ValueError for any other."""
-    with _opened(path) as file:
-        found = (file.getnchannels(), 8 * file.getsampwidth(), file.getframerate())
-        if found != (1, 16, SAMPLE_HZ):
+    with _open_wave(path) as file:
+        format_ = (file.getnchannels(), 8 * file.getsampwidth(), file.getframerate())
+        if format_ != (1, 16, SAMPLE_HZ):
             raise ValueError(
-                f"clip {path}: want 1 channel of 16 bits at {SAMPLE_HZ} Hz, got {found[0]} of {found[1]} "
-                f"bits at {found[2]} Hz"
+                f"clip {path}: want 1 channel of 16 bits at {SAMPLE_HZ} Hz, got {format_[0]} of {format_[1]} "
+                f"bits at {format_[2]} Hz"
             )
         frames = file.readframes(file.getnframes())
     data = np.frombuffer(frames[: len(frames) // 2 * 2], dtype="<i2")
@@ -187,19 +191,19 @@ def read_wave(path: Path) -> Tensor:
 
 
 def _num_frames(path: Path) -> int:
-    with _opened(path) as file:
+    with _open_wave(path) as file:
         return file.getnframes() // HOP
 
 
-def _opened(path: Path) -> wave.Wave_read:
+def _open_wave(path: Path) -> wave.Wave_read:
     try:
         return wave.open(str(path), "rb")
     except (OSError, EOFError, RuntimeError, wave.Error) as error:
         raise ValueError(f"clip {path}: cannot be read: {error}") from None
 
 
-def _fit(mel: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Cut to `shape`, or continued with the clip's quietest value."""
+def _trimmed_or_padded(mel: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Mel frames trimmed to `shape`, or padded with the clip's minimum."""
     bins, frames = shape
     missing = frames - mel.shape[1]
     if missing > 0:

@@ -1,4 +1,4 @@
-"""Log-mel spectrograms as Whisper wants them, in plain torch."""
+"""Log-mel spectrograms as input of Whisper, in plain torch."""
 
 import math
 
@@ -19,7 +19,7 @@ def log_mel(wave_S: Tensor, num_bins: int) -> Tensor:
     section 2.2: 25 ms windows, 10 ms apart; T is S // 160.
 
     Raises:
-        ValueError: the clip is shorter than half a window, which cannot be mirrored at its ends.
+        ValueError: a clip shorter than half a window, which cannot be reflected at its ends.
     """
     if len(wave_S) <= WINDOW // 2:
         raise ValueError(f"audio clip: want more than {WINDOW // 2} samples, got {len(wave_S)}")

@@ -1,4 +1,4 @@
-"""Whether data are those that a plan was made for, and what a run reads of them."""
+"""Checks that data match those of a plan, and describes what a run reads of them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
@@ -12,11 +12,11 @@ from workbench.plan.codec import digest_of
 from workbench.plan.plan import Plan
 from workbench.strategies.next_step import NextStep
 
-RANDOM = "random"  # what is read where no data are named; from the seed
+RANDOM = "random"  # data of runs without a data folder, drawn from the seed
 
 
 def records_of(samples: Sequence[Sample], records: Mapping[int, Record], where: str) -> tuple[Record, ...]:
-    """The records of samples; ValueError, which says where, for one that is not there."""
+    """The records of samples; ValueError for a missing one, with `where` in its message."""
     missing = [sample.id for sample in samples if sample.id not in records]
     if missing:
         raise ValueError(f"{where}: no sample {missing[0]}, which the plan has")
@@ -24,29 +24,29 @@ def records_of(samples: Sequence[Sample], records: Mapping[int, Record], where: 
 
 
 def refuse_others(plan: Plan, records: Mapping[int, Record], folder: Path, where: str) -> None:
-    """Raise ValueError where data are not those of the plan's batch: in segments, their sizes or the mask.
+    """Raise ValueError where data differ from the plan's batch: in segments, their sizes or the mask.
 
     Args:
         records: by sample id.
-        folder: that their files are in.
-        where: the records are, for the error.
+        folder: of their files.
+        where: name of the records' origin, for the error.
     """
-    found = sizes_of(records_of(plan.batch, records, where), folder, plan.model)
-    for planned, there in zip(plan.batch, found, strict=True):
-        for said in _differences(planned, there):
+    samples = sizes_of(records_of(plan.batch, records, where), folder, plan.model)
+    for planned, actual in zip(plan.batch, samples, strict=True):
+        for difference in _differences(planned, actual):
             raise ValueError(
-                f"{where}: sample {planned.id} {said}; want the data that the plan was made with"
+                f"{where}: sample {planned.id} {difference}; want the data that the plan was made with"
             )
 
 
 def data_read(plan: Plan, records: Mapping[int, Record] | None, following: NextBatches) -> str:
-    """What tells the data of two runs of a plan apart, in words: examples, batches, and who groups them.
+    """A text that identifies the data of a run of a plan: examples, batches, and how they are grouped.
 
-    Files of images and clips count by name.
+    Files of images and clips are identified by name.
 
     Args:
-        records: by sample id, of all that is read; None: data are random.
-        following: the batches behind the plan's own.
+        records: by sample id, of all data that are read; None: random data.
+        following: the batches after the plan's own.
     """
     if records is None:
         return RANDOM
@@ -58,19 +58,19 @@ def data_read(plan: Plan, records: Mapping[int, Record] | None, following: NextB
 
 
 def examples_text(records: Sequence[Record], size: int) -> str:
-    """What tells examples in an order, so many a step, from others."""
+    """A text that identifies examples, their order and the number per step."""
     return f"examples {digest_of(tuple(records)):.16} in batches of {size}"
 
 
-def _differences(planned: Sample, there: Sample) -> Iterator[str]:
-    for mine, its in zip_longest(planned.segments, there.segments):
+def _differences(planned: Sample, actual: Sample) -> Iterator[str]:
+    for mine, its in zip_longest(planned.segments, actual.segments):
         if mine != its:
-            yield f"has {_said(its)}, in the plan {_said(mine)}"
-    if planned.mask != there.mask:
-        yield f"has mask {there.mask!r:.60}, in the plan {planned.mask!r:.60}"
+            yield f"has {_describe(its)}, in the plan {_describe(mine)}"
+    if planned.mask != actual.mask:
+        yield f"has mask {actual.mask!r:.60}, in the plan {planned.mask!r:.60}"
 
 
-def _said(segment: Segment | None) -> str:
+def _describe(segment: Segment | None) -> str:
     if segment is None:
         return "no such segment"
     name = f"{segment.modality}[{segment.k}]"

@@ -1,4 +1,4 @@
-"""The index of a data folder: its examples, and their texts as tokens. Loads no framework."""
+"""The index of a data folder: its examples, and their texts as tokens. Imports no framework."""
 
 import json
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ AUDIO = "audio"
 # The byte vocabulary: a text is its UTF-8 bytes, so there is nothing to train or to download.
 BOS = 256
 EOS = 257
-PLACEHOLDER_TOKEN = 258  # stands for an image or a clip where a sample is written out as tokens
+PLACEHOLDER_TOKEN = 258  # for an image or a clip where a sample is written as tokens
 VOCAB_SIZE = 259
 
 
@@ -25,7 +25,7 @@ VOCAB_SIZE = 259
 class Record:
     """One example: (kind, content) in sequence order; content is a text or a file's path.
 
-    `mask` names who sees whom in the language model.
+    `mask` names the attention mask in the language model.
     """
 
     id: int
@@ -40,7 +40,7 @@ def read_records(folder: Path) -> tuple[Record, ...]:
     """The examples of a folder, in the order of `data.jsonl`.
 
     Raises:
-        ValueError: no such file, a line that is no example, an id twice. The line is named.
+        ValueError: no such file, an invalid line, a repeated id. The message names the line.
     """
     path = folder / INDEX
     if not path.is_file():
@@ -82,7 +82,7 @@ def _record(data: dict[str, Any]) -> Record:
 
 
 def _check_content(kind: str, content: str) -> None:
-    """Raise ValueError for a text that has no UTF-8 bytes, and a file that is not inside the folder."""
+    """Raise ValueError for a text that is not valid UTF-8, and a file outside the folder."""
     try:
         content.encode()
     except UnicodeEncodeError as error:

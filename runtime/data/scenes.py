@@ -1,4 +1,4 @@
-"""A small data set out of a seed: drawings, beeps and sentences that say what is in them."""
+"""A small synthetic data set: drawings, beeps, and sentences that describe them."""
 
 import json
 import math
@@ -31,7 +31,7 @@ NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What `make` wrote."""
+    """Number of samples, images and clips that `make` wrote."""
 
     num_samples: int
     num_images: int
@@ -39,19 +39,19 @@ class Made:
 
 
 def make(folder: Path, *, num_samples: int, seed: int, kinds: tuple[str, ...] = ("image", "audio")) -> Made:
-    """Write `num_samples` examples; the folder appears at once or not at all.
+    """Write a folder of `num_samples` examples, atomically.
 
     An example has up to two drawings and up to one clip, in this order between its texts; some
-    have neither. Each depends on (seed, its number, kinds) alone.
+    have neither. Each depends only on (seed, its number, kinds).
 
     Args:
-        folder: a new folder: `data.jsonl`, `images/*.png`, `audio/*.wav`.
+        folder: a new folder, for `data.jsonl`, `images/*.png`, `audio/*.wav`.
         num_samples: >= 1.
-        seed: of everything drawn.
+        seed: of all random choices.
         kinds: which of "image" and "audio" may appear.
 
     Raises:
-        ValueError: the folder exists, or a wrong count or kind.
+        ValueError: the folder exists, or an invalid count or kind.
     """
     if folder.exists():
         raise ValueError(f"data folder {folder} exists already; give a new one")
@@ -69,8 +69,8 @@ def make(folder: Path, *, num_samples: int, seed: int, kinds: tuple[str, ...] = 
     lines = [json.dumps(record) for record in records]
     (part / INDEX).write_text("\n".join(lines) + "\n", encoding="utf-8")
     part.rename(folder)
-    found = [segment for record in records for segment in record["segments"]]
-    return Made(num_samples, *(sum(kind in segment for segment in found) for kind in ("image", "audio")))
+    segments = [segment for record in records for segment in record["segments"]]
+    return Made(num_samples, *(sum(kind in segment for segment in segments) for kind in ("image", "audio")))
 
 
 def _example(folder: Path, number: int, seed: int, kinds: tuple[str, ...]) -> dict[str, Any]:
@@ -78,21 +78,21 @@ def _example(folder: Path, number: int, seed: int, kinds: tuple[str, ...]) -> di
     num_images = rng.choice((0, 1, 1, 2)) if "image" in kinds else 0
     has_clip = "audio" in kinds and rng.random() < 0.5
     segments: list[dict[str, str]] = []
-    told: list[str] = []
+    descriptions: list[str] = []
     for k in range(num_images):
         colour, shape = rng.choice(list(COLOURS)), rng.choice(SHAPES)
         path = f"images/{number:05d}-{k}.png"
         _draw(rng, colour, shape).save(folder / path)
         segments += [{"text": "Look: "}, {"image": path}]
-        told.append(f"a {colour} {shape}")
+        descriptions.append(f"a {colour} {shape}")
     if has_clip:
         count, tone = rng.randint(1, 3), rng.choice(list(TONES_HZ))
         path = f"audio/{number:05d}-0.wav"
         _write_wave(folder / path, _beeps(rng, count, TONES_HZ[tone]))
         segments += [{"text": "Hear: "}, {"audio": path}]
-        told.append(f"{NUMBERS[count - 1]} {tone} beep{'s' if count > 1 else ''}")
-    if told:
-        segments.append({"text": f"There is {' and '.join(told)}."})
+        descriptions.append(f"{NUMBERS[count - 1]} {tone} beep{'s' if count > 1 else ''}")
+    if descriptions:
+        segments.append({"text": f"There is {' and '.join(descriptions)}."})
     else:
         first, second = rng.randint(1, 5), rng.randint(1, 5)
         total = NUMBERS[first + second - 1]

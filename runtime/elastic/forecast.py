@@ -1,4 +1,4 @@
-"""What an elastic training will come to, said before it starts: its layouts, and seconds a step."""
+"""Forecast of an elastic training, before it starts: its layouts, and the seconds of their steps."""
 
 import pickle
 import time
@@ -28,13 +28,13 @@ from workbench.timing.accept import accept
 from workbench.timing.provenance import unmeasured_costs
 from workbench.trace import Trace
 
-MOMENTS = 2  # of AdamW, for every weight that is trained
-TIMES = 3  # that planning and feeding are rehearsed
+MOMENTS = 2  # of AdamW, per trained weight
+TIMES = 3  # repetitions of rehearsed planning and feeding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutInterval:
-    """Steps [first, end) that one layout takes, what leads to it, and the bytes to copy for it."""
+    """Steps [first, end) with one layout, the cause of the layout, and the bytes that it takes to copy."""
 
     first: int
     end: int
@@ -45,14 +45,14 @@ class LayoutInterval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """All intervals in order; `refusal` where training will stop before its last step."""
+    """All intervals in order; `refusal` says why training will stop before its last step, if it does."""
 
     intervals: tuple[LayoutInterval, ...]
     refusal: str | None = None
 
 
 class Predict(Protocol):
-    """How a plan's step is simulated: `sim.predict.predict` with the machine's costs."""
+    """Simulates a plan's step: `sim.predict.predict` with the machine's costs."""
 
     def __call__(
         self, lowered: Lowered, memory: MemoryTable, *, overlapped: Mapping[Action, LastBackward] = ...
@@ -61,18 +61,17 @@ class Predict(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPrediction:
-    """Seconds of a step of a layout with these pipelines.
+    """Predicted seconds of a step, of layouts with these pipelines.
 
     Args:
         simulated_s: of the step's plan, on this machine's cores.
-        planning_s: what the supervisor takes to plan a step, as rehearsed; ranks update their weights
-            meanwhile.
+        planning_s: the supervisor's planning of a step, as rehearsed; it overlaps the ranks' updates.
         feeding_s: until a rank has plan and data, as rehearsed.
-        update_s: the slowest rank's, part of `simulated_s`.
-        core_s: core seconds of all ranks and the supervisor; sums of gradients, which the simulator keeps
-            off the cores, are in it.
-        num_cores: that all of them share.
-        unmeasured: costs that nobody measured.
+        update_s: the slowest rank's update, part of `simulated_s`.
+        core_s: core seconds of all ranks and the supervisor, including gradient reductions, which occupy no
+            cores in the simulator.
+        num_cores: shared by all of them.
+        unmeasured: costs that were not measured.
     """
 
     sizes: tuple[int, ...]
@@ -86,39 +85,41 @@ class StepPrediction:
 
     @property
     def step_s(self) -> float:
-        """From one vote to the next: ranks wait for the next plan where it is later than their update.
+        """Seconds from one vote to the next; ranks wait for the next plan if it is later than their update.
 
-        No shorter than all cores need for what there is to do.
+        At least the core seconds over the number of cores.
         """
         planning_s = max(0.0, self.planning_s - self.update_s)
         return max(self.simulated_s + self.feeding_s + planning_s, self.core_s / self.num_cores)
 
 
 def forecast_layouts(job: ElasticJob, events: StepEvents, steps: int) -> Forecast:
-    """The layouts of all steps, by the rules that training itself follows.
+    """The layouts of all steps, by the same rules as training.
 
     Raises:
         CannotContinueError: too few nodes to start.
         ValueError: fewer microbatches than pipelines at some step.
     """
     course = _Course(job, start_layout(job, events.start))
-    now = LayoutInterval(first=events.first, end=steps, why="start", layout=course.layout, copied_bytes=0)
-    found: list[LayoutInterval] = []
+    current = LayoutInterval(first=events.first, end=steps, why="start", layout=course.layout, copied_bytes=0)
+    intervals: list[LayoutInterval] = []
     for step in sorted({event.step for event in events.events}):
-        if step > now.first:
-            found.append(replace(now, end=step))
+        if step > current.first:
+            intervals.append(replace(current, end=step))
         try:
-            told, copied_bytes = course.follow(events, step)
+            why, copied_bytes = course.follow(events, step)
         except CannotContinueError as error:
-            return Forecast(intervals=tuple(found), refusal=f"step {step}: {error}")
-        if step == now.first:
-            told, copied_bytes = f"{now.why}, {told}", now.copied_bytes + copied_bytes
-        now = LayoutInterval(first=step, end=steps, why=told, layout=course.layout, copied_bytes=copied_bytes)
-    return Forecast(intervals=(*found, now))
+            return Forecast(intervals=tuple(intervals), refusal=f"step {step}: {error}")
+        if step == current.first:
+            why, copied_bytes = f"{current.why}, {why}", current.copied_bytes + copied_bytes
+        current = LayoutInterval(
+            first=step, end=steps, why=why, layout=course.layout, copied_bytes=copied_bytes
+        )
+    return Forecast(intervals=(*intervals, current))
 
 
 class _Course:
-    """The layout as it changes; nodes beyond the number that templates were planned for wait."""
+    """The current layout; nodes beyond the number that templates were planned for wait."""
 
     def __init__(self, job: ElasticJob, layout: NodeLayout) -> None:
         self._job, self.layout = job, layout
@@ -126,50 +127,50 @@ class _Course:
         self._copied_bytes = 0
 
     def follow(self, events: StepEvents, step: int) -> tuple[str, int]:
-        """Everything that happens around a step, in the order in which training does it.
+        """Apply the events around a step, in the order of training.
 
         Returns:
-            What happens in words, and the bytes that are copied for it.
+            A description of the events, and the bytes copied for them.
 
         Raises:
-            CannotContinueError: too few nodes, or no copy of a layer, are left.
+            CannotContinueError: too few nodes are left, or no copy of a layer.
         """
-        now, told = events.at(step), list[str]()
+        now, happened = events.at(step), list[str]()
         self._copied_bytes = 0
         self._waiting += now.joins
         if self._waiting:
-            self._take_in()
+            self._admit()
         if now.joins:
-            told.append(f"{_names(now.joins)} {'join' if len(now.joins) > 1 else 'joins'}")
+            happened.append(f"{_names(now.joins)} {'join' if len(now.joins) > 1 else 'joins'}")
         if now.warned:
             self._waiting = [node for node in self._waiting if node not in now.warned]
             leaving = [node for node in now.warned if node in self.layout.nodes]
-            self._go(after_warning(self._job, self.layout, leaving))
-            told.append(f"{_names(now.warned)} warned")
-            self._take_in()
+            self._apply(after_warning(self._job, self.layout, leaving))
+            happened.append(f"{_names(now.warned)} warned")
+            self._admit()
         if now.killed:
-            killed = (*now.killed, *now.killed_in_recovery)  # the recovery begins anew from the same layout
+            killed = (*now.killed, *now.killed_in_recovery)  # the recovery restarts from the same layout
             lost = [node for node in killed if node in self.layout.nodes]
             self._waiting = [node for node in self._waiting if node not in killed]
             joining = self._room(len(self.layout.nodes) - len(lost))
-            self._go(after_loss(self._job, self.layout, lost, joining))
+            self._apply(after_loss(self._job, self.layout, lost, joining))
             self._waiting = self._waiting[len(joining) :]
-            told.append(f"{_names(now.killed)} killed")
+            happened.append(f"{_names(now.killed)} killed")
         if now.killed_in_recovery:
-            told.append(f"{_names(now.killed_in_recovery)} killed in recovery")
-        return ", ".join(told), self._copied_bytes
+            happened.append(f"{_names(now.killed_in_recovery)} killed in recovery")
+        return ", ".join(happened), self._copied_bytes
 
-    def _go(self, replanned: Replanned) -> None:
+    def _apply(self, replanned: Replanned) -> None:
         self.layout = replanned.layout
         self._copied_bytes += sum(_moved_bytes(self._job, move) for move in replanned.moves)
 
     def _room(self, num_nodes: int) -> list[str]:
         return self._waiting[: max(0, self._job.templates.specification.num_nodes - num_nodes)]
 
-    def _take_in(self) -> None:
+    def _admit(self) -> None:
         joining = self._room(self.layout.num_nodes)
         if joining:
-            self._go(after_loss(self._job, self.layout, (), joining))
+            self._apply(after_loss(self._job, self.layout, (), joining))
             self._waiting = self._waiting[len(joining) :]
 
 
@@ -180,12 +181,12 @@ def _moved_bytes(job: ElasticJob, move: Move) -> int:
 
 
 def _state_bytes(job: ElasticJob, owner: tuple[str, int]) -> int:
-    """Of a layer, or of its parts: weights, and two moments of each where it is trained."""
+    """Bytes of a layer's state, or of its parts: weights, and two moments of each trained one."""
     name, index = owner
     layer = job.model.module(name).layers[index]
     tensors = MOMENTS + 1 if layer.trainable else 1
     tied = {shared for _, shared in layer.tied}
-    sizes = Counter({"": 0})  # laid end to end are all but tied ones
+    sizes = Counter({"": 0})  # all but tied ones are concatenated
     for each in layer.parameters():
         sizes[each.name if each.name in tied else ""] += each.num_elements
     parts = job.lanes if job.is_sharded else 1
@@ -193,19 +194,19 @@ def _state_bytes(job: ElasticJob, owner: tuple[str, int]) -> int:
 
 
 def predict_steps(
-    found: ElasticTemplates,
+    templates: ElasticTemplates,
     job: ElasticJob,
     forecast: Forecast,
     machine: Cluster,
     predict: Predict,
     looks: int,
 ) -> Mapping[tuple[int, ...], StepPrediction]:
-    """A prediction for every layout of the forecast, by the sizes of its pipelines.
+    """Sizes of pipelines -> prediction, for every layout of the forecast.
 
     Args:
         machine: one node with the cores and the memory that all ranks share.
-        predict: gives a plan its times.
-        looks: steps of a layout's first interval to look at, evenly spread; the mean is taken.
+        predict: simulates a plan.
+        looks: number of steps of a layout's first interval to average, evenly spaced.
 
     Raises:
         ValueError: a plan that is refused, or a profile that cannot price it.
@@ -217,20 +218,23 @@ def predict_steps(
             length = interval.end - interval.first
             steps = {interval.first + index * length // looks for index in range(looks)}
             predictions[sizes] = _mean(
-                [_predict_step(found, job, interval.layout, step, machine, predict) for step in sorted(steps)]
+                [
+                    _predict_step(templates, job, interval.layout, step, machine, predict)
+                    for step in sorted(steps)
+                ]
             )
     return predictions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """What a step costs beside its passes, in this process's own seconds: medians over a few times.
+    """Overheads of a step besides its passes, in this process: medians over a few repetitions.
 
     Args:
         plan: of the step.
-        planning_s: to plan, check and pickle it; the supervisor's part.
-        feeding_s: until the rank with the most data has the plan and its data; the ranks' part.
-        feeding_core_s: the same of all ranks together.
+        planning_s: to plan, check and pickle it, by the supervisor.
+        feeding_s: until the rank with the most data has the plan and its data.
+        feeding_core_s: the same, summed over all ranks.
     """
 
     plan: Plan
@@ -240,12 +244,12 @@ class Rehearsal:
 
 
 def rehearse(job: ElasticJob, layout: NodeLayout, step: int) -> Rehearsal:
-    """Do it in this process, before any other is forked from it.
+    """Plan and feed a step in this process, before any other is forked from it.
 
     Raises:
         ValueError: the plan was refused.
     """
-    torch.set_num_threads(1)  # as in the ranks; and whoever is forked must not miss a pool of threads
+    torch.set_num_threads(1)  # as in the ranks; and forked processes must not lack a thread pool
     planning_s, feeding_s, feeding_core_s = [], [], []
     for _ in range(TIMES):
         start_s = time.process_time()
@@ -276,7 +280,7 @@ def _data_s(job: ElasticJob, plan: Plan, rank: int) -> float:
 
 def check_waits(predictions: Iterable[StepPrediction], wait_s: float) -> None:
     """Raise ValueError where a step is predicted to outlast the waits."""
-    slowest_s = max((found.step_s for found in predictions), default=0.0)
+    slowest_s = max((prediction.step_s for prediction in predictions), default=0.0)
     if slowest_s > wait_s:
         raise ValueError(
             f"elastic: a step is predicted to take {slowest_s:.3g} s, every wait ends after "
@@ -285,7 +289,7 @@ def check_waits(predictions: Iterable[StepPrediction], wait_s: float) -> None:
 
 
 def _predict_step(
-    found: ElasticTemplates,
+    templates: ElasticTemplates,
     job: ElasticJob,
     layout: NodeLayout,
     step: int,
@@ -294,14 +298,14 @@ def _predict_step(
 ) -> StepPrediction:
     rehearsal = rehearse(job, layout, step)
     plan = rehearsal.plan
-    whole = machine.nodes[0]
-    memory_bytes = whole.memory_bytes // whole.num_ranks * len(plan.ranks)
-    node = replace(whole, num_ranks=len(plan.ranks), memory_bytes=memory_bytes)
-    here = Cluster(name=machine.name, nodes=(node,), intra=machine.intra, inter=machine.inter)
-    settings = replace(found.job.settings, modules=plan.settings.modules)
-    lowered, memory = accept(replace(plan, cluster=here, settings=settings))
+    machine_node = machine.nodes[0]
+    memory_bytes = machine_node.memory_bytes // machine_node.num_ranks * len(plan.ranks)
+    node = replace(machine_node, num_ranks=len(plan.ranks), memory_bytes=memory_bytes)
+    cluster = Cluster(name=machine.name, nodes=(node,), intra=machine.intra, inter=machine.inter)
+    settings = replace(templates.job.settings, modules=plan.settings.modules)
+    lowered, memory = accept(replace(plan, cluster=cluster, settings=settings))
     is_within = job.reduction is Reduction.LAYERWISE and not job.is_sharded
-    overlapped = _overlapped(found, lowered) if is_within else {}
+    overlapped = _overlapped(templates, lowered) if is_within else {}
     trace = predict(lowered, memory, overlapped=overlapped)
     working_s = _working_s(lowered, memory, predict)
     updates = [span.end_s - span.start_s for span in trace.spans if span.action == STEP]
@@ -317,22 +321,22 @@ def _predict_step(
     )
 
 
-def _mean(found: Sequence[StepPrediction]) -> StepPrediction:
-    """Of several steps of one layout."""
+def _mean(predictions: Sequence[StepPrediction]) -> StepPrediction:
+    """The mean over several steps of one layout."""
     return StepPrediction(
-        sizes=found[0].sizes,
-        simulated_s=fmean(each.simulated_s for each in found),
-        planning_s=fmean(each.planning_s for each in found),
-        feeding_s=fmean(each.feeding_s for each in found),
-        update_s=fmean(each.update_s for each in found),
-        core_s=fmean(each.core_s for each in found),
-        num_cores=found[0].num_cores,
-        unmeasured=tuple(dict.fromkeys(cost for each in found for cost in each.unmeasured)),
+        sizes=predictions[0].sizes,
+        simulated_s=fmean(prediction.simulated_s for prediction in predictions),
+        planning_s=fmean(prediction.planning_s for prediction in predictions),
+        feeding_s=fmean(prediction.feeding_s for prediction in predictions),
+        update_s=fmean(prediction.update_s for prediction in predictions),
+        core_s=fmean(prediction.core_s for prediction in predictions),
+        num_cores=predictions[0].num_cores,
+        unmeasured=tuple(dict.fromkeys(cost for prediction in predictions for cost in prediction.unmeasured)),
     )
 
 
 def _working_s(lowered: Lowered, memory: MemoryTable, predict: Predict) -> float:
-    """Core seconds of a step's actions: their times where no rank waits for a core."""
+    """Core seconds of a step's actions, each with a core of its own."""
     cluster = lowered.plan.cluster
     alone = replace(cluster.nodes[0], num_cores=None)
     wide = Cluster(name=cluster.name, nodes=(alone,), intra=cluster.intra, inter=cluster.inter)
@@ -340,9 +344,9 @@ def _working_s(lowered: Lowered, memory: MemoryTable, predict: Predict) -> float
     return sum(span.end_s - span.start_s for span in trace.spans)
 
 
-def _overlapped(found: ElasticTemplates, lowered: Lowered) -> dict[Action, LastBackward]:
+def _overlapped(templates: ElasticTemplates, lowered: Lowered) -> dict[Action, LastBackward]:
     backward_s = {
-        owner: layer.backward_s for owner, layer in zip(found.chain.owners, found.layers, strict=True)
+        owner: layer.backward_s for owner, layer in zip(templates.chain.owners, templates.layers, strict=True)
     }
     return layerwise(lowered, lambda module, layer: backward_s[module, layer])
 

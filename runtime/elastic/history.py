@@ -1,11 +1,11 @@
-"""What an elastic training went through: its steps, and how it came over each change of its nodes."""
+"""History of an elastic training: its steps, and its recoveries from changes of nodes."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class Cause(StrEnum):
-    """Why the layout changed; a loss may also take in new nodes, and a start lose some."""
+    """Why the layout changed; a loss may also admit new nodes, and a start lose some."""
 
     START = "start"
     LOSS = "loss"
@@ -13,13 +13,13 @@ class Cause(StrEnum):
     JOIN = "join"
 
 
-class ElasticFailed(RuntimeError):  # noqa: N818  (names what happened)
-    """Training cannot go on for a reason that no new layout would cure."""
+class ElasticFailed(RuntimeError):  # noqa: N818  (the name says what happened)
+    """Training cannot continue, for a reason that no new layout would solve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDone:
-    """A step that counts, with the nodes that did it."""
+    """A completed step, with the sizes of its pipelines."""
 
     step: int
     loss: float
@@ -32,14 +32,14 @@ class Reshaped:
     """One change of the layout, from the first sign of it to all ranks being ready for the next step.
 
     Args:
-        step: that comes next; after a loss, the one that was cut off.
-        attempts: 1, and 1 more for every time the recovery itself was disturbed.
-        noticed_s, stopped_s, ready_s: on the machine's monotonic clock. With a warning, or a
-            join, nothing has to be stopped.
+        step: the next one; after a loss, the one that was aborted.
+        attempts: 1, and 1 more for every time the recovery itself was interrupted.
+        noticed_s, stopped_s, ready_s: on the machine's monotonic clock. After a warning or a join, nothing
+            has to be stopped.
         planning_s: until the ranks have their orders: new layout, copies, a plan and its lowering.
-        is_prepared: all this was planned before and only looked up; of the last attempt, as are
+        is_prepared: whether all this was planned ahead and only looked up; of the last attempt, as are
         groups_s, copying_s: the slowest rank's.
-        num_bytes: that travelled.
+        num_bytes: that were copied.
     """
 
     step: int

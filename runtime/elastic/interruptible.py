@@ -1,4 +1,4 @@
-"""A world of gloo ranks that a process can leave at once, whatever gloo waits for."""
+"""A gloo world that a process can leave at any time, whatever gloo waits for."""
 
 import os
 import socket
@@ -19,20 +19,19 @@ from runtime.world.failure import RankError
 
 BACKEND = "elastic_gloo"
 LOOK_EVERY_S = 0.005
-MOST_CALLS = 256  # at a time, those that were left behind included
+MOST_CALLS = 256  # concurrent ones, including abandoned ones
 
 Result = TypeVar("Result")
 
 
 class InterruptibleGloo:
-    """Calls of gloo in threads of their own, which are left behind when the calls are interrupted.
+    """Runs calls of gloo in threads of their own, which are abandoned when the calls are interrupted.
 
-    gloo cannot abort what it waits for. While it connects a group it does not hear that a peer has
-    died: it waits for the dead one to call, or calls it again and again. And when a connection breaks,
-    it tells everyone who waits on it but the one whose message was half on its way (its
-    `Pair::signalException` passes over the operation that is being written or read). Each of them ends
-    with its timeout alone, and a group ends when all that is under way in it has ended. The threads that
-    are left behind touch nothing that later groups use.
+    gloo cannot abort a wait. While it connects a group it does not notice that a peer has died: it waits for
+    the peer to connect, or retries. And when a connection breaks, it notifies all waiting operations but the
+    one whose message is partly transferred (its `Pair::signalException` skips the operation that is being
+    written or read). Each of those ends only with its timeout, and a group ends when all its operations have
+    ended. Abandoned threads share nothing with later groups.
     """
 
     def __init__(self) -> None:
@@ -42,26 +41,26 @@ class InterruptibleGloo:
         dist.Backend.register_backend(BACKEND, self._form, extended_api=True, devices="cpu")
 
     def interrupt(self) -> None:
-        """Whoever forms a group or waits, or will, fails at once, until `allow`."""
+        """Let calls that form a group or wait fail at once, now and until `allow`."""
         self._is_interrupted.set()
 
     def allow(self) -> None:
-        """Groups may be formed and waited for again."""
+        """Permit forming groups and waiting again."""
         self._is_interrupted.clear()
 
     def clock(self, timeout_s: float) -> Clock:
-        """Its waits can be interrupted.
+        """A clock whose waits can be interrupted.
 
         Args:
-            timeout_s: of each of them.
+            timeout_s: of each wait.
         """
         return _InterruptibleClock(timeout_s, self)
 
     def call(self, do: Callable[[], Result], what: str) -> Result:
-        """What `do` returns or raises.
+        """Call `do` in a thread; returns and raises as it does.
 
         Raises:
-            RankError: it was interrupted; `what` is named.
+            RankError: the call was interrupted; the message has `what`.
         """
         future = self._threads.submit(do)
         while not self._is_interrupted.is_set():
@@ -72,11 +71,11 @@ class InterruptibleGloo:
         raise RankError(f"{what}: interrupted")
 
     def leave_world(self) -> None:
-        """Give up all process groups, also after an attempt to make them that failed half-way; at once.
+        """Abandon all process groups at once, also after a failed attempt to form them.
 
-        torch numbers the groups of a process, and the numbers must fit those of processes that were
-        never in a world; destroying the world sets them back, so after a failed attempt a world of one
-        is made and destroyed. A group's connections are closed when all that is under way in it has ended.
+        torch numbers the groups of a process, and the numbers must agree with those of processes that were
+        never in a world; destroying the world resets them, so after a failed attempt a world of one is formed
+        and destroyed. A group's connections are closed when all its operations have ended.
         """
         if not dist.is_initialized():
             dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
@@ -85,11 +84,11 @@ class InterruptibleGloo:
         self._threads.submit(groups.clear)
 
     def _form(self, options: Any, backend_options: object) -> ProcessGroupGloo:
-        """The creator that torch calls for every group.
+        """Create a group; torch calls this for every one.
 
         Raises:
             RankError: interrupted.
-            RuntimeError: gloo's own, a peer that did not come in time.
+            RuntimeError: from gloo, for a peer that did not connect in time.
         """
         del backend_options
         connect = partial(
@@ -114,19 +113,18 @@ class _InterruptibleClock(Clock):
 
 
 def open_sockets() -> frozenset[int]:
-    """Of this process, by inode: what it had before it was in any world is not its to close."""
+    """Inodes of this process's open sockets; those from before any world must not be closed."""
     return frozenset(inode for inode, _ in _sockets())
 
 
 def sever(spared: frozenset[int]) -> None:
-    """Shut down the internet connections of this process; whoever waits on one fails at once, on both ends.
+    """Shut down the internet connections of this process; waits on them fail at once, at both ends.
 
-    gloo cannot abort what it waits for, and a rank that waits for a living one learns of a death
-    elsewhere only by its timeout. Sockets that listen are left alone: gloo's listener would end
-    the process.
+    gloo cannot abort a wait, and a rank that waits for a living one notices a death elsewhere only by its
+    timeout. Listening sockets are left open: gloo's listener would end the process.
 
     Args:
-        spared: inodes that are left alone.
+        spared: inodes of sockets to leave open.
     """
     for inode, connection in _sockets():
         with suppress(OSError):
@@ -137,10 +135,10 @@ def sever(spared: frozenset[int]) -> None:
 
 
 def _sockets() -> Iterator[tuple[int, socket.socket]]:
-    """(inode, a handle of its own) of every socket."""
+    """Yield (inode, a handle of its own) of every socket."""
     for path in list(Path("/dev/fd").iterdir()):
-        with suppress(OSError):  # closed meanwhile
-            about = os.fstat(int(path.name))
-            if stat.S_ISSOCK(about.st_mode):
-                with socket.socket(fileno=os.dup(int(path.name))) as found:
-                    yield about.st_ino, found
+        with suppress(OSError):  # closed in the meantime
+            status = os.fstat(int(path.name))
+            if stat.S_ISSOCK(status.st_mode):
+                with socket.socket(fileno=os.dup(int(path.name))) as handle:
+                    yield status.st_ino, handle

@@ -1,4 +1,4 @@
-"""A training job whose nodes may come and go, and the plan of one of its steps for a layout of nodes."""
+"""A training job whose nodes may join and leave, and the plan of one step for a layout of nodes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,15 +32,17 @@ NODE_BYTES = 2**34
 
 
 class Reduction(StrEnum):
-    """When gradients are summed over the ranks that hold a layer."""
+    """When gradients are summed over the ranks of a layer."""
 
-    LAYERWISE = "layerwise"  # each layer's as soon as they are whole, beside the backward of those before it
-    AFTER_BACKWARD = "after backward"  # all of a stage's when its last backward has ended
+    LAYERWISE = (
+        "layerwise"  # each layer's as soon as they are complete, overlapping earlier layers' backwards
+    )
+    AFTER_BACKWARD = "after backward"  # all of a stage's after its last backward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A process: the place of one rank in a node."""
+    """A process: one rank of a node."""
 
     node: str
     slot: int
@@ -51,29 +53,29 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticJob:
-    """What is trained, and how long anything may take.
+    """What is trained, and the time limits.
 
     No `slots`: the widths of stages are cached on the instance.
 
     Args:
-        model, chain: the model and its layers in the order in which templates cut them.
+        model, chain: the model and its layers in the order in which templates partition them.
         templates: planned once; their nodes have as many GPUs as nodes here have processes. The ranks of
-            a stage split the samples of its microbatches; stages may have unequally many.
-        sharding: what else they split: all hold its layers whole, or each a part of every weight and
-            of its optimizer state (parameters), brought together layer by layer for use.
-        batch: samples of a step, the same number each.
+            a stage split the samples of its microbatches; stages may have different numbers of ranks.
+        sharding: whether these ranks also shard parameters: each has all of the stage's layers, or a part
+            of every weight and of its optimizer state (parameters), gathered layer by layer for use.
+        batch: step -> its samples, always the same number.
         samples_per_microbatch: microbatches are assigned to pipelines by the time of their templates.
-        sum_s: of gradients over pipelines, by which the fastest are chosen.
+        sum_s: seconds of gradient sums over pipelines, by which the fastest pipelines are chosen.
         reduction: when gradients are summed; the sums are the same. Those of sharded weights are
             always reduce-scattered, and then added up, layer by layer.
         source: data by sample id.
-        data: that tells what the steps read from what those of another training read; None: not told.
-        wait_s: of every wait of a rank for another; a rank that hangs is found after it.
-        step_s: from the start of a step until every rank has its gradients whole.
+        data: identifies the data of the steps among trainings; None: not identified.
+        wait_s: limit of every wait of a rank for another; a hanging rank is detected after it.
+        step_s: limit from the start of a step until every rank has complete gradients.
 
     Raises:
-        ValueError: microbatches that ranks cannot split, weights sharded among unequally many ranks, a
-            level of sharding that there is not, clipping, templates of another model.
+        ValueError: microbatches that ranks cannot split, weights sharded among unequal numbers of ranks, an
+            unsupported level of sharding, clipping, templates of another model.
     """
 
     model: ModelGraph
@@ -137,7 +139,7 @@ class ElasticJob:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether a rank keeps parts of weights only."""
+        """Whether a rank has only parts of weights."""
         return self.sharding is Sharding.PARAMETERS
 
     @property
@@ -146,12 +148,12 @@ class ElasticJob:
 
     @cached_property
     def stage_widths(self) -> tuple[int, ...]:
-        """How many ranks stages have, ascending."""
+        """Numbers of ranks of stages, ascending."""
         return tuple(sorted({s.num_gpus for t in self.templates.templates for s in t.stages}))
 
     @property
     def lanes(self) -> int:
-        """Parts of a microbatch that a pipeline works on beside each other: every width divides them."""
+        """Number of parts of a microbatch that a pipeline processes in parallel: every width divides it."""
         return lcm(*self.stage_widths)
 
     @property
@@ -163,7 +165,7 @@ class ElasticJob:
         return len(self.batch(0)) // self.samples_per_microbatch
 
     def layer_bytes(self) -> tuple[int, ...]:
-        """[L] weights and optimizer state of each layer of the chain."""
+        """[L] bytes of weights and optimizer state of each layer of the chain."""
         return tuple(
             STATES_PER_WEIGHT
             * self.precision.num_bytes
@@ -183,16 +185,16 @@ def members_of(layout: NodeLayout, ranks_per_node: int) -> tuple[Member, ...]:
 
 
 def held_by(job: ElasticJob, layout: NodeLayout) -> dict[Member, tuple[int, ...]]:
-    """Chain layers of every process."""
-    held: dict[Member, tuple[int, ...]] = {}
+    """Process -> the layers of the chain that it has."""
+    layers_of: dict[Member, tuple[int, ...]] = {}
     for pipeline in layout.pipelines:
         members = members_of(NodeLayout(pipelines=(pipeline,)), job.ranks_per_node)
         stages = job.templates.of_size(len(pipeline)).stages
-        held.update(
+        layers_of.update(
             (member, tuple(range(stage.first, stage.end)))
             for member, stage in zip(members, _per_rank(stages), strict=True)
         )
-    return held
+    return layers_of
 
 
 def _per_rank(stages: Sequence[TemplateStage]) -> Iterator[TemplateStage]:
@@ -201,13 +203,13 @@ def _per_rank(stages: Sequence[TemplateStage]) -> Iterator[TemplateStage]:
 
 
 def plan_step(job: ElasticJob, layout: NodeLayout, batch: Sequence[Sample]) -> Plan:
-    """The plan of one step: pipelines of the layout are replicas, cut as their templates say.
+    """The plan of one step: pipelines of the layout are replicas, partitioned by their templates.
 
     Microbatches are consecutive samples, assigned to pipelines by Eq. 2.6 of the Oobleck chapter. Where
-    stages have several ranks, their pipeline is several replicas beside each other, of which each takes
-    its part of the samples of every microbatch: as many as the least number that the ranks of every stage
-    divide. A rank of a stage that has fewer serves several replicas in turn, with one copy of its weights.
-    Where ranks shard weights too, they are an instance, which holds every weight once.
+    stages have several ranks, their pipeline is several parallel replicas, each with its part of the samples
+    of every microbatch; their number is the least common multiple of the stages' numbers of ranks. A rank of
+    a stage with fewer ranks serves several replicas in turn, with one copy of its weights. Ranks that shard
+    parameters are an instance, which has every weight once.
 
     Raises:
         ValueError: fewer microbatches than pipelines, samples that do not fill microbatches.

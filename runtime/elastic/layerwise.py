@@ -1,4 +1,4 @@
-"""Sums each layer's gradients over its ranks while earlier layers are still in their backward."""
+"""Sums each layer's gradients over its ranks, overlapping the backward of earlier layers."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -16,13 +16,13 @@ from workbench.schedule.action import Action
 
 
 class LayerwiseGradients(Gradients):
-    """Gradients whose sums start inside the last backward of their stage.
+    """Gradients whose reduction starts within the last backward of their stage.
 
-    Oobleck chapter, section 2.6.1: layers are synchronised one by one, each with the peers that hold
-    it, and the communication overlaps the computation. A hook on every weight says when its gradient is
-    whole. All ranks start their sums in the plan's order of groups, so that ranks of two groups never wait
-    for each other; a layer that is whole before its turn waits for it. What no hook reports, a
-    weight that the last microbatch did not reach, follows where the program reduces the stage.
+    Oobleck chapter, section 2.6.1: layers are synchronised one by one, each with the peers that have it,
+    and communication overlaps computation. A hook on every weight reports that its gradient is complete. All
+    ranks start their sums in the plan's order of groups, so that ranks of two groups never wait for each
+    other; a layer that completes early waits for its turn. A weight that the last microbatch did not reach
+    triggers no hook; it follows where the program reduces the stage.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class LayerwiseGradients(Gradients):
         self._hooks: list[RemovableHandle] = []
 
     def watch(self, stage: int) -> None:
-        """The stage's last backward is next: a gradient that it adds to is whole."""
+        """Announce the stage's last backward, after which gradients are complete."""
         for weight in self._modules[stage].parameters():
             if id(weight) in self._group_of:
                 hook = weight.register_post_accumulate_grad_hook(self._note_whole)
                 self._hooks.append(hook)
 
     def reduce(self, action: Action) -> None:
-        """Start the sums of the action's groups that have not started, in their turn."""
+        """Start the sums of those of the action's groups that have not started yet, in order."""
         for index, planned in self._action.items():
             if planned == action:
                 self._missing[index].clear()
@@ -84,12 +84,12 @@ class LayerwiseGradients(Gradients):
 def last_backwards(
     program: Sequence[Action], equal: Mapping[int, tuple[int, ...]] = MappingProxyType({})
 ) -> dict[int, int]:
-    """Position in a rank's program -> stage whose gradients are whole when the backward there has run.
+    """Position of a backward in a rank's program -> stage whose gradients it completes.
 
-    None for a stage whose weight gradients come apart from its input gradients.
+    Stages whose weight gradients are computed apart from input gradients are absent.
 
     Args:
-        equal: stage -> those that add to the same gradients, where there are several.
+        equal: stage -> stages that accumulate into the same gradients, where there are several.
     """
     stages = dict.fromkeys(action.stage for action in program if action.stage is not None)
     last = {stage: last_backward(program, equal.get(stage, (stage,))) for stage in stages}

@@ -1,4 +1,4 @@
-"""A job's ranks on this machine as nodes, as `elastic` was told to train on, and what will happen to them."""
+"""A job's ranks on this machine grouped into nodes, as the options of `elastic` say, and their events."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ MOST_PROCESSES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Happens:
-    """A trace, and how it is laid onto steps."""
+    """A trace, and how its time maps to steps."""
 
     trace: Availability
     step_s: float
@@ -26,16 +26,16 @@ class Happens:
 
     @property
     def num_steps(self) -> int:
-        """Until its last event has happened."""
+        """Number of steps until its last event has happened."""
         return int((self.trace.end_s - self.trace.events[0].time_s) // self.step_s) + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A job of this machine's ranks as nodes.
+    """A job on this machine's ranks, grouped into nodes.
 
     Raises:
-        ValueError: what elastic training does not do; the message names it.
+        ValueError: what elastic training does not support; the message names it.
     """
 
     job: Job
@@ -65,7 +65,7 @@ class Shape:
 
     @property
     def num_nodes(self) -> int:
-        """At most."""
+        """Maximum number of nodes."""
         if self.nodes is not None:
             return self.nodes
         if self.trace is not None:
@@ -77,12 +77,12 @@ class Shape:
         return self.job.cluster.nodes[0].num_cores or 1
 
     def on_nodes(self) -> Job:
-        """The job on a cluster of such nodes; each has its ranks' part of the machine's memory."""
+        """The job on a cluster of such nodes; each has its ranks' share of the machine's memory."""
         return on_process_nodes(self.job, num_nodes=self.num_nodes, ranks_per_node=self.ranks_per_node)
 
 
 def _check_job(job: Job) -> None:
-    """Everything that the job says is done, or refused."""
+    """Raise ValueError for settings of a job that elastic training does not support."""
     where = f"elastic: job {job.name!r}"
     if not is_local(job):
         raise ValueError(f"{where}: nodes are processes of this machine; want cluster.local: ranks and cores")
@@ -111,10 +111,10 @@ def _check_job(job: Job) -> None:
 def parsed_trace(
     trace: Path | None, step_s: float | None, event: list[str] | None, notice_s: float
 ) -> Happens | None:
-    """The trace that the options name; None: they name none.
+    """The trace that the options name; None if they name none.
 
     Raises:
-        ValueError: options that do not belong together, seconds that make no steps, an empty trace.
+        ValueError: options that exclude each other, invalid seconds per step, an empty trace.
     """
     if trace is None:
         if step_s is not None or notice_s:
@@ -124,21 +124,21 @@ def parsed_trace(
         raise ValueError("elastic: --trace and --event exclude each other")
     if step_s is None:
         raise ValueError("elastic: --trace wants --step-s, the seconds of it that a step stands for")
-    found = parse_trace(trace.name, read_bounded(trace))
-    if not found.events:
+    availability = parse_trace(trace.name, read_bounded(trace))
+    if not availability.events:
         raise ValueError(f"{trace}: no node ever joins; those of its first instant are there at the start")
     if not 0 < step_s < float("inf") or not 0 <= notice_s < float("inf"):
         raise ValueError(f"elastic: want --step-s > 0 and --notice-s >= 0, got {step_s} and {notice_s}")
-    return Happens(trace=found, step_s=step_s, notice_s=notice_s)
+    return Happens(trace=availability, step_s=step_s, notice_s=notice_s)
 
 
 def last_step(steps: int | None, happens: Happens | None, start: Progress | None) -> int:
-    """How many steps there are in all; ValueError where they are taken already."""
+    """Total number of steps; ValueError where they are taken already."""
     until = steps if steps is not None else STEPS if happens is None else happens.num_steps
     begun = 0 if start is None else start.step
     if until <= begun:
-        taken = f", {begun} are taken already" if begun else ""
-        raise ValueError(f"elastic: want --steps {begun + 1} or more, got {until}{taken}")
+        suffix = f", {begun} are taken already" if begun else ""
+        raise ValueError(f"elastic: want --steps {begun + 1} or more, got {until}{suffix}")
     return until
 
 
@@ -151,28 +151,30 @@ def events_of(
     steps: int,
     warn: Callable[[str], None],
 ) -> StepEvents:
-    """What happens to the nodes, as listed or as the trace says.
+    """Events of the nodes, from the options or the trace.
 
     Args:
-        warn: called about events that come too late, and nodes that are too many.
+        warn: called for events that come too late, and for too many nodes.
 
     Raises:
-        ValueError: what `told_events` and `traced_events` refuse, or more nodes at the start than `--nodes`.
+        ValueError: as `told_events` and `traced_events`, or more nodes at the start than `--nodes`.
     """
-    most = shape.num_nodes
+    num_nodes = shape.num_nodes
     if happens is None:
-        found = told_events(event, most, first=first, steps=steps)
+        events = told_events(event, num_nodes, first=first, steps=steps)
     else:
-        found, num_late = traced_events(
+        events, num_late = traced_events(
             happens.trace, happens.step_s, happens.notice_s, first=first, steps=steps
         )
         if num_late:
             warn(f"{happens.trace.name}: {num_late} events come after {steps} steps, and do not happen")
-    if len(found.start) > most:
+    if len(events.start) > num_nodes:
         raise ValueError(
-            f"elastic: {len(found.start)} nodes are there at the start, templates are planned for {most}: "
-            f"want --nodes {len(found.start)}"
+            f"elastic: {len(events.start)} nodes are there at the start, "
+            f"templates are planned for {num_nodes}: want --nodes {len(events.start)}"
         )
-    if found.most_nodes > most:
-        warn(f"up to {found.most_nodes} nodes are there; those beyond {most} wait for room, see --nodes")
-    return found
+    if events.most_nodes > num_nodes:
+        warn(
+            f"up to {events.most_nodes} nodes are there; those beyond {num_nodes} wait for room, see --nodes"
+        )
+    return events

@@ -1,4 +1,4 @@
-"""One process of an elastic job: worlds come and go, weights and moments stay."""
+"""One process of an elastic job, which keeps weights and moments while worlds change."""
 
 import multiprocessing.connection as mpc
 import os
@@ -26,9 +26,9 @@ from runtime.elastic.orders import (
     Order,
     Paused,
     Ready,
+    Reply,
     Save,
     Saved,
-    Told,
     TrainStep,
     Vote,
     moment_of,
@@ -41,20 +41,20 @@ from runtime.world.local_world import join_here
 from runtime.world.mesh import Mesh
 
 SEVER_EVERY_S = 0.02
-MOST_TEXT = 2000  # characters of an error or a trace that are told
-TORN = 3  # exit code: the update was cut off in its middle, so this state is of no use
+MOST_TEXT = 2000  # characters of an error or a trace that are reported
+TORN = 3  # exit code: the update was interrupted, so this state is invalid
 
 
 class _StoppedError(RankError):
-    """The supervisor said PAUSE where a COMMIT was waited for."""
+    """The supervisor sent PAUSE instead of the expected COMMIT."""
 
 
 class MemberProcess:
-    """The life of one process: it obeys orders and answers them.
+    """A process that executes the supervisor's orders and replies to them.
 
-    A thread reads the orders, because a PAUSE must be heard while the process waits for a rank
-    that is gone: it interrupts the wait, and severs all connections, so that the peers' waits and those
-    that were left behind end too; again and again, since a connection may just be being made.
+    A thread reads the orders, because a PAUSE must be received while the process waits for a lost rank: it
+    interrupts the wait and severs all connections, so that the peers' waits and abandoned ones end too;
+    repeatedly, since a connection may just be being opened.
 
     Args:
         moment: a shared integer, see `Moment`.
@@ -69,10 +69,10 @@ class MemberProcess:
         self._held: Holdings = {}
         self._step: int | None = None
         self._world: World | None = None
-        self._is_fresh = False  # the world's weights are not those held yet
+        self._is_fresh = False  # the world's weights are not yet the kept ones
 
     def live(self) -> None:
-        """Obey until the supervisor ends this process, or is gone itself."""
+        """Execute orders until the supervisor ends this process, or is gone itself."""
         threading.Thread(target=self._listen, name="orders", daemon=True).start()
         while True:
             order = self._orders.get()
@@ -84,7 +84,7 @@ class MemberProcess:
                 if self._world is not None and not self._world.is_at(self._step):
                     os._exit(TORN)
                 trace = "".join(traceback.format_exception(error))[-MOST_TEXT:]
-                self._tell(Broken(text=_line_of(error), trace=trace))
+                self._reply(Broken(text=_line_of(error), trace=trace))
 
     def _listen(self) -> None:
         while True:
@@ -106,15 +106,15 @@ class MemberProcess:
             case TrainStep():
                 self._train(order)
             case Save():
-                self._tell(Saved(number=order.number, problem=self._save(order)))
+                self._reply(Saved(number=order.number, problem=self._save(order)))
             case Order.PAUSE:
                 self._pause()
             case _:
                 raise ValueError(f"an order out of turn: {order}")
 
-    def _tell(self, told: Told) -> None:
+    def _reply(self, reply: Reply) -> None:
         self._moment.value = Moment.IDLE
-        self._pipe.send_bytes(pickle.dumps(told))
+        self._pipe.send_bytes(pickle.dumps(reply))
 
     def _begin(self, order: Begin) -> None:
         if self._held and self._step != order.step:
@@ -144,7 +144,7 @@ class MemberProcess:
         num_bytes = self._receive(order.moves, mesh, empty)
         self._step, self._is_fresh = order.step, True
         copying_s = time.perf_counter() - start_s
-        self._tell(Ready(groups_s=groups_s, copying_s=copying_s, num_bytes=num_bytes))
+        self._reply(Ready(groups_s=groups_s, copying_s=copying_s, num_bytes=num_bytes))
 
     def _fetch(self, order: Fetch) -> None:
         assert self._world is not None, "the supervisor knows who is in a world"
@@ -154,7 +154,7 @@ class MemberProcess:
         arriving = dict.fromkeys(move.owner for move in order.moves if move.destination_rank == mesh.rank)
         empty = empty_layers(self._job, read_lowered(order.plan).plan, mesh.rank, arriving)
         num_bytes = self._receive(order.moves, mesh, empty)
-        self._tell(Fetched(copying_s=time.perf_counter() - start_s, num_bytes=num_bytes))
+        self._reply(Fetched(copying_s=time.perf_counter() - start_s, num_bytes=num_bytes))
 
     def _receive(self, moves: Sequence[Move], mesh: Mesh, empty: Holdings) -> int:
         arrived, num_bytes = carry_out(moves, mesh.rank, self._held, empty, clock=mesh.clock)
@@ -178,7 +178,7 @@ class MemberProcess:
             self._moment.value = moment
 
         def vote(loss: float) -> None:
-            self._tell(Vote(step=order.step, loss=loss))
+            self._reply(Vote(step=order.step, loss=loss))
             self._moment.value = Moment.VOTED
             answer = self._orders.get()
             if answer is not Order.COMMIT:
@@ -190,7 +190,7 @@ class MemberProcess:
         self._moment.value = Moment.IDLE
 
     def _save(self, order: Save) -> str | None:
-        """Why it could not be done; None: it was."""
+        """Write a save; returns why it failed, None if it did not."""
         try:
             write_state(order.folder, {owner: self._held[owner] for owner in order.owners})
         except Exception as error:
@@ -198,11 +198,11 @@ class MemberProcess:
         return None
 
     def _pause(self) -> None:
-        """Weights and moments stay; everything else goes."""
+        """Drop everything but weights and moments."""
         self._leave()
         self._pausing.set()
         self._gloo.allow()
-        self._tell(Paused(step=self._step if self._held else None))
+        self._reply(Paused(step=self._step if self._held else None))
 
     def _leave(self) -> None:
         if self._world is not None:
@@ -212,7 +212,7 @@ class MemberProcess:
 
 
 def _line_of(error: Exception) -> str:
-    """What an error says, in one line that a pipe holds."""
+    """An error's message, in one line that fits a pipe."""
     return (" ".join(str(error).split()) or type(error).__name__)[:MOST_TEXT]
 
 

@@ -1,4 +1,4 @@
-"""Which process gets which layer from which other one: weights and moments on their way, and in files."""
+"""Transfers of layers between processes, weights and moments, and their storage in files."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from runtime.elastic.job import ElasticJob, Member, held_by, members_of
 from runtime.state.tensor_files import keys_in, read_tensors, write_tensors
-from runtime.step.fsdp.weights import places
+from runtime.step.fsdp.weights import split_flat
 from runtime.world.clock import Awaited, Clock
 from workbench.elastic.copies import Copy
 from workbench.elastic.layout import NodeLayout
@@ -19,7 +19,7 @@ from workbench.elastic.layout import NodeLayout
 
 Owner = tuple[str, int]  # module, layer of it
 CPU = torch.device("cpu")
-PLACES = ("weight", "first_moment", "second_moment")  # in files
+PLACES = ("weight", "first_moment", "second_moment")  # names in files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +39,9 @@ Holdings = dict[Owner, LayerState]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A part of a layer's state from one rank of a world to another; `number` is the message's tag.
+    """Transfer of a part of a layer's state between two ranks of a world; `number` is the message's tag.
 
-    Of all its numbers laid end to end, those from first / whole to end / whole.
+    The part is the fraction from first / whole to end / whole of the concatenated state.
     """
 
     number: int
@@ -53,22 +53,22 @@ class Move:
     whole: int = 1
 
     def span(self, num_elements: int) -> slice:
-        """Of a state of so many numbers; neighbouring parts meet, whatever the number is."""
+        """The part of a state of `num_elements`; neighbouring parts are contiguous for any number."""
         return slice(self.first * num_elements // self.whole, self.end * num_elements // self.whole)
 
 
 def moves_between(
     job: ElasticJob, before: NodeLayout, after: NodeLayout, copies: Sequence[Copy], world: NodeLayout
 ) -> tuple[Move, ...]:
-    """Copies between nodes as moves between ranks; within a node a layer comes from where it was.
+    """Moves between ranks, from copies between nodes; within a node a layer comes from its own processes.
 
-    Where several ranks of a node held a layer, they take turns to give it: the i-th of a stage to the i-th,
-    whose part of sharded weights is the same.
+    Where several ranks of a node had a layer, each sends it in turn: the i-th of a stage to the i-th, whose
+    part of sharded weights is the same.
 
     Args:
-        before, after: what every node held and is to hold.
+        before, after: layouts before and after the change.
         copies: from `copies_between`.
-        world: whose ranks carry them out.
+        world: layout of the ranks that execute the moves.
     """
     had, needs = held_by(job, before), held_by(job, after)
     rank_of = {member: rank for rank, member in enumerate(members_of(world, job.ranks_per_node))}
@@ -107,7 +107,7 @@ def moves_between(
 def _parts(
     stripes: Sequence[Copy], at: Mapping[tuple[str, int], list[Member]]
 ) -> list[tuple[list[Member], int, int, int]]:
-    """(who may give it, first, end, whole) of each part of a layer."""
+    """(possible senders, first, end, whole) of each part of a layer."""
     whole = max(1, sum(copy.num_bytes for copy in stripes))
     ends = [copy.first_byte + copy.num_bytes for copy in stripes]
     ends[-1] = whole
@@ -125,16 +125,16 @@ def carry_out(
     *,
     clock: Clock,
 ) -> tuple[Holdings, int]:
-    """This rank's part of all moves at once: the layers that arrived, and the bytes received.
+    """Execute this rank's part of all moves; the layers that arrived, and the bytes received.
 
     Args:
-        held: what this rank has to give.
-        empty: of every layer it gets, tensors to be filled.
+        held: layers that this rank can send.
+        empty: tensors to fill, of every layer that it receives.
         clock: of this rank.
 
     Raises:
-        RankError: a layer did not come or go in time, or the peer is gone.
-        ValueError: a layer to give that this rank does not hold.
+        RankError: a transfer did not end in time, or the peer is gone.
+        ValueError: a layer to send that this rank does not have.
     """
     works: list[tuple[Move, dist.Work]] = []
     giving: dict[Owner, Tensor] = {}
@@ -145,7 +145,7 @@ def carry_out(
                 raise ValueError(f"rank {rank} does not hold layer {move.owner} that it is to give")
             if move.owner not in giving:
                 giving[move.owner] = torch.cat(
-                    [each.detach().reshape(-1) for each in _tensors(held[move.owner])]
+                    [tensor.detach().reshape(-1) for tensor in _tensors(held[move.owner])]
                 )
             flat_N = giving[move.owner]
             part = flat_N[move.span(len(flat_N))]
@@ -153,7 +153,7 @@ def carry_out(
         elif move.destination_rank == rank:
             if move.owner not in arriving:
                 whole = list(_tensors(empty[move.owner]))
-                numel = sum(each.numel() for each in whole)
+                numel = sum(tensor.numel() for tensor in whole)
                 arriving[move.owner] = torch.empty(numel, dtype=whole[0].dtype)
             flat_N = arriving[move.owner]
             part = flat_N[move.span(len(flat_N))]
@@ -179,20 +179,20 @@ def _tensors(state: LayerState) -> Iterator[Tensor]:
 
 def _fill(state: LayerState, flat_N: Tensor) -> None:
     tensors = list(_tensors(state))
-    for tensor, place_N in zip(tensors, places(flat_N, tensors), strict=True):
-        tensor.copy_(place_N.view_as(tensor))
+    for tensor, part_N in zip(tensors, split_flat(flat_N, tensors), strict=True):
+        tensor.copy_(part_N.view_as(tensor))
 
 
 def write_state(folder: Path, held: Holdings) -> None:
-    """A folder with these layers."""
+    """Write these layers to a folder."""
     write_tensors(folder, dict(_keyed(held)))
 
 
 def read_state(folder: Path, empty: Holdings) -> None:
-    """Fill tensors from the folders in `folder`, each layer from the one that has it.
+    """Fill tensors from the subfolders of `folder`, each layer from the one that contains it.
 
     Raises:
-        ValueError: a layer that none of them has.
+        ValueError: a layer that none of them contains.
     """
     missing = dict(_keyed(empty))
     for part in sorted(path for path in folder.iterdir() if path.is_dir()):

@@ -1,4 +1,4 @@
-"""The processes of all nodes on this machine: started, told, heard, and ended node by node."""
+"""The processes of all nodes on this machine, as the supervisor starts, orders, awaits and ends them."""
 
 import gc
 import multiprocessing
@@ -20,7 +20,7 @@ import torch
 from runtime.elastic.job import ElasticJob, Member
 from runtime.elastic.member import live
 from runtime.elastic.moves import Owner
-from runtime.elastic.orders import Broken, Moment, Order, Paused, Save, Saved, Told
+from runtime.elastic.orders import Broken, Moment, Order, Paused, Reply, Save, Saved
 from workbench.stopped import LOOK_EVERY_S, StopWatch
 from workbench.supervised import Parent, as_parent, end_with
 from workbench.termination import ended_by_default, forking
@@ -37,17 +37,17 @@ class _Process:
 
 
 @dataclass(slots=True)
-class Heard:
-    """What came until all had answered, one was in trouble, or time was up.
+class Replies:
+    """Replies that arrived until all had answered, one had failed, or time was up.
 
     Args:
-        answers: of the kind that was waited for.
-        broken: failures that processes told of; the cause may be another process.
+        answers: of the expected kind.
+        broken: failures that processes reported; the cause may be another process.
         gone: processes whose connection broke.
-        silent: those that have said nothing.
+        silent: processes that have not replied.
     """
 
-    answers: dict[Member, Told] = field(default_factory=dict)
+    answers: dict[Member, Reply] = field(default_factory=dict)
     broken: dict[Member, Broken] = field(default_factory=dict)
     gone: list[Member] = field(default_factory=list)
     silent: list[Member] = field(default_factory=list)
@@ -61,20 +61,20 @@ class Heard:
         if self.gone:
             return f"{self.gone[0]} is gone"
         if self.broken:
-            member, told = next(iter(self.broken.items()))
-            return f"{member}: {told.text}"
+            member, failure = next(iter(self.broken.items()))
+            return f"{member}: {failure.text}"
         return f"no answer from {', '.join(map(str, self.silent))}"
 
 
 class Nodes:
-    """A node is all its processes: when one of them ends, the others are ended too.
+    """All nodes. A node is all its processes: when one of them ends, the others are ended too.
 
-    Processes are forked from this one, which has imported torch already. Every wait is bounded,
-    and no message is long enough to block its sender.
+    Processes are forked from this one, which has already imported torch. Every wait is bounded, and no
+    message is long enough to block its sender.
 
     Args:
-        logs: folder for what processes write to standard error: gloo and torch report every
-            connection that breaks, and here connections are broken on purpose.
+        logs: folder for the processes' standard error: gloo and torch report every broken connection, and
+            here connections are broken on purpose.
     """
 
     def __init__(self, job: ElasticJob, logs: Path) -> None:
@@ -82,13 +82,13 @@ class Nodes:
         self._context = multiprocessing.get_context("fork")
         self._processes: dict[Member, _Process] = {}
         self._saves = count(1)
-        torch.set_num_threads(1)  # a forked child must not inherit a thread pool that it does not have
+        torch.set_num_threads(1)  # a forked child would inherit a thread pool without its threads
 
     def start(self, node: str) -> None:
         """Start all processes of a node.
 
         Raises:
-            ValueError: it is there already.
+            ValueError: the node already exists.
         """
         if any(member.node == node for member in self._processes):
             raise ValueError(f"node {node!r} is there already")
@@ -96,75 +96,79 @@ class Nodes:
             self._processes[Member(node=node, slot=slot)] = self._fork(f"{node}.{slot}")
 
     def process_ids(self, node: str) -> tuple[int, ...]:
-        """Of a node, in the order of its ranks; empty when it is gone."""
+        """Process ids of a node, in the order of its ranks; empty when it is gone."""
         return tuple(
-            held.process.pid or 0 for member, held in list(self._processes.items()) if member.node == node
+            process.process.pid or 0
+            for member, process in list(self._processes.items())
+            if member.node == node
         )
 
     def moments(self, node: str) -> tuple[Moment, ...]:
-        """What the processes of a node are doing."""
+        """Current activities of the processes of a node."""
         return tuple(
-            Moment(held.moment.value) for member, held in list(self._processes.items()) if member.node == node
+            Moment(process.moment.value)
+            for member, process in list(self._processes.items())
+            if member.node == node
         )
 
     def send(self, member: Member, order: object) -> None:
-        """Returns at once; a process that is gone is noticed when it is waited for."""
-        held = self._processes.get(member)
-        if held is not None:
+        """Send an order without waiting; a lost process is detected when its reply is awaited."""
+        process = self._processes.get(member)
+        if process is not None:
             with suppress(OSError):
-                held.pipe.send_bytes(pickle.dumps(order))
+                process.pipe.send_bytes(pickle.dumps(order))
 
-    def gather(self, members: Iterable[Member], kind: type[Told], within_s: float) -> Heard:
-        """Wait for one answer of a kind from each, and no longer when one is broken or gone.
+    def gather(self, members: Iterable[Member], kind: type[Reply], within_s: float) -> Replies:
+        """Wait for a reply of a kind from each member, until one is broken or gone.
 
-        What else comes is of an earlier order, and dropped.
+        Replies to earlier orders are dropped.
         """
         return self._gather(
             members,
-            lambda told: isinstance(told, kind),
+            lambda reply: isinstance(reply, kind),
             within_s,
-            lambda heard: bool(heard.broken or heard.gone),
+            lambda replies: bool(replies.broken or replies.gone),
         )
 
-    def pause(self, members: Iterable[Member], within_s: float) -> Heard:
-        """Stop all of them; failures that they told of before do not count."""
+    def pause(self, members: Iterable[Member], within_s: float) -> Replies:
+        """Pause all members; failures that they reported before are ignored."""
         members = list(members)
         for member in members:
             self.send(member, Order.PAUSE)
-        return self._gather(members, lambda told: isinstance(told, Paused), within_s, lambda heard: False)
+        return self._gather(members, lambda reply: isinstance(reply, Paused), within_s, lambda replies: False)
 
-    def save(self, parts: Mapping[Member, tuple[Path, tuple[Owner, ...]]], within_s: float) -> Heard:
-        """Have each write layers to a folder, and wait for all of them, whatever becomes of one.
+    def save(self, parts: Mapping[Member, tuple[Path, tuple[Owner, ...]]], within_s: float) -> Replies:
+        """Have each member write layers to a folder, and wait for all of them, even if one fails.
 
-        Who has answered, or is gone, writes no more. An answer to an earlier save is dropped.
+        A member that has replied, or is gone, no longer writes. Replies to earlier saves are dropped.
         """
         number = next(self._saves)
         for member, (folder, owners) in parts.items():
             self.send(member, Save(number=number, folder=folder, owners=owners))
         return self._gather(
             parts,
-            lambda told: isinstance(told, Saved) and told.number == number,
+            lambda reply: isinstance(reply, Saved) and reply.number == number,
             within_s,
-            lambda heard: False,
+            lambda replies: False,
         )
 
     def _gather(
         self,
         members: Iterable[Member],
-        is_answer: Callable[[Told], bool],
+        is_answer: Callable[[Reply], bool],
         within_s: float,
-        is_over: Callable[[Heard], bool],
-    ) -> Heard:
-        heard, deadline = Heard(), time.monotonic() + within_s
+        is_over: Callable[[Replies], bool],
+    ) -> Replies:
+        replies, deadline = Replies(), time.monotonic() + within_s
         waiting: dict[mpc.Connection, Member] = {}
         for member in members:
-            held = self._processes.get(member)
-            if held is None:
-                heard.gone.append(member)
+            process = self._processes.get(member)
+            if process is None:
+                replies.gone.append(member)
             else:
-                waiting[held.pipe] = member
+                waiting[process.pipe] = member
         watch = StopWatch()
-        while waiting and not is_over(heard):
+        while waiting and not is_over(replies):
             left_s = deadline - time.monotonic()
             ready = mpc.wait(list(waiting), timeout=min(max(0.0, left_s), LOOK_EVERY_S))
             if not ready and left_s <= 0:
@@ -172,13 +176,13 @@ class Nodes:
             self._end_stopped(watch, waiting.values())
             for pipe in ready:
                 assert isinstance(pipe, mpc.Connection)
-                self._hear(pipe, waiting, is_answer, heard)
-        if not is_over(heard):
-            heard.silent = list(waiting.values())
-        return heard
+                self._receive(pipe, waiting, is_answer, replies)
+        if not is_over(replies):
+            replies.silent = list(waiting.values())
+        return replies
 
     def _end_stopped(self, watch: StopWatch, members: Iterable[Member]) -> None:
-        """Kill those that have been stopped for long: their connections break, as those of any that die."""
+        """Kill processes that have been stopped for long, so that their connections break."""
         by_id = {self._processes[member].process.pid or 0: member for member in members}
         for pid in watch.stopped(by_id):
             self._processes[by_id[pid]].process.kill()
@@ -186,45 +190,45 @@ class Nodes:
                 f"{by_id[pid]}, process {pid}: stopped by a signal and not continued, so killed\n"
             )
 
-    def _hear(
+    def _receive(
         self,
         pipe: mpc.Connection,
         waiting: dict[mpc.Connection, Member],
-        is_answer: Callable[[Told], bool],
-        heard: Heard,
+        is_answer: Callable[[Reply], bool],
+        replies: Replies,
     ) -> None:
         try:
-            told = pickle.loads(pipe.recv_bytes())
+            reply = pickle.loads(pipe.recv_bytes())
         except (EOFError, OSError):
-            heard.gone.append(waiting.pop(pipe))
+            replies.gone.append(waiting.pop(pipe))
             return
-        if is_answer(told):
-            heard.answers[waiting.pop(pipe)] = told
-        elif isinstance(told, Broken):
-            heard.broken[waiting[pipe]] = told
+        if is_answer(reply):
+            replies.answers[waiting.pop(pipe)] = reply
+        elif isinstance(reply, Broken):
+            replies.broken[waiting[pipe]] = reply
 
     def dead(self, nodes: Iterable[str]) -> tuple[str, ...]:
-        """Those of the nodes of which a process has ended."""
+        """Those of the given nodes of which a process has ended."""
         alive = {member.node for member in self._processes} - {
-            member.node for member, held in self._processes.items() if not held.process.is_alive()
+            member.node for member, process in self._processes.items() if not process.process.is_alive()
         }
         return tuple(node for node in nodes if node not in alive)
 
     def end(self, nodes: Iterable[str]) -> None:
-        """Kill what is left of nodes."""
+        """Kill all remaining processes of nodes."""
         gone = set(nodes)
         ended = [member for member in self._processes if member.node in gone]
         for member in ended:
             self._processes[member].process.kill()
         for member in ended:
-            held = self._processes.pop(member)
-            held.process.join(JOIN_S)
-            if held.process.is_alive():
-                sys.stderr.write(f"{member}, process {held.process.pid}: killed, and does not end\n")
-            held.pipe.close()
+            process = self._processes.pop(member)
+            process.process.join(JOIN_S)
+            if process.process.is_alive():
+                sys.stderr.write(f"{member}, process {process.process.pid}: killed, and does not end\n")
+            process.pipe.close()
 
     def close(self) -> None:
-        """End everything."""
+        """End all nodes."""
         self.end({member.node for member in self._processes})
 
     def _fork(self, name: str) -> _Process:
@@ -246,6 +250,6 @@ def _serve(job: ElasticJob, pipe: mpc.Connection, moment: Any, log: Path, parent
     end_with(parent)
     with log.open("wb") as file:
         os.dup2(file.fileno(), STDERR)
-    gc.freeze()  # what the parent had imported is not looked through again by every collection
+    gc.freeze()  # collections then skip everything that the parent has imported
     ended_by_default()
     live(job, pipe, moment)

@@ -1,6 +1,6 @@
-"""What a supervisor orders its processes to do, and what they answer.
+"""Orders of a supervisor to its processes, and their replies.
 
-Messages are small, so that neither side can be blocked by a full pipe; plans and states travel as files.
+Messages are small, so that a full pipe never blocks either side; plans and states are passed as files.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from workbench.schedule.action import MEANING, Activity, Pass
 
 
 class Moment(IntEnum):
-    """What a process is doing; it writes it where its supervisor can read it."""
+    """Activity of a process, which it writes to memory that its supervisor can read."""
 
     IDLE = 0
     GROUPS = 1
@@ -25,7 +25,7 @@ class Moment(IntEnum):
 
 
 def moment_of(kind: Pass) -> Moment:
-    """What a process is doing while it does an action of its program."""
+    """Activity of a process during an action of its program."""
     meaning = MEANING[kind]
     if meaning.weights:
         return Moment.GATHERING
@@ -37,21 +37,21 @@ def moment_of(kind: Pass) -> Moment:
 class Order(Enum):
     """Orders without content."""
 
-    COMMIT = "commit"  # all gradients are whole: take the step
-    PAUSE = "pause"  # drop everything but weights and moments, and answer
+    COMMIT = "commit"  # all gradients are complete: update the weights
+    PAUSE = "pause"  # drop everything but weights and moments, and reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """Form a world, get the layers that are missing.
+    """Form a world and receive missing layers.
 
     Args:
-        rendezvous: file, new for every attempt, where the ranks leave their addresses.
+        rendezvous: file in which ranks publish their addresses, new for every attempt.
         rank: of this process.
-        plan: file of the pickled lowered plan of a step on the new layout; the next one's, or another's.
-        step: optimizer steps that all held state has seen.
+        plan: file with the pickled lowered plan of some step on the new layout.
+        step: optimizer steps that all kept state has seen.
         moves: between ranks of the new world.
-        start: where state comes from when nobody holds any: a checkpoint, or None for the seed.
+        start: origin of the state when no process has any: a checkpoint, or None for the seed.
     """
 
     rendezvous: Path
@@ -65,7 +65,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch:
-    """Get layers within the world that there is, before some of its ranks leave it."""
+    """Receive layers within the current world, before some of its ranks leave it."""
 
     plan: Path
     moves: tuple[Move, ...]
@@ -73,7 +73,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainStep:
-    """Run the step up to whole gradients, vote, wait for the commit."""
+    """Run the step until gradients are complete, vote, and wait for the commit."""
 
     step: int
     plan: Path
@@ -84,7 +84,7 @@ class Save:
     """Write these layers to a new folder.
 
     Args:
-        number: of the save, which the answer repeats.
+        number: of the save, repeated in the reply.
     """
 
     number: int
@@ -94,7 +94,7 @@ class Save:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """World and layers are there."""
+    """The world is formed, and layers have arrived."""
 
     groups_s: float
     copying_s: float
@@ -111,7 +111,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vote:
-    """Gradients are whole; `loss` is this rank's part."""
+    """Gradients are complete; `loss` is this rank's part."""
 
     step: int
     loss: float
@@ -119,7 +119,7 @@ class Vote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
-    """Something failed; the cause may be another rank."""
+    """An order failed; the cause may be another rank."""
 
     text: str
     trace: str
@@ -127,20 +127,20 @@ class Broken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paused:
-    """Stopped, with state that has seen that many optimizer steps; None: holds nothing."""
+    """Stopped, with state that has seen `step` optimizer steps; None: without state."""
 
     step: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """The answer to a `Save`: written, or why it could not be.
+    """The reply to a `Save`: written, or the problem why not.
 
-    A process whose disk is full is not broken: it trains on.
+    A process with a full disk is not broken: it continues training.
     """
 
     number: int
     problem: str | None = None
 
 
-Told = Ready | Fetched | Vote | Broken | Paused | Saved
+Reply = Ready | Fetched | Vote | Broken | Paused | Saved

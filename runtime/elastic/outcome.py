@@ -1,4 +1,4 @@
-"""What became of an elastic training: predicted against measured steps, and all of it as JSON."""
+"""Result of an elastic training: predicted and measured steps, and a record of everything as JSON."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -18,9 +18,9 @@ class LayoutTimes:
     """Predicted and measured seconds of a step of one layout; None where one of them is missing.
 
     Args:
-        measured_s: from vote to vote, without steps that a change came before or into.
-        predicted_core_s, measured_core_s: core seconds of all ranks and the supervisor; the mean over the
-            same steps.
+        measured_s: from vote to vote, without steps that follow or contain a change.
+        predicted_core_s, measured_core_s: core seconds of all ranks and the supervisor, mean over the same
+            steps.
     """
 
     sizes: Sizes
@@ -35,21 +35,21 @@ class LayoutTimes:
 
     @property
     def error(self) -> float | None:
-        """Predicted over the measured median, - 1."""
+        """Relative error of the prediction, against the measured median."""
         if self.predicted_s is None or self.median_s is None:
             return None
         return self.predicted_s / self.median_s - 1
 
     @property
     def core_error(self) -> float | None:
-        """Of the core seconds: what others do on the machine changes them little."""
+        """Relative error of the core seconds, which other load on the machine affects little."""
         if self.predicted_core_s is None or not self.measured_core_s:
             return None
         return self.predicted_core_s / self.measured_core_s - 1
 
     @property
     def spread(self) -> float | None:
-        """Between the quartiles, over the median; None for fewer than four steps."""
+        """Interquartile range over the median; None for fewer than four steps."""
         if len(self.measured_s) < 4:
             return None
         low, middle, high = statistics.quantiles(self.measured_s, n=4, method="inclusive")
@@ -57,7 +57,7 @@ class LayoutTimes:
 
 
 def step_seconds(ran: Ran) -> dict[int, float]:
-    """Seconds from the vote before to its own, by step, of steps that no change came before or into."""
+    """Step -> seconds from the previous vote to its own, for steps that do not follow or contain a change."""
     changed = {change.step for change in ran.changes}
     return {
         after.step: after.end_s - before.end_s
@@ -67,49 +67,49 @@ def step_seconds(ran: Ran) -> dict[int, float]:
 
 
 def layout_times(ran: Ran, predictions: Mapping[Sizes, StepPrediction]) -> tuple[LayoutTimes, ...]:
-    """Of every layout that was foreseen or taken, in that order."""
+    """Times of every layout, predicted ones first, then others that occurred."""
     seconds = step_seconds(ran)
     order = dict.fromkeys((*predictions, *(step.sizes for step in ran.steps)))
-    found = []
+    times = []
     for sizes in order:
         steps = [done.step for done in ran.steps if done.sizes == sizes and done.step in seconds]
         core_s = [ran.core_s[step] for step in steps if step in ran.core_s]
-        foreseen = predictions.get(sizes)
-        found.append(
+        prediction = predictions.get(sizes)
+        times.append(
             LayoutTimes(
                 sizes=sizes,
-                predicted_s=None if foreseen is None else foreseen.step_s,
+                predicted_s=None if prediction is None else prediction.step_s,
                 measured_s=tuple(seconds[step] for step in steps),
-                predicted_core_s=None if foreseen is None else foreseen.core_s,
+                predicted_core_s=None if prediction is None else prediction.core_s,
                 measured_core_s=statistics.mean(core_s) if core_s else None,
             )
         )
-    return tuple(found)
+    return tuple(times)
 
 
 def detection_s(ran: Ran, change: Reshaped) -> float | None:
-    """From the first SIGKILL to the first sign of it; None where nobody was killed here."""
+    """Seconds from the first SIGKILL until it is noticed; None where no node was killed here."""
     killed_s = [ran.killed_s[node] for node in change.lost if node in ran.killed_s]
     return max(0.0, change.noticed_s - min(killed_s)) if killed_s else None
 
 
 def next_step_s(ran: Ran, change: Reshaped) -> float | None:
-    """From readiness to the vote of the step after it; None where training ended or changed before."""
+    """Seconds from readiness to the next step's vote; None where training ended or changed before."""
     ends_s = {done.step: done.end_s for done in ran.steps}
-    last = {each.step: each for each in ran.changes}
+    last = {later.step: later for later in ran.changes}
     if change.step not in ends_s or last[change.step] is not change:
         return None
     return ends_s[change.step] - change.ready_s
 
 
 def ran_record(ran: Ran, samples: int, times: Sequence[LayoutTimes]) -> dict[str, Any]:
-    """All of it as JSON; times in seconds since the first sign of the start."""
+    """Record of the training as JSON; times in seconds since the start was first noticed."""
     origin_s = ran.changes[0].noticed_s if ran.changes else 0.0
     seconds = step_seconds(ran)
     return {
         "steps": [_step_record(done, origin_s, seconds.get(done.step), samples) for done in ran.steps],
         "changes": [_change_record(ran, change, origin_s) for change in ran.changes],
-        "layouts": [_layout_record(each) for each in times],
+        "layouts": [_layout_record(layout) for layout in times],
         "cores": None if ran.cores is None else {"own": ran.cores.own, "others": ran.cores.others},
         "stopped": ran.refusal,
         "signal": None if ran.signal is None else ran.signal.name,
@@ -151,22 +151,22 @@ def _change_record(ran: Ran, change: Reshaped, origin_s: float) -> dict[str, Any
     }
 
 
-def _layout_record(found: LayoutTimes) -> dict[str, Any]:
+def _layout_record(layout: LayoutTimes) -> dict[str, Any]:
     return {
-        "pipelines": list(found.sizes),
-        "predicted_s": found.predicted_s,
-        "measured_s": found.median_s,
-        "error": found.error,
-        "quartiles_apart": found.spread,
-        "predicted_core_s": found.predicted_core_s,
-        "measured_core_s": found.measured_core_s,
-        "core_error": found.core_error,
-        "num_steps": len(found.measured_s),
+        "pipelines": list(layout.sizes),
+        "predicted_s": layout.predicted_s,
+        "measured_s": layout.median_s,
+        "error": layout.error,
+        "quartiles_apart": layout.spread,
+        "predicted_core_s": layout.predicted_core_s,
+        "measured_core_s": layout.measured_core_s,
+        "core_error": layout.core_error,
+        "num_steps": len(layout.measured_s),
     }
 
 
 def forecast_record(forecast: Forecast, predictions: Mapping[Sizes, StepPrediction]) -> dict[str, Any]:
-    """What was predicted, as JSON."""
+    """Record of the forecast as JSON."""
     return {
         "stretches": [
             {
@@ -181,13 +181,13 @@ def forecast_record(forecast: Forecast, predictions: Mapping[Sizes, StepPredicti
         "refusal": forecast.refusal,
         "predictions": [
             {
-                "pipelines": list(found.sizes),
-                "simulated_s": found.simulated_s,
-                "planning_s": found.planning_s,
-                "feeding_s": found.feeding_s,
-                "core_s": found.core_s,
-                "step_s": found.step_s,
+                "pipelines": list(prediction.sizes),
+                "simulated_s": prediction.simulated_s,
+                "planning_s": prediction.planning_s,
+                "feeding_s": prediction.feeding_s,
+                "core_s": prediction.core_s,
+                "step_s": prediction.step_s,
             }
-            for found in predictions.values()
+            for prediction in predictions.values()
         ],
     }

@@ -1,4 +1,4 @@
-"""What comes after every single loss and join, planned beside training, so that it is only looked up then."""
+"""Layouts and plans after every single loss and join, planned in the background and later only looked up."""
 
 import multiprocessing
 import os
@@ -18,28 +18,28 @@ from workbench.supervised import Parent, as_parent, end_with
 from workbench.termination import ended_by_default, forking
 from workbench.whole_file import write_bytes
 
-NEWCOMER = "the node that joins"  # its name until it has one
+NEWCOMER = "the node that joins"  # placeholder for its name
 DONE = "done"
-LAST_TO_RUN = 19  # niceness: training comes first
+LAST_TO_RUN = 19  # niceness: training has priority
 JOIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """Where to go, and a plan on that layout: of the step that came next when it was made."""
+    """The next layout with its moves, and a plan on it: of the step that was next when it was made."""
 
     replanned: Replanned
     plan: Path
 
 
 class Preparation:
-    """A process that plans for each node of a layout that it is lost, and that one joins, ahead of time.
+    """A process that plans ahead for the loss of each node of a layout, and for the join of one.
 
-    The plan of another step does for a new world: groups, stages and moves follow from the layout
-    alone. The plan of the step itself can be made while the ranks connect and copy.
+    The plan of any step suffices to form a new world: groups, stages and moves depend only on the layout. The
+    plan of the step itself can be made while the ranks connect and copy.
 
     Args:
-        folder: where the plans go; made and removed by others.
+        folder: for the plans; the caller creates and removes it.
     """
 
     def __init__(self, job: ElasticJob, folder: Path) -> None:
@@ -55,21 +55,21 @@ class Preparation:
         there.close()
 
     def begin(self, layout: NodeLayout, step: int) -> None:
-        """Have everything planned that may come after this layout; what was asked for before is given up."""
+        """Start planning for all changes of this layout; earlier requests are dropped."""
         self._number += 1
         self._layout = layout
-        with suppress(OSError):  # it is gone: everything is planned when it is needed
+        with suppress(OSError):  # the process is gone: changes are planned when they occur
             self._pipe.send((self._number, layout, step))
 
     def find(self, layout: NodeLayout, lost: Sequence[str], joining: Sequence[str]) -> Prepared | None:
-        """What was planned for this change of the layout; None where it is not, or not yet."""
+        """The prepared plan for this change of the layout; None where there is none, or not yet."""
         if layout != self._layout or len(lost) + len(joining) != 1:
             return None
         return read_prepared(self._folder, layout, lost, joining)
 
     @property
     def is_complete(self) -> bool:
-        """Whether everything that may come after the last layout is planned."""
+        """Whether all changes of the last layout are planned."""
         return (self._folder / DONE).exists()
 
     @property
@@ -84,7 +84,7 @@ class Preparation:
 
 
 def prepare(job: ElasticJob, layout: NodeLayout, step: int, folder: Path, go_on: Callable[[], bool]) -> None:
-    """Write what comes after every single loss and join of a layout, as long as `go_on` says so.
+    """Write plans for every single loss and join of a layout, as long as `go_on` returns true.
 
     Complexity: O(nodes x planning a step).
     """
@@ -92,7 +92,7 @@ def prepare(job: ElasticJob, layout: NodeLayout, step: int, folder: Path, go_on:
     for name, lost, joining in _changes(job, layout):
         if not go_on():
             return
-        with suppress(ValueError):  # training stops there, and says why when it comes to it
+        with suppress(ValueError):  # training stops at such a change, and reports why then
             replanned = after_loss(job, layout, lost, joining)
             write_plan(job, replanned.layout, step, folder / f"{name}.plan")
             write_bytes(pickle.dumps(replanned), folder / f"{name}.moves")
@@ -102,7 +102,7 @@ def prepare(job: ElasticJob, layout: NodeLayout, step: int, folder: Path, go_on:
 def read_prepared(
     folder: Path, layout: NodeLayout, lost: Sequence[str], joining: Sequence[str]
 ) -> Prepared | None:
-    """One of what `prepare` has written for a layout; None: it is not there."""
+    """One of the plans that `prepare` has written for a layout; None if it is missing."""
     name = f"loss{layout.nodes.index(lost[0])}" if lost else "join"
     try:
         replanned = pickle.loads((folder / f"{name}.moves").read_bytes())
@@ -115,7 +115,7 @@ def read_prepared(
 
 
 def _changes(job: ElasticJob, layout: NodeLayout) -> Iterator[tuple[str, Collection[str], Sequence[str]]]:
-    """(name, lost, joining) of each change of one node that may come."""
+    """Yield (name, lost, joining) of each possible change of one node."""
     yield from ((f"loss{index}", (node,), ()) for index, node in enumerate(layout.nodes))
     if layout.num_nodes < job.templates.specification.num_nodes:
         yield "join", (), (NEWCOMER,)
@@ -142,5 +142,5 @@ def _serve(job: ElasticJob, pipe: Connection, root: Path, parent: Parent) -> Non
     while True:
         number, layout, step = pipe.recv()
         prepare(job, layout, step, _folder_of(root, number), lambda: not pipe.poll())
-        pipe.poll(None)  # until something newer is asked for
+        pipe.poll(None)  # until a newer request arrives
         shutil.rmtree(_folder_of(root, number))

@@ -1,4 +1,4 @@
-"""The state of a whole job as a folder, written by the processes that hold it and read by new ones."""
+"""The state of a whole job as a folder, written by the job's processes and read by new ones."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from typing import Any
 
 from runtime.elastic.history import ElasticFailed
 from runtime.elastic.job import ElasticJob, Member, held_by
-from runtime.elastic.nodes import Heard, Nodes
+from runtime.elastic.nodes import Nodes, Replies
 from runtime.elastic.orders import Saved
 from runtime.state.tensor_files import (
     OLD_METADATA,
@@ -25,12 +25,12 @@ from workbench.plan.codec import digest_of
 from workbench.whole_file import write_text
 
 STAMP = "progress.json"
-UNFINISHED = rf"part\d+|\.{re.escape(STAMP)}\.\d+\.tmp"  # what a save holds before its stamp
+UNFINISHED = rf"part\d+|\.{re.escape(STAMP)}\.\d+\.tmp"  # contents of a save without its stamp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Saved weights and moments that have seen `step` steps."""
+    """Saved weights and moments after `step` steps."""
 
     folder: Path
     step: int
@@ -39,13 +39,13 @@ class Progress:
 def save_progress(
     nodes: Nodes, job: ElasticJob, layout: NodeLayout, lost: Collection[str], step: int, folder: Path
 ) -> Progress:
-    """Write every layer, or every part of it, by one of its holders, then the stamp that makes it whole.
+    """Have every layer, or part of it, written by one of its processes, then write the final stamp.
 
-    Where that fails, what was written is removed; but not below a process that may still write there.
+    On failure, everything written is removed, unless a process may still be writing.
 
     Raises:
-        ElasticFailed: a layer that no process holds, or a holder that could not write or did not answer.
-        OSError: the folder is there already, or it or the stamp could not be written.
+        ElasticFailed: a layer that no process has, or a process that could not write or did not reply.
+        OSError: the folder exists, or it or the stamp could not be written.
     """
     owner_of = {
         (layer, _part_of(job, member)): member
@@ -56,7 +56,7 @@ def save_progress(
     dead = [layer for layer in range(len(job.chain.owners)) if (layer, 0) not in owner_of]
     if dead:
         raise ElasticFailed(f"no process holds layer {dead[0]} ({len(dead)} layers in all)")
-    folder.mkdir(parents=True)  # a new one
+    folder.mkdir(parents=True)  # must be new
     members = tuple(dict.fromkeys(owner_of.values()))
     parts = {
         member: (
@@ -65,9 +65,9 @@ def save_progress(
         )
         for number, member in enumerate(members)
     }
-    heard = nodes.save(parts, job.step_s)
+    replies = nodes.save(parts, job.step_s)
     try:
-        _check_saved(heard)
+        _check_saved(replies)
         stamp = _identity(job) | {
             "step": step,
             "model": job.model.name,
@@ -77,25 +77,25 @@ def save_progress(
         }
         write_text(json.dumps(stamp), folder / STAMP)
     except (ElasticFailed, OSError, TornError) as error:
-        if not heard.silent:
+        if not replies.silent:
             shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, TornError):  # somebody else has been at it
+        if isinstance(error, TornError):  # another process changed the folder
             raise ElasticFailed(str(error)) from None
         raise
     return Progress(folder=folder, step=step)
 
 
-def _check_saved(heard: Heard) -> None:
-    """ElasticFailed unless all have written their parts."""
-    if heard.is_trouble:
-        raise ElasticFailed(heard.describe())
-    for member, told in heard.answers.items():
-        if isinstance(told, Saved) and told.problem is not None:
-            raise ElasticFailed(f"{member}: {told.problem}")
+def _check_saved(replies: Replies) -> None:
+    """Raise ElasticFailed unless all processes have written their parts."""
+    if replies.is_trouble:
+        raise ElasticFailed(replies.describe())
+    for member, reply in replies.answers.items():
+        if isinstance(reply, Saved) and reply.problem is not None:
+            raise ElasticFailed(f"{member}: {reply.problem}")
 
 
 def unfinished_saves(root: Path) -> list[Path]:
-    """The saves in a folder that were cut off before their stamp; nothing else that lies there."""
+    """The saves in a folder that have no stamp, and contain nothing but parts of a save."""
     return [
         folder
         for folder in root.glob("step*")
@@ -110,7 +110,7 @@ def clear_unfinished(root: Path) -> None:
 
 
 def _num_parts(job: ElasticJob) -> int:
-    """Of each weight: each of as many ranks of a stage keeps one."""
+    """Number of parts of each weight, kept by as many ranks of a stage."""
     return job.lanes if job.is_sharded else 1
 
 
@@ -119,20 +119,19 @@ def _part_of(job: ElasticJob, member: Member) -> int:
 
 
 def _identity(job: ElasticJob) -> dict[str, Any]:
-    """What else a training must have in common with the one that saved; earlier versions do not say it."""
-    own = {"seed": job.seed, "precision": job.precision.value, "graph": digest_of(job.model)}
-    return own if job.data is None else own | {"data": job.data}
+    """What a training must have in common with the one that saved; absent in saves of earlier versions."""
+    identity = {"seed": job.seed, "precision": job.precision.value, "graph": digest_of(job.model)}
+    return identity if job.data is None else identity | {"data": job.data}
 
 
 def read_progress(job: ElasticJob, folder: Path) -> Progress:
-    """A folder of `save_progress`, of the same model, precision, seed and data, weights sharded as here.
+    """Check and return a folder of `save_progress`; model, precision, seed, data and sharding must agree.
 
-    Every byte of it is read.
+    Every byte is verified.
 
     Raises:
-        TornError: something is missing or was changed.
-        ValueError: it is of another model, precision or seed, of other data, in another number of parts, or
-            of the format before this one.
+        TornError: missing or changed files.
+        ValueError: another model, precision, seed, data or number of parts, or the previous format.
     """
     try:
         stamp = read_stamp(folder / STAMP)
@@ -144,7 +143,7 @@ def read_progress(job: ElasticJob, folder: Path) -> Progress:
                 raise TornError(f"{folder / STAMP} has no step, model, owners or parts")
         _check_parts(folder, stamp)
     except TornError as error:
-        reason = str(error).replace(f"{folder}/", "")  # named once, it leaves room for the rest of a line
+        reason = str(error).replace(f"{folder}/", "")  # named only once, to keep the line short
         raise TornError(f"{folder} holds no whole progress: {reason}") from None
     return Progress(folder=folder, step=step)
 
@@ -170,11 +169,11 @@ def _check_identity(job: ElasticJob, folder: Path, stamp: dict[str, Any]) -> Non
 
 
 def _check_parts(folder: Path, stamp: dict[str, Any]) -> None:
-    found = {path.name for path in folder.iterdir() if path.is_dir()}
-    if any((folder / name / OLD_METADATA).exists() for name in found):
+    folders = {path.name for path in folder.iterdir() if path.is_dir()}
+    if any((folder / name / OLD_METADATA).exists() for name in folders):
         raise old_format(folder)
     sums = stamp.get("manifests")
-    if not isinstance(sums, dict) or sums.keys() != found:
+    if not isinstance(sums, dict) or sums.keys() != folders:
         raise TornError(f"{folder / STAMP} is of other folders than are there")
     for name, sha256 in sums.items():
         if manifest_sha256(folder / name) != sha256:

@@ -1,4 +1,4 @@
-"""The next layout after nodes were lost, are about to leave, or wait; no process is touched."""
+"""The next layout after nodes are lost, about to leave, or waiting, without any communication."""
 
 import pickle
 from collections.abc import Collection, Sequence
@@ -16,14 +16,14 @@ from workbench.timing.accept import accept
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replanned:
-    """Where to go, and what has to travel between the ranks of which world."""
+    """The next layout, and the moves that lead to it, with the world whose ranks execute them."""
 
     layout: NodeLayout
     moves: tuple[Move, ...]
 
 
 def start_layout(job: ElasticJob, nodes: Sequence[str]) -> NodeLayout:
-    """The fastest instantiation of the nodes.
+    """The fastest layout of the nodes.
 
     Raises:
         CannotContinueError: too few nodes.
@@ -38,10 +38,10 @@ def start_layout(job: ElasticJob, nodes: Sequence[str]) -> NodeLayout:
 def after_loss(
     job: ElasticJob, layout: NodeLayout, lost: Collection[str], joining: Sequence[str]
 ) -> Replanned:
-    """Without the lost nodes, with those that wait; the ranks of the new world carry the moves out.
+    """The layout without the lost nodes and with waiting ones; the new world's ranks execute the moves.
 
     Raises:
-        CannotContinueError: too few nodes are left, with those that wait, or a layer is.
+        CannotContinueError: too few nodes are left, including waiting ones, or a layer is lost.
     """
     layer_bytes = job.layer_bytes()
     after = layout if not lost else survive(job.templates, layout, lost, layer_bytes, joining).layout
@@ -54,7 +54,7 @@ def after_loss(
 
 
 def after_warning(job: ElasticJob, layout: NodeLayout, leaving: Collection[str]) -> Replanned:
-    """Without nodes that are still there; the ranks of the present world carry the moves out.
+    """The layout without nodes that will leave; the current world's ranks execute the moves.
 
     Raises:
         CannotContinueError: too few nodes will be left.
@@ -70,7 +70,7 @@ def _fastest_sizes(job: ElasticJob, num_nodes: int) -> tuple[int, ...]:
 
 
 def write_plan(job: ElasticJob, layout: NodeLayout, step: int, path: Path) -> None:
-    """The accepted plan of a step, lowered and pickled, for all ranks to read.
+    """Write the accepted plan of a step, lowered and pickled, for all ranks to read.
 
     Raises:
         ValueError: the plan was refused.

@@ -1,4 +1,4 @@
-"""Runs an elastic training while its nodes are killed, warned and started, and keeps what it went through."""
+"""Runs an elastic training while nodes are killed, warned and started, and records its history."""
 
 import os
 import shutil
@@ -27,9 +27,9 @@ from workbench.plan.plan import Sharding
 from workbench.strategies.elastic_templates import ElasticTemplates
 from workbench.termination import noting
 
-NUM_SAVES = 2  # on the disk at a time: the last one, and the one that is being written
+NUM_SAVES = 2  # on disk at a time: the last one, and the one being written
 UNSAVED = "progress was not saved"
-SHORTEST_STEP_S = 60.0  # that a step may take before its ranks are said to hang
+SHORTEST_STEP_S = 60.0  # minimum time limit of a step, after which ranks count as hanging
 LOOK_EVERY_S = 0.0005
 PASSES = (Moment.FORWARD, Moment.BACKWARD)
 CONNECTING = (Moment.GROUPS,)
@@ -37,17 +37,17 @@ CONNECTING = (Moment.GROUPS,)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """What happened.
+    """Result of a run.
 
     Args:
-        steps, changes: as training kept them, times on the machine's monotonic clock.
-        killed_s: when each node got its SIGKILL, on the same clock.
+        steps, changes: history of the training, with times on the machine's monotonic clock.
+        killed_s: node -> time of its SIGKILL, on the same clock.
         refusal: why training stopped early; None where it did not.
-        signal: that asked it to stop.
-        saved: progress, where it was asked for and could be.
-        core_s: core seconds of all ranks and this process, by step, from the vote before to its own; of
-            steps in which the ranks stayed the same.
-        cores: that were busy meanwhile; None where the system does not say.
+        signal: that stopped it.
+        saved: the last save, if any.
+        core_s: step -> core seconds of all ranks and this process, from the previous vote to its own; for
+            steps in which the ranks did not change.
+        cores: busy cores during the run; None where the system does not report them.
     """
 
     steps: tuple[StepDone, ...]
@@ -62,7 +62,7 @@ class Ran:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saving:
-    """Where progress goes: a folder for a save, named by its step; `every` steps, and when training ends."""
+    """Where and when to save: a folder named after its step, after `every` steps and when training ends."""
 
     folder: Path
     every: int | None = None
@@ -72,37 +72,37 @@ class Saving:
             raise ValueError(f"elastic: want a save every 1 step or more, got {self.every}")
 
     def place(self, step: int) -> Path:
-        """A folder that is not there yet."""
+        """The path of a new folder."""
         names = (f"step{step}", *(f"step{step}.{number}" for number in range(2, 1000)))
         return next(path for name in names if not (path := self.folder / name).exists())
 
 
 def elastic_job(
-    found: ElasticTemplates, data: StepData, *, seed: int, wait_s: float, num_cores: int
+    templates: ElasticTemplates, data: StepData, *, seed: int, wait_s: float, num_cores: int
 ) -> ElasticJob:
-    """What the runtime trains.
+    """The elastic job of these templates.
 
-    Gradients are summed layer by layer, beside the backward, only where every rank has a core of its own,
-    or where weights are sharded: then in rounds, which the plan itself tells.
+    Gradients are summed layer by layer, overlapping the backward, only where every rank has a core of its
+    own, or where parameters are sharded, by the reduce-scatters of the plan.
 
     Raises:
-        ValueError: what ElasticJob refuses.
+        ValueError: as `ElasticJob`.
     """
-    specification = found.planned.specification
-    num_ranks = specification.num_nodes * found.job.cluster.nodes[0].num_ranks
-    is_apart = num_ranks <= num_cores or found.sharding is not Sharding.NONE
+    specification = templates.planned.specification
+    num_ranks = specification.num_nodes * templates.job.cluster.nodes[0].num_ranks
+    is_apart = num_ranks <= num_cores or templates.sharding is not Sharding.NONE
     return ElasticJob(
-        model=found.job.model,
-        chain=found.chain,
-        templates=found.planned,
+        model=templates.job.model,
+        chain=templates.chain,
+        templates=templates.planned,
         batch=data.batch,
         source=data.source,
         data=data.name,
-        samples_per_microbatch=found.job.microbatch_samples,
-        sum_s=found.sum_s,
-        sharding=found.sharding,
+        samples_per_microbatch=templates.job.microbatch_samples,
+        sum_s=templates.sum_s,
+        sharding=templates.sharding,
         seed=seed,
-        precision=found.job.settings.precision,
+        precision=templates.job.settings.precision,
         reduction=Reduction.LAYERWISE if is_apart else Reduction.AFTER_BACKWARD,
         wait_s=wait_s,
         step_s=max(SHORTEST_STEP_S, 2 * wait_s),
@@ -110,13 +110,13 @@ def elastic_job(
 
 
 def latest_progress(job: ElasticJob, folder: Path, warn: Callable[[str], None]) -> Progress:
-    """The furthest whole save of a folder, or the one that the folder is.
+    """The complete save with the most steps in a folder, or the folder itself if it is a save.
 
     Args:
-        warn: called for every torn save that is passed over.
+        warn: called for every torn save that is skipped.
 
     Raises:
-        ValueError: there is none, all are torn, or it is of another model.
+        ValueError: there is none, all are torn, or it belongs to another model.
     """
     if (folder / STAMP).is_file():
         return read_progress(job, folder)
@@ -137,7 +137,7 @@ def latest_progress(job: ElasticJob, folder: Path, warn: Callable[[str], None]) 
 
 
 def _step_of(save: Path) -> float:
-    """That a save says it is of; infinity where it says nothing, for it may be the furthest."""
+    """Step of a save by its stamp; infinity where it is unreadable, for it may be the last one."""
     try:
         step = read_stamp(save / STAMP).get("step")
     except TornError:
@@ -155,25 +155,25 @@ def run_elastic(
     tell: Callable[[ElasticTraining], None],
     warn: Callable[[str], None],
 ) -> Ran:
-    """Train until so many steps were taken, a refusal, or a signal; all processes have ended then.
+    """Train until `steps` steps are taken, a refusal, or a signal; then all processes have ended.
 
-    A first SIGINT or SIGTERM lets the step end and saves; a second one raises KeyboardInterrupt.
+    The first SIGINT or SIGTERM lets the step end and saves; a second one raises KeyboardInterrupt.
 
     Args:
         tell: called after every step.
-        warn: called where progress could not be saved and training goes on.
+        warn: called where a save failed and training continues.
 
     Raises:
-        ValueError: the folder is another training's, or the progress to go on from is gone.
+        ValueError: the folder belongs to another training, or the save to resume from is gone.
     """
     refusal, log, watch = None, _Log(saving), CoreWatch()
     with (
         nullcontext() if saving is None else _saved_alone(saving.folder, start),
-        noting(signal.SIGINT, signal.SIGTERM) as asked,
+        noting(signal.SIGINT, signal.SIGTERM) as signals,
         ElasticTraining(job, events.start, start=start) as training,
     ):
         try:
-            while training.step < steps and not asked:
+            while training.step < steps and not signals:
                 _take_step(training, events.at(training.step), log.killed_s)
                 log.note(training)
                 tell(training)
@@ -193,7 +193,7 @@ def run_elastic(
         changes=tuple(training.changes),
         killed_s=log.killed_s,
         refusal=refusal,
-        signal=asked[0] if asked else None,
+        signal=signals[0] if signals else None,
         saved=log.saved,
         core_s=log.core_s,
         cores=watch.busy(),
@@ -202,10 +202,10 @@ def run_elastic(
 
 @contextmanager
 def _saved_alone(folder: Path, start: Progress | None) -> Iterator[None]:
-    """Around a training that saves there; what one before it did not finish is removed.
+    """Context of a training that saves to the folder; incomplete saves of earlier ones are removed.
 
     Raises:
-        ValueError: the one before it has gone on from `start`, and removed it, since that was read.
+        ValueError: an earlier training has continued from `start` and removed it in the meantime.
     """
     with written_alone(folder):
         if start is not None and not (start.folder / STAMP).is_file():
@@ -219,7 +219,7 @@ def _saved_alone(folder: Path, start: Progress | None) -> Iterator[None]:
 
 @dataclass(slots=True)
 class _Log:
-    """What is kept beside the history of a training."""
+    """Saves and core times of a training, besides its history."""
 
     saving: Saving | None
     killed_s: dict[str, float] = field(default_factory=dict)
@@ -228,7 +228,7 @@ class _Log:
     _used_s: dict[int, float] = field(default_factory=dict)
 
     def note(self, training: ElasticTraining) -> None:
-        """After a step: what it took of the cores."""
+        """Record the core seconds of the last step."""
         ranks = [each for node in training.layout.nodes for each in training.nodes.process_ids(node)]
         now_s = process_seconds((os.getpid(), *ranks))
         if now_s and now_s.keys() == self._used_s.keys():
@@ -236,10 +236,10 @@ class _Log:
         self._used_s = now_s
 
     def save(self, training: ElasticTraining) -> str | None:
-        """Progress, where it is asked for and new; then the save before it, of this run, is deleted.
+        """Save if requested and new; then delete the previous save of this run.
 
         Returns:
-            Why it could not be saved: a node may be gone that training has not missed yet.
+            Why it could not be saved, such as a lost node that training has not noticed yet.
         """
         before = self.saved
         if self.saving is None or (before is not None and before.step == training.step):
@@ -255,16 +255,15 @@ class _Log:
 
 
 class NodeKiller(threading.Thread):
-    """Kills nodes while they compute, from outside, as soon as the first victim is in a pass, or at the end.
+    """Kills nodes from outside, as soon as the first victim is in a pass, or at the end of the step.
 
-    All processes of its victims die at once.
-
-    Where this thread gets its turn only after the victim's vote, the step counts: the next one is cut off.
+    All processes of its victims die at once. If this thread runs only after the victim's vote, the step
+    counts, and the next one is aborted.
 
     Args:
         nodes: of the training.
-        victims: the first is watched, so it should be one that works.
-        in_recovery: victims of the recovery from that, when the first of them connects to the others left.
+        victims: the first one is watched, so it should take part in the step.
+        in_recovery: killed during the recovery, when the first of them connects to the remaining nodes.
     """
 
     def __init__(self, nodes: Nodes, victims: Sequence[str], in_recovery: Sequence[str] = ()) -> None:
@@ -280,12 +279,12 @@ class NodeKiller(threading.Thread):
             self._kill_when(self._in_recovery, CONNECTING)
 
     def give_up(self) -> None:
-        """Spare those who have not been killed yet, and return when that is sure."""
+        """Stop without killing any more nodes; returns when the thread has ended."""
         self._is_given_up.set()
         self.end()
 
     def end(self) -> None:
-        """Kill those who never computed while the step lasted, and return when it is done."""
+        """Kill the remaining victims, and return when that is done."""
         self._is_over.set()
         self.join()
 
@@ -306,7 +305,9 @@ class NodeKiller(threading.Thread):
 def _take_step(training: ElasticTraining, now: AtStep, killed_s: dict[str, float]) -> None:
     at_work = training.layout.nodes
     training.join(now.joins)
-    training.nodes.end([node for node in now.warned if node not in at_work])  # they only waited for room
+    training.nodes.end(
+        [node for node in now.warned if node not in at_work]
+    )  # they were only waiting for room
     training.warn([node for node in now.warned if node in at_work])
     if not now.killed:
         training.train(training.step + 1)
@@ -321,5 +322,5 @@ def _take_step(training: ElasticTraining, now: AtStep, killed_s: dict[str, float
         training.train(training.step + 1)
         killer.end()
     finally:
-        killer.give_up()  # where training stopped, others may still have something to save
+        killer.give_up()  # where training stopped, other nodes may still have state to save
         killed_s.update(killer.killed_s)

@@ -1,4 +1,4 @@
-"""What an elastic training reads: a folder over and over, or samples drawn anew in every step."""
+"""Data of an elastic training: a folder read repeatedly, or new random samples in every step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,18 +11,18 @@ from workbench.data.sample import Sample
 from workbench.job.job import Job
 from workbench.plan.codec import digest_of
 
-LOOKS = 4  # at batches of unequal samples, for a prediction
+LOOKS = 4  # batches of unequal samples that a prediction averages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepData:
-    """The samples of every step, and where their contents come from.
+    """The samples of every step, and the source of their contents.
 
     Args:
         job: with the first batch.
-        batch: samples of a step, by how many were taken before.
-        looks: steps that a prediction should look at: 1 where all batches have equal samples.
-        name: that tells what the steps read from what those of another training read.
+        batch: step -> its samples.
+        looks: steps that a prediction should average: 1 where all batches have equal samples.
+        name: identifies the data of the steps among trainings.
     """
 
     job: Job
@@ -33,21 +33,21 @@ class StepData:
 
 
 def drawn(job: Job, seed: int) -> StepData:
-    """Samples as long as the job's, with contents of their own in every step."""
-    apart = 1 + max(sample.id for sample in job.batch)
+    """Random samples of the job's sizes, with new contents in every step."""
+    num_ids = 1 + max(sample.id for sample in job.batch)
 
     def batch(step: int) -> tuple[Sample, ...]:
-        return tuple(replace(sample, id=apart * step + sample.id) for sample in job.batch)
+        return tuple(replace(sample, id=num_ids * step + sample.id) for sample in job.batch)
 
     name = f"random samples {digest_of(job.batch):.16}"
     return StepData(job=job, batch=batch, source=SyntheticSource(seed), looks=1, name=name)
 
 
 def read_folder(job: Job, folder: Path) -> StepData:
-    """The folder's samples in their order, from the first again after the last.
+    """The folder's samples in order, repeated.
 
     Raises:
-        ValueError: fewer samples than a batch has, or of a kind that no encoder reads.
+        ValueError: fewer samples than a batch, or of a kind that no encoder reads.
     """
     source, size = FolderSource(folder), len(job.batch)
     records = tuple(source.records.values())

@@ -1,4 +1,4 @@
-"""Trains on nodes that come and go: votes on every step, and a new layout when a node is lost or new."""
+"""Trains on nodes that join and leave: a vote on every step, and a new layout when nodes change."""
 
 import time
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from pathlib import Path
 from runtime.elastic.history import Cause, ElasticFailed, Reshaped, StepDone
 from runtime.elastic.job import ElasticJob, Member, members_of
 from runtime.elastic.moves import Move
-from runtime.elastic.nodes import Heard, Nodes
+from runtime.elastic.nodes import Nodes, Replies
 from runtime.elastic.orders import Begin, Fetch, Fetched, Order, Paused, Ready, TrainStep, Vote
 from runtime.elastic.prepared import Preparation
 from runtime.elastic.progress import Progress, save_progress
@@ -17,12 +17,12 @@ from runtime.world.scratch import ScratchFolder
 from workbench.elastic.layout import NodeLayout
 from workbench.plan.lru_cache import CLEAR_EVERY, clear_caches
 
-MOST_UNEXPLAINED = 2  # disturbances in a row in which nobody was lost
+MOST_UNEXPLAINED = 2  # consecutive failures without a lost node
 
 
 @dataclass(slots=True)
 class _Change:
-    """A change of the layout that is under way, since its first sign."""
+    """A change of the layout in progress."""
 
     noticed_s: float
     stopped_s: float
@@ -34,19 +34,19 @@ class _Change:
 
 
 class ElasticTraining:
-    """The supervisor of an elastic job, on this machine. It computes nothing and reads no state.
+    """The supervisor of an elastic job on this machine. It computes nothing and reads no state.
 
-    A step is taken in two phases: every rank votes when all its gradients are whole, and updates its
-    weights when all have voted; the update needs nobody else. So all survivors have always seen the
-    same steps, and a step that was cut off is repeated whole.
+    A step has two phases: every rank votes when all its gradients are complete, and updates its weights when
+    all have voted; the update needs no communication. So all survivors have always seen the same steps, and
+    an aborted step is repeated from its start.
 
     Oobleck chapter, sections 2.5 and 2.6.
-    Differs: one supervisor stands for the source's agents and coordinator, and outlives all nodes.
+    Differs: one supervisor replaces the source's agents and coordinator, and outlives all nodes.
 
     Args:
-        job: what is trained.
-        nodes: that are there at the start.
-        start: progress to go on from.
+        job: to train.
+        nodes: at the start.
+        start: save to resume from.
 
     Raises:
         ValueError: too few nodes, or fewer microbatches than pipelines.
@@ -57,12 +57,12 @@ class ElasticTraining:
         self.step = 0 if start is None else start.step
         self.steps: list[StepDone] = []
         self.changes: list[Reshaped] = []
-        self.layout = start_layout(job, nodes)  # of the world that there is or was last
-        self._is_held = False  # some process holds state
+        self.layout = start_layout(job, nodes)  # of the current or last world
+        self._is_held = False  # some process has state
         self._is_world = False  # the layout's processes form a world
-        self._lost: list[str] = []  # still in the layout, or they were when the change began
+        self._lost: list[str] = []  # nodes still in the layout, or at the start of the change
         self._warned: list[str] = []
-        self._left: list[str] = []  # that were warned, within the present change
+        self._left: list[str] = []  # warned nodes that left, within the current change
         self._waiting: list[str] = []
         self._change: _Change | None = None
         self._num_unexplained = self._generation = 0
@@ -83,31 +83,31 @@ class ElasticTraining:
 
     @property
     def losses(self) -> tuple[float, ...]:
-        """Of every step that counts."""
+        """Losses of all completed steps."""
         return tuple(done.loss for done in self.steps)
 
     @property
     def is_prepared(self) -> bool:
-        """Whether every single loss and join is planned that may come next."""
+        """Whether every possible loss or join of one node is planned."""
         return self._preparation.is_complete
 
     def join(self, nodes: Sequence[str]) -> None:
-        """Start nodes; they are taken in before the next step.
+        """Start nodes; they join before the next step.
 
         Those beyond the number that templates were planned for wait until there is room.
 
         Raises:
-            ValueError: a node that is there already.
+            ValueError: a node that already exists.
         """
         for node in nodes:
             self.nodes.start(node)
             self._waiting.append(node)
 
     def warn(self, nodes: Sequence[str]) -> None:
-        """These nodes will be preempted: copy what only they hold, and leave them out before the next step.
+        """Announce nodes that will be preempted: they are copied from, and leave before the next step.
 
         Raises:
-            ValueError: a node that is not at work.
+            ValueError: a node that is not in the layout.
         """
         present = self._at_work()
         for node in nodes:
@@ -118,11 +118,11 @@ class ElasticTraining:
         self._warned += [node for node in nodes if node not in self._warned]
 
     def train(self, until: int) -> None:
-        """Train until that many steps were taken since the seed, whatever happens to the nodes.
+        """Train until `until` steps are taken since the seed, across changes of nodes.
 
         Raises:
             CannotContinueError: too few nodes are left.
-            ElasticFailed: a process failed that did not die.
+            ElasticFailed: a process failed without dying.
         """
         while self.step < until:
             self._lose(self.nodes.dead(self._at_work()), time.monotonic())
@@ -134,7 +134,7 @@ class ElasticTraining:
                 self._take_step()
 
     def save(self, folder: Path) -> Progress:
-        """Write all weights and moments between two steps, each layer by one of its holders.
+        """Write all weights and moments between two steps, each layer by one of its processes.
 
         Raises:
             ElasticFailed, OSError: as `save_progress`.
@@ -148,7 +148,7 @@ class ElasticTraining:
         return members_of(layout, self.job.ranks_per_node)
 
     def _welcome(self) -> list[str]:
-        """Nodes that wait and find room."""
+        """Waiting nodes for which there is room."""
         dead = self.nodes.dead(self._waiting)
         self.nodes.end(dead)
         self._waiting = [node for node in self._waiting if node not in dead]
@@ -156,7 +156,7 @@ class ElasticTraining:
         return self._waiting[: max(0, room)]
 
     def _lose(self, nodes: Sequence[str], noticed_s: float) -> None:
-        """Nodes are gone: whatever is left of them is ended."""
+        """Handle lost nodes: end their remaining processes."""
         if not nodes:
             return
         self._open(noticed_s)
@@ -167,7 +167,7 @@ class ElasticTraining:
         self._waiting = [node for node in self._waiting if node not in nodes]
 
     def _open(self, noticed_s: float) -> _Change:
-        """The change under way; one that is disturbed goes on."""
+        """The change in progress, or a new one; an interrupted one continues."""
         if self._change is None:
             self._change = _Change(noticed_s=noticed_s, stopped_s=noticed_s)
         return self._change
@@ -176,21 +176,21 @@ class ElasticTraining:
         members, path = self._members(self.layout), self._plan_file(self.layout)
         for member in members:
             self.nodes.send(member, TrainStep(step=self.step, plan=path))
-        heard = self.nodes.gather(members, Vote, self.job.step_s)
-        if heard.is_trouble:
-            self._stop(heard, members)
+        replies = self.nodes.gather(members, Vote, self.job.step_s)
+        if replies.is_trouble:
+            self._stop(replies, members)
             return
         for member in members:
             self.nodes.send(member, Order.COMMIT)
-        loss = sum(told.loss for told in heard.answers.values() if isinstance(told, Vote))
+        loss = sum(reply.loss for reply in replies.answers.values() if isinstance(reply, Vote))
         done = StepDone(step=self.step, loss=loss, end_s=time.monotonic(), sizes=self.layout.sizes)
         self.steps.append(done)
         self.step += 1
         self._num_unexplained = 0
-        self._plan_file(self.layout)  # of the next step, while the ranks update their weights
+        self._plan_file(self.layout)  # the next step's, while the ranks update their weights
 
     def _plan_file(self, layout: NodeLayout) -> Path:
-        """Of the next step; written once."""
+        """File of the next step's plan, written once."""
         path = self._scratch.path / f"step{self.step}"
         if self._planned != (self.step, layout):
             (path.parent / f"step{self.step - 2}").unlink(missing_ok=True)
@@ -200,24 +200,24 @@ class ElasticTraining:
             self._planned = (self.step, layout)
         return path
 
-    def _stop(self, heard: Heard, members: Sequence[Member]) -> None:
-        """Something is wrong: stop everyone, find out who is gone or hangs, and give up the world."""
+    def _stop(self, replies: Replies, members: Sequence[Member]) -> None:
+        """Handle a failure: pause all processes, find lost or hanging ones, and abandon the world."""
         noticed_s = time.monotonic()
-        alive = [member for member in members if member not in heard.gone]
+        alive = [member for member in members if member not in replies.gone]
         paused = self.nodes.pause(alive, self.job.wait_s)
-        gone = tuple(dict.fromkeys(m.node for m in (*heard.gone, *paused.gone, *paused.silent)))
+        gone = tuple(dict.fromkeys(m.node for m in (*replies.gone, *paused.gone, *paused.silent)))
         self._open(noticed_s).stopped_s = time.monotonic()
         self._lose(gone, noticed_s)
         self._is_world = False
         self._num_unexplained = 0 if gone else self._num_unexplained + 1
         if self._num_unexplained >= MOST_UNEXPLAINED:
-            raise ElasticFailed(f"step {self.step}: {heard.describe()}")
-        for member, told in paused.answers.items():
-            if isinstance(told, Paused) and told.step not in (None, self.step):
-                raise ElasticFailed(f"{self.step} steps were taken, but {member} has seen {told.step}")
+            raise ElasticFailed(f"step {self.step}: {replies.describe()}")
+        for member, reply in paused.answers.items():
+            if isinstance(reply, Paused) and reply.step not in (None, self.step):
+                raise ElasticFailed(f"{self.step} steps were taken, but {member} has seen {reply.step}")
 
     def _reshape(self) -> None:
-        """The next layout, and a world for it."""
+        """Choose the next layout, and form a world for it."""
         joining = self._welcome()
         start_s = time.monotonic()
         change = self._open(start_s)
@@ -226,15 +226,15 @@ class ElasticTraining:
         change.planning_s += time.monotonic() - start_s
         members = self._members(replanned.layout)
         self._begin(members, path, replanned.moves)
-        self._plan_file(replanned.layout)  # where another step's was prepared, while the ranks connect
-        heard = self.nodes.gather(members, Ready, self.job.step_s)
-        if heard.is_trouble:
-            self._stop(heard, members)
+        self._plan_file(replanned.layout)  # if another step's was prepared: plan while the ranks connect
+        replies = self.nodes.gather(members, Ready, self.job.step_s)
+        if replies.is_trouble:
+            self._stop(replies, members)
         else:
-            self._settle(change, replanned.layout, joining, heard)
+            self._settle(change, replanned.layout, joining, replies)
 
     def _next_layout(self, joining: Sequence[str]) -> tuple[Replanned, Path, bool]:
-        """Where to go, a plan on that layout for the new world, and whether both were there already."""
+        """The next layout, the file of a plan on it, and whether both were prepared."""
         if not self._is_held:
             layout = start_layout(self.job, [*self._at_work(), *joining])
             return Replanned(layout=layout, moves=()), self._plan_file(layout), False
@@ -259,9 +259,9 @@ class ElasticTraining:
             )
             self.nodes.send(member, order)
 
-    def _settle(self, change: _Change, layout: NodeLayout, joined: Sequence[str], heard: Heard) -> None:
-        """The new world stands; every one of its processes holds what the layout says."""
-        ready = [told for told in heard.answers.values() if isinstance(told, Ready)]
+    def _settle(self, change: _Change, layout: NodeLayout, joined: Sequence[str], replies: Replies) -> None:
+        """Complete a change: the new world is formed, and its processes have their layers."""
+        ready = [reply for reply in replies.answers.values() if isinstance(reply, Ready)]
         names = ((self._lost, Cause.LOSS), (self._left, Cause.WARNING), (joined, Cause.JOIN))
         self.changes.append(
             Reshaped(
@@ -275,9 +275,9 @@ class ElasticTraining:
                 ready_s=time.monotonic(),
                 planning_s=change.planning_s,
                 is_prepared=change.is_prepared,
-                groups_s=max(told.groups_s for told in ready),
-                copying_s=change.copying_s + max(told.copying_s for told in ready),
-                num_bytes=change.num_bytes + sum(told.num_bytes for told in ready),
+                groups_s=max(reply.groups_s for reply in ready),
+                copying_s=change.copying_s + max(reply.copying_s for reply in ready),
+                num_bytes=change.num_bytes + sum(reply.num_bytes for reply in ready),
                 sizes=layout.sizes,
             )
         )
@@ -287,20 +287,20 @@ class ElasticTraining:
         self._preparation.begin(layout, self.step)
 
     def _drain(self) -> None:
-        """Copies while the warned nodes are there; then they go, and the next world is without them."""
+        """Copy layers from warned nodes, then end these; the next world is without them."""
         change = self._open(time.monotonic())
         replanned = after_warning(self.job, self.layout, self._warned)
         members, path = self._members(self.layout), self._plan_file(self.layout)
         change.planning_s += time.monotonic() - change.noticed_s
         for rank, member in enumerate(members):
             self.nodes.send(member, Fetch(plan=path, moves=_of_rank(replanned.moves, rank)))
-        heard = self.nodes.gather(members, Fetched, self.job.step_s)
-        if heard.is_trouble:
-            self._stop(heard, members)
+        replies = self.nodes.gather(members, Fetched, self.job.step_s)
+        if replies.is_trouble:
+            self._stop(replies, members)
             return
-        fetched = [told for told in heard.answers.values() if isinstance(told, Fetched)]
-        change.copying_s += max(told.copying_s for told in fetched)
-        change.num_bytes += sum(told.num_bytes for told in fetched)
+        fetched = [reply for reply in replies.answers.values() if isinstance(reply, Fetched)]
+        change.copying_s += max(reply.copying_s for reply in fetched)
+        change.num_bytes += sum(reply.num_bytes for reply in fetched)
         self.nodes.end(self._warned)
         self._left, self._warned = self._warned, []
         self.layout, self._is_world = replanned.layout, False

@@ -1,4 +1,4 @@
-"""What a process is while a world lasts: its stages, and the executor of the step that runs."""
+"""A process's part of one world: its stages, and the executor of the current step."""
 
 import gc
 import pickle
@@ -33,10 +33,10 @@ Moments = tuple[Tensor, Tensor]
 
 
 class ElasticExecutor(Executor):
-    """An executor whose optimizer goes on with moments that exist already."""
+    """An executor whose optimizer continues with existing moments."""
 
     def adopt(self, held: Holdings, modules: Iterable[StageModule], step: int) -> None:
-        """Continue with the moments of held weights, which have seen that many steps; in place."""
+        """Continue with the moments of kept weights after `step` steps, in place."""
         if self._adamw is None:
             return
         for module in modules:
@@ -51,7 +51,7 @@ class ElasticExecutor(Executor):
                         }
 
     def steps_taken(self) -> set[int]:
-        """How many steps the weights have seen: one number, or none where nothing is trained."""
+        """Numbers of steps that weights have seen: one number, or none where nothing is trained."""
         states = () if self._adamw is None else self._adamw.state.values()
         return {int(state["step"]) for state in states}
 
@@ -59,21 +59,23 @@ class ElasticExecutor(Executor):
 def weights_of(module: StageModule, sharded: ShardedStages) -> dict[Owner, dict[str, nn.Parameter]]:
     """Parameters of a stage by layer and Hugging Face name; a tied one under each of its layers.
 
-    Of a layer whose weights are sharded, this rank's parts.
+    For a stage with sharded parameters, this rank's parts.
     """
     stage = module.stage
     if stage.id in sharded:
         return {(stage.module, stage.layers[0]): sharded.parts_of(stage.id)}
-    found = {}
+    weights = {}
     for index, layer in enumerate(module.layers, start=module.stage.layers[0]):
         assert isinstance(layer, StageLayer)
         named = layer.named_parameters(remove_duplicate=False)
-        found[module.stage.module, index] = {layer.hugging_face_name(name): each for name, each in named}
-    return found
+        weights[module.stage.module, index] = {
+            layer.hugging_face_name(name): parameter for name, parameter in named
+        }
+    return weights
 
 
 def empty_state(modules: Iterable[StageModule], sharded: ShardedStages) -> Holdings:
-    """Every layer of the modules as it is held, moments at zero; one pair of them for a tied weight."""
+    """State of every layer of the modules, with zero moments; one pair of moments for a tied weight."""
     moments: dict[int, Moments] = {}
 
     def kept(parameter: nn.Parameter) -> Kept:
@@ -90,7 +92,7 @@ def empty_state(modules: Iterable[StageModule], sharded: ShardedStages) -> Holdi
 
 
 def empty_layers(job: ElasticJob, plan: Plan, rank: int, owners: Iterable[Owner]) -> Holdings:
-    """Room for layers that no stage of this process has; for parts of them where ranks keep parts."""
+    """Empty state of layers outside this process's stages, or of parts of them with sharded parameters."""
     stages = [
         Stage(id=index, module=name, replica=0, layers=(layer, layer + 1), ranks=((rank,),))
         for index, (name, layer) in enumerate(owners)
@@ -107,19 +109,19 @@ def empty_layers(job: ElasticJob, plan: Plan, rank: int, owners: Iterable[Owner]
 
 
 def build(job: ElasticJob, plan: Plan, stage: Stage) -> StageModule:
-    """A stage with weights from the seed."""
+    """Build a stage with weights from the seed."""
     return build_stage_module(plan, stage, seed=job.seed, dtype=job.dtype, weights=None, device=CPU)
 
 
 def read_lowered(path: Path) -> Lowered:
-    """A plan that the supervisor left."""
-    found = pickle.loads(path.read_bytes())
-    assert isinstance(found, Lowered)
-    return found
+    """Read a lowered plan that the supervisor wrote."""
+    lowered = pickle.loads(path.read_bytes())
+    assert isinstance(lowered, Lowered)
+    return lowered
 
 
 class World:
-    """One generation: groups and modules; they serve the steps until the layout changes."""
+    """Groups and modules of one world, used until the layout changes."""
 
     def __init__(self, job: ElasticJob, plan: Plan, mesh: Mesh) -> None:
         self.mesh, self._job = mesh, job
@@ -132,23 +134,23 @@ class World:
         self._wires: Wires | None = None
 
     def empty(self) -> Holdings:
-        """Every layer of this rank as it would be held, in the modules' own weights."""
+        """State of every layer of this rank, backed by the modules' own weights."""
         return empty_state(self.modules.values(), self._sharded)
 
     def take_over(self, held: Holdings) -> Holdings:
-        """Put held values into the modules' weights; what is held from now on.
+        """Copy kept values into the modules' weights; returns the state to keep from then on.
 
         Raises:
-            ValueError: a layer of this rank is not held.
+            ValueError: a layer of this rank is missing.
         """
-        mine = self.empty()
-        for owner, state in mine.items():
+        own_layers = self.empty()
+        for owner, state in own_layers.items():
             if owner not in held:
                 raise ValueError(f"rank {self.mesh.rank}: layer {owner} was neither kept nor copied")
             for name, kept in state.items():
                 for target, source in zip(kept.tensors(), held[owner][name].tensors(), strict=True):
                     target.copy_(source)
-        return mine
+        return own_layers
 
     def run_step(
         self,
@@ -159,7 +161,7 @@ class World:
         progress: Callable[[int], None],
         vote: Callable[[float], None],
     ) -> None:
-        """One step: gradients, the vote with this rank's part of the loss, and once that returns the update.
+        """Run one step: gradients, the vote with this rank's part of the loss, and then the update.
 
         Raises:
             RankError: a rank is gone or hangs.
@@ -176,15 +178,15 @@ class World:
         executor.run_step()
 
     def is_at(self, step: int | None) -> bool:
-        """Whether all weights have seen that many steps: an update may have been cut off in its middle."""
+        """Whether all weights have seen `step` steps; they have not if an update was interrupted."""
         return self._executor is None or self._executor.steps_taken() <= {step}
 
     def close(self) -> None:
-        """End the thread of the wires and give up what the step held."""
+        """End the communication thread and release the step's memory."""
         if self._wires is not None:
             self._wires.close()
             self._wires = None
-        gc.collect()  # the error of a step that was cut off and the frames it came through hold each other
+        gc.collect()  # the error of an aborted step and its frames form a reference cycle
 
     def _prepare(
         self,
@@ -216,7 +218,7 @@ class World:
     def _gradients(
         self, lowered: Lowered, recorder: Recorder, progress: Callable[[int], None]
     ) -> tuple[Gradients, Callable[[int], None]]:
-        """How they are summed, and what to do before each action."""
+        """The gradient reduction, and a function to call before each action."""
         modules = list(self.modules.values())
         if self._job.is_sharded:
             shared = ShardedGradients(self._sharded, lowered, self.mesh, modules, recorder=recorder)

@@ -177,14 +177,14 @@ class _Ranks:
         self._turns = Turns(settings.timeout_s, self._clock.stamp)
         self._mailbox = Mailbox(self._turns)
         self._reports: dict[int, RankReport] = {}
-        self._heard: StepLosses | None = None
+        self._losses: StepLosses | None = None
         self.meshes: dict[int, ThreadMesh] = {}
 
     def run(self, order: tuple[Action, ...], progress: Progress | None) -> list[RankReport]:
         """All steps of all repetitions."""
         ranks = self._lowered.plan.ranks
         num_steps = self._settings.repetitions * (self._settings.warmup + self._settings.steps)
-        self._heard = None if progress is None else StepLosses(len(ranks), num_steps, progress)
+        self._losses = None if progress is None else StepLosses(len(ranks), num_steps, progress)
         was_enabled, is_callers = gc.isenabled(), gc.get_freeze_count() > 0
         gc.freeze()  # every rank collects before every step; what was there before is not looked at again
         try:
@@ -235,9 +235,9 @@ class _Ranks:
             gc.disable()  # a rank whose step is over has turned it on
 
         def tell(news: object) -> None:
-            if self._heard is not None:
+            if self._losses is not None:
                 assert isinstance(news, float)
-                self._heard(process, news)
+                self._losses(process, news)
 
         # The collectives inside a backward hand the turn on: it must stay on this thread.
         with torch.autograd.set_multithreading_enabled(False):
@@ -280,8 +280,8 @@ def _part_of(
             yield group.member, group.size
 
 
-def _has_left(place: Mapping[int, int], runner: Runner) -> bool:
-    return runner.place != place[runner.rank]
+def _has_left(positions: Mapping[int, int], runner: Runner) -> bool:
+    return runner.place != positions[runner.rank]
 
 
 def _result(order: tuple[Action, ...], ranks: _Ranks, reports: list[RankReport]) -> Emulation:
@@ -344,19 +344,21 @@ def legal_order(lowered: Lowered) -> tuple[Action, ...]:
 
 def _needed(lowered: Lowered, action: Action) -> dict[Action, None]:
     """What produces its rows, and the pass of its own stage that it continues."""
-    found = dict.fromkeys(lowered.transfers[row].producer for row in lowered.inputs.get(action, ()))
-    return found if action.continues is None else found | {action.continues: None}
+    producers = dict.fromkeys(lowered.transfers[row].producer for row in lowered.inputs.get(action, ()))
+    return producers if action.continues is None else producers | {action.continues: None}
 
 
 def _report(lowered: Lowered, done: Collection[Action]) -> str:
     plan = lowered.plan
-    left = {rank: [a for a in program if a not in done] for rank, program in sorted(plan.program.items())}
-    stuck = {rank: actions[0] for rank, actions in left.items() if actions}
-    told = []
+    unfinished = {
+        rank: [a for a in program if a not in done] for rank, program in sorted(plan.program.items())
+    }
+    stuck = {rank: actions[0] for rank, actions in unfinished.items() if actions}
+    reports = []
     for rank, action in list(stuck.items())[:MOST_NAMED]:
         needed = next((needed for needed in _needed(lowered, action) if needed not in done), None)
         others = [other for other in plan.ranks_of(action) if stuck.get(other) != action]
         missing = f"ranks {others}" if needed is None else str(needed)
-        told.append(f"rank {rank} before {action} waits for {missing}")
+        reports.append(f"rank {rank} before {action} waits for {missing}")
     more = f" and {len(stuck) - MOST_NAMED} more ranks" if len(stuck) > MOST_NAMED else ""
-    return f"the programs cannot go on: {'; '.join(told)}{more}"
+    return f"the programs cannot go on: {'; '.join(reports)}{more}"

@@ -47,13 +47,13 @@ def held_bytes(lowered: Lowered, order: Sequence[Action]) -> int:
     Complexity: that of `memory_table`.
     """
     table = memory_table(lowered)
-    held = most = 0
+    current = peak = 0
     for action in order:
         moved = [moved_bytes(lowered.plan, table, rank, action) for rank in lowered.plan.ranks_of(action)]
-        held += sum(taken for taken, _ in moved)
-        most = max(most, held)
-        held -= sum(given for _, given in moved)
-    return state_bytes(lowered.plan) + most
+        current += sum(acquired for acquired, _ in moved)
+        peak = max(peak, current)
+        current -= sum(released for _, released in moved)
+    return state_bytes(lowered.plan) + peak
 
 
 def capacity_of(device: torch.device) -> int | None:

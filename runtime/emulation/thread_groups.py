@@ -22,7 +22,7 @@ from runtime.emulation.thread_mesh import (
 )
 from runtime.parallel.context.group import ContextGroup, Pending
 from runtime.parallel.expert.group import ExpertGroup
-from runtime.parallel.stage_groups import Group, Held, StageGroups
+from runtime.parallel.stage_groups import Group, ProcessGroups, StageGroups
 from runtime.parallel.tensor.group import TensorGroup
 from runtime.world.mesh import Mesh
 
@@ -49,10 +49,10 @@ class _Collectives:
     def exchange(self, received: Tensor, sent: Tensor, counts: tuple[list[int], list[int]]) -> Pending:
         order = self._order
 
-        def combine(brought: Mapping[int, tuple[Tensor, Tensor, list[int]]]) -> None:
-            pieces = {rank: brought[rank][1].split(brought[rank][2]) for rank in order}
+        def combine(parts: Mapping[int, tuple[Tensor, Tensor, list[int]]]) -> None:
+            pieces = {rank: parts[rank][1].split(parts[rank][2]) for rank in order}
             for member, rank in enumerate(order):
-                brought[rank][0].copy_(torch.cat([pieces[other][member] for other in order]))
+                parts[rank][0].copy_(torch.cat([pieces[other][member] for other in order]))
 
         return self._start(CollectiveKind.EXCHANGE, (received, sent, counts[1]), sent.nbytes, combine)
 
@@ -75,9 +75,9 @@ class ThreadContextGroup(_Collectives, ContextGroup):
     def pass_on(self, received: Tensor, sent: Tensor) -> tuple[Pending, Pending]:
         order = self._order
 
-        def combine(brought: Mapping[int, tuple[Tensor, Tensor]]) -> None:
+        def combine(parts: Mapping[int, tuple[Tensor, Tensor]]) -> None:
             for member, rank in enumerate(order):
-                brought[rank][0].copy_(brought[order[member - 1]][1])
+                parts[rank][0].copy_(parts[order[member - 1]][1])
 
         pending = self._start(CollectiveKind.PASS_ON, (received, sent), sent.nbytes, combine)
         return pending, pending
@@ -92,10 +92,10 @@ class ThreadTensorGroup(_Collectives, TensorGroup):
     def collect(self, own: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
         parts: list[Tensor] = []
 
-        def combine(brought: Mapping[int, tuple[list[Tensor], Tensor]]) -> None:
-            for found, _ in brought.values():
-                found += [
-                    brought[rank][1].reshape(tuple(s)) for rank, s in zip(self.ranks, shapes, strict=True)
+        def combine(members: Mapping[int, tuple[list[Tensor], Tensor]]) -> None:
+            for gathered, _ in members.values():
+                gathered += [
+                    members[rank][1].reshape(tuple(s)) for rank, s in zip(self.ranks, shapes, strict=True)
                 ]
 
         self._start(CollectiveKind.GATHER, (parts, own), own.nbytes * self.size, combine).wait()
@@ -126,10 +126,10 @@ THREADS: Mapping[type[ContextGroup], Callable[..., Any]] = {
 class ThreadGroups(StageGroups):
     """Finds those of threads."""
 
-    def join(self, kind: type[Group], mesh: Mesh, ranks: tuple[int, ...], held: Held) -> Group:
+    def join(self, kind: type[Group], mesh: Mesh, ranks: tuple[int, ...], held: ProcessGroups) -> Group:
         del held
-        found: Group = THREADS[kind](ranks, mesh.rank, None, mesh)
-        return found
+        group: Group = THREADS[kind](ranks, mesh.rank, None, mesh)
+        return group
 
 
 def _largest_in_place(parts: Mapping[int, Tensor]) -> None:

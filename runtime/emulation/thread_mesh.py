@@ -241,17 +241,17 @@ def _sum(tensors: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def gather(ranks: tuple[int, ...], brought: Mapping[int, tuple[Tensor, Tensor]]) -> None:
+def gather(ranks: tuple[int, ...], parts: Mapping[int, tuple[Tensor, Tensor]]) -> None:
     """(into, own) of every rank: everybody's own one after the other."""
-    whole = torch.cat([brought[rank][1] for rank in ranks])
-    for into, _ in brought.values():
+    whole = torch.cat([parts[rank][1] for rank in ranks])
+    for into, _ in parts.values():
         into.copy_(whole)
 
 
-def scatter(ranks: tuple[int, ...], brought: Mapping[int, tuple[Tensor, Tensor]]) -> None:
+def scatter(ranks: tuple[int, ...], tensors: Mapping[int, tuple[Tensor, Tensor]]) -> None:
     """(own, parts) of every rank: the sum of everybody's part for it."""
     for member, rank in enumerate(ranks):
-        brought[rank][0].copy_(_sum([brought[other][1].chunk(len(ranks))[member] for other in ranks]))
+        tensors[rank][0].copy_(_sum([tensors[other][1].chunk(len(ranks))[member] for other in ranks]))
 
 
 def sum_in_place(parts: Mapping[int, Tensor]) -> None:

@@ -102,11 +102,11 @@ def median_work(works: Sequence[OwnWork]) -> OwnWork:
     median = statistics.median
     exchanges = [
         replace(
-            same[0],
-            start_s=median(exchange.start_s for exchange in same),
-            wait_s=(median(exchange.wait_s[0] for exchange in same),) * 2,
+            repeats[0],
+            start_s=median(exchange.start_s for exchange in repeats),
+            wait_s=(median(exchange.wait_s[0] for exchange in repeats),) * 2,
         )
-        for same in zip(*(work.exchanges for work in works), strict=True)
+        for repeats in zip(*(work.exchanges for work in works), strict=True)
     ]
     return OwnWork(own_s=median(work.own_s for work in works), exchanges=tuple(exchanges))
 

@@ -103,7 +103,7 @@ class Turns:
         while missing := [rank for rank in ranks if not is_there(self.runners[rank])]:
             able = [rank for rank in missing if self.runners[rank].can_go_on]
             if not able:
-                stuck = "; ".join(_tell(self.runners[rank]) for rank in missing)
+                stuck = "; ".join(_describe(self.runners[rank]) for rank in missing)
                 raise RankError(f"nobody can go on: {stuck}")
             for rank in able:
                 self.give(rank)
@@ -150,7 +150,7 @@ class Turns:
             runner.is_here.release()
 
 
-def _tell(runner: Runner) -> str:
+def _describe(runner: Runner) -> str:
     if runner.has_ended:
         return f"rank {runner.rank} has ended"
     waiting = "its turn" if runner.waits_for is None else runner.waits_for.describe()

@@ -1,4 +1,4 @@
-"""A part of a user's model as the runtime knows it, and its weights put together out of ranks' parts."""
+"""The architecture of a part of a user's model, and its weights assembled from the parts of ranks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ Weight = tuple[str, str]  # module, Hugging Face name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """What does not change about a part of a model.
+    """The immutable description of a part of a model.
 
     Args:
-        module: as plans know it, all layers trainable.
-        adapter: how the runtime sees it.
+        module: as plans describe it, all layers trainable.
+        adapter: by which the runtime builds it.
         shapes: name in a plan -> shape of every weight.
-        layers: names of the weights of every layer, tied ones under the name of their first holder.
+        layers: names of every layer's weights; a tied one has its name in the first.
     """
 
     module: Module
@@ -32,49 +32,54 @@ class Architecture:
 
 
 def architecture_of(module: Module) -> Architecture:
-    """Every layer is built once, on the meta device; ValueError where a module cannot run."""
+    """The architecture of a module, from layers built on the meta device; ValueError if it cannot run."""
     adapter = adapter_of(module)
     layers: list[tuple[str, ...]] = []
     shapes: dict[str, tuple[int, ...]] = {}
     for index in range(adapter.num_layers):
         built = adapter.build(index)
-        held = {built.hugging_face_name(name): tuple(p.shape) for name, p in built.named_parameters()}
-        layers.append(tuple(adapter.aliases.get(name, name) for name in held))
-        shapes |= {name: shape for name, shape in held.items() if name not in adapter.aliases}
+        shapes_of_layer = {
+            built.hugging_face_name(name): tuple(p.shape) for name, p in built.named_parameters()
+        }
+        layers.append(tuple(adapter.aliases.get(name, name) for name in shapes_of_layer))
+        shapes |= {name: shape for name, shape in shapes_of_layer.items() if name not in adapter.aliases}
     return Architecture(module=module, adapter=adapter, shapes=shapes, layers=tuple(layers))
 
 
 def whole_weights(
-    plan: Plan, known: Mapping[str, Architecture], parts: Mapping[int, Mapping[Weight, Tensor]]
+    plan: Plan, architectures: Mapping[str, Architecture], parts: Mapping[int, Mapping[Weight, Tensor]]
 ) -> dict[Weight, Tensor]:
-    """Weights, or gradients, of all stages that some ranks hold completely; each once.
+    """Weights, or gradients, of all stages whose parts are all given; each once.
 
     Args:
-        plan: that the ranks followed.
-        known: by module.
-        parts: rank -> what it holds; tensor-parallel ranks hold parts of weights.
+        plan: of the ranks.
+        architectures: by module.
+        parts: rank -> its tensors; tensor-parallel ranks have parts of weights.
     """
-    found: dict[Weight, Tensor] = {}
+    weights: dict[Weight, Tensor] = {}
     for stage in plan.stages:
         for row in stage.ranks:
             if all(rank in parts for rank in row):
-                found = _of_row(stage, row, known[stage.module], parts) | found
-    return found
+                weights = _of_row(stage, row, architectures[stage.module], parts) | weights
+    return weights
 
 
 def _of_row(
-    stage: Stage, row: tuple[int, ...], known: Architecture, parts: Mapping[int, Mapping[Weight, Tensor]]
+    stage: Stage,
+    row: tuple[int, ...],
+    architecture: Architecture,
+    parts: Mapping[int, Mapping[Weight, Tensor]],
 ) -> dict[Weight, Tensor]:
-    """Of a stage, out of the parts of ranks that hold the same tokens."""
-    cuts = _cuts(stage, known.adapter)
-    found = {}
+    """Weights of a stage, joined from the parts of ranks with the same tokens."""
+    cuts = _cuts(stage, architecture.adapter)
+    weights = {}
     for index in range(*stage.layers):
-        for name in known.layers[index]:
+        for name in architecture.layers[index]:
             key = (stage.module, name)
             if key in parts[row[0]]:
-                held = [parts[rank][key] for rank in row]
-                found[key] = cuts[name].join(held) if name in cuts else held[0]
-    return found
+                cut_parts = [parts[rank][key] for rank in row]
+                weights[key] = cuts[name].join(cut_parts) if name in cuts else cut_parts[0]
+    return weights
 
 
 def _cuts(stage: Stage, adapter: Adapter) -> dict[str, Cut]:
@@ -87,25 +92,25 @@ def _cuts(stage: Stage, adapter: Adapter) -> dict[str, Cut]:
     return cuts
 
 
-def held_buffers(model: nn.Module, architecture: Architecture) -> dict[str, Tensor]:
-    """Buffers of a user's model that the runtime computes with, by its names, as the model has them now.
+def model_buffers(model: nn.Module, architecture: Architecture) -> dict[str, Tensor]:
+    """Buffers of a user's model that the runtime uses, by the runtime's names, with their current values.
 
-    They may differ from the configuration's.
+    Values may differ from those of the configuration.
 
     Raises:
-        ValueError: one of another shape, or one that is saved with the model, changes what it computes and is
-            unknown to the runtime.
+        ValueError: a buffer of another shape, or a saved one that affects the model's results and that the
+            runtime does not know.
     """
-    known, found = architecture.adapter.buffers, dict[str, Tensor]()
+    known, buffers = architecture.adapter.buffers, dict[str, Tensor]()
     saved, where = model.state_dict().keys(), f"module {architecture.module.name!r}"
     for name, buffer in model.named_buffers():
-        named = (
+        stripped = (
             name.removeprefix(start) for start in architecture.adapter.prefixes if name.startswith(start)
         )
-        names = tuple(named)
-        bare = next((each for each in names if each in known), None)
+        names = tuple(stripped)
+        bare = next((name_ for name_ in names if name_ in known), None)
         if bare is not None and buffer.shape == known[bare].shape:
-            found[bare] = buffer.detach().cpu()
+            buffers[bare] = buffer.detach().cpu()
         elif bare is not None:
             want, have = tuple(known[bare].shape), tuple(buffer.shape)
             raise ValueError(f"{where}: buffer {name!r} must have shape {want}, got {have}")
@@ -114,7 +119,7 @@ def held_buffers(model: nn.Module, architecture: Architecture) -> dict[str, Tens
                 f"{where}: {type(model).__name__} has the buffer {name!r}, which the runtime does not "
                 f"compute with; it knows {', '.join(known) or 'none'}"
             )
-    return found
+    return buffers
 
 
 def _is_neutral(names: tuple[str, ...], buffer: Tensor, architecture: Architecture) -> bool:

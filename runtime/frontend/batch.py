@@ -1,4 +1,4 @@
-"""From a batch of tensors, as a data loader gives it, to samples of a plan and a source of its data."""
+"""Converts a data loader's batch of tensors into samples of a plan and a data source."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,10 +33,10 @@ class EncoderInput:
     """How one encoder reads a batch.
 
     Args:
-        keys: the names of its inputs; the first holds its items, e.g. "pixel_values".
-        adapter: of its architecture.
+        keys: names of its inputs; the first holds its items, e.g. "pixel_values".
+        adapter: of the encoder's architecture.
         width: of the language model.
-        token_id: stands in `input_ids` for one of its tokens; None: it has no place there.
+        token_id: the placeholder in `input_ids` for one of its tokens; None: it has none there.
         before: the callback in front of the encoder.
     """
 
@@ -49,7 +49,7 @@ class EncoderInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSource:
-    """Data that lie in memory; a `runtime.data.batches.DataSource`.
+    """Data in memory; a `runtime.data.batches.DataSource`.
 
     Args:
         items: (sample, encoder, k) -> pixels or frames.
@@ -60,12 +60,12 @@ class TensorSource:
     texts: Mapping[tuple[int, int], Tensor]
 
     def raw(self, sample: int, segment: Segment, shape: tuple[int, ...]) -> Tensor:
-        """Of the shape that was checked with the samples; a clip may be a frame shorter than asked."""
+        """The item; its shape was checked with the samples. A clip may be a frame shorter than asked."""
         del shape
         return self.items[sample, segment.modality, segment.k]
 
     def token_ids(self, sample: int, segment: Segment, vocab_size: int) -> Tensor:
-        """ValueError for a token outside the vocabulary."""
+        """Tokens of a text; ValueError for a token outside the vocabulary."""
         ids_T = self.texts[sample, segment.k]
         wrong = ids_T[(ids_T < 0) | (ids_T >= vocab_size)]
         if len(wrong):
@@ -75,7 +75,7 @@ class TensorSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedBatch:
-    """A batch after all callbacks in front of encoders and the language model."""
+    """A batch after the callbacks in front of encoders and language model."""
 
     samples: tuple[Sample, ...]
     source: TensorSource
@@ -84,19 +84,20 @@ class PreparedBatch:
 def prepare(
     batch: Mapping[str, Any], encoders: Mapping[str, EncoderInput], before_llm: BeforeLLM | None = None
 ) -> PreparedBatch:
-    """Run the callbacks that come first and read off every sample's segments.
+    """Run the callbacks in front of encoders and language model, and derive every sample's segments.
 
     Args:
-        batch: `input_ids` [B, T] or one tensor per sample; `attention_mask` [B, T] says what of it is
-            not padding; `masks` who sees whom in the language model, one text of `workbench.masks.patterns`
-            or one for each sample. An encoder's input stands under its key, or with others under its name:
+        batch: `input_ids` [B, T] or one tensor per sample; `attention_mask` [B, T] marks
+            what is not padding; `masks`: attention masks of the language model, one text of
+            `workbench.masks.patterns` or one per sample. An encoder's input is under its key, or
+            several under its name:
             per sample one item, a tensor of several, a sequence of them, or None.
-        encoders: by name, which is the modality of their segments.
-        before_llm: merges special tokens; None: `merge_special_tokens`. The features have not been
-            computed yet where it runs, so it is given their shapes: tensors on the meta device.
+        encoders: by name, which is also the modality of their segments.
+        before_llm: merges special tokens; None: `merge_special_tokens`. It runs before the
+            features are computed, so it gets their shapes: tensors on the meta device.
 
     Raises:
-        ValueError: what is missing, of another shape or of another count, with sample and encoder named.
+        ValueError: missing inputs, wrong shapes or counts; the message names sample and encoder.
     """
     texts = _texts(batch)
     inputs = {name: _own_input(batch, name, encoders) for name in encoders}
@@ -104,14 +105,15 @@ def prepare(
     items = {name: _items(name, encoder, inputs[name], texts) for name, encoder in encoders.items()}
     sizes = {
         name: [
-            [size_of(encoder.adapter, item, name, i) for item in held] for i, held in enumerate(items[name])
+            [size_of(encoder.adapter, item, name, index) for item in sample_items]
+            for index, sample_items in enumerate(items[name])
         ]
         for name, encoder in encoders.items()
     }
     outputs: EncoderOutputs = {
         name: [
-            tuple(torch.empty(size.tokens_out, encoders[name].width, device="meta") for size in held)
-            for held in sizes[name]
+            tuple(torch.empty(size.tokens_out, encoders[name].width, device="meta") for size in per_sample)
+            for per_sample in sizes[name]
         ]
         for name in encoders
     }
@@ -122,35 +124,35 @@ def prepare(
         raise ValueError(f"the callback before the LLM made {len(merged[IDS])} samples of {len(texts)}")
     samples, kept = [], {}
     for index, ids_T in enumerate(merged[IDS]):
-        own = {name: sizes[name][index] for name in encoders}
-        sample, parts = _sample(index, ids_T, own, token_ids)
+        sample_sizes = {name: sizes[name][index] for name in encoders}
+        sample, parts = _sample(index, ids_T, sample_sizes, token_ids)
         samples.append(sample)
         kept.update(parts)
     samples = _masked(samples, batch.get(MASKS, CAUSAL))
-    found = {
+    items_by_key = {
         (index, name, k): item
         for name in encoders
-        for index, held in enumerate(items[name])
-        for k, item in enumerate(held)
+        for index, per_sample in enumerate(items[name])
+        for k, item in enumerate(per_sample)
     }
-    return PreparedBatch(samples=tuple(samples), source=TensorSource(items=found, texts=kept))
+    return PreparedBatch(samples=tuple(samples), source=TensorSource(items=items_by_key, texts=kept))
 
 
-def _masked(samples: Sequence[Sample], said: Any) -> list[Sample]:
-    """ValueError for what is no mask, does not fit its sample, or for another number of them."""
-    listed = list(said) if isinstance(said, list | tuple) else [said]
-    texts = [said] * len(samples) if isinstance(said, str) else listed
+def _masked(samples: Sequence[Sample], given_masks: Any) -> list[Sample]:
+    """Samples with their masks; ValueError for texts that are no masks, do not fit, or of another number."""
+    listed = list(given_masks) if isinstance(given_masks, list | tuple) else [given_masks]
+    texts = [given_masks] * len(samples) if isinstance(given_masks, str) else listed
     if len(texts) != len(samples) or not all(isinstance(text, str) for text in texts):
         raise ValueError(
-            f"{MASKS}: want one text, or one for each of {len(samples)} samples, got {said!r:.60}"
+            f"{MASKS}: want one text, or one for each of {len(samples)} samples, got {given_masks!r:.60}"
         )
-    masked = [replace(each, mask=canonical(text)) for each, text in zip(samples, texts, strict=True)]
+    masked = [replace(sample, mask=canonical(text)) for sample, text in zip(samples, texts, strict=True)]
     check_masks(masked)
     return masked
 
 
 def _texts(batch: Mapping[str, Any]) -> list[Tensor]:
-    """Per sample its tokens, without padding."""
+    """[samples] tokens of each sample, without padding."""
     if IDS not in batch:
         raise ValueError(f"the batch has no {IDS!r}; it has {', '.join(map(repr, batch)) or 'nothing'}")
     rows = [torch.as_tensor(row) for row in batch[IDS]]
@@ -211,7 +213,7 @@ def _refuse_unknown(batch: Mapping[str, Any], encoders: Mapping[str, EncoderInpu
 def _items(
     name: str, encoder: EncoderInput, inputs: dict[str, Any], texts: Sequence[Tensor]
 ) -> list[tuple[Tensor, ...]]:
-    """Per sample the encoder's items, after its callback."""
+    """[samples] the encoder's items of each sample, after its callback."""
     if not inputs:
         return [()] * len(texts)
     if encoder.before is not None:
@@ -227,14 +229,14 @@ def _items(
 def _sample(
     index: int, ids_T: Tensor, sizes: Mapping[str, list[ItemSize]], token_ids: Mapping[str, int]
 ) -> tuple[Sample, dict[tuple[int, int], Tensor]]:
-    """Runs of special tokens become items, in order; what lies between is text."""
+    """The sample and its texts: runs of special tokens become items, in order; the rest is text."""
     owner = {token: name for name, token in token_ids.items()}
-    for name, held in sizes.items():
+    for name, item_sizes in sizes.items():
         count = int((ids_T == token_ids[name]).sum()) if name in token_ids else 0
-        want = sum(size.tokens_out for size in held)
+        want = sum(size.tokens_out for size in item_sizes)
         if count != want:
             raise ValueError(
-                f"sample {index}: encoder {name!r} makes {len(held)} items of {want} tokens, {IDS} has "
+                f"sample {index}: encoder {name!r} makes {len(item_sizes)} items of {want} tokens, {IDS} has "
                 f"{count} places for them (token {token_ids.get(name)})"
             )
     segments: list[Segment] = []
@@ -264,10 +266,10 @@ def _sample(
 
 
 def visible(sample: Sample, module: Module, device: torch.device) -> Tensor | None:
-    """bool [1, 1, T, T] who sees whom; None where transformers' own causal mask says it.
+    """bool [1, 1, T, T] attention mask; None where transformers' own causal mask is the same.
 
     Raises:
-        ValueError: a mask beside layers of several windows, each of which would want its own.
+        ValueError: a mask in a module whose layers have several windows, each of which needs its own mask.
     """
     if sample.mask == CAUSAL:
         return None

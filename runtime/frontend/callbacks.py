@@ -1,7 +1,7 @@
-"""Callbacks in front of encoders and of the language model: what they are given, and some to use.
+"""Callbacks in front of encoders and language model: their interface, and some ready-made ones.
 
-Source: Cornstarch v1, section 5.1 and Listing 2. They run where a batch is prepared, on every process
-alike; callbacks around the projector are in `runtime.frontend.stage`.
+Source: Cornstarch v1, section 5.1 and Listing 2. They run where a batch is prepared, on every
+process; callbacks around the projector are in `runtime.frontend.stage`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,14 +25,14 @@ EncoderOutputs = dict[str, list[tuple[Tensor, ...]]]  # encoder -> per sample, p
 BeforeLLM = Callable[[EncoderOutputs, dict[str, Any]], dict[str, Any]]
 
 
-def called(callback: Callable[..., Any], where: str, *given: Any) -> Any:
-    """What a callback returns.
+def called(callback: Callable[..., Any], where: str, *arguments: Any) -> Any:
+    """Call a callback and return its result.
 
     Raises:
-        ValueError: it raised anything; one line that names it.
+        ValueError: it raised any exception; one line that names it.
     """
     try:
-        return callback(*given)
+        return callback(*arguments)
     except Exception as error:
         name = getattr(callback, "__name__", type(callback).__name__)
         message = " ".join(str(error).split())
@@ -41,14 +41,14 @@ def called(callback: Callable[..., Any], where: str, *given: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnyRes:
-    """In front of a vision encoder: every image becomes itself, shrunk to one block, and a grid of blocks.
+    """Callback for a vision encoder: every image becomes a block of its own, resized, and a grid of blocks.
 
-    Source: Liu et al. 2024, "LLaVA-NeXT", as Cornstarch v1 section 5.1 describes it. The grid is the one
-    that plans count with, `anyres_grid`'s.
-    Differs: rows that only hold padding are kept; the encoder sees every block of the grid.
+    Source: Liu et al. 2024, "LLaVA-NeXT", as Cornstarch v1 section 5.1 describes it. The grid is
+    `anyres_grid`'s, as in plans.
+    Differs: rows of padding alone are kept; the encoder sees every block of the grid.
 
     Args:
-        block_px: side of the encoder's images.
+        block_px: side length of the encoder's images.
         grids: (rows, columns) to choose from.
     """
 
@@ -60,7 +60,7 @@ class AnyRes:
             raise ValueError(f"want block_px and a grid of >= 1, got {self.block_px} and {self.grids}")
 
     def __call__(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """`pixel_values`: per sample an image [C, H, W], several, or None -> blocks [N, C, P, P]."""
+        """Replace `pixel_values`, per sample an image [C, H, W], several, or None, by blocks [N, C, P, P]."""
         return inputs | {PIXELS: [self._of_sample(entry) for entry in inputs[PIXELS]]}
 
     def _of_sample(self, entry: Any) -> Tensor | None:
@@ -93,10 +93,10 @@ def _resized(image_CHW: Tensor, height: int, width: int) -> Tensor:
 
 
 def merge_special_tokens(token_ids: Mapping[str, int]) -> BeforeLLM:
-    """A callback in front of the language model: special tokens become as many as their features.
+    """A callback for the language model that repeats special tokens as often as there are features.
 
-    In a sample, one special token per item makes room for that item; a single one for all of the
-    sample's items, one after the other. A sample that has room for all already stays as it is.
+    In a sample, one special token per item makes room for that item; a single one for all of the sample's
+    items in a row. A sample with room for all of them stays as it is.
     """
 
     def merge(encoder_outputs: EncoderOutputs, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def merge_special_tokens(token_ids: Mapping[str, int]) -> BeforeLLM:
 
 
 def prepend_tokens(token_ids: Mapping[str, int]) -> BeforeLLM:
-    """A callback in front of the language model: features stand before the text, encoder by encoder."""
+    """A callback for the language model that places features before the text, encoder by encoder."""
 
     def prepend(encoder_outputs: EncoderOutputs, inputs: dict[str, Any]) -> dict[str, Any]:
         joined = []
@@ -132,7 +132,7 @@ def _expanded(ids_T: Tensor, token: int, sizes: Sequence[int]) -> Tensor:
     if len(places) == 1 and sizes:
         sizes = [sum(sizes)]
     if len(places) != len(sizes):
-        return ids_T  # wrong: counted when the segments are read off
+        return ids_T  # invalid: detected when segments are derived
     repeats_T = torch.ones_like(ids_T)
     repeats_T[places] = torch.tensor(sizes, dtype=ids_T.dtype)
     return ids_T.repeat_interleave(repeats_T)

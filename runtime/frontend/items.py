@@ -1,4 +1,4 @@
-"""How a user's encoder reads its inputs: which keys, which items they hold, and what one item becomes."""
+"""How a user's encoder reads its inputs: their keys, the items in them, and the size of each item."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,10 +17,10 @@ from workbench.data.sample import Segment
 
 
 def reader_of(model: PreTrainedModel, adapter: Adapter) -> EncoderAdapter:
-    """The adapter as one of an encoder that reads users' items.
+    """The adapter, as one that can read users' items.
 
     Raises:
-        ValueError: no rule says how its items look.
+        ValueError: the layout of its items is not known.
     """
     if isinstance(adapter, EncoderAdapter):
         return adapter
@@ -33,38 +33,38 @@ def reader_of(model: PreTrainedModel, adapter: Adapter) -> EncoderAdapter:
 def items_of(
     adapter: EncoderAdapter, key: str, inputs: Mapping[str, Any], places: Sequence[int | None]
 ) -> list[tuple[Tensor, ...]]:
-    """Per sample its items: images [C, Y, X], steps of videos [C, F, Y, X], or frames [bins, frames].
+    """[samples] items of each: images [C, Y, X], steps of videos [C, F, Y, X], or frames [bins, frames].
 
-    An input is, per sample, one item, a tensor of several, a sequence of them, or None. Images that
-    lie padded in one tensor have their (height, width) in `image_sizes`. Patches, in one tensor for the
+    An input is, per sample, one item, a tensor of several, a sequence of them, or None. Images
+    padded into one tensor have their (height, width) in `image_sizes`. Patches, in one tensor for the
     whole batch or per sample, have (steps, rows, columns) in `image_grid_thw`; those of a video, each step of
-    which is an item, stand among those of images.
+    which is an item, are mixed with those of images.
 
     Args:
         adapter: of the encoder.
-        key: that holds the items.
+        key: of the items.
         inputs: by key, after the callback.
-        places: per sample, how many special tokens of this encoder its text has; None: it has none yet.
+        places: per sample, number of special tokens of this encoder in its text; None: not there yet.
 
     Raises:
-        ValueError: what does not fit, with the sample named.
+        ValueError: inputs that do not fit; the message names the sample.
     """
     name = adapter.module.name
-    held = inputs[key]
+    values = inputs[key]
     if isinstance(adapter, QwenVisionAdapter) and inputs.get(GRIDS) is not None:
-        cut = _cut_images(adapter, held, inputs[GRIDS], places)
-        _check_samples(name, cut, places)
-        return cut
-    _check_samples(name, held, places)
-    given = [_of_sample(entry, adapter.item_dims, name, index) for index, entry in enumerate(held)]
-    found = [tuple(window for item in entry for window in adapter.windows(item)) for entry in given]
+        images = _cut_images(adapter, values, inputs[GRIDS], places)
+        _check_samples(name, images, places)
+        return images
+    _check_samples(name, values, places)
+    entries = [_of_sample(entry, adapter.item_dims, name, index) for index, entry in enumerate(values)]
+    items = [tuple(window for item in entry for window in adapter.windows(item)) for entry in entries]
     sizes = inputs.get(SIZES)
-    return found if sizes is None else _cropped(found, sizes, name)
+    return items if sizes is None else _cropped(items, sizes, name)
 
 
-def _check_samples(name: str, held: Sequence[Any], places: Sequence[int | None]) -> None:
-    if len(held) != len(places):
-        raise ValueError(f"encoder {name!r}: want input for {len(places)} samples, got {len(held)}")
+def _check_samples(name: str, entries: Sequence[Any], places: Sequence[int | None]) -> None:
+    if len(entries) != len(places):
+        raise ValueError(f"encoder {name!r}: want input for {len(places)} samples, got {len(entries)}")
 
 
 def _of_sample(entry: Any, num_dims: int, name: str, index: int) -> tuple[Tensor, ...]:
@@ -82,14 +82,14 @@ def _of_sample(entry: Any, num_dims: int, name: str, index: int) -> tuple[Tensor
     )
 
 
-def _cropped(found: list[tuple[Tensor, ...]], sizes: Any, name: str) -> list[tuple[Tensor, ...]]:
-    """Every image without what pads it: sizes of all images one after the other, or per sample."""
+def _cropped(images_of_samples: list[tuple[Tensor, ...]], sizes: Any, name: str) -> list[tuple[Tensor, ...]]:
+    """Every image without its padding; `sizes` lists all images in order, or per sample."""
     flat = [tuple(size) for size in _flattened(sizes)]
-    num = sum(map(len, found))
+    num = sum(map(len, images_of_samples))
     if len(flat) != num:
         raise ValueError(f"encoder {name!r}: {SIZES} must name {num} images, got {len(flat)}")
     rest = iter(flat)
-    return [tuple(_crop(image, next(rest), name) for image in images) for images in found]
+    return [tuple(_crop(image, next(rest), name) for image in images) for images in images_of_samples]
 
 
 def _crop(image_CYX: Tensor, size: tuple[int, ...], name: str) -> Tensor:
@@ -102,7 +102,7 @@ def _crop(image_CYX: Tensor, size: tuple[int, ...], name: str) -> Tensor:
 
 
 def _flattened(rows: Any) -> list[list[int]]:
-    """[n, k] whole numbers out of a tensor, or of one tensor or None per sample."""
+    """[n, k] integers, from a tensor, or from one tensor or None per sample."""
     if isinstance(rows, Tensor):
         return [[int(value) for value in row] for row in rows.reshape(-1, rows.shape[-1])]
     return [row for entry in rows if entry is not None for row in _flattened(torch.as_tensor(entry))]
@@ -134,7 +134,7 @@ def _cut_images(
 
 
 def _item(adapter: QwenVisionAdapter, index: int, own_PD: Tensor, grid: tuple[int, int]) -> Tensor:
-    """An image where its frames are alike, else a step of a video."""
+    """An image if its frames are equal, else a step of a video."""
     config: Any = adapter.config
     try:
         x_CFYX = step_of(own_PD, grid, config.patch_size, adapter.merge, config.temporal_patch_size)
@@ -152,32 +152,32 @@ def _joined(pixels: Any, name: str) -> Tensor:
 
 
 def _counts(tokens: Sequence[int], places: Sequence[int | None], name: str) -> list[int]:
-    """How many of all images each sample has, by its special tokens: one an image, or all of its tokens."""
-    known = [count for count in places if count is not None]
-    if len(known) != len(places):
+    """[samples] number of images of each sample, by its special tokens: one per image, or one per token."""
+    tokens_of_sample = [count for count in places if count is not None]
+    if len(tokens_of_sample) != len(places):
         raise ValueError(
             f"encoder {name!r}: no token says which sample an image is of; give {GRIDS} and {PIXELS} "
             "per sample"
         )
-    if sum(known) == len(tokens):
-        return known
-    found, next_image = [], 0
-    for index, count in enumerate(known):
-        first, left = next_image, count
-        while left > 0 and next_image < len(tokens):
-            left -= tokens[next_image]
+    if sum(tokens_of_sample) == len(tokens):
+        return tokens_of_sample
+    counts, next_image = [], 0
+    for index, count in enumerate(tokens_of_sample):
+        first, missing = next_image, count
+        while missing > 0 and next_image < len(tokens):
+            missing -= tokens[next_image]
             next_image += 1
-        if left:
+        if missing:
             raise ValueError(
                 f"encoder {name!r}, sample {index}: {count} special tokens are not those of whole images of "
                 f"{', '.join(map(str, tokens[first:next_image])) or 'no'} tokens"
             )
-        found.append(next_image - first)
+        counts.append(next_image - first)
     if next_image != len(tokens):
         raise ValueError(
             f"encoder {name!r}: the texts have special tokens for {next_image} images, got {len(tokens)}"
         )
-    return found
+    return counts
 
 
 def _per_sample(images: list[Tensor], counts: Sequence[int]) -> list[tuple[Tensor, ...]]:

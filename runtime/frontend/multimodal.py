@@ -1,8 +1,7 @@
-"""A multimodal model out of unimodal transformers models, as a user writes it down.
+"""Multimodal models that users compose of unimodal transformers models.
 
-Source: Cornstarch v1, section 3 and Listings 1 and 2; ICML version, Listing 1. It runs as it stands in
-one process (`MultimodalModule.forward`), and on the ranks of a plan through
-`runtime.frontend.parallel`.
+Source: Cornstarch v1, section 3 and Listings 1 and 2; ICML version, Listing 1. It runs in one
+process (`MultimodalModule.forward`), and on the ranks of a plan through `runtime.frontend.parallel`.
 """
 
 import json
@@ -39,23 +38,23 @@ class ModalityModule(nn.Module):
     """A unimodal model and, for an encoder, the projector behind it.
 
     Both parts start trainable. A part is frozen by `.train(mode=False)`, by `requires_grad_(False)` on it
-    or on some of its weights, or by `trainable`; status is read anew for every step.
+    or on some of its weights, or by `trainable`; the status is read again for every step.
 
     Args:
         model: a transformers model.
-        projector: "mlp", "linear", or a module of one of those two classes; fresh ones start as torch
-            starts linear layers. "merger": the one that Qwen's vision towers end with, part of the
+        projector: "mlp", "linear", or a module of one of those two classes; new ones are initialised
+            like torch's linear layers. "merger": the one at the end of Qwen's vision towers, part of the
             model. None: the language model.
         proj: another spelling of `projector`.
-        trainable: which parts are.
-        preprocess_callback: before the encoder: its inputs in, its inputs out. One image may become
-            several, a row of a tensor with one more dim. It runs where the batch is prepared.
+        trainable: which parts are trainable.
+        preprocess_callback: before the encoder: maps its inputs to its inputs. One image may become
+            several, rows of a tensor with one more dim. It runs where the batch is prepared.
         postprocess_module_callback: between encoder and projector, inside the stage that holds the
-            projector; see `AroundProjector` for what it is given.
+            projector; see `AroundProjector` for its arguments.
         postprocess_projector_callback: after the projector, likewise.
 
     Raises:
-        ValueError: an unknown projector, two of them, a status that names a part that is not there.
+        ValueError: an unknown projector, both spellings at once, a status that names a missing part.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class ModalityModule(nn.Module):
             self.projector.requires_grad_(requires_grad=False)
 
     def graph(self, name: str, llm_width: int | None) -> Module:
-        """What plans know of it, all layers trainable; with a width for an encoder, without for the LLM."""
+        """The module as in plans, all layers trainable; an encoder needs `llm_width`, the LLM none."""
         config = json.loads(self.module.config.to_json_string(use_diff=False))
         kept = {key: value for key, value in config.items() if key not in _DERIVED and value is not None}
         if (self.kind is None) != (llm_width is None):
@@ -115,49 +114,51 @@ class ModalityModule(nn.Module):
         return module
 
     def fit_projector(self, module: Module) -> None:
-        """Make the projector, now that the language model's width is known.
+        """Create the projector once the language model's width is known, or check the given one.
 
         Raises:
-            ValueError: one was given that does not fit.
+            ValueError: the given projector does not fit.
         """
         if self.kind is None or self.kind == Projector.MERGER:
             return
         widths = (module.layers[-2].out_width, module.layers[-1].out_width)
-        made = PROJECTORS[self.kind](*widths)
+        fresh = PROJECTORS[self.kind](*widths)
         if self.projector is None:
-            self.projector = made.to(self.module.dtype)
+            self.projector = fresh.to(self.module.dtype)
             self.projector.requires_grad_(requires_grad=self.trainable is not Trainable.NONE)
-        want = {name: tuple(weight.shape) for name, weight in made.named_parameters()}
-        have = {name: tuple(weight.shape) for name, weight in self.projector.named_parameters()}
-        if want != have:
-            raise ValueError(f"module {module.name!r}: its projector must have weights {want}, got {have}")
+        wanted = {name: tuple(weight.shape) for name, weight in fresh.named_parameters()}
+        actual = {name: tuple(weight.shape) for name, weight in self.projector.named_parameters()}
+        if wanted != actual:
+            raise ValueError(
+                f"module {module.name!r}: its projector must have weights {wanted}, got {actual}"
+            )
 
     def weights(self, architecture: Architecture) -> dict[str, nn.Parameter]:
-        """Name in a plan -> the given parameter, for every weight that the plan's module has.
+        """Name in a plan -> the user's parameter, for every weight of the plan's module.
 
         Raises:
             ValueError: the model lacks one, or has it in another shape.
         """
         shapes = architecture.shapes
-        found: dict[str, nn.Parameter] = {}
+        parameters: dict[str, nn.Parameter] = {}
         for name, parameter in self.module.named_parameters():
             for prefix in architecture.adapter.prefixes:
                 bare = name.removeprefix(prefix)
                 if name.startswith(prefix) and bare in shapes:
-                    found.setdefault(bare, parameter)
+                    parameters.setdefault(bare, parameter)
         if self.projector is not None:
-            found |= {f"projector.{name}": p for name, p in self.projector.named_parameters()}
+            parameters |= {f"projector.{name}": p for name, p in self.projector.named_parameters()}
         for name, shape in shapes.items():
-            if name not in found or tuple(found[name].shape) != shape:
-                have = tuple(found[name].shape) if name in found else "none"
+            if name not in parameters or tuple(parameters[name].shape) != shape:
+                have = tuple(parameters[name].shape) if name in parameters else "none"
                 raise ValueError(
                     f"module {architecture.module.name!r}: {type(self.module).__name__} must have a weight "
                     f"{name!r} of shape {shape}, got {have}"
                 )
-        return {name: found[name] for name in shapes}
+        return {name: parameters[name] for name in shapes}
 
     def trains(self, name: str, parameter: nn.Parameter) -> bool:
-        """Whether the weight of that name in a plan is trained now."""
+        """Whether the weight of that name in a plan is currently trained."""
         part = self.projector if name.startswith("projector.") else self.module
         assert part is not None
         return parameter.requires_grad and part.training
@@ -180,7 +181,7 @@ def _kind_of(projector: str | nn.Module) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOutput:
-    """What a pass through a whole model gives: the mean loss of the batch's next text tokens."""
+    """Output of a forward through the whole model: the mean loss of the batch's next text tokens."""
 
     loss: Tensor
 
@@ -188,18 +189,18 @@ class ModelOutput:
 class MultimodalModule(nn.Module):
     """Encoders, groups of encoders, and one language model.
 
-    An encoder `vision` is also the attribute `vision_encoder`; inside a group `senses` its name in plans,
+    An encoder `vision` is also the attribute `vision_encoder`; in a group `senses`, its name in plans,
     batches and specifications is `senses.vision`.
 
     Args:
         encoders: by name; a value that is a `MultimodalModule` without language model is a group.
         language_model: with or without its wrapper; None in a group.
-        token_ids: encoder -> the token of `input_ids` that stands for one of its tokens.
+        token_ids: encoder -> its placeholder token in `input_ids`, one per token of the encoder.
         preprocess_callback: before the language model: `(encoder_outputs, inputs)` -> inputs. It runs where
-            the batch is prepared: outputs have shapes and no values (meta device).
+            the batch is prepared: outputs have shapes but no values (meta device).
 
     Raises:
-        ValueError: a name, a width or a type that does not fit, two token ids alike, a model within a model.
+        ValueError: a name, width or type that does not fit, equal token ids, a model within a model.
     """
 
     def __init__(
@@ -243,7 +244,7 @@ class MultimodalModule(nn.Module):
             raise ValueError(f"all models must be of one dtype, got {types}")
 
     def leaves(self) -> Iterator[tuple[str, ModalityModule]]:
-        """(name in plans, encoder), groups opened."""
+        """Yield (name in plans, encoder), of groups too."""
         for name in self.names:
             encoder = getattr(self, f"{name}_encoder")
             if isinstance(encoder, MultimodalModule):
@@ -258,7 +259,7 @@ class MultimodalModule(nn.Module):
         return {**dict(self.leaves()), LLM: self.language_model}
 
     def architectures(self) -> dict[str, Architecture]:
-        """Name in plans -> what the runtime knows about the part."""
+        """Name in plans -> the part's architecture."""
         if not self._known:
             parts = self.parts()
             llm = parts[LLM].graph(LLM, None)
@@ -268,14 +269,16 @@ class MultimodalModule(nn.Module):
         return self._known
 
     def weights(self) -> dict[str, dict[str, nn.Parameter]]:
-        """Name in plans -> name in a plan -> the given parameter."""
-        known = self.architectures()
-        return {name: part.weights(known[name]) for name, part in self.parts().items()}
+        """Name in plans -> weight's name in a plan -> the user's parameter."""
+        architectures = self.architectures()
+        return {name: part.weights(architectures[name]) for name, part in self.parts().items()}
 
     def graph(self) -> ModelGraph:
-        """The model as plans know it: a layer is trainable where any of its weights is now."""
+        """The model as plans describe it: a layer is trainable where any of its weights currently is."""
         weights = self.weights()
-        *encoders, llm = [self._flagged(known, weights[name]) for name, known in self.architectures().items()]
+        *encoders, llm = [
+            self._flagged(architecture, weights[name]) for name, architecture in self.architectures().items()
+        ]
         return connect("multimodal", *([encoder, llm] for encoder in encoders), [llm])
 
     def _flagged(self, known: Architecture, weights: Mapping[str, nn.Parameter]) -> Module:
@@ -286,7 +289,7 @@ class MultimodalModule(nn.Module):
         return replace(known.module, layers=tuple(layers))
 
     def prepare(self, batch: Mapping[str, Any]) -> PreparedBatch:
-        """The batch behind the callbacks that come first; see `runtime.frontend.batch.prepare`."""
+        """The batch after the callbacks in front; see `runtime.frontend.batch.prepare`."""
         known = self.architectures()
         inputs = {
             name: self._input(name, part, known[name]) for name, part in self.parts().items() if name != LLM
@@ -304,7 +307,7 @@ class MultimodalModule(nn.Module):
         )
 
     def forward(self, batch: Mapping[str, Any]) -> ModelOutput:
-        """The given models themselves on the batch, item by item and sample by sample, in one process.
+        """Run the user's own models on the batch in one process, item by item and sample by sample.
 
         Differs: the runtime switches dropout off; here a model in training mode applies its own.
         """
@@ -321,35 +324,35 @@ class MultimodalModule(nn.Module):
 
     @contextmanager
     def _frozen_parts(self) -> Iterator[None]:
-        """Parts that are not in training mode make no gradients of their weights, as on the ranks."""
-        still = [
+        """Disable gradients of the weights of parts that are not in training mode, as on the ranks."""
+        frozen = [
             weight
             for part in self.parts().values()
-            for held in (part.module, part.projector)
-            if held is not None and not held.training
-            for weight in held.parameters()
+            for module in (part.module, part.projector)
+            if module is not None and not module.training
+            for weight in module.parameters()
             if weight.requires_grad
         ]
-        for weight in still:
+        for weight in frozen:
             weight.requires_grad = False
         try:
             yield
         finally:
-            for weight in still:
+            for weight in frozen:
                 weight.requires_grad = True
 
     def _features(
         self, name: str, part: ModalityModule, adapter: Adapter, prepared: PreparedBatch
     ) -> dict[tuple[str, Item], Tensor]:
-        """Every item of one encoder, behind its projector."""
-        held = {Item(i, k): x for (i, of, k), x in prepared.source.items.items() if of == name}
-        if not held:
+        """Features of every item of one encoder, after its projector."""
+        items = {Item(i, k): x for (i, encoder, k), x in prepared.source.items.items() if encoder == name}
+        if not items:
             return {}
         model, reader = part.module, reader_of(part.module, adapter)
         encoded: Outputs = tuple(
-            reader.features(model, item.to(model.device, model.dtype)) for item in held.values()
+            reader.features(model, item.to(model.device, model.dtype)) for item in items.values()
         )
-        inputs = {"items": tuple(map(tuple, held)), "num_tokens": tuple(map(len, encoded))}
+        inputs = {"items": tuple(map(tuple, items)), "num_tokens": tuple(map(len, encoded))}
         if part.around.after_encoder is not None:
             encoded = call_checked(part.around.after_encoder, inputs, encoded)
         projected: Outputs = encoded
@@ -357,12 +360,12 @@ class MultimodalModule(nn.Module):
             projected = tuple(part.projector(x_TD) for x_TD in encoded)
         if part.around.after_projector is not None:
             projected = call_checked(part.around.after_projector, inputs, projected)
-        return {(name, item): y_TD for item, y_TD in zip(held, projected, strict=True)}
+        return {(name, item): y_TD for item, y_TD in zip(items, projected, strict=True)}
 
     def _sample_loss(
         self, index: int, prepared: PreparedBatch, features: Mapping[tuple[str, Item], Tensor]
     ) -> tuple[Tensor, int]:
-        """Sum over the next text tokens of one sample, and how many they are."""
+        """Loss summed over the next text tokens of one sample, and their number."""
         model = self.parts()[LLM].module
         embed = model.get_input_embeddings()
         ids, embedded = [], []

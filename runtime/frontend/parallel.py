@@ -1,4 +1,4 @@
-"""Users' multimodal models on the ranks of a plan: how each part is laid out, and steps on batches.
+"""Users' multimodal models on the ranks of a plan: the layout of each part, and steps on batches.
 
 Source: Cornstarch v1, section 3 and Listing 1 (`MultimodalParallelSpec.apply`); ICML version, Listing 1
 (`MultimodalParallelModule` with `modality_parallelism`).
@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from runtime.frontend.architecture import Weight, held_buffers, whole_weights
+from runtime.frontend.architecture import Weight, model_buffers, whole_weights
 from runtime.frontend.batch import PreparedBatch
 from runtime.frontend.multimodal import LLM, MultimodalModule
 from runtime.frontend.ranks import (
@@ -24,10 +24,10 @@ from runtime.frontend.ranks import (
     LocalRanks,
     Ran,
     Runner,
-    all_say,
-    everybodys,
+    gather_weights,
     has_group,
     made_by_all,
+    raise_complaints,
 )
 from runtime.frontend.stage import UserStage
 from runtime.run_settings import TORCH_TYPE, Collect, RunSettings
@@ -52,10 +52,10 @@ _LINK = Link(name="local", bytes_per_s=1e30, latency_s=0.0)  # its figures only 
 
 
 class Ranks(Enum):
-    """What ranks are.
+    """What a rank is.
 
-    PROCESSES: those of the process group that exists (one per rank, as torchrun starts them), or else
-    processes of this machine that this one starts. EMULATED: one at a time inside this process.
+    PROCESSES: those of the existing process group (one per rank, as torchrun starts them), or else processes
+    that this one starts on this machine. EMULATED: inside this process, one at a time.
     """
 
     PROCESSES = "processes"
@@ -64,10 +64,10 @@ class Ranks(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MultimodalParallelSpec(MultimodalSpec):
-    """How a whole model is laid out; see `MultimodalSpec`. It has the model's own structure."""
+    """Layout of a whole model, nested like the model; see `MultimodalSpec`."""
 
     def apply(self, model: MultimodalModule, **where: Any) -> "MultimodalParallelModule":
-        """The model laid out like this; `where` as in `MultimodalParallelModule`."""
+        """The model with this layout; `where` as in `MultimodalParallelModule`."""
         return MultimodalParallelModule(
             model,
             modality_parallelism=self.modality_parallelism,
@@ -82,11 +82,11 @@ class MultimodalParallelSpec(MultimodalSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
-    """What ranks did.
+    """Result of steps on the ranks.
 
     Args:
         losses: mean over the next text tokens of the batch, before each step.
-        plan: that they followed.
+        plan: that the ranks executed.
         trace: of the last step; None where ranks were emulated.
     """
 
@@ -96,30 +96,30 @@ class StepOutput:
 
     @property
     def loss(self) -> float:
-        """Of the last step."""
+        """Loss of the last step."""
         return self.losses[-1]
 
 
 class MultimodalParallelModule:
-    """A model with a layout. Every batch becomes a job, a strategy's plan, and a run of that plan.
+    """A model with a layout. Every batch becomes a job, which a strategy plans and ranks execute.
 
-    Without a process group this process starts the ranks and keeps the given models: weights go to the
-    ranks with every call and gradients, or weights, come back. Use it as a context, or `close` it, to end
-    them. In a process group every process holds the given models and gets the gradients of what its rank
-    holds; the optimizer then skips the rest, and `collect_weights` makes all copies equal again.
+    Without a process group, this process starts the ranks and keeps the models: every call sends weights to
+    the ranks, and gradients or weights come back. Use it as a context manager, or `close` it, to end them.
+    In a process group, every process has the models and gets the gradients of its rank's weights; the
+    optimizer then skips the others, and `collect_weights` makes all copies equal again.
 
     Args:
-        model: what is trained.
+        model: to train.
         encoder_specs, language_model_spec, num_microbatches, microbatch_size, modality_parallelism,
             dp_size: as in `MultimodalSpec`.
-        ranks: what they are.
+        ranks: what a rank is.
         pool: processes to use; None: this module's own, where it needs any.
-        profile: costs that stages are balanced by; None: FLOP alone.
+        profile: costs by which stages are balanced; None: FLOP only.
         cluster: whose ranks the plan names; None: this machine as one node.
-        timeout_s: of any single wait.
+        timeout_s: of each wait.
 
     Raises:
-        ValueError: what the runtime cannot do, names that are not there, degrees that do not fit.
+        ValueError: what the runtime cannot execute, unknown names, degrees that do not fit.
     """
 
     def __init__(
@@ -167,14 +167,14 @@ class MultimodalParallelModule:
         self.close()
 
     def close(self) -> None:
-        """End the processes that were started, if there are any."""
+        """End the processes that this module started, if any."""
         self._runner.close()
 
     def execute(self, batch: Mapping[str, Any]) -> StepOutput:
-        """Forward and backward on the ranks; gradients are added to `.grad` of the given parameters.
+        """Run forward and backward on the ranks, and add gradients to `.grad` of the user's parameters.
 
-        The optimizer is the caller's, over the given models' parameters. The update that the plan's STEP
-        does on the ranks is dropped.
+        The optimizer is the caller's, over the user's parameters. Updates by the plan's STEP on the ranks are
+        discarded.
 
         Raises:
             ValueError: a batch of another size, or that does not fit the model.
@@ -184,40 +184,40 @@ class MultimodalParallelModule:
         weights = self.model.weights()
         for (module, name), gradient in self._whole(plan, {s.rank: s.gradients for s in ran.states}).items():
             parameter = weights[module][name]
-            own = gradient.to(parameter.device, parameter.dtype)
-            parameter.grad = own if parameter.grad is None else parameter.grad.add_(own)
+            addition = gradient.to(parameter.device, parameter.dtype)
+            parameter.grad = addition if parameter.grad is None else parameter.grad.add_(addition)
         return _output(plan, ran)
 
     def train_steps(
         self, batch: Mapping[str, Any], *, steps: int = 1, optimizer: OptimizerSettings | None = None
     ) -> StepOutput:
-        """So many AdamW steps on the ranks, from a fresh optimizer state; the given models get the weights.
+        """Run AdamW steps on the ranks, from a new optimizer state; the user's models get the weights.
 
         Raises:
-            ValueError, WorldFailed, RankError: as `execute`; the given models are then as before.
+            ValueError, WorldFailed, RankError: as `execute`; the user's models are then unchanged.
         """
         plan, ran = self._run(batch, steps, optimizer or OptimizerSettings())
         self._take(self._whole(plan, {state.rank: state.weights for state in ran.states}))
         return _output(plan, ran)
 
     def collect_weights(self) -> None:
-        """In a process group, give every process all weights as their ranks have them; a collective."""
+        """In a process group, copy every rank's current weights to all processes; a collective."""
         if self._is_group:
             weights = self.model.weights()
-            self._take(everybodys({key: weights[key[0]][key[1]].detach() for key in self._held}))
+            self._take(gather_weights({key: weights[key[0]][key[1]].detach() for key in self._held}))
 
     def plan(self, batch: Mapping[str, Any]) -> Plan:
-        """The plan that a batch would run by."""
+        """The plan by which a batch would run."""
         return self._plan_of(self._ready(batch)[1])
 
     def _whole(self, plan: Plan, parts: Mapping[int, Mapping[Weight, Tensor]]) -> dict[Weight, Tensor]:
         return whole_weights(plan, self.model.architectures(), parts)
 
     def _take(self, weights: Mapping[Weight, Tensor]) -> None:
-        given = self.model.weights()
+        parameters = self.model.weights()
         with torch.no_grad():
             for (module, name), weight in weights.items():
-                given[module][name].copy_(weight)
+                parameters[module][name].copy_(weight)
 
     def _run(self, batch: Mapping[str, Any], steps: int, optimizer: OptimizerSettings) -> tuple[Plan, Ran]:
         prepared, job = self._ready(batch)
@@ -233,12 +233,12 @@ class MultimodalParallelModule:
                 collect=Collect.STATE,
             )
             ran = self._runner.run(lowered, settings, prepared.source, self._build())
-        own = self._whole(plan, {state.rank: state.weights for state in ran.states})
-        self._held = frozenset(own)
+        weights = self._whole(plan, {state.rank: state.weights for state in ran.states})
+        self._held = frozenset(weights)
         return plan, ran
 
     def _ready(self, batch: Mapping[str, Any]) -> tuple[PreparedBatch, Job]:
-        """In a process group, what is wrong with one process's batch is heard by all."""
+        """The prepared batch and its job; in a process group, all processes raise where one does."""
 
         def make() -> tuple[PreparedBatch, Job]:
             prepared = self.model.prepare(batch)
@@ -254,7 +254,7 @@ class MultimodalParallelModule:
                 f"{spec.num_microbatches} microbatches x {spec.microbatch_size}), got {len(samples)}"
             )
         dtype = self.model.parts()[LLM].module.dtype
-        precision = next((p for p, held in TORCH_TYPE.items() if held == dtype), None)
+        precision = next((p for p, torch_type in TORCH_TYPE.items() if torch_type == dtype), None)
         if precision is None:
             raise ValueError(f"models must be of {', '.join(map(str, TORCH_TYPE.values()))}, got {dtype}")
         return Job(
@@ -269,12 +269,12 @@ class MultimodalParallelModule:
         )
 
     def _plan_of(self, job: Job) -> Plan:
-        """The strategy's plan; the last one again for the same job."""
+        """The strategy's plan; the previous one where the job is the same."""
         own = self._planned[1] if self._planned is not None and self._planned[0] == job else None
         planner = MEANT[self.spec.modality_parallelism].planner
         plan = self._runner.agree(lambda: planner(job, self._cost, silent), own)
         if self._is_group:
-            all_say(_difference(plan, job))
+            raise_complaints(_difference(plan, job))
         self._planned = (job, plan)
         return plan
 
@@ -292,16 +292,16 @@ class MultimodalParallelModule:
             if part.around.after_encoder is not None or part.around.after_projector is not None
         }
         known = self.model.architectures()
-        buffers = {name: held_buffers(part.module, known[name]) for name, part in parts.items()}
+        buffers = {name: model_buffers(part.module, known[name]) for name, part in parts.items()}
         return UserStage(callbacks=callbacks, frozen=frozenset(frozen), buffers=buffers)
 
     def _save(self, folder: Path, modules: Iterable[str]) -> None:
-        """Every module as a folder that ranks read their own weights from."""
+        """Write every module to a folder, from which ranks read their weights."""
         weights = self.model.weights()
         for module in modules:
             (folder / module).mkdir()
-            held = {name: w.detach().cpu().contiguous() for name, w in weights[module].items()}
-            save_file(held, folder / module / SINGLE, metadata={"format": "pt"})
+            tensors = {name: w.detach().cpu().contiguous() for name, w in weights[module].items()}
+            save_file(tensors, folder / module / SINGLE, metadata={"format": "pt"})
 
 
 def _output(plan: Plan, ran: Ran) -> StepOutput:
@@ -313,10 +313,10 @@ def _encoders(model: MultimodalModule) -> list[str]:
 
 
 def _checked_ranks(model: MultimodalModule, spec: MultimodalSpec) -> int:
-    """How many ranks the plan will have at most.
+    """Maximum number of ranks of the plan.
 
     Raises:
-        ValueError: an encoder that is not there, or a degree that is not executed.
+        ValueError: an unknown encoder, or a degree that the runtime does not execute.
     """
     encoders = spec.of_encoders(_encoders(model))
     llm = spec.language_model_spec or ParallelSpec()
@@ -331,7 +331,7 @@ def _checked_ranks(model: MultimodalModule, spec: MultimodalSpec) -> int:
 
 
 def _difference(plan: Plan, job: Job) -> str | None:
-    """What this process would have planned for, where that is something else."""
+    """Description of how this process's job differs from the plan's; None where it does not."""
     if plan.batch != job.batch:
         return "its batch is not the first process's: every process is given the whole batch"
     if plan.model != job.model:
@@ -340,14 +340,14 @@ def _difference(plan: Plan, job: Job) -> str | None:
 
 
 def _this_machine(num_ranks: int) -> Cluster:
-    """One node with so many ranks."""
+    """This machine as one node with that many ranks."""
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     node = Node(device="cpu", num_ranks=num_ranks, memory_bytes=memory_bytes, num_cores=os.cpu_count())
     return uniform("this machine", node, num_nodes=1, intra=_LINK, inter=_LINK)
 
 
 def _flop_alone() -> Profile:
-    """An ideal machine, on which only operations take time worth speaking of."""
+    """An ideal machine, on which only FLOP take noticeable time."""
     link = MachineLink(
         scope="intra",
         name=_LINK.name,

@@ -1,4 +1,4 @@
-"""Where users' models run: on processes started for them, on an existing process group, or emulated here."""
+"""Runners of users' models: on processes started for them, in an existing process group, or emulated."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -29,11 +29,11 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """What a run brought to this process.
+    """Result of a run, as this process has it.
 
     Args:
         losses: of every step.
-        states: of the ranks that this process may speak for.
+        states: of the ranks for which this process answers.
         trace: of the last step; None where ranks were emulated.
     """
 
@@ -43,26 +43,26 @@ class Ran:
 
 
 class Runner(ABC):
-    """Runs lowered plans, one after the other; all ranks are this process's own."""
+    """Runs lowered plans one after the other; by default this process owns all ranks."""
 
     def agree(self, make: Callable[[], Plan], own: Plan | None) -> Plan:
-        """The plan that every process follows; `own` is the one of the batch before, if it still holds."""
+        """The plan that all processes follow; `own` is the previous batch's plan, if it is still valid."""
         return make() if own is None else own
 
     def modules(self, plan: Plan) -> tuple[str, ...]:
-        """Those whose weights this process has to bring."""
+        """Names of the modules whose weights this process must supply."""
         return tuple(module.name for module in plan.model.modules)
 
     @abstractmethod
     def run(self, lowered: Lowered, settings: RunSettings, source: DataSource, build: UserStage) -> Ran:
-        """The steps that the settings say."""
+        """Run the number of steps in the settings."""
 
     def close(self) -> None:  # noqa: B027  (some started nothing)
-        """Give back what was started."""
+        """Release processes and other resources."""
 
 
 class LocalRanks(Runner):
-    """Forked ones of a pool."""
+    """Ranks as forked processes of a pool."""
 
     def __init__(self, num_ranks: int, pool: Pool | None = None) -> None:
         self._given, self._own = pool, None if pool is not None else Pool(num_ranks)
@@ -82,7 +82,7 @@ class LocalRanks(Runner):
 
 
 class EmulatedRanks(Runner):
-    """In this process, one action at a time."""
+    """Ranks emulated in this process, one action at a time."""
 
     def run(self, lowered: Lowered, settings: RunSettings, source: DataSource, build: UserStage) -> Ran:
         emulated = emulate(lowered, settings, source=source, build=build)
@@ -92,9 +92,9 @@ class EmulatedRanks(Runner):
 class GroupRanks(Runner):
     """This process as one rank among those of the default process group, e.g. under torchrun.
 
-    Every process has the whole model and is given the whole batch; the first one plans. Objects travel
-    over the group's CPU backend (gloo). Groups for a plan are opened once, however many steps follow it.
-    Waits of a step end after `timeout_s`, those between steps after the group's own timeout.
+    Every process has the whole model and gets the whole batch; the first one plans. Objects are sent over
+    the group's CPU backend (gloo). Groups of a plan are opened once. Waits within a step end after
+    `timeout_s`, those between steps after the group's own timeout.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -149,7 +149,7 @@ class GroupRanks(Runner):
 
 
 def _with_peers(plan: Plan, own: RankState) -> tuple[RankState, ...]:
-    """This rank's state, and those of ranks that hold other parts of its weights; then it is a collective."""
+    """This rank's state, and those of ranks with other parts of its weights, by a collective."""
     if all(stage.tp == 1 for stage in plan.stages):
         return (own,)
     states: list[RankState | None] = [None] * dist.get_world_size()
@@ -160,7 +160,7 @@ def _with_peers(plan: Plan, own: RankState) -> tuple[RankState, ...]:
 
 
 def _plan_or_refusal(make: Callable[[], Plan], own: Plan | None) -> Plan | str:
-    """Told to all processes, which wait for it."""
+    """The plan, or why it was refused, to be sent to all processes."""
     try:
         return make() if own is None else own
     except ValueError as error:
@@ -174,42 +174,42 @@ def _rank_of(plan: Plan) -> int:
 
 
 def has_group() -> bool:
-    """Whether this process is one of a process group."""
+    """Whether this process belongs to a process group."""
     return dist.is_available() and dist.is_initialized()
 
 
-def all_say(complaint: str | None) -> None:
-    """Let every process hear the others' complaints; a collective.
+def raise_complaints(complaint: str | None) -> None:
+    """Raise the first complaint of any process on all of them; a collective.
 
     Raises:
         ValueError: on every process, the first complaint.
     """
-    heard: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(heard, complaint)
-    for process, each in enumerate(heard):
-        if each is not None:
-            raise ValueError(f"process {process}: {each}")
+    complaints: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(complaints, complaint)
+    for process, text in enumerate(complaints):
+        if text is not None:
+            raise ValueError(f"process {process}: {text}")
 
 
 def made_by_all(make: Callable[[], Made]) -> Made:
-    """What `make` makes, once no process was refused; a collective, raises as `all_say`."""
+    """The result of `make`, once all processes succeeded; a collective, raises as `raise_complaints`."""
     made: list[Made] = []
     complaint = None
     try:
         made.append(make())
     except ValueError as error:
         complaint = str(error)
-    except Exception as error:  # the others wait for this process's word
+    except Exception as error:  # the other processes wait for this one's answer
         complaint = f"{type(error).__name__}: {error}"
-    all_say(complaint)
+    raise_complaints(complaint)
     return made[0]
 
 
-def everybodys(held: dict[Weight, Tensor]) -> dict[Weight, Tensor]:
-    """Every weight, as the first process that holds it has it; a collective that sends all to all."""
+def gather_weights(own_weights: dict[Weight, Tensor]) -> dict[Weight, Tensor]:
+    """Every weight, from the first process that has it; a collective that sends all to all."""
     parts: list[dict[Weight, Tensor]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(parts, held)
-    found: dict[Weight, Tensor] = {}
+    dist.all_gather_object(parts, own_weights)
+    weights: dict[Weight, Tensor] = {}
     for part in parts:
-        found = part | found
-    return found
+        weights = part | weights
+    return weights

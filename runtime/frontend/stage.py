@@ -1,4 +1,4 @@
-"""What users' modules add to a stage: callbacks around the projector, and weights that stay frozen."""
+"""Users' additions to a stage: callbacks around the projector, and weights that stay frozen."""
 
 import pickle
 from collections.abc import Callable, Mapping
@@ -23,15 +23,15 @@ AfterCallback = Callable[[dict[str, Any], Outputs], Outputs]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AroundProjector:
-    """Callbacks of one encoder; they run where its last layer runs, microbatch by microbatch.
+    """Callbacks of one encoder, called where its last layer runs, per microbatch.
 
     Each is called with {"items": ((sample, k), ...), "num_tokens": (tokens of each, ...)} and the
-    items' tensors, and returns as many tensors of the same shapes: how many tokens an item gives to
-    the language model is fixed before the run.
+    items' tensors, and returns as many tensors of the same shapes: the number of
+    tokens of an item in the language model is fixed before the run.
 
     Args:
-        after_encoder: between encoder (final norm included) and projector.
-        after_projector: behind the projector.
+        after_encoder: between the encoder (including its final norm) and the projector.
+        after_projector: after the projector.
     """
 
     after_encoder: AfterCallback | None = None
@@ -39,10 +39,10 @@ class AroundProjector:
 
 
 def call_checked(callback: AfterCallback, inputs: dict[str, Any], outputs: Outputs) -> Outputs:
-    """What the callback returns.
+    """Call a callback and return its outputs.
 
     Raises:
-        ValueError: another number of tensors, or other shapes.
+        ValueError: it returned another number of tensors, or other shapes.
     """
     returned = tuple(called(callback, "around the projector", inputs, outputs))
     want, have = [tuple(x.shape) for x in outputs], [tuple(y.shape) for y in returned]
@@ -64,8 +64,8 @@ class UserStage:
 
     Args:
         callbacks: by module name.
-        frozen: (module, Hugging Face name) of weights that stay as they are although other weights
-            of their layer are trained.
+        frozen: (module, Hugging Face name) of weights that stay frozen although other weights of their
+            layer are trained.
         buffers: by module name: Hugging Face name -> its values, such as rotary frequencies.
     """
 
@@ -74,7 +74,7 @@ class UserStage:
     buffers: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
 
     def __call__(self, plan: Plan, stage: Stage, **how: Any) -> StageModule:
-        """As `build_stage_module`, then frozen further, with the users' buffers, and hooked."""
+        """As `build_stage_module`, with the user's frozen weights, buffers and callbacks."""
         built = build_stage_module(plan, stage, **how)
         for name, parameter in built.named_weights():
             if (stage.module, name) in self.frozen:
@@ -89,7 +89,7 @@ class UserStage:
         return built
 
     def check_pickles(self) -> None:
-        """ValueError for a callback that a process could not find by its name."""
+        """Raise ValueError for a callback that cannot be pickled by its name."""
         for name, around in self.callbacks.items():
             for callback in (around.after_encoder, around.after_projector):
                 try:
@@ -102,7 +102,7 @@ class UserStage:
 
 
 class _Hooks:
-    """Callbacks on a projector layer. Hooks leave the names of its weights as they are."""
+    """Callbacks as hooks on a projector layer, which leave the names of its weights unchanged."""
 
     def __init__(self, callbacks: AroundProjector) -> None:
         self._callbacks = callbacks
@@ -110,7 +110,7 @@ class _Hooks:
 
     def put_on(self, layer: ProjectorLayer | QwenMerger) -> None:
         layer.register_forward_pre_hook(self._remember)
-        if isinstance(layer, QwenMerger):  # nothing stands between the encoder and its own merger
+        if isinstance(layer, QwenMerger):  # the encoder and its merger have nothing between them
             layer.register_forward_hook(self._after)
             return
         if self._callbacks.after_encoder is not None:
@@ -133,7 +133,7 @@ class _Hooks:
         return self._called(self._callbacks.after_projector, y_TD)
 
     def _called(self, callback: AfterCallback, x_TD: Tensor) -> Tensor:
-        assert self._data is not None, "the layer's own hook came first"
+        assert self._data is not None, "the layer's own hook runs first"
         data = self._data
         inputs = {"items": tuple(map(tuple, data.items)), "num_tokens": data.tokens_out}
         return torch.cat(call_checked(callback, inputs, torch.split(x_TD, list(data.tokens_out))))

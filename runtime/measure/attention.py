@@ -22,7 +22,7 @@ from workbench.masks.builders import causal, causal_document, encoder_embedded, 
 
 # Shape suffixes: B = batch, H = query heads, G = key/value heads, Q = queries, K = keys, D = head width.
 
-SLICE = 1024  # queries whose pairs are counted at once
+SLICE = 1024  # queries per step when counting pairs
 LAUNCHES = {"whole": Options(split=Split.NEVER), "split": Options(split=Split.WHERE_IT_PAYS)}
 MASKS: dict[str, Callable[[int], Bitfield]] = {
     "causal": causal,
@@ -43,7 +43,7 @@ class Heads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSizes:
-    """Lengths of a row and shapes of heads that are measured under every mask."""
+    """Lengths of rows and shapes of heads, measured under every mask."""
 
     lengths: tuple[int, ...]
     heads: tuple[Heads, ...]
@@ -51,7 +51,7 @@ class AttentionSizes:
 
 
 def attention_sizes(device: torch.device | str) -> AttentionSizes:
-    """Sizes that fill such a device without filling its memory."""
+    """Sizes that keep such a device busy without filling its memory."""
     if torch.device(device).type == "cuda":
         return AttentionSizes(
             lengths=tuple(2**i for i in range(9, 17)),
@@ -71,7 +71,7 @@ def attention_sizes(device: torch.device | str) -> AttentionSizes:
 
 
 def time_attention(clock: Clock, sizes: AttentionSizes, dtype: torch.dtype, mask: str) -> list[AttentionRow]:
-    """All lengths, heads and launches of one mask."""
+    """Measure all lengths, heads and launches of one mask."""
     rows = []
     for length in sizes.lengths:
         fields = token_fields(MASKS[mask](length), clock.device)
@@ -103,7 +103,7 @@ def time_attention(clock: Clock, sizes: AttentionSizes, dtype: torch.dtype, mask
 
 
 def num_pairs(fields: TokenFields) -> int:
-    """Query-key pairs that attend. O(tokens squared), a slice of queries at a time."""
+    """Number of query-key pairs under the mask. O(tokens squared), a slice of queries at a time."""
     total = 0
     for start in range(0, len(fields), SLICE):
         some = fields.take(torch.arange(start, min(start + SLICE, len(fields)), device=fields.allow.device))
@@ -112,7 +112,7 @@ def num_pairs(fields: TokenFields) -> int:
 
 
 def launches(clock: Clock, fields: TokenFields) -> dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]:
-    """Attention of queries, keys and values under the mask, by how it is launched on such a device."""
+    """Name of launch -> attention of queries, keys and values under the mask, for such a device."""
     if not clock.is_cuda:
         visible_QK = attends(fields, fields)
 

@@ -1,4 +1,4 @@
-"""Everything that one process measures of a device without a model, cell by cell, each with a key."""
+"""The measurements of a device by one process without a model: cells, each with a key."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -34,13 +34,13 @@ from workbench.calibrate.sustained_rows import DeviceNotes, SustainedAttentionRo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """Something to measure in a moment.
+    """One short measurement.
 
     Args:
-        key: names it in files, the same in every run.
-        kind: of its rows.
-        fields: what all its rows have in common, and no row of another cell has.
-        measure: gives its rows, by the clock of a device.
+        key: its name in files, the same in every run.
+        kind: type of its rows.
+        fields: values that identify its rows among those of all cells.
+        measure: returns its rows, given the clock of a device.
     """
 
     key: str
@@ -49,7 +49,7 @@ class Cell:
     measure: Callable[[Clock], Sequence[Row]]
 
     def is_in(self, rows: Sequence[Row]) -> bool:
-        """Whether some of these rows are its own."""
+        """Whether these rows include some of this cell."""
         return any(
             isinstance(row, self.kind) and all(getattr(row, name) == want for name, want in self.fields)
             for row in rows
@@ -58,7 +58,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellSizes:
-    """What is measured on one device."""
+    """Sizes of all measurements on one device."""
 
     short: Sizes
     attention: AttentionSizes
@@ -66,7 +66,7 @@ class CellSizes:
 
 
 def cell_sizes(device: torch.device | str) -> CellSizes:
-    """Sizes that fill such a device without filling its memory."""
+    """Sizes that keep such a device busy without filling its memory."""
     return CellSizes(
         short=sizes_of(device), attention=attention_sizes(device), sustained=sustained_sizes(device)
     )
@@ -75,16 +75,17 @@ def cell_sizes(device: torch.device | str) -> CellSizes:
 def operator_cells(
     device: torch.device | str, dtype: torch.dtype, sizes: CellSizes | None = None
 ) -> tuple[Cell, ...]:
-    """All cells of a device; short calls first, so that no long loop has heated it before them.
+    """All cells of a device; short calls come first, before long loops heat it.
 
-    `cell.measure(Clock(device))` gives the rows of one, `workbench.calibrate.fit.fit` a profile of them all.
+    `cell.measure(Clock(device))` returns the rows of one; `workbench.calibrate.fit.fit` fits a profile to
+    all.
     """
     chosen = sizes or cell_sizes(device)
     short, sustained = chosen.short, chosen.sustained
     cells = [
         _cell("kernel launch", OverheadRow, lambda clock: time_launch(clock, short), action=LAUNCH),
         *_products(short, dtype),
-        *_moved(short, dtype),
+        *_memory_bound(short, dtype),
         *_attention(chosen.attention, dtype),
     ]
     if torch.device(device).type == "cuda":
@@ -94,23 +95,25 @@ def operator_cells(
 
 def _cell(what: str, kind: type[Row], measure: Callable[[Clock], Sequence[Row]], **fields: object) -> Cell:
     key = " ".join([what, *(f"{name}={value}" for name, value in fields.items())])
-    return Cell(key=key, kind=kind, fields=tuple(fields.items()), measure=partial(_noted, measure))
+    return Cell(
+        key=key, kind=kind, fields=tuple(fields.items()), measure=partial(_with_device_notes, measure)
+    )
 
 
-def _noted(measure: Callable[[Clock], Sequence[Row]], clock: Clock) -> Sequence[Row]:
-    """The rows, with what the device said before and after those that have no notes of their own."""
+def _with_device_notes(measure: Callable[[Clock], Sequence[Row]], clock: Clock) -> Sequence[Row]:
+    """The rows; those without notes get the device's readings before and after."""
     before = clock.gauge()
     rows = measure(clock)
     notes = notes_of(before, (None, None), clock.gauge())
     if notes == DeviceNotes():
         return rows
     return [
-        replace(row, **asdict(notes)) if isinstance(row, DeviceNotes) and _has_none(row) else row
+        replace(row, **asdict(notes)) if isinstance(row, DeviceNotes) and _lacks_notes(row) else row
         for row in rows
     ]
 
 
-def _has_none(row: DeviceNotes) -> bool:
+def _lacks_notes(row: DeviceNotes) -> bool:
     return all(getattr(row, note.name) is None for note in fields(DeviceNotes))
 
 
@@ -120,7 +123,7 @@ def _products(sizes: Sizes, dtype: torch.dtype) -> Iterator[Cell]:
         yield _cell("product", MatmulRow, call, precision=name_of(dtype), m=m, n=n, k=k)
 
 
-def _moved(sizes: Sizes, dtype: torch.dtype) -> Iterator[Cell]:
+def _memory_bound(sizes: Sizes, dtype: torch.dtype) -> Iterator[Cell]:
     calls = {name: partial(time_operator, sizes=sizes, dtype=dtype, name=name) for name in OPERATORS}
     calls["embedding"] = partial(time_embedding, sizes=sizes, dtype=dtype)
     calls["cross_entropy"] = partial(time_head, sizes=sizes, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Time on one device, and what many times come down to."""
+"""Timing on one device, and statistics of many times."""
 
 import statistics
 import time
@@ -14,13 +14,13 @@ from workbench.calibrate.sustained_rows import DeviceNotes
 WARMUP = 2
 LEAST_REPEATS = 5
 MOST_REPEATS = 200
-BATCH = 5  # calls that a GPU is given at once
-CYCLES_PER_S = 2e9  # of a GPU, about
-AHEAD = 1.5  # times what the host takes to issue the calls of a batch, that it is ahead before the first one
+BATCH = 5  # calls queued on a GPU at a time
+CYCLES_PER_S = 2e9  # approximate clock of a GPU
+AHEAD = 1.5  # lead of the host before a batch, in multiples of the time that it takes to issue the batch
 LEAST_AHEAD_S, MOST_AHEAD_S = 5e-4, 2e-2
-AHEAD_TURNS = 8  # of a loop, that the host may be ahead of a GPU
+AHEAD_TURNS = 8  # maximum lead of the host over a GPU, in turns of a loop
 LEAST_TURNS = 4
-SETTLE_S = 0.5  # after which clocks and power of a GPU under load are those of training
+SETTLE_S = 0.5  # until clocks and power of a GPU under load are those of training
 
 Stamp = float | torch.cuda.Event
 Reading = tuple[float | None, float | None]  # Hz, W
@@ -28,7 +28,7 @@ Reading = tuple[float | None, float | None]  # Hz, W
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
-    """What a loop found: seconds of a call turn by turn, and what the device said of itself."""
+    """Result of a loop: seconds per call, turn by turn, and readings of the device."""
 
     seconds: tuple[float, ...]
     loop_s: float
@@ -36,9 +36,9 @@ class Loop:
 
 
 class Clock:
-    """Stamps on a device: CUDA events in its current stream, the host's clock on a CPU.
+    """Takes time stamps on a device: CUDA events in its current stream, or the host's clock on a CPU.
 
-    A CUDA stamp waits for nothing; reading the time between two waits for the later one.
+    Taking a CUDA stamp does not wait; reading the time between two waits for the later one.
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
@@ -46,7 +46,7 @@ class Clock:
         self.is_cuda = self.device.type == "cuda"
 
     def stamp(self) -> Stamp:
-        """Now, as the device sees it."""
+        """A time stamp of now, on the device."""
         if not self.is_cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -63,7 +63,7 @@ class Clock:
         return start.elapsed_time(end) * 1e-3
 
     def wait(self) -> None:
-        """Until the device has done all it was given."""
+        """Wait until the device has completed all its work."""
         if self.is_cuda:
             torch.cuda.synchronize(self.device)
 
@@ -74,9 +74,9 @@ class Clock:
         return self.between_s(start, self.stamp())
 
     def repeat(self, call: Callable[[], object], budget_s: float) -> list[float]:
-        """Seconds of call after call, warm-up left out: at least five, then until the budget is spent.
+        """Seconds of repeated calls after warm-up: at least five, then until the budget is spent.
 
-        A GPU first sleeps for a moment, so that the host is ahead of it and no call waits for its launch.
+        A GPU sleeps briefly first, so that the host gets ahead and no call waits for its launch.
         """
         issuing_s = 0.0
         for _ in range(WARMUP):  # the last one compiles nothing
@@ -84,24 +84,24 @@ class Clock:
             call()
             issuing_s = time.perf_counter() - begin_s
         ahead_s = min(max(LEAST_AHEAD_S, AHEAD * BATCH * issuing_s), MOST_AHEAD_S)
-        found: list[float] = []
+        seconds: list[float] = []
         stop_s = time.perf_counter() + budget_s
-        while len(found) < LEAST_REPEATS or (len(found) < MOST_REPEATS and time.perf_counter() < stop_s):
+        while len(seconds) < LEAST_REPEATS or (len(seconds) < MOST_REPEATS and time.perf_counter() < stop_s):
             if self.is_cuda:
                 torch.cuda._sleep(round(CYCLES_PER_S * ahead_s))
             stamps = [(self.stamp(), call(), self.stamp()) for _ in range(BATCH)]
-            found += [self.between_s(start, end) for start, _, end in stamps]
-        return found
+            seconds += [self.between_s(start, end) for start, _, end in stamps]
+        return seconds
 
     @property
     def settle_s(self) -> float:
-        """How long the device works before its times are those of training; 0 for a CPU."""
+        """Seconds of load until the device's times are those of training; 0 for a CPU."""
         return SETTLE_S if self.is_cuda else 0.0
 
     def loop(self, calls: Sequence[Callable[[], object]], loop_s: float) -> Loop:
-        """The calls one after the other, over and over, for so many seconds and four turns at least.
+        """Repeat the calls in turn for `loop_s` seconds, and for at least four turns.
 
-        The first half of the turns is left out: the device settles.
+        The first half of the turns is dropped, as the device settles.
         """
         for call in calls:
             call()
@@ -114,7 +114,7 @@ class Clock:
                 call()
             stamps.append(self.stamp())
             if len(stamps) > AHEAD_TURNS:
-                self.between_s(stamps[0], stamps[-AHEAD_TURNS])  # waits: the queue stays short
+                self.between_s(stamps[0], stamps[-AHEAD_TURNS])  # waits, which keeps the queue short
             if during is None and time.perf_counter() >= begin_s + loop_s / 2:
                 during = self.gauge()
         turns = [self.between_s(start, end) / len(calls) for start, end in pairwise(stamps)]
@@ -125,14 +125,14 @@ class Clock:
         )
 
     def gauge(self) -> Reading:
-        """Hz of the compute units and W of the board now, as the driver says; None where it does not."""
+        """Current Hz of the compute units and W of the board, from the driver; None where not available."""
         if not self.is_cuda:
             return None, None
         return _read(torch.cuda.clock_rate, self.device, 1e6), _read(torch.cuda.power_draw, self.device, 1e-3)
 
 
 def notes_of(before: Reading, during: Reading, after: Reading) -> DeviceNotes:
-    """Three readings of a gauge as rows keep them."""
+    """Three readings of a gauge, as stored in rows."""
     return DeviceNotes(
         clock_before_hz=before[0],
         clock_during_hz=during[0],
@@ -144,10 +144,10 @@ def notes_of(before: Reading, during: Reading, after: Reading) -> DeviceNotes:
 
 
 def _read(ask: Callable[[torch.device], int], device: torch.device, unit: float) -> float | None:
-    """A number of the driver's; a machine whose driver says nothing is measured all the same."""
+    """A reading of the driver; None, without an error, where the driver gives none."""
     try:
         return ask(device) * unit
-    except Exception:  # whatever NVML's package raises, or that it is not installed
+    except Exception:  # anything that NVML's package raises, also that it is missing
         return None
 
 
@@ -160,5 +160,5 @@ def quartile_spread(seconds: Sequence[float]) -> float:
 
 
 def summary(seconds: Sequence[float]) -> dict[str, Any]:
-    """What rows keep of many times."""
+    """Median and spread of times, as stored in rows."""
     return {"seconds": statistics.median(seconds), "spread": quartile_spread(seconds)}

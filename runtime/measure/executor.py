@@ -1,4 +1,4 @@
-"""Times the executor itself: what an action costs whose stage has no layers."""
+"""Times the executor itself: the cost of actions whose stages have no layers."""
 
 from collections.abc import Iterator
 from typing import Any, cast
@@ -26,10 +26,10 @@ from workbench.schedule.action import COLLECTIVES, Pass
 
 
 class EmptyStage(nn.Module):
-    """A stage without layers, in the right shape: what is left of an action is the executor.
+    """A stage without layers but with the right shapes, so that an action costs only the executor's work.
 
-    It makes the context that the layers of a stage share, such as rotary angles: that is paid
-    once a pass, and layers are timed without it.
+    It computes the context that the layers of a stage share, such as rotary angles: that is a cost per pass,
+    and layers are timed without it.
     """
 
     def __init__(self, plan: Plan, stage: Stage, dtype: torch.dtype) -> None:
@@ -51,14 +51,14 @@ class EmptyStage(nn.Module):
             for key in (Weights(module.name, index), *(Weights(module.name, None, n) for _, n in layer.tied)):
                 empty = nn.Parameter(torch.zeros(1, dtype=dtype), requires_grad=layer.trainable)
                 self._weights.setdefault(key, [empty])
-        self._held = nn.ParameterList(p for held in self._weights.values() for p in held)
+        self._held = nn.ParameterList(p for parameters in self._weights.values() for p in parameters)
 
     def forward(self, inputs: StageInput) -> Tensor:
         """Zeros: packed [T, D], or a scalar on the last stage of a module with a loss."""
         return self.run(inputs)[0]
 
     def run(self, inputs: StageInput) -> tuple[Tensor, dict[str, Tensor]]:
-        """With zeros of the states that leave before the last layer, by edge."""
+        """As `forward`, with zeros of the states that leave before the last layer, by edge."""
         data = inputs.data
         device = self._held[0].device
         self._adapter.context(data, device, self._dtype)
@@ -67,8 +67,8 @@ class EmptyStage(nn.Module):
         leaves = [leaf for leaf in (inputs.hidden, *inputs.features.values()) if leaf is not None]
 
         def zeros(shape: tuple[int, ...]) -> Tensor:
-            made: Tensor = _Zeros.apply(shape, self._dtype, device, *leaves, *self._held)
-            return made
+            output: Tensor = _Zeros.apply(shape, self._dtype, device, *leaves, *self._held)
+            return output
 
         left = {edge: zeros((sum(data.tokens_in), width)) for edge, width in self._leaving.items()}
         return zeros(shape), left
@@ -78,12 +78,12 @@ class EmptyStage(nn.Module):
         return self._weights
 
     def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Nothing that anybody would want to keep."""
+        """No weights, as there is nothing to keep."""
         return iter(())
 
 
 class _Zeros(torch.autograd.Function):
-    """Zeros forward, zeros backward, in the shapes asked for and on the device."""
+    """Zeros forward and backward, in the requested shapes, on the device."""
 
     @staticmethod
     def forward(
@@ -101,21 +101,21 @@ class _Zeros(torch.autograd.Function):
 def build_empty(
     plan: Plan, stage: Stage, *, dtype: torch.dtype, device: torch.device | str, **_: object
 ) -> EmptyStage:
-    """A stage for `run_lowered` that costs nothing; arguments as of `Build`."""
+    """A stage without work, for `run_lowered`; arguments as of `Build`."""
     return EmptyStage(plan, stage, dtype).to(device)
 
 
 def time_executor(
     plan: Plan, pool: Pool | None, *, device: torch.device = CPU, steps: int = 5
 ) -> list[OverheadRow]:
-    """Seconds of each kind of action of a plan whose stages do nothing: medians over all of them.
+    """Median seconds of each kind of action of a plan, with stages that do nothing.
 
-    Messages, slices and joins are the plan's own, so their copies are part of it. Collectives
-    are left out: what an empty one takes is its latency, which has rows of its own.
+    Messages, slices and joins are the plan's own, so their copies are included. Collectives are left out: an
+    empty one takes its latency, which has rows of its own.
 
     Args:
-        pool: runs the ranks on a CPU; None: this process plays all of them on the device, as an
-            emulation, and what they hand to each other does not count.
+        pool: runs the ranks on a CPU; None: this process emulates all of them on the device, and
+            communication does not count.
     """
     settings = RunSettings(steps=steps, warmup=1, precision=plan.settings.precision)
     timed = _emulated(plan, settings, device) if pool is None else _executed(plan, settings, pool)
@@ -123,8 +123,8 @@ def time_executor(
     for kind, took_s in timed:
         seconds.setdefault(kind, []).append(took_s)
     return [
-        OverheadRow(action=str(kind), **summary(found))
-        for kind, found in sorted(seconds.items())
+        OverheadRow(action=str(kind), **summary(times_s))
+        for kind, times_s in sorted(seconds.items())
         if kind not in COLLECTIVES
     ]
 

@@ -1,4 +1,4 @@
-"""Rows of a calibration, out of the times of layers that all processes of a window saw."""
+"""Rows of a calibration, from the times of layers on all processes of a window."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from workbench.plan.plan import Plan
 
 
 def rows_of(plan: Plan, window: Window, times: Sequence[WindowTimes]) -> Iterator[LayerRow | OptimizerRow]:
-    """The measured rows of one window, out of what all processes saw: one per distinct layer."""
+    """Yield one row per distinct layer of a window, from the times of all processes."""
     layers = plan.model.module(window.module).layers
     names = [signature(layers[index]) for index in range(*window.layers)]
     for name in dict.fromkeys(names):
@@ -24,22 +24,23 @@ def rows_of(plan: Plan, window: Window, times: Sequence[WindowTimes]) -> Iterato
         row = _layer_row(layer, window, _CallTimes(alike, times, together=window.num_processes > 1))
         row = replace(row, **asdict(times[0].notes))
         yield _with_context(row, window.row) if layer.reads_context else row
-    for found in zip(*(t.optimizer_s for t in times), strict=True):
-        steps_s = [second for _, seconds in found for second in seconds]
+    for sizes_and_times in zip(*(t.optimizer_s for t in times), strict=True):
+        steps_s = [second for _, seconds in sizes_and_times for second in seconds]
         yield OptimizerRow(
             precision=str(window.precision),
-            num_parameters=found[0][0],
+            num_parameters=sizes_and_times[0][0],
             **summary(steps_s),
             update=times[0].update,
         )
 
 
 class _CallTimes:
-    """Times of equal layers of one window on all processes; `together`: each ran its share of them.
+    """Times of equal layers of one window on all processes; `together`: each ran its share of a layer.
 
-    Who has less work waits for the others at the next exchange, so shares take as long in the mean. Now and
-    then one waits for a slice of a core too: a step holds as many such waits as fall to it, and is judged by
-    its median. So what layers and processes took counts in the mean of a round, and the median round counts.
+    A process with less work waits for the others at the next exchange, so shares take equally long on
+    average. Occasionally one also waits for a time slice of a core: a step includes its part of such waits,
+    and is judged by its median. So times are averaged over layers and processes per round, and the median
+    round counts.
     """
 
     def __init__(self, layers: Sequence[int], times: Sequence[WindowTimes], *, together: bool) -> None:
@@ -49,24 +50,24 @@ class _CallTimes:
         return [second for seconds in self._by_call(kind, part) for second in seconds]
 
     def of(self, kind: LayerKind, part: Part) -> float:
-        """0 where nothing ran."""
-        found = self.all_s(kind, part)
+        """Median seconds; 0 where nothing ran."""
+        seconds = self.all_s(kind, part)
         if self._together:
-            found = [statistics.mean(of_round) for of_round in zip(*self._by_call(kind, part), strict=True)]
-        return statistics.median(found) if found else 0.0
+            seconds = [statistics.mean(of_round) for of_round in zip(*self._by_call(kind, part), strict=True)]
+        return statistics.median(seconds) if seconds else 0.0
 
     def if_timed(self, kind: LayerKind, part: Part) -> float | None:
-        """None where no pass of the kind was timed."""
+        """As `of`; None where no pass of the kind was timed."""
         return self.of(kind, part) if self.all_s(kind, Part.FORWARD) else None
 
     def _by_call(self, kind: LayerKind, part: Part) -> list[list[float]]:
-        """[layers and processes that ran] seconds by round."""
+        """[layers and processes that ran] seconds per round."""
         keys = [(layer, kind, part) for layer in self._layers]
         return [times.seconds[key] for times in self._times for key in keys if key in times.seconds]
 
 
 def _with_context(row: LayerRow, size: RowWork) -> LayerRow:
-    """What cross-attention read; layers beside it work on the same row and read nothing of it."""
+    """The row with the context that cross-attention read; other layers of the window read none of it."""
     return replace(
         row,
         context_tokens=size.context_tokens,

@@ -1,4 +1,4 @@
-"""Times the layers of a plan where they stand: inside stage passes, as the executor runs them."""
+"""Times the layers of a plan in place: within stage passes, as the executor runs them."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,12 +32,12 @@ from workbench.plan.plan import Plan, Recompute, Stage
 
 WARMUP = 1
 LEAST_ROUNDS = 3
-LEAST_ROUNDS_TOGETHER = 16  # of a shared window: some passes wait for a slice of a core, some do not
-SMALL = 1e-3  # a usual element of an output's gradient
+LEAST_ROUNDS_TOGETHER = 16  # of a shared window, where some passes wait for a time slice of a core
+SMALL = 1e-3  # typical magnitude of elements of an output's gradient
 
 
 class LayerKind(Enum):
-    """The passes whose layers are timed."""
+    """The kinds of passes whose layers are timed."""
 
     PLAIN = "forward that keeps nothing"
     WHOLE = "forward and full backward"
@@ -55,22 +55,22 @@ FORWARD_ONLY = (LayerKind.PLAIN, LayerKind.RECOMPUTED_IDLE)
 
 
 class Part(Enum):
-    """What is timed of one layer in such a pass."""
+    """The timed parts of a layer in such a pass."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
     LATER = "weight gradients left by the backward"
 
 
-Seconds = dict[tuple[int, LayerKind, Part], list[float]]  # (layer, ...) -> call by call
+Seconds = dict[tuple[int, LayerKind, Part], list[float]]  # (layer, kind, part) -> seconds per call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowTimes:
-    """What one process measured of one window."""
+    """The measurements of one process in one window."""
 
     seconds: Seconds
-    optimizer_s: tuple[tuple[int, tuple[float, ...]], ...]  # (parameters, call by call)
+    optimizer_s: tuple[tuple[int, tuple[float, ...]], ...]  # (number of parameters, seconds per call)
     update: str = Update.SINGLE  # of the optimizer
     notes: DeviceNotes = field(default_factory=DeviceNotes)
 
@@ -83,22 +83,23 @@ def time_window(
     device: str = "cpu",
     drawn: DrawnWeights | None = None,
 ) -> WindowTimes:
-    """Time one window on this process. With others in the world, all of them run it at the same time:
-    each by itself, or its share of the tokens or weights where the window is divided among them.
+    """Time one window on this process, while all others of the world run it too.
 
-    All kinds of passes take turns, so that a disturbance falls on all of them, and none finds
-    the caches as it left them. Split backwards come last: they change the modules for good. Recomputation
-    is timed by one process alone: what a checkpoint adds is the host's, however many share a layer.
+    Each runs it on its own, or its share of the tokens or weights where the window is divided among them.
+
+    Kinds of passes alternate, so that disturbances affect all of them, and none finds caches as it left them.
+    Split backwards come last: they change the modules permanently. Recomputation is timed by one process
+    alone: a checkpoint's overhead is on the host, however many ranks share a layer.
 
     Args:
-        place: of the process; the world aligns before the first round of each part.
-        budget_s: of each kind of pass; three rounds are timed all the same, of a shared window sixteen.
-        drawn: keeps weights for windows that come later; None: they are not kept.
+        place: of the process; the world synchronises before the first round of each part.
+        budget_s: of each kind of pass; at least three rounds are timed, of a shared window sixteen.
+        drawn: cache of weights for later windows; None: they are not kept.
     """
-    together: Callable[[], object] = dist.barrier if place.size > 1 else _alone
+    together: Callable[[], object] = dist.barrier if place.size > 1 else _no_barrier
     bench = _Bench(plan, window, device, place.process, drawn)
     is_shared = window.num_processes > 1
-    agree = _first_says if is_shared else _own_clock  # whose clock ends the rounds
+    agree = _first_decides if is_shared else _own_clock  # whose clock ends the rounds
     least_rounds = LEAST_ROUNDS_TOGETHER if is_shared else LEAST_ROUNDS
     take_turns = partial(_take_turns, bench, budget_s=budget_s, least_rounds=least_rounds, agree=agree)
     together()
@@ -114,16 +115,16 @@ def time_window(
     return WindowTimes(seconds=bench.seconds, optimizer_s=steps_s, update=bench.update, notes=notes)
 
 
-def _alone() -> None:
-    """Nobody to wait for."""
+def _no_barrier() -> None:
+    """A barrier of one process."""
 
 
 def _own_clock(go_on: bool) -> bool:  # noqa: FBT001  (the answer itself)
     return go_on
 
 
-def _first_says(go_on: bool) -> bool:  # noqa: FBT001  (the answer itself)
-    """As many rounds on all processes: they meet inside the layers."""
+def _first_decides(go_on: bool) -> bool:  # noqa: FBT001  (the answer itself)
+    """The first process's decision, on all: they need equally many rounds, as they meet within layers."""
     answer = torch.tensor(int(go_on))
     dist.broadcast(answer, 0)
     return bool(answer)
@@ -153,11 +154,11 @@ def _take_turns(
 
 
 class _Bench:
-    """A stage of the window's layers, with a stamp at every border between two of them.
+    """A stage of the window's layers, with a time stamp at every boundary between two of them.
 
-    A GPU has done all it was given before a pass begins, and before the first of some equal layers: a stage
-    has many of these, so each takes what the device takes for it, or what the host takes to launch it where
-    that is more. With another layer's work still queued the host would seem to take nothing.
+    A GPU's queue is empty before a pass begins, and before the first of several equal layers: a stage has
+    many of these, so each takes its device time, or the host's time to launch it where that is more. With
+    another layer's work still queued, launching would seem to take no time.
     """
 
     def __init__(
@@ -167,7 +168,7 @@ class _Bench:
         self._dtype = TORCH_TYPE[window.precision]
         self._first = window.layers[0]
         names = [signature(layer) for layer in plan.model.module(window.module).layers[slice(*window.layers)]]
-        self._apart = {i for i, name in enumerate(names) if i == 0 or name != names[i - 1]}
+        self._first_of_kind = {i for i, name in enumerate(names) if i == 0 or name != names[i - 1]}
         replica = window.microbatch.replica
         members = tuple(range(window.num_processes))
         ranks = tuple(members[first : first + window.tp] for first in members[:: window.tp])
@@ -197,7 +198,8 @@ class _Bench:
         )
         self._num_tokens = tokens_held(plan, window, process)
         self._features = {
-            edge: feature_rows(plan, self._data, edge) for edge in (*self._data.placed, *self._data.brought)
+            edge: feature_rows(plan, self._data, edge)
+            for edge in (*self._data.placed, *self._data.context_images)
         }
         self._width = plan.model.module(window.module).layers[max(self._first - 1, 0)].out_width
         self._source = torch.Generator(self.clock.device).manual_seed(0)  # the same tokens on all ranks
@@ -206,9 +208,9 @@ class _Bench:
         self._kind = LayerKind.PLAIN
         self._starts: list[Stamp] = []
         self._ends: list[Stamp] = []
-        self._outputs: list[Tensor] = []  # as the layers gave them, before a border cuts the graph
-        self._back: dict[int, Stamp] = {}  # layer -> when its output's gradient was there
-        self._noted: list[tuple[int, Part, Stamp, Stamp]] = []
+        self._outputs: list[Tensor] = []  # of layers, before a boundary cuts the graph
+        self._back: dict[int, Stamp] = {}  # layer -> when its output's gradient arrived
+        self._stamps: list[tuple[int, Part, Stamp, Stamp]] = []
         self.seconds: Seconds = {}
         self.update = Update.SINGLE
         for layer in self._module.layers:
@@ -216,18 +218,18 @@ class _Bench:
             layer.register_forward_hook(self._on_end)
 
     def forget(self, kinds: Sequence[LayerKind]) -> None:
-        """What was timed so far of these was warm-up."""
-        self.seconds = {key: found for key, found in self.seconds.items() if key[1] not in kinds}
+        """Drop the times of these kinds so far, as warm-up."""
+        self.seconds = {key: times for key, times in self.seconds.items() if key[1] not in kinds}
 
     def split(self) -> None:
-        """From now on backwards can leave weight gradients for later, layer by layer."""
+        """Let backwards defer weight gradients from now on, layer by layer."""
         self._splits = [SplitBackward(layer) for layer in self._module.layers]
 
     def run(self, kind: LayerKind) -> None:
-        """One forward, and the backward that belongs to it.
+        """Run one forward and its backward.
 
-        On this thread, as in an emulation: a backward of one layer would else take what handing it to
-        autograd's thread of a GPU takes, which a pass of a stage pays once.
+        The backward runs on this thread, as in an emulation: otherwise that of one layer would include its
+        hand-over to autograd's thread of a GPU, which a pass of a stage pays only once.
         """
         with torch.autograd.set_multithreading_enabled(False):
             self._run(kind)
@@ -265,17 +267,17 @@ class _Bench:
     def _call_recomputed(
         self, layer: nn.Module, hidden: Tensor | None, features: Mapping[str, Tensor], context: Context
     ) -> Tensor:
-        """Stamps stand around the checkpoint; a layer's own hooks run in it, and again in the backward."""
+        """Take stamps around the checkpoint; a layer's own hooks run within it, and again in the backward."""
         self._start()
         return self._end(recomputed(layer, hidden, features, context))
 
     def _start(self) -> None:
-        if len(self._starts) in self._apart:
+        if len(self._starts) in self._first_of_kind:
             self.clock.wait()
         self._starts.append(self.clock.stamp())
 
     def _end(self, output: Tensor) -> Tensor:
-        """Stamp, and cut the graph where the next layer's backward must not reach this one."""
+        """Take a stamp, and cut the graph where the next layer's backward must not reach this one."""
         self._ends.append(self.clock.stamp())
         index = len(self._outputs)
         self._outputs.append(output)
@@ -283,7 +285,7 @@ class _Bench:
             return output
         if self._kind is LayerKind.WEIGHTS:
             return output.detach()
-        if not output.requires_grad and self._kind is LayerKind.INPUT:  # nothing upstream asks: ask here
+        if not output.requires_grad and self._kind is LayerKind.INPUT:  # nothing upstream requires it
             return output.detach().requires_grad_()
         output.register_hook(lambda gradient: self._on_gradient(index))
         return output
@@ -321,23 +323,23 @@ class _Bench:
                 self._note(index, Part.BACKWARD, start, self.clock.stamp())
 
     def _note_backward(self, end: Stamp) -> None:
-        """A layer's backward runs from its output's gradient to its input's."""
+        """Record backwards, each from its output's gradient to its input's."""
         for index in sorted(self._back):
             self._note(index, Part.BACKWARD, self._back[index], end)
             end = self._back[index]
 
     def _note(self, index: int, part: Part, start: Stamp, end: Stamp) -> None:
-        self._noted.append((index, part, start, end))
+        self._stamps.append((index, part, start, end))
 
     def _read(self) -> None:
-        """Only now: reading a stamp of a GPU waits for it, which would leave the GPU idle in between."""
-        for index, part, start, end in self._noted:
+        """Read all stamps at the end: reading waits for the GPU, which would leave it idle in between."""
+        for index, part, start, end in self._stamps:
             key = (self._first + index, self._kind, part)
             self.seconds.setdefault(key, []).append(self.clock.between_s(start, end))
-        self._noted = []
+        self._stamps = []
 
     def _inputs(self) -> StageInput:
-        """Random activations; they ask for a gradient wherever a layer before them could."""
+        """Random activations, which require a gradient wherever an earlier layer could."""
         wants = self._kind not in (*FORWARD_ONLY, LayerKind.WEIGHTS)
         hidden_TD = None
         if self._first > 0 and self._num_tokens:
@@ -347,22 +349,22 @@ class _Bench:
 
     def _random(self, num_tokens: int, wants_gradient: bool) -> Tensor:  # noqa: FBT001  (torch's word)
         size, device = (num_tokens, self._width), self.clock.device
-        made = torch.randn(size, dtype=self._dtype, device=device, generator=self._source)
-        return made.requires_grad_(wants_gradient)
+        activations = torch.randn(size, dtype=self._dtype, device=device, generator=self._source)
+        return activations.requires_grad_(wants_gradient)
 
     def optimizer_s(self) -> Iterator[tuple[int, tuple[float, ...]]]:
-        """(parameters, seconds of AdamW call by call) of one layer and of all layers."""
+        """Yield (number of parameters, seconds of AdamW per call), for one layer and for all layers."""
         groups = [list(self._module.layers[-1].parameters()), self._parameters]
-        for held in groups:
-            for parameter in held:
+        for parameters in groups:
+            for parameter in parameters:
                 parameter.requires_grad_(True)  # noqa: FBT003  (torch's signature)
                 parameter.grad = _small_like(parameter.detach())
-            adamw = build_adamw(held, OptimizerSettings())
+            adamw = build_adamw(parameters, OptimizerSettings())
             if adamw is not None:
                 self.update = update_of(adamw)
                 self.clock.wait()
-                found = [self.clock.time_s(adamw.step) for _ in range(WARMUP + LEAST_ROUNDS)]
-                yield sum(p.numel() for p in held), tuple(found[WARMUP:])
+                seconds = [self.clock.time_s(adamw.step) for _ in range(WARMUP + LEAST_ROUNDS)]
+                yield sum(p.numel() for p in parameters), tuple(seconds[WARMUP:])
 
 
 def _small_like(tensor: Tensor) -> Tensor:

@@ -52,9 +52,9 @@ Progress = Callable[[int, int, str], None]  # (done, total, what)
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Something to measure: what, whether rows of it are there, and how.
+    """A measurement: its name, whether its rows exist already, and the function that measures.
 
-    `measure` is called on every process that takes part, and gives rows on the first.
+    `measure` is called on every participating process, and returns rows on the first.
     """
 
     what: str
@@ -70,15 +70,15 @@ def run_tasks(
     progress: Progress = lambda done, total, what: None,
     agree: Callable[[Sequence[Row]], Sequence[Row]] = lambda rows: rows,
 ) -> Measurement:
-    """Do what is not yet in the file, and write rows as they come.
+    """Run the tasks whose rows are not yet in the file, and write rows as they come.
 
     Args:
-        path: rows that it holds are not measured again, so an interrupted run goes on where it was.
+        path: its rows are not measured again, so an interrupted run resumes.
         progress: called before each task and at the end.
-        agree: gives all processes the same known rows.
+        agree: makes the known rows equal on all processes.
 
     Raises:
-        ValueError: the file holds rows of another machine or of other software.
+        ValueError: the file has rows of another machine or of other software.
     """
     rows: list[Row] = list(agree(known_rows(path, header)))
     for done, task in enumerate(tasks):
@@ -92,29 +92,29 @@ def run_tasks(
 
 
 def known_rows(path: Path | None, header: Header) -> Sequence[Row]:
-    """Rows of an earlier run; ValueError when machine or software differ.
+    """Rows of an earlier run; ValueError where machine or software differ.
 
-    A package that only one of the two names says nothing about the rows of the other.
+    Packages that only one of the two names are ignored.
     """
     if path is None or not path.is_file():
         return ()
-    known = read_measurement(path)
+    earlier = read_measurement(path)
     for name in ("device", "device_name", "num_threads"):
-        ours, theirs = getattr(header, name), getattr(known.header, name)
-        if ours != theirs:
-            raise ValueError(f"{path}: {name} is {theirs}, here it is {ours}; measure into another file")
-    here = dict(header.versions)
-    for package, version in known.header.versions:
-        if here.get(package, version) != version:
+        current, recorded = getattr(header, name), getattr(earlier.header, name)
+        if current != recorded:
+            raise ValueError(f"{path}: {name} is {recorded}, here it is {current}; measure into another file")
+    installed = dict(header.versions)
+    for package, version in earlier.header.versions:
+        if installed.get(package, version) != version:
             raise ValueError(
-                f"{path}: versions: {package} is {version}, here it is {here[package]}; "
+                f"{path}: versions: {package} is {version}, here it is {installed[package]}; "
                 "measure into another file"
             )
-    return known.rows
+    return earlier.rows
 
 
 def header_here(device: torch.device | str = "cpu", packages: Sequence[tuple[str, str]] = ()) -> Header:
-    """This machine and its software, with more packages than torch and triton where named."""
+    """Header of this machine and its software, with additional `packages`."""
     versions = {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -124,10 +124,10 @@ def header_here(device: torch.device | str = "cpu", packages: Sequence[tuple[str
     }
     is_cuda = torch.device(device).type == "cuda"
     if is_cuda:
-        found = torch.cuda.get_device_properties(device)
+        properties = torch.cuda.get_device_properties(device)
         driver, clocks = _driver_and_clocks(torch.device(device).index or 0)
         versions |= {"cuda": str(torch.version.cuda), "driver": driver}
-        name, memory_bytes = found.name, found.total_memory
+        name, memory_bytes = properties.name, properties.total_memory
     else:
         name, clocks = _processor_name(), "unlocked"
         memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -152,32 +152,32 @@ def _processor_name() -> str:
 
 
 def _driver_and_clocks(index: int) -> tuple[str, str]:
-    """What nvidia-smi says of the driver and of the clocks that applications are held to."""
+    """Driver version and application clocks, from nvidia-smi."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return "unknown", "unknown: no nvidia-smi"
     query = "--query-gpu=driver_version,clocks.applications.graphics,clocks.max.graphics"
-    said = subprocess.run(
+    answer = subprocess.run(
         [program, f"--id={index}", query, "--format=csv,noheader"],
         capture_output=True,
         text=True,
         timeout=30,
         check=False,
     )
-    parts = [part.strip() for part in said.stdout.strip().split(",")]
-    if said.returncode or len(parts) != 3:
+    parts = [part.strip() for part in answer.stdout.strip().split(",")]
+    if answer.returncode or len(parts) != 3:
         return "unknown", "unknown: nvidia-smi does not say"
     return parts[0], f"applications {parts[1]}, at most {parts[2]}"
 
 
 def operator_tasks(clock: Clock, dtype: torch.dtype) -> list[Task]:
-    """Everything that one process measures alone."""
+    """Measurements of one process alone."""
     cells = operator_cells(clock.device, dtype, cell_sizes(clock.device))
     return [Task(cell.key, cell.is_in, partial(cell.measure, clock)) for cell in cells]
 
 
 def wire_tasks(clock: Clock, rings: Sequence[Ring], mine: Callable[[Ring], bool]) -> list[Task]:
-    """Everything that processes measure together; rings of two also exchange messages."""
+    """Measurements by processes together; rings of two also exchange messages."""
     tasks: list[Task] = []
     for ring in rings:
 
@@ -208,22 +208,21 @@ def _collective(name: str, clock: Clock, ring: Ring) -> Sequence[Row]:
 
 
 def _has(kind: type[Row], **fields: object) -> Callable[[Sequence[Row]], bool]:
-    """Whether rows of that kind with those fields are there."""
+    """Predicate: whether rows include one of that kind with those fields."""
 
-    def found(rows: Sequence[Row]) -> bool:
+    def has_row(rows: Sequence[Row]) -> bool:
         return any(
             isinstance(row, kind) and all(getattr(row, name) == want for name, want in fields.items())
             for row in rows
         )
 
-    return found
+    return has_row
 
 
 def rings_of(process: int, size: int, per_machine: int) -> list[Ring]:
     """Rings of 2, 4, 8, ... neighbours on the first machine, and the same across machines.
 
-    Collective: all processes call it, as each ring gets a process group. A ring across machines
-    takes one process of each.
+    A collective call, as each ring gets a process group. A ring across machines has one process of each.
     """
     chosen: list[tuple[str, tuple[int, ...]]] = []
     for count in (2**i for i in range(1, 16)):
@@ -268,7 +267,7 @@ def _measure(options: argparse.Namespace) -> None:
     else:
         skipped.append("messages and collectives: one process, start with torchrun --nproc-per-node N")
     path = options.output if process == 0 else None
-    found = run_tasks(
+    measurement = run_tasks(
         tasks,
         header_here(device),
         path=path,
@@ -278,7 +277,7 @@ def _measure(options: argparse.Namespace) -> None:
     if process == 0:
         for what in skipped:
             sys.stderr.write(f"not measured: {what}\n")
-        sys.stdout.write(f"{len(found.rows)} rows written to {options.output}\n")
+        sys.stdout.write(f"{len(measurement.rows)} rows written to {options.output}\n")
 
 
 def _nothing() -> Sequence[Row]:
@@ -286,10 +285,10 @@ def _nothing() -> Sequence[Row]:
 
 
 def _agreed(rows: Sequence[Row]) -> Sequence[Row]:
-    """The first process's rows, on all."""
-    told = [list(rows)]
-    dist.broadcast_object_list(told)
-    return told[0]
+    """The first process's rows, on all processes."""
+    shared = [list(rows)]
+    dist.broadcast_object_list(shared)
+    return shared[0]
 
 
 def _bar(done: int, total: int, what: str) -> None:

@@ -19,15 +19,15 @@ LAUNCH = "LAUNCH"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What is measured of single operators.
+    """Sizes of measured operators.
 
     Args:
-        products: m, n, k.
-        moved_bytes: of memory-bound operators.
+        products: (m, n, k) of products.
+        moved_bytes: traffic of memory-bound operators.
         width: of their rows.
-        words: of the embedding's table and the head's classes.
+        words: rows of the embedding's table, and classes of the head.
         host_bytes: of copies between host and device.
-        budget_s: of each size; five calls are timed all the same.
+        budget_s: per size; at least five calls are timed.
     """
 
     products: tuple[tuple[int, int, int], ...]
@@ -39,7 +39,7 @@ class Sizes:
 
 
 def sizes_of(device: torch.device | str) -> Sizes:
-    """Sizes that fill such a device without filling its memory."""
+    """Sizes that keep such a device busy without filling its memory."""
     if torch.device(device).type == "cuda":
         wide: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16384)
         return Sizes(
@@ -62,14 +62,14 @@ def sizes_of(device: torch.device | str) -> Sizes:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """ "float32", ..."""
+    """Name of a dtype, such as "float32"."""
     return str(dtype).removeprefix("torch.")
 
 
 def time_products(
     clock: Clock, dtype: torch.dtype, shapes: Sequence[tuple[int, int, int]], budget_s: float
 ) -> list[MatmulRow]:
-    """y[m, n] = x[m, k] w[k, n] of each m, n, k."""
+    """Time the product y[m, n] = x[m, k] w[k, n] for each (m, n, k)."""
     rows = []
     for m, n, k in shapes:
         x = torch.randn(m, k, dtype=dtype, device=clock.device)
@@ -84,10 +84,10 @@ class _Operator:
     """A memory-bound operator.
 
     Args:
-        passes: over [N, D], that its forward counts as.
-        call: with its tensors, those of tokens first.
-        num_tensors: of tokens, [N, D].
-        num_weights: [D].
+        passes: number of passes over [N, D] that its forward counts as.
+        call: the operator, of its tensors; those of tokens come first.
+        num_tensors: number of tensors [N, D].
+        num_weights: number of weights [D].
     """
 
     passes: int
@@ -107,14 +107,14 @@ OPERATORS: dict[str, _Operator] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Timed:
-    """A call, and what its backward gives gradients of."""
+    """A call, and the tensors that its backward computes gradients of."""
 
     call: Callable[[], Tensor]
     inputs: Sequence[Tensor]
 
 
 def time_operator(clock: Clock, sizes: Sizes, dtype: torch.dtype, name: str) -> list[CopyRow]:
-    """A norm, an activation or a sum over [N, D]: forward, and backward to all that it reads."""
+    """Time a norm, an activation or a sum over [N, D]: forward, and backward to all its inputs."""
     operator = OPERATORS[name]
 
     def call(tokens: int) -> _Timed:
@@ -126,7 +126,7 @@ def time_operator(clock: Clock, sizes: Sizes, dtype: torch.dtype, name: str) -> 
 
 
 def time_embedding(clock: Clock, sizes: Sizes, dtype: torch.dtype) -> list[CopyRow]:
-    """Looking up rows of a table, and adding their gradients into a dense one."""
+    """Time an embedding: looking up rows, and adding their gradients into a dense one."""
     table_VD = _trained(clock, dtype, sizes.words, sizes.width)
 
     def call(tokens: int) -> _Timed:
@@ -137,7 +137,7 @@ def time_embedding(clock: Clock, sizes: Sizes, dtype: torch.dtype) -> list[CopyR
 
 
 def time_head(clock: Clock, sizes: Sizes, dtype: torch.dtype) -> list[CopyRow]:
-    """Cross-entropy over [N, V] scores; the product before it is one of the products."""
+    """Time cross-entropy over [N, V] scores; the product before it is one of the products."""
 
     def call(tokens: int) -> _Timed:
         score_NV = _trained(clock, dtype, tokens, sizes.words)
@@ -160,13 +160,13 @@ def _over_sizes(
     *,
     least: int,
 ) -> list[CopyRow]:
-    """Calls on as many tokens as move the bytes of each size, `least` at least; none where that is none."""
+    """Time calls on as many tokens as move the bytes of each size, at least `least`; none where that is 0."""
     counts = [max(least, num_bytes // token_bytes) for num_bytes in sizes.moved_bytes]
     return [_moved(clock, sizes, name, token_bytes * tokens, make(tokens)) for tokens in counts if tokens]
 
 
 def _moved(clock: Clock, sizes: Sizes, name: str, num_bytes: int, timed: _Timed) -> CopyRow:
-    """Gradients are new ones: adding them to others is no part of the operator."""
+    """Time a call; gradients are new ones, as accumulating them is no part of the operator."""
     with torch.no_grad():
         forward_s = clock.repeat(timed.call, sizes.budget_s)
     output = timed.call()
@@ -184,7 +184,7 @@ def _moved(clock: Clock, sizes: Sizes, name: str, num_bytes: int, timed: _Timed)
 
 
 def time_launch(clock: Clock, sizes: Sizes) -> list[OverheadRow]:
-    """A kernel of one element: on a GPU what the device takes per kernel when the host is ahead."""
+    """Time a kernel of one element: on a GPU, the device time per kernel when the host is ahead."""
     x = torch.zeros(1, device=clock.device)
     batch = 100
 
@@ -197,7 +197,7 @@ def time_launch(clock: Clock, sizes: Sizes) -> list[OverheadRow]:
 
 
 def time_host_copies(clock: Clock, sizes: Sizes) -> list[HostCopyRow]:
-    """Copies between pinned host memory and the device, both ways: what offload of activations pays."""
+    """Time copies between pinned host memory and the device, both ways: the cost of activation offload."""
     rows = []
     for num_bytes in sizes.host_bytes:
         host = torch.randint(256, (num_bytes,), dtype=torch.uint8, pin_memory=clock.is_cuda)

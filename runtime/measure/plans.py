@@ -28,25 +28,25 @@ from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Plan, Recompute
 from workbench.schedule.action import COMPUTE
 
-READING_S = 0.03  # of the yardstick
-BETWEEN = 5  # tasks, between its readings
+READING_S = 0.03  # per reading of the yardstick
+BETWEEN = 5  # tasks between its readings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchSettings:
-    """How much is measured.
+    """Extent of a measurement.
 
     Args:
-        concurrency: processes that run every layer at the same time, each pinned where cores
-            allow: as many as ranks will share the machine's memory.
+        concurrency: processes that run every layer at the same time, pinned where cores allow: as many as
+            ranks will share the machine's memory.
         sizes: microbatches per module, from small to large.
-        budget_s: of each kind of pass of each window; three rounds are timed at least.
-        visits: times that every window is measured, all others between one and the next: what sways for some
-            seconds then falls on one visit of some, and sizes of a layer stay in proportion.
-        timeout_s: of each job.
+        budget_s: per kind of pass and window; at least three rounds are timed.
+        visits: how often every window is measured, with all others in between: a disturbance of some seconds
+            then affects only one visit, and sizes of a layer stay in proportion.
+        timeout_s: per job.
         device: on a GPU this process measures alone, and links between GPUs come from
             `torchrun -m runtime.measure.microbench`.
-        drawn: keeps the weights of windows that this process measures alone; None: they are not kept.
+        drawn: cache of the weights of windows that this process measures alone; None: they are not kept.
     """
 
     concurrency: int = 1
@@ -71,20 +71,20 @@ def measure(
     path: Path | None = None,
     progress: Progress = lambda done, total, what: None,
 ) -> Measurement:
-    """Measure what the plans are made of: layers, operators, messages, collectives, executor.
+    """Measure the components of plans: layers, operators, messages, collectives, executor.
 
     Args:
-        plans: layers and sizes of all are measured; the first one's ranks give the executor's overhead (of
-            those that one process can play, where it measures alone), others that of passes that it has not,
-            and all the sizes of gradient groups.
+        plans: layers and sizes of all are measured. The executor's overhead is measured on the first one (of
+            those that one process can emulate, where it measures alone), and on others for passes that it
+            lacks. All give sizes of gradient groups.
         pool: of at least as many workers as the first plan has ranks and `concurrency`; None: this
             process measures alone, without messages and collectives, as it must on a GPU.
-        path: rows are written here as they come; rows that it already holds are not measured
-            again, so an interrupted run goes on where it was.
+        path: rows are written here as they come; existing rows are not measured again, so an interrupted
+            run resumes.
         progress: called before each task and at the end.
 
     Raises:
-        ValueError: no plan, a pool for a GPU, or a file of another machine or software.
+        ValueError: no plan, a pool for a GPU, or a file of another machine or other software.
     """
     if not plans:
         raise ValueError("want at least one plan to measure, got none")
@@ -92,25 +92,25 @@ def measure(
     if pool is not None and chosen.device.type != "cpu":
         raise ValueError(f"the workers of a pool have no {chosen.device}: it is measured by one process")
     header = header_here(chosen.device, [("transformers", transformers.__version__)])
-    with one_thread():  # what this process measures itself is one thread's work, as a rank's is
+    with one_thread():  # as in a rank
         return run_tasks(measuring_tasks(plans, pool, chosen), header, path=path, progress=progress)
 
 
 def measuring_tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSettings) -> list[Task]:
-    """All that `measure` does, in its order; what a task says that it measures is said by no other."""
+    """The tasks of `measure` in order; their names are unique."""
     tasks = distinct(_tasks(plans, pool, settings))
     return with_yardstick(tasks, pool, settings.device, settings.concurrency)
 
 
 def distinct(tasks: Sequence[Task]) -> list[Task]:
-    """The tasks, numbered where one says what another says too."""
-    found: list[Task] = []
+    """The tasks, with numbers appended to repeated names."""
+    numbered: list[Task] = []
     counts: Counter[str] = Counter()
     for task in tasks:
         counts[task.what] += 1
         count = counts[task.what]
-        found.append(replace(task, what=f"{task.what} ({count})") if count > 1 else task)
-    return found
+        numbered.append(replace(task, what=f"{task.what} ({count})") if count > 1 else task)
+    return numbered
 
 
 def _tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSettings) -> list[Task]:
@@ -128,10 +128,10 @@ def _tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSettings) ->
 
 
 def layer_tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSettings) -> list[Task]:
-    """One a visit for every window of layers that no plan before has; pool None: this process measures alone.
+    """A task per visit and new window of layers; pool None: this process measures alone.
 
-    What more processes would run together than there are is left to be priced from others. Recomputation is
-    timed where any of the plans wants it of the module.
+    Windows that need more processes than there are are skipped, to be priced from others. Recomputation is
+    timed where any of the plans uses it in the module.
     """
     recomputed = {
         settings.module
@@ -139,21 +139,25 @@ def layer_tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSetting
         for settings in plan.settings.modules
         if settings.recompute is Recompute.FULL
     }
-    found: list[tuple[Plan, Window]] = []
-    seen: set[Key] = set()
+    windows: list[tuple[Plan, Window]] = []
+    covered: set[Key] = set()
     num_processes = 1 if pool is None else pool.num_workers
     for plan in plans:
         for window in windows_of(plan, sizes=settings.sizes):
             if window.num_processes > num_processes:
                 continue
-            if not seen.issuperset(window.keys(plan)):
-                seen.update(window.keys(plan))
-                found.append((plan, replace(window, is_recomputed=window.module in recomputed)))
-    return [_layer_task(*one, visit, pool, settings) for visit in range(settings.visits) for one in found]
+            if not covered.issuperset(window.keys(plan)):
+                covered.update(window.keys(plan))
+                windows.append((plan, replace(window, is_recomputed=window.module in recomputed)))
+    return [
+        _layer_task(*planned_window, visit, pool, settings)
+        for visit in range(settings.visits)
+        for planned_window in windows
+    ]
 
 
 def _in_pool(task: Task, index: int, dtype: torch.dtype, pool: Pool, settings: BenchSettings) -> Task:
-    """On one pinned worker instead of this process."""
+    """The task, run on one pinned worker instead of this process."""
     run = partial(pool.run, _operators_job, 1, index, dtype, timeout_s=settings.timeout_s)
     return replace(task, measure=lambda: run()[0])
 
@@ -164,7 +168,7 @@ def _operators_job(place: Place, index: int, dtype: torch.dtype) -> Sequence[Row
 
 
 def _among(task: Task, index: int, size: int, pool: Pool, settings: BenchSettings) -> Task:
-    """On as many workers as the ring has processes."""
+    """The task, run on as many workers as the ring has processes."""
     run = partial(pool.run, _wires_job, size, index, timeout_s=settings.timeout_s)
     return replace(task, measure=lambda: run()[0])
 
@@ -175,16 +179,16 @@ def _wires_job(place: Place, index: int) -> Sequence[Row]:
 
 
 def executor_tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSettings) -> list[Task]:
-    """What the executor adds to the actions of the first plan, and to passes that no plan before has."""
-    found: list[Task] = []
-    known: set[str] = set()
+    """Tasks for the executor's overhead: on the first plan, and on passes that no earlier plan has."""
+    tasks: list[Task] = []
+    covered: set[str] = set()
     for plan in plans:
         kinds = {str(action.kind) for program in plan.program.values() for action in program}
-        new = {kind for kind in kinds if kind in COMPUTE} - known
+        new = {kind for kind in kinds if kind in COMPUTE} - covered
         if new and (pool is None or len(plan.ranks) <= pool.num_workers):
-            found.append(_executor_task(plan, new if known else kinds, pool, settings))
-            known |= new
-    return found
+            tasks.append(_executor_task(plan, new if covered else kinds, pool, settings))
+            covered |= new
+    return tasks
 
 
 def _executor_task(plan: Plan, kinds: Collection[str], pool: Pool | None, settings: BenchSettings) -> Task:
@@ -203,17 +207,17 @@ def _layer_task(plan: Plan, window: Window, visit: int, pool: Pool | None, setti
     keys = set(window.keys(plan))
 
     def is_done(rows: Sequence[Row]) -> bool:
-        found = [row for row in rows if isinstance(row, LayerRow)]
+        layer_rows = [row for row in rows if isinstance(row, LayerRow)]
         if window.is_recomputed and window.num_processes == 1:
-            found = [row for row in found if row.recompute_forward_s is not None]
-        counts = Counter(map(_key_of, found))
+            layer_rows = [row for row in layer_rows if row.recompute_forward_s is not None]
+        counts = Counter(map(_key_of, layer_rows))
         return all(counts[key] > visit for key in keys)
 
     def run() -> Sequence[Row]:
         if pool is None:
-            alone = Place(0, 1, lambda position: None)
+            place = Place(0, 1, lambda position: None)
             device = str(settings.device)
-            times = [time_window(alone, plan, window, settings.budget_s, device, settings.drawn)]
+            times = [time_window(place, plan, window, settings.budget_s, device, settings.drawn)]
             return list(rows_of(plan, window, times))
         times = pool.run(
             time_window,
@@ -237,7 +241,7 @@ def _key_of(row: LayerRow) -> Key:
 
 
 def _group_sizes(plans: Sequence[Plan]) -> list[int]:
-    """Two, for messages, and the numbers of ranks that sum a gradient, or shard weights, in any plan."""
+    """Two, for messages, and the numbers of ranks that reduce a gradient or shard weights in any plan."""
     sizes = {2, *(len(group.ranks) for plan in plans for group in lower(plan).groups)}
     sizes |= {len(unit.ranks) for plan in plans for unit in shard_units(plan)}
     return sorted(size for size in sizes if size > 1)
@@ -246,16 +250,16 @@ def _group_sizes(plans: Sequence[Plan]) -> list[int]:
 def with_yardstick(
     tasks: Sequence[Task], pool: Pool | None, device: torch.device, num_processes: int
 ) -> list[Task]:
-    """The tasks, with a reading before the first, after every few and at the end.
+    """The tasks, with readings of the yardstick before the first, after every few and at the end.
 
     Args:
-        pool: whose first processes read it at once; None: this one does, alone.
+        pool: its first processes read it at the same time; None: this process reads it alone.
     """
     reader = _Reader(pool, device, num_processes)
-    found: list[Task] = []
+    interleaved: list[Task] = []
     for first in range(0, len(tasks), BETWEEN):
-        found += [reader.task(first // BETWEEN), *tasks[first : first + BETWEEN]]
-    return [*found, reader.task(-(-len(tasks) // BETWEEN))]
+        interleaved += [reader.task(first // BETWEEN), *tasks[first : first + BETWEEN]]
+    return [*interleaved, reader.task(-(-len(tasks) // BETWEEN))]
 
 
 class _Reader:
@@ -282,7 +286,7 @@ class _Reader:
         return CoreWatch(tuple if self._pool is None else self._pool.all_process_ids)
 
     def _readings_s(self) -> list[float]:
-        """Means of turns, as beside steps: medians leave out the stops, which would pass for drift there."""
+        """Mean readings, as beside steps: medians would leave out pauses, which would look like drift."""
         if self._pool is None:
             return [Yardstick(self._device).read(READING_S)]
         return self._pool.run(_read_s, self._num_processes)

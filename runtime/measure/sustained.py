@@ -1,4 +1,4 @@
-"""Times products and attention at the rate that a device sustains, in each pass of training."""
+"""Times products and attention at the device's sustained rate, in each pass of training."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,22 +19,22 @@ from runtime.models.attention_mask import token_fields
 from workbench.calibrate.sustained_rows import SustainedAttentionRow, SustainedMatmulRow
 
 RUN_LAUNCH = {"cpu": "dense", "cuda": "split"}  # how the runtime launches attention
-CACHES = 2  # times the last cache, that operands take together
+CACHES = 2  # total size of operands, in multiples of the last cache
 UNKNOWN_CACHE_BYTES = 2**26
 CPU_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SustainedSizes:
-    """What is measured in long loops.
+    """Sizes of measurements in long loops.
 
     Args:
-        products: m, n, k.
+        products: (m, n, k) of products.
         lengths: of attention's sequences, for every head width and mask.
-        tokens: of all sequences of a launch; as many sequences as they fill.
-        width: of all heads of a sequence.
+        tokens: of all sequences of a launch, which sets their number.
+        width: of all heads together.
         cache_bytes: of the device's last cache.
-        loop_s: of every loop.
+        loop_s: seconds per loop.
     """
 
     products: tuple[tuple[int, int, int], ...]
@@ -48,7 +48,7 @@ class SustainedSizes:
 
 
 def sustained_sizes(device: torch.device | str) -> SustainedSizes:
-    """Sizes of training's layers on such a device; on a GPU so large that no call waits for its launch."""
+    """Sizes as in training on such a device; on a GPU so large that no call waits for its launch."""
     if torch.device(device).type == "cuda":
         wide: tuple[tuple[int, int], ...] = (
             (2048, 2048),
@@ -75,24 +75,24 @@ def sustained_sizes(device: torch.device | str) -> SustainedSizes:
         width=256,
         cache_bytes=_cpu_cache_bytes(),
         loop_s=0.2,
-        head_dims=(32, 64, 128),  # plain PyTorch, in which no width is special
+        head_dims=(32, 64, 128),  # plain PyTorch, without preferred widths
     )
 
 
 def _cpu_cache_bytes() -> int:
-    """Of the cache that this machine's cores share, as Linux says it."""
-    said = CPU_CACHE.read_text().strip() if CPU_CACHE.is_file() else ""
-    return int(said[:-1]) * 1024 if said.endswith("K") else UNKNOWN_CACHE_BYTES
+    """Bytes of the cache that this machine's cores share, from Linux."""
+    text = CPU_CACHE.read_text().strip() if CPU_CACHE.is_file() else ""
+    return int(text[:-1]) * 1024 if text.endswith("K") else UNKNOWN_CACHE_BYTES
 
 
 def num_sets(sizes: SustainedSizes, set_bytes: int) -> int:
-    """Sets of operands that overflow the last cache together; two at least."""
+    """Number of sets of operands that together exceed the last cache; at least two."""
     return max(2, math.ceil(CACHES * sizes.cache_bytes / set_bytes))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Operands:
-    """Of one product and its gradients: x [m, k], the weight [n, k] and dy [m, n]."""
+    """Operands of one product and its gradients: x [m, k], weight [n, k] and dy [m, n]."""
 
     x: Tensor
     weight: Tensor
@@ -118,16 +118,18 @@ DIRECTIONS: dict[str, Callable[[_Operands], Tensor]] = {
 def time_sustained_product(
     clock: Clock, sizes: SustainedSizes, dtype: torch.dtype, shape: tuple[int, int, int]
 ) -> list[SustainedMatmulRow]:
-    """A layer's product, its input gradient and its weight gradient, a loop each."""
+    """Time a layer's product, its input gradient and its weight gradient, with a loop each."""
     m, n, k = shape
     count = num_sets(sizes, (m * k + n * k + m * n) * dtype.itemsize)
     sets = [_Operands(*(_random(clock, dtype, s) for s in ((m, k), (n, k), (m, n)))) for _ in range(count)]
     rows = []
     for direction, call in DIRECTIONS.items():
-        found = clock.loop([partial(call, operands) for operands in sets], sizes.loop_s)
-        at = {"m": m, "n": n, "k": k, "num_sets": count}
+        loop = clock.loop([partial(call, operands) for operands in sets], sizes.loop_s)
+        sizes_of_row = {"m": m, "n": n, "k": k, "num_sets": count}
         rows.append(
-            SustainedMatmulRow(precision=name_of(dtype), direction=direction, **at, **_measured(found))
+            SustainedMatmulRow(
+                precision=name_of(dtype), direction=direction, **sizes_of_row, **_measured(loop)
+            )
         )
     return rows
 
@@ -135,15 +137,15 @@ def time_sustained_product(
 def time_sustained_attention(
     clock: Clock, sizes: SustainedSizes, dtype: torch.dtype, head_dim: int, mask: str, length: int
 ) -> list[SustainedAttentionRow]:
-    """Forward and backward of attention with heads of one width, a loop each, launched as in a run."""
+    """Time forward and backward of attention with heads of one width, launched as in a run, a loop each."""
     heads = max(1, sizes.width // head_dim) * max(1, sizes.tokens // length)
     fields = token_fields(MASKS[mask](length), clock.device)
     attention = launches(clock, fields)[RUN_LAUNCH[clock.device.type]]
     shape = (1, heads, length, head_dim)
-    count = num_sets(sizes, 5 * math.prod(shape) * dtype.itemsize)  # with the output and its gradient
+    count = num_sets(sizes, 5 * math.prod(shape) * dtype.itemsize)  # includes the output and its gradient
     sets = [tuple(_random(clock, dtype, shape).requires_grad_() for _ in range(3)) for _ in range(count)]
 
-    def row(direction: str, found: Loop) -> SustainedAttentionRow:
+    def row(direction: str, loop: Loop) -> SustainedAttentionRow:
         return SustainedAttentionRow(
             precision=name_of(dtype),
             mask=mask,
@@ -154,7 +156,7 @@ def time_sustained_attention(
             head_dim=head_dim,
             pairs=num_pairs(fields),
             num_sets=count,
-            **_measured(found),
+            **_measured(loop),
         )
 
     forward = [partial(attention, *qkv) for qkv in sets]
@@ -170,10 +172,10 @@ def _gradients(output: Tensor, inputs: Sequence[Tensor], gradient: Tensor) -> ob
 
 
 def _random(clock: Clock, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-    """Power, and with it the clock, follows the bits that change: zeros would be measured too fast."""
+    """Random operands: power, and so the clock, depends on toggling bits; zeros would run too fast."""
     return torch.randn(*shape, dtype=dtype, device=clock.device)
 
 
-def _measured(found: Loop) -> dict[str, Any]:
-    seconds = summary(found.seconds)
-    return {**seconds, "loop_s": found.loop_s, **asdict(found.notes)}
+def _measured(loop: Loop) -> dict[str, Any]:
+    seconds = summary(loop.seconds)
+    return {**seconds, "loop_s": loop.loop_s, **asdict(loop.notes)}

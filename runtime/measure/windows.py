@@ -1,4 +1,4 @@
-"""Windows of a plan's layers: which neighbours are measured together, over which microbatches."""
+"""Windows of a plan's layers: consecutive layers that are measured together, and on which microbatches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,22 +15,22 @@ from workbench.plan.sequence import can_divide
 from workbench.plan.token_owners import held_runs
 from workbench.plan.work import work_of
 
-MOST_ALIKE = 3  # equal layers of one window: enough for weights to come from memory as in a stage
+MOST_ALIKE = 3  # equal layers per window: enough that weights come from memory, as in a stage
 
 Key = tuple[str, str, int, int, int, bool, int, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Neighbouring layers [first, last) of a module over one microbatch of the plan.
+    """Consecutive layers [first, last) of a module, on one microbatch of the plan.
 
-    Where `cp` ranks share the tokens, or `tp` ranks the weights, as many processes run it together.
+    Where `cp` ranks share the tokens, or `tp` ranks the weights, that many processes run it together.
 
     Args:
         row: the mean row: tokens and query-key pairs.
-        ep: of the ranks distribute experts.
+        ep: degree of expert parallelism among them.
         sequence_parallel: tensor-parallel ranks divide tokens between products.
-        is_recomputed: what a checkpoint around a layer adds is wanted too.
+        is_recomputed: the overhead of a checkpoint around a layer is measured too.
     """
 
     module: str
@@ -50,11 +50,11 @@ class Window:
 
     @property
     def num_processes(self) -> int:
-        """That meet inside its layers."""
+        """Number of processes that run it together."""
         return self.cp * self.tp
 
     def ep_of(self, layer: Layer) -> int:
-        """Ranks that distribute a layer's experts."""
+        """Number of ranks that distribute a layer's experts."""
         return self.ep if num_experts(layer) else 1
 
     def divides(self, layer: Layer) -> bool:
@@ -62,7 +62,7 @@ class Window:
         return self.sequence_parallel and can_divide(layer)
 
     def keys(self, plan: Plan) -> tuple[Key, ...]:
-        """What tells each layer from others: signature, precision, grid, rows, tokens and pairs."""
+        """Identity of each layer's measurement: signature, precision, grid, rows, tokens and pairs."""
         size = (self.num_rows, self.row.tokens_in, self.row.attention_area)
         layers = plan.model.module(self.module).layers[slice(*self.layers)]
         return tuple(
@@ -80,17 +80,16 @@ class Window:
 
 
 def windows_of(plan: Plan, *, sizes: int) -> tuple[Window, ...]:
-    """Windows that hold every distinct layer of every module, over up to `sizes` microbatches.
+    """Windows that cover every distinct layer of every module, on up to `sizes` microbatches.
 
-    A module's layers are taken in order, at most three of one signature; a layer left out ends
-    a window. Cross-attention is left out of microbatches without anything to read, which it lets pass,
-    and where ranks share tokens.
-    Rows of unequal size count as so many mean rows: tokens and query-key pairs, which the cost model
-    is linear in, keep their sums. Keys that go round a ring or from all to all are priced by formulas
-    and have no windows. Where ranks divide weights, and not tokens too, layers are measured whole and
-    then so divided; where they do so piece by piece, formulas say what that saves.
+    A module's layers are taken in order, at most three of one signature; a skipped layer ends a window.
+    Cross-attention is skipped on microbatches without context, through which it is the identity, and where
+    ranks share tokens. Rows of unequal size count as as many mean rows: tokens and query-key pairs, in which
+    the cost model is linear, keep their sums. Keys exchanged by a ring or all-to-all are priced by formulas
+    and have no windows. Where ranks divide weights but not tokens, layers are measured both whole and
+    divided; where collectives are cut into pieces, formulas give the savings.
     """
-    found: list[Window] = []
+    windows: list[Window] = []
     for module in plan.model.modules:
         works = {_mean(plan, m): m for m in plan.microbatches if m.module == module.name}
         spread = _spread(sorted(works, key=_size), sizes)
@@ -101,7 +100,7 @@ def windows_of(plan: Plan, *, sizes: int) -> tuple[Window, ...]:
             if stage.cp > 1 and not gathers:
                 continue
             for run in _runs(plan, module, microbatch, row):
-                alone = Window(
+                whole = Window(
                     module=module.name,
                     layers=run,
                     microbatch=microbatch,
@@ -109,37 +108,37 @@ def windows_of(plan: Plan, *, sizes: int) -> tuple[Window, ...]:
                     precision=plan.settings.precision,
                     cp=stage.cp,
                 )
-                found.append(alone)
+                windows.append(whole)
                 if stage.tp > 1 and stage.cp == 1 and plan.settings.of(module.name).collective_pieces == 1:
-                    found.append(_divided(alone, plan, stage))
-    return tuple(found)
+                    windows.append(_divided(whole, plan, stage))
+    return tuple(windows)
 
 
 def _divided(window: Window, plan: Plan, stage: Stage) -> Window:
-    """The window with its weights on the stage's ranks."""
+    """The window with its weights divided among the stage's ranks."""
     sequence_parallel = plan.settings.divides_tokens(stage.module)
     return replace(window, tp=stage.tp, ep=stage.ep, sequence_parallel=sequence_parallel)
 
 
 def _runs(plan: Plan, module: Module, microbatch: Microbatch, row: RowWork) -> list[tuple[int, int]]:
-    """Runs of layers that do something over the microbatch."""
+    """Runs of layers that have work on the microbatch."""
     reads = row.reader_tokens > 0 and plan.chain[module.name, microbatch.replica][0].cp == 1
     names = ["" if layer.reads_context and not reads else signature(layer) for layer in module.layers]
     return runs_of(names)
 
 
 def runs_of(names: Sequence[str]) -> list[tuple[int, int]]:
-    """Longest runs [first, last) of layers with a name that fewer than three before have."""
+    """Longest runs [first, last) of layers whose name fewer than three earlier layers have."""
     kept = [i for i, name in enumerate(names) if name and names[:i].count(name) < MOST_ALIKE]
     starts = [i for i in kept if i - 1 not in kept]
     return [(first, next(i for i in range(first, len(names) + 1) if i not in kept)) for first in starts]
 
 
 def _size(key: tuple[int, RowWork]) -> tuple[int, ...]:
-    """Small to large: all tokens, rows, tokens and pairs of a row, what it reads of others."""
+    """Sort key by size: all tokens, rows, tokens and pairs of a row, and its context."""
     num_rows, row = key
-    own = num_rows * row.tokens_in, num_rows, row.tokens_in, row.attention_area
-    return *own, row.context_tokens, row.context_area
+    size = num_rows * row.tokens_in, num_rows, row.tokens_in, row.attention_area
+    return *size, row.context_tokens, row.context_area
 
 
 def _mean(plan: Plan, microbatch: Microbatch) -> tuple[int, RowWork]:
@@ -154,7 +153,7 @@ def _sizes(row: RowWork) -> tuple[int, ...]:
 
 
 def _spread(values: Sequence[tuple[int, RowWork]], count: int) -> list[tuple[int, RowWork]]:
-    """Up to `count` of the values: first, last, and evenly between."""
+    """Up to `count` of the values: first, last, and evenly spaced ones between."""
     if len(values) <= count:
         return list(values)
     if count == 1:
@@ -163,15 +162,15 @@ def _spread(values: Sequence[tuple[int, RowWork]], count: int) -> list[tuple[int
 
 
 def tokens_held(plan: Plan, window: Window, process: int) -> int:
-    """Tokens inside the blocks that this process holds: all, or its share."""
-    held = held_runs(routing_of(plan), window.microbatch, TokenCount.IN)
-    return sum(run.num_tokens for run in held[process if window.cp > 1 else 0])
+    """Number of tokens within the blocks on this process: all, or its share."""
+    runs_of_rank = held_runs(routing_of(plan), window.microbatch, TokenCount.IN)
+    return sum(run.num_tokens for run in runs_of_rank[process if window.cp > 1 else 0])
 
 
 def feature_rows(plan: Plan, data: MicrobatchData, name: str) -> int:
-    """Features of an edge as they arrive: of all tokens, of which a rank may keep some."""
-    if name in data.brought:
-        return sum(image.tiles.total for image in data.brought[name])
+    """Number of features of an edge as they arrive: of all tokens, of which a rank may keep some."""
+    if name in data.context_images:
+        return sum(image.tiles.total for image in data.context_images[name])
     if name not in data.chosen:
         return len(data.placed[name])
     routing = routing_of(plan)

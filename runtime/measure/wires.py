@@ -1,4 +1,4 @@
-"""Times what ranks say to each other: messages, collectives, and products beside a collective."""
+"""Times communication between ranks: messages, collectives, and products that overlap a collective."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -14,25 +14,25 @@ from runtime.world.tensor_collectives import GATHER, SCATTER
 from workbench.calibrate.measurement import CollectiveRow, LinkRow, OverlapRow
 
 ROUNDS = 5
-TURNS = 5  # of a round
+TURNS = 5  # per round
 WARMUP = 3
 BYTES = tuple(2**i for i in (10, 12, 14, 16, 17, 18, 19, 20, 21, 22, 23, 24))
 BEFORE_BYTES = 2**23  # more than a core's own cache
 BEFORE_PRODUCT = 256
 OVERLAP_BYTES = 2**25
 OVERLAP_PRODUCT = {"cpu": 512, "cuda": 4096}
-MOST_TURNS = 50  # products beside one collective
+MOST_TURNS = 50  # products that overlap one collective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
-    """Processes that a collective joins.
+    """The processes of a collective.
 
     Args:
         link: "intra" where all share a machine, else "inter".
         processes: of the world, ascending.
         process: this one.
-        group: None: the whole world.
+        group: their process group; None: the whole world.
     """
 
     link: str
@@ -46,16 +46,16 @@ class Ring:
 
 
 def time_messages(clock: Clock, ring: Ring) -> list[LinkRow]:
-    """Half of a round trip between first and last process, as the executor sends: isend and irecv."""
+    """Time half a round trip between first and last process, by isend and irecv as in the executor."""
     first, last = ring.processes[0], ring.processes[-1]
 
     def round_trip(buffer: Tensor) -> None:
         if ring.process == first:
-            _must(dist.isend(buffer, last, group=ring.group, tag=1)).wait()
-            _must(dist.irecv(buffer, last, group=ring.group, tag=2)).wait()
+            _not_none(dist.isend(buffer, last, group=ring.group, tag=1)).wait()
+            _not_none(dist.irecv(buffer, last, group=ring.group, tag=2)).wait()
         elif ring.process == last:
-            _must(dist.irecv(buffer, first, group=ring.group, tag=1)).wait()
-            _must(dist.isend(buffer, first, group=ring.group, tag=2)).wait()
+            _not_none(dist.irecv(buffer, first, group=ring.group, tag=1)).wait()
+            _not_none(dist.isend(buffer, first, group=ring.group, tag=2)).wait()
 
     return [
         LinkRow(
@@ -69,7 +69,7 @@ def time_messages(clock: Clock, ring: Ring) -> list[LinkRow]:
 
 
 def time_collective(clock: Clock, ring: Ring, collective: str) -> list[CollectiveRow]:
-    """One kind of collective among the ring's processes, by bytes of the whole tensor."""
+    """Time one kind of collective among the ring's processes, by bytes of the whole tensor."""
     make = COLLECTIVES[collective]
     return [
         CollectiveRow(
@@ -86,9 +86,9 @@ def time_collective(clock: Clock, ring: Ring, collective: str) -> list[Collectiv
 
 
 def _work_before(clock: Clock) -> Callable[[], object]:
-    """What ranks do before a collective: layers, which leave none of its tensors in a core's own cache.
+    """Work before a collective, which evicts its tensors from a core's own cache, as layers do.
 
-    A GPU's collectives run beside them, in streams and engines of their own: they are timed alone.
+    A GPU's collectives overlap layers, in streams and engines of their own: they are timed alone.
     """
     if clock.is_cuda:
         return clock.wait
@@ -107,13 +107,13 @@ def _all_reduce(buffer: Tensor, ring: Ring) -> Callable[[], object]:
 
 
 def _all_gather(buffer: Tensor, ring: Ring) -> Callable[[], object]:
-    mine = buffer.chunk(ring.size)[ring.processes.index(ring.process)].clone()
-    return lambda: GATHER(buffer, mine, group=ring.group)
+    part = buffer.chunk(ring.size)[ring.processes.index(ring.process)].clone()
+    return lambda: GATHER(buffer, part, group=ring.group)
 
 
 def _reduce_scatter(buffer: Tensor, ring: Ring) -> Callable[[], object]:
-    mine = torch.empty_like(buffer.chunk(ring.size)[0])
-    return lambda: SCATTER(mine, buffer, group=ring.group)
+    part = torch.empty_like(buffer.chunk(ring.size)[0])
+    return lambda: SCATTER(part, buffer, group=ring.group)
 
 
 def _broadcast(buffer: Tensor, ring: Ring) -> Callable[[], object]:
@@ -126,28 +126,28 @@ def _all_to_all(buffer: Tensor, ring: Ring) -> Callable[[], object]:
 
 
 def _parameters_gather(buffer: Tensor, ring: Ring) -> Callable[[], object]:
-    """Sharded parameters made whole, and let go."""
+    """An all-gather of sharded parameters, and their release."""
     sharded = ShardedWeights([nn.Parameter(buffer)], ring.processes, ring.process, ring.group)
 
     def gather() -> None:
-        travelling = sharded.gather()
-        travelling.work.wait()
-        sharded.let_go()
+        in_flight = sharded.gather()
+        in_flight.work.wait()
+        sharded.release()
 
     return gather
 
 
 def _parameters_scatter(buffer: Tensor, ring: Ring) -> Callable[[], object]:
-    """Gradients of sharded parameters added up: over the ranks, and to those of the round before."""
+    """A reduce-scatter of gradients of sharded parameters, added to those of the previous round."""
     gradient, weight = torch.randn_like(buffer), nn.Parameter(buffer)
     sharded = ShardedWeights([weight], ring.processes, ring.process, ring.group)
 
     def scatter() -> None:
         weight.grad = gradient
-        travelling = sharded.reduce_scatter()
-        travelling.work.wait()
-        assert travelling.part is not None
-        sharded.add(travelling.part)
+        in_flight = sharded.reduce_scatter()
+        in_flight.work.wait()
+        assert in_flight.part is not None
+        sharded.add(in_flight.part)
 
     return scatter
 
@@ -169,17 +169,17 @@ def _in_turn(
     make: Callable[[Tensor], Callable[[], object]],
     before: Callable[[], object] = lambda: None,
 ) -> list[tuple[int, list[float]]]:
-    """Seconds by size; sizes take turns, so that a disturbance falls on all of them alike.
+    """Seconds by size; sizes alternate, so that disturbances affect all of them alike.
 
-    All processes leave a barrier before each call, some later than others, do what comes `before` it, and the
-    call's clock runs from the process's own start: the one that came last sees the call alone. So the least
-    of all processes counts, call by call.
+    Before each call, all processes leave a barrier, some later than others, and run `before`. The call is
+    timed from the process's own start: the last process to start measures the call alone. So the minimum over
+    processes counts, per call.
     """
     calls = {}
     for size in BYTES:
         elements = max(ring.size, size // 4 // ring.size * ring.size)
         calls[size] = make(torch.randn(elements, device=clock.device))
-    found: dict[int, list[float]] = {size: [] for size in BYTES}
+    seconds_by_size: dict[int, list[float]] = {size: [] for size in BYTES}
     for turn in range(WARMUP + ROUNDS * TURNS):
         for size in BYTES:
             dist.barrier(group=ring.group)
@@ -187,19 +187,19 @@ def _in_turn(
             clock.wait()
             second = clock.time_s(calls[size])
             if turn >= WARMUP:
-                found[size].append(second)
-    return list(zip(found, _least(clock, ring, list(found.values())), strict=True))
+                seconds_by_size[size].append(second)
+    return list(zip(seconds_by_size, _least(clock, ring, list(seconds_by_size.values())), strict=True))
 
 
 def least_median(seconds: Sequence[float]) -> float:
-    """The least of the rounds' medians.
+    """The minimum of the rounds' medians.
 
-    Now and then the transport's own thread waits for a slice of a core that a rank computes on: a
-    call of a tenth of a millisecond then takes three to five. Where that happens in half of the calls, their
-    median is either of the two at random; the least of several medians is the call undisturbed.
+    Occasionally the transport's own thread waits for a time slice of a core that a rank computes on: a call
+    of a tenth of a millisecond then takes three to five. Where that happens in half of the calls, their
+    median is one or the other at random; the minimum of several medians is the undisturbed call.
     """
     rounds = [seconds[first : first + TURNS] for first in range(0, len(seconds), TURNS)]
-    return min(statistics.median(found) for found in rounds)
+    return min(statistics.median(seconds_of_round) for seconds_of_round in rounds)
 
 
 def _least(clock: Clock, ring: Ring, seconds: list[list[float]]) -> list[list[float]]:
@@ -210,7 +210,7 @@ def _least(clock: Clock, ring: Ring, seconds: list[list[float]]) -> list[list[fl
 
 
 def time_overlap(clock: Clock, ring: Ring) -> list[OverlapRow]:
-    """A product alone, and again and again while an all-reduce is under way."""
+    """Time a product alone, and repeatedly while an all-reduce is in flight."""
     size = OVERLAP_PRODUCT[clock.device.type]
     x, w = (torch.randn(size, size, device=clock.device) for _ in range(2))
     buffer = torch.randn(OVERLAP_BYTES // 4, device=clock.device)
@@ -222,14 +222,14 @@ def time_overlap(clock: Clock, ring: Ring) -> list[OverlapRow]:
     alone: list[float] = []
     beside: list[float] = []
     for turn in range(WARMUP + ROUNDS):
-        alone += clock.repeat(product, 0.0)  # in every round: both meet the same disturbances
+        alone += clock.repeat(product, 0.0)  # in every round, so that both see the same disturbances
         dist.barrier(group=ring.group)
         clock.wait()
-        work = _must(dist.all_reduce(buffer, group=ring.group, async_op=True))
+        work = _not_none(dist.all_reduce(buffer, group=ring.group, async_op=True))
         seconds: list[float] = []
         while len(seconds) < MOST_TURNS:
             second = clock.time_s(product)
-            if work.is_completed():  # this product was alone for a while
+            if work.is_completed():  # this product ran partly alone
                 break
             seconds.append(second)
         work.wait()
@@ -250,6 +250,6 @@ def time_overlap(clock: Clock, ring: Ring) -> list[OverlapRow]:
     ]
 
 
-def _must(work: dist.Work | None) -> dist.Work:
+def _not_none(work: dist.Work | None) -> dist.Work:
     assert work is not None
     return work

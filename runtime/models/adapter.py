@@ -1,4 +1,4 @@
-"""What an architecture must tell the runtime: how to build each layer, and what its weights are called."""
+"""Interface of an architecture to the runtime: how to build each layer, and the names of its weights."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -24,25 +24,25 @@ from workbench.model.model_graph import Module
 
 
 class Pools(Protocol):
-    """Where the last layer of an encoder, whose tokens several ranks share, finds them."""
+    """Gathers the tokens that the last layer of an encoder needs, where several ranks share them."""
 
     def whole(self, x_TD: Tensor) -> Tensor:
-        """All tokens of the microbatch, as far as this rank's outputs need them, out of its own."""
+        """Tokens of the microbatch that this rank's outputs need, from the rank's own."""
         ...
 
     def own(self, y_TD: Tensor) -> Tensor:
-        """This rank's outputs out of those of the microbatch."""
+        """This rank's outputs, from those of the microbatch."""
         ...
 
 
 class Tiles(NamedTuple):
-    """How the tokens of one image lie that cross-attention reads.
+    """Layout of the tokens of one image that cross-attention reads.
 
     Args:
-        num: tiles.
-        tokens: of every tile.
-        seen: of them, from the first on; the rest is padding.
-        filled: tiles that hold a part of the image; behind them is padding too.
+        num: number of tiles.
+        tokens: of every tile, including padding.
+        seen: leading tokens of a tile; the rest is padding.
+        filled: leading tiles with a part of the image; the rest is padding.
     """
 
     num: int
@@ -56,44 +56,44 @@ class Tiles(NamedTuple):
         return self.num * self.tokens
 
 
-class Brought(NamedTuple):
-    """An image that cross-attention reads: whose, its place in that item, and its tokens."""
+class ContextImage(NamedTuple):
+    """An image that cross-attention reads: its item, its position in that item, and its tokens."""
 
-    item: int  # index among the microbatch's
-    place: int
+    item: int  # index in the microbatch
+    position: int
     tiles: Tiles
 
 
 @dataclass(frozen=True, slots=True)
 class MicrobatchData:
-    """Everything one stage needs to know about one microbatch, apart from activations.
+    """Everything that a stage needs for one microbatch, apart from activations.
 
     Args:
-        items: in row order, which is the order of every packed tensor.
-        tokens_in: per item, tokens inside the blocks of its module.
-        tokens_out: per item, tokens behind its module (the LLM: equal to `tokens_in`).
-        raw: per item, what the first encoder layer reads: pixels [C, H, W], of a step of a video
+        items: in the order of rows and of every packed tensor.
+        tokens_in: per item, tokens within the blocks of its module.
+        tokens_out: per item, tokens after its module (the LLM: equal to `tokens_in`).
+        raw: per item, input of the first encoder layer: pixels [C, H, W], of a step of a video
             [C, frames, H, W], or mel [bins, frames].
-        input_ids: [T] tokens of the LLM's first stage; `PLACEHOLDER` where a feature stands.
+        input_ids: [T] tokens of the LLM's first stage; `PLACEHOLDER` at features.
         labels: [T] targets of the LLM's last stage; `NO_TARGET` where the next token is not text.
         placed: edge name -> [E] positions, in the packed LLM tensor, of that edge's features.
-        attention: of the module's tokens; None: items one after the other, each causal in itself in
-            the LLM and in full in an encoder.
-        position_ids: [T] place of every token in its item; None: as `tokens_in` says.
-        axes: [3, T] time, row and column of every token, where the LLM's positions have three axes.
-        chosen: edge name -> which of its features are placed; absent: all of them.
-        embedded: which tokens behind an encoder's first layer are this rank's, -1 for padding: every
-            rank embeds whole items; None: all of them.
-        pooling: how the last layer of a shared encoder finds the tokens that it shrinks; None: they
-            are all here.
+        attention: of the module's tokens; None: each item by itself, causal in the LLM and full in an
+            encoder.
+        position_ids: [T] position of every token in its item; None: from `tokens_in`.
+        axes: [3, T] time, row and column of every token, if the LLM's positions have three axes.
+        chosen: edge name -> indices of its features that are placed; absent: all of them.
+        embedded: indices of this rank's tokens after an encoder's first layer, -1 for padding: every rank
+            embeds whole items; None: all of them.
+        pooling: gathers the tokens that the last layer of a shared encoder reduces; None: all are here.
         carries_from: first layer whose output carries a gradient on some context-parallel rank;
-            None: none does, or there is only one rank.
-        grids: per item of an encoder, the grid that its segment names.
-        brought: edge name -> what cross-attention reads of it, in the order of its features.
-        item_ids: [T] index of every token's item, -1 for padding; given where `brought` is.
-        num_held: tokens inside the blocks on this rank, padding included; None: as `tokens_in` says.
+            None: none does, or there is one rank.
+        grids: per item of an encoder, the grid of its segment.
+        context_images: edge name -> the images of it that cross-attention reads, in the order of its
+            features.
+        item_ids: [T] index of every token's item, -1 for padding; present where `context_images` is.
+        num_held: tokens within the blocks on this rank, including padding; None: from `tokens_in`.
 
-    Where context-parallel ranks share the microbatch, tensors are of this rank's tokens alone.
+    Where context-parallel ranks share the microbatch, tensors have this rank's tokens only.
     """
 
     items: tuple[Item, ...]
@@ -111,18 +111,18 @@ class MicrobatchData:
     embedded: Tensor | None = None
     pooling: Pools | None = None
     grids: tuple[tuple[int, int] | None, ...] = ()
-    brought: Mapping[str, tuple[Brought, ...]] = field(default_factory=dict)
+    context_images: Mapping[str, tuple[ContextImage, ...]] = field(default_factory=dict)
     item_ids: Tensor | None = None
     num_held: int | None = None
 
     @property
     def num_tokens(self) -> int:
-        """Tokens inside the blocks of the module, on this rank."""
+        """Number of tokens within the blocks of the module, on this rank."""
         return sum(self.tokens_in) if self.num_held is None else self.num_held
 
 
 ATTENTION = PACKED_SDPA
-PLACEHOLDER = -1  # outside every vocabulary: such a position is never looked up
+PLACEHOLDER = -1  # in no vocabulary, so it is never looked up
 NO_TARGET = -100
 
 
@@ -132,11 +132,11 @@ ONE_ROTATION = ""
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What all layers of a stage share during one forward pass.
+    """Context that all layers of a stage share during one forward pass.
 
     Args:
-        rotary: kind of layer -> cosine and sine of every token's angles; `ONE_ROTATION` where all
-            layers turn alike, empty where positions are no rotations.
+        rotary: kind of layer -> cosine and sine of every token's angles; `ONE_ROTATION` where all layers
+            rotate equally, empty without rotary positions.
     """
 
     data: MicrobatchData
@@ -145,10 +145,10 @@ class Context:
 
 
 class CutKind(Enum):
-    """What becomes of a module's weights.
+    """How tensor parallelism partitions a module's weights.
 
-    FUSED: several column cuts side by side in one weight. PARTIAL: whole, but applied to what
-    members hold apart, so that each has a part of the gradient.
+    FUSED: several column cuts side by side in one weight. PARTIAL: whole, but applied to partitioned
+    activations, so that each member has a part of the gradient.
     """
 
     WHOLE = "whole"
@@ -159,23 +159,23 @@ class CutKind(Enum):
     PARTIAL = "partial"
 
 
-# Local names of modules, or their classes, and what becomes of their weights.
+# Local names of modules, or their classes, and how their weights are partitioned.
 CutRules = tuple[tuple[str | type[nn.Module], CutKind], ...]
 
 
 class StageLayer(nn.Module, ABC):
-    """One layer of a module: transformers' own submodules under their own parameter names.
+    """One layer of a module: transformers' submodules under their own parameter names.
 
     Args:
         prefixes: attribute of this layer -> prefix of its parameters in a Hugging Face checkpoint
             of the module, e.g. {"block": "model.layers.3"}.
-        std: standard deviation of freshly drawn matrices.
+        std: standard deviation of initial matrices.
 
     Attributes:
-        cuts: what tensor parallelism makes of weights, where the names of transformers' products do not
-            tell.
-        regions: parts of a block whose insides tensor-parallel ranks hold apart, up to the sum.
-        mixture_kinds: modules with experts that may be in it.
+        cuts: how tensor parallelism partitions weights, where names of transformers' products do not imply
+            it.
+        regions: parts of a block whose interior tensor-parallel ranks partition, up to their sum.
+        mixture_kinds: classes of modules with experts that may be in it.
     """
 
     cuts: CutRules = ()
@@ -189,21 +189,21 @@ class StageLayer(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
-        """Packed [T, D] to packed [T', D']; the LLM's head returns the summed loss instead."""
+        """Packed [T', D'] from packed [T, D]; the LLM's head returns the summed loss instead."""
 
     def hugging_face_name(self, name: str) -> str:
-        """'block.mlp.up_proj.weight' as 'model.layers.3.mlp.up_proj.weight'."""
+        """Name in a checkpoint: 'model.layers.3.mlp.up_proj.weight' for 'block.mlp.up_proj.weight'."""
         attribute, _, rest = name.partition(".")
         prefix = self.prefixes[attribute]
         return f"{prefix}.{rest}" if rest else prefix
 
     def mixtures(self) -> dict[str, Mixture]:
-        """Local name -> mixture of experts, for every module that is one."""
+        """Local name -> mixture of experts, for every such module."""
         kinds = dict(self.mixture_kinds)
         return {name: kinds[type(m)](m) for name, m in self.named_modules() if type(m) in kinds}
 
     def fill(self, name: str) -> Fill:
-        """How the parameter of that (local) name starts: norms at identity, biases at 0, the rest normal."""
+        """Initial distribution of a parameter by local name: norms identity, biases 0, others normal."""
         owner: Any = self.get_submodule(name.rpartition(".")[0])
         if isinstance(owner, nn.LayerNorm) and name.endswith("weight"):
             return constant(1.0)
@@ -213,21 +213,21 @@ class StageLayer(nn.Module, ABC):
 
 
 class InnerLayer(StageLayer):
-    """One that reads what the layer before it gives, and nothing beside it."""
+    """A layer whose only input is the previous layer's output."""
 
     def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
         del features
-        assert hidden_TD is not None, "the layer before gives it"
+        assert hidden_TD is not None, "the previous layer's output"
         return self.run(hidden_TD, context)
 
     @abstractmethod
     def run(self, x_TD: Tensor, context: Any) -> Tensor:
-        """As `forward`; `context` is the one that the layer's own adapter makes."""
+        """As `forward`; `context` is made by the layer's own adapter."""
 
 
 @contextmanager
 def named_refusals(module: str) -> Iterator[None]:
-    """What transformers refuses in a configuration, as a ValueError that names the module."""
+    """Turn transformers' errors about a configuration into a ValueError that names the module."""
     try:
         yield
     except (StrictDataclassError, AssertionError, KeyError, TypeError) as error:
@@ -237,10 +237,9 @@ def named_refusals(module: str) -> Iterator[None]:
 
 
 class Adapter(ABC):
-    """One module of a plan seen through its transformers architecture. Holds no weights.
+    """The transformers architecture of one module of a plan, without weights.
 
-    Layers are built one by one, on the meta device, so that a rank never constructs more
-    than the layers it holds.
+    Layers are built one by one, on the meta device, so that a rank constructs only its own layers.
 
     Args:
         module: made from a configuration.
@@ -250,12 +249,12 @@ class Adapter(ABC):
     """
 
     config_class: type[PretrainedConfig]
-    raw_layer = 0  # the layer that reads raw inputs
-    rotary_name = ""  # of what turns positions into angles, in a checkpoint
+    raw_layer = 0  # index of the layer that reads raw inputs
+    rotary_name = ""  # of the rotary embedding, in a checkpoint
     _rotary: nn.Module | None = None
-    prefixes: tuple[str, ...] = ("",)  # under which checkpoints may carry its names; the first is its own
-    ignored: tuple[str, ...] = ()  # beginnings of checkpoint tensors that are not used, e.g. a pooling head
-    undivided = ""  # says why several ranks cannot share its tokens; empty: they can
+    prefixes: tuple[str, ...] = ("",)  # that names may have in checkpoints; the first is its own
+    ignored: tuple[str, ...] = ()  # prefixes of unused checkpoint tensors, e.g. a pooling head
+    undivided = ""  # why several ranks cannot share its tokens; empty: they can
 
     def __init__(self, module: Module) -> None:
         assert module.source is not None, "made from a configuration"
@@ -266,91 +265,91 @@ class Adapter(ABC):
         self.config._attn_implementation = ATTENTION
         register_packed_sdpa()
 
-    def configured(self, given: dict[str, Any]) -> PretrainedConfig:
-        """The configuration that transformers builds the blocks from."""
-        return self.config_class.from_dict(given)
+    def configured(self, fields: dict[str, Any]) -> PretrainedConfig:
+        """The configuration from which transformers builds blocks."""
+        return self.config_class.from_dict(fields)
 
     @property
     def separate_experts(self) -> SeparateExperts | None:
-        """What checkpoints call experts that they hold one by one; None: they hold none so."""
+        """Names of experts that checkpoints store one by one; None: they do not."""
         return None
 
     @property
     def transposes_experts(self) -> bool:
-        """Whether checkpoints may hold all experts of a layer in one tensor as [experts, in, out]."""
+        """Whether checkpoints may store all experts of a layer in one tensor as [experts, in, out]."""
         return False
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the whole module."""
+        """Number of blocks of the whole module."""
         return int(self.config.num_hidden_layers)
 
     @property
     def num_layers(self) -> int:
-        """Layers of the whole module: embeddings, blocks, projector or head."""
+        """Number of layers of the whole module: embeddings, blocks, projector or head."""
         return self.raw_layer + self.num_blocks + 2
 
     def build(self, index: int) -> StageLayer:
-        """The layer at that position of the module, its parameters on the meta device.
+        """Build a layer of the module, with parameters on the meta device.
 
         Raises:
-            ValueError: transformers cannot make it from the configuration.
+            ValueError: transformers cannot build it from the configuration.
         """
         with named_refusals(self.module.name), torch.device("meta"):
             return self._layer(index)
 
     def _layer(self, index: int) -> StageLayer:
-        """Make that layer; the default device is meta."""
+        """Build the layer; the default device is meta."""
         if index == self.raw_layer:
             return self.first()
         return self.last() if index == self.num_layers - 1 else self.block(index - self.raw_layer - 1)
 
     @abstractmethod
     def first(self) -> StageLayer:
-        """What embeds tokens or items."""
+        """The layer that embeds tokens or items."""
 
     @abstractmethod
     def block(self, index: int) -> StageLayer:
-        """One of the blocks, counted from 0."""
+        """A block, counted from 0."""
 
     @abstractmethod
     def last(self) -> StageLayer:
-        """Projector or head."""
+        """The projector or head."""
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        """Name of a tied parameter -> name of the first parameter that is the same weight."""
+        """Name of a tied parameter -> name of the first parameter of the same weight."""
         return {}
 
     @property
     def buffers(self) -> Mapping[str, Tensor]:
-        """Hugging Face name -> what the module computes with and no optimizer updates; written in place."""
-        held = () if self._rotary is None else self._rotary.named_buffers()
-        return {f"{self.rotary_name}.{name}": buffer for name, buffer in held}
+        """Hugging Face name -> buffer of the module, which no optimizer updates; may be written in place."""
+        named = () if self._rotary is None else self._rotary.named_buffers()
+        return {f"{self.rotary_name}.{name}": buffer for name, buffer in named}
 
     @property
     def neutral_buffers(self) -> Mapping[str, float]:
-        """Name of a buffer that the module leaves out -> the value at which it changes nothing."""
+        """Name of an unsupported buffer -> the value at which it has no effect."""
         return {}
 
     @property
     def written_by(self) -> Mapping[str, int]:
-        """Name that several layers have for one weight -> the layer that a checkpoint takes it from."""
+        """Name of a weight that several layers have -> the layer from which checkpoints take it."""
         return {}
 
     def raw_shape(self, segment: Segment) -> tuple[int, ...]:
-        """Shape of what the encoder reads for a segment; ValueError where it cannot be that size."""
+        """Shape of the encoder's input for a segment; ValueError where that size is not possible."""
         raise ValueError(f"module {self.module.name!r} reads tokens, not {segment.modality}")
 
     def tiles(self, segment: Segment) -> Tiles:
-        """How an image's tokens lie for cross-attention; ValueError where they stand in a sequence."""
+        """Layout of an image's tokens for cross-attention; ValueError where they are part of a sequence."""
         raise ValueError(
             f"module {self.module.name!r}: its {segment.modality} tokens stand in the LLM's sequence, "
             "cross-attention cannot read them"
         )
 
     def context(self, data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> Context:
-        """What the layers of a stage share for one microbatch; ValueError where ranks cannot share tokens."""
+        """Context of a stage's layers for one microbatch; ValueError where ranks cannot share tokens."""
         del dtype
         if self.undivided and data.attention is not None:
             raise ValueError(f"module {self.module.name!r}: {self.undivided}; want cp 1")
@@ -359,15 +358,15 @@ class Adapter(ABC):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Hugging Face name -> shape of every weight of the whole module; tied ones once."""
         layers = (self.build(index) for index in range(self.num_layers))
-        found = {
+        shapes = {
             layer.hugging_face_name(name): tuple(parameter.shape)
             for layer in layers
             for name, parameter in layer.named_parameters()
         }
-        return {name: shape for name, shape in found.items() if name not in self.aliases}
+        return {name: shape for name, shape in shapes.items() if name not in self.aliases}
 
     def check_layers(self) -> None:
-        """ValueError unless the plan's module has as many layers as the architecture."""
+        """Raise ValueError unless the plan's module has as many layers as the architecture."""
         if len(self.module.layers) != self.num_layers:
             raise ValueError(
                 f"module {self.module.name!r}: its configuration makes {self.num_layers} layers "

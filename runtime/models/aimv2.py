@@ -16,7 +16,7 @@ from runtime.models.vision import EmbedImages, VisionAdapter
 
 
 class EmbedAimv2(EmbedImages):
-    """With a norm; positions are learned ones of one size of image, or waves."""
+    """Patches with a norm, and learned positions for one image size, or sinusoidal ones."""
 
     def __init__(self, config: Aimv2VisionConfig) -> None:
         super().__init__(Aimv2VisionEmbeddings(config), config.initializer_range)

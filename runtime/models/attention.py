@@ -1,4 +1,4 @@
-"""Attention as transformers' layers call it: over packed items without a mask, or under one of our own."""
+"""Attention function for transformers' layers: over packed items, or under a mask object of our own."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ PACKED_SDPA = "packed_sdpa"
 
 @dataclass(frozen=True, slots=True)
 class LengthGroup:
-    """`count` items of `length` tokens; `index` [T] are their tokens in the packed tensor (None: all)."""
+    """`count` items of `length` tokens; `index` [T]: their positions in the packed tensor (None: all)."""
 
     length: int
     count: int
@@ -25,10 +25,10 @@ class LengthGroup:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How items lie in a packed tensor. Items do not see each other: the mask is block-diagonal.
+    """Layout of items in a packed tensor, with a block-diagonal mask: items do not see each other.
 
-    It travels through transformers' layers as their `attention_mask`, which they hand to the
-    attention function as it is. `restore` [T] puts the groups' tokens back in packed order.
+    It is passed through transformers' layers as their `attention_mask`, which they forward unchanged to the
+    attention function. `restore` [T] puts the groups' tokens back in packed order.
     """
 
     lengths: tuple[int, ...]
@@ -37,17 +37,17 @@ class Packing:
 
 
 class Attends(Protocol):
-    """Attention that knows its own mask, and on which ranks the keys are."""
+    """Attention with a mask of its own, and possibly keys on several ranks."""
 
     def attend(
         self, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, *, scale: float, window: int | None
     ) -> Tensor:
-        """[H, T, D] for G heads of keys and values; `window`: of how many tokens, None for any."""
+        """[H, T, D] for G heads of keys and values; `window`: number of visible tokens, None: no limit."""
         ...
 
 
 def pack(lengths: Sequence[int], device: torch.device | str) -> Packing:
-    """Group items by length. Groups are in order of first appearance, so the result is determined.
+    """Group items by length. Groups are in order of first appearance, so the result is deterministic.
 
     Complexity: O(tokens).
     """
@@ -85,10 +85,10 @@ def packed_sdpa(
     softcap: float | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Attention inside each item alone; the signature is that of transformers' attention functions.
+    """Attention within each item, with the signature of transformers' attention functions.
 
-    Whatever travels as the mask decides: a `Packing` is done here, anything else does it itself.
-    Dropout is off: a forward pass draws no random numbers.
+    The mask decides: attention under a `Packing` is computed here, other masks compute it themselves. Dropout
+    is off: a forward pass draws no random numbers.
 
     Returns:
         [1, T, H, D] and None (no attention weights).
@@ -114,7 +114,7 @@ def packed_sdpa(
 
 
 class _Rule(NamedTuple):
-    """How tokens of one item see each other; a window is a causal one."""
+    """Visibility among the tokens of one item; a window implies causal."""
 
     scale: float | None
     causal: bool
@@ -122,14 +122,14 @@ class _Rule(NamedTuple):
     softcap: float | None
 
     def mask(self, length: int, device: torch.device) -> Tensor | None:
-        """[L, L] True where a query sees a key; None where the rule is causal or everything."""
+        """[L, L] True where a query sees a key; None where the rule is plain causal or full."""
         if self.window is None or length <= self.window:
             return None
         return _window(length, self.window, device)
 
 
 def _fused(q_NHLD: Tensor, k_NHLD: Tensor, v_NHLD: Tensor, rule: _Rule) -> Tensor:
-    """[N, H, L, D] by torch's own kernel."""
+    """[N, H, L, D] by torch's fused kernel."""
     mask_LL = rule.mask(q_NHLD.shape[2], q_NHLD.device)
     return functional.scaled_dot_product_attention(
         q_NHLD,
@@ -143,7 +143,7 @@ def _fused(q_NHLD: Tensor, k_NHLD: Tensor, v_NHLD: Tensor, rule: _Rule) -> Tenso
 
 
 def _capped(q_NHLD: Tensor, k_NHLD: Tensor, v_NHLD: Tensor, rule: _Rule) -> Tensor:
-    """[N, H, L, D] with scores bent to softcap * tanh(score / softcap), as Gemma 2 does it.
+    """[N, H, L, D] with scores capped to softcap * tanh(score / softcap), as in Gemma 2.
 
     torch's kernel has no such cap, so all scores of an item are in memory: O(H L^2) bytes.
     """
@@ -162,7 +162,7 @@ def _capped(q_NHLD: Tensor, k_NHLD: Tensor, v_NHLD: Tensor, rule: _Rule) -> Tens
 
 
 def _items(x_1HTD: Tensor, group: LengthGroup) -> Tensor:
-    """[N, H, L, D]: the items of one length, side by side; a view where the group is all there is."""
+    """[N, H, L, D] the items of one length; a view where the group is everything."""
     x_HTD = x_1HTD[0]
     if group.index is not None:
         x_HTD = x_HTD.index_select(1, group.index)
@@ -170,7 +170,7 @@ def _items(x_1HTD: Tensor, group: LengthGroup) -> Tensor:
 
 
 def additive(sees: Tensor, dtype: torch.dtype) -> Tensor:
-    """The mask as numbers that are added to scores: 0 where a query sees a key, else -inf."""
+    """Additive mask of scores: 0 where a query sees a key, else -inf."""
     return torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill(~sees, float("-inf"))
 
 
@@ -181,5 +181,5 @@ def _window(length: int, window: int, device: torch.device) -> Tensor:
 
 
 def register_packed_sdpa() -> None:
-    """Make `PACKED_SDPA` a name transformers' layers know; calling it again changes nothing."""
+    """Register `PACKED_SDPA` with transformers; idempotent."""
     ALL_ATTENTION_FUNCTIONS.register(PACKED_SDPA, packed_sdpa)

@@ -1,4 +1,4 @@
-"""A planned mask on a device, and attention under it: kernels on a GPU, dense on the CPU."""
+"""A planned mask on a device, and attention under it: by kernels on a GPU, dense on a CPU."""
 
 from dataclasses import dataclass, field
 
@@ -18,15 +18,15 @@ from workbench.masks.builders import narrowed
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionMask:
-    """Who attends to whom in one microbatch, for every layer of a stage.
+    """The attention mask of one microbatch, for every layer of a stage.
 
-    Like `Packing`, it travels through transformers' layers as their `attention_mask`; see `Attends`. What
-    a device needs is made on first use, once per window, and kept; `prepare` makes it ahead of time.
+    Like `Packing`, it is passed through transformers' layers as their `attention_mask`; see `Attends`. Data
+    for the device are made on first use, once per window, and cached; `prepare` makes them ahead of time.
 
     Args:
-        queries: fields of the tokens that ask.
-        keys: fields of the tokens that answer; the same object where a row attends to itself.
-        device: where attention runs.
+        queries: fields of the query tokens.
+        keys: fields of the key tokens; the same object for self-attention.
+        device: of the attention.
         block: queries and keys of one tile.
         options: of the kernels.
     """
@@ -40,7 +40,7 @@ class AttentionMask:
     _planned: dict[int | None, tuple[KernelMask, KernelPlan]] = field(default_factory=dict, repr=False)
 
     def prepare(self, window: int | None = None) -> None:
-        """Do all work on the mask now."""
+        """Make the mask's data on the device now."""
         if self.device.type == "cuda":
             self.planned(window)
         else:
@@ -55,18 +55,20 @@ class AttentionMask:
         return self._dense[window]
 
     def planned(self, window: int | None = None) -> tuple[KernelMask, KernelPlan]:
-        """What the kernels take; exact tiles, never Q x K."""
+        """Mask and plan of the kernels; exact tiles, without memory of Q x K."""
         window = self._effective(window)
         if window not in self._planned:
             queries = narrowed(self.queries, window)
-            ours = token_fields(queries, "cpu")
-            same = queries is self.keys
-            mask = kernel_mask(ours, ours if same else token_fields(self.keys, "cpu")).to(self.device)
+            query_fields = token_fields(queries, "cpu")
+            is_self = queries is self.keys
+            mask = kernel_mask(query_fields, query_fields if is_self else token_fields(self.keys, "cpu")).to(
+                self.device
+            )
             self._planned[window] = mask, make_plan(mask, block_q=self.block, block_k=self.block)
         return self._planned[window]
 
     def _effective(self, window: int | None) -> int | None:
-        """None where a window hides nothing: positions of one segment are no further apart."""
+        """The window; None where it hides nothing, as no positions of a segment are further apart."""
         if window is None or not len(self.queries) or not len(self.keys):
             return None
         span = int(self.queries.position.max()) - int(self.keys.position.min())
@@ -77,11 +79,11 @@ class AttentionMask:
     ) -> Tensor:
         """[H, Q, D]; a query without a key gives 0.
 
-        On a GPU the kernels run or refuse: there is no slower path to fall back to.
+        On a GPU the kernels run or refuse; there is no slower fallback.
 
         Raises:
-            ValueError: the mask is of another device, or the kernels do not support the head width, dtype or
-                grouping.
+            ValueError: tensors on another device, or a head width, dtype or grouping that the kernels do not
+                support.
         """
         if q_HQD.device.type != self.device.type:
             raise ValueError(f"mask is on {self.device}, queries are on {q_HQD.device}")
@@ -96,7 +98,7 @@ class AttentionMask:
 
 
 def token_fields(tokens: Bitfield, device: torch.device | str) -> TokenFields:
-    """The arrays as tensors; words are reinterpreted as int64, which torch can shift and compare."""
+    """The arrays as tensors; words are reinterpreted as int64, as torch cannot shift unsigned ones."""
     arrays = {
         name: array.view(np.int64) if array.dtype == np.uint64 else array
         for name, array in tokens.arrays()

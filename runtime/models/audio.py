@@ -1,4 +1,4 @@
-"""Audio encoders: Whisper's, and those that are built like it."""
+"""Audio encoders: Whisper's, and those with the same structure."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,8 +24,8 @@ FRAMES_PER_TOKEN = 2  # the second convolution has stride 2
 class ConvStem(EmbedItems):
     """Layer 0: two convolutions over mel frames, and positions.
 
-    Differs: transformers wants every clip padded to 30 s; here a clip of fewer frames takes the
-    first positions, so that a plan can say how long each clip is.
+    Differs: transformers requires every clip to be padded to 30 s; here a clip of fewer frames takes the
+    first positions, so that plans know the length of each clip.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class AudioBlock(EncoderBlock):
 class WhisperAdapter(EncoderAdapter):
     """Whisper's encoder; features are its final norm's output.
 
-    Differs: transformers keeps the sinusoidal positions out of training; here, as for every
-    weight, the plan's layer says whether they are trained.
+    Differs: transformers excludes the sinusoidal positions from training; here, as for every weight, the
+    plan's layer says whether they are trained.
     """
 
     config_class = WhisperConfig
@@ -76,7 +76,7 @@ class WhisperAdapter(EncoderAdapter):
 
     @property
     def max_tokens(self) -> int:
-        """Positions of the longest clip."""
+        """Number of positions, for the longest clip."""
         return int(self.config.max_source_positions)
 
     def raw_shape(self, segment: Segment) -> tuple[int, ...]:

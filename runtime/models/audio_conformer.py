@@ -1,4 +1,4 @@
-"""Phi-4-multimodal's audio encoder: convolutions, and conformer blocks that share one table of biases."""
+"""Phi-4-multimodal's audio encoder: convolutions, and conformer blocks with one shared table of biases."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -27,7 +27,7 @@ BIAS = "relative_attention_bias_layer"
 
 
 def _by_length(x_TD: Tensor, packing: Packing) -> list[Tensor]:
-    """[N, L, D] for every length there is, in the order of the packing's groups."""
+    """[N, L, D] for every length, in the order of the packing's groups."""
     return [
         (x_TD if group.index is None else x_TD.index_select(0, group.index)).unflatten(
             0, (group.count, group.length)
@@ -45,8 +45,8 @@ def _packed(groups: list[Tensor], packing: Packing) -> Tensor:
 class ConvStem(StageLayer):
     """Layer 0: convolutions over time and mel bins that make one token of several frames.
 
-    Differs: transformers first takes off a mean and a scale that a checkpoint brings as buffers;
-    here clips are given normalised.
+    Differs: transformers first applies a mean and a scale, stored as buffers; here clips are already
+    normalised.
     """
 
     def __init__(self, config: Phi4MultimodalAudioConfig) -> None:
@@ -60,10 +60,10 @@ class ConvStem(StageLayer):
 
 
 class ConformerBlock(InnerLayer):
-    """Layers 1..N: one conformer block, clips of one length side by side.
+    """Layers 1..N: one conformer block, with clips of one length in a batch.
 
-    Its attention adds a learned bias to every score, so it runs in torch's own kernel with that
-    bias as a mask; convolutions look back inside a clip alone.
+    Its attention adds a learned bias to every score, so it runs in torch's own kernel with that bias as a
+    mask; convolutions look back within a clip only.
     """
 
     def __init__(self, config: Phi4MultimodalAudioConfig, index: int) -> None:
@@ -118,7 +118,7 @@ class ConformerAdapter(EncoderAdapter):
 
     @property
     def written_by(self) -> Mapping[str, int]:
-        """Every block has the one table of biases, under one name."""
+        """Every block has the same table of biases, under one name."""
         return {f"{BIAS}.bias_values.weight": 1}
 
     def raw_shape(self, segment: Segment) -> tuple[int, ...]:
@@ -135,8 +135,8 @@ class ConformerAdapter(EncoderAdapter):
 
     def features(self, model: PreTrainedModel, item: Tensor) -> Tensor:
         call: Callable[..., Any] = model
-        heard_TD: Tensor = call(item.t()[None], None)[0]
-        return heard_TD
+        features_TD: Tensor = call(item.t()[None], None)[0]
+        return features_TD
 
     def first(self) -> StageLayer:
         return ConvStem(self.config)

@@ -1,4 +1,4 @@
-"""From a module of a plan to its adapter: the one place where an architecture's name becomes code."""
+"""Maps a module of a plan to its adapter: the only place where an architecture's name becomes code."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -1,4 +1,4 @@
-"""Cross-attention of a language model's tokens to images: who sees which, and the attention itself."""
+"""Cross-attention of a language model's tokens to images: its masks, and the attention itself."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from runtime.models.adapter import Brought, Context, Tiles
+from runtime.models.adapter import Context, ContextImage, Tiles
 from runtime.models.attention import additive, positions
 
 # Shape suffixes: T = packed tokens, R = those whose item has an image, E = tokens of images, H = heads,
@@ -18,12 +18,12 @@ from runtime.models.attention import additive, positions
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What the queries of one item see.
+    """Keys and mask of the queries of one item.
 
     Args:
-        num_queries: of R, one item after the other.
-        keys: places of its keys in E.
-        mask: [Q, K] 0 where a query sees a key and else -inf; None: it sees every one.
+        num_queries: number of its rows in R.
+        keys: positions of its keys in E.
+        mask: [Q, K] 0 where a query sees a key, else -inf; None: it sees all.
     """
 
     num_queries: int
@@ -33,13 +33,13 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class CrossContext(Context):
-    """What cross-attention layers of a stage share.
+    """Context that the cross-attention layers of a stage share.
 
     Args:
-        rows: places in T of tokens whose item has an image; None: all of them.
-        reads: by item that has an image and tokens here.
-        blind: True for tokens in front of their item's first image. As in the model, they look at
-            all that their images have, padding tiles included, and their MLP adds nothing.
+        rows: positions in T of tokens whose item has an image; None: all of them.
+        reads: one per item with an image and tokens on this rank.
+        blind: True for tokens before their item's first image. As in the model, they attend to all tokens
+            of their images, including padding tiles, and their MLP adds nothing.
     """
 
     rows: Tensor | None = None
@@ -48,7 +48,7 @@ class CrossContext(Context):
 
 
 class ContextAttention(nn.Module):
-    """Queries from the text, keys and values from images, out of transformers' own matmuls."""
+    """Attention with queries from the text, keys and values from images, by transformers' own matmuls."""
 
     def __init__(self, attention: Any) -> None:
         super().__init__()
@@ -58,8 +58,8 @@ class ContextAttention(nn.Module):
         self.head_dim: int = attention.head_dim
 
     def forward(self, both: Tensor, num_queries: int, reads: Sequence[Read]) -> Tensor:
-        """[R, D]. `both`: [R + E, D] of the text and of the images, one tensor so that ranks that
-        share the weights enter once."""
+        """[R, D]. `both`: [R + E, D] of text and images, one tensor so that tensor-parallel ranks
+        enter their region once."""
         x_RD, context_ED = both[:num_queries], both[num_queries:]
         q_RHD = self.q_norm(self.q_proj(x_RD).unflatten(-1, (-1, self.head_dim)))
         k_EHD = self.k_norm(self.k_proj(context_ED).unflatten(-1, (-1, self.head_dim)))
@@ -76,32 +76,34 @@ class ContextAttention(nn.Module):
 
 
 def cross_context(plain: Context, device: torch.device, dtype: torch.dtype) -> Context:
-    """With which tokens look at which, where images are read."""
+    """The context with the reads of every item, if the microbatch has images."""
     data = plain.data
-    if not data.brought:
+    if not data.context_images:
         return plain
-    assert data.item_ids is not None, "given wherever images are read"
+    assert data.item_ids is not None, "present wherever images are read"
     places_T = positions(data.tokens_in, device) if data.position_ids is None else data.position_ids
-    images = [image for of_edge in data.brought.values() for image in of_edge]
+    images = [image for of_edge in data.context_images.values() for image in of_edge]
     starts = [0, *accumulate(image.tiles.total for image in images)]
-    reads, own, blind = [], [], []
+    reads, rows_of_items, blind = [], [], []
     for item in sorted({image.item for image in images}):
         rows_Q = torch.nonzero(data.item_ids == item).flatten()
         if len(rows_Q):
-            seen = [(start, each) for start, each in zip(starts, images, strict=False) if each.item == item]
-            sees_QK = _sees(places_T[rows_Q], [each for _, each in seen], data.tokens_in[item])
+            visible = [
+                (start, each) for start, each in zip(starts, images, strict=False) if each.item == item
+            ]
+            sees_QK = _sees(places_T[rows_Q], [each for _, each in visible], data.tokens_in[item])
             blind_Q1 = ~sees_QK.any(dim=1, keepdim=True)
             mask = sees_QK | blind_Q1
-            keys = torch.cat([start + _tokens(each.tiles, device) for start, each in seen])
+            keys = torch.cat([start + _tokens(each.tiles, device) for start, each in visible])
             reads.append(Read(len(rows_Q), keys, None if bool(mask.all()) else additive(mask, dtype)))
-            own.append(rows_Q)
+            rows_of_items.append(rows_Q)
             blind.append(blind_Q1)
-    held: dict[str, Any] = {"data": data, "packing": plain.packing, "rotary": plain.rotary}
+    shared: dict[str, Any] = {"data": data, "packing": plain.packing, "rotary": plain.rotary}
     if not reads:
-        return CrossContext(**held)
-    rows, is_blind = torch.cat(own), torch.cat(blind)
+        return CrossContext(**shared)
+    rows, is_blind = torch.cat(rows_of_items), torch.cat(blind)
     return CrossContext(
-        **held,
+        **shared,
         rows=None if len(rows) == len(data.item_ids) else rows,
         reads=tuple(reads),
         blind=is_blind if bool(is_blind.any()) else None,
@@ -109,24 +111,24 @@ def cross_context(plain: Context, device: torch.device, dtype: torch.dtype) -> C
 
 
 def _tokens(tiles: Tiles, device: torch.device) -> Tensor:
-    """Places of an image's tokens, without each tile's padding."""
+    """Positions of an image's tokens, without each tile's padding."""
     index = torch.arange(tiles.total, device=device)
     return index[index % tiles.tokens < tiles.seen]
 
 
-def _sees(places_Q: Tensor, images: Sequence[Brought], length: int) -> Tensor:
-    """[Q, K] whether a token stands where it sees an image, and the image fills the tile."""
-    found = []
-    for image, end in zip(images, visible_until([each.place for each in images], length), strict=True):
+def _sees(places_Q: Tensor, images: Sequence[ContextImage], length: int) -> Tensor:
+    """[Q, K] whether a token is at a position that sees an image, and the image fills the tile."""
+    visibility = []
+    for image, end in zip(images, visible_until([other.position for other in images], length), strict=True):
         tiles = image.tiles
-        is_inside_Q = (places_Q >= image.place) & (places_Q < end)
+        is_inside_Q = (places_Q >= image.position) & (places_Q < end)
         is_filled_K = torch.arange(tiles.num * tiles.seen, device=places_Q.device) < tiles.filled * tiles.seen
-        found.append(is_inside_Q[:, None] & is_filled_K)
-    return torch.cat(found, dim=1)
+        visibility.append(is_inside_Q[:, None] & is_filled_K)
+    return torch.cat(visibility, dim=1)
 
 
 def visible_until(places: Sequence[int], length: int) -> list[int]:
-    """Up to where each image of an item is seen: the next image, or its end where they stand in a row.
+    """[images] end of the positions that see each image of an item; adjacent images share the last one's.
 
     Source: transformers' `get_cross_attention_token_mask`.
     """

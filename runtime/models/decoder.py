@@ -1,4 +1,4 @@
-"""Decoder-only language models: Llama and the architectures built like it."""
+"""Decoder-only language models: Llama and architectures with the same structure."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -34,11 +34,11 @@ from workbench.model.model_graph import Module
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PositionTable:
-    """Learned positions, added to the tokens.
+    """Learned positions, added to token embeddings.
 
     Args:
         name: of the table.
-        offset: rows before that of position 0.
+        offset: row of position 0.
     """
 
     name: str
@@ -47,12 +47,12 @@ class PositionTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderFamily:
-    """What differs between architectures that share Llama's outline.
+    """Differences between architectures that share Llama's structure.
 
     Args:
-        rotary: class of its rotary embedding; None where `positions` is its table.
+        rotary: class of its rotary embedding; None where `positions` names a table.
         rotates_by_axes: whether positions have three axes: time, row and column (M-RoPE).
-        rotates_by_layer_type: whether kinds of layers turn by angles of their own.
+        rotates_by_layer_type: whether kinds of layers have rotation angles of their own.
         norm: class of its RMSNorm, None where it uses LayerNorm.
         norm_offset: 1.0 where the norm's scale is 1 + weight.
         router: class of its router, None where every token goes through the same MLP.
@@ -61,10 +61,10 @@ class DecoderFamily:
         final_norm: name of the norm before the head.
         scales_embedding: whether token embeddings are multiplied by sqrt(width).
         head_bias: whether the head has a bias.
-        adapt: puts parts of our own into a layer, under the same names of weights.
+        adapt: replaces parts of a layer by our own, with the same names of weights.
         cuts, mixture_kinds: as of a `StageLayer`, of its blocks.
-        separate_experts: what checkpoints call experts that they hold one by one; None: they do not.
-        transposes_experts: whether they may hold them as [experts, in, out].
+        separate_experts: names of experts that checkpoints store one by one; None: they do not.
+        transposes_experts: whether they may store them as [experts, in, out].
     """
 
     config: type[PretrainedConfig]
@@ -90,12 +90,12 @@ class DecoderFamily:
 
 
 def _std(config: PretrainedConfig) -> float:
-    """Standard deviation of fresh matrices; OPT has a word of its own for it."""
+    """Standard deviation of initial matrices; OPT has its own key for it."""
     return float(config.init_std if hasattr(config, "init_std") else config.initializer_range)
 
 
 class EmbedTokens(StageLayer):
-    """Layer 0: token embeddings, with each edge's features at the places its segments hold; positions."""
+    """Layer 0: token embeddings, with each edge's features at the positions of its segments; positions."""
 
     cuts = (("embed_tokens", CutKind.COLUMN),)
 
@@ -130,7 +130,7 @@ class EmbedTokens(StageLayer):
         text = torch.nonzero(ids_T >= 0).squeeze(1)
         text_TD: Tensor = self.embed_tokens(ids_T[text])
         if self.scale is not None:
-            text_TD = text_TD * torch.tensor(self.scale).to(text_TD)  # rounded as transformers rounds it
+            text_TD = text_TD * torch.tensor(self.scale).to(text_TD)  # rounded as in transformers
         if len(text) == len(ids_T):
             return text_TD
         merged_TD = text_TD.new_zeros(len(ids_T), text_TD.shape[1]).index_copy(0, text, text_TD)
@@ -140,7 +140,7 @@ class EmbedTokens(StageLayer):
 
 
 def _position_ids(data: MicrobatchData, device: torch.device) -> Tensor:
-    """[T] place of every token in its item."""
+    """[T] position of every token in its item."""
     return positions(data.tokens_in, device) if data.position_ids is None else data.position_ids
 
 
@@ -169,7 +169,7 @@ class DecoderBlock(InnerLayer):
 
 
 def _layer_norm_eps(config: PretrainedConfig) -> float:
-    """As it is called in Phi and in GPT-2; OPT has no word for it and takes torch's."""
+    """Under the key of Phi or GPT-2; OPT has no key and uses torch's default."""
     if hasattr(config, "layer_norm_eps"):
         return float(config.layer_norm_eps)
     return float(getattr(config, "layer_norm_epsilon", 1e-5))
@@ -215,9 +215,9 @@ class DecoderAdapter(Adapter):
         super().__init__(module)
         self._rotary = None if family.rotary is None else family.rotary(config=self.config)
 
-    def configured(self, given: dict[str, Any]) -> PretrainedConfig:
-        config = self.family.config.from_dict(given)
-        config._experts_implementation = "eager"  # the chosen experts, one after the other
+    def configured(self, fields: dict[str, Any]) -> PretrainedConfig:
+        config = self.family.config.from_dict(fields)
+        config._experts_implementation = "eager"  # the chosen experts, one by one
         return config
 
     @property
@@ -226,7 +226,7 @@ class DecoderAdapter(Adapter):
 
     @property
     def ties_embeddings(self) -> bool:
-        return bool(getattr(self.config, "tie_word_embeddings", False))  # Qwen3-VL's may have none
+        return bool(getattr(self.config, "tie_word_embeddings", False))  # Qwen3-VL's may lack the key
 
     @property
     def aliases(self) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""Language models that are Llama's outline with parts of their own, as one table."""
+"""Table of language models with Llama's structure and parts of their own."""
 
 from collections.abc import Mapping
 from types import ModuleType
@@ -33,18 +33,20 @@ CLASSES = {"config": "Config", "layer": "DecoderLayer", "rotary": "RotaryEmbeddi
 
 
 def family(modeling: ModuleType, name: str, **differs: Any) -> DecoderFamily:
-    """Of the classes of a module of transformers that begin with the name; `differs`: all else."""
+    """A family of transformers' classes in a module, by their names' prefix; `differs`: other fields."""
     named = {field: f"{name}{ending}" for field, ending in CLASSES.items() if field not in differs}
-    return DecoderFamily(**{field: getattr(modeling, each) for field, each in named.items()}, **differs)
+    return DecoderFamily(
+        **{field: getattr(modeling, class_name) for field, class_name in named.items()}, **differs
+    )
 
 
 def sparse_family(
     modeling: ModuleType, name: str, separate: SeparateExperts | None, **differs: Any
 ) -> DecoderFamily:
-    """One whose blocks are routed as Mixtral's are.
+    """A family whose blocks have experts routed as in Mixtral.
 
     Args:
-        separate: what its checkpoints call experts that they hold one by one; None: they do not.
+        separate: names of experts that its checkpoints store one by one; None: they do not.
         differs: as of `family`.
     """
     router, experts, block = (

@@ -1,9 +1,9 @@
-"""A diffusion transformer behind the LLM: our own module, out of transformers' plain blocks.
+"""A diffusion transformer after the LLM: our own module, of transformers' plain blocks.
 
 transformers has no image generator of this kind, and `diffusers` is not required. An adapter of a
-diffusers model would need the same four layers: what turns the LLM's states into its prompt,
-what embeds latents and time, one layer per block with a single tensor between them (a UNet's
-skips cross stages and its prompt enters every block, so a UNet fits one stage), and the loss.
+diffusers model would need the same four kinds of layers: one that maps the LLM's states to its prompt, one
+that embeds latents and time, one per block with a single tensor between them (a UNet has skip connections,
+and its prompt enters every block, so it fits only one stage), and the loss.
 
 Sources: Peebles and Xie 2023, "Scalable Diffusion Models with Transformers", section 3.2 (patches,
 time and condition in one sequence); Ho et al. 2020, "Denoising Diffusion Probabilistic Models",
@@ -42,28 +42,28 @@ STD = 0.02
 
 @cache
 def kept_share() -> Tensor:
-    """[times] how much of a latent's variance is left at each time, in float64: product of 1 - beta."""
+    """[times] remaining share of a latent's variance at each time, in float64: product of 1 - beta."""
     betas = torch.linspace(FIRST_BETA, LAST_BETA, NUM_TIMES, dtype=torch.float64)
     return (1 - betas).cumprod(0)
 
 
 def time_of(item: Item) -> int:
-    """Of the one noisy copy that a step trains on: a function of the item alone, so of no grouping."""
+    """Time of the item's noisy copy in a step: depends only on the item, so not on grouping."""
     generator = generator_of("time", *item)
     return int(torch.randint(NUM_TIMES, (), generator=generator))
 
 
 def noise_of(item: Item, shape: Sequence[int]) -> Tensor:
-    """What is added to the item's latent, from N(0, 1), in float32."""
+    """Noise for the item's latent, from N(0, 1), in float32."""
     generator = generator_of("noise", *item)
     return torch.empty(*shape, dtype=torch.float32).normal_(generator=generator)
 
 
-def waves(place: Tensor, width: int) -> Tensor:
-    """[..., width] sines and cosines of falling frequency, float64; an odd last entry is 0."""
+def waves(position: Tensor, width: int) -> Tensor:
+    """[..., width] sines and cosines of descending frequency, float64; an odd last entry is 0."""
     half = width // 2
     falling = torch.exp(-math.log(10_000.0) * torch.arange(half, dtype=torch.float64) / max(half, 1))
-    angle = place.to(torch.float64)[..., None] * falling
+    angle = position.to(torch.float64)[..., None] * falling
     return functional.pad(torch.cat((angle.sin(), angle.cos()), dim=-1), (0, width - 2 * half))
 
 
@@ -74,7 +74,7 @@ class Latents:
     Args:
         channels, patch: of a latent.
         grids: per item, (rows, columns) of its patches.
-        conditions: per item, its condition tokens.
+        conditions: per item, the number of its condition tokens.
     """
 
     channels: int
@@ -88,7 +88,7 @@ class Latents:
         return self.channels, rows * self.patch, columns * self.patch
 
     def in_patches(self, latent_CYX: Tensor) -> Tensor:
-        """[P, F], row by row."""
+        """[P, F] patches, row by row."""
         patch = self.patch
         grid = latent_CYX.unfold(1, patch, patch).unfold(2, patch, patch)
         return blockwise(grid.permute(1, 2, 0, 3, 4), 1).flatten(1)
@@ -99,13 +99,13 @@ class Latents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentContext(Context):
-    """With the sizes of what is generated."""
+    """The context with the sizes of generated items."""
 
     latents: Latents
 
 
 class OutputProjector(StageLayer):
-    """Layer 0: the LLM's states at the places that stand for an image, as condition tokens."""
+    """Layer 0: projects the LLM's states at the positions of an image to condition tokens."""
 
     def __init__(self, kind: str, widths: tuple[int, int]) -> None:
         super().__init__({"projector": "projector"}, STD)
@@ -119,7 +119,7 @@ class OutputProjector(StageLayer):
 
 
 class EmbedLatents(InnerLayer):
-    """Layer 1: of every item its time, its condition and its noisy patches with their positions."""
+    """Layer 1: every item's time, condition, and noisy patches with their positions."""
 
     def __init__(self, width: int, elements: int) -> None:
         super().__init__({"patches": "patches", "time_in": "time.0", "time_out": "time.2"}, STD)
@@ -146,25 +146,25 @@ class EmbedLatents(InnerLayer):
     def _noisy(self, context: LatentContext, index: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """([P, F] patches of the latent at its time, [P, D] their positions)."""
         sizes, item = context.latents, context.data.items[index]
-        kept = float(kept_share()[time_of(item)])
+        share = float(kept_share()[time_of(item)])
         noise_CYX = noise_of(item, sizes.shape(index)).to(like)
-        noisy_CYX = math.sqrt(kept) * context.data.raw[index] + math.sqrt(1 - kept) * noise_CYX
+        noisy_CYX = math.sqrt(share) * context.data.raw[index] + math.sqrt(1 - share) * noise_CYX
         return sizes.in_patches(noisy_CYX), _positions(sizes.grids[index], like)
 
 
 def _positions(grid: tuple[int, int], like: Tensor) -> Tensor:
-    """[P, D]: one half of the width says the row, the other the column."""
-    rows, columns = (each.flatten() for each in torch.meshgrid(*map(torch.arange, grid), indexing="ij"))
+    """[P, D]: one half of the width encodes the row, the other the column."""
+    rows, columns = (index.flatten() for index in torch.meshgrid(*map(torch.arange, grid), indexing="ij"))
     width = like.shape[1]
-    places = (waves(rows, width // 2), waves(columns, width - width // 2))
-    return torch.cat(places, dim=-1).to(like)
+    halves = (waves(rows, width // 2), waves(columns, width - width // 2))
+    return torch.cat(halves, dim=-1).to(like)
 
 
 class NoiseHead(InnerLayer):
-    """The last layer: what noise was added, and the sum over items of the mean squared error.
+    """The last layer: predicts the noise; returns the mean squared error, summed over items.
 
-    An item counts as often as it has tokens in the LLM's sequence, so that dividing the sum of
-    all losses by the number of text targets weighs both losses alike.
+    An item is weighted by its number of tokens in the LLM's sequence, so that dividing the sum of all losses
+    by the number of text targets weighs both losses alike.
     """
 
     def __init__(self, width: int, elements: int) -> None:
@@ -191,15 +191,15 @@ class DitAdapter(Adapter):
     raw_layer = 1
     undivided = "a generator does not share tokens over ranks"
 
-    def configured(self, given: dict[str, Any]) -> PretrainedConfig:
-        self.channels, self.patch = given.get("latent_channels", 4), given.get("patch_size", 2)
-        width = given.get("hidden_size", 384)
+    def configured(self, fields: dict[str, Any]) -> PretrainedConfig:
+        self.channels, self.patch = fields.get("latent_channels", 4), fields.get("patch_size", 2)
+        width = fields.get("hidden_size", 384)
         return SiglipVisionConfig(
             hidden_size=width,
-            intermediate_size=given.get("intermediate_size", 4 * width),
-            num_hidden_layers=given.get("num_hidden_layers", 12),
-            num_attention_heads=given.get("num_attention_heads", 6),
-            hidden_act=given.get("hidden_act", "gelu_pytorch_tanh"),
+            intermediate_size=fields.get("intermediate_size", 4 * width),
+            num_hidden_layers=fields.get("num_hidden_layers", 12),
+            num_attention_heads=fields.get("num_attention_heads", 6),
+            hidden_act=fields.get("hidden_act", "gelu_pytorch_tanh"),
         )
 
     def raw_shape(self, segment: Segment) -> tuple[int, ...]:

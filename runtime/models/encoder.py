@@ -1,4 +1,4 @@
-"""What encoders share: layers that embed items and run packed, widths, and how users give items."""
+"""What encoders share: layers that embed items and run packed, widths, and the inputs of users."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -17,12 +17,12 @@ from workbench.model.projector import merged_by
 # Shape suffixes: N = items of one size, T = packed tokens, D = hidden width.
 
 PIXELS = "pixel_values"
-SIZES = "image_sizes"  # (height, width) of images that lie padded in one tensor
-GRIDS = "image_grid_thw"  # (steps, rows, columns) of images and videos that are given as patches
+SIZES = "image_sizes"  # (height, width) of images that are padded into one tensor
+GRIDS = "image_grid_thw"  # (steps, rows, columns) of images and videos given as patches
 
 
 class ItemSize(NamedTuple):
-    """Tokens of an item inside its encoder and behind it, grid of an image, number and time of a frame."""
+    """Tokens of an item within its encoder and after it, grid of an image, number and time of a frame."""
 
     tokens_in: int
     tokens_out: int
@@ -31,7 +31,7 @@ class ItemSize(NamedTuple):
 
 
 class EmbedItems(StageLayer):
-    """Layer 0: items of one size run together, and come out in the order they came in."""
+    """Layer 0: items of one size run in a batch; outputs are in the order of items."""
 
     def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
         del hidden_TD, features
@@ -68,14 +68,14 @@ class EncoderAdapter(Adapter):
     """An encoder of images [C, Y, X] or frames [bins, frames]."""
 
     item_dims: ClassVar[int]
-    items_key: ClassVar[str | None] = None  # None: the one that the model names
+    items_key: ClassVar[str | None] = None  # None: the model's main input
     named_projector: ClassVar[type[ProjectorLayer]] = ProjectorLayer
     class_token: ClassVar[ClassToken] = ClassToken.NONE
-    beside_key: ClassVar[str | None] = None  # `SIZES` or `GRIDS`, which say how the items lie
+    beside_key: ClassVar[str | None] = None  # `SIZES` or `GRIDS`, the layout of the items
 
     @property
     def widths(self) -> tuple[int, int]:
-        """What its projector reads and gives."""
+        """Input and output width of its projector."""
         return self.config.hidden_size, self.module.layers[-1].out_width
 
     @property
@@ -87,7 +87,7 @@ class EncoderAdapter(Adapter):
 
     @property
     def std(self) -> float:
-        """Of freshly drawn matrices."""
+        """Standard deviation of initial matrices."""
         return float(self.config.initializer_range)
 
     def projected(self, norm: nn.Module | None = None, norm_name: str = "") -> StageLayer:
@@ -104,41 +104,41 @@ class EncoderAdapter(Adapter):
 
     @property
     def merged_side(self) -> int:
-        """Of the squares of patches that a projector of steps makes one."""
+        """Side of the squares of patches that a projector of steps merges."""
         return isqrt(merged_by(steps_or_none(self.projector) or ()))
 
     def grid_of(self, tokens: int, named: tuple[int, int] | None) -> tuple[int, int] | None:
-        """(rows, columns) in which so many tokens lie; None: one after the other."""
+        """(rows, columns) of that many tokens; None: a sequence."""
         del tokens, named
         return None
 
     def input_keys(self, model: PreTrainedModel) -> tuple[str, ...]:
-        """The names under which a batch has the inputs of this model; the first holds the items."""
+        """Names of this model's inputs in a batch; the first holds the items."""
         items = self.items_key or str(model.main_input_name)
         return (items,) if self.beside_key is None else (items, self.beside_key)
 
     @abstractmethod
     def item_size(self, shape: tuple[int, ...]) -> ItemSize:
-        """Of an item of that shape, or of what fits into it; nothing where that is less than a token."""
+        """Size of an item of that shape, rounded down to what fits; 0 tokens where that is less than one."""
 
     def nearest_shape(self, segment: Segment, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Of items of a segment's tokens, the shape that is nearest to this one."""
+        """The shape nearest to this one, among items with a segment's tokens."""
         del shape
         return self.raw_shape(segment)
 
     def windows(self, item: Tensor) -> tuple[Tensor, ...]:
-        """The items that it reads of a user's one, which do not see each other."""
+        """The independent items into which it splits a user's item."""
         return (item,)
 
     def features(self, model: PreTrainedModel, item: Tensor) -> Tensor:
-        """[T, D] that the user's own model makes of one item, without a class token."""
+        """[T, D] features of one item by the user's own model, without a class token."""
         call: Callable[..., Any] = model
-        seen_TD: Tensor = call(item[None]).last_hidden_state[0]
-        return seen_TD
+        states_TD: Tensor = call(item[None]).last_hidden_state[0]
+        return states_TD
 
 
 def given_to(part: str, model: PreTrainedModel, *items: Tensor) -> Tensor:
-    """What a part of a user's model is given when the model is called so."""
+    """The input of a part of a user's model, when the model is called with these items."""
     call: Callable[..., Any] = model
     seen: list[Tensor] = []
     with model.get_submodule(part).register_forward_pre_hook(lambda _, given: seen.append(given[0])):
@@ -147,5 +147,5 @@ def given_to(part: str, model: PreTrainedModel, *items: Tensor) -> Tensor:
 
 
 def grid_or_none(rows: int, columns: int) -> tuple[int, int] | None:
-    """None for an image smaller than a patch, which is refused."""
+    """The grid; None for an image smaller than a patch, which is refused."""
     return (rows, columns) if rows and columns else None

@@ -1,4 +1,4 @@
-"""Weights from a seed: each is a function of (seed, module, parameter name) alone, on any rank."""
+"""Initial weights from a seed: each depends only on (seed, module, parameter name), on any rank."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ Fill = Callable[[Sequence[int], torch.Generator], Tensor]  # (shape, generator) 
 
 
 def generator_of(*key: object) -> torch.Generator:
-    """A generator on the CPU whose stream depends on the key alone, on any machine and in any process."""
+    """A CPU generator whose stream depends only on the key, on any machine and in any process."""
     digest = hashlib.blake2b("\x1f".join(map(str, key)).encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
 
@@ -35,6 +35,6 @@ def initial_value(fill: Fill, shape: Sequence[int], *, seed: int, module: str, n
         shape: of the whole parameter.
         seed: of the run.
         module: name of the module in the plan.
-        name: Hugging Face name of the parameter (tied ones: of the first holder).
+        name: Hugging Face name of the parameter (of a tied one, in its first layer).
     """
     return fill(shape, generator_of("weights", seed, module, name))

@@ -1,4 +1,4 @@
-"""Parts of a Llama 4 layer that run on packed items: attention of complex rotations, chosen experts."""
+"""Parts of a Llama 4 layer that run on packed items: attention with complex rotations, routed experts."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from runtime.models.norm import replace_parts
 
 
 def turned(x_1THD: Tensor, angles_1TD: Tensor) -> Tensor:
-    """Pairs (2i, 2i + 1) times complex numbers, in the wider of float32 and the input's type.
+    """Rotate pairs (2i, 2i + 1) by complex numbers, in the wider of float32 and the input's type.
 
     Differs: transformers rounds float64 inputs to float32, see `WideRMSNorm`.
     """
@@ -30,7 +30,7 @@ def turned(x_1THD: Tensor, angles_1TD: Tensor) -> Tensor:
 
 
 def scaled_to_one(x: Tensor, eps: float) -> Tensor:
-    """Divided by the root of its mean square, without weights."""
+    """`x` divided by the root of its mean square, without weights."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
 
@@ -42,10 +42,10 @@ def projected(attention: Any, x_1TD: Tensor) -> tuple[Tensor, ...]:
 
 
 class PackedAttention(nn.Module):
-    """Llama 4's attention out of its own matmuls; positions are those inside each item.
+    """Llama 4's attention by its own matmuls; positions are those within each item.
 
-    Layers without rotations temper their queries by position from `floor_scale` on; items that
-    long are refused, so the factor is one.
+    Layers without rotations scale their queries by position from `floor_scale` on; items that long are
+    refused, so the factor is 1.
     """
 
     is_causal = True
@@ -73,7 +73,7 @@ class PackedAttention(nn.Module):
 
 
 class PatchAttention(nn.Module):
-    """That of its tower: all layers rotate, and every patch of an image sees every other."""
+    """Attention of its tower: all layers rotate, and all patches of an image see each other."""
 
     is_causal = False
 
@@ -84,7 +84,7 @@ class PatchAttention(nn.Module):
         self.head_dim: int = attention.head_dim
 
     def forward(self, hidden_states: Tensor, freqs_ci: Tensor, attention_mask: Any) -> tuple[Tensor, None]:
-        """[1, T, D] and None, under the names that transformers' layers give the arguments."""
+        """[1, T, D] and None; arguments are named as in transformers' layers."""
         q_1THD, k_1THD, v_1THD = projected(self, hidden_states)
         each = (turned(q_1THD, freqs_ci), turned(k_1THD, freqs_ci), v_1THD)
         q_1HTD, k_1HTD, v_1HTD = (x.transpose(1, 2) for x in each)
@@ -93,9 +93,9 @@ class PatchAttention(nn.Module):
 
 
 class RoutedExperts(nn.Module):
-    """The experts of which each token has K, under transformers' names of weights; only the chosen run."""
+    """Experts, K of them per token, with transformers' names of weights; only chosen ones run."""
 
-    inner_dims = (2, 1)  # of both weights, where one expert's inner features lie
+    inner_dims = (2, 1)  # of both weights: the dim of an expert's inner features
 
     def __init__(self, experts: Llama4TextExperts) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class RoutedExperts(nn.Module):
         self.act_fn = experts.act_fn
 
     def forward(self, x_TD: Tensor, chosen_TK: Tensor, score_TK: Tensor) -> Tensor:
-        """[T, D] sums over each token's experts, which read it times their scores."""
+        """[T, D] sums over each token's experts, whose input is the token times their score."""
         y_TD = torch.zeros_like(x_TD)
         for expert, weights in enumerate(zip(self.gate_up_proj, self.down_proj, strict=True)):
             token, index = torch.nonzero(chosen_TK == expert, as_tuple=True)
@@ -120,35 +120,35 @@ class RoutedExperts(nn.Module):
 
 
 class ChosenExperts(nn.Module):
-    """One expert for all tokens and, of the others, each token's K best by the router.
+    """A shared expert for all tokens, and each token's best K others by the router.
 
-    No capacity, so no token is dropped. An expert reads a token times the sigmoid of its score.
-    Differs: transformers runs every expert on every token, times zero where it was not chosen.
+    No capacity, so no token is dropped. An expert's input is the token times the sigmoid of its score.
+    Differs: transformers runs every expert on every token, times zero where it is not chosen.
     """
 
     def __init__(self, experts: Llama4TextMoe) -> None:
         super().__init__()
         self.router, self.experts = experts.router, RoutedExperts(experts.experts)
         self.shared_expert = experts.shared_expert
-        self.total = nn.Identity()  # of the experts: where ranks that hold parts of them add up
+        self.total = nn.Identity()  # of the experts: where ranks with parts of them sum
         self.top_k: int = experts.top_k
 
     def route(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """[T, K] each token's experts, and the sigmoids of their scores."""
+        """[T, K] each token's experts, and [T, K] the sigmoids of their scores."""
         score_TX = nn.functional.linear(x_TD, self.router.weight)
         best_TK, chosen_TK = score_TX.topk(self.top_k, dim=-1)
         wide_TK = best_TK.to(torch.promote_types(best_TK.dtype, torch.float32)).sigmoid()
         return chosen_TK, wide_TK.to(best_TK.dtype)
 
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, None]:
-        """[1, T, D] to ([T, D], None)."""
+        """([T, D], None) from [1, T, D]."""
         x_TD = hidden_states.flatten(0, 1)
         y_TD: Tensor = self.shared_expert(x_TD)
         return self.total(y_TD + self.experts(x_TD, *self.route(x_TD))), None
 
 
 class Llama4Mixture(Mixture):
-    """Experts read tokens times their scores; one reads all of them."""
+    """Experts whose inputs are tokens times scores, and one expert for all tokens."""
 
     def choose(self, x_SD: Tensor) -> Choice:
         expert_SK, score_SK = self.module.route(x_SD)
@@ -169,6 +169,6 @@ class Llama4Mixture(Mixture):
 
 
 def adapt(layer: nn.Module) -> None:
-    """Put both in the places of transformers' own inside a layer, under the same names of weights."""
+    """Replace transformers' attention and experts in a layer by these, with the same names of weights."""
     replace_parts(layer, Llama4TextAttention, PackedAttention)
     replace_parts(layer, Llama4TextMoe, ChosenExperts)

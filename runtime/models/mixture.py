@@ -1,4 +1,4 @@
-"""What a layer with a mixture of experts is made of, whatever its architecture calls it."""
+"""Components of a layer with a mixture of experts, independent of its architecture's names."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ from torch.nn import functional
 
 # Shape suffixes: S, T = tokens, X = experts, K = those of a token, N = rows of one expert, D = hidden width.
 
-EXPERTS = "experts"  # the module inside a mixture that holds all experts' weights, expert by expert
-SHARED_EXPERT = "shared_expert"  # the module inside one that all tokens go through
+EXPERTS = "experts"  # submodule of a mixture with all experts' weights, expert by expert
+SHARED_EXPERT = "shared_expert"  # submodule of a mixture for all tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a router says.
+    """The choice of a router.
 
     Args:
-        experts: [S, K] each token's.
-        before: [S, K] what a token is multiplied with on its way to each of them; None: 1.
-        after: [S, K] what their results are multiplied with; None: 1.
+        experts: [S, K] each token's experts.
+        before: [S, K] factor of a token in each expert's input; None: 1.
+        after: [S, K] factor of each expert's result; None: 1.
     """
 
     experts: Tensor
@@ -37,29 +37,29 @@ class Mixture(ABC):
 
     @property
     def num_held(self) -> int:
-        """Experts whose weights are here."""
+        """Number of experts on this rank."""
         return len(self.module.experts.gate_up_proj)
 
     @abstractmethod
     def choose(self, x_SD: Tensor) -> Choice:
-        """Of every token its experts."""
+        """Choose every token's experts."""
 
     @abstractmethod
     def run(self, x_ND: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-        """[N, D] one expert's results."""
+        """[N, D] results of one expert."""
 
     def weights(self) -> list[tuple[Tensor, Tensor]]:
-        """(gate and up, down) of every expert here."""
-        held = self.module.experts
-        return list(zip(held.gate_up_proj.unbind(0), held.down_proj.unbind(0), strict=True))
+        """(gate and up, down) of every expert on this rank."""
+        experts = self.module.experts
+        return list(zip(experts.gate_up_proj.unbind(0), experts.down_proj.unbind(0), strict=True))
 
     @property
     def for_all(self) -> nn.Module | None:
-        """The expert that every token goes through besides; None where there is none."""
+        """The shared expert for all tokens; None where there is none."""
         return None
 
     def returned(self, y_TD: Tensor, like: Tensor) -> Any:
-        """The results as the layer around expects them."""
+        """The results in the form that the surrounding layer expects."""
         return y_TD.view_as(like)
 
 
@@ -68,7 +68,7 @@ class WideRouter(nn.Module):
 
     Only the K chosen experts of a token run; no capacity, so no token is dropped. Differs:
     transformers rounds float64 scores to float32, see `WideRMSNorm`, and Qwen3's shares to the input's
-    type. The auxiliary loss that balances experts is not part of the loss.
+    type. The auxiliary balancing loss is not part of the loss.
     """
 
     def __init__(self, router: nn.Module) -> None:
@@ -78,7 +78,7 @@ class WideRouter(nn.Module):
         self.sums_to_one: bool = getattr(router, "norm_topk_prob", True)
 
     def forward(self, hidden_TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Scores [T, X], shares [T, K], experts [T, K]; shares sum to 1 where the model says so."""
+        """Scores [T, X], shares [T, K], experts [T, K]; shares sum to 1 if the model normalises them."""
         logits_TX = functional.linear(hidden_TD.reshape(-1, self.weight.shape[1]), self.weight)
         wide_TX = logits_TX.to(torch.promote_types(logits_TX.dtype, torch.float32)).softmax(dim=-1)
         share_TK, expert_TK = wide_TX.topk(self.top_k, dim=-1)
@@ -88,7 +88,7 @@ class WideRouter(nn.Module):
 
 
 class MixtralMixture(Mixture):
-    """Mixtral's and Qwen3's: results are multiplied by their shares."""
+    """Mixtral's and Qwen3's mixture: results are multiplied by their shares."""
 
     def choose(self, x_SD: Tensor) -> Choice:
         _, share_SK, expert_SK = self.module.gate(x_SD)
@@ -99,5 +99,5 @@ class MixtralMixture(Mixture):
         return functional.linear(self.module.experts.act_fn(gate) * up, down)
 
 
-# Classes of modules that hold a router and experts, and what these are made of.
+# Classes of modules with a router and experts -> the mixture that reads them.
 MixtureKinds = tuple[tuple[type[nn.Module], type[Mixture]], ...]

@@ -1,4 +1,4 @@
-"""Llama 3.2 Vision: a tower over tiles of an image, and a language model some of whose blocks look at it."""
+"""Llama 3.2 Vision: a tower over tiles of an image, and a language model with cross-attention to it."""
 
 import copy
 import math
@@ -36,7 +36,7 @@ LANGUAGE = DecoderFamily(
 
 
 class EmbedWithImageToken(EmbedTokens):
-    """Layer 0. A place that no other module fills is an image's: the row behind the vocabulary."""
+    """Layer 0. A position that no other module fills is an image's: the row after the vocabulary."""
 
     def __init__(self, config: PretrainedConfig) -> None:
         larger = copy.copy(config)
@@ -54,7 +54,7 @@ class EmbedWithImageToken(EmbedTokens):
 
 
 class CrossBlock(StageLayer):
-    """A block that looks at images. Items without one pass it by."""
+    """A block with cross-attention to images; the identity for items without one."""
 
     def __init__(self, config: PretrainedConfig, index: int) -> None:
         super().__init__({"block": f"{LANGUAGE.layers}.{index}"}, config.initializer_range)
@@ -70,8 +70,8 @@ class CrossBlock(StageLayer):
         if not features:
             return hidden_TD
         assert isinstance(context, CrossContext), "made by the adapter of a cross-attention model"
-        context_ED = torch.cat([features[edge] for edge in context.data.brought])
-        if not context.reads:  # this rank's tokens look at nothing, but somebody waits for a gradient
+        context_ED = torch.cat([features[edge] for edge in context.data.context_images])
+        if not context.reads:  # this rank's tokens have no context, but another rank waits for a gradient
             return hidden_TD + context_ED[:0].sum()
         rows = context.rows
         x_RD = hidden_TD if rows is None else hidden_TD.index_select(0, rows)
@@ -91,8 +91,8 @@ class CrossBlock(StageLayer):
 class CrossDecoderAdapter(DecoderAdapter):
     """Llama 3.2's language model, with or without images in front of it.
 
-    Differs: every item is computed as transformers computes it alone. There, text without an image
-    beside a sample with one looks at padding, so that results depend on the batch.
+    Differs: every item is computed as transformers computes it alone. There, text without an image in a batch
+    with a sample that has one attends to padding, so that results depend on the batch.
     """
 
     prefixes = ("", "language_model.")
@@ -114,10 +114,10 @@ class CrossDecoderAdapter(DecoderAdapter):
 
 @dataclass(frozen=True, slots=True)
 class TiledContext(Context):
-    """What layers of a tiled encoder share.
+    """Context that the layers of a tiled encoder share.
 
     Args:
-        ratios: which of the supported ratios each image has, from 1.
+        ratios: index of each image's aspect ratio among the supported ones, from 1.
     """
 
     ratios: Tensor | None = None
@@ -125,13 +125,13 @@ class TiledContext(Context):
 
 @dataclass(frozen=True, slots=True)
 class TiledAttention:
-    """Inside every image, patches see everything and padding sees patches alone.
+    """Attention within every image, where patches see everything and padding sees only patches.
 
     Source: transformers' `_prepare_aspect_ratio_attention_mask`, which hides padding from padding only.
 
     Args:
-        masks: by image, [T, T] 0 where a token sees another and else -inf; images with as many tiles
-            share one, and all layers do: booleans would be turned into numbers and kept by each.
+        masks: per image, [T, T] 0 where a token sees another, else -inf; shared by images with as many tiles,
+            and by all layers: boolean masks would be converted, and kept, by each.
     """
 
     masks: tuple[Tensor, ...]
@@ -139,7 +139,7 @@ class TiledAttention:
     def attend(
         self, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, *, scale: float, window: int | None
     ) -> Tensor:
-        """[H, T, D], as many heads of keys as of queries. Images of one mask run together."""
+        """[H, T, D], with as many heads of keys as of queries. Images of one mask run in a batch."""
         assert window is None, "the tower has no windows"
         num = len(self.masks)
         q, k, v = (x.unflatten(1, (num, -1)).transpose(0, 1) for x in (q_HTD, k_GTD, v_GTD))
@@ -159,12 +159,12 @@ class TiledAttention:
 
 
 def filled(tiles_BCYX: Tensor, num: int) -> Tensor:
-    """With zeros for the tiles that the image does not fill."""
+    """The tiles, padded with zeros to `num`."""
     return functional.pad(tiles_BCYX, (0, 0, 0, 0, 0, 0, 0, num - len(tiles_BCYX)))
 
 
 class TapProjector(ProjectorLayer):
-    """The last layer: output and tapped outputs become one vector a token. No token is dropped."""
+    """The last layer: output and tapped outputs become one vector per token. No token is dropped."""
 
     def __init__(self, kind: str | None, widths: tuple[int, int], std: float, num_taps: int) -> None:
         super().__init__(kind, widths, std)
@@ -179,19 +179,19 @@ class TapProjector(ProjectorLayer):
 
 
 def tiled_attention(tiles: Sequence[Tiles], device: torch.device, dtype: torch.dtype) -> TiledAttention:
-    """Of a microbatch's images, all of one number of tokens."""
-    masks = {each: _mask(each, device, dtype) for each in dict.fromkeys(tiles)}
-    return TiledAttention(tuple(masks[each] for each in tiles))
+    """The attention of a microbatch's images, all of one number of tokens."""
+    masks = {layout: _mask(layout, device, dtype) for layout in dict.fromkeys(tiles)}
+    return TiledAttention(tuple(masks[layout] for layout in tiles))
 
 
 def _mask(tiles: Tiles, device: torch.device, dtype: torch.dtype) -> Tensor:
-    place_T = torch.arange(tiles.total, device=device)
-    real_T = (place_T % tiles.tokens < tiles.seen) & (place_T < tiles.filled * tiles.tokens)
-    return additive(real_T[:, None] | real_T, dtype)
+    index_T = torch.arange(tiles.total, device=device)
+    is_patch_T = (index_T % tiles.tokens < tiles.seen) & (index_T < tiles.filled * tiles.tokens)
+    return additive(is_patch_T[:, None] | is_patch_T, dtype)
 
 
 class EmbedTiles(StageLayer):
-    """Layer 0: patches with the places of tile and patch, behind a class token; padding ends each tile."""
+    """Layer 0: a class token, and patches with positions of tile and patch; padding ends each tile."""
 
     def __init__(self, config: MllamaVisionConfig, tower: Tiling) -> None:
         places = ("pre_tile_positional_embedding", "gated_positional_embedding")
@@ -225,7 +225,7 @@ class EmbedTiles(StageLayer):
 
 
 class TileBlock(InnerLayer):
-    """One block of either transformer. Outputs that the projector reads travel behind the hidden state."""
+    """One block of either transformer. Outputs that the projector reads are appended to the hidden state."""
 
     def __init__(self, config: MllamaVisionConfig, tower: Tiling, index: int) -> None:
         is_global = index >= tower.num_local
@@ -252,7 +252,7 @@ class TileBlock(InnerLayer):
 
 
 class FirstGlobalBlock(TileBlock):
-    """The first gated block, behind a norm and once more the places of tiles."""
+    """The first gated block, after a norm and the positions of tiles once more."""
 
     def __init__(self, config: MllamaVisionConfig, tower: Tiling) -> None:
         super().__init__(config, tower, tower.num_local)
@@ -281,9 +281,9 @@ class TiledAdapter(Adapter):
     undivided = "an encoder of tiles does not share tokens over ranks"
     prefixes = ("", "vision_model.", "model.vision_model.")
 
-    def configured(self, given: dict[str, Any]) -> PretrainedConfig:
-        self.tower = tiling_of({"model_type": VISION_MODEL, **given})
-        return super().configured(given)
+    def configured(self, fields: dict[str, Any]) -> PretrainedConfig:
+        self.tower = tiling_of({"model_type": VISION_MODEL, **fields})
+        return super().configured(fields)
 
     @property
     def num_blocks(self) -> int:

@@ -1,4 +1,4 @@
-"""RMSNorm that keeps float64 in float64, and how parts of our own get into transformers' layers."""
+"""RMSNorm that keeps float64 in float64, and replacement of parts of transformers' layers by our own."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +10,8 @@ from torch import Tensor, nn
 class WideRMSNorm(nn.Module):
     """RMSNorm in the wider of float32 and the input's own type.
 
-    Differs: transformers' norms round float64 inputs to float32, which turns differences of
-    1e-16 into differences of 1e-8 and makes float64 parity impossible to state. For float32
+    Differs: transformers' norms round float64 inputs to float32, which turns differences of 1e-16 into
+    differences of 1e-8 and makes parity in float64 impossible. For float32
     and narrower inputs the arithmetic is the same, operation by operation.
 
     Args:
@@ -35,16 +35,16 @@ class WideRMSNorm(nn.Module):
         return self.weight * wide.to(x.dtype)
 
 
-def replace_parts(layer: nn.Module, kind: type[nn.Module], made: Callable[[Any], nn.Module]) -> None:
-    """Put what is made of them in the places of all parts of that class inside a layer."""
+def replace_parts(layer: nn.Module, kind: type[nn.Module], make: Callable[[Any], nn.Module]) -> None:
+    """Replace every part of that class in a layer by the result of `make`."""
     for parent in list(layer.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, kind):
-                setattr(parent, name, made(child))
+                setattr(parent, name, make(child))
 
 
 def widen_norms(layer: nn.Module, norm_class: type[nn.Module], offset: float = 0.0) -> None:
-    """Replace every norm of that class inside a layer, keeping names, device and size."""
+    """Replace every norm of that class in a layer, keeping names, device and size."""
 
     def wide(norm: Any) -> WideRMSNorm:
         eps = getattr(norm, "variance_epsilon", None) or norm.eps

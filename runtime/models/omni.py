@@ -1,4 +1,4 @@
-"""Qwen2.5-Omni's towers: of clips, window by window, and of images."""
+"""Qwen2.5-Omni's towers: for windows of clips, and for images."""
 
 import torch
 from torch import Tensor, nn
@@ -15,20 +15,20 @@ from workbench.data.sample import Segment
 
 
 class Sinusoids(nn.Module):
-    """Positions that are computed, in float32 as transformers does it, where Whisper's are weights."""
+    """Computed positions, in float32 as in transformers, where Whisper's are weights."""
 
     def __init__(self, num: int, width: int) -> None:
         super().__init__()
-        with torch.device("cpu"):  # made on the meta device they would hold nothing
+        with torch.device("cpu"):  # on the meta device they would have no values
             table = omni.SinusoidsPositionEmbedding(num, width).positional_embedding
         self.weight = nn.Buffer(table, persistent=False)
 
 
 class OmniAudioAdapter(Qwen2AudioAdapter):
-    """Qwen2.5-Omni's audio encoder: Qwen2-Audio's on windows of a clip, under computed positions.
+    """Qwen2.5-Omni's audio encoder: Qwen2-Audio's on windows of a clip, with computed positions.
 
-    No window sees another, so each is an item. Its own `proj` is what a composite has as its projector; a
-    module that is read alone leaves it out.
+    Windows do not see each other, so each is an item. Its own `proj` is the projector of a composite; a
+    module that is read alone omits it.
     """
 
     config_class = omni.Qwen2_5OmniAudioEncoderConfig
@@ -40,11 +40,11 @@ class OmniAudioAdapter(Qwen2AudioAdapter):
 
     @property
     def max_tokens(self) -> int:
-        """Of a full window."""
+        """Tokens of a full window."""
         return int(self.config.n_window)
 
     def item_size(self, shape: tuple[int, ...]) -> ItemSize:
-        """A last frame without a neighbour is a token too; a last token without one is not."""
+        """Size of a clip: an odd last frame counts as a token, an odd last token is dropped."""
         return super().item_size((shape[0], shape[1] + 1))
 
     def nearest_shape(self, segment: Segment, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -60,7 +60,7 @@ class OmniAudioAdapter(Qwen2AudioAdapter):
         return tuple(window for window in cut if window.shape[1] > FRAMES_PER_TOKEN)
 
     def features(self, model: PreTrainedModel, item: Tensor) -> Tensor:
-        """What its own `proj` would read."""
+        """The input of its own `proj`."""
         return given_to("proj", model, item, torch.tensor([item.shape[1]], device=item.device))
 
     def first(self) -> StageLayer:
@@ -71,7 +71,7 @@ class OmniAudioAdapter(Qwen2AudioAdapter):
 
 
 class OmniVisionAdapter(Qwen25VisionAdapter):
-    """Its tower of images: Qwen2.5-VL's, but for what its attention is made of."""
+    """Its tower for images: Qwen2.5-VL's with another attention class."""
 
     config_class = omni.Qwen2_5OmniVisionEncoderConfig
     rotary_class = omni.Qwen2_5OmniVisionRotaryEmbedding

@@ -1,4 +1,4 @@
-"""Attention of packed patches whose queries and keys are rotated by their places in an image."""
+"""Attention of packed patches whose queries and keys are rotated by their positions in an image."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def rotated(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
 
 
 class PatchAttention(nn.Module):
-    """Attention out of transformers' own matmuls, because theirs rotates in float32 alone."""
+    """Attention by transformers' own matmuls, because theirs rotates only in float32."""
 
     def __init__(self, attention: Any) -> None:
         super().__init__()
@@ -30,24 +30,26 @@ class PatchAttention(nn.Module):
 
     def heads(self, x_TD: Tensor) -> tuple[Tensor, ...]:
         """[T, H, D] of queries, keys and values."""
-        held: Any = self
+        module: Any = self
         if hasattr(self, "qkv"):
-            fused: Tensor = held.qkv(x_TD).unflatten(-1, (3, -1, self.head_dim))
+            fused: Tensor = module.qkv(x_TD).unflatten(-1, (3, -1, self.head_dim))
             return fused.unbind(1)
-        return tuple(each(x_TD).unflatten(-1, (-1, self.head_dim)) for each in (held.q, held.k, held.v))
+        return tuple(
+            project(x_TD).unflatten(-1, (-1, self.head_dim)) for project in (module.q, module.k, module.v)
+        )
 
     def forward(
         self, hidden_states: Tensor, cu_seqlens: Packing, position_embeddings: tuple[Tensor, Tensor]
     ) -> Tensor:
-        """[T, D]; the arguments have the names that transformers' blocks give them."""
-        held: Any = self
+        """[T, D]; arguments are named as in transformers' blocks."""
+        module: Any = self
         q_THD, k_THD, v_THD = self.heads(hidden_states)
         q_1HTD, k_1HTD, v_1HTD = (
-            each.transpose(0, 1)[None]
-            for each in (rotated(q_THD, *position_embeddings), rotated(k_THD, *position_embeddings), v_THD)
+            x_THD.transpose(0, 1)[None]
+            for x_THD in (rotated(q_THD, *position_embeddings), rotated(k_THD, *position_embeddings), v_THD)
         )
         y_1THD, _ = packed_sdpa(
             self, q_1HTD, k_1HTD, v_1HTD, cu_seqlens, scaling=self.scaling, is_causal=False
         )
-        y_TD: Tensor = held.proj(y_1THD[0].flatten(1))
+        y_TD: Tensor = module.proj(y_1THD[0].flatten(1))
         return y_TD

@@ -1,15 +1,15 @@
-"""An image, or a step of a video, as the patches that Qwen's vision towers read, and back."""
+"""Converts an image, or a step of a video, to the patches that Qwen's vision towers read, and back."""
 
 from torch import Tensor
 
 # Shape suffixes: T = patches of an image, D = numbers of a patch, C = channels, F = frames, Y and X = rows
 # and columns of pixels.
 
-STEP_DIMS = 4  # of the frames that are one step of a video
+STEP_DIMS = 4  # number of dims of a step of a video
 
 
 def blockwise(x_YX: Tensor, side: int) -> Tensor:
-    """[rows * columns, ...]: squares of side x side neighbours one after the other, row by row inside."""
+    """[rows * columns, ...]: squares of side x side elements in order, each row by row."""
     rows, columns = x_YX.shape[:2]
     return (
         x_YX.unflatten(0, (rows // side, side))
@@ -20,10 +20,10 @@ def blockwise(x_YX: Tensor, side: int) -> Tensor:
 
 
 def patches_of(x: Tensor, patch: int, merge: int, frames: int) -> Tensor:
-    """[T, C * F * patch * patch] in the order in which patches merge.
+    """[T, C * F * patch * patch] patches, in the order in which they merge.
 
     Args:
-        x: [C, F, Y, X] of a step of a video, or [C, Y, X] of an image, whose frames are all alike.
+        x: [C, F, Y, X] of a step of a video, or [C, Y, X] of an image, which is repeated for all frames.
         frames: F.
     """
     x_CFYX = x if x.dim() == STEP_DIMS else x[:, None].expand(-1, frames, -1, -1)
@@ -32,7 +32,7 @@ def patches_of(x: Tensor, patch: int, merge: int, frames: int) -> Tensor:
 
 
 def step_of(x_TD: Tensor, grid: tuple[int, int], patch: int, merge: int, frames: int) -> Tensor:
-    """[C, F, Y, X] that `patches_of` would cut like that; ValueError where patches do not make the grid."""
+    """[C, F, Y, X], the inverse of `patches_of`; ValueError where patches do not fill the grid."""
     rows, columns = grid
     if len(x_TD) != rows * columns or rows % merge or columns % merge:
         raise ValueError(

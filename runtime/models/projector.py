@@ -20,7 +20,7 @@ from workbench.model.transformer import Norm
 
 
 class ClassToken(Enum):
-    """Where a class token stands among an item's tokens; it does not leave the encoder."""
+    """Position of a class token among an item's tokens; it does not leave the encoder."""
 
     NONE = "none"
     FIRST = "first"
@@ -31,7 +31,7 @@ class ClassToken(Enum):
         return 0 if self is ClassToken.NONE else 1
 
     def without(self, x_TD: Tensor) -> Tensor:
-        """The tokens of an item but this one."""
+        """The tokens of an item without the class token."""
         return x_TD[self is ClassToken.FIRST : len(x_TD) - (self is ClassToken.LAST)]
 
 
@@ -68,7 +68,7 @@ GridOf = Callable[[int, tuple[int, int] | None], tuple[int, int] | None]
 
 
 class SwiGlu(nn.Module):
-    """SiLU of the second half of the width times the first."""
+    """SiLU of the second half of the width, times the first half."""
 
     def forward(self, x_TD: Tensor) -> Tensor:
         value_TD, gate_TD = x_TD.chunk(2, dim=-1)
@@ -76,9 +76,9 @@ class SwiGlu(nn.Module):
 
 
 class StepsProjector(nn.ModuleList):
-    """A projector step by step; a merge has no module of its own, weights are named by the step's index.
+    """A projector as a sequence of steps; a merge has no module; weights are named by the step's index.
 
-    Called, it takes the steps behind the last merge; `until_merged` are those up to it.
+    A call runs the steps after the last merge; `until_merged` are those up to it.
     """
 
     def __init__(self, steps: Steps, width_in: int, width_out: int) -> None:
@@ -99,7 +99,7 @@ class StepsProjector(nn.ModuleList):
         return x_TD
 
     def pieces(self) -> tuple[CutKind | None, ...]:
-        """How tensor parallelism cuts each step: two products around an activation are a pair."""
+        """How tensor parallelism partitions each step: two products around an activation are a pair."""
         cuts: list[CutKind | None] = [None] * len(self)
         for index in range(len(self) - 2):
             if is_pair(self.steps[index : index + 3]):
@@ -108,7 +108,7 @@ class StepsProjector(nn.ModuleList):
 
 
 def _module(step: ProjectorStep, width: int, width_out: int) -> tuple[nn.Module, int]:
-    """A step's module, and the width behind it."""
+    """A step's module, and its output width."""
     if step.merge is not None:
         return nn.Identity(), width if step.how is Merge.MEAN else width * step.merge
     if step.norm is Norm.LAYER:
@@ -123,7 +123,7 @@ def _module(step: ProjectorStep, width: int, width_out: int) -> tuple[nn.Module,
 
 
 def merged(x_TD: Tensor, step: ProjectorStep, grid: tuple[int, int] | None) -> Tensor:
-    """[T / merge, D or merge x D]: squares of an image's patches, or runs of tokens, become one."""
+    """[T / merge, D or merge x D] tokens, each from a square of an image's patches, or a run of tokens."""
     assert step.merge is not None, "asked of merges"
     x_TMD = x_TD if grid is None else blockwise(x_TD.unflatten(0, grid), isqrt(step.merge))
     x_TMD = x_TMD.unflatten(0, (-1, step.merge))
@@ -133,7 +133,7 @@ def merged(x_TD: Tensor, step: ProjectorStep, grid: tuple[int, int] | None) -> T
 
 
 def merged_places(steps: Steps, num_tokens: int, grid: tuple[int, int] | None) -> Tensor:
-    """[tokens behind, tokens of one] which of an item's tokens the steps make one."""
+    """[output tokens, merged tokens] indices of an item's tokens that the steps merge into each."""
     places = torch.arange(num_tokens)[:, None]
     for step in steps:
         if step.merge is not None:
@@ -146,17 +146,17 @@ def merged_places(steps: Steps, num_tokens: int, grid: tuple[int, int] | None) -
 class ProjectorLayer(InnerLayer):
     """Layer N+1 of an encoder.
 
-    An item's tokens shrink from `tokens_in` to `tokens_out` before the projection: the class
-    token, if the encoder has one, is dropped; then, where tokens_out divides
-    what is left, each run of consecutive tokens is averaged.
+    An item's tokens are reduced from `tokens_in` to `tokens_out` before the projection: the class token, if
+    there is one, is dropped; then, where tokens_out divides the rest, each run of consecutive tokens is
+    averaged.
 
     Args:
-        projector: the kind of it, or what it is.
+        projector: its kind, or the module.
         widths: of the encoder and its consumer.
-        std: of freshly drawn matrices.
+        std: standard deviation of initial matrices.
         norm: the encoder's final norm, or None where its features are taken without one.
         norm_name: its name in a checkpoint.
-        class_token: where each item has one.
+        class_token: its position in each item.
     """
 
     cuts: CutRules = (("projector.linear_1", CutKind.COLUMN), ("projector.linear_2", CutKind.ROW))
@@ -184,7 +184,7 @@ class ProjectorLayer(InnerLayer):
         return y_TD
 
     def _reduced(self, x_TD: Tensor, context: Context) -> Tensor:
-        """Of the tokens that this rank holds."""
+        """Reduce the tokens on this rank."""
         pooling = context.data.pooling
         if pooling is None:
             return self._reduce(x_TD, context.data)
@@ -209,11 +209,11 @@ class ProjectorLayer(InnerLayer):
 
 
 class StepsProjectorLayer(ProjectorLayer):
-    """One whose projector is given step by step, and shrinks items itself; class tokens are dropped first.
+    """A layer whose projector is a sequence of steps, which reduce items after class tokens are dropped.
 
     Args:
         steps: of the projector.
-        grid_of: where patches of an item lie.
+        grid_of: the grid of an item's patches.
         others: as of a `ProjectorLayer`.
     """
 
@@ -227,14 +227,14 @@ class StepsProjectorLayer(ProjectorLayer):
         self.cuts = tuple((f"projector.{index}", cut) for index, cut in cuts if cut is not None)
 
     def _reduce(self, x_TD: Tensor, data: MicrobatchData) -> Tensor:
-        """Item by item up to the last merge; without one each token that this rank holds by itself."""
+        """Reduce items one by one, up to the last merge; without a merge, tokens are independent."""
         has_class_token = self.class_token is not ClassToken.NONE
         if not (self.until_merged or has_class_token) and data.tokens_in == data.tokens_out:
             return x_TD
-        named = data.grids or (None,) * len(data.items)
-        found = []
+        grids = data.grids or (None,) * len(data.items)
+        items = []
         for item_TD, item, grid, tokens_out in zip(
-            x_TD.split(list(data.tokens_in)), data.items, named, data.tokens_out, strict=True
+            x_TD.split(list(data.tokens_in)), data.items, grids, data.tokens_out, strict=True
         ):
             y_TD = self._steps(self.class_token.without(item_TD), grid)
             if len(y_TD) != tokens_out:
@@ -242,8 +242,8 @@ class StepsProjectorLayer(ProjectorLayer):
                     f"item {tuple(item)}: its projector makes {len(y_TD)} tokens of {len(item_TD)}, the plan "
                     f"says {tokens_out}"
                 )
-            found.append(y_TD)
-        return torch.cat(found)
+            items.append(y_TD)
+        return torch.cat(items)
 
     def _steps(self, x_TD: Tensor, grid: tuple[int, int] | None) -> Tensor:
         lies = self.grid_of(len(x_TD), grid)
@@ -253,24 +253,24 @@ class StepsProjectorLayer(ProjectorLayer):
                 continue
             side = isqrt(step.merge)
             if len(x_TD) % step.merge or (lies is not None and (lies[0] % side or lies[1] % side)):
-                raise ValueError(f"{len(x_TD)} tokens{_as(lies)} do not merge {step.merge} to one")
+                raise ValueError(f"{len(x_TD)} tokens{_grid_text(lies)} do not merge {step.merge} to one")
             x_TD = merged(x_TD, step, lies)
             lies = None if lies is None else (lies[0] // side, lies[1] // side)
         return x_TD
 
 
-def _as(grid: tuple[int, int] | None) -> str:
+def _grid_text(grid: tuple[int, int] | None) -> str:
     return "" if grid is None else f" in {grid[0]} rows of {grid[1]}"
 
 
 def steps_or_none(kind: str | None) -> Steps | None:
-    """The steps of a projector that has no name."""
-    said = None if kind is None else from_text(kind)
-    return None if said is None or isinstance(said, Projector) else said
+    """The steps of a projector that is given by steps; None for named ones."""
+    parsed = None if kind is None else from_text(kind)
+    return None if parsed is None or isinstance(parsed, Projector) else parsed
 
 
 class PooledProjectorLayer(ProjectorLayer):
-    """One where two tokens become one before the norm, as Qwen2-Audio's do; an odd last one is left out."""
+    """A layer that averages pairs of tokens before the norm, as Qwen2-Audio's; an odd last one is dropped."""
 
     def run(self, x_TD: Tensor, context: Context) -> Tensor:
         data = context.data

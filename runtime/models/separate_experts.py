@@ -1,19 +1,19 @@
-"""Experts one by one, as checkpoints hold them, where a layer here has all of them in one tensor."""
+"""Experts that checkpoints store one by one, where a layer here has all of them in one tensor."""
 
 from dataclasses import dataclass
 
 from runtime.models.mixture import EXPERTS
 
-MIXTURE = "mlp"  # what a layer here calls its router and experts
+MIXTURE = "mlp"  # name of a layer's router and experts here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeparateExperts:
-    """What a checkpoint calls them.
+    """Names in a checkpoint.
 
     Args:
-        mixture: a layer's router and experts.
-        gate, up, down: the products of one expert.
+        mixture: of a layer's router and experts.
+        gate, up, down: of the products of one expert.
     """
 
     mixture: str = MIXTURE
@@ -21,18 +21,18 @@ class SeparateExperts:
     up: str = "up_proj"
     down: str = "down_proj"
 
-    def renamed(self, own: str) -> str:
-        """What a tensor is called that is one there, too."""
-        return own.replace(f".{MIXTURE}.", f".{self.mixture}.")
+    def renamed(self, name: str) -> str:
+        """Name in the checkpoint of a tensor that is not split."""
+        return name.replace(f".{MIXTURE}.", f".{self.mixture}.")
 
-    def pieces(self, own: str, num: int) -> tuple[tuple[str, ...], ...]:
-        """[experts, parts] what a tensor of so many experts is put together from; empty of any other.
+    def pieces(self, name: str, num: int) -> tuple[tuple[str, ...], ...]:
+        """[experts, parts] names of the tensors that make up a tensor of `num` experts; empty for others.
 
-        Parts of an expert stand one above the other.
+        Parts of an expert are stacked as rows.
         """
-        start, _, product = own.partition(f".{MIXTURE}.{EXPERTS}.")
+        start, _, product = name.partition(f".{MIXTURE}.{EXPERTS}.")
         parts = {"gate_up_proj": (self.gate, self.up), "down_proj": (self.down,)}.get(product, ())
         if not parts:
             return ()
-        at = f"{start}.{self.mixture}.{EXPERTS}"
-        return tuple(tuple(f"{at}.{index}.{part}.weight" for part in parts) for index in range(num))
+        prefix = f"{start}.{self.mixture}.{EXPERTS}"
+        return tuple(tuple(f"{prefix}.{index}.{part}.weight" for part in parts) for index in range(num))

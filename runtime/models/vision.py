@@ -33,17 +33,17 @@ def grid_of(num_patches: int) -> tuple[int, int]:
 
 
 class EmbedImages(EmbedItems):
-    """Patches and positions, and the class token where there is one, by transformers' own embeddings.
+    """Patches, positions and any class token, by transformers' own embeddings.
 
-    A size other than the configured one gets interpolated positions, where the embeddings do that.
+    Images of other sizes than the configured one get interpolated positions, if the embeddings support it.
     """
 
     def __init__(self, embeddings: Any, std: float, pre_norm: nn.Module | None = None) -> None:
         super().__init__({"embeddings": "embeddings", "pre_norm": "pre_layrnorm"}, std)
         self.embeddings, self.pre_norm = embeddings, pre_norm
-        embeddings.mask_token = None  # stands for hidden patches in pre-training alone
+        embeddings.mask_token = None  # only for masked patches in pre-training
         if hasattr(embeddings, "position_ids"):
-            with torch.device("cpu"):  # the only buffer; made on the meta device it would hold nothing
+            with torch.device("cpu"):  # the only buffer; on the meta device it would have no values
                 embeddings.position_ids = torch.arange(embeddings.position_ids.numel()).expand((1, -1))
 
     def embed(self, pixels_NCHW: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class EmbedImages(EmbedItems):
 
 
 class EmbedPatches(EmbedImages):
-    """SigLIP's, and CLIP's with its first norm."""
+    """Embeddings of SigLIP, and of CLIP with its first norm."""
 
     def embed(self, pixels_NCHW: Tensor) -> Tensor:
         resized = pixels_NCHW.shape[2:] != (self.embeddings.image_size,) * 2
@@ -61,7 +61,7 @@ class EmbedPatches(EmbedImages):
 
 
 class EmbedByPlace(EmbedImages):
-    """Idefics3's, for images without padding."""
+    """Embeddings of Idefics3, for images without padding."""
 
     def embed(self, pixels_NCHW: Tensor) -> Tensor:
         patch = self.embeddings.patch_size
@@ -72,7 +72,7 @@ class EmbedByPlace(EmbedImages):
 
 
 class XavierBlock(EncoderBlock):
-    """A SigLIP layer: its matrices start with Xavier's scale, as transformers starts them."""
+    """A SigLIP layer, with Xavier initialisation as in transformers."""
 
     def fill(self, name: str) -> Fill:
         if isinstance(self.get_submodule(name.rpartition(".")[0]), nn.Linear) and name.endswith("weight"):
@@ -81,12 +81,12 @@ class XavierBlock(EncoderBlock):
 
 
 def square_px(side: int | Sequence[int]) -> int:
-    """224 out of 224 or (224, 224)."""
+    """Side of a square image, from 224 or (224, 224)."""
     return side if isinstance(side, int) else int(side[0])
 
 
 class VisionAdapter(EncoderAdapter):
-    """What vision transformers of one configured image size share: sizes of images, the layer list."""
+    """What vision transformers of one configured image size share: sizes of images, list of layers."""
 
     item_dims = 3
     prefixes: tuple[str, ...] = ("", "vision_model.", "vision_tower.", "vision_tower.vision_model.")
@@ -101,7 +101,7 @@ class VisionAdapter(EncoderAdapter):
 
     @property
     def side(self) -> int:
-        """Patches of an image of the configured size, in either direction."""
+        """Number of patches along a side of an image of the configured size."""
         return square_px(self.config.image_size) // self.patch_px
 
     def raw_shape(self, segment: Segment) -> tuple[int, ...]:
@@ -123,7 +123,7 @@ class VisionAdapter(EncoderAdapter):
         return (self.config.num_channels, rows * self.patch_px, columns * self.patch_px)
 
     def grid_of(self, tokens: int, named: tuple[int, int] | None) -> tuple[int, int]:
-        """The one that the plan names; else the image of the configured size, or the most square one."""
+        """The grid in the plan; else that of the configured size, or the most square one."""
         if named is not None or tokens == self.side**2:
             return named or (self.side, self.side)
         rows, columns = grid_of(tokens // self.merged_side**2)
@@ -131,7 +131,7 @@ class VisionAdapter(EncoderAdapter):
 
     @property
     def takes_one_size(self) -> bool:
-        """Whether images have the configured size, as positions of no other can be had."""
+        """Whether images must have the configured size, as there are no positions for others."""
         return False
 
     @property
@@ -162,7 +162,7 @@ class SiglipAdapter(VisionAdapter):
 
     @property
     def std(self) -> float:
-        """Of freshly drawn matrices outside blocks."""
+        """Standard deviation of initial matrices outside blocks."""
         return float(self.config.hidden_size**-0.5)
 
     def first(self) -> StageLayer:
@@ -177,7 +177,7 @@ class SiglipAdapter(VisionAdapter):
 
 
 class Idefics3Adapter(SiglipAdapter):
-    """SigLIP's tower with positions by the place in the image: patches of small images lie far apart.
+    """SigLIP's tower with positions by relative coordinates: patches of small images are far apart.
 
     SmolVLM's tower is the same.
     """
@@ -196,8 +196,8 @@ class ClipAdapter(VisionAdapter):
     """CLIP's vision tower as LLaVA uses it: patch features of the last block that the plan has.
 
     The class token is dropped before the projector and the pooled output's norm is not used.
-    LLaVA reads the second-last block; a configuration with one block fewer says the same
-    without running a block whose result nobody reads.
+    LLaVA reads the second-last block; a configuration with one block fewer is equivalent, without an
+    unused last block.
     """
 
     config_class = CLIPVisionConfig
@@ -206,7 +206,7 @@ class ClipAdapter(VisionAdapter):
 
     @property
     def std(self) -> float:
-        """Of freshly drawn matrices behind the embeddings."""
+        """Standard deviation of initial matrices after the embeddings."""
         return float(self.config.hidden_size**-0.5 * self.config.initializer_factor)
 
     def first(self) -> StageLayer:

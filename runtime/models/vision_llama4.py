@@ -1,4 +1,4 @@
-"""Llama 4's tower: rotary positions behind learned ones, and a class token behind the patches."""
+"""Llama 4's tower: learned and rotary positions, and a class token after the patches."""
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from workbench.model.model_graph import Module
 
 
 class EmbedLlama4(EmbedItems):
-    """Patches, the class token behind them, learned positions, a norm."""
+    """Patches, then the class token, learned positions, and a norm."""
 
     def __init__(self, config: Llama4VisionConfig, num_tokens: int) -> None:
         names = ("patch_embedding", "class_embedding", "positional_embedding_vlm", "layernorm_pre")
@@ -47,7 +47,7 @@ class EmbedLlama4(EmbedItems):
 
 
 class Llama4VisionBlock(EncoderBlock):
-    """One encoder layer under rotary positions."""
+    """One encoder layer with rotary positions."""
 
     blocks = "model.layers"
 
@@ -65,8 +65,8 @@ class Llama4VisionBlock(EncoderBlock):
 class Llama4VisionAdapter(VisionAdapter):
     """Images of one size; features are the final norm's output, without the class token.
 
-    Its own adapter, a shuffle and an MLP, are steps of the projector that a composite names; in front of
-    another one they are left out.
+    Its own adapter, a shuffle and an MLP, are steps of a composite's projector; with another projector they
+    are omitted.
     """
 
     config_class = Llama4VisionConfig
@@ -85,7 +85,7 @@ class Llama4VisionAdapter(VisionAdapter):
         return True
 
     def context(self, data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> Context:
-        """With the angles of an image for every image."""
+        """The context with rotary angles for every image."""
         plain = super().context(data, device, dtype)
         angles_TD = self._turns.freqs_ci[:, 0].repeat(len(data.items), 1)
         return Context(plain.data, plain.packing, {ONE_ROTATION: angles_TD[None].to(device)})

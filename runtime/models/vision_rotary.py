@@ -1,4 +1,4 @@
-"""Vision encoders of images of any size, whose positions are rotations: Pixtral's and Qwen's."""
+"""Vision encoders for images of any size, with rotary positions: Pixtral's and Qwen's."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -46,11 +46,11 @@ from workbench.model.model_graph import Module
 
 @dataclass(frozen=True, slots=True)
 class GridContext(Context):
-    """What layers of an encoder with windows share.
+    """Context that the layers of an encoder with windows share.
 
     Args:
-        windows: tokens of one window, in the order inside the encoder.
-        order: [G] where each group of merging tokens was before windows put it elsewhere.
+        windows: packing of windows, in the order of tokens within the encoder.
+        order: [G] original index of each group of merging tokens, in the order by windows.
     """
 
     windows: Packing | None = None
@@ -58,7 +58,7 @@ class GridContext(Context):
 
 
 def window_order(rows: int, columns: int, side: int) -> tuple[Tensor, list[int]]:
-    """Places of a grid window by window, and how many each window has; those at the edge have fewer."""
+    """Indices of a grid's cells by window, and the number of cells per window; fewer at the edges."""
     place_YX = torch.arange(rows * columns).unflatten(0, (rows, columns))
     windows = [
         place_YX[top : top + side, left : left + side].flatten()
@@ -97,7 +97,7 @@ class PixtralBlock(EncoderBlock):
 
 
 class EmbedQwen(StageLayer):
-    """Patches of one image or step of a video after the other, window by window."""
+    """Patches of images or steps of videos in order, by window."""
 
     def __init__(self, adapter: "QwenVisionAdapter", patches: nn.Module) -> None:
         super().__init__({"patch_embed": "patch_embed"}, adapter.std)
@@ -115,7 +115,7 @@ class EmbedQwen(StageLayer):
 
 
 def _in_groups(x_TD: Tensor, order_G: Tensor | None, size: int) -> Tensor:
-    """Groups of `size` tokens in that order; None keeps them."""
+    """Reorder groups of `size` tokens; None keeps the order."""
     if order_G is None:
         return x_TD
     return x_TD.unflatten(0, (-1, size)).index_select(0, order_G).flatten(0, 1)
@@ -125,7 +125,7 @@ class QwenBlock(EncoderBlock):
     """One encoder layer on all patches of an image, or on those of a window."""
 
     blocks = "blocks"
-    cuts = tuple((f"block.attn.{name}", CutKind.COLUMN) for name in "qkv")  # where they are not fused
+    cuts = tuple((f"block.attn.{name}", CutKind.COLUMN) for name in "qkv")  # unless they are fused
 
     def __init__(self, block: Any, index: int, std: float, *, windowed: bool) -> None:
         super().__init__(block, index, std)
@@ -134,13 +134,13 @@ class QwenBlock(EncoderBlock):
 
     def run(self, x_TD: Tensor, context: GridContext) -> Tensor:
         packing = context.windows if self.windowed else context.packing
-        assert packing is not None, "windows are known where a block has some"
+        assert packing is not None, "windows are given where a block has some"
         y_TD: Tensor = self.block(x_TD, cu_seqlens=packing, position_embeddings=context.rotary[ONE_ROTATION])
         return y_TD
 
 
 class QwenMerger(InnerLayer):
-    """The last layer: norm, neighbours side by side, two matmuls; groups are back in their places."""
+    """The last layer: norm, concatenated neighbours, two matmuls; restores the order of groups."""
 
     cuts: CutRules = (("merger.mlp.0", CutKind.COLUMN), ("merger.mlp.2", CutKind.ROW))
 
@@ -154,9 +154,9 @@ class QwenMerger(InnerLayer):
 
 
 class GridAdapter(EncoderAdapter):
-    """What encoders of images of any size share.
+    """What encoders for images of any size share.
 
-    An image of N tokens is the grid that its segment names, or else the most square one of N.
+    An image of N tokens has the grid in its segment, or else the most square one.
     """
 
     item_dims = 3
@@ -171,11 +171,11 @@ class GridAdapter(EncoderAdapter):
 
     @property
     def merge(self) -> int:
-        """Side of the square of tokens that become one."""
+        """Side of the squares of tokens that merge."""
         return 1
 
     def grid(self, tokens: int, given: tuple[int, int] | None = None) -> tuple[int, int]:
-        """(rows, columns) of patches; ValueError where they do not merge evenly or are not so many."""
+        """(rows, columns) of patches; ValueError where they do not merge evenly or have another number."""
         side = self.merge
         if given is not None:
             if given[0] * given[1] != tokens or given[0] % side or given[1] % side:
@@ -214,7 +214,7 @@ class GridAdapter(EncoderAdapter):
     @property
     @abstractmethod
     def _channels(self) -> int:
-        """Colours of a pixel."""
+        """Number of channels of a pixel."""
 
     def context(self, data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> Context:
         plain = super().context(data, device, dtype)
@@ -224,14 +224,14 @@ class GridAdapter(EncoderAdapter):
         return self._context(plain, place_T2, grids, torch.empty(0, dtype=dtype, device=device))
 
     def _places(self, rows: int, columns: int) -> Tensor:
-        """[T, 2] (row, column) of every token of an image, in the order that the encoder has."""
+        """[T, 2] (row, column) of every token of an image, in the encoder's order."""
         grid = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
         return blockwise(torch.stack(grid, dim=-1), self.merge)
 
     def _context(
         self, plain: Context, place_T2: Tensor, grids: list[tuple[int, int]], like: Tensor
     ) -> GridContext:
-        """`like` says which device and type angles have."""
+        """The context; angles have the device and type of `like`."""
         del grids
         rotary = {ONE_ROTATION: self._rotary(like, place_T2.to(like.device))}
         return GridContext(plain.data, plain.packing, rotary)
@@ -263,7 +263,7 @@ class PixtralAdapter(GridAdapter):
 
 
 class QwenVisionAdapter(GridAdapter):
-    """Qwen's vision towers, which end with their own merger. They see each step of a video by itself."""
+    """Qwen's vision towers, which end with their own merger. Steps of a video do not see each other."""
 
     items_key, beside_key = PIXELS, GRIDS
     patches_class: type[nn.Module]
@@ -283,7 +283,7 @@ class QwenVisionAdapter(GridAdapter):
         return int(self.config.in_channels)
 
     def raw_shape(self, segment: Segment) -> tuple[int, ...]:
-        """[C, Y, X], of a step of a video [C, F, Y, X]."""
+        """[C, Y, X]; [C, F, Y, X] for a step of a video."""
         channels, *sides = super().raw_shape(segment)
         frames = () if segment.frame is None else (int(self.config.temporal_patch_size),)
         return (channels, *frames, *sides)
@@ -297,7 +297,7 @@ class QwenVisionAdapter(GridAdapter):
         return merged_TD
 
     def seen(self, model: PreTrainedModel, item: Tensor) -> Any:
-        """What the user's own model makes of one image or step of a video."""
+        """Output of the user's own model for one image or step of a video."""
         call: Callable[..., Any] = model
         config = self.config
         rows, columns = (length // config.patch_size for length in item.shape[-2:])
@@ -307,7 +307,7 @@ class QwenVisionAdapter(GridAdapter):
     @property
     @abstractmethod
     def width(self) -> int:
-        """Inside the blocks."""
+        """Width within the blocks."""
 
     def first(self) -> StageLayer:
         config = self.config

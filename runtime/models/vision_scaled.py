@@ -1,4 +1,4 @@
-"""Vision encoders whose blocks scale what they add: DINOv2 and InternViT."""
+"""Vision encoders with scaled residual branches: DINOv2 and InternViT."""
 
 import inspect
 from typing import Any
@@ -30,7 +30,7 @@ from workbench.model.model_graph import Module
 
 
 class ScaledBlock(EncoderBlock):
-    """One encoder layer; its factors start at the configured value."""
+    """One encoder layer, whose scales start at the configured value."""
 
     blocks = "encoder.layer"
     cuts = ((Dinov2LayerScale, CutKind.WHOLE),)
@@ -46,7 +46,7 @@ class ScaledBlock(EncoderBlock):
 
 
 class InternVitBlock(ScaledBlock):
-    """transformers' layer hands its attention no mask, so its parts are called one by one."""
+    """One encoder layer, called part by part, as transformers' own passes no mask to its attention."""
 
     def run(self, x_TD: Tensor, context: Context) -> Tensor:
         block: Any = self.block
@@ -58,7 +58,7 @@ class InternVitBlock(ScaledBlock):
 
 
 class ScaledVitAdapter(VisionAdapter):
-    """Patch features behind the final norm, if there is one; the class token is dropped."""
+    """Features are patches after the final norm, if there is one; the class token is dropped."""
 
     class_token = ClassToken.FIRST
     ignored = ("embeddings.mask_token",)
@@ -69,7 +69,7 @@ class ScaledVitAdapter(VisionAdapter):
 
 
 class Dinov2Adapter(ScaledVitAdapter):
-    """DINOv2. Differs: positions of other sizes are interpolated in float32, as transformers does it."""
+    """DINOv2. Differs: positions of other sizes are interpolated in float32, as in transformers."""
 
     config_class = Dinov2Config
 
@@ -93,7 +93,7 @@ class Dinov2Adapter(ScaledVitAdapter):
 
 
 class InternVitAdapter(ScaledVitAdapter):
-    """InternVL's vision tower. Its pixel shuffle is a step of the projector that its configuration names."""
+    """InternVL's vision tower. Its pixel shuffle is a step of the projector in its configuration."""
 
     config_class = InternVLVisionConfig
 

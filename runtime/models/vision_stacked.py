@@ -1,4 +1,4 @@
-"""Qwen3-VL's vision tower: learned positions beside rotary ones, features of several blocks (DeepStack)."""
+"""Qwen3-VL's vision tower: learned and rotary positions, features of several blocks (DeepStack)."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,13 +14,14 @@ from runtime.models.vision_rotary import EmbedQwen, QwenBlock, QwenMerger, QwenV
 from workbench.model.model_graph import Module
 
 # Shape suffixes: T = packed patches, G = packed groups of patches that merge, D = width inside the blocks,
-# E = width beside D of merged features, M = width behind a merger, N = places of one axis, P = neighbours.
+# E = width of merged features appended to D, M = output width of a merger, N = positions of one axis,
+# P = neighbours.
 
 
 def _neighbours(num: int, side: int) -> tuple[Tensor, Tensor]:
-    """[N, 2] rows of a table of `side` between which each of `num` even places lies, and their weights.
+    """[N, 2] rows of a table of `side` around each of `num` evenly spaced positions, and their weights.
 
-    In float32, as transformers weighs them.
+    In float32, as in transformers.
     """
     place_N = torch.arange(num, dtype=torch.float32) * (side - 1) / max(num - 1, 1)
     below_N = place_N.floor()
@@ -30,7 +31,7 @@ def _neighbours(num: int, side: int) -> tuple[Tensor, Tensor]:
 
 
 class EmbedStacked(EmbedQwen):
-    """Patches, each with a position between four of a square table's."""
+    """Patches, each with a position interpolated from four of a square table."""
 
     def __init__(self, adapter: "Qwen3VisionAdapter", patches: nn.Module) -> None:
         super().__init__(adapter, patches)
@@ -48,7 +49,7 @@ class EmbedStacked(EmbedQwen):
         return x_TD + positions_TD.to(x_TD.dtype)
 
     def _between(self, rows: int, columns: int) -> tuple[Tensor, Tensor]:
-        """[T, 4] rows of the table and their weights, of every patch of an image as the encoder has them."""
+        """[T, 4] rows of the table and their weights, for every patch of an image in the encoder's order."""
         (down_NP, share_NP), (across_NP, part_NP) = (_neighbours(num, self.side) for num in (rows, columns))
         row = down_NP[:, None, :, None] * self.side + across_NP[None, :, None, :]
         weight = share_NP[:, None, :, None] * part_NP[None, :, None, :]
@@ -56,10 +57,10 @@ class EmbedStacked(EmbedQwen):
 
 
 class StackedBlock(QwenBlock):
-    """A block; what mergers gave before stands beside its states, and what its own gives behind that.
+    """A block whose state carries the outputs of earlier mergers, and of its own, as extra width.
 
     Args:
-        merger: its own; None: it has none.
+        merger: its own, if any.
         number: of the merger.
     """
 
@@ -86,7 +87,7 @@ class StackedBlock(QwenBlock):
 
 
 class StackedMerger(QwenMerger):
-    """The last layer: what the tower merges, and behind it the features that stood beside its states."""
+    """The last layer: the tower's merged output, followed by the features of the earlier mergers."""
 
     def __init__(self, merger: nn.Module, adapter: "Qwen3VisionAdapter") -> None:
         super().__init__(merger, adapter.std)
@@ -96,7 +97,7 @@ class StackedMerger(QwenMerger):
     def run(self, x_TD: Tensor, context: Any) -> Tensor:
         own_GM = super().run(x_TD[:, : self.width], context)
         beside = x_TD[:, self.width :].chunk(self.num_beside, dim=1) if self.num_beside else ()
-        return torch.cat((own_GM, *(each.reshape(own_GM.shape) for each in beside)), dim=1)
+        return torch.cat((own_GM, *(features.reshape(own_GM.shape) for features in beside)), dim=1)
 
 
 class Qwen3VisionAdapter(QwenVisionAdapter):
@@ -119,8 +120,8 @@ class Qwen3VisionAdapter(QwenVisionAdapter):
         return int(self.config.hidden_size)
 
     def features(self, model: PreTrainedModel, item: Tensor) -> Tensor:
-        seen = self.seen(model, item)
-        return torch.cat((seen.pooler_output, *seen.deepstack_features), dim=1)
+        output = self.seen(model, item)
+        return torch.cat((output.pooler_output, *output.deepstack_features), dim=1)
 
     def first(self) -> StageLayer:
         return EmbedStacked(self, self.patches_class(self.config))
@@ -140,6 +141,6 @@ class Qwen3VisionAdapter(QwenVisionAdapter):
         return ((f"{name}.{entering}", CutKind.COLUMN), (f"{name}.{leaving}", CutKind.ROW))
 
     def _merger(self, *, behind: bool) -> nn.Module:
-        """`behind`: of a block; its norm is of patches side by side."""
-        made: Callable[..., nn.Module] = self.merger_class
-        return made(self.config, use_postshuffle_norm=behind)
+        """A merger; `behind`: of a block, with its norm after patches are concatenated."""
+        merger_class: Callable[..., nn.Module] = self.merger_class
+        return merger_class(self.config, use_postshuffle_norm=behind)

@@ -22,17 +22,17 @@ from workbench.model.composites.composite import Parts, name_in_composite, spell
 from workbench.model.hf_config import read_config
 from workbench.model.model_graph import ModelGraph, Module
 
-DTYPE_KEYS = ("dtype", "torch_dtype")  # what newer and older releases of transformers call it
+DTYPE_KEYS = ("dtype", "torch_dtype")  # in newer and older releases of transformers
 
 
 @dataclass(frozen=True, slots=True)
 class WeightReader:
-    """Reads single tensors of one module. Files are opened only for the tensors asked for.
+    """Reads single tensors of one module. Files are opened only for requested tensors.
 
     Args:
         module: its name.
-        folder: where its weights lie.
-        stored: own name of a tensor -> where it lies.
+        folder: of its weights.
+        stored: own name of a tensor -> its location.
     """
 
     module: str
@@ -40,48 +40,48 @@ class WeightReader:
     stored: Mapping[str, Stored | Pieces]
 
     def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor of that name, on the CPU, in the type it was stored in.
+        """The tensor of that name, on the CPU, in its stored type.
 
         Raises:
             ValueError: it is missing or has another shape.
         """
-        found = self.stored.get(name)
-        if found is None:
+        stored = self.stored.get(name)
+        if stored is None:
             raise ValueError(f"module {self.module!r}: {self.folder} lacks tensor {name!r}")
-        if isinstance(found, Stored):
-            return self._checked(found, shape)
+        if isinstance(stored, Stored):
+            return self._checked(stored, shape)
         _, rows, columns = shape
         experts = []
-        for parts in found:
+        for parts in stored:
             part_shape = (rows // len(parts), columns)
             experts.append(torch.cat([self._checked(part, part_shape) for part in parts]))
         return torch.stack(experts)
 
-    def _checked(self, found: Stored, shape: tuple[int, ...]) -> Tensor:
+    def _checked(self, stored: Stored, shape: tuple[int, ...]) -> Tensor:
         try:
-            with safe_open(found.file, framework="pt") as file:
-                tensor: Tensor = file.get_tensor(found.name)
+            with safe_open(stored.file, framework="pt") as file:
+                tensor: Tensor = file.get_tensor(stored.name)
         except SafetensorError as error:
-            raise ValueError(f"module {self.module!r}: {found.file}: {error}") from None
-        if found.is_transposed:
+            raise ValueError(f"module {self.module!r}: {stored.file}: {error}") from None
+        if stored.is_transposed:
             tensor = tensor.mT.contiguous()
         if tuple(tensor.shape) != shape:
             raise ValueError(
-                f"module {self.module!r}: tensor {found.name!r} in {self.folder} has shape "
+                f"module {self.module!r}: tensor {stored.name!r} in {self.folder} has shape "
                 f"{tuple(tensor.shape)}, want {shape}"
             )
         return tensor
 
 
 def weights_of(folder: Path, adapter: Adapter) -> WeightReader:
-    """The weights of a module out of `FOLDER/<module>/`, or out of a composite model's checkpoint in FOLDER.
+    """Reader of a module's weights in `FOLDER/<module>/`, or in a composite model's checkpoint in FOLDER.
 
     A folder of a module holds `model.safetensors`, or shards and `model.safetensors.index.json`. A
-    projector's tensors stand in its encoder's folder, under "projector.".
+    projector's tensors are in its encoder's folder, under "projector.".
 
     Raises:
-        ValueError: no such folder, or a tensor that neither the module nor the list of known
-            unused ones explains. All of them are named.
+        ValueError: no such folder, or tensors that neither the module nor the list of known unused ones
+            contains. All of them are named.
     """
     composite = composite_of(folder)
     if composite is None:
@@ -98,18 +98,18 @@ def _of_module(folder: Path, adapter: Adapter) -> WeightReader:
 
     known = {*adapter.shapes(), *adapter.aliases}
     stored = located(adapter, known, place)
-    taken = names_of(stored)
+    used = names_of(stored)
     extra = []
-    for name in file_of.keys() - taken:
+    for name in file_of.keys() - used:
         bare = [name[len(prefix) :] for prefix in adapter.prefixes if name.startswith(prefix)]
-        if not any(each in known or each.startswith(adapter.ignored) for each in bare):
+        if not any(bare_name in known or bare_name.startswith(adapter.ignored) for bare_name in bare):
             extra.append(name)
     _refuse_unexpected(module, folder, extra)
     return WeightReader(module, folder, stored)
 
 
 def _of_composite(folder: Path, parts: Parts, adapter: Adapter) -> WeightReader:
-    """Tensors that begin like this module's are its own, or named as left out."""
+    """Reader in a composite's checkpoint; tensors with this module's prefix are its own, or known unused."""
     module, file_of = adapter.module.name, _files(folder, adapter.module.name)
     if module not in parts.modules:
         raise ValueError(
@@ -140,11 +140,13 @@ def _of_composite(folder: Path, parts: Parts, adapter: Adapter) -> WeightReader:
 def stored_in(
     parts: Parts, adapter: Adapter, file_of: Mapping[str, Path], names: Collection[str]
 ) -> dict[str, Stored | Pieces]:
-    """Where a composite's checkpoint has tensors of one of its modules, under any of their spellings."""
+    """Locations of a module's tensors in a composite's checkpoint, under any of their spellings."""
     part = parts.modules[adapter.module.name]
 
     def place(own: str) -> Stored | None:
-        name = next((each for each in spellings(name_in_composite(part, own)) if each in file_of), None)
+        name = next(
+            (spelling for spelling in spellings(name_in_composite(part, own)) if spelling in file_of), None
+        )
         return None if name is None else Stored(name, file_of[name], own in part.transposed)
 
     return located(adapter, names, place)
@@ -160,7 +162,7 @@ def _refuse_unexpected(module: str, folder: Path, extra: Sequence[str]) -> None:
 
 
 def _files(folder: Path, module: str) -> dict[str, Path]:
-    """Tensor name -> file that holds it."""
+    """Tensor name -> its file."""
     try:
         if (folder / INDEX).is_file():
             placed = weight_map(folder)
@@ -176,15 +178,15 @@ def _files(folder: Path, module: str) -> dict[str, Path]:
 
 
 def part_folder(target: Path) -> Path:
-    """Where ranks put their parts of an export until it is complete."""
+    """Folder of the ranks' parts of an export until it is complete."""
     return target.with_name(target.name + ".part")
 
 
 def write_part(target: Path, module: str, first_layer: int, weights: Mapping[str, Tensor]) -> None:
-    """Write one stage's weights. Every stage of one replica does, then one process finishes.
+    """Write one stage's weights. Every stage of one replica does so, then one process finishes.
 
     Args:
-        target: the folder that `finish_export` will make; parts go into a folder beside it.
+        target: the folder that `finish_export` will create; parts go into a folder next to it.
         module: name of the module.
         first_layer: of the stage; shards are numbered in its order.
         weights: `StageModule.owned_weights()`.
@@ -194,22 +196,22 @@ def write_part(target: Path, module: str, first_layer: int, weights: Mapping[str
     folder = part_folder(target) / module
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"stage-{first_layer:05d}.safetensors"
-    held = {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
+    tensors = {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
     unfinished = path.with_suffix(".tmp")
     path.touch()
-    save_file(held, unfinished, metadata={"format": "pt"})
-    unfinished.chmod(path.stat().st_mode)  # safetensors gives its files to their owner alone
+    save_file(tensors, unfinished, metadata={"format": "pt"})
+    unfinished.chmod(path.stat().st_mode)  # safetensors makes files readable only by their owner
     unfinished.replace(path)
 
 
 def finish_export(target: Path, model: ModelGraph, origin: Path | None = None) -> None:
-    """Turn the parts into Hugging Face folders, one per module; `target` appears at once or not at all.
+    """Turn the parts into Hugging Face folders, one per module; `target` appears atomically.
 
     Args:
-        origin: folder of the first weights: of a composite's checkpoint the target becomes another.
+        origin: folder of the initial weights: if it is a composite's checkpoint, the target becomes one too.
 
     Raises:
-        ValueError: `target` holds something, or the parts do not hold every weight of the model once.
+        ValueError: `target` is not empty, or the parts do not have every weight of the model exactly once.
     """
     refuse_taken(target)
     placed = [(module, *_placed(part_folder(target) / module.name, module)) for module in model.modules]
@@ -223,10 +225,10 @@ def finish_export(target: Path, model: ModelGraph, origin: Path | None = None) -
 
 
 def start_export(target: Path) -> None:
-    """Refuse a folder that holds something, and drop parts that an interrupted export left.
+    """Refuse a folder that is not empty, and delete parts of an interrupted export.
 
-    One process calls it, before the others write. The folder for the parts is made here, so that
-    a place where nothing can be written is refused before the work and not after it.
+    One process calls it before the others write. The folder for the parts is created here, so that an
+    unwritable location is refused before the work.
     """
     refuse_taken(target)
     if part_folder(target).exists():
@@ -236,9 +238,9 @@ def start_export(target: Path) -> None:
 
 @contextmanager
 def exporting(target: Path | None, model: ModelGraph, origin: Path | None = None) -> Iterator[None]:
-    """Around the work that writes the parts: refuses before it, finishes after it.
+    """Context of the work that writes the parts: starts the export before it, finishes it after.
 
-    When the work fails its parts are dropped; None: nothing is exported.
+    When the work fails, its parts are deleted; target None: nothing is exported.
     """
     if target is None:
         yield
@@ -253,7 +255,7 @@ def exporting(target: Path | None, model: ModelGraph, origin: Path | None = None
 
 
 def refuse_taken(target: Path) -> None:
-    """ValueError unless `target` can be made by a rename: it is new, or an empty folder."""
+    """Raise ValueError unless `target` is new or an empty folder, so that a rename can create it."""
     if target.is_dir() and not target.is_symlink() and not any(target.iterdir()):
         if target.is_mount():
             raise ValueError(f"export folder {target} is a mount point; give a new folder inside it")
@@ -263,7 +265,7 @@ def refuse_taken(target: Path) -> None:
 
 
 def _placed(folder: Path, module: Module) -> tuple[list[Path], dict[str, int]]:
-    """The parts in layer order, and tensor name -> number of the part that holds it."""
+    """The parts in layer order, and tensor name -> number of its part."""
     parts = sorted(folder.glob("stage-*.safetensors"))
     names: dict[str, int] = {}
     for number, part in enumerate(parts):
@@ -298,27 +300,27 @@ def _finish_module(folder: Path, module: Module, parts: list[Path], names: dict[
 def _finish_composite(
     folder: Path, composite: Parts, origin: Path, parts: Sequence[tuple[Module, Sequence[Path]]]
 ) -> None:
-    """Shards under the names that the checkpoint had before, and one of what no module has.
+    """Write shards with the names of the original checkpoint, and one with tensors of no module.
 
     One shard is in memory at a time.
     """
     file_of = _files(origin, origin.name)
-    shards = [(module, part) for module, found in parts for part in found]
+    shards = [(module, part) for module, files in parts for part in files]
     count = len(shards) + 1
-    placed: dict[str, str] = {}
+    shard_of: dict[str, str] = {}
     for number, (module, part) in enumerate(shards):
-        held = _as_origin_has(composite, origin, file_of, module, part)
-        save_file(held, folder / _shard_name(number, count), metadata={"format": "pt"})
-        placed |= dict.fromkeys(held, _shard_name(number, count))
+        renamed = _as_origin_has(composite, origin, file_of, module, part)
+        save_file(renamed, folder / _shard_name(number, count), metadata={"format": "pt"})
+        shard_of |= dict.fromkeys(renamed, _shard_name(number, count))
         part.unlink()
-    kept: dict[str, Tensor] = {}
-    for name in file_of.keys() - placed.keys():
+    untouched: dict[str, Tensor] = {}
+    for name in file_of.keys() - shard_of.keys():
         with safe_open(file_of[name], framework="pt") as file:
-            kept[name] = file.get_tensor(name)
-    save_file(kept, folder / _shard_name(count - 1, count), metadata={"format": "pt"})
-    placed |= dict.fromkeys(kept, _shard_name(count - 1, count))
-    size = sum(_tensor_bytes(folder / shard) for shard in set(placed.values()))
-    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(placed.items()))}
+            untouched[name] = file.get_tensor(name)
+    save_file(untouched, folder / _shard_name(count - 1, count), metadata={"format": "pt"})
+    shard_of |= dict.fromkeys(untouched, _shard_name(count - 1, count))
+    size = sum(_tensor_bytes(folder / shard) for shard in set(shard_of.values()))
+    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(shard_of.items()))}
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     config = with_dtype(read_config(origin), _dtype_of(folder / _shard_name(0, count)))
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -329,25 +331,29 @@ def _finish_composite(
 def _as_origin_has(
     composite: Parts, origin: Path, file_of: Mapping[str, Path], module: Module, part: Path
 ) -> dict[str, Tensor]:
-    """A stage's weights by their names in a composite's checkpoint; a tied one under every name it has."""
+    """A stage's weights by their names in a composite's checkpoint; a tied one under all of its names."""
     with safe_open(part, framework="pt") as file:
-        own = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
     adapter = adapter_of(module)
-    tied = {alias: own[name].clone() for alias, name in adapter.aliases.items() if name in own}
-    known = stored_in(composite, adapter, file_of, (*own, *tied))
-    missing = sorted(own.keys() - known.keys())
+    tied = {alias: tensors[name].clone() for alias, name in adapter.aliases.items() if name in tensors}
+    located_tensors = stored_in(composite, adapter, file_of, (*tensors, *tied))
+    missing = sorted(tensors.keys() - located_tensors.keys())
     if missing:
         raise ValueError(
             f"module {module.name!r}: {origin} has no tensors {', '.join(missing)} to write back"
         )
-    own |= tied
-    return {name: each for own_name, place in known.items() for name, each in as_stored(own[own_name], place)}
+    tensors |= tied
+    return {
+        name: stored_tensor
+        for own_name, stored in located_tensors.items()
+        for name, stored_tensor in as_stored(tensors[own_name], stored)
+    }
 
 
 def with_dtype(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """A composite's configuration that names the type its weights were written in.
+    """A composite's configuration with the type in which its weights were written.
 
-    Configurations inside it that named the same type as the whole follow; one that names another keeps it.
+    Nested configurations with the same type as the whole change too; others keep theirs.
     """
     had = tuple(config[key] for key in DTYPE_KEYS if key in config)
     return {**_renamed(config, had, dtype), **({} if had else {"dtype": dtype})}
@@ -365,13 +371,13 @@ def _renamed(config: Any, had: tuple[Any, ...], dtype: str) -> Any:
 
 
 def _dtype_of(file: Path) -> str:
-    """As a configuration names it; of a stage, whose weights are all of one type."""
+    """Type of a stage's weights, all of one, as configurations name it."""
     with safe_open(file, framework="pt") as opened:
         return str(opened.get_tensor(next(iter(opened.keys()))).dtype).removeprefix("torch.")
 
 
 def _tensor_bytes(file: Path) -> int:
-    """What follows a safetensors file's header, whose length is its first eight bytes."""
+    """Bytes after a safetensors file's header, whose length is in the first eight bytes."""
     with file.open("rb") as opened:
         header_bytes = int.from_bytes(opened.read(8), "little")
     return file.stat().st_size - 8 - header_bytes

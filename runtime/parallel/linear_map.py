@@ -1,4 +1,4 @@
-"""A linear map whose transpose is known, as one step of autograd: collectives that move or add up rows."""
+"""A linear map with known transpose as one step of autograd, for collectives that move or sum rows."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ Map = Callable[[Tensor], Tensor]
 
 
 def mapped(x: Tensor, there: Map, back: Map) -> Tensor:
-    """`there(x)`, the gradient of which goes through `back`; `there` returns a tensor of its own."""
+    """`there(x)`, whose gradient is mapped by `back`; `there` returns a new tensor."""
     y: Tensor = _Mapped.apply(x, there, back)
     return y
 

@@ -1,4 +1,4 @@
-"""How a rank joins the ranks with which it shares a stage's tokens, weights or experts."""
+"""Groups of ranks that share a stage's tokens, weights or experts."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -12,17 +12,17 @@ from runtime.world.mesh import Mesh
 from workbench.plan.plan import Stage
 
 Group = TypeVar("Group", bound=ContextGroup)
-Held = Mapping[tuple[int, ...], dist.ProcessGroup]
+ProcessGroups = Mapping[tuple[int, ...], dist.ProcessGroup]
 
 
 class StageGroups:
-    """Groups of one rank in one stage, as it sees them; each is None where the rank is alone.
+    """Finds the groups of one rank in one stage; each is None where the rank is alone.
 
-    Ranks are in processes of their own: their mesh has the process groups.
+    Ranks are separate processes: their mesh has the process groups.
     """
 
     def context(self, mesh: Mesh, stage: Stage) -> ContextGroup | None:
-        """Those that share its tokens."""
+        """The ranks that share its tokens."""
         if stage.cp == 1:
             return None
         index = next(row.index(mesh.rank) for row in stage.ranks if mesh.rank in row)
@@ -30,19 +30,19 @@ class StageGroups:
         return self.join(ContextGroup, mesh, ranks, mesh.context)
 
     def tensor(self, mesh: Mesh, stage: Stage) -> TensorGroup | None:
-        """Those that share its weights."""
+        """The ranks that share its weights."""
         if stage.tp == 1:
             return None
         ranks = next(row for row in stage.ranks if mesh.rank in row)
         return self.join(TensorGroup, mesh, ranks, mesh.tensor)
 
     def experts(self, mesh: Mesh, stage: Stage) -> ExpertGroup | None:
-        """Those that distribute its experts."""
+        """The ranks that distribute its experts."""
         if stage.ep == 1:
             return None
         ranks = next(group for group in stage.expert_ranks if mesh.rank in group)
         return self.join(ExpertGroup, mesh, ranks, mesh.experts)
 
-    def join(self, kind: type[Group], mesh: Mesh, ranks: tuple[int, ...], held: Held) -> Group:
-        """The group of that kind of these ranks."""
+    def join(self, kind: type[Group], mesh: Mesh, ranks: tuple[int, ...], held: ProcessGroups) -> Group:
+        """A group of these ranks, of the given kind."""
         return kind(ranks, mesh.rank, held[ranks], clock=mesh.clock)

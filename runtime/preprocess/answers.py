@@ -1,4 +1,4 @@
-"""What a preprocessing server may say to its peers: as strict as what they say to it."""
+"""Schema of messages from a preprocessing server to its peers, as strict as that of messages to it."""
 
 from typing import Any
 
@@ -24,64 +24,64 @@ MOST_CONTENT = 2**24  # characters of a text of an example
 
 
 def parse_answer(frame: bytes | memoryview) -> dict[str, Any]:
-    """The header of a message from a server.
+    """Parse and check the header of a message from a server.
 
     Raises:
-        ValueError: it is none; the field, the rule and the value are named.
+        ValueError: an invalid header; the message names the field, the rule and the value.
     """
     return parse_header(frame, ANSWERS, most_bytes=MOST_HEADER_BYTES, most_depth=MOST_DEPTH)
 
 
 def _rule(value: Any) -> dict[str, Any]:
-    """As JSON still: whoever reads images makes it a rule."""
+    """Check an image rule, which stays JSON until it is used."""
     rule_from_json(value)
-    found: dict[str, Any] = value
-    return found
+    rule: dict[str, Any] = value
+    return rule
 
 
 def _segments(value: Any) -> list[tuple[str, str]]:
-    found = []
-    for each in list_of_at_most(value, MOST_ITEMS):
-        kind, content = list_of(each, 2)
+    segments = []
+    for entry in list_of_at_most(value, MOST_ITEMS):
+        kind, content = list_of(entry, 2)
         if not isinstance(kind, str) or kind not in (TEXT, IMAGE, AUDIO):
             raise ValueError(f"a segment is {TEXT}, {IMAGE} or {AUDIO}, got {kind!r:.40}")
-        found.append((str(kind), str(fields.text(MOST_CONTENT)(content))))
-    return found
+        segments.append((str(kind), str(fields.text(MOST_CONTENT)(content))))
+    return segments
 
 
 def list_of(value: Any, length: int) -> list[Any]:
-    """Exactly so many."""
+    """A list of exactly that length."""
     if len(list_of_at_most(value, length)) != length:
         raise ValueError(f"want {length} items, got {len(value)}")
     return list(value)
 
 
 def _records(value: Any) -> list[tuple[int, list[tuple[str, str]], str]]:
-    found = []
-    for each in list_of_at_most(value, MOST_LISTED):
-        number, segments, mask = list_of(each, 3)
-        found.append((_id(number), _segments(segments), canonical(_said(mask))))
-    return found
+    records = []
+    for entry in list_of_at_most(value, MOST_LISTED):
+        number, segments, mask = list_of(entry, 3)
+        records.append((_id(number), _segments(segments), canonical(_said(mask))))
+    return records
 
 
 def _skipped(value: Any) -> list[tuple[int, str, str]]:
-    """Number, path and reason."""
-    found = []
-    for each in list_of_at_most(value, MOST_LISTED):
-        number, path, reason = list_of(each, 3)
-        found.append((_id(number), _said(path), _said(reason)))
-    return found
+    """Check (number, path, reason) of skipped examples."""
+    skipped = []
+    for entry in list_of_at_most(value, MOST_LISTED):
+        number, path, reason = list_of(entry, 3)
+        skipped.append((_id(number), _said(path), _said(reason)))
+    return skipped
 
 
 def _microbatches(value: Any) -> list[list[dict[str, Any]]]:
     return [
-        [fields.example(each) for each in list_of_at_most(held, MOST_LISTED)]
-        for held in list_of_at_most(value, MOST_LISTED)
+        [fields.example(example) for example in list_of_at_most(microbatch, MOST_LISTED)]
+        for microbatch in list_of_at_most(value, MOST_LISTED)
     ]
 
 
 def _names(value: Any) -> list[str]:
-    return [_said(each) for each in list_of_at_most(value, MOST_LISTED)]
+    return [_said(name) for name in list_of_at_most(value, MOST_LISTED)]
 
 
 def _pids(value: Any) -> dict[str, int]:

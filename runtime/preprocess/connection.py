@@ -1,4 +1,4 @@
-"""One peer's end of the wire to a preprocessing server: bounded waits, and refusals by name."""
+"""A peer's connection to a preprocessing server, with bounded waits, and refusals as errors."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from workbench.plain_text import plain
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A header and the buffers that came with it."""
+    """A header and its buffers."""
 
     header: dict[str, Any]
     buffers: tuple[Buffer, ...]
@@ -30,7 +30,7 @@ class Connection:
     Args:
         address: `tcp://HOST:PORT` of the server.
         keys: None: the server has none.
-        name: under which the server knows the peer's socket; None: the server invents one.
+        name: of the peer's socket on the server; None: the server assigns one.
     """
 
     def __init__(self, address: str, keys: ClientKeys | None, name: bytes | None = None) -> None:
@@ -55,14 +55,14 @@ class Connection:
             raise ValueError(f"address {address!r}: want tcp://HOST:PORT: {error}") from None
 
     def send(self, header: bytes, buffers: list[Buffer] | None = None) -> None:
-        """Queue a message; it leaves in the background."""
+        """Queue a message, to be sent in the background."""
         self._socket.send_multipart([header, *(buffers or [])], copy=False)
 
     def receive(self, wait_s: float) -> Message | None:
         """The next message, or None after `wait_s` seconds.
 
         Raises:
-            ValueError: the server refuses this peer's key or message, or has given up.
+            ValueError: the server refuses this peer's key or message, or has stopped with an error.
         """
         ready = dict(self._poller.poll(max(0, round(1000 * wait_s))))
         if self._monitor in ready:
@@ -83,7 +83,7 @@ class Connection:
         return message
 
     def close(self) -> None:
-        """Let go of the socket; what has not left yet has 200 ms for it."""
+        """Close the socket; queued messages have 200 ms to be sent."""
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=200)

@@ -1,4 +1,4 @@
-"""One preprocessed example, and how it crosses a wire: a JSON header and raw arrays, never code."""
+"""One preprocessed example, and its encoding in messages: a JSON header and raw arrays, never code."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -26,24 +26,24 @@ class Example:
 
     @property
     def tokens_in(self) -> int:
-        """Of all images, inside the encoder."""
+        """Tokens of all images within the encoder."""
         return sum(image.tokens.tokens_in for image in self.images)
 
     @property
     def tokens(self) -> int:
-        """In the language model."""
+        """Tokens in the language model."""
         return sum(len(text) for text in self.texts) + sum(i.tokens.tokens_out for i in self.images)
 
 
 def preprocess(record: Record, folder: Path, rule: Rule) -> Example:
-    """What both a producer and a trainer without producers do for one example."""
+    """Preprocess one example, in a producer or in a trainer without producers."""
     texts = tuple(np.array(text_tokens(record, k), np.int32) for k in range(len(record.of(TEXT))))
     images = tuple(preprocess_image(folder / path, rule) for path in record.of(IMAGE))
     return Example(record.id, texts, images)
 
 
 def example_frames(example: Example) -> tuple[dict[str, Any], list[Buffer]]:
-    """(description, buffers); `example_of` reads them."""
+    """Encode an example as (description, buffers); `example_of` decodes them."""
     described = [[*image.grid, image.values.shape[1], image.tokens.tokens_out] for image in example.images]
     header = {"id": example.id, "texts": [len(text) for text in example.texts], "images": described}
     arrays: list[NDArray[Any]] = [*example.texts, *(image.values for image in example.images)]
@@ -51,21 +51,21 @@ def example_frames(example: Example) -> tuple[dict[str, Any], list[Buffer]]:
 
 
 def num_frames(header: Mapping[str, Any]) -> int:
-    """Buffers that belong to the description."""
+    """Number of buffers of a description."""
     return len(header["texts"]) + len(header["images"])
 
 
 def example_of(header: Mapping[str, Any], buffers: Sequence[Buffer]) -> Example:
-    """The example; nothing is copied, arrays are read-only views.
+    """Decode an example without copying; arrays are read-only views.
 
     Raises:
-        ValueError: a buffer is not of the size that its description says.
+        ValueError: a buffer has another size than in its description.
     """
     lengths = [4 * length for length in header["texts"]]
     lengths += [rows * columns * width for rows, columns, width, _ in header["images"]]
-    found = [len(buffer) for buffer in buffers]
-    if found != lengths:
-        raise ValueError(f"example {header['id']}: want buffers of {lengths} bytes, got {found}")
+    sizes = [len(buffer) for buffer in buffers]
+    if sizes != lengths:
+        raise ValueError(f"example {header['id']}: want buffers of {lengths} bytes, got {sizes}")
     split = len(header["texts"])
     texts = tuple(np.frombuffer(buffer, np.int32) for buffer in buffers[:split])
     images = tuple(

@@ -1,4 +1,4 @@
-"""What a field of a message may hold: checked, and bounded before anything is kept."""
+"""Checks of message fields, which bound every value before it is stored."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,20 +9,20 @@ from workbench.strict_json import parse_strict
 MOST_NAME = 200  # characters
 MOST_TEXT = 1000
 MOST_ITEMS = 4096  # texts or images of an example
-MOST_SIDE = 2**20  # of anything that an image or a text has a number of
+MOST_SIDE = 2**20  # of any count in an image or a text
 MOST_NUMBER = 2**53
 
 Field = Callable[[Any], Any]
-Fields = Mapping[str, Mapping[str, Field]]  # of each kind of message
+Fields = Mapping[str, Mapping[str, Field]]  # by kind of message
 
 
 def parse_header(
     frame: bytes | memoryview, kinds: Fields, *, most_bytes: int, most_depth: int
 ) -> dict[str, Any]:
-    """The first frame of a message: an object with its kind, and the fields that the kind has.
+    """Parse the first frame of a message: an object with its kind, and the fields of that kind.
 
     Raises:
-        ValueError: it is none; the field, the rule and the value are named.
+        ValueError: an invalid header; the message names the field, the rule and the value.
     """
     if len(frame) > most_bytes:
         raise ValueError(f"message header: at most {most_bytes} bytes, got {len(frame)}")
@@ -34,8 +34,8 @@ def parse_header(
     if fields is None:
         raise ValueError(f"no message of kind {kind!r:.60}")
     if header.keys() != fields.keys():
-        found = ", ".join(f"{name!s:.20}" for name in list(header)[:8])
-        raise ValueError(f"{kind}: want {', '.join(fields) or 'nothing'} beside its kind, got {found!r}")
+        names = ", ".join(f"{name!s:.20}" for name in list(header)[:8])
+        raise ValueError(f"{kind}: want {', '.join(fields) or 'nothing'} beside its kind, got {names!r}")
     try:
         return {"kind": kind} | {name: check(header[name]) for name, check in fields.items()}
     except ValueError as error:
@@ -43,7 +43,7 @@ def parse_header(
 
 
 def number(least: int, most: int) -> Field:
-    """A whole number."""
+    """A check for a whole number in a range."""
 
     def check(value: Any) -> int:
         if type(value) is not int or not least <= value <= most:
@@ -54,7 +54,7 @@ def number(least: int, most: int) -> Field:
 
 
 def text(most: int) -> Field:
-    """So many characters."""
+    """A check for a text of at most that many characters."""
 
     def check(value: Any) -> str:
         if not isinstance(value, str) or len(value) > most:
@@ -65,22 +65,22 @@ def text(most: int) -> Field:
 
 
 def name(value: Any) -> str:
-    """Of a trainer."""
-    found: str = text(MOST_NAME)(value)
-    if not found.isprintable():
-        raise ValueError(f"want a name without control characters, got {found!r:.40}")
-    return found
+    """Check the name of a trainer."""
+    trainer: str = text(MOST_NAME)(value)
+    if not trainer.isprintable():
+        raise ValueError(f"want a name without control characters, got {trainer!r:.40}")
+    return trainer
 
 
 def list_of_at_most(value: Any, most: int) -> list[Any]:
-    """Of anything."""
+    """Check a list of at most that length."""
     if not isinstance(value, list) or len(value) > most:
         raise ValueError(f"want a list of at most {most}, got {value!r:.40}")
     return value
 
 
 def task(value: Any) -> tuple[int, int]:
-    """Batch, and example of it."""
+    """Check a task: batch, and index of the example in it."""
     numbers = [number(0, MOST_NUMBER)(each) for each in list_of_at_most(value, 2)]
     if len(numbers) != 2:
         raise ValueError(f"want a task of two numbers, got {len(numbers)}")
@@ -88,7 +88,7 @@ def task(value: Any) -> tuple[int, int]:
 
 
 def image(value: Any) -> list[int]:
-    """Rows, columns, bytes of a patch, tokens in the language model."""
+    """Check an image: rows, columns, bytes of a patch, tokens in the language model."""
     sides = [number(0, MOST_SIDE)(each) for each in list_of_at_most(value, 4)]
     if len(sides) != 4 or sides[3] > sides[0] * sides[1]:
         raise ValueError(
@@ -98,7 +98,7 @@ def image(value: Any) -> list[int]:
 
 
 def example(value: Any) -> dict[str, Any]:
-    """What the buffers beside it hold."""
+    """Check the description of an example's buffers."""
     if not isinstance(value, dict) or value.keys() != {"id", "texts", "images"}:
         raise ValueError("want an example of id, texts and images")
     return {
@@ -109,7 +109,7 @@ def example(value: Any) -> dict[str, Any]:
 
 
 def content(value: Any) -> Content:
-    """What of examples is wanted."""
+    """Check which content of examples is requested."""
     if value not in list(Content):
         raise ValueError(f"want content {' or '.join(Content)}, got {value!r:.40}")
     return Content(value)

@@ -1,4 +1,4 @@
-"""From an image file to patches: decode, resize by the model's rule, cut."""
+"""Converts an image file to patches: decode, resize by the model's rule, cut."""
 
 import warnings
 from collections.abc import Mapping
@@ -17,12 +17,12 @@ from workbench.data.corpus import ItemTokens, qwen2_vl_resize, square_image_toke
 
 Pixels = NDArray[np.uint8]
 FORMATS = ("JPEG", "PNG")
-MOST_SIDE_PX = 2**14  # of what images are resized to
+MOST_SIDE_PX = 2**14  # of a resized image
 MOST_PIXELS = MOST_SIDE_PX**2
 
 
 class MalformedImageError(ValueError):
-    """A file that holds no image this program reads; `path` names it."""
+    """A file without a readable image; `path` is its path."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"image {path}: {reason}")
@@ -54,7 +54,7 @@ class SquareRule:
         return Image.Resampling.BILINEAR
 
     def size(self, height_px: int, width_px: int) -> tuple[int, int]:
-        """(height, width) after resizing; what a last incomplete patch covers is cut off later."""
+        """(height, width) after resizing; incomplete patches at the ends are dropped later."""
         del height_px, width_px
         return self.image_px, self.image_px
 
@@ -107,11 +107,11 @@ def rule_as_json(rule: Rule) -> dict[str, Any]:
 
 
 def rule_from_json(data: Mapping[str, Any]) -> Rule:
-    """ValueError where it is no rule."""
+    """Decode a rule; ValueError where it is invalid."""
     kinds: dict[str, type[Rule]] = {"square": SquareRule, "qwen2-vl": QwenRule}
     if not isinstance(data, Mapping) or str(data.get("kind")) not in kinds:
-        said = data.get("kind") if isinstance(data, Mapping) else data
-        raise ValueError(f"image rule must be square or qwen2-vl, got {said!r:.60}")
+        kind_given = data.get("kind") if isinstance(data, Mapping) else data
+        raise ValueError(f"image rule must be square or qwen2-vl, got {kind_given!r:.60}")
     kind = kinds[str(data["kind"])]
     names = [field.name for field in fields(kind)]
     needed = {field.name for field in fields(kind) if field.default is MISSING}
@@ -125,7 +125,7 @@ def rule_from_json(data: Mapping[str, Any]) -> Rule:
 
 @dataclass(frozen=True, slots=True)
 class Patches:
-    """One image: [P, F] bytes, the grid (rows, columns) they came from, and its tokens."""
+    """One image: [P, F] bytes, the grid (rows, columns) of its patches, and its tokens."""
 
     values: Pixels
     grid: tuple[int, int]
@@ -133,10 +133,10 @@ class Patches:
 
 
 def read_pixels(path: Path, channels: int, rule: Rule | tuple[int, int], filter_: Image.Resampling) -> Pixels:
-    """[H, W, C] bytes of a JPEG or PNG file, resized to what the rule or (height, width) says.
+    """[H, W, C] bytes of a JPEG or PNG file, resized by the rule or to (height, width).
 
     Raises:
-        MalformedImageError: no such file, another format, torn, or too large to be honest.
+        MalformedImageError: a missing, damaged or implausibly large file, or another format.
     """
     mode = "L" if channels == 1 else "RGB"
     try:
@@ -153,11 +153,11 @@ def read_pixels(path: Path, channels: int, rule: Rule | tuple[int, int], filter_
 
 
 def cut(pixels_HWC: Pixels, patch_px: int, merge_side: int = 1) -> tuple[Pixels, tuple[int, int]]:
-    """[P, F] patches, each channel by channel, and their grid; incomplete ones at the ends are dropped.
+    """[P, F] patches, each ordered by channel, and their grid; incomplete ones at the ends are dropped.
 
-    Patches of one merge block follow each other, as Qwen2-VL's merger reads them (Wang et al. 2024);
+    Patches of one merge block are consecutive, as Qwen2-VL's merger reads them (Wang et al. 2024);
     with blocks of one patch that is raster order.
-    Differs: the two equal frames of which Qwen2-VL makes a patch in time are the trainer's to make.
+    Differs: the trainer duplicates frames for Qwen2-VL's patches, which span two frames in time.
     """
     step = patch_px * merge_side
     rows, columns = pixels_HWC.shape[0] // step, pixels_HWC.shape[1] // step
@@ -169,7 +169,7 @@ def cut(pixels_HWC: Pixels, patch_px: int, merge_side: int = 1) -> tuple[Pixels,
 
 
 def joined(values_PF: Pixels, grid: tuple[int, int], patch_px: int, merge_side: int = 1) -> Pixels:
-    """[C, H, W]: what `cut` was given, less what it dropped."""
+    """[C, H, W], the inverse of `cut` but for dropped parts."""
     rows, columns = grid[0] // merge_side, grid[1] // merge_side
     blocks = values_PF.reshape(rows, columns, merge_side, merge_side, -1, patch_px, patch_px)
     channels = blocks.shape[4]
@@ -177,7 +177,7 @@ def joined(values_PF: Pixels, grid: tuple[int, int], patch_px: int, merge_side: 
 
 
 def preprocess_image(path: Path, rule: Rule) -> Patches:
-    """Decode, resize, cut and count; MalformedImageError names a file that is none."""
+    """Decode, resize and cut an image, and count its tokens; MalformedImageError where it is unreadable."""
     pixels_HWC = read_pixels(path, rule.channels, rule, rule.filter)
     values_PF, grid = cut(pixels_HWC, rule.patch_px, rule.merge_side)
     return Patches(values_PF, grid, ItemTokens(len(values_PF), len(values_PF) // rule.merge_side**2))

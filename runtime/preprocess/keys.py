@@ -1,4 +1,4 @@
-"""CURVE keys: who may connect to a preprocessing server, and which server is the right one."""
+"""CURVE keys, by which preprocessing servers and their clients authenticate each other."""
 
 import json
 import os
@@ -23,7 +23,7 @@ LISTS = {Role.PRODUCER: "producers", Role.TRAINER: "trainers", Role.READER: "rea
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerKeys:
-    """The server's own pair, and the public keys of everyone who may connect with what each may do."""
+    """The server's own pair, and the public keys of permitted clients with their roles."""
 
     public: str
     secret: str
@@ -40,7 +40,7 @@ class ClientKeys:
 
 
 def make_keys() -> tuple[ServerKeys, dict[Role, ClientKeys]]:
-    """A server's keys and those of one client of each role, fresh from the system's random source."""
+    """New keys of a server and of one client of each role, from the system's random source."""
     public, secret = client_pair()
     clients = {}
     for role in Role:
@@ -51,16 +51,16 @@ def make_keys() -> tuple[ServerKeys, dict[Role, ClientKeys]]:
 
 
 def client_pair() -> tuple[str, str]:
-    """(public, secret) in Z85."""
+    """A new (public, secret) pair in Z85."""
     public, secret = zmq.curve_keypair()
     return public.decode(), secret.decode()
 
 
 def write_keys(folder: Path) -> tuple[Path, ...]:
-    """`server.json`, `producer.json`, `trainer.json`, `reader.json`, readable by their owner alone.
+    """Write `server.json`, `producer.json`, `trainer.json`, `reader.json`, readable only by their owner.
 
     Raises:
-        ValueError: one of them is there already; keys are never replaced.
+        ValueError: one of them exists already; keys are never replaced.
     """
     folder.mkdir(parents=True, exist_ok=True)
     server, clients = make_keys()
@@ -76,25 +76,25 @@ def write_keys(folder: Path) -> tuple[Path, ...]:
 
 
 def _server_file(keys: ServerKeys) -> dict[str, Any]:
-    lists = {name: [key for key, held in keys.roles if held is role] for role, name in LISTS.items()}
+    lists = {name: [key for key, key_role in keys.roles if key_role is role] for role, name in LISTS.items()}
     return {"public": keys.public, "secret": keys.secret, **lists}
 
 
 def read_server_keys(path: Path) -> ServerKeys:
-    """ValueError where the file holds no server's keys, or others can read it."""
+    """Read a server's keys; ValueError where the file is invalid, or others can read it."""
     data = _read(path, {"public", "secret", *LISTS.values()})
-    found: list[tuple[Any, Role]] = []
+    roles: list[tuple[Any, Role]] = []
     for role, name in LISTS.items():
-        held = data[name] if isinstance(data[name], list) else [None]
-        found += [(key, role) for key in held]
-    _check(path, data["public"], data["secret"], *(key for key, _ in found))
-    if len(dict(found)) != len(found):
+        keys = data[name] if isinstance(data[name], list) else [None]
+        roles += [(key, role) for key in keys]
+    _check(path, data["public"], data["secret"], *(key for key, _ in roles))
+    if len(dict(roles)) != len(roles):
         raise ValueError(f"keys {path}: a client's key stands twice; want one role for each")
-    return ServerKeys(public=data["public"], secret=data["secret"], roles=tuple(found))
+    return ServerKeys(public=data["public"], secret=data["secret"], roles=tuple(roles))
 
 
 def read_client_keys(path: Path) -> ClientKeys:
-    """ValueError where the file holds no client's keys, or others can read it."""
+    """Read a client's keys; ValueError where the file is invalid, or others can read it."""
     data = _read(path, {"public", "secret", "server"})
     _check(path, *data.values())
     return ClientKeys(**data)
@@ -111,8 +111,8 @@ def _read(path: Path, names: set[str]) -> dict[str, Any]:
     if stat.S_ISREG(mode) and mode & OTHERS:
         raise ValueError(f"keys {path}: others can read it; want it readable by its owner alone: chmod 600")
     if not isinstance(data, dict) or set(data) != names:
-        found = ", ".join(sorted(map(str, data))) if isinstance(data, dict) else type(data).__name__
-        raise ValueError(f"keys {path}: want {', '.join(sorted(names))}, got {plain(found, 80)}")
+        got = ", ".join(sorted(map(str, data))) if isinstance(data, dict) else type(data).__name__
+        raise ValueError(f"keys {path}: want {', '.join(sorted(names))}, got {plain(got, 80)}")
     return data
 
 
@@ -123,7 +123,7 @@ def _check(path: Path, *keys: object) -> None:
 
 
 def key_hint(keys: ClientKeys | None) -> str:
-    """What a server that does not answer may be: encrypted talk under other keys looks like silence."""
+    """A hint about servers that do not answer: with other keys, encryption looks like silence."""
     if keys is None:
         return "; a server with keys answers nobody without --keys"
     return "; a server with other keys, or without any, does not answer these"

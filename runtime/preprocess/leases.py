@@ -1,9 +1,9 @@
-"""Who preprocesses which example: every task done is taken once, whoever dies on the way."""
+"""Leases of preprocessing tasks: each task counts once, even if producers die."""
 
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-Task = tuple[int, int]  # (position of the batch in the stream, place in the batch)
+Task = tuple[int, int]  # (position of the batch in the stream, index in the batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,16 +13,16 @@ class _Lease:
 
 
 class Leases:
-    """Tasks that wait, and those lent to producers until a deadline.
+    """Waiting tasks, and tasks leased to producers until a deadline.
 
-    A task goes back when its lease ends or its producer dies, and the first result of a task is the
-    only one that counts. One that is given up stays open, for its caller to complete without a
-    producer. Times are the caller's clock in seconds. Every call takes O(log tasks) but `release`,
-    `expire` and `drop`, which look at all tasks of the window.
+    A task is returned when its lease ends or its producer dies, and only the first result of a task counts. A
+    task that is given up stays open, for the caller to complete without a producer. Times are seconds of the
+    caller's clock. Calls take O(log tasks), except `release`, `expire` and `drop`, which visit all tasks of
+    the window.
 
     Args:
-        lease_s: how long a producer may take for one task.
-        most_attempts: as often a task is lent; a task that kills its producers must not go on forever.
+        lease_s: time limit of a producer for one task.
+        most_attempts: how often a task is leased, as it may kill its producers.
     """
 
     def __init__(self, *, lease_s: float, most_attempts: int = 3) -> None:
@@ -40,23 +40,23 @@ class Leases:
         return len(self._open) - self.num_waiting
 
     def holder(self, task: Task) -> bytes | None:
-        """The producer that has the task now."""
+        """The producer that currently has the task."""
         lease = self._open.get(task)
         return None if lease is None else lease.producer
 
     def is_open(self, task: Task) -> bool:
-        """Whether its first result is still wanted."""
+        """Whether its first result is still expected."""
         return task in self._open
 
     def add(self, task: Task) -> None:
-        """ValueError where it is open already."""
+        """Add a task; ValueError where it is open already."""
         if task in self._open:
             raise ValueError(f"task {task} is open already")
         self._open[task], self._attempts[task] = None, 0
         heappush(self._waiting, task)
 
     def lend(self, producer: bytes, now_s: float) -> Task | None:
-        """The first task that waits, in order of the stream; None: there is none."""
+        """Lease the first waiting task, in order of the stream; None if there is none."""
         while self._waiting:
             task = heappop(self._waiting)
             if self._open.get(task, task) is None:
@@ -66,26 +66,26 @@ class Leases:
         return None
 
     def complete(self, task: Task) -> bool:
-        """Whether this result is the task's first: any other is to be thrown away."""
+        """Complete a task; returns whether this is its first result, as others are to be discarded."""
         if task not in self._open:
             return False
         self._forget(task)
         return True
 
     def release(self, producer: bytes) -> tuple[Task, ...]:
-        """Take back what a producer holds; those that were lent too often are given up and returned."""
+        """Take back a producer's tasks; returns those that are given up, after too many attempts."""
         return self._back(
             [task for task, lease in self._open.items() if lease is not None and lease.producer == producer]
         )
 
     def expire(self, now_s: float) -> tuple[Task, ...]:
-        """Take back whose lease ended; those that were lent too often are given up and returned."""
+        """Take back tasks whose lease ended; returns those that are given up, after too many attempts."""
         return self._back(
             [task for task, lease in self._open.items() if lease is not None and lease.end_s <= now_s]
         )
 
     def drop(self, position: int) -> None:
-        """Forget all tasks of a batch that nobody wants any more."""
+        """Drop all tasks of a batch that is no longer needed."""
         for task in [task for task in self._open if task[0] == position]:
             self._forget(task)
         self._waiting = [task for task in self._waiting if task[0] != position]

@@ -1,4 +1,4 @@
-"""Where a trainer's batches come from: a server, or the trainer's own cores."""
+"""Loaders of a trainer's batches: from a server, or preprocessed on the trainer's own cores."""
 
 import math
 import os
@@ -18,7 +18,7 @@ from runtime.preprocess.order import OrderSettings, Size, ordered
 from runtime.preprocess.stream import Content, Skipped
 from workbench.units import S_PER_DAY
 
-ASK_AGAIN_S = 3.0  # a server that was started anew has forgotten what was asked
+ASK_AGAIN_S = 3.0  # a restarted server has lost requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Which of how many data-parallel groups."""
+    """Index and number of data-parallel groups."""
 
     index: int = 0
     number: int = 1
@@ -48,12 +48,12 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """What a trainer asks a server for.
+    """A trainer's subscription to a server.
 
     Args:
-        name: under which the server remembers how far this trainer is; groups of one trainer share it.
-            Empty: nobody else's, made up of host and process.
-        timeout_s: of any single wait.
+        name: under which the server keeps this trainer's progress; groups of one trainer share it. Empty: a
+            unique one, from host and process.
+        timeout_s: of each wait.
     """
 
     address: str
@@ -69,19 +69,19 @@ class Subscription:
 
     @property
     def full_name(self) -> str:
-        """With the group."""
+        """The name with the group."""
         name = self.name or f"{socket.gethostname()}-{os.getpid()}-{self.content}"
         return f"{name}/{self.group.index}/{self.group.number}"
 
 
 class ServedLoader:
-    """Batches of a server, received in the background up to the server's window.
+    """Batches of a server, received in the background, up to the server's window.
 
     Args:
-        start: position of the first batch; None: where the server remembers this name to be.
+        start: position of the first batch; None: the server's saved position of this name.
 
     Raises:
-        ValueError: nobody answers in time, or the server refuses the key.
+        ValueError: no answer in time, or the server refuses the key.
     """
 
     def __init__(self, subscription: Subscription, *, start: int | None = None) -> None:
@@ -99,35 +99,35 @@ class ServedLoader:
 
     @property
     def position(self) -> int:
-        """Of the batch that `next` gives."""
+        """Position of the batch that `next` returns."""
         return self._position
 
     @property
     def num_batches(self) -> int:
-        """Of an epoch: position p is batch p modulo this."""
+        """Number of batches of an epoch: position p is batch p modulo this."""
         return int(self.welcome["num_batches"])
 
     @property
     def rule(self) -> Rule:
-        """Of the images."""
+        """Preprocessing rule of the images."""
         return rule_from_json(self.welcome["rule"])
 
     def seek(self, position: int) -> None:
-        """Go on from another position; batches on their way that are not in reach of it are forgotten."""
+        """Continue from another position; pending batches outside its window are dropped."""
         self._position = position
 
     def next(self) -> Batch:
-        """Waits only where the batch is not here yet; asks for those that follow.
+        """The next batch, after a wait if it has not arrived; requests the following ones.
 
         Raises:
-            ValueError: it is not here in time, or the server has given up.
+            ValueError: it does not arrive in time, or the server has stopped with an error.
         """
         position = self._position
         end_s = time.monotonic() + self._subscription.timeout_s
         reach = range(position, position + int(self.welcome["window"]))
-        for held in (self._arrived, self._asked):
-            for other in [other for other in held if other not in reach]:
-                del held[other]
+        for batches in (self._arrived, self._asked):
+            for other in [other for other in batches if other not in reach]:
+                del batches[other]
         while True:
             self._ask(reach)
             now_s = time.monotonic()
@@ -145,44 +145,44 @@ class ServedLoader:
         return batch_of_message(self._arrived.pop(position))
 
     def finish(self) -> None:
-        """Everything that `next` gave is finished: a trainer of this name goes on after it.
+        """Report all batches from `next` as finished: a trainer of this name resumes after them.
 
-        Returns when the server has heard it: closing the connection drops what has not left yet.
+        Returns when the server has received it, since closing the connection drops queued messages.
 
         Raises:
             ValueError: the server does not answer in time.
         """
         self._connection.send(packed("finished", name=self._name, done=self._position))
-        self._request("welcome", packed("hello", name=self._name))  # heard behind it
+        self._request("welcome", packed("hello", name=self._name))  # processed after it
 
     def find(self, example: int) -> int:
-        """Position, in the first epoch, of the batch that has the example; ValueError: none has."""
+        """Position, in the first epoch, of the batch with an example; ValueError if there is none."""
         return int(self._request("found", packed("find", example=example)).header["position"])
 
     def status(self) -> Mapping[str, Any]:
-        """What the server says of itself: producers, tasks, batches, examples left out."""
+        """Status of the server: producers, tasks, batches, skipped examples."""
         return self._request("status", packed("status")).header
 
     def records(self) -> tuple[Record, ...]:
-        """The examples of the server's folder, in its order, as far as the index knows them."""
-        found: list[Record] = []
+        """The examples in the index of the server's folder, in order."""
+        records: list[Record] = []
         while True:
-            header = self._request("records", packed("records", start=len(found))).header
-            found += records_of(header)
-            if len(found) >= header["total"] or not header["records"]:
-                return tuple(found)
+            header = self._request("records", packed("records", start=len(records))).header
+            records += records_of(header)
+            if len(records) >= header["total"] or not header["records"]:
+                return tuple(records)
 
     def close(self) -> None:
-        """Tell the server to prepare nothing more."""
+        """Unsubscribe from the server, and close the connection."""
         self._connection.send(packed("leave"))
         self._connection.close()
 
     def abandon(self) -> None:
-        """Go without a word, as a trainer that dies: the server finds out by itself."""
+        """Close without notice, as if the trainer died."""
         self._connection.close()
 
     def _ask(self, reach: range) -> None:
-        """For what has not arrived and was not asked for lately."""
+        """Request batches that have not arrived and were not requested recently."""
         now_s = time.monotonic()
         group = self._subscription.group
         for position in reach:
@@ -204,7 +204,7 @@ class ServedLoader:
     def _take(self, message: Message | None) -> None:
         if message is not None and message.kind == "batch":
             position = int(message.header["position"])
-            if position in self._asked:  # the second answer to a question asked twice is like the first
+            if position in self._asked:  # answers to repeated requests are equal
                 self._arrived[position] = message
 
     def _request(self, answer: str, question: bytes) -> Message:
@@ -222,29 +222,31 @@ class ServedLoader:
 
 
 def records_of(header: Mapping[str, Any]) -> list[Record]:
-    """Some of the server's examples."""
+    """Decode a message with some of the server's examples."""
     return [Record(number, tuple(segments), mask) for number, segments, mask in header["records"]]
 
 
 def batch_of_message(message: Message) -> Batch:
-    """The batch; arrays are views of what came off the wire."""
+    """Decode a batch; arrays are views of the message's buffers."""
     buffers = iter(message.buffers)
 
-    wanted = sum(num_frames(header) for held in message.header["microbatches"] for header in held)
+    wanted = sum(num_frames(header) for microbatch in message.header["microbatches"] for header in microbatch)
     if wanted != len(message.buffers):
         raise ValueError(f"batch: want {wanted} buffers, got {len(message.buffers)}")
 
     def one(header: Mapping[str, Any]) -> Example:
-        own: list[Buffer] = [next(buffers) for _ in range(num_frames(header))]
-        return example_of(header, own)
+        own_buffers: list[Buffer] = [next(buffers) for _ in range(num_frames(header))]
+        return example_of(header, own_buffers)
 
-    microbatches = tuple(tuple(one(header) for header in held) for held in message.header["microbatches"])
-    skipped = tuple(Skipped(*each) for each in message.header["skipped"])
+    microbatches = tuple(
+        tuple(one(header) for header in microbatch) for microbatch in message.header["microbatches"]
+    )
+    skipped = tuple(Skipped(*entry) for entry in message.header["skipped"])
     return Batch(int(message.header["position"]), microbatches, skipped)
 
 
 class ColocatedLoader:
-    """The baseline: the trainer preprocesses its own batches, when it wants them, on its own cores.
+    """The baseline: the trainer preprocesses its batches on its own cores, when it needs them.
 
     Args:
         folder, rule, batch_size, order: as a server's.
@@ -271,7 +273,7 @@ class ColocatedLoader:
         return self._position
 
     def next(self) -> Batch:
-        """Decodes the whole batch of all groups: its order depends on all sizes.
+        """The next batch. Decodes the batches of all groups, as the order depends on all sizes.
 
         Raises:
             MalformedImageError: an image that cannot be read.
@@ -282,35 +284,37 @@ class ColocatedLoader:
         examples = [preprocess(record, self._folder, self._rule) for record in records]
         sizes = [Size(example.tokens_in, example.tokens) for example in examples]
         chosen = ordered(sizes, self._group.number, self._order)[self._group.index]
-        microbatches = tuple(tuple(examples[index] for index in held) for held in chosen)
+        microbatches = tuple(tuple(examples[index] for index in indices) for indices in chosen)
         self._position += 1
         return Batch(self._position - 1, microbatches, ())
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing, as there is nothing to release."""
 
 
-Loader = ServedLoader | ColocatedLoader  # batch after batch
+Loader = ServedLoader | ColocatedLoader  # yields batches
 
 
 @dataclass(frozen=True, slots=True)
 class Stalls:
-    """How long a trainer waits for its batches, its step an idle wait: by iteration; and what was in them."""
+    """Waits of a trainer for its batches, per iteration, with idle waits as steps; and their contents."""
 
     stall_s: tuple[float, ...]
     num_examples: int
     skipped: tuple[Skipped, ...]
 
     def quantile_s(self, share: float) -> float:
-        """The smallest stall that at least this share of the iterations does not exceed."""
+        """The smallest stall that at least this fraction of iterations does not exceed."""
         return sorted(self.stall_s)[max(0, math.ceil(share * len(self.stall_s)) - 1)]
 
 
-def stalls_of(loader: Loader, num: int, *, step_s: float, told: Callable[[], None] = lambda: None) -> Stalls:
-    """Take `num` batches, with an idle wait of `step_s` after each for the step on its device.
+def stalls_of(
+    loader: Loader, num: int, *, step_s: float, on_batch: Callable[[], None] = lambda: None
+) -> Stalls:
+    """Take `num` batches, with an idle wait of `step_s` after each in place of a step.
 
     Raises:
-        ValueError: num < 1 or step_s < 0, or what the loader raises.
+        ValueError: num < 1 or step_s < 0, or as the loader.
     """
     if num < 1 or not 0 <= step_s <= S_PER_DAY:
         raise ValueError(f"stalls: want >= 1 batch and a step of 0 s to a day, got {num} and {step_s}")
@@ -323,6 +327,6 @@ def stalls_of(loader: Loader, num: int, *, step_s: float, told: Callable[[], Non
         stalls.append(time.perf_counter() - start_s)
         num_examples += len(batch.examples)
         skipped += batch.skipped
-        told()
+        on_batch()
         time.sleep(step_s)
     return Stalls(tuple(stalls), num_examples, tuple(skipped))

@@ -1,4 +1,4 @@
-"""Producers on the server's own host: processes that are replaced when they die."""
+"""Producers on the server's own host, which are replaced when they die."""
 
 import os
 import secrets
@@ -14,8 +14,8 @@ from runtime.preprocess.producer import settings_text
 from workbench.stopped import StopWatch
 from workbench.supervised import as_arguments, as_parent
 
-MOST_STILLBORN = 3  # in a row: then something is wrong with all of them
-KILLED_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)  # says nothing about the others
+MOST_STILLBORN = 3  # in a row, which means that all of them fail
+KILLED_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)  # no reason to suspect the others
 END_S = 5.0
 
 
@@ -23,10 +23,10 @@ class LocalProducers:
     """A fixed number of producers.
 
     Args:
-        number: how many; 0: none here, they come from elsewhere.
-        address: of the server, as seen from this host.
+        number: of producers; 0: they run on other hosts only.
+        address: of the server, from this host.
         folder: of the data.
-        silence_s: after which a producer that hears nothing from the server ends.
+        silence_s: after which a producer without messages from the server ends.
     """
 
     def __init__(
@@ -44,25 +44,25 @@ class LocalProducers:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids by producer."""
+        """Producer -> process id."""
         return {name: process.pid for name, process in self._at_work.items()}
 
     def heard_of(self, name: str) -> None:
-        """A producer has spoken to the server."""
+        """Record that a producer has contacted the server."""
         if name in self._unheard:
             self._unheard.discard(name)
             self._num_stillborn = 0
 
     def replace_lost(self) -> tuple[str, ...]:
-        """Names of producers that have died since the last call; a new one stands in for each.
+        """Replace producers that have died since the last call; returns their names.
 
-        Those that a signal has stopped for some seconds are killed.
+        Producers that have been stopped by a signal for some seconds are killed.
 
         Raises:
-            ValueError: several ended in a row without a word.
+            ValueError: several in a row ended without contacting the server.
         """
         for pid in self._watch.stopped(process.pid for process in self._at_work.values()):
-            os.kill(pid, signal.SIGKILL)  # a child that has not been waited for: the number is its own
+            os.kill(pid, signal.SIGKILL)  # not waited for yet, so the pid is still its own
             sys.stderr.write(f"producer, process {pid}: stopped by a signal and not continued, so killed\n")
         lost = [name for name, process in self._at_work.items() if process.poll() is not None]
         for name in lost:
@@ -80,7 +80,7 @@ class LocalProducers:
         return tuple(lost)
 
     def end(self) -> None:
-        """End all of them; those that do not go within 5 s are killed."""
+        """End all producers; those that do not exit within 5 s are killed."""
         for process in self._at_work.values():
             process.terminate()
         for name, process in self._at_work.items():
@@ -95,7 +95,7 @@ class LocalProducers:
         self._at_work.clear()
 
     def _start(self) -> None:
-        name = f"local-{next(self._numbers)}-{self._token}"  # those of a killed server may still be there
+        name = f"local-{next(self._numbers)}-{self._token}"  # those of a killed server may still exist
         text = settings_text(
             self._address, self._folder, keys=self._keys, name=name, silence_s=self._silence_s
         )
@@ -105,7 +105,7 @@ class LocalProducers:
             text=True,
         )
         assert process.stdin is not None
-        with suppress(BrokenPipeError), process.stdin as pipe:  # it has ended: `replace_lost` says so
+        with suppress(BrokenPipeError), process.stdin as pipe:  # it has ended, which `replace_lost` reports
             pipe.write(text)
         self._at_work[name] = process
         self._unheard.add(name)

@@ -1,4 +1,4 @@
-"""What peers may say to a preprocessing server: by kind, field by field, bounded before anything is kept."""
+"""Schema of messages to a preprocessing server: fields by kind, bounded before anything is stored."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -7,13 +7,13 @@ from typing import Any
 from runtime.preprocess import fields
 from runtime.preprocess.fields import Fields, parse_header
 
-MOST_HEADER_BYTES = 2**18  # of a message to a server: the largest example that may be described
+MOST_HEADER_BYTES = 2**18  # of a message to a server: that of the largest example
 MOST_DEPTH = 5
 MOST_GROUPS = 4096
 
 
 class Role(StrEnum):
-    """What a peer's key lets it do."""
+    """Permissions of a peer's key."""
 
     PRODUCER = "producer"
     TRAINER = "trainer"
@@ -21,10 +21,10 @@ class Role(StrEnum):
 
 
 def parse_message(frame: bytes | memoryview) -> dict[str, Any]:
-    """The header of a message to a server.
+    """Parse and check the header of a message to a server.
 
     Raises:
-        ValueError: it is none; the field, the rule and the value are named.
+        ValueError: an invalid header; the message names the field, the rule and the value.
     """
     return parse_header(frame, FIELDS, most_bytes=MOST_HEADER_BYTES, most_depth=MOST_DEPTH)
 

@@ -1,4 +1,4 @@
-"""In which order a batch's examples go to the trainers: between groups, then in time."""
+"""Order of a batch's examples: assignment to groups, then order in time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,21 +14,21 @@ BACKWARD_PER_FORWARD = 2.0
 
 
 class Reordering(StrEnum):
-    """What is evened out."""
+    """What reordering balances."""
 
     NONE = "none"
     WITHIN = "within"  # work of data-parallel groups
-    BOTH = "both"  # and the bubbles that unequal microbatches leave in the pipeline
+    BOTH = "both"  # and pipeline bubbles from unequal microbatches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderSettings:
-    """How examples are assigned to groups and cut into microbatches.
+    """How examples are assigned to groups and split into microbatches.
 
     Args:
-        microbatch: examples in one; the last of a group may have fewer.
+        microbatch: number of its examples; the last of a group may have fewer.
         num_stages: of the pipeline; the first has the encoder, the others share the language model.
-        encoder_work: of one token inside the encoder, in that of one token in the language model.
+        encoder_work: of one token within the encoder, relative to one token in the language model.
     """
 
     reordering: Reordering = Reordering.BOTH
@@ -46,7 +46,7 @@ class OrderSettings:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Tokens of one example: inside the encoder, and in the language model."""
+    """Tokens of one example: within the encoder, and in the language model."""
 
     tokens_in: int
     tokens: int
@@ -57,8 +57,8 @@ def ordered(
 ) -> tuple[tuple[tuple[int, ...], ...], ...]:
     """[groups][microbatches] examples in execution order: a partition of range(len(sizes)).
 
-    Source: DistTrain, sections 5.2 and 5.3, Algorithms 1 and 2; groups get equal numbers of examples,
-    give or take one. Without reordering, groups are runs of the batch as it came.
+    Source: DistTrain, sections 5.2 and 5.3, Algorithms 1 and 2; groups get equal numbers of examples, up
+    to one. Without reordering, groups are consecutive runs of the batch.
 
     Raises:
         ValueError: num_groups < 1.

@@ -1,7 +1,7 @@
-"""A producer: takes examples from the server one by one, preprocesses them, sends them back.
+"""A producer: receives examples from the server one by one, preprocesses them, and sends them back.
 
-It keeps nothing, so that it may die at any moment. `python -m runtime.preprocess.producer` reads
-what it needs, keys included, as JSON from its standard input.
+It has no state, so it may die at any moment. `python -m runtime.preprocess.producer` reads its settings,
+including keys, as JSON from standard input.
 """
 
 import json
@@ -19,26 +19,27 @@ from runtime.preprocess.keys import ClientKeys, key_hint
 from workbench.supervised import end_with, from_arguments
 from workbench.units import S_PER_DAY
 
-KEPT_BYTES = 31 * 2**20  # with what is put around it below the 32 MiB that glibc goes up to
-READY_AGAIN_S = 3.0  # a server that was started anew does not know its producers
+KEPT_BYTES = 31 * 2**20  # with overhead below 32 MiB, which is glibc's maximum
+READY_AGAIN_S = 3.0  # a restarted server does not know its producers
 
 
 def produce(
     address: str, folder: Path, *, keys: ClientKeys | None, name: str | None, silence_s: float
 ) -> int:
-    """Work for the server at that address until it has been silent for `silence_s` seconds.
+    """Work for the server at an address until it has been silent for `silence_s` seconds.
 
-    A server with nothing to do still speaks about once a second.
+    An idle server still sends a message about once per second.
 
     Args:
-        folder: where this host sees the server's data folder.
-        name: of this producer; None: the server invents one.
+        folder: the server's data folder, on this host.
+        name: of this producer; None: the server assigns one.
 
     Returns:
-        Examples preprocessed.
+        Number of preprocessed examples.
 
     Raises:
-        ValueError: the folder is not there; the server was never there, refuses the key, or has given up.
+        ValueError: the folder is missing; the server never answers, refuses the key, or has stopped with an
+            error.
     """
     if not folder.is_dir():
         raise ValueError(f"data folder {folder}: not there; want where this host sees the server's")
@@ -47,7 +48,7 @@ def produce(
     keep_freed_memory()
     connection = Connection(address, keys, None if name is None else name.encode())
     num_done = 0
-    heard = False
+    has_answer = False
     end_s = time.monotonic() + silence_s
     try:
         connection.send(packed("ready"))
@@ -56,7 +57,7 @@ def produce(
             if message is None:
                 connection.send(packed("ready"))
                 continue
-            heard = True
+            has_answer = True
             if message.kind == "task":
                 header, buffers = answer_to(message, folder)
                 connection.send(header, buffers)
@@ -64,24 +65,24 @@ def produce(
             end_s = time.monotonic() + silence_s
     finally:
         connection.close()
-    if not heard:
+    if not has_answer:
         raise ValueError(f"no server at {address}: waited {silence_s:g} s for it{key_hint(keys)}")
     return num_done
 
 
 def keep_freed_memory() -> None:
-    """Have the allocator keep what one image leaves free for the next one, up to 62 MiB of it.
+    """Have the allocator keep memory freed by one image for the next one, up to 62 MiB.
 
-    Else the system gets it back and gives it out anew, page by page: images of 512 px take a producer 1.3
-    times as long. The largest mapped block that was freed, of up to 32 MiB, is for glibc the size from which
-    on it maps blocks, and twice that is what it keeps (mallopt(3), M_MMAP_THRESHOLD). Other allocators are
-    left as they are.
+    Otherwise it is returned to the system and faulted in again, page by page: images of 512 px take a
+    producer 1.3 times as long. glibc sets its threshold for mapping blocks to the largest mapped block that
+    was freed, up to 32 MiB, and keeps twice that (mallopt(3), M_MMAP_THRESHOLD). Other allocators are
+    unaffected.
     """
     bytes(KEPT_BYTES)
 
 
 def answer_to(message: Message, folder: Path) -> tuple[bytes, list[Buffer]]:
-    """What a producer sends back for a task."""
+    """A producer's answer to a task."""
     header = message.header
     record = Record(header["id"], tuple(header["segments"]))
     try:
@@ -93,7 +94,7 @@ def answer_to(message: Message, folder: Path) -> tuple[bytes, list[Buffer]]:
 
 
 def settings_text(address: str, folder: Path, *, keys: ClientKeys | None, name: str, silence_s: float) -> str:
-    """What `main` reads."""
+    """The input of `main`."""
     given = None if keys is None else asdict(keys)
     return json.dumps(
         {"address": address, "folder": str(folder), "keys": given, "name": name, "silence_s": silence_s}

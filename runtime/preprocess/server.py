@@ -1,4 +1,4 @@
-"""The preprocessing server: lends examples to producers, hands whole batches to trainers."""
+"""The preprocessing server: leases examples to producers, and sends complete batches to trainers."""
 
 import gc
 import sys
@@ -23,35 +23,35 @@ from runtime.preprocess.local_producers import LocalProducers
 from runtime.preprocess.messages import FIELDS, KINDS_OF, WITH_BUFFERS, Role, parse_message
 from runtime.preprocess.order import OrderSettings
 from runtime.preprocess.server_socket import Doorway, refuse_open_address
-from runtime.preprocess.stream import Content, Held, Malformed, Skipped, Stream
+from runtime.preprocess.stream import Content, EncodedExample, Malformed, Skipped, Stream
 from workbench.plain_text import plain
 from workbench.units import S_PER_DAY
 
 POLL_S = 0.1
-HEAR_S = 0.02  # of long messages, before those that have come meanwhile
-PRESENCE_S = 10.0  # between two looks whether a trainer is still there
+HEAR_S = 0.02  # of processing long messages, before newly arrived ones
+PRESENCE_S = 10.0  # between checks whether a trainer is still connected
 RECORDS_PER_MESSAGE = 2000
-MOST_PEERS = 4096  # producers or trainers in all, and those whose bad messages are counted
-BUFFERS = "buffers"  # beside the fields of a message
-MOST_BAD = 16  # messages of one peer that are refused before the peer is
-STILL_S = 1.0  # between two words to a producer that has nothing to do
+MOST_PEERS = 4096  # producers and trainers, and peers whose bad messages are counted
+BUFFERS = "buffers"  # key, besides a message's fields
+MOST_BAD = 16  # refused messages before a peer is refused
+STILL_S = 1.0  # between messages to an idle producer
 MOST_PRODUCERS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """What is served, and how.
+    """Settings of a server.
 
     Args:
         folder: with `data.jsonl`.
         rule: of its images.
         batch_size: examples.
-        window: batches prepared ahead of each trainer, the one that it works on included.
-        lease_s: that a producer has for one example before another gets it, too.
+        window: batches prepared ahead of each trainer, including the one that it works on.
+        lease_s: time of a producer for one example, before another one gets it too.
         num_producers: on this host.
-        host: address to listen on; any but this machine's own wants keys.
+        host: address to listen on; all but this machine's own require keys.
         port: 0: any free one.
-        silence_s: after which a producer that hears nothing of the server ends.
+        silence_s: after which a producer without messages from the server ends.
     """
 
     folder: Path
@@ -89,19 +89,19 @@ class _Want:
 
 
 class Server:
-    """One socket, one thread, and the local producers.
+    """A server with one socket, one thread, and local producers.
 
-    A peer may say anything: what is no message of its role is refused, and a peer that goes on is
-    dropped and named. What one peer can make the server keep is bounded, and so is the number of peers.
+    Peers are not trusted: messages outside a peer's role are refused, and a peer that repeats them is dropped
+    and reported. Memory per peer is bounded, and so is the number of peers.
 
-    Nothing is kept that a trainer could not ask for again: a server that is started anew goes on
-    where its trainers are. Memory is bounded by `window` batches per trainer.
+    Trainers can request all state again, so that a restarted server continues at their positions. Memory is
+    bounded by `window` batches per trainer.
 
     Args:
-        keys: None: everyone who reaches the address may connect.
+        keys: None: any peer that reaches the address may connect.
 
     Raises:
-        ValueError: an address that others can reach without keys, or one that cannot be had.
+        ValueError: an address that others can reach without keys, or that is not available.
     """
 
     def __init__(self, settings: ServerSettings, keys: ServerKeys | None = None) -> None:
@@ -118,7 +118,9 @@ class Server:
         own = None if keys is None else client_pair()
         self._doorway = Doorway(settings.host, settings.port, keys, own_client=own and own[0])
         self._inbox = Inbox()
-        self._bad: OrderedDict[bytes, int] = OrderedDict()  # messages; the peers heard of longest ago go
+        self._bad: OrderedDict[bytes, int] = (
+            OrderedDict()
+        )  # number of bad messages; least recent peers are evicted
         self._dropped: list[str] = []
         self.address = self._doorway.address
         self._idle: list[bytes] = []
@@ -138,13 +140,13 @@ class Server:
             else ClientKeys(public=own[0], secret=own[1], server=keys.public),
             silence_s=settings.silence_s,
         )
-        gc.freeze()  # else a collection amid a turn looks through all that is imported: 0.1 s with torch
+        gc.freeze()  # otherwise a collection in a turn scans all imports: 0.1 s with torch
 
     def serve(self, until: Callable[[], bool]) -> None:
-        """Turn after turn, until `until()`; then everything is closed.
+        """Run turns until `until()` is true; then close everything.
 
         Raises:
-            ValueError: an image that must not be left out cannot be read, or producers cannot work.
+            ValueError: an image that must not be skipped is unreadable, or producers cannot work.
         """
         try:
             while not until():
@@ -157,7 +159,7 @@ class Server:
             self.close()
 
     def turn(self) -> None:
-        """Take in what waits, hear the short of it and some of the long, hand out what can be."""
+        """Receive messages, process all short and some long ones, then send tasks and batches."""
         for letter in self._doorway.received(0.0 if len(self._inbox) else POLL_S):
             if not self._inbox.add(letter):
                 self._refuse(letter.peer, "too many messages, or bytes, wait to be heard")
@@ -177,12 +179,12 @@ class Server:
         self._answer()
 
     def close(self) -> None:
-        """End local producers and let go of the address."""
+        """End local producers and release the address."""
         self._crew.end()
         self._doorway.close()
 
     def _hear(self, peer: bytes, role: Role | None, frames: list[zmq.Frame]) -> None:
-        """One message of a peer; role None: without keys everybody has all."""
+        """Process a peer's message; role None: without keys all peers have all roles."""
         if self._bad.get(peer, 0) >= MOST_BAD:
             return
         try:
@@ -220,16 +222,16 @@ class Server:
             self._idle.append(peer)
 
     def _on_done(self, peer: bytes, header: dict[str, Any]) -> None:
-        held = Held(header["example"], header[BUFFERS])
-        example_of(held.header, held.buffers)  # who sends none does not become a producer
+        result = EncodedExample(header["example"], header[BUFFERS])
+        example_of(result.header, result.buffers)  # peers without valid examples do not become producers
         self._on_ready(peer, header)
-        self._num_done += self._stream.put(header["task"], held)
+        self._num_done += self._stream.put(header["task"], result)
 
     def _on_malformed(self, peer: bytes, header: dict[str, Any]) -> None:
         self._on_ready(peer, header)
         task = header["task"]
         if self._stream.leases.holder(task) != peer:
-            return  # too late, or never its own
+            return  # too late, or never leased to it
         record = self._stream.record(task)
         try:
             preprocess(record, self._settings.folder, self._settings.rule)
@@ -273,7 +275,7 @@ class Server:
         self._stream.progress(header["name"], header["done"])
 
     def _know_trainer(self, peer: bytes, name: str) -> None:
-        """A peer is one trainer: another name of it would have batches of its own prepared."""
+        """Register a peer as one trainer: with another name it would have further batches prepared."""
         if self._trainers.setdefault(peer, name) != name:
             raise ValueError(f"this peer is trainer {self._trainers[peer]!r}, and cannot be {name!r}")
         if len(self._trainers) > MOST_PEERS:
@@ -298,7 +300,7 @@ class Server:
             "lost": self._crew.num_lost,
             "trainers": sorted(self._trainers.values()),
             "done": self._num_done,
-            "skipped": [[each.id, each.path, each.reason] for each in self._skipped.values()],
+            "skipped": [[skipped.id, skipped.path, skipped.reason] for skipped in self._skipped.values()],
             "batches": self._stream.num_open,
             "waiting": self._stream.leases.num_waiting,
             "lent": self._stream.leases.num_lent,
@@ -307,7 +309,7 @@ class Server:
         self._send(peer, packed("status", **content))
 
     def _lend(self, now_s: float) -> None:
-        """A task for everyone who waits for one, as long as there are tasks."""
+        """Lease tasks to idle producers while there are any."""
         leases = self._stream.leases
         while self._idle and (task := leases.lend(self._idle[0], now_s)) is not None:
             producer = self._idle.pop(0)
@@ -317,26 +319,31 @@ class Server:
                 self._forget_producer(producer)
 
     def _answer(self) -> None:
-        """Every share that somebody wants and that is whole."""
+        """Send every requested share that is complete."""
         for (peer, position), want in list(self._wants.items()):
             share = self._stream.share(position, want.group, want.num_groups)
             if share is None:
                 continue
             del self._wants[peer, position]
             texts = want.content is Content.TEXTS
-            given = [[each.texts if texts else each for each in held] for held in share.microbatches]
+            microbatches = [
+                [example.texts if texts else example for example in microbatch]
+                for microbatch in share.microbatches
+            ]
             header = packed(
                 "batch",
                 position=position,
-                microbatches=[[each.header for each in held] for held in given],
-                skipped=[[each.id, each.path, each.reason] for each in share.skipped],
+                microbatches=[[example.header for example in microbatch] for microbatch in microbatches],
+                skipped=[[example.id, example.path, example.reason] for example in share.skipped],
             )
-            buffers = [buffer for held in given for each in held for buffer in each.buffers]
+            buffers = [
+                buffer for microbatch in microbatches for example in microbatch for buffer in example.buffers
+            ]
             if not self._send(peer, header, buffers):
                 self._forget_trainer(peer)
 
     def _speak(self, now_s: float) -> None:
-        """Idle producers hear that there is a server; peers that have gone are noticed."""
+        """Send messages to idle producers, and detect lost peers."""
         if now_s >= self._next_still_s:
             self._next_still_s = now_s + STILL_S
             for peer in [peer for peer in self._producers if not self._send(peer, packed("still"))]:
@@ -378,4 +385,4 @@ class Server:
 
 
 class _FatalImageError(ValueError):
-    """One that no message may excuse."""
+    """An unreadable image that stops the server."""

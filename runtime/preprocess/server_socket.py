@@ -1,4 +1,4 @@
-"""The server's socket: bounded waits, CURVE where there are keys, and sends that never block."""
+"""The server's socket: bounded waits, CURVE if there are keys, and sends that never block."""
 
 from collections.abc import Iterator
 from ipaddress import ip_address
@@ -12,11 +12,11 @@ from runtime.preprocess.keys import ServerKeys
 from runtime.preprocess.messages import Role
 
 HEARTBEAT_MS = 2000
-GONE_MS = 10_000  # a host that vanished without a word
-MOST_PER_TURN = 256  # that are taken in before any is heard
+GONE_MS = 10_000  # until a vanished host is detected
+MOST_PER_TURN = 256  # messages received before any is processed
 MOST_FRAME_BYTES = 2**26
-MOST_UNREAD = 64  # messages of one peer
-HANDSHAKE_MS = 2000  # that a connection which says nothing may take up a descriptor
+MOST_UNREAD = 64  # messages per peer
+HANDSHAKE_MS = 2000  # limit of a silent connection, which occupies a descriptor
 
 
 class Doorway:
@@ -24,7 +24,7 @@ class Doorway:
 
     Args:
         port: 0: any free one.
-        own_client: public key of the server's own producers, let in beside those of `keys`.
+        own_client: public key of the server's own producers, permitted besides those of `keys`.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Doorway:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.linger = 200
         self._socket.router_mandatory = True
-        self._socket.maxmsgsize = MOST_FRAME_BYTES  # a peer that announces more is cut off
+        self._socket.maxmsgsize = MOST_FRAME_BYTES  # a peer that announces more is disconnected
         self._socket.rcvhwm = MOST_UNREAD
         self._socket.handshake_ivl = HANDSHAKE_MS
         self._socket.heartbeat_ivl, self._socket.heartbeat_timeout = HEARTBEAT_MS, GONE_MS
@@ -64,7 +64,7 @@ class Doorway:
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def received(self, wait_s: float) -> Iterator[Letter]:
-        """What has arrived, after waiting at most `wait_s` for the first; without keys nobody has a role."""
+        """Arrived messages, after waiting at most `wait_s` for the first; without keys peers have no role."""
         if not self._socket.poll(round(1000 * wait_s)):
             return
         for _ in range(MOST_PER_TURN):
@@ -76,11 +76,11 @@ class Doorway:
                 yield Letter(peer.bytes, self._role(frames[0]), frames)
 
     def _role(self, frame: zmq.Frame) -> Role | None:
-        """Of whoever sent it; the authenticator has let in nobody whose key has none."""
+        """Role of a message's sender; the authenticator permits only keys with a role."""
         return self._roles[str(frame.get("User-Id"))] if self._has_keys else None
 
     def send(self, peer: bytes, frames: list[Buffer]) -> bool:
-        """Whether the peer is still there; it leaves in the background."""
+        """Queue a message to a peer; returns whether the peer is still connected."""
         try:
             self._socket.send_multipart([peer, *frames], zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
@@ -90,7 +90,7 @@ class Doorway:
         return True
 
     def close(self) -> None:
-        """Let go of the address; what has not left yet has 200 ms for it."""
+        """Release the address; queued messages have 200 ms to be sent."""
         self._socket.close()
         if self._guard is not None:
             self._guard.stop()
@@ -98,19 +98,19 @@ class Doorway:
 
 
 class _Allowed:
-    """Which public keys may connect."""
+    """The public keys that may connect."""
 
     def __init__(self, clients: frozenset[str]) -> None:
         self._clients = clients
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Asked by the authenticator for every connection."""
+        """Called by the authenticator for every connection."""
         del domain
         return key.decode() in self._clients
 
 
 def refuse_open_address(host: str, *, has_keys: bool) -> None:
-    """ValueError where others could reach the address and there are no keys."""
+    """Raise ValueError where others could reach the address and there are no keys."""
     try:
         own = ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""A preprocessing server as the data of a run: ranks ask it for the samples that the plan names."""
+"""A preprocessing server as data source of a run: ranks request the samples of the plan."""
 
 import weakref
 from collections.abc import Mapping
@@ -26,26 +26,26 @@ from workbench.model.model_graph import ModelGraph
 from workbench.plan.plan import Plan
 
 SCHEME = "tcp://"
-MOST_HELD = 2  # batches: a plan's batch may lie across the border of two
+MOST_HELD = 2  # cached batches: a plan's batch may span two
 
 
 def rule_of(model: ModelGraph) -> SquareRule:
-    """How the model's image encoder wants its images; ValueError where it has none, or several."""
-    found = [adapter_of(module) for module in model.modules]
-    vision = [adapter for adapter in found if isinstance(adapter, VisionAdapter)]
+    """Preprocessing rule of the model's image encoder; ValueError where it has none, or several."""
+    adapters = [adapter_of(module) for module in model.modules]
+    vision = [adapter for adapter in adapters if isinstance(adapter, VisionAdapter)]
     if len(vision) != 1:
         raise ValueError(f"model {model.name!r}: want one encoder of images, got {len(vision)}")
     config = vision[0].config
     patch_px = int(config.patch_size)
-    whole_px = int(config.image_size) // patch_px * patch_px  # the convolution reads no further
+    whole_px = int(config.image_size) // patch_px * patch_px  # the convolution ignores the rest
     return SquareRule(image_px=whole_px, patch_px=patch_px, channels=int(config.num_channels))
 
 
 class ServedSource:
-    """A `runtime.data.batches.DataSource` whose images and texts a server has prepared.
+    """A `runtime.data.batches.DataSource` of images and texts that a server has prepared.
 
-    Texts and images come over connections of their own, each opened by the first who asks, so a rank
-    that needs texts alone is sent no image. Batches ahead are on their way while a step runs.
+    Texts and images use separate connections, each opened on first use, so a rank that needs only texts
+    receives no images. Later batches are received while a step runs.
 
     Args:
         subscription: address, keys, waits.
@@ -53,7 +53,7 @@ class ServedSource:
 
     def __init__(self, subscription: Subscription) -> None:
         self.subscription = subscription
-        self.folder = Path()  # its files are the server's
+        self.folder = Path()  # files are on the server
         self._readers: dict[Content, _Reader] = {}
         weakref.finalize(self, _close, self._readers)
 
@@ -62,16 +62,16 @@ class ServedSource:
 
     @cached_property
     def records(self) -> Mapping[int, Record]:
-        """By sample id, in the server's order: those of its whole batches."""
+        """Sample id -> record, in the server's order, of its complete batches."""
         with closing(ServedLoader(self.subscription)) as loader:
-            whole = loader.num_batches * int(loader.welcome["batch_size"])
-            return {record.id: record for record in loader.records()[:whole]}
+            num_records = loader.num_batches * int(loader.welcome["batch_size"])
+            return {record.id: record for record in loader.records()[:num_records]}
 
     def raw(self, sample: int, segment: Segment, shape: tuple[int, ...]) -> Tensor:
-        """Pixels [C, H, W] in [-1, 1], the very ones that the folder itself gives.
+        """Pixels [C, H, W] in [-1, 1], equal to those of the folder itself.
 
         Raises:
-            ValueError: the server's rule makes images of another shape, or could not read this one.
+            ValueError: the server's rule gives another shape, or it could not read this image.
         """
         reader = self._reader(Content.ALL)
         rule = reader.loader.rule
@@ -88,7 +88,7 @@ class ServedSource:
         return pixels_of(pixels_CHW)
 
     def token_ids(self, sample: int, segment: Segment, vocab_size: int) -> Tensor:
-        """As the folder's own."""
+        """Tokens of a text, as of the folder itself."""
         if vocab_size < VOCAB_SIZE:
             raise ValueError(f"bytes need a vocabulary of {VOCAB_SIZE}, the model has {vocab_size}")
         texts = self._reader(Content.TEXTS).example(sample).texts
@@ -103,7 +103,7 @@ class ServedSource:
 
 
 class _Reader:
-    """The examples of the batches that were asked for last."""
+    """The examples of the most recent batches."""
 
     def __init__(self, subscription: Subscription) -> None:
         self.loader = ServedLoader(subscription, start=0)
@@ -138,7 +138,7 @@ Source = FolderSource | ServedSource
 
 
 def source_of(data: str | None, keys: Path | None, plan: Plan, *, timeout_s: float) -> Source | None:
-    """What `--data` names, which has the plan's batch: a folder or `tcp://HOST:PORT`; None: nothing is named.
+    """The data of `--data`, a folder or `tcp://HOST:PORT`, checked against the plan's batch; None without it.
 
     Raises:
         ValueError: keys for a folder, data or a server that cannot be read, data of another batch.
@@ -159,7 +159,7 @@ def _named(data: str | None, keys: Path | None, timeout_s: float) -> Source | No
 
 
 def following_of(source: Source | None, plan: Plan) -> NextBatches:
-    """What the plan's batch leaves of the data, as the batches of further steps; None: nothing."""
+    """The data after the plan's batch, as batches of further steps; none without a source."""
     if source is None:
         return NextBatches()
     return batches_after(plan.batch, sizes_of(tuple(source.records.values()), source.folder, plan.model))

@@ -1,4 +1,4 @@
-"""The endless stream of a folder's batches, as far as its consumers want it now."""
+"""The endless stream of a folder's batches, prepared in a window for each consumer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,27 +11,27 @@ from runtime.preprocess.leases import Leases, Task
 from runtime.preprocess.order import OrderSettings, Size, ordered
 from workbench.data.corpus import TEXT
 
-MOST_SHARES = 8  # ways in which one batch is assigned to groups at a time
-MOST_REMEMBERED = 4096  # consumers that have left
+MOST_SHARES = 8  # cached assignments of one batch to groups
+MOST_REMEMBERED = 4096  # remembered consumers that have left
 
 
 class Malformed(StrEnum):
-    """What a file that holds no image does."""
+    """Treatment of unreadable images."""
 
-    FATAL = "fatal"  # ends the server and its trainers by name
-    SKIP = "skip"  # leaves its example out; trainers are told which and why
+    FATAL = "fatal"  # ends the server and its trainers with an error
+    SKIP = "skip"  # skips its example; trainers are told which and why
 
 
 class Content(StrEnum):
-    """What a trainer wants of every example."""
+    """Content of examples that a trainer requests."""
 
     ALL = "all"
     TEXTS = "texts"
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A preprocessed example as it came off the wire."""
+class EncodedExample:
+    """A preprocessed example in encoded form, as received."""
 
     header: Mapping[str, Any]
     buffers: tuple[Buffer, ...]
@@ -43,15 +43,15 @@ class Held:
         return Size(inside, sum(self.header["texts"]) + merged)
 
     @property
-    def texts(self) -> "Held":
+    def texts(self) -> "EncodedExample":
         """The same example without its images."""
         num = len(self.header["texts"])
-        return Held({**self.header, "images": []}, self.buffers[:num])
+        return EncodedExample({**self.header, "images": []}, self.buffers[:num])
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """An example without a place in its batch, and why."""
+    """An example that was left out of its batch, and why."""
 
     id: int
     path: str
@@ -60,29 +60,29 @@ class Skipped:
 
 @dataclass(slots=True)
 class _Batch:
-    results: list[Held | Skipped | None]
+    results: list[EncodedExample | Skipped | None]
     shares: dict[int, tuple[tuple[tuple[int, ...], ...], ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one group gets of a batch."""
+    """One group's part of a batch."""
 
-    microbatches: tuple[tuple[Held, ...], ...]
+    microbatches: tuple[tuple[EncodedExample, ...], ...]
     skipped: tuple[Skipped, ...]
 
 
 class Stream:
-    """Batches by position; position p is batch p modulo their number, so a batch can be made again.
+    """Batches by position; position p is batch p modulo their number, so a batch can be repeated.
 
-    A consumer has finished all positions below `done` and is owed the next `window` ones: the batches
-    that exist at one moment are at most `window` per consumer, whatever producers and trainers do.
+    A consumer has finished all positions below `done`, and the next `window` ones are prepared for it, so at
+    most `window` batches per consumer exist at a time.
 
     Args:
-        records: in the order of the stream; the last incomplete batch is left out.
-        batch_size: examples.
-        window: positions prepared ahead of each consumer, the one that it works on included.
-        lease_s: that a producer has for one example.
+        records: in the order of the stream; the last incomplete batch is dropped.
+        batch_size: number of examples.
+        window: positions prepared ahead of each consumer, including the one that it works on.
+        lease_s: time of a producer for one example.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Stream:
 
     @property
     def num_open(self) -> int:
-        """Batches that exist, whole or in the making."""
+        """Number of batches that exist, complete or not."""
         return len(self._batches)
 
     def record(self, task: Task) -> Record:
@@ -127,7 +127,7 @@ class Stream:
         return self._records[position % self.num_batches * self.batch_size + index]
 
     def batch_of(self, example: int) -> int:
-        """Which batch of an epoch has the example; ValueError where none has."""
+        """Index of the batch of an epoch with an example; ValueError where none has it."""
         index = self._index.get(example)
         if index is None or index >= self.num_batches * self.batch_size:
             raise ValueError(
@@ -140,7 +140,7 @@ class Stream:
         return self._done.get(name, 0)
 
     def progress(self, name: str, done: int) -> None:
-        """The consumer has finished all positions below `done`; it may also go back."""
+        """Record that the consumer has finished all positions below `done`; may also go back."""
         if done < 0:
             raise ValueError(f"consumer {name!r}: want a position >= 0, got {done}")
         if self._done.get(name) != done or name not in self._active:
@@ -152,19 +152,19 @@ class Stream:
             self._refresh()
 
     def leave(self, name: str) -> None:
-        """Nothing more is prepared for the consumer; where it was is remembered."""
+        """Stop preparing batches for the consumer; its position is remembered."""
         self._active.discard(name)
         self._refresh()
 
-    def put(self, task: Task, result: Held | Skipped) -> bool:
-        """Keep a task's result; False: it had one, or nobody wants it any more.
+    def put(self, task: Task, result: EncodedExample | Skipped) -> bool:
+        """Store a task's result; False where it has one already, or is no longer needed.
 
         Raises:
-            ValueError: the result is of another example, or not as the example's texts and images are.
+            ValueError: the result is of another example, or differs from the example's texts and images.
         """
         if not self.leases.is_open(task):
             return False
-        if isinstance(result, Held):
+        if isinstance(result, EncodedExample):
             if result.header["id"] != self.record(task).id:
                 raise ValueError(
                     f"task {task}: want example {self.record(task).id}, got {result.header['id']}"
@@ -179,7 +179,7 @@ class Stream:
         return True
 
     def _check_parts(self, task: Task, header: Mapping[str, Any]) -> None:
-        """Texts are known before anybody tokenizes them; of images, their number."""
+        """Raise ValueError where texts differ from the record's, or the number of images."""
         record = self.record(task)
         lengths = [len(text_tokens(record, k)) for k in range(len(record.of(TEXT)))]
         if header["texts"] != lengths or len(header["images"]) != len(record.of(IMAGE)):
@@ -189,23 +189,25 @@ class Stream:
             )
 
     def share(self, position: int, group: int, num_groups: int) -> Share | None:
-        """One group's part of a batch, in execution order; None: it is not whole yet, or out of reach."""
+        """One group's part of a batch, in execution order; None if incomplete, or outside the window."""
         batch = self._batches.get(position)
         if batch is None or any(result is None for result in batch.results):
             return None
-        held = [result for result in batch.results if isinstance(result, Held)]
+        examples = [result for result in batch.results if isinstance(result, EncodedExample)]
         if num_groups not in batch.shares:
             while len(batch.shares) >= MOST_SHARES:
                 batch.shares.pop(next(iter(batch.shares)))
-            batch.shares[num_groups] = ordered([each.size for each in held], num_groups, self._order)
+            batch.shares[num_groups] = ordered(
+                [example.size for example in examples], num_groups, self._order
+            )
         chosen = batch.shares[num_groups][group]
         return Share(
-            tuple(tuple(held[index] for index in microbatch) for microbatch in chosen),
+            tuple(tuple(examples[index] for index in microbatch) for microbatch in chosen),
             tuple(result for result in batch.results if isinstance(result, Skipped)),
         )
 
     def _refresh(self) -> None:
-        """Open what is wanted, drop what is not. Before anyone came, the start is wanted."""
+        """Open the batches in consumers' windows, or at the start without consumers; drop others."""
         starts = {self._done[name] for name in self._active} or ({0} if not self._done else set())
         wanted = {start + ahead for start in starts for ahead in range(self.window)}
         for position in [position for position in self._batches if position not in wanted]:

@@ -1,4 +1,4 @@
-"""Asynchronous checkpoints of a run: a forked process writes a snapshot while training goes on."""
+"""Asynchronous checkpoints of a run: a forked process writes a snapshot while training continues."""
 
 import gc
 import os
@@ -39,10 +39,10 @@ from workbench.supervised import Parent, as_parent, end_with
 from workbench.termination import ended_by_default, forking
 
 RANDOM = "random/torch"
-ERRORS = 3  # the file number, after standard input, output and error, of the pipe for what went wrong
-MOST_TEXT = 2000  # bytes of it
+ERRORS = 3  # file descriptor of the pipe for errors, after the standard ones
+MOST_TEXT = 2000  # bytes of an error
 LOOK_EVERY_S = 0.005
-MOST_FILES = 65_536  # open ones that a forked process looks for to close
+MOST_FILES = 65_536  # descriptors that a forked process checks in order to close them
 
 Live = Callable[[], Mapping[str, Tensor]]
 Named = Iterable[tuple[tuple[str, str], nn.Parameter]]
@@ -54,9 +54,9 @@ class Checkpoints:
 
     Args:
         folder: of all checkpoints of the run.
-        every: steps; it saves behind the last one, too.
-        start: to go on from; None: from the run's own weights.
-        data: that the run reads, as `Identity.data`.
+        every: number of steps between saves; the last step is also saved.
+        start: to resume from; None: the run's own weights.
+        data: of the run, as `Identity.data`.
     """
 
     folder: Path
@@ -70,13 +70,13 @@ class Checkpoints:
 
     @property
     def passed_over(self) -> str | None:
-        """What to say of newer checkpoints that are torn; None without any."""
+        """A warning about newer but torn checkpoints; None without any."""
         if self.start is None or not self.start.torn:
             return None
         return f"{'; '.join(self.start.torn)}; going on from {self.start.folder}"
 
     def check(self, repetitions: int, num_steps: int) -> None:
-        """Raise ValueError where a run of so many steps cannot be saved, or has nothing left to do."""
+        """Raise ValueError where a run of that many steps cannot be saved, or is already complete."""
         if repetitions != 1:
             raise ValueError(f"checkpoints are of one run: want repetitions 1, got {repetitions}")
         if self.start is not None and self.start.step >= num_steps:
@@ -89,24 +89,26 @@ class Checkpoints:
 class Begin(Enum):
     """Where a run with checkpoints starts."""
 
-    ANEW = "anew"  # in a folder without any
-    LATEST = "latest"  # whole one, if there is one
+    ANEW = "anew"  # without checkpoints in the folder
+    LATEST = "latest"  # latest complete one, if any
 
 
 def checkpoints_in(
     folder: Path, every: int, begin: Begin, identity: Identity, *, num_bytes: int = 0
 ) -> Checkpoints:
-    """Settings of a run that saves into a folder, which is made.
+    """Settings of a run that saves into a folder, which is created.
 
     Args:
-        num_bytes: about what one checkpoint takes.
+        num_bytes: approximate size of one checkpoint.
 
     Raises:
-        ValueError: checkpoints that are torn, of another run, or in the way; a folder that another process
-            writes to, that cannot be written to, or that is too full.
+        ValueError: checkpoints that are torn, of another run, or in the way; a folder that is used by another
+            process, not writable, or without enough space.
     """
-    there = sum(path.stat().st_size for each in finished(folder) for path in each.rglob("*"))
-    check_folder(folder, (KEPT + 1) * num_bytes - there)  # those that are kept, and one that is written
+    present_bytes = sum(
+        path.stat().st_size for checkpoint in finished(folder) for path in checkpoint.rglob("*")
+    )
+    check_folder(folder, (KEPT + 1) * num_bytes - present_bytes)  # the kept ones, and one being written
     if begin is Begin.ANEW:
         refuse_taken(folder)
         return Checkpoints(folder=folder, every=every, data=identity.data)
@@ -116,7 +118,7 @@ def checkpoints_in(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Child:
-    """A save that runs; from `pipe` comes why it failed."""
+    """A save in progress; `pipe` carries its error."""
 
     process: int
     step: int
@@ -125,16 +127,15 @@ class _Child:
 
 
 def live_tensors(named: Named, adamw: torch.optim.Optimizer | None) -> dict[str, Tensor]:
-    """Everything a step changes, as it is held: weights, what the optimizer updates, and its state.
+    """All tensors that a step changes: weights, the optimizer's copies of them, and its state.
 
-    An optimizer that has taken no step gets the state with which AdamW begins, so that there is
-    something to read into.
+    An optimizer before its first step gets AdamW's initial state, so that there are tensors to read into.
     """
     tensors = {f"weight/{module}/{name}": weight.detach() for (module, name), weight in named}
     if adamw is None:
         return tensors
-    held = [parameter for group in adamw.param_groups for parameter in group["params"]]
-    for number, parameter in enumerate(held):
+    parameters = [parameter for group in adamw.param_groups for parameter in group["params"]]
+    for number, parameter in enumerate(parameters):
         if not adamw.state[parameter]:
             adamw.state[parameter] |= {
                 "step": step_count(adamw, parameter, 0),
@@ -150,20 +151,19 @@ def live_tensors(named: Named, adamw: torch.optim.Optimizer | None) -> dict[str,
 class RankCheckpoints:
     """One rank's part of all checkpoints of a run.
 
-    A save forks this process: the child sees the tensors as they are at that moment, whatever the
-    next steps do to them, and writes them. So a step is held
-    up by the fork alone, and by a save that is still running when the next is due. The first rank's
-    child waits for the others' and gives the checkpoint its name. The first rank is the folder's writer.
-    Differs: torch's own `async_save` from a process starts an interpreter per rank that forms a
-    world of its own and waits for it up to half an hour, and pool workers may not start one; its
-    thread takes turns of the interpreter that trains.
+    A save forks this process: the child has the tensors of that moment, independent of later steps, and
+    writes them. So a step is delayed only by the fork, and by a previous save that is still running. The
+    first rank's child waits for the others and gives the checkpoint its name. The first rank owns the folder.
+    Differs: torch's `async_save` with processes starts an interpreter per rank that forms a world of its own
+    and waits for it up to half an hour, and pool workers may not start one; its variant with threads competes
+    for the training process's interpreter lock.
 
     Args:
-        settings: None: nothing is saved, and the run starts from its own weights.
-        timeout_s: for any save, from its start.
+        settings: None: no saves, and the run starts from its own weights.
+        timeout_s: of each save, from its start.
 
     Raises:
-        ValueError: another process is the folder's writer.
+        ValueError: another process owns the folder.
     """
 
     def __init__(
@@ -174,16 +174,16 @@ class RankCheckpoints:
         self._is_writer = settings is not None and rank == identity.ranks[0]
         if settings is not None and self._is_writer:
             take(settings.folder)
-            clear_parts(settings.folder)  # the others save after their first step, which waits for this rank
+            clear_parts(settings.folder)  # other ranks save only after a step, which waits for this rank
         self._child: _Child | None = None
-        self.stalls_s: list[float] = []  # of every save
+        self.stalls_s: list[float] = []  # one per save
 
     def resume(self, live: Live, losses: list[float]) -> int:
-        """Fill the tensors from where the run starts; the steps taken until there.
+        """Load the tensors from which the run starts; returns the number of steps already taken.
 
         Args:
-            live: what a step changes.
-            losses: filled with this rank's part of the losses of those steps.
+            live: tensors that a step changes.
+            losses: extended by this rank's part of the losses of those steps.
 
         Raises:
             ValueError: a tensor that is missing or of another shape.
@@ -191,7 +191,7 @@ class RankCheckpoints:
         if self._settings is None or self._settings.start is None:
             return 0
         whole, tensors = self._settings.start, live()
-        host = {key: tensor.cpu() for key, tensor in tensors.items()}  # the tensor itself on the CPU
+        host = {key: tensor.cpu() for key, tensor in tensors.items()}  # no copy on the CPU
         host[RANDOM] = torch.get_rng_state()
         folder = rank_folder(whole.folder, self._rank)
         notes = notes_from(read_tensors(folder, host).about, where=folder)
@@ -203,10 +203,10 @@ class RankCheckpoints:
         return whole.step
 
     def after_step(self, step: int, live: Live, losses: Sequence[float], *, is_last: bool) -> None:
-        """Start a save when one is due after so many steps, as behind the last; training may go on at once.
+        """Start a save if one is due after that many steps; training may continue at once.
 
         Raises:
-            RankError: the save before it failed, or is not done in time.
+            RankError: the previous save failed, or did not end in time.
         """
         if self._settings is None or (step % self._settings.every and not is_last):
             return
@@ -228,10 +228,10 @@ class RankCheckpoints:
         self.stalls_s.append(time.perf_counter() - start_s)
 
     def wait(self) -> None:
-        """Until the save that runs is done.
+        """Wait for the current save.
 
         Raises:
-            RankError: it failed, is stopped by a signal, or is not done in time; it is ended.
+            RankError: it failed, is stopped by a signal, or did not end in time; then it is killed.
         """
         if self._child is None:
             return
@@ -256,7 +256,7 @@ class RankCheckpoints:
             raise RankError(f"{save} failed: {text or death_of(self._rank, code).describe('its process')}")
 
     def close(self) -> None:
-        """End a save that still runs, where a run has failed, and remove it; the folder is free again."""
+        """End and remove a save that is still running after a failure, and release the folder."""
         if self._child is not None:
             _kill(self._child.process)
             drop_rank(self._folder, self._child.step, self._rank)
@@ -266,18 +266,18 @@ class RankCheckpoints:
 
     @property
     def _folder(self) -> Path:
-        assert self._settings is not None, "somebody saves"
+        assert self._settings is not None, "only with settings"
         return self._settings.folder
 
     def _write(
         self, parent: Parent, root: Path, step: int, host: Mapping[str, Tensor], notes: RankNotes
     ) -> None:
-        """The child's whole life. It leaves nothing of the parent's to be cleaned up, and never returns."""
+        """Run the child. It skips the parent's cleanup, and never returns."""
         folder = rank_folder(part_folder(root, step), self._rank)
         code = 1
         try:
             gc.disable()
-            gc.freeze()  # objects of the parent must not close files by numbers that are this process's now
+            gc.freeze()  # the parent's objects must not close file descriptors that are reused here
             os.closerange(ERRORS + 1, min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], MOST_FILES))
             end_with(parent)
             ended_by_default()

@@ -1,4 +1,4 @@
-"""Checkpoints of a run as folders: what makes one whole, whose it is, and which is the latest."""
+"""Checkpoints of a run as folders: their completeness, their identity, and the latest one."""
 
 import json
 import re
@@ -26,10 +26,10 @@ from workbench.plan.plan import Plan
 from workbench.whole_file import write_text
 
 STAMP = "stamp.json"
-PART = ".part"  # of a folder that is being written
-OLD_TENSORS = "tensors"  # folder of a rank in the earlier format
+PART = ".part"  # suffix of a folder that is being written
+OLD_TENSORS = "tensors"  # folder of a rank in the previous format
 LOOK_EVERY_S = 0.01
-KEPT = 2  # whole checkpoints; older ones are removed
+KEPT = 2  # complete checkpoints; older ones are removed
 
 
 class ForeignError(ValueError):
@@ -38,16 +38,16 @@ class ForeignError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Whose a checkpoint is: state of another plan, type or seed, or that has seen other data, does not fit.
+    """Identity of a checkpoint's run; state of another plan, type, seed or other data is refused.
 
     Args:
         plan_hash: of the first step's plan.
-        named_hash: of the same plan, as checkpoints have it that were written before plan files of version 3.
+        named_hash: of the same plan, as in checkpoints from before version 3 of plan files.
         dtype: of weights.
         seed: of weights and data.
         ranks: that write one folder each.
-        data: what its steps read, in words for who compares them; None: not told, and not compared. Stamps of
-            earlier versions do not say it, and are not compared either.
+        data: text that identifies the data of its steps; None: not compared, as with stamps of earlier
+            versions, which lack it.
     """
 
     plan_hash: str
@@ -59,7 +59,7 @@ class Identity:
 
 
 def identity_of(plan: Plan, dtype: torch.dtype, seed: int, *, data: str | None = None) -> Identity:
-    """Of a run of that plan."""
+    """Identity of a run of that plan."""
     return Identity(
         plan_hash=plan_hash(plan),
         dtype=str(dtype),
@@ -72,10 +72,10 @@ def identity_of(plan: Plan, dtype: torch.dtype, seed: int, *, data: str | None =
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whole:
-    """A checkpoint that was found whole: after `step` steps.
+    """A checkpoint that is verified as complete, after `step` steps.
 
     Args:
-        torn: why newer ones are not.
+        torn: why newer ones are not complete.
     """
 
     folder: Path
@@ -84,7 +84,7 @@ class Whole:
 
 
 def part_folder(root: Path, step: int) -> Path:
-    """Where the ranks write; it is renamed when all have."""
+    """Folder in which ranks write; renamed when all have."""
     return root / f"step-{step:010}{PART}"
 
 
@@ -93,7 +93,7 @@ def rank_folder(folder: Path, rank: int) -> Path:
 
 
 def finish(root: Path, step: int, identity: Identity, timeout_s: float) -> Path:
-    """Wait for all ranks, stamp the checkpoint and give it its name; older ones but one go.
+    """Wait for all ranks, write the stamp, rename the folder, and remove all but one older checkpoint.
 
     Raises:
         TimeoutError: ranks that did not write in time.
@@ -106,7 +106,7 @@ def finish(root: Path, step: int, identity: Identity, timeout_s: float) -> Path:
     sums = {str(rank): manifest_sha256(rank_folder(part, rank)) for rank in identity.ranks}
     write_text(json.dumps(_stamp(step, identity) | {"manifests": sums}), part / STAMP)
     whole = part.with_suffix("")
-    if whole.exists():  # of a run that was killed after this step, and resumed before it
+    if whole.exists():  # of a run that was killed after this step, and resumed from before it
         shutil.rmtree(whole)
     part.rename(whole)
     for old in finished(root)[:-KEPT]:
@@ -115,26 +115,26 @@ def finish(root: Path, step: int, identity: Identity, timeout_s: float) -> Path:
 
 
 def clear_parts(root: Path) -> None:
-    """Remove what saves left that were cut off."""
+    """Remove incomplete saves."""
     for part in root.glob(f"step-*{PART}"):
         shutil.rmtree(part, ignore_errors=True)
 
 
 def drop_rank(root: Path, step: int, rank: int) -> None:
-    """Remove what a rank has written of a checkpoint that will not be finished."""
+    """Remove a rank's part of a checkpoint that will not be finished."""
     part = part_folder(root, step)
     shutil.rmtree(rank_folder(part, rank), ignore_errors=True)
-    with suppress(OSError):  # others' parts are in it
+    with suppress(OSError):  # it still has other ranks' parts
         part.rmdir()
 
 
 def check_whole(folder: Path, identity: Identity) -> Whole:
-    """Read every byte of a checkpoint, a chunk at a time; nothing in it is run.
+    """Verify every byte of a checkpoint, in chunks; executes nothing in it.
 
     Raises:
-        TornError: something is missing or was changed.
-        ForeignError: it is of another plan, type, seed or set of ranks, or its steps read other data.
-        ValueError: it is of the format before this one.
+        TornError: missing or changed files.
+        ForeignError: another plan, type, seed or set of ranks, or other data.
+        ValueError: the previous format.
     """
     try:
         return _checked(folder, identity)
@@ -148,8 +148,8 @@ def _checked(folder: Path, identity: Identity) -> Whole:
     for name, want in _stamp(0, identity).items():
         accepted = {"plan": (want, identity.named_hash), "data": (want, None)}.get(name, (want,))
         if name != "step" and stamp.get(name) not in accepted:
-            said = f"{stamp.get(name)!s:.80}"
-            raise ForeignError(f"checkpoint {folder} is of {name} {said}, this run of {want}")
+            recorded = f"{stamp.get(name)!s:.80}"
+            raise ForeignError(f"checkpoint {folder} is of {name} {recorded}, this run of {want}")
     if any((rank_folder(folder, rank) / OLD_TENSORS / OLD_METADATA).exists() for rank in identity.ranks):
         raise old_format(folder)
     sums = stamp.get("manifests")
@@ -164,13 +164,13 @@ def _checked(folder: Path, identity: Identity) -> Whole:
 
 
 def latest_whole(root: Path, identity: Identity) -> Whole | None:
-    """The newest checkpoint that is whole, and why newer ones are not; None without a finished one.
+    """The newest complete checkpoint, and why newer ones are torn; None without a finished one.
 
-    Unfinished ones are not looked at.
+    Unfinished ones are ignored.
 
     Raises:
-        ForeignError: the newest readable one is of another run.
-        TornError: there are checkpoints, and all are torn.
+        ForeignError: the newest readable one belongs to another run.
+        TornError: there are checkpoints, but all are torn.
     """
     torn: list[str] = []
     for folder in reversed(finished(root)):
@@ -185,14 +185,14 @@ def latest_whole(root: Path, identity: Identity) -> Whole | None:
 
 def refuse_taken(root: Path) -> None:
     """Raise ValueError where checkpoints of another run would be mixed with those of a new one."""
-    if taken := finished(root):
-        raise ValueError(f"{root} holds {taken[-1].name} already: want --resume, or another folder")
+    if present := finished(root):
+        raise ValueError(f"{root} holds {present[-1].name} already: want --resume, or another folder")
 
 
 def finished(root: Path) -> Sequence[Path]:
     """Finished checkpoints, oldest first."""
-    found = root.iterdir() if root.is_dir() else ()
-    return sorted(path for path in found if re.fullmatch(r"step-\d{10}", path.name))
+    paths = root.iterdir() if root.is_dir() else ()
+    return sorted(path for path in paths if re.fullmatch(r"step-\d{10}", path.name))
 
 
 def _stamp(step: int, identity: Identity) -> dict[str, Any]:

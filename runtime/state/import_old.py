@@ -1,4 +1,4 @@
-"""Takes over saves of the earlier format, torch's distributed checkpoints: reading one runs what is in it."""
+"""Imports saves of the previous format, torch's distributed checkpoints, whose reading may execute code."""
 
 import json
 import random
@@ -41,20 +41,20 @@ FINISH_S = 60.0
 
 
 def import_old(old: Path, new: Path) -> tuple[Path, ...]:
-    """Write what a folder of the earlier format holds to a new folder, in the present one.
+    """Convert a folder of the previous format into a new folder of the current one.
 
-    Only for a folder whose writer is trusted: torch's distributed checkpoints hold pickles, and a pickle
-    is a program.
+    Only for folders from trusted writers: torch's distributed checkpoints contain pickles, which can execute
+    code.
 
     Args:
         old: a run's folder of checkpoints, or one save of elastic training.
-        new: is made.
+        new: folder to create.
 
     Returns:
-        The saves that were written.
+        The saves in the new folder.
 
     Raises:
-        ValueError: there is nothing of the earlier format, or it is torn; `new` holds something.
+        ValueError: nothing of the previous format, or a torn save; `new` is not empty.
     """
     if new.exists() and (not new.is_dir() or any(new.iterdir())):
         raise ValueError(f"{new} holds something; want a new folder")
@@ -113,12 +113,12 @@ def _import_progress(old: Path, new: Path) -> Path:
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
     reader = FileSystemReader(folder)
-    known = reader.read_metadata().state_dict_metadata
+    metadata = reader.read_metadata().state_dict_metadata
     tensors = {}
-    for key, found in known.items():
-        if not isinstance(found, TensorStorageMetadata):
+    for key, entry in metadata.items():
+        if not isinstance(entry, TensorStorageMetadata):
             raise ValueError(f"{folder}: {key!r:.80} is no tensor")
-        tensors[key] = torch.empty(found.size, dtype=found.properties.dtype)
+        tensors[key] = torch.empty(entry.size, dtype=entry.properties.dtype)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         load(dict(tensors), storage_reader=reader, no_dist=True)
@@ -126,7 +126,7 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _check_sums(folder: Path, files: Mapping[str, Any]) -> None:
-    """[bytes, CRC-32] of every file, as they were noted."""
+    """Check size and CRC-32 of every file, recorded as [bytes, CRC-32]."""
     for name, sums in files.items():
         size = crc = 0
         with (folder / Path(name).name).open("rb") as file:

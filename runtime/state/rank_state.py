@@ -1,4 +1,4 @@
-"""What a rank keeps beside its tensors to go on as if nothing had been: losses, Python's random numbers."""
+"""A rank's state besides its tensors, for resuming without a difference: losses, Python's random state."""
 
 import math
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 RANDOM_VERSION = 3
-NUM_WORDS = 625  # of a Mersenne twister: its state, and where it stands in it
+NUM_WORDS = 625  # of a Mersenne twister: its state, and its position
 WORD = 2**32
 
 
@@ -19,7 +19,7 @@ class RankNotes:
     python_random: tuple[Any, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Losses to the last bit, and those that are no numbers too."""
+        """JSON with losses to the last bit, including NaN and infinities."""
         version, words, gauss = self.python_random
         return {
             "losses": [loss.hex() for loss in self.losses],
@@ -28,10 +28,10 @@ class RankNotes:
 
 
 def notes_from(about: Mapping[str, Any], *, where: Path) -> RankNotes:
-    """What `as_json` made.
+    """Decode the result of `as_json`.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: it has another form.
     """
     try:
         match about:

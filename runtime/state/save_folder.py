@@ -1,4 +1,4 @@
-"""A folder that saves go to: whether they can be written there, and who alone writes, which a file says."""
+"""A folder of saves: checks that it is writable, and locks it for one process by a file."""
 
 import fcntl
 import os
@@ -16,18 +16,18 @@ from workbench.units import gib
 from workbench.whole_file import write_text
 
 LOCK = "writer.json"
-WAIT_S = 3.0  # for a writer that is ending: its processes take up to two seconds
+WAIT_S = 3.0  # for a writer that is ending, whose processes take up to two seconds
 LOOK_EVERY_S = 0.05
 
 
 def check_folder(folder: Path, num_bytes: int) -> None:
-    """Make it, and find out before the work what would end it at its first save.
+    """Create it, and detect before the work what would fail at its first save.
 
     Args:
-        num_bytes: about what has to fit on its disk.
+        num_bytes: approximate space needed.
 
     Raises:
-        ValueError: it cannot be written to, another process does so, or there is no room.
+        ValueError: it is not writable, used by another process, or without enough space.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def check_folder(folder: Path, num_bytes: int) -> None:
 
 @contextmanager
 def written_alone(folder: Path) -> Iterator[None]:
-    """Around the work that saves there; see `take`."""
+    """Context of the work that saves there; see `take`."""
     take(folder)
     try:
         yield
@@ -53,7 +53,7 @@ def written_alone(folder: Path) -> Iterator[None]:
 
 
 def refuse_writer(folder: Path, wait_s: float = WAIT_S) -> None:
-    """Raise ValueError where another process writes to the folder, and goes on doing so."""
+    """Raise ValueError where another process owns the folder, and still does after a wait."""
     deadline = time.monotonic() + wait_s
     while (reason := _reason(folder, _writer(folder))) is not None:
         if time.monotonic() >= deadline:
@@ -62,11 +62,11 @@ def refuse_writer(folder: Path, wait_s: float = WAIT_S) -> None:
 
 
 def take(folder: Path) -> None:
-    """Become the folder's writer; one that has ended without giving it back is named on standard error.
+    """Become the folder's owner; an owner that ended without releasing it is named on standard error.
 
     Raises:
-        ValueError: another process is.
-        OSError: nothing can be written there.
+        ValueError: another process is the owner.
+        OSError: the folder is not writable.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder):
@@ -79,14 +79,14 @@ def take(folder: Path) -> None:
 
 
 def give_back(folder: Path) -> None:
-    """No longer be the folder's writer; nothing happens where this process is not."""
+    """Release the folder, if this process is its owner."""
     with suppress(OSError, ValueError), _alone(folder):
         if _writer(folder) == this_process():
             (folder / LOCK).unlink()
 
 
 def forget_ended_writer(folder: Path) -> None:
-    """Remove the mark of a writer that has ended without giving the folder back."""
+    """Remove the lock of an owner that has ended without releasing the folder."""
     with suppress(OSError, ValueError), _alone(folder):
         writer = _writer(folder)
         if isinstance(writer, Owner) and writer.life() is Life.ENDED:
@@ -94,7 +94,7 @@ def forget_ended_writer(folder: Path) -> None:
 
 
 def _writer(folder: Path) -> Owner | str | None:
-    """Who the folder says writes to it; text: what is wrong with what it says."""
+    """The folder's owner by its lock; a text if the lock is invalid."""
     try:
         with open_regular(folder / LOCK) as file:
             return owner_from(file.read(MOST_BYTES + 1))
@@ -105,7 +105,7 @@ def _writer(folder: Path) -> Owner | str | None:
 
 
 def _reason(folder: Path, writer: Owner | str | None) -> str | None:
-    """Why it is not this process's to take; None: it is."""
+    """Why this process cannot own the folder; None if it can."""
     if isinstance(writer, str):
         return f"{folder / LOCK}: cannot be read ({writer}); remove it if nobody writes there"
     if writer is None or writer == this_process():
@@ -124,7 +124,7 @@ def _reason(folder: Path, writer: Owner | str | None) -> str | None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Between reading and writing who it is, nobody else of this machine does the same."""
+    """Exclude this machine's other processes between reading and writing the lock."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     deadline = time.monotonic() + WAIT_S
     try:

@@ -1,6 +1,6 @@
-"""Named tensors as a folder: a safetensors file, and JSON that says what it holds, its size and its SHA-256.
+"""Named tensors as a folder: a safetensors file, and a JSON manifest with its content, size and SHA-256.
 
-Nothing in it is code when it is read. A folder is whole when its JSON is there, which is written last.
+Reading executes nothing. A folder is complete when its manifest exists, which is written last.
 """
 
 import hashlib
@@ -41,12 +41,12 @@ NAME_OF = {
 
 
 class TornError(ValueError):
-    """What was written is not there as it was written."""
+    """Files are missing or changed since they were written."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorFormat:
-    """Type and shape of a tensor; the type as safetensors names it."""
+    """Type, in safetensors' name, and shape of a tensor."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -57,12 +57,12 @@ class TensorFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a folder of tensors says of itself.
+    """Manifest of a folder of tensors.
 
     Args:
         num_bytes, sha256: of the file with the tensors.
-        tensors: what it holds.
-        about: what else its writer wanted to find again.
+        tensors: name -> format.
+        about: further data of its writer.
     """
 
     num_bytes: int
@@ -74,14 +74,14 @@ class Manifest:
 def write_tensors(
     folder: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any] | None = None
 ) -> None:
-    """Make the folder; what is written is on the disk when this returns. One chunk at a time is copied.
+    """Create the folder, synced to disk when this returns. Tensors are copied in chunks.
 
     Args:
         tensors: on any device.
-        about: whatever else is to be found again, as JSON holds it: strings, finite numbers, lists, objects.
+        about: further data, of JSON types: strings, finite numbers, lists, objects.
 
     Raises:
-        OSError: it cannot be written; what was begun is removed.
+        OSError: it cannot be written; partial files are removed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".{TENSORS}.{os.getpid()}.tmp"
@@ -106,7 +106,7 @@ def write_tensors(
 
 
 def _write(file: BinaryIO, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
-    """The safetensors format: length of the header, the header, all bytes; the widest types first."""
+    """Write the safetensors format: length of the header, header, all bytes, widest types first."""
     ordered = sorted(tensors.items(), key=lambda each: (-each[1].element_size(), each[0]))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -135,23 +135,23 @@ def _pieces(tensors: list[tuple[str, Tensor]]) -> Iterator[bytes]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """What a folder says of itself.
+    """Read the manifest of a folder.
 
     Raises:
-        TornError: it says nothing, or nothing of this format.
+        TornError: it is missing, or not of this format.
     """
     path = folder / MANIFEST
     if (folder / OLD_METADATA).exists():
         raise old_format(folder)
     try:
-        found = parse_strict(read_small(path), most_bytes=MOST_MANIFEST_BYTES)
-        return _manifest(found)
+        document = parse_strict(read_small(path), most_bytes=MOST_MANIFEST_BYTES)
+        return _manifest(document)
     except (OSError, ValueError) as error:
         raise TornError(f"{path} cannot be read ({error})") from None
 
 
 def old_format(folder: Path) -> ValueError:
-    """The refusal of a folder that torch's distributed checkpoints wrote."""
+    """The error for a folder of torch's distributed checkpoints."""
     return ValueError(
         f"{folder} is of the earlier format, torch's distributed checkpoints: to read it is to run the code "
         "in it; if you trust who wrote it: workbench checkpoint import OLD NEW --trust"
@@ -159,10 +159,10 @@ def old_format(folder: Path) -> ValueError:
 
 
 def check_tensors(folder: Path) -> Manifest:
-    """Read every byte of a folder, a chunk at a time.
+    """Verify every byte of a folder, in chunks.
 
     Raises:
-        TornError: it is not what was written.
+        TornError: it has changed since it was written.
     """
     manifest = read_manifest(folder)
     path = folder / TENSORS
@@ -172,10 +172,10 @@ def check_tensors(folder: Path) -> Manifest:
 
 
 def read_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> Manifest:
-    """Check the folder, then fill tensors in place, one after the other.
+    """Verify the folder, then fill tensors in place, one by one.
 
     Raises:
-        ValueError: it is torn, or a tensor is missing or has another type or shape.
+        ValueError: a torn folder, or a tensor that is missing or has another type or shape.
     """
     manifest = check_tensors(folder)
     for key, tensor in tensors.items():
@@ -199,7 +199,7 @@ def keys_in(folder: Path) -> frozenset[str]:
 
 
 def manifest_sha256(folder: Path) -> str:
-    """Of what a folder says of itself, for whoever wants to find the same folder again.
+    """SHA-256 of a folder's manifest, which identifies the folder's content.
 
     Raises:
         TornError: it cannot be read.
@@ -211,28 +211,28 @@ def manifest_sha256(folder: Path) -> str:
 
 
 def read_stamp(path: Path) -> dict[str, Any]:
-    """The JSON object that makes several folders of tensors one whole.
+    """Read the JSON object that combines several folders of tensors.
 
     Raises:
         TornError: it cannot be read.
     """
     try:
-        found = parse_strict(read_small(path), most_bytes=MOST_MANIFEST_BYTES)
+        document = parse_strict(read_small(path), most_bytes=MOST_MANIFEST_BYTES)
     except (OSError, ValueError) as error:
         raise TornError(f"{path} cannot be read ({error})") from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise TornError(f"{path} holds no object")
-    return found
+    return document
 
 
 def read_small(path: Path) -> bytes:
-    """A regular file that is no longer than a manifest may be; of a longer one, its beginning."""
+    """Read a regular file up to the size limit of manifests."""
     with open_regular(path) as file:
         return file.read(MOST_MANIFEST_BYTES + 1)
 
 
 def _sums(path: Path) -> tuple[int, str]:
-    """Bytes and SHA-256 of a file."""
+    """Size in bytes and SHA-256 of a file."""
     size, sums = 0, hashlib.sha256()
     with open_regular(path) as file:
         while chunk := file.read(CHUNK_BYTES):
@@ -241,28 +241,28 @@ def _sums(path: Path) -> tuple[int, str]:
     return size, sums.hexdigest()
 
 
-def _manifest(found: Any) -> Manifest:
-    match found:
+def _manifest(document: Any) -> Manifest:
+    match document:
         case {
             "format": int(form),
             "bytes": int(num_bytes),
             "sha256": str(sha256),
             "tensors": dict(tensors),
             "about": dict(about),
-        } if len(found) == 5:
+        } if len(document) == 5:
             if form != FORMAT:
                 raise ValueError(f"it is of format {form}, this program reads {FORMAT}")
             if num_bytes < 0 or not re.fullmatch("[0-9a-f]{64}", sha256):
                 raise ValueError("its bytes and sha256 are none")
-            kinds = {key: _kind(key, each) for key, each in tensors.items()}
+            kinds = {key: _kind(key, entry) for key, entry in tensors.items()}
             return Manifest(num_bytes=num_bytes, sha256=sha256, tensors=kinds, about=about)
     raise ValueError("want format, bytes, sha256, tensors and about")
 
 
-def _kind(key: str, found: Any) -> TensorFormat:
-    match found:
+def _kind(key: str, entry: Any) -> TensorFormat:
+    match entry:
         case {"dtype": str(dtype), "shape": list(shape)} if (
-            len(found) == 2
+            len(entry) == 2
             and dtype in NAME_OF.values()
             and all(type(side) is int and side >= 0 for side in shape)
         ):

@@ -1,4 +1,4 @@
-"""Counts the bytes that a rank holds during a step: tensor by tensor, or as its GPU's allocator does."""
+"""Counts a rank's memory during a step: by tensor, or by its GPU's allocator."""
 
 import threading
 import time
@@ -12,24 +12,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class Height(NamedTuple):
-    """The most bytes held at once, and when (seconds, the machine's monotonic clock)."""
+class Peak(NamedTuple):
+    """Maximum bytes in use, and when (seconds on the machine's monotonic clock)."""
 
     time_s: float
     num_bytes: int
 
 
 class Allocations(TorchDispatchMode):
-    """Bytes of weights and of all storages made while this mode was entered, until they die.
+    """Bytes of weights and of all storages created within this mode, until they are freed.
 
-    Every operator of forward, backward and optimizer passes through here, and so do the buffers
-    of messages; a storage counts once, from the operator that makes it until its last tensor is
-    gone, on whichever thread that happens. Not seen: scratch memory inside one operator, what
-    the transport holds, and a step's data, which is made before the step. Watching costs a
-    Python call for every operator, so a watched step is not a timed one.
+    Every operator of forward, backward and optimizer is intercepted here, and so are buffers of messages; a
+    storage counts once, from the operator that creates it until its last tensor is gone, on any thread. Not
+    counted: scratch memory within an operator, memory of the transport, and a step's data, created before the
+    step. Counting costs a Python call per operator, so counted steps are not timed.
 
     Args:
-        weights: exist already and stay.
+        weights: already existing, and permanent.
     """
 
     def __init__(self, weights: Iterable[Tensor]) -> None:
@@ -37,7 +36,7 @@ class Allocations(TorchDispatchMode):
         self.num_bytes = _bytes_of(weights)
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._lock = threading.RLock()
-        self._height = Height(time.perf_counter(), self.num_bytes)
+        self._height = Peak(time.perf_counter(), self.num_bytes)
 
     def __torch_dispatch__(
         self,
@@ -58,17 +57,17 @@ class Allocations(TorchDispatchMode):
         return result
 
     def resize(self, num_bytes: int) -> None:
-        """A storage that exists already grew by so many bytes, or shrank."""
+        """Record that an existing storage grew, or shrank, by that many bytes."""
         with self._lock:
             self.num_bytes += num_bytes
             if self.num_bytes > self._height.num_bytes:
-                self._height = Height(time.perf_counter(), self.num_bytes)
+                self._height = Peak(time.perf_counter(), self.num_bytes)
 
-    def take_height(self) -> Height:
+    def take_peak(self) -> Peak:
         """The height since this was asked last, and start anew from what is held now."""
         with self._lock:
             height = self._height
-            self._height = Height(time.perf_counter(), self.num_bytes)
+            self._height = Peak(time.perf_counter(), self.num_bytes)
         return height
 
     def _note(self, storage: torch.UntypedStorage) -> None:
@@ -79,31 +78,31 @@ class Allocations(TorchDispatchMode):
             self._alive[index] = weakref.ref(storage, lambda _: self._forget(index, size))
             self.num_bytes += size
             if self.num_bytes > self._height.num_bytes:
-                self._height = Height(time.perf_counter(), self.num_bytes)
+                self._height = Peak(time.perf_counter(), self.num_bytes)
 
-    def _forget(self, place: int, size: int) -> None:
+    def _forget(self, storage_key: int, size: int) -> None:
         with self._lock:
-            if self._alive.pop(place, None) is not None:
+            if self._alive.pop(storage_key, None) is not None:
                 self.num_bytes -= size
 
 
 class AllocatorBytes:
-    """Bytes of a rank's weights and of all that its step takes from the GPU's allocator.
+    """Bytes of a rank's weights and of a step's allocations on a GPU.
 
-    Counted by torch's own allocator, which knows when memory is taken and given back without waiting for
-    the device. What lay there beside the weights when the first step began is left out: a step's data and
-    buffers, as `Allocations` does not see them either. What libraries keep in it, such as the workspace of
-    cuBLAS, counts. Watching costs nothing, but one rank must have the allocator for itself.
+    Counted by torch's own allocator, which tracks allocations without waiting for the device. Memory other
+    than weights at the start of the first step is excluded: a step's data and buffers, as in `Allocations`.
+    Memory of libraries, such as the workspace of cuBLAS, counts. Counting is free, but the rank needs the
+    allocator for itself.
 
     Args:
-        weights: exist already and stay.
+        weights: already existing, and permanent.
         device: a GPU.
     """
 
     def __init__(self, weights: Iterable[Tensor], device: torch.device) -> None:
         self._device = device
         self._weight_bytes = _bytes_of(weights)
-        self._beside_bytes: int | None = None  # known when the first step begins
+        self._beside_bytes: int | None = None  # known from the first step on
 
     def __enter__(self) -> "AllocatorBytes":
         if self._beside_bytes is None:
@@ -112,32 +111,32 @@ class AllocatorBytes:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Nothing to undo."""
+        """Do nothing, as there is nothing to undo."""
 
     @property
     def num_bytes(self) -> int:
         return torch.cuda.memory_allocated(self._device) - (self._beside_bytes or 0)
 
     def resize(self, num_bytes: int) -> None:
-        """The allocator knows."""
+        """Do nothing, as the allocator counts by itself."""
 
-    def take_height(self) -> Height:
+    def take_peak(self) -> Peak:
         """The height since this was asked last, and start anew from what is held now."""
-        most = torch.cuda.max_memory_allocated(self._device) - (self._beside_bytes or 0)
+        peak_bytes = torch.cuda.max_memory_allocated(self._device) - (self._beside_bytes or 0)
         torch.cuda.reset_peak_memory_stats(self._device)
-        return Height(time.perf_counter(), most)
+        return Peak(time.perf_counter(), peak_bytes)
 
 
 Watched = Allocations | AllocatorBytes
 
 
 def watch(weights: Iterable[Tensor], device: torch.device) -> Watched:
-    """What counts a rank's bytes on its device; `weights` exist already and stay."""
+    """A counter of a rank's bytes on its device; `weights` exist already and are permanent."""
     return Allocations(weights) if device.type == "cpu" else AllocatorBytes(weights, device)
 
 
 def _bytes_of(tensors: Iterable[Tensor]) -> int:
-    """Of their storages, each once."""
+    """Bytes of their storages, each once."""
     storages = (tensor.untyped_storage() for tensor in tensors)
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 

@@ -1,6 +1,6 @@
-"""Names of a step and its actions in a recording of torch.profiler, as `workbench ingest` reads them.
+"""Names of a step and its actions in recordings of torch.profiler, as `workbench ingest` reads them.
 
-They are torch.distributed.pipelining's: `PP:2F0`. Without a profiler nothing is recorded.
+Names are those of torch.distributed.pipelining: `PP:2F0`. Without a profiler nothing is recorded.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -12,11 +12,11 @@ STEP = "PP:iteration"
 
 
 def annotated(action: object) -> AbstractContextManager[object]:
-    """Around the work of an action, and not around what it waits for."""
+    """Context of the work of an action, without its waits."""
     return named(f"PP:{action}")
 
 
 def named(name: str) -> AbstractContextManager[object]:
-    """A range of that name where a profiler records this thread."""
-    # The check costs 0.2 microseconds; a range takes 20 of them even where nobody records it.
+    """A range of that name, if a profiler records this thread."""
+    # The check takes 0.2 microseconds; a range takes 20 even where it is not recorded.
     return record_function(name) if _profiler_enabled() else nullcontext()

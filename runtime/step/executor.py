@@ -1,4 +1,4 @@
-"""Walks one rank's program. It decides nothing: order, rows and groups come from the lowered plan."""
+"""Executes one rank's program. Order, rows and groups all come from the lowered plan."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -34,7 +34,7 @@ Arrived = dict[str, list[tuple[Transfer, Tensor]]]  # edge -> rows with their pa
 
 @dataclass(slots=True)
 class _Kept:
-    """What one pass keeps for its backward: leaves by edge, the output, what left before it by edge."""
+    """Tensors that a pass keeps for its backward: leaves by edge, the output, early outputs by edge."""
 
     leaves: dict[str, Tensor]
     output: Tensor
@@ -42,21 +42,21 @@ class _Kept:
 
 
 class Executor:
-    """One rank.
+    """Executes steps of one rank.
 
     Args:
         lowered: the plan.
         rank: of the plan.
-        modules: stage id -> module, for the stages of this rank: packed tokens in, packed tokens (or
-            the loss sum) out. Where the program splits a stage's backward, its module is taken apart.
+        modules: stage id -> module, for the stages of this rank: maps packed tokens to packed tokens, or to
+            the loss sum. Where the program splits a stage's backward, its module is modified for that.
         feed: (stage, microbatch) -> data of that microbatch, for F actions.
         wires, gradients, recorder: of this rank.
         optimizer: settings of the step.
         loss_scale: 1 / number of predicted tokens of the global batch.
         progress: called with the position in the program before each action.
-        on_gradients: called in STEP when gradients are whole and not yet clipped.
-        memory: counts what this rank holds; None: memory is not watched.
-        sharded: stages whose weights are sharded, which `gradients` know too; None: there are none.
+        on_gradients: called in STEP when gradients are complete and not yet clipped.
+        memory: counts this rank's memory; None: memory is not counted.
+        sharded: stages with sharded weights, the same as in `gradients`; None: there are none.
     """
 
     def __init__(
@@ -90,8 +90,8 @@ class Executor:
         self._memory = memory
         self._kept: dict[tuple[int, int], _Kept] = {}
         self._left: dict[tuple[int, int], WeightWork] = {}  # by I for W
-        held = (lowered.plan.stage[stage] for stage in modules)
-        self._left_early = {stage.id for stage in held if edges_before_the_end(lowered.plan, stage)}
+        stages = (lowered.plan.stage[stage] for stage in modules)
+        self._left_early = {stage.id for stage in stages if edges_before_the_end(lowered.plan, stage)}
         self._backward_of = {
             (_id(action), _microbatch(action)): action
             for action in self.program
@@ -123,15 +123,15 @@ class Executor:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
-        """What updates this rank's weights; None where it trains nothing."""
+        """The optimizer of this rank's weights; None where it trains nothing."""
         return self._adamw
 
     def resume(self, before: "Executor") -> None:
-        """Go on with the optimizer of the step before, which trained the same weights on another plan."""
+        """Continue with the optimizer of the previous step, of the same weights on another plan."""
         self._adamw = before._adamw
 
     def run_step(self) -> None:
-        """One optimizer step.
+        """Run one optimizer step.
 
         Raises:
             RankError: an action failed; the message names rank, action and peer.
@@ -190,7 +190,7 @@ class Executor:
         return module.run(stage_input) if stage.id in self._left_early else (module(stage_input), {})
 
     def _backward(self, action: Action, arrived: Arrived, start: Stamp) -> None:
-        """B, or I: then the weights' gradients are left for W."""
+        """Run B, or I, which defers the weights' gradients to W."""
         key = (_id(action), _microbatch(action))
         kept = self._kept.pop(key)
         outputs, gradients = map(list, zip(*self._ends(key, kept, arrived), strict=True))
@@ -205,15 +205,15 @@ class Executor:
         self._end(action, start)
 
     def _weight_gradient(self, action: Action, arrived: Arrived, start: Stamp) -> None:
-        del arrived  # W waits for its I alone
+        del arrived  # W waits only for its I
         work = self._left.pop((_id(action), _microbatch(action)), None)
-        if work is not None:  # else all that this stage trains had its gradient in I
+        if work is not None:  # else all gradients of this stage were computed in I
             work.run()
         self._gradients.accumulate()
         self._end(action, start)
 
     def _ends(self, key: tuple[int, int], kept: _Kept, arrived: Arrived) -> list[tuple[Tensor, Tensor]]:
-        """Where a backward begins: the output, and what left before it, each with its gradient."""
+        """Starts of a backward: the output and early outputs, each with its gradient."""
         to_output = {edge: rows for edge, rows in arrived.items() if edge not in kept.left}
         ends = [(kept.output, self._output_gradient(key, kept.output, to_output))]
         for edge, rows in arrived.items():
@@ -235,16 +235,16 @@ class Executor:
             self._wires.give(number, leaf.grad)
 
     def _reduce(self, action: Action, arrived: Arrived, start: Stamp) -> None:
-        del arrived, start  # its groups take their own times
+        del arrived, start  # its groups record their own times
         self._gradients.reduce(action)
 
     def _exchange(self, action: Action, arrived: Arrived, start: Stamp) -> None:
-        del arrived, start  # it takes its own time
+        del arrived, start  # it records its own time
         self._sharded.start(action)
 
     def _free(self, action: Action, arrived: Arrived, start: Stamp) -> None:
         del arrived
-        self._sharded.let_go(_id(action))
+        self._sharded.release(_id(action))
         self._end(action, start)
 
     def _leave(self, action: Action, arrived: Arrived, start: Stamp) -> None:
@@ -272,29 +272,29 @@ class Executor:
         self._end(action, start)
 
     def moments(self) -> dict[Tensor, tuple[Tensor, Tensor]]:
-        """AdamW's two moments of every tensor that it has updated."""
+        """Updated tensor -> AdamW's two moments of it."""
         states = {} if self._adamw is None else self._adamw.state
-        return {held: (state["exp_avg"], state["exp_avg_sq"]) for held, state in states.items()}
+        return {tensor: (state["exp_avg"], state["exp_avg_sq"]) for tensor, state in states.items()}
 
     def clear_gradients(self) -> None:
-        """Between steps; not part of STEP."""
+        """Clear gradients between steps; not part of STEP."""
         self._gradients.clear()
 
     def _take(self, action: Action) -> Arrived:
-        """The rows an action waits for, by edge. Waiting ends here: the caller's span starts after it."""
+        """Wait for the rows of an action; returns them by edge. The caller's span starts after the wait."""
         arrived: Arrived = {}
         for number in self._inputs.get(action, ()):
             row, packed_TD = self._wires.take(number, action)
             arrived.setdefault(row.edge, []).append((row, packed_TD))
         return arrived
 
-    def _give(self, action: Action, output_TD: Tensor, left: Mapping[str, Tensor]) -> None:
+    def _give(self, action: Action, output_TD: Tensor, early_outputs: Mapping[str, Tensor]) -> None:
         for number in self._outputs.get(action, ()):
             edge = self.lowered.transfers[number].edge
-            self._wires.give(number, left[edge].detach() if edge in left else output_TD)
+            self._wires.give(number, early_outputs[edge].detach() if edge in early_outputs else output_TD)
 
     def _edges_that_want_gradients(self, backward: Action) -> frozenset[str]:
-        """Those whose gradient this rank or one that shares its weights sends: they compute it together."""
+        """Edges whose gradient this rank, or one that shares its weights, sends: they compute it together."""
         sharers = _sharers(self.lowered.plan.stage[_id(backward)], self.rank)
         rows = (self.lowered.transfers[number] for number in self.lowered.outputs.get(backward, ()))
         return frozenset(
@@ -313,11 +313,11 @@ class Executor:
 
     def _sample_memory(self) -> None:
         if self._memory is not None:
-            self._recorder.hold(*self._memory.take_height())
+            self._recorder.hold(*self._memory.take_peak())
             self._recorder.hold(self._recorder.clock.stamp(), self._memory.num_bytes)
 
 
-# By function, not by bound method: an executor that held its own would live until the collector finds it.
+# Functions, not bound methods, which would keep an executor alive until the garbage collector runs.
 DOES: Mapping[Pass, Callable[[Executor, Action, Arrived, Stamp], None]] = {
     Pass.F: Executor._forward,
     Pass.B: Executor._backward,
@@ -336,17 +336,17 @@ Rows = Mapping[Action, tuple[int, ...]]
 
 
 def rows_by_action(rows: Rows, is_mine: Callable[[int], bool]) -> Rows:
-    """Those rows of every action that concern one rank."""
+    """Action -> its rows that concern one rank."""
     return {action: tuple(filter(is_mine, numbers)) for action, numbers in rows.items()}
 
 
 def _sends(row: Transfer, rank: int) -> bool:
-    """Whether the rank hands the row over when its producer ends, and not as it arrives."""
+    """Whether the rank sends the row when its producer ends, and not when another row arrives."""
     return row.source_rank == rank and row.after is None
 
 
 def _receives_ahead(program: Sequence[Action], lowered: Lowered, inputs: Rows) -> tuple[tuple[int, ...], ...]:
-    """For every position and the end, the rows of the first pass from there on that receives anything."""
+    """[positions + 1] rows of the first pass that receives any, from each position on."""
     ahead: list[tuple[int, ...]] = [()]
     for action in reversed(program):
         rows = tuple(
@@ -357,15 +357,15 @@ def _receives_ahead(program: Sequence[Action], lowered: Lowered, inputs: Rows) -
 
 
 def _receives_next(program: Sequence[Action], inputs: Rows) -> tuple[tuple[int, ...], ...]:
-    """For every position and the end, the rows of the action there.
+    """[positions + 1] rows of the action at each position.
 
-    Those of a later one could need what this rank has yet to send.
+    Rows of later actions might depend on what this rank has yet to send.
     """
     return (*(inputs.get(action, ()) for action in program), ())
 
 
 def _sharers(stage: Stage, rank: int) -> tuple[int, ...]:
-    """The tensor-parallel ranks at this rank's context-parallel place; the first counts their loss."""
+    """The tensor-parallel ranks at this rank's context-parallel position; the first counts their loss."""
     return next(ranks for ranks in stage.ranks if rank in ranks)
 
 

@@ -1,4 +1,4 @@
-"""What one rank's stages read in a step: the data of all its forwards."""
+"""Input data of one rank's stages in a step, for all its forwards."""
 
 from collections.abc import Callable, Mapping
 
@@ -21,7 +21,7 @@ def feed_of(
     dtype: torch.dtype,
     join: Join,
 ) -> Mapping[tuple[int, int], MicrobatchData]:
-    """Data of every F on this rank by (stage, microbatch), made before the clock starts."""
+    """(stage, microbatch) -> data of every F on this rank, made before timing starts."""
     feed = {}
     for action in plan.program.get(mesh.rank, ()):
         if action.kind is Pass.F:

@@ -1,4 +1,4 @@
-"""The weights that a stage starts with: drawn from the seed or read, and this rank's parts of them."""
+"""Initial weights of a stage: drawn from the seed or read from files, and this rank's parts of them."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,21 +12,21 @@ from torch import Tensor, nn
 from runtime.models.adapter import Adapter, StageLayer
 from runtime.models.initialise import Fill, initial_value
 from runtime.models.weights import WeightReader
-from runtime.parallel.expert.cuts import Place, WeightParts
+from runtime.parallel.expert.cuts import StagePosition, WeightParts
 from workbench.plan.plan import Stage
 
 
 class DrawnWeights:
-    """Whole weights as they were drawn, for who builds stages of one model over and over.
+    """A cache of drawn whole weights, for repeated builds of stages of one model.
 
-    Memory: every weight that was drawn, in the type in which it is held.
+    Memory: every drawn weight, in the type in which it is used.
     """
 
     def __init__(self) -> None:
         self._values: dict[tuple[object, ...], Tensor] = {}
 
     def value(self, key: tuple[object, ...], draw: Callable[[], Tensor]) -> Tensor:
-        """The weight of that key, drawn where it was not before. Not to be written to."""
+        """The weight of that key, drawn on first use. It must not be modified."""
         if key not in self._values:
             self._values[key] = draw()
         return self._values[key]
@@ -34,15 +34,15 @@ class DrawnWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstWeights:
-    """Where the weights of a stage come from, and how this rank holds them.
+    """Origin of the weights of a stage, and this rank's parts of them.
 
     Args:
-        drawn: keeps what is drawn; None: it is drawn anew.
+        drawn: cache of drawn weights; None: no cache.
     """
 
     seed: int
     module: str
-    place: Place
+    position: StagePosition
     dtype: torch.dtype
     reader: WeightReader | None
     drawn: DrawnWeights | None = None
@@ -50,9 +50,9 @@ class FirstWeights:
     def values(
         self, layer: StageLayer, parts: WeightParts, names: Mapping[str, str], drawers: ThreadPoolExecutor
     ) -> Iterator[Tensor]:
-        """This rank's parts of weights, by Hugging Face name -> name in the layer.
+        """Yield this rank's parts of weights; `names` maps Hugging Face names to names in the layer.
 
-        Each weight has a generator of its own, so they are drawn side by side.
+        Each weight has a generator of its own, so they are drawn in parallel.
         """
         each = map if self.reader is not None else drawers.map
         return each(partial(self._value, layer, parts), names.keys(), names.values())
@@ -66,7 +66,7 @@ class FirstWeights:
             value = self.drawn.value(key, lambda: self._draw(layer.fill(local), shape, name).to(self.dtype))
         else:
             value = self._draw(layer.fill(local), shape, name)
-        return self.place.own(local, parts, value).to(self.dtype)
+        return self.position.own(local, parts, value).to(self.dtype)
 
     def _draw(self, fill: Fill, shape: Sequence[int], name: str) -> Tensor:
         return initial_value(fill, shape, seed=self.seed, module=self.module, name=name)
@@ -80,22 +80,24 @@ def set_weights(
     first: FirstWeights,
     device: torch.device | str,
 ) -> None:
-    """Give layers of a stage their weights; tied ones are one parameter, trained where the first one is."""
-    made: dict[str, nn.Parameter] = {}
+    """Set the weights of a stage's layers; tied ones are one parameter, trained if the first one is."""
+    parameters: dict[str, nn.Parameter] = {}
     with ThreadPoolExecutor(num_cores()) as drawers:
-        for index, layer, held in zip(range(*stage.layers), layers, parts, strict=True):
+        for index, layer, layer_parts in zip(range(*stage.layers), layers, parts, strict=True):
             trains = adapter.module.layers[index].trainable
             names = _untied_names(adapter, layer)
-            new = {name: local for local, name in reversed(names.items()) if name not in made}
-            for name, value in zip(new, first.values(layer, held, new, drawers), strict=True):
-                own = value.to(device, copy=first.drawn is not None)  # what is kept is not to be trained
-                made[name] = nn.Parameter(own, requires_grad=trains)
+            new = {name: local for local, name in reversed(names.items()) if name not in parameters}
+            for name, value in zip(new, first.values(layer, layer_parts, new, drawers), strict=True):
+                value_here = value.to(
+                    device, copy=first.drawn is not None
+                )  # cached values must not be trained
+                parameters[name] = nn.Parameter(value_here, requires_grad=trains)
             for local, name in names.items():
-                _set_parameter(layer, local, made[name])
+                _set_parameter(layer, local, parameters[name])
 
 
 def _untied_names(adapter: Adapter, layer: StageLayer) -> dict[str, str]:
-    """Name in the layer -> Hugging Face name, for a tied weight that of its first holder."""
+    """Name in the layer -> Hugging Face name, for a tied weight that in its first layer."""
     names = {local: layer.hugging_face_name(local) for local, _ in layer.named_parameters()}
     return {local: adapter.aliases.get(name, name) for local, name in names.items()}
 
@@ -106,5 +108,5 @@ def _set_parameter(layer: nn.Module, name: str, value: nn.Parameter) -> None:
 
 
 def num_cores() -> int:
-    """That this process may run on."""
+    """Number of cores on which this process may run."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""Takes a stage's weights and optimizer state to the host and brings them back, in place."""
+"""Offloads a stage's weights and optimizer state to the host, and loads them back, in place."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -12,11 +12,11 @@ Storage = torch.UntypedStorage
 
 
 class Offload:
-    """What some stages of a rank have on the host.
+    """Offloaded state of some stages of a rank.
 
-    Storages are emptied and filled again, so that all tensors on them, those that autograd keeps for the
-    backward included, are whole again afterwards. On a CPU the copies lie in the same memory as before.
-    On a GPU neither call waits: copies run beside the computation, see `_Lane`.
+    Storages are freed and refilled, so that all tensors on them, including those that autograd keeps for the
+    backward, are valid again afterwards. On a CPU the copies are in the same memory as before. On a GPU
+    neither call waits: copies overlap the computation, see `_Lane`.
 
     Args:
         modules: stage id -> module, of all stages of the rank.
@@ -31,10 +31,10 @@ class Offload:
         """Free the stage's tensors on the device.
 
         Returns:
-            Where copies run beside the computation, the event of their end.
+            The event of the end of copies that overlap the computation, if any.
 
         Raises:
-            ValueError: memory that other tensors use too.
+            ValueError: memory that is shared with other tensors.
         """
         moved: list[tuple[Storage, Storage]] = []
         for index, storage in enumerate(self._storages(stage, optimizer)):
@@ -50,7 +50,7 @@ class Offload:
         return next((lane.end() for lane in self._lanes.values()), None)
 
     def come_back(self, stage: int) -> None:
-        """Fill the stage's tensors again."""
+        """Refill the stage's tensors."""
         for storage, host in self._away.pop(stage):
             storage.resize_(host.nbytes())
             if storage.device.type == "cuda":
@@ -66,7 +66,7 @@ class Offload:
         return self._lanes[device]
 
     def _storages(self, stage: int, optimizer: torch.optim.Optimizer | None) -> Iterator[Storage]:
-        """Memory of the stage's weights and of their moments, each piece once."""
+        """Yield storages of the stage's weights and their moments, each once."""
         weights = list(self._modules[stage].parameters())
         elsewhere = {
             _address(p) for other, m in self._modules.items() if other != stage for p in m.parameters()
@@ -98,9 +98,9 @@ def _address(tensor: Tensor) -> int:
 class _Lane:
     """Copies between one GPU and pinned host memory, in a stream of their own.
 
-    A copy begins when what was asked of the GPU before it is done. Host memory is pinned once for each
-    storage and used again, as pinning takes longer than a copy. Copies of both ways follow one another
-    in the stream, so host memory is full before it is read.
+    A copy begins when the GPU's earlier work has ended. Host memory is pinned once per storage and reused, as
+    pinning takes longer than a copy. Copies of both directions are ordered by the stream, so host memory is
+    complete before it is read.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -109,7 +109,7 @@ class _Lane:
         self._hosts: dict[tuple[int, int], Storage] = {}
 
     def take(self, storage: Storage, key: tuple[int, int]) -> Storage:
-        """What will be the host's copy. The storage can be freed at once: its memory waits for the copy."""
+        """Start a copy to the host. The storage can be freed at once; its memory is kept until the end."""
         host = self._hosts.get(key)
         if host is None or host.nbytes() != storage.nbytes():
             host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=True).untyped_storage()
@@ -121,17 +121,17 @@ class _Lane:
         return host
 
     def bring(self, storage: Storage, host: Storage) -> None:
-        """Begin to fill the storage; `arrive` before anything reads it."""
-        self._follow()  # what was in this memory before may still be read
+        """Start refilling the storage; call `arrive` before it is read."""
+        self._follow()  # earlier contents of this memory may still be in use
         with torch.cuda.stream(self._stream):
             storage.copy_(host, non_blocking=True)
 
     def arrive(self) -> None:
-        """From here on the GPU computes with what was brought."""
+        """Let later computation wait for the copies."""
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     def end(self) -> torch.cuda.Event:
-        """Of all copies that were asked for."""
+        """Event of the end of all copies so far."""
         event = torch.cuda.Event(enable_timing=True)
         event.record(self._stream)
         return event

@@ -1,4 +1,4 @@
-"""The optimizer step: AdamW, with a global clipping norm and a schedule of rates if asked for."""
+"""The optimizer step: AdamW, with optional clipping by the global norm and learning-rate schedule."""
 
 import math
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 class Update(StrEnum):
-    """SINGLE: one tensor after the other. FUSED: the kernels of a GPU take many at once."""
+    """SINGLE: tensor by tensor. FUSED: GPU kernels for many tensors at once."""
 
     SINGLE = "single"
     FUSED = "fused"
@@ -20,14 +20,14 @@ class Update(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateSchedule:
-    """A linear rise to the learning rate, then half a cosine down to a part of it, where it stays.
+    """Linear warm-up to the learning rate, then a half cosine down to a fraction of it, then constant.
 
     Source: Loshchilov and Hutter 2017, "SGDR", equation 5, without restarts.
 
     Args:
-        warmup_steps: of the rise; the first step has 1 / warmup_steps of the rate. 0: none.
-        decay_steps: of the descent.
-        floor: the part at its end.
+        warmup_steps: of the warm-up; the first step has 1 / warmup_steps of the rate. 0: none.
+        decay_steps: of the decay.
+        floor: fraction of the rate at its end.
     """
 
     warmup_steps: int
@@ -42,7 +42,7 @@ class RateSchedule:
             raise ValueError(f"floor must be 0 to 1 times the learning rate, got {self.floor}")
 
     def factor(self, step: int) -> float:
-        """What the learning rate is multiplied with in a step; the first is 0. O(1)."""
+        """Factor of the learning rate in a step, counted from 0. O(1)."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
         part = min(1.0, (step - self.warmup_steps) / self.decay_steps)
@@ -53,7 +53,7 @@ class RateSchedule:
 class OptimizerSettings:
     """AdamW's settings, the same on every rank and in the reference.
 
-    `clip_norm` None: gradients are not clipped. `schedule` None: the rate stays.
+    `clip_norm` None: no clipping. `schedule` None: a constant rate.
     """
 
     learning_rate: float = 1e-3
@@ -73,20 +73,20 @@ class OptimizerSettings:
 def build_adamw(parameters: Iterable[nn.Parameter], settings: OptimizerSettings) -> torch.optim.AdamW | None:
     """AdamW over the parameters, the same arithmetic on every rank.
 
-    On GPUs fused: a few kernels for all tensors, where one at a time would take hundreds of small ones.
-    On a CPU one tensor at a time. None where nothing is trainable: torch refuses an empty list.
+    Fused on GPUs: a few kernels for all tensors instead of hundreds of small ones. Tensor by tensor on a CPU.
+    None where nothing is trainable, as torch refuses an empty list.
     """
-    held = list(parameters)
-    if not held:
+    trained = list(parameters)
+    if not trained:
         return None
     adamw = torch.optim.AdamW(
-        held,
+        trained,
         lr=settings.learning_rate,
         betas=settings.betas,
         eps=settings.epsilon,
         weight_decay=settings.weight_decay,
         foreach=False,
-        fused=True if all(parameter.is_cuda for parameter in held) else None,
+        fused=True if all(parameter.is_cuda for parameter in trained) else None,
     )
     if settings.schedule is not None:
         adamw.register_step_pre_hook(partial(_set_rate, settings, settings.schedule))
@@ -99,26 +99,26 @@ def update_of(adamw: torch.optim.Optimizer) -> Update:
 
 
 def step_count(adamw: torch.optim.Optimizer, parameter: Tensor, steps: int) -> Tensor:
-    """What AdamW counts of a tensor that it has updated so many times; fused kernels read it on the GPU."""
-    where = parameter.device if update_of(adamw) is Update.FUSED else "cpu"
-    return torch.tensor(float(steps), device=where)
+    """AdamW's step counter of a tensor after `steps` updates; on the GPU for fused kernels."""
+    device = parameter.device if update_of(adamw) is Update.FUSED else "cpu"
+    return torch.tensor(float(steps), device=device)
 
 
 def _set_rate(
     settings: OptimizerSettings, schedule: RateSchedule, adamw: torch.optim.Optimizer, *_: Any
 ) -> None:
-    """Steps are counted by what AdamW keeps of each tensor, so state that is brought back goes on."""
+    """Set the rate by AdamW's own step counters, so that restored state continues its schedule."""
     counts = [state["step"] for state in adamw.state.values() if "step" in state]
-    taken = int(torch.stack(counts).max()) if counts else 0  # one wait for a GPU, not one a tensor
+    num_steps = int(torch.stack(counts).max()) if counts else 0  # one wait for a GPU, not one per tensor
     for group in adamw.param_groups:
-        group["lr"] = settings.learning_rate * schedule.factor(taken)
+        group["lr"] = settings.learning_rate * schedule.factor(num_steps)
 
 
 CLIP_EPSILON = 1e-6  # as torch's clip_grad_norm_
 
 
 def squared_norm(gradients: Iterable[Tensor], device: torch.device) -> Tensor:
-    """Sum of squares of all elements, float64 scalar on the device that the gradients are on (0 for none)."""
+    """Sum of squares of all elements, a float64 scalar on the gradients' device (0 for none)."""
     total = torch.zeros((), dtype=torch.float64, device=device)
     for gradient in gradients:
         total += torch.linalg.vector_norm(gradient, dtype=torch.float64) ** 2
@@ -126,10 +126,11 @@ def squared_norm(gradients: Iterable[Tensor], device: torch.device) -> Tensor:
 
 
 def clip_factor(squared: Tensor, clip_norm: float) -> float | Tensor:
-    """What every gradient is multiplied with: min(1, clip / norm), as torch's clip_grad_norm_.
+    """Factor of every gradient: min(1, clip / norm), as in torch's clip_grad_norm_.
 
     Args:
-        squared: of the norm, a scalar. On a GPU the factor stays there, so that the host does not wait.
+        squared: square of the norm, a scalar. On a GPU the factor stays there, so that the host does not
+            wait.
     """
     if squared.device.type == "cpu":
         return min(1.0, clip_norm / (float(squared) ** 0.5 + CLIP_EPSILON))

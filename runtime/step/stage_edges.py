@@ -1,4 +1,4 @@
-"""Edges between modules as one stage has them."""
+"""Edges between modules, from the view of one stage."""
 
 from torch import Tensor
 
@@ -8,7 +8,7 @@ from workbench.plan.runnable import check_edge
 
 
 def edges_into_stage(plan: Plan, stage: Stage) -> tuple[Edge, ...]:
-    """Those that enter a layer of the stage; ValueError for one that cannot run."""
+    """Edges that enter a layer of the stage; ValueError for one that cannot run."""
     edges = tuple(edge for edge in plan.model.edges_into(stage.module) if edge.entered_in(stage.layers))
     for edge in edges:
         check_edge(plan, edge)
@@ -16,17 +16,17 @@ def edges_into_stage(plan: Plan, stage: Stage) -> tuple[Edge, ...]:
 
 
 def edges_before_the_end(plan: Plan, stage: Stage) -> tuple[Edge, ...]:
-    """Those that leave the stage before its last layer."""
+    """Edges that leave the stage before its last layer."""
     first, last = stage.layers
     return tuple(e for e in plan.model.edges_out_of(stage.module) if first <= e.after_layer < last - 1)
 
 
 def entering_part(edge: Edge, layer: int, features_ED: Tensor, *, is_aside: bool) -> Tensor:
-    """[E, D] what enters that layer of the features that an edge brings.
+    """[E, D] the part of an edge's features that enters a layer.
 
     Args:
-        is_aside: they are read by cross-attention, all of them; else each layer has its own of those that
-            are stacked.
+        is_aside: whether cross-attention reads them, all of them; otherwise each layer has its own part of
+            stacked features.
     """
     if is_aside or len(edge.entered) == 1:
         return features_ED

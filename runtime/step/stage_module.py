@@ -1,4 +1,4 @@
-"""The part of a model that one stage holds, as a torch module with the plan's names for its weights."""
+"""The part of a model in one stage, as a torch module with the plan's names of weights."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from runtime.models.adapter import Adapter, Context, MicrobatchData, StageLayer
 from runtime.models.choose import adapter_of
 from runtime.models.weights import weights_of
 from runtime.parallel.context.token_shares import rows_of
-from runtime.parallel.expert.cuts import WeightParts, parts_of, place_in
+from runtime.parallel.expert.cuts import WeightParts, parts_of, position_in
 from runtime.parallel.expert.group import ExpertGroup
 from runtime.parallel.expert.layers import parallelize_experts
 from runtime.parallel.tensor.cuts import Cut
@@ -35,13 +35,13 @@ LayerCall = Callable[[nn.Module, Tensor | None, Mapping[str, Tensor], Context], 
 
 @dataclass(frozen=True, slots=True)
 class StageInput:
-    """What one forward pass of a stage reads.
+    """Inputs of one forward pass of a stage.
 
     Args:
         hidden: packed [T, D] from the previous stage of the module; None for its first stage.
         features: edge name -> packed [E, D], for edges that enter a layer of this stage. An
             edge whose modality is missing from the microbatch has no entry.
-        data: what `runtime.data.batches.microbatch_data` made for this stage and microbatch.
+        data: of this stage and microbatch, from `runtime.data.batches.microbatch_data`.
     """
 
     hidden: Tensor | None
@@ -63,13 +63,13 @@ class StageModule(nn.Module):
         self.adapter = adapter
         self.stage = stage
         self.layers = nn.ModuleList(layers)
-        self.edges = edges  # those that enter a layer of this stage
-        self.leaving: tuple[Edge, ...] = ()  # those that leave it before its last layer
+        self.edges = edges  # that enter a layer of this stage
+        self.leaving: tuple[Edge, ...] = ()  # that leave it before its last layer
         self.recompute = Recompute.NONE
         self.call_recomputed: LayerCall = recomputed  # or one that also takes the time
         self.shared: SharedWeights | None = None
-        self.cuts: dict[str, Cut] = {}  # by name as in `named_weights`; empty where weights are whole
-        self.expert_cuts: dict[str, Cut] = {}  # the same of experts' weights that ranks distribute
+        self.cuts: dict[str, Cut] = {}  # by name as in `named_weights`; empty if weights are whole
+        self.expert_cuts: dict[str, Cut] = {}  # the same for distributed experts' weights
         self.experts: ExpertGroup | None = None
         self.train(mode=False)
 
@@ -78,12 +78,12 @@ class StageModule(nn.Module):
         return self.adapter.module
 
     def train(self, mode: bool = True) -> "StageModule":  # noqa: FBT001, FBT002  (torch's signature)
-        """Training and evaluation are the same here: the layers stay in evaluation mode."""
+        """Do nothing: layers stay in evaluation mode, also in training."""
         del mode
         return super().train(mode=False)
 
     def forward(self, inputs: StageInput) -> Tensor:
-        """Packed [T', D']; on the last stage of a module with a loss the scalar sum of it.
+        """Packed [T', D'], or the scalar loss sum on the last stage of a module with a loss.
 
         Raises:
             ValueError: as `run`.
@@ -91,12 +91,12 @@ class StageModule(nn.Module):
         return self.run(inputs)[0]
 
     def run(self, inputs: StageInput) -> tuple[Tensor, dict[str, Tensor]]:
-        """(what `forward` returns, edge that leaves before the last layer -> packed [T', D'] there).
+        """(result of `forward`, edge that leaves before the last layer -> packed [T', D'] there).
 
         Raises:
-            ValueError: a modality stands in the microbatch but its features were not given.
+            ValueError: a modality in the microbatch without its features.
         """
-        wanted = {*inputs.data.placed, *inputs.data.brought}
+        wanted = {*inputs.data.placed, *inputs.data.context_images}
         for edge in self.edges:
             if (edge.name in wanted) != (edge.name in inputs.features):
                 have = "missing" if edge.name in wanted else "given, but no item wants them"
@@ -105,7 +105,7 @@ class StageModule(nn.Module):
         context = self.adapter.context(inputs.data, parameter.device, parameter.dtype)
         first = self.stage.layers[0]
         hidden = inputs.hidden
-        if hidden is None and first > 0:  # a member without tokens: one of padding
+        if hidden is None and first > 0:  # a member without tokens has one of padding
             width = self.module.layers[first - 1].out_width
             hidden = parameter.new_zeros((1, width))
         hidden = _carrying(hidden, first - 1, inputs.data)
@@ -113,7 +113,9 @@ class StageModule(nn.Module):
         for index, layer in enumerate(self.layers, start=first):
             entering = {e.name: e for e in self.edges if index in e.entered}
             features = {
-                name: entering_part(edge, index, _own(inputs, name), is_aside=name in inputs.data.brought)
+                name: entering_part(
+                    edge, index, _own(inputs, name), is_aside=name in inputs.data.context_images
+                )
                 for name, edge in entering.items()
                 if name in inputs.features
             }
@@ -134,7 +136,7 @@ class StageModule(nn.Module):
         features: Mapping[str, Tensor],
         context: Context,
     ) -> Tensor:
-        if index > 0:  # layer 0 places features itself; deeper they are added, but for what is read aside
+        if index > 0:  # layer 0 places features itself; later layers add them, except for cross-attention
             assert hidden is not None, "only layer 0 makes its own input"
             placed = context.data.placed
             for edge, features_ED in features.items():
@@ -149,31 +151,31 @@ class StageModule(nn.Module):
     def weights(self) -> dict[Weights, list[nn.Parameter]]:
         """Every weight of the stage under the key that gradient groups use, in a fixed order.
 
-        A tied weight stands under `Weights(module, None, shared name)` alone, once, even
-        where two layers of this stage use it.
+        A tied weight is only under `Weights(module, None, shared name)`, once, even where two layers of this
+        stage use it.
         """
-        found: dict[Weights, list[nn.Parameter]] = {}
+        by_group: dict[Weights, list[nn.Parameter]] = {}
         for index, layer in enumerate(self.layers, start=self.stage.layers[0]):
             tied = tied_names(self.module, index, [name for name, _ in _named(layer)])
-            own = found.setdefault(Weights(self.module.name, index), [])
+            own = by_group.setdefault(Weights(self.module.name, index), [])
             experts_key = Weights(self.module.name, index, experts=True)
             for name, parameter in _named(layer):
                 if name not in tied:
-                    held = found.setdefault(experts_key, []) if name in self.expert_cuts else own
-                    held.append(parameter)
+                    group = by_group.setdefault(experts_key, []) if name in self.expert_cuts else own
+                    group.append(parameter)
                     continue
-                shared = found.setdefault(Weights(self.module.name, None, tied[name]), [])
+                shared = by_group.setdefault(Weights(self.module.name, None, tied[name]), [])
                 if all(parameter is not other for other in shared):
                     shared.append(parameter)
-        return found
+        return by_group
 
     def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """(Hugging Face name, parameter); a tied weight comes once, under the name of its first holder."""
-        found: dict[str, nn.Parameter] = {}
+        """Yield (Hugging Face name, parameter); a tied weight once, under its name in the first layer."""
+        by_name: dict[str, nn.Parameter] = {}
         for layer in self.layers:
             for name, parameter in _named(layer):
-                found.setdefault(self.adapter.aliases.get(name, name), parameter)
-        yield from found.items()
+                by_name.setdefault(self.adapter.aliases.get(name, name), parameter)
+        yield from by_name.items()
 
     def join_ranks(
         self,
@@ -183,16 +185,18 @@ class StageModule(nn.Module):
         borders: TokenBorders,
         num_pieces: int = 1,
     ) -> None:
-        """Be one of the ranks that share weights; every layer holds its own, as `parts` says, already."""
+        """Let the module work on one of several ranks that share weights; layers have `parts` already."""
         tokens = None if tensor is None else TokenParts(tensor)
         if experts is not None:
             self.experts = experts
-            for index, (each, held) in enumerate(zip(self.layers, parts, strict=True), self.stage.layers[0]):
-                assert isinstance(each, StageLayer)
+            for index, (layer, layer_parts) in enumerate(
+                zip(self.layers, parts, strict=True), self.stage.layers[0]
+            ):
+                assert isinstance(layer, StageLayer)
                 self.expert_cuts |= {
-                    each.hugging_face_name(local): cut for local, cut in held.experts.items()
+                    layer.hugging_face_name(local): cut for local, cut in layer_parts.experts.items()
                 }
-                parallelize_experts(each, experts, tensor, tokens if index in borders.divided else tensor)
+                parallelize_experts(layer, experts, tensor, tokens if index in borders.divided else tensor)
         if tensor is not None and tokens is not None:
             self._share(tensor, parts, borders, tokens, num_pieces)
 
@@ -204,25 +208,27 @@ class StageModule(nn.Module):
         tokens: TokenParts,
         num_pieces: int,
     ) -> None:
-        """Be one member of tensor-parallel ranks.
+        """Let layers work as one member of a tensor-parallel group.
 
-        Layers that divide tokens see a part of them outside their regions: weights there have a part of
-        the gradient.
+        Layers that divide tokens have a part of them outside their regions, where weights have partial
+        gradients.
         """
         partial: list[nn.Parameter] = []
         first = self.stage.layers[0]
-        for index, (each, held) in enumerate(zip(self.layers, parts, strict=True), start=first):
-            assert isinstance(each, StageLayer)
+        for index, (layer, layer_parts) in enumerate(zip(self.layers, parts, strict=True), start=first):
+            assert isinstance(layer, StageLayer)
             divided = index in borders.divided
-            apart = {**held.tensor.cut, **held.experts}
-            whole = [name for name, _ in each.named_parameters() if name not in apart]
-            partial += [each.get_parameter(name) for name in (whole if divided else held.tensor.partial)]
-            named = ((each.hugging_face_name(local), cut) for local, cut in held.tensor.cut.items())
+            apart = {**layer_parts.tensor.cut, **layer_parts.experts}
+            whole = [name for name, _ in layer.named_parameters() if name not in apart]
+            partial += [
+                layer.get_parameter(name) for name in (whole if divided else layer_parts.tensor.partial)
+            ]
+            named = ((layer.hugging_face_name(local), cut) for local, cut in layer_parts.tensor.cut.items())
             self.cuts |= {self.adapter.aliases.get(name, name): cut for name, cut in named}
-            parallelize(each, held.tensor, group, tokens if divided else group, num_pieces)
+            parallelize(layer, layer_parts.tensor, group, tokens if divided else group, num_pieces)
         share_tokens(self.layers, first, borders, tokens)
-        held_apart = {**self.cuts, **self.expert_cuts}
-        uncut = (weight for name, weight in self.named_weights() if name not in held_apart)
+        all_cuts = {**self.cuts, **self.expert_cuts}
+        uncut = (weight for name, weight in self.named_weights() if name not in all_cuts)
         self.shared = SharedWeights(
             group,
             elsewhere=tuple(uncut) if group.member > 0 else (),
@@ -230,9 +236,9 @@ class StageModule(nn.Module):
         )
 
     def owned_weights(self) -> dict[str, Tensor]:
-        """What this stage writes to a checkpoint: all its weights but copies of an earlier layer's.
+        """Weights that this stage writes to a checkpoint: all but copies of an earlier layer's.
 
-        Whole ones: with tensor- or expert-parallel ranks it is a collective of them.
+        Weights are whole: with tensor- or expert-parallel ranks it is a collective.
         """
         writer, first = self.adapter.written_by, self.stage.layers[0]
         return {
@@ -256,7 +262,7 @@ class StageModule(nn.Module):
 def recomputed(
     layer: nn.Module, hidden: Tensor | None, features: Mapping[str, Tensor], context: Context
 ) -> Tensor:
-    """A layer's output, of which nothing is kept but the input: its backward runs the forward again."""
+    """A layer's output, keeping only its input: the backward recomputes the forward."""
     output: Tensor = checkpoint(
         layer, hidden, features, context, use_reentrant=False, preserve_rng_state=False
     )
@@ -264,17 +270,17 @@ def recomputed(
 
 
 def _own(inputs: StageInput, edge: str) -> Tensor:
-    """The features that stand among this rank's tokens."""
+    """The features among this rank's tokens."""
     features_ED = inputs.features[edge]
     chosen = inputs.data.chosen.get(edge)
     return features_ED if chosen is None else features_ED.index_select(0, chosen)
 
 
 def _carrying(hidden: Tensor | None, layer: int, data: MicrobatchData) -> Tensor | None:
-    """The output of a layer, on the gradient's path where it is on that of any member.
+    """The output of a layer, which requires a gradient if that of any member does.
 
-    A member may hold no token that asks for a gradient, but its attention's backward is a
-    collective that the others wait for, and its queries look at their tokens.
+    A member may have no token that requires a gradient, but its attention's backward is a collective for
+    which the others wait, and its queries attend to their tokens.
     """
     if (
         hidden is None
@@ -288,7 +294,7 @@ def _carrying(hidden: Tensor | None, layer: int, data: MicrobatchData) -> Tensor
 
 
 def _named(layer: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """(Hugging Face name, parameter) of one layer, in registration order."""
+    """Yield (Hugging Face name, parameter) of one layer, in registration order."""
     assert isinstance(layer, StageLayer)
     for name, parameter in layer.named_parameters(remove_duplicate=False):
         yield layer.hugging_face_name(whole_name(name)), parameter
@@ -300,7 +306,7 @@ def tied_names(module: Module, index: int, names: list[str]) -> dict[str, str]:
     Raises:
         ValueError: the plan ties a parameter that the layer does not have.
     """
-    found = {}
+    shared_names = {}
     for parameter, shared in module.layers[index].tied:
         match = [name for name in names if name == parameter or name.endswith(f".{parameter}")]
         if len(match) != 1:
@@ -308,8 +314,8 @@ def tied_names(module: Module, index: int, names: list[str]) -> dict[str, str]:
                 f"module {module.name!r} layer {index}: tied parameter {parameter!r} is none of "
                 f"{', '.join(names)}"
             )
-        found[match[0]] = shared
-    return found
+        shared_names[match[0]] = shared
+    return shared_names
 
 
 def build_stage_module(
@@ -324,23 +330,23 @@ def build_stage_module(
     experts: ExpertGroup | None = None,
     drawn: DrawnWeights | None = None,
 ) -> StageModule:
-    """Build the layers of one stage, and nothing else of the model.
+    """Build the layers of one stage, without the rest of the model.
 
     Args:
-        plan: gives the model and the settings.
-        stage: which layers.
-        seed: weights start as a function of (seed, module, parameter name) alone.
+        plan: of the model and the settings.
+        stage: of the layers.
+        seed: initial weights depend only on (seed, module, parameter name).
         dtype: of weights and activations.
-        weights: a folder of Hugging Face folders, one per module, to read weights from instead.
-        device: where the weights live.
-        tensor: the ranks that share the stage's weights; None: this one holds whole ones.
-        experts: those that distribute its experts; None: this one holds all.
-        drawn: keeps the weights that are drawn for stages that are built later; None: they are not kept.
+        weights: a folder of Hugging Face folders, one per module, from which to read weights instead.
+        device: of the weights.
+        tensor: the ranks that share the stage's weights; None: this one has whole ones.
+        experts: the ranks that distribute its experts; None: this one has all.
+        drawn: cache of drawn weights for later builds; None: no cache.
 
     Raises:
-        ValueError: the module cannot run (no adapter, other layer count), `tensor` or `experts` is not of
-            the stage's degree or cannot share a layer, an edge cannot run, or the weights
-            folder lacks a tensor or has one of another shape.
+        ValueError: the module cannot run (no adapter, another number of layers), `tensor` or `experts` has
+            another degree than the stage or cannot share a layer, an edge cannot run, or the weights folder
+            lacks a tensor or has one of another shape.
     """
     module = plan.model.module(stage.module)
     adapter = adapter_of(module)
@@ -353,26 +359,26 @@ def build_stage_module(
     first = FirstWeights(
         seed=seed,
         module=module.name,
-        place=place_in(stage, tensor, experts),
+        position=position_in(stage, tensor, experts),
         dtype=dtype,
         reader=None if weights is None else weights_of(weights, adapter),
         drawn=drawn,
     )
     set_weights(adapter, stage, layers, parts, first, device)
-    built = StageModule(adapter, stage, layers, edges).to(device)
-    built.leaving = edges_before_the_end(plan, stage)
+    stage_module = StageModule(adapter, stage, layers, edges).to(device)
+    stage_module.leaving = edges_before_the_end(plan, stage)
     settings = plan.settings.of(module.name)
     check_recompute(module.name, settings)
-    built.recompute = settings.recompute
-    built.weights()  # refuses a tie that names no parameter
+    stage_module.recompute = settings.recompute
+    stage_module.weights()  # refuses a tie that names no parameter
     if settings.collective_pieces > 1:
         check_whole_backwards(plan, stage)
-    built.join_ranks(tensor, experts, parts, token_borders(plan, stage), settings.collective_pieces)
-    return built
+    stage_module.join_ranks(tensor, experts, parts, token_borders(plan, stage), settings.collective_pieces)
+    return stage_module
 
 
 def _check_ties(adapter: Adapter) -> None:
-    """The plan ties exactly what the configuration ties."""
+    """Raise ValueError unless the plan ties exactly the weights that the configuration ties."""
     module = adapter.module
     tied = any(layer.tied for layer in module.layers)
     wanted = bool(adapter.aliases or adapter.written_by)

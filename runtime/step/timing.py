@@ -1,4 +1,4 @@
-"""When actions ran and messages travelled: recorded per rank, put together as a trace."""
+"""Times of actions and messages: recorded per rank, and assembled into a trace."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from workbench.trace import Executor, Lane, MemorySample, Message, Span, Trace
 
 @dataclass(slots=True)
 class Recorder:
-    """One rank's notes of one step: stamps of its clock, which become seconds when the step is settled."""
+    """Records one rank's step as stamps of its clock, which become seconds when the step has ended."""
 
     rank: int
     clock: Clock = HOST
@@ -28,7 +28,7 @@ class Recorder:
     _losses: list[tuple[Tensor | float, float]] = field(default_factory=list)
 
     def start_step(self) -> None:
-        """Forget the step before."""
+        """Start a new step, and drop the previous one's records."""
         self.start_s = self.clock.start_step()
         self._spans, self._memory, self._losses = [], [], []
         self._sent, self._delivered, self._arrived = {}, {}, {}
@@ -37,31 +37,31 @@ class Recorder:
         self._spans.append((lane, action, start, end))
 
     def hold(self, time: Stamp, num_bytes: int) -> None:
-        """Bytes held from then on."""
+        """Record the bytes in use from then on."""
         self._memory.append((time, num_bytes))
 
     def sent(self, row: int, time: Stamp) -> None:
         self._sent[row] = time
 
     def delivered(self, row: int, time: Stamp) -> None:
-        """The sender's end of a send."""
+        """Record the end of a send at the sender."""
         self._delivered[row] = time
 
     def arrived(self, row: int, time: Stamp) -> None:
-        """When the receiver had the row; on a CPU when it saw it, at the latest when it needed it."""
+        """Record a row's arrival; on a CPU when the receiver noticed it, at the latest when it needed it."""
         self._arrived[row] = time
 
     def add_loss(self, loss: Tensor, scale: float) -> None:
-        """A microbatch's loss sum, read when somebody asks for the step's."""
+        """Add a microbatch's loss sum, which is read only when the step's loss is."""
         self._losses.append((self.clock.scalar(loss), scale))
 
     @property
     def loss_sum(self) -> float:
-        """Of this rank's microbatches; waits for the device."""
+        """Loss of this rank's microbatches; waits for the device."""
         return sum((float(loss) * scale for loss, scale in self._losses), 0.0)
 
     def notes(self) -> "Notes":
-        """A frozen copy that travels, of a step that is settled."""
+        """A frozen copy of a completed step's records, for sending."""
         seconds = self.clock.seconds
         return Notes(
             rank=self.rank,
@@ -80,9 +80,9 @@ class Recorder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notes:
-    """What one rank saw in one step.
+    """Records of one rank's step.
 
-    `yardstick_s`: of a turn of the yardstick before and after it; empty where the rank does not read it.
+    `yardstick_s`: seconds of a turn of the yardstick before and after it; empty if the rank does not read it.
     """
 
     rank: int
@@ -116,11 +116,11 @@ def check_order(lowered: Lowered, notes: Notes) -> None:
 def assemble(
     lowered: Lowered, plan_hash: str, notes: Sequence[Notes], *, details: tuple[tuple[str, str], ...] = ()
 ) -> Trace:
-    """One trace out of all ranks' notes of one step; time zero is the first rank's start.
+    """One trace from all ranks' notes of one step; time zero is the first rank's start.
 
-    A sum of gradients is one span over all its groups; it starts when the last rank of the first group
-    arrives: waiting for a peer is not work. A message ends when its receiver saw it, or its sender
-    saw it gone, whichever came first: gloo tells neither side earlier.
+    A gradient reduction is one span over all its groups; it starts when the last rank of the first group
+    arrives, as waiting for a peer is not work. A message ends when its receiver noticed it, or its sender
+    noticed the end of the send, whichever is first, as gloo reports neither earlier.
     """
     zero_s = min(note.start_s for note in notes)
     notes = [replace(note, spans=tuple(_whole(note.spans))) for note in notes]
@@ -146,7 +146,7 @@ def assemble(
 
 
 def _whole(spans: Sequence[Span]) -> Iterator[Span]:
-    """The groups of a reduction as one span: from its first start to its last end."""
+    """Merge the groups of a reduction into one span, from its first start to its last end."""
     groups: dict[Action, list[Span]] = {}
     for span in spans:
         if span.lane is Lane.REDUCE:
@@ -184,9 +184,9 @@ def _messages(lowered: Lowered, notes: Sequence[Notes], zero_s: float) -> tuple[
 
 
 def _reduction_starts(lowered: Lowered, notes: Sequence[Notes]) -> dict[tuple[int, Action], float]:
-    """(rank, exchange) -> when the last rank of its first group, or of its unit, arrived."""
+    """(rank, exchange) -> arrival of the last rank of its first group, or of its unit."""
     units = sharded_stages(lowered.plan)
-    issued: dict[Action | int, float] = {}  # by what the ranks meet in: the latest arrival
+    issued: dict[Action | int, float] = {}  # collective -> the latest arrival
     meeting: dict[tuple[int, Action], Action | int] = {}
     for span in (span for note in notes for span in note.spans if span.lane is Lane.REDUCE):
         groups = lowered.reductions.get(span.action, ())
@@ -203,7 +203,7 @@ def _reduction_starts(lowered: Lowered, notes: Sequence[Notes]) -> dict[tuple[in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Of one duration over repetitions."""
+    """Spread of one duration over repetitions."""
 
     median_s: float
     lowest_s: float
@@ -225,10 +225,10 @@ def spread_of(durations_s: Sequence[float]) -> Spread:
 
 
 def iteration_spread(traces: Sequence[Trace]) -> Spread:
-    """Of the whole step."""
+    """Spread of the iteration time."""
     return spread_of([trace.iteration_s for trace in traces])
 
 
 def median_trace(traces: Sequence[Trace]) -> Trace:
-    """The trace whose iteration time is the (lower) median: one that really happened."""
+    """The trace with the (lower) median iteration time."""
     return sorted(traces, key=lambda trace: trace.iteration_s)[(len(traces) - 1) // 2]

@@ -1,4 +1,4 @@
-"""Carries the rows of a lowered plan: shapes, order and peers all come from the plan."""
+"""Sends and receives the rows of a lowered plan; shapes, order and peers all come from the plan."""
 
 import queue
 import threading
@@ -19,11 +19,11 @@ from workbench.schedule.action import Action
 
 # Shape suffixes: T = tokens of a packed tensor, D = width.
 
-AHEAD = 2  # rows that a broker expects at once
+AHEAD = 2  # receives that a broker posts at a time
 
 
 def pack(source_TD: Tensor, slices: Sequence[Slice]) -> Tensor:
-    """The slices' tokens, in the row's order; a view where they lie side by side."""
+    """The slices' tokens, in the row's order; a view where they are contiguous."""
     starts = [piece.source_start for piece in slices]
     counts = [piece.num_tokens for piece in slices]
     if _side_by_side(starts, counts):
@@ -32,7 +32,7 @@ def pack(source_TD: Tensor, slices: Sequence[Slice]) -> Tensor:
 
 
 def join(pieces: Sequence[tuple[Transfer, Tensor]]) -> Tensor:
-    """One packed tensor out of rows that cover it exactly once; no copy for a single whole row."""
+    """One packed tensor from rows that cover it exactly once; no copy for a single whole row."""
     if len(pieces) == 1 and _is_whole(pieces[0][0]):
         return pieces[0][1]
     total = sum(row.num_tokens for row, _ in pieces)
@@ -45,9 +45,9 @@ def join(pieces: Sequence[tuple[Transfer, Tensor]]) -> Tensor:
 
 
 def accumulate(pieces: Sequence[tuple[Transfer, Tensor]], like_TD: Tensor) -> Tensor:
-    """The sum of all consumers' gradients of one output; tokens that nobody reads get zero.
+    """The sum of all consumers' gradients of one output; tokens without a consumer get zero.
 
-    Rows are added in row order, so the sum does not depend on when they arrived.
+    Rows are added in row order, so the sum does not depend on their arrival.
     """
     if len(pieces) == 1 and _is_whole(pieces[0][0]) and pieces[0][0].num_tokens == like_TD.shape[0]:
         return pieces[0][1]
@@ -75,17 +75,17 @@ def _is_whole(row: Transfer) -> bool:
 
 
 class Wires:
-    """All transfers of one rank, used by one step after the other.
+    """All transfers of one rank, reused for every step.
 
-    Receives are posted just in time and in the sender's order: an action's rows when it is
-    next, its successor's rows so that they come while it runs, and before each of them whatever the
-    same sender sends earlier. So a transfer overlaps with the action before its consumer, and a rank holds
-    receive buffers of two actions rather than of a whole step. Sends are posted at once and
-    never waited for by the program: on a CPU a thread waits for them and drops their buffers.
+    Receives are posted just in time and in the sender's order: an action's rows when it is next, its
+    successor's rows so that they arrive while it runs, and before each of them everything that the same
+    sender sends earlier. So a transfer overlaps the action before its consumer, and a rank has receive
+    buffers of two actions instead of a whole step. Sends are posted at once, and the program never waits for
+    them: on a CPU a thread waits for them and frees their buffers.
 
-    A broadcast is a message from the leader to each of the others, sent when the leader takes the
-    row that it follows, or makes it. Where rows meet by tag, its receive is posted when it is needed;
-    where they meet by order, in the leader's, as that of any other row.
+    A broadcast is a message from the leader to each of the others, sent when the leader receives the row that
+    it follows, or produces it. Where rows are matched by tag, its receive is posted when it is needed; where
+    they are matched by order, in the leader's order, as for any other row.
     """
 
     def __init__(self, lowered: Lowered, mesh: Mesh, *, dtype: torch.dtype, recorder: Recorder) -> None:
@@ -94,9 +94,9 @@ class Wires:
         self._recorder = recorder
         self._rows = lowered.transfers
         self._local: dict[int, Tensor] = {}
-        self._posted: dict[int, tuple[dist.Work, Tensor, bool]] = {}  # with whether its arrival is noted
-        self._in_order: dict[tuple[Route, int], deque[Transfer]] = {}  # not posted yet, by route and sender
-        self._unposted: dict[int, Transfer] = {}  # all that are not posted yet
+        self._posted: dict[int, tuple[dist.Work, Tensor, bool]] = {}  # and whether its arrival is recorded
+        self._in_order: dict[tuple[Route, int], deque[Transfer]] = {}  # not yet posted, by route and sender
+        self._unposted: dict[int, Transfer] = {}  # all that are not yet posted
         self._received = _receives_of(lowered, mesh)
         handed_on = [r for r in self._rows if r.route is Route.RELAY and mesh.rank in r.destination_ranks]
         self._relay = Relay(handed_on)
@@ -107,17 +107,17 @@ class Wires:
         self._porter = Porter(mesh.clock, mesh.timeout_s, recorder)
 
     def start_step(self) -> None:
-        """Line up the rows that this rank will receive; nothing is left over from the step before."""
+        """Queue the rows that this rank will receive; nothing is left from the previous step."""
         assert not self._local
         assert not self._posted
         self._in_order = {key: deque(rows) for key, rows in self._received.items()}
         self._unposted = {row.row: row for rows in self._received.values() for row in rows}
-        self._relay.start_step(self.hand_on)
+        self._relay.start_step(self.forward)
 
     def post(self, rows: Iterable[int], since: Stamp) -> None:
-        """Allocate and post the receives of these rows, and what their senders send before them.
+        """Allocate and post the receives of these rows, and of rows that their senders send earlier.
 
-        They wait for nothing that this rank computes after `since`.
+        They do not wait for computation of this rank after `since`.
         """
         for number in rows:
             if (row := self._unposted.get(number)) is None:
@@ -130,10 +130,10 @@ class Wires:
                 self._receive(waiting.popleft(), since)
 
     def take(self, number: int, action: Action) -> tuple[Transfer, Tensor]:
-        """The packed tensor of a row, waited for. Posted already, see `post`.
+        """Wait for a row whose receive is posted, see `post`; returns its packed tensor.
 
         Raises:
-            RankError: nothing came in time, or the peer is gone.
+            RankError: the row did not arrive in time, or the peer is gone.
         """
         row = self._rows[number]
         if row.route is Route.LOCAL:
@@ -147,7 +147,7 @@ class Wires:
         return row, buffer_TD
 
     def give(self, number: int, source_TD: Tensor) -> None:
-        """Hand a row's tokens of a packed tensor to its consumer; returns at once."""
+        """Send a row's tokens of a packed tensor to its consumer, without waiting."""
         row = self._rows[number]
         packed_TD = pack(source_TD, row.slices)
         if row.route is Route.LOCAL:
@@ -157,7 +157,7 @@ class Wires:
         self._send(row, packed_TD)
 
     def _pass_on(self, number: int, packed_TD: Tensor) -> None:
-        """Broadcast what has arrived, where the plan says so."""
+        """Broadcast a row that has arrived, if the plan says so."""
         for row in self._followers.get(number, ()):
             self._send(row, packed_TD)
 
@@ -176,7 +176,7 @@ class Wires:
                 self._porter.carry(row, work, packed_TD, awaited)
 
     def finish_step(self) -> None:
-        """Wait for what is still handed on or out, and check that every row was used."""
+        """Wait for remaining relays and sends, and check that every row was used."""
         self._relay.finish_step(self._mesh.timeout_s)
         self._porter.wait_until_idle(self._mesh.rank)
         left = [*self._local, *self._posted, *self._unposted]
@@ -184,7 +184,7 @@ class Wires:
             raise RankError(f"rank {self._mesh.rank}: {describe(self._rows[left[0]])} was never consumed")
 
     def close(self) -> None:
-        """End the porter's thread."""
+        """End the thread that waits for sends."""
         self._porter.close()
 
     def _receive(self, row: Transfer, since: Stamp) -> None:
@@ -204,8 +204,8 @@ class Wires:
         what = f"rank {self._mesh.rank}: {describe(row)} from rank {row.source_rank}"
         return work, buffer_TD, Awaited(what, (row.source_rank,))
 
-    def hand_on(self, rows: Iterable[Transfer]) -> None:
-        """Receive rows in their order and send each on; the next one is expected while one is awaited.
+    def forward(self, rows: Iterable[Transfer]) -> None:
+        """Receive rows in order and forward each; the next receive is posted while one is awaited.
 
         Raises:
             RankError: nothing came in time, or the peer is gone.
@@ -224,22 +224,22 @@ class Wires:
 
 
 def _receives_of(lowered: Lowered, mesh: Mesh) -> dict[tuple[Route, int], list[Transfer]]:
-    """What a rank receives, by route and sender, in the order in which it is sent: rows by number."""
-    found: dict[tuple[Route, int], list[Transfer]] = {}
+    """(route, sender) -> rows that a rank receives, in the order of sending."""
+    receives: dict[tuple[Route, int], list[Transfer]] = {}
     for row in lowered.transfers:
         if row.route not in (Route.LOCAL, Route.RELAY) and mesh.rank in row.destination_ranks:
-            found.setdefault((row.route, row.source_rank), []).append(row)
-    for (route, leader), rows in found.items():
+            receives.setdefault((row.route, row.source_rank), []).append(row)
+    for (route, leader), rows in receives.items():
         if route is Route.BROADCAST:
             position = {number: index for index, number in enumerate(broadcasts_of(lowered, leader))}
             rows.sort(key=lambda row: position[row.row])
-    return found
+    return receives
 
 
 def broadcasts_of(lowered: Lowered, leader: int) -> tuple[int, ...]:
-    """The broadcasts of a rank in the order in which it sends them.
+    """The broadcasts of a rank in the order of sending.
 
-    Each goes out when the row that it follows is taken, or, where that stays on the rank, made.
+    Each is sent when the row that it follows is received, or, if that stays on the rank, produced.
     """
     followers: dict[int, list[int]] = {}
     for row in lowered.transfers:
@@ -254,14 +254,14 @@ def broadcasts_of(lowered: Lowered, leader: int) -> tuple[int, ...]:
     return tuple(sent)
 
 
-HandOn = Callable[[Iterable[Transfer]], None]
+Forward = Callable[[Iterable[Transfer]], None]
 
 
 class Relay:
-    """A thread of a broker that hands on what other ranks wait for, beside the rank's own program.
+    """A broker's thread that forwards rows for other ranks, concurrently with the rank's own program.
 
-    In the order of rows, whose producers never wait for a later row: so a row that is late holds up others,
-    but nothing for ever.
+    Rows are in order, and their producers never wait for a later row: so a late row delays others, but never
+    forever.
     """
 
     def __init__(self, rows: Sequence[Transfer]) -> None:
@@ -269,14 +269,14 @@ class Relay:
         self._thread: threading.Thread | None = None
         self._error: RankError | None = None
 
-    def start_step(self, hand_on: HandOn) -> None:
-        """By what hands rows on: of the wires, which own this one."""
+    def start_step(self, forward: Forward) -> None:
+        """Start forwarding, by a function of the wires that own this relay."""
         if self._rows:
-            self._thread = threading.Thread(target=self._run, args=(hand_on,), name="broker", daemon=True)
+            self._thread = threading.Thread(target=self._run, args=(forward,), name="broker", daemon=True)
             self._thread.start()
 
     def finish_step(self, timeout_s: float) -> None:
-        """Raises RankError where a row did not come, or is still to come after the timeout."""
+        """Wait for the thread; RankError where a row did not arrive within the timeout."""
         if self._thread is None:
             return
         self._thread.join(timeout_s)
@@ -285,9 +285,9 @@ class Relay:
         if self._thread.is_alive():
             raise RankError(f"{describe(self._rows[0])}: its broker still waits at the end of the step")
 
-    def _run(self, hand_on: HandOn) -> None:
+    def _run(self, forward: Forward) -> None:
         try:
-            hand_on(self._rows)
+            forward(self._rows)
         except RankError as error:
             self._error = error
 
@@ -296,10 +296,10 @@ _Send = tuple[Transfer, dist.Work, Tensor, Awaited]
 
 
 class Porter:
-    """A thread that waits for sends in the order in which they were posted.
+    """A thread that waits for sends, in the order in which they were posted.
 
-    gloo cannot be asked whether a send is done, only waited for; so one thread waits, and a
-    buffer lives no longer than its send (or the sends before it).
+    gloo cannot report whether a send has ended, only wait for it; so a thread waits, and a buffer lives no
+    longer than its send (or earlier ones).
     """
 
     def __init__(self, clock: Clock, timeout_s: float, recorder: Recorder) -> None:
@@ -312,8 +312,8 @@ class Porter:
         self._thread: threading.Thread | None = None
 
     def carry(self, row: Transfer, work: dist.Work, packed_TD: Tensor, awaited: Awaited) -> None:
-        """Wait for a send, after those before it."""
-        with self._idle:  # a broker's thread sends too
+        """Queue a send to wait for."""
+        with self._idle:  # a broker's thread also sends
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="porter", daemon=True)
                 self._thread.start()
@@ -321,7 +321,7 @@ class Porter:
         self._sends.put((row, work, packed_TD, awaited))
 
     def wait_until_idle(self, rank: int) -> None:
-        """Raises RankError when a send failed or is still out after the timeout."""
+        """Wait for all sends; RankError where one failed or did not end within the timeout."""
         with self._idle:
             is_idle = self._idle.wait_for(
                 lambda: self._num_out == 0 or self._error is not None, self._timeout_s
@@ -351,5 +351,5 @@ class Porter:
 
 
 def describe(row: Transfer) -> str:
-    """A row in plan vocabulary: `row 4 (vision>llm, 0F0 to 2F0)`."""
+    """Description of a row in plan vocabulary: `row 4 (vision>llm, 0F0 to 2F0)`."""
     return f"row {row.row} ({row.edge}, {row.producer} to {row.consumer})"

@@ -1,12 +1,12 @@
-"""A backward in two passes: gradients of the input now, gradients of the weights later.
+"""A backward in two passes: input gradients first, weight gradients later.
 
-Every trained `nn.Linear`, convolution, `nn.Embedding` and GPT-2's `Conv1D` runs through one
-autograd function. While its backward is split it computes the gradient of its input alone and
-notes the two tensors that its weight's gradient is made of: what it read and the gradient of what
-it wrote. Everything else of the graph is freed as that backward goes. Weights and biases of these
-operators get their gradient in the second pass; parameters of norms, and a table that a layer
-reads without calling its module, get theirs in the first: they are small, and what they would
-have to keep is not. So do the experts' matrices of Mixtral, which are slices of one parameter.
+Every trained `nn.Linear`, convolution, `nn.Embedding` and GPT-2's `Conv1D` runs through one autograd
+function. While its backward is split, it computes only the gradient of its input and keeps the two tensors
+from which the weight's gradient follows: its input, and the gradient of its output. The rest of the graph is
+freed during that backward. Weights and biases of these operators get their gradient in the second pass.
+Parameters of norms, and tables that a layer reads without calling their module, get theirs in the first: they
+are small, unlike the tensors that would have to be kept. So do Mixtral's expert matrices, which are slices of
+one parameter.
 
 Source: Qi et al. 2024, "Zero Bubble Pipeline Parallelism", section 2 (B and W, our I and W).
 """
@@ -27,28 +27,28 @@ from transformers.pytorch_utils import Conv1D
 
 
 class _Operator(ABC):
-    """A module with a weight, taken apart."""
+    """A module with a weight, with separate input and weight gradients."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
 
     @property
     def weight(self) -> nn.Parameter:
-        found: nn.Parameter = self._module.weight  # type: ignore[assignment]
-        return found
+        weight: nn.Parameter = self._module.weight  # type: ignore[assignment]
+        return weight
 
     @property
     def bias(self) -> nn.Parameter | None:
-        """Embeddings have none."""
+        """The bias, if any; embeddings have none."""
         return getattr(self._module, "bias", None)
 
     @abstractmethod
     def run(self, x: Tensor) -> Tensor:
-        """What the module computes."""
+        """The module's output."""
 
     @abstractmethod
     def input_gradient(self, gradient: Tensor, x: Tensor) -> Tensor:
-        """Of x, given the gradient of the output."""
+        """Gradient of x, from that of the output."""
 
     @abstractmethod
     def add_weight_gradient(self, gradient: Tensor, x: Tensor) -> None:
@@ -68,7 +68,7 @@ class _Linear(_Operator):
         weight, bias = self.weight, self.bias
         if weight.grad is None:
             weight.grad = gradient_NO.t() @ x_NI
-        else:  # `grad += product` without the product's own tensor
+        else:  # `grad += product` without a temporary tensor
             weight.grad.addmm_(gradient_NO.t(), x_NI)
         if bias is not None:
             _add(bias, gradient_NO.sum(0))
@@ -115,7 +115,7 @@ class _Convolution(_Operator):
 
     def _backward(self, gradient: Tensor, x: Tensor, wanted: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
         bias = self.bias
-        found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
+        gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
             gradient,
             x,
             self.weight,
@@ -126,7 +126,7 @@ class _Convolution(_Operator):
             groups=self._groups,
             output_mask=wanted,
         )
-        return found
+        return gradients
 
 
 class _Embedding(_Operator):
@@ -159,7 +159,7 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def _operator_of(module: nn.Module) -> _Operator | None:
-    """None for what stays with autograd; a subclass may compute something else than its parent."""
+    """The operator of a module; None for others, such as subclasses, which may compute other functions."""
     if type(module) is nn.Linear:
         return _Linear(module)
     if type(module) is Conv1D:
@@ -174,7 +174,7 @@ def _operator_of(module: nn.Module) -> _Operator | None:
 
 
 class _Part(NamedTuple):
-    """One weight's gradient, not yet computed: of one use of it."""
+    """A weight gradient to be computed, of one use of the weight."""
 
     operator: _Operator
     gradient: Tensor
@@ -182,25 +182,25 @@ class _Part(NamedTuple):
 
 
 class WeightWork:
-    """The weight gradients that one split backward left for later."""
+    """The weight gradients that one split backward has deferred."""
 
     def __init__(self) -> None:
         self._parts: list[_Part] = []
 
     def __len__(self) -> int:
-        """How many uses of weights wait."""
+        """Number of deferred weight gradients."""
         return len(self._parts)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What it holds, in the order of the backward: of each use the gradient and the input."""
+        """Its tensors, in the order of the backward: gradient and input of each use."""
         return tuple(tensor for part in self._parts for tensor in (part.gradient, part.x))
 
     def note(self, part: _Part) -> None:
         self._parts.append(part)
 
     def run(self) -> None:
-        """Add everything to the weights' gradients, giving tensors back as it goes."""
+        """Compute and accumulate all weight gradients, freeing tensors on the way."""
         with torch.no_grad():
             while self._parts:
                 operator, gradient, x = self._parts.pop()
@@ -209,14 +209,14 @@ class WeightWork:
 
 
 class SplitBackward:
-    """Lets backwards of a module leave weight gradients for later; several may be left at a time.
+    """Lets backwards of a module defer weight gradients; several backwards may be deferred at a time.
 
-    What a forward has to keep is the same for a split and a whole backward, so the choice is
-    made in the backward: inside `leaving` it is split, elsewhere it is whole. The forward may be
-    recomputed (`torch.utils.checkpoint`), weights may be used twice, some may be frozen.
+    A forward keeps the same tensors for split and whole backwards, so the choice is made in the backward: it
+    is split within `leaving`, and whole elsewhere. The forward may be recomputed (`torch.utils.checkpoint`),
+    weights may be used twice, some may be frozen.
 
     Args:
-        module: its operators with weights are taken over for good.
+        module: the forwards of its operators with weights are replaced permanently.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -227,7 +227,7 @@ class SplitBackward:
 
     @contextmanager
     def leaving(self) -> Iterator[WeightWork]:
-        """Backwards inside leave weight gradients with what this gives, whose `run` is the second pass."""
+        """Context in which backwards defer weight gradients to the yielded work; its `run` computes them."""
         assert self._work is None, "one backward after the other"
         self._work = work = WeightWork()
         try:
@@ -236,7 +236,7 @@ class SplitBackward:
             self._work = None
 
     def note(self, part: _Part) -> None:
-        """From a backward: leave it, or do it at once."""
+        """Defer a weight gradient, or compute it at once; called by backwards."""
         if self._work is not None:
             self._work.note(part)
         else:
@@ -250,9 +250,9 @@ class SplitBackward:
 
 
 class _Apart(torch.autograd.Function):
-    """An operator whose weights get their gradients by way of a `SplitBackward`.
+    """An operator whose weights get their gradients from a `SplitBackward`.
 
-    Weights are arguments so that the output is on the gradients' path; the graph hands them none.
+    Weights are arguments so that the output requires a gradient; the graph itself gives them none.
     """
 
     @staticmethod
@@ -268,7 +268,7 @@ class _Apart(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None, None]:
         (x,) = ctx.saved_tensors
-        x = x.detach()  # with its history it would hold the graph
+        x = x.detach()  # without its history, which would keep the graph alive
         operator: _Operator = ctx.operator
         ctx.split.note(_Part(operator, gradient.detach(), x))
         wanted = operator.input_gradient(gradient, x) if ctx.needs_input_grad[0] else None

@@ -1,4 +1,4 @@
-"""How many of this machine's cores were busy with this program, and how many with others."""
+"""Numbers of this machine's cores that were busy with this program, and with others."""
 
 import os
 import resource
@@ -15,7 +15,7 @@ BUSY = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BusyCores:
-    """On average over a time; together at most the cores there are, but for rounding."""
+    """Average numbers of busy cores over a time; together at most all cores, up to rounding."""
 
     num_cores: int
     own: float
@@ -23,9 +23,9 @@ class BusyCores:
 
 
 class CoreWatch:
-    """Begins with its making; processes count once they have ended and were waited for.
+    """Measures busy cores from its creation on; child processes count once they are waited for.
 
-    `living`: the ids of those that count while they live, asked now and again.
+    `living`: returns the ids of processes that count while they are alive; called from time to time.
     """
 
     def __init__(self, living: Callable[[], Iterable[int]] = tuple) -> None:
@@ -33,7 +33,7 @@ class CoreWatch:
         self._start_s, self._own_s, self._all_s = time.monotonic(), self._own_so_far_s(), _all_s()
 
     def busy(self) -> BusyCores | None:
-        """Since the start; None where the system does not say, or lets this program use some cores alone."""
+        """Busy cores since the start; None if they are not reported, or this program's cores are limited."""
         all_s, elapsed_s = _all_s(), time.monotonic() - self._start_s
         if all_s is None or self._all_s is None or elapsed_s <= 0:
             return None
@@ -47,11 +47,11 @@ class CoreWatch:
 
 def _own_s() -> float:
     who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    return sum(sum(resource.getrusage(each)[:2]) for each in who)
+    return sum(sum(resource.getrusage(usage)[:2]) for usage in who)
 
 
 def _all_s() -> float | None:
-    """Busy seconds of all cores since the machine's start."""
+    """Busy seconds of all cores since boot."""
     if not STAT.is_file() or len(os.sched_getaffinity(0)) != os.cpu_count():
         return None
     fields = STAT.read_text(encoding="ascii").partition("\n")[0].split()[1:]
@@ -59,11 +59,11 @@ def _all_s() -> float | None:
 
 
 def process_seconds(processes: Iterable[int]) -> dict[int, float]:
-    """Core seconds of each process so far, by its id; without those that are gone, or cannot be asked."""
-    found = {}
+    """Process id -> core seconds so far, without processes that are gone or unreadable."""
+    seconds = {}
     for process in processes:
         with suppress(OSError):
             text = (PROCESSES / str(process) / "stat").read_text(encoding="ascii", errors="replace")
             user, system = text.rpartition(")")[2].split()[11:13]
-            found[process] = (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-    return found
+            seconds[process] = (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return seconds

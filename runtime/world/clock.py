@@ -1,7 +1,8 @@
-"""When things happen on a rank's device, and how its computation waits for what other ranks send.
+"""Time on a rank's device, and waits of its computation for other ranks.
 
-On a CPU a call returns when its work is done: the host waits, and the host's clock says when. On a GPU
-a call only queues work: the device waits, and events in its streams say when, read at the end of a step.
+On a CPU a call returns when its work is done: the host waits, and its clock gives the times. On a GPU a call
+only queues work: the device waits, and events in its streams give the times, which are read at the end of a
+step.
 """
 
 import time
@@ -18,11 +19,11 @@ from torch import Tensor
 
 from runtime.world.failure import RankError, first_line
 
-Stamp = Any  # a moment; its clock turns it into seconds
+Stamp = Any  # a point in time, which its clock converts to seconds
 
 
 class Traffic(Enum):
-    """What goes over a channel."""
+    """Kinds of traffic of a channel."""
 
     RECEIVE = "receive"
     SEND = "send"
@@ -32,7 +33,7 @@ class Traffic(Enum):
 
 
 class Channel(NamedTuple):
-    """A communicator, as its rank uses it: what it carries ends in the order in which it was started."""
+    """A communicator of a rank: its operations end in the order in which they were started."""
 
     traffic: Traffic
     key: tuple[object, ...]
@@ -40,10 +41,10 @@ class Channel(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """What a rank waits for, in the words of its error.
+    """What a rank waits for, as in its error message.
 
     Args:
-        what: names the rank, what it does, and what has not come.
+        what: names the rank, its activity, and what has not arrived.
         peers: ranks that it waits for.
     """
 
@@ -52,7 +53,7 @@ class Awaited:
 
     @classmethod
     def among(cls, rank: int, what: str, ranks: Iterable[int]) -> "Awaited":
-        """What a rank does with all others of a group."""
+        """An activity of a rank with all others of a group."""
         peers = tuple(other for other in ranks if other != rank)
         return cls(f"rank {rank} {what} with ranks {list(peers)}", peers)
 
@@ -61,17 +62,17 @@ class Awaited:
 
 
 class Clock:
-    """One rank's device, as far as time and waiting go; this one has done its work when the call returns.
+    """Time and waits on one rank's device; of this class, calls return when their work is done.
 
     Args:
-        timeout_s: of a wait; None: the process group's own.
+        timeout_s: of each wait; None: the process group's own.
 
     Attributes:
-        posts_before: whether a receive must be posted before the action that it overlaps with is issued. So
-            it is where issuing an action is doing it. Where actions are queued, a receive is posted after
-            all that this rank still has to send before the peer can answer: then nothing that is under way
-            ever needs what the host has yet to issue, and a wait for the whole device, which a driver may
-            make in any allocation or first launch of a kernel, cannot deadlock.
+        posts_before: whether a receive must be posted before the action that it overlaps is issued, as where
+            issuing an action executes it. Where actions are queued, a receive is posted after everything that
+            this rank must send before the peer can answer: then no operation in flight depends on work that
+            the host has yet to issue, and a wait for the whole device, which a driver may do in any
+            allocation or first launch of a kernel, cannot deadlock.
     """
 
     posts_before = True
@@ -80,28 +81,28 @@ class Clock:
         self._timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
 
     def start_step(self) -> float:
-        """Nothing is under way: begin to count. Seconds on the machine's monotonic clock."""
+        """Start a step, with nothing in flight; returns seconds on the machine's monotonic clock."""
         return float(self.stamp())
 
     def stamp(self) -> Stamp:
-        """Now, in the order of what this rank computes."""
+        """A stamp of now, in the order of this rank's computation."""
         return time.perf_counter()
 
     def seconds(self, stamp: Stamp) -> float:
-        """A stamp on the machine's monotonic clock, once the step is settled."""
+        """Seconds of a stamp on the machine's monotonic clock, once the step is settled."""
         return float(stamp)
 
     def side_stream(self, channel: Channel, since: Stamp) -> AbstractContextManager[None]:
-        """What is started inside waits for nothing that was computed after `since`."""
+        """Context in which started operations do not wait for computation after `since`."""
         del channel, since
         return nullcontext()
 
     def follow(
         self, work: dist.Work, channel: Channel, awaited: Awaited, note: Callable[[Stamp], None]
     ) -> bool:
-        """Note when a work ends; False where nobody can tell but who waits for it.
+        """Call `note` when a work ends; returns False where its end can only be waited for.
 
-        gloo tells the end of sums and gathers alone, in a callback on a thread of its own.
+        gloo reports only the end of sums and gathers, in a callback on a thread of its own.
         """
         del awaited
         if channel.traffic not in {Traffic.SUM, Traffic.GATHER}:
@@ -110,13 +111,13 @@ class Clock:
         return True
 
     def record_stream(self, tensor: Tensor, channel: Channel | None = None) -> None:
-        """A channel (None: the computation) uses a tensor of another stream: its memory stays until then.
+        """Keep a tensor's memory while a channel (None: the computation) of another stream uses it.
 
-        Nothing to do: there is one order of all work, and whoever waits for a send holds the tensor.
+        Nothing to do here: all work is in one order, and waiting for a send keeps its tensor alive.
         """
 
     def wait(self, work: dist.Work, awaited: Awaited) -> None:
-        """What is computed from now on comes after the work.
+        """Let later computation wait for a work.
 
         Raises:
             RankError: it failed, or did not end in time.
@@ -130,30 +131,30 @@ class Clock:
             raise awaited.failed(first_line(error)) from error
 
     def stamp_of(self, event: object) -> Stamp:
-        """The stamp of what somebody queued in a stream of his own; `event` is there on GPUs."""
+        """The stamp of an event in another stream; `event` is given on GPUs."""
         del event
         return self.stamp()
 
     def scalar(self, tensor: Tensor) -> Tensor | float:
-        """What a tensor of one element holds, where reading it makes nobody wait; else the tensor."""
+        """The value of a tensor of one element if it can be read without waiting, else the tensor."""
         return float(tensor)
 
     def check(self) -> None:
-        """Raises RankError when a wait was ended: what has failed since then follows from it."""
+        """Raise RankError if a wait was aborted, as later failures follow from it."""
 
     def settle(self) -> None:
-        """At the end of a step: wait until all that was computed and followed has ended.
+        """At the end of a step, wait until all computation and followed works have ended.
 
         Raises:
-            RankError: something that was waited for failed, or did not come in time.
+            RankError: a work failed, or did not end in time.
         """
 
     def close(self) -> None:
-        """The rank's last step is over."""
+        """Release resources after the rank's last step."""
 
 
 class SynchronousClock(Clock):
-    """Of a GPU that is waited for at every stamp: for actions timed alone, as an emulation's are."""
+    """The clock of a GPU that synchronises at every stamp, for actions timed alone, as in emulation."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -166,7 +167,7 @@ class SynchronousClock(Clock):
     def follow(
         self, work: dist.Work, channel: Channel, awaited: Awaited, note: Callable[[Stamp], None]
     ) -> bool:
-        """Sends are over when they are made; a thread that waited for them would disturb what is timed."""
+        """As `Clock.follow`; sends end at once, and a thread that waits for them would disturb timings."""
         if channel.traffic is not Traffic.SEND:
             return super().follow(work, channel, awaited, note)
         note(self.stamp())

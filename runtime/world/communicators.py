@@ -1,4 +1,4 @@
-"""Makes the process groups that a plan needs, in one order on all ranks, and uses each once before a step."""
+"""Creates the process groups of a plan, in the same order on all ranks, and uses each once before a step."""
 
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
@@ -15,20 +15,20 @@ from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.parameter_shards import shard_units
 from workbench.plan.runnable import check_boundaries
 
-QUEUED = 20.0  # timeouts: the longest step that a GPU may have queued
+QUEUED = 20.0  # in timeouts: limit of a step queued on a GPU
 
 Groups = dict[tuple[int, ...], dist.ProcessGroup]
 
 
 def clock_of(device: torch.device, timeout_s: float) -> Clock:
-    """The clock of a rank that runs on a device in a process of its own."""
+    """The clock of a rank on a device, in its own process."""
     if device.type == "cpu":
         return Clock(timeout_s)
     return StreamClock(CudaStreams(device), Watch(timeout_s, _abort_all))
 
 
 def _abort_all() -> None:
-    """End every NCCL communicator of this process, in one group so that they do not wait for each other."""
+    """Abort every NCCL communicator of this process, in one group so that they do not wait for each other."""
     device = torch.device("cuda")
     groups = dist.distributed_c10d._world.pg_names
     backends: list[Any] = [b for b in (group._get_backend(device) for group in groups) if b.name() == "nccl"]
@@ -43,15 +43,14 @@ def build_mesh(
 ) -> Mesh:
     """Create every process group that the plan needs. Collective: all ranks call it once.
 
-    NCCL orders operations per communicator and ignores tags, so each direction of each pair
-    gets a communicator of its own: a send never stands before a receive that it waits for.
-    Broadcasts have theirs apart from other rows, because their sender passes them on as it takes or makes
-    what they follow, not in the order of row numbers. So do the attention of a context-parallel stage, the
-    sums of a tensor-parallel one, the exchanges of an expert-parallel one and the clipping norm, which is
-    not the world's: that one's timeout is of waits of the host. All are made, and then used for the
-    first time, in one order on all ranks.
-    Differs: opposite rows of a pair are not batched. A batch starts when both ends have computed what they
-    give, so the row of the earlier one would no longer travel beside the later one's action.
+    NCCL orders operations per communicator and ignores tags, so each direction of each pair gets a
+    communicator of its own: a send never blocks a receive on which it depends. Broadcasts have separate ones
+    from other rows, because they are sent when the row that they follow is received or produced, not in the
+    order of row numbers. So have the attention of a context-parallel stage, the sums of a tensor-parallel
+    one, the exchanges of an expert-parallel one and the clipping norm, which is not the world's: the world's
+    timeout is that of host waits. All are created, and then first used, in the same order on all ranks.
+    Differs: opposite rows of a pair are not batched. A batch starts when both ends have computed their rows,
+    so the earlier row would no longer overlap the later one's action.
 
     Args:
         timeout_s: of every wait in one of the groups.
@@ -82,33 +81,33 @@ def build_mesh(
     _open_groups(mesh, expert_groups, mesh.experts)
     if mesh.orders_rows:
         _open_groups(mesh, (ranks,), mesh.everyone)
-    for held in (mesh.reduction, mesh.units, mesh.context, mesh.tensor, mesh.experts, mesh.everyone):
-        _use_first(mesh, held)
+    for groups in (mesh.reduction, mesh.units, mesh.context, mesh.tensor, mesh.experts, mesh.everyone):
+        _use_first(mesh, groups)
     open_pairs(mesh, lowered, set())
     return mesh
 
 
 def _reducing(lowered: Lowered) -> Iterator[tuple[int, ...]]:
-    """Ranks that sum gradients or collect updated weights, in plan order."""
+    """Yield sets of ranks that reduce gradients or gather updated weights, in plan order."""
     for group in lowered.groups:
         shards = optimizer_shards(lowered.plan, group)
         peers = tuple(zip(*shards.instances, strict=True))
         yield from (ranks for ranks in (group.ranks, *shards.instances, *peers) if len(ranks) > 1)
 
 
-def _open_groups(mesh: Mesh, wanted: Iterable[tuple[int, ...]], held: Groups) -> None:
-    """Create a group for each distinct set of ranks; those that this rank is in are held."""
-    for members in dict.fromkeys(wanted):
+def _open_groups(mesh: Mesh, rank_sets: Iterable[tuple[int, ...]], groups: Groups) -> None:
+    """Create a group for each distinct set of ranks, and add those of this rank to `groups`."""
+    for members in dict.fromkeys(rank_sets):
         group = _new_group(mesh, members)
         if mesh.rank in members:
-            held[members] = group
+            groups[members] = group
 
 
 def _new_group(mesh: Mesh, members: Iterable[int]) -> dist.ProcessGroup:
-    """Its waits end like those of the world: a group made without a timeout has torch's, many minutes.
+    """Create a group with the timeout of the mesh; torch's default is many minutes.
 
-    NCCL's own bound counts from when a work is queued, and ends the process without naming a peer; so it
-    is the last resort behind the clock's.
+    NCCL's own timeout counts from when a work is queued, and ends the process without naming a peer; so it is
+    the last resort after the clock's.
     """
     processes = [mesh.process_of(member) for member in members]
     if mesh.device.type == "cpu":
@@ -132,13 +131,13 @@ def open_pairs(mesh: Mesh, lowered: Lowered, opened: set[PairKey]) -> None:
 
 
 def pairs_of(lowered: Lowered) -> list[PairKey]:
-    """(route, source, destination) of all rows that travel, ascending."""
+    """(route, source, destination) of all rows between ranks, ascending."""
     rows = [row for row in lowered.transfers if row.route is not Route.LOCAL]
     return sorted({(row.route, row.source_rank, rank) for row in rows for rank in row.destination_ranks})
 
 
 def _use_first(mesh: Mesh, groups: Groups) -> None:
-    """One tiny all-reduce in each: communicators that are made on first use are made here."""
+    """Run a tiny all-reduce in each group, as communicators are created on first use."""
     for ranks, group in groups.items():
         work = dist.all_reduce(torch.zeros(1, device=mesh.device), group=group, async_op=True)
         peers = tuple(rank for rank in ranks if rank != mesh.rank)
@@ -146,10 +145,10 @@ def _use_first(mesh: Mesh, groups: Groups) -> None:
 
 
 def _send_first(mesh: Mesh, pair: PairKey) -> None:
-    """One number in the pair's direction.
+    """Send one number in the pair's direction.
 
-    Without it NCCL would connect the two at the first row, and the receiver's host would wait there for
-    a sender that may need what it has not sent yet.
+    Otherwise NCCL would connect the two at the first row, and the receiver's host would wait there for a
+    sender that may depend on rows which the receiver has not sent yet.
     """
     route, source, destination = pair
     number, group = torch.zeros(1, device=mesh.device), mesh.pair[pair]

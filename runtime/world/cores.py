@@ -1,8 +1,8 @@
-"""The cores of this machine: which process runs on which, and how they are kept awake.
+"""The cores of this machine: pinning of processes, and keeping cores awake.
 
-A virtual core without work for a fifth of a millisecond is given back to the host, which wakes it up at one
-of its next ticks: whoever waits for a message of a tenth of a millisecond then gets it 2 to 4 ms late. A
-process of idle priority on every core has work whenever nobody else has.
+A virtual core that is idle for a fifth of a millisecond is returned to the host, which wakes it up at one of
+its next ticks: a message of a tenth of a millisecond then arrives 2 to 4 ms late. A process of idle priority
+on every core prevents that.
 """
 
 import os
@@ -28,7 +28,7 @@ def cores_of(size: int) -> list[frozenset[int]]:
 
 
 class Keepers:
-    """Processes that keep cores awake: stopped until wanted, and again afterwards; none where not known."""
+    """Processes that keep cores awake, stopped while not needed; none where that is not supported."""
 
     def __init__(self) -> None:
         self._by_core: dict[int, int] = {}
@@ -48,14 +48,14 @@ class Keepers:
                 self._by_core[core] = _start(core)
 
     def rest(self) -> None:
-        """Let them sleep."""
+        """Stop keeping cores awake."""
         for process in self._by_core.values():
             _signal(process, signal.SIGSTOP)
 
     def close(self) -> None:
         """End the processes."""
         for process in self._by_core.values():
-            with suppress(OSError):  # not everybody may; at idle priority it takes a moment to end
+            with suppress(OSError):  # may be forbidden; at idle priority it takes a moment to end
                 os.sched_setscheduler(process, os.SCHED_OTHER, os.sched_param(0))
             _signal(process, signal.SIGKILL)
         for process in self._by_core.values():
@@ -69,7 +69,7 @@ def _start(core: int) -> int:
 
 
 def _signal(process: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):  # somebody ended it: messages take longer, and nothing else
+    with suppress(ProcessLookupError):  # it was killed, which only delays messages
         os.kill(process, number)
 
 

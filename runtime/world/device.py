@@ -1,4 +1,4 @@
-"""Turns the name of a device into the device, or into one line that says why not."""
+"""Resolves the name of a device, or raises an error of one line."""
 
 import os
 from collections.abc import Mapping
@@ -12,15 +12,15 @@ NAMES = tuple(Device)
 
 
 def device_of(name: str | None, *, index: int = 0, sharers: int = 1) -> torch.device:
-    """The device of one process; a GPU becomes the current one.
+    """The device of one process; a GPU becomes the current device.
 
-    The only place that asks whether there is a GPU: everything else works on the device that it is given.
+    The only place that checks for a GPU: everything else works on a given device.
 
     Args:
-        name: `cpu` or `cuda`; None: a GPU where torch sees one, else the CPU. Callers that take None
-            print what they got.
+        name: `cpu` or `cuda`; None: a GPU where torch sees one, else the CPU. Callers that
+            pass None print the choice.
         index: of the GPU on this machine.
-        sharers: processes of this machine that want a GPU each.
+        sharers: processes of this machine that need a GPU each.
 
     Raises:
         ValueError: an unknown name, no GPU, or fewer GPUs than processes.
@@ -52,7 +52,7 @@ def launched_device(name: str | None, environment: Mapping[str, str] = os.enviro
 
 
 def backend_of(device: torch.device) -> str:
-    """The backend of a world on such devices, as torch names it; objects travel by gloo."""
+    """The backend of a world on such devices, in torch's name; objects are sent by gloo."""
     return "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
 
 
@@ -62,6 +62,6 @@ def kind_of_device(device: torch.device) -> str:
 
 
 def kind_of(device_name: str) -> str:
-    """The name by which jobs call such a GPU: `NVIDIA A100-SXM4-80GB` is an `A100-80GB`."""
+    """The name of a GPU in jobs: `NVIDIA A100-SXM4-80GB` is an `A100-80GB`."""
     first, *rest = device_name.removeprefix("NVIDIA ").split()[0].split("-")
     return "-".join([first, *(part for part in rest if part.endswith("GB"))])

@@ -1,4 +1,4 @@
-"""What goes wrong on a rank, and who is named as the cause."""
+"""Failures of ranks, and the choice of the one to name as cause."""
 
 import re
 import signal
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 class RankError(RuntimeError):
-    """Something failed on a rank in the middle of its program; the message names rank and action.
+    """A failure of a rank within its program; the message names rank and action.
 
     `peers` are the ranks it waited for, where the failure may be theirs.
     """
@@ -20,7 +20,7 @@ class RankError(RuntimeError):
 
 
 def first_line(error: BaseException) -> str:
-    """What happened, without gloo's source location, C++ stack and advice."""
+    """The message of an error, without gloo's source location, C++ stack and advice."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     text = re.sub(r"^\[[^\]]*\.(?:cc|h|cpp):\d+\]\s*", "", lines[0])
     return text.partition(". This is typically")[0]
@@ -28,19 +28,19 @@ def first_line(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """One process's failure, as its parent came to know it.
+    """A process's failure, as its parent observed it.
 
     Args:
         process: index in the world.
         time_s: on the machine's monotonic clock.
         signal_number: the signal that killed it, or None.
-        exit_code: of a process that went away by itself, or None.
-        is_stopped: it stood still by a signal, and was ended for that.
+        exit_code: of a process that exited by itself, or None.
+        is_stopped: whether it was stopped by a signal, and killed for that.
         kind: class name of the exception, or None.
         text: of the exception.
         trace: its traceback, for a log.
-        is_echo: it failed while waiting for another rank, so the cause may be there.
-        is_value_error: bad input, refused.
+        is_echo: whether it failed while waiting for another rank, which may be the cause.
+        is_value_error: whether it refused bad input.
     """
 
     process: int
@@ -55,7 +55,7 @@ class Failure:
     is_value_error: bool = False
 
     def describe(self, where: str) -> str:
-        """One line; `where` names the rank and what it was doing."""
+        """A description in one line; `where` names the rank and its action."""
         if self.is_stopped:
             return f"{where}: stopped by a signal and not continued"
         if self.signal_number is not None:
@@ -66,7 +66,7 @@ class Failure:
 
 
 def failure_of(process: int, error: BaseException) -> Failure:
-    """The exception of a process as something that travels through a pipe."""
+    """The exception of a process, in a form that can be pickled."""
     return Failure(
         process=process,
         time_s=time.perf_counter(),
@@ -79,7 +79,7 @@ def failure_of(process: int, error: BaseException) -> Failure:
 
 
 def death_of(process: int, exit_code: int) -> Failure:
-    """A process that ended without a word; negative exit codes are signals."""
+    """A process that ended without a report; negative exit codes are signals."""
     is_signal = exit_code < 0
     return Failure(
         process=process,
@@ -92,18 +92,18 @@ def death_of(process: int, exit_code: int) -> Failure:
 def root_cause(failures: Sequence[Failure]) -> Failure:
     """The failure that explains the others.
 
-    A dead process comes before an exception, an exception of a rank's own before one raised
-    while waiting for another rank; then the earliest, then the lowest process.
+    A dead process precedes an exception, a rank's own exception precedes one raised while waiting for another
+    rank; then the earliest counts, then the lowest process.
     """
     return min(failures, key=lambda f: (f.kind is not None, f.is_echo, f.time_s, f.process))
 
 
-class WorldFailed(ChildProcessError):  # noqa: N818  (names what happened, as ChildProcessError's kin do)
-    """A job ended because of one process; all others have been ended too.
+class WorldFailed(ChildProcessError):  # noqa: N818  (the name says what happened)
+    """A job that was ended because of one process; all others have been ended too.
 
     Args:
         cause: the failure that explains the others.
-        message: one line that names the rank, what it did, the peer and the cause.
+        message: one line that names the rank, its action, the peer and the cause.
     """
 
     def __init__(self, message: str, cause: Failure) -> None:

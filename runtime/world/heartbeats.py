@@ -1,4 +1,4 @@
-"""Hosts of one run that hear of each other: nobody else tells one that hangs from a slow wire."""
+"""Heartbeats among the hosts of a run, which distinguish a hanging host from a slow link."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -11,9 +11,9 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from runtime.world.owner import Owner
 
 BEAT_EVERY_S = 0.5
-LOOKS = 20  # in a row that must find nothing new: 10 s
+LOOKS = 20  # consecutive checks without a change: 10 s
 SILENCE_S = LOOKS * BEAT_EVERY_S
-PUBLISHED_S = 1.0  # that a host's silence may take to be told to the others
+PUBLISHED_S = 1.0  # limit for publishing a host's silence to the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,54 +25,55 @@ class Host:
 
     def __str__(self) -> str:
         count = len(self.ranks)
-        of = f"rank {self.ranks[0]}" if count == 1 else f"{count} ranks from {self.ranks[0]}"
-        return f"host {self.name!r:.80} ({of})"
+        ranks_text = f"rank {self.ranks[0]}" if count == 1 else f"{count} ranks from {self.ranks[0]}"
+        return f"host {self.name!r:.80} ({ranks_text})"
 
 
 class Store(Protocol):
-    """What all hosts reach: torch's, or one of the same manners."""
+    """A store that all hosts reach: torch's, or one with the same interface."""
 
     def add(self, key: str, value: int, /) -> int:
-        """Add to a number that begins at 0; what it is then."""
+        """Add to a number that starts at 0; returns the result."""
 
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        """Put the latter where the former is, or nothing yet; what is there then."""
+        """Set the value to `desired` if it is `expected` or missing; returns the value afterwards."""
 
 
 class Heartbeats:
-    """Two threads on the lowest rank of a host: one counts up in a store, one watches the next host's number.
+    """Two threads on a host's lowest rank: one increments a counter in a store, one watches the next host's.
 
-    The hosts are a ring, so that the store has three requests a host and beat, however many there are, and
-    somebody who lives watches somebody who does not. Who finds the next host silent says so in the store,
-    and all end by its name. Where the store does not answer, its host is silent, or this one is cut off.
+    The hosts are a ring, so that the store has three requests per host and beat, for any number of hosts, and
+    some live host watches a dead one. A host that finds the next one silent publishes that in the store, and
+    all end with its name. Where the store does not answer, its host is silent, or this one is disconnected.
 
-    Looks are counted, not seconds, as `StopWatch` does: a host that was stopped has not looked meanwhile.
+    Checks are counted, not seconds, as in `StopWatch`: a host that was stopped has made no checks in that
+    time.
 
     Args:
-        connect: to the store; called in a thread, as a store that hangs answers nobody.
-        place: of this host in `hosts`, of which the first has the store.
-        end: called once, with what went wrong in a line.
+        connect: connects to the store; called in a thread, as it may hang.
+        index: of this host in `hosts`; the first one has the store.
+        end: called once, with an error line.
     """
 
     def __init__(
         self,
         connect: Callable[[], Store],
         hosts: Sequence[Host],
-        place: int,
+        index: int,
         end: Callable[[str], None],
         *,
         every_s: float = BEAT_EVERY_S,
     ) -> None:
-        self._connect, self._hosts, self._place, self._end = connect, hosts, place, end
-        self._next, self._every_s = (place + 1) % len(hosts), every_s
+        self._connect, self._hosts, self._place, self._end = connect, hosts, index, end
+        self._next, self._every_s = (index + 1) % len(hosts), every_s
         self._over, self._published = threading.Event(), threading.Event()
         self._num_answers = self._next_count = 0
-        self._silent: int | None = None  # place of the host that is, as it was found here or told
+        self._silent: int | None = None  # index of a silent host, as observed here or published
         for run in (self._beat, self._watch):
             threading.Thread(target=run, name="heartbeats", daemon=True).start()
 
     def leave(self) -> None:
-        """Beat and watch no longer."""
+        """Stop both threads."""
         self._over.set()
 
     def _beat(self) -> None:
@@ -81,15 +82,15 @@ class Heartbeats:
             try:
                 store = store or self._connect()
                 self._exchange(store)
-            except RuntimeError:  # torch's, of connections: the watch counts what is not answered
+            except RuntimeError:  # torch's for connections; missing answers are counted by the watch
                 store = None
 
     def _exchange(self, store: Store) -> None:
         store.add(f"beat{self._place}", 1)
         self._next_count = store.add(f"beat{self._next}", 0)
-        told = store.compare_set("silent", "", "" if self._silent is None else str(self._silent))
-        if told:  # by whoever was the first
-            self._silent = int(told)
+        silent = store.compare_set("silent", "", "" if self._silent is None else str(self._silent))
+        if silent:  # by the first host that published
+            self._silent = int(silent)
             self._published.set()
         self._num_answers += 1
 
@@ -118,7 +119,7 @@ class Heartbeats:
 
 
 def hosts_of(owners: Sequence[Owner]) -> tuple[Host, ...]:
-    """Those on which the ranks are, in the order of their lowest ranks."""
+    """The hosts of the ranks, in the order of their lowest ranks."""
     ranks: dict[tuple[str, str, str], list[int]] = {}
     for rank, owner in enumerate(owners):
         ranks.setdefault((owner.host, owner.boot, owner.space), []).append(rank)
@@ -128,10 +129,10 @@ def hosts_of(owners: Sequence[Owner]) -> tuple[Host, ...]:
 def heartbeats_of(
     owners: Sequence[Owner], rank: int, environment: Mapping[str, str], end: Callable[[str], None]
 ) -> Heartbeats | None:
-    """Those of this rank's host, through the launcher's store; None: another rank beats, or nobody has to.
+    """Heartbeats of this rank's host, by the launcher's store; None: done by another rank, or not needed.
 
     Args:
-        owners: the process of every rank; the first one's tells this attempt from a launcher's earlier ones.
+        owners: the process of every rank; the first one identifies this attempt among the launcher's.
     """
     hosts = hosts_of(owners)
     index = next((index for index, host in enumerate(hosts) if host.ranks[0] == rank), None)

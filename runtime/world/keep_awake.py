@@ -1,4 +1,4 @@
-"""Keeps one core busy whenever nobody else wants it: a program by itself, small and soon ended.
+"""Keeps one core busy at idle priority: a separate small program.
 
 Run:     python keep_awake.py CORE PARENT
 """
@@ -13,13 +13,15 @@ LEAST_PRIORITY = 19
 
 
 def main(core: int, parent: int) -> None:
-    """Until somebody ends it, and never longer than its parent lives."""
+    """Run until it is killed, at most as long as its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the line above: at the priority below an end takes long
+    if (
+        os.getppid() != parent
+    ):  # the parent ended before the call above; ending takes long at the priority below
         return
     os.sched_setaffinity(0, {core})
-    os.nice(LEAST_PRIORITY)  # so that the system counts it apart from others' work
+    os.nice(LEAST_PRIORITY)  # so that the system accounts for it separately
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     while os.getppid() == parent:
         for _ in range(100_000):

@@ -1,4 +1,4 @@
-"""Ranks meet and join a world: on one machine in a file and over loopback, so no name server is asked."""
+"""Joining a world: on one machine by a file and over loopback, without name servers."""
 
 import os
 import socket
@@ -16,11 +16,11 @@ from workbench.supervised import end_with_launcher
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
 LOOPBACK = ("lo", "lo0")  # of Linux, of macOS
-AGENT = "TORCHELASTIC_RUN_ID"  # set where torchrun's agent started this process
-AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # "True" where it listens at the launcher's address itself
-MEETING = "world"  # a file's name
+AGENT = "TORCHELASTIC_RUN_ID"  # set if torchrun's agent started this process
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # "True" if it listens at the launcher's address itself
+MEETING = "world"  # name of the file
 LAST_PORT = 2**16 - 1
-NUM_NAMED = 8  # absent ranks
+NUM_NAMED = 8  # listed absent ranks
 
 
 def join_here(
@@ -28,14 +28,14 @@ def join_here(
 ) -> None:
     """Join a world whose ranks are all processes of this machine.
 
-    torch's TCPStore looks up the name of every peer's address, on both ends and on the server's side in
-    the one thread that serves all; gloo looks up the address of this machine's name for every group.
-    An answer of the name server that is lost stalls a rank, or all, for five seconds.
+    torch's TCPStore looks up the name of every peer's address, at both ends, and at the server in the one
+    thread that serves all; gloo looks up the address of this machine's name for every group. A lost answer of
+    the name server stalls a rank, or all, for five seconds.
 
     Args:
-        file: where they leave their addresses; no earlier world has written to it. It stays there.
-        wait_s: for the others to come, and for every collective.
-        backend: as torch names it; None: that of the device.
+        file: for their addresses; must be new for every world, and is not removed.
+        wait_s: limit for joining, and of every collective.
+        backend: in torch's name; None: that of the device.
         device: of this rank. NCCL's communicators are bound to it and connected at once.
     """
     _join(
@@ -49,15 +49,15 @@ def join_here(
 
 
 def join_launched(environment: Mapping[str, str], *, wait_s: float, device: torch.device = CPU) -> None:
-    """Join the world that a launcher describes, as torchrun does, on one machine or on many.
+    """Join the world of a launcher such as torchrun, on one machine or on several.
 
-    Where all its ranks are on this machine and torchrun made a folder for them, which is new for every
-    attempt, they meet there; all others meet at the launcher's address. From here on a process of torchrun
-    ends with its agent.
+    If all its ranks are on this machine and torchrun made a folder for them, which is new for every attempt,
+    they meet there; others meet at the launcher's address. From then on a process of torchrun ends with its
+    agent.
 
     Raises:
-        ValueError: the environment lacks something, or says what cannot be.
-        RankError: a rank did not come within `wait_s`, or there is no place to meet.
+        ValueError: missing or invalid variables in the environment.
+        RankError: a rank did not join within `wait_s`, or the meeting point is not available.
     """
     if AGENT in environment:
         end_with_launcher()
@@ -70,7 +70,7 @@ def join_launched(environment: Mapping[str, str], *, wait_s: float, device: torc
         port = _number(environment, "MASTER_PORT")
         if port > LAST_PORT:
             raise ValueError(f"MASTER_PORT: want at most {LAST_PORT}, got {port}")
-        where = f"{_said(environment, 'MASTER_ADDR')}:{port}"
+        where = f"{_setting(environment, 'MASTER_ADDR')}:{port}"
         store = _tcp_store(environment, where, rank, wait_s)
     else:
         where, store = str(file), _file_store(file)
@@ -79,7 +79,7 @@ def join_launched(environment: Mapping[str, str], *, wait_s: float, device: torc
 
 
 def meeting_of(environment: Mapping[str, str]) -> Path | None:
-    """The file in which the ranks of torchrun's environment can meet; None where there is none for all.
+    """The file by which the ranks of torchrun's environment can meet; None if there is none for all.
 
     `TORCHELASTIC_ERROR_FILE` is <the attempt's folder>/<local rank>/error.json, empty without folders.
     """
@@ -90,17 +90,17 @@ def meeting_of(environment: Mapping[str, str]) -> Path | None:
     return own.parents[1] / MEETING if is_alone and is_own_folder else None
 
 
-def _said(environment: Mapping[str, str], name: str) -> str:
+def _setting(environment: Mapping[str, str], name: str) -> str:
     if not environment.get(name):
         raise ValueError(f"{name} is not set; a launcher, such as torchrun, sets it")
     return environment[name]
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:
-    said = _said(environment, name)
-    if not said.isdecimal():
-        raise ValueError(f"{name}: want a whole number, got {said!r}")
-    return int(said)
+    text = _setting(environment, name)
+    if not text.isdecimal():
+        raise ValueError(f"{name}: want a whole number, got {text!r}")
+    return int(text)
 
 
 def _file_store(file: Path) -> FileStore:
@@ -110,7 +110,7 @@ def _file_store(file: Path) -> FileStore:
 
 
 def _tcp_store(environment: Mapping[str, str], where: str, rank: int, wait_s: float) -> TCPStore:
-    """At the launcher's address, where its agent listens, or the first rank."""
+    """The store at the launcher's address, of its agent or of the first rank."""
     host, _, port = where.rpartition(":")
     listens = rank == 0 and environment.get(AGENT_STORE) != "True"
     try:
@@ -130,7 +130,7 @@ def _tcp_store(environment: Mapping[str, str], where: str, rank: int, wait_s: fl
 
 
 def _meet(store: Store, where: str, *, rank: int, size: int, wait_s: float) -> None:
-    """Wait until all ranks have come; gloo would wait for each in turn, and say for nobody whom it missed."""
+    """Wait until all ranks have joined, and name absent ones, which gloo would not."""
 
     def came(other: int) -> str:
         return f"came/{other}"
@@ -166,7 +166,7 @@ def _join(store: Store, *, rank: int, size: int, wait_s: float, backend: str, de
 
 
 def _bound(device: torch.device) -> torch.device | None:
-    """What the world's communicators are bound to: gloo knows no such thing."""
+    """The device to which the world's communicators are bound; none for gloo."""
     return None if device.type == "cpu" else device
 
 

@@ -1,4 +1,4 @@
-"""One rank among those of its plan, and all that it says to the others."""
+"""One rank among those of its plan, and its communication with the others."""
 
 from dataclasses import dataclass, field
 
@@ -16,21 +16,22 @@ PairKey = tuple[Route, int, int]  # source and destination
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """This process's place among the plan's ranks.
+    """This process's rank among the plan's, with its process groups.
 
     Process i runs the i-th rank of `ranks`; a plan may leave ranks of its cluster unused.
 
     Args:
-        rank: the plan's name for this process.
+        rank: of this process in the plan.
         ranks: all ranks that take part, ascending.
-        device: where tensors live.
+        device: of tensors.
         timeout_s: of every wait in a group.
-        clock: says when things happen on the device, and waits for what others send.
-        reduction: ranks that sum gradients or collect weights -> their process group, where this rank is
-            in it: gradient groups, and the instances and peers of a sharded optimizer.
-        units: ranks that shard weights -> the process group of their rounds. Sums come at any place
-            among these, another one on each rank, so the two have groups of their own.
-        pair: (route, source, destination) -> process group of these rows; empty where rows meet by tag.
+        clock: takes times on the device, and waits for other ranks.
+        reduction: ranks that reduce gradients or gather weights -> their process group, if this rank is in
+            it: gradient groups, and the instances and peers of a sharded optimizer.
+        units: ranks that shard weights -> the process group of their exchanges. Reductions interleave with
+            these differently on each rank, so the two have separate groups.
+        pair: (route, source, destination) -> process group of these rows; empty where rows are matched by
+            tag.
         context: ranks that share the tokens of a stage, ascending -> the process group of their attention.
         tensor: ranks that share the weights of a stage, in grid order -> the process group of their sums.
         experts: ranks that distribute the experts of a stage, in grid order -> that of their exchanges.
@@ -61,11 +62,11 @@ class Mesh:
 
     @property
     def orders_rows(self) -> bool:
-        """Whether rows meet by their order, in a communicator for each pair and direction, and not by tag."""
+        """Whether rows are matched by order, in a communicator per pair and direction, not by tag."""
         return self.device.type == "cuda"
 
     def pair_group(self, row: Transfer, destination_rank: int) -> dist.ProcessGroup | None:
-        """The group that carries the row to that rank; None is the world."""
+        """The group that carries the row to that rank; None: the world."""
         return self.pair.get((row.route, row.source_rank, destination_rank))
 
     def send(self, row: Transfer, rank: int, packed: Tensor) -> dist.Work | None:
@@ -82,13 +83,13 @@ class Mesh:
         return dist.all_reduce(bucket, group=self.reduction[ranks], async_op=True)
 
     def start_reduce_scatter(self, part: Tensor, whole: Tensor, ranks: tuple[int, ...]) -> dist.Work:
-        """Start `part` <- this rank's part of everybody's `whole`, summed over the ranks of an instance."""
+        """Start `part` <- this rank's part of the sum of `whole` over the ranks of an instance."""
         return SCATTER(part, whole, group=self.reduction[ranks], async_op=True)
 
     def start_all_gather(self, whole: Tensor, part: Tensor, ranks: tuple[int, ...]) -> dist.Work:
-        """Start `whole` <- everybody's `part`, in the order of the ranks of an instance.
+        """Start `whole` <- all `part`s, in the order of the ranks of an instance.
 
-        The caller keeps `part`, which lies elsewhere, until the work has been waited for.
+        The caller keeps `part`, in separate memory, until the work has been waited for.
         """
         return GATHER(whole, part, group=self.reduction[ranks], async_op=True)
 
@@ -96,16 +97,16 @@ class Mesh:
         """Sum in place over all ranks.
 
         Raises:
-            RankError: it did not end in time, or a rank is gone.
+            RankError: the sum did not end in time, or a rank is gone.
         """
         work = dist.all_reduce(total, group=self.everyone.get(self.ranks), async_op=True)
         self.clock.wait(work, Awaited(f"rank {self.rank} in STEP, summing the norm", self.peers))
 
     def align(self, what: str) -> None:
-        """Wait until all ranks are here; the host waits, by gloo, whatever the device.
+        """A barrier of all ranks, by gloo on the host for any device.
 
         Raises:
-            RankError: one is gone, or did not come in time.
+            RankError: a rank is gone, or did not arrive in time.
         """
         try:
             dist.all_reduce(torch.zeros(1))

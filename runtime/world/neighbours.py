@@ -1,4 +1,4 @@
-"""Ranks of one machine that watch each other, as nobody does where a foreign launcher started them."""
+"""Ranks of one machine that watch each other, as external launchers do not."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from workbench.stopped import LOOK_EVERY_S, StopWatch, is_stopped
 
 @dataclass(frozen=True, slots=True)
 class _Peer:
-    """Another rank of this machine; `descriptor` is of its process, whoever gets its number later."""
+    """Another rank of this machine; `descriptor` identifies its process even if its id is reused."""
 
     rank: int
     pid: int
@@ -24,14 +24,14 @@ class _Peer:
 
 
 class Neighbours:
-    """A thread that kills the ranks of this machine that a signal has stopped, and knows which they were.
+    """A thread that kills ranks of this machine that were stopped by a signal, and records them.
 
-    The peers of a stopped rank wait for it as long as they may, and nothing that the launcher sees is
-    wrong. Once it is dead, their connections break, and the launcher names it and ends the others. The
-    lowest rank that is not stopped does it; where all are stopped nobody does, and all may go on.
+    The peers of a stopped rank would wait for it until their timeout, and the launcher would notice nothing.
+    Once it is dead, their connections break, and the launcher names it and ends the others. The lowest rank
+    that is not stopped does it; if all are stopped none does, and all may continue.
 
     Args:
-        owners: the process of every rank, by rank; those of other machines are not looked at.
+        owners: the process of every rank, by rank; those of other machines are ignored.
     """
 
     def __init__(self, rank: int, owners: Sequence[Owner]) -> None:
@@ -42,13 +42,13 @@ class Neighbours:
 
     @property
     def cause(self) -> str | None:
-        """What went wrong with them; None: nothing that is known here."""
+        """The first stop that was observed, as a text; None if there was none."""
         if not self._stopped:
             return None
         return f"rank {self._stopped[0]} was stopped by a signal and not continued, so it was killed"
 
     def leave(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._over.set()
 
     def _watch(self) -> None:
@@ -69,7 +69,7 @@ class Neighbours:
 
 
 def owners_of_all(size: int) -> tuple[Owner, ...]:
-    """The process of every rank, by rank; a collective of all."""
+    """The process of every rank, by rank; a collective of all ranks."""
     owners: list[Owner | None] = [None] * size
     dist.all_gather_object(owners, this_process())
     return tuple(owner for owner in owners if owner is not None)
@@ -78,9 +78,9 @@ def owners_of_all(size: int) -> tuple[Owner, ...]:
 def _peers(rank: int, owners: Sequence[Owner]) -> list[_Peer]:
     if not hasattr(os, "pidfd_open"):
         return []
-    found = []
+    peers = []
     for other, owner in enumerate(owners):
         if other != rank and owner.life() is Life.ALIVE:
             with suppress(OSError):
-                found.append(_Peer(other, owner.pid, os.pidfd_open(owner.pid)))
-    return found
+                peers.append(_Peer(other, owner.pid, os.pidfd_open(owner.pid)))
+    return peers

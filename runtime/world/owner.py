@@ -1,4 +1,4 @@
-"""Which process something belongs to, told apart from any later one that gets its number."""
+"""Identity of a process, distinct from later ones with the same id."""
 
 import json
 import os
@@ -11,15 +11,15 @@ from workbench.strict_json import parse_strict
 
 MOST_BYTES = 4096
 PROC = Path("/proc")
-ENDED_STATES = "ZXx"  # of /proc/<pid>/stat: it waits to be collected
+ENDED_STATES = "ZXx"  # in /proc/<pid>/stat: a zombie
 
 
 class Life(Enum):
-    """Of an owner, as far as this process can tell."""
+    """Whether an owner is alive, as far as this process can tell."""
 
     ALIVE = "alive"
     ENDED = "ended"
-    UNKNOWN = "unknown"  # of another machine, or of another container of this one
+    UNKNOWN = "unknown"  # on another machine, or in another container
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +28,10 @@ class Owner:
 
     Args:
         host: name of the machine.
-        boot: what the machine calls this boot; empty where it has no name for it.
-        space: in which its number counts, a container's own or the machine's.
-        pid: its number.
-        start: clock ticks from the boot to its start; 0 where the system does not say.
+        boot: id of the machine's boot; empty if it has none.
+        space: its process namespace, a container's own or the machine's.
+        pid: its process id.
+        start: clock ticks from boot to its start; 0 if not available.
     """
 
     host: str
@@ -60,10 +60,10 @@ class Owner:
 
 
 def owner_from(content: bytes) -> Owner:
-    """What `as_json` wrote.
+    """Decode the result of `as_json`.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: it has another form.
     """
     match parse_strict(content, most_bytes=MOST_BYTES, most_depth=1):
         case {
@@ -78,7 +78,7 @@ def owner_from(content: bytes) -> Owner:
 
 
 def this_process() -> Owner:
-    """The process that asks."""
+    """The calling process."""
     pid = os.getpid()
     space = PROC / "self" / "ns" / "pid"
     return Owner(
@@ -91,7 +91,7 @@ def this_process() -> Owner:
 
 
 def _start_of(pid: int) -> int | None:
-    """When a process started, in ticks since the boot; None: there is none, or it has ended."""
+    """Start of a process, in ticks since boot; None if it does not exist or has ended."""
     if not PROC.joinpath("self", "stat").exists():
         return 0 if _answers(pid) else None
     fields = _text(PROC / str(pid) / "stat").rpartition(")")[2].split()

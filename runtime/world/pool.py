@@ -27,7 +27,7 @@ from workbench.stopped import LOOK_EVERY_S, stopped_are_killed
 from workbench.supervised import Parent, as_parent, end_with
 from workbench.termination import ended_by_default, forking
 
-GRACE_S = 2.0  # how long survivors may take to report after the first failure
+GRACE_S = 2.0  # limit for others' reports after the first failure
 JOIN_S = 5.0
 NOTHING_DONE = -1
 LEAVE = b"leave"
@@ -35,13 +35,13 @@ LEAVE = b"leave"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a job runs.
+    """The process of a job, among those of its world.
 
     Args:
         process: index of this process in the job's world.
         size: of the world.
-        report: tells the parent how far this process is, a position in whatever the job counts.
-        tell: sends the parent something to hear at once; dropped where it does not listen.
+        report: reports this process's progress to the parent, as a position in units of the job.
+        tell: sends the parent a message at once; dropped if it does not listen.
     """
 
     process: int
@@ -57,7 +57,7 @@ Job = Callable[..., Any]  # (place, *args) -> picklable result; itself picklable
 class _Worker:
     process: ForkProcess
     pipe: mpc.Connection
-    is_stopped: bool = False  # by a signal, for which it is killed
+    is_stopped: bool = False  # whether it was stopped by a signal, for which it is killed
 
     def note_stop(self) -> None:
         self.is_stopped = True
@@ -65,7 +65,7 @@ class _Worker:
 
 @dataclass(frozen=True, slots=True)
 class _News:
-    """What a job tells while it runs."""
+    """A message of a running job."""
 
     content: object
 
@@ -79,21 +79,20 @@ class _Order:
     store: Path
     cores: frozenset[int]
     wait_s: float
-    is_heard: bool
+    is_listening: bool
 
 
 @dataclass(slots=True)
 class Pool:
     """At most `num_workers` processes; a job takes the first `size` of them as its world.
 
-    Workers are forked from this process, which has imported torch already, so a world is
-    ready in tens of milliseconds. Each job gets a process group of its own and leaves none
-    behind. A process that has succeeded stays in the group until all have answered: one that
-    left would close the connections of those that are still joining, or still waiting in a
-    collective that is over. When a process fails, it leaves at once, which ends the others.
-    All that failed or did not answer are ended and forked anew for the next job: torch numbers
-    its groups, and in a process that could not join, the numbers no longer fit the others'.
-    While a job runs that has a core for each of its processes, these cores are kept awake.
+    Workers are forked from this process, which has already imported torch, so a world is ready in tens of
+    milliseconds. Each job gets its own process group, which is destroyed afterwards. A process that has
+    succeeded stays in the group until all have answered: leaving would close the connections of processes
+    that are still joining, or still waiting in a completed collective. A process that fails leaves at once,
+    which ends the others. All that failed or did not answer are killed and forked again for the next job:
+    torch numbers its groups, and in a process that could not join, the numbers no longer agree with the
+    others'. While a job runs that has a core for each of its processes, these cores are kept awake.
     """
 
     num_workers: int
@@ -107,7 +106,7 @@ class Pool:
     def __post_init__(self) -> None:
         if self.num_workers < 1:
             raise ValueError(f"a pool needs at least one worker, got {self.num_workers}")
-        torch.set_num_threads(1)  # a forked child must not inherit a thread pool that it does not have
+        torch.set_num_threads(1)  # a forked child would inherit a thread pool without its threads
         self._positions = self._context.RawArray("i", self.num_workers)
 
     def __enter__(self) -> "Pool":
@@ -124,23 +123,23 @@ class Pool:
         timeout_s: float = 60.0,
         wait_s: float | None = None,
         where: Callable[[int, int], str] = lambda process, position: f"process {process}",
-        heard: Callable[[int, Any], None] | None = None,
+        on_message: Callable[[int, Any], None] | None = None,
     ) -> list[Any]:
-        """Run `job(place, *args)` on `size` processes; results in process order.
+        """Run `job(place, *args)` on `size` processes; returns results in process order.
 
-        Where there are at least as many cores as processes, each is pinned to one.
+        If there are at least as many cores as processes, each is pinned to one.
 
         Args:
             job: a function that pickles by name; so must its arguments and results.
-            size: processes.
-            timeout_s: for the whole job.
-            wait_s: for every collective inside it; None: as long as the job.
-            where: names a process and the position it reported, for error messages.
-            heard: called with a process and what it tells, as it comes. None: nobody listens.
+            size: number of processes.
+            timeout_s: of the whole job.
+            wait_s: of every collective in it; None: that of the job.
+            where: describes a process and its reported position, for error messages.
+            on_message: called with a process and its message, on arrival. None: messages are dropped.
 
         Raises:
             ValueError: the pool is too small, or every failing process refused its input.
-            WorldFailed: a process died, raised, or did not finish in time. All are ended.
+            WorldFailed: a process died, raised, or did not finish in time. All are killed.
         """
         if not 1 <= size <= self.num_workers:
             raise ValueError(f"the pool has {self.num_workers} workers, the job wants {size}")
@@ -161,11 +160,11 @@ class Pool:
                         store=store,
                         cores=cores,
                         wait_s=wait_s,
-                        is_heard=heard is not None,
+                        is_listening=on_message is not None,
                     )
                     self._send(order)
-                results, failures, missing = self._collect(size, time.monotonic() + timeout_s, heard)
-        except BaseException:  # interrupted: what the workers still send must not meet the next job
+                results, failures, missing = self._collect(size, time.monotonic() + timeout_s, on_message)
+        except BaseException:  # interrupted: workers' late messages must not reach the next job
             for process in range(size):
                 self._end(process)
             raise
@@ -179,26 +178,26 @@ class Pool:
 
     def _send(self, order: _Order) -> None:
         self._positions[order.process] = NOTHING_DONE
-        with suppress(BrokenPipeError):  # its death is the answer that is collected
+        with suppress(BrokenPipeError):  # its death is detected when answers are collected
             self._workers[order.process].pipe.send_bytes(pickle.dumps(order))
 
     def _dismiss(self, done: Iterable[int], broken: Iterable[int]) -> None:
-        """Let those go that have succeeded, and end the others: the next job forks them anew."""
+        """Let successful processes leave their world, and kill the others: the next job forks them again."""
         for process in done:
             self._let_go(process)
         for process in broken:
             self._end(process)
 
     def process_ids(self) -> tuple[int, ...]:
-        """Of the workers that live now, in process order."""
+        """Process ids of the live workers, in process order."""
         return tuple(self._workers[i].process.pid or 0 for i in sorted(self._workers))
 
     def all_process_ids(self) -> tuple[int, ...]:
-        """Of the workers and of whatever else lives for them."""
+        """Process ids of the workers and their helper processes."""
         return (*self.process_ids(), *self._keepers.process_ids)
 
     def position(self, process: int) -> int:
-        """What a process reported last."""
+        """The last position that a process reported."""
         return int(self._positions[process])
 
     def close(self) -> None:
@@ -217,10 +216,10 @@ class Pool:
                 self._workers[process] = self._fork(process)
 
     def _keep_awake(self, size: int) -> None:
-        """The cores of so many processes; none where they share theirs."""
+        """Keep the cores of that many processes awake; none if they share cores."""
         cores = cores_of(size)
-        if all(len(own) == 1 for own in cores) and len(set(cores)) == size:
-            self._keepers.wake(min(own) for own in cores)
+        if all(len(process_cores) == 1 for process_cores in cores) and len(set(cores)) == size:
+            self._keepers.wake(min(process_cores) for process_cores in cores)
 
     def _fork(self, process: int) -> _Worker:
         here, there = self._context.Pipe()
@@ -236,9 +235,9 @@ class Pool:
         return _Worker(child, here)
 
     def _collect(
-        self, size: int, deadline: float, heard: Callable[[int, Any], None] | None
+        self, size: int, deadline: float, on_message: Callable[[int, Any], None] | None
     ) -> tuple[dict[int, Any], list[Failure], list[int]]:
-        """Results and failures until all have answered, time is up or the grace is over."""
+        """Collect results and failures until all have answered, or time or the grace period is over."""
         results: dict[int, Any] = {}
         failures: list[Failure] = []
         open_pipes = {self._workers[process].pipe: process for process in range(size)}
@@ -252,8 +251,8 @@ class Pool:
                 process = open_pipes[pipe]
                 answer = self._answer(process)
                 if isinstance(answer, _News):
-                    if heard is not None:
-                        heard(process, answer.content)
+                    if on_message is not None:
+                        on_message(process, answer.content)
                     continue
                 del open_pipes[pipe]
                 if isinstance(answer, Failure):
@@ -276,8 +275,8 @@ class Pool:
             return replace(death, is_stopped=worker.is_stopped)
 
     def _let_go(self, process: int) -> None:
-        """Let a process that has succeeded leave its world: all others have answered, or never will."""
-        with suppress(BrokenPipeError):  # it is dead by now; the next job forks it anew
+        """Let a successful process leave its world: all others have answered, or never will."""
+        with suppress(BrokenPipeError):  # it is dead; the next job forks it again
             self._workers[process].pipe.send_bytes(LEAVE)
 
     def _explain(
@@ -318,13 +317,13 @@ class Pool:
 
 
 def _serve(pipe: mpc.Connection, positions: Any, process: int, parent: Parent) -> None:
-    """A worker's life: jobs until the parent is gone."""
+    """Run a worker: execute jobs until the parent is gone."""
     end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     ended_by_default()
     torch.set_num_threads(1)
     keep_freed_memory()
-    gc.freeze()  # what the parent had imported is not looked through again by every collection
+    gc.freeze()  # garbage collections then skip everything that the parent has imported
     while (message := _receive(pipe)) is not None:
         try:
             order = pickle.loads(message)
@@ -334,7 +333,7 @@ def _serve(pipe: mpc.Connection, positions: Any, process: int, parent: Parent) -
         try:
             result = _do(order, positions, pipe)
         except Exception as error:
-            failure = failure_of(process, error)  # its time is before those of the failures it causes
+            failure = failure_of(process, error)  # its time precedes those of failures that it causes
             _leave()
             pipe.send_bytes(pickle.dumps(failure))
             return
@@ -342,11 +341,11 @@ def _serve(pipe: mpc.Connection, positions: Any, process: int, parent: Parent) -
         _receive(pipe)  # LEAVE
         _leave()
         gc.collect()
-        gc.freeze()  # nor is what this job had imported, by every step of the next ones
+        gc.freeze()  # and imports of this job, in later jobs
 
 
 def _receive(pipe: mpc.Connection) -> bytes | None:
-    """The parent's next message; None when it has closed its end."""
+    """The parent's next message; None if it has closed the pipe."""
     try:
         return pipe.recv_bytes()
     except EOFError:
@@ -359,13 +358,13 @@ def _leave() -> None:
 
 
 def _do(order: _Order, positions: Any, pipe: mpc.Connection) -> bytes:
-    """Join the order's world and do its job; the pickled result. The world is left by the caller."""
+    """Join the order's world and run its job; returns the pickled result. The caller leaves the world."""
 
     def report(position: int) -> None:
         positions[order.process] = position
 
     def tell(news: object) -> None:
-        if order.is_heard:
+        if order.is_listening:
             pipe.send_bytes(pickle.dumps(_News(news)))
 
     if order.cores:

@@ -1,4 +1,4 @@
-"""A temporary folder that is removed when its process ends, whatever ends it."""
+"""A temporary folder that is removed when its process ends, in any way."""
 
 import os
 import shutil
@@ -13,17 +13,17 @@ from runtime.world.owner import MOST_BYTES, Life, owner_from, this_process
 from workbench.whole_file import write_text
 
 MARK = "owner.json"
-# Waits for a word, or for the end of everybody who could say one: this process and those forked from it.
+# Waits for input, or for the end of all possible writers: this process and those forked from it.
 CLEANER = 'trap "" HUP INT TERM; read -r word; rm -rf -- "$1"'
 JOIN_S = 5.0
 
 
 class ScratchFolder:
-    """A new folder of its owner alone, and a shell beside it that removes it should nobody else.
+    """A new private folder, and a shell that removes it if nothing else does.
 
-    The shell waits at the end of a pipe that this process and its forked ones hold, in a session of
-    its own: a signal to the whole group does not reach it. Where it is killed as well, the next
-    folder of the same prefix that is made on this machine removes this one, by its owner's mark.
+    The shell waits at the end of a pipe that this process and its forks keep open, in a session of its own,
+    which signals to the process group do not reach. If it is killed as well, the next folder with the same
+    prefix on this machine removes this one, by its owner's mark.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -46,7 +46,7 @@ class ScratchFolder:
         self.close()
 
     def close(self) -> None:
-        """Remove it, and end the shell: by force where it does not end, as one that was stopped."""
+        """Remove the folder, and end the shell, by force if it does not end, as when it was stopped."""
         shutil.rmtree(self.path, ignore_errors=True)
         assert self._cleaner.stdin is not None
         with suppress(BrokenPipeError), self._cleaner.stdin as pipe:
@@ -58,12 +58,12 @@ class ScratchFolder:
             sys.stderr.write(
                 f"cleaner of {self.path}, process {self._cleaner.pid}: does not end, so killed\n"
             )
-            with suppress(subprocess.TimeoutExpired):  # whatever holds it up, the work beside it is done
+            with suppress(subprocess.TimeoutExpired):  # the folder is no longer needed in any case
                 self._cleaner.wait(JOIN_S)
 
 
 def sweep(prefix: str) -> tuple[Path, ...]:
-    """Remove this user's folders of that prefix whose owners have ended; those that are gone."""
+    """Remove this user's folders with a prefix whose owners have ended; returns the removed ones."""
     left = [path for path in Path(tempfile.gettempdir()).glob(f"{prefix}*") if _is_left(path)]
     for path in left:
         shutil.rmtree(path, ignore_errors=True)
@@ -78,4 +78,4 @@ def _is_left(folder: Path) -> bool:
         with (folder / MARK).open("rb") as file:
             return owner_from(file.read(MOST_BYTES + 1)).life() is Life.ENDED
     except (OSError, ValueError):
-        return False  # not one of these, or just being made
+        return False  # another folder, or one being created

@@ -1,4 +1,4 @@
-"""A device that queues its work in streams, and a clock of events in them."""
+"""A device that queues work in streams, and a clock based on events in them."""
 
 import os
 import sys
@@ -19,7 +19,7 @@ from runtime.world.failure import RankError, first_line
 
 LOOK_EVERY_S = 0.02
 SETTLE_EVERY_S = 0.0002
-GRACE_S = 10.0  # how long a rank may take to notice that its communicators are gone
+GRACE_S = 10.0  # until a rank must have noticed that its communicators are aborted
 
 
 class Event(Protocol):
@@ -31,34 +31,34 @@ class Event(Protocol):
 
 
 class Streams(Protocol):
-    """What the runtime needs of a device that queues its work. The computation has a stream of its own."""
+    """Interface of a device that queues work. The computation has a stream of its own."""
 
     def record(self) -> Event:
         """An event in the current stream."""
         ...
 
     def side_stream(self, channel: Channel, since: Event | None) -> AbstractContextManager[None]:
-        """Inside, the channel's stream is the current one; it waits for `since` first."""
+        """Context in which the channel's stream is current; it first waits for `since`."""
         ...
 
     def record_stream(self, tensor: Tensor, channel: Channel | None) -> None:
-        """The memory of a tensor stays until the stream (None: the current one) has done what it has now."""
+        """Keep a tensor's memory until the stream (None: the current one) has ended its current work."""
         ...
 
     def seconds_between(self, first: Event, last: Event) -> float:
-        """Between two events that have passed."""
+        """Seconds between two events that have passed."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until nothing is queued any more."""
+        """Wait until all queued work has ended."""
         ...
 
 
 class CudaStreams:
-    """A GPU: streams of torch's pool, one for each channel.
+    """A GPU, with a stream of torch's pool for each channel.
 
-    The pool has 32 streams. Channels that get one stream together wait for each other where they need
-    not, which only moves the times that are noted: the computation waits for works, not for channels.
+    The pool has 32 streams. Channels that share a stream wait for each other unnecessarily, which only shifts
+    recorded times: the computation waits for works, not for channels.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -100,12 +100,12 @@ class CudaStreams:
 
 @dataclass(slots=True, eq=False)
 class _Wait:
-    """The computation, or a channel, waits: from `since` (None: from the start) until `until`."""
+    """A wait of the computation, or of a channel: from `since` (None: from the start) until `until`."""
 
     awaited: Awaited
     since: Event | None
     until: Event | None = None  # None: the host is still in the call
-    seen_s: float | None = None  # when it was first found waiting
+    seen_s: float | None = None  # when it was first observed
 
     @property
     def is_over(self) -> bool:
@@ -119,14 +119,14 @@ class _Wait:
 class Watch:
     """A thread that ends waits which take too long, by aborting the communicators.
 
-    A device that waits for a peer cannot be told to stop, and no call on the host need ever return; so
-    somebody else has to look. A wait counts from when the stream comes to it, not from when it was queued.
-    Where the host itself is stuck in a call, with something under way, what a channel carries is late.
+    A device that waits for a peer cannot be interrupted, and calls on the host might never return; so a
+    thread has to watch. A wait counts from when the stream reaches it, not from when it was queued. If the
+    host itself is stuck in a call with operations in flight, what a channel carries counts as late.
 
     Args:
-        timeout_s: of any wait.
-        abort: ends all communicators; what waits for them fails or returns.
-        give_up: called with the error when the rank is still stuck a while after that.
+        timeout_s: of each wait.
+        abort: aborts all communicators; waits for them fail or return.
+        give_up: called with the error if the rank is still stuck some time after that.
     """
 
     def __init__(
@@ -141,44 +141,44 @@ class Watch:
         self._waits: deque[_Wait] = deque()
         self._channels: dict[Channel, _Wait] = {}
         self._beat_s = 0.0
-        self._is_heard, self._is_closed = threading.Event(), threading.Event()
+        self._is_reported, self._is_closed = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
     def beat(self) -> None:
-        """The host goes on."""
+        """Record that the host makes progress."""
         self._beat_s = time.monotonic()
 
     def begin(self, awaited: Awaited, since: Event) -> _Wait:
-        """The computation waits from now on."""
+        """Record the start of a wait of the computation."""
         wait = _Wait(awaited, since)
         self._waits.append(wait)
         self._start()
         return wait
 
     def carry(self, channel: Channel, awaited: Awaited, until: Event) -> None:
-        """What a channel carries last ends with `until`."""
+        """Record the last operation of a channel, which ends with `until`."""
         self._channels[channel] = _Wait(awaited, None, until)
         self.beat()
         self._start()
 
     @property
     def carried(self) -> list[_Wait]:
-        """What channels still carry."""
+        """Operations of channels in flight."""
         return [wait for wait in list(self._channels.values()) if not wait.is_over]
 
     def await_channels(self) -> None:
-        """At the end of a step: only channels are waited for."""
+        """At the end of a step, wait only for channels."""
         self._waits.extend(self.carried)
         self._start()
 
     def check(self) -> None:
-        """Raises RankError when a wait was ended."""
+        """Raise RankError if a wait was aborted."""
         if self.error is not None:
-            self._is_heard.set()
+            self._is_reported.set()
             raise self.error
 
     def forget(self) -> None:
-        """Nothing is under way."""
+        """Drop all records, as nothing is in flight."""
         self._waits.clear()
         self._channels.clear()
 
@@ -197,12 +197,12 @@ class Watch:
             if late is not None:
                 self.error = late.awaited.failed(f"nothing came within {self._timeout_s:g} s")
                 self._abort()
-                if not self._is_heard.wait(GRACE_S) and not self._is_closed.is_set():
+                if not self._is_reported.wait(GRACE_S) and not self._is_closed.is_set():
                     self._give_up(self.error)
                 return
 
     def _late(self) -> _Wait | None:
-        """The computation waits for one thing at a time: those before it are over."""
+        """The late wait, if any; the computation waits for one at a time, so earlier ones have ended."""
         while self._waits and self._waits[0].is_over:
             self._waits.popleft()
         for wait in list(self._waits):
@@ -218,14 +218,14 @@ class Watch:
 
 
 def _end_process(error: RankError) -> None:
-    """The last resort: the host is stuck in a call of the driver."""
+    """End the process: the last resort if the host is stuck in a call of the driver."""
     sys.stderr.write(f"error: {error}\n")
     sys.stderr.flush()
     os._exit(1)
 
 
 class StreamClock(Clock):
-    """Of a device that queues its work.
+    """The clock of a device that queues work.
 
     Args:
         streams: of the device.
@@ -251,7 +251,7 @@ class StreamClock(Clock):
         return self._streams.record()
 
     def seconds(self, stamp: Stamp) -> float:
-        """Of an event; what the host has noted itself is in seconds already."""
+        """Seconds of an event; the host's own records are in seconds already."""
         if isinstance(stamp, float):
             return stamp
         assert self._anchor is not None, "a step has started"
@@ -280,7 +280,7 @@ class StreamClock(Clock):
         self._watch.check()
 
     def _within(self, work: dist.Work, awaited: Awaited) -> None:
-        """Let the current stream wait; a communicator that was aborted says whose wait ended it."""
+        """Let the current stream wait; after an abort, the error names the wait that caused it."""
         try:
             work.wait()
         except RuntimeError as error:
@@ -311,5 +311,5 @@ class StreamClock(Clock):
         self._watch.forget()
 
     def close(self) -> None:
-        """End the watch."""
+        """End the watching thread."""
         self._watch.close()

@@ -1,4 +1,4 @@
-"""Collectives of one tensor, under the names that this torch has for them. Needs torch alone."""
+"""Collectives of one tensor, under their names in the installed torch. Needs only torch."""
 
 import torch.distributed as dist
 

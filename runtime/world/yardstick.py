@@ -1,4 +1,4 @@
-"""A piece of work that is always the same: its time says how fast the machine is at the moment."""
+"""A fixed piece of work, whose time shows the machine's current speed."""
 
 import os
 import time
@@ -11,41 +11,41 @@ PRODUCT = 256  # rows and columns
 COPIED = 2**18  # elements: 1 MiB
 WARMUP = 1
 LEAST_TURNS = 2
-MOST_S = 0.1  # of one reading
+MOST_S = 0.1  # per reading
 
 
 class Yardstick:
-    """Two products and two copies on one device, by one thread: some milliseconds at most.
+    """Two products and two copies on one device, by one thread; a few milliseconds at most.
 
-    Its operands fit in a core's cache and are made anew for each reading, so that neither what ran before
-    nor what others do with the memory decides what it says, and nothing of it is left behind.
+    Its operands fit in a core's cache and are new for each reading, so that neither earlier work nor other
+    load on memory affects it, and nothing of it remains.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def turns_s(self, budget_s: float) -> list[float]:
-        """Seconds of turn after turn until the budget is spent, two at least; a tenth of a second at most."""
+        """Seconds of each turn until the budget is spent; at least two turns, at most a tenth of a second."""
         with one_thread():
             x = torch.ones(PRODUCT, PRODUCT, device=self._device)
-            y, here = torch.empty_like(x), torch.ones(COPIED, device=self._device)
-            there = torch.empty_like(here)
-            found: list[float] = []
+            y, source = torch.empty_like(x), torch.ones(COPIED, device=self._device)
+            target = torch.empty_like(source)
+            seconds: list[float] = []
             stop_s = time.perf_counter() + min(budget_s, MOST_S)
-            while len(found) < WARMUP + LEAST_TURNS or time.perf_counter() < stop_s:
+            while len(seconds) < WARMUP + LEAST_TURNS or time.perf_counter() < stop_s:
                 start_s = time.perf_counter()
                 for _ in range(2):
                     torch.mm(x, x, out=y)
-                there.copy_(here)
-                here.copy_(there)
+                target.copy_(source)
+                source.copy_(target)
                 self._wait()
-                found.append(time.perf_counter() - start_s)
-        return found[WARMUP:]
+                seconds.append(time.perf_counter() - start_s)
+        return seconds[WARMUP:]
 
     def read(self, budget_s: float) -> float:
-        """Mean seconds of a turn: what stops the machine now and then is in it, as it is in a step."""
-        found = self.turns_s(budget_s)
-        return sum(found) / len(found)
+        """Mean seconds of a turn, which includes occasional pauses of the machine, as a step does."""
+        seconds = self.turns_s(budget_s)
+        return sum(seconds) / len(seconds)
 
     def _wait(self) -> None:
         if self._device.type == "cuda":
@@ -53,14 +53,14 @@ class Yardstick:
 
 
 def yardstick_of(process: int, device: torch.device) -> Yardstick | None:
-    """The one that this process reads; None for processes that have no core to themselves to read it on."""
+    """The yardstick that this process reads; None for processes without a core of their own."""
     reads = device.type != "cpu" or process < (os.cpu_count() or 1)
     return Yardstick(device) if reads else None
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """However many there were, until it ends."""
+    """Context with one torch thread."""
     before = torch.get_num_threads()
     if before == 1:
         yield

@@ -19,8 +19,8 @@ from workbench.arrays import Floats, Ints
 from workbench.compiled import compiled
 
 # Streaming multiprocessors by `Node.device`: NVIDIA's architecture papers, or CUDA cores of its data sheets
-# over those of a multiprocessor (64 on Volta and GA100, 128 on others). Those of the A10G, of B300, GB200 and
-# GB300, and of AMD's devices are in none that says one number.
+# over those of a multiprocessor (64 on Volta and GA100, 128 on others). The A10G, B300, GB200, GB300 and
+# AMD's devices are left out: no such document states one number for them.
 COMPUTE_UNITS = {
     "A10": 72,
     "A100-40GB": 108,
@@ -51,7 +51,11 @@ COMPUTE_UNITS = {
 
 
 def compute_units(device: str) -> int:
-    """Multiprocessors of a device; ValueError naming the known ones."""
+    """Number of streaming multiprocessors of a device.
+
+    Raises:
+        ValueError: an unknown device; the message lists the known ones.
+    """
     if device not in COMPUTE_UNITS:
         raise ValueError(
             f"device {device!r}: number of compute units unknown; known: {sorted(COMPUTE_UNITS)}"
@@ -61,14 +65,14 @@ def compute_units(device: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Where and when every block of a grid ran.
+    """Placement of the blocks of one grid: on which unit and when each ran.
 
     No `slots`: sums are cached on the instance. Arrays are not writeable.
 
     Args:
         unit: [N] compute unit of each block, in launch order.
-        start_s, end_s: [N] seconds.
-        free_s: [U] when each unit ends its last block; its start where it had none.
+        start_s, end_s: [N] seconds, of each block.
+        free_s: [U] end of each unit's last block; the time it became free where it ran none.
     """
 
     unit: Ints
@@ -99,13 +103,13 @@ class Schedule:
 def list_schedule(
     duration_s: npt.ArrayLike, num_units: int, *, free_s: npt.ArrayLike | None = None, release_s: float = 0.0
 ) -> Schedule:
-    """Give each block, in order, to the unit that is free first; ties go to the lowest unit.
+    """Assign each block, in launch order, to the unit that becomes free first; ties go to the lowest unit.
 
     Args:
         duration_s: [N] seconds of each block in launch order, >= 0.
         num_units: U, compute units, >= 1.
         free_s: [U] when each unit becomes free; None: all at 0.
-        release_s: no block starts before.
+        release_s: earliest start of any block.
 
     Raises:
         ValueError: no unit, a negative or infinite duration, or `free_s` of another length.
@@ -132,7 +136,7 @@ def list_schedule(
 def _dispatch(
     duration_s: Floats, heap_s: Floats, heap_unit: Ints, free_s: Floats
 ) -> tuple[Ints, Floats, Floats]:
-    """Pop the first free unit, run, push it back; the heap orders by (time, unit). Updates `free_s`."""
+    """Run the list schedule, on a heap of units by (time, unit); writes each unit's last end to `free_s`."""
     num_blocks, num_units = len(duration_s), len(heap_s)
     unit = np.empty(num_blocks, dtype=np.int64)
     start_s = np.empty(num_blocks)
@@ -165,12 +169,12 @@ def _dispatch(
 
 
 def longest_first(duration_s: npt.ArrayLike) -> Ints:
-    """[N] launch order that starts with the longest block; ties keep their order."""
+    """[N] launch order by descending duration; ties keep their order."""
     return np.argsort(-np.asarray(duration_s, dtype=np.float64), kind="stable").astype(np.int64)
 
 
 def makespan_bounds(duration_s: npt.ArrayLike, num_units: int) -> tuple[float, float]:
-    """No schedule is shorter than the first number, no list schedule longer than the second.
+    """Lower bound on the makespan of any schedule, and upper bound on that of any list schedule.
 
     Source: Graham 1966, "Bounds for Certain Multiprocessing Anomalies": total / U + (1 - 1/U) longest.
     """
@@ -182,12 +186,12 @@ def makespan_bounds(duration_s: npt.ArrayLike, num_units: int) -> tuple[float, f
 
 
 def activity(start_s: npt.ArrayLike, end_s: npt.ArrayLike, edges_s: npt.ArrayLike, num_units: int) -> Floats:
-    """Mean share of busy units between neighbouring edges.
+    """Mean fraction of busy units in each interval between consecutive edges.
 
     Args:
-        start_s, end_s: [N] of blocks that never overlap on one unit.
-        edges_s: [B + 1] ascending times.
-        num_units: U.
+        start_s, end_s: [N] of blocks; those of one unit never overlap.
+        edges_s: [B + 1] ascending times in seconds.
+        num_units: U, compute units.
 
     Returns:
         [B] numbers in [0, 1].

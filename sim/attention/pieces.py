@@ -1,7 +1,7 @@
-"""One attention launch on one GPU: rows of tiles cut into blocks of the grid, run, and merged.
+"""One attention launch on one GPU: rows of tiles split into blocks of the grid, scheduled, and merged.
 
-Shape letters: R = query blocks (rows) of the rank, S = slots of key positions, P = pieces of
-one head, N = pieces of all heads of the launch.
+Shape letters: R = query blocks (rows) of the rank, S = slots of key positions, P = pieces of one head,
+N = pieces of all heads of the launch.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -14,8 +14,8 @@ import numpy.typing as npt
 from sim.attention.gpu import Schedule, list_schedule, longest_first
 from workbench.arrays import Floats, Ints
 
-WAVES = (1.0, 2.0, 4.0, 8.0)  # pieces per unit that a split may aim at
-WORTH_SPLITTING = 1.25  # a row is cut only when it is longer than this many aims
+WAVES = (1.0, 2.0, 4.0, 8.0)  # numbers of pieces per unit that are tried
+WORTH_SPLITTING = 1.25  # a row is split only where it is longer than this many target pieces
 
 
 class Order(StrEnum):
@@ -26,7 +26,7 @@ class Order(StrEnum):
 
 
 class Split(StrEnum):
-    """How rows are cut."""
+    """How rows are split into pieces."""
 
     NONE = "none"
     FIXED = "fixed"  # at fixed key positions, empty pieces included, as the Cornstarch kernel does
@@ -35,14 +35,14 @@ class Split(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitTiming:
-    """Seconds on one compute unit.
+    """Seconds that the work of a kernel takes on one compute unit.
 
     Args:
         tile_s: one full tile.
         block_s: prologue and epilogue of a block of the grid, on top of its tiles.
-        partial_s: writing the unfinished result of one piece of a cut row.
-        merge_s: reading one such result back and adding it.
-        launch_s: between a kernel's end and the start of one that waits for it.
+        partial_s: writing the partial result of one piece of a split row.
+        merge_s: reading one partial result back and accumulating it.
+        launch_s: from the end of a kernel to the start of one that depends on it.
     """
 
     tile_s: float
@@ -56,20 +56,20 @@ class UnitTiming:
             raise ValueError(f"unit timing: want tile_s > 0 and the others >= 0, got {self}")
 
     def scaled(self, factor: float) -> "UnitTiming":
-        """All of it so many times as long."""
-        return UnitTiming(**{each.name: factor * getattr(self, each.name) for each in fields(self)})
+        """These timings multiplied by a factor."""
+        return UnitTiming(**{field.name: factor * getattr(self, field.name) for field in fields(self)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pieces:
-    """Rows cut into blocks of the grid, in static order, for one head.
+    """Rows split into blocks of the grid, in static order, for one head.
 
     No `slots`: counts are cached on the instance.
 
     Args:
         row: [P] ascending row of each piece.
         tiles: [P] work of each piece, in full tiles.
-        num_rows: R; a row without a piece has no block at all.
+        num_rows: R; a row without a piece has no block.
     """
 
     row: Ints
@@ -78,34 +78,34 @@ class Pieces:
 
     @cached_property
     def per_row(self) -> Ints:
-        """[R] pieces of each row."""
+        """[R] number of pieces of each row."""
         return np.bincount(self.row, minlength=self.num_rows).astype(np.int64)
 
     def durations_s(self, timing: UnitTiming) -> Floats:
-        """[P] seconds of each block; pieces of cut rows also write an unfinished result."""
+        """[P] seconds of each block; pieces of split rows also write a partial result."""
         cut = (self.per_row > 1)[self.row]
         return timing.block_s + np.where(cut, timing.partial_s, 0.0) + self.tiles * timing.tile_s
 
     def merges_s(self, timing: UnitTiming) -> Floats:
-        """[cut rows] seconds of the blocks of the merging kernel."""
+        """[split rows] seconds of each block of the merging kernel."""
         return self.per_row[self.per_row > 1].astype(np.float64) * timing.merge_s
 
 
 def whole_rows(tiles: npt.ArrayLike) -> Pieces:
-    """One block per row, the empty ones included: they still store zeros."""
+    """One block per row; empty rows have one too, as they still store zeros."""
     by_slot = _checked(tiles)
     return Pieces(row=np.arange(len(by_slot)), tiles=by_slot.sum(axis=1), num_rows=len(by_slot))
 
 
 def fixed_pieces(tiles: npt.ArrayLike) -> Pieces:
-    """One block per row and slot of key positions, whether it holds tiles or not."""
+    """One block per row and slot of key positions, empty ones included."""
     by_slot = _checked(tiles)
     num_rows, num_slots = by_slot.shape
     return Pieces(row=np.repeat(np.arange(num_rows), num_slots), tiles=by_slot.ravel(), num_rows=num_rows)
 
 
 def even_pieces(tiles: npt.ArrayLike, pieces: npt.ArrayLike) -> Pieces:
-    """Row r cut into pieces[r] equal parts of its list of tiles; at most one per tile.
+    """Split row r into pieces[r] equal parts of its list of tiles; at most one per tile.
 
     Raises:
         ValueError: a count below 1 or of another length than the rows.
@@ -126,10 +126,10 @@ def pieces_where_it_pays(
     timing: UnitTiming,
     order: Order = Order.LONGEST_FIRST,
 ) -> Pieces:
-    """The cut with the earliest end among whole rows and a few aims; whole rows win ties.
+    """The split that ends earliest, among whole rows and a few target piece lengths; whole rows win ties.
 
-    Aim w cuts rows longer than `WORTH_SPLITTING` shares of (all work / units / w) into pieces
-    of about that share, so the result never ends later than whole rows.
+    With w waves, the target is (all work / units / w): rows longer than `WORTH_SPLITTING` targets are split
+    into pieces of about that length. The result never ends later than whole rows.
 
     Complexity: O(len(WAVES) x N log N).
     """
@@ -150,12 +150,12 @@ def pieces_where_it_pays(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRun:
-    """One launch: the grid, and the merging kernel after it where rows are cut.
+    """Times of one launch: the grid, and the merging kernel after it where rows are split.
 
     Args:
-        blocks, merges: as scheduled; equal launches of one rank share them.
-        end_s: when the last block of both has ended.
-        delay_s: how much later than scheduled it all ran.
+        blocks, merges: as scheduled without the delay; equal launches of one rank share them.
+        end_s: end of the last block of both kernels.
+        delay_s: by how much everything ran later than scheduled.
     """
 
     blocks: Schedule
@@ -170,23 +170,23 @@ class LaunchRun:
 
     @property
     def busy_s(self) -> float:
-        """Unit-seconds of work, merging included."""
+        """Unit-seconds of work, including merging."""
         return self.blocks.busy_s + (0.0 if self.merges is None else self.merges.busy_s)
 
     @property
     def spans_s(self) -> tuple[Floats, Floats]:
-        """Starts and ends of all blocks of both kernels."""
+        """Start and end times of all blocks of both kernels."""
         parts = [self.blocks] if self.merges is None else [self.blocks, self.merges]
         start_s = np.concatenate([part.start_s for part in parts]) + self.delay_s
         return start_s, np.concatenate([part.end_s for part in parts]) + self.delay_s
 
     @property
     def free_s(self) -> Floats:
-        """[U] when each unit ends its last block."""
+        """[U] end of each unit's last block."""
         return (self.merges or self.blocks).free_s + self.delay_s
 
     def shifted(self, delay_s: float) -> "LaunchRun":
-        """The same run, later. O(1)."""
+        """The same run, delayed. O(1)."""
         return replace(self, end_s=self.end_s + delay_s, delay_s=self.delay_s + delay_s)
 
 
@@ -229,7 +229,7 @@ def cut(
     timing: UnitTiming,
     order: Order,
 ) -> Pieces:
-    """The rows cut as `split` says."""
+    """Split rows by the given policy."""
     if split is Split.NONE:
         return whole_rows(tiles)
     if split is Split.FIXED:
@@ -238,7 +238,7 @@ def cut(
 
 
 def _checked(tiles: npt.ArrayLike) -> Floats:
-    """[R, S] of rows, or of rows and slots."""
+    """[R, S] tiles as floats, from [R] or [R, S]; ValueError where negative or not finite."""
     by_slot = np.asarray(tiles, dtype=np.float64)
     if by_slot.ndim == 1:
         by_slot = by_slot[:, None]

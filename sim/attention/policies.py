@@ -1,13 +1,12 @@
 """One attention layer under context parallelism: gathers of keys and values, launches, ranks.
 
-Every rank owns some blocks of queries and needs all keys and values. They are gathered a few
-key-value heads at a time; while one launch computes, the next heads are on their way (all-gather
-with overlap over heads, as Llama 3 and Cornstarch do it). A launch takes all query heads of its
-key-value heads as one grid.
+Every rank owns some blocks of queries and needs all keys and values. They are gathered a few key-value
+heads at a time; while one launch computes, the next heads are gathered (all-gather with overlap over heads,
+as in Llama 3 and Cornstarch). A launch computes all query heads of its key-value heads as one grid.
 
-Differs: a gather takes the same time on every rank, and ranks agree on when it starts; a GPU
-computes at full speed while it communicates. With several streams the merging kernel of one
-launch is queued before the blocks of the next.
+Differs: a gather starts at the same time and takes equally long on all ranks; a GPU computes at full speed
+while it communicates. With several streams, the merging kernel of one launch is queued before the blocks of
+the next.
 """
 
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from workbench.model.layer import Attention
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """How a kernel orders and cuts its grid, and how many launches may run side by side."""
+    """How a kernel orders and splits its grid, and how many launches may run concurrently."""
 
     order: Order = Order.LONGEST_FIRST
     split: Split = Split.WHERE_IT_PAYS
@@ -38,7 +37,7 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launches:
-    """How the heads on one rank are launched: `count` times `heads` query heads."""
+    """The launches of one rank: `count` of them, with `heads` query heads each."""
 
     count: int
     heads: int
@@ -50,10 +49,10 @@ class Launches:
 
 
 def launches_of(operator: Attention, *, tp: int = 1, kv_heads_per_launch: int = 1) -> Launches:
-    """Launches of one layer on one rank.
+    """The launches of one layer on one rank.
 
     Raises:
-        ValueError: heads that do not divide by key-value heads, or those by tp and launch.
+        ValueError: heads that key-value heads do not divide, or key-value heads that tp and launches do not.
     """
     local, rest = divmod(operator.num_kv_heads, tp)
     if rest or operator.num_heads % operator.num_kv_heads:
@@ -71,7 +70,7 @@ def launches_of(operator: Attention, *, tp: int = 1, kv_heads_per_launch: int = 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """Compute units of one GPU and what they take."""
+    """Compute units of one GPU and their timing."""
 
     num_units: int
     timing: UnitTiming
@@ -82,9 +81,9 @@ class Wires:
     """Seconds of the collectives of one launch, equal on all ranks; 0 without context parallelism.
 
     Args:
-        gather_s: keys and values of the launch's heads.
-        scatter_s: reduce-scatter of their gradients after it; 0 in a forward.
-        num_buffers: launches whose keys and values fit at once; 2 lets the next be on its way.
+        gather_s: all-gather of the keys and values of the launch's heads.
+        scatter_s: reduce-scatter of their gradients after the launch; 0 in a forward.
+        num_buffers: launches whose keys and values fit in memory at once; 2 lets the next gather overlap.
     """
 
     gather_s: float = 0.0
@@ -98,12 +97,12 @@ class Wires:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionRun:
-    """What happened on every rank. No `slots`: sums are cached on the instance.
+    """Times of all launches and gathers on every rank. No `slots`: sums are cached on the instance.
 
     Args:
         launches: [rank][launch].
         gathers_s: [launch] start and end of each gather.
-        rank_s: [rank] seconds until the rank is done, its last scatter included.
+        rank_s: [rank] seconds until the rank ends, including its last reduce-scatter.
     """
 
     num_units: int
@@ -113,17 +112,17 @@ class AttentionRun:
 
     @property
     def makespan_s(self) -> float:
-        """Seconds of the slowest rank."""
+        """Seconds until the slowest rank ends."""
         return max(self.rank_s)
 
     @cached_property
     def busy_share(self) -> tuple[float, ...]:
-        """[rank] unit-seconds of work over units x seconds of the slowest rank."""
+        """[rank] fraction of unit-seconds that the rank's units work, of the slowest rank's time."""
         whole_s = self.num_units * self.makespan_s
-        return tuple(sum(launch.busy_s for launch in own) / whole_s for own in self.launches)
+        return tuple(sum(launch.busy_s for launch in launches) / whole_s for launches in self.launches)
 
     def activity(self, rank: int, edges_s: npt.ArrayLike) -> Floats:
-        """Mean share of busy units of a rank between neighbouring times."""
+        """Mean fraction of a rank's busy units in each interval between consecutive edges."""
         spans = [launch.spans_s for launch in self.launches[rank]]
         start_s = np.concatenate([start for start, _ in spans])
         end_s = np.concatenate([end for _, end in spans])
@@ -133,11 +132,11 @@ class AttentionRun:
 def simulate_attention(
     tiles_by_rank: Sequence[npt.ArrayLike], launches: Launches, gpu: Gpu, wires: Wires, kernel: Kernel
 ) -> AttentionRun:
-    """One pass of one attention layer.
+    """Simulate one pass of one attention layer on all ranks.
 
     Args:
-        tiles_by_rank: for each rank [rows] or [rows, slots of key positions]: tiles of every
-            block of queries it owns, in the order of its grid, as full tiles.
+        tiles_by_rank: per rank [rows] or [rows, slots of key positions]: work of every block of queries
+            that it owns, in the order of its grid, in full tiles.
         launches: heads of the layer.
         gpu: of every rank.
         wires: collectives of one launch.
@@ -160,7 +159,7 @@ def simulate_attention(
         start_s = max(wire_s, free_s)
         wire_s = start_s + wires.gather_s
         gathers.append((start_s, wire_s))
-        if wires.scatter_s and launch:  # gradients of the launch before wait behind this gather
+        if wires.scatter_s and launch:  # the previous launch's gradients wait behind this gather
             wire_s = max(wire_s, *(rank.end_s(launch - 1) for rank in ranks)) + wires.scatter_s
         for rank in ranks:
             rank.launch(gathers[-1][1])
@@ -175,7 +174,7 @@ def simulate_attention(
 
 
 class _Rank:
-    """Launches of one rank so far."""
+    """The launches of one rank so far."""
 
     def __init__(self, tiles: npt.ArrayLike, launches: Launches, gpu: Gpu, kernel: Kernel) -> None:
         self._heads, self._gpu, self._kernel = launches.heads, gpu, kernel
@@ -188,7 +187,7 @@ class _Rank:
         return self.runs[launch].end_s
 
     def launch(self, gathered_s: float) -> None:
-        """Start the next launch once its keys and values are there and a stream is free."""
+        """Start the next launch once its keys and values have arrived and a stream is free."""
         streams, done = self._kernel.streams, len(self.runs)
         before = done - streams
         gap_s = self._gpu.timing.launch_s

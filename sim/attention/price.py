@@ -1,7 +1,7 @@
 """Attention times for `price`: masks, token shards and a kernel, simulated at a profile's rates.
 
-What a unit takes comes out of the profile: its attention table, the memory bandwidth, the link.
-Everything else is in `sim.attention.policies`.
+Timings of a unit follow from the profile: its attention table, memory bandwidth and link. The simulation
+itself is in `sim.attention.policies`.
 """
 
 from collections.abc import Hashable, Sequence
@@ -39,42 +39,42 @@ from workbench.plan.work import even_work_of, row_kind, row_mask, within
 from workbench.timing.attention import AttentionCall, AttentionTime
 from workbench.timing.grid_links import grid_links
 
-PARTIAL_BYTES = 4  # an unfinished result is kept in float32
-LONG = 16384  # tokens at which the profile's attention rate stands for a full GPU
+PARTIAL_BYTES = 4  # a partial result is stored in float32
+LONG = 16384  # tokens from which on the profile's attention rate is that of a full GPU
 LONG_ROW = Work((RowWork(LONG, LONG, LONG * (LONG + 1) // 2),))
 TILE = (128, 128)
-LENGTHS = 64  # an octave, between which rows count as equally long
-MOST_TILES = 20_000_000  # remembered
-_RankTiles = tuple[tuple[Tiles, ...], tuple[int, ...]]  # and number of tokens, of every rank
+LENGTHS = 64  # steps per octave to which lengths of rows are rounded
+MOST_TILES = 20_000_000  # in the cache
+_RankTiles = tuple[tuple[Tiles, ...], tuple[int, ...]]  # tiles and number of tokens of every rank
 _TILES: LruCache[_RankTiles] = LruCache(MOST_TILES, lambda of: sum(len(tiles.columns) for tiles in of[0]) + 1)
 _TIMES: LruCache[AttentionTime] = LruCache(65_536)
 _ANCHORED: LruCache[tuple[Gpu, Gpu]] = LruCache(4096)
 
 
 def weights(tiles: Tiles, partial_tile: float = 1.0) -> Floats:
-    """[nnz] work of each tile in full tiles; a partial one, which tests its mask, takes `partial_tile`."""
+    """[nnz] work of each tile in full tiles; a partial one, whose mask is tested, takes `partial_tile`."""
     if partial_tile < 1:
         raise ValueError(f"a partial tile takes at least as long as a full one, got {partial_tile}")
     return np.where(tiles.kinds == PARTIAL, partial_tile, 1.0).astype(np.float64)
 
 
 def row_tiles(tiles: Tiles, *, num_slots: int = 1, partial_tile: float = 1.0) -> Floats:
-    """[rows, slots] work of every query block in each of `num_slots` equal ranges of key blocks."""
+    """[rows, slots] work of every query block, per slot: `num_slots` equal ranges of key blocks."""
     if num_slots < 1:
         raise ValueError(f"slots of key positions: want >= 1, got {num_slots}")
     row = _rows(tiles)
     slot = tiles.columns.astype(np.int64) * num_slots // max(1, tiles.num_col_blocks)
-    found = _sums(row * num_slots + slot, weights(tiles, partial_tile), tiles.num_row_blocks * num_slots)
-    return found.reshape(tiles.num_row_blocks, num_slots)
+    work = _sums(row * num_slots + slot, weights(tiles, partial_tile), tiles.num_row_blocks * num_slots)
+    return work.reshape(tiles.num_row_blocks, num_slots)
 
 
 def column_tiles(tiles: Tiles, *, partial_tile: float = 1.0) -> Floats:
-    """[key blocks] work of the gradients of every block of keys and values."""
+    """[key blocks] work of the gradients of each block of keys and values."""
     return _sums(tiles.columns.astype(np.int64), weights(tiles, partial_tile), tiles.num_col_blocks)
 
 
-def _sums(place: Ints, weight: Floats, length: int) -> Floats:
-    return np.bincount(place, weight, minlength=length).astype(np.float64)
+def _sums(index: Ints, weight: Floats, length: int) -> Floats:
+    return np.bincount(index, weight, minlength=length).astype(np.float64)
 
 
 def _rows(tiles: Tiles) -> Ints:
@@ -82,10 +82,10 @@ def _rows(tiles: Tiles) -> Ints:
 
 
 def attention_of(plan: Plan, cost: CostModel) -> "SimulatedAttention | None":
-    """What to hand to `price`: simulated attention where ranks share tokens.
+    """The attention model for `price`: simulated attention where context-parallel ranks share tokens.
 
-    Stages on devices whose compute units nobody listed are left to the rates of whole kernels, or measured
-    layers, which are all there is; so are stages whose tokens one rank has. None where all stages are.
+    Stages on devices whose number of compute units is unknown are priced by whole-kernel rates or measured
+    layers; so are stages without context parallelism. None where that holds for all stages.
     """
     shared = (_machine(plan, stage, cost).profile.device for stage in plan.stages if stage.cp > 1)
     return SimulatedAttention(cost) if any(d in COMPUTE_UNITS for d in shared) else None
@@ -96,17 +96,17 @@ def _machine(plan: Plan, stage: Stage, cost: CostModel) -> CostModel:
 
 
 class SimulatedAttention:
-    """An `AttentionModel`: hand it to `price`.
+    """An `AttentionModel` for `price` that simulates attention tile by tile.
 
-    Simulates self-attention among the tokens that enter a module's blocks, by the mask of its
-    rows, where context-parallel ranks share them; gives None for everything else (one rank's tokens,
-    cross-attention, attention on fewer tokens). Forwards go by blocks of queries; backwards by blocks
-    of keys, with a reduce-scatter of float32 gradients.
+    Covers self-attention among the tokens that enter a module's blocks, under the mask of its rows, where
+    context-parallel ranks share them; returns None for everything else (a single rank, cross-attention,
+    attention on fewer tokens). Forwards are split by blocks of queries; backwards by blocks of keys, with a
+    reduce-scatter of float32 gradients.
 
     Args:
         cost: rates, bandwidth and links.
         kernel: order, split and streams of the launches.
-        num_units: compute units of a GPU; None: as `COMPUTE_UNITS` knows a stage's device.
+        num_units: compute units of a GPU; None: from `COMPUTE_UNITS` by the stage's device.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class SimulatedAttention:
 
     @property
     def identity(self) -> Hashable:
-        """What times follow from beside a call, see `identity_of`."""
+        """Everything that times depend on besides the call, see `identity_of`."""
         return Identity(self._cost), self._kernel, self._num_units
 
     def __call__(self, call: AttentionCall) -> AttentionTime | None:
@@ -130,7 +130,7 @@ class SimulatedAttention:
         num_units = self._num_units or COMPUTE_UNITS.get(cost.profile.device)
         if num_units is None:
             return None
-        if self._routing is None or call.plan is not self._routing.plan:  # what is known is of one plan
+        if self._routing is None or call.plan is not self._routing.plan:  # the cache is of one plan
             self._routing, self._tiles = routing_of(call.plan), {}
         link = grid_links(call.plan.cluster, stage).context
         shape = (operator.num_heads, operator.num_kv_heads, operator.head_dim)
@@ -144,9 +144,9 @@ class SimulatedAttention:
         return _TIMES.get_or(key, lambda: self._time(call, tiles, link, cost, num_units))
 
     def _time(
-        self, call: AttentionCall, held: _RankTiles, link: Link | None, cost: CostModel, num_units: int
+        self, call: AttentionCall, rank_tiles: _RankTiles, link: Link | None, cost: CostModel, num_units: int
     ) -> AttentionTime:
-        tiles, tokens = held
+        tiles, tokens = rank_tiles
         operator, stage, precision = call.operator, call.stage, str(call.plan.settings.precision)
         num_heads, num_kv_heads = operator.num_heads // stage.tp, operator.num_kv_heads // stage.tp
         per_launch = heads_per_gather(num_heads, num_kv_heads, max(tokens))
@@ -165,7 +165,7 @@ class SimulatedAttention:
 
 
 def _rank_tiles(routing: Routing, microbatch: Microbatch, reach: Reach) -> _RankTiles:
-    """Those of microbatches of equal samples with equal owners are one object."""
+    """Tiles of a microbatch, cached: one object for microbatches of equal samples and owners."""
     plan = routing.plan
     kinds = tuple(row_kind(plan, row) for row in microbatch.rows)
     owners = tuple((shard.block_tokens, shard.owners) for shard in row_shards(routing, microbatch))
@@ -190,24 +190,24 @@ def rank_tiles(keys: Bitfield, owned: Sequence[Ints], reach: Reach = ANY) -> tup
 def anchored_gpus(
     cost: CostModel, operator: Attention, work: Work, *, tp: int, precision: str, num_units: int
 ) -> tuple[Gpu, Gpu]:
-    """GPUs of a forward and of a backward that take for causal rows what the profile's table says of them.
+    """GPUs of a forward and a backward, scaled so that causal rows take the time in the profile's table.
 
-    Rows as long as the work's mean query has keys for, and as many as have its queries. `gpu_of` alone has
-    the rate of a long launch, and short ones lose more than units that wait for the last block; so all that
-    a unit takes is scaled until whole rows on one rank take the table's time. What one rank computes alone,
-    and the table prices, is then no other price than what several ranks share.
+    The causal rows have a length at which the mean query sees as many keys as in the work, and together as
+    many queries as the work. `gpu_of` has the rate of a long launch, and short ones lose more than the wait
+    for the last block; so all timings of a unit are scaled until whole rows on one rank take the table's
+    time. Prices by the table, for one rank, and simulated ones, for several, then agree.
 
-    Differs: no tile is faster than the table's fastest launch, so that a bound of all attention is one of
-    tiles as well; rows so short that units have nothing to do are dearer by that.
+    Differs: no tile is faster than in the table's fastest launch, so that a bound on all attention holds for
+    tiles as well; rows too short to keep all units busy cost more for it.
 
     Args:
-        work: of the whole microbatch, on all ranks that share it, with the pairs that are computed.
+        work: of the whole microbatch, on all ranks that share it, with the query-key pairs that are computed.
 
-    Complexity: O(N log N) of the N blocks of such a launch, once for rows of nearly equal length.
+    Complexity: O(N log N) for a launch of N blocks; cached for rows of nearly equal length.
     """
     causal, grid = _causal(operator), Grid(tp=tp)
     keys = length_of(replace(operator, causal=True), work, grid)
-    mean = max(1.0, keys - 1)  # a causal row's mean query has half of it, and itself
+    mean = max(1.0, keys - 1)  # the mean query of a causal row sees half of the row, and itself
     length = round(2.0 ** (round(log2(mean) * LENGTHS) / LENGTHS))
     num_rows = max(1, round(operator_tokens(causal, work, grid) / length))
     whole = Work((RowWork(length, length, length * (length + 1) // 2),) * num_rows)
@@ -219,7 +219,7 @@ def anchored_gpus(
 def _anchored(
     cost: CostModel, causal: Attention, work: Work, grid: Grid, precision: str, num_units: int
 ) -> tuple[Gpu, Gpu]:
-    """The same of equal causal rows."""
+    """As `anchored_gpus`, for a work of equal causal rows."""
     length, num_rows = work.rows[0].tokens_in, len(work.rows)
     table_s, _ = cost.attention_s(causal, work, grid, precision)
     backward = ATTENTION_BACKWARD_FLOP / cost.attention_backward_rate(causal, work, grid)
@@ -242,7 +242,7 @@ def _anchored(
 
 
 def _taking(seconds: float, gpu: Gpu, rows: Floats, launch: Launches, least_tile_s: float) -> Gpu:
-    """A GPU as fast as takes so many seconds for a launch of these rows of tiles; none takes a tile less."""
+    """The GPU scaled so that a launch of these rows takes `seconds`, and a tile at least `least_tile_s`."""
     now_s = simulate_attention([rows], launch, gpu, Wires(), Kernel()).makespan_s
     scale = max(seconds / now_s, least_tile_s / gpu.timing.tile_s)
     return replace(gpu, timing=gpu.timing.scaled(scale))
@@ -255,12 +255,12 @@ def gpu_of(
     precision: str,
     num_units: int,
 ) -> Gpu:
-    """A GPU that reaches the profile's attention rate when all of its units are busy.
+    """A GPU that reaches the profile's attention rate when all of its units are busy, in a forward.
 
-    A tile's time is its FLOP over the unit's share of the rate of a long causal launch;
-    a block also loads its queries and stores its output, a piece of a cut row writes its
-    unfinished float32 result and merging reads it back, at the unit's share of the memory
-    bandwidth; dependent kernels are the profile's shortest kernel apart.
+    A tile's time is its FLOP over the unit's share of the rate of a long causal launch. At the unit's share
+    of the memory bandwidth, a block also loads its queries and stores its output, a piece of a split row
+    writes its partial float32 result, and merging reads it back. Dependent kernels start the profile's
+    shortest kernel apart.
     """
     causal = _causal(operator)
     seconds, _ = cost.attention_s(causal, LONG_ROW, Grid(), precision)
@@ -281,12 +281,12 @@ def gpu_of(
 
 
 def _tile_flop(operator: Attention) -> float:
-    """Of a full tile of one head, forward: two products."""
+    """FLOP of a full tile of one head, forward: two products."""
     return 4.0 * operator.head_dim * TILE[0] * TILE[1]
 
 
 def _causal(operator: Attention) -> Attention:
-    """The same heads under a causal mask: what a machine's tables are measured with."""
+    """The same heads under a causal mask, with which a machine's tables are measured."""
     return Attention(
         name=operator.name,
         num_heads=operator.num_heads,
@@ -297,7 +297,7 @@ def _causal(operator: Attention) -> Attention:
 
 
 def backward_gpu(cost: CostModel, operator: Attention, forward: Gpu) -> Gpu:
-    """The same GPU in a backward: five products for two, at the backward's rate of a long causal launch."""
+    """The GPU in a backward: five products instead of two, at the backward's rate of a long causal launch."""
     timing = forward.timing
     rate = cost.attention_backward_rate(_causal(operator), LONG_ROW, Grid())
     return Gpu(
@@ -321,9 +321,9 @@ def wires_of(
     precision: str,
     link: Link | None,
 ) -> Wires:
-    """Gathering the keys and values of one launch and scattering their float32 gradients.
+    """Times to gather the keys and values of one launch and to reduce-scatter their float32 gradients.
 
-    Shares are padded to the longest.
+    Ranks' shares are padded to the longest.
 
     Raises:
         ValueError: several ranks without a link.

@@ -1,4 +1,4 @@
-"""Useful samples a second of a job that recovers in one way or another, where nodes leave and join."""
+"""Goodput of a job under a kind of recovery, while nodes leave and join."""
 
 from sim.failures.simulate import simulate_failures
 from sim.failures.training_system import Checkpoints, Joins, System
@@ -7,12 +7,12 @@ from workbench.search.objectives.recovery import Recovery
 
 
 def useful_samples_per_s(recovery: Recovery, trace: Availability, until_s: float) -> float:
-    """Samples that count over wall time, from 0 to `until_s`; ValueError as `simulate_failures`."""
+    """Samples that count per second of wall time, from 0 to `until_s`; ValueError as `simulate_failures`."""
     return simulate_failures(system_of(recovery), trace, until_s).samples_per_s
 
 
 def system_of(recovery: Recovery) -> System:
-    """The same in the failure simulator's terms; nodes that make it no faster are spares."""
+    """The recovery as a system of the failure simulator; nodes that make it no faster are spares."""
     every, checkpoints = recovery.checkpoint_every, None
     if every is not None:
         checkpoints = Checkpoints(every=every, save_s=recovery.save_s, copy_s=recovery.write_s)

@@ -1,4 +1,4 @@
-"""What a change of nodes costs a job on templates, and one that restarts from checkpoints."""
+"""Cost of a change of nodes: for a job on pipeline templates, and for one that restarts from checkpoints."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,13 @@ from workbench.strategies.elastic_templates import ElasticTemplates
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """What a change of nodes costs.
+    """Cost of a change of nodes.
 
     Args:
-        recover_s: to notice, plan and connect, where state is kept in memory.
-        restart_s: of a job that starts anew.
+        recover_s: seconds to detect, plan and connect, where state is kept in memory.
+        restart_s: seconds of a restart of the job.
         checkpoint_every: steps between its checkpoints.
-        storage_bytes_per_s: to and from them.
+        storage_bytes_per_s: to write and read them.
     """
 
     recover_s: float
@@ -29,26 +29,26 @@ class Recovery:
                 f"{self.restart_s} s and {self.storage_bytes_per_s / 1e9} GB/s"
             )
 
-    def systems(self, found: ElasticTemplates) -> tuple[System, ...]:
-        """Templates; and a grid of equal pipelines that goes back to its last checkpoint."""
-        specification, samples = found.planned.specification, float(len(found.job.batch))
+    def systems(self, templates: ElasticTemplates) -> tuple[System, ...]:
+        """Two systems: templates, and a grid of equal pipelines that restarts from its last checkpoint."""
+        specification, samples = templates.planned.specification, float(len(templates.job.batch))
         counts = range(specification.num_nodes + 1)
-        loading_s = found.loaded_bytes / self.storage_bytes_per_s
-        saving_s = found.saved_bytes / self.storage_bytes_per_s
+        loading_s = templates.loaded_bytes / self.storage_bytes_per_s
+        saving_s = templates.saved_bytes / self.storage_bytes_per_s
         return (
             System(
                 name="templates",
                 samples_per_s=[
-                    found.samples_per_s(count) if count >= specification.threshold else 0.0
+                    templates.samples_per_s(count) if count >= specification.threshold else 0.0
                     for count in counts
                 ],
                 samples_per_step=samples,
-                recover_s=self.recover_s + found.copy_s,
+                recover_s=self.recover_s + templates.copy_s,
                 creation_s=0.0,
             ),
             System(
                 name="restarts",
-                samples_per_s=[found.grid_samples_per_s(count) for count in counts],
+                samples_per_s=[templates.grid_samples_per_s(count) for count in counts],
                 samples_per_step=samples,
                 recover_s=self.restart_s + loading_s,
                 checkpoints=Checkpoints(every=self.checkpoint_every, save_s=saving_s),

@@ -1,4 +1,4 @@
-"""What came of training on nodes that leave and join: its iterations, and what time went into."""
+"""Result of training on nodes that leave and join: its iterations, and how its time was spent."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,30 +8,30 @@ from typing import NamedTuple
 
 
 class Spent(StrEnum):
-    """What wall-clock time went into."""
+    """What wall-clock time was spent on."""
 
     EFFECTIVE = "effective"  # iterations that count
-    REDUNDANT = "redundant"  # the part of them that computes a neighbour's stage again
-    IDLE_NODES = "idle nodes"  # the part of them for which a node outside the grid stands by
+    REDUNDANT = "redundant"  # the part of them that recomputes a neighbour's stage
+    IDLE_NODES = "idle nodes"  # the part of them during which a node outside the grid is idle
     CHECKPOINT = "checkpoint"
     RECOVERY = "recovery"  # reconfiguration or restart
-    LOST = "lost"  # iterations that were cut off, or undone by going back to a checkpoint
+    LOST = "lost"  # iterations that were aborted, or undone by a rollback to a checkpoint
     WAITING = "waiting"  # too few nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Iteration:
-    """One iteration that ended, or was cut off; `samples` is 0 where it did not count in the end."""
+    """One iteration, completed or aborted; `samples` is 0 where it does not count in the end."""
 
     start_s: float
     end_s: float
     samples: float
 
 
-class EqualIterations(NamedTuple):  # thousands are made a trace
-    """Equal iterations: rounds that start `round_s` apart, in each `per_round` of them one after the other.
+class EqualIterations(NamedTuple):  # a tuple, as there are thousands per trace
+    """Equal iterations: rounds that start `round_s` apart, each of `per_round` iterations back to back.
 
-    `samples` is what each adds: 0 where it was cut off or undone.
+    `samples` is what each contributes: 0 where it was aborted or undone.
     """
 
     start_s: float
@@ -48,11 +48,11 @@ class EqualIterations(NamedTuple):  # thousands are made a trace
 
     @property
     def lasted_s(self) -> float:
-        """All its iterations together."""
+        """Total seconds of its iterations."""
         return self.num_iterations * self.iteration_s
 
     def iterations(self) -> Iterator[Iteration]:
-        """One by one."""
+        """Yield the iterations one by one."""
         for index in range(self.num_iterations):
             round_, within = divmod(index, self.per_round)
             start_s = self.start_s + round_ * self.round_s + within * self.iteration_s
@@ -61,14 +61,14 @@ class EqualIterations(NamedTuple):  # thousands are made a trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRun:
-    """What came of a trace.
+    """Result of a simulation on a trace of nodes.
 
     Args:
-        window_s: all of it, from the nodes' start.
-        spent_s: by kind; together the window.
-        stretches: all iterations in order of time.
-        num_recoveries: completed ones.
-        node_s: node-seconds that were there, used or not.
+        window_s: seconds that were simulated.
+        spent_s: seconds by kind; they add up to the window.
+        stretches: all iterations, in order of time.
+        num_recoveries: number of completed recoveries.
+        node_s: node-seconds available, used or not.
     """
 
     system: str
@@ -80,8 +80,8 @@ class FailureRun:
 
     @property
     def iterations(self) -> tuple[Iteration, ...]:
-        """In order of time. Complexity: O(iterations)."""
-        return tuple(each for stretch in self.stretches for each in stretch.iterations())
+        """All iterations in order of time. Complexity: O(iterations)."""
+        return tuple(iteration for stretch in self.stretches for iteration in stretch.iterations())
 
     @property
     def samples(self) -> float:
@@ -89,14 +89,14 @@ class FailureRun:
 
     @property
     def samples_per_s(self) -> float:
-        """Average over the whole window."""
+        """Throughput averaged over the whole window."""
         return self.samples / self.window_s
 
     def fraction(self, kind: Spent) -> float:
-        """Of the window."""
+        """Fraction of the window that was spent on a kind."""
         return dict(self.spent_s)[kind] / self.window_s
 
     def dollars_per_sample(self, dollars_per_node_h: float) -> float:
-        """Cost of a sample that counted; infinite where none did."""
+        """Cost per sample that counts; infinite where none does."""
         dollars = self.node_s / 3600 * dollars_per_node_h
         return dollars / self.samples if self.samples else inf

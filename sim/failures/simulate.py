@@ -10,12 +10,12 @@ from sim.failures.training_system import Checkpoints, Joins, Restart, System
 from workbench.elastic.availability import Availability, Stay
 from workbench.plan.lru_cache import Identity, LruCache
 
-TRACES = 64  # that are remembered
+TRACES = 64  # in the cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instant:
-    """Nodes that leave, become usable and are warned of at one instant."""
+    """The nodes that leave, become usable or are announced to leave at one instant."""
 
     time_s: float
     left: frozenset[str]
@@ -27,18 +27,18 @@ _HAPPENING: LruCache[tuple[list[Instant], float]] = LruCache(TRACES)
 
 
 def simulate_failures(system: System, trace: Availability, until_s: float | None = None) -> FailureRun:
-    """Train on the trace's nodes from 0 to `until_s`, by default the last time a node leaves.
+    """Simulate training on the trace's nodes from 0 to `until_s`, by default the last time a node leaves.
 
-    An iteration runs on the nodes of the current configuration. When one of them leaves, the iteration
-    is cut off, work since the last checkpoint is undone, and the system recovers on what is left; when
-    another leaves meanwhile, recovery starts anew. A warning lets the iteration end (and a checkpoint be
-    saved) and the node be left out before it goes, if there is time; a node that is warned of before it
-    is usable is not taken in. Everything that happens to nodes at one instant is one change, and comes
-    before whatever of the training ends at that instant. At the end of the window the running iteration
-    counts by the part that is done, and work not yet checkpointed counts.
+    An iteration runs on the nodes of the current configuration. When one of them leaves, the iteration is
+    aborted, work since the last checkpoint is undone, and the system recovers on the remaining nodes; when
+    another leaves meanwhile, recovery starts over. A warning lets the iteration end (and a checkpoint be
+    saved) and the node be excluded before it leaves, if there is time; a node whose warning comes before it
+    is usable never joins. All that happens to nodes at one instant is one change, and precedes whatever of
+    the training ends at that instant. At the end of the window the running iteration counts by the part
+    that is complete, and work not yet checkpointed counts.
 
-    Between two instants all iterations, and all rounds of iterations and a checkpoint, are alike: they
-    are counted, not played; a bench plays them and must agree.
+    Between two instants all iterations, and all rounds of iterations and a checkpoint, are equal: they are
+    counted, not simulated one by one; a bench does so one by one and must agree.
 
     Raises:
         ValueError: a window that is not positive.
@@ -56,16 +56,16 @@ def simulate_failures(system: System, trace: Availability, until_s: float | None
 
 
 def _happening(trace: Availability, creation_s: float, window_s: float) -> tuple[list[Instant], float]:
-    """What happens to nodes, and their seconds: the same for every system on the trace."""
+    """Changes of nodes, and node-seconds: the same for every system on the trace, so cached."""
     stays = trace.stays()
     return instants(stays, creation_s, window_s), node_seconds(stays, window_s)
 
 
 def window_of(trace: Availability, until_s: float | None) -> float:
-    """How long is simulated.
+    """Seconds to simulate.
 
     Raises:
-        ValueError: it is not positive.
+        ValueError: a window that is not positive.
     """
     window_s = trace.last_leave_s if until_s is None else until_s
     if not (isfinite(window_s) and window_s > 0):
@@ -76,12 +76,12 @@ def window_of(trace: Availability, until_s: float | None) -> float:
 
 
 def node_seconds(stays: Sequence[Stay], window_s: float) -> float:
-    """Of the nodes that are there, used or not."""
+    """Node-seconds available in the window, used or not."""
     return sum(max(0.0, min(stay.leave_s, window_s) - stay.join_s) for stay in stays)
 
 
 def instants(stays: Sequence[Stay], creation_s: float, window_s: float) -> list[Instant]:
-    """The start and every instant of the window at which something happens to usable nodes."""
+    """The start, and every instant of the window at which usable nodes change."""
     left: dict[float, set[str]] = {}
     usable: dict[float, set[str]] = {0.0: set()}
     warned: dict[float, set[str]] = {}
@@ -106,27 +106,27 @@ def instants(stays: Sequence[Stay], creation_s: float, window_s: float) -> list[
 
 
 class _Job:
-    """The training job: what it does until when, and what its time went into."""
+    """State of the training job: its current activity, and how its time was spent."""
 
     def __init__(self, system: System, usable: frozenset[str]) -> None:
-        """The first configuration costs nothing."""
+        """Start in a first configuration, which takes no time to set up."""
         self._system, self._now_s = system, 0.0
         self._usable: set[str] = set(usable)
-        self._doomed: set[str] = set()  # warned of
-        self._members = system.working(usable)  # of the current configuration, or of the one being set up
+        self._doomed: set[str] = set()  # nodes that are announced to leave
+        self._members = system.working(usable)  # in the current configuration, or the one being set up
         self._spent = dict.fromkeys(Spent, 0.0)
         self._stretches: list[EqualIterations] = []
         self._fresh: list[EqualIterations] = []  # since the last checkpoint
         self._copied: list[EqualIterations] = []  # of the last checkpoint, until `_copy_end_s`
         self._copy_end_s = 0.0
-        self._switches_s: deque[float] = deque()  # when new configurations take over
+        self._switches_s: deque[float] = deque()  # times at which new configurations take over
         self._must_save, self._grown, self._failed = False, False, False
         self._must_recover = not system.rate(len(self._members))
         self._num_recoveries = 0
         self._begin()
 
     def happen(self, instant: Instant) -> None:
-        """The job reacts to nodes that leave, become usable and are warned of."""
+        """React to nodes that leave, become usable or are announced to leave."""
         self.advance(instant.time_s)
         self._usable = (self._usable - instant.left) | instant.usable
         self._doomed = (self._doomed - instant.left) | instant.warned
@@ -140,14 +140,14 @@ class _Job:
             self._until_s = self._iterations_end_s()
 
     def advance(self, to_s: float) -> None:
-        """To just before that instant: what ends at it has not ended yet."""
+        """Advance to just before that instant: what ends at it has not ended yet."""
         while self._switches_s and self._switches_s[0] < to_s:
             self._run(self._switches_s.popleft())
             self._switch()
         self._run(to_s)
 
     def result(self, window_s: float, node_s: float) -> FailureRun:
-        """Close the books at the end of the window, to which the job has advanced."""
+        """The result at the end of the window, to which the job has advanced."""
         if self._doing is Spent.EFFECTIVE:
             self._fresh.append(self._stretch(window_s - self._since_s))
         else:
@@ -164,7 +164,7 @@ class _Job:
         )
 
     def _fail(self) -> None:
-        """A member has left."""
+        """Handle the loss of a member."""
         at_work = self._doing in (Spent.EFFECTIVE, Spent.CHECKPOINT)
         if at_work and self._system.restart is Restart.GOES_ON:
             self._undo()
@@ -178,7 +178,7 @@ class _Job:
             self._begin()
 
     def _switch(self) -> None:
-        """The new configuration takes over from the old one, whose iteration is cut off."""
+        """Switch to the new configuration; the old one's iteration is aborted."""
         self._stop()
         self._members = self._system.working(self._usable)
         self._num_recoveries += 1
@@ -205,7 +205,7 @@ class _Job:
             self._keep(self._copied)
 
     def _begin(self) -> None:
-        """What comes next: a checkpoint, a recovery or iterations."""
+        """Begin the next activity: a checkpoint, a recovery or iterations."""
         self._since_s, checkpoints = self._now_s, self._system.checkpoints
         if self._must_save and checkpoints is not None:
             self._doing = Spent.CHECKPOINT
@@ -219,7 +219,7 @@ class _Job:
                 return
             self._grown = False
             begin_s = self._now_s
-            if self._copied:  # what it goes back to is being written
+            if self._copied:  # the checkpoint to fall back to is being written
                 begin_s = max(begin_s, self._copy_end_s)
             self._doing, self._until_s = Spent.RECOVERY, begin_s + self._system.recover_s
             return
@@ -228,7 +228,7 @@ class _Job:
         self._until_s = self._iterations_end_s()
 
     def _stop(self) -> None:
-        """What it is doing ends now; an iteration is cut off."""
+        """End the current activity now; an iteration is aborted."""
         lasted_s = self._now_s - self._since_s
         if self._doing is Spent.EFFECTIVE:
             self._lose([self._stretch(lasted_s)])
@@ -236,7 +236,7 @@ class _Job:
             self._spent[self._doing] += lasted_s
 
     def _iterations_end_s(self) -> float:
-        """When the nodes change, or the next checkpoint is due."""
+        """When iterations end: at a change of nodes, or when the next checkpoint is due."""
         checkpoints = self._system.checkpoints
         if self._is_changed():
             count = 1.0
@@ -249,13 +249,13 @@ class _Job:
         return self._since_s + count * self._iteration_s
 
     def _is_changed(self) -> bool:
-        """Whether the nodes shall be others from the next iteration on."""
+        """Whether the configuration is to change before the next iteration."""
         has_room = self._system.has_room(len(self._members))
         takes_in = self._grown and has_room and self._system.joins is Joins.AT_ONCE
         return takes_in or bool(self._doomed & self._members)
 
     def _end_iterations(self, count: int) -> None:
-        """So many have ended since the last one began."""
+        """Record that many iterations as completed."""
         if not count:
             return
         self._fresh.append(self._stretch(self._iteration_s, count))
@@ -264,7 +264,7 @@ class _Job:
             self._keep(self._fresh)
 
     def _end_save(self, to_s: float) -> None:
-        """A checkpoint is saved; all whole rounds that end before `to_s` follow at once."""
+        """Complete a checkpoint, and all whole rounds that end before `to_s`."""
         checkpoints = self._system.checkpoints
         assert checkpoints is not None, "nothing else saves"
         self._stop()
@@ -295,7 +295,7 @@ class _Job:
         self._now_s += count * round_s
 
     def _stretch(self, lasted_s: float, count: int = 1) -> EqualIterations:
-        """Iterations, or a part of one, from the last beginning."""
+        """Iterations, or a part of one, from the start of the current activity on."""
         nodes = len(self._members)
         return EqualIterations(
             start_s=self._since_s,
@@ -306,7 +306,7 @@ class _Job:
         )
 
     def _keep(self, stretches: list[EqualIterations]) -> None:
-        """They count from now on; the list is emptied."""
+        """Let iterations count for good; the list is emptied."""
         for stretch in stretches:
             idle_s = stretch.lasted_s * self._system.idle_share(stretch.num_nodes)
             redundant_s = (stretch.lasted_s - idle_s) * self._system.redundant_share
@@ -317,20 +317,20 @@ class _Job:
         stretches.clear()
 
     def _lose(self, stretches: list[EqualIterations]) -> None:
-        """They never count; the list is emptied."""
+        """Let iterations never count; the list is emptied."""
         self._spent[Spent.LOST] += sum(stretch.lasted_s for stretch in stretches)
         self._stretches += (stretch._replace(samples=0.0) for stretch in stretches)
         stretches.clear()
 
     def _undo(self) -> None:
-        """A member is gone: back to the last checkpoint."""
+        """Roll back to the last checkpoint, after the loss of a member."""
         self._lose(self._copied)
         self._lose(self._fresh)
         self._failed = True
 
 
 def _num_before(to_s: float, start_s: float, each_s: float) -> int:
-    """How many, one after the other, end before `to_s`."""
+    """How many activities of `each_s` seconds, back to back from `start_s`, end before `to_s`."""
     count = max(0, ceil((to_s - start_s) / each_s) - 1)
     while count and start_s + count * each_s >= to_s:
         count -= 1

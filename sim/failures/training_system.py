@@ -1,4 +1,4 @@
-"""How training systems behave when nodes come and go: speed by nodes, checkpoints, recoveries."""
+"""How training systems behave when nodes join and leave: throughput by nodes, checkpoints, recoveries."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from math import isfinite
 
 
 class Joins(StrEnum):
-    """When a new node is taken in."""
+    """When a new node starts to take part."""
 
-    AT_ONCE = "at once"  # recovers at the end of the iteration
+    AT_ONCE = "at once"  # with a recovery at the end of the iteration
     AT_RECOVERY = "at recovery"  # waits for the next recovery
 
 
@@ -17,16 +17,18 @@ class Restart(StrEnum):
     """What the old configuration does while a new one is set up after a failure."""
 
     STOPS = "stops"
-    GOES_ON = "goes on"  # at its old speed, without the lost node: what a published simulator assumes
+    GOES_ON = (
+        "goes on"  # at its old throughput, without the lost node: the assumption of a published simulator
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoints:
-    """Training stops for `save_s` after `every` iterations, and goes back to the last one after a failure.
+    """Checkpoints: training stops for `save_s` after `every` iterations, and rolls back after a failure.
 
     `first` is the number of iterations before the first checkpoint after a failure. An asynchronous
-    one stops training for `save_s` alone and counts `copy_s` later; the next save waits for it, as does
-    a recovery without a failure.
+    one stops training for `save_s` only and is valid `copy_s` later; the next save waits for it, as does a
+    recovery without a failure.
     """
 
     every: int
@@ -41,22 +43,21 @@ class Checkpoints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """How a training system behaves when nodes come and go.
+    """How a training system behaves when nodes join and leave.
 
     Args:
         samples_per_s: [n + 1] throughput by number of nodes, 0 where it cannot run; the last value
             holds beyond the end.
         samples_per_step: global batch; an iteration takes samples_per_step / samples_per_s.
-        recover_s: from a change of nodes to the next iteration.
-        checkpoints: None for a system that keeps its state in memory and loses the cut-off
-            iteration alone.
-        joins: when new nodes are taken in.
-        restart: whether training stops for a recovery after a failure.
-        redundant_share: of an iteration, spent on redundant computation.
-        idle_nodes: [n + 1] nodes that stand by, by number of nodes; empty for none.
-        most_nodes: that work together; the others are spares, whose loss costs nothing. None: all that
-            are there.
-        creation_s: from a node's arrival to its being usable; nodes of time 0 are usable at once.
+        recover_s: seconds from a change of nodes to the next iteration.
+        checkpoints: None for a system that keeps its state in memory and loses only the
+            aborted iteration.
+        joins: when new nodes start to take part.
+        restart: whether training stops during a recovery after a failure.
+        redundant_share: fraction of an iteration that is redundant computation.
+        idle_nodes: [n + 1] number of idle nodes, by number of nodes; empty for none.
+        most_nodes: that can work together; the others are spares, whose loss costs nothing. None: no limit.
+        creation_s: seconds from a node's arrival until it is usable; nodes of time 0 are usable at once.
     """
 
     name: str
@@ -82,11 +83,11 @@ class System:
             raise ValueError(f"{self.name}: redundant_share must be in [0, 1), got {self.redundant_share}")
 
     def working(self, nodes: Collection[str]) -> set[str]:
-        """Those of the nodes that work together, first by name where there are too many."""
+        """The nodes that work together: the first by name where there are too many."""
         return set(nodes) if self.most_nodes is None else set(sorted(nodes)[: self.most_nodes])
 
     def has_room(self, num_nodes: int) -> bool:
-        """Whether one more than that many would work."""
+        """Whether another node would take part."""
         return self.most_nodes is None or num_nodes < self.most_nodes
 
     def rate(self, num_nodes: int) -> float:
@@ -94,7 +95,7 @@ class System:
         return self.samples_per_s[min(num_nodes, len(self.samples_per_s) - 1)]
 
     def idle_share(self, num_nodes: int) -> float:
-        """Fraction of the nodes that stands by."""
+        """Fraction of the nodes that is idle."""
         if not self.idle_nodes or not num_nodes:
             return 0.0
         return self.idle_nodes[min(num_nodes, len(self.idle_nodes) - 1)] / num_nodes

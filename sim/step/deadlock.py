@@ -1,4 +1,4 @@
-"""Says who never finished, and what each waited for, when a simulation ends too early."""
+"""Reports which programs never finished, and what each waits for, when a simulation ends too early."""
 
 from collections.abc import Iterable, Sequence
 from math import isnan
@@ -8,39 +8,39 @@ from workbench.plan.plan import Program
 from workbench.plan.task_graph import Joined
 from workbench.schedule.action import STEP, Action
 
-MOST_PROGRAMS = 8  # of one report
+MOST_PROGRAMS = 8  # listed in a report
 
 
 class DeadlockError(ValueError):
-    """Some actions of a plan never ran: its orders, or its times, do not go together."""
+    """Some actions of a plan never ran: the orders of its programs, or its times, contradict each other."""
 
 
 def check_finished(lowered: Lowered, task_end_s: Sequence[float], row_end_s: Sequence[float]) -> None:
-    """Raise DeadlockError naming ranks, actions and what they wait for, unless all has run.
+    """Raise DeadlockError naming ranks, actions and what they wait for, unless all tasks have ended.
 
     Args:
-        task_end_s: of every task, NaN where it never ended.
-        row_end_s: of every row, likewise.
+        task_end_s: [T] end of every task, NaN where it never ended.
+        row_end_s: [R] end of every row, likewise.
     """
     if not any(map(isnan, task_end_s)):
         return
-    left = _Unfinished(lowered, task_end_s, row_end_s)
+    unfinished = _Unfinished(lowered, task_end_s, row_end_s)
     programs = lowered.plan.programs
     stuck = [
         (program, reason)
         for index, program in enumerate(programs)
-        if (reason := left.reason(index)) is not None
+        if (reason := unfinished.reason(index)) is not None
     ]
     num_stuck = sum(len(program.ranks) for program, _ in stuck)
     num_ranks = sum(len(program.ranks) for program in programs)
-    told = [f"{_name(program)} {reason}" for program, reason in stuck[:MOST_PROGRAMS]]
+    reports = [f"{_name(program)} {reason}" for program, reason in stuck[:MOST_PROGRAMS]]
     if len(stuck) > MOST_PROGRAMS:
-        told.append(f"and {len(stuck) - MOST_PROGRAMS} more programs")
-    raise DeadlockError(f"{num_stuck} of {num_ranks} ranks never finished: {'; '.join(told)}")
+        reports.append(f"and {len(stuck) - MOST_PROGRAMS} more programs")
+    raise DeadlockError(f"{num_stuck} of {num_ranks} ranks never finished: {'; '.join(reports)}")
 
 
 class _Unfinished:
-    """What a step left undone."""
+    """The unfinished tasks of a step."""
 
     def __init__(self, lowered: Lowered, task_end_s: Sequence[float], row_end_s: Sequence[float]) -> None:
         self._lowered, self._graph = lowered, lowered.tasks
@@ -51,10 +51,10 @@ class _Unfinished:
         }
 
     def reason(self, number: int) -> str | None:
-        """Where a program stands and what for; None when it has ended."""
+        """Where a program is blocked and what it waits for; None where it has ended."""
         program = self._programs[number]
         reductions = {rank: self._reduction(rank) for rank in program.ranks}
-        late = next((rank for rank, found in reductions.items() if found is not None), None)
+        late = next((rank for rank, reduction in reductions.items() if reduction is not None), None)
         action = self._next(program)
         if action is None:
             return None if late is None else f"in {reductions[late]}"
@@ -69,7 +69,7 @@ class _Unfinished:
         return f"before {action} (waits for {', '.join(waits)})"
 
     def _next(self, program: Program) -> Action | None:
-        """The first pass of a program that never ended, or its STEP."""
+        """The first action of a program that never ended: a pass or its STEP."""
         for action in program.actions:
             task = self._graph.passes.get(action)
             tasks = [self._graph.steps[rank] for rank in program.ranks] if action == STEP else [task]
@@ -87,14 +87,14 @@ class _Unfinished:
         return waits
 
     def _reduction(self, rank: int) -> str | None:
-        """The all-reduce that a rank is at, and the first rank that it waits for."""
+        """Description of the all-reduce that a rank is in, with the first rank that it waits for."""
         task = self._at(self._graph.reductions[rank])
         if task is None:
             return None
-        found = self._graph.tasks[task]
+        all_reduce = self._graph.tasks[task]
         action = next(joined.action for joined in self._graph.reductions[rank] if task in joined.tasks)
-        absent = min(other for other in found.ranks if not self._is_at(other, task))
-        return f"{action}: gradient group {found.group} waits for rank {absent}"
+        absent = min(other for other in all_reduce.ranks if not self._is_at(other, task))
+        return f"{action}: gradient group {all_reduce.group} waits for rank {absent}"
 
     def _is_at(self, rank: int, task: int) -> bool:
         if rank not in self._number_of:
@@ -103,7 +103,7 @@ class _Unfinished:
         return task in map(self._at, lanes)
 
     def _at(self, lane: Iterable[Joined]) -> int | None:
-        """The collective that a lane has come to and that never ended."""
+        """The first collective of a lane that never ended."""
         for joined in lane:
             before = (*joined.awaited, *(() if joined.last_pass is None else (joined.last_pass,)))
             if not all(map(self._has_ended, before)):

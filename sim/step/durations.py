@@ -1,4 +1,4 @@
-"""From prices of actions to seconds of tasks."""
+"""Durations of tasks, from prices of actions."""
 
 from collections.abc import Mapping
 
@@ -11,11 +11,11 @@ def task_durations_s(
 ) -> list[float]:
     """[T] seconds of every task of the lowered plan.
 
-    An all-gather or reduce-scatter of sharded parameters takes the most that any replica's action is priced
-    at. `duration_s[action]` of a sum of gradients is the price of the whole on the rank of its stage that
+    An all-gather or reduce-scatter of sharded parameters takes the highest price of any replica's action. For
+    a gradient reduction, `duration_s[action]` is the price of all its groups on the rank of the stage that
     reduces most. Each group takes its part of that, in proportion to its elements; where stages of several
-    replicas give a group different parts, all its ranks take the longest. A sum that no group
-    belongs to holds each of its ranks for the whole price.
+    replicas give a group different parts, all its ranks take the longest. A reduction without groups takes
+    the whole price on each of its ranks.
 
     Args:
         duration_s: price of each action.
@@ -23,27 +23,27 @@ def task_durations_s(
     """
     graph = lowered.tasks
     seconds = [0.0] * graph.num_tasks
-    for action, task in graph.passes.items():
-        seconds[task] = duration_s[action]
-    for rank, task in graph.steps.items():
-        seconds[task] = step_s[rank]
+    for action, index in graph.passes.items():
+        seconds[index] = duration_s[action]
+    for rank, index in graph.steps.items():
+        seconds[index] = step_s[rank]
     for joined in (joined for program in graph.fsdp for joined in program):
-        (task,) = joined.tasks
-        seconds[task] = max(seconds[task], duration_s[joined.action])
+        (index,) = joined.tasks
+        seconds[index] = max(seconds[index], duration_s[joined.action])
     groups_s = _groups_s(lowered, duration_s)
-    for task, found in enumerate(graph.tasks):
-        if found.kind is TaskKind.ALL_REDUCE:
-            if found.group is not None:
-                seconds[task] = groups_s[found.group]
-            elif found.action not in lowered.reductions:
-                seconds[task] = duration_s[found.action]
+    for index, task in enumerate(graph.tasks):
+        if task.kind is TaskKind.ALL_REDUCE:
+            if task.group is not None:
+                seconds[index] = groups_s[task.group]
+            elif task.action not in lowered.reductions:
+                seconds[index] = duration_s[task.action]
     return seconds
 
 
 def _groups_s(lowered: Lowered, duration_s: Mapping[Action, float]) -> dict[int, float]:
-    """Of every gradient group."""
+    """Seconds of every gradient group."""
     groups = {group.index: group for group in lowered.groups}
-    found = dict.fromkeys(groups, 0.0)
+    seconds_of_group = dict.fromkeys(groups, 0.0)
     for action, indices in lowered.reductions.items():
         if action not in duration_s:
             continue
@@ -54,5 +54,5 @@ def _groups_s(lowered: Lowered, duration_s: Mapping[Action, float]) -> dict[int,
         most = max(of_rank.values())
         for index in indices:
             part_s = duration_s[action] * (groups[index].num_elements / most) if most else 0.0
-            found[index] = max(found[index], part_s)
-    return found
+            seconds_of_group[index] = max(seconds_of_group[index], part_s)
+    return seconds_of_group

@@ -1,4 +1,4 @@
-"""Simulates one step of a lowered plan: what happens when, on every rank and link."""
+"""Simulates one step of a lowered plan, on every rank and link."""
 
 from collections.abc import Callable, Container, Iterable, Mapping
 from functools import partial
@@ -35,25 +35,23 @@ def simulate(
 ) -> Trace:
     """Run the programs of a plan against a virtual clock.
 
-    An action starts when it is next on every rank of its stage and its input rows are
-    there, and holds all of them for its duration. Its end makes its output rows ready; a row
-    waits for its link, occupies it for bytes / bandwidth and arrives latency later.
-    OFFLOAD, ONLOAD and FREE take their stage's turn like a pass. Sums of gradients run beside later
-    passes, group by group, each a rendezvous of its ranks; STEP waits for its rank's
-    reductions. Where weights are sharded, all-gathers and reduce-scatters run beside the
-    passes, one at a time, each a rendezvous of all replicas, and `waits_of` says what waits for
-    them. Ranks that share fewer cores than they are share their speed, and on a node of cores so
-    do a rank's passes and the exchanges of sharded parameters beside them. At one instant
-    everything that ends comes first, to a fixpoint; then every free link takes its lowest
-    (ready time, row); and again, until nothing changes.
+    An action starts when it is next on every rank of its stage and its input rows have arrived, and occupies
+    all of them for its duration. Its end makes its output rows ready; a row waits for its link, occupies it
+    for bytes / bandwidth and arrives latency later. OFFLOAD, ONLOAD and FREE take their turn on the stage
+    like a pass. Gradient reductions overlap later passes, group by group, each a rendezvous of its ranks;
+    STEP waits for its rank's reductions. With sharded parameters, all-gathers and reduce-scatters overlap
+    the passes, one at a time, each a rendezvous of all replicas; `waits_of` says what waits for them. Ranks
+    that outnumber their node's cores share them, and on a node with a number of cores a rank's passes share
+    its core with the exchanges of sharded parameters. Within an instant, all ends are processed first, to a
+    fixpoint; then every free link takes its lowest (ready time, row); this repeats until nothing changes.
 
     Args:
-        lowered: the plan and what was derived from it.
+        lowered: the plan and its derived tasks and rows.
         duration_s: seconds of an action; asked once per action.
         step_s: seconds of a rank's STEP, where ranks differ; None: `duration_s(STEP)` on all.
-        memory: what actions acquire and release; None leaves the memory curve out.
-        overlapped: sums whose groups start layer by layer within a backward, see
-            `workbench.elastic.layerwise`; of ranks with cores of their own.
+        memory: bytes that actions acquire and release; None: no memory curve.
+        overlapped: reductions whose groups start layer by layer within a backward, see
+            `workbench.elastic.layerwise`; only on ranks with cores of their own.
 
     Returns:
         A trace with a span on every rank of an action's stage, a message per row and
@@ -62,7 +60,7 @@ def simulate(
     Raises:
         ValueError: a duration that is negative or not finite, programs that do not fit the
             stages, an action the simulator has no rule for, overlap on ranks that share cores.
-        DeadlockError: actions that never ran, and what each waited for.
+        DeadlockError: actions that never ran; the message says what each waits for.
 
     Complexity: O(n log n) for n actions, rows and spans.
     """
@@ -73,7 +71,7 @@ def simulate(
         return _run(lowered, prices, steps_s, memory, overlapped)
 
 
-# Of 10^5 tuples each; `Span(*each)` runs Python code for every one.
+# There are 10^5 of each; `Span(*fields)` would run Python code for every one.
 _as_span: Callable[[Iterable[Any]], Span] = partial(tuple.__new__, Span)
 _as_sample: Callable[[Iterable[Any]], MemorySample] = partial(tuple.__new__, MemorySample)
 _CARRIED = itemgetter(
@@ -162,10 +160,10 @@ def _price_text(name: str, price_s: float) -> str:
 
 
 class _Done(NamedTuple):
-    """What a rank did and when, in program order; ranks that did the same share it.
+    """The actions of a rank with their times, in program order; shared by ranks with equal times.
 
     Args:
-        sharded: what of it were rounds of sharded parameters.
+        sharded: those that are exchanges of sharded parameters.
     """
 
     lanes: list[Lane]
@@ -175,20 +173,20 @@ class _Done(NamedTuple):
     sharded: frozenset[Action]
 
     def by_lane(self) -> tuple[tuple[Any, ...], ...]:
-        """Lanes, actions, starts and ends: of compute in program order, then the others by their starts."""
-        places = range(len(self.actions))
-        compute = [place for place in places if self.lanes[place] is Lane.COMPUTE]
-        aside = [place for place in places if self.lanes[place] is not Lane.COMPUTE]
-        aside.sort(key=lambda place: (self.start_s[place], self.actions[place] in self.sharded))
+        """Lanes, actions, starts and ends: first compute, in program order, then the others by start."""
+        indices = range(len(self.actions))
+        compute = [index for index in indices if self.lanes[index] is Lane.COMPUTE]
+        aside = [index for index in indices if self.lanes[index] is not Lane.COMPUTE]
+        aside.sort(key=lambda index: (self.start_s[index], self.actions[index] in self.sharded))
         order = (*compute, *aside)
         columns = self.lanes, self.actions, self.start_s, self.end_s
-        return tuple(tuple([column[place] for place in order]) for column in columns)
+        return tuple(tuple([column[index] for index in order]) for column in columns)
 
 
 def _spans(
     lowered: Lowered, lanes: Lanes, memory: MemoryTable | None
 ) -> tuple[tuple[Span, ...], tuple[MemorySample, ...]]:
-    """Of all ranks, by (rank, lane, start), with the memory curve that follows from them."""
+    """Spans of all ranks, by (rank, lane, start), and the memory curve that follows from them."""
     spans: list[Span] = []
     samples: list[MemorySample] = []
     by_lane: dict[int, tuple[tuple[Any, ...], ...]] = {}
@@ -206,32 +204,32 @@ def _spans(
 
 
 def _done(lowered: Lowered, lanes: Lanes) -> dict[int, _Done]:
-    """Rank -> what it did."""
+    """Rank -> its actions and their times."""
     graph, start_s, end_s = lowered.tasks, lanes.start_s, lanes.end_s
-    found: dict[int, _Done] = {}
+    done_by_rank: dict[int, _Done] = {}
     for program, collectives in zip(lowered.plan.programs, graph.fsdp, strict=True):
-        sharded = {each.action: each.tasks for each in collectives}
+        sharded = {joined.action: joined.tasks for joined in collectives}
         together = sharded | {
             action: (graph.passes[action],) for action in program.actions if action in graph.passes
         }
-        known: dict[tuple[tuple[float, float], ...], _Done] = {}
+        done_by_times: dict[tuple[tuple[float, float], ...], _Done] = {}
         for rank in program.ranks:
-            own = {each.action: each.tasks for each in graph.reductions[rank]}
+            rank_tasks = {joined.action: joined.tasks for joined in graph.reductions[rank]}
             if rank in graph.steps:
-                own[STEP] = (graph.steps[rank],)
-            times = tuple((start_s[tasks[0]], end_s[tasks[-1]]) for tasks in own.values())
-            if times not in known:
-                tasks_of = own | together
+                rank_tasks[STEP] = (graph.steps[rank],)
+            times = tuple((start_s[tasks[0]], end_s[tasks[-1]]) for tasks in rank_tasks.values())
+            if times not in done_by_times:
+                tasks_of = rank_tasks | together
                 tasks = [tasks_of[action] for action in program.actions]
-                known[times] = _Done(
+                done_by_times[times] = _Done(
                     [_lane(action, together, sharded) for action in program.actions],
                     program.actions,
-                    [start_s[each[0]] for each in tasks],
-                    [end_s[each[-1]] for each in tasks],
+                    [start_s[first] for first, *_ in tasks],
+                    [end_s[last] for *_, last in tasks],
                     frozenset(sharded),
                 )
-            found[rank] = known[times]
-    return found
+            done_by_rank[rank] = done_by_times[times]
+    return done_by_rank
 
 
 def _lane(action: Action, together: Container[Action], sharded: Container[Action]) -> Lane:
@@ -240,7 +238,7 @@ def _lane(action: Action, together: Container[Action], sharded: Container[Action
 
 
 def _messages(lowered: Lowered, network: Network) -> tuple[Message, ...]:
-    """One per row and destination; local rows never started on a link."""
+    """One message per row and destination; rows that stay on their rank are none."""
     rows = map(_CARRIED, lowered.transfers)
     columns = zip(rows, network.ready_s, network.start_s, network.end_s, strict=True)
     each = [

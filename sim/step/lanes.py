@@ -1,4 +1,4 @@
-"""Does the tasks of a step: each starts when all that it waits for has ended, and holds its ranks' lanes."""
+"""Executes the task graph of a step: each task starts when all its predecessors have ended."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -21,14 +21,14 @@ from workbench.schedule.action import Action, TaskKind
 
 
 class Lanes:
-    """Every lane of every rank. Their order is in the graph's edges, so that all are done alike.
+    """All lanes of all ranks. The order within a lane is in the graph's edges, so all are treated alike.
 
     Args:
         env: the clock.
-        lowered: the tasks, and the rows between them.
-        duration_s: [T] of every task.
-        overlapped: sum of gradients -> the backward in which its groups become whole one by one; each
-            all-reduce then waits for its group, and not for the passes in front of the sum.
+        lowered: its tasks, and the rows between them.
+        duration_s: [T] seconds of every task.
+        overlapped: gradient reduction -> the backward in which its groups complete one by one; each
+            all-reduce then waits for its group only, not for the passes in front of the reduction.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Lanes:
         self._offsets: list[int] = offsets.tolist()
         self._followers: list[int] = followers.tolist()
         self._cores = _shared_cores(lowered, partial(SharedCores, env, done=self._end_part))
-        self._working: dict[int, int] = {}  # task on shared cores -> parts of it that have not ended
+        self._working: dict[int, int] = {}  # task on shared cores -> number of its parts that have not ended
         self.network = Network(env, wires(lowered), self._arrived)
         self.start_s = [nan] * graph.num_tasks
         self.end_s = [nan] * graph.num_tasks
@@ -59,13 +59,13 @@ class Lanes:
             )
 
     def run(self) -> None:
-        """Until nothing can begin any more."""
-        # no row is among them: each has a producer
+        """Run until no more task can start."""
+        # rows are not among them: each has a producer
         self._begin([node for node, missing in enumerate(self._missing) if missing == 0])
         self._env.run()
 
     def _begin(self, tasks: Iterable[int]) -> None:
-        """Those that begin together and take equally long, as in equal replicas, end in one event."""
+        """Start tasks. Those with equal durations, as in equal replicas, end in one event."""
         now, ending = self._env.now, dict[float, list[int]]()
         for task in tasks:
             self.start_s[task] = now
@@ -125,7 +125,7 @@ class Lanes:
 
 
 def shares_cores(lowered: Lowered, node: Node) -> bool:
-    """Whether anything on the node's cores is time-shared: ranks, or a rank's passes and its exchanges."""
+    """Whether the node's cores are time-shared: by several ranks, or by a rank's passes and its exchanges."""
     if node.num_cores is None:
         return False
     return node.num_cores < node.num_ranks or any(lowered.tasks.fsdp)
@@ -134,52 +134,52 @@ def shares_cores(lowered: Lowered, node: Node) -> bool:
 def _shared_cores(
     lowered: Lowered, shared_cores: Callable[[int], SharedCores[int]]
 ) -> dict[int, tuple[SharedCores[int] | None, ...]]:
-    """Task -> where its work is done: one part per rank on shared cores, one (None) for all other ranks.
+    """Task -> the cores of its parts: one part per rank on shared cores, and one (None) for all other ranks.
 
-    A rank shares its core with the exchanges of sharded parameters beside its passes, which copy and add up
-    there. What shares no cores is absent; sums of whole gradients take none.
+    A rank's passes share its core with the exchanges of sharded parameters, which copy and add there. Tasks
+    that share no cores are absent; reductions of whole gradients take no core.
     """
-    place: list[SharedCores[int] | None] = []
+    cores_of_rank: list[SharedCores[int] | None] = []
     for node in lowered.plan.cluster.nodes:
         if not shares_cores(lowered, node):
-            place.extend([None] * node.num_ranks)
+            cores_of_rank.extend([None] * node.num_ranks)
         elif node.num_cores is not None and node.num_cores < node.num_ranks:
-            place.extend([shared_cores(node.num_cores)] * node.num_ranks)
+            cores_of_rank.extend([shared_cores(node.num_cores)] * node.num_ranks)
         else:
-            place.extend(shared_cores(1) for _ in range(node.num_ranks))
-    found: dict[int, tuple[SharedCores[int] | None, ...]] = {}
-    if any(place):
-        for number, task in enumerate(lowered.tasks.tasks):
-            shared = tuple(cores for rank in task.ranks if (cores := place[rank]) is not None)
+            cores_of_rank.extend(shared_cores(1) for _ in range(node.num_ranks))
+    cores_by_task: dict[int, tuple[SharedCores[int] | None, ...]] = {}
+    if any(cores_of_rank):
+        for index, task in enumerate(lowered.tasks.tasks):
+            shared = tuple(cores for rank in task.ranks if (cores := cores_of_rank[rank]) is not None)
             if shared and task.kind is not TaskKind.ALL_REDUCE:
-                found[number] = shared if len(shared) == len(task.ranks) else (*shared, None)
-    return found
+                cores_by_task[index] = shared if len(shared) == len(task.ranks) else (*shared, None)
+    return cores_by_task
 
 
 def _with_marks(
     lowered: Lowered, overlapped: Mapping[Action, LastBackward]
 ) -> tuple[TaskGraph, dict[int, list[tuple[float, int]]]]:
-    """The graph with every all-reduce of these sums behind a mark within the backward.
+    """The graph with every all-reduce of these reductions after a mark within the backward, and the marks.
 
-    A mark stands, for each rank of the all-reduce, in place of the edge from the passes in front of the
-    sum, which end no earlier.
+    For each rank of the all-reduce, the mark replaces the edge from the passes in front of the reduction,
+    which end no earlier.
     """
     graph = lowered.tasks
     marks: dict[int, list[tuple[float, int]]] = {}
-    instead: Counter[tuple[int, int]] = Counter()
+    replaced: Counter[tuple[int, int]] = Counter()
     for joined in (joined for lane in graph.reductions.values() for joined in lane):
         overlap = overlapped.get(joined.action)
         groups = [graph.tasks[task].group for task in joined.tasks]
         if overlap is None or groups[0] is None or joined.last_pass is None:
             continue
         share = dict(zip(lowered.reductions[joined.action], overlap.shares, strict=True))
-        instead[joined.last_pass, joined.tasks[0]] += 1
+        replaced[joined.last_pass, joined.tasks[0]] += 1
         whole = accumulate((share[group] for group in groups if group is not None), max)
         marks.setdefault(graph.passes[overlap.backward], []).extend(zip(whole, joined.tasks, strict=True))
     dropped = []
-    for place, edge in enumerate(zip(graph.before.tolist(), graph.after.tolist(), strict=True)):
-        if instead[edge]:
-            instead[edge] -= 1
-            dropped.append(place)
+    for index, edge in enumerate(zip(graph.before.tolist(), graph.after.tolist(), strict=True)):
+        if replaced[edge]:
+            replaced[edge] -= 1
+            dropped.append(index)
     before, behind = np.delete(graph.before, dropped), np.delete(graph.after, dropped)
     return replace(graph, before=before, after=behind), marks

@@ -1,4 +1,4 @@
-"""Bytes held by a rank over time."""
+"""Memory of a rank over time."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from workbench.trace import Lane
 
 
 class Curve(NamedTuple):
-    """A sample per change, in order of time: it holds from then on, the last one of an instant for good."""
+    """Samples of memory in order of time, one per change; of several at one instant, the last one holds."""
 
     times_s: tuple[float, ...]
     num_bytes: tuple[int, ...]
@@ -23,24 +23,24 @@ def memory_over_time(
 ) -> Curve:
     """Static bytes, plus what passes acquire at their start, less what they release at their end.
 
-    What runs beside passes takes and gives back memory when the program comes to it, as in a run, however
-    long it waits for its lane: that is when the pass in front of it ends. So changes keep program order, and
-    the peak is that of `workbench.memory.account.peak_bytes`, by which plans are accepted.
+    Actions that overlap passes acquire and release memory when the program reaches them, as in a real run,
+    however long they wait for their lane: at the end of the pass in front of them. So changes keep program
+    order, and the peak is that of `workbench.memory.account.peak_bytes`, by which plans are accepted.
 
     Args:
-        table: what is acquired and released.
-        rank: whose memory.
+        table: bytes that actions acquire and release.
+        rank: the rank.
         lanes, start_s, end_s: of the actions of its program, in their order.
     """
-    come_s, held = 0.0, table.static_bytes[rank]
-    times_s, num_bytes = [come_s], [held]
-    each = zip(lanes, start_s, end_s, table.acquired_bytes[rank], table.released_bytes[rank], strict=True)
-    for lane, starts_s, ends_s, taken, given in each:
+    now_s, held_bytes = 0.0, table.static_bytes[rank]
+    times_s, num_bytes = [now_s], [held_bytes]
+    actions = zip(lanes, start_s, end_s, table.acquired_bytes[rank], table.released_bytes[rank], strict=True)
+    for lane, begin_s, stop_s, acquired, released in actions:
         is_pass = lane is Lane.COMPUTE
-        taken_s, come_s = (starts_s, ends_s) if is_pass else (come_s, come_s)
-        for moment_s, change in ((taken_s, taken), (come_s, -given)):
+        acquired_s, now_s = (begin_s, stop_s) if is_pass else (now_s, now_s)
+        for moment_s, change in ((acquired_s, acquired), (now_s, -released)):
             if change:
-                held += change
+                held_bytes += change
                 times_s.append(moment_s)
-                num_bytes.append(held)
+                num_bytes.append(held_bytes)
     return Curve(tuple(times_s), tuple(num_bytes))

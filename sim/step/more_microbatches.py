@@ -1,4 +1,4 @@
-"""The sweep of a pipeline with more microbatches than its plan holds, all of them alike."""
+"""The sweep of a pipeline with more microbatches than its plan has, all of them equal."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -23,19 +23,19 @@ KINDS = (Pass.B, Pass.F)  # in the order of `issue_key`
 class MoreMicrobatches:
     """A lowered plan of m microbatches, compiled for repeated timing of M >= m of them.
 
-    Every microbatch takes what the plan's first one takes, and so do its messages. What reduces gradients
-    and updates weights stands behind the same passes as in the plan, counted from the last microbatch.
-    Times are those of `Sweep` on the plan of all M but for the last bits: messages from one pass to another
-    by one port follow each other without a gap, and are one here, as are ports that carry the same.
+    Passes and messages of every microbatch take as long as those of the plan's first one. Gradient reductions
+    and weight updates follow the same passes as in the plan, counted from the last microbatch. Times equal
+    those of `Sweep` on the plan of all M up to rounding: messages from one pass to another by one port follow
+    each other without a gap, and are merged here, as are ports that carry the same.
 
     Args:
         lowered: of the plan of m microbatches, whose passes are F and B.
-        orders: by its programs, the passes of all M microbatches.
+        orders: per program, the passes of all M microbatches.
 
     Raises:
-        ValueError: a plan with gathers of sharded weights, or with messages that a rank passes on.
+        ValueError: a plan with all-gathers of sharded weights, or with messages that a rank forwards.
 
-    Complexity: O(n) to read n passes, and O(n log n) in compiled code.
+    Complexity: O(n) to compile n passes, and O(n log n) per timing, in compiled code.
     """
 
     def __init__(self, lowered: Lowered, orders: Orders) -> None:
@@ -54,7 +54,7 @@ class MoreMicrobatches:
         self._waits = _waits(before, after, passes.number + len(tail.tasks) + len(rows))
 
     def iteration_s(self, lowered: Lowered, prices: Price) -> float:
-        """Seconds of an iteration at prices of the same plan; DeadlockError where orders never end."""
+        """Seconds of an iteration at prices of the same plan; DeadlockError where the orders never end."""
         durations_s = _durations_s(lowered, prices, self._passes, self._tail)
         end_s = _ends_s(durations_s, self._wires, self._waits)
         if np.isnan(end_s).any():
@@ -63,7 +63,7 @@ class MoreMicrobatches:
 
 
 class _Waits(NamedTuple):
-    """Who waits for whom: how many edges end in each node, and who follows it, as in `TaskGraph`."""
+    """Dependencies: number of predecessors of each node, and its successors, as in `TaskGraph`."""
 
     missing: Ints
     offsets: Ints
@@ -75,19 +75,19 @@ def _waits(before: Ints, after: Ints, num_nodes: int) -> _Waits:
 
 
 def _ends_s(durations_s: Floats, wires_of_rows: Wires, waits: _Waits) -> Floats:
-    """[N] when each task and each row behind them ends."""
+    """[N] end of each task, and of each row (numbered after the tasks)."""
     transmit_s, latency_s, port = wires_of_rows
     missing, offsets, later = waits
     return run(durations_s, (transmit_s, latency_s, port), missing.copy(), offsets, later)[1]
 
 
 class _Passes(NamedTuple):
-    """Passes are numbered by stage, kind and microbatch, so that numbers ascend as `issue_key` does.
+    """The passes, numbered by stage, kind and microbatch, so that numbers ascend as `issue_key` does.
 
     Args:
-        microbatches: M.
-        first: (stage, kind) -> number of its first microbatch.
-        before, after: passes that follow each other in a program.
+        microbatches: M, their number.
+        first: (stage, kind) -> number of the pass of the first microbatch.
+        before, after: pairs of consecutive passes in a program.
     """
 
     microbatches: int
@@ -104,7 +104,7 @@ class _Passes(NamedTuple):
 
 
 class _Tail(NamedTuple):
-    """The plan's tasks that are no passes, and their edges; they are numbered behind the passes."""
+    """The plan's tasks other than passes, and their edges; they are numbered after the passes."""
 
     tasks: list[int]
     before: Ints
@@ -112,7 +112,7 @@ class _Tail(NamedTuple):
 
 
 class _Messages(NamedTuple):
-    """In their order: numbers of their passes, and their wires."""
+    """Messages in order: numbers of the producing and consuming passes, and their wires."""
 
     producer: Ints
     consumer: Ints
@@ -123,7 +123,7 @@ def _passes(lowered: Lowered, orders: Orders) -> _Passes:
     names = [(stage, kind) for stage in sorted(lowered.plan.stage) for kind in KINDS]
     microbatches = sum(map(len, orders)) // len(names)
     first: dict[tuple[int | None, Pass], int] = {
-        name: place * microbatches for place, name in enumerate(names)
+        name: index * microbatches for index, name in enumerate(names)
     }
     programs = [np.array([first[stage, kind] + (m or 0) for stage, kind, m in order]) for order in orders]
     return _Passes(
@@ -153,7 +153,7 @@ def _durations_s(lowered: Lowered, prices: Price, passes: _Passes, tail: _Tail) 
 
 
 def _messages(lowered: Lowered, passes: _Passes) -> _Messages:
-    """Of all microbatches, by the tick of their producers, as `lower` numbers rows."""
+    """Messages of all microbatches, by the tick of their producers, as `lower` numbers rows."""
     lanes = _lanes(lowered, passes)
     each = np.arange(passes.microbatches)
     producer = (lanes.producer[:, None] + each).ravel()
@@ -168,25 +168,27 @@ def _messages(lowered: Lowered, passes: _Passes) -> _Messages:
 
 
 def _lanes(lowered: Lowered, passes: _Passes) -> _Messages:
-    """Of the first microbatch, what goes from one pass to another by one port added up.
+    """Messages of the first microbatch; those from one pass to another by one port are merged.
 
-    Of ports that carry the same between the same passes, as those of tensor-parallel ranks do, one stands
-    for all: their messages start and arrive together.
+    Of ports that carry the same between the same passes, as with tensor-parallel ranks, one is kept: their
+    messages start and arrive together.
     """
     rows = tuple(row for row in lowered.transfers if row.producer.microbatch == 0)
     if any(row.after is not None for row in rows):
         raise ValueError("messages are passed on inside a stage: want the plan of all microbatches")
-    found: dict[tuple[int, int, int, float], float] = {}
+    transmit_by_lane: dict[tuple[int, int, int, float], float] = {}
     for row, transmit_s, latency_s, port in zip(rows, *wires(replace(lowered, transfers=rows)), strict=True):
         ends = passes.number_of(row.producer), passes.number_of(row.consumer)
         key = (*ends, int(port), float(latency_s))
-        found[key] = found.get(key, 0.0) + float(transmit_s)
+        transmit_by_lane[key] = transmit_by_lane.get(key, 0.0) + float(transmit_s)
     carried: dict[int, list[tuple[int, int, float, float]]] = {}
-    for (producer, consumer, port, latency_s), transmit_s in found.items():
+    for (producer, consumer, port, latency_s), transmit_s in transmit_by_lane.items():
         carried.setdefault(port, []).append((producer, consumer, latency_s, transmit_s))
     first = {tuple(lanes): port for port, lanes in reversed(carried.items())}
     lanes = [
-        (*key, transmit_s) for key, transmit_s in found.items() if first[tuple(carried[key[2]])] == key[2]
+        (*lane, transmit_s)
+        for lane, transmit_s in transmit_by_lane.items()
+        if first[tuple(carried[lane[2]])] == lane[2]
     ]
     table = np.array(lanes, dtype=float).reshape(-1, 5)
     producers, consumers, ports = table[:, :3].T.astype(np.int64)
@@ -194,7 +196,7 @@ def _lanes(lowered: Lowered, passes: _Passes) -> _Messages:
 
 
 def _ticks(passes: _Passes, producer: Ints, consumer: Ints) -> Floats:
-    """When each pass ends if all take one tick, and messages none."""
+    """End of each pass in ticks, if passes take one tick and messages none."""
     nothing = Wires(np.empty(0), np.empty(0), np.empty(0, dtype=np.int64))
     before = np.concatenate((passes.before, producer))
     after = np.concatenate((passes.after, consumer))

@@ -1,4 +1,4 @@
-"""The engine's times without the engine: one compiled pass over arrays, for search."""
+"""The engine's times by one compiled pass over arrays, for searches."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ from workbench.schedule.action import STEP, Action
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """When everything happened, in seconds.
+    """Times of a step, in seconds.
 
     Args:
-        iteration_s: the last end of all.
+        iteration_s: the last end.
         passes: action -> (start, end).
         steps: rank -> (start, end) of its STEP.
         messages: row -> (ready, start, end); rows that stay on their rank are not messages.
@@ -37,12 +37,12 @@ class Times:
 class Sweep:
     """A lowered plan compiled for repeated timing with different durations.
 
-    A walk over the arrays of the plan's task graph: a task starts when its last predecessor has
-    ended; every row of the plan is a message with a port. Same semantics as `sim.step.engine.simulate`,
+    A walk over the arrays of the plan's task graph: a task starts when its last predecessor has ended; every
+    row of the plan is a message with a port. Same semantics as `sim.step.engine.simulate`,
     and the same floating-point operations in the same association, so times agree to the last bit.
 
     Raises:
-        ValueError: ranks that share cores, or their core with exchanges; only the engine time-shares.
+        ValueError: cores that are time-shared, by ranks or with exchanges; only the engine simulates that.
 
     Complexity: a timing is O(n log n) in compiled code.
     """
@@ -62,7 +62,7 @@ class Sweep:
     def times(
         self, duration_s: Callable[[Action], float], step_s: Callable[[int], float] | None = None
     ) -> Times:
-        """The times that `simulate` would give; arguments as there. DeadlockError likewise."""
+        """The same times as `simulate`; arguments and DeadlockError as there."""
         start_s, end_s, ready_s = self._run(duration_s, step_s)
         graph = self._lowered.tasks
         first_row = graph.num_tasks
@@ -81,7 +81,7 @@ class Sweep:
     def timeline(
         self, duration_s: Callable[[Action], float], step_s: Callable[[int], float] | None = None
     ) -> Timeline:
-        """The times of every node of the task graph, whatever a trace has of them; arguments as there."""
+        """The times of every node of the task graph, also of those that no trace has; arguments as there."""
         start_s, end_s, ready_s = self._run(duration_s, step_s)
         tasks_s, sent_s = np.split(start_s, [self._lowered.tasks.num_tasks])
         return Timeline(
@@ -96,7 +96,7 @@ class Sweep:
     def iteration_s(
         self, duration_s: Callable[[Action], float], step_s: Callable[[int], float] | None = None
     ) -> float:
-        """The iteration time alone."""
+        """The iteration time alone; arguments as `simulate`."""
         return float(self._run(duration_s, step_s)[1].max(initial=0.0))
 
     def _run(

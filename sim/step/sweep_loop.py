@@ -1,4 +1,4 @@
-"""The compiled heart of the sweep: a time-ordered heap over arrays. No fast-math."""
+"""The compiled loop of the sweep: a heap of events over arrays. No fast-math."""
 
 from heapq import heappop, heappush
 
@@ -18,13 +18,13 @@ def run(  # noqa: C901, PLR0912, PLR0915  (one loop: its parts share a dozen arr
     offsets: Ints,
     successors: Ints,
 ) -> tuple[Floats, Floats, Floats]:
-    """Times of every node.
+    """Start and end of every node, and when every row is ready.
 
     Args:
         duration_s: [T] seconds of every task; tasks are nodes 0..T-1.
-        wires: per row, (seconds on its port, latency behind it, port or -1); rows are nodes T..
-        missing: [N] predecessors of every node; used up.
-        offsets, successors: [N + 1], [E] who follows whom.
+        wires: per row, (seconds on its port, latency after it, port or -1); row r is node T + r.
+        missing: [N] number of predecessors of every node; overwritten.
+        offsets, successors: [N + 1], [E] successors of every node, in compressed rows.
 
     Returns:
         ([N] start, [N] end, [R] ready) in seconds; NaN for what never happened.
@@ -40,7 +40,7 @@ def run(  # noqa: C901, PLR0912, PLR0915  (one loop: its parts share a dozen arr
         queue.clear()
     undecided = [0]
     undecided.clear()
-    events = [(0.0, 0, 0)]  # (time, what, node)
+    events = [(0.0, 0, 0)]  # (time, kind, node)
     events.clear()
     stack = [node for node in range(num_nodes) if missing[node] == 0]
     now = 0.0
@@ -60,8 +60,8 @@ def run(  # noqa: C901, PLR0912, PLR0915  (one loop: its parts share a dozen arr
                 heappush(waiting[port[row]], (now, row))
                 undecided.append(port[row])
         if events and events[0][0] == now:
-            _, what, node = heappop(events)
-            if what != TRANSMITTED:
+            _, kind, node = heappop(events)
+            if kind != TRANSMITTED:
                 end_s[node] = now
                 _release(node, missing, offsets, successors, stack)
             else:
@@ -70,12 +70,12 @@ def run(  # noqa: C901, PLR0912, PLR0915  (one loop: its parts share a dozen arr
                 undecided.append(port[row])
                 heappush(events, (now + latency_s[row], ARRIVES, node))
             continue
-        if undecided:  # everything of this instant has happened: free ports take their next row
+        if undecided:  # all events of this instant are processed: free ports take their next row
             while undecided:
-                place = undecided.pop()
-                if is_free[place] and waiting[place]:
-                    is_free[place] = False
-                    row = heappop(waiting[place])[1]
+                free_port = undecided.pop()
+                if is_free[free_port] and waiting[free_port]:
+                    is_free[free_port] = False
+                    row = heappop(waiting[free_port])[1]
                     start_s[num_tasks + row] = now
                     heappush(events, (now + transmit_s[row], TRANSMITTED, num_tasks + row))
             continue
@@ -86,9 +86,9 @@ def run(  # noqa: C901, PLR0912, PLR0915  (one loop: its parts share a dozen arr
 
 @compiled
 def _release(node: int, missing: Ints, offsets: Ints, successors: Ints, stack: list[int]) -> None:
-    """A node has ended: whoever waited for nothing else goes on the stack."""
-    for place in range(offsets[node], offsets[node + 1]):
-        follower = successors[place]
+    """Process the end of a node: successors that wait for nothing else go on the stack."""
+    for index in range(offsets[node], offsets[node + 1]):
+        follower = successors[index]
         missing[follower] -= 1
         if missing[follower] == 0:
             stack.append(follower)

@@ -1,4 +1,4 @@
-"""Links: a message occupies exactly one, its route's slowest; who goes first is decided once per instant."""
+"""Links: a message occupies exactly one, the slowest of its route; arbitration is once per instant."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -17,12 +17,12 @@ from workbench.plan.lru_cache import Identity, LruCache
 
 
 class Wires(NamedTuple):
-    """Of every row, [R] each.
+    """Transmission of every row, [R] each.
 
     Args:
-        transmit_s: how long it occupies its port.
-        latency_s: from then until it is there.
-        port: number of its port, -1 where nothing travels.
+        transmit_s: seconds that it occupies its port.
+        latency_s: seconds from then until it arrives.
+        port: number of its port; -1 where nothing is sent.
     """
 
     transmit_s: NDArray[np.float64]
@@ -34,9 +34,9 @@ _KNOWN: LruCache[Wires] = LruCache(1_000_000, lambda of: len(of.port) + 1)
 
 
 def wires(lowered: Lowered) -> Wires:
-    """What every row occupies: inside a node the sending rank's port, between nodes its card of the node's.
+    """The port and times of every row: the sending rank's port within a node, its network card between nodes.
 
-    Complexity: O(rows); rows and clusters that it has been asked for of late are remembered.
+    Complexity: O(rows); recent results are cached.
     """
     key = Identity(lowered.transfers), Identity(lowered.plan.cluster)
     return _KNOWN.get_or(key, lambda: _wires(lowered))
@@ -46,23 +46,23 @@ def _wires(lowered: Lowered) -> Wires:
     cluster, rows = lowered.plan.cluster, lowered.rows
     node_of = [index for index, node in enumerate(cluster.nodes) for _ in range(node.num_ranks)]
     numbers: dict[tuple[str, int, int], int] = {}
-    found = np.zeros((3, len(rows.ends)))  # bytes a second, latency, port
+    columns = np.zeros((3, len(rows.ends)))  # bytes a second, latency, port
     used, first = np.unique(rows.end, return_index=True)
     for end in used[np.argsort(first)].tolist():
         port = _port_of(cluster, node_of, *rows.ends[end])
         if port is None:
-            found[:, end] = inf, 0.0, -1
+            columns[:, end] = inf, 0.0, -1
         else:
             name, link = port
-            found[:, end] = link.bytes_per_s, link.latency_s, numbers.setdefault(name, len(numbers))
-    bytes_per_s, latency_s, number = found[:, rows.end]
+            columns[:, end] = link.bytes_per_s, link.latency_s, numbers.setdefault(name, len(numbers))
+    bytes_per_s, latency_s, number = columns[:, rows.end]
     return Wires(rows.num_bytes / bytes_per_s, latency_s, number.astype(np.int64))
 
 
 def _port_of(
     cluster: Cluster, node_of: Sequence[int], source: int, destinations: tuple[int, ...]
 ) -> tuple[tuple[str, int, int], Link] | None:
-    """Name and link of the port between these ranks; None where nothing travels."""
+    """Name and link of the port between these ranks; None where nothing is sent."""
     if destinations == (source,):
         return None
     nodes = {node_of[rank] for rank in (source, *destinations)}
@@ -82,8 +82,8 @@ class Network:
 
     Args:
         env: the clock.
-        wires: what every row occupies.
-        arrived: called with rows when they are there.
+        wires: port and times of every row.
+        arrived: called with rows when they arrive.
     """
 
     def __init__(self, env: Environment, wires: Wires, arrived: Callable[[Iterable[int]], None]) -> None:
@@ -93,14 +93,14 @@ class Network:
         self._port: list[int] = wires.port.tolist()
         num_ports = max(self._port, default=-1) + 1
         self._is_free = [True] * num_ports
-        self._waiting: list[list[tuple[float, int]]] = [[] for _ in range(num_ports)]  # (ready, row), heaps
-        self._undecided: list[int] = []  # ports to look at when this instant ends
+        self._waiting: list[list[tuple[float, int]]] = [[] for _ in range(num_ports)]  # heaps of (ready, row)
+        self._undecided: list[int] = []  # ports to arbitrate at the end of this instant
         self.ready_s = [nan] * len(self._port)
         self.start_s = [nan] * len(self._port)
         self.end_s = [nan] * len(self._port)
 
     def send(self, rows: Iterable[int]) -> None:
-        """These are ready: local rows are there at once, any other waits for its port."""
+        """Send rows that are ready: local rows arrive at once, others wait for their port."""
         now, is_free, ready_s = self._env.now, self._is_free, self.ready_s
         port_of, waiting = self._port, self._waiting
         local: list[int] = []
@@ -124,7 +124,7 @@ class Network:
         self._undecided += ports
 
     def _decide(self) -> None:
-        """Every free port takes its lowest (ready time, row)."""
+        """Let every free port take its lowest (ready time, row)."""
         ports, self._undecided = self._undecided, []
         now, is_free, start_s = self._env.now, self._is_free, self.start_s
         waiting, transmit_s_of = self._waiting, self._transmit_s

@@ -178,7 +178,7 @@ def run_command(
     try:
         start = loader.position
         with ticking("taking batches", batches, quiet=as_json) as ticker:
-            found = stalls_of(loader, batches, step_s=step_ms / 1000, told=ticker.step)
+            found = stalls_of(loader, batches, step_s=step_ms / 1000, on_batch=ticker.step)
         loader.finish()
     finally:
         loader.close()

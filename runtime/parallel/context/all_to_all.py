@@ -1,7 +1,7 @@
-"""All-to-all (Ulysses) attention: tokens are exchanged for heads, so that a rank sees whole sequences.
+"""All-to-all (Ulysses) attention: ranks exchange tokens for heads, so that each sees whole sequences.
 
-A baseline: it needs as many heads of keys and values as ranks, and costs each rank the same
-whatever the mask, because all tokens of its heads are its own.
+A baseline: it needs at least as many heads of keys and values as ranks, and costs each rank the same under
+any mask, because a rank has all tokens of its heads.
 
 Source: Jacobs et al. 2023, "DeepSpeed Ulysses", section 3.
 """
@@ -25,7 +25,7 @@ from runtime.parallel.linear_map import mapped
 class AllToAllAttention:
     """Attention of one microbatch on one rank; shares and group as in `GatheredAttention`.
 
-    `mask` is of the tokens that members hold, member after member: see `all_to_all_attention`.
+    `mask` is of all members' tokens, ordered by member: see `all_to_all_attention`.
     """
 
     shares: TokenShares
@@ -38,10 +38,10 @@ class AllToAllAttention:
     def attend(
         self, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, *, scale: float, window: int | None = None
     ) -> Tensor:
-        """[H, T, D] of the own tokens.
+        """[H, T, D] of this rank's tokens.
 
         Raises:
-            ValueError: the members do not divide the heads of keys and values.
+            ValueError: the number of members does not divide the heads of keys and values.
         """
         if k_GTD.shape[0] % self.group.size:
             raise ValueError(
@@ -53,7 +53,7 @@ class AllToAllAttention:
         return mapped(y, self._to_tokens, self._to_heads)
 
     def _to_heads(self, x_HTD: Tensor) -> Tensor:
-        """Own tokens of all heads [H, T, D] -> all tokens of own heads [H / M, S, D]."""
+        """All tokens of own heads [H / M, S, D], from own tokens of all heads [H, T, D]."""
         members, counts = self.group.size, list(self.shares.num_held)
         num_heads, num_own, width = x_HTD.shape
         by_member = x_HTD.reshape(members, num_heads // members, num_own, width)
@@ -76,6 +76,6 @@ class AllToAllAttention:
 def all_to_all_attention(
     shares: TokenShares, group: ContextGroup, device: torch.device | str
 ) -> AllToAllAttention:
-    """Attention with the mask of all tokens, member after member."""
+    """Attention with the mask of all tokens, ordered by member."""
     fields = shares.fields(np.concatenate(shares.held))
     return AllToAllAttention(shares, group, AttentionMask(fields, fields, torch.device(device)))

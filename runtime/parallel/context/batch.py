@@ -1,4 +1,4 @@
-"""What a context-parallel rank reads of a microbatch: its tokens, and an attention over everybody's."""
+"""A context-parallel rank's data of a microbatch: its tokens, and an attention over all ranks' tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -44,9 +44,9 @@ def rank_data(
     *,
     device: torch.device | str,
 ) -> MicrobatchData:
-    """The data of all tokens of a microbatch as the data of one rank's.
+    """Reduce the data of a whole microbatch to one rank's tokens.
 
-    Positions, targets and features follow the tokens.
+    Positions, targets and features are selected accordingly.
     """
     routing = routing_of(plan)
     shares = token_shares(plan, stage, microbatch, context)
@@ -63,7 +63,7 @@ def rank_data(
 
 
 def token_shares(plan: Plan, stage: Stage, microbatch: Microbatch, context: ContextGroup) -> TokenShares:
-    """Which tokens of a microbatch each rank of the group holds, and their mask."""
+    """The tokens of a microbatch on each rank of the group, and their mask."""
     module = plan.model.module(stage.module)
     return TokenShares(
         mask=concatenate([row_mask(plan, module, row) for row in microbatch.rows]),
@@ -75,7 +75,7 @@ def token_shares(plan: Plan, stage: Stage, microbatch: Microbatch, context: Cont
 def _owned(
     routing: Routing, stage: Stage, microbatch: Microbatch, context: ContextGroup, count: TokenCount
 ) -> tuple[Places, ...]:
-    """By member, ascending places in the packed microbatch."""
+    """[members] ascending positions in the packed microbatch."""
     starts = _starts(routing, microbatch, count)
     nothing = np.zeros(0, np.int64)
     by_place = [
@@ -106,7 +106,7 @@ def _attention(
 
 
 def _language(data: MicrobatchData, shares: TokenShares) -> MicrobatchData:
-    """Of a language model."""
+    """A rank's data in a language model."""
     own = {name: place_E[np.isin(place_E, shares.own)] for name, place_E in data.placed.items()}
     return replace(
         data,
@@ -115,7 +115,7 @@ def _language(data: MicrobatchData, shares: TokenShares) -> MicrobatchData:
         input_ids=None if data.input_ids is None else shares.own_of(data.input_ids, PLACEHOLDER),
         labels=None if data.labels is None else shares.own_of(data.labels, NO_TARGET),
         item_ids=None if data.item_ids is None else shares.own_of(data.item_ids, -1),
-        placed={  # it receives the features that it owns, and where it owns none nothing
+        placed={  # it receives only the features that it owns
             name: torch.from_numpy(np.searchsorted(shares.own, place_E.numpy()))
             for name, place_E in own.items()
             if len(place_E)
@@ -131,10 +131,10 @@ def _encoded(
     shares: TokenShares,
     context: ContextGroup,
 ) -> MicrobatchData:
-    """Of an encoder: positions come with the first layer, so tokens are split behind it.
+    """A rank's data in an encoder, whose tokens are split after the first layer, which adds positions.
 
-    Differs: every rank embeds whole items and keeps its tokens; a convolution looks across the
-    borders of blocks.
+    Differs: every rank embeds whole items and keeps its tokens, as convolutions cross the boundaries of
+    blocks.
     """
     module = routing.plan.model.module(stage.module)
     adapter = adapter_of(module)
@@ -155,7 +155,7 @@ def _encoded(
 
 
 def _inputs(data: MicrobatchData, outputs: tuple[Places, ...], adapter: Adapter) -> tuple[Places, ...]:
-    """By member, the tokens that shrink to its outputs; an item's class token shrinks to none."""
+    """[members] the tokens that are reduced to its outputs; class tokens belong to none."""
     first = getattr(adapter, "class_token", ClassToken.NONE).num
     becomes, out = [np.zeros(0, np.int64)], 0
     named = data.grids or (None,) * len(data.items)
@@ -168,32 +168,32 @@ def _inputs(data: MicrobatchData, outputs: tuple[Places, ...], adapter: Adapter)
 
 
 def _shrinks_to(adapter: Adapter, tokens_in: int, tokens_out: int, grid: tuple[int, int] | None) -> Ints:
-    """[tokens_in] which of an item's outputs each of its tokens becomes a part of."""
+    """[tokens_in] index of the item's output into which each token is reduced."""
     steps = steps_or_none(adapter.projector)
     if steps is None or not isinstance(adapter, EncoderAdapter):
         run = max(1, tokens_in // tokens_out)
         return np.minimum(np.arange(tokens_in) // run, tokens_out - 1)
-    found = np.empty(tokens_in, np.int64)
+    output_of = np.empty(tokens_in, np.int64)
     groups = merged_places(steps, tokens_in, adapter.grid_of(tokens_in, grid)).numpy()
-    found[groups.T] = np.arange(len(groups))
-    return found
+    output_of[groups.T] = np.arange(len(groups))
+    return output_of
 
 
 def _places_tensor(places: Places) -> torch.Tensor:
-    """The places, or -1 for the padding of a rank that has none."""
+    """The positions, or -1 for the padding of a rank without tokens."""
     return torch.from_numpy(places if len(places) else np.array([-1]))
 
 
 @dataclass(frozen=True)
 class SharedPooling:
-    """Tokens of an encoder brought together where its last layer shrinks runs of them that ranks share.
+    """Gathers tokens of an encoder whose last layer reduces runs of them that cross ranks.
 
-    Shares and group as in `GatheredAttention`. Where no run that is averaged crosses a border between
-    members, nothing travels.
+    Shares and group as in `GatheredAttention`. Without such a run there
+    is no communication.
 
     Args:
-        inputs: by member, places of the tokens that its outputs are made of.
-        outputs: places of the own outputs, -1 for padding.
+        inputs: per member, positions of the tokens that its outputs need.
+        outputs: positions of this rank's outputs, -1 for padding.
     """
 
     shares: TokenShares
@@ -203,11 +203,11 @@ class SharedPooling:
 
     @cached_property
     def is_local(self) -> bool:
-        """Whether every member has all it needs: the same answer on each of them."""
+        """Whether every member has all tokens that it needs; the same on all of them."""
         return all(np.isin(*pair).all() for pair in zip(self.inputs, self.shares.owned, strict=True))
 
     def whole(self, x_TD: Tensor) -> Tensor:
-        """[S, D] out of [T, D]; zeros for tokens of others that nobody here needs."""
+        """[S, D] from [T, D]; zeros for other members' tokens that this rank does not need."""
         if not self.is_local:
             return mapped(x_TD, self._gathered, partial(self._summed, num_own=len(x_TD)))
         places = torch.from_numpy(self.shares.own).to(x_TD.device)
@@ -215,16 +215,16 @@ class SharedPooling:
         return x_TD.new_zeros(num_tokens + 1, x_TD.shape[1]).index_copy(0, places, x_TD)[:num_tokens]
 
     def own(self, y_TD: Tensor) -> Tensor:
-        """The own outputs out of those of all members."""
+        """This rank's outputs, from those of all members."""
         return rows_of(y_TD, self.outputs.to(y_TD.device))
 
     @cached_property
     def padded(self) -> Tensor:
-        """[M x N] places of what is gathered; S for padding."""
+        """[M x N] positions of gathered tokens; S for padding."""
         return torch.from_numpy(self.shares.padded())
 
     def _gathered(self, x_TD: Tensor) -> Tensor:
-        """Everybody's tokens."""
+        """All members' tokens."""
         shares, width = self.shares, x_TD.shape[1]
         own_ND = x_TD.new_zeros(shares.most_held, width)
         own_ND[: len(x_TD)] = x_TD
@@ -234,7 +234,7 @@ class SharedPooling:
         return x_TD.new_zeros(len(shares.mask) + 1, width).index_copy(0, places, gathered)[:-1]
 
     def _summed(self, gradient_SD: Tensor, num_own: int) -> Tensor:
-        """Gradients of the own tokens, summed over the members in float32 or wider."""
+        """Gradients of this rank's tokens, summed over the members in float32 or wider."""
         filler = gradient_SD.new_zeros(1, gradient_SD.shape[1])
         places = self.padded.to(gradient_SD.device)
         parts = torch.cat([gradient_SD, filler]).index_select(0, places).to(wide(gradient_SD.dtype))

@@ -1,7 +1,7 @@
-"""Attention of some queries over some keys, forward and backward: the kernels on a GPU, else plain PyTorch.
+"""Attention of queries over a set of keys, forward and backward: kernels on a GPU, else plain PyTorch.
 
-The blocks that distributed attention is made of: what leaves a forward (the output and the
-log-sum-exp of its scores) is enough to run its backward, or to merge it with other keys' share.
+The building block of distributed attention: a forward returns the output and the log-sum-exp of its scores,
+which suffice to run its backward, or to merge it with the output over other keys.
 """
 
 from typing import NamedTuple
@@ -21,14 +21,14 @@ from workbench.masks.tiles import classify
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """What sums are held in: float32, or float64 where the inputs are."""
+    """Type of accumulators: float32, or float64 for such inputs."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def attend(
     q_HTD: Tensor, k_GSD: Tensor, v_GSD: Tensor, mask_TS: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Output [H, T, D] and log-sum-exp [H, T] of the scores, both wide.
+    """Output [H, T, D] and log-sum-exp [H, T] of the scores, both in the wide type.
 
     A query that sees no key has output 0 and log-sum-exp -inf. O(H x T x S) memory.
     """
@@ -44,14 +44,14 @@ def attend_backward(
     mask_TS: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Wide gradients of queries [H, T, D], keys and values [G, S, D].
+    """Gradients of queries [H, T, D], keys and values [G, S, D], in the wide type.
 
     Source: Dao et al. 2022, "FlashAttention", appendix B.4.
 
     Args:
-        dy_HTD: of the output.
-        forward: queries, keys, values, and the output and log-sum-exp over all keys that the
-            queries attended to; these keys may be a part of them.
+        dy_HTD: gradient of the output.
+        forward: queries, keys, values, and the output and log-sum-exp over all keys that the queries
+            attended to, of which these keys may be a part.
         mask_TS: True where a query sees a key.
         scale: of the scores.
     """
@@ -69,7 +69,7 @@ def attend_backward(
 
 
 def merge(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of the same queries over both sets of keys."""
+    """Combine output and log-sum-exp of the same queries over two sets of keys."""
     lse_HT = torch.logaddexp(one[1], other[1])
     y_HTD = torch.zeros_like(one[0])
     for part_HTD, part_HT in (one, other):
@@ -86,12 +86,12 @@ def _scores(q_HTD: Tensor, k_GSD: Tensor, mask_TS: Tensor, scale: float) -> Tens
 
 
 def _weights(scores: Tensor, lse: Tensor) -> Tensor:
-    """exp(scores - lse), and 0 where nothing is seen: both are -inf there."""
+    """exp(scores - lse), and 0 where no key is seen and both are -inf."""
     return (scores - lse.masked_fill(lse == float("-inf"), 0.0)).exp()
 
 
 class View(NamedTuple):
-    """What queries see of keys, and how scores are scaled."""
+    """The mask of queries over keys, and the scale of scores."""
 
     mask: AttentionMask
     window: int | None
@@ -102,7 +102,7 @@ def view_forward(q_HTD: Tensor, k_GSD: Tensor, v_GSD: Tensor, view: View) -> tup
     """Output [H, T, D] and log-sum-exp [H, T]; 0 and -inf for a query that sees no key.
 
     Raises:
-        ValueError: the kernels do not support the head width or dtype. Nothing else runs on a GPU.
+        ValueError: the kernels do not support the head width or dtype; there is no fallback on a GPU.
     """
     if not uses_kernels(q_HTD.device):
         return attend(q_HTD, k_GSD, v_GSD, view.mask.dense(view.window), view.scale)

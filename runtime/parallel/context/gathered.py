@@ -1,19 +1,19 @@
-"""Context-parallel attention: keys and values of all tokens are gathered, queries stay where they are.
+"""Context-parallel attention: keys and values of all tokens are gathered, queries stay on their rank.
 
-Every rank holds any list of tokens, as many as it likes. Heads of keys and values are gathered
-chunk by chunk, the next one while this one is computed; no more than two are held. The backward
-gathers again rather than keep what was gathered, and sums the gradients of keys and values over
-the ranks by reduce-scatter, in float32 or wider, while the next chunk is computed.
+Every rank has an arbitrary list of tokens. Heads of keys and values are gathered in chunks, the next one
+while the current one is computed; at most two are in memory. The backward gathers again instead of keeping
+gathered chunks, and sums the gradients of keys and values over the ranks by reduce-scatter, in float32 or
+wider, while the next chunk is computed.
 
-Order on a GPU. A collective waits for what the current stream holds when it is issued, and
-`wait` makes the current stream wait for the collective. A message is therefore complete when it
-is sent (the current stream wrote it, also where keys and values come out of kernels just
-launched), a result is complete when it is read (after `wait`, never before), and no buffer is
-used twice: each chunk has its own, freed when the current stream is done with it.
+Order on a GPU. A collective waits for the work in the current stream when it is issued, and `wait` makes
+the current stream wait for the collective. So a message is complete when it is sent (the current stream
+wrote it, also where keys and values are results of kernels just launched), a result is complete when it is
+read (after `wait`, never before), and no buffer is reused: each chunk has its own, freed when the current
+stream has finished with it.
 
 Source: Cornstarch (ICML) section 4.3.2, all-gather of keys and values by heads.
-Differs: as many heads at a time as fill a GPU, not one; tokens are padded to the longest list rather
-than exchanged in unequal messages; padding is masked out like any token that nobody sees.
+Differs: as many heads at a time as fill a GPU, not one; tokens are padded to the longest list rather than
+exchanged in unequal messages; padding is masked out like any token that no query sees.
 """
 
 from collections.abc import Iterator
@@ -40,13 +40,13 @@ class GatheredAttention:
     """Attention of one microbatch on one rank of a context-parallel group.
 
     Args:
-        shares: who holds which tokens.
+        shares: the tokens of each rank.
         group: the ranks, in the order of the shares.
-        mask: of the own tokens over everybody's, see `gathered_attention`.
-        chunk_heads: heads of keys and values that travel together; None: see `_chunk_heads`.
+        mask: of this rank's tokens over all tokens, see `gathered_attention`.
+        chunk_heads: heads of keys and values gathered at a time; None: see `_chunk_heads`.
 
     Raises:
-        ValueError: the group has not as many members as the shares, or chunk_heads < 1.
+        ValueError: the group has another number of members than the shares, or chunk_heads < 1.
     """
 
     shares: TokenShares
@@ -62,7 +62,7 @@ class GatheredAttention:
     def attend(
         self, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, *, scale: float, window: int | None = None
     ) -> Tensor:
-        """[H, T, D] of the own tokens; a collective of the group, as is its backward."""
+        """[H, T, D] of this rank's tokens; a collective of the group, as is its backward."""
         call = _Call(self, View(self.mask, window, scale))
         output: Tensor = _Gathered.apply(q_HTD, k_GTD, v_GTD, call)
         return output
@@ -71,7 +71,7 @@ class GatheredAttention:
 def gathered_attention(
     shares: TokenShares, group: ContextGroup, device: torch.device | str
 ) -> GatheredAttention:
-    """Attention with its mask made ahead of the first step."""
+    """Attention with its mask prepared before the first step."""
     queries, keys = shares.fields(shares.own), shares.fields(shares.padded())
     mask = AttentionMask(queries, keys, torch.device(device))
     mask.prepare()
@@ -79,7 +79,7 @@ def gathered_attention(
 
 
 def check_members(shares: TokenShares, group: ContextGroup) -> None:
-    """ValueError unless shares and group speak of the same members."""
+    """Raise ValueError unless shares and group have the same members."""
     if (shares.num_members, shares.member) != (group.size, group.member):
         raise ValueError(
             f"token shares of member {shares.member} of {shares.num_members} do not fit "
@@ -93,7 +93,7 @@ class _Call(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """Some heads of everybody's keys and values."""
+    """Some heads of all ranks' keys and values."""
 
     heads: slice  # of keys and values
     queries: slice  # the query heads that read them
@@ -130,7 +130,7 @@ class _Gathered(torch.autograd.Function):
 
 
 def _chunks(q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, attention: GatheredAttention) -> Iterator[_Chunk]:
-    """Chunk after chunk, each complete when it comes, the next one on its way."""
+    """Yield chunks, each complete, while the next one is being gathered."""
     group_heads = q_HTD.shape[0] // k_GTD.shape[0]
     step = attention.chunk_heads or _chunk_heads(q_HTD, k_GTD, attention.shares)
     heads = [slice(first, first + step) for first in range(0, k_GTD.shape[0], step)]
@@ -147,14 +147,14 @@ def _chunks(q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, attention: GatheredAtte
 
 
 def _chunk_heads(q_HTD: Tensor, k_GTD: Tensor, shares: TokenShares) -> int:
-    """One where scores are written out: those of several heads at a time would be so much larger."""
+    """Heads per chunk; 1 where scores are materialised, as their memory grows with the heads."""
     if not block.uses_kernels(q_HTD.device):
         return 1
     return heads_per_gather(q_HTD.shape[0], k_GTD.shape[0], shares.most_held)
 
 
 def _gather(k_CTD: Tensor, v_CTD: Tensor, attention: GatheredAttention) -> tuple[Pending, Tensor]:
-    """A gather under way, and where it will stand: [S, 2, C, D], zeros as padding."""
+    """A gather in flight, and its buffer [S, 2, C, D], with zeros as padding."""
     shares = attention.shares
     num_heads, num_tokens, width = k_CTD.shape
     own = k_CTD.new_zeros((shares.most_held, 2, num_heads, width))
@@ -165,7 +165,7 @@ def _gather(k_CTD: Tensor, v_CTD: Tensor, attention: GatheredAttention) -> tuple
 
 
 class _Sums:
-    """Gradients of the own keys and values, summed over the ranks chunk by chunk."""
+    """Gradients of this rank's keys and values, summed over the ranks by chunk."""
 
     def __init__(self, attention: GatheredAttention, like_GTD: Tensor) -> None:
         self._attention = attention
@@ -173,7 +173,7 @@ class _Sums:
         self._out: tuple[Pending, slice, Tensor, Tensor] | None = None
 
     def add(self, heads: slice, dk_CSD: Tensor, dv_CSD: Tensor) -> None:
-        """Start summing a chunk's gradients of everybody's keys and values."""
+        """Start summing a chunk's gradients of all ranks' keys and values."""
         parts = torch.stack((dk_CSD, dv_CSD)).permute(2, 0, 1, 3).contiguous()  # [S, 2, C, D]
         parts = parts.to(wide(parts.dtype))
         own = parts.new_empty((self._attention.shares.most_held, *parts.shape[1:]))
@@ -182,7 +182,7 @@ class _Sums:
         self._out = pending, heads, own, parts
 
     def finish(self) -> tuple[Tensor, Tensor]:
-        """[G, T, D] each, in the type of keys and values."""
+        """Both gradients [G, T, D], in the type of keys and values."""
         self._take()
         return self._dk_GTD, self._dv_GTD
 

@@ -1,4 +1,4 @@
-"""The ranks that share the tokens of a stage, and collectives among them that name who failed."""
+"""The ranks that share the tokens of a stage, and collectives among them whose errors name peers."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -12,12 +12,12 @@ from runtime.world.tensor_collectives import GATHER, SCATTER
 
 @dataclass(frozen=True, slots=True)
 class ContextGroup:
-    """A context-parallel group as one of its ranks sees it.
+    """A context-parallel group, on one of its ranks.
 
     Args:
         ranks: of the plan, ascending: the order of a process group.
         rank: this one.
-        process_group: their communicator, used by attention alone; None where they talk otherwise.
+        process_group: their communicator, used only by attention; None where they communicate otherwise.
         clock: of this rank.
     """
 
@@ -38,24 +38,24 @@ class ContextGroup:
         return len(self.ranks)
 
     def gather(self, gathered: Tensor, own: Tensor) -> "Pending":
-        """Start `gathered` [members x n, ...] <- everybody's `own` [n, ...], in the process group's order."""
+        """Start an all-gather: `gathered` [members x n, ...] <- members' `own` [n, ...], in order."""
         work = GATHER(gathered, own, group=self.process_group, async_op=True)
         return Pending(self, work, self.gathering)
 
     def scatter(self, own: Tensor, parts: Tensor) -> "Pending":
-        """Start `own` [n, ...] <- sum over members of their `parts` [members x n, ...] for this one."""
+        """Start a reduce-scatter: `own` [n, ...] <- its part of the sum of `parts` [members x n, ...]."""
         work = SCATTER(own, parts, group=self.process_group, async_op=True)
         return Pending(self, work, self.summing)
 
     def exchange(self, received: Tensor, sent: Tensor, counts: tuple[list[int], list[int]]) -> "Pending":
-        """Start an all-to-all along the first dim; `counts` are (received, sent), in that order."""
+        """Start an all-to-all along the first dim; `counts` are (received, sent)."""
         work = dist.all_to_all_single(
             received, sent, counts[0], counts[1], group=self.process_group, async_op=True
         )
         return Pending(self, work, self.exchanging)
 
     def pass_on(self, received: Tensor, sent: Tensor) -> "tuple[Pending, Pending]":
-        """Start sending to the next member and receiving from the one before."""
+        """Start sending to the next member and receiving from the previous one."""
         following, before = (self.member + 1) % self.size, (self.member - 1) % self.size
         operations = [
             dist.P2POp(dist.isend, sent, group=self.process_group, group_peer=following),
@@ -68,14 +68,14 @@ class ContextGroup:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A started collective. On a GPU, waiting lets the current stream wait, not the host."""
+    """A started collective. On a GPU, waiting blocks the current stream, not the host."""
 
     group: ContextGroup
     work: dist.Work | None
     what: str
 
     def wait(self) -> None:
-        """Raises RankError when it did not end in time or a peer is gone."""
+        """Wait for it; RankError where it does not end in time or a peer is gone."""
         if self.work is None:
             return
         self.group.clock.wait(self.work, Awaited.among(self.group.rank, self.what, self.group.ranks))

@@ -1,9 +1,9 @@
-"""Ring attention: keys and values travel round the ranks, block by block, while each computes.
+"""Ring attention: blocks of keys and values circulate among the ranks while each computes.
 
-A baseline: after as many steps as ranks every query has seen every key. A step takes as long as
-its slowest rank, so what a mask leaves out saves nothing unless all ranks leave it out at once;
-blocks of which a rank sees nothing are not computed. In the backward the gradients of keys and
-values travel with them, and are home after the last step.
+A baseline: after as many steps as ranks every query has seen every key. A step takes as long as its slowest
+rank, so masked blocks save time only where all ranks skip one in the same step; blocks of which a rank sees
+nothing are not computed. In the backward the gradients of keys and values circulate with them, and are back
+at their rank after the last step.
 
 Source: Liu et al. 2023, "Ring Attention with Blockwise Transformers", Algorithm 1.
 Differs: any mask and any token lists, padded to the longest; the papers' are causal or full.
@@ -46,11 +46,11 @@ class RingAttention:
         return output
 
     def block(self, step: int) -> int:
-        """Whose keys are here at a step: at first the own, then those of the member before."""
+        """The member whose keys are here at a step: first this one's, then the previous member's."""
         return (self.shares.member - step) % self.group.size
 
     def view(self, member: int, window: int | None, scale: float) -> View | None:
-        """Over the keys of that member; None where no own query sees any of them."""
+        """The view of that member's keys; None where none of this rank's queries sees any of them."""
         if member not in self._views:
             queries, keys = (self.shares.fields(x) for x in (self.shares.own, self.shares.held[member]))
             made = AttentionMask(queries, keys, self.device)
@@ -60,7 +60,7 @@ class RingAttention:
 
 
 def ring_attention(shares: TokenShares, group: ContextGroup, device: torch.device | str) -> RingAttention:
-    """Attention over blocks that come by."""
+    """Attention over circulating blocks."""
     return RingAttention(shares, group, torch.device(device))
 
 
@@ -103,7 +103,7 @@ class _Ring(torch.autograd.Function):
         ring = call.attention
         here = _padded(torch.stack((k_GTD, v_GTD)), ring)
         dq_HTD = torch.zeros_like(q_HTD, dtype=wide(q_HTD.dtype))
-        sums = torch.zeros_like(here, dtype=dq_HTD.dtype)  # of the block that is here
+        sums = torch.zeros_like(here, dtype=dq_HTD.dtype)  # of the current block
         for step in range(ring.group.size):
             moves: tuple[Pending, ...] = ()
             following = here

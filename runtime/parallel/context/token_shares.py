@@ -1,4 +1,4 @@
-"""Which tokens of a packed microbatch each member of a context-parallel group holds, and their mask."""
+"""The tokens of a packed microbatch on each member of a context-parallel group, and their mask."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,16 +17,16 @@ Places = npt.NDArray[np.int64]
 class TokenShares:
     """The tokens of every member, and the mask of all of them.
 
-    A member without tokens holds one token of padding, which sees nothing and is seen by nothing,
-    so that every member runs the same layers and the same collectives.
+    A member without tokens has one token of padding, which sees nothing and is seen by nothing, so that every
+    member runs the same layers and the same collectives.
 
     Args:
         mask: of the whole packed microbatch, T tokens.
-        owned: by member, in the order of the process group: ascending places in [0, T).
-        member: this process's place in the group.
+        owned: per member, in the order of the process group: ascending positions in [0, T).
+        member: this process's index in the group.
 
     Raises:
-        ValueError: the members do not hold every token exactly once, or `member` is none of them.
+        ValueError: the members do not have every token exactly once, or `member` is out of range.
     """
 
     mask: Bitfield
@@ -34,11 +34,11 @@ class TokenShares:
     member: int = 0
 
     def __post_init__(self) -> None:
-        held = np.sort(np.concatenate(self.owned)) if self.owned else np.zeros(0, np.int64)
-        if not np.array_equal(held, np.arange(len(self.mask))):
+        all_tokens = np.sort(np.concatenate(self.owned)) if self.owned else np.zeros(0, np.int64)
+        if not np.array_equal(all_tokens, np.arange(len(self.mask))):
             raise ValueError(
                 f"token shares must hold every one of the {len(self.mask)} tokens exactly once, "
-                f"got {[len(places) for places in self.owned]} tokens, {len(np.unique(held))} different"
+                f"got {[len(places) for places in self.owned]} tokens, {len(np.unique(all_tokens))} different"
             )
         if not 0 <= self.member < len(self.owned):
             raise ValueError(f"member must be 0..{len(self.owned) - 1}, got {self.member}")
@@ -49,7 +49,7 @@ class TokenShares:
 
     @cached_property
     def held(self) -> tuple[Places, ...]:
-        """By member, the places of its tokens; T stands for padding."""
+        """[members] positions of each one's tokens; T stands for padding."""
         nothing = np.array([len(self.mask)])
         return tuple(places if len(places) else nothing for places in self.owned)
 
@@ -62,25 +62,25 @@ class TokenShares:
         return max(self.num_held)
 
     def own_of(self, whole_T: Tensor, pad: float) -> Tensor:
-        """This member's part of a tensor over all tokens, `pad` in the place of padding."""
+        """This member's part of a tensor over all tokens, with `pad` at padding."""
         filler = whole_T.new_full((1, *whole_T.shape[1:]), pad)
         index = torch.from_numpy(self.own).to(whole_T.device)
         return torch.cat([whole_T, filler]).index_select(0, index)
 
     @property
     def own(self) -> Places:
-        """This member's places."""
+        """Positions of this member's tokens."""
         return self.held[self.member]
 
     def padded(self) -> Places:
-        """Everybody's places, member after member, each padded to the most."""
-        places = np.full((self.num_members, self.most_held), len(self.mask))
-        for row, held in zip(places, self.held, strict=True):
-            row[: len(held)] = held
-        return places.reshape(-1)
+        """Positions of all members' tokens, by member, each padded to the most."""
+        padded = np.full((self.num_members, self.most_held), len(self.mask))
+        for row, member_tokens in zip(padded, self.held, strict=True):
+            row[: len(member_tokens)] = member_tokens
+        return padded.reshape(-1)
 
     def fields(self, places: Places) -> Bitfield:
-        """The mask's fields of the tokens at these places; T stands for padding."""
+        """The mask's fields of the tokens at these positions; T stands for padding."""
         return self._with_padding.take(places)
 
     @cached_property
@@ -91,6 +91,6 @@ class TokenShares:
 
 
 def rows_of(whole_TD: Tensor, index: Tensor) -> Tensor:
-    """The rows at these places; zeros where the place is -1."""
-    found = whole_TD.index_select(0, index.clamp(min=0))
-    return found.masked_fill((index < 0)[:, None], 0)
+    """The rows at these indices; zeros where the index is -1."""
+    rows = whole_TD.index_select(0, index.clamp(min=0))
+    return rows.masked_fill((index < 0)[:, None], 0)

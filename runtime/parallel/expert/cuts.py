@@ -1,4 +1,4 @@
-"""Which weights of a layer expert-parallel ranks distribute, beside those that tensor parallelism cuts."""
+"""The weights of a layer that expert-parallel ranks distribute, besides those cut by tensor parallelism."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,11 +18,11 @@ Part = Callable[[Tensor], Tensor]  # of a whole weight
 
 @dataclass(frozen=True, slots=True)
 class WeightParts:
-    """How the ranks of a stage share one layer.
+    """How the ranks of a stage share the weights of one layer.
 
     Args:
-        tensor: what tensor-parallel ranks cut.
-        experts: local names of experts' weights, each of which holds some of them, and how.
+        tensor: cuts by tensor parallelism.
+        experts: local name of experts' weights -> their cut by expert parallelism.
     """
 
     tensor: Cuts = field(default_factory=Cuts)
@@ -30,28 +30,28 @@ class WeightParts:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A rank's place in a stage: among its tensor-parallel ranks, and among those that distribute experts."""
+class StagePosition:
+    """A rank's position in a stage: among its tensor-parallel and among its expert-parallel ranks."""
 
     member: int
     tp: int
-    place: int
+    expert_member: int
     ep: int
 
     def own(self, local: str, parts: WeightParts, whole: Tensor) -> Tensor:
-        """This rank's part of a weight; all of it where it is whole here."""
+        """This rank's part of a weight, or all of it if it is not cut."""
         if local in parts.experts:
-            return parts.experts[local].own(whole, self.place, self.ep)
+            return parts.experts[local].own(whole, self.expert_member, self.ep)
         if local in parts.tensor.cut:
             return parts.tensor.cut[local].own(whole, self.member, self.tp)
         return whole
 
 
-def place_in(stage: Stage, tensor: TensorGroup | None, experts: TensorGroup | None) -> Place:
-    """Of a rank in the groups that it shares the stage's weights with.
+def position_in(stage: Stage, tensor: TensorGroup | None, experts: TensorGroup | None) -> StagePosition:
+    """The position of a rank in the groups with which it shares the stage's weights.
 
     Raises:
-        ValueError: a group is not of the stage's degree.
+        ValueError: a group of another degree than the stage's.
     """
     for group, degree, name in ((tensor, stage.tp, "tp"), (experts, stage.ep, "ep")):
         size = 1 if group is None else group.size
@@ -60,20 +60,20 @@ def place_in(stage: Stage, tensor: TensorGroup | None, experts: TensorGroup | No
                 f"stage {stage.id}: {size} ranks share its weights, want {name} = {size}, got {name} {degree}"
             )
     member, index = (0 if group is None else group.member for group in (tensor, experts))
-    return Place(member=member, tp=stage.tp, place=index, ep=stage.ep)
+    return StagePosition(member=member, tp=stage.tp, expert_member=index, ep=stage.ep)
 
 
-def place_of(stage: Stage, rank: int) -> Place:
-    """Of a rank of the stage's grid."""
+def position_of(stage: Stage, rank: int) -> StagePosition:
+    """The position of a rank of the stage's grid."""
     flat = stage.flat_ranks.index(rank)
-    return Place(member=flat % stage.tp, tp=stage.tp, place=flat % stage.ep, ep=stage.ep)
+    return StagePosition(member=flat % stage.tp, tp=stage.tp, expert_member=flat % stage.ep, ep=stage.ep)
 
 
 def parts_of(layer: StageLayer, *, tp: int, ep: int) -> WeightParts:
-    """How tp x cp ranks share a layer as its adapter builds it, of which ep distribute experts.
+    """How tp x cp ranks, ep of which distribute experts, share a layer as its adapter builds it.
 
     Raises:
-        ValueError: what `cuts_of` refuses.
+        ValueError: as `cuts_of`.
     """
     cuts = Cuts() if tp == 1 else cuts_of(layer, tp)
     if ep == 1:
@@ -94,18 +94,18 @@ def _expert_cuts(layer: StageLayer, mixture: str) -> Sequence[tuple[str, Cut]]:
 
 
 def held_parts(plan: Plan, rank: int) -> dict[tuple[str, str], Part]:
-    """(module, Hugging Face name) -> what makes the rank's part of a whole weight; whole ones are absent.
+    """(module, Hugging Face name) -> function from a whole weight to the rank's part; uncut ones are absent.
 
     Raises:
         ValueError: a stage that its tensor-parallel ranks cannot share.
 
     Complexity: O(weights of the rank), with layers built on the meta device.
     """
-    found: dict[tuple[str, str], Part] = {}
+    parts_by_name: dict[tuple[str, str], Part] = {}
     for stage in plan.stages_on.get(rank, ()):
         if stage.tp == stage.ep == 1:
             continue
-        in_grid = place_of(stage, rank)
+        in_grid = position_of(stage, rank)
         adapter = adapter_of(plan.model.module(stage.module))
         for index in range(*stage.layers):
             layer = adapter.build(index)
@@ -113,5 +113,5 @@ def held_parts(plan: Plan, rank: int) -> dict[tuple[str, str], Part]:
             for local in (*parts.tensor.cut, *parts.experts):
                 name = layer.hugging_face_name(local)
                 name = adapter.aliases.get(name, name)
-                found[stage.module, name] = partial(in_grid.own, local, parts)
-    return found
+                parts_by_name[stage.module, name] = partial(in_grid.own, local, parts)
+    return parts_by_name

@@ -1,4 +1,4 @@
-"""The ranks that distribute a stage's experts, and the exchange of tokens among them that autograd knows."""
+"""The ranks that distribute a stage's experts, and the differentiable exchange of tokens among them."""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -14,37 +14,37 @@ from runtime.parallel.tensor.group import TensorGroup
 
 @dataclass(frozen=True, slots=True)
 class ExpertGroup(TensorGroup):
-    """A group of expert-parallel ranks as one of them sees it; each holds tokens and experts of its own.
+    """A group of expert-parallel ranks, on one of them; each has tokens and experts of its own.
 
     Args:
-        ranks: of the plan, in the order in which experts are distributed: `member` is the place of this
-            rank's experts, not the rank in the process group.
+        ranks: of the plan, in the order in which experts are distributed: `member` is the index of
+            this rank's experts, not the rank in the process group.
     """
 
     exchanging: ClassVar[str] = "exchanging tokens among experts"
 
     @property
     def senders(self) -> tuple[int, ...]:
-        """Places in the order of the process group: that of what is sent and of what arrives."""
+        """Members in the order of the process group, in which rows are sent and arrive."""
         return tuple(self.ranks.index(rank) for rank in sorted(self.ranks))
 
 
 class RowCounts(NamedTuple):
-    """Rows to and from every member, in the order of the process group."""
+    """Numbers of rows to and from every member, in the order of the process group."""
 
     sent: list[int]
     received: list[int]
 
     def back(self) -> "RowCounts":
-        """Of the way back."""
+        """The counts of the reverse exchange."""
         return RowCounts(self.received, self.sent)
 
 
 def exchange_counts(sent: Tensor, group: ExpertGroup) -> Tensor:
-    """[members, experts of this one] rows that arrive, of [members, experts of each] that are sent.
+    """[members, experts of this one] numbers of arriving rows, from [members, experts of each] of sent ones.
 
     Raises:
-        RankError: it did not end in time, or a peer is gone.
+        RankError: the exchange did not end in time, or a peer is gone.
     """
     received = torch.empty_like(sent)
     each = [1] * group.size
@@ -53,9 +53,9 @@ def exchange_counts(sent: Tensor, group: ExpertGroup) -> Tensor:
 
 
 def exchange_rows(x_ND: Tensor, counts: RowCounts, group: ExpertGroup) -> Tensor:
-    """[R, D] rows of all members that are for this one; the gradient goes the same way back.
+    """[R, D] rows of all members for this one; the gradient takes the reverse path.
 
-    Members may send or get nothing. Fails as `exchange_counts`, forward and backward.
+    Members may send or receive nothing. Raises as `exchange_counts`, forward and backward.
     """
     back = counts.back()
     return mapped(x_ND, lambda x_ND: _moved(x_ND, counts, group), lambda x_RD: _moved(x_RD, back, group))

@@ -1,13 +1,13 @@
-"""Lets a mixture whose experts are distributed over ranks compute what the whole mixture computes.
+"""Lets a mixture with experts distributed over ranks compute the same as the whole mixture.
 
-A rank chooses experts for its own tokens, sends each token to the ranks that hold them, runs its own
-experts on what arrives and sends the results back. Ranks that share tokens (tensor parallelism) each
-choose for a part of them, so no token travels twice. No capacity: no token is dropped, and an expert that
-nobody chose runs on no rows, because its rank still takes part in every exchange, the backward's too.
+A rank chooses experts for its own tokens, sends each token to the ranks of its experts, runs its own experts
+on the rows that arrive and sends the results back. Ranks that share tokens (tensor parallelism) each choose
+for a part of them, so no token is sent twice. No capacity: no token is dropped, and an expert without tokens
+runs on no rows, because its rank still takes part in every exchange, also in the backward.
 
 Source: Lepikhin et al. 2021, "GShard", section 3.2 (dispatch and combine as all-to-alls); Shazeer et al.
 2017, "Outrageously Large Neural Networks", section 3.1 (experts over ranks that are otherwise replicas).
-Differs: shares of a token stay with it, so only rows of hidden width travel.
+Differs: the shares of a token stay on its rank, so only rows of hidden width are sent.
 """
 
 from dataclasses import dataclass
@@ -29,13 +29,13 @@ from runtime.parallel.tensor.sequence import Talk, TokenParts
 def parallelize_experts(
     layer: StageLayer, group: ExpertGroup, tensor: TensorGroup | None, talk: Talk | None
 ) -> None:
-    """Let every mixture of a layer, whose experts' weights are this member's, work with the others'.
+    """Let every mixture of a layer, with this member's experts only, use those of all members.
 
     Args:
         layer: as built, with its weights cut.
-        group: the members, all of which do the same.
-        tensor: ranks that hold the same tokens; None: this one has its own.
-        talk: how they share tokens around the layer's regions: the group, or parts of them. None where
+        group: the members, all of which call this.
+        tensor: ranks with the same tokens; None: this one has its own.
+        talk: how they share tokens around the layer's regions: the group, or parts of tokens. None where
             `tensor` is.
     """
     for mixture in layer.mixtures().values():
@@ -44,7 +44,7 @@ def parallelize_experts(
 
 @dataclass(frozen=True, slots=True)
 class _ParallelMixture:
-    """The forward of a mixture's module."""
+    """Replaces the forward of a mixture's module."""
 
     mixture: Mixture
     group: ExpertGroup
@@ -57,7 +57,7 @@ class _ParallelMixture:
         return self.mixture.returned(y_TD if for_all_TD is None else for_all_TD + y_TD, hidden_states)
 
     def _for_all(self, x_TD: Tensor) -> Tensor | None:
-        """[T, D] of the expert of all tokens, which tensor-parallel ranks cut like any MLP."""
+        """[T, D] of the shared expert, which tensor-parallel ranks cut like any MLP."""
         expert = self.mixture.for_all
         if expert is None:
             return None
@@ -65,7 +65,7 @@ class _ParallelMixture:
         return y_TD if self.talk is None else self.talk.leave(y_TD)
 
     def _chosen(self, x_TD: Tensor) -> Tensor:
-        """[T, D] sums over each token's experts; where tokens are divided, of the own ones."""
+        """[T, D] sums over each token's experts; of this rank's tokens, where tokens are divided."""
         if self.tensor is None:
             return routed(x_TD, self.mixture, self.group)
         if isinstance(self.talk, TokenParts):
@@ -74,14 +74,14 @@ class _ParallelMixture:
         return parts.join(self._own_part(parts.divide(x_TD), parts))
 
     def _own_part(self, x_SD: Tensor, parts: TokenParts) -> Tensor:
-        """Padding goes nowhere."""
-        num_real = min(max(parts.num_tokens - parts.place * parts.num_own, 0), parts.num_own)
-        y_SD = routed(x_SD[:num_real], self.mixture, self.group)
-        return torch.cat([y_SD, y_SD.new_zeros(len(x_SD) - num_real, x_SD.shape[1])])
+        """Results of this rank's tokens, of which padding is not sent."""
+        num_unpadded = min(max(parts.num_tokens - parts.position * parts.num_own, 0), parts.num_own)
+        y_SD = routed(x_SD[:num_unpadded], self.mixture, self.group)
+        return torch.cat([y_SD, y_SD.new_zeros(len(x_SD) - num_unpadded, x_SD.shape[1])])
 
 
 def routed(x_SD: Tensor, mixture: Mixture, group: ExpertGroup) -> Tensor:
-    """[S, D] of every token the sum of what its experts, wherever they are, make of it.
+    """[S, D] sums over each token's experts, on all ranks.
 
     Raises:
         RankError: an exchange did not end in time, or a peer is gone.
@@ -104,22 +104,22 @@ def routed(x_SD: Tensor, mixture: Mixture, group: ExpertGroup) -> Tensor:
 
 
 class _Leaving(NamedTuple):
-    """Rows by the member and the expert they go to: [P] their order, and [M, E] how many go to each."""
+    """Rows by destination member and expert: [P] their order, and [M, E] their numbers."""
 
     order: Tensor
     counts: Tensor
 
 
 def _leaving(choice: Choice, num_held: int, group: ExpertGroup) -> _Leaving:
-    place_of_expert = choice.experts.reshape(-1) // num_held
+    member_of_expert = choice.experts.reshape(-1) // num_held
     senders = torch.tensor(group.senders, device=choice.experts.device)
-    target_P = senders.argsort()[place_of_expert] * num_held + choice.experts.reshape(-1) % num_held
+    target_P = senders.argsort()[member_of_expert] * num_held + choice.experts.reshape(-1) % num_held
     counts = torch.bincount(target_P, minlength=group.size * num_held)
     return _Leaving(target_P.argsort(stable=True), counts.view(group.size, num_held))
 
 
 def _by_expert(arrived_RD: Tensor, counts_ME: Tensor, mixture: Mixture) -> Tensor:
-    """[R, D] results in the order in which rows arrived: by member, then by expert."""
+    """[R, D] results in the order of arrival: by member, then by expert."""
     num_members, num_held = counts_ME.shape
     expert_R = torch.arange(num_held, device=counts_ME.device).repeat(num_members)
     order_R = expert_R.repeat_interleave(counts_ME.reshape(-1)).argsort(stable=True)

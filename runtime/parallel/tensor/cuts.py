@@ -1,12 +1,12 @@
-"""Which weights tensor-parallel ranks cut, and how: by heads, by inner features, by the vocabulary.
+"""The weights that tensor-parallel ranks cut: by heads, by inner features, by the vocabulary.
 
-Attention is cut by heads, an MLP by its inner features, the token table and the head by the
-vocabulary: the first product's weights by what goes out (column), the second's by what comes
-in (row). Norms, positions, patch embeddings and convolutions are whole on every member.
+Attention is cut by heads, an MLP by its inner features, the token table and the head by the vocabulary: the
+first product's weights by output features (column), the second's by input features (row). Norms, positions,
+patch embeddings and convolutions are whole on every member.
 
 Source: Shoeybi et al. 2019, "Megatron-LM", section 3.
-Differs: parts need not be equal where nothing but features is counted, so a vocabulary needs no
-padding; experts are cut inside, each over all members.
+Differs: parts may be unequal except for heads, so a vocabulary needs no padding; each expert is cut over all
+members.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from runtime.models.adapter import CutKind, StageLayer
 from runtime.models.norm import WideRMSNorm
 
-SUMMED_BIAS = "summed_bias"  # a row product's bias: added once, after the sum
+SUMMED_BIAS = "summed_bias"  # bias of a row product: added once, after the sum
 
 _BY_NAME = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1", "c_fc"), CutKind.COLUMN),
@@ -35,11 +35,11 @@ _NORMS = (nn.LayerNorm, WideRMSNorm)
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a weight is cut: every block along `dim` into a part for each member.
+    """Cut of a weight: every block along `dim` is split into a part for each member.
 
     Args:
-        blocks: sizes: one of the whole dim, or those of products that stand in one weight.
-        unit: features that stay together.
+        blocks: their sizes: one of the whole dim, or those of several products in one weight.
+        unit: number of features that stay together.
     """
 
     dim: int
@@ -47,42 +47,42 @@ class Cut:
     unit: int = 1
 
     def parts(self, size: int) -> list[tuple[int, ...]]:
-        """By member, how much it has of every block; the first members have the larger parts."""
+        """[members] sizes of each one's parts of all blocks; the first members have the larger ones."""
         return [tuple(self._part(block, member, size) for block in self.blocks) for member in range(size)]
 
     def start(self, member: int, size: int) -> int:
-        """Where a member's part of an only block begins."""
+        """Start of a member's part, for a single block."""
         return sum(self._part(self.blocks[0], before, size) for before in range(member))
 
     def own(self, whole: Tensor, member: int, size: int) -> Tensor:
         """A copy of one member's part."""
-        found = []
-        for block, each in zip(self.blocks, whole.split(self.blocks, self.dim), strict=True):
+        parts = []
+        for block, values in zip(self.blocks, whole.split(self.blocks, self.dim), strict=True):
             sizes = [self._part(block, index, size) for index in range(size)]
-            found.append(each.split(sizes, self.dim)[member])
-        return torch.cat(found, self.dim)
+            parts.append(values.split(sizes, self.dim)[member])
+        return torch.cat(parts, self.dim)
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """The whole out of all members' parts."""
+        """The whole weight, from all members' parts."""
         sizes = self.parts(len(parts))
-        split = [part.split(own, self.dim) for part, own in zip(parts, sizes, strict=True)]
+        split = [part.split(part_sizes, self.dim) for part, part_sizes in zip(parts, sizes, strict=True)]
         return torch.cat([torch.cat(block, self.dim) for block in zip(*split, strict=True)], self.dim)
 
-    def shapes(self, own: Sequence[int], size: int) -> list[tuple[int, ...]]:
-        """By member, the shape of its part, given that of any of them."""
-        before, after = tuple(own[: self.dim]), tuple(own[self.dim + 1 :])
+    def shapes(self, shape: Sequence[int], size: int) -> list[tuple[int, ...]]:
+        """[members] shape of each one's part, given that of any of them."""
+        before, after = tuple(shape[: self.dim]), tuple(shape[self.dim + 1 :])
         return [(*before, sum(part), *after) for part in self.parts(size)]
 
     def _part(self, block: int, member: int, size: int) -> int:
-        units, left = divmod(block // self.unit, size)
-        return (units + (member < left)) * self.unit
+        units, remainder = divmod(block // self.unit, size)
+        return (units + (member < remainder)) * self.unit
 
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """Of one layer, by (local) parameter name: what is cut, and what has a part of its gradient.
+    """Cuts of one layer by local parameter name, and the weights that have partial gradients.
 
-    `experts` names modules whose experts are distributed instead: these move tokens themselves.
+    `experts` names modules whose experts are distributed instead, and exchange tokens themselves.
     """
 
     cut: dict[str, Cut] = field(default_factory=dict)
@@ -94,23 +94,23 @@ def cuts_of(layer: StageLayer, size: int) -> Cuts:
     """How `size` members share a layer as its adapter builds it.
 
     Raises:
-        ValueError: heads that the members do not divide, fewer features than members, or a part of
-            a block without a rule.
+        ValueError: heads that the number of members does not divide, fewer features than members, or a
+            module without a rule.
     """
-    found = Cuts()
+    cuts = Cuts()
     partial: list[str] = []
     for name, module in layer.named_modules():
         kind = kind_of(layer, name, module)
         if kind is CutKind.PARTIAL:
-            partial += [f"{name}.{own}" for own, _ in module.named_parameters(recurse=False)]
-        for own, cut in _module_cuts(layer, name, module, kind):
-            _check(layer.hugging_face_name(f"{name}.{own}"), cut, size)
-            found.cut[f"{name}.{own}"] = cut
-    return Cuts(found.cut, tuple(partial))
+            partial += [f"{name}.{parameter}" for parameter, _ in module.named_parameters(recurse=False)]
+        for parameter, cut in _module_cuts(layer, name, module, kind):
+            _check(layer.hugging_face_name(f"{name}.{parameter}"), cut, size)
+            cuts.cut[f"{name}.{parameter}"] = cut
+    return Cuts(cuts.cut, tuple(partial))
 
 
 def kind_of(layer: StageLayer, name: str, module: nn.Module) -> CutKind:
-    """What becomes of the weights that a module of a layer has of its own.
+    """How the own weights of a module of a layer are cut.
 
     Raises:
         ValueError: there is no rule for it.
@@ -118,9 +118,9 @@ def kind_of(layer: StageLayer, name: str, module: nn.Module) -> CutKind:
     if not any(True for _ in module.parameters(recurse=False)):
         return CutKind.WHOLE
     rules = dict(layer.cuts)
-    said = rules.get(name, rules.get(type(module)))
-    if said is not None:
-        return said
+    rule = rules.get(name, rules.get(type(module)))
+    if rule is not None:
+        return rule
     if not name.startswith("block."):
         return CutKind.WHOLE
     own_name = name.rpartition(".")[2]
@@ -137,12 +137,12 @@ def kind_of(layer: StageLayer, name: str, module: nn.Module) -> CutKind:
 
 
 def in_region(layer: StageLayer, name: str) -> bool:
-    """Whether members hold apart what a module of that name reads or writes."""
+    """Whether activations around a module of that name are partitioned among members."""
     return name.startswith("block.") and any(part in layer.regions for part in name.split(".")[:-1])
 
 
 def _module_cuts(layer: StageLayer, name: str, module: Any, kind: CutKind) -> Iterator[tuple[str, Cut]]:
-    """(Own parameter name, its cut)."""
+    """Yield (parameter name in the module, its cut)."""
     if kind in (CutKind.WHOLE, CutKind.PARTIAL):
         return
     if kind is CutKind.EXPERTS:
@@ -173,13 +173,13 @@ def _check(name: str, cut: Cut, size: int) -> None:
 
 
 def _head_width(layer: StageLayer, name: str) -> int:
-    """Features that must stay together: an attention's heads do."""
+    """Number of features that must stay together: the width of an attention's heads."""
     owner = layer.get_submodule(name.rpartition(".")[0])
     return int(getattr(owner, "head_dim", 1)) if in_region(layer, name) else 1
 
 
 def _norms_heads(layer: StageLayer, name: str, module: nn.Module) -> bool:
-    """Whether it is a norm inside an attention that treats every head alike."""
+    """Whether it is a norm within an attention, shared by all heads."""
     if not isinstance(module, _NORMS):
         return False
     return module.weight.numel() == _head_width(layer, name) > 1

@@ -1,4 +1,4 @@
-"""The ranks that share the weights of a stage, and the sums among them that autograd knows."""
+"""The ranks that share the weights of a stage, and differentiable sums among them."""
 
 import math
 from collections.abc import Sequence
@@ -15,28 +15,28 @@ from runtime.parallel.linear_map import mapped
 
 @dataclass(frozen=True, slots=True)
 class TensorGroup(ContextGroup):
-    """A tensor-parallel group as one of its ranks sees it; all of them hold the same tokens.
+    """A tensor-parallel group, on one of its ranks; all of them have the same tokens.
 
     Args:
-        ranks: of the plan, in the order of the grid: `member` is the place that a cut weight's part
-            goes by, not the rank in the process group.
+        ranks: of the plan, in the order of the grid: `member` is the index of a weight's part, not
+            the rank in the process group.
     """
 
     gathering: ClassVar[str] = "gathering tokens"
     summing: ClassVar[str] = "adding up tokens"
 
     def sum(self, x: Tensor) -> None:
-        """Add up everybody's, in place; RankError when it does not end in time or a peer is gone."""
+        """Sum over members, in place; RankError where it does not end in time or a peer is gone."""
         self._reduce(x, dist.ReduceOp.SUM, "adding up partial results")
 
     def largest(self, x: Tensor) -> None:
-        """Everybody's largest, element by element, in place; fails as `sum`."""
+        """Elementwise maximum over members, in place; raises as `sum`."""
         self._reduce(x, dist.ReduceOp.MAX, "finding the largest score")
 
     def collect(self, own: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Everybody's parts by member, whose shapes are given; fails as `sum`."""
+        """[members] all parts, of the given shapes; raises as `sum`."""
         sizes = [math.prod(shape) for shape in shapes]
-        padded = own.new_zeros(max(sizes))  # a collective's parts are of one size
+        padded = own.new_zeros(max(sizes))  # parts of a collective have one size
         padded[: own.numel()] = own.reshape(-1)
         parts = {rank: torch.empty_like(padded) for rank in sorted(self.ranks)}
         work = dist.all_gather(list(parts.values()), padded, group=self.process_group, async_op=True)
@@ -47,14 +47,14 @@ class TensorGroup(ContextGroup):
         ]
 
     def enter(self, x: Tensor) -> Tensor:
-        """x, where members begin to compute different things from it: its gradient is the sum of theirs.
+        """x, at the start of partitioned computation; its gradient is the sum over members.
 
         Source: Shoeybi et al. 2019, "Megatron-LM", section 3, operator f.
         """
         return mapped(x, lambda x: x.view_as(x), self._total)
 
     def leave(self, x: Tensor) -> Tensor:
-        """The sum of everybody's x, which all go on with alike; operator g of the same source."""
+        """The sum of x over members, at the end of partitioned computation; operator g of the same source."""
         return mapped(x, self._total, lambda gradient: gradient)
 
     def _total(self, x: Tensor) -> Tensor:
@@ -63,20 +63,20 @@ class TensorGroup(ContextGroup):
         return total
 
     def cut(self, x_TD: Tensor, num_pieces: int) -> list[Tensor]:
-        """Of a product's input, as many at most, to add up results piece by piece."""
+        """At most `num_pieces` pieces of a product's input, whose results are summed separately."""
         return list(x_TD.chunk(num_pieces))
 
     def start_sum(self, y_TD: Tensor) -> tuple[Tensor, Pending | None]:
-        """Begin to add up everybody's piece: what this member goes on with of it, and the end of that."""
+        """Start summing a piece over members; returns this member's part, and the pending collective."""
         total = y_TD.detach().clone(memory_format=torch.contiguous_format)
         return total, self._begin(total, dist.ReduceOp.SUM, "adding up partial results")
 
     def start_spread(self, gradient_ND: Tensor) -> tuple[Tensor, Pending | None]:
-        """The reverse, which brings a piece's gradient to everybody; of a sum all have it already."""
+        """The reverse, which sends a piece's gradient to all members; after a sum all have it already."""
         return gradient_ND, None
 
     def _reduce(self, x: Tensor, operation: dist.ReduceOp.RedOpType, what: str) -> None:
-        if x.numel():  # all members hold equally many
+        if x.numel():  # the same number on all members
             self._begin(x, operation, what).wait()
 
     def _begin(self, x: Tensor, operation: dist.ReduceOp.RedOpType, what: str) -> Pending:
@@ -86,12 +86,12 @@ class TensorGroup(ContextGroup):
 
 @dataclass(frozen=True, slots=True)
 class SharedWeights:
-    """What members have to do about the gradients of one stage's weights.
+    """How members treat the gradients of one stage's weights.
 
     Args:
         group: the members.
-        elsewhere: weights that another member counts in the norm: whole ones, on all but the first.
-        partial: trainable weights of whose gradient each member has a part, in a fixed order.
+        elsewhere: weights that another member counts in the norm: uncut ones, on all but the first.
+        partial: trainable weights with a partial gradient on each member, in a fixed order.
     """
 
     group: TensorGroup

@@ -1,12 +1,12 @@
-"""Lets layers whose weights are one member's parts compute what whole layers compute.
+"""Lets layers with one member's parts of weights compute the same as whole layers.
 
-A block adds up twice forward and twice backward. Weights stay plain tensors in transformers'
-own modules, and hooks add the sums: what takes modules apart or calls them again (a split
-backward, recomputation) does not notice, and every wait ends in time and names its peers.
+A block has two sums in the forward and two in the backward. Weights stay plain tensors in transformers' own
+modules, and hooks add the sums, so that code which takes modules apart or calls them again (a split backward,
+recomputation) needs no change, and every wait ends in time and names its peers.
 
 Source: Shoeybi et al. 2019, "Megatron-LM", section 3.
-Differs: the loss takes three numbers per token from each member (largest logit, sum of
-exponentials, own target's logit), the last two in one message.
+Differs: the loss needs three numbers per token from each member (largest logit, sum of exponentials, logit
+of its own targets), the last two in one message.
 """
 
 import copy
@@ -29,19 +29,19 @@ from runtime.parallel.tensor.sequence import Talk
 
 # Shape suffixes: T = packed tokens, D = hidden width, V = vocabulary of one member.
 
-# What attention reads of its heads: counts and widths.
+# Attributes of attention modules that count heads.
 HEAD_COUNTS = ("num_heads", "num_key_value_heads", "split_size", "embed_dim")
 
 
 def parallelize(layer: StageLayer, cuts: Cuts, group: TensorGroup, talk: Talk, num_pieces: int = 1) -> None:
-    """Let a layer whose weights are this member's parts compute what the whole layer computes.
+    """Let a layer with this member's parts of weights compute the same as the whole layer.
 
     Args:
         layer: as built, with its weights cut.
-        cuts: how, by `cuts_of` before.
-        group: the members, all of which do the same.
-        talk: the group, or what splits tokens among it between the layer's regions.
-        num_pieces: into which a product is cut whose results are added up, to run beside its sums.
+        cuts: from `cuts_of` of the whole layer.
+        group: the members, all of which call this.
+        talk: the group, or the parts of tokens that its members have between the layer's regions.
+        num_pieces: number of pieces of products whose results are summed, to overlap product and sum.
     """
     if isinstance(layer, EmbedTokens):
         _OwnTokens(layer.embed_tokens, cuts.cut["embed_tokens.weight"].start(group.member, group.size), group)
@@ -66,7 +66,7 @@ def parallelize(layer: StageLayer, cuts: Cuts, group: TensorGroup, talk: Talk, n
 
 
 def _summed(layer: StageLayer, name: str, module: nn.Module, kind: CutKind) -> nn.Module | None:
-    """Whose output members add up: once for all experts of a layer, where tokens are counted as outside."""
+    """The module whose output members sum: once for all experts of a layer, where rows are tokens."""
     owner = name.rpartition(".")[0]
     if kind is CutKind.EXPERTS:
         mixture = layer.get_submodule(owner)
@@ -75,18 +75,18 @@ def _summed(layer: StageLayer, name: str, module: nn.Module, kind: CutKind) -> n
 
 
 def whole_name(name: str) -> str:
-    """The name that a parameter of a parallel layer has in the whole one."""
+    """The name in the whole layer of a parameter of the parallel one."""
     return name.removesuffix(SUMMED_BIAS) + "bias" if name.endswith(f".{SUMMED_BIAS}") else name
 
 
 def _enters(layer: StageLayer, name: str, region: nn.Module) -> bool:
-    """Whether a region's input enters as a whole: once for all products that read it."""
-    kinds = {kind_of(layer, f"{name}.{own}", child) for own, child in region.named_children()}
+    """Whether a region's input is entered once for all products that read it."""
+    kinds = {kind_of(layer, f"{name}.{child_name}", child) for child_name, child in region.named_children()}
     return bool(kinds & {CutKind.COLUMN, CutKind.EXPERTS, CutKind.FUSED})
 
 
 def _enters_alone(layer: StageLayer, kind: CutKind, name: str) -> bool:
-    """Whether a product's input enters in front of itself: it stands in no region that is called."""
+    """Whether a product enters its own input, as it is in no region that does."""
     owner = name.rpartition(".")[0]
     if kind is CutKind.FUSED:
         return owner.rpartition(".")[2] not in layer.regions
@@ -103,20 +103,20 @@ def _enter_input(
 
 
 def _fewer_heads(attention: nn.Module, size: int) -> None:
-    """The counts that attention reads, of this member's heads; those of its configuration too."""
-    held: Any = attention
-    if not hasattr(held, "head_dim"):
+    """Set the counts of heads, also in the configuration, to those of this member."""
+    module: Any = attention
+    if not hasattr(module, "head_dim"):
         return
     for count in HEAD_COUNTS:
-        if hasattr(held, count):
-            setattr(held, count, getattr(held, count) // size)
-    if hasattr(held, "config") and hasattr(held.config, "num_attention_heads"):
-        held.config = copy.copy(held.config)
-        held.config.num_attention_heads //= size
+        if hasattr(module, count):
+            setattr(module, count, getattr(module, count) // size)
+    if hasattr(module, "config") and hasattr(module.config, "num_attention_heads"):
+        module.config = copy.copy(module.config)
+        module.config.num_attention_heads //= size
 
 
 def _transposed(module: Any, x: Tensor) -> Tensor:
-    """GPT-2's `Conv1D` without its own idea of how wide it is, and without a bias where it has none."""
+    """GPT-2's `Conv1D` with the width of its actual weight, and without a bias where it has none."""
     return functional.linear(x, module.weight.t(), module.bias)
 
 
@@ -139,13 +139,13 @@ def _sum_output(product: nn.Module, talk: Talk, num_pieces: int) -> None:
 
 
 class _OwnTokens:
-    """A token table of which every member holds some rows: others' tokens are zeros, then all add up."""
+    """A token table with some rows per member: tokens of others give zeros, then all are summed."""
 
     def __init__(self, table: nn.Embedding, first: int, group: TensorGroup) -> None:
         self._group = group
         self._num_rows = table.weight.shape[0]
         self._first = first
-        self._foreign = torch.empty(0, dtype=torch.bool)  # of the call under way
+        self._foreign = torch.empty(0, dtype=torch.bool)  # of the current call
         table.num_embeddings = self._num_rows
         if table.padding_idx is not None:
             own = table.padding_idx - first
@@ -167,7 +167,7 @@ class _OwnTokens:
 def _vocabulary_loss(
     head: NextTokenHead, first: int, group: TensorGroup, x_TD: Tensor, context: Context
 ) -> Tensor:
-    """`NextTokenHead.run` over logits that are spread over the members; `first` is its first row."""
+    """`NextTokenHead.run` for logits partitioned among members; `first` is this member's first row."""
     labels_T = context.data.labels
     assert labels_T is not None, "the head is given its targets"
     logits_TV = head.logits(x_TD)

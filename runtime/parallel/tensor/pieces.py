@@ -1,10 +1,10 @@
-"""A product whose results tensor-parallel ranks add up, beside its own collective: piece by piece.
+"""Overlap of a product and the sum of its results over tensor-parallel ranks, in pieces.
 
-Forward, a piece's sum travels while the product of the next one runs. Backward, where ranks split tokens,
-all pieces' gradients are gathered at once and a piece's product runs while later ones are on their way.
+Forward, the sum of a piece overlaps the product of the next one. Backward, where ranks split tokens, gathers
+of all pieces' gradients start together, and a piece's product overlaps later gathers.
 
 Source: Z. Zhang et al., "DistTrain", appendix A.1 (StepCCL).
-Differs: collectives in front of products, whose tensor other operators of a region may read too, stay whole.
+Differs: collectives in front of products, whose tensor other operators of a region may read, are not split.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,13 +17,13 @@ from torch.autograd.function import once_differentiable
 from runtime.parallel.context.group import Pending
 from runtime.parallel.tensor.sequence import Talk
 
-# Shape suffixes: T = tokens that go into the product, N = tokens that a member goes on with, D = width.
+# Shape suffixes: T = input tokens of the product, N = a member's tokens of the sum, D = width.
 
-Flight = tuple[Tensor, Pending | None]  # what a collective fills, and its end; None: there already
+Flight = tuple[Tensor, Pending | None]  # buffer of a collective, and its pending end; None: complete
 
 
 def summed_in_pieces(product: Callable[[Tensor], Tensor], x: Tensor, talk: Talk, num_pieces: int) -> Tensor:
-    """Everybody's `product(x)` added up, as far as this member goes on with it."""
+    """This member's part of the sum of `product(x)` over members."""
     pieces = talk.cut(x.reshape(-1, x.shape[-1]), num_pieces)
     flights = [_Flights() for _ in pieces]
     started = [
@@ -34,7 +34,7 @@ def summed_in_pieces(product: Callable[[Tensor], Tensor], x: Tensor, talk: Talk,
 
 
 class _Flights:
-    """What is under way of one piece."""
+    """Collectives of one piece in flight."""
 
     def __init__(self) -> None:
         self.forward: Flight | None = None
@@ -51,7 +51,7 @@ class _Start(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        del gradient  # as `_Finish` was given it; what it became is on its way
+        del gradient  # the same that `_Finish` got; its gathered form is in flight
         spread_TD, pending = ctx.flights.backward
         if pending is not None:
             pending.wait()
@@ -74,7 +74,7 @@ class _Finish(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient_ND: Tensor) -> tuple[Tensor | None, ...]:
         parts = gradient_ND.split(ctx.sizes)
-        # autograd comes to the last piece first
+        # autograd visits the last piece first
         for flight, part in reversed(list(zip(ctx.flights, parts, strict=True))):
             flight.backward = ctx.talk.start_spread(part)
         return (None, None, *parts)

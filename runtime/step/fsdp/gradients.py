@@ -1,4 +1,4 @@
-"""Gradients of a rank some of whose weights are sharded: one norm, one optimizer, one step."""
+"""Gradients of a rank with sharded weights among others: one norm, one optimizer, one step."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -15,11 +15,11 @@ from workbench.plan.lowered import Lowered, Weights
 
 
 class ShardedGradients(Gradients):
-    """As `Gradients`, with the stages whose weights are sharded beside the others.
+    """As `Gradients`, including stages with sharded weights.
 
     Args:
-        sharded: has taken them.
-        modules: of this rank, all of them.
+        sharded: these stages.
+        modules: all of this rank.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class ShardedGradients(Gradients):
         sharded.follow(lowered.plan.program.get(mesh.rank, ()), recorder)
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Those of whole weights, then the parts of the others."""
+        """Parameters of whole weights, then this rank's parts of sharded ones."""
         yield from super().parameters()
         yield from self._sharded.parameters()
 
@@ -48,12 +48,12 @@ class ShardedGradients(Gradients):
         super().finish()
 
     def publish(self) -> None:
-        """After the optimizer's step; errors as `Gradients.publish`."""
+        """Distribute updated weights; errors as `Gradients.publish`."""
         super().publish()
         self._sharded.publish()
 
     def whole(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """(Weight or copy, its whole gradient) after `finish`; a collective."""
+        """Yield (weight or copy, its whole gradient) after `finish`; a collective."""
         yield from super().whole()
         yield from self._sharded.whole_gradients()
 
@@ -65,7 +65,7 @@ class ShardedGradients(Gradients):
         yield from super()._counted()
         counted: dict[int, Tensor] = {}
         for group in self._lowered.groups:
-            if group.ranks[0] == self._mesh.rank:  # of the ranks that hold this part
+            if group.ranks[0] == self._mesh.rank:  # of the ranks with this part
                 part_S = self._sharded.gradient_of(group.weights[0])
                 if part_S is not None:
                     counted[id(part_S)] = part_S

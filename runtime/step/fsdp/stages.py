@@ -1,4 +1,4 @@
-"""A rank's stages whose weights are sharded: does the exchanges of their rounds as the program says."""
+"""A rank's stages with sharded weights: executes their all-gathers and reduce-scatters."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.step.activations import Watched
-from runtime.step.fsdp.weights import ShardedWeights, Travelling
+from runtime.step.fsdp.weights import InFlight, ShardedWeights
 from runtime.step.stage_module import StageModule
 from runtime.step.timing import Recorder
 from runtime.world.clock import Awaited, Channel, Stamp, Traffic
@@ -21,31 +21,30 @@ from workbench.trace import Lane
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """An exchange that has begun; whoever sees a part of it end notes when, in the order of their ends."""
+    """An exchange in flight; the ends of its parts are recorded in order."""
 
     start: Stamp
-    parts: list[tuple[ShardedWeights, Travelling]]
+    parts: list[tuple[ShardedWeights, InFlight]]
     ends: list[Stamp] = field(default_factory=list)
 
     def end(self, now: Stamp) -> Stamp:
-        """When its last part ended; `now`, where not all were noted: gloo's reduce-scatter cannot tell."""
+        """End of its last part; `now` if some are unknown, as gloo does not report a reduce-scatter's end."""
         if not self.parts:
             return self.start
         return self.ends[-1] if len(self.ends) == len(self.parts) else now
 
 
 class ShardedStages:
-    """Weights of one rank's stages that it shares with others.
+    """Weights of one rank's stages that are sharded among ranks.
 
-    Gathers and reductions run beside the passes. At an action the rank waits for those that `waits_of`
-    names; the simulator waits for the same.
-    Differs: torch's `fully_shard` reduces only weights that got a gradient, so a replica without items
-    in a round would leave its peers waiting; and its hooks order collectives, not the program.
+    Gathers and reductions overlap the passes. An action waits for those in `waits_of`, as in the simulator.
+    Differs: torch's `fully_shard` reduces only weights with a gradient, so a replica without items in a round
+    would block its peers; and its hooks order collectives, not the program.
 
     Args:
         units: stage -> its unit, of the whole plan.
         mesh: of this rank.
-        wide: what the optimizer works in; None: the weights' own type.
+        wide: type of the optimizer's copy; None: the weights' own type.
     """
 
     def __init__(
@@ -65,82 +64,87 @@ class ShardedStages:
 
     @classmethod
     def none(cls) -> "ShardedStages":
-        """Of a rank that shards nothing."""
+        """An instance for a rank that shards nothing."""
         return cls({}, Mesh(rank=0, ranks=(0,), device=torch.device("cpu")))
 
     def __contains__(self, stage: object) -> bool:
         return stage in self._units
 
     def building(self, build: Callable[..., StageModule]) -> Callable[..., StageModule]:
-        """Builds stages as `build` does and takes each, so that one alone is ever whole."""
-        return lambda *given, **how: self.take(build(*given, **how))
+        """A builder that shards each stage after `build`, so that at most one is ever whole."""
+        return lambda *args, **kwargs: self.take(build(*args, **kwargs))
 
     def take(self, module: StageModule) -> StageModule:
-        """Share out a stage's weights, where the plan says so; returns the module."""
+        """Shard a stage's weights, if the plan says so; returns the module."""
         stage = module.stage.id
         if stage not in self._units:
             return module
         ranks = self._units[stage].ranks
-        found: dict[str, ShardedWeights] = {}
+        sharded: dict[str, ShardedWeights] = {}
         own: dict[bool, list[nn.Parameter]] = {True: [], False: []}
         names: list[Weights] = []
         tied: list[tuple[Weights, list[nn.Parameter]]] = []
-        for weights, held in module.weights().items():
+        for weights, parameters in module.weights().items():
             if weights.shared is None:
                 names.append(weights)
-                for parameter in held:
+                for parameter in parameters:
                     own[parameter.requires_grad].append(parameter)
             else:
-                tied.append((weights, list(held)))
+                tied.append((weights, list(parameters)))
         for is_trained, name in ((True, "trained"), (False, "frozen")):
             if own[is_trained]:
-                found[name] = self._sharded_parameters(own[is_trained], ranks, None)
+                sharded[name] = self._sharded_parameters(own[is_trained], ranks, None)
                 if is_trained:
-                    self._known |= dict.fromkeys(names, found[name])
-            for weights, held in tied:
-                if held[0].requires_grad is is_trained:
-                    one = self._sharded_parameters(held, ranks, self._known.get(weights))
-                    found[f"tied {weights.shared}"] = one  # each stage's own, of one part
-                    self._known.setdefault(weights, one)
-        self._held[stage] = found
+                    self._known |= dict.fromkeys(names, sharded[name])
+            for weights, parameters in tied:
+                if parameters[0].requires_grad is is_trained:
+                    tied_weights = self._sharded_parameters(parameters, ranks, self._known.get(weights))
+                    sharded[f"tied {weights.shared}"] = tied_weights  # one per stage, with the same part
+                    self._known.setdefault(weights, tied_weights)
+        self._held[stage] = sharded
         return module
 
     def _sharded_parameters(
-        self, held: Sequence[nn.Parameter], ranks: tuple[int, ...], like: ShardedWeights | None
+        self, parameters: Sequence[nn.Parameter], ranks: tuple[int, ...], like: ShardedWeights | None
     ) -> ShardedWeights:
         mesh, resized = self._mesh, self._resize
-        group = mesh.units.get(ranks)  # none where weights are only kept, not used
-        return ShardedWeights(held, ranks, mesh.rank, group, wide=self._wide, like=like, resized=resized)
+        group = mesh.units.get(ranks)  # none where weights are only stored, not used
+        return ShardedWeights(
+            parameters, ranks, mesh.rank, group, wide=self._wide, like=like, resized=resized
+        )
 
     def _resize(self, num_bytes: int) -> None:
         if self.memory is not None:
             self.memory.resize(num_bytes)
 
     def follow(self, program: Sequence[Action], recorder: Recorder) -> None:
-        """From now on do this program's rounds."""
+        """Execute the exchanges of this program from now on."""
         self._waits, self._recorder = waits_of(program), recorder
 
     def start(self, action: Action) -> None:
-        """Begin an ALL_GATHER or a REDUCE_SCATTER."""
+        """Start an ALL_GATHER or a REDUCE_SCATTER."""
         assert action.stage is not None
-        held, start = self._held[action.stage], self._mesh.clock.stamp()
+        weights_of_stage, start = self._held[action.stage], self._mesh.clock.stamp()
         if action.kind is Pass.ALL_GATHER:
-            traffic, parts = Traffic.GATHER, [(weights, weights.gather()) for weights in held.values()]
+            traffic, parts = (
+                Traffic.GATHER,
+                [(weights, weights.gather()) for weights in weights_of_stage.values()],
+            )
         else:
-            trained = (weights for weights in held.values() if weights.is_trained)
+            trained = (weights for weights in weights_of_stage.values() if weights.is_trained)
             traffic, parts = Traffic.SCATTER, [(weights, weights.reduce_scatter()) for weights in trained]
         self._started[action] = started = _Started(start, parts)
         channel = Channel(traffic, self._units[action.stage].ranks)
-        for _, travelling in parts:
-            self._mesh.clock.follow(travelling.work, channel, self._awaited(action), started.ends.append)
+        for _, in_flight in parts:
+            self._mesh.clock.follow(in_flight.work, channel, self._awaited(action), started.ends.append)
 
-    def let_go(self, stage: int) -> None:
-        """FREE: only this rank's part stays."""
+    def release(self, stage: int) -> None:
+        """FREE: keep only this rank's part."""
         for weights in self._held[stage].values():
-            weights.let_go()
+            weights.release()
 
     def wait_for(self, action: Action) -> None:
-        """Wait for what an action needs.
+        """Wait for the exchanges on which an action depends.
 
         Raises:
             RankError: an exchange did not end in time, or a peer is gone.
@@ -152,69 +156,69 @@ class ShardedStages:
         started = self._started.pop(name, None)
         if started is None:
             return
-        for weights, travelling in started.parts:
-            self._wait(travelling, name)
-            if travelling.part is not None:
-                weights.add(travelling.part)
+        for weights, in_flight in started.parts:
+            self._wait(in_flight, name)
+            if in_flight.part is not None:
+                weights.add(in_flight.part)
         if self._recorder is not None:
             self._recorder.span(Lane.REDUCE, name, started.start, started.end(self._mesh.clock.stamp()))
 
-    def _wait(self, travelling: Travelling, name: Action) -> None:
-        self._mesh.clock.wait(travelling.work, self._awaited(name))
+    def _wait(self, in_flight: InFlight, name: Action) -> None:
+        self._mesh.clock.wait(in_flight.work, self._awaited(name))
 
     def _awaited(self, name: Action) -> Awaited:
         assert name.stage is not None
         return Awaited.among(self._mesh.rank, f"in {name}", self._units[name.stage].ranks)
 
     def finish(self) -> None:
-        """At STEP: all exchanges have ended, and every part has a gradient, zeros where none was made."""
+        """At STEP, wait for all exchanges, and set missing gradients of parts to zero."""
         self.wait_for(STEP)
         for weights in self._distinct():
             weights.gradient()
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """What the optimizer updates: this rank's part of everything trained, each once."""
+        """Parameters of the optimizer: this rank's part of all trained weights, each once."""
         yield from (weights.own for weights in self._distinct())
 
     def parts_of(self, stage: int) -> dict[str, nn.Parameter]:
-        """This rank's part of each tensor that a stage is gathered from, by what and which part it is."""
+        """Description -> this rank's part of each flat tensor of a stage."""
         ranks = self._units[stage].ranks
         which = f"part {ranks.index(self._mesh.rank) + 1} of {len(ranks)}"
         return {f"{name}, {which}": weights.own for name, weights in self._held[stage].items()}
 
     def gradient_of(self, weights: Weights) -> Tensor | None:
-        """[S] this rank's part of the gradient of some weights; None where they are not held here."""
-        held = self._known.get(weights)
-        return None if held is None else held.gradient()
+        """[S] this rank's part of the gradient of some weights; None where this rank does not have them."""
+        sharded = self._known.get(weights)
+        return None if sharded is None else sharded.gradient()
 
     def _distinct(self) -> list[ShardedWeights]:
-        """Trained ones; of tied ones the first."""
-        all_held = (weights for held in self._held.values() for weights in held.values())
-        trained = (weights for weights in all_held if weights.is_trained)
-        found: dict[int, ShardedWeights] = {}
+        """Trained weights; of tied ones the first."""
+        all_weights = (weights for by_name in self._held.values() for weights in by_name.values())
+        trained = (weights for weights in all_weights if weights.is_trained)
+        first_of_part: dict[int, ShardedWeights] = {}
         for weights in trained:
-            found.setdefault(id(weights.own), weights)
-        return list(found.values())
+            first_of_part.setdefault(id(weights.own), weights)
+        return list(first_of_part.values())
 
     def publish(self) -> None:
-        """After the optimizer's step."""
+        """Update the gathered parts after the optimizer's step."""
         for weights in self._distinct():
             weights.publish()
 
     def whole_gradients(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """(Weight, its whole gradient) of all stages; a collective."""
+        """Yield (weight, its whole gradient) of all stages; a collective."""
         for stage in sorted(self._held, key=lambda stage: self._units[stage].stages):
             for weights in self._held[stage].values():
                 if weights.is_trained:
-                    travelling = weights.start_whole_gradient()
-                    self._wait(travelling, Action(stage, Pass.REDUCE_SCATTER))
-                    assert travelling.flat is not None
-                    yield from weights.pieces(travelling.flat)
+                    in_flight = weights.start_whole_gradient()
+                    self._wait(in_flight, Action(stage, Pass.REDUCE_SCATTER))
+                    assert in_flight.flat is not None
+                    yield from weights.pieces(in_flight.flat)
 
-    def each_whole(self, modules: Iterable[StageModule]) -> Iterator[StageModule]:
-        """The rank's stages, each with its weights whole until the next one; a collective.
+    def each_gathered(self, modules: Iterable[StageModule]) -> Iterator[StageModule]:
+        """Yield the rank's stages, each with its weights gathered until the next one; a collective.
 
-        Sharded ones come last, as all ranks that share them list them.
+        Sharded ones come last, in the same order on all ranks that share them.
         """
 
         def place(module: StageModule) -> tuple[int, ...]:
@@ -227,12 +231,12 @@ class ShardedStages:
                 self._wait(weights.gather(), Action(stage, Pass.ALL_GATHER))
             yield module
             for weights in self._held.get(stage, {}).values():
-                weights.let_go()
+                weights.release()
 
     def parts(self) -> dict[str, Tensor]:
-        """By name, what this rank keeps that no optimizer holds."""
-        found: dict[str, Tensor] = {}
-        for stage, held in self._held.items():
-            kept = (weights.part for weights in held.values() if not weights.is_updated_in_place)
-            found |= {f"part/{stage}/{number}": part for number, part in enumerate(kept)}
-        return found
+        """Name -> tensor of this rank that no optimizer updates directly."""
+        parts: dict[str, Tensor] = {}
+        for stage, by_name in self._held.items():
+            own_parts = (weights.part for weights in by_name.values() if not weights.is_updated_in_place)
+            parts |= {f"part/{stage}/{number}": part for number, part in enumerate(own_parts)}
+        return parts
