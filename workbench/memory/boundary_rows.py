@@ -172,11 +172,8 @@ class _RowAccount:
         """Add outputs, held until consumers and sends are done; what is no view is a tensor of its own."""
         rows, positions = self._rows, self._positions
         row = np.flatnonzero((positions.first_on[rows.source] != NOWHERE) & (self._sent_at != NOWHERE))
-        first, producer, is_local = (
-            positions.first_on[rows.source[row]],
-            rows.producer[row],
-            rows.is_local[row],
-        )
+        first = positions.first_on[rows.source[row]]
+        producer, is_local = rows.producer[row], rows.is_local[row]
         cell, is_backward = first + self._sent_at[row], positions.is_backward[producer]
         consumer = first + self._taken_at[rows.first_end[row]]  # of a local row
         last = np.where(is_local, consumer, first + self._sent_ends()[row])
@@ -207,9 +204,8 @@ class _RowAccount:
         """
         rows, positions, taken_at = self._rows, self._positions, self._taken_at
         source, bound = rows.source[rows.row], positions.longest + 1
-        sent_at = np.where(rows.is_passed_on, positions.at(rows.consumer, rows.source), self._sent_at)[
-            rows.row
-        ]
+        relayed_at = positions.at(rows.consumer, rows.source)
+        sent_at = np.where(rows.is_passed_on, relayed_at, self._sent_at)[rows.row]
         is_sent = (rows.destination != source) & (sent_at != NOWHERE) & (taken_at != NOWHERE)
         sent = (source * positions.num_ranks + rows.destination)[is_sent] * bound + sent_at[is_sent]
         order = np.argsort(sent)

@@ -39,11 +39,8 @@ class PassLines:
         self.lengths: Ints = np.append(actions.lengths, 0)[program]  # none where there is no program
         entry = spans(np.append(starts(actions.lengths), 0)[program], self.lengths)
         number = actions.number[entry]
-        self._stage, self._kind, self._microbatch = (
-            actions.stage[number],
-            actions.kind[number],
-            actions.microbatch[number],
-        )
+        self._stage, self._kind = actions.stage[number], actions.kind[number]
+        self._microbatch = actions.microbatch[number]
         self._rank_index = np.repeat(np.arange(len(ranks)), self.lengths)
         self._last = np.cumsum(self.lengths) - 1
         self._num_stages = 1 + max((NOWHERE, *plan.stage, *actions.stage.tolist()))
@@ -80,16 +77,10 @@ class PassLines:
             for stage, kind, num_bytes in self._accounts.state(rank) if self.lengths[index] else ():
                 if kind.part == GRADIENTS:
                     rank_stage = index * (self._num_stages + 1) + stage.id + 1
-                    computed, scattered = (
-                        int(self._first_weights[rank_stage]),
-                        int(self._first_round[rank_stage]),
-                    )
-                    first = (
-                        scattered
-                        if scattered != NOWHERE
-                        else 1 + (last - 1 if computed == NOWHERE else computed)
-                    )
-                    yield index, first, kind, num_bytes
+                    computed = int(self._first_weights[rank_stage])
+                    scattered = int(self._first_round[rank_stage])
+                    after = last if computed == NOWHERE else 1 + computed
+                    yield index, after if scattered == NOWHERE else scattered, kind, num_bytes
 
     def _cells(self, *kinds: Pass) -> Ints:
         """Return the cells of actions of these kinds."""
@@ -172,15 +163,13 @@ class PassLines:
     def _sizes_of(self, cells: Ints, *, keeps: bool) -> StageBytes[Ints]:
         of_microbatches = self._accounts.sizes.of_microbatches
         width = len(StageBytes._fields)
-        return StageBytes(
-            *self._by_microbatch(cells, width, lambda stage: of_microbatches(stage, keeps=keeps))
-        )
+        columns = self._by_microbatch(cells, width, lambda stage: of_microbatches(stage, keeps=keeps))
+        return StageBytes(*columns)
 
     def _splits_of(self, cells: Ints) -> StageSplitBytes[Ints]:
         width = len(StageSplitBytes._fields)
-        return StageSplitBytes(
-            *self._by_microbatch(cells, width, self._accounts.sizes.splits_of_microbatches)
-        )
+        columns = self._by_microbatch(cells, width, self._accounts.sizes.splits_of_microbatches)
+        return StageSplitBytes(*columns)
 
     def _add_forwards(self, kept: Ints, input_kept: Ints, output: Ints, distance: Ints) -> None:
         forwards = self._cells(Pass.F)
@@ -224,11 +213,10 @@ class PassLines:
         cells = self._cells(Pass.REDUCE_GRAD)
         cells = cells[~self._is_sharded[cells]]
         size, reduced = self._plan.settings.gradient_bytes, self._accounts.reduced
+        rank_indices, stages = self._rank_index[cells].tolist(), self._stage[cells].tolist()
         sizes = [
             reduced.get(self._ranks[index], {}).get(reduction_of(stage), (0, 0))
-            for index, stage in zip(
-                self._rank_index[cells].tolist(), self._stage[cells].tolist(), strict=True
-            )
+            for index, stage in zip(rank_indices, stages, strict=True)
         ]
         total, largest = np.array(sizes, np.int64).reshape(-1, 2).T * size
         self._hold(cells, np.maximum(cells, self._last[self._rank_index[cells]] - 1), total)
@@ -252,9 +240,8 @@ class PassLines:
         self._hold(computed[is_computed] + 1, cells[is_computed], whole_bytes)
         last = self._until_awaited(cells)
         is_first = self._first_round[self._rank_stage[cells]] == cells  # its shard becomes the sum
-        self._hold(
-            cells, last, np.where(is_first, in_flight, in_flight + own_shard) * settings.gradient_bytes
-        )
+        num_elements = np.where(is_first, in_flight, in_flight + own_shard)
+        self._hold(cells, last, num_elements * settings.gradient_bytes)
 
     def _until_awaited(self, scatters: Ints) -> Ints:
         """Return the cell before the first action that waits for each, see `schedule.sharded.waits_of`.

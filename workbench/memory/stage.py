@@ -61,9 +61,8 @@ def stage_state(plan: Plan, stage: Stage, counted: Collection[str] = ()) -> Iter
         for parameter in (candidate for candidate in layer.parameters() if candidate.name not in counted):
             counted.add(parameter.name)
             of_experts, parts = stage.ep > 1 and is_of_expert(parameter), parts_of.parts(index, parameter)
-            if (
-                shape := (parameter.shape, parameter.shard, of_experts, layer.trainable, parts)
-            ) not in bytes_of:
+            shape = parameter.shape, parameter.shard, of_experts, layer.trainable, parts
+            if shape not in bytes_of:
                 state_kinds = kinds[: 3 if layer.trainable else 1]
                 elements = held_elements(parameter, stage)
                 bytes_of[shape] = [

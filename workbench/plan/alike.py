@@ -115,11 +115,9 @@ def _linked_replicas(plan: Plan) -> list[list[ModuleReplica]]:
     def link(key: tuple[str, int], member: ModuleReplica) -> None:
         if member not in group_of:
             return  # no stage has it; `_build_components` reports it
-        known_group, own_group = group_of[first_of.setdefault(key, member)], group_of[member]
-        if known_group is not own_group:
-            larger, smaller = (
-                (known_group, own_group) if len(known_group) >= len(own_group) else (own_group, known_group)
-            )
+        known, own = group_of[first_of.setdefault(key, member)], group_of[member]
+        if known is not own:
+            larger, smaller = (known, own) if len(known) >= len(own) else (own, known)
             larger += smaller
             group_of.update(dict.fromkeys(smaller, larger))
 
@@ -258,15 +256,13 @@ def _shape(plan: Plan, component: Component) -> object:
     rank_at = {rank: position for position, rank in enumerate(component.ranks)}
     sample_at = {sample: position for position, sample in enumerate(component.samples)}
     kinds = sample_kinds(plan.batch)
-    replicas_by_module: dict[str, list[int]] = {}
+    by_module: dict[str, list[int]] = {}
     for module, replica in component.replicas:
-        replicas_by_module.setdefault(module, []).append(replica)
-    ordered = [
-        (module, replica) for module, replicas in replicas_by_module.items() for replica in sorted(replicas)
-    ]
+        by_module.setdefault(module, []).append(replica)
+    ordered = [(module, replica) for module, replicas in by_module.items() for replica in sorted(replicas)]
     replica_at = {
         (module, replica): position
-        for module, replicas in replicas_by_module.items()
+        for module, replicas in by_module.items()
         for position, replica in enumerate(sorted(replicas))
     }
     stages = tuple([_stage_shape(plan.stage[s], stage_at, rank_at, replica_at) for s in component.stages])

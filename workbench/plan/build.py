@@ -356,9 +356,8 @@ def _intervals(
     window = rounds * readers * size
     first_larger = 0  # first replica whose interval gets one piece more
     for first in range(0, len(batch), window):
-        chunks = [
-            batch[start : start + size] for start in range(first, min(first + window, len(batch)), size)
-        ]
+        last = min(first + window, len(batch))
+        chunks = [batch[start : start + size] for start in range(first, last, size)]
         ordered = [
             piece
             for reader in range(readers)

@@ -146,7 +146,7 @@ class _Crossing(NamedTuple):
     parts: tuple[Part, ...]
 
 
-_Direction = tuple[str, bool, Stage, Stage]  # edge, whether backward, from stage, to stage
+_Hop = tuple[str, bool, Stage, Stage]  # edge, whether backward, from stage, to stage
 
 
 class _Drafting:
@@ -217,9 +217,9 @@ class _Drafting:
                 link = self._boundary_links((producer.module, True, consumer, producer), layer.out_width)
                 self._columns.append((link[cp], *ends, content, named, num_tokens))
 
-    def _boundary_links(self, direction: _Direction, width: int) -> Ints:
+    def _boundary_links(self, hop: _Hop, width: int) -> Ints:
         """[context-parallel index] link to the same index of the other stage; tokens are in one part."""
-        links = [self._link_numbers(direction, (cp, cp), width) for cp in range(direction[2].cp)]
+        links = [self._link_numbers(hop, (cp, cp), width) for cp in range(hop[2].cp)]
         return np.array(links, dtype=np.int64)[:, 0]
 
     def _sent_by(self, stage: Stage, count: TokenCount) -> _Sent:
@@ -302,18 +302,16 @@ class _Drafting:
             return crossing, 0
         return crossing, self._names.setdefault((crossing.samples, samples), len(self._names))
 
-    def _add(
-        self, direction: _Direction, ends: tuple[int, int], width: int, crossing: tuple[_Crossing, int]
-    ) -> None:
+    def _add(self, hop: _Hop, ends: tuple[int, int], width: int, crossing: tuple[_Crossing, int]) -> None:
         """Draft rows between two passes, from every context-parallel index with tokens of the crossing."""
-        edge, is_backward, producer, consumer = direction
+        edge, is_backward, producer, consumer = hop
         shape, named = crossing
         key = edge, is_backward, producer.id, consumer.id, shape.number
         if key not in self._rows_of:
             self._rows_of[key] = [
                 (link, content, num_tokens)
                 for part in shape.parts
-                for links in [self._link_numbers(direction, (part.source, part.destination), width)]
+                for links in [self._link_numbers(hop, (part.source, part.destination), width)]
                 for link, (content, num_tokens) in zip(
                     links, self._contents_of(part, len(links)), strict=True
                 )
@@ -333,11 +331,9 @@ class _Drafting:
                 self._contents += [slices] if num_tokens else []  # empty if there are fewer tokens than parts
         return self._cut[key]
 
-    def _link_numbers(
-        self, direction: _Direction, indices: tuple[int, int | None], width: int
-    ) -> tuple[int, ...]:
+    def _link_numbers(self, hop: _Hop, indices: tuple[int, int | None], width: int) -> tuple[int, ...]:
         """Return the links between two context-parallel indices, one for each part of the tokens."""
-        edge, is_backward, producer, consumer = direction
+        edge, is_backward, producer, consumer = hop
         key = edge, is_backward, producer.id, consumer.id, indices
         if key not in self._links_of:
             paths_by_part = part_paths(self._plan, producer.id, consumer.id, *indices)

@@ -173,11 +173,7 @@ def _split_by_layer(stages: tuple[Stage, ...], sharded: tuple[str, ...]) -> tupl
     split: list[Stage] = []
     for stage in stages:
         first, last = stage.layers
-        cuts = (
-            [(index, index + 1) for index in range(first, last)]
-            if stage.module in sharded
-            else [stage.layers]
-        )
+        cuts = [(i, i + 1) for i in range(first, last)] if stage.module in sharded else [stage.layers]
         split += [
             Stage(
                 id=number,

@@ -157,10 +157,8 @@ class Routing:
         """Return `has_backward` of every microbatch of the stage's replica."""
         cache = self._tables.backwards
         if stage.id not in cache:
-            has_loss, module_replica = (
-                self.plan.model.module(stage.module).has_loss,
-                (stage.module, stage.replica),
-            )
+            has_loss = self.plan.model.module(stage.module).has_loss
+            module_replica = stage.module, stage.replica
             present = self.present_in(module_replica)
             needs_any = {modules: self.computes(stage, modules).any for modules in set(present)}
             pairs = zip(present, self.plan.microbatches_of.get(module_replica, ()), strict=True)

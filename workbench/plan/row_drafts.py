@@ -126,10 +126,8 @@ class _Copied:
         links, edges = self._drafts.links, list(dict.fromkeys(link.edge for link in self._drafts.links))
         ticks = np.concatenate(self._ticks)
         draft, producer, consumer, named = np.concatenate(self._columns, axis=1)
-        key = (
-            _sorted_positions(self._actions, ticks)[producer] * len(ticks)
-            + _sorted_positions(self._actions)[consumer]
-        )
+        producer_position = _sorted_positions(self._actions, ticks)
+        key = producer_position[producer] * len(ticks) + _sorted_positions(self._actions)[consumer]
         order = np.argsort(key, kind="stable")
         num_paths = ints(len(link.paths) for link in links)
         of_link = self._drafts.link[draft[order]]

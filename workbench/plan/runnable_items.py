@@ -56,9 +56,8 @@ def _check_projected(module: Module, segment: Segment) -> None:
             projector, num_patches, _patch_grid(module, segment, num_patches, isqrt(merged_by(projector)))
         )
     elif projector is Projector.MERGER:
-        num_out = num_patches // _merged_square(
-            whole(source_config(module), "spatial_merge_size", 2), num_patches, segment.grid
-        )
+        side = whole(source_config(module), "spatial_merge_size", 2)
+        num_out = num_patches // _merged_square(side, num_patches, segment.grid)
     elif merged == 1 and num_patches % segment.tokens_out:
         nearest = evenly_near(num_patches, segment.tokens_out)
         raise ValueError(

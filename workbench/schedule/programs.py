@@ -147,13 +147,9 @@ class _Candidates:
     def best(self, duration: Sequence[float]) -> Programs:
         """Return the candidate that exceeds its limits least; then the fastest; then the first."""
         schedules = [
-            candidate
-            for scheduler, policies in self._schedulers
-            for candidate in scheduler.schedules(policies, duration)
+            s for scheduler, policies in self._schedulers for s in scheduler.schedules(policies, duration)
         ]
-        excess, _, index = min(
-            (self._excess(candidate), candidate.finish, index) for index, candidate in enumerate(schedules)
-        )
+        excess, _, index = min((self._excess(s), s.finish, index) for index, s in enumerate(schedules))
         schedule = self._schedule
         if excess > 0 and schedule.memory_limit is not None:
             raise ValueError(

@@ -126,9 +126,8 @@ class PassPrices:
                 continue
             if microbatch_kind not in seconds_of:
                 times = self._times(stage, microbatch, microbatch_kind)
-                seconds_of[microbatch_kind] = overhead_s + factor * (
-                    times.of(kind) + self._lost_s(stage, kind, times)
-                )
+                lost_s = self._lost_s(stage, kind, times)
+                seconds_of[microbatch_kind] = overhead_s + factor * (times.of(kind) + lost_s)
             seconds.append(seconds_of[microbatch_kind])
         return seconds
 

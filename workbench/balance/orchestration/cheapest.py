@@ -87,9 +87,8 @@ def _candidates(task: Task, pace: int, limit: float) -> Iterator[Orchestration]:
     if not all(options):
         return
     first_s = max(unit_options[0].stage_s for unit_options in options)
-    for threshold_s in sorted(
-        {o.stage_s for unit_options in options for o in unit_options if o.stage_s >= first_s}
-    ):
+    stages_s = {option.stage_s for unit_options in options for option in unit_options}
+    for threshold_s in sorted(seconds for seconds in stages_s if seconds >= first_s):
         fronts = fronts_under(options, threshold_s)
         steady_s = threshold_s * (num_rounds - 1)
         least_s = steady_s + sum(unit_options[-1].once_s for unit_options in fronts)

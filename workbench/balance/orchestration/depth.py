@@ -33,9 +33,7 @@ def orchestrate_in_flight(task: Task, search: Callable[[Task], Orchestration]) -
         orchestration = search(task)
         needed = stages_behind(orchestration)
         assumed = [unit.stages_behind for unit in task.units]
-        if all(
-            assumed_count >= needed_count for assumed_count, needed_count in zip(assumed, needed, strict=True)
-        ):
+        if all(count >= least for count, least in zip(assumed, needed, strict=True)):
             return orchestration
         counts = map(max, assumed, needed)
         units = tuple(

@@ -12,8 +12,8 @@ def expert_degrees(num_ranks: int, num_experts: int) -> tuple[int, ...]:
     """
     if num_ranks < 1 or num_experts < 0:
         raise ValueError(f"want >= 1 rank and >= 0 experts, got {num_ranks} and {num_experts}")
-    divisor = gcd(num_ranks, num_experts) if num_experts else 1
-    return tuple(degree for degree in range(1, divisor + 1) if divisor % degree == 0)
+    common = gcd(num_ranks, num_experts) if num_experts else 1
+    return tuple(degree for degree in range(1, common + 1) if common % degree == 0)
 
 
 def nearest_expert_degree(wanted: int, num_ranks: int, num_experts: int) -> int:
