@@ -62,10 +62,10 @@ STDERR = 2  # descriptor
 ECHO_GRACE_S = 5.0  # wait of a rank that lost a peer, for torchrun to find out which one died
 
 HELPS = {
-    "trace": "where the first rank writes the trace",
-    "repetitions": "how often, each time from fresh weights",
-    "checkpoint": "folder, seen by all ranks, to save to while it runs",
-    "device": "of every rank; default: a GPU where there is one",
+    "trace": "trace file, written by the first rank",
+    "repetitions": "number of runs, each from fresh weights",
+    "checkpoint": "folder that all ranks can see, to save checkpoints to",
+    "device": "device of every rank; default: a GPU if there is one",
 }  # unlike those of `workbench run`
 
 Progress = Callable[[int, int, float], None]  # (steps done, total, loss)

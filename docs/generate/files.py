@@ -1,5 +1,7 @@
 """Reference of plan, profile, execution, trace and data files."""
 
+from collections.abc import Collection
+
 from docs.generate.markdown import code, page, table
 from docs.generate.records import sections
 from runtime.data.records import BOS, EOS, INDEX, PLACEHOLDER_TOKEN, VOCAB_SIZE
@@ -142,15 +144,31 @@ def _action_row(kind: Pass) -> tuple[str, ...]:
 
 def profile_page() -> str:
     """The page on profiles and executions."""
-    shipped = [(code(p.name), p.device, p.provenance.date, "; ".join(p.unmeasured)) for p in _shipped()]
+    shipped = _shipped()
+    common = [cost for cost in shipped[0].unmeasured if all(cost in each.unmeasured for each in shipped)]
+    rows = [
+        (code(each.name), each.device, each.provenance.date, *_unmeasured(each, common)) for each in shipped
+    ]
     return page(
         "Profile and execution files",
-        f"{PROFILE} The format version is {FORMAT_VERSION}.\n\nThese profiles are included:",
-        table(("profile", "device", "date", "not measured"), shipped),
+        f"{PROFILE} The format version is {FORMAT_VERSION}.",
+        "## Shipped profiles",
+        "No shipped profile has measurements of these costs:",
+        "\n".join(f"- {cost}" for cost in common),
+        table(("profile", "device", "date", "scaled by data sheets", "also not measured"), rows),
         sections(Profile),
         EXECUTION,
         sections(Execution),
     )
+
+
+def _unmeasured(profile: Profile, common: Collection[str]) -> tuple[str, str]:
+    """What is scaled from the profile that it is like, and other costs that nobody measured."""
+    scaled = f": {profile.like} scaled by data sheets"
+    costs = [cost for cost in profile.unmeasured if cost not in common]
+    kinds = ", ".join(cost.removesuffix(scaled) for cost in costs if cost.endswith(scaled))
+    others = "; ".join(cost for cost in costs if not cost.endswith(scaled))
+    return f"from {profile.like}: {kinds}" if kinds else "", others
 
 
 def trace_page() -> str:

@@ -51,9 +51,7 @@ class StepOptions:
             "number of runs, each from fresh weights; default: 1, emulated 3", bounds=(1, MOST_STEPS)
         ),
     )
-    warmup: int = field(
-        default=0, metadata=asked("number of untimed steps before them", bounds=(0, MOST_STEPS))
-    )
+    warmup: int = field(default=0, metadata=asked("number of untimed warm-up steps", bounds=(0, MOST_STEPS)))
     seed: int = field(default=0, metadata=asked("random seed of weights and data"))
     weights: Path | None = field(
         default=None,
