@@ -14,7 +14,7 @@ import numpy as np
 from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.script import script
 from workbench.calibrate.device_sheet import shipped_sheet
-from workbench.calibrate.leave_one_out import Earned, Rule, earned
+from workbench.calibrate.leave_one_out import Rule, RuleErrors, rule_errors
 from workbench.cost.collectives import Collective, Collectives
 from workbench.cost.profile import load_profile
 from workbench.units import GB
@@ -28,7 +28,7 @@ RULES = {
 }
 RANKS = 8
 ALL_REDUCE_BYTES = 8 * 2**30
-TOLERANCE = 0.17  # what scaled collectives earned, in the mean
+TOLERANCE = 0.17  # mean error of scaled collectives
 GB200 = PaperNumber(
     "modelled/gb200/all_reduce_bus_gbytes_per_s",
     811,
@@ -38,7 +38,7 @@ GB200 = PaperNumber(
 )
 
 
-def _line(found: Earned) -> str:
+def _line(found: RuleErrors) -> str:
     return (
         f"{found.rule}: {found.device} after {found.like}: median {found.median:.1%}, "
         f"90th percentile {found.p90:.1%}, signed {found.signed:+.1%}, {found.num_points} points"
@@ -56,7 +56,7 @@ def _bus_gbytes_per_s(device: str) -> float:
 
 @script()
 def run() -> Evidence:
-    found = earned()
+    found = rule_errors()
     evidence = Evidence()
     for rule, name in RULES.items():
         for alike, kind in ((True, "alike"), (False, "other")):
