@@ -18,7 +18,7 @@ from workbench.calibrate.device_sheet import (
     shipped_sheet,
     shipped_sheets,
 )
-from workbench.calibrate.leave_one_out import Rule, earned
+from workbench.calibrate.leave_one_out import Rule, rule_errors
 from workbench.calibrate.transfer import TILE, product_seconds, rescaled
 from workbench.cli.app import main as workbench
 from workbench.cost.device_limits import PowerLimit
@@ -145,7 +145,7 @@ def test_a_power_limit_slows_what_computes_and_nothing_else():
 
 
 def test_what_scaling_earned_is_what_profiles_ship():
-    pairs = [each for each in earned() if each.rule is Rule.PRODUCTS]
+    pairs = [each for each in rule_errors() if each.rule is Rule.PRODUCTS]
     assert {each.device for each in pairs} == {"A40", "A100-80GB", "H100", "H200", "L40S"}
     assert all(each.like != each.device for each in pairs)
     across = [each.median for each in pairs if not each.alike]

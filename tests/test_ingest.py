@@ -26,7 +26,7 @@ from workbench.timing.accept import accept as accept_plan
 from workbench.trace import Executor, Lane, Span, Trace
 from workbench.trace_files.exchanges import collective_of
 from workbench.trace_files.ingest import files_of, ingest, read_ranks
-from workbench.trace_files.kineto import MOST_SAMPLES, Held, Recording, recording_of, thinned
+from workbench.trace_files.kineto import MOST_SAMPLES, AllocatedBytes, Recording, recording_of, thinned
 from workbench.trace_files.passes import find_passes, meaning_of
 from workbench.trace_json import read_trace, write_trace
 
@@ -239,7 +239,7 @@ def test_collectives_of_tensor_parallelism_are_parts_of_passes(group, counts):
 
 @given(st.lists(st.integers(0, 10**9), max_size=4 * MOST_SAMPLES))
 def test_thinned_memory_keeps_the_peak_and_the_order(sizes):
-    held = [Held(float(index), size) for index, size in enumerate(sizes)]
+    held = [AllocatedBytes(float(index), size) for index, size in enumerate(sizes)]
     kept = thinned(held)
     assert len(kept) <= MOST_SAMPLES
     assert max((k.num_bytes for k in kept), default=0) == max(sizes, default=0)

@@ -203,7 +203,7 @@ def data_page() -> str:
 def _mask_row(name: str, pattern: Pattern) -> tuple[str, ...]:
     wanted = [f"{code(key)}: {kind.words}" for key, kind in pattern.wanted.items()]
     optional = [f"{code(key)}, optional: {kind.words}" for key, kind in pattern.optional.items()]
-    return code(name), "; ".join(wanted + optional), pattern.says
+    return code(name), "; ".join(wanted + optional), pattern.about
 
 
 def _shipped() -> list[Profile]:

@@ -14,7 +14,7 @@ import numpy as np
 from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.script import script
 from workbench.calibrate.device_sheet import shipped_sheet
-from workbench.calibrate.leave_one_out import Earned, Rule, earned
+from workbench.calibrate.leave_one_out import Rule, RuleErrors, rule_errors
 from workbench.cost.collectives import Collective, Collectives
 from workbench.cost.profile import load_profile
 from workbench.units import GB
@@ -28,7 +28,7 @@ RULES = {
 }
 RANKS = 8
 ALL_REDUCE_BYTES = 8 * 2**30
-TOLERANCE = 0.17  # what scaled collectives earned, in the mean
+TOLERANCE = 0.17  # mean error of scaled collectives
 GB200 = PaperNumber(
     "modelled/gb200/all_reduce_bus_gbytes_per_s",
     811,
@@ -38,7 +38,7 @@ GB200 = PaperNumber(
 )
 
 
-def _line(pair: Earned) -> str:
+def _line(pair: RuleErrors) -> str:
     return (
         f"{pair.rule}: {pair.device} after {pair.like}: median {pair.median:.1%}, "
         f"90th percentile {pair.p90:.1%}, signed {pair.signed:+.1%}, {pair.num_points} points"
@@ -56,7 +56,7 @@ def _bus_gbytes_per_s(device: str) -> float:
 
 @script()
 def run() -> Evidence:
-    results = earned()
+    results = rule_errors()
     evidence = Evidence()
     for rule, name in RULES.items():
         for alike, kind in ((True, "alike"), (False, "other")):

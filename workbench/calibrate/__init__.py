@@ -1,1 +1,1 @@
-"""From measurement rows to a profile."""
+"""Calibration: from measured rows to a profile."""

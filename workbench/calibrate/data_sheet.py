@@ -1,22 +1,24 @@
-"""Devices whose kernels somebody measured and published: their data sheets, and their names in the tables."""
+"""Devices whose kernels were measured and published: their data sheets, and their names in the tables."""
 
 from dataclasses import dataclass
 
 from workbench.calibrate.device_sheet import DeviceSheet, shipped_sheet
 
-# Products at 70 % of the peak in the mean over training's shapes (MooreThreads/SimuMax, configs/system/
-# h100_nvlink.json @160921c), where the table's, short loops, have 781 TFLOP/s of 989 in the median.
+# Products reach 70 % of the peak on average over training's shapes (MooreThreads/SimuMax, configs/system/
+# h100_nvlink.json @160921c), while the table's, from short loops, have a median of 781 of 989 TFLOP/s.
 SUSTAINED_HOPPER = 0.886
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSheet:
-    """What the maker says about one machine, and under which names the tables know it.
+    """The data sheet of one machine, and its names in the tables.
 
-    What memory is said to have is decimal and a little less than the device offers: what is left holds the
-    context and communication buffers, which no memory table counts. `sustained_products` is what training
-    sustains of the table's products, `best_fp8_tflop_per_s` the fastest FP8 product of any shape; None: not
-    tried.
+    Stated memory is decimal and a little less than the device offers: the difference holds the context and
+    communication buffers, which no memory table counts.
+
+    Args:
+        sustained_products: what training sustains, as a share of the table's products.
+        best_fp8_tflop_per_s: the fastest FP8 product of any shape; None: not measured.
     """
 
     sheet: DeviceSheet

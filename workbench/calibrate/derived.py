@@ -47,19 +47,19 @@ LIKE = {
     "V100-32GB": "A100-80GB",
     "V100-PCIe-32GB": "A100-80GB",
 }
-"""Devices that ship by data sheet -> the measured one whose kernels they are taken to run."""
+"""Devices that ship by data sheet -> the measured device whose kernels they are assumed to run."""
 
 
-# Of the table's products, what training sustains on Blackwell below 1,400 W; others as the device they
-# follow. Between 0.62 (products of a B200 in MooreThreads/SimuMax, configs/system/b200_bf16_ceperm.json
-# @e691807, 49 % of the peak) and 0.89 (Transformer Engine on B300, 70 %), fitted to eight rows of
-# Megatron-Bridge (Llama 3 8B).
+# Share of the table's products that training sustains on Blackwell below 1,400 W; others as the device they
+# are derived from. Between 0.62 (products of a B200 in MooreThreads/SimuMax, configs/system/
+# b200_bf16_ceperm.json @e691807, 49 % of the peak) and 0.89 (Transformer Engine on B300, 70 %), fitted to
+# eight rows of Megatron-Bridge (Llama 3 8B).
 SUSTAINED_BLACKWELL = {"B200": 0.73, "GB200": 0.73}
 _FITTED = f"{FITTED} NVIDIA-NeMo/Megatron-Bridge, Llama 3 8B, between two published rates of products"
 
 
 def profile_of(sheet: DeviceSheet, like: str, *, name: str | None = None) -> Profile:
-    """The profile of a device out of its sheet, with the errors that such rescaling earned as its fits.
+    """Derive a device's profile from its data sheet, with the errors of such rescaling as its fits.
 
     Args:
         sheet: of the device.
@@ -71,18 +71,18 @@ def profile_of(sheet: DeviceSheet, like: str, *, name: str | None = None) -> Pro
     """
     check_sheet(sheet, [shipped_sheet(each) for each in shipped_sheets()])
     measured = shipped_device(like, [each for each in shipped_sheets() if each not in LIKE])
-    of_like = shipped_sheet(measured)
-    made = rescaled(sheet, load_profile(measured), of_like)
-    rules = [rule for rule in RULES if made.collectives or rule is not Rule.COLLECTIVES]
-    power = made.power
+    like_sheet = shipped_sheet(measured)
+    profile = rescaled(sheet, load_profile(measured), like_sheet)
+    rules = [rule for rule in RULES if profile.collectives or rule is not Rule.COLLECTIVES]
+    power = profile.power
     if power is not None and sheet.device in SUSTAINED_BLACKWELL:
         share = SUSTAINED_BLACKWELL[sheet.device]
         power = replace(power, sustained_products=share, sustained_source=_FITTED)
-    return replace(made, name=name or sheet.device, power=power, fits=fits_of(sheet, of_like, rules))
+    return replace(profile, name=name or sheet.device, power=power, fits=fits_of(sheet, like_sheet, rules))
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Write all that ship into the folder given, by default the one they ship in."""
+    """Write all derived profiles into the given folder, by default the one they ship in."""
     parser = argparse.ArgumentParser(prog="workbench.calibrate.derived", description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=PROFILES)
     folder = parser.parse_args(arguments).folder

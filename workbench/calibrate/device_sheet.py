@@ -1,4 +1,4 @@
-"""A data sheet: what is published about one device, cell by cell with its source, in one CSV file."""
+"""A data sheet: published figures of one device, each cell with its source, in one CSV file."""
 
 import csv
 import io
@@ -19,19 +19,19 @@ COLUMNS = ("cell", "value", "standing", "source")
 WORDS = ("device", "architecture")
 COUNTS = ("processors", "link_ranks")
 _TERA = 1e12
-# Ending of a cell that is a number -> (ending of its field, factor). Makers print cells, fields are SI.
+# Suffix of a numeric cell -> (suffix of its field, factor). Cells use makers' units, fields are SI.
 UNITS = {
     "_gbytes_per_s": ("_bytes_per_s", float(GB)),
     "_gbytes": ("_bytes", float(GB)),
     "_tflop_per_s": ("_flop_per_s", _TERA),
     "_watts": ("_w", 1.0),
 }
-OVER_BFLOAT16 = 1.25  # by which an 8-bit peak may differ from twice the bfloat16 one
-WITH_ZEROS = 1.6  # of the best peak known, by processor or watt: beyond, it counts products with zeros
+OVER_BFLOAT16 = 1.25  # factor by which an 8-bit peak may differ from twice the bfloat16 one
+WITH_ZEROS = 1.6  # times the best known peak per processor or watt: beyond, it must be a sparse peak
 
 
 class Standing(StrEnum):
-    """SOURCED: somebody published the value. PRESUMED: nobody did, the source says why it is taken."""
+    """SOURCED: published by someone. PRESUMED: unpublished; the source says why it is assumed."""
 
     SOURCED = "sourced"
     PRESUMED = "presumed"
@@ -39,7 +39,7 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSheet:
-    """One device as its maker says, SI units; all peaks are dense.
+    """One device by its data sheet, in SI units; all peaks are dense.
 
     Args:
         device: name.
@@ -47,15 +47,15 @@ class DeviceSheet:
         processors: streaming multiprocessors or compute units, over which products are tiled.
         memory_bytes, memory_bytes_per_s: of the device memory; decimal.
         float32_flop_per_s, bfloat16_flop_per_s: peaks of products.
-        power_w: what the board may draw.
+        power_w: power limit of the board.
         pcie_bytes_per_s: to the host, one way.
         card_bytes_per_s: of the network card of one device, one way.
-        link_ranks: devices that the link joins, or that share a node without one.
+        link_ranks: devices joined by the link, or sharing a node if there is none.
         link_bytes_per_s: of one device to the others of its link domain, one way; None: over PCIe.
         float64_flop_per_s, fp8_flop_per_s, mxfp8_flop_per_s, nvfp4_flop_per_s: further peaks; None: has none.
         reached_bfloat16_flop_per_s, reached_fp8_flop_per_s: the fastest product that anybody measured.
-        full_power_w: what the board draws without a limit; None: as `power_w`.
-        presumed: cells that nobody published.
+        full_power_w: power without a limit; None: as `power_w`.
+        presumed: unpublished cells.
         sources: (cell, source) pairs.
     """
 
@@ -101,7 +101,7 @@ def shipped_sheets() -> tuple[str, ...]:
 
 
 def shipped_sheet(name: str) -> DeviceSheet:
-    """The sheet of a device that ships; ValueError with the nearest name otherwise."""
+    """The sheet of a shipped device; ValueError with the nearest name otherwise."""
     path = SHEETS / f"{name}.csv"
     if name not in shipped_sheets():
         raise ValueError(f"no data sheet of {name!r}: {_nearest(name, shipped_sheets())}")
@@ -109,11 +109,11 @@ def shipped_sheet(name: str) -> DeviceSheet:
 
 
 def read_sheet(path: Path) -> DeviceSheet:
-    """A sheet out of a CSV file of cells: name, value, standing and source.
+    """Read a sheet from a CSV file of cells: name, value, standing and source.
 
     Raises:
-        ValueError: an unknown column or cell, one that is twice or missing, a value of the wrong kind or
-            size, a cell without a source; the line, the rule, the value and the nearest choice.
+        ValueError: an unknown column or cell, a repeated or missing one, an invalid value, or a cell
+            without a source; names the line, the rule, the value and the nearest choice.
     """
     if not path.is_file():
         raise ValueError(f"data sheet {path}: no such file")
@@ -146,7 +146,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 
 def check_sheet(sheet: DeviceSheet, others: Iterable[DeviceSheet]) -> None:
-    """Hold cells of a sheet against one another and against sheets of devices of its architecture.
+    """Check a sheet's cells against one another and against sheets of the same architecture.
 
     Raises:
         ValueError: cells that contradict each other, most often a peak that counts the zeros of sparse
@@ -181,15 +181,17 @@ def check_sheet(sheet: DeviceSheet, others: Iterable[DeviceSheet]) -> None:
 
 
 def _check_zeros(sheet: DeviceSheet, others: Sequence[DeviceSheet]) -> None:
-    """By the processors of its architecture where one is known, else by the watts of all others."""
+    """Compare the peak per processor within its architecture if another is known, else per watt with all
+    others.
+    """
     alike = [other for other in others if other.architecture == sheet.architecture]
     best = max((_per_processor(other) for other in alike), default=0.0) * sheet.processors
-    said = f"at most {WITH_ZEROS} times others of {sheet.architecture}"
+    rule = f"at most {WITH_ZEROS} times others of {sheet.architecture}"
     if not alike:
         best = max((_per_watt(other) for other in others), default=math.inf) * sheet.power_w
-        said = f"at most {WITH_ZEROS} times the best known a watt"
+        rule = f"at most {WITH_ZEROS} times the best known a watt"
     if sheet.bfloat16_flop_per_s > WITH_ZEROS * best:
-        raise _contradiction(sheet, "bfloat16_tflop_per_s", sheet.bfloat16_flop_per_s, said, best)
+        raise _contradiction(sheet, "bfloat16_tflop_per_s", sheet.bfloat16_flop_per_s, rule, best)
 
 
 def _contradiction(sheet: DeviceSheet, cell: str, value: float, rule: str, wanted: float) -> ValueError:
@@ -207,12 +209,12 @@ def _per_watt(sheet: DeviceSheet) -> float:
     return sheet.bfloat16_flop_per_s / (sheet.full_power_w or sheet.power_w)
 
 
-def _check_columns(found: Sequence[str], path: Path) -> None:
-    for name in found:
+def _check_columns(columns: Sequence[str], path: Path) -> None:
+    for name in columns:
         if name not in COLUMNS:
             raise ValueError(f"{path}: unknown column {name!r}: {_nearest(name, COLUMNS)}")
     for name in COLUMNS:
-        if name not in found:
+        if name not in columns:
             raise ValueError(f"{path}: no column {name!r}; want {', '.join(COLUMNS)}")
 
 

@@ -1,4 +1,4 @@
-"""Turns the rows of a microbenchmark into a profile, with leave-one-out errors per table."""
+"""Fit a profile to microbenchmark rows, with leave-one-out errors per table."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -49,19 +49,19 @@ from workbench.cost.roofline import Work
 
 R = TypeVar("R")
 LAUNCH = "LAUNCH"
-FEWEST_OF_A_LINK = 3  # sizes that say what latency and bandwidth are, and one to leave out
-MIN_FOLD_POINTS = 4  # a layer's curve has four terms; fewer other points say nothing about the one left out
+FEWEST_OF_A_LINK = 3  # sizes needed to fit latency and bandwidth with one left out
+MIN_FOLD_POINTS = 4  # a layer's curve has four terms; fewer other points cannot predict the one left out
 
 
 def fit(name: str, measurements: Iterable[Measurement], mixing: Mixing = Mixing.REFUSED) -> Profile:
-    """One profile out of the rows of one machine.
+    """Fit one profile to the rows of one machine.
 
-    Sizes measured more than once are medians. Peaks are the best rates that were measured;
-    without matmul and copy rows there are none, and only the measured layers have a price.
-    Attention that was not measured is priced at the peak of products.
+    Sizes measured more than once are medians. Peaks are the best measured rates; without matmul and copy
+    rows there are none, and only the measured layers have a price. Attention that was not measured is
+    priced at the peak of products.
 
     Args:
-        mixing: whether rows of different software go together; the profile then names all versions.
+        mixing: whether rows of different software may be combined; the profile then names all versions.
 
     Raises:
         ValueError: rows of different machines or software versions, or no rows at all.
@@ -72,15 +72,15 @@ def fit(name: str, measurements: Iterable[Measurement], mixing: Mixing = Mixing.
     if not measurement.rows:
         raise ValueError(f"profile {name!r}: want at least one row, got none")
     precision = _table_precision(measurement)
-    tabled = _at_precision(measurement, precision)
-    profile = _profile(name, measurement, tabled, precision)
-    fits = _fits(profile, measurement, tabled)
+    table_rows = _at_precision(measurement, precision)
+    profile = _profile(name, measurement, table_rows, precision)
+    fits = _fits(profile, measurement, table_rows)
     return replace(profile, fits=fits, noise=noise_of(measurement, fits))
 
 
-def _profile(name: str, measurement: Measurement, tabled: Measurement, precision: str) -> Profile:
-    """What was measured, without how well it predicts itself."""
-    copies, attentions = _of(measurement, CopyRow), _of(tabled, AttentionRow)
+def _profile(name: str, measurement: Measurement, table_rows: Measurement, precision: str) -> Profile:
+    """The profile without its fits."""
+    copies, attentions = _rows_of(measurement, CopyRow), _rows_of(table_rows, AttentionRow)
     pointwise = moved_table(copies, POINTWISE)
     overheads_s, optimizer_s = _overheads_and_optimizer(measurement)
     return Profile(
@@ -90,12 +90,12 @@ def _profile(name: str, measurement: Measurement, tabled: Measurement, precision
         peak_flop_per_s=tuple(sorted(_peaks(measurement).items())),
         peak_bytes_per_s=max((rate for *_, rate in pointwise.points), default=None),
         provenance=_provenance(measurement.header),
-        matmul=matmul_table(_of(tabled, MatmulRow)),
+        matmul=matmul_table(_rows_of(table_rows, MatmulRow)),
         attention=attention_table(attentions),
         pointwise=pointwise,
         normalization=moved_table(copies, NORMS),
-        sustained_products=sustained_products(_of(tabled, SustainedMatmulRow)),
-        sustained_attention=sustained_attention(_of(tabled, SustainedAttentionRow)),
+        sustained_products=sustained_products(_rows_of(table_rows, SustainedMatmulRow)),
+        sustained_attention=sustained_attention(_rows_of(table_rows, SustainedAttentionRow)),
         attention_backward_rate=attention_backward_rate(attentions) or 1.0,
         attention_head_dim=min({row.head_dim for row in attentions}, default=None),
         table_precision=precision,
@@ -103,16 +103,16 @@ def _profile(name: str, measurement: Measurement, tabled: Measurement, precision
         overheads_s=overheads_s,
         optimizer_s_per_parameter=optimizer_s,
         optimizer_update=_optimizer_update(measurement),
-        layers=layer_tables(_of(measurement, LayerRow)),
+        layers=layer_tables(_rows_of(measurement, LayerRow)),
         links=tuple(_link(scope, *line) for scope, line in _times_by_link(measurement).items()),
-        collectives=collective_tables(_of(measurement, CollectiveRow)),
+        collectives=collective_tables(_rows_of(measurement, CollectiveRow)),
         unmeasured=_missing(measurement),
         yardstick_s=yardstick_s_of(measurement),
     )
 
 
-def _fits(profile: Profile, measurement: Measurement, tabled: Measurement) -> tuple[Fit, ...]:
-    """Errors of all tables, each read without what it is held against."""
+def _fits(profile: Profile, measurement: Measurement, table_rows: Measurement) -> tuple[Fit, ...]:
+    """Errors of all tables, each predicted without the point it is compared with."""
     tables = [
         ("matmul", profile.matmul),
         ("attention", profile.attention),
@@ -121,7 +121,7 @@ def _fits(profile: Profile, measurement: Measurement, tabled: Measurement) -> tu
     ]
     return (
         *table_fits(tables),
-        *other_masks_fit(_of(tabled, AttentionRow), profile.attention),
+        *other_masks_fit(_rows_of(table_rows, AttentionRow), profile.attention),
         *collective_fits(profile.collectives),
         *layer_fits(profile.layers),
         *_link_fits(measurement),
@@ -130,22 +130,22 @@ def _fits(profile: Profile, measurement: Measurement, tabled: Measurement) -> tu
 
 
 def _table_precision(measurement: Measurement) -> str:
-    """That most products were measured in; of long loops where nothing else was measured."""
-    names = [row.precision for row in _of(measurement, MatmulRow)]
-    names = names or [row.precision for row in _of(measurement, SustainedMatmulRow)]
+    """The precision of most products, or of long loops if nothing else was measured."""
+    names = [row.precision for row in _rows_of(measurement, MatmulRow)]
+    names = names or [row.precision for row in _rows_of(measurement, SustainedMatmulRow)]
     return max(sorted(set(names)), key=names.count, default="") or "float32"
 
 
 def _at_precision(measurement: Measurement, precision: str) -> Measurement:
-    """The rows of products and attention in one precision: what tables are made of."""
+    """Rows of products and attention in one precision, from which tables are made."""
     kinds = MatmulRow | AttentionRow | SustainedMatmulRow | SustainedAttentionRow
     rows = (row for row in measurement.rows if isinstance(row, kinds) and row.precision == precision)
     return replace(measurement, rows=tuple(rows))
 
 
 def _optimizer_update(measurement: Measurement) -> str | None:
-    """How AdamW ran; ValueError where some rows ran otherwise than others."""
-    names = sorted({row.update for row in _of(measurement, OptimizerRow)})
+    """How AdamW ran; ValueError if it differs between rows."""
+    names = sorted({row.update for row in _rows_of(measurement, OptimizerRow)})
     if len(names) > 1:
         raise ValueError(f"optimizer steps of {' and '.join(names)} updates are not mixed: measure one again")
     return names[0] if names else None
@@ -161,7 +161,7 @@ def _provenance(header: Header) -> Provenance:
 
 
 def layer_tables(rows: Sequence[LayerRow]) -> tuple[LayerTable, ...]:
-    """Rows as points, one table per layer, precision and grid."""
+    """Convert rows to points, one table per layer, precision and grid."""
     by_layer = grouped(
         rows,
         lambda row: (row.signature, row.precision, row.tp, row.cp, row.ep, row.sequence_parallel),
@@ -188,8 +188,8 @@ def layer_fits(tables: Sequence[LayerTable]) -> tuple[Fit, ...]:
             continue
         for left_out in table.points:
             others = tuple(point for point in table.points if point is not left_out)
-            rest = LayerTable(signature=table.signature, precision=table.precision, points=others)
-            predicted = MeasuredLayer(rest).read(Work((left_out.row,) * left_out.rows))
+            fold = LayerTable(signature=table.signature, precision=table.precision, points=others)
+            predicted = MeasuredLayer(fold).read(Work((left_out.row,) * left_out.rows))
             actual_s = left_out.input_grad_s + left_out.weight_grad_s
             forward.append(abs(predicted.forward_s / left_out.forward_s - 1))
             if actual_s:
@@ -198,17 +198,17 @@ def layer_fits(tables: Sequence[LayerTable]) -> tuple[Fit, ...]:
     return tuple(quality(name, errors) for name, errors in named if errors)
 
 
-def _of(measurement: Measurement, kind: type[R]) -> list[R]:
+def _rows_of(measurement: Measurement, kind: type[R]) -> list[R]:
     return [row for row in measurement.rows if isinstance(row, kind)]
 
 
 def _size(row: LayerRow) -> tuple[int, ...]:
-    own = row.rows, row.tokens_in, row.attention_area
-    return *own, row.context_tokens, row.reader_tokens, row.context_area
+    sizes = row.rows, row.tokens_in, row.attention_area
+    return *sizes, row.context_tokens, row.reader_tokens, row.context_area
 
 
 def _point(rows: Sequence[LayerRow]) -> LayerPoint:
-    """Of rows of one size."""
+    """Medians over rows of one size."""
     return LayerPoint(
         rows=rows[0].rows,
         tokens_in=rows[0].tokens_in,
@@ -235,8 +235,8 @@ def _median_of(seconds: Sequence[float | None]) -> float | None:
 
 
 def _peaks(measurement: Measurement) -> dict[str, float]:
-    """The best rate by precision; of long loops where nothing else was measured."""
-    short, loops = _of(measurement, MatmulRow), _of(measurement, SustainedMatmulRow)
+    """The best rate by precision; from long loops if nothing else was measured."""
+    short, loops = _rows_of(measurement, MatmulRow), _rows_of(measurement, SustainedMatmulRow)
     rows: list[MatmulRow | SustainedMatmulRow] = [*(short or loops)]
     by_precision = grouped(rows, lambda row: row.precision)
     return {
@@ -246,18 +246,18 @@ def _peaks(measurement: Measurement) -> dict[str, float]:
 
 
 def _kernel_floor_s(measurement: Measurement) -> float:
-    """What a kernel costs that does nothing; where that was not measured, the shortest that was."""
-    launches = [row.seconds for row in _of(measurement, OverheadRow) if row.action == LAUNCH]
+    """Time of a kernel that does nothing; if unmeasured, the shortest measured time."""
+    launches = [row.seconds for row in _rows_of(measurement, OverheadRow) if row.action == LAUNCH]
     if launches:
         return median(launches)
-    copied_s = [row.seconds for row in _of(measurement, CopyRow)]
-    return min(copied_s + [row.seconds for row in _of(measurement, MatmulRow)], default=0.0)
+    copied_s = [row.seconds for row in _rows_of(measurement, CopyRow)]
+    return min(copied_s + [row.seconds for row in _rows_of(measurement, MatmulRow)], default=0.0)
 
 
 def _times_by_link(measurement: Measurement) -> dict[str, tuple[Floats, Floats]]:
-    """(ascending bytes, seconds) of each link and of the way to the host and back."""
-    timed = [(row.link, row.num_bytes, row.seconds) for row in _of(measurement, LinkRow)]
-    timed += [(row.direction, row.num_bytes, row.seconds) for row in _of(measurement, HostCopyRow)]
+    """(ascending bytes, seconds) of each link and of copies to the host and back."""
+    timed = [(row.link, row.num_bytes, row.seconds) for row in _rows_of(measurement, LinkRow)]
+    timed += [(row.direction, row.num_bytes, row.seconds) for row in _rows_of(measurement, HostCopyRow)]
     return {
         scope: tuple(np.array(sorted((float(size), second) for _, size, second in members)).T)
         for scope, members in grouped(timed, lambda row: row[0]).items()
@@ -278,18 +278,19 @@ def _link(scope: str, sizes: Floats, seconds: Floats) -> MachineLink:
 
 
 def _link_fits(measurement: Measurement) -> list[Fit]:
-    """Each error is of a size that was left out."""
+    """Errors of latency and bandwidth for sizes that were left out."""
     return [
-        quality(f"{scope} link", _left_out(sizes, seconds))
+        quality(f"{scope} link", _leave_one_out_errors(sizes, seconds))
         for scope, (sizes, seconds) in _times_by_link(measurement).items()
         if len(sizes) > FEWEST_OF_A_LINK
     ]
 
 
-def _left_out(sizes: Floats, seconds: Floats) -> list[float]:
+def _leave_one_out_errors(sizes: Floats, seconds: Floats) -> list[float]:
     """Errors of all sizes but the smallest and the largest, each predicted from the others.
 
-    Others that do not grow predict one time for all sizes: an error, and no reason to refuse the whole.
+    If the others do not grow, they predict one time for all sizes: an error, but no reason to refuse the
+    fit.
     """
     errors = []
     for index in range(1, len(sizes) - 1):
@@ -300,7 +301,7 @@ def _left_out(sizes: Floats, seconds: Floats) -> list[float]:
 
 
 def affine_fit(sizes: Floats, seconds: Floats) -> tuple[float, float]:
-    """(seconds at size 0, seconds per unit), both >= 0, least relative squares.
+    """(seconds at size 0, seconds per unit), both >= 0, by least squares of relative errors.
 
     Raises ValueError when the times do not grow with the size.
     """
@@ -320,12 +321,12 @@ def _line(sizes: Floats, seconds: Floats) -> tuple[float, float]:
 def _overheads_and_optimizer(
     measurement: Measurement,
 ) -> tuple[tuple[tuple[str, float], ...], tuple[tuple[str, float], ...]]:
-    """Overheads by action, with what an optimizer step takes at no parameters; seconds per parameter."""
-    actions = [row for row in _of(measurement, OverheadRow) if row.action != LAUNCH]
+    """Overheads by action, with an optimizer step's time at no parameters; seconds per parameter."""
+    actions = [row for row in _rows_of(measurement, OverheadRow) if row.action != LAUNCH]
     by_action = grouped(actions, lambda row: row.action)
     overheads_s = {action: median(row.seconds for row in rows) for action, rows in by_action.items()}
     per_parameter: dict[str, float] = {}
-    by_precision = grouped(_of(measurement, OptimizerRow), lambda row: row.precision)
+    by_precision = grouped(_rows_of(measurement, OptimizerRow), lambda row: row.precision)
     for precision, rows in by_precision.items():
         sizes, seconds = np.array(sorted((float(row.num_parameters), row.seconds) for row in rows)).T
         base_s, per_parameter[precision] = affine_fit(sizes, seconds)
@@ -342,18 +343,18 @@ def _missing(measurement: Measurement) -> tuple[str, ...]:
         LinkRow: "links",
         CollectiveRow: "collectives",
     }
-    names = [name for kind, name in kinds.items() if not _of(measurement, kind)]
-    if not any(row.action != LAUNCH for row in _of(measurement, OverheadRow)):
+    names = [name for kind, name in kinds.items() if not _rows_of(measurement, kind)]
+    if not any(row.action != LAUNCH for row in _rows_of(measurement, OverheadRow)):
         names.append("executor overhead per action: taken as 0")
-    if not _of(measurement, SustainedMatmulRow):
+    if not _rows_of(measurement, SustainedMatmulRow):
         names.append("long loops of products: short loops' rates")
-    if not _of(measurement, SustainedAttentionRow):
+    if not _rows_of(measurement, SustainedAttentionRow):
         names.append("long loops of attention by head width: short loops' rates at one width")
-    if not _of(measurement, AttentionRow):
+    if not _rows_of(measurement, AttentionRow):
         names.append("attention apart from measured layers: peak rate assumed")
     names += [
         f"compute beside {row.collective} of {row.num_ranks}: {row.beside_s / row.alone_s:.2f} times as long "
         "as alone when measured, not part of any prediction"
-        for row in _of(measurement, OverlapRow)
+        for row in _rows_of(measurement, OverlapRow)
     ]
     return tuple(names)

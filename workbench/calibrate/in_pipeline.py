@@ -14,32 +14,32 @@ from workbench.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """A plan that ran in order to calibrate: as simulated with a profile, and its executed steps."""
+    """A plan that was run for calibration: simulated with a profile, and its executed steps."""
 
     simulated: Trace
     executed: tuple[Trace, ...]
 
     @property
     def has_rounds(self) -> bool:
-        """Of sharded parameters: passes hold what they take of a core, and they hold waits."""
+        """Whether parameters are sharded: passes then include their share of a core and waits."""
         return any(span.action.kind in FSDP for span in self.simulated.spans)
 
 
 def with_pipeline_factors(profile: Profile, rehearsals: Sequence[Rehearsal]) -> Profile:
-    """The profile with the ratio of executed to simulated seconds of each kind of action.
+    """Add to a profile the ratio of executed to simulated seconds of each kind of action.
 
-    Layers are timed alone, over and over; in a pipeline, activations of other microbatches,
-    messages and gradients of other layers stand between two calls of one. The ratio is that of
-    sums over all rehearsals, of the median step of each, less the executor's own overhead. Ranks that
-    nobody hands rows to have factors of their own. Plans to be predicted must be others.
+    Layers are timed alone, over and over; in a pipeline, other microbatches' activations, messages and
+    other layers' gradients intervene between two calls of one. The ratio is that of sums over all
+    rehearsals, of the median step of each, minus the executor's own overhead. Plans without messages have
+    factors of their own. Plans to be predicted must be others.
 
     Args:
-        profile: that the rehearsals were simulated with; it has no such factors yet.
-        rehearsals: one step at least of each; they ran one rank to a core.
+        profile: that the rehearsals were simulated with; it must not have such factors yet.
+        rehearsals: at least one step of each; they ran one rank per core.
 
     Returns:
-        the profile; its fits say how well the ratio of the other rehearsals predicts each one. Its factors
-        hold for the machine as it ran then, so its yardstick is what was read beside the rehearsals.
+        The profile; its fits say how well the ratio of the other rehearsals predicts each one. Its factors
+            hold for the machine as it ran then, so its yardstick is the one read during the rehearsals.
 
     Raises:
         ValueError: a profile with factors, or no executed step.
@@ -49,25 +49,28 @@ def with_pipeline_factors(profile: Profile, rehearsals: Sequence[Rehearsal]) -> 
     if not all(one.executed for one in rehearsals):
         raise ValueError("want at least one executed step of every rehearsal, got none")
     passes = [one for one in rehearsals if not one.has_rounds]
-    talking = [one for one in passes if one.simulated.messages]
-    alone = [one for one in passes if not one.simulated.messages]
-    beside = [kind for kind in Pass if kind not in (*COMPUTE, *FSDP)]
-    pipeline = [_factor(profile, talking, kind, "in a pipeline") for kind in COMPUTE]
-    pipeline += [_factor(profile, rehearsals, kind, "in a pipeline") for kind in beside]
-    silent = [_factor(profile, alone, kind, "without messages") for kind in COMPUTE]
+    with_messages = [one for one in passes if one.simulated.messages]
+    without_messages = [one for one in passes if not one.simulated.messages]
+    other_kinds = [kind for kind in Pass if kind not in (*COMPUTE, *FSDP)]
+    pipeline_factors = [_factor(profile, with_messages, kind, "in a pipeline") for kind in COMPUTE]
+    pipeline_factors += [_factor(profile, rehearsals, kind, "in a pipeline") for kind in other_kinds]
+    silent_factors = [_factor(profile, without_messages, kind, "without messages") for kind in COMPUTE]
     readings = [yardstick_s(trace) for one in rehearsals for trace in one.executed]
-    known = [reading for reading in readings if reading is not None]
+    yardsticks_s = [reading for reading in readings if reading is not None]
     return replace(
         profile,
-        in_pipeline=tuple(sorted((one.kind, one.factor) for one in pipeline if one.factor > 0)),
-        without_messages=tuple(sorted((one.kind, one.factor) for one in silent if one.factor > 0)),
-        fits=(*profile.fits, *(one.fit for one in (*pipeline, *silent) if one.fit is not None)),
-        yardstick_s=harmonic_mean(known) if known else profile.yardstick_s,
+        in_pipeline=tuple(sorted((one.kind, one.factor) for one in pipeline_factors if one.factor > 0)),
+        without_messages=tuple(sorted((one.kind, one.factor) for one in silent_factors if one.factor > 0)),
+        fits=(
+            *profile.fits,
+            *(one.fit for one in (*pipeline_factors, *silent_factors) if one.fit is not None),
+        ),
+        yardstick_s=harmonic_mean(yardsticks_s) if yardsticks_s else profile.yardstick_s,
     )
 
 
 class _Factor(NamedTuple):
-    """Of one kind of action; 0 where no rehearsal has any."""
+    """The factor of one kind of action; 0 if no rehearsal has any."""
 
     kind: str
     factor: float
@@ -94,7 +97,7 @@ def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
 
 
 def _seconds(rehearsal: Rehearsal, kind: str, overhead_s: float) -> tuple[float, float]:
-    """Simulated and median executed seconds of a kind on all ranks, without the executor's."""
+    """Simulated and median executed seconds of a kind on all ranks, without the executor's overhead."""
     simulated_s, count = _sum(rehearsal.simulated, kind)
     executed_s = median(_sum(trace, kind)[0] for trace in rehearsal.executed)
     return simulated_s - count * overhead_s, executed_s - count * overhead_s

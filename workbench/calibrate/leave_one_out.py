@@ -1,4 +1,4 @@
-"""What rescaling by data sheets earns: measured devices are left out and predicted after one another."""
+"""Validation of rescaling by data sheets: each measured device is predicted from every other."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,14 +17,14 @@ from workbench.cost.interpolate import Surface
 from workbench.cost.profile import BYTES_AXES, CollectiveTable, Fit, Profile, Table, load_profile
 
 PROFILES = ("A40", "A100-80GB", "H100", "H200")
-L40S = "L40S"  # products and attention were measured, links and memory-bound kernels were not
-LARGE = 1e9  # FLOP of a product of training
-LONG = 1024  # tokens of a sequence of training
-LARGE_BYTES = 2.0**20  # of a message or a tensor of training
+L40S = "L40S"  # only its products and attention were measured
+LARGE = 1e9  # FLOP of a product, from which it is typical of training
+LONG = 1024  # likewise, tokens of a sequence
+LARGE_BYTES = 2.0**20  # likewise, of a message or a tensor
 
 
 class Rule(StrEnum):
-    """What is rescaled, as fits name it."""
+    """What is rescaled, as named in fits."""
 
     PRODUCTS = "matmul, scaled by data sheets"
     PEAKS = "matmul, scaled by peaks alone"
@@ -34,19 +34,19 @@ class Rule(StrEnum):
 
 
 RULES = (Rule.PRODUCTS, Rule.ATTENTION, Rule.MEMORY, Rule.COLLECTIVES)
-"""Those by which profiles are made."""
+"""Rules used for derived profiles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Earned:
-    """One device predicted after another.
+class RuleErrors:
+    """Errors of one device predicted from another.
 
     Args:
-        rule: of what.
+        rule: that was applied.
         device: that was left out.
         like: the one whose tables were rescaled.
         alike: whether both are of one architecture.
-        num_points: sizes of training that were measured.
+        num_points: measured sizes that are typical of training.
         median, p90: of the absolute relative errors of seconds.
         signed: median of the relative errors; negative: predicted too fast.
     """
@@ -62,37 +62,39 @@ class Earned:
 
 
 @cache
-def earned() -> tuple[Earned, ...]:
-    """Every rule on every ordered pair of measured devices, at sizes that training has.
+def rule_errors() -> tuple[RuleErrors, ...]:
+    """Errors of every rule on every ordered pair of measured devices, at sizes typical of training.
 
-    Complexity: O(pairs x points); where two tables have other points, O(points^2).
+    Complexity: O(pairs x points); if two tables have different points, O(points^2).
     """
     machines = _measured()
-    found: list[Earned] = []
+    summaries: list[RuleErrors] = []
     for sheet, truth in machines:
-        for of_like, like in machines:
+        for like_sheet, like in machines:
             if like is truth:
                 continue
-            guess = rescaled(sheet, like, of_like)
-            by_peaks = _by_peaks(sheet, like, of_like)
+            guess = rescaled(sheet, like, like_sheet)
+            by_peaks = _by_peaks(sheet, like, like_sheet)
             for rule in Rule:
-                made = by_peaks if rule is Rule.PEAKS else guess
-                errors = [error for pair in _tables(rule, made, truth, like) for error in _errors(*pair)]
+                prediction = by_peaks if rule is Rule.PEAKS else guess
+                errors = [
+                    error for pair in _tables(rule, prediction, truth, like) for error in _errors(*pair)
+                ]
                 if errors:
-                    found.append(_summary(rule, sheet, of_like, errors))
-    return tuple(found)
+                    summaries.append(_summary(rule, sheet, like_sheet, errors))
+    return tuple(summaries)
 
 
-def fits_of(sheet: DeviceSheet, of_like: DeviceSheet, rules: Sequence[Rule]) -> tuple[Fit, ...]:
-    """What rules earned between devices as alike as these two: of one architecture, or of several.
+def fits_of(sheet: DeviceSheet, like_sheet: DeviceSheet, rules: Sequence[Rule]) -> tuple[Fit, ...]:
+    """Errors of rules between devices as similar as these two: of one architecture, or of different ones.
 
-    Median and 90th percentile are the means over the pairs; a rule without a pair of one architecture
-    takes the others.
+    Median and 90th percentile are means over the pairs; a rule without a pair of one architecture uses the
+    others.
     """
-    alike = sheet.architecture == of_like.architecture
+    alike = sheet.architecture == like_sheet.architecture
     fits = []
     for rule in rules:
-        pairs = [each for each in earned() if each.rule is rule]
+        pairs = [each for each in rule_errors() if each.rule is rule]
         pairs = [each for each in pairs if each.alike is alike] or pairs
         median, p90 = (float(np.mean([getattr(each, name) for each in pairs])) for name in ("median", "p90"))
         num_points = sum(each.num_points for each in pairs)
@@ -101,13 +103,13 @@ def fits_of(sheet: DeviceSheet, of_like: DeviceSheet, rules: Sequence[Rule]) -> 
 
 
 def _measured() -> list[tuple[DeviceSheet, Profile]]:
-    """Sheet and measured profile of every device that has both."""
-    known = [(shipped_sheet(name), load_profile(name)) for name in PROFILES]
+    """Data sheet and measured profile of every device that has both."""
+    profiles = [(shipped_sheet(name), load_profile(name)) for name in PROFILES]
     sheet = shipped_sheet(L40S)
     published = DataSheet(sheet=sheet, aiconfigurator=L40S, vidur=None)
     empty = Table()
-    alone = replace(
-        known[0][1],
+    partial = replace(
+        profiles[0][1],
         name=L40S,
         device=L40S,
         matmul=matmul_table(published),
@@ -116,12 +118,12 @@ def _measured() -> list[tuple[DeviceSheet, Profile]]:
         normalization=empty,
         collectives=(),
     )
-    return [*known, (sheet, alone)]
+    return [*profiles, (sheet, partial)]
 
 
-def _by_peaks(sheet: DeviceSheet, like: Profile, of_like: DeviceSheet) -> Profile:
-    """What the ratio of peaks alone makes of the products: the rule that the others are held against."""
-    ratio = sheet.bfloat16_flop_per_s / of_like.bfloat16_flop_per_s
+def _by_peaks(sheet: DeviceSheet, like: Profile, like_sheet: DeviceSheet) -> Profile:
+    """Products rescaled by the ratio of peaks alone: the baseline of the other rules."""
+    ratio = sheet.bfloat16_flop_per_s / like_sheet.bfloat16_flop_per_s
     points = tuple((*point[:-1], point[-1] * ratio) for point in like.matmul.points)
     return replace(like, matmul=replace(like.matmul, points=points))
 
@@ -129,8 +131,8 @@ def _by_peaks(sheet: DeviceSheet, like: Profile, of_like: DeviceSheet) -> Profil
 def _tables(rule: Rule, guess: Profile, truth: Profile, like: Profile) -> Iterator[tuple[Table, Table]]:
     """Pairs of a rescaled and a measured table, where the one was rescaled from a measured one."""
     if rule is Rule.COLLECTIVES:
-        for scaled, found in zip(guess.collectives, truth.collectives, strict=False):
-            yield from zip(_lines(scaled), _lines(found), strict=True)
+        for scaled, measured in zip(guess.collectives, truth.collectives, strict=False):
+            yield from zip(_lines(scaled), _lines(measured), strict=True)
         return
     names = {
         Rule.PRODUCTS: ("matmul",),
@@ -139,14 +141,15 @@ def _tables(rule: Rule, guess: Profile, truth: Profile, like: Profile) -> Iterat
         Rule.MEMORY: ("pointwise", "normalization"),
     }[rule]
     for name in names:
-        scaled, found, source = (getattr(each, name) for each in (guess, truth, like))
-        if found.measured and source.measured:
-            yield scaled, found
+        scaled, measured, source = (getattr(each, name) for each in (guess, truth, like))
+        if measured.measured and source.measured:
+            yield scaled, measured
 
 
-def _lines(found: CollectiveTable) -> list[Table]:
+def _lines(collective: CollectiveTable) -> list[Table]:
     return [
-        Table(axes=BYTES_AXES, points=tuple(points)) for _, points in sorted(by_ranks(found.table).items())
+        Table(axes=BYTES_AXES, points=tuple(points))
+        for _, points in sorted(by_ranks(collective.table).items())
     ]
 
 
@@ -165,13 +168,13 @@ def _is_of_training(table: Table, point: tuple[float, ...]) -> bool:
     return point[0] >= (LONG if table.axes[0] == "length" else LARGE_BYTES)
 
 
-def _summary(rule: Rule, sheet: DeviceSheet, of_like: DeviceSheet, errors: Sequence[float]) -> Earned:
+def _summary(rule: Rule, sheet: DeviceSheet, like_sheet: DeviceSheet, errors: Sequence[float]) -> RuleErrors:
     absolute = np.abs(errors)
-    return Earned(
+    return RuleErrors(
         rule=rule,
         device=sheet.device,
-        like=of_like.device,
-        alike=sheet.architecture == of_like.architecture,
+        like=like_sheet.device,
+        alike=sheet.architecture == like_sheet.architecture,
         num_points=len(errors),
         median=float(np.median(absolute)),
         p90=float(np.quantile(absolute, 0.9)),

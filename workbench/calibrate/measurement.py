@@ -21,13 +21,13 @@ class Header:
 
     Args:
         device: kind, as `Node.device` says it: "cpu" or the accelerator's name.
-        device_name: what the machine calls itself.
+        device_name: the machine's own name.
         memory_bytes: of one device (CPU: of the node, shared by its ranks).
         num_threads: intra-operator threads per rank while measuring (accelerators: 1).
         date: ISO date of the measurement.
         clocks: clock state, e.g. "unlocked" or "1410 MHz locked".
-        versions: (package, version) pairs, sorted, driver included; rows of different ones are
-            not mixed unless asked.
+        versions: (package, version) pairs, sorted, driver included; rows of different versions are not mixed
+            by default.
     """
 
     device: str
@@ -152,7 +152,7 @@ class CollectiveRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatmulRow(DeviceNotes):
-    """One product y[m, n] = x[m, k] w[k, n]: what layers without rows of their own are priced by."""
+    """One product y[m, n] = x[m, k] w[k, n], by which layers without rows of their own are priced."""
 
     precision: str
     m: int
@@ -208,7 +208,7 @@ class AttentionRow(DeviceNotes):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCopyRow(DeviceNotes):
-    """A copy of pinned host memory "to_device", or back "to_host": what offload pays."""
+    """A copy of pinned host memory "to_device", or back "to_host", as offloading needs."""
 
     direction: str
     num_bytes: int
@@ -218,7 +218,7 @@ class HostCopyRow(DeviceNotes):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlapRow:
-    """The same product alone and beside a collective of `num_bytes` that never ends while it runs."""
+    """The same product alone and during a collective of `num_bytes` that outlasts it."""
 
     collective: str
     link: str
@@ -231,13 +231,13 @@ class OverlapRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YardstickRow:
-    """A piece of work that is always the same, timed among the others.
+    """A constant piece of work, timed among the other rows.
 
     Args:
-        seconds: of a turn, the median on the slowest of the processes.
+        seconds: per turn, the median on the slowest of the processes.
         num_processes: that timed it at once.
-        others_cores: cores that were busy with other programs, or taken by the machine's host, since the row
-            before, in the mean; None where the system does not say.
+        others_cores: mean number of cores that other programs or the machine's host used since the previous
+            row; None if the system does not report it.
     """
 
     seconds: float
@@ -288,25 +288,25 @@ class Measurement:
 
 
 def write_measurement(measurement: Measurement, path: Path) -> None:
-    """Write one JSON object a line: the header, then every row; all of it or nothing."""
+    """Write one JSON object per line: the header, then every row; atomically."""
     lines = [json.dumps({"kind": "header", **asdict(measurement.header)})]
     lines += [json.dumps(row_values(row)) for row in measurement.rows]
     write_text("\n".join(lines) + "\n", path)
 
 
 def row_values(row: Row) -> dict[str, Any]:
-    """A row as JSON has it, with its kind."""
+    """A row as JSON data, with its kind."""
     return {"kind": _KIND[type(row)], **asdict(row)}
 
 
 def row_of(values: dict[str, Any], where: str) -> Row:
-    """The row of `row_values`; ValueError, beginning with `where`, when it is none."""
+    """The row of `row_values`; ValueError, prefixed with `where`, if it is invalid."""
     row: Row = parse_line(Path(where), 1, json.dumps(values), _ROWS)
     return row
 
 
 def read_measurement(path: Path) -> Measurement:
-    """Read such a file; ValueError names file, line and field of the first thing that is wrong."""
+    """Read a measurement file; ValueError names file, line and field of the first error."""
     lines = [(number, line) for number, line in enumerate(read_bounded(path).splitlines(), 1) if line.strip()]
     if not lines:
         raise ValueError(f"{path}: want a header line, the file is empty")
@@ -325,18 +325,18 @@ def read_measurement(path: Path) -> Measurement:
 
 
 class Mixing(Enum):
-    """Whether rows of different software go into one profile."""
+    """Whether rows of different software may be combined in one profile."""
 
     REFUSED = "refused"
     ALLOWED = "allowed"
 
 
 def merge_rows(measurements: Iterable[Measurement], mixing: Mixing = Mixing.REFUSED) -> Measurement:
-    """Rows of several files of one machine.
+    """Merge rows of several files of one machine.
 
-    A package that one file does not name says nothing about its rows: kernels measured without
-    transformers go together with layers measured with it. Where mixing is allowed, a package of
-    several versions keeps all of them in the header.
+    A package that one file does not name does not constrain its rows: kernels measured without transformers
+    can be combined with layers measured with it. If mixing is allowed, the header keeps all versions of a
+    package.
 
     Raises:
         ValueError: no file; machine or clocks differ; software differs and mixing is refused.
@@ -357,10 +357,10 @@ def merge_rows(measurements: Iterable[Measurement], mixing: Mixing = Mixing.REFU
         versions.setdefault(package, [])
         if version not in versions[package]:
             versions[package].append(version)
-    for package, found in versions.items():
-        if len(found) > 1 and mixing is Mixing.REFUSED:
+    for package, known in versions.items():
+        if len(known) > 1 and mixing is Mixing.REFUSED:
             raise ValueError(
-                f"rows of different versions are not mixed unless asked: {package} {' and '.join(found)}; "
+                f"rows of different versions are not mixed unless asked: {package} {' and '.join(known)}; "
                 "measure again or allow it with --mix-versions"
             )
     header = replace(first, versions=tuple(sorted((name, " + ".join(v)) for name, v in versions.items())))

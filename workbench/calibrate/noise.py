@@ -1,4 +1,4 @@
-"""What others did to a machine while it was measured, and how far its rows are apart."""
+"""Disturbances of a machine while it was measured, and the spread of its rows."""
 
 from collections.abc import Iterator, Sequence
 from statistics import fmean, median
@@ -6,18 +6,18 @@ from statistics import fmean, median
 from workbench.calibrate.measurement import LayerRow, Measurement, YardstickRow
 from workbench.cost.profile import Fit
 
-MOST_OTHERS = 0.15  # cores that others kept busy, or the machine's host took
+MOST_OTHERS = 0.15  # cores used by other programs or the machine's host
 MOST_SPREAD = 0.15  # (third quartile - first quartile) / median of a layer's repetitions
-MOST_SWAY = 0.15  # (highest - lowest) / median of the yardstick, the extreme tenths left out
+MOST_SWAY = 0.15  # (highest - lowest) / median of the yardstick, without the extreme tenths
 MOST_ERROR = 0.15  # median leave-one-out error of a table
 JUDGED = ("matmul", "attention", "copies", "norms", "layers", "intra link", "inter link")
 
 
 def noise_of(measurement: Measurement, fits: Sequence[Fit]) -> tuple[str, ...]:
-    """What makes the measurement untrustworthy, a line each; none where nothing does.
+    """Reasons not to trust the measurement, one line each; empty if there are none.
 
-    Tables count whose form is the machine's own: those that compare unlike things (other masks, collectives
-    from one size to another) are off on any machine.
+    Only tables whose form follows from the machine count: those that compare unlike things (other masks,
+    collectives from one size to another) have errors on any machine.
     """
     yardsticks = [row for row in measurement.rows if isinstance(row, YardstickRow)]
     layers = [row.spread for row in measurement.rows if isinstance(row, LayerRow)]
@@ -25,9 +25,9 @@ def noise_of(measurement: Measurement, fits: Sequence[Fit]) -> tuple[str, ...]:
 
 
 def yardstick_s_of(measurement: Measurement) -> float | None:
-    """Seconds of the yardstick while this was measured: the median, as all tables hold medians."""
-    found = [row.seconds for row in measurement.rows if isinstance(row, YardstickRow)]
-    return median(found) if found else None
+    """The yardstick's median seconds while this was measured, as all tables hold medians."""
+    seconds = [row.seconds for row in measurement.rows if isinstance(row, YardstickRow)]
+    return median(seconds) if seconds else None
 
 
 def _load(rows: Sequence[YardstickRow]) -> Iterator[str]:
@@ -51,6 +51,6 @@ def _spread(spreads: Sequence[float]) -> Iterator[str]:
 
 
 def _errors(fits: Sequence[Fit]) -> Iterator[str]:
-    for one in fits:
-        if one.table.partition(",")[0] in JUDGED and "other" not in one.table and one.median > MOST_ERROR:
-            yield f"{one.table}: sizes left out are {one.median:.0%} off in the median"
+    for fit in fits:
+        if fit.table.partition(",")[0] in JUDGED and "other" not in fit.table and fit.median > MOST_ERROR:
+            yield f"{fit.table}: sizes left out are {fit.median:.0%} off in the median"

@@ -23,6 +23,7 @@ from workbench.cost.profile import (
     BYTES_AXES,
     COLLECTIVE_AXES,
     PRODUCT_AXES,
+    PROFILES,
     CollectiveTable,
     Fit,
     MachineLink,
@@ -35,7 +36,7 @@ from workbench.cost.profile import (
 from workbench.units import GB
 
 _DATA = Path(__file__).parent / "measured"
-_PROFILES = Path(__file__).parents[1] / "cost" / "profiles"
+
 _AICONFIGURATOR = "ai-dynamo/aiconfigurator @095f58a (Apache-2.0)"
 _VIDUR = "microsoft/vidur @7d47513 (MIT), float16 operators of decoder layers"
 _TFLOP = 1e12
@@ -44,13 +45,13 @@ _TFLOP = 1e12
 ATTENTION_BACKWARD_RATE = 0.63 / 0.73
 ATTENTION_HEAD_DIM = 128
 SMALLEST_MOVE_BYTES = 2**18  # below, a kernel's time does not depend on its size
-SMALLEST_MESSAGE_BYTES = 2**18  # below, latency hides the bandwidth that training messages see
+SMALLEST_MESSAGE_BYTES = 2**18  # below, latency dominates
 LARGE_TOKENS = 256
-# Of the memory's peak, in large kernels: sums of two tensors reach 84 % on A100 and 82 % on A40 (vidur's
+# Share of the memory's peak in large kernels: sums of two tensors reach 84 % on A100 and 82 % on A40 (vidur's
 # rows), a copy 89 % on A800 (mli/transformers-benchmarks, issue 4), casts 85 % on B300 (`cost.products`).
 SUSTAINED_BANDWIDTH = 0.85
 # Rows of the operator tables that become matmul points. Kernels work in tiles of 64 or 128 tokens,
-# so rates between two powers of two rise and fall; powers alone left a median error of 5.1 %.
+# so rates between powers of two rise and fall; powers alone left a median error of 5.1 %.
 MATMUL_TOKENS = (32, *range(64, 4097, 64))
 
 
@@ -66,7 +67,7 @@ _SMALL: tuple[_MemoryBound, ...] = (
 
 
 def build_profile(sheet: DataSheet) -> Profile:
-    """The profile of one machine out of the published tables; the same every time.
+    """Build the profile of one machine from the published tables, deterministically.
 
     Complexity: O(points^2) for the leave-one-out errors, seconds.
     """
@@ -75,9 +76,9 @@ def build_profile(sheet: DataSheet) -> Profile:
     links, link_fits = machine_links(sheet)
     collectives = collective_tables(sheet)
     named = (("matmul", matmul), ("attention", attention), ("bytes moved by sums", pointwise))
-    own = table_fits([(name, table) for name, table in named if table.measured])
-    others = [fit for fit in own if fit.table != "matmul"]
-    fits = [*(fit for fit in own if fit not in others), *decoder_layer_fit(sheet, matmul), *others]
+    table_errors = table_fits([(name, table) for name, table in named if table.measured])
+    others = [fit for fit in table_errors if fit.table != "matmul"]
+    fits = [*(fit for fit in table_errors if fit not in others), *decoder_layer_fit(sheet, matmul), *others]
     fits += [*link_fits, *collective_fits(collectives)]
     return Profile(
         name=sheet.device,
@@ -105,7 +106,9 @@ def build_profile(sheet: DataSheet) -> Profile:
 
 
 def matmul_table(sheet: DataSheet) -> Table:
-    """FLOP/s by (m, n, k), or from decoder layers, or the A40's, of like memory, scaled by the peaks."""
+    """FLOP/s by (m, n, k); else from decoder layers; else the A40's, of similar memory, scaled by the
+    peaks.
+    """
     axes = PRODUCT_AXES
     if sheet.aiconfigurator is None and sheet.vidur is None:
         table, scale = matmul_table(A40), sheet.sheet.bfloat16_flop_per_s / A40.sheet.bfloat16_flop_per_s
@@ -132,7 +135,7 @@ def _layer_matmuls(sheet: DataSheet) -> tuple[tuple[float, ...], ...]:
 
 
 def _projections(sheet: DataSheet) -> pd.DataFrame:
-    """m, n, k, seconds of the four projections of every decoder layer measured."""
+    """m, n, k, seconds of the four projections of every measured decoder layer."""
     frame = _decoder_rows(sheet)
     tp, width, inner = frame.num_tensor_parallel_workers, frame.n_embd, frame.n_expanded_embd
     qkv = width // frame.n_head * (frame.n_head + 2 * frame.n_kv_head)
@@ -149,9 +152,9 @@ def _projections(sheet: DataSheet) -> pd.DataFrame:
 
 
 def decoder_layer_fit(sheet: DataSheet, matmul: Table) -> tuple[Fit, ...]:
-    """The matmul table against projections measured by somebody else, or at sizes left out of it.
+    """Errors of the matmul table on independently measured projections, or on sizes left out of it.
 
-    Every eleventh row of at least `LARGE_TOKENS` tokens, so that it takes seconds.
+    Uses every eleventh row of at least `LARGE_TOKENS` tokens, so that it takes seconds.
     """
     if sheet.vidur is None:
         return ()
@@ -192,10 +195,10 @@ def attention_table(sheet: DataSheet) -> Table:
 
 
 def streamed_table(sheet: DataSheet) -> Table:
-    """bytes/s by bytes moved, by octave, of sums of two tensors: at most what memory sustains.
+    """Bytes/s by bytes moved, by octave, of sums of two tensors: at most what memory sustains.
 
-    Tensors of a few megabytes stay in the last cache from one launch of a benchmark to the next; in training
-    others have passed through it meanwhile.
+    Tensors of a few megabytes stay in the last-level cache between launches of a benchmark; in training
+    they are evicted.
     """
     owner = sheet if sheet.vidur is not None else H100
     scale = sheet.sheet.memory_bytes_per_s / owner.sheet.memory_bytes_per_s
@@ -210,7 +213,7 @@ def streamed_table(sheet: DataSheet) -> Table:
 
 
 def _memory_bound_rows(sheet: DataSheet, operators: tuple[_MemoryBound, ...]) -> pd.DataFrame:
-    """operator, bytes moved, seconds of memory-bound operators measured."""
+    """operator, bytes moved, seconds of measured memory-bound operators."""
     frame = _decoder_rows(sheet)
     parts = []
     for column, passes, width in operators:
@@ -229,14 +232,14 @@ def _octaves(rows: pd.DataFrame) -> list[tuple[float, float]]:
 
 
 def kernel_floor_s(sheet: DataSheet) -> float:
-    """The median memory-bound operator too small to be bound by memory: what a kernel costs at least."""
+    """Minimum time of a kernel: the median of operators too small to be bound by memory."""
     rows = _memory_bound_rows(sheet if sheet.vidur is not None else H100, _SMALL)
     small = rows[rows.num_bytes < SMALLEST_MOVE_BYTES]
     return rounded(float(small.seconds.median()))
 
 
 def machine_links(sheet: DataSheet) -> tuple[tuple[MachineLink, ...], tuple[Fit, ...]]:
-    """NVLink from measured all-reduces, where there are any; everything else by data sheet."""
+    """NVLink from measured all-reduces, if any; everything else by data sheet."""
     server = sheet.aiconfigurator is not None  # those with NVLink have a card for each GPU
     inter = MachineLink(
         scope="inter",
@@ -283,7 +286,7 @@ def machine_links(sheet: DataSheet) -> tuple[tuple[MachineLink, ...], tuple[Fit,
 
 
 def collective_tables(sheet: DataSheet) -> tuple[CollectiveTable, ...]:
-    """bytes/s by (ranks, bytes) of the collectives measured inside one node."""
+    """Bytes/s by (ranks, bytes) of the collectives measured within a node."""
     frame = pd.read_parquet(_DATA / "aiconfigurator_nccl_intranode.parquet")
     frame = frame[frame.gpu == sheet.aiconfigurator]
     tables = []
@@ -344,7 +347,7 @@ def _provenance(sheet: DataSheet) -> Provenance:
     )
 
 
-def shipped_errors(folder: Path = _PROFILES) -> dict[str, dict[str, dict[str, float]]]:
+def shipped_errors(folder: Path = PROFILES) -> dict[str, dict[str, dict[str, float]]]:
     """Profile -> table -> points and leave-one-out error (median, 90th percentile), as shipped."""
     return {
         sheet.device: {
@@ -358,16 +361,16 @@ def shipped_errors(folder: Path = _PROFILES) -> dict[str, dict[str, dict[str, fl
 def main(arguments: Sequence[str]) -> None:
     """Write all profiles into the folder given, by default the one they ship in, and print their errors."""
     parser = argparse.ArgumentParser(prog="workbench.calibrate.public", description=__doc__)
-    parser.add_argument("folder", type=Path, nargs="?", default=_PROFILES)
+    parser.add_argument("folder", type=Path, nargs="?", default=PROFILES)
     parser.add_argument("--json", action="store_true", help="print the errors as one JSON object")
     options = parser.parse_args(arguments)
     for sheet in SHEETS:
         write_profile(build_profile(sheet), options.folder / f"{sheet.device}.json")
-    found = shipped_errors(options.folder)
+    errors_by_profile = shipped_errors(options.folder)
     if options.json:
-        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+        sys.stdout.write(json.dumps(errors_by_profile, indent=1) + "\n")
         return
-    for name, tables in found.items():
+    for name, tables in errors_by_profile.items():
         for table, error in tables.items():
             sys.stdout.write(
                 f"{name:10} {table:80} {error['points']:6} points, "

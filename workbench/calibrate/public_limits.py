@@ -1,4 +1,4 @@
-"""What bounds the shipped devices besides their tables: power, launches, narrow formats, head widths."""
+"""Limits of the shipped devices besides their tables: power, launches, narrow formats, head widths."""
 
 from collections.abc import Callable
 
@@ -10,14 +10,14 @@ from workbench.cost.profile import ATTENTION_AXES, SustainedHeads, Table
 
 BEST = "stas00/ml-engineering, compute/accelerator"
 _SUSTAINED = "MooreThreads/SimuMax, configs/system/h100_nvlink.json @160921c, over this table"
-# Fitted to rows of tp 1 and 2 in every ninth of vTrain's 1,440 (A100, Megatron-LM): an operator is about
+# Fitted to rows of tp 1 and 2 in every ninth of vTrain's 1,440 (A100, Megatron-LM): an operator costs about
 # three launches and the Python around them.
 HOST_KERNEL_S, HOST_COLLECTIVE_S = 5.5e-5, 3e-5
-# GPUs of one node differ by 5 % and more (stas00/ml-engineering, compute/accelerator): of eight normal draws
-# the first and the last are 2.85 standard deviations apart in the mean.
+# GPUs of one node differ by 5 % and more (stas00/ml-engineering, compute/accelerator): the extremes of eight
+# normal draws are 2.85 standard deviations apart on average.
 CLOCK_SPREAD = 0.0175
 # Gray 2019, "Getting Started with CUDA Graphs" (NVIDIA technical blog): kernels of 2.9 us follow one another
-# every 3.8 us where the host launches them ahead, every 3.4 us in a graph.
+# every 3.8 us if the host launches them ahead, every 3.4 us in a graph.
 LAUNCH = LaunchTimes(
     kernel_gap_s=0.9e-6,
     graph_gap_s=0.5e-6,
@@ -28,7 +28,7 @@ LAUNCH = LaunchTimes(
 
 
 def power_limit(sheet: DataSheet) -> PowerLimit:
-    """By data sheet; what training sustains under it is what others found."""
+    """The data sheet's power limit, with published shares that training sustains under it."""
     return PowerLimit(
         rated_w=sheet.sheet.power_w,
         source=f"NVIDIA {sheet.device} data sheet",
@@ -39,7 +39,7 @@ def power_limit(sheet: DataSheet) -> PowerLimit:
 
 
 def narrow_rates(sheet: DataSheet) -> tuple[NarrowRate, ...]:
-    """FP8 over bfloat16: the best shape of each."""
+    """Rate of FP8 over bfloat16, from the best shape of each."""
     best = sheet.sheet.reached_bfloat16_flop_per_s
     if sheet.best_fp8_tflop_per_s is None or best is None:
         return ()
@@ -48,7 +48,7 @@ def narrow_rates(sheet: DataSheet) -> tuple[NarrowRate, ...]:
 
 
 def attention_heads(sheet: DataSheet, attention: Table, backward_rate: float) -> tuple[SustainedHeads, ...]:
-    """By head width: published for Hopper, else the table at other widths."""
+    """Rates by head width: published for Hopper, else derived from the table."""
     if sheet in HOPPER:
         return flash3_heads()
     surface = Surface(attention.points)
@@ -64,47 +64,47 @@ _FORWARD = {  # TFLOP/s without a mask, by head width
 }
 _CAUSAL = {128: (292, 423, 521, 579, 602, 616), 256: (286, 427, 537, 612, 628, 642)}
 _BACKWARD = {64: (272, 363, 422), 128: (316, 424, 501, 542, 559, 561)}
-# The same figures have FlashAttention-2, with a mask, width 64 over 128: 324 over 370 TFLOP/s.
+# FlashAttention-2 in the same figures, with a mask, width 64 over 128: 324 over 370 TFLOP/s.
 NARROW_HEADS = 324 / 370
 _FLASH3 = "Shah et al. 2024 (FlashAttention-3), figures 5 and 6"
 _FLASH2 = "this table at width 128; 64 over 128 and backward over forward as of FlashAttention-2 (Dao 2023)"
 
 
 def flash3_heads() -> tuple[SustainedHeads, ...]:
-    """Of Hopper, for widths 64, 128 and 256, with a causal mask and without."""
-    found = []
+    """Rates of Hopper for widths 64, 128 and 256, with and without a causal mask."""
+    heads = []
     for width in (64, 128, 256):
         for causal in (False, True):
             forward = tuple(_forward(width, index, causal=causal) for index in range(len(LENGTHS)))
             backward = tuple(rate * _backward_ratio(width, index) for index, rate in enumerate(forward))
             measured = not causal and width == 128
-            found.append(_heads(width, causal, (forward, backward), _FLASH3, measured))
-    return tuple(found)
+            heads.append(_heads(width, causal, (forward, backward), _FLASH3, measured))
+    return tuple(heads)
 
 
 def flash2_heads(
     flop_per_s: Callable[[float, float, float], float], backward_rate: float
 ) -> tuple[SustainedHeads, ...]:
-    """Of Ampere and Ada, for widths 64 and 128 with a causal mask, from a table at width 128."""
-    found = []
+    """Rates of Ampere and Ada for widths 64 and 128 with a causal mask, from a table at width 128."""
+    heads = []
     for width, share in ((64, NARROW_HEADS), (128, 1.0)):
         forward = tuple(share * flop_per_s(*_at(length, width)) / 1e12 for length in LENGTHS)
         backward = tuple(rate * backward_rate for rate in forward)
-        found.append(_heads(width, True, (forward, backward), _FLASH2, False))  # noqa: FBT003
-    return tuple(found)
+        heads.append(_heads(width, True, (forward, backward), _FLASH2, False))  # noqa: FBT003
+    return tuple(heads)
 
 
-def _forward(width: int, place: int, *, causal: bool) -> float:
+def _forward(width: int, index: int, *, causal: bool) -> float:
     if not causal:
-        return _FORWARD[width][place]
+        return _FORWARD[width][index]
     if width in _CAUSAL:
-        return _CAUSAL[width][place]
-    return _CAUSAL[128][place] * _FORWARD[width][place] / _FORWARD[128][place]
+        return _CAUSAL[width][index]
+    return _CAUSAL[128][index] * _FORWARD[width][index] / _FORWARD[128][index]
 
 
-def _backward_ratio(width: int, place: int) -> float:
+def _backward_ratio(width: int, index: int) -> float:
     known = _BACKWARD.get(width, _BACKWARD[128])
-    nearest = min(place, len(known) - 1)
+    nearest = min(index, len(known) - 1)
     return known[nearest] / _FORWARD[width if width in _BACKWARD else 128][nearest]
 
 

@@ -1,4 +1,4 @@
-"""One line of a microbenchmark file: a flat JSON object with a kind, checked field by field."""
+"""Parse one line of a microbenchmark file: a flat JSON object with a kind, checked field by field."""
 
 import json
 import sys
@@ -8,16 +8,16 @@ from typing import Any
 
 from workbench.cost.layer_table import MOST_COUNT
 
-MOST = sys.float_info.max  # whole numbers may be larger, and fit into no float
-_NEVER_ZERO = {"seconds", "forward_s"}  # rates are by them
+MOST = sys.float_info.max  # JSON integers may exceed it
+_NEVER_ZERO = {"seconds", "forward_s"}  # divisors of rates
 
 
 def parse_line(path: Path, number: int, line: str, kinds: dict[str, Any]) -> Any:
-    """An object of one of these kinds; ValueError names file, line and field of what is wrong.
+    """Parse an object of one of these kinds; ValueError names file, line and field of the error.
 
     Args:
         path, number: of the file and the line, for the message.
-        kinds: dataclass by the name that the line's "kind" says.
+        kinds: dataclass by the value of the line's "kind".
     """
     try:
         values = json.loads(line)

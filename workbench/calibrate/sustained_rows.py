@@ -1,4 +1,4 @@
-"""Rows of long loops: operators at the rate that a device sustains, and its clock and power meanwhile."""
+"""Rows of long loops: operators at the rate that a device sustains, with its clock and power."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class DeviceNotes:
     """Clock of the compute units and power of the board before, halfway through and after a measurement.
 
-    None where it cannot be read, as on a CPU.
+    None if unreadable, as on a CPU.
     """
 
     clock_before_hz: float | None = None
@@ -20,16 +20,16 @@ class DeviceNotes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SustainedMatmulRow(DeviceNotes):
-    """A product in one pass of training, over and over with operands that take turns.
+    """One of training's products, repeated over alternating operands.
 
     The weight is [n, k], as layers hold it.
 
     Args:
         direction: "forward" y[m, n] = x[m, k] w^T, "input_grad" dx[m, k] = dy[m, n] w, or
             "weight_grad" dw[n, k] = dy^T x; m, n and k are the forward's.
-        seconds: of one product, the median of turns in the second half of the loop.
-        loop_s: how long the loop ran.
-        num_sets: of random operands; together they are larger than the last cache.
+        seconds: per product, the median of turns in the second half of the loop.
+        loop_s: duration of the loop.
+        num_sets: of random operands; together they exceed the last-level cache.
     """
 
     precision: str
@@ -45,7 +45,7 @@ class SustainedMatmulRow(DeviceNotes):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SustainedAttentionRow(DeviceNotes):
-    """Attention as the runtime computes it, over and over with operands that take turns.
+    """Attention as the runtime computes it, repeated over alternating operands.
 
     Args:
         mask: "causal" or "full".

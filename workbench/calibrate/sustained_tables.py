@@ -1,10 +1,18 @@
-"""Rates of long loops out of measured rows, with their leave-one-out errors as prices read them."""
+"""Rates of long loops from measured rows, with their leave-one-out errors."""
 
 from collections.abc import Callable, Sequence
 from statistics import median
 
 from workbench.calibrate.sustained_rows import SustainedAttentionRow, SustainedMatmulRow
-from workbench.calibrate.tables import FEWEST_ON_A_LINE, SOURCE, grouped, quality, table_fits
+from workbench.calibrate.tables import (
+    FEWEST_ON_A_LINE,
+    SOURCE,
+    attention_flop_per_s,
+    grouped,
+    product_points,
+    quality,
+    table_fits,
+)
 from workbench.cost.kernel_times import KernelTimes
 from workbench.cost.profile import (
     ATTENTION_AXES,
@@ -35,32 +43,31 @@ def sustained_products(rows: Sequence[SustainedMatmulRow]) -> tuple[SustainedPro
     Raises:
         ValueError: an unknown direction.
     """
-    found = []
+    tables = []
     for direction, members in grouped(rows, lambda row: row.direction).items():
-        shapes = grouped(members, lambda row: (row.m, row.n, row.k))
-        points = tuple(
-            (float(m), float(n), float(k), 2.0 * m * n * k / median(row.seconds for row in same))
-            for (m, n, k), same in shapes.items()
-        )
-        table = Table(axes=PRODUCT_AXES, points=points, measured=True, source=LOOPS)
-        found.append(SustainedProducts(direction=Direction(direction), table=table))
-    return tuple(found)
+        table = Table(axes=PRODUCT_AXES, points=product_points(members), measured=True, source=LOOPS)
+        tables.append(SustainedProducts(direction=Direction(direction), table=table))
+    return tuple(tables)
 
 
 def sustained_attention(rows: Sequence[SustainedAttentionRow]) -> tuple[SustainedHeads, ...]:
     """FLOP/s by (length, heads, queries per key), by head width and mask; of sizes with both passes."""
-    found = []
+    tables = []
     for (head_dim, mask), members in grouped(rows, lambda row: (row.head_dim, row.mask)).items():
         shapes = grouped(members, lambda row: (row.length, row.heads, row.heads / row.kv_heads))
-        both = {
-            at: same for at, same in shapes.items() if {row.direction for row in same} >= {FORWARD, BACKWARD}
+        with_both_passes = {
+            shape: shape_rows
+            for shape, shape_rows in shapes.items()
+            if {row.direction for row in shape_rows} >= {FORWARD, BACKWARD}
         }
-        if both:
-            forward, backward = (_attention_table(both, direction) for direction in (FORWARD, BACKWARD))
-            found.append(
+        if with_both_passes:
+            forward, backward = (
+                _attention_table(with_both_passes, direction) for direction in (FORWARD, BACKWARD)
+            )
+            tables.append(
                 SustainedHeads(head_dim=head_dim, causal=mask == "causal", forward=forward, backward=backward)
             )
-    return tuple(found)
+    return tuple(tables)
 
 
 def _attention_table(
@@ -68,36 +75,37 @@ def _attention_table(
 ) -> Table:
     scale = ATTENTION_BACKWARD_FLOP if direction == BACKWARD else 1.0
     points = tuple(
-        (*map(float, at), median(scale * _flop_per_s(row) for row in same if row.direction == direction))
+        (
+            *map(float, at),
+            median(scale * attention_flop_per_s(row) for row in same if row.direction == direction),
+        )
         for at, same in shapes.items()
     )
     return Table(axes=ATTENTION_AXES, points=points, measured=True, source=LOOPS)
 
 
-def _flop_per_s(row: SustainedAttentionRow) -> float:
-    return 4.0 * row.head_dim * row.pairs * row.heads / row.seconds
-
-
 def sustained_fits(profile: Profile) -> tuple[Fit, ...]:
-    """How well a long loop's time is predicted by short loops and the other long ones, by table.
+    """Errors of long loops predicted from short loops and the other long ones, by table.
 
     Products by shape. Attention by length, each inner length from the others of its width, and by head
-    width, each inner width from the two beside it: the error at widths that were not measured.
+    width, each inner width from the two beside it: the error at unmeasured widths.
     """
     short = KernelTimes(profile).in_short_loops()
     fits = []
-    for found in profile.sustained_products:
-        points = product_slowdowns(found, lambda gemm: short.matmul_s(gemm, profile.table_precision)[0])
+    for product_rates in profile.sustained_products:
+        points = product_slowdowns(
+            product_rates, lambda gemm: short.matmul_s(gemm, profile.table_precision)[0]
+        )
         slowdowns = Table(axes=PRODUCT_AXES, points=tuple(points))
-        fits += table_fits([(f"long loops of products, {found.direction}", slowdowns)])
+        fits += table_fits([(f"long loops of products, {product_rates.direction}", slowdowns)])
     lines: dict[str, Callable[[SustainedHeads], Line]] = {
         FORWARD: lambda heads: forward_slowdown(heads, short.attention_flop_per_s),
         f"{BACKWARD} over {FORWARD}": backward_rate,
     }
     for name, line_of in lines.items():
-        lined = [(heads, line_of(heads)) for heads in profile.sustained_attention]
-        fits += _fits_by_length(name, [line for _, line in lined])
-        fits += _fits_by_width(name, lined)
+        heads_and_lines = [(heads, line_of(heads)) for heads in profile.sustained_attention]
+        fits += _fits_by_length(name, [line for _, line in heads_and_lines])
+        fits += _fits_by_width(name, heads_and_lines)
     return tuple(fits)
 
 

@@ -1,4 +1,4 @@
-"""Rate tables out of measured rows of operators and collectives, with their leave-one-out errors."""
+"""Rate tables from measured rows of operators and collectives, with their leave-one-out errors."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from workbench.calibrate.measurement import AttentionRow, CollectiveRow, CopyRow, MatmulRow
+from workbench.calibrate.sustained_rows import SustainedAttentionRow, SustainedMatmulRow
 from workbench.cost.collectives import by_ranks
 from workbench.cost.interpolate import Surface
 from workbench.cost.profile import (
@@ -30,11 +31,11 @@ SOURCE = "microbenchmark"
 NORMS = ("layer_norm", "rms_norm")
 POINTWISE = ("add", "gelu", "swiglu")
 NUM_DIGITS = 4
-FEWEST_ON_A_LINE = 3  # of which one can be left out between two others
+FEWEST_ON_A_LINE = 3  # so that one can be left out between two others
 
 
 def grouped(rows: Iterable[R], key: Callable[[R], K]) -> dict[K, list[R]]:
-    """Rows by key, keys in sorted order, so that the order of rows does not matter."""
+    """Group rows by key, keys in sorted order, so that the order of rows does not matter."""
     groups: dict[K, list[R]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
@@ -43,12 +44,17 @@ def grouped(rows: Iterable[R], key: Callable[[R], K]) -> dict[K, list[R]]:
 
 def matmul_table(rows: Sequence[MatmulRow]) -> Table:
     """FLOP/s by (m, n, k)."""
+    points = product_points(rows)
+    return Table(axes=PRODUCT_AXES, points=points, measured=bool(points), source=SOURCE)
+
+
+def product_points(rows: Sequence[MatmulRow | SustainedMatmulRow]) -> tuple[tuple[float, ...], ...]:
+    """(m, n, k, FLOP/s) of each shape, by its median time."""
     shapes = grouped(rows, lambda row: (row.m, row.n, row.k))
-    points = tuple(
+    return tuple(
         (float(m), float(n), float(k), 2.0 * m * n * k / median(row.seconds for row in same))
         for (m, n, k), same in shapes.items()
     )
-    return Table(axes=PRODUCT_AXES, points=points, measured=bool(points), source=SOURCE)
 
 
 def moved_table(rows: Sequence[CopyRow], operators: Sequence[str]) -> Table:
@@ -70,24 +76,25 @@ def attention_table(rows: Sequence[AttentionRow]) -> Table:
     causal = [row for row in rows if row.mask == "causal"]
     shapes = grouped(causal, lambda row: (row.length, row.heads, row.heads / row.kv_heads))
     points = tuple(
-        (*map(float, shape), max(_flop_per_s(row) for row in same)) for shape, same in shapes.items()
+        (*map(float, shape), max(attention_flop_per_s(row) for row in same)) for shape, same in shapes.items()
     )
     axes = ATTENTION_AXES
     return Table(axes=axes, points=points, measured=bool(points), source=SOURCE)
 
 
-def _flop_per_s(row: AttentionRow) -> float:
+def attention_flop_per_s(row: AttentionRow | SustainedAttentionRow) -> float:
+    """FLOP/s of a forward over the pairs that attend."""
     return 4.0 * row.head_dim * row.pairs * row.heads / row.seconds
 
 
 def attention_backward_rate(rows: Sequence[AttentionRow]) -> float | None:
-    """Backward FLOP/s over forward FLOP/s, the median over all shapes; None where not measured."""
-    found = [
+    """Backward FLOP/s over forward FLOP/s, the median over all shapes; None if not measured."""
+    ratios = [
         ATTENTION_BACKWARD_FLOP * row.seconds / row.backward_s
         for row in rows
         if row.mask == "causal" and row.backward_s
     ]
-    return median(found) if found else None
+    return median(ratios) if ratios else None
 
 
 def collective_tables(rows: Sequence[CollectiveRow]) -> tuple[CollectiveTable, ...]:
@@ -105,7 +112,7 @@ def collective_tables(rows: Sequence[CollectiveRow]) -> tuple[CollectiveTable, .
 
 
 def table_fits(tables: Sequence[tuple[str, Table]]) -> list[Fit]:
-    """Leave-one-out errors of the tables that have points enough."""
+    """Leave-one-out errors of the tables with enough points."""
     fits = []
     for name, table in tables:
         if len(table.points) >= (FEWEST_ON_A_LINE if len(table.axes) == 1 else 2):
@@ -115,14 +122,14 @@ def table_fits(tables: Sequence[tuple[str, Table]]) -> list[Fit]:
 
 
 def collective_fits(tables: Sequence[CollectiveTable]) -> list[Fit]:
-    """Leave-one-out errors, by number of ranks, as predictions read them."""
+    """Leave-one-out errors by number of ranks, as predictions interpolate them."""
     lines = [
         (
-            f"{found.collective} of {num_ranks:g} over {found.scope}",
+            f"{collective.collective} of {num_ranks:g} over {collective.scope}",
             Table(axes=BYTES_AXES, points=tuple(line)),
         )
-        for found in tables
-        for num_ranks, line in by_ranks(found.table).items()
+        for collective in tables
+        for num_ranks, line in by_ranks(collective.table).items()
     ]
     return table_fits(lines)
 
@@ -139,7 +146,7 @@ def relative_fit(features: NDArray[np.float64], seconds: NDArray[np.float64]) ->
 
 
 def rounded(value: float) -> float:
-    """As profiles that are made of others' figures have it."""
+    """Round as profiles derived from published figures do."""
     return float(f"{value:.{NUM_DIGITS}g}")
 
 
@@ -150,7 +157,7 @@ def quality(name: str, errors: Sequence[float]) -> Fit:
 
 
 def other_masks_fit(rows: Sequence[AttentionRow], causal: Table) -> list[Fit]:
-    """Every other mask predicted by its pairs from the causal table: what its tiles cost on top."""
+    """Errors of other masks predicted from the causal table by their pairs."""
     if not causal.points:
         return []
     surface = Surface(causal.points)

@@ -1,7 +1,7 @@
-"""The tables of a measured device, rescaled to another by what the two data sheets say.
+"""Rescale the tables of a measured device to another by their two data sheets.
 
-Every rule is a ratio of physical times on the two devices, so that what the measured kernels lose beyond
-physics stays in. `earned` says what each rule earned where both devices were measured.
+Every rule is a ratio of physical times on the two devices, so that the measured kernels' losses beyond
+physics are kept. `leave_one_out.rule_errors` gives each rule's error on pairs of measured devices.
 """
 
 import math
@@ -32,28 +32,28 @@ ELEMENT_BYTES = 2
 
 
 def power_share(sheet: DeviceSheet) -> float:
-    """Of the rate of compute-bound kernels, what the board's power limit leaves."""
+    """Share of the rate of compute-bound kernels that the board's power limit leaves."""
     if sheet.full_power_w is None:
         return 1.0
     full = PowerLimit(rated_w=sheet.full_power_w, source=f"data sheet of {sheet.device}")
     return clock_share(sheet.power_w, full)
 
 
-def compute_rates(sheet: DeviceSheet, of_like: DeviceSheet) -> tuple[float, float]:
-    """FLOP/s of products on either device: the fastest measured where both sheets have it, else the peaks."""
-    rate, rate_of_like = sheet.reached_bfloat16_flop_per_s, of_like.reached_bfloat16_flop_per_s
+def compute_rates(sheet: DeviceSheet, like_sheet: DeviceSheet) -> tuple[float, float]:
+    """FLOP/s of products on either device: the fastest measured if both sheets have it, else the peaks."""
+    rate, rate_of_like = sheet.reached_bfloat16_flop_per_s, like_sheet.reached_bfloat16_flop_per_s
     if rate is None or rate_of_like is None:
-        rate, rate_of_like = sheet.bfloat16_flop_per_s, of_like.bfloat16_flop_per_s
-    return rate * power_share(sheet), rate_of_like * power_share(of_like)
+        rate, rate_of_like = sheet.bfloat16_flop_per_s, like_sheet.bfloat16_flop_per_s
+    return rate * power_share(sheet), rate_of_like * power_share(like_sheet)
 
 
 def product_seconds(sheet: DeviceSheet, at: NDArray[np.float64], flop_per_s: float) -> NDArray[np.float64]:
     """Seconds of products y[m, n] = x[m, k] w[k, n] by roofline and waves of tiles.
 
-    Computing and reading hide each other but near the corner of the roofline, where neither is done early:
-    the root of the sum of their squares. Tiles fill the processors wave after wave; of what a last, half
-    empty wave would lose, kernels that split tiles get half back (the root). Fewer tiles than processors
-    share their inner dimension. Memory is read once.
+    Compute and memory overlap except near the corner of the roofline, where neither finishes early: the
+    root of the sum of their squares. Tiles fill the processors wave after wave; of the loss in a partly
+    empty last wave, kernels that split tiles recover half (the root). Fewer tiles than processors split
+    their inner dimension. Memory is read once.
 
     Args:
         sheet: of the device.
@@ -74,14 +74,14 @@ def memory_seconds(
     num_bytes: NDArray[np.float64],
     best_bytes_per_s: float,
     sheet: DeviceSheet,
-    of_like: DeviceSheet,
+    like_sheet: DeviceSheet,
 ) -> NDArray[np.float64]:
-    """Seconds of memory-bound kernels, out of those on another device.
+    """Seconds of memory-bound kernels, from those on another device.
 
-    Bytes at its best rate take the ratio of bandwidths; the rest is launch and stays.
+    Bytes at its best rate scale with bandwidth; the rest is launch time and stays.
     """
     moved_s = np.minimum(seconds, num_bytes / best_bytes_per_s)
-    return np.asarray(seconds - moved_s + moved_s * of_like.memory_bytes_per_s / sheet.memory_bytes_per_s)
+    return np.asarray(seconds - moved_s + moved_s * like_sheet.memory_bytes_per_s / sheet.memory_bytes_per_s)
 
 
 PCIE_LATENCY_S = 10e-6  # assumed, as of the measured profiles without NVLink
@@ -92,26 +92,26 @@ CARD = "line rate of a device's network card; latency typical"
 Rescale = Callable[[NDArray[np.float64]], NDArray[np.float64]]  # points' coordinates -> factors on rates
 
 
-def rescaled(sheet: DeviceSheet, like: Profile, of_like: DeviceSheet) -> Profile:
-    """The profile of a device that nobody measured, after one that somebody did; without fits.
+def rescaled(sheet: DeviceSheet, like: Profile, like_sheet: DeviceSheet) -> Profile:
+    """The profile of an unmeasured device, derived from a measured one; without fits.
 
-    Products: rate times the ratio of roofline times with waves of tiles (`product_seconds`), at the
-    rates of the fastest measured products where both sheets have them, else at the peaks.
-    Attention: times the ratio of bfloat16 peaks; it computes on tiles that stay on a processor. Under a power
-    limit both lose `power_share`. Memory-bound kernels: launch time stays, the rest goes by bandwidth.
-    Collectives over NVLink or its like: latency stays, the rest goes by bandwidth; a device without takes the
-    ring formula over PCIe. Layers measured as a whole, and what was measured in pipelines, are left out.
+    Products: rate times the ratio of roofline times with waves of tiles (`product_seconds`), at the rates
+    of the fastest measured products if both sheets have them, else at the peaks. Attention: times the ratio
+    of bfloat16 peaks; it computes on tiles that stay on a processor. Under a power limit both lose
+    `power_share`. Memory-bound kernels: launch time stays, the rest scales with bandwidth. Collectives over
+    NVLink or similar: latency stays, the rest scales with bandwidth; a device without uses the ring formula
+    over PCIe. Layers measured as a whole, and measurements in pipelines, are left out.
 
     Args:
         sheet: of the device.
-        like: a measured profile; kernels of the device are taken to be as good as its.
-        of_like: its sheet.
+        like: a measured profile; the device's kernels are assumed to be as good.
+        like_sheet: its sheet.
 
     Complexity: O(points).
     """
-    products, heads = _products(sheet, of_like), _attention(sheet, of_like)
-    fastest, _ = compute_rates(sheet, of_like)
-    links, collectives = _links(sheet, like, of_like), _collectives(sheet, like, of_like)
+    products, heads = _products(sheet, like_sheet), _attention(sheet, like_sheet)
+    fastest, _ = compute_rates(sheet, like_sheet)
+    links, collectives = _links(sheet, like, like_sheet), _collectives(sheet, like, like_sheet)
     return replace(
         like,
         name=sheet.device,
@@ -122,8 +122,10 @@ def rescaled(sheet: DeviceSheet, like: Profile, of_like: DeviceSheet) -> Profile
         provenance=_provenance(sheet, like),
         matmul=_rescaled(like.matmul, products, like, fastest),
         attention=_rescaled(like.attention, heads, like),
-        pointwise=_rescaled(like.pointwise, _moved(like.pointwise, sheet, of_like), like),
-        normalization=_rescaled(like.normalization, _moved(like.normalization, sheet, of_like), like),
+        pointwise=_rescaled(like.pointwise, _memory_factors(like.pointwise, sheet, like_sheet), like),
+        normalization=_rescaled(
+            like.normalization, _memory_factors(like.normalization, sheet, like_sheet), like
+        ),
         sustained_products=tuple(
             SustainedProducts(direction=each.direction, table=_rescaled(each.table, products, like, fastest))
             for each in like.sustained_products
@@ -154,9 +156,9 @@ def rescaled(sheet: DeviceSheet, like: Profile, of_like: DeviceSheet) -> Profile
 
 
 def _power(sheet: DeviceSheet, like: Profile) -> PowerLimit | None:
-    """The sheet's limit, under which the rescaled rates hold; what is sustained of them as on the other.
+    """The sheet's power limit, for which the rescaled rates hold; sustained shares as on the other device.
 
-    A board whose fastest product reaches nearly its peak has power to spare: training sustains its rates.
+    A board whose fastest product nearly reaches its peak has power to spare: training sustains its rates.
     """
     if like.power is None:
         return None
@@ -168,7 +170,7 @@ def _power(sheet: DeviceSheet, like: Profile) -> PowerLimit | None:
 
 
 def _narrow(sheet: DeviceSheet) -> tuple[NarrowRate, ...]:
-    """FP8 products over bfloat16 ones, where the sheet has the fastest of both."""
+    """Rate of FP8 over bfloat16 products, if the sheet has the fastest of both."""
     wide, narrow = sheet.reached_bfloat16_flop_per_s, sheet.reached_fp8_flop_per_s
     if wide is None or narrow is None:
         return ()
@@ -179,24 +181,24 @@ def _narrow(sheet: DeviceSheet) -> tuple[NarrowRate, ...]:
     )
 
 
-def _products(sheet: DeviceSheet, of_like: DeviceSheet) -> Rescale:
-    rate, rate_of_like = compute_rates(sheet, of_like)
-    return lambda at: product_seconds(of_like, at, rate_of_like) / product_seconds(sheet, at, rate)
+def _products(sheet: DeviceSheet, like_sheet: DeviceSheet) -> Rescale:
+    rate, rate_of_like = compute_rates(sheet, like_sheet)
+    return lambda at: product_seconds(like_sheet, at, rate_of_like) / product_seconds(sheet, at, rate)
 
 
-def _attention(sheet: DeviceSheet, of_like: DeviceSheet) -> Rescale:
+def _attention(sheet: DeviceSheet, like_sheet: DeviceSheet) -> Rescale:
     ratio = sheet.bfloat16_flop_per_s * power_share(sheet)
-    ratio /= of_like.bfloat16_flop_per_s * power_share(of_like)
+    ratio /= like_sheet.bfloat16_flop_per_s * power_share(like_sheet)
     return lambda at: np.full(len(at), ratio)
 
 
-def _moved(table: Table, sheet: DeviceSheet, of_like: DeviceSheet) -> Rescale:
-    """Seconds of each point, of which the bytes at the table's best rate go by bandwidth."""
+def _memory_factors(table: Table, sheet: DeviceSheet, like_sheet: DeviceSheet) -> Rescale:
+    """Factors on rates: of each point's seconds, the bytes at the table's best rate scale with bandwidth."""
 
     def factors(at: NDArray[np.float64]) -> NDArray[np.float64]:
         rates = np.asarray([point[-1] for point in table.points])
         seconds = at[:, 0] / rates
-        moved_s = memory_seconds(seconds, at[:, 0], float(rates.max()), sheet, of_like)
+        moved_s = memory_seconds(seconds, at[:, 0], float(rates.max()), sheet, like_sheet)
         return np.asarray(seconds / moved_s)
 
     return factors
@@ -214,7 +216,7 @@ def _rescaled(table: Table, rescale: Rescale, like: Profile, fastest: float = ma
     return replace(table, points=points, measured=False, source=source)
 
 
-def _links(sheet: DeviceSheet, like: Profile, of_like: DeviceSheet) -> tuple[MachineLink, MachineLink]:
+def _links(sheet: DeviceSheet, like: Profile, like_sheet: DeviceSheet) -> tuple[MachineLink, MachineLink]:
     inter = MachineLink(
         scope=INTER,
         name="network card",
@@ -234,7 +236,7 @@ def _links(sheet: DeviceSheet, like: Profile, of_like: DeviceSheet) -> tuple[Mac
         )
         return intra, inter
     measured = like.machine_link(INTRA)
-    share = 1.0 if of_like.link_bytes_per_s is None else measured.bytes_per_s / of_like.link_bytes_per_s
+    share = 1.0 if like_sheet.link_bytes_per_s is None else measured.bytes_per_s / like_sheet.link_bytes_per_s
     intra = MachineLink(
         scope=INTRA,
         name=measured.name,
@@ -246,19 +248,23 @@ def _links(sheet: DeviceSheet, like: Profile, of_like: DeviceSheet) -> tuple[Mac
     return intra, inter
 
 
-def _collectives(sheet: DeviceSheet, like: Profile, of_like: DeviceSheet) -> tuple[CollectiveTable, ...]:
-    if sheet.link_bytes_per_s is None or of_like.link_bytes_per_s is None:
+def _collectives(sheet: DeviceSheet, like: Profile, like_sheet: DeviceSheet) -> tuple[CollectiveTable, ...]:
+    if sheet.link_bytes_per_s is None or like_sheet.link_bytes_per_s is None:
         return ()
-    share = of_like.link_bytes_per_s / sheet.link_bytes_per_s
+    share = like_sheet.link_bytes_per_s / sheet.link_bytes_per_s
     return tuple(
-        replace(found, table=_rescaled(found.table, _exchanged(found.table, share), like))
-        for found in like.collectives
-        if found.scope == INTRA
+        replace(
+            collective, table=_rescaled(collective.table, _message_factors(collective.table, share), like)
+        )
+        for collective in like.collectives
+        if collective.scope == INTRA
     )
 
 
-def _exchanged(table: Table, share: float) -> Rescale:
-    """Seconds of each point; beyond those of the smallest message among as many ranks, by bandwidth."""
+def _message_factors(table: Table, share: float) -> Rescale:
+    """Factors on rates: seconds beyond those of the smallest message among equally many ranks scale with
+    bandwidth.
+    """
 
     def factors(at: NDArray[np.float64]) -> NDArray[np.float64]:
         seconds = at[:, 1] / np.asarray([point[-1] for point in table.points])
@@ -281,12 +287,12 @@ def _unmeasured(
     sheet: DeviceSheet, like: Profile, collectives: tuple[CollectiveTable, ...]
 ) -> tuple[str, ...]:
     scaled = f"{like.name} scaled by data sheets"
-    said, costs = dict(sheet.sources), ("matmul", "attention", "memory-bound kernels", "intra link")
+    sources, costs = dict(sheet.sources), ("matmul", "attention", "memory-bound kernels", "intra link")
     kept = (reason for reason in like.unmeasured if not reason.startswith((*costs, INTER)))
     return (
         *(f"{cost}: {scaled}" for cost in costs[:-1]),
         f"collectives: {scaled}" if collectives else "collectives: ring formula over PCIe",
         f"inter link: {CARD}",
-        *(f"{cell} presumed: {said[cell]}" for cell in sheet.presumed),
+        *(f"{cell} presumed: {sources[cell]}" for cell in sheet.presumed),
         *kept,
     )

@@ -1,1 +1,1 @@
-"""The data: samples described by their sizes."""
+"""Training data: samples described by their sizes."""

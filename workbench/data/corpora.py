@@ -1,4 +1,4 @@
-"""Corpora to draw samples from: measured sizes, and synthetic ones in the shape of the papers'."""
+"""Corpora to draw samples from: measured sizes, and synthetic ones modelled on those of the papers."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -18,13 +18,13 @@ Column = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corpus:
-    """Sizes of samples that can be drawn without end.
+    """Sizes of samples, drawn without end.
 
     Args:
         name: as users type it.
-        measured: what of it was measured, and on what.
-        assumed: what nobody measured.
-        draw_one: one sample from a generator of random numbers.
+        measured: what was measured, and on what.
+        assumed: what was not measured.
+        draw_one: draws one sample.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Corpus:
     draw_one: Callable[[random.Random], Sizes]
 
     def draw(self, num: int, seed: int) -> tuple[Sizes, ...]:
-        """`num` samples; equal seeds give equal samples, and longer draws begin like shorter ones."""
+        """Draw `num` samples; equal seeds give equal samples, and longer draws start like shorter ones."""
         if num < 1:
             raise ValueError(f"corpus {self.name!r}: want >= 1 sample, got {num}")
         rng = random.Random(seed)
@@ -41,11 +41,11 @@ class Corpus:
 
 
 def corpus(name: str) -> Corpus:
-    """A corpus by name; ValueError that lists the names."""
-    found = {each.name: each for each in CORPORA}
-    if name not in found:
-        raise ValueError(f"no corpus {name!r}; there are {', '.join(sorted(found))}")
-    return found[name]
+    """A corpus by name; ValueError lists the names."""
+    corpora = {each.name: each for each in CORPORA}
+    if name not in corpora:
+        raise ValueError(f"no corpus {name!r}; there are {', '.join(sorted(corpora))}")
+    return corpora[name]
 
 
 @cache
@@ -63,7 +63,7 @@ def _image(table: dict[str, Column], row: int) -> tuple[int, int]:
 
 
 def _image_and_text(name: str) -> Callable[[random.Random], Sizes]:
-    """A row of a table as it stands: image first, then its text."""
+    """Draw a row of a table unchanged: the image first, then its text."""
 
     def draw_one(rng: random.Random) -> Sizes:
         table = _table(name)
@@ -83,10 +83,10 @@ def _clip_and_text(name: str) -> Callable[[random.Random], Sizes]:
 
 
 def _llava_150k(rng: random.Random) -> Sizes:
-    """An image of COCO; 58 : 23 : 77 conversations, details and complex questions (thousands)."""
+    """A COCO image; 58 : 23 : 77 conversations, details and complex questions (thousands)."""
     images, answers = _table("coco_captions"), _table("llava_answers")
     kind = rng.choices(("conv", "detail", "complex"), (58, 23, 77))[0]
-    of_kind = [row for row, found in enumerate(answers["kind"]) if found == kind]
+    of_kind = [row for row, row_kind in enumerate(answers["kind"]) if row_kind == kind]
     turns = rng.randint(2, 4) if kind == "conv" else 1
     rows = [rng.choice(of_kind) for _ in range(turns)]
     text = sum(answers["prompt_tokens"][row] + answers["answer_tokens"][row] for row in rows)
@@ -107,20 +107,20 @@ def _synthchartnet(rng: random.Random) -> Sizes:
 
 
 def _laion_interleaved(rng: random.Random) -> Sizes:
-    """Images and captions in turn until 8,192 tokens are full, one image token per 16 x 16 px."""
-    left, texts, images = 8192, [0], list[tuple[int, int]]()
+    """Alternate images and captions up to 8,192 tokens, with one image token per 16 x 16 px."""
+    remaining, texts, images = 8192, [0], list[tuple[int, int]]()
     while True:
-        longest = rng.lognormvariate(5.9, 0.6)
+        side = rng.lognormvariate(5.9, 0.6)
         aspect = rng.lognormvariate(0, 0.25)
-        side_px = tuple(min(1024, max(64, round(longest * scale))) for scale in (aspect, 1 / aspect))
+        side_px = tuple(min(1024, max(64, round(side * scale))) for scale in (aspect, 1 / aspect))
         text = 1 + round(rng.lognormvariate(2.5, 0.9))
         tokens = -(-side_px[0] // 16) * -(-side_px[1] // 16)
-        if tokens + text > left:
-            texts[-1] += left
+        if tokens + text > remaining:
+            texts[-1] += remaining
             return Sizes(text_tokens=tuple(texts), images=tuple(images))
         images.append((side_px[0], side_px[1]))
         texts.append(text)
-        left -= tokens + text
+        remaining -= tokens + text
 
 
 _COCO = "image sizes of COCO 2017 validation"

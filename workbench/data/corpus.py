@@ -1,4 +1,4 @@
-"""Where samples come from: the token arithmetic of real encoders, and makers of batches."""
+"""Token counts of real encoders' inputs, and functions that make batches."""
 
 import math
 import random
@@ -26,7 +26,9 @@ class ItemTokens(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """What is seen at once of a video: its tokens, its `Segment.frame`, and what text is in front of it."""
+    """What an encoder sees at once of a video: its tokens, its `Segment.frame`, and the number of text
+    tokens before it.
+    """
 
     tokens: ItemTokens
     at: tuple[int, int] | None = None
@@ -34,21 +36,21 @@ class Frame(NamedTuple):
 
 
 class Video(NamedTuple):
-    """Frames that follow one another in the LLM's sequence; encoders see each by itself, as an image."""
+    """Consecutive frames in the LLM's sequence; encoders process each on its own, like an image."""
 
     frames: tuple[Frame, ...]
 
 
-ItemSize = ItemTokens | Video  # of what stands at one place of a sample
+ItemSize = ItemTokens | Video  # of one position in a sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
-    """How often a modality appears in a sample, and how large its items are.
+    """How often a modality occurs in a sample, and the sizes of its items.
 
     Args:
-        sizes: what an item may be, each equally likely.
-        most_items: a sample that has the modality has 1 to `most_items` of it, equally likely.
+        sizes: possible sizes of an item, equally likely.
+        most_items: samples with the modality have 1 to `most_items` of it, equally likely.
         missing: share of samples without the modality.
     """
 
@@ -69,7 +71,7 @@ def square_image_tokens(
 ) -> ItemTokens:
     """CLIP and SigLIP: one fixed square image, cut into whole patches; the rest is dropped.
 
-    The class token works inside the encoder and does not reach the LLM. `merge` patches
+    The class token stays inside the encoder and does not reach the LLM. `merge` patches
     become one token.
 
     Example:
@@ -94,10 +96,10 @@ def qwen2_vl_resize(
     min_pixels: int = QWEN_MIN_PIXELS,
     max_pixels: int = QWEN_MAX_PIXELS,
 ) -> tuple[int, int]:
-    """The size to which Qwen2-VL brings an image: multiples of 28 px inside a range of areas.
+    """The size to which Qwen2-VL resizes an image: multiples of 28 px within a range of areas.
 
     Source: Qwen2-VL (Wang et al. 2024), naive dynamic resolution; sides round half to even.
-    The limits are those of transformers' processor where a checkpoint's does not say its own.
+    The limits are those of transformers' processor if a checkpoint's does not state its own.
 
     Raises:
         ValueError: a side below 1 px, or sides that differ by more than 200 times.
@@ -151,7 +153,7 @@ ANYRES_GRIDS = ((1, 2), (2, 1), (2, 2), (1, 3), (3, 1))  # (rows, columns), as r
 def anyres_grid(
     height_px: int, width_px: int, *, tile_px: int, grids: Sequence[tuple[int, int]] = ANYRES_GRIDS
 ) -> tuple[int, int]:
-    """(rows, columns) of tiles for an image: most of its pixels kept, then fewest wasted, then the first.
+    """(rows, columns) of tiles for an image: most pixels kept, then fewest wasted, then the first.
 
     Source: Liu et al. 2024, "LLaVA-NeXT", as released: sides of the shrunk image are rounded down.
 
@@ -169,10 +171,10 @@ def anyres_grid(
         )
 
     def preference(grid: tuple[int, int]) -> tuple[int, int]:
-        room_px = grid[0] * tile_px, grid[1] * tile_px
-        scale = min(room_px[0] / height_px, room_px[1] / width_px)
+        canvas_px = grid[0] * tile_px, grid[1] * tile_px
+        scale = min(canvas_px[0] / height_px, canvas_px[1] / width_px)
         kept = min(int(height_px * scale) * int(width_px * scale), height_px * width_px)
-        return -kept, room_px[0] * room_px[1] - kept
+        return -kept, canvas_px[0] * canvas_px[1] - kept
 
     return min(grids, key=preference)
 
@@ -198,17 +200,17 @@ def whisper_tokens(
 def windowed_tokens(
     duration_s: float, *, window_tokens: int = WHISPER_WINDOW_TOKENS, most_windows: int | None = None
 ) -> tuple[ItemTokens, ...]:
-    """Qwen2.5-Omni, Qwen2-Audio, Audio Flamingo 3: an item per started window, the last as long as the clip.
+    """Qwen2.5-Omni, Qwen2-Audio, Audio Flamingo 3: one item per started window, the last as long as the clip.
 
-    What is left may be a single token, of which a mean of two makes none: there is no item for it.
+    The rest may be a single token, which averaging in pairs drops: there is no item for it.
 
     Source: `_get_feat_extract_output_lengths` of transformers' Qwen2-Audio, over the frames of a clip.
-    Differs: where transformers fills the last window up with silence, the clip's tokens alone are the item.
+    Differs: transformers pads the last window with silence; here the item has only the clip's tokens.
 
     Args:
         duration_s: of the clip.
         window_tokens: of a full window.
-        most_windows: what is longer is cut off; None: nothing is.
+        most_windows: longer clips are truncated; None: no limit.
 
     Raises:
         ValueError: a clip of a single token or none.
@@ -228,7 +230,7 @@ def windowed_tokens(
 
 
 def conformer_tokens(duration_s: float, *, reduction: int = 8) -> ItemTokens:
-    """Phi-4-multimodal's audio encoder: a clip of any length, its whole mel frames, 8 to a token.
+    """Phi-4-multimodal's audio encoder: the whole mel frames of a clip of any length, 8 per token.
 
     Source: `feature_lengths` and `_compute_audio_embed_size` of transformers' Phi-4 feature extractor.
 
@@ -271,7 +273,7 @@ def mel_frames(duration_s: float) -> int:
 
 
 def _samples(duration_s: float) -> int:
-    """Of a clip's sound, at least one."""
+    """Sound samples of a clip, at least one."""
     if not 0 < duration_s < math.inf:
         raise ValueError(f"audio clip: want a duration > 0 s, got {duration_s} s")
     return max(1, round(duration_s * SAMPLES_PER_S))
@@ -291,12 +293,12 @@ def sample_of(sample_id: int, text_tokens: Sequence[int], items: Sequence[tuple[
             f"got {len(text_tokens)} texts and {len(items)} items"
         )
     gaps, frames = [text_tokens[0]], list[tuple[str, Frame]]()
-    for (modality, size), behind in zip(items, text_tokens[1:], strict=True):
+    for (modality, size), text_after in zip(items, text_tokens[1:], strict=True):
         for frame in size.frames if isinstance(size, Video) else (Frame(size),):
             gaps[-1] += frame.text_tokens
             frames.append((modality, frame))
             gaps.append(0)
-        gaps[-1] += behind
+        gaps[-1] += text_after
     segments: list[Segment] = []
     count: dict[str, int] = {}
 
@@ -320,7 +322,7 @@ def fixed_samples(
 
     Args:
         num: of samples; ids count from 0.
-        text_tokens: of each sample in all but inside videos. The remainder of the even split goes to the end.
+        text_tokens: total of each sample, outside videos. The remainder of the even split goes to the end.
         items: the items of one sample by modality, in sequence order.
 
     Example:
@@ -342,8 +344,8 @@ def mixed_samples(
 
     Args:
         num: of samples; ids count from 0.
-        text_tokens: least and most of a sample, both possible, uniform.
-        items: what each modality brings.
+        text_tokens: minimum and maximum of a sample, inclusive, uniform.
+        items: the mixture of each modality.
         seed: equal seeds give equal samples.
     """
     low, high = text_tokens

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-WHERE_SET = "where set"  # marks a field that plan files leave out while it has its default
+WHERE_SET = "where set"  # marks a field that plan files omit while it has its default
 
 
 class Item(NamedTuple):
@@ -72,7 +72,7 @@ class Sample:
             raise ValueError(f"sample {self.id}: segments must differ in (modality, k), got {keys}")
         for before, segment in zip((None, *self.segments), self.segments, strict=False):
             number, time = segment.frame or (0, 0)
-            if number and not (before is not None and _goes_on(before, segment)):
+            if number and not (before is not None and _is_next_frame(before, segment)):
                 raise ValueError(
                     f"sample {self.id}: segment {segment.modality}[{segment.k}] is frame {number} of a video "
                     f"at time {time}; want frame {number - 1} of as many tokens, no later, in front of it"
@@ -87,10 +87,10 @@ class Sample:
         return tuple(segment for segment in self.segments if segment.modality == modality)
 
 
-def _goes_on(before: Segment, segment: Segment) -> bool:
-    """Whether it is the next frame of the same video."""
+def _is_next_frame(before: Segment, segment: Segment) -> bool:
+    """Whether `segment` is the next frame of the same video as `before`."""
     if before.frame is None or segment.frame is None:
         return False
     (number, time), (next_number, later) = before.frame, segment.frame
-    alike = replace(before, k=segment.k, frame=segment.frame) == segment
-    return alike and next_number == number + 1 and time <= later
+    is_same_size = replace(before, k=segment.k, frame=segment.frame) == segment
+    return is_same_size and next_number == number + 1 and time <= later

@@ -1,4 +1,4 @@
-"""A user's own sizes: JSON lines, parquet, or a Hugging Face data set saved to disk."""
+"""Read users' sample sizes: JSON lines, parquet, or a Hugging Face data set saved to disk."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ from workbench.data.sizes import Sizes
 from workbench.on_demand import OnDemand
 
 pa, pq = OnDemand("pyarrow"), OnDemand("pyarrow.parquet")
-MOST = 1e15  # of any number: whole ones are exact in a float
+MOST = 1e15  # largest number: integers below are exact in a float
 COLUMNS = (
     "image_width",
     "image_height",
@@ -24,28 +24,28 @@ COLUMNS = (
 
 
 def read_sizes(path: str | Path) -> tuple[Sizes, ...]:
-    """Sizes of every row, in order. A file (.jsonl, .parquet) or a folder of `save_to_disk`.
+    """Sizes of every row, in order, from a file (.jsonl, .parquet) or a folder of `save_to_disk`.
 
-    Columns: `text_tokens` in every row; `image_width` with `image_height`, `video_width` with `video_height`
-    and `video_seconds`, and `audio_seconds`, each one number, a list of several, or null where a row has
-    none. Other columns are ignored, so that sizes can be added to an existing data set. Text stands after all
-    images, videos and clips.
+    Columns: `text_tokens` in every row; `image_width` with `image_height`, `video_width` with
+    `video_height` and `video_seconds`, and `audio_seconds`, each one number, a list of several, or null if
+    a row has none. Other columns are ignored, so that sizes can be added to an existing data set. Text
+    follows all images, videos and clips.
 
     Raises:
-        ValueError: no rows, no such column, a row without sizes or with a size that is none; the file,
-            the row (from 1) and the value are named.
+        ValueError: no rows, a missing column, or a row with missing or invalid sizes; names the file, the
+            row (from 1) and the value.
         OSError: the file cannot be read.
     """
     file = Path(path)
-    found = []
+    sizes = []
     for number, row in enumerate(_rows(file), 1):
         try:
-            found.append(_sizes(row))
+            sizes.append(_sizes(row))
         except ValueError as error:
             raise ValueError(f"{file}, row {number}: {error}") from None
-    if not found:
+    if not sizes:
         raise ValueError(f"{file}: there are no rows")
-    return tuple(found)
+    return tuple(sizes)
 
 
 def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
@@ -84,7 +84,7 @@ def _json_rows(file: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _saved_rows(folder: Path) -> Iterator[Mapping[str, Any]]:
-    """Arrow files in the order that the data set's state names them."""
+    """Rows of the arrow files in the order of the data set's state."""
     try:
         state = json.loads(read_bounded(folder / "state.json"))
         files = [entry_in(folder, entry["filename"]) for entry in state["_data_files"]]
@@ -92,7 +92,7 @@ def _saved_rows(folder: Path) -> Iterator[Mapping[str, Any]]:
         raise ValueError(f"{folder}: not a saved data set, its state.json: {_first_line(error)}") from None
     for file in files:
         try:
-            # Not mapped: what a damaged file says of lengths must not reach beyond what was read.
+            # Not memory-mapped: lengths in a damaged file must not reach beyond what was read.
             with pa.OSFile(str(file)) as source, pa.ipc.open_stream(source) as reader:
                 columns = _known(file, reader.schema.names)
                 for batch in reader:
@@ -104,48 +104,48 @@ def _saved_rows(folder: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _known(file: Path, names: list[str]) -> list[str]:
-    found = [name for name in names if name in COLUMNS]
-    turns = [name for name in ("conversations", "messages") if name in names]
-    if "text_tokens" not in found and turns:
+    columns = [name for name in names if name in COLUMNS]
+    chats = [name for name in ("conversations", "messages") if name in names]
+    if "text_tokens" not in columns and chats:
         raise ValueError(
-            f"{file}: {turns[0]!r} is text, whose tokens only a tokenizer can count, and sizes of images "
+            f"{file}: {chats[0]!r} is text, whose tokens only a tokenizer can count, and sizes of images "
             "are in the images: add columns text_tokens, image_width, image_height (docs/reference/data.md)"
         )
-    if "text_tokens" not in found:
+    if "text_tokens" not in columns:
         near = get_close_matches("text_tokens", names, n=1)
         hint = f"; the nearest is {near[0]!r}" if near else ""
         raise ValueError(f"{file}: want a column text_tokens, got {', '.join(names) or 'none'}{hint}")
-    return found
+    return columns
 
 
 def _sizes(row: Mapping[str, Any]) -> Sizes:
     widths, heights = (_whole(row, f"image_{side}") for side in ("width", "height"))
     if len(widths) != len(heights):
         raise ValueError(f"want as many widths as heights of images, got {len(widths)} and {len(heights)}")
-    seen = *(_whole(row, f"video_{side}") for side in ("height", "width")), _numbers(row, "video_seconds")
-    if len(set(map(len, seen))) != 1:
+    videos = *(_whole(row, f"video_{side}") for side in ("height", "width")), _numbers(row, "video_seconds")
+    if len(set(map(len, videos))) != 1:
         raise ValueError(
             "want as many widths as heights and seconds of videos, "
-            f"got {len(seen[1])}, {len(seen[0])} and {len(seen[2])}"
+            f"got {len(videos[1])}, {len(videos[0])} and {len(videos[2])}"
         )
     audio_s = tuple(float(seconds) for seconds in _numbers(row, "audio_seconds"))
     text = _whole(row, "text_tokens")
     if len(text) != 1:
         raise ValueError(f"text_tokens: want one number, got {row.get('text_tokens')!r:.60}")
     return Sizes(
-        text_tokens=(0,) * (len(widths) + len(seen[0]) + len(audio_s)) + text,
+        text_tokens=(0,) * (len(widths) + len(videos[0]) + len(audio_s)) + text,
         images=tuple(zip(heights, widths, strict=True)),
-        videos=tuple(zip(*seen, strict=True)),
+        videos=tuple(zip(*videos, strict=True)),
         audio_s=audio_s,
     )
 
 
 def _whole(row: Mapping[str, Any], column: str) -> tuple[int, ...]:
-    found = _numbers(row, column)
-    for value in found:
+    values = _numbers(row, column)
+    for value in values:
         if value != int(value):
             raise ValueError(f"{column}: want whole numbers, got {value}")
-    return tuple(int(value) for value in found)
+    return tuple(int(value) for value in values)
 
 
 def _numbers(row: Mapping[str, Any], column: str) -> list[float]:

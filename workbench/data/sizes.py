@@ -1,4 +1,4 @@
-"""Sizes of samples before any model sees them, and what becomes of them under a model's rules."""
+"""Sizes of samples before tokenization, and their conversion by a model's rules."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ ImageRule = Callable[[int, int], Sequence[ItemTokens]]  # height and width in px
 VideoRule = Callable[[int, int, float], Video]  # height and width in px, seconds
 AudioRule = Callable[[float], Sequence[ItemTokens]]  # seconds -> items
 
-MOST_TEXT_TOKENS = 10**9  # of a sample
+MOST_TEXT_TOKENS = 10**9  # per sample
 MOST_SIDE_PX = 10**6  # of an image
 MOST_CLIP_S = 10**6  # of a clip or a video: eleven days
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """One sample: images, videos and clips in sequence order, text after each of them.
+    """One sample: images, videos and clips in sequence order, with text after each of them.
 
     Args:
         text_tokens: before the first of them, then after each, images first and clips last.
@@ -60,7 +60,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How a model's encoders cut images, videos and clips into items; None: it has no such encoder."""
+    """How a model's encoders cut images, videos and clips into items; None: no such encoder."""
 
     image: ImageRule | None = None
     video: VideoRule | None = None
@@ -70,10 +70,10 @@ class Rules:
 def samples_of(
     sizes: Iterable[Sizes], rules: Rules, *, vision: str = "vision", audio: str = "audio"
 ) -> tuple[Sample, ...]:
-    """Samples with ids from 0. A modality without a rule is left out, and its text stays.
+    """Samples with ids from 0. A modality without a rule is dropped, and its text stays.
 
     Args:
-        vision, audio: modalities of the model's encoders; videos are of the first.
+        vision, audio: modalities of the model's encoders; videos belong to the first.
     """
     return tuple(
         _sample(number, size, rules, {"vision": vision, "audio": audio}) for number, size in enumerate(sizes)
@@ -82,14 +82,14 @@ def samples_of(
 
 def _sample(number: int, size: Sizes, rules: Rules, modality: Mapping[str, str]) -> Sample:
     vision, audio = modality["vision"], modality["audio"]
-    found: list[tuple[str, Sequence[ItemSize]]] = [
+    items_after_text: list[tuple[str, Sequence[ItemSize]]] = [
         *((vision, rules.image(*sides) if rules.image else ()) for sides in size.images),
         *((vision, (rules.video(*video),) if rules.video else ()) for video in size.videos),
         *((audio, rules.audio(seconds) if rules.audio else ()) for seconds in size.audio_s),
     ]
     texts = [size.text_tokens[0]]
     flat: list[tuple[str, ItemSize]] = []
-    for (name, items), text in zip(found, size.text_tokens[1:], strict=True):
+    for (name, items), text in zip(items_after_text, size.text_tokens[1:], strict=True):
         if items:  # several items of one image stand side by side
             texts += [0] * (len(items) - 1) + [text]
             flat += [(name, item) for item in items]

@@ -1,7 +1,7 @@
-"""How many tiles of one size the processors of models make of an image, each an item of the encoder.
+"""Number of fixed-size tiles into which models' processors cut an image; each tile is an encoder item.
 
-The grid of AnyRes, LLaVA-NeXT's, is `workbench.data.corpus.anyres_grid`. An overview of the whole image
-stands beside several tiles; a single tile needs none.
+The grid of AnyRes, LLaVA-NeXT's, is `workbench.data.corpus.anyres_grid`. Several tiles come with an
+overview of the whole image; a single tile has none.
 """
 
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from math import ceil
 
 import numpy as np
 
-IDEFICS_MOST_PX = 4096  # of a side, whatever a processor says
+IDEFICS_MOST_PX = 4096  # longest side, whatever a processor's configuration states
 _PHI4_LEAST_PX = 10
 
 
 def internvl_tiles(height_px: int, width_px: int, *, tile_px: int, least: int, most: int) -> int:
-    """InternVL: the image is stretched to the grid of `least` to `most` tiles nearest to its shape.
+    """InternVL: the image is stretched to the grid of `least` to `most` tiles nearest to its aspect ratio.
 
-    Source: `get_number_of_image_patches` of transformers' GOT-OCR2 image processor, which InternVL has.
+    Source: `get_number_of_image_patches` of transformers' GOT-OCR2 image processor, which InternVL uses.
 
     Example:
         >>> internvl_tiles(1080, 1920, tile_px=448, least=1, most=12)
@@ -30,7 +30,7 @@ def internvl_tiles(height_px: int, width_px: int, *, tile_px: int, least: int, m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phi4Canvas:
-    """The grid of tiles that Phi-4 multimodal lays an image on, padded at its lower or right edge.
+    """The grid of tiles on which Phi-4 multimodal places an image, padded at its lower or right edge.
 
     Args:
         below_px, beside_px: of padding.
@@ -44,13 +44,13 @@ class Phi4Canvas:
 
     @property
     def num_tiles(self) -> int:
-        """Those of the grid, and one of the whole image."""
+        """Tiles of the grid, plus one of the whole image."""
         return 1 + self.rows * self.columns
 
     def unpadded(self, patch_px: int) -> tuple[int, int]:
-        """(rows, columns) of features that no padding fills: of every second patch of a tile each way.
+        """(rows, columns) of features outside padding: every second patch of a tile in either direction.
 
-        Source: the attention mask of the same, which leaves out whole patches of padding.
+        Source: the processor's attention mask, which excludes whole patches of padding.
 
         Example:
             >>> phi4_canvas(1080, 1920, tile_px=448, most=36).unpadded(14)
@@ -64,7 +64,7 @@ class Phi4Canvas:
 
 
 def phi4_canvas(height_px: int, width_px: int, *, tile_px: int, most: int) -> Phi4Canvas:
-    """As many tiles as the image begins, or the nearest grid of at most `most`.
+    """As many tiles as the image covers, even partly, or the nearest grid of at most `most`.
 
     Source: `dynamic_preprocess` of transformers' Phi-4 image processor.
 
@@ -96,9 +96,9 @@ def phi4_canvas(height_px: int, width_px: int, *, tile_px: int, most: int) -> Ph
 
 
 def _every_second(tiles: int, in_tile: int, padded: int) -> int:
-    """Of the patches of each tile along one side, but for so many at the end of the last."""
-    kept = in_tile * tiles - padded
-    return sum(ceil(min(in_tile, max(0, kept - in_tile * tile)) / 2) for tile in range(tiles))
+    """Every second patch of each tile along one side, without the padding at the end of the last."""
+    unpadded_patches = in_tile * tiles - padded
+    return sum(ceil(min(in_tile, max(0, unpadded_patches - in_tile * tile)) / 2) for tile in range(tiles))
 
 
 def idefics3_tiles(height_px: int, width_px: int, *, tile_px: int, longest_px: int) -> int:
@@ -111,17 +111,17 @@ def idefics3_tiles(height_px: int, width_px: int, *, tile_px: int, longest_px: i
         13
     """
     _check(height_px, width_px, tile_px, longest_px)
-    height, width = _brought(height_px, width_px, longest_px)
+    height, width = _resized(height_px, width_px, longest_px)
     height, width = (height + height % 2, width) if width_px >= height_px else (height, width + width % 2)
     if max(height, width) > IDEFICS_MOST_PX:
-        height, width = _brought(height, width, IDEFICS_MOST_PX)
-    height, width = _brought(height, width, ceil(max(height, width) / tile_px) * tile_px)
+        height, width = _resized(height, width, IDEFICS_MOST_PX)
+    height, width = _resized(height, width, ceil(max(height, width) / tile_px) * tile_px)
     tiles = ceil(height / tile_px) * ceil(width / tile_px)
     return 1 + tiles if tiles > 1 else 1
 
 
 def llama4_tiles(height_px: int, width_px: int, *, tile_px: int, most: int) -> int:
-    """Llama 4: the grid that shrinks the image least, or else enlarges it least; of equal ones the smallest.
+    """Llama 4: the grid that enlarges the image least, or else shrinks it least; of equal ones the smallest.
 
     Source: `get_best_fit` of transformers' Llama 4 image processor, which divides in float32.
 
@@ -142,9 +142,9 @@ def llama4_tiles(height_px: int, width_px: int, *, tile_px: int, most: int) -> i
 
 
 def unpadded(height_px: int, width_px: int, rows: int, columns: int) -> tuple[int, int]:
-    """(rows, columns) of a canvas's features on which an image of that shape lies; the rest is padding.
+    """(rows, columns) of a canvas's features covered by an image of that shape; the rest is padding.
 
-    Source: `unpad_image` of transformers' LLaVA-NeXT, which cuts off as much on both sides.
+    Source: `unpad_image` of transformers' LLaVA-NeXT, which crops both sides equally.
 
     Example:
         >>> unpadded(480, 640, 48, 48)
@@ -159,28 +159,28 @@ def unpadded(height_px: int, width_px: int, rows: int, columns: int) -> tuple[in
 @cache
 def _grids(least: int, most: int) -> tuple[tuple[int, int], ...]:
     """(rows, columns) of `least` to `most` tiles, by their number, then by columns."""
-    found = [
+    grids = [
         (rows, columns)
         for columns in range(1, most + 1)
         for rows in range(1, most // columns + 1)
         if rows * columns >= least
     ]
-    return tuple(sorted(found, key=lambda grid: grid[0] * grid[1]))
+    return tuple(sorted(grids, key=lambda grid: grid[0] * grid[1]))
 
 
 def _nearest_grid(height_px: int, width_px: int, tile_px: int, least: int, most: int) -> tuple[int, int]:
-    """Nearest in width over height; of equally near ones the last that the image fills by half."""
+    """The grid nearest in width over height; of equally near ones the last that the image fills by half."""
     shape, best, nearest = width_px / height_px, (1, 1), float("inf")
     for rows, columns in _grids(least, most):
-        apart = abs(shape - columns / rows)
+        distance = abs(shape - columns / rows)
         is_filled = height_px * width_px > 0.5 * tile_px**2 * rows * columns
-        if apart < nearest or (apart == nearest and is_filled):
-            best, nearest = (rows, columns), apart
+        if distance < nearest or (distance == nearest and is_filled):
+            best, nearest = (rows, columns), distance
     return best
 
 
-def _brought(height: int, width: int, longer: int) -> tuple[int, int]:
-    """(height, width) of an image whose longer side becomes as long."""
+def _resized(height: int, width: int, longer: int) -> tuple[int, int]:
+    """(height, width) of the image with its longer side scaled to `longer`."""
     shape = width / height
     return (max(1, int(longer / shape)), longer) if width >= height else (longer, max(1, int(longer * shape)))
 

@@ -1,21 +1,21 @@
-"""How Qwen's processors sample the frames of a video, and to which size they bring them."""
+"""How Qwen's processors sample the frames of a video, and how they resize them."""
 
 import math
 
-_STEP = 2  # frames that Qwen3-VL counts together, whatever its configuration says
+_STEP = 2  # frames that Qwen3-VL counts together, whatever its configuration states
 
 
 def sampled_frames(duration_s: float, *, fps: float, least: int, most: int, multiple: int = 1) -> int:
-    """Frames of a video that are looked at, so many a second.
+    """Number of frames sampled from a video at `fps` frames per second.
 
     Source: `sample_frames` of transformers' video processors of Qwen2-VL and, of `multiple` 1, Qwen3-VL.
-    Differs: the file has as many frames as are asked for, and rounding adds none, as it may in transformers.
+    Differs: the file has as many frames as requested, and rounding adds none, as it may in transformers.
 
     Args:
-        multiple: what their number is rounded down to.
+        multiple: to which the number is rounded down.
 
     Raises:
-        ValueError: a video of no time, no frames a second, or fewer frames at most than at least.
+        ValueError: no duration, no frame rate, or a maximum of frames below the minimum.
 
     Example:
         >>> sampled_frames(10.7, fps=2.0, least=4, most=768, multiple=2)
@@ -32,7 +32,7 @@ def sampled_frames(duration_s: float, *, fps: float, least: int, most: int, mult
 def qwen3_frame_px(
     num_frames: int, height_px: int, width_px: int, *, multiple_px: int, min_pixels: int, max_pixels: int
 ) -> tuple[int, int]:
-    """(height, width) of every frame in Qwen3-VL: multiples whose areas add up to a number within limits.
+    """(height, width) of every frame in Qwen3-VL: multiples of `multiple_px` with a total area within limits.
 
     Source: `smart_resize` of transformers' video processor of Qwen3-VL.
 
@@ -51,14 +51,14 @@ def qwen3_frame_px(
             f"video of {height_px} x {width_px} px: sides must be >= 1 and differ by at most 200 times"
         )
     height, width = (round(side / multiple_px) * multiple_px for side in (height_px, width_px))
-    pixels, in_steps = num_frames * height_px * width_px, round(num_frames / _STEP) * _STEP
-    if in_steps * height * width > max_pixels:
+    pixels, counted_frames = num_frames * height_px * width_px, round(num_frames / _STEP) * _STEP
+    if counted_frames * height * width > max_pixels:
         shrink = math.sqrt(pixels / max_pixels)
         height, width = (
             max(multiple_px, math.floor(side / shrink / multiple_px) * multiple_px)
             for side in (height_px, width_px)
         )
-    elif in_steps * height * width < min_pixels:
+    elif counted_frames * height * width < min_pixels:
         grow = math.sqrt(min_pixels / pixels)
         height, width = (math.ceil(side * grow / multiple_px) * multiple_px for side in (height_px, width_px))
     return height, width

@@ -123,9 +123,9 @@ def plan_templates(chain: LayerChain, gpus_per_node: int, num_nodes: int, num_fa
     )
 
 
-def _consecutive_until(found: Mapping[int, Template], smallest: int) -> int:
+def _consecutive_until(templates: Mapping[int, Template], smallest: int) -> int:
     largest = smallest
-    while largest + 1 in found:
+    while largest + 1 in templates:
         largest += 1
     return largest
 

@@ -28,15 +28,15 @@ def unlike_layouts(plan: Plan, job: Job) -> tuple[str, ...]:
 
 
 def _unlike(plan: Plan, layout: ModuleLayout) -> Iterator[str]:
-    made = degrees_of(plan, layout.module)
+    degrees = degrees_of(plan, layout.module)
     chain_of = plan.chain[layout.module, plan.replicas(layout.module)[0]]
-    has: dict[str, Any] = {name: getattr(made, name) for name in ("pp", "tp", "cp", "ep", "dp")}
+    has: dict[str, Any] = {name: getattr(degrees, name) for name in ("pp", "tp", "cp", "ep", "dp")}
     has["stage_layers"] = [last - first for first, last in (stage.layers for stage in chain_of)]
     open_ones: dict[str, Any] = {"pp": None, "tp": 1, "cp": 1, "ep": 1, "dp": None, "stage_layers": []}
-    asked = {name: getattr(layout, name) for name in has} | {"stage_layers": list(layout.stage_layers)}
-    unlike = [name for name in has if asked[name] not in (open_ones[name], has[name])]
+    requested = {name: getattr(layout, name) for name in has} | {"stage_layers": list(layout.stage_layers)}
+    unlike = [name for name in has if requested[name] not in (open_ones[name], has[name])]
     if unlike:
-        wanted, got = (", ".join(f"{name} {each[name]}" for name in unlike) for each in (asked, has))
+        wanted, got = (", ".join(f"{name} {each[name]}" for name in unlike) for each in (requested, has))
         where = f"the layout of {layout.module!r}"
         yield f"{plan.strategy} changes {where}: the job has {wanted}, the plan {got}"
 
@@ -54,18 +54,18 @@ def _too_few(plan: Plan, job: Job) -> Iterator[str]:
     """Replicas with fewer microbatches than consecutive stages, or than requested."""
     llm = plan.model.llm.name
     replicas = plan.replicas(llm)
-    asked = len(job.batch) // (len(replicas) * job.microbatch_samples)
+    expected = len(job.batch) // (len(replicas) * job.microbatch_samples)
     short: Counter[tuple[int, int]] = Counter()
     for replica in replicas:
         depth = _depth(plan, llm, replica)
         count = len(plan.microbatches_of.get((llm, replica), ()))
-        if depth > 1 and (count < depth or (count < asked and _heavy(plan) is not None)):
+        if depth > 1 and (count < depth or (count < expected and _heavy(plan) is not None)):
             short[count, depth] += 1
     for (count, depth), number in short.items():
         copies = f" in {number} of {len(replicas)} replicas" if len(replicas) > 1 else ""
         waits = ", so some stages always wait" if count < depth else ""
         yield (
-            f"{plan.strategy} has {count} microbatches, the job asks for {asked}, on {depth} consecutive "
+            f"{plan.strategy} has {count} microbatches, the job asks for {expected}, on {depth} consecutive "
             f"stages{copies}{waits}; {_remedy(plan)}"
         )
 

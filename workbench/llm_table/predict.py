@@ -58,7 +58,7 @@ class Prediction:
 
     @property
     def spare_bytes(self) -> int:
-        """Of a GPU's memory; below zero: what is missing."""
+        """Free memory of a GPU; negative: the missing bytes."""
         return self.memory_bytes - self.peak_bytes
 
 

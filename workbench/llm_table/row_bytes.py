@@ -94,10 +94,10 @@ def _peak_without_gradients(lines: Lines, gradients: Mapping[int, Mapping[StateK
 
     The account lets a stage's first backward allocate them and the following pass take them over.
     """
-    held = most = 0
+    current = most = 0
     for index, (acquired, released) in enumerate(zip(lines.acquired, lines.released, strict=True)):
         allocated = acquired - sum(gradients.get(index, {}).values())
         soon_taken = sum(gradients.get(index + 1, {}).values())
-        most = max(most, held + (max(0, allocated - soon_taken) if soon_taken else allocated))
-        held += allocated - released
+        most = max(most, current + (max(0, allocated - soon_taken) if soon_taken else allocated))
+        current += allocated - released
     return most

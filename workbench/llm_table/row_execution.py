@@ -57,9 +57,9 @@ def execution_of(row: LlmRow, base: Execution) -> Execution:
 
 def doubts(row: LlmRow) -> frozenset[str]:
     """Unmeasured costs that the row requires; of narrow products the price reports them."""
-    found = set()
+    unmeasured = set()
     if row.precision is Number.FP16:
-        found.add("fp16: rates of bf16")
+        unmeasured.add("fp16: rates of bf16")
     if row.moe_overlap is YesNo.YES:
-        found.add("moe_overlap: exchanges hidden behind the layer's own compute")
-    return frozenset(found)
+        unmeasured.add("moe_overlap: exchanges hidden behind the layer's own compute")
+    return frozenset(unmeasured)

@@ -1,1 +1,1 @@
-"""Attention masks: one specification per token, patterns that build it, tiles that kernels and plans use."""
+"""Attention masks: one specification per token, builders for patterns, and tiles for kernels and plans."""

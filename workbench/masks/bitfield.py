@@ -1,7 +1,7 @@
-"""Who attends to whom, said once per token; nothing here ever holds a T x T mask but `dense`.
+"""Attention masks specified per token; only `dense` ever builds a T x T mask.
 
 The specification. A mask is two `Bitfield`s, one of the queries and one of the keys (usually the same).
-Query q attends to key k when all four hold:
+Query q attends to key k if all four conditions hold:
 
 1. segment[q] == segment[k] and segment[q] >= 0: packed documents do not see each other, and padding
    (segment -1) neither sees nor is seen;
@@ -10,12 +10,12 @@ Query q attends to key k when all four hold:
 3. position[k] <= last[q], and position[k] <= position[q] where causal[q];
 4. position[k] >= first[q], or always[q] & own[k] != 0: a window, and the keys that stay visible below it.
 
-A token's place in the arrays means nothing; `position` does, so any subset in any order (`take`) masks as
+A token's index in the arrays has no meaning; `position` has, so any subset in any order (`take`) masks as
 before. A run that is bidirectional inside and causal outside (an image among text) needs no bit of its own:
-its tokens are not causal, and their `last` is the run's end. Positions order visibility only: they are not
+its tokens are not causal, and their `last` is the run's end. Positions only order visibility: they are not
 those of a rotary embedding. Tokens may share one; a window then sees all of them or none.
-`start` decides nothing here: a window that a layer lays over the mask later hides nothing from there on, as
-transformers' windows cut an image for the text behind it and never for the image itself.
+`start` has no effect here: a window that a layer later applies to the mask hides nothing from there on, as
+transformers' windows cut an image for the text after it and never for the image itself.
 A query without a key is valid: its row of the mask is empty.
 """
 
@@ -49,7 +49,7 @@ class Bitfield:
         own: uint64[T], the groups it belongs to.
         causal: bool[T], whether it sees only keys at or below its own position.
         segment: int32[T], the packed document it is part of; -1 is padding.
-        position: int32[T], its place in the packed sequence, >= 0.
+        position: int32[T], in the packed sequence, >= 0.
         first: int32[T], the lowest key position it sees, >= 0.
         always: uint64[T], the groups whose keys stay visible below `first`, if rules 1 to 3 let them.
         last: int32[T], the highest key position it sees, >= 0; None: no limit.
@@ -120,7 +120,7 @@ def dense(queries: Bitfield, keys: Bitfield) -> Flags:
 
 
 def limited(queries: Bitfield) -> Bitfield:
-    """The same queries, all causal: rule 3 in `position` alone. They are no keys any more."""
+    """The same queries, all causal, so that rule 3 depends on `position` alone. No longer valid as keys."""
     last = np.where(queries.causal, np.minimum(queries.last, queries.position), queries.last)
     return replace(queries, position=last, causal=np.ones(len(queries), np.bool_))
 
@@ -141,7 +141,7 @@ def uniform(length: int, *, allow: int = TEXT_BIT, own: int = TEXT_BIT, causal: 
 
 
 def padding(length: int) -> Bitfield:
-    """`length` tokens that see nothing and that nothing sees."""
+    """`length` tokens that see nothing and are not seen."""
     field = uniform(length, allow=0, own=0, causal=False)
     return replace(field, segment=np.full(length, PADDING, np.int32))
 
@@ -229,8 +229,8 @@ def from_released_word(word: npt.ArrayLike) -> Bitfield:
         raise ValueError(f"want at most {MAX_MODALITY + 1} distinct words, got {len(groups)}")
     bit = {int(group): 1 << index for index, group in enumerate(groups)}
     sees = {
-        mine: sum(bit[other] for other in bit if mine & other) if mine & TEXT_BIT else bit[mine]
-        for mine in bit
+        group: sum(bit[other] for other in bit if group & other) if group & TEXT_BIT else bit[group]
+        for group in bit
     }
     own = np.array([bit.get(int(each), 0) for each in distinct], np.uint64)
     allow = np.array([sees.get(int(each), 0) for each in distinct], np.uint64)

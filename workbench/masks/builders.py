@@ -1,4 +1,4 @@
-"""Masks of training practice, each as a `Bitfield`: one sequence per call, packed by `concatenate`."""
+"""Attention masks used in training, each as a `Bitfield`: one sequence per call, packed by `concatenate`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Groups(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """What a random multimodal sequence holds besides text.
+    """Modalities of a random multimodal sequence besides text.
 
     Cornstarch fixes the tokens per modality and places them at random, and prints neither for the masks of
     its attention tables (v1 Table 4; ICML Table 3). Ours: 30 % of one encoder in items of 2,048 tokens,
@@ -69,7 +69,7 @@ MIXTURE = Mixture()
 
 
 def causal(length: int) -> Bitfield:
-    """Every token sees itself and what stands before it."""
+    """Every token sees itself and those before it."""
     return uniform(length, causal=True)
 
 

@@ -1,4 +1,4 @@
-"""Masks of samples by name: `sliding_window(window=4096)` and what it makes of a sample's segments.
+"""Masks of samples by name: parses `sliding_window(window=4096)` and builds it for a sample's segments.
 
 The text is a call with literal arguments, the same in job files, data folders, plans and `Sample.mask`.
 """
@@ -22,7 +22,7 @@ _LARGEST = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class _PatternKind:
-    """What a parameter may be, in words and as a test."""
+    """The values a parameter may have, in words and as a predicate."""
 
     words: str
     fits: Callable[[Any], bool]
@@ -56,27 +56,27 @@ class Pattern:
     """One mask by name.
 
     Args:
-        says: who sees whom, in a line.
-        build: from a sample's runs and the parameters.
-        wanted: parameters that must be there.
-        optional: those that may.
+        about: who sees whom, in one line.
+        build: builds it from a sample's runs and the parameters.
+        wanted: required parameters.
+        optional: optional parameters.
     """
 
-    says: str
+    about: str
     build: Callable[..., Bitfield]
     wanted: Mapping[str, _PatternKind] = field(default_factory=dict)
     optional: Mapping[str, _PatternKind] = field(default_factory=dict)
 
 
 def mask(name: str, **parameters: Any) -> str:
-    """The text of a mask, checked: what `Sample.mask` holds.
+    """The validated text of a mask, as in `Sample.mask`.
 
     Example:
         >>> mask("sliding_window", window=4096)
         'sliding_window(window=4096)'
 
     Raises:
-        ValueError: no such mask or parameter, the nearest is named; one that is missing or of another kind.
+        ValueError: an unknown mask or parameter, with the nearest one; a missing or invalid parameter.
     """
     pattern = _pattern(name)
     known = {**pattern.wanted, **pattern.optional}
@@ -88,18 +88,20 @@ def mask(name: str, **parameters: Any) -> str:
     for key, kind in pattern.wanted.items():
         if key not in parameters:
             raise ValueError(f"mask {name}: want {key}, {kind.words}")
-    said = ", ".join(f"{key}={parameters[key]!r}" for key in known if key in parameters)
-    return f"{name}({said})" if said else name
+    arguments = ", ".join(f"{key}={parameters[key]!r}" for key in known if key in parameters)
+    return f"{name}({arguments})" if arguments else name
 
 
 def canonical(text: str) -> str:
-    """The text as `mask` writes it: equal masks, equal texts; ValueError as there, or for no call."""
+    """The text as `mask` writes it: equal masks have equal texts; ValueError as there, or if it is no
+    call.
+    """
     name, parameters = _read(text)
     return mask(name, **parameters)
 
 
 def sample_bitfield(rows: Sequence[Sequence[Sample]]) -> Bitfield:
-    """The LLM's mask of packed rows of samples, row after row as they stand on the wire; O(tokens).
+    """The LLM's mask of packed rows of samples, row after row in wire order; O(tokens).
 
     Every sample is a segment of its own, or several where its mask packs documents.
 
@@ -127,7 +129,7 @@ def check_masks(samples: Iterable[Sample]) -> None:
 
 @lru_cache(maxsize=4096)
 def _complaint(text: str, segments: tuple[Segment, ...]) -> str | None:
-    """What is wrong with a mask over such segments."""
+    """Why a mask does not fit such segments; None: it does."""
     number = {name: index for index, name in enumerate(dict.fromkeys(part.modality for part in segments))}
     try:
         _built(text, [Run(number[part.modality], part.tokens_out) for part in segments])
@@ -186,17 +188,17 @@ def _length(runs: Sequence[Run]) -> int:
     return sum(run.length for run in runs)
 
 
-def _parts(total: int, said: int | list[int] | None, runs: Sequence[Run]) -> list[int]:
-    """Lengths that add up to the total: as said, so many equal ones, or one for each segment."""
-    if said is None:
+def _parts(total: int, parts: int | list[int] | None, runs: Sequence[Run]) -> list[int]:
+    """Lengths that add up to the total: as given, equal ones, or one for each segment."""
+    if parts is None:
         return [run.length for run in runs]
-    if isinstance(said, int):
-        if not 1 <= said <= total:
-            raise ValueError(f"mask: want 1 to {total} parts of {total} tokens, got {said}")
-        return [total // said + (part < total % said) for part in range(said)]
-    if sum(said) != total:
-        raise ValueError(f"mask: the parts must add up to the {total} tokens, got {sum(said)}")
-    return said
+    if isinstance(parts, int):
+        if not 1 <= parts <= total:
+            raise ValueError(f"mask: want 1 to {total} parts of {total} tokens, got {parts}")
+        return [total // parts + (part < total % parts) for part in range(parts)]
+    if sum(parts) != total:
+        raise ValueError(f"mask: the parts must add up to the {total} tokens, got {sum(parts)}")
+    return parts
 
 
 def _documents(build: Callable[[Sequence[int]], Bitfield]) -> Callable[..., Bitfield]:
@@ -204,9 +206,9 @@ def _documents(build: Callable[[Sequence[int]], Bitfield]) -> Callable[..., Bitf
 
 
 def _prefix(runs: Sequence[Run], prefix: int | None = None) -> Bitfield:
-    """All before the last segment is the prefix where none is said: the answer stands last."""
-    said = _length(runs[:-1]) if prefix is None else prefix
-    return builders.prefix_lm(said, _length(runs))
+    """By default the prefix is everything before the last segment, which is the answer."""
+    length = _length(runs[:-1]) if prefix is None else prefix
+    return builders.prefix_lm(length, _length(runs))
 
 
 def _question(runs: Sequence[Run], question: int, answers: int | list[int]) -> Bitfield:
@@ -231,7 +233,7 @@ def _gemma(runs: Sequence[Run], window: int | None = None) -> Bitfield:
 
 
 def _random(build: Callable[..., Bitfield]) -> Callable[..., Bitfield]:
-    """Of the sample it takes the length alone."""
+    """Build from the sample's length alone."""
 
     def built(
         runs: Sequence[Run],
@@ -251,80 +253,80 @@ _LENGTHS = {"lengths": _PARTS}
 _DRAWN = {"shares": _SHARES, "spans": _WHOLES, "groups": _GROUP}
 PATTERNS: Mapping[str, Pattern] = {
     CAUSAL: Pattern(
-        says="itself and all tokens before it", build=lambda runs: builders.causal(_length(runs))
+        about="itself and all tokens before it", build=lambda runs: builders.causal(_length(runs))
     ),
-    FULL: Pattern(says="all tokens", build=lambda runs: builders.full(_length(runs))),
+    FULL: Pattern(about="all tokens", build=lambda runs: builders.full(_length(runs))),
     "multimodal": Pattern(
-        says="text: all tokens before it; encoder tokens: those of the same encoder, or of the same item",
+        about="text: all tokens before it; encoder tokens: those of the same encoder, or of the same item",
         build=_multimodal,
         optional={"groups": _GROUP},
     ),
     "multimodal_items": Pattern(
-        says="as `multimodal` with `groups` per item",
+        about="as `multimodal` with `groups` per item",
         build=lambda runs: builders.multimodal(runs, Groups.PER_ITEM),
     ),
     "gemma": Pattern(
-        says="all tokens before it, optionally in a window; tokens of one image or clip: each other too",
+        about="all tokens before it, optionally in a window; tokens of one image or clip: each other too",
         build=_gemma,
         optional={"window": _WHOLE},
     ),
     "prefix_lm": Pattern(
-        says="prefix tokens: the prefix; others: all before; default prefix: all segments but the last",
+        about="prefix tokens: the prefix; others: all before; default prefix: all segments but the last",
         build=_prefix,
         optional={"prefix": _WHOLE},
     ),
     "document": Pattern(
-        says="all tokens of its packed document", build=_documents(builders.document), optional=_LENGTHS
+        about="all tokens of its packed document", build=_documents(builders.document), optional=_LENGTHS
     ),
     "causal_document": Pattern(
-        says="itself and all tokens before it in its packed document",
+        about="itself and all tokens before it in its packed document",
         build=_documents(builders.causal_document),
         optional=_LENGTHS,
     ),
     "shared_question": Pattern(
-        says="causal, one question with several answers: an answer attends to the question and itself",
+        about="causal, one question with several answers: an answer attends to the question and itself",
         build=_question,
         wanted={"question": _WHOLE, "answers": _PARTS},
     ),
     "sliding_window": Pattern(
-        says="itself and the window - 1 tokens before it",
+        about="each token sees itself and the window - 1 tokens before it",
         build=lambda runs, window: builders.sliding_window(_length(runs), window),
         wanted={"window": _WHOLE},
     ),
     "two_sided_window": Pattern(
-        says="itself, `before` tokens before it and `after` tokens after it",
-        build=lambda runs, **said: builders.two_sided_window(_length(runs), **said),
+        about="itself, `before` tokens before it and `after` tokens after it",
+        build=lambda runs, **parameters: builders.two_sided_window(_length(runs), **parameters),
         wanted={"before": _WHOLE, "after": _WHOLE},
     ),
     "global_window": Pattern(
-        says="a two-sided window; the first `tokens` attend to all, and all attend to them",
-        build=lambda runs, **said: builders.global_window(_length(runs), **said),
+        about="a two-sided window; the first `tokens` attend to all, and all attend to them",
+        build=lambda runs, **parameters: builders.global_window(_length(runs), **parameters),
         wanted={"before": _WHOLE, "after": _WHOLE, "tokens": _WHOLE},
     ),
     "lambda_shaped": Pattern(
-        says="a sliding window, and the first `sinks` tokens",
-        build=lambda runs, **said: builders.lambda_shaped(_length(runs), **said),
+        about="a sliding window, and the first `sinks` tokens",
+        build=lambda runs, **parameters: builders.lambda_shaped(_length(runs), **parameters),
         wanted={"sinks": _WHOLE, "window": _WHOLE},
     ),
     "causal_blockwise": Pattern(
-        says="causal, a window of blocks and the first `sinks` blocks; the last block attends to all",
+        about="causal, a window of blocks and the first `sinks` blocks; the last block attends to all",
         build=_blockwise,
         optional={**_LENGTHS, "window": _WHOLE, "sinks": _WHOLE},
     ),
     "encoder_prepended": Pattern(
-        says="as `multimodal`, with random encoder outputs before random text",
+        about="as `multimodal`, with random encoder outputs before random text",
         build=_random(builders.encoder_prepended),
         wanted={"seed": _WHOLE},
         optional=_DRAWN,
     ),
     "encoder_embedded": Pattern(
-        says="as `multimodal`, with random encoder outputs inside random text",
+        about="as `multimodal`, with random encoder outputs inside random text",
         build=_random(builders.encoder_embedded),
         wanted={"seed": _WHOLE},
         optional=_DRAWN,
     ),
     "multimodal_packed": Pattern(
-        says="several packed random documents of the two kinds above",
+        about="several packed random documents of the two kinds above",
         build=_random(builders.multimodal_packed),
         wanted={"seed": _WHOLE},
         optional={"documents": _WHOLE, **_DRAWN},

@@ -1,8 +1,8 @@
-"""What a block of tokens holds, summarised: its pieces, and a tree over the pieces of the keys.
+"""Summaries of blocks of tokens: their pieces, and a tree over the pieces of the keys.
 
-A piece is the tokens of one block that differ in nothing but their places: whether a piece of
-queries sees a piece of keys is then a matter of smallest and largest positions. The order of tokens inside a
-block plays no part, so a permuted block has no more pieces than a sorted one.
+A piece is the set of tokens of one block that differ only in their positions: whether a piece of queries
+sees a piece of keys is then a matter of smallest and largest positions. The order of tokens inside a block
+does not matter, so a permuted block has no more pieces than a sorted one.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ PIECE = np.dtype(
         ("position_max", np.int32),
         ("first_min", np.int32),
         ("first_max", np.int32),
-        ("start", np.int64),  # its tokens are [start, end) of the grouped ones
+        ("start", np.int64),  # its tokens are [start, end) in grouped order
         ("end", np.int64),
     ],
     align=True,
@@ -39,7 +39,7 @@ NODE = np.dtype(
         ("position_min", np.int32),
         ("position_max", np.int32),
         ("unowned", np.int32),  # whether some key is in no group
-        ("start", np.int64),  # its keys are [start, end) of the grouped ones
+        ("start", np.int64),  # its keys are [start, end) in grouped order
         ("end", np.int64),
     ],
     align=True,
@@ -79,7 +79,7 @@ class KeyBlocks:
 
 
 def query_blocks(queries: Bitfield, block: int) -> QueryBlocks:
-    """Summarise queries. O(T x pieces of a block) time, 8 bytes per token besides the pieces."""
+    """Summarize queries. O(T x pieces of a block) time, 8 bytes per token besides the pieces."""
     queries = limited(queries)
     pieces, offsets, position, first = _gather(
         queries.allow,
@@ -93,18 +93,18 @@ def query_blocks(queries: Bitfield, block: int) -> QueryBlocks:
 
 
 def key_blocks(keys: Bitfield, block: int) -> KeyBlocks:
-    """Summarise keys, of which there is at least one. Costs as `query_blocks`."""
+    """Summarize keys, at least one. Costs as `query_blocks`."""
     zero = np.zeros(len(keys), np.uint64)
     causal = np.zeros(len(keys), np.bool_)
-    found, offsets, position, _ = _gather(
+    grouped, offsets, position, _ = _gather(
         keys.own, zero, keys.segment, causal, (keys.position, keys.position), block
     )
-    pieces = np.empty(len(found), NODE)
-    pieces["own_any"] = pieces["own_all"] = found["word"]
-    pieces["segment_min"] = pieces["segment_max"] = found["segment"]
-    pieces["unowned"] = found["word"] == 0
+    pieces = np.empty(len(grouped), NODE)
+    pieces["own_any"] = pieces["own_all"] = grouped["word"]
+    pieces["segment_min"] = pieces["segment_max"] = grouped["segment"]
+    pieces["unowned"] = grouped["word"] == 0
     for name in ("position_min", "position_max", "start", "end"):
-        pieces[name] = found[name]
+        pieces[name] = grouped[name]
     levels = [_merged(pieces, offsets[:-1])]
     while len(levels[-1]) > 1:
         levels.append(_merged(levels[-1], np.arange(0, len(levels[-1]), FANOUT)))
@@ -114,7 +114,7 @@ def key_blocks(keys: Bitfield, block: int) -> KeyBlocks:
 
 
 def _merged(nodes: Records, starts: Offsets) -> Records:
-    """NODE[len(starts)]: runs of nodes, each from its start to the next one's, as one."""
+    """NODE[len(starts)]: merge runs of nodes, each from its start to the next one's."""
     merged = np.empty(len(starts), NODE)
     merged["own_any"] = np.bitwise_or.reduceat(nodes["own_any"], starts)
     merged["own_all"] = np.bitwise_and.reduceat(nodes["own_all"], starts)
@@ -126,7 +126,7 @@ def _merged(nodes: Records, starts: Offsets) -> Records:
 
 
 def _ascending(position: Places, pieces: Records) -> Places:
-    """The positions sorted within every piece; most often they are, and nothing is done."""
+    """Positions sorted within every piece; usually they already are."""
     falls = position[1:] < position[:-1]
     falls[pieces["start"][1:] - 1] = False
     if not falls.any():
@@ -164,7 +164,7 @@ def _gather(
             key = (word[token], always[token], segment[token], causal[token])
             at = _find(pieces, base, count, at, key)
             if at == count:
-                _open(pieces, at, key, places[0][token], places[1][token])
+                _start_piece(pieces, at, key, places[0][token], places[1][token])
                 count += 1
             else:
                 _extend(pieces, at, places[0][token], places[1][token])
@@ -184,17 +184,17 @@ def _gather(
 
 @compiled
 def _find(pieces: Records, base: int, count: int, guess: int, key: tuple[Any, ...]) -> int:
-    """The piece of this key among [base, count), or count; the guess (the last token's) is tried first."""
-    if guess < count and _is(pieces, guess, key):
+    """Index of this key's piece in [base, count), or count; the guess (the last token's) is tried first."""
+    if guess < count and _matches(pieces, guess, key):
         return guess
     for at in range(base, count):
-        if _is(pieces, at, key):
+        if _matches(pieces, at, key):
             return at
     return count
 
 
 @compiled
-def _is(pieces: Records, at: int, key: tuple[Any, ...]) -> bool:
+def _matches(pieces: Records, at: int, key: tuple[Any, ...]) -> bool:
     piece = pieces[at]
     same: bool = (
         piece.word == key[0] and piece.segment == key[2] and piece.causal == key[3] and piece.always == key[1]
@@ -203,8 +203,8 @@ def _is(pieces: Records, at: int, key: tuple[Any, ...]) -> bool:
 
 
 @compiled
-def _open(pieces: Records, at: int, key: tuple[Any, ...], position: int, first: int) -> None:
-    """A piece of one token; `end` counts tokens for now."""
+def _start_piece(pieces: Records, at: int, key: tuple[Any, ...], position: int, first: int) -> None:
+    """Start a piece with one token; `end` counts tokens for now."""
     piece = pieces[at]
     piece.word, piece.always, piece.segment, piece.causal = key[0], key[1], key[2], key[3]
     piece.position_min = piece.position_max = position

@@ -126,7 +126,7 @@ def _root(keys: Keys) -> Any:
 def _twin(pieces: Records, index: int, remembered: Offsets, lowest: int) -> int:
     """A remembered piece that sees exactly what this one sees, or -1, and this one is remembered.
 
-    Only where places play no part: neither a diagonal nor a window above the lowest key.
+    Only if positions do not matter: neither a diagonal nor a window above the lowest key.
     """
     piece = pieces[index]
     if piece.causal != 0 or piece.first_max > lowest:

@@ -112,11 +112,11 @@ def classify(queries: Bitfield, keys: Bitfield, block_q: int = 128, block_k: int
 
 
 def classify_runs(queries: Bitfield, keys: Bitfield, block_q: int = 128, block_k: int = 128) -> TileRuns:
-    """`classify`, run-length coded: for sequences whose tiles one does not want to list.
+    """`classify`, run-length coded: for sequences with too many tiles to list.
 
-    Each block of queries goes down a tree of key summaries, so what it costs is the number of places
-    where its row changes, not its length: O(T x pieces of a block) for the summaries, then O(runs x log T)
-    in practice; O(blocks^2) where every tile differs from its neighbours. See `masks.pieces`.
+    Each block of queries descends a tree of key summaries, so its cost is the number of changes along its
+    row, not its length: O(T x pieces of a block) for the summaries, then O(runs x log T) in practice;
+    O(blocks^2) if every tile differs from its neighbours. See `masks.pieces`.
     """
     _require_block("block_q", block_q)
     _require_block("block_k", block_k)
@@ -157,15 +157,21 @@ def row_areas(queries: Bitfield, keys: Bitfield, block_q: int = 128) -> Counts:
 
 
 def area(queries: Bitfield, keys: Bitfield) -> int:
-    """Attended pairs, exact: what the FLOP of an attention are counted by."""
+    """Attended pairs, exact: the unit of an attention's FLOP."""
     return int(row_areas(queries, keys).sum())
 
 
 def _summaries(queries: Bitfield, keys: Bitfield, block_q: int, block_k: int) -> tuple[Queries, Keys]:
-    mine, theirs = query_blocks(queries, block_q), key_blocks(keys, block_k)
+    query_summary, key_summary = query_blocks(queries, block_q), key_blocks(keys, block_k)
     return (
-        (mine.pieces, mine.offsets, mine.position, mine.first),
-        (theirs.pieces, theirs.offsets, theirs.position, theirs.tree, theirs.level_offsets),
+        (query_summary.pieces, query_summary.offsets, query_summary.position, query_summary.first),
+        (
+            key_summary.pieces,
+            key_summary.offsets,
+            key_summary.position,
+            key_summary.tree,
+            key_summary.level_offsets,
+        ),
     )
 
 

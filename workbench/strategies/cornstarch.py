@@ -79,7 +79,7 @@ def with_balanced_tokens(plan: Plan) -> Plan:
     """Distribute tokens of context-parallel modules by attention work, longest block first.
 
     Source: Cornstarch v1 section 4.3.2, ICML section 3.2.1. The baselines keep zigzag.
-    Differs: exchanges after the longest-first pass make the ranks even, see `tokens_exchange`.
+    Differs: exchanges after the longest-first pass make the ranks even, see `balance.tokens.exchange`.
     """
     shards = [
         shard

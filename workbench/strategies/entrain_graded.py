@@ -135,7 +135,7 @@ def _graded(
     members: Sequence[int], work: Sequence[Sequence[float]], size: int, share: float
 ) -> MicrobatchAssignment:
     count = max(1, len(members) // size)
-    encoder_s, llm_s = ([of[sample] for sample in members] for of in work)
+    encoder_s, llm_s = ([seconds[sample] for sample in members] for seconds in work)
     local = graded_assignment(encoder_s, llm_s, num_microbatches=count, num_small=round(share * count))
 
     def samples(microbatches: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:

@@ -145,8 +145,8 @@ class _Search:
         job, least = self._job, sum(self._least)
         if self.num_ranks < least:
             return f"nearest: {least} ranks, what the layouts ask for at least"
-        asked = ", ".join(f"{x.module} tp {x.tp} pp {x.pp or 'open'}" for x in job.layouts)
-        return f"no tp x pp fits heads, layers and nodes with the layouts given ({asked or 'none'})"
+        stated = ", ".join(f"{x.module} tp {x.tp} pp {x.pp or 'open'}" for x in job.layouts)
+        return f"no tp x pp fits heads, layers and nodes with the layouts given ({stated or 'none'})"
 
     def _estimated(self, replicas: int, layouts: tuple[ModuleLayout, ...]) -> Configuration:
         """Equation 4.2: every stage once, plus the slowest for each further microbatch."""

@@ -1,1 +1,1 @@
-"""Recordings of other tools become traces, profiles and memory curves; our traces become files of theirs."""
+"""Convert other tools' recordings to traces, profiles and memory curves, and our traces to their files."""

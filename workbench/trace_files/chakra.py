@@ -1,11 +1,11 @@
-"""Our traces as Chakra execution traces: a graph of nodes for every rank, in protobuf.
+"""Export traces as Chakra execution traces: a graph of nodes for every rank, in protobuf.
 
 Schema: mlcommons/chakra, `schema/protobuf/et_def.proto` (package mlc-chakra 1.0.0, Apache-2.0). A file is a
-`GlobalMetadata` and `Node`s, each behind its length. The little of protobuf that this takes is written here,
-so that nobody needs its packages; encoding: protobuf.dev, "Encoding".
+`GlobalMetadata` followed by `Node`s, each prefixed with its length. The small part of protobuf that this
+needs is implemented here, to avoid a dependency; encoding: protobuf.dev, "Encoding".
 
-A node waits for the one before it on its lane, and for what it needs: a send for the computation that ended
-when it was ready, the first computation after its arrival for a receive. That is as much as a trace shows.
+A node depends on the previous one on its lane, and on its inputs: a send on the computation that ended when
+it was ready, the first computation after its arrival on a receive. A trace shows no more than that.
 """
 
 from bisect import bisect_left, bisect_right
@@ -47,8 +47,8 @@ class Node:
 
     Args:
         id: unique in the rank's file.
-        after: ids of nodes whose end it waits for, in its lane.
-        needs: ids of nodes whose data it waits for.
+        after: ids of preceding nodes in its lane.
+        needs: ids of nodes whose data it needs.
         attributes: (name, value) pairs.
     """
 
@@ -63,7 +63,7 @@ class Node:
 
 
 def write_chakra(trace: Trace, folder: Path) -> tuple[Path, ...]:
-    """Write `trace.<rank>.et` for every rank into a folder; the same bytes for equal traces.
+    """Write `trace.<rank>.et` for every rank into a folder; equal traces give equal bytes.
 
     Raises:
         ValueError: the trace has no spans.
@@ -80,37 +80,37 @@ def write_chakra(trace: Trace, folder: Path) -> tuple[Path, ...]:
 
 
 def nodes_of(trace: Trace, rank: int) -> tuple[Node, ...]:
-    """One rank's graph, by the start of its nodes."""
+    """One rank's graph, ordered by start."""
     spans = [span for span in trace.spans if span.rank == rank]
     messages = [m for m in trace.messages if rank in (m.source_rank, m.destination_rank)]
-    work: list[Span | Message] = sorted([*spans, *messages], key=lambda each: each.start_s)
-    computing = [i for i, each in enumerate(work) if isinstance(each, Span) and each.lane is Lane.COMPUTE]
+    work: list[Span | Message] = sorted([*spans, *messages], key=lambda item: item.start_s)
+    computing = [i for i, item in enumerate(work) if isinstance(item, Span) and item.lane is Lane.COMPUTE]
     starts_s, ends_s = [work[i].start_s for i in computing], [work[i].end_s for i in computing]
     needs: dict[int, list[int]] = {}
-    for index, each in enumerate(work):
-        if isinstance(each, Span):
-            if each.lane is Lane.REDUCE:
-                _needs_last(needs, index, computing, ends_s, each.start_s)
-        elif each.source_rank == rank:
-            _needs_last(needs, index, computing, ends_s, each.ready_s)
+    for index, item in enumerate(work):
+        if isinstance(item, Span):
+            if item.lane is Lane.REDUCE:
+                _depend_on_last(needs, index, computing, ends_s, item.start_s)
+        elif item.source_rank == rank:
+            _depend_on_last(needs, index, computing, ends_s, item.ready_s)
         else:
-            first = bisect_left(starts_s, each.end_s)
+            first = bisect_left(starts_s, item.end_s)
             if first < len(computing):
                 needs.setdefault(computing[first], []).append(index)
     last: dict[object, int] = {}
     nodes = []
-    for index, each in enumerate(work):
-        lane = each.lane if isinstance(each, Span) else (each.source_rank, each.destination_rank)
+    for index, item in enumerate(work):
+        lane = item.lane if isinstance(item, Span) else (item.source_rank, item.destination_rank)
         after = (last[lane],) if lane in last else ()
         last[lane] = index
-        nodes.append(_node(index, each, rank, after, tuple(sorted(needs.get(index, ())))))
+        nodes.append(_node(index, item, rank, after, tuple(sorted(needs.get(index, ())))))
     return tuple(nodes)
 
 
-def _needs_last(
+def _depend_on_last(
     needs: dict[int, list[int]], index: int, computing: Sequence[int], ends_s: Sequence[float], time_s: float
 ) -> None:
-    """The node waits for the last computation that had ended by then."""
+    """Add a dependency on the last computation that had ended by then."""
     before = bisect_right(ends_s, time_s)
     if before:
         needs.setdefault(index, []).append(computing[before - 1])
@@ -153,7 +153,7 @@ def _node(
 
 
 def _encoded(node: Node) -> bytes:
-    """A `Node`; numbers of fields as in the schema."""
+    """Encode a `Node`; field numbers as in the schema."""
     return b"".join(
         (
             _number_field(1, node.id),
@@ -169,7 +169,7 @@ def _encoded(node: Node) -> bytes:
 
 
 def _attribute(name: str, value: Attribute) -> bytes:
-    """An `AttributeProto`: a value of a oneof is written even where it is 0."""
+    """Encode an `AttributeProto`: a value of a oneof is written even if it is 0."""
     if isinstance(value, bool):
         return _text_field(1, name) + _varint(27 << 3) + _varint(int(value))
     if isinstance(value, int):
@@ -194,7 +194,7 @@ def _bytes_field(field: int, value: bytes) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """Seven bits a byte, lowest first; for numbers >= 0."""
+    """Seven bits per byte, lowest first; for numbers >= 0."""
     return bytes(_septets(value))
 
 

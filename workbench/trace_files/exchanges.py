@@ -1,4 +1,4 @@
-"""Communication in a recording: NCCL's kernels, or what gloo notes on the host."""
+"""Communication in a recording: NCCL kernels, or gloo's annotations on the host."""
 
 import re
 from collections.abc import Sequence
@@ -45,48 +45,50 @@ def collective_of(kernel: str) -> str | None:
     >>> collective_of("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
     'AllGather'
     """
-    found = _NCCL.match(kernel)
-    return found[1] if found else None
+    match = _NCCL.match(kernel)
+    return match[1] if match else None
 
 
 def collectives(
     recording: Recording, passes_s: Sequence[tuple[float, float, Pass]]
 ) -> list[tuple[Pass, Event]]:
-    """Collectives that stand beside the passes: those of tensor parallelism are parts of passes.
+    """Collectives outside the passes; those of tensor parallelism are parts of passes.
 
-    A group's name tells them apart where the recording has it. Where it has none: whoever reduces inside a
-    forward does so for tensor parallelism, and then all that lies inside passes is of it.
+    They are distinguished by the group's name if the recording has it. Otherwise, a reduction inside a
+    forward indicates tensor parallelism, and then all unnamed collectives inside passes belong to it.
 
     Args:
         passes_s: (start, end, kind) of the passes, by start.
     """
-    found = [(KINDS[name], event) for event in _events(recording) if (name := _name(event)) in KINDS]
-    unsaid = [pair for pair in found if not _group(pair[1])]
+    all_collectives = [
+        (KINDS[name], event) for event in _events(recording) if (name := _name(event)) in KINDS
+    ]
+    unnamed = [pair for pair in all_collectives if not _group(pair[1])]
     is_tensor_parallel = any(
         MEANING[kind].operation is not Operation.ALL_GATHER and _inside(event, passes_s) is Pass.F
-        for kind, event in unsaid
+        for kind, event in unnamed
     )
     return [
         (kind, event)
-        for kind, event in found
+        for kind, event in all_collectives
         if not _OF_TENSOR_PARALLEL.search(_group(event))
         and not (is_tensor_parallel and not _group(event) and _inside(event, passes_s) is not None)
     ]
 
 
 def wires(recording: Recording, rank: int) -> list[Wire]:
-    """Sends and receives of which the recording says from where to where; by start."""
-    found = []
+    """Sends and receives with a recorded peer, by start."""
+    sides = []
     for event in recording.kernels:
-        way = str(event.args.get("Collective name", "")).lower()
-        peer = event.args.get("Dst Rank" if way == "send" else "Src Rank")
-        if collective_of(event.name) != POINT_TO_POINT or way not in ("send", "recv"):
+        direction = str(event.args.get("Collective name", "")).lower()
+        peer = event.args.get("Dst Rank" if direction == "send" else "Src Rank")
+        if collective_of(event.name) != POINT_TO_POINT or direction not in ("send", "recv"):
             continue
         if isinstance(peer, int) and not isinstance(peer, bool):
-            ends = (rank, peer) if way == "send" else (peer, rank)
+            ends = (rank, peer) if direction == "send" else (peer, rank)
             issued_s = recording.issued_s(event)
-            found.append(Wire(*ends, _num_bytes(event), issued_s, event.start_s, event.end_s))
-    return found
+            sides.append(Wire(*ends, _num_bytes(event), issued_s, event.start_s, event.end_s))
+    return sides
 
 
 def _num_bytes(event: Event) -> int:
@@ -104,12 +106,12 @@ def _name(event: Event) -> str | None:
 
 
 def _group(event: Event) -> str:
-    """The name that the job gave the group; numbers, as torch has them by default, say nothing."""
-    said = (str(event.args.get(name, "")) for name in _GROUP_NAMES)
-    return next((name for name in said if name and not name.isdigit() and name != "undefined"), "")
+    """The name that the job gave the group; torch's default numbers carry no information."""
+    names = (str(event.args.get(name, "")) for name in _GROUP_NAMES)
+    return next((name for name in names if name and not name.isdigit() and name != "undefined"), "")
 
 
 def _inside(event: Event, passes_s: Sequence[tuple[float, float, Pass]]) -> Pass | None:
-    """The pass in which the middle of an event lies."""
+    """The pass that contains the middle of an event."""
     middle_s = (event.start_s + event.end_s) / 2
     return next((kind for start_s, end_s, kind in passes_s if start_s <= middle_s < end_s), None)

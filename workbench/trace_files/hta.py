@@ -1,7 +1,8 @@
-"""Our traces as files that HolisticTraceAnalysis loads: Kineto's Chrome JSON, one file a rank.
+"""Export traces for HolisticTraceAnalysis: Kineto's Chrome JSON, one file per rank.
 
-A span is a kernel on a stream of its rank, a message one on both of its ranks; exchanges have the names of
-NCCL's kernels, by which HTA knows them. Times are whole microseconds, as HTA rounds those that are not.
+A span becomes a kernel on a stream of its rank, a message one on both of its ranks; collectives and
+messages are named like NCCL's kernels, by which HTA recognizes them. Times are whole microseconds, as HTA
+rounds others.
 """
 
 import json
@@ -26,7 +27,7 @@ Event = dict[str, Any]
 
 
 def write_hta(trace: Trace, folder: Path) -> tuple[Path, ...]:
-    """Write `rank<N>.json` for every rank into a folder; the same bytes for equal traces.
+    """Write `rank<N>.json` for every rank into a folder; equal traces give equal bytes.
 
     Raises:
         ValueError: the trace has no spans.
@@ -47,7 +48,7 @@ def hta_text(trace: Trace, rank: int, *, world_size: int) -> str:
         *(
             event
             for number, kernel in enumerate(_kernels(trace, rank), 1)
-            for event in _launched(number, *kernel)
+            for event in _launch_and_kernel(number, *kernel)
         ),
     ]
     head = {
@@ -65,7 +66,7 @@ _Kernel = tuple[
 
 
 def _kernels(trace: Trace, rank: int) -> Iterator[_Kernel]:
-    """Those that take time; HTA has no use for others."""
+    """Kernels of positive duration; HTA ignores others."""
     for name, stream, start_s, end_s, args in (*_of_spans(trace, rank), *_of_messages(trace, rank)):
         start_us, end_us = round(start_s * US_PER_S), round(end_s * US_PER_S)
         if end_us > start_us:
@@ -87,13 +88,13 @@ def _of_spans(trace: Trace, rank: int) -> Iterator[tuple[str, int, float, float,
 
 def _of_messages(trace: Trace, rank: int) -> Iterator[tuple[str, int, float, float, Event]]:
     for message in trace.messages:
-        for end, way, stream in (
+        for end_rank, direction, stream in (
             (message.source_rank, "send", SEND_STREAM),
             (message.destination_rank, "recv", RECEIVE_STREAM),
         ):
-            if end == rank:
+            if end_rank == rank:
                 args = {
-                    "Collective name": way,
+                    "Collective name": direction,
                     "In msg nelems": message.num_bytes,
                     "Out msg nelems": message.num_bytes,
                     "dtype": "Byte",
@@ -103,10 +104,10 @@ def _of_messages(trace: Trace, rank: int) -> Iterator[tuple[str, int, float, flo
                 yield f"{_NCCL}{POINT_TO_POINT}({message.edge})", stream, message.start_s, message.end_s, args
 
 
-def _launched(
+def _launch_and_kernel(
     number: int, name: str, rank: int, stream: int, start_us: int, end_us: int, args: Event
 ) -> Iterator[Event]:
-    """A kernel and the call that launches it, in the moment in which it begins."""
+    """A kernel and the call that launches it, at its start."""
     shared = {"correlation": number, "External id": number}
     yield _slice("cuda_runtime", "cudaLaunchKernel", (rank, _HOST_THREAD), start_us, start_us + 1, shared)
     args = {"device": rank, "context": 1, "stream": stream} | shared | args
@@ -118,9 +119,7 @@ def _step(trace: Trace) -> Event:
     return _slice("user_annotation", _STEP, (0, _HOST_THREAD), 0, end_us, {})
 
 
-def _slice(
-    category: str, name: str, place: tuple[int, int], start_us: int, end_us: int, args: Event
-) -> Event:
-    process, thread = place
+def _slice(category: str, name: str, ids: tuple[int, int], start_us: int, end_us: int, args: Event) -> Event:
+    process, thread = ids
     times = {"ts": start_us, "dur": end_us - start_us}
     return {"ph": "X", "cat": category, "name": name, "pid": process, "tid": thread, **times, "args": args}

@@ -1,4 +1,4 @@
-"""Which tool a file comes from, by its content."""
+"""Detect by its content which tool a file comes from."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -21,10 +21,11 @@ class FileKind(StrEnum):
 
 
 def kind_of(path: Path) -> FileKind:
-    """By the file's first bytes; what is none of the others is read as a recording, which says what is wrong.
+    """Detect the kind from the file's first bytes; anything unknown counts as a recording, whose reader
+    reports errors.
 
     Raises:
-        ValueError: no regular file.
+        ValueError: not a regular file.
         OSError: it cannot be read.
     """
     with open_regular(path) as file:

@@ -1,7 +1,7 @@
-"""A recording of torch.profiler: what Kineto's Chrome JSON says of one rank.
+"""Read recordings of torch.profiler: Kineto's Chrome JSON of one rank.
 
-Times are seconds on the recording machine's clock. Events that no reader of ours asks for are left out while
-reading. Format: pytorch/kineto, `libkineto/src/output_json.cpp`, and torch's `export_chrome_trace`.
+Times are seconds on the recording machine's clock. Unused events are dropped while reading. Format:
+pytorch/kineto, `libkineto/src/output_json.cpp`, and torch's `export_chrome_trace`.
 """
 
 import json
@@ -23,19 +23,19 @@ MOST_SAMPLES = 1000  # of memory, per rank and step
 LAUNCHES = ("cuda_runtime", "cuda_driver")
 _MEMORY = "[memory]"
 _RANK_IN_NAME = re.compile(r"rank[-_. ]?(\d+)", re.IGNORECASE)
-# Of the many calls of Python only those that bound a pass: modules, and the engine that runs a backward.
+# The only Python calls that delimit passes: modules, and the engine that runs a backward.
 _WANTED_CALL = re.compile(r"^nn\.Module: |run_backward")
-_CUDA = 1  # kind of device in events of memory
+_CUDA = 1  # device type in memory events
 
 
 class Event(NamedTuple):
-    """Something that took time.
+    """A range with a duration.
 
     Args:
         name: of the range, call or kernel.
         thread: (process, thread) of the host, or (device, stream).
         start_s, end_s: on the machine's clock.
-        args: what the profiler noted beside it.
+        args: further fields of the profiler.
     """
 
     name: str
@@ -48,38 +48,38 @@ class Event(NamedTuple):
         return self.start_s <= time_s < self.end_s
 
 
-class Held(NamedTuple):
-    """Bytes that the allocator holds from `time_s` on."""
+class AllocatedBytes(NamedTuple):
+    """Bytes allocated from `time_s` on."""
 
     time_s: float
     num_bytes: int
 
 
-def thinned(held: Sequence[Held]) -> list[Held]:
-    """At most `MOST_SAMPLES` of them, the highest of equally many neighbours. O(n)."""
-    size = max(1, -(-len(held) // MOST_SAMPLES))
+def thinned(samples: Sequence[AllocatedBytes]) -> list[AllocatedBytes]:
+    """At most `MOST_SAMPLES` samples, each the highest of equally many neighbours. O(n)."""
+    size = max(1, -(-len(samples) // MOST_SAMPLES))
     return [
-        max(held[first : first + size], key=lambda each: each.num_bytes)
-        for first in range(0, len(held), size)
+        max(samples[first : first + size], key=lambda each: each.num_bytes)
+        for first in range(0, len(samples), size)
     ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """One rank's file; events by start.
+    """One rank's file; events ordered by start.
 
     Args:
-        path: where it was read.
-        rank: as torch.distributed says, or the file's name; None where neither does.
-        world_size: as torch.distributed says.
+        path: of the file.
+        rank: by torch.distributed, or by the file's name; None if neither states it.
+        world_size: by torch.distributed.
         device: name of the GPU, or "cpu".
-        annotations: ranges that the program named, on its host's threads.
-        device_annotations: the same on streams.
+        annotations: ranges named by the program, on host threads.
+        device_annotations: the same ranges on streams.
         calls: of modules, and of the autograd engine.
         kernels: on streams, NCCL's too.
-        launched_s: correlation id -> when the host launched the kernel of that id.
-        memory: of its GPU, by time.
-        base_ns: what its times count from; the same for all ranks of a job, as a rule.
+        launched_s: correlation id -> when the host launched that kernel.
+        memory: of its GPU, ordered by time.
+        base_ns: origin of its times; usually the same for all ranks of a job.
     """
 
     path: Path
@@ -91,11 +91,11 @@ class Recording:
     calls: tuple[Event, ...]
     kernels: tuple[Event, ...]
     launched_s: Mapping[int, float]
-    memory: tuple[Held, ...]
+    memory: tuple[AllocatedBytes, ...]
     base_ns: int
 
     def issued_s(self, kernel: Event) -> float:
-        """When the host launched a kernel; its own start where nobody noted that."""
+        """When the host launched a kernel; the kernel's own start if unrecorded."""
         correlation = kernel.args.get("correlation")
         return (
             self.launched_s.get(correlation, kernel.start_s)
@@ -108,14 +108,14 @@ def read_recording(path: Path) -> Recording:
     """Read a `.json` or `.json.gz` file of torch.profiler.
 
     Raises:
-        ValueError: too long, cut off, not JSON, or no such recording.
+        ValueError: too long, truncated, not JSON, or no such recording.
         OSError: it cannot be read.
     """
     return recording_of(document_of(path), path)
 
 
 def document_of(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, packed or not; ValueError in one line where there is none."""
+    """Read the JSON object of a file, compressed or not; ValueError with one line otherwise."""
     content = read_packed(path)
     try:
         document = json.loads(content.decode())
@@ -135,14 +135,14 @@ def document_of(path: Path) -> dict[str, Any]:
 
 
 def recording_of(document: Mapping[str, Any], path: Path) -> Recording:
-    """The recording in a document that was read from `path`; ValueError where it is none."""
+    """Parse a document read from `path`; ValueError if it is no recording."""
     events = document.get("traceEvents")
     if not isinstance(events, list):
         raise ValueError(f"{path}: no recording of torch.profiler: it has no traceEvents")
     shared = document.get("distributedInfo")
     shared = shared if isinstance(shared, dict) else {}
     wanted = [event for event in events if isinstance(event, dict) and _is_wanted(event)]
-    # Microseconds since 1970, as files have them, leave a double of seconds no nanoseconds.
+    # Microseconds since 1970 leave no room for nanoseconds in a double of seconds.
     origin_us = int(_microseconds(wanted[0], "ts", path)) if wanted else 0
     by_kind: dict[str, list[Event]] = {}
     for event in wanted:
@@ -200,8 +200,8 @@ def _base_ns(document: Mapping[str, Any]) -> int:
     return base if isinstance(base, int) and abs(base) < 2**63 else 0
 
 
-def _memory(events: Sequence[Any], origin_us: int, path: Path) -> Iterator[Held]:
-    """Of the GPU; what torch counts of the host leaves out all that was there when recording began."""
+def _memory(events: Sequence[Any], origin_us: int, path: Path) -> Iterator[AllocatedBytes]:
+    """Samples of the GPU; torch's host counts omit what existed when recording started."""
     for event in events:
         if not isinstance(event, dict) or event.get("name") != _MEMORY:
             continue
@@ -210,7 +210,7 @@ def _memory(events: Sequence[Any], origin_us: int, path: Path) -> Iterator[Held]
         total, kind = args.get("Total Allocated"), args.get("Device Type")
         if isinstance(total, int) and kind == _CUDA:
             time_s = (_microseconds(event, "ts", path) - origin_us) / US_PER_S
-            yield Held(time_s, max(0, total))
+            yield AllocatedBytes(time_s, max(0, total))
 
 
 def _gpu(document: Mapping[str, Any]) -> str:
@@ -221,8 +221,8 @@ def _gpu(document: Mapping[str, Any]) -> str:
 
 
 def _rank_in(path: Path) -> int | None:
-    found = _RANK_IN_NAME.search(path.name)
-    return int(found[1]) if found and len(found[1]) < 9 else None
+    match = _RANK_IN_NAME.search(path.name)
+    return int(match[1]) if match and len(match[1]) < 9 else None
 
 
 def _count(value: object, otherwise: int | None) -> int | None:

@@ -1,8 +1,8 @@
-"""torch's memory snapshots as curves: the bytes that the allocator held, event by event.
+"""Read torch's memory snapshots as curves of the allocator's bytes, event by event.
 
-`torch.cuda.memory._dump_snapshot` writes a pickle. None is loaded here as Python would: the reader knows
-containers, numbers and text alone, every name of a class is refused, and its size is bounded. The same
-content as JSON is read too. Format: pytorch, `torch/cuda/_memory_viz.py` and `torch.cuda.memory._snapshot`.
+`torch.cuda.memory._dump_snapshot` writes a pickle. It is not loaded as Python would load it: the reader
+accepts only containers, numbers and text, refuses every class, and bounds its size. The same content as
+JSON is read too. Format: pytorch, `torch/cuda/_memory_viz.py` and `torch.cuda.memory._snapshot`.
 """
 
 import io
@@ -16,7 +16,7 @@ from typing import NoReturn, TypeGuard
 
 from workbench.timing.provenance import DEVICE
 from workbench.trace import Executor, MemorySample, Trace
-from workbench.trace_files.kineto import Held, thinned
+from workbench.trace_files.kineto import AllocatedBytes, thinned
 from workbench.trace_files.packed_file import read_packed
 from workbench.units import US_PER_S
 
@@ -27,7 +27,7 @@ _GROWS, _SHRINKS = "alloc", "free_completed"
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Containers, numbers and text; no class, no function."""
+    """An unpickler for containers, numbers and text, without classes or functions."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"it names {module}.{name}")
@@ -37,15 +37,15 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def looks_like_snapshot(head: bytes) -> bool:
-    """Whether a file begins as a snapshot does: a pickle, or JSON whose first keys are a snapshot's."""
+    """Whether a file starts like a snapshot: a pickle, or JSON whose first keys are a snapshot's."""
     return head.startswith(_PICKLE) or b'"device_traces"' in head or b'"segments"' in head
 
 
 def read_snapshot(path: Path) -> Trace:
-    """The curve of every device in a snapshot; its trace has memory alone, a rank for each device.
+    """Read the curve of every device as a trace with memory alone, one rank per device.
 
     Raises:
-        ValueError: too long, damaged, no such snapshot, or a pickle that holds more than plain data.
+        ValueError: too long, damaged, no such snapshot, or a pickle with more than plain data.
         OSError: it cannot be read.
     """
     content = read_packed(path, MOST_BYTES)
@@ -55,13 +55,13 @@ def read_snapshot(path: Path) -> Trace:
 
 
 def snapshot_trace(snapshot: object, path: Path) -> Trace:
-    """The trace of a snapshot's content; ValueError in one line where it is none."""
+    """The trace of a snapshot's content; ValueError with one line if it is none."""
     devices = snapshot.get("device_traces") if isinstance(snapshot, dict) else None
     if not isinstance(snapshot, dict) or not isinstance(devices, list):
         raise ValueError(f"{path}: no memory snapshot: want a dict with a list device_traces")
-    ends = _held_at_the_end(snapshot.get("segments"))
+    ends = _final_bytes(snapshot.get("segments"))
     curves = [_curve(events, ends.get(device), path) for device, events in enumerate(devices)]
-    zero_s = min((held.time_s for curve in curves for held in curve), default=None)
+    zero_s = min((sample.time_s for curve in curves for sample in curve), default=None)
     if zero_s is None:
         raise ValueError(
             f"{path}: no allocation was recorded; call torch.cuda.memory._record_memory_history() before the "
@@ -72,44 +72,46 @@ def snapshot_trace(snapshot: object, path: Path) -> Trace:
         executor=Executor.EXECUTED,
         spans=(),
         memory=tuple(
-            MemorySample(device, held.time_s - zero_s, held.num_bytes)
+            MemorySample(device, sample.time_s - zero_s, sample.num_bytes)
             for device, curve in enumerate(curves)
-            for held in thinned(curve)
+            for sample in thinned(curve)
         ),
         details=((DEVICE, "gpu"), ("recorded by", "torch.cuda.memory")),
     )
 
 
-def _held_at_the_end(segments: object) -> dict[int, int]:
-    """Device -> bytes in use when the snapshot was made, where it says so."""
-    found: dict[int, int] = {}
+def _final_bytes(segments: object) -> dict[int, int]:
+    """Device -> bytes in use when the snapshot was made, if it states them."""
+    bytes_by_device: dict[int, int] = {}
     for segment in segments if isinstance(segments, list) else ():
         device, size = (
             (segment.get("device"), segment.get("active_size")) if isinstance(segment, dict) else (0, 0)
         )
         if _is_count(device) and _is_count(size):
-            found[device] = found.get(device, 0) + size
-    return found
+            bytes_by_device[device] = bytes_by_device.get(device, 0) + size
+    return bytes_by_device
 
 
-def _curve(events: object, end_bytes: int | None, path: Path) -> list[Held]:
+def _curve(events: object, end_bytes: int | None, path: Path) -> list[AllocatedBytes]:
     """Bytes in use after each event of one device.
 
-    What was in use before the first event follows from what is at the end, or, where nobody says that, from
-    frees of what was never seen to be allocated.
+    Bytes in use before the first event are derived from the final ones or, if these are unknown, from frees
+    of blocks that were never seen to be allocated.
     """
     if not isinstance(events, list):
         raise ValueError(f"{path}: want a list of events per device")
     changes = list(_changes(events, path))
-    reached = list(accumulate(change for _, change in changes))
-    before = max(0, -min(reached, default=0))
-    if end_bytes is not None and reached:
-        before = max(before, end_bytes - reached[-1])
-    return [Held(time_s, before + held) for (time_s, _), held in zip(changes, reached, strict=True)]
+    totals = list(accumulate(change for _, change in changes))
+    before = max(0, -min(totals, default=0))
+    if end_bytes is not None and totals:
+        before = max(before, end_bytes - totals[-1])
+    return [
+        AllocatedBytes(time_s, before + total) for (time_s, _), total in zip(changes, totals, strict=True)
+    ]
 
 
 def _changes(events: Sequence[object], path: Path) -> Iterator[tuple[float, int]]:
-    """(second, bytes more) of each event that takes or gives back memory."""
+    """(second, added bytes) of each event that allocates or frees memory."""
     for event in events:
         if not isinstance(event, dict):
             raise ValueError(f"{path}: want events that are dicts, got a {type(event).__name__}")

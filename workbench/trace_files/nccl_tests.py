@@ -1,6 +1,6 @@
-"""What nccl-tests prints, as rows of links and collectives, and a profile that has them.
+"""Read the output of nccl-tests as rows of links and collectives, and merge them into a profile.
 
-Format: NVIDIA/nccl-tests, `src/common.cu`: lines of comments that name the devices, then a line per size with
+Format: NVIDIA/nccl-tests, `src/common.cu`: comment lines that name the devices, then a line per size with
 the times out of place and in place. Sizes are of the whole tensor, as in our rows.
 """
 
@@ -40,7 +40,7 @@ class NcclRun:
 
     Args:
         program: "all_reduce", ..., "sendrecv".
-        device: as the GPUs call themselves.
+        device: name that the GPUs report.
         num_ranks: GPUs.
         link: "intra" on one host, else "inter".
         timed: (bytes, seconds out of place), by size.
@@ -73,7 +73,7 @@ class NcclRun:
 
 
 def looks_like_nccl_tests(head: str) -> bool:
-    """Whether a file begins as such an output does."""
+    """Whether a file starts like such output."""
     return "# nThread" in head and ("minBytes" in head or "nGpus" in head)
 
 
@@ -83,14 +83,14 @@ def read_nccl_tests(path: Path) -> NcclRun:
 
 
 def parse_nccl_tests(text: str, path: Path) -> NcclRun:
-    """The run that a text tells of; of its two times the one out of place counts.
+    """Parse one run's output; of its two times, the one out of place is used.
 
     Raises:
-        ValueError: no devices, no program's name in text or file name, no sizes, or a bus bandwidth that is
-            not that program's.
+        ValueError: no devices, no program's name in the text or file name, no sizes, or a bus bandwidth
+            that does not match the program.
     """
     lines = [_PREFIX.sub("", line) for line in text.splitlines()]
-    devices = [found.groups() for line in lines if (found := _DEVICE.match(line))]
+    devices = [match.groups() for line in lines if (match := _DEVICE.match(line))]
     if len(devices) < 2:
         raise ValueError(
             f"{path}: want lines '# Rank ... on HOST device ...' of >= 2 GPUs, got {len(devices)}"
@@ -121,7 +121,7 @@ def parse_nccl_tests(text: str, path: Path) -> NcclRun:
 
 
 def with_nccl_tests(profile: Profile, runs: Sequence[NcclRun], name: str) -> Profile:
-    """The profile with what was measured of links and collectives in place of what it had of the same.
+    """The profile with measured links and collectives in place of its own.
 
     Raises:
         ValueError: no runs, runs of different devices, or times that do not grow with the size.
@@ -143,14 +143,14 @@ def with_nccl_tests(profile: Profile, runs: Sequence[NcclRun], name: str) -> Pro
     measured = fit(name, [Measurement(header, rows)], Mixing.REFUSED)
     source = f"nccl-tests on {runs[0].device}"
     links = {link.scope: replace(link, source=source) for link in measured.links}
-    named = {(t.collective, t.scope): t for t in measured.collectives}
-    tables = {key: replace(t, table=replace(t.table, source=source)) for key, t in named.items()}
-    kept = [link for link in profile.links if link.scope not in links]
+    measured_tables = {(t.collective, t.scope): t for t in measured.collectives}
+    tables = {key: replace(t, table=replace(t.table, source=source)) for key, t in measured_tables.items()}
+    kept_links = [link for link in profile.links if link.scope not in links]
     kept_tables = [t for t in profile.collectives if (t.collective, t.scope) not in tables]
     return replace(
         profile,
         name=name,
-        links=(*kept, *links.values()),
+        links=(*kept_links, *links.values()),
         collectives=(*kept_tables, *tables.values()),
         fits=(*profile.fits, *measured.fits),
         provenance=replace(
@@ -161,18 +161,18 @@ def with_nccl_tests(profile: Profile, runs: Sequence[NcclRun], name: str) -> Pro
 
 
 def _program(text: str, path: Path) -> str:
-    said = _STARTING.search(text)
-    found = _NAME.search(said[1] if said else path.name)
-    if found is None:
+    announced = _STARTING.search(text)
+    match = _NAME.search(announced[1] if announced else path.name)
+    if match is None:
         raise ValueError(
             f"{path}: of which program? want '# Collective test starting: ...' in it, or a name like "
             f"all_reduce.txt; known are {', '.join(_PROGRAMS)}"
         )
-    return found[1]
+    return match[1]
 
 
 def _columns(lines: Sequence[str], path: Path) -> tuple[int, int, int]:
-    """Places of time, algorithm and bus bandwidth in a line; some programs have no redop or root."""
+    """Indices of time, algorithm and bus bandwidth in a line; some programs lack redop or root."""
     for line in lines:
         names = line.lstrip("#").split()
         if (

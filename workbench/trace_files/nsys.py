@@ -1,4 +1,4 @@
-"""Nsight Systems' statistics of kernels as a breakdown: what the time on the GPU went to.
+"""Read Nsight Systems' kernel statistics as a breakdown of GPU time.
 
 Format: `nsys stats --report cuda_gpu_kern_sum --format csv REPORT`; tables of NVTX ranges and of API calls
 have the same columns.
@@ -23,7 +23,7 @@ _MATMUL = re.compile(r"gemm|cutlass|matmul|nvjet|wgmma|xmma|cublas", re.IGNORECA
 _OPTIMIZER = re.compile(r"adam|multi_tensor_apply|optimizer", re.IGNORECASE)
 _NORM = re.compile(r"norm", re.IGNORECASE)
 _COPY = re.compile(r"memcpy|memset|copy|\bcat", re.IGNORECASE)
-# By the first that fits: a fused kernel is named after its main part.
+# The first match counts: a fused kernel is named after its main part.
 _WORK = (
     ("attention", _ATTENTION),
     ("products", _MATMUL),
@@ -51,12 +51,12 @@ class KernelRow:
 
 
 def looks_like_nsys(head: str) -> bool:
-    """Whether a file begins as such statistics do."""
+    """Whether a file starts like such statistics."""
     return _TOTAL in head and not head.lstrip().startswith(("{", "["))
 
 
 def read_nsys(path: Path) -> tuple[KernelRow, ...]:
-    """Rows of such a file, longest first; ValueError where it has none."""
+    """Rows of such a file, longest first; ValueError if it has none."""
     return parse_nsys(read_packed(path, MOST_BYTES).decode("utf-8", errors="replace"), path)
 
 
@@ -64,7 +64,7 @@ def parse_nsys(text: str, path: Path) -> tuple[KernelRow, ...]:
     """Rows of such a text, longest first; lines before the header are nsys's messages.
 
     Raises:
-        ValueError: no header, no rows, or a row without a number where one belongs.
+        ValueError: no header, no rows, or a row with an invalid number.
     """
     lines = text.splitlines()
     header = next((i for i, line in enumerate(lines) if _TOTAL in line and "," in line), None)
@@ -107,10 +107,10 @@ def work_of(kernel: str) -> str:
 
 def seconds_by_work(rows: tuple[KernelRow, ...]) -> dict[str, float]:
     """Work -> seconds, longest first."""
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for row in rows:
-        found[row.work] = found.get(row.work, 0.0) + row.seconds
-    return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+        seconds[row.work] = seconds.get(row.work, 0.0) + row.seconds
+    return dict(sorted(seconds.items(), key=lambda pair: -pair[1]))
 
 
 def _number(row: dict[str, str], column: str, path: Path) -> float:

@@ -1,4 +1,4 @@
-"""Files of other tools, packed with gzip or not: read as far as a limit."""
+"""Read files of other tools, gzip-compressed or not, up to a size limit."""
 
 import gzip
 import zlib
@@ -10,10 +10,10 @@ _GZIP = b"\x1f\x8b"
 
 
 def read_packed(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
-    """A file's bytes, unpacked; both what is packed and what comes out of it are bounded.
+    """A file's bytes, decompressed; both compressed and decompressed size are bounded.
 
     Raises:
-        ValueError: it is longer, cut off, or no regular file.
+        ValueError: it is longer, truncated, or not a regular file.
         OSError: it cannot be read.
     """
     with open_regular(path) as file:

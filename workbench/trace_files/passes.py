@@ -1,4 +1,4 @@
-"""Where the passes of a recording begin and end: by names, by module ranges, or by the order on streams."""
+"""Detect the passes of a recording: by names, by module ranges, or by order on streams."""
 
 import math
 import re
@@ -33,12 +33,12 @@ _ENGINE = "run_backward"
 
 
 class Part(NamedTuple):
-    """A pass, or the update of the weights, as far as the recording tells.
+    """A pass or an optimizer update, as far as the recording identifies it.
 
     Args:
         kind: F, B, I, W or STEP.
-        stage, microbatch: by its name; None where that does not say.
-        issued_s: when its host began it: the step to which it belongs.
+        stage, microbatch: by its name; None if that lacks them.
+        issued_s: when its host started it, which determines its step.
         start_s, end_s: on the device.
     """
 
@@ -51,13 +51,13 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DetectedPasses:
     """Passes of one recording.
 
     Args:
-        by: how they were found.
-        parts: by the moment in which they were issued.
-        steps_s: [N] when each of its steps begins and ends on the host.
+        by: how they were detected.
+        parts: ordered by when they were issued.
+        steps_s: [N] when each of its steps starts and ends on the host.
     """
 
     by: str
@@ -68,32 +68,34 @@ class Found:
         return tuple(part for part in self.parts if self.is_of(step, part.issued_s))
 
     def is_of(self, step: int, issued_s: float) -> bool:
-        """Whether what a host began at that moment is of the step."""
+        """Whether what a host started at that time belongs to the step."""
         begin_s, end_s = self.steps_s[step]
         return begin_s <= issued_s < end_s
 
 
-def find_passes(recording: Recording) -> Found:
-    """The passes of a recording, by the first way that finds both directions, else by the first at all.
+def find_passes(recording: Recording) -> DetectedPasses:
+    """Detect passes by the first method that yields both directions, else by the first that yields any.
 
     Raises:
         ValueError: none does; the message has the two lines that a training script lacks.
     """
-    ways: tuple[tuple[str, Callable[[Recording], Sequence[Part]]], ...] = (
+    methods: tuple[tuple[str, Callable[[Recording], Sequence[Part]]], ...] = (
         (ANNOTATED, by_annotations),
         ("module ranges", by_modules),
         ("stream order", by_streams),
     )
-    found = {name: _one_update(sorted(way(recording), key=lambda p: p.issued_s)) for name, way in ways}
-    kinds = {name: {part.kind for part in parts} for name, parts in found.items()}
-    trained = [name for name in found if Pass.F in kinds[name] and kinds[name] & {Pass.B, Pass.I}]
-    for name in (*trained, *(name for name in found if kinds[name].intersection(COMPUTE))):
-        return Found(name, tuple(found[name]), _steps(recording, found[name]))
+    parts_by_method = {
+        name: _one_update(sorted(method(recording), key=lambda p: p.issued_s)) for name, method in methods
+    }
+    kinds = {name: {part.kind for part in parts} for name, parts in parts_by_method.items()}
+    trained = [name for name in parts_by_method if Pass.F in kinds[name] and kinds[name] & {Pass.B, Pass.I}]
+    for name in (*trained, *(name for name in parts_by_method if kinds[name].intersection(COMPUTE))):
+        return DetectedPasses(name, tuple(parts_by_method[name]), _steps(recording, parts_by_method[name]))
     raise ValueError(f"{recording.path}: no passes in it; {HOW_TO_NAME}")
 
 
 def by_annotations(recording: Recording) -> list[Part]:
-    """Outermost ranges of `torch.profiler.record_function` whose name says which pass it is."""
+    """Outermost ranges of `torch.profiler.record_function` whose names identify a pass."""
     if recording.kernels and not recording.launched_s:
         return [_part(event, event, *meant) for event, meant in _outermost(recording.device_annotations)]
     return list(_on_device(recording, _outermost(recording.annotations)))
@@ -112,11 +114,11 @@ def by_modules(recording: Recording) -> list[Part]:
 
 
 def by_streams(recording: Recording) -> list[Part]:
-    """What computes between two ends of sends and receives; backward kernels say so by their names.
+    """Groups of kernels between the ends of sends and receives; backward kernels are identified by name.
 
-    A send begins when a pass ends, and a receive ends when one may begin: at both the kernels are cut, and
-    where an update or a backward begins. What cannot be seen so is a forward right behind a backward that
-    sends nothing, and recompute looks like a forward: whoever has the plan counts.
+    A send starts when a pass ends, and a receive ends when one may start: kernels are split at both, and
+    where an update or a backward starts. Two cases are ambiguous without the plan: a forward directly after
+    a backward that sends nothing, and recomputation, which looks like a forward.
     """
     kernels = [event for event in recording.kernels if collective_of(event.name) is None]
     wires = [event for event in recording.kernels if collective_of(event.name) == POINT_TO_POINT]
@@ -131,7 +133,7 @@ _Meant = tuple[Pass, int | None, int | None]
 
 
 def meaning_of(name: str) -> _Meant | None:
-    """(kind, stage, microbatch) that a range's name stands for; None where it is no pass.
+    """(kind, stage, microbatch) that a range's name denotes; None if it is no pass.
 
     >>> meaning_of("PP:2F0")
     (<Pass.F: 'F'>, 2, 0)
@@ -150,13 +152,13 @@ def meaning_of(name: str) -> _Meant | None:
 
 
 def _outermost(events: Sequence[Event]) -> list[tuple[Event, _Meant]]:
-    """Ranges with a meaning that lie in no other such range of their thread."""
+    """Ranges with a meaning that are in no other such range of their thread."""
     meant = {id(event): what for event in events if (what := meaning_of(event.name)) is not None}
     return [(event, meant[id(event)]) for event in _disjoint([e for e in events if id(e) in meant])]
 
 
 def _disjoint(events: Sequence[Event]) -> list[Event]:
-    """Those by start that do not begin inside one before them on their thread. O(n)."""
+    """Events by start, without those that start inside a previous one on their thread. O(n)."""
     reached_s: dict[tuple[str, str], float] = {}
     kept = []
     for event in sorted(events, key=lambda event: (event.start_s, -event.end_s)):
@@ -170,10 +172,10 @@ def _disjoint(events: Sequence[Event]) -> list[Event]:
 
 
 def _on_device(recording: Recording, meant: Sequence[tuple[Event, _Meant]]) -> Iterator[Part]:
-    """Ranges of the host as times of the kernels that were launched in them, by whichever thread.
+    """Map host ranges to the times of the kernels launched in them, by whichever thread.
 
     Without kernels the host did the work, and its ranges count. Autograd launches from a thread of its own
-    while the caller waits, so that time decides, and not the thread.
+    while the caller waits, so kernels are matched by time instead of by thread.
     """
     if not recording.kernels:
         yield from (_part(event, event, *what) for event, what in meant)
@@ -200,13 +202,15 @@ def _part(host: Event, device: Event, kind: Pass, stage: int | None, microbatch:
 
 
 def _cut(kernels: Sequence[Event], edges_s: Sequence[float]) -> Iterator[list[Event]]:
-    """Runs of kernels by start, cut at the edges, where updates begin or end and where backwards begin."""
+    """Groups of kernels by start, split at the edges, where updates start or end and where backwards
+    start.
+    """
     if not kernels:
         return
     group, position = [kernels[0]], 0
     for before, kernel in pairwise(kernels):
         while position < len(edges_s) and edges_s[position] < before.end_s:
-            position += 1  # an edge inside a kernel cuts nothing: that kernel went on
+            position += 1  # ignore an edge during a kernel
         is_edge = position < len(edges_s) and edges_s[position] <= kernel.start_s
         turns = _is_backward(kernel) and not any(map(_is_backward, group))
         if is_edge or turns or _is_update(before) is not _is_update(kernel):
@@ -235,7 +239,7 @@ def _is_update(kernel: Event) -> bool:
 
 
 def _one_update(parts: Sequence[Part]) -> list[Part]:
-    """Updates that follow each other are one: several optimizers, or groups of weights."""
+    """Merge consecutive updates: several optimizers, or groups of weights."""
     merged: list[Part] = []
     for part in parts:
         if merged and part.kind is Pass.STEP and merged[-1].kind is Pass.STEP:
@@ -246,17 +250,17 @@ def _one_update(parts: Sequence[Part]) -> list[Part]:
 
 
 def _steps(recording: Recording, parts: Sequence[Part]) -> tuple[tuple[float, float], ...]:
-    """Ranges that are named as steps and hold a pass; where there are none, what ends with an update."""
-    named = _disjoint([event for event in recording.annotations if _STEP.search(event.name)])
-    named = [event for event in named if meaning_of(event.name) is None]
-    holding = [
+    """Ranges named as steps that contain a pass; if there are none, intervals that end with an update."""
+    step_ranges = _disjoint([event for event in recording.annotations if _STEP.search(event.name)])
+    step_ranges = [event for event in step_ranges if meaning_of(event.name) is None]
+    with_passes = [
         (event.start_s, event.end_s)
-        for event in named
+        for event in step_ranges
         if any(event.holds(part.issued_s) for part in parts if part.kind in COMPUTE)
     ]
-    if holding:
-        return tuple(holding)
+    if with_passes:
+        return tuple(with_passes)
     updates_s = [before.issued_s for before, part in pairwise(parts) if before.kind is Pass.STEP]
-    # What is launched behind an update is of the next step.
-    behind_s = [math.nextafter(update_s, math.inf) for update_s in updates_s]
-    return tuple(pairwise([-math.inf, *behind_s, math.inf]))
+    # What is launched after an update belongs to the next step.
+    after_updates_s = [math.nextafter(update_s, math.inf) for update_s in updates_s]
+    return tuple(pairwise([-math.inf, *after_updates_s, math.inf]))

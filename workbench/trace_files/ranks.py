@@ -1,4 +1,4 @@
-"""Which ranks a trace has something to write of."""
+"""Ranks of a trace that have spans to export."""
 
 from workbench.trace import Trace
 

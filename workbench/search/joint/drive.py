@@ -354,10 +354,10 @@ def _valued(outcomes: Sequence[Outcome]) -> int:
 
 
 def _is_over(state: State, stop: Stop) -> bool:
-    late = stop.seconds is not None and state.seconds > stop.seconds
-    near = stop.gap is not None and state.gap <= stop.gap
-    enough = stop.candidates is not None and state.candidates >= stop.candidates
-    return late or near or enough or stop.is_asked()
+    is_late = stop.seconds is not None and state.seconds > stop.seconds
+    is_close = stop.gap is not None and state.gap <= stop.gap
+    has_enough = stop.candidates is not None and state.candidates >= stop.candidates
+    return is_late or is_close or has_enough or stop.is_asked()
 
 
 def _result(

@@ -45,7 +45,9 @@ def entry_record(entry: Entry) -> dict[str, Any]:
 
 
 class _Logged(NamedTuple):
-    """What a replay reads: fixed questions, path to the answer, its start, and its value."""
+    """The parts of a log that a replay needs: fixed questions, path to the answer, its start, and its
+    value.
+    """
 
     fixed: Mapping[Question, str]
     path: tuple[Entry, ...]
@@ -110,7 +112,7 @@ def _read(job: Job, lines: Sequence[str]) -> _Logged:
         if [entry.index for entry in log] != list(range(1, len(log) + 1)):
             raise ValueError("replay: candidates are missing from the log")
         path = path_of(log, end["answer"])
-        fixed = {Question(name): str(of) for name, of in head["fixed"].items()}
+        fixed = {Question(name): str(strategy) for name, strategy in head["fixed"].items()}
         start = path[0].base if path else end["answer"]
         return _Logged(fixed, path, str(start), float(end["value"]))
     except (KeyError, TypeError, IndexError, AttributeError) as error:

@@ -13,7 +13,7 @@ from workbench.search.joint.question import Question
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What a search moves in.
+    """The job, its cost model and the starts that moves are applied within.
 
     Args:
         job: to plan.

@@ -58,7 +58,9 @@ def plain_layouts(job: Job, questions: Collection[Question]) -> Iterator[Moves]:
 def _groupings(job: Job, questions: Collection[Question]) -> tuple[Moves, ...]:
     if Question.GROUPING not in questions or not differ(job.batch):
         return ((),)
-    return tuple((Regroup(way),) for way in (Grouping.EVEN_COUNTS, Grouping.EVEN, Grouping.EVEN_REPLICAS))
+    return tuple(
+        (Regroup(grouping),) for grouping in (Grouping.EVEN_COUNTS, Grouping.EVEN, Grouping.EVEN_REPLICAS)
+    )
 
 
 def _grids(job: Job) -> list[tuple[int, int]]:

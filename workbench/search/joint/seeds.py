@@ -90,7 +90,7 @@ def _seeds(job: Job, cost: CostModel, questions: Collection[Question]) -> Iterat
             for layout in likely(mode, size)[:KEPT]:
                 samples = size if regroups else None
                 moves = _moves(job, layout.choice, samples, settings=Question.MEMORY in questions)
-                yield from ((*moves, *way) for way in regroupings)
+                yield from ((*moves, *regroup) for regroup in regroupings)
 
 
 def _modes(job: Job) -> list[Mode]:

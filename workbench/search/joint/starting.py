@@ -110,8 +110,8 @@ def _none_text(job: Job, starts: Sequence[Start], nearest: str) -> str:
     """Why there is no plan: none meets a limit, or none fits, with the nearest miss."""
     missing = {start.misses_by: start for start in starts if start.misses_by is not None}
     if missing:
-        near = missing[min(missing)]
-        return f"no plan of job {job.name!r} meets the limit; nearest: {near.name}: {near.refusal}"
+        miss = missing[min(missing)]
+        return f"no plan of job {job.name!r} meets the limit; nearest: {miss.name}: {miss.refusal}"
     refusals = [start.refusal for start in starts]
     too_large = [refusal for refusal in refusals if TOO_LARGE in refusal]
     first = f"{TOO_LARGE}: " if too_large else ""

@@ -1,1 +1,1 @@
-"""What a search makes small: steps over data that vary, goodput where nodes fail, dollars; Pareto fronts."""
+"""Objectives of a search: steps over varying data, goodput under failures, dollars; and Pareto fronts."""
