@@ -2,12 +2,15 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import Result
 
 from tests.command_line import workbench
+from tests.plans import disjoint_plan, sample, two_encoders
+from workbench.report.search_tables import memory_of_fullest
 from workbench.search.joint.question import Question
 
 
@@ -152,3 +155,15 @@ def test_a_deadline_that_no_plan_meets_names_the_nearest(priced: Path) -> None:
     done = search(priced, *flags)
     assert done.exit_code == 2
     assert re.search(r"meets the limit; nearest: [a-z-]+, layouts open: ", done.stderr.splitlines()[-1])
+
+
+def test_memory_is_that_of_the_device_of_the_fullest_rank() -> None:
+    """The smallest device of any rank was named beside a peak on a larger one."""
+    plan = disjoint_plan(two_encoders(), [sample(0)], {"vision": (3,), "audio": (2,), "llm": (4,)})
+    small, large = (
+        replace(plan.cluster.nodes[0], num_ranks=1, memory_bytes=size) for size in (10**9, 3 * 10**9)
+    )
+    pooled = replace(plan, cluster=replace(plan.cluster, nodes=(small, large, small)))
+    peaks = {0: 5 * 10**8, 1: 2 * 10**9, 2: 4 * 10**8}
+    assert memory_of_fullest(pooled, peaks) == 3 * 10**9
+    assert memory_of_fullest(pooled, {}) == 10**9

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from workbench.metrics import peak_bytes
 from workbench.plan.plan import Plan
 from workbench.report.figure import Figure
 from workbench.report.records import simulated_record
@@ -74,9 +75,7 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
         "ranks": len(plan.ranks),
         "samples": len(plan.batch),
         "step_s": candidate.step_s,
-        "memory_bytes": min(
-            plan.cluster.nodes[plan.cluster.node_of(rank)].memory_bytes for rank in plan.ranks
-        ),
+        "memory_bytes": memory_of_fullest(plan, peak_bytes(candidate.trace)),
         "layout": layout_record(plan),
     }
     if candidate.dollars_per_sample is not None:
@@ -84,6 +83,14 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
     if candidate.judged is not None:
         found |= judged_record(candidate.judged)
     return simulated_record(plan, candidate.trace) | found | {"strategy": candidate.strategy}
+
+
+def memory_of_fullest(plan: Plan, peaks: Mapping[int, int]) -> int:
+    """Bytes that the device of the rank with the largest peak has; without peaks, the least of any device."""
+    nodes = {rank: plan.cluster.nodes[plan.cluster.node_of(rank)] for rank in plan.ranks}
+    if not peaks:
+        return min(node.memory_bytes for node in nodes.values())
+    return nodes[max(peaks, key=lambda rank: peaks[rank])].memory_bytes
 
 
 def judged_record(judged: Judged) -> dict[str, Any]:
