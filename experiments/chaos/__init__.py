@@ -1,1 +1,1 @@
-"""Everything that runs for long under faults from outside: what is lost, left over, wrong or unnamed."""
+"""Long-running programs under external faults: what is lost, left over, wrong or unexplained."""

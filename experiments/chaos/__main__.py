@@ -32,62 +32,64 @@ ROUNDS = 100
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """All rounds, or one of them again; 1 where one was not as it should be."""
-    said = _parse(arguments)
-    asked = {
+    """Play all rounds, or repeat some; exit code 1 where one was not clean."""
+    options = _parse(arguments)
+    settings = {
         "device": f"{platform.machine()} CPU, {os.cpu_count()} cores",
-        "seed": said.seed,
-        "components": sorted(said.component or COMPONENTS),
-        "faults": sorted(said.fault or Fault),
+        "seed": options.seed,
+        "components": sorted(options.component or COMPONENTS),
+        "faults": sorted(options.fault or Fault),
     }
-    played = kept_rounds(said.out, asked, said.anew) if said.go_on else []
+    played = kept_rounds(options.out, settings, options.anew) if options.go_on else []
     code = commit()
     import_all()
-    numbers = range(said.rounds) if said.round is None else (said.round,)
+    numbers = range(options.rounds) if options.round is None else (options.round,)
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-        rounds = Rounds(Path(folder), said.seed, said.component or COMPONENTS, said.fault or tuple(Fault))
-        print(f"seed {said.seed}, {len(numbers)} rounds, {len(played)} of them kept", flush=True)
-        for number in sorted({*numbers} - {each.number for each in played}):
+        rounds = Rounds(
+            Path(folder), options.seed, options.component or COMPONENTS, options.fault or tuple(Fault)
+        )
+        print(f"seed {options.seed}, {len(numbers)} rounds, {len(played)} of them kept", flush=True)
+        for number in sorted({*numbers} - {one_round.number for one_round in played}):
             played.append(replace(rounds.play(number), commit=code))
             print(played[-1].line, flush=True)
-            write_record(said.out, asked, played)
-    record = write_record(said.out, asked, played)
-    print(json.dumps(record) if said.json else json.dumps(record, indent=1))
-    return 0 if all(each.found.is_clean for each in played) else 1
+            write_record(options.out, settings, played)
+    record = write_record(options.out, settings, played)
+    print(json.dumps(record) if options.json else json.dumps(record, indent=1))
+    return 0 if all(one_round.found.is_clean for one_round in played) else 1
 
 
-def write_record(out: Path, asked: Mapping[str, Any], played: Sequence[Played]) -> dict[str, Any]:
-    """The record so far; the file has every round, too."""
+def write_record(out: Path, settings: Mapping[str, Any], played: Sequence[Played]) -> dict[str, Any]:
+    """Write and return the record so far; the file also has every round."""
     record = {
         "command": "python -m experiments.chaos",
         "date": datetime.now(UTC).date().isoformat(),
-        "asked": asked,
-        "commits": sorted({str(each.commit) for each in played}),
+        "asked": settings,
+        "commits": sorted({str(one_round.commit) for one_round in played}),
         **summary(played),
     }
-    rounds = [each.record for each in sorted(played, key=lambda each: each.number)]
+    rounds = [one_round.record for one_round in sorted(played, key=lambda one_round: one_round.number)]
     write_text(json.dumps(record | {"all": rounds}, indent=1) + "\n", out)
     return record
 
 
-def kept_rounds(out: Path, asked: Mapping[str, Any], anew: Sequence[str] = ()) -> list[Played]:
-    """Rounds that a file has of the same machine and draws; none where there is no file.
+def kept_rounds(out: Path, settings: Mapping[str, Any], anew: Sequence[str] = ()) -> list[Played]:
+    """Rounds in a file, of the same machine and draws; empty without a file.
 
     Args:
-        anew: components whose rounds are left out, since their code has changed.
+        anew: components whose rounds are dropped, since their code has changed.
 
     Raises:
-        ValueError: they are of others.
+        ValueError: they are of another machine or other draws.
     """
     if not out.exists():
         return []
     record = json.loads(out.read_text(encoding="utf-8"))
-    if record["asked"] != asked:
-        differs = next(key for key in asked if record["asked"].get(key) != asked[key])
+    if record["asked"] != settings:
+        differs = next(key for key in settings if record["asked"].get(key) != settings[key])
         raise ValueError(
-            f"{out}: its {differs} is {record['asked'].get(differs)}, want {asked[differs]} to go on"
+            f"{out}: its {differs} is {record['asked'].get(differs)}, want {settings[differs]} to go on"
         )
-    return [played_from(each) for each in record["all"] if each["component"] not in anew]
+    return [played_from(row) for row in record["all"] if row["component"] not in anew]
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -1,4 +1,4 @@
-"""A disk of a few megabytes that can be filled, where a file system may be mounted."""
+"""A disk of a few megabytes that can be filled, where mounting is allowed."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ PIECE_BYTES = 2**16
 
 @contextmanager
 def small_disk(folder: Path, num_bytes: int) -> Iterator[None]:
-    """Around the use of a folder that is a disk of its own."""
+    """A context with a folder that is a separate small disk."""
     folder.mkdir()
     _run("mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "chaos", str(folder))
     try:
@@ -25,7 +25,7 @@ def small_disk(folder: Path, num_bytes: int) -> Iterator[None]:
 
 @cache
 def can_mount() -> bool:
-    """Whether this process may."""
+    """Whether this process may mount file systems."""
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         try:
             with small_disk(Path(folder) / "disk", PIECE_BYTES):
@@ -35,7 +35,7 @@ def can_mount() -> bool:
 
 
 def fill(folder: Path) -> None:
-    """Until nothing more fits."""
+    """Fill the disk."""
     with (folder / BALLAST).open("wb", buffering=0) as file:
         for size in (PIECE_BYTES, os.sysconf("SC_PAGESIZE")):
             try:

@@ -1,4 +1,4 @@
-"""What is done to processes from outside, and how."""
+"""External faults, and how they are inflicted on processes."""
 
 import os
 import random
@@ -16,7 +16,7 @@ SEEN_S, LOOK_EVERY_S = 1.0, 0.005
 
 
 class Fault(StrEnum):
-    """`supervisor` is the process that was started, `worker` one of those that it has started."""
+    """Kinds of faults; `supervisor` is the started process, `worker` one of its children."""
 
     KILL_SUPERVISOR = "kill-supervisor"
     KILL_WORKER = "kill-worker"
@@ -63,19 +63,19 @@ PAUSES = (Fault.PAUSE_WORKER, Fault.PAUSE_SUPERVISOR)
 
 
 def inflict(fault: Fault, process: int, rng: random.Random) -> None:
-    """Signal a process, or take its descriptors or its files away; one that is gone is left alone."""
+    """Signal a process, or limit its descriptors or files; one that has ended is ignored."""
     with suppress(ProcessLookupError, FileNotFoundError):
         if fault is Fault.FILE_SIZE:
             limit(process, resource.RLIMIT_FSIZE, rng.choice((0, 1000, 20_000)))
         elif fault is Fault.NO_DESCRIPTORS:
-            taken = max(int(each.name) for each in Path(f"/proc/{process}/fd").iterdir())
-            limit(process, resource.RLIMIT_NOFILE, taken + 1 + rng.choice((0, 1, 3)))
+            highest = max(int(descriptor.name) for descriptor in Path(f"/proc/{process}/fd").iterdir())
+            limit(process, resource.RLIMIT_NOFILE, highest + 1 + rng.choice((0, 1, 3)))
         else:
             os.kill(process, SIGNALS[fault])
 
 
 def strike(fault: Fault, process: int, rng: random.Random) -> int | None:
-    """`inflict`, and go on after a pause; the process where it is stopped now and nobody will continue it."""
+    """`inflict`, and continue after a pause; returns the process if it stays stopped."""
     inflict(fault, process, rng)
     if fault in PAUSES:
         time.sleep(PAUSE_S)
@@ -90,6 +90,6 @@ def strike(fault: Fault, process: int, rng: random.Random) -> int | None:
 
 
 def limit(process: int, kind: int, value: int) -> None:
-    """Lower a soft limit of a process that runs; what it forks later inherits it."""
+    """Lower a soft limit of a running process; later forks inherit it."""
     _, hard = resource.prlimit(process, kind)
     resource.prlimit(process, kind, (value, hard))

@@ -1,4 +1,4 @@
-"""What a round found, and what it should have."""
+"""The findings of a round, and the expected ones."""
 
 import re
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ REL_TOL = 1e-9  # of losses in float64, which ranks sum in another order than on
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """How a program should end: exit codes, and what its error says; "" where it has none to say.
+    """The expected end of a program: exit codes, and text of its error; "" for no error.
 
     Args:
-        is_last: the last line says it; else any line, where a foreign launcher has the last word.
+        is_last: whether the last line has the text; else any line, as a foreign launcher prints last.
     """
 
     codes: frozenset[int]
@@ -23,7 +23,7 @@ class Expected:
     is_last: bool = True
 
     def reason_against(self, program: Program) -> str | None:
-        """Why it is not as it should be; None: it is."""
+        """Why a program's end is not as expected; None: it is."""
         code = program.process.returncode
         if code not in self.codes:
             return f"exit code {code}, want {sorted(self.codes)}: {program.last_line:.300}"
@@ -41,12 +41,12 @@ def ends(*codes: int, words: str = "", is_last: bool = True) -> Expected:
 
 @dataclass(slots=True)
 class Findings:
-    """Of one round. What counts against it is listed, so that a failure can be read.
+    """Findings of one round, with lists of what counts against it, so that failures are readable.
 
     Args:
         code, said: exit code and last line of the program that met the fault.
-        recovery_s: from the fault to the next step, batch or result, a new start included.
-        noticed_s: from a stop that nobody continues to its end by whoever noticed it.
+        recovery_s: from the fault to the next step, batch or result, including a restart.
+        noticed_s: from a permanent stop to the process's end by its watcher.
     """
 
     code: int | None = None
@@ -71,18 +71,18 @@ class Findings:
             or self.late_notices
         )
 
-    def hold(self, program: Program, expected: Expected, *, what: str = "") -> None:
-        """One program's end against what it should be."""
+    def hold(self, program: Program, expected: Expected, *, prefix: str = "") -> None:
+        """Compare a program's end with the expected one."""
         reason = expected.reason_against(program)
         if reason is not None:
-            self.unnamed_causes.append(f"{what}{reason}")
+            self.unnamed_causes.append(f"{prefix}{reason}")
 
 
 Expectations = Mapping[Fault, Expected]
 
 
 def num_wrong(losses: Mapping[int, float], undisturbed: tuple[float, ...]) -> int:
-    """Losses, by step, that are not those of one undisturbed process."""
+    """The number of losses, by step, that differ from those of one undisturbed process."""
     return sum(
         not 0 <= step < len(undisturbed) or not abs(loss / undisturbed[step] - 1) <= REL_TOL
         for step, loss in losses.items()

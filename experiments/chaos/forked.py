@@ -43,14 +43,14 @@ USED = (
 
 
 class Forked:
-    """A child of this process, as `subprocess.Popen` would describe it."""
+    """A child of this process, with an interface like `subprocess.Popen`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Its exit code, minus a signal's number; None: it lives."""
+        """The exit code, or minus the signal's number; None while it runs."""
         if self.returncode is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -58,7 +58,7 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout_s: float) -> int:
-        """TimeoutError where it lives on."""
+        """Wait for the end; TimeoutError where it still runs."""
         deadline = time.monotonic() + timeout_s
         while self.poll() is None:
             if time.monotonic() >= deadline:
@@ -73,14 +73,14 @@ class Forked:
 
 
 def with_room_for_a_mark(arguments: Sequence[str]) -> None:
-    """Start this program anew with a mark in its environment, unless it has one."""
+    """Restart this program with a mark in its environment, unless it has one."""
     if len(os.environ.get(MARK, "")) != MARK_LENGTH:
         words = [sys.executable, "-m", "experiments.chaos", *arguments]
         os.execve(sys.executable, words, os.environ | {MARK: "." * MARK_LENGTH, "OMP_NUM_THREADS": "1"})
 
 
 def import_all() -> None:
-    """What the programs import, so that their forks need not."""
+    """Import all modules of the programs before forking."""
     for module in USED:
         import_module(module)
 
@@ -88,7 +88,7 @@ def import_all() -> None:
 def fork(
     program: Sequence[str], *, out: Path, err: Path, folder: Path, environment: Mapping[str, str]
 ) -> Forked:
-    """A program by its name in `PROGRAMS` and its arguments, in a session of its own."""
+    """Fork a program by its name in `PROGRAMS` and its arguments, in its own session."""
     sys.stdout.flush()
     with warnings.catch_warnings():
         # Python 3.12 warns of any fork beside threads; a proxy's holds no lock that the fork needs.
@@ -107,7 +107,7 @@ def fork(
 
 
 def main_of(program: Sequence[str]) -> int:
-    """Be a program; its exit code. What it does not catch is printed as Python does."""
+    """Run a program and return its exit code; uncaught exceptions are printed as by Python."""
     name, *arguments = program
     sys.modules["__main__"] = module = import_module(PROGRAMS[name])  # what spawned workers import
     main: Any = module.main
@@ -129,7 +129,7 @@ def _code_of(end: SystemExit) -> int:
 
 
 def _become(out: Path, err: Path, folder: Path, environment: Mapping[str, str]) -> None:
-    """Nothing of the parent's but what it has imported: session, files, place and environment are new."""
+    """Keep only the parent's imports: session, files, folder and environment are new."""
     os.setsid()
     for number, path, flags in (
         (0, Path(os.devnull), os.O_RDONLY),
@@ -147,9 +147,9 @@ def _become(out: Path, err: Path, folder: Path, environment: Mapping[str, str]) 
 
 
 def _overwrite(mark: str) -> None:
-    """Put the mark where /proc looks for it."""
+    """Write the mark where /proc reads it."""
     libc = ctypes.CDLL(None)
     libc.getenv.restype = ctypes.c_void_p
-    place = libc.getenv(MARK.encode())
+    address = libc.getenv(MARK.encode())
     assert len(mark) == MARK_LENGTH, "the bytes that are there"
-    ctypes.memmove(place, mark.encode(), MARK_LENGTH)
+    ctypes.memmove(address, mark.encode(), MARK_LENGTH)

@@ -20,7 +20,7 @@ JUMP_S = 1e6
 
 
 def slow_disk(rng: random.Random) -> None:
-    """What brings files to the disk, and what gives them their names, takes longer."""
+    """Slow down syncing and renaming of files."""
 
     def slowed(do: Callable[..., Any]) -> Callable[..., Any]:
         def wait_and_do(*args: Any) -> Any:
@@ -34,18 +34,18 @@ def slow_disk(rng: random.Random) -> None:
 
 
 def clock_jumps(rng: random.Random) -> None:
-    """The time of day is another at every look; the machine's own clock is left alone."""
+    """Make the time of day jump at every read, without touching the machine's clock."""
     true_time = time.time
     time.time = lambda: true_time() + rng.uniform(-JUMP_S, JUMP_S)
 
 
 def inject(fault: Fault, seed: str) -> None:
-    """From now on."""
+    """Inject from now on."""
     {Fault.SLOW_DISK: slow_disk, Fault.CLOCK_JUMPS: clock_jumps}[fault](random.Random(seed))
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Inject, then be the program."""
+    """Inject, then run the program."""
     fault, seed, *program = arguments
     inject(Fault(fault), seed)
     return main_of(program)

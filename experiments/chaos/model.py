@@ -48,7 +48,7 @@ def write_job(path: Path, *, ranks: int, samples: int = 4) -> None:
 
 @cache
 def run_losses(plan: Path) -> tuple[float, ...]:
-    """Of all steps of a run of the plan."""
+    """Losses of all steps of a run of the plan."""
     reference = Reference(read_plan(plan), seed=SEED, dtype=torch.float64)
     source = SyntheticSource(SEED)
     return tuple(reference.step(source).loss for _ in range(RUN_STEPS))
@@ -56,11 +56,11 @@ def run_losses(plan: Path) -> tuple[float, ...]:
 
 @cache
 def elastic_losses(job: Path) -> tuple[float, ...]:
-    """Of all steps of elastic training of the job, whose samples are new in every step."""
+    """Losses of all steps of elastic training of the job, with new samples in every step."""
     shape = Shape(job=load_job(job), nodes=NODES, ranks_per_node=1, trace=None)
     reads = drawn(shape.on_nodes(), SEED)
-    found = elastic_templates(reads.job, cost_of(shape.job, None, None), num_nodes=NODES, num_faults=1)
-    trained = elastic_job(found, reads, seed=SEED, wait_s=1.0, num_cores=1)
+    templates = elastic_templates(reads.job, cost_of(shape.job, None, None), num_nodes=NODES, num_faults=1)
+    trained = elastic_job(templates, reads, seed=SEED, wait_s=1.0, num_cores=1)
     layout = start_layout(trained, [f"node{number}" for number in range(NODES)])
     reference = Reference(
         plan_step(trained, layout, reads.batch(0)),

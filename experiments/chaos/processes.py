@@ -1,4 +1,4 @@
-"""Processes that carry a mark in their environment, found in /proc."""
+"""Finds processes with a mark in their environment, in /proc."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ DYING_S = 30.0  # that a killed process of idle priority may wait for a core to 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A process as /proc shows it."""
+    """A process as shown by /proc."""
 
     pid: int
     parent: int
@@ -29,50 +29,50 @@ class Seen:
 
     @property
     def is_python(self) -> bool:
-        """No shell, and no process that only keeps a core awake or names of shared memory."""
+        """Whether it is a Python program: not a shell, core burner or resource tracker."""
         return "python" in self.command.partition(" ")[0] and not any(
             word in self.command for word in KEEPERS
         )
 
 
 def marked(mark: str) -> dict[int, Seen]:
-    """Those that live and carry the mark, by number."""
-    wanted = f"{MARK}={mark}".encode()
-    found = {}
+    """Living processes with the mark, by process id."""
+    entry = f"{MARK}={mark}".encode()
+    processes = {}
     for folder in PROC.glob("[0-9]*"):
         with suppress(OSError, ValueError):
-            if wanted not in (folder / "environ").read_bytes().split(b"\0"):
+            if entry not in (folder / "environ").read_bytes().split(b"\0"):
                 continue
             fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
             command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             if fields[0] not in ENDED:
-                found[int(folder.name)] = Seen(int(folder.name), int(fields[1]), fields[0], command)
-    return found
+                processes[int(folder.name)] = Seen(int(folder.name), int(fields[1]), fields[0], command)
+    return processes
 
 
 def children(mark: str, parent: int) -> list[int]:
-    """Python processes with the mark that a process has started, by number."""
+    """Python children of a process with the mark, sorted by process id."""
     return sorted(pid for pid, seen in marked(mark).items() if seen.parent == parent and seen.is_python)
 
 
 def grandchildren(mark: str, parent: int) -> list[int]:
-    """Those that its children have started."""
-    return [each for child in children(mark, parent) for each in children(mark, child)]
+    """Children of its children."""
+    return [grandchild for child in children(mark, parent) for grandchild in children(mark, child)]
 
 
 def left_after(mark: str, within_s: float) -> list[Seen]:
-    """Those that are still there after so long; of those that are killed already, after `DYING_S`."""
+    """Processes still there after a time; killed ones count only after `DYING_S`."""
     start_s = time.monotonic()
-    while left := marked(mark):
-        bound_s = DYING_S if all(map(is_killed, left)) else within_s
+    while remaining := marked(mark):
+        bound_s = DYING_S if all(map(is_killed, remaining)) else within_s
         if time.monotonic() - start_s >= bound_s:
             break
         time.sleep(LOOK_EVERY_S)
-    return list(left.values())
+    return list(remaining.values())
 
 
 def is_killed(pid: int) -> bool:
-    """Whether a SIGKILL has reached a process: what is left for it is a turn on a core to end."""
+    """Whether a SIGKILL has reached a process, which then only needs a core to end."""
     try:
         lines = (PROC / str(pid) / "status").read_text(errors="replace").splitlines()
     except OSError:
@@ -82,24 +82,24 @@ def is_killed(pid: int) -> bool:
 
 
 def end_all(mark: str) -> None:
-    """Kill them until none is there."""
-    while left := marked(mark):
-        for pid in left:
+    """Kill all processes with the mark until none is left."""
+    while remaining := marked(mark):
+        for pid in remaining:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(LOOK_EVERY_S)
 
 
 def once_found(find: Callable[[], list[int]], within_s: float) -> list[int]:
-    """What is found, as soon as it is anything; nothing where it does not come in time."""
+    """The first non-empty result of `find`; empty where it does not come in time."""
     deadline = time.monotonic() + within_s
-    while not (found := find()) and time.monotonic() < deadline:
+    while not (result := find()) and time.monotonic() < deadline:
         time.sleep(LOOK_EVERY_S)
-    return found
+    return result
 
 
 def until(holds: Callable[[], bool], within_s: float) -> bool:
-    """Whether it came to hold in time."""
+    """Whether the condition holds in time."""
     deadline = time.monotonic() + within_s
     while not holds():
         if time.monotonic() >= deadline:

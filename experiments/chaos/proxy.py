@@ -1,4 +1,4 @@
-"""A proxy on loopback between two programs: it passes on what it gets, late, not at all, or hangs up."""
+"""A proxy on loopback between two programs, which forwards, delays, drops or hangs up."""
 
 import selectors
 import socket
@@ -13,13 +13,13 @@ TURN_S = 0.02
 
 @dataclass(slots=True)
 class Manners:
-    """How it behaves now.
+    """The proxy's present behaviour.
 
     Args:
-        delay_s: that every piece is held back.
-        is_deaf: what comes is dropped, and connections are hung up when it ends, as routers do that
-            have lost their tables: a stream with a hole is no stream.
-        is_cut: connections are hung up.
+        delay_s: delay of every piece.
+        is_deaf: whether incoming data is dropped, and connections are closed when this ends, as by routers
+            that have lost their tables: a stream with a hole is invalid.
+        is_cut: whether connections are closed.
     """
 
     delay_s: float = 0.0
@@ -29,7 +29,7 @@ class Manners:
 
 @dataclass(slots=True)
 class _Link:
-    """A connection and its far end; pieces that wait to be passed on, with the time when."""
+    """A connection and its far end, with pieces waiting to be forwarded and their times."""
 
     near: socket.socket
     far: socket.socket
@@ -37,7 +37,7 @@ class _Link:
 
 
 class Proxy:
-    """One thread for all connections."""
+    """The proxy, with one thread for all connections."""
 
     def __init__(self, port: int) -> None:
         self._target = ("127.0.0.1", port)
@@ -54,7 +54,7 @@ class Proxy:
         return int(self._listener.getsockname()[1])
 
     def close(self) -> None:
-        """Hang up everywhere."""
+        """Close all connections."""
         self._over.set()
         self._thread.join()
 

@@ -1,4 +1,4 @@
-"""The place of one round: its folders, its mark, and the programs that run in it."""
+"""The environment of one round: its folders, its mark, and its programs."""
 
 import hashlib
 import tempfile
@@ -18,7 +18,7 @@ FOREIGN = ("torch",)  # temporary folders that torch's launcher and compiler mak
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One that was started; what it says goes to files, so that nobody has to read along."""
+    """A started program, whose output goes to files."""
 
     process: Forked
     out: Path
@@ -38,21 +38,21 @@ class Program:
 
     @property
     def last_line(self) -> str:
-        """Of what it said of errors."""
+        """The last line of its standard error."""
         lines = [line for line in self.said.splitlines() if line.strip()]
         return lines[-1] if lines else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Everything of a round: `folder` is its own, `mark` is in the environment of all its processes."""
+    """A round's own folder, and the mark in the environment of all its processes."""
 
     folder: Path
     mark: str
 
     @property
     def scratch(self) -> Path:
-        """Where its programs make temporary files."""
+        """The folder for temporary files of its programs."""
         return self.folder / "tmp"
 
     @property
@@ -60,7 +60,7 @@ class Room:
         return self.folder / "disk" / "saves"
 
     def start(self, name: str, *words: object) -> Program:
-        """A program, see `forked`."""
+        """Start a program, see `forked`."""
         out, err = self.folder / f"{name}.out", self.folder / f"{name}.err"
         for path in (out, err):
             path.touch()
@@ -76,35 +76,35 @@ class Room:
         return Program(process, out, err)
 
     def left_over(self) -> list[str]:
-        """Temporary files and folders that are still there."""
-        own = [path for path in self.scratch.iterdir() if not path.name.startswith(FOREIGN)]
+        """Temporary files and folders that were not removed."""
+        remaining = [path for path in self.scratch.iterdir() if not path.name.startswith(FOREIGN)]
         saves = [path for path in self.folder.rglob("*") if path.name.endswith((".part", ".tmp"))]
         torn = [
             path for path in self.saves.glob("step*") if not any((path / name).exists() for name in STAMPS)
         ]
         locks = list(self.folder.rglob("writer.json"))
-        return sorted({str(path.relative_to(self.folder)) for path in (*own, *saves, *torn, *locks)})
+        return sorted({str(path.relative_to(self.folder)) for path in (*remaining, *saves, *torn, *locks)})
 
 
 @contextmanager
 def room(seed: str) -> Iterator[Room]:
-    """A folder for a round; at the end nothing of it runs, and it is removed."""
+    """A context with a room, whose processes are ended and whose folder is removed at the end."""
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         mark = hashlib.sha256(f"{folder} {seed}".encode()).hexdigest()[:MARK_LENGTH]
-        found = Room(Path(folder), mark)
-        found.scratch.mkdir()
+        new_room = Room(Path(folder), mark)
+        new_room.scratch.mkdir()
         try:
-            yield found
+            yield new_room
         finally:
             if marked(mark):
                 end_all(mark)
 
 
 def workbench(fault: Fault | None, seed: str, *words: object) -> tuple[object, ...]:
-    """A command of the workbench, with what is injected into it."""
+    """A command of the workbench with injections."""
     return (*injected(fault, seed), "workbench", *words)
 
 
 def injected(fault: Fault | None, seed: str) -> tuple[object, ...]:
-    """What stands before a program that something is injected into."""
+    """The prefix of a program with an injection."""
     return ("injected", fault, seed) if fault in INJECTED else ()

@@ -1,4 +1,4 @@
-"""Which component meets which fault in which round, and what all of them amount to."""
+"""Assigns components and faults to rounds, and summarises all rounds."""
 
 import random
 import time
@@ -27,7 +27,7 @@ BEGUN_STEPS, BEGUN_S = 8, 240.0
 
 
 class Component(Protocol):
-    """Something that can be put under some of the faults."""
+    """A component that can be put under some of the faults."""
 
     @property
     def faults(self) -> tuple[Fault, ...]: ...
@@ -37,7 +37,7 @@ class Component(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """A round that is over."""
+    """A finished round."""
 
     number: int
     component: str
@@ -48,8 +48,8 @@ class Played:
 
     @property
     def record(self) -> dict[str, Any]:
-        rest = {"number": self.number, "component": self.component, "fault": str(self.fault)}
-        return rest | {"seconds": self.seconds, "commit": self.commit} | asdict(self.found)
+        fields_of = {"number": self.number, "component": self.component, "fault": str(self.fault)}
+        return fields_of | {"seconds": self.seconds, "commit": self.commit} | asdict(self.found)
 
     @property
     def line(self) -> str:
@@ -57,24 +57,24 @@ class Played:
         again = (
             "" if self.found.recovery_s is None else f", at work again after {self.found.recovery_s:.2f} s"
         )
-        seen = "" if self.found.noticed_s is None else f", noticed after {self.found.noticed_s:.2f} s"
+        noticed = "" if self.found.noticed_s is None else f", noticed after {self.found.noticed_s:.2f} s"
         head = f"round {self.number}: {self.component}, {self.fault}: {verdict}, code {self.found.code}"
         details = "" if self.found.is_clean else f"\n  {asdict(self.found)}"
-        return f"{head}{seen}{again} ({self.seconds:.1f} s){details}"
+        return f"{head}{noticed}{again} ({self.seconds:.1f} s){details}"
 
 
 def played_from(record: Mapping[str, Any]) -> Played:
-    """What `Played.record` was made of."""
-    own = {key: record[key] for key in ("number", "component", "seconds", "commit")}
-    found = {field.name: record[field.name] for field in fields(Findings)}
-    return Played(**own, fault=Fault(record["fault"]), found=Findings(**found))
+    """The round of a `Played.record`."""
+    plain_fields = {key: record[key] for key in ("number", "component", "seconds", "commit")}
+    findings = {field.name: record[field.name] for field in fields(Findings)}
+    return Played(**plain_fields, fault=Fault(record["fault"]), found=Findings(**findings))
 
 
 class Rounds:
-    """All rounds of a seed; each can be played alone, as nothing of it depends on those before.
+    """All rounds of a seed; each can be played alone, as none depends on earlier ones.
 
     Args:
-        folder: for what all of them use: job, plan, a save to go on from, images.
+        folder: for shared files: job, plan, a save to resume from, images.
     """
 
     def __init__(self, folder: Path, seed: int, components: Sequence[str], faults: Sequence[Fault]) -> None:
@@ -89,7 +89,7 @@ class Rounds:
             raise SystemExit("error: none of these components is put under any of these faults")
 
     def play(self, number: int) -> Played:
-        """One round."""
+        """Play one round."""
         start_s = time.monotonic()
         seed = f"{self._seed}/{number}"
         rng = random.Random(seed)
@@ -103,13 +103,13 @@ class Rounds:
     def _components(self) -> dict[str, Component]:
         job, elastic, plan = (self._folder / name for name in ("job.yaml", "elastic.yaml", "plan.json"))
         write_job(job, ranks=2)
-        others: dict[str, Component] = {
+        other_components: dict[str, Component] = {
             "preprocess": Serving(self._folder / "images"),
             "search": Searching(job),
             "joint": Searching(job, JOINTLY),
         }
-        if self._names <= others.keys():
-            return others  # what the trainers begin with takes longer than a round
+        if self._names <= other_components.keys():
+            return other_components  # what the trainers begin with takes longer than a round
         write_job(elastic, ranks=3, samples=6)
         with room("begun") as opened:
             planned = opened.start("plan", *workbench(None, "", "plan", job, "-o", plan))
@@ -117,42 +117,42 @@ class Rounds:
                 raise RuntimeError(planned.said)
             if "resume" in self._names:
                 self._begin(opened, plan)
-        return {**trainers(plan, elastic, self._folder / "saves"), **others}
+        return {**trainers(plan, elastic, self._folder / "saves"), **other_components}
 
-    def _begin(self, place: Room, plan: Path) -> None:
-        """A run that is ended after some steps leaves its saves to go on from."""
-        begun = place.start("run", *run_command(plan)(place, None, "", Begin.ANEW))
-        until(lambda: named(place.saves) >= BEGUN_STEPS or begun.process.poll() is not None, BEGUN_S)
+    def _begin(self, shared_room: Room, plan: Path) -> None:
+        """Make saves to resume from, by a run that is ended after some steps."""
+        begun = shared_room.start("run", *run_command(plan)(shared_room, None, "", Begin.ANEW))
+        until(lambda: named(shared_room.saves) >= BEGUN_STEPS or begun.process.poll() is not None, BEGUN_S)
         begun.process.terminate()
         begun.process.wait(BEGUN_S)
-        place.saves.rename(self._folder / "saves")
+        shared_room.saves.rename(self._folder / "saves")
 
 
 def summary(played: Sequence[Played]) -> dict[str, Any]:
-    """Sums of all rounds, quantiles of recovery, and how often what was met."""
-    found = [each.found for each in played]
-    again_s = [each.recovery_s for each in found if each.recovery_s is not None]
-    noticed_s = [each.noticed_s for each in found if each.noticed_s is not None]
+    """Sums over rounds, quantiles of recovery, and counts of faults."""
+    findings = [finding.found for finding in played]
+    again_s = [finding.recovery_s for finding in findings if finding.recovery_s is not None]
+    noticed_s = [finding.noticed_s for finding in findings if finding.noticed_s is not None]
     return {
         "rounds": len(played),
-        "clean": sum(each.is_clean for each in found),
-        "orphans": sum(len(each.orphans) for each in found),
-        "lost_steps": sum(each.lost_steps for each in found),
-        "wrong_losses": sum(each.wrong_losses for each in found),
-        "unnamed_causes": sum(len(each.unnamed_causes) for each in found),
-        "leftover_files": sum(len(each.leftover_files) for each in found),
-        "late_notices": sum(each.late_notices for each in found),
+        "clean": sum(finding.is_clean for finding in findings),
+        "orphans": sum(len(finding.orphans) for finding in findings),
+        "lost_steps": sum(finding.lost_steps for finding in findings),
+        "wrong_losses": sum(finding.wrong_losses for finding in findings),
+        "unnamed_causes": sum(len(finding.unnamed_causes) for finding in findings),
+        "leftover_files": sum(len(finding.leftover_files) for finding in findings),
+        "late_notices": sum(finding.late_notices for finding in findings),
         "recovery_p50_s": quantile_s(again_s, 50),
         "recovery_p95_s": quantile_s(again_s, 95),
         "noticed_p95_s": quantile_s(noticed_s, 95),
         "noticed_max_s": max(noticed_s, default=None),
-        "components": dict(sorted(Counter(each.component for each in played).items())),
-        "faults": dict(sorted(Counter(str(each.fault) for each in played).items())),
+        "components": dict(sorted(Counter(finding.component for finding in played).items())),
+        "faults": dict(sorted(Counter(str(finding.fault) for finding in played).items())),
     }
 
 
 def quantile_s(seconds: Sequence[float], percent: int) -> float | None:
-    """None of nothing."""
+    """A quantile of seconds; None without values."""
     if len(seconds) < 2:
         return seconds[0] if seconds else None
     return quantiles(seconds, n=100, method="inclusive")[percent - 1]

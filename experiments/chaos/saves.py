@@ -1,4 +1,4 @@
-"""What lies in a folder of saves, read without the code that wrote it: every byte against its SHA-256."""
+"""Reads a folder of saves without the code that wrote it, checking every byte against its SHA-256."""
 
 import hashlib
 import json
@@ -13,19 +13,19 @@ MANIFEST, TENSORS = "tensors.json", "tensors.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """A finished one."""
+    """A finished save."""
 
     folder: Path
     step: int
 
 
 def named(folder: Path) -> int:
-    """The furthest step whose save is finished, by its stamp; 0: there is none."""
+    """The last step with a finished save, by its stamp; 0 where there is none."""
     return max((step for step, _ in _stamps(folder)), default=0)
 
 
 def whole(folder: Path) -> Save | None:
-    """The furthest save whose bytes are all as they were written."""
+    """The last save whose bytes are all as written."""
     for step, stamp in sorted(_stamps(folder), reverse=True):
         if _is_whole(stamp):
             return Save(stamp.parent, step)
@@ -33,7 +33,7 @@ def whole(folder: Path) -> Save | None:
 
 
 def losses(save: Save) -> dict[int, float]:
-    """Of all steps of a run until the save, each the sum over its ranks."""
+    """Losses of all steps of a run until the save, summed over ranks."""
     parts = [
         [float.fromhex(loss) for loss in _read(path)["about"]["losses"]]
         for path in sorted(save.folder.glob(f"rank-*/{MANIFEST}"))

@@ -1,4 +1,4 @@
-"""Rounds of `workbench search`, alone and with workers: its plan file is whole or absent, and the same."""
+"""Rounds of `workbench search`, alone and with workers: the plan file is absent, or whole and equal."""
 
 import random
 import time
@@ -39,7 +39,7 @@ class Searching:
     """A search for a job: over all strategies, or jointly with workers.
 
     Args:
-        options: of the command.
+        options: options of the command.
     """
 
     job: Path
@@ -63,54 +63,54 @@ class Searching:
             return self._plan(index).read_bytes()
 
     def play(self, room: Room, fault: Fault, seed: str, rng: random.Random) -> Findings:
-        """A round; the fault comes while it starts, searches or writes."""
-        found, best = Findings(), self.best
-        with ExitStack() as held:
+        """Play a round; the fault comes while it starts, searches or writes."""
+        findings, best = Findings(), self.best
+        with ExitStack() as stack:
             if fault is Fault.FULL_DISK:
-                held.enter_context(small_disk(self._plan(room).parent, DISK_BYTES))
+                stack.enter_context(small_disk(self._plan(room).parent, DISK_BYTES))
             program = self._start(room, "first", fault, seed)
             if self.options:
                 until(lambda: len(children(room.mark, program.pid)) > 1, BEGUN_S)
             time.sleep(rng.uniform(0, LATEST_S))
             start_s = time.monotonic()
-            stopped = self._hurt(room, fault, seed, rng, program, found)
+            stopped = self._hurt(room, fault, seed, rng, program, findings)
             if stopped is not None and until(lambda: not is_stopped(stopped), 2 * NOTICED_S):
-                found.noticed_s = time.monotonic() - start_s
-            found.late_notices += stopped is not None and (found.noticed_s or ENDED_S) > NOTICED_S
-            self._await(room, program, found)
-            found.code, found.said = program.process.returncode, program.last_line[:300]
+                findings.noticed_s = time.monotonic() - start_s
+            findings.late_notices += stopped is not None and (findings.noticed_s or ENDED_S) > NOTICED_S
+            self._await(room, program, findings)
+            findings.code, findings.said = program.process.returncode, program.last_line[:300]
             if program.process.returncode:
-                found.hold(program, self.expected[fault])
+                findings.hold(program, self.expected[fault])
             plan = self._plan(room)
-            found.wrong_losses += plan.exists() and plan.read_bytes() != best
+            findings.wrong_losses += plan.exists() and plan.read_bytes() != best
             if fault is Fault.FULL_DISK:
                 make_room(plan.parent)
             again = self._start(room, "again", None, "")
-            self._await(room, again, found)
-            found.hold(again, ends(0), what="again: ")
-            found.recovery_s = time.monotonic() - start_s
-            found.wrong_losses += not plan.exists() or plan.read_bytes() != best
-            found.leftover_files += room.left_over()
-        return found
+            self._await(room, again, findings)
+            findings.hold(again, ends(0), prefix="again: ")
+            findings.recovery_s = time.monotonic() - start_s
+            findings.wrong_losses += not plan.exists() or plan.read_bytes() != best
+            findings.leftover_files += room.left_over()
+        return findings
 
     def _hurt(
-        self, room: Room, fault: Fault, seed: str, rng: random.Random, program: Program, found: Findings
+        self, room: Room, fault: Fault, seed: str, rng: random.Random, program: Program, findings: Findings
     ) -> int | None:
-        """Do it; the process that is stopped now, where one is."""
+        """Inflict the fault; returns the process that is stopped, or None."""
         if fault is Fault.FULL_DISK:
             fill(self._plan(room).parent)
         elif fault is Fault.SECOND_SUPERVISOR:
             second = self._start(room, "second", None, seed)
             second.process.wait(ENDED_S)
-            found.hold(second, ends(0), what="second: ")
+            findings.hold(second, ends(0), prefix="second: ")
         elif fault not in INJECTED and program.process.poll() is None:
             workers = children(room.mark, program.pid) if fault in OF_WORKERS and self.options else []
             return strike(fault, rng.choice(workers or [program.pid]), rng)
         return None
 
-    def _await(self, room: Room, program: Program, found: Findings) -> None:
+    def _await(self, room: Room, program: Program, findings: Findings) -> None:
         program.process.wait(ENDED_S)
-        found.orphans += [seen.command[:200] for seen in left_after(room.mark, GONE_S)]
+        findings.orphans += [orphan.command[:200] for orphan in left_after(room.mark, GONE_S)]
         end_all(room.mark)
 
     def _start(self, room: Room, name: str, fault: Fault | None, seed: str) -> Program:

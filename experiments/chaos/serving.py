@@ -56,7 +56,7 @@ TRAINER: Expectations = {
 
 @dataclass(slots=True)
 class _Service:
-    """What runs in a round."""
+    """The processes of a round."""
 
     room: Room
     images: Path
@@ -72,7 +72,7 @@ class _Service:
 
     @property
     def done(self) -> int:
-        """Batches that the trainer has noted."""
+        """The number of batches that the trainer has noted."""
         return len(self.notes.read_text().splitlines()) if self.notes.exists() else 0
 
 
@@ -88,31 +88,33 @@ class Serving:
 
     @cached_property
     def undisturbed(self) -> tuple[str, ...]:
-        """What each batch holds, as one process prepares it."""
+        """The contents of each batch, as prepared by one process."""
         make(self.images, num_samples=EXAMPLES, seed=0, kinds=("image",))
         rule = SquareRule(image_px=IMAGE_PX, patch_px=PATCH_PX)
         loader = ColocatedLoader(self.images, rule, batch_size=BATCH_SIZE)
         return tuple(noted(loader.next()) for _ in range(BATCHES))
 
     def play(self, room: Room, fault: Fault, seed: str, rng: random.Random) -> Findings:
-        """A round: what has ended is started again until the trainer has all its batches."""
-        found, wanted = Findings(), self.undisturbed
+        """Play a round: restart ended programs until the trainer has all its batches."""
+        findings, expected_lines = Findings(), self.undisturbed
         service = self._begin(room, fault, seed)
         try:
             until(lambda: service.done > 0 or service.trainer.process.poll() is not None, BEGUN_S)
             time.sleep(rng.uniform(0, LATEST_S))
             before, start_s = service.done, time.monotonic()
-            stopped = self._hurt(service, fault, rng, found)
-            self._finish(service, fault, before, start_s, stopped, found)
-            found.code, found.said = service.server.process.returncode, service.server.last_line[:300]
+            stopped = self._hurt(service, fault, rng, findings)
+            self._finish(service, fault, before, start_s, stopped, findings)
+            findings.code, findings.said = service.server.process.returncode, service.server.last_line[:300]
             lines = service.notes.read_text().splitlines()
-            found.lost_steps += sum(json.loads(line)[0] != index for index, line in enumerate(lines))
-            found.lost_steps += max(0, len(wanted) - len(lines))
-            found.wrong_losses += sum(one != other for one, other in zip(lines, wanted, strict=False))
-            found.leftover_files += room.left_over()
+            findings.lost_steps += sum(json.loads(line)[0] != index for index, line in enumerate(lines))
+            findings.lost_steps += max(0, len(expected_lines) - len(lines))
+            findings.wrong_losses += sum(
+                one != expected_line for one, expected_line in zip(lines, expected_lines, strict=False)
+            )
+            findings.leftover_files += room.left_over()
         finally:
             service.proxy.close()
-        return found
+        return findings
 
     def _begin(self, room: Room, fault: Fault, seed: str) -> _Service:
         port = _free_port()
@@ -133,8 +135,8 @@ class Serving:
         address = f"tcp://127.0.0.1:{service.proxy.port}"
         return service.room.start(name, "trainer", address, service.notes, BATCHES, TRAINER_WAIT_S)
 
-    def _hurt(self, service: _Service, fault: Fault, rng: random.Random, found: Findings) -> int | None:
-        """Do it; the process that is stopped now, where one is."""
+    def _hurt(self, service: _Service, fault: Fault, rng: random.Random, findings: Findings) -> int | None:
+        """Inflict the fault; returns the process that is stopped, or None."""
         target = service.server.pid
         if fault in BAD_MANNERS:
             service.proxy.manners = BAD_MANNERS[fault]
@@ -146,7 +148,7 @@ class Serving:
         elif fault is Fault.SECOND_SUPERVISOR:
             second = self._serve(service.room, "second", service.port)
             second.process.wait(ENDED_S)
-            found.hold(second, ends(2, words=f"{service.port}"), what="second: ")
+            findings.hold(second, ends(2, words=f"{service.port}"), prefix="second: ")
         elif fault in OF_TRAINER:
             inflict(fault, service.trainer.pid, rng)
         elif fault in OF_WORKERS and fault is not Fault.NO_DESCRIPTORS:
@@ -162,44 +164,44 @@ class Serving:
         before: int,
         start_s: float,
         stopped: int | None,
-        found: Findings,
+        findings: Findings,
     ) -> None:
-        """Until the trainer is done; who has ended before it is judged, and started again."""
+        """Wait for the trainer; programs that end before it are judged and restarted."""
 
         def is_over() -> bool:
             now_s = time.monotonic() - start_s
-            if found.recovery_s is None and service.done > before:
-                found.recovery_s = now_s
-            if stopped is not None and found.noticed_s is None and not is_stopped(stopped):
-                found.noticed_s = now_s
-            self._replace(service, fault, found)
+            if findings.recovery_s is None and service.done > before:
+                findings.recovery_s = now_s
+            if stopped is not None and findings.noticed_s is None and not is_stopped(stopped):
+                findings.noticed_s = now_s
+            self._replace(service, fault, findings)
             return service.trainer.process.poll() == 0
 
         if not until(is_over, ENDED_S):
-            found.unnamed_causes.append(f"not done after {ENDED_S:g} s: {service.trainer.last_line:.300}")
+            findings.unnamed_causes.append(f"not done after {ENDED_S:g} s: {service.trainer.last_line:.300}")
         if stopped is not None:
             until(lambda: not is_stopped(stopped), NOTICED_S)
-            found.noticed_s = found.noticed_s or time.monotonic() - start_s
-            found.late_notices += found.noticed_s > NOTICED_S + 1.0 and is_stopped(stopped)
+            findings.noticed_s = findings.noticed_s or time.monotonic() - start_s
+            findings.late_notices += findings.noticed_s > NOTICED_S + 1.0 and is_stopped(stopped)
         service.server.process.terminate()
         if not until(lambda: service.server.process.poll() is not None, ENDED_S):
-            found.unnamed_causes.append("the server did not end when asked to")
+            findings.unnamed_causes.append("the server did not end when asked to")
         else:
-            found.hold(service.server, ends(0), what="server, asked to end: ")
-        found.orphans += [seen.command[:200] for seen in left_after(service.room.mark, GONE_S)]
+            findings.hold(service.server, ends(0), prefix="server, asked to end: ")
+        findings.orphans += [orphan.command[:200] for orphan in left_after(service.room.mark, GONE_S)]
         end_all(service.room.mark)
 
-    def _replace(self, service: _Service, fault: Fault, found: Findings) -> None:
+    def _replace(self, service: _Service, fault: Fault, findings: Findings) -> None:
         if service.server.process.poll() is not None and service.trainer.process.poll() != 0:
-            found.hold(service.server, SERVER[fault], what="server: ")
+            findings.hold(service.server, SERVER[fault], prefix="server: ")
             service.server = self._serve(service.room, "server-again", service.port)
         code = service.trainer.process.poll()
         if code not in (None, 0):
             expected = TRAINER.get(fault)
             if expected is None:
-                found.unnamed_causes.append(f"trainer: exit code {code}: {service.trainer.last_line:.300}")
+                findings.unnamed_causes.append(f"trainer: exit code {code}: {service.trainer.last_line:.300}")
             else:
-                found.hold(service.trainer, expected, what="trainer: ")
+                findings.hold(service.trainer, expected, prefix="trainer: ")
             service.trainer = self._train(service, "trainer-again")
 
 

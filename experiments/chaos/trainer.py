@@ -19,9 +19,9 @@ NAME = "chaos"
 
 
 def noted(batch: Batch) -> str:
-    """Its position, its examples and the sum of their contents, whatever their order."""
+    """A batch's position, examples and sum of contents, independent of order."""
     content = hashlib.sha256()
-    for example in sorted(batch.examples, key=lambda each: each.id):
+    for example in sorted(batch.examples, key=lambda example_of_batch: example_of_batch.id):
         content.update(b"".join(text.tobytes() for text in example.texts))
         for image in example.images:
             content.update(image.values.tobytes())
@@ -30,7 +30,7 @@ def noted(batch: Batch) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Go on after the last line of the notes, until there are so many."""
+    """Continue after the last line of the notes, up to a number of batches."""
     address, notes, batches, timeout_s = arguments[0], Path(arguments[1]), int(arguments[2]), arguments[3]
     done = len(notes.read_text().splitlines()) if notes.exists() else 0
     try:

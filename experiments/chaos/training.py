@@ -1,4 +1,4 @@
-"""Rounds of what trains: `run`, torchrun, `elastic`, saves, and runs that go on from a save."""
+"""Rounds of training: `run`, torchrun, `elastic`, saves, and runs that resume from a save."""
 
 import json
 import random
@@ -41,15 +41,15 @@ Command = Callable[[Room, Fault | None, str, Begin], tuple[object, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer:
-    """Something that trains and saves.
+    """A program that trains and saves.
 
     Args:
-        command: of (room, what is injected, seed, where it begins).
-        workers: of (mark, supervisor): those that a fault may hit.
-        expected: of the faults that it is put under.
-        second: how a second supervisor of the same folder ends.
-        told: losses by step, of what the programs of a round left.
-        begun: a folder of saves to go on from; None: it starts anew, and the fault waits for the first save.
+        command: from (room, injection, seed, start).
+        workers: (mark, supervisor) -> processes that a fault may hit.
+        expected: expected ends by fault.
+        second: the expected end of a second supervisor of the same folder.
+        told: losses by step, from the output of a round's programs.
+        begun: a folder of saves to resume from; None: start afresh, with the fault after the first save.
     """
 
     command: Command
@@ -65,11 +65,11 @@ class Trainer:
         return tuple(self.expected)
 
     def play(self, room: Room, fault: Fault, seed: str, rng: random.Random) -> Findings:
-        """A round: start, hurt, wait, judge, start again until all steps are taken, judge."""
-        found = Findings()
-        with ExitStack() as held:
+        """Play a round: start, inflict, wait, judge, restart until all steps are done, judge."""
+        findings = Findings()
+        with ExitStack() as stack:
             if fault is Fault.FULL_DISK:
-                held.enter_context(small_disk(room.saves.parent, DISK_BYTES))
+                stack.enter_context(small_disk(room.saves.parent, DISK_BYTES))
             if self.begun is not None:
                 shutil.copytree(self.begun, room.saves)
             begin = Begin.ANEW if self.begun is None else Begin.LATEST
@@ -78,16 +78,16 @@ class Trainer:
                 until(lambda: named(room.saves) > 0 or program.process.poll() is not None, BEGUN_S)
             time.sleep(rng.uniform(0, LATEST_S if self.begun is None else 2 * LATEST_S))
             noted, start_s = named(room.saves), time.monotonic()
-            target = self._hurt(room, fault, seed, rng, program, found)
-            self._await(room, program, noted, start_s, target, found)
+            target = self._hurt(room, fault, seed, rng, program, findings)
+            self._await(room, program, noted, start_s, target, findings)
             if program.process.returncode:
-                found.hold(program, self.expected[fault])
-            found.code, found.said = program.process.returncode, program.last_line[:300]
+                findings.hold(program, self.expected[fault])
+            findings.code, findings.said = program.process.returncode, program.last_line[:300]
             if fault is Fault.FULL_DISK:
                 make_room(room.saves.parent)
-            programs = [program, *self._go_on(room, program, noted, start_s, found)]
-            self._judge(room, noted, programs, found)
-        return found
+            programs = [program, *self._go_on(room, program, noted, start_s, findings)]
+            self._judge(room, noted, programs, findings)
+        return findings
 
     def _hurt(
         self,
@@ -96,9 +96,9 @@ class Trainer:
         seed: str,
         rng: random.Random,
         program: Program,
-        found: Findings,
+        findings: Findings,
     ) -> int | None:
-        """Do it; the process that is stopped now, where one is."""
+        """Inflict the fault; returns the process that is stopped, or None."""
         if fault in INJECTED or program.process.poll() is not None:
             return None
         if fault is Fault.KILL_ALL:
@@ -109,7 +109,7 @@ class Trainer:
         elif fault is Fault.SECOND_SUPERVISOR:
             second = room.start("second", *self.command(room, fault, seed, Begin.LATEST))
             second.process.wait(ENDED_S)
-            found.hold(second, self.second, what="second: ")
+            findings.hold(second, self.second, prefix="second: ")
         elif fault not in OF_WORKERS:
             return strike(fault, program.pid, rng)
         else:
@@ -125,60 +125,62 @@ class Trainer:
         noted: int,
         start_s: float,
         stopped: int | None,
-        found: Findings,
+        findings: Findings,
     ) -> None:
-        """Until the program has ended; what does not is ended, and counts as unnamed."""
+        """Wait for the program's end; one that does not end is killed, and counts as unexplained."""
 
         def has_ended() -> bool:
             now_s = time.monotonic() - start_s
-            if found.recovery_s is None and named(room.saves) > noted + SAVE_EVERY:
-                found.recovery_s = now_s
-            if stopped is not None and found.noticed_s is None and not is_stopped(stopped):
-                found.noticed_s = now_s
+            if findings.recovery_s is None and named(room.saves) > noted + SAVE_EVERY:
+                findings.recovery_s = now_s
+            if stopped is not None and findings.noticed_s is None and not is_stopped(stopped):
+                findings.noticed_s = now_s
             return program.process.poll() is not None
 
         if not until(has_ended, ENDED_S):
-            found.unnamed_causes.append(f"not ended after {ENDED_S:g} s: {program.last_line:.300}")
+            findings.unnamed_causes.append(f"not ended after {ENDED_S:g} s: {program.last_line:.300}")
             end_all(room.mark)
             program.process.wait(GONE_S)
-        found.late_notices += found.noticed_s is not None and found.noticed_s > NOTICED_S
-        found.orphans += [seen.command[:200] for seen in left_after(room.mark, GONE_S)]
+        findings.late_notices += findings.noticed_s is not None and findings.noticed_s > NOTICED_S
+        findings.orphans += [orphan.command[:200] for orphan in left_after(room.mark, GONE_S)]
         end_all(room.mark)
 
     def _go_on(
-        self, room: Room, program: Program, noted: int, start_s: float, found: Findings
+        self, room: Room, program: Program, noted: int, start_s: float, findings: Findings
     ) -> list[Program]:
-        """Start it again where it has not taken all steps."""
+        """Restart it where it has not done all steps."""
         if program.process.returncode == 0:
             return []
-        found.recovery_s, noted = None, named(room.saves)
+        findings.recovery_s, noted = None, named(room.saves)
         again = room.start("again", *self.command(room, None, "", Begin.LATEST))
-        self._await(room, again, noted, start_s, None, found)
-        found.hold(again, ends(0), what="again: ")
+        self._await(room, again, noted, start_s, None, findings)
+        findings.hold(again, ends(0), prefix="again: ")
         return [again]
 
-    def _judge(self, room: Room, noted: int, programs: list[Program], found: Findings) -> None:
+    def _judge(self, room: Room, noted: int, programs: list[Program], findings: Findings) -> None:
         latest = whole(room.saves)
-        found.lost_steps += max(0, noted - (latest.step if latest else 0))
-        told = self.told(room, programs)
-        found.wrong_losses += num_wrong(told, self.undisturbed)
-        found.lost_steps += sum(step not in told for step in range(len(self.undisturbed)) if step >= noted)
-        found.leftover_files += room.left_over()
+        findings.lost_steps += max(0, noted - (latest.step if latest else 0))
+        losses_by_step = self.told(room, programs)
+        findings.wrong_losses += num_wrong(losses_by_step, self.undisturbed)
+        findings.lost_steps += sum(
+            step not in losses_by_step for step in range(len(self.undisturbed)) if step >= noted
+        )
+        findings.leftover_files += room.left_over()
 
 
 def run_command(plan: Path) -> Command:
     """`workbench run` on two ranks."""
-    rest = ("run", plan, "--local", "--warmup", 0, *_saving(RUN_STEPS))
+    options = ("run", plan, "--local", "--warmup", 0, *_saving(RUN_STEPS))
 
     def words(room: Room, fault: Fault | None, seed: str, begin: Begin) -> tuple[object, ...]:
         resumes = ("--resume",) if begin is Begin.LATEST else ()
-        return workbench(fault, seed, *rest, "--checkpoint", room.saves, *resumes)
+        return workbench(fault, seed, *options, "--checkpoint", room.saves, *resumes)
 
     return words
 
 
 def torchrun_command(plan: Path) -> Command:
-    """The same under torchrun."""
+    """`runtime.launch` under torchrun."""
     launcher = ("torchrun", "--nproc-per-node", 2, "-m")
 
     def words(room: Room, fault: Fault | None, seed: str, begin: Begin) -> tuple[object, ...]:
@@ -188,8 +190,8 @@ def torchrun_command(plan: Path) -> Command:
             else ("runtime.launch",)
         )
         resumes = ("--resume",) if begin is Begin.LATEST else ()
-        rest = (plan, *_saving(RUN_STEPS), "--checkpoint", room.saves, *resumes)
-        return (*launcher, *before, *rest)
+        options = (plan, *_saving(RUN_STEPS), "--checkpoint", room.saves, *resumes)
+        return (*launcher, *before, *options)
 
     return words
 
@@ -210,14 +212,14 @@ def _saving(steps: int) -> tuple[object, ...]:
 
 
 def of_saves(room: Room, programs: list[Program]) -> dict[int, float]:
-    """Losses that the last whole save tells of all steps before it."""
+    """Losses of all steps up to the last whole save, from that save."""
     del programs
     latest = whole(room.saves)
     return {} if latest is None else losses(latest)
 
 
 def of_records(room: Room, programs: list[Program]) -> dict[int, float]:
-    """Losses that elastic training printed; of a killed one nothing is known."""
+    """Losses that elastic training printed; empty for a killed one."""
     del room
     lines = [program.printed.splitlines()[-1:] for program in programs]
     records = [json.loads(line) for last in lines for line in last if line.startswith("{")]
@@ -293,7 +295,7 @@ RESUME: Expectations = {
 
 
 def trainers(plan: Path, job: Path, begun: Path) -> dict[str, Trainer]:
-    """All of them, by name."""
+    """All trainers, by name."""
     run = Trainer(
         command=run_command(plan),
         workers=children,

@@ -1,1 +1,1 @@
-"""What both versions of the Cornstarch paper are held against: models, plans, pipelines, attention."""
+"""Shared parts of both versions of the Cornstarch paper: models, plans, pipelines, attention."""

@@ -86,14 +86,14 @@ PATTERNS: Mapping[str, Callable[[int, int], Bitfield]] = {
 
 
 class Masks(StrEnum):
-    """Windows and blocks of DCP's own sizes at every length, or in proportion to it."""
+    """Sizes of windows and blocks: DCP's own at every length, or in proportion to it."""
 
     FIXED = "fixed"
     GROWING = "growing"
 
 
 class Visits(StrEnum):
-    """What is balanced, sent and computed: tiles of the mask, or every causal tile whatever the mask."""
+    """The tiles that are balanced, sent and computed: the mask's, or all causal ones."""
 
     MASK = "mask"
     CAUSAL = "causal"
@@ -101,12 +101,12 @@ class Visits(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DcpSetting:
-    """What is not printed of the comparison.
+    """What the paper does not state of the comparison.
 
     Args:
-        llm: whose heads are computed.
+        llm: gives the heads.
         sharing: GPUs that share a node's adaptor when they send point to point.
-        masks: how they change with the length.
+        masks: how masks change with the length.
         visits: tiles that both systems work on.
     """
 
@@ -116,7 +116,7 @@ class DcpSetting:
     visits: Visits = Visits.MASK
 
     def scale(self, num_tokens: int) -> int:
-        """Of windows and blocks at that length."""
+        """The scale of windows and blocks at a length."""
         return max(1, num_tokens // SHORTEST) if self.masks is Masks.GROWING else 1
 
 
@@ -133,16 +133,20 @@ SETTINGS: Mapping[str, DcpSetting] = {
 
 
 def settings_of(name: str) -> Mapping[str, DcpSetting]:
-    """Settings in which that pattern differs: nothing of a causal mask grows or is skipped."""
+    """Settings that matter for a pattern: in a causal mask nothing grows or is skipped."""
     if name != "causal":
         return SETTINGS
     usual = (Masks.FIXED, Visits.MASK)
-    return {what: one for what, one in SETTINGS.items() if (one.masks, one.visits) == usual}
+    return {
+        setting_name: setting
+        for setting_name, setting in SETTINGS.items()
+        if (setting.masks, setting.visits) == usual
+    }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pattern:
-    """A mask and where both systems put its blocks."""
+    """A mask and the placement of its blocks by both systems."""
 
     mask: MaskTiles
     owners: Owners
@@ -151,7 +155,7 @@ class Pattern:
 
 @cache
 def pattern_of(name: str, num_tokens: int, scale: int) -> Pattern:
-    """Planned for 16 GPUs; placement does not depend on the bytes of a block, all are alike."""
+    """The pattern planned for 16 GPUs; placement does not depend on the bytes of a block."""
     mask = tiles_of(PATTERNS[name](num_tokens, scale))
     return Pattern(
         mask, longest_first(row_work(mask.tiles), NUM_GPUS), place_blocks(reads_of(mask), NUM_GPUS)
@@ -159,21 +163,21 @@ def pattern_of(name: str, num_tokens: int, scale: int) -> Pattern:
 
 
 def reads_of(mask: MaskTiles) -> BlockReads:
-    """The tiles of a mask as the placement takes them, one unit of bytes a block."""
+    """The tiles of a mask as input of the placement, with one unit of bytes per block."""
     tiles = mask.tiles
     return BlockReads(tiles.row_offsets, tiles.columns, np.ones(tiles.num_row_blocks, np.int64))
 
 
 @cache
 def cornstarch_s(bed: Testbed, pattern: Pattern, setting: DcpSetting) -> float:
-    """Tokens and rows balanced, keys and values gathered head by head."""
+    """Cornstarch's seconds: tokens and rows balanced, keys and values gathered head by head."""
     layer = LayerSetting(num_ranks=NUM_GPUS)
     return bed.run(pattern.mask, pattern.owners, operator_of(setting), layer, FIXED).makespan_s
 
 
 @cache
 def dcp_s(bed: Testbed, pattern: Pattern, setting: DcpSetting) -> float:
-    """Slowest rank: transfers in divisions, all but the first hidden behind computing, or the reverse."""
+    """DCP's seconds on the slowest rank, with transfers in divisions that overlap with computing."""
     operator = operator_of(setting)
     gpu = bed.gpu(operator)
     rows = row_tiles(pattern.mask.tiles)
@@ -190,13 +194,13 @@ def dcp_s(bed: Testbed, pattern: Pattern, setting: DcpSetting) -> float:
 
 
 def divided_s(wire_s: float, compute_s: float) -> float:
-    """First transfer, then the longer of transfer and computing of each division, then the last computing."""
+    """Seconds of divisions: first transfer, the longer of transfer and compute for each, last compute."""
     hidden = (DIVISIONS - 1) * max(wire_s, compute_s)
     return (wire_s + hidden + compute_s) / DIVISIONS
 
 
 def blocks_moved(mask: MaskTiles, owners: Owners) -> list[int]:
-    """[rank] blocks of keys and values that it receives or sends, whichever is more."""
+    """[ranks] blocks of keys and values that each receives or sends, whichever is more."""
     tiles = mask.tiles
     reader = np.repeat(owners, np.diff(tiles.row_offsets))
     reads = np.zeros((NUM_GPUS, tiles.num_col_blocks), dtype=np.bool_)
@@ -209,14 +213,14 @@ def blocks_moved(mask: MaskTiles, owners: Owners) -> list[int]:
 
 @cache
 def operator_of(setting: DcpSetting) -> Attention:
-    """Attention of the LLM of that size."""
+    """The attention operator of the LLM of a size."""
     return attention_of(llm_family()[setting.llm]())
 
 
 def both_s(bed: Testbed, name: str, num_tokens: int, setting: DcpSetting) -> tuple[float, float]:
-    """Seconds of Cornstarch and of DCP; blind to the mask, they do what they do for a causal one."""
-    seen = "causal" if setting.visits is Visits.CAUSAL else name
-    pattern = pattern_of(seen, num_tokens, setting.scale(num_tokens))
+    """Seconds of Cornstarch and of DCP; where they ignore the mask, as for a causal one."""
+    pattern_name = "causal" if setting.visits is Visits.CAUSAL else name
+    pattern = pattern_of(pattern_name, num_tokens, setting.scale(num_tokens))
     return cornstarch_s(bed, pattern, setting), dcp_s(bed, pattern, setting)
 
 
@@ -232,7 +236,7 @@ def table_evidence(number: int, pattern: str) -> list[Evidence]:
 
 
 def printed_times(table: str) -> dict[int, dict[str, float]]:
-    """Milliseconds by thousands of tokens and system."""
+    """Printed milliseconds by thousands of tokens and system."""
     printed: dict[int, dict[str, float]] = {}
     for row in printed_rows(table):
         printed.setdefault(int(row["seq_len_k"]), {})[row["system"]] = float(row["attn_time_ms"])
@@ -240,7 +244,7 @@ def printed_times(table: str) -> dict[int, dict[str, float]]:
 
 
 def layer_evidence(bed: Testbed, name: str, table: str, where: str) -> Evidence:
-    """One printed table: times, DCP over Cornstarch, and who wins at which length."""
+    """Evidence of one printed table: times, DCP over Cornstarch, and who wins at which length."""
     evidence = Evidence(causes={"modelled/*": KERNEL})
     printed = printed_times(table)
     ratios: dict[int, float] = {}
@@ -284,7 +288,7 @@ def layer_evidence(bed: Testbed, name: str, table: str, where: str) -> Evidence:
 
 
 def oddity_evidence(bed: Testbed, name: str, table: str, where: str) -> Evidence:
-    """What the printed times say by themselves: half the tokens are slower, sparse masks no faster."""
+    """Evidence from the printed times alone: half the tokens are slower, sparse masks no faster."""
     evidence = Evidence()
     cells, settings = printed_times(table), settings_of(name)
 
@@ -318,7 +322,7 @@ def oddity_evidence(bed: Testbed, name: str, table: str, where: str) -> Evidence
 
 
 def fitted_evidence(bed: Testbed, name: str, table: str, where: str) -> Evidence:
-    """Cornstarch's times from 64k on by a blind kernel, fitted on two causal cells."""
+    """Evidence on Cornstarch's times from 64k on by a mask-blind kernel, fitted on two causal cells."""
     evidence = Evidence()
     factor, constant_ms = blind_kernel(bed)
     for thousands, cells in printed_times(table).items():
@@ -340,7 +344,7 @@ def fitted_evidence(bed: Testbed, name: str, table: str, where: str) -> Evidence
 
 @cache
 def blind_kernel(bed: Testbed) -> tuple[float, float]:
-    """Factor on our seconds and milliseconds added that give the printed causal times of `FITTED_ON`."""
+    """Factor and added milliseconds that map our seconds to the printed causal times of `FITTED_ON`."""
     printed = printed_times("cornstarch_icml_table8")
     (first_ms, last_ms) = (printed[thousands]["cornstarch"] for thousands in FITTED_ON)
     (ours_first, ours_last) = (_blind_ms(bed, "causal", thousands) for thousands in FITTED_ON)

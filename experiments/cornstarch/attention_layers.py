@@ -44,10 +44,10 @@ class LayerSetting:
     """What the papers leave open about one layer.
 
     Args:
-        num_ranks: of the context-parallel group.
-        tp: tensor-parallel degree beside it.
+        num_ranks: ranks of the context-parallel group.
+        tp: tensor-parallel degree.
         kv_heads_per_launch: heads gathered and computed together.
-        rate_share: of the attention rate in the profile that the kernel reaches.
+        rate_share: share of the profile's attention rate that the kernel reaches.
     """
 
     num_ranks: int = 8
@@ -64,7 +64,7 @@ class MaskTiles:
     num_tokens: int
 
     def owners(self, policy: str, num_ranks: int, seed: int) -> Owners:
-        """Owner of every block under a policy of v1 Table 4."""
+        """The owner of every block under a policy of v1 Table 4."""
         work = row_work(self.tiles)
         if policy == "random":
             return random_blocks(work, num_ranks, seed=seed)
@@ -72,7 +72,7 @@ class MaskTiles:
 
 
 def tiles_of(mask: Bitfield) -> MaskTiles:
-    """Tiles of 128 x 128."""
+    """The tiles of a mask, 128 x 128."""
     return MaskTiles(classify(mask, mask, BLOCK, BLOCK), len(mask))
 
 
@@ -83,7 +83,7 @@ def attention_of(module: Module) -> Attention:
 
 
 class Testbed:
-    """Nodes of four A40, 25 GB/s between them; attention on them, layer by layer."""
+    """Simulates attention layers on nodes of four A40s with 25 GB/s between nodes."""
 
     __test__ = False
 
@@ -93,18 +93,18 @@ class Testbed:
 
     @property
     def backward_over_forward(self) -> float:
-        """Attention's, by its FLOP and the profile's rate."""
+        """Attention's backward time over its forward, by FLOP and the profile's rate."""
         return ATTENTION_BACKWARD_FLOP / self.cost.profile.attention_backward_rate
 
     @property
     def step_over_forward(self) -> float:
-        """Attention of a forward, its recompute and its backward, over the forward."""
+        """Attention time of forward, recomputation and backward, over the forward."""
         return 2.0 + self.backward_over_forward
 
     def run(
         self, mask: MaskTiles, owners: Owners, operator: Attention, setting: LayerSetting, kernel: Kernel
     ) -> AttentionRun:
-        """The forward of one layer; ranks own the blocks that `owners` says."""
+        """Simulate the forward of one layer, with blocks owned as in `owners`."""
         num_slots = max(1, mask.num_tokens // SPLIT_KEYS) if kernel.split is Split.FIXED else 1
         rows = row_tiles(mask.tiles, num_slots=num_slots)
         launches = launches_of(operator, tp=setting.tp, kv_heads_per_launch=setting.kv_heads_per_launch)
@@ -114,7 +114,7 @@ class Testbed:
         return simulate_attention(tiles, launches, gpu, Wires(gather_s=wires.gather_s), kernel)
 
     def gpu(self, operator: Attention, rate_share: float = 1.0) -> Gpu:
-        """An A40 whose kernel reaches that share of the profile's rate."""
+        """An A40 whose kernel reaches a share of the profile's rate."""
         gpu = gpu_of(self.cost, operator, precision=PRECISION, num_units=self._num_units)
         return replace(gpu, timing=replace(gpu.timing, tile_s=gpu.timing.tile_s / rate_share))
 

@@ -46,7 +46,7 @@ Setting = tuple[str, attention_layers.LayerSetting]  # kind of mask
 
 
 def setting_name(setting: Setting) -> str:
-    """What a setting is, in words."""
+    """A description of a setting."""
     kind, layer = setting
     return f"{kind}, {layer.num_ranks} ranks, {layer.kv_heads_per_launch} of the key-value heads a gather"
 
@@ -83,7 +83,7 @@ def attention_times(
     policies: Sequence[str],
     seeds: range,
 ) -> Times:
-    """Mean over masks of the slowest rank's seconds."""
+    """Seconds of the slowest rank, averaged over masks."""
     return {
         policy: fmean(run_policy(bed, llm, num_tokens, setting, policy, seed).makespan_s for seed in seeds)
         for policy in policies
@@ -91,14 +91,14 @@ def attention_times(
 
 
 def rest_s(cost: CostModel, llm: Module, num_tokens: int, setting: Setting) -> tuple[int, float]:
-    """Attentions of the LLM, and the forward seconds of everything else on one rank."""
+    """The LLM's number of attentions, and forward seconds of everything else on one rank."""
     _, layer = setting
     work = Work((RowWork(num_tokens, num_tokens, 0),))
     free = AttentionTime(forward_s=0.0, backward_s=0.0)
     total = 0.0
     for one in llm.layers:
-        given = {op.name: free for op in one.operators if isinstance(op, Attention)}
-        bare = without_attention(one, given)
+        attention_times = {op.name: free for op in one.operators if isinstance(op, Attention)}
+        bare = without_attention(one, attention_times)
         total += cost.layer_time(
             bare, work, tp=1, cp=layer.num_ranks, precision=attention_layers.PRECISION
         ).forward_s
@@ -107,37 +107,37 @@ def rest_s(cost: CostModel, llm: Module, num_tokens: int, setting: Setting) -> t
 
 def model_times(cost: CostModel, llm: Module, num_tokens: int, setting: Setting, times: Times) -> Times:
     """Forward seconds of the whole LLM."""
-    count, rest = rest_s(cost, llm, num_tokens, setting)
-    return {policy: count * seconds + rest for policy, seconds in times.items()}
+    count, other_s = rest_s(cost, llm, num_tokens, setting)
+    return {policy: count * seconds + other_s for policy, seconds in times.items()}
 
 
 class PolicyTable:
-    """Ours for one length: the setting shown and the plausible ones, attention and model."""
+    """Our times for one length: the shown setting and plausible ones, for attention and model."""
 
     def __init__(self, bed: attention_layers.Testbed, num_tokens: int, policies: Sequence[str]) -> None:
         self.bed, self._num_tokens, self._policies = bed, num_tokens, policies
         self._found: dict[tuple[str, str], list[Times]] = {}
 
     def times(self, llm: str, scope: str) -> list[Times]:
-        """The setting shown first."""
+        """Times of all settings, the shown one first."""
         if (llm, scope) not in self._found:
             module = llm_of(llm)
-            every = [(MAIN, SEEDS), *((setting, RANGE_SEEDS) for setting in OTHERS)]
+            settings_and_seeds = [(MAIN, SEEDS), *((setting, RANGE_SEEDS) for setting in OTHERS)]
             attention = [
                 attention_times(self.bed, module, self._num_tokens, setting, self._policies, seeds)
-                for setting, seeds in every
+                for setting, seeds in settings_and_seeds
             ]
             model = [
                 model_times(self.bed.cost, module, self._num_tokens, setting, times)
-                for (setting, _), times in zip(every, attention, strict=True)
+                for (setting, _), times in zip(settings_and_seeds, attention, strict=True)
             ]
             self._found[llm, "attn"], self._found[llm, "model"] = attention, model
         return self._found[llm, scope]
 
     def gain(self, llm: str, policy: str, scope: str = "attn") -> float:
-        """Of the setting shown, over causal context parallelism."""
-        shown = self.times(llm, scope)[0]
-        return shown[BASELINE] / shown[policy]
+        """Gains of the shown setting over causal context parallelism."""
+        shown_times = self.times(llm, scope)[0]
+        return shown_times[BASELINE] / shown_times[policy]
 
 
 def a40_testbed() -> attention_layers.Testbed:
@@ -147,14 +147,14 @@ def a40_testbed() -> attention_layers.Testbed:
 def policy_evidence(
     name: str, where: str, table: PolicyTable, *, scope: str | None = None, mark: str = ""
 ) -> Evidence:
-    """Times of the baseline and gains over it, row by row of a printed table.
+    """Evidence on the baseline's times and gains over it, for every row of a printed table.
 
     Args:
-        name: of the printed table.
+        name: file of the printed table.
         where: its name in print.
         table: ours at that length.
-        scope: of all rows, where the table has no column for it.
-        mark: stands before the LLM in the keys.
+        scope: scope of all rows, where the table has no column for it.
+        mark: prefix of the LLM in keys.
     """
     evidence = Evidence()
     evidence.causes["modelled/*"] = (
@@ -166,20 +166,21 @@ def policy_evidence(
         time = row.get("time_ms") or row["model_time_ms"]
         printed.setdefault((row["llm"], of_row), {})[row["policy"]] = float(time)
     for (llm, of_rows), cells in printed.items():
-        every = table.times(llm, of_rows)
+        all_times = table.times(llm, of_rows)
         key = f"modelled/{mark}{llm}/{of_rows}"
-        _add_baseline(evidence, f"{key}/{BASELINE}/time", cells[BASELINE], every, where, table)
+        _add_baseline(evidence, f"{key}/{BASELINE}/time", cells[BASELINE], all_times, where, table)
         for policy in (policy for policy in cells if policy != BASELINE):
             gains = {
-                named: times[BASELINE] / times[policy] for named, times in zip(NAMES, every, strict=True)
+                setting: times[BASELINE] / times[policy]
+                for setting, times in zip(NAMES, all_times, strict=True)
             }
             number = PaperNumber(
                 f"{key}/{policy}/gain", cells[BASELINE] / cells[policy], "x", where, GAIN_REL_TOL
             )
             evidence.add_range(number, gains, UNSTATED)
         if of_rows == "attn":
-            joint = sum(all(_fits(times, cells, policy) for policy in cells) for times in every)
-            text = f"{mark}{llm}: {joint} of {len(every)} settings give all attention gains within 5 %"
+            joint = sum(all(_fits(times, cells, policy) for policy in cells) for times in all_times)
+            text = f"{mark}{llm}: {joint} of {len(all_times)} settings give all attention gains within 5 %"
             evidence.notes.append(text)
     return evidence
 
@@ -190,19 +191,27 @@ def _fits(times: Times, cells: Mapping[str, float], policy: str) -> bool:
 
 
 def _add_baseline(
-    evidence: Evidence, key: str, printed_ms: float, every: Sequence[Times], where: str, table: PolicyTable
+    evidence: Evidence,
+    key: str,
+    printed_ms: float,
+    all_times: Sequence[Times],
+    where: str,
+    table: PolicyTable,
 ) -> None:
-    """Whether the printed time is that of a forward or of a whole step is open too."""
-    forward_ms = {named: 1e3 * one[BASELINE] for named, one in zip(NAMES, every, strict=True)}
+    """Add the baseline's time; whether the printed one is of a forward or a whole step is open too."""
+    forward_ms = {
+        setting: 1e3 * setting_times[BASELINE]
+        for setting, setting_times in zip(NAMES, all_times, strict=True)
+    }
     step_ms = {
-        f"{named}, {attention_layers.WHOLE_STEP}": time * table.bed.step_over_forward
-        for named, time in forward_ms.items()
+        f"{setting}, {attention_layers.WHOLE_STEP}": time * table.bed.step_over_forward
+        for setting, time in forward_ms.items()
     }
     number = PaperNumber(key, printed_ms, "ms", where, TIME_REL_TOL)
     evidence.add_range(number, forward_ms | step_ms, f"{UNSTATED}, passes that are timed")
 
 
 def ratio_text(table: PolicyTable, llms: Sequence[str]) -> str:
-    """Gains of the setting shown, one line."""
+    """Gains of the shown setting, as one line of text."""
     parts = [f"{llm} {policy} {table.gain(llm, policy):.2f}" for llm in llms for policy in FOUR[1:]]
     return "attention gains over causal CP at 8 ranks, EE: " + ", ".join(parts)

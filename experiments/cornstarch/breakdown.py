@@ -18,7 +18,7 @@ RULE_REL_TOL = 0.15  # gradients cost what the forward costs, to the accuracy of
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A printed pair of times, and by how many forwards the frozen rule says its backward takes."""
+    """A printed pair of times, and the backward in forwards by the frozen rule."""
 
     name: str  # "encoder", "projector" or "llm"
     frozen: bool
@@ -39,10 +39,10 @@ class Breakdown:
     """A printed breakdown.
 
     Args:
-        where: it stands.
-        unstated: of the inputs.
-        parts: the printed ones.
-        name: of the model.
+        where: its place in the paper.
+        unstated: what is unstated of the inputs.
+        parts: the printed parts.
+        name: name of the model.
         encoder, llm: shapes of the zoo.
         projector: between them.
         settings: plausible inputs by name, the likeliest first.
@@ -58,7 +58,7 @@ class Breakdown:
     settings: Mapping[str, Setting]
 
     def models(self) -> dict[bool, ModelGraph]:
-        """By frozen flag: the projector alone is trained, or everything."""
+        """Models by frozen flag: only the projector is trained, or everything."""
         return {
             True: self._model(Trainable.PROJECTOR, Trainable.NONE),
             False: self._model(Trainable.ALL, Trainable.ALL),
@@ -76,11 +76,11 @@ class Breakdown:
         return connect(self.name, (vision, text))
 
     def evidence(self) -> list[Evidence]:
-        """Of the rule and of the cost model."""
+        """Evidence on the frozen rule and on the cost model."""
         return [self._by_rule(), self._modelled(a40_cost())]
 
     def _by_rule(self) -> Evidence:
-        """Backward over forward by the closed form: 1 for each gradient that runs, 1 for the recompute."""
+        """Add backward over forward in closed form: 1 per gradient that runs, 1 for recomputation."""
         evidence = Evidence()
         for part in self.parts:
             if part.rule_forwards:
@@ -93,11 +93,13 @@ class Breakdown:
         return evidence
 
     def _modelled(self, cost: CostModel) -> Evidence:
-        """Times and ratios of the cost model."""
+        """Add times and ratios of the cost model."""
         evidence, models = Evidence(), self.models()
         for part in self.parts:
             model = models[part.frozen]
-            ours = {name: part_times(model, part.name, each, cost) for name, each in self.settings.items()}
+            ours = {
+                name: part_times(model, part.name, setting, cost) for name, setting in self.settings.items()
+            }
             times = {
                 "fwd": (part.printed.forward_s, {name: 1e3 * time.forward_s for name, time in ours.items()}),
                 "bwd": (
@@ -119,12 +121,12 @@ class Breakdown:
 
 
 def part_times(model: ModelGraph, part: str, setting: Setting, cost: CostModel) -> StageTimes:
-    """Of the encoder's layers before the projector, of the projector, or of the LLM."""
+    """Times of the encoder's layers before the projector, of the projector, or of the LLM."""
     module = model.modules[-1] if part == "llm" else model.modules[0]
     times = layer_times(model, setting, cost)[module.name]
-    chosen = [
+    layers = [
         time
         for layer, time in zip(module.layers, times, strict=True)
         if part == "llm" or (layer.kind is LayerKind.PROJECTOR) == (part == "projector")
     ]
-    return total(chosen)
+    return total(layers)

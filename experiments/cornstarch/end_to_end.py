@@ -38,7 +38,7 @@ _NAMES = {"M": "medium", "S": "small", "L": "large"}
 
 
 class Method(StrEnum):
-    """Where encoders are, by the names of Tables 5 and 6; the third is in the text."""
+    """Placements of encoders, by the names of Tables 5 and 6; the third is in the text."""
 
     REPLICATED = "encoders_replicated"
     COLOCATED = "encoders_colocated"
@@ -57,7 +57,7 @@ _BASELINES = (Method.REPLICATED, Method.COLOCATED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """A model with the printed stage counts of its modules, by method."""
+    """A model with the printed stage counts of its modules by method."""
 
     llm_size: str
     model: str
@@ -70,11 +70,11 @@ class EndToEnd:
 
     Args:
         tput: inputs a second and GPU.
-        iteration_s: of 24 microbatches.
-        num_ranks: GPUs it takes.
-        is_fitting: whether it fits A40s.
-        stage_s: forward, and forward with backward, of every stage over one microbatch; encoders on
-            the same ranks are one stage.
+        iteration_s: seconds of 24 microbatches.
+        num_ranks: GPUs of the plan.
+        is_fitting: whether it fits on A40s.
+        stage_s: seconds of forward, and of forward with backward, of every stage over one microbatch;
+            encoders on the same ranks are one stage.
         plan_hash: of the plan.
     """
 
@@ -103,7 +103,7 @@ def _configuration(llm_size: str, model: str, rows: Iterable[PrintedRow]) -> Con
 
 
 def stage_counts(row: PrintedRow) -> dict[str, int]:
-    """Stages by module; Table 5 has one column for the one encoder, colocated encoders have one too."""
+    """Stages by module; a single encoder (Table 5) and colocated encoders have one column."""
     kind = row["model"].partition("-")[0]
     encoders = {"VLM": ("vision",), "ALM": ("audio",), "VALM": ("vision", "audio")}[kind]
     cells = {name: row.get("enc_pp") or row.get("coloc_enc_pp") or row[f"{name}_pp"] for name in encoders}
@@ -111,14 +111,14 @@ def stage_counts(row: PrintedRow) -> dict[str, int]:
 
 
 def settings(model: str) -> dict[str, Setting]:
-    """Those of Tables 3, 10 and 11, at the degrees of Tables 5 and 6."""
+    """Settings of Tables 3, 10 and 11, at the degrees of Tables 5 and 6."""
     return frozen_tables.plausible_inputs(model, tp=TP, cp=CP)
 
 
-def simulated(found: Configuration, method: Method, setting: Setting, cost: CostModel) -> EndToEnd:
-    """The method's plan with the printed stages, simulated."""
-    model = v1_model(found.model, found.llm_size)
-    counts = found.counts[method]
+def simulated(configuration: Configuration, method: Method, setting: Setting, cost: CostModel) -> EndToEnd:
+    """Simulate the method's plan with the printed stages."""
+    model = v1_model(configuration.model, configuration.llm_size)
+    counts = configuration.counts[method]
     job = paper_job(model, setting, counts, frozen_tables.NUM_MICROBATCHES, cost)
     plan = STRATEGIES[method](job, cost)
     lowered = lower(plan)
@@ -137,13 +137,13 @@ def simulated(found: Configuration, method: Method, setting: Setting, cost: Cost
 
 
 def _stage_times(lowered: Lowered, prices: Price) -> tuple[tuple[float, float], ...]:
-    """Of each set of ranks: seconds of forwards, and of all passes, of the first microbatch."""
-    found: dict[tuple[int, ...], tuple[float, float]] = {}
+    """Seconds of forwards, and of all passes, of the first microbatch, for each set of ranks."""
+    seconds_of: dict[tuple[int, ...], tuple[float, float]] = {}
     for program in lowered.plan.programs:
         first = [action for action in program.actions if action.microbatch == 0]
         forward_s = sum(_forward_s(action, prices) for action in first)
-        found[program.ranks] = forward_s, sum(prices.duration_s(action) for action in first)
-    return tuple(found.values())
+        seconds_of[program.ranks] = forward_s, sum(prices.duration_s(action) for action in first)
+    return tuple(seconds_of.values())
 
 
 def _forward_s(action: Action, prices: Price) -> float:
@@ -154,21 +154,22 @@ Runs = Mapping[Method, Sequence[EndToEnd]]  # by method, one run for each settin
 
 
 def figure_evidence(figure: str, llm_sizes: Sequence[str], kinds: Sequence[str], cost: CostModel) -> Evidence:
-    """Throughput per GPU of the three methods on every model of a figure, and who is ahead."""
+    """Evidence: throughput per GPU of the three methods on every model of a figure, and who is ahead."""
     evidence = Evidence()
     evidence.causes["modelled/*"] = (
         "no number of image tokens gives the fastest and the slowest stage together"
     )
     for llm_size in llm_sizes:
         runs: dict[str, Runs] = {}
-        for found in configurations(llm_size, kinds):
-            runs[found.model] = {
+        for configuration in configurations(llm_size, kinds):
+            runs[configuration.model] = {
                 method: [
-                    simulated(found, method, setting, cost) for setting in settings(found.model).values()
+                    simulated(configuration, method, setting, cost)
+                    for setting in settings(configuration.model).values()
                 ]
                 for method in Method
             }
-            _add(evidence, llm_size, found.model, runs[found.model])
+            _add(evidence, llm_size, configuration.model, runs[configuration.model])
         _claim_ahead(evidence, figure, llm_size, runs)
         evidence.notes.append(_size_note(llm_size, runs))
         if llm_size == "M":
@@ -180,31 +181,31 @@ def gains(runs: Runs) -> list[float]:
     """Throughput of Cornstarch over the better baseline, by setting."""
     rivals = zip(runs[Method.REPLICATED], runs[Method.COLOCATED], strict=True)
     best = [max(first.tput, second.tput) for first, second in rivals]
-    return [mine.tput / other for mine, other in zip(runs[Method.CORNSTARCH], best, strict=True)]
+    return [own_run.tput / other for own_run, other in zip(runs[Method.CORNSTARCH], best, strict=True)]
 
 
 def over(runs: Runs, baseline: Method) -> list[float]:
     """Throughput of Cornstarch over a baseline, by setting."""
     pairs = zip(runs[Method.CORNSTARCH], runs[baseline], strict=True)
-    return [mine.tput / other.tput for mine, other in pairs]
+    return [own_run.tput / other.tput for own_run, other in pairs]
 
 
 def _add(evidence: Evidence, llm_size: str, model: str, runs: Runs) -> None:
-    for method, found in runs.items():
+    for method, method_runs in runs.items():
         key = f"modelled/{llm_size}/{model}/{method}"
-        values = [run.tput for run in found]
+        values = [run.tput for run in method_runs]
         evidence.ours |= {
             f"{key}/tput": values[0],
             f"{key}/tput_low": min(values),
             f"{key}/tput_high": max(values),
-            f"{key}/iteration_ms": found[0].iteration_s * MS,
-            f"{key}/gpus": found[0].num_ranks,
+            f"{key}/iteration_ms": method_runs[0].iteration_s * MS,
+            f"{key}/gpus": method_runs[0].num_ranks,
         }
-        evidence.plan_hashes.append(found[0].plan_hash)
+        evidence.plan_hashes.append(method_runs[0].plan_hash)
 
 
 def _claim_ahead(evidence: Evidence, figure: str, llm_size: str, runs: Mapping[str, Runs]) -> None:
-    """Section 6.2.1 excepts VLM-S with the medium LLM."""
+    """Claim that Cornstarch is ahead; section 6.2.1 excepts VLM-S with the medium LLM."""
     behind = [model for model, found in runs.items() if gains(found)[0] < 1 - ON_PAR]
     except_s = figure == "Figure 9" and llm_size == "M"
     if except_s:
@@ -236,7 +237,7 @@ def _claim_ahead(evidence: Evidence, figure: str, llm_size: str, runs: Mapping[s
 
 
 def _varies(model: str, number: int) -> bool:
-    """Whether a model reads what the second (1) or the last (-1) of its settings varies."""
+    """Whether a model reads the input that the second (1) or the last (-1) of its settings varies."""
     return not model.startswith("ALM" if number == 1 else "VLM")
 
 
@@ -253,7 +254,7 @@ def _size_note(llm_size: str, runs: Mapping[str, Runs]) -> str:
 
 
 def _prose(evidence: Evidence, runs: Mapping[str, Runs]) -> None:
-    """What sections 6.2.1 and 6.2.2 say in numbers."""
+    """Add the numbers of sections 6.2.1 and 6.2.2."""
     if "VLM-S" in runs:
         ratios = [over(by, baseline) for by in runs.values() for baseline in _BASELINES]
         most = [max(pick(found) for found in ratios) for pick in (lambda found: found[0], min, max)]
@@ -265,27 +266,27 @@ def _prose(evidence: Evidence, runs: Mapping[str, Runs]) -> None:
         _stages(evidence, "VLM-S", runs["VLM-S"][Method.CORNSTARCH], "vlms_cs")
     if "VALM-MM" in runs:
         both = over(runs["VALM-MM"], Method.COLOCATED)
-        named = dict(zip(settings("VALM-MM"), both, strict=True))
-        _number(evidence, "VALM-MM/gain", "cs_v1_valmmm_tput", named, "x", RATIO_REL_TOL)
+        gain_of_setting = dict(zip(settings("VALM-MM"), both, strict=True))
+        _number(evidence, "VALM-MM/gain", "cs_v1_valmmm_tput", gain_of_setting, "x", RATIO_REL_TOL)
         _stages(evidence, "VALM-MM", runs["VALM-MM"][Method.COLOCATED], "valmmm_coloc_fb")
         _stages(evidence, "VALM-MM", runs["VALM-MM"][Method.CORNSTARCH], "valmmm_cs_fb")
 
 
 def _iteration(evidence: Evidence, runs: Runs) -> None:
-    """On VLM-S an iteration is shorter although throughput per GPU is lower."""
+    """Add the shorter iteration on VLM-S in spite of a lower throughput per GPU."""
     pairs = zip(runs[Method.CORNSTARCH], runs[Method.COLOCATED], strict=True)
-    shorter = [100 * (1 - mine.iteration_s / other.iteration_s) for mine, other in pairs]
-    named = dict(zip(settings("VLM-S"), shorter, strict=True))
-    _number(evidence, "VLM-S/iteration_shorter", "cs_v1_vlms_iter", named, "%", STAGE_REL_TOL)
+    shorter = [100 * (1 - own_run.iteration_s / other.iteration_s) for own_run, other in pairs]
+    shorter_of_setting = dict(zip(settings("VLM-S"), shorter, strict=True))
+    _number(evidence, "VLM-S/iteration_shorter", "cs_v1_vlms_iter", shorter_of_setting, "%", STAGE_REL_TOL)
     evidence.claim(
         f"VLM-S: an iteration of Cornstarch is shorter (ours by {shorter[0]:.0f} %);", shorter[0] > 0
     )
 
 
-def _stages(evidence: Evidence, model: str, found: Sequence[EndToEnd], claim: str) -> None:
-    """The fastest and the slowest stage's forward and backward."""
+def _stages(evidence: Evidence, model: str, method_runs: Sequence[EndToEnd], claim: str) -> None:
+    """Add forward and backward of the fastest and the slowest stage."""
     for end, pick in (("low", min), ("high", max)):
-        of_runs = (pick(both for _, both in run.stage_s) * MS for run in found)
+        of_runs = (pick(both for _, both in run.stage_s) * MS for run in method_runs)
         values = dict(zip(settings(model), of_runs, strict=True))
         _number(evidence, f"{model}/{claim}_stage_{end}", f"cs_v1_{claim}_{end}", values, "ms", STAGE_REL_TOL)
 

@@ -1,4 +1,4 @@
-"""Bars of figures whose values a paper prints only as a picture: what ours are, out of the result files."""
+"""Bars of our values from result files, for figures that a paper prints only as a picture."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,12 +17,12 @@ METHODS = {
 
 
 def has_throughputs(record: Record) -> bool:
-    """Whether the result is of a figure of throughputs by method."""
+    """Whether a result is of a figure of throughputs by method."""
     return any(key.endswith("/tput_low") for key in record["ours"])
 
 
 def throughputs(record: Record) -> Grid:
-    """A panel per LLM, a group of bars per model, a bar per method with its range."""
+    """One panel per LLM, a group of bars per model, a bar per method with its range."""
     ours = record["ours"]
     models = dict.fromkeys(tuple(key.split("/")[1:3]) for key in ours if key.endswith("/tput"))
     panels = [
@@ -34,13 +34,13 @@ def throughputs(record: Record) -> Grid:
 
 
 def _panel(ours: Mapping[str, float], llm: str, models: Sequence[str]) -> Bars:
-    drawn = [method for method in METHODS if any(f"/{method}/tput" in key for key in ours)]
+    methods = [method for method in METHODS if any(f"/{method}/tput" in key for key in ours)]
     return Bars(
         title=f"LLM-{llm}",
         y="inputs / s / GPU, simulated",
         names=models,
         series=[
-            _bars(ours, method, [f"modelled/{llm}/{m}/{method}/tput" for m in models]) for method in drawn
+            _bars(ours, method, [f"modelled/{llm}/{m}/{method}/tput" for m in models]) for method in methods
         ],
         slant=45,
     )

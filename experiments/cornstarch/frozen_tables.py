@@ -72,11 +72,11 @@ def stated_pipelines(rows: Sequence[FrozenRow]) -> dict[FrozenRow, Pipeline]:
     printed = {
         (row["llm_size"], row["model"], row["method"]): row for row in printed_rows("cornstarch_v1_table9")
     }
-    found = {}
+    pipelines = {}
     for row in rows:
         stated = printed[row.llm_size, row.model, "cornstarch" if row.aware else "encoders_colocated"]
-        found[row] = Pipeline(int(stated["enc_pp"]), int(stated["llm_pp"]), int(stated["tp"]))
-    return found
+        pipelines[row] = Pipeline(int(stated["enc_pp"]), int(stated["llm_pp"]), int(stated["tp"]))
+    return pipelines
 
 
 def implied_pipelines(llm_size: str) -> dict[FrozenRow, Pipeline]:
@@ -103,7 +103,7 @@ def tput_per_gpu(run: PrintedRun, pipeline: Pipeline) -> float:
 
 
 def printed_evidence(llm_size: str) -> Evidence:
-    """The simulator fed with the printed stage times, with stated and with implied stage counts."""
+    """Evidence of the simulator with the printed stage times, with stated and with implied stage counts."""
     rows = table_rows(llm_size)
     table = f"Table {TABLE_OF[llm_size].removeprefix('table')}"
     evidence = Evidence()
@@ -132,7 +132,7 @@ def printed_evidence(llm_size: str) -> Evidence:
 
 
 def tput_bound(row: FrozenRow, tp: int) -> Bound:
-    """Most inputs a second and GPU: a pipeline takes its slowest stage once a sample, and has two stages."""
+    """Upper bound on inputs a second and GPU: the slowest of two or more stages runs once a sample."""
     slowest_s = max(row.encoder.total_s, row.llm.total_s) - ROUNDING_S
     return Bound(
         what=f"one sample a microbatch, the slower stage of the row, one stage each on Table 9's {tp} GPUs",
@@ -141,7 +141,7 @@ def tput_bound(row: FrozenRow, tp: int) -> Bound:
 
 
 def itself_evidence(llm_size: str) -> Evidence:
-    """Table 9 against the stage counts that the stage times imply, and against section 6.4."""
+    """Evidence comparing Table 9 with the stage counts implied by stage times, and with section 6.4."""
     rows = table_rows(llm_size)
     stated, implied = stated_pipelines(rows), implied_pipelines(llm_size)
     allowed = llm_stage_bounds(rows)
@@ -187,7 +187,7 @@ def same_llm(rows: Sequence[FrozenRow]) -> list[list[FrozenRow]]:
 
 
 def prose_evidence() -> Evidence:
-    """Sums and gains that section 6.4 takes from Table 3, taken again."""
+    """Evidence recomputing the sums and gains that section 6.4 takes from Table 3."""
     aware, unaware = pairs(table_rows("M"))["VLM-L"]
     gains = [a.result / u.result for a, u in pairs(table_rows("M")).values()]
     evidence = Evidence(causes={"itself/prose/*": "quotients of throughputs rounded to two decimals"})
@@ -220,7 +220,7 @@ def _scale_note(title: str, rows: Sequence[FrozenRow], ours: Mapping[FrozenRow, 
 
 
 def _gain_claims(rows: Sequence[FrozenRow], evidence: Evidence) -> list[Claim]:
-    """Who wins, by the implied counts: the simulator agrees with the printed throughputs."""
+    """Claims on who wins, by the implied counts: the simulator agrees with the printed throughputs."""
     claims = []
     for model, (aware, unaware) in pairs(rows).items():
         printed = winner(aware.result / unaware.result)
@@ -231,13 +231,13 @@ def _gain_claims(rows: Sequence[FrozenRow], evidence: Evidence) -> list[Claim]:
 
 
 def v1_guesses(row: FrozenRow, tp: int) -> tuple[Guess, ...]:
-    """Tokens per image and clip that section 6.1 leaves open; the encoders' own sizes come first."""
-    found = tuple(Guess(name, setting) for name, setting in plausible_inputs(row.model, tp=tp).items())
-    return found + slower_links(found)
+    """Guesses of tokens per image and clip, which section 6.1 leaves open; native sizes come first."""
+    guesses = tuple(Guess(name, setting) for name, setting in plausible_inputs(row.model, tp=tp).items())
+    return guesses + slower_links(guesses)
 
 
 def plausible_inputs(model: str, *, tp: int, cp: int = 1) -> dict[str, Setting]:
-    """The likeliest input, then other images and other clips, as far as the model reads them."""
+    """Plausible inputs: the likeliest, then other images and clips, if the model reads them."""
     kind = model.partition("-")[0]
     guesses = [(IMAGES[0], CLIPS[0])]
     guesses += [(image, CLIPS[0]) for image in IMAGES[1:]] if kind != "ALM" else []
@@ -246,12 +246,12 @@ def plausible_inputs(model: str, *, tp: int, cp: int = 1) -> dict[str, Setting]:
 
 
 def input_name(image: ItemTokens, clip: ItemTokens) -> str:
-    """Of a sample by the tokens that the LLM reads, of an image also those that the encoder makes."""
+    """The name of a sample by the tokens that the LLM reads, and those of an image in the encoder."""
     return f"{image.tokens_out} tokens of {image.tokens_in} an image, {clip.tokens_out} a clip"
 
 
 def input_of(image: ItemTokens, clip: ItemTokens, *, tp: int, cp: int) -> Setting:
-    """A sample with an image and a clip, as far as the model reads them."""
+    """A sample with an image and a clip, if the model reads them."""
     return Setting(text_tokens=TEXT_TOKENS, items=(("vision", image), ("audio", clip)), tp=tp, cp=cp)
 
 
@@ -261,7 +261,7 @@ def table_evidence(llm_size: str, cost: CostModel) -> list[Evidence]:
 
 
 def own_evidence(llm_size: str, cost: CostModel) -> Evidence:
-    """Our own cost model and planner on the rows of a table."""
+    """Evidence of our own cost model and planner on the rows of a table."""
     rows = table_rows(llm_size)
     pipelines = implied_pipelines(llm_size)
     evidence = modelled_evidence(

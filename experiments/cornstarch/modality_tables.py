@@ -25,7 +25,7 @@ UNSTATED = "tokens per image and clip, tensor and context degrees"
 
 @dataclass(frozen=True, slots=True)
 class ModalityRow:
-    """One model: stages by module and throughput of both methods; None where the cell is lost."""
+    """One model: stages by module and throughput of both methods; None where the cell is missing."""
 
     model: str
     colocated: Mapping[str, int]
@@ -72,7 +72,7 @@ def settings(llm_size: str) -> dict[str, Setting]:
 
 
 def modality_evidence(llm_size: str, cost: CostModel) -> Evidence:
-    """Throughput per GPU of both methods with the printed stages, and their ratio."""
+    """Evidence: throughput per GPU of both methods with the printed stages, and their ratio."""
     evidence = Evidence()
     where = f"Table {TABLE_OF[llm_size].removeprefix('table')}"
     rows, ratios, excess = modality_rows(llm_size), [], []
@@ -122,7 +122,7 @@ def modality_evidence(llm_size: str, cost: CostModel) -> Evidence:
 
 
 def least_llm_gpu_s(llm_size: str) -> float:
-    """Seconds times GPUs that the LLM takes of a sample, at the least, by the printed stage times.
+    """A lower bound on the LLM's GPU-seconds of a sample, by the printed stage times.
 
     Tables 3, 10 and 11 print stages of the same LLM on the same text with an image or a clip; here it
     reads both. The longest of them is a part of the LLM, at most the whole. Other
@@ -134,7 +134,7 @@ def least_llm_gpu_s(llm_size: str) -> float:
 
 
 def llm_share(counts: Mapping[str, int], placement: Placement) -> float:
-    """Of the GPUs, all stages having equally many; colocated encoders share theirs."""
+    """The LLM's share of the GPUs, with equally many per stage; colocated encoders share theirs."""
     encoders = [count for name, count in counts.items() if name != "llm"]
     return counts["llm"] / (
         counts["llm"] + (max(encoders) if placement is Placement.COLOCATED else sum(encoders))
@@ -142,7 +142,7 @@ def llm_share(counts: Mapping[str, int], placement: Placement) -> float:
 
 
 def _note_ratios(evidence: Evidence) -> None:
-    """How much of the table is reproduced in ratio, and by how much absolute throughputs differ."""
+    """Note how many ratios of the table are reproduced, and how much absolute throughputs differ."""
     ratios = [number for number in evidence.paper if number.key.endswith("/ratio")]
     near = sum(number.near(evidence.ours[number.key]) for number in ratios)
     tputs = [number for number in evidence.paper if number.key.endswith("/tput")]
@@ -155,7 +155,7 @@ def _note_ratios(evidence: Evidence) -> None:
 
 
 def layout_evidence(llm_size: str) -> Evidence:
-    """Do Table 6's layouts, whose stages Tables 7 and 8 use, fit the 24 GPUs of section 6.1?"""
+    """Evidence whether Table 6's layouts, used in Tables 7 and 8, fit the 24 GPUs of section 6.1."""
     evidence = Evidence()
     gpus = {}
     for row in printed_rows("cornstarch_v1_table6"):
@@ -173,14 +173,14 @@ def layout_evidence(llm_size: str) -> Evidence:
 
 
 def tput_of(plan: Planned) -> float:
-    """Inputs a second and GPU."""
+    """Throughput: inputs a second and GPU."""
     return frozen_tables.NUM_MICROBATCHES / plan.iteration_s / plan.num_ranks
 
 
 def _plans(
     row: ModalityRow, counts: Mapping[str, int], placement: Placement, llm_size: str, cost: CostModel
 ) -> dict[str, Planned]:
-    """By setting. Colocated is the paper's baseline: frozen-unaware."""
+    """Plans by setting; colocated is the paper's baseline: frozen-unaware."""
     awareness = Awareness.AWARE if placement is Placement.DISJOINT else Awareness.UNAWARE
     model = v1_model(row.model, llm_size)
     return {

@@ -16,7 +16,7 @@ BILLION = 1e9
 
 
 def size_evidence(table: str) -> Evidence:
-    """One row per model: billions of parameters."""
+    """Evidence with one row per model: billions of parameters."""
     evidence = Table(
         csv=table,
         where="Table 1",
@@ -38,12 +38,12 @@ def size_evidence(table: str) -> Evidence:
 
 
 def tolerance(printed: str) -> float:
-    """Of a cell as it is printed."""
+    """The tolerance of a cell as printed."""
     return max(REL_TOL, half_unit(printed) / float(printed))
 
 
 def parameters(row: PrintedRow) -> dict[str, float]:
-    """Billions of an LLM; of an encoder without its projector, and with it."""
+    """Billions of parameters of an LLM, or of an encoder without and with its projector."""
     size = row["size"][0].upper()
     llm = llm_family()[size]()
     if row["modality"] == "llm":

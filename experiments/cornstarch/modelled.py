@@ -27,14 +27,14 @@ def a40_cost() -> CostModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What one microbatch is and how it is run.
+    """The contents of a microbatch, and how it runs.
 
     Args:
-        text_tokens: of one sample.
+        text_tokens: text tokens of one sample.
         items: (modality, tokens) of the one image and clip of a sample.
         microbatch_samples: samples of a microbatch.
         tp, cp: degrees of every stage.
-        recompute: of every module.
+        recompute: recomputation of every module.
         precision: "bfloat16" or "float32".
     """
 
@@ -61,7 +61,7 @@ def layer_times(model: ModelGraph, setting: Setting, cost: CostModel) -> dict[st
     Complexity: O(distinct layers).
     """
     needs = gradient_needs(model)
-    found: dict[str, tuple[StageTimes, ...]] = {}
+    times_of: dict[str, tuple[StageTimes, ...]] = {}
     for module in model.modules:
         work, tp = module_work(model, module, setting), module_tp(module, setting.tp)
         times = []
@@ -70,12 +70,12 @@ def layer_times(model: ModelGraph, setting: Setting, cost: CostModel) -> dict[st
             passes = pass_times([time], [need], setting.recompute)
             backward_s = passes.recompute_s + passes.through_s + passes.weights_s
             times.append(StageTimes(passes.forward_s, backward_s))
-        found[module.name] = tuple(times)
-    return found
+        times_of[module.name] = tuple(times)
+    return times_of
 
 
 def module_work(model: ModelGraph, module: Module, setting: Setting) -> Work:
-    """One row per sample; encoder items attend in full, samples causally."""
+    """The work with one row per sample; encoder items attend in full, samples causally."""
     if module.modality == TEXT:
         tokens = setting.sequence_tokens(model)
         row = RowWork(tokens, tokens, tokens * (tokens + 1) // 2)
@@ -96,12 +96,12 @@ def module_tp(module: Module, tp: int) -> int:
 
 
 def total(times: Iterable[StageTimes]) -> StageTimes:
-    """Of several layers one after the other."""
+    """The total time of consecutive layers."""
     listed = list(times)
     return StageTimes(sum(time.forward_s for time in listed), sum(time.backward_s for time in listed))
 
 
 def spread(settings: Sequence[Setting], value: Callable[[Setting], float]) -> tuple[float, float]:
-    """Least and greatest value over settings."""
+    """The smallest and largest value over settings."""
     values = [value(setting) for setting in settings]
     return min(values), max(values)

@@ -59,13 +59,13 @@ def all_implied_stages(
     if not stage_times or min(stage_times) <= 0 or max_stages < 1:
         raise ValueError(f"want stage times > 0 and max_stages >= 1, got {stage_times} and {max_stages}")
     for anchor in range(1, max_stages + 1):
-        found = _around(stage_times, anchor * max(stage_times), max_spread)
-        if found is not None and max(found.counts) <= max_stages:
-            yield found
+        candidates = _around(stage_times, anchor * max(stage_times), max_spread)
+        if candidates is not None and max(candidates.counts) <= max_stages:
+            yield candidates
 
 
 def _around(stage_times: Sequence[float], total: float, max_spread: float) -> ImpliedStages | None:
-    """Counts of least spread whose totals are at most `max_spread` apart, the slowest row's being `total`."""
+    """Counts of least spread whose totals differ by at most `max_spread`; the slowest row's is `total`."""
     lowest_totals = sorted(
         {
             count * time
@@ -142,7 +142,7 @@ def _row(row: PrintedRow, result: str) -> FrozenRow:
 
 
 def run_row(row: FrozenRow, pipeline: Pipeline, model: ModelGraph, num_microbatches: int) -> PrintedRun:
-    """A step of an encoder and an LLM whose stages take the printed times."""
+    """Simulate a step of an encoder and an LLM whose stages take the printed times."""
     encoder, llm = (module.name for module in model.modules)
     counts = {encoder: pipeline.encoder_stages, llm: pipeline.llm_stages}
     return run_printed(model, counts, {encoder: row.encoder, llm: row.llm}, num_microbatches)
@@ -150,10 +150,10 @@ def run_row(row: FrozenRow, pipeline: Pipeline, model: ModelGraph, num_microbatc
 
 def pairs(rows: Iterable[FrozenRow]) -> dict[str, tuple[FrozenRow, FrozenRow]]:
     """Model -> (frozen-aware row, frozen-unaware row), in order of first appearance."""
-    found: dict[str, dict[bool, FrozenRow]] = {}
+    rows_of: dict[str, dict[bool, FrozenRow]] = {}
     for row in rows:
-        found.setdefault(row.model, {})[row.aware] = row
-    return {model: (both[True], both[False]) for model, both in found.items()}
+        rows_of.setdefault(row.model, {})[row.aware] = row
+    return {model: (both[True], both[False]) for model, both in rows_of.items()}
 
 
 def implied_llm_stages(groups: Iterable[Sequence[FrozenRow]], *, max_stages: int) -> dict[FrozenRow, int]:
@@ -177,15 +177,15 @@ def _implied(
 ) -> dict[FrozenRow, int]:
     counts: dict[FrozenRow, int] = {}
     for group in groups:
-        found = implied_stages([stage_s(row) for row in group], max_stages=max_stages, max_spread=max_spread)
-        if found is None:
+        stages = implied_stages([stage_s(row) for row in group], max_stages=max_stages, max_spread=max_spread)
+        if stages is None:
             raise ValueError(f"no stage counts up to {max_stages} fit the times of {[r.name for r in group]}")
-        counts.update(zip(group, found.counts, strict=True))
+        counts.update(zip(group, stages.counts, strict=True))
     return counts
 
 
 def winner(gain: float) -> str:
-    """Which method a gain speaks for."""
+    """The method that a gain favours."""
     if abs(gain - 1) <= TIE:
         return "a tie"
     return "frozen-aware is faster" if gain > 1 else "frozen-unaware is faster"
@@ -201,10 +201,10 @@ class Guess:
     """One plausible setting.
 
     Args:
-        name: of it.
+        name: its name.
         setting: of a microbatch.
-        multiple: of all stage counts of the table.
-        link_share: of the profile's rate inside a node that collectives reach.
+        multiple: factor on all stage counts of the table.
+        link_share: share of the profile's rate inside a node that collectives reach.
     """
 
     name: str
@@ -213,12 +213,12 @@ class Guess:
     link_share: float = 1.0
 
     def cost(self, cost: CostModel) -> CostModel:
-        """With that rate."""
+        """The cost model with that link rate."""
         return cost if self.link_share == 1.0 else _slower_inside(cost, self.link_share)
 
 
 def slower_links(guesses: Sequence[Guess]) -> tuple[Guess, ...]:
-    """Those of them whose tensor parallelism crosses PCIe, at half of its line rate."""
+    """The guesses whose tensor parallelism crosses PCIe, at half of its line rate."""
     return tuple(
         replace(guess, name=f"{guess.name}, PCIe at half its line rate", link_share=0.5)
         for guess in guesses
@@ -237,7 +237,7 @@ def _slower_inside(cost: CostModel, share: float) -> CostModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelledTable:
-    """What a table's own-model evidence needs.
+    """The inputs of a table's evidence by our own model.
 
     Args:
         rows: of the table; pipelines: the stage counts implied by their times.
@@ -262,7 +262,7 @@ class ModelledTable:
 
 
 def modelled_evidence(table: ModelledTable, cost: CostModel) -> Evidence:
-    """Stage times at the implied counts, then the planner's own counts and gain."""
+    """Evidence: stage times at the implied counts, then the planner's own counts and gain."""
     evidence = Evidence()
     for row in table.rows:
         _add_stage_times(evidence, table, row, cost)
@@ -288,9 +288,9 @@ def modelled_evidence(table: ModelledTable, cost: CostModel) -> Evidence:
             winner(next(iter(gains.values()))) == winner(printed),
         )
         for row, plan in zip((aware, unaware), planned[0], strict=True):
-            chosen = plan.stages[_llm(table.model_of(row))]
-            same += chosen == table.pipelines[row].llm_stages
-            evidence.ours[f"modelled/{row.name}/llm_stages"] = chosen
+            num_stages = plan.stages[_llm(table.model_of(row))]
+            same += num_stages == table.pipelines[row].llm_stages
+            evidence.ours[f"modelled/{row.name}/llm_stages"] = num_stages
             evidence.ours[f"modelled/{row.name}/iteration_s"] = plan.iteration_s
     evidence.notes.append(
         f"our planner gives the LLM the implied number of stages in {same} of {len(table.rows)} rows"
@@ -333,7 +333,7 @@ def stage_times(
 def _planned(
     table: ModelledTable, row: FrozenRow, guess: Guess, awareness: Awareness, cost: CostModel
 ) -> Planned:
-    """Both methods get as many stages as the frozen-aware row has."""
+    """Plans of both methods with as many stages as the frozen-aware row."""
     model = table.model_of(row)
     num_stages = table.pipelines[row].num_stages * guess.multiple
     cost = guess.cost(cost)

@@ -52,7 +52,7 @@ def icml_model(name: str) -> ModelGraph:
 
 
 def icml_encoder_chain(name: str) -> ModelGraph:
-    """The same with one encoder chain before the LLM: what colocated encoders are to a schedule.
+    """The model with one encoder chain before the LLM, as a schedule sees colocated encoders.
 
     The vision encoder stands for both; for plans whose durations are given.
     """

@@ -1,4 +1,4 @@
-"""Our own planner on a paper's job: how many stages it gives each side, and how long the plan takes."""
+"""Our own planner on a paper's job: stages of each side, and the plan's time."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ Strategy = Callable[[Job, CostModel], Plan]
 
 
 class Awareness(StrEnum):
-    """What partitioning balances: forward plus backward, or forward alone."""
+    """What partitioning balances: forward plus backward, or only forward."""
 
     AWARE = "aware"
     UNAWARE = "unaware"
 
 
 class Placement(StrEnum):
-    """Encoders on ranks of their own, or all of them in the same leading stages."""
+    """Encoders on separate ranks, or all of them in the same leading stages."""
 
     DISJOINT = "disjoint"
     COLOCATED = "colocated"
@@ -99,7 +99,7 @@ def paper_job(
 def best_split(
     model: ModelGraph, setting: Setting, cost: CostModel, awareness: Awareness, num_stages: int
 ) -> dict[str, int]:
-    """Stages of each module when all encoders share the leading ones: the smallest bottleneck.
+    """Stages of each module with the smallest bottleneck, when all encoders share the leading ones.
 
     Ties go to more LLM stages. Complexity: O(stages) partitions.
     """

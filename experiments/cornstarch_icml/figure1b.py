@@ -21,16 +21,16 @@ IMAGE = square_image_tokens(384, 14)
 
 def parts() -> tuple[Part, ...]:
     """The four printed pairs. Frozen LLM: input gradient and recompute; trained: weight gradient too."""
-    found = []
+    printed_parts = []
     for row in printed_rows("cornstarch_icml_figure1b"):
         frozen = not is_true(row["llm_trainable"])
         encoder = StageTimes.from_ms(row["enc_fwd_ms"], row["enc_bwd_ms"])
         llm = StageTimes.from_ms(row["llm_fwd_ms"], row["llm_bwd_ms"])
-        found += [
+        printed_parts += [
             Part("encoder", frozen, encoder, 0 if frozen else 3),
             Part("llm", frozen, llm, 2 if frozen else 3),
         ]
-    return tuple(found)
+    return tuple(printed_parts)
 
 
 def settings() -> dict[str, Setting]:

@@ -48,8 +48,8 @@ def layer_plan(
     stages: list[Stage] = []
     for rank, (first, end) in enumerate(cuts):
         for name in dict.fromkeys(owner for owner, _ in owners[first:end]):
-            mine = [index for owner, index in owners[first:end] if owner == name]
-            layers = (mine[0], mine[-1] + 1)
+            layer_indices = [index for owner, index in owners[first:end] if owner == name]
+            layers = (layer_indices[0], layer_indices[-1] + 1)
             stages.append(Stage(id=len(stages), module=name, replica=0, layers=layers, ranks=((rank,),)))
     return with_programs(
         microbatched("printed-layers", model, free_cluster(num_ranks), tuple(stages), num_microbatches)
@@ -90,7 +90,7 @@ def _spread(module: Module, whole: StageTimes, *, backward_in: LayerKind) -> tup
 @script()
 def run() -> Evidence:
     """Iterations of the frozen model under both partitions, and of the all-trained one."""
-    found = Evidence()
+    evidence = Evidence()
     rows = {is_true(row["llm_trainable"]): row for row in printed_rows("cornstarch_icml_figure1b")}
     models = figure().models()
     trained, frozen = models[False], models[True]
@@ -105,14 +105,14 @@ def run() -> Evidence:
         "frozen_unaware": run_with(frozen, trained_times, frozen_times),
         "frozen_aware": run_with(frozen, frozen_times, frozen_times),
     }
-    for name, one in runs.items():
-        found.ours[f"printed/{name}/iteration_s"] = one.iteration_s
-        found.plan_hashes.append(one.plan_hash)
+    for name, result in runs.items():
+        evidence.ours[f"printed/{name}/iteration_s"] = result.iteration_s
+        evidence.plan_hashes.append(result.plan_hash)
     slowdown = runs["frozen_unaware"].iteration_s / runs["frozen_aware"].iteration_s
-    found.ours["printed/slowdown"] = slowdown
-    seconds = ", ".join(f"{name} {one.iteration_s:.2f} s" for name, one in runs.items())
-    found.notes.append(f"64 microbatches on 4 stages: {seconds}; unaware / aware {slowdown:.2f}")
-    found.claim(
+    evidence.ours["printed/slowdown"] = slowdown
+    seconds = ", ".join(f"{name} {result.iteration_s:.2f} s" for name, result in runs.items())
+    evidence.notes.append(f"64 microbatches on 4 stages: {seconds}; unaware / aware {slowdown:.2f}")
+    evidence.claim(
         "frozen, the partition for the all-trained model is slower than the frozen-aware one:", slowdown > 1
     )
-    return found
+    return evidence

@@ -51,7 +51,7 @@ MS = 1e3
 
 
 class Method(StrEnum):
-    """Who is compared."""
+    """The compared methods."""
 
     FSDP = "fsdp"
     MEGATRON = "megatron"
@@ -90,14 +90,14 @@ def job_of(model: ModelGraph, setting: Setting, cost: CostModel) -> Job:
 
 
 def pipeline_job(model: ModelGraph, grid: Grid, counts: Mapping[str, int | None], cost: CostModel) -> Job:
-    """With stage counts by module; None: searched."""
+    """The job with stage counts by module; None: searched."""
     job = job_of(model, setting_of(grid.tp), cost)
     layouts = tuple(replace(layout, pp=counts[layout.module]) for layout in job.layouts)
     return replace(job, layouts=layouts, replicas=grid.replicas, max_ranks=NUM_GPUS)
 
 
 def fsdp_job(model: ModelGraph, cost: CostModel) -> Job:
-    """With nothing said about layouts."""
+    """The job without layouts."""
     return replace(job_of(model, setting_of(1, Recompute.NONE, FSDP_SAMPLES), cost), layouts=())
 
 
@@ -113,33 +113,33 @@ def _fsdp_recomputing(job: Job, cost: CostModel) -> Plan:
 
 
 def megatron_counts(model: ModelGraph, grid: Grid, cost: CostModel) -> tuple[dict[str, int], dict[str, int]]:
-    """Encoders on one leading stage; as many as balance forward times."""
-    one = {module.name: NUM_STAGES - 1 if module.modality == TEXT else 1 for module in model.modules}
-    return one, best_split(model, setting_of(grid.tp), cost, Awareness.UNAWARE, NUM_STAGES)
+    """Megatron*'s stage counts: encoders on one leading stage; as many as balance forward times."""
+    counts = {module.name: NUM_STAGES - 1 if module.modality == TEXT else 1 for module in model.modules}
+    return counts, best_split(model, setting_of(grid.tp), cost, Awareness.UNAWARE, NUM_STAGES)
 
 
 def runs_of(name: str, cost: CostModel) -> dict[Method, list[Planned]]:
-    """Simulated plans of every method, the likeliest first; only those that can be built."""
+    """Simulated plans of every method, the likeliest first, without those that cannot be built."""
     model = icml_model(name)
-    found: dict[Method, list[Planned]] = {method: [] for method in Method}
+    plans_of: dict[Method, list[Planned]] = {method: [] for method in Method}
     for strategy in (_fsdp, _fsdp_recomputing):
-        found[Method.FSDP].append(simulated(strategy, fsdp_job(model, cost), cost))
+        plans_of[Method.FSDP].append(simulated(strategy, fsdp_job(model, cost), cost))
     for grid in GRIDS:
         for counts in megatron_counts(model, grid, cost):
             job = pipeline_job(model, grid, counts, cost)
-            found[Method.MEGATRON].append(simulated(encoders_colocated.plan, job, cost))
-        found[Method.CORNSTARCH].append(_best_cornstarch(model, grid, cost))
-    return found
+            plans_of[Method.MEGATRON].append(simulated(encoders_colocated.plan, job, cost))
+        plans_of[Method.CORNSTARCH].append(_best_cornstarch(model, grid, cost))
+    return plans_of
 
 
 def _best_cornstarch(model: ModelGraph, grid: Grid, cost: CostModel) -> Planned:
     merged = best_split(model, setting_of(grid.tp), cost, Awareness.AWARE, NUM_STAGES)
     free = dict.fromkeys(merged, None)
-    tried: tuple[tuple[Strategy, Mapping[str, int | None]], ...] = (
+    strategies: tuple[tuple[Strategy, Mapping[str, int | None]], ...] = (
         (encoders_colocated.plan_frozen_aware, merged),
         (cornstarch.plan, free),
     )
-    plans = [simulated(strategy, pipeline_job(model, grid, c, cost), cost) for strategy, c in tried]
+    plans = [simulated(strategy, pipeline_job(model, grid, c, cost), cost) for strategy, c in strategies]
     return min(plans, key=lambda plan: plan.iteration_s)
 
 
@@ -147,19 +147,19 @@ Runs = Mapping[str, Mapping[Method, Sequence[Planned]]]
 
 
 def gains(runs: Runs, baseline: Method) -> dict[str, list[float]]:
-    """By setting, the likeliest first: of every model, the baseline's iteration over Cornstarch's."""
+    """By setting, the likeliest first: every model's baseline iteration over Cornstarch's."""
     return {
-        f"{BASELINE_SETTINGS[baseline][theirs]}, Cornstarch at TP {GRIDS[ours].tp}": [
-            found[baseline][theirs].iteration_s / found[Method.CORNSTARCH][ours].iteration_s
-            for found in runs.values()
+        f"{BASELINE_SETTINGS[baseline][baseline_index]}, Cornstarch at TP {GRIDS[ours].tp}": [
+            model_runs[baseline][baseline_index].iteration_s / model_runs[Method.CORNSTARCH][ours].iteration_s
+            for model_runs in runs.values()
         ]
-        for theirs in range(len(BASELINE_SETTINGS[baseline]))
+        for baseline_index in range(len(BASELINE_SETTINGS[baseline]))
         for ours in range(len(GRIDS))
     }
 
 
 def judged(runs: Runs) -> Evidence:
-    """Throughputs, mean gains, and what section 5.2 says of who is ahead where."""
+    """Evidence: throughputs, mean gains, and section 5.2's claims on who is ahead where."""
     evidence = Evidence()
     for name, found in runs.items():
         for method, plans in found.items():
@@ -224,8 +224,8 @@ def _claim(
             f"mean {mean:.2f});",
             megatron_gain[name] > mean,
         )
-    told = ", ".join(f"{name} {fsdp_gain[name]:.2f} and {megatron_gain[name]:.2f}" for name in names)
-    evidence.notes.append(f"Cornstarch over FSDP and over Megatron*: {told}")
+    listed = ", ".join(f"{name} {fsdp_gain[name]:.2f} and {megatron_gain[name]:.2f}" for name in names)
+    evidence.notes.append(f"Cornstarch over FSDP and over Megatron*: {listed}")
 
 
 def fsdp_bound() -> Bound:

@@ -33,7 +33,7 @@ def busiest(run: AttentionRun) -> int:
 
 
 def tail_share(run: AttentionRun) -> float:
-    """Part of each launch of the busiest GPU in which less than half of its units are busy; mean."""
+    """Mean share of the busiest GPU's launches in which less than half of its units are busy."""
     rank = busiest(run)
     shares = []
     for launch in run.launches[rank]:
@@ -43,12 +43,12 @@ def tail_share(run: AttentionRun) -> float:
 
 
 def work_spread(run: AttentionRun) -> float:
-    """Busiest GPU over the mean."""
+    """Work of the busiest GPU over the mean."""
     return max(run.busy_share) / fmean(run.busy_share)
 
 
 def claims(evidence: Evidence, tails: Mapping[str, float], spreads: Mapping[str, float]) -> None:
-    """What section 5.4 says of the four panels."""
+    """Claims of section 5.4 on the four panels."""
     for policy in ("causal_cp", "inter_gpu_only"):
         text = f"{policy}: a dip ends every head (ours {tails[policy]:.0%} of a head below half);"
         evidence.claim(text, tails[policy] > FEW)
@@ -65,21 +65,21 @@ def claims(evidence: Evidence, tails: Mapping[str, float], spreads: Mapping[str,
 
 @script(profile="A40")
 def run() -> Evidence:
-    """Activity of every GPU over time, dips and spread."""
-    found = Evidence()
+    """Evidence: activity of every GPU over time, dips and spread."""
+    evidence = Evidence()
     bed, llm = a40_testbed(), llm_of(LLM)
     runs = {policy: run_policy(bed, llm, NUM_TOKENS, MAIN, policy) for policy in FOUR}
     tails = {policy: tail_share(run) for policy, run in runs.items()}
     spreads = {policy: work_spread(run) for policy, run in runs.items()}
     for policy, run in runs.items():
-        found.ours[f"modelled/{policy}/seconds_ms"] = 1e3 * run.makespan_s
-        found.ours[f"modelled/{policy}/dip_share"] = tails[policy]
-        found.ours[f"modelled/{policy}/busiest_over_mean"] = spreads[policy]
-        found.ours[f"modelled/{policy}/activity"] = fmean(run.busy_share)
-    claims(found, tails, spreads)
+        evidence.ours[f"modelled/{policy}/seconds_ms"] = 1e3 * run.makespan_s
+        evidence.ours[f"modelled/{policy}/dip_share"] = tails[policy]
+        evidence.ours[f"modelled/{policy}/busiest_over_mean"] = spreads[policy]
+        evidence.ours[f"modelled/{policy}/activity"] = fmean(run.busy_share)
+    claims(evidence, tails, spreads)
     highest = max(runs, key=lambda policy: fmean(runs[policy].busy_share))
-    found.claim(f"activity is highest with both balances (ours: {highest});", highest == "cornstarch")
-    found.notes.append(
+    evidence.claim(f"activity is highest with both balances (ours: {highest});", highest == "cornstarch")
+    evidence.notes.append(
         "mean activity: " + ", ".join(f"{policy} {fmean(run.busy_share):.2f}" for policy, run in runs.items())
     )
-    return found
+    return evidence

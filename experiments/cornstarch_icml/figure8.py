@@ -25,7 +25,7 @@ LENGTH_REL_TOL = 0.15
 
 
 def panel_evidence(panel: str, table: PolicyTable) -> Evidence:
-    """One panel: its rows under keys of their own, and who wins."""
+    """Evidence of one panel: its rows under separate keys, and who wins."""
     evidence = policy_evidence(f"cornstarch_icml_figure{panel}", f"Figure {panel}", table, mark=f"{panel}/")
     for llm in LLMS:
         across = table.gain(llm, "inter_gpu_only")

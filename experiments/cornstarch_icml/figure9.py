@@ -31,17 +31,17 @@ def dips(run: AttentionRun) -> tuple[float, float]:
 
 @script(profile="A40")
 def run() -> Evidence:
-    """Dips inside and at the end of the layer, by LLM."""
-    found = Evidence()
+    """Evidence: dips inside and at the end of the layer, by LLM."""
+    evidence = Evidence()
     bed = a40_testbed()
     for llm in LLMS:
         module = llm_of(llm)
         inside, end = dips(run_policy(bed, module, NUM_TOKENS, MAIN, "inter_gpu_multistreams"))
         alone, _ = dips(run_policy(bed, module, NUM_TOKENS, MAIN, "inter_gpu_only"))
-        found.ours[f"modelled/{llm}/dips_inside"] = inside
-        found.ours[f"modelled/{llm}/dips_at_end"] = end
-        found.ours[f"modelled/{llm}/dips_inside_one_stream"] = alone
+        evidence.ours[f"modelled/{llm}/dips_inside"] = inside
+        evidence.ours[f"modelled/{llm}/dips_at_end"] = end
+        evidence.ours[f"modelled/{llm}/dips_inside_one_stream"] = alone
         text = f"{llm}: streams fill the dips between heads (ours {alone:.0%} to {inside:.0%} of the layer);"
-        found.claim(text, inside < alone)
-        found.claim(f"{llm}: the dip at the end of the layer stays (ours {end:.1%});", end > 0)
-    return found
+        evidence.claim(text, inside < alone)
+        evidence.claim(f"{llm}: the dip at the end of the layer stays (ours {end:.1%});", end > 0)
+    return evidence

@@ -72,12 +72,12 @@ def published_kernel(table: ModelledTable, rows: Sequence[FrozenRow], cost: Cost
 
 
 def head_dim(row: FrozenRow) -> int:
-    """Of the row's LLM."""
+    """The head width of the row's LLM."""
     return attention_of(llm_family()[row.llm_size]()).head_dim
 
 
 def _rate(table: ModelledTable, row: FrozenRow, cost: CostModel) -> float:
-    """The backward is a constant plus a share over the rate, so two rates say which gives the printed one."""
+    """The rate that gives the printed backward: it is a constant plus a share over the rate."""
     setting = table.guesses_of(row)[0].setting
     whole_s, half_s = (_backward_s(table, row, setting, rate, cost) for rate in (1.0, 0.5))
     attention_s = half_s - whole_s
@@ -88,7 +88,7 @@ def _rate(table: ModelledTable, row: FrozenRow, cost: CostModel) -> float:
 def _backward_s(
     table: ModelledTable, row: FrozenRow, setting: Setting, rate: float, cost: CostModel
 ) -> float:
-    """Of the whole LLM over one microbatch."""
+    """Backward seconds of the whole LLM over one microbatch."""
     model = table.model_of(row)
     run = Execution(attention_backward_rates=(HeadRate(head_dim=head_dim(row), rate=rate),))
     (llm,) = (module.name for module in model.modules if module.name == "llm")
@@ -124,7 +124,7 @@ def implied_pipelines(rows: Sequence[FrozenRow]) -> dict[FrozenRow, Pipeline]:
 
 
 def printed_evidence() -> Evidence:
-    """Iteration times and gains out of the printed stage times."""
+    """Evidence: iteration times and gains from the printed stage times."""
     rows = table_rows()
     implied = implied_pipelines(rows)
     evidence = Evidence()
@@ -150,19 +150,19 @@ def printed_evidence() -> Evidence:
         evidence.add_range(number, gains, DEGREES)
         text = f"{model}: the simulator, given the implied stages, sees what is printed: {winner(printed)};"
         evidence.claim(text, winner(gain) == winner(printed))
-    rest = {row.name: row.result - runs[row].iteration_s for row in rows}
+    remainder_s = {row.name: row.result - runs[row].iteration_s for row in rows}
     evidence.causes["printed/*"] = (
         "seconds of the printed iteration are not explained by its stage times, see the note"
     )
     evidence.notes.append(
         "seconds of the printed iteration that the printed stage times do not explain with 6 stages: "
-        + ", ".join(f"{name} {seconds:.1f}" for name, seconds in rest.items())
+        + ", ".join(f"{name} {seconds:.1f}" for name, seconds in remainder_s.items())
     )
     return evidence
 
 
 def itself_evidence() -> Evidence:
-    """Printed gains against printed iteration times, and what the stage times imply."""
+    """Evidence: printed gains against printed iteration times, and what the stage times imply."""
     rows = table_rows()
     implied = implied_pipelines(rows)
     evidence = Evidence()
@@ -199,7 +199,7 @@ def itself_evidence() -> Evidence:
 def setting_of(
     tp: int, recompute: Recompute = Recompute.FULL, microbatch_samples: int = MICROBATCH_SAMPLES
 ) -> Setting:
-    """1k text tokens, an image and a clip at those degrees."""
+    """The setting of 1k text tokens, an image and a clip at given degrees."""
     return Setting(
         text_tokens=TEXT_TOKENS,
         items=ITEMS,
@@ -211,7 +211,7 @@ def setting_of(
 
 def guesses() -> tuple[Guess, ...]:
     """Degrees of 24 GPUs, recompute, PCIe; the implied 6 stages of 4 GPUs with recompute come first."""
-    found = tuple(
+    all_guesses = tuple(
         Guess(
             f"tp {tp}, {RECOMPUTED[recompute]}",
             setting_of(tp, recompute),
@@ -220,11 +220,11 @@ def guesses() -> tuple[Guess, ...]:
         for tp in (4, 2)
         for recompute in (Recompute.FULL, Recompute.NONE)
     )
-    return found + slower_links(found)
+    return all_guesses + slower_links(all_guesses)
 
 
 def modelled_table() -> ModelledTable:
-    """The table as our own cost model and planner take it."""
+    """The table as input of our own cost model and planner."""
     rows = table_rows()
     return ModelledTable(
         rows=rows,
@@ -240,7 +240,7 @@ def modelled_table() -> ModelledTable:
 
 
 def own_evidence(cost: CostModel) -> Evidence:
-    """Our own cost model and planner on the rows of the table."""
+    """Evidence of our own cost model and planner on the rows of the table."""
     evidence = modelled_evidence(modelled_table(), cost)
     evidence.causes |= {
         "modelled/*/llm_bwd": "the authors' attention backward; with its rates fitted, see the fitted rows",
@@ -251,23 +251,23 @@ def own_evidence(cost: CostModel) -> Evidence:
 
 
 def fitted_evidence(cost: CostModel) -> Evidence:
-    """The LLM's backward with the authors' attention kernel, fitted on a row for each head width."""
+    """Evidence on the LLM's backward with the authors' attention kernel, fitted per head width."""
     table = modelled_table()
     by_name = {row.name: row for row in table.rows}
     published = published_kernel(table, [by_name[name] for name in FITTED_ON], cost)
-    theirs = CostModel(cost.profile, published.execution)
+    fitted_cost = CostModel(cost.profile, published.execution)
     evidence = Evidence()
     for row in table.rows:
         if row not in published.fitted_on:
-            _, llm = stage_times(table, row, table.guesses_of(row)[0], theirs)
+            _, llm = stage_times(table, row, table.guesses_of(row)[0], fitted_cost)
             key, printed_ms = f"fitted/{row.name}/llm_bwd", 1e3 * row.llm.backward_s
             evidence.add(
                 PaperNumber(key, printed_ms, "ms", "Table 2", TIME_REL_TOL),
                 1e3 * llm.backward_s,
             )
     rates = ", ".join(
-        f"heads of {each.head_dim} {each.rate:.3f} of the profile's rate"
-        for each in published.execution.attention_backward_rates
+        f"heads of {rate.head_dim} {rate.rate:.3f} of the profile's rate"
+        for rate in published.execution.attention_backward_rates
     )
     evidence.notes.append(f"attention backward fitted on {' and '.join(FITTED_ON)}: {rates}")
     return evidence

@@ -30,7 +30,7 @@ SHAPE_REL_TOL = 0.10
 
 
 def claims_evidence(table: PolicyTable) -> Evidence:
-    """Who wins, and what section 5.4 says about it."""
+    """Claims on who wins, with those of section 5.4."""
     evidence = Evidence()
     for llm in LLMS:
         gains = {policy: table.gain(llm, policy) for policy in FOUR}
@@ -49,7 +49,7 @@ def claims_evidence(table: PolicyTable) -> Evidence:
 
 
 def shape_evidence(table: PolicyTable) -> Evidence:
-    """Baselines of the three LLMs relative to each other: heads and widths alone."""
+    """Evidence: baselines of the three LLMs relative to each other, by heads and widths."""
     evidence = Evidence()
     printed = {
         row["llm"]: float(row["time_ms"])
@@ -64,7 +64,7 @@ def shape_evidence(table: PolicyTable) -> Evidence:
 
 
 def itself_evidence() -> Evidence:
-    """Printed gains against printed times."""
+    """Evidence: printed gains against printed times."""
     evidence = Evidence()
     rows = printed_rows("cornstarch_icml_table3")
     base = {(r["llm"], r["scope"]): float(r["time_ms"]) for r in rows if r["policy"] == "causal_cp"}
@@ -80,5 +80,5 @@ def itself_evidence() -> Evidence:
 @script(profile="A40")
 def run() -> Parts:
     table = PolicyTable(a40_testbed(), NUM_TOKENS, FOUR)
-    own = policy_evidence("cornstarch_icml_table3", "Table 3", table)
-    return [own, shape_evidence(table), claims_evidence(table), itself_evidence()]
+    evidence = policy_evidence("cornstarch_icml_table3", "Table 3", table)
+    return [evidence, shape_evidence(table), claims_evidence(table), itself_evidence()]

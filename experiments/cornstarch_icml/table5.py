@@ -40,24 +40,28 @@ TRAINED = Needs(input_grad=True, weight_grad=True)
 
 
 def layer_times(bed: Testbed, num_tokens: int, attention_s: float) -> list[LayerTime]:
-    """All layers of the LLM on one of 16 ranks, with that forward of every attention."""
+    """Times of all LLM layers on one of 16 ranks, with a given forward of every attention."""
     llm = llm_family()[SETTING.llm]()
-    given = AttentionTime(forward_s=attention_s, backward_s=bed.backward_over_forward * attention_s)
+    attention_time = AttentionTime(forward_s=attention_s, backward_s=bed.backward_over_forward * attention_s)
     work = Work((RowWork(num_tokens, num_tokens, 0),))
     times = []
     for layer in llm.layers:
-        own = {op.name: given for op in layer.operators if isinstance(op, Attention)}
-        bare = without_attention(layer, own)
-        rest = bed.cost.layer_time(bare, work, tp=1, cp=attention_dcp.NUM_GPUS, precision=PRECISION)
-        times.append(with_attention(rest, layer, own) if layer.kind is LayerKind.BLOCK else rest)
+        attention_times = {op.name: attention_time for op in layer.operators if isinstance(op, Attention)}
+        bare = without_attention(layer, attention_times)
+        other_time = bed.cost.layer_time(bare, work, tp=1, cp=attention_dcp.NUM_GPUS, precision=PRECISION)
+        times.append(
+            with_attention(other_time, layer, attention_times)
+            if layer.kind is LayerKind.BLOCK
+            else other_time
+        )
     return times
 
 
 def iteration_s(bed: Testbed, num_tokens: int, attention_s: float) -> dict[str, float]:
     """Seconds of one forward and backward, by what is plausible."""
     times = layer_times(bed, num_tokens, attention_s)
-    forward_s = sum(one.forward_s for one in times)
-    backward_s = sum(one.backward_s(TRAINED) for one in times)
+    forward_s = sum(time.forward_s for time in times)
+    backward_s = sum(time.backward_s(TRAINED) for time in times)
     return {
         "one sequence, nothing recomputed": forward_s + backward_s,
         "one sequence, recomputed": 2 * forward_s + backward_s,
@@ -73,7 +77,7 @@ def seconds_of(call: Callable[[], object]) -> float:
 
 
 def planning_s(pattern: str, num_tokens: int) -> tuple[float, float]:
-    """Host seconds of Cornstarch's plan and of the placement, both from the mask; compiled already."""
+    """Host seconds of Cornstarch's plan and of DCP's placement, both from the mask, already compiled."""
     mask = attention_dcp.PATTERNS[pattern](num_tokens, SETTING.scale(num_tokens))
     attention_dcp.pattern_of(pattern, num_tokens, SETTING.scale(num_tokens))
     tiles = tiles_of(mask)
@@ -95,9 +99,9 @@ def ours(bed: Testbed, row: PrintedRow) -> Values:
 
 @script(profile="A40")
 def run() -> Evidence:
-    """Iterations of both systems and what planning takes."""
+    """Evidence: iterations of both systems, and planning times."""
     bed = a40_testbed()
-    found = Table(
+    table = Table(
         csv="cornstarch_icml_table5",
         where="Table 5",
         key=lambda row: f"modelled/{row['attention_pattern']}/{row['seq_len_k']}k/{row['system']}_",
@@ -105,17 +109,17 @@ def run() -> Evidence:
         compute=lambda row: ours(bed, row),
         unstated=UNSTATED,
     ).evidence()
-    found.causes["modelled/*/dcp_iteration"] = "planning is in print and not in ours, see the claims"
+    table.causes["modelled/*/dcp_iteration"] = "planning is in print and not in ours, see the claims"
     planning = [
         planning_s(row["attention_pattern"], int(row["seq_len_k"]) * 1024)
         for row in printed_rows("cornstarch_icml_table5")
         if row["system"] == "cornstarch"
     ]
     longest, placement = (max(times) for times in zip(*planning, strict=True))
-    found.claim("Cornstarch plans in less than 1 s in all cases;", longest < 1)
-    found.claim("placing blocks takes longer to plan than LPT in all cases;", all(a < b for a, b in planning))
-    found.notes.append(
+    table.claim("Cornstarch plans in less than 1 s in all cases;", longest < 1)
+    table.claim("placing blocks takes longer to plan than LPT in all cases;", all(a < b for a, b in planning))
+    table.notes.append(
         f"planning on this host, tiles included: LPT at most {1e3 * longest:.0f} ms, "
         f"placement at most {1e3 * placement:.0f} ms"
     )
-    return found
+    return table

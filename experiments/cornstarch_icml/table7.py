@@ -31,5 +31,5 @@ def claims_evidence(table: PolicyTable) -> Evidence:
 @script(profile="A40")
 def run() -> Parts:
     table = PolicyTable(a40_testbed(), NUM_TOKENS, SHOWN)
-    own = policy_evidence("cornstarch_icml_table7", "Table 7", table, scope="model")
-    return [own, claims_evidence(table)]
+    evidence = policy_evidence("cornstarch_icml_table7", "Table 7", table, scope="model")
+    return [evidence, claims_evidence(table)]

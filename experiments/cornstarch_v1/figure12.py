@@ -23,35 +23,35 @@ SHOWN = 0  # the mask whose ranks are written out
 EVEN = 1.10  # slowest rank over the mean: bars that look alike
 
 
-def spreads(bed: Testbed, kind: str, seed: int, found: Evidence) -> dict[str, float]:
+def spreads(bed: Testbed, kind: str, seed: int, evidence: Evidence) -> dict[str, float]:
     """Slowest rank over the ranks' mean, by policy."""
     times = rank_times(bed, tiles_of(MASKS[kind](NUM_TOKENS, seed=seed)), MAIN, seed)
     if seed == SHOWN:
         for policy, seconds in times.items():
             for rank, second in enumerate(seconds):
-                found.ours[f"modelled/{kind}/{policy}/rank_{rank}_ms"] = 1e3 * second
+                evidence.ours[f"modelled/{kind}/{policy}/rank_{rank}_ms"] = 1e3 * second
     return {policy: max(seconds) / fmean(seconds) for policy, seconds in times.items()}
 
 
 @script(profile="A40")
 def run() -> Evidence:
-    """Seconds by rank, their spread over masks, and the text's claims about it."""
-    found = Evidence()
+    """Evidence: seconds by rank, their spread over masks, and the text's claims."""
+    evidence = Evidence()
     bed = Testbed(a40_cost())
     mean: dict[tuple[str, str], float] = {}
     for kind in MASKS:
-        runs = [spreads(bed, kind, seed, found) for seed in SEEDS]
+        runs = [spreads(bed, kind, seed, evidence) for seed in SEEDS]
         for policy in POLICIES:
             mean[kind, policy] = fmean(run[policy] for run in runs)
-            found.ours[f"modelled/{kind}/{policy}/max_over_mean"] = mean[kind, policy]
+            evidence.ours[f"modelled/{kind}/{policy}/max_over_mean"] = mean[kind, policy]
         for policy in ("lpt", "random") if kind != "EP" else ():
             count = sum(run[policy] < run["zigzag"] for run in runs)
             text = f"{kind}: {policy} spreads ranks less than zigzag in {count} of {len(runs)} masks: most,"
-            found.claim(text, 2 * count > len(runs))
+            evidence.claim(text, 2 * count > len(runs))
     for policy in POLICIES:
         text = f"EP: {policy} is even within {EVEN - 1:.0%} (ours {mean['EP', policy] - 1:.0%}):"
-        found.claim(text, mean["EP", policy] <= EVEN)
-    found.notes.append(
+        evidence.claim(text, mean["EP", policy] <= EVEN)
+    evidence.notes.append(
         "slowest rank over mean: " + ", ".join(f"{k} {p} {value:.2f}" for (k, p), value in mean.items())
     )
-    return found
+    return evidence

@@ -38,12 +38,12 @@ IMAGES = (
 
 def parts() -> tuple[Part, ...]:
     """The six printed pairs."""
-    found = []
+    printed_parts = []
     for row in printed_rows("cornstarch_v1_figure3b"):
         frozen = is_true(row["encoder_and_llm_frozen"])
         times = StageTimes.from_ms(row["fwd_ms"], row["bwd_ms"])
-        found.append(Part(row["module"], frozen, times, RULE_FORWARDS[row["module"], frozen]))
-    return tuple(found)
+        printed_parts.append(Part(row["module"], frozen, times, RULE_FORWARDS[row["module"], frozen]))
+    return tuple(printed_parts)
 
 
 def settings() -> dict[str, Setting]:

@@ -17,5 +17,5 @@ from experiments.harness.script import Parts, script
 
 @script(profile="A40")
 def run() -> Parts:
-    printed, itself, own = table_evidence("M", a40_cost())
-    return [printed, itself, prose_evidence(), own]
+    printed, itself, own_model = table_evidence("M", a40_cost())
+    return [printed, itself, prose_evidence(), own_model]

@@ -76,42 +76,42 @@ def rank_times(
 
 
 def mean_times(runs: Sequence[Mapping[str, tuple[float, ...]]], *, slowest: bool) -> Times:
-    """Mean over masks of the slowest rank's time, or of the ranks' mean."""
+    """The slowest rank's time, or the ranks' mean, averaged over masks."""
     of_ranks = max if slowest else fmean
     return {policy: fmean(of_ranks(run[policy]) for run in runs) for policy in POLICIES}
 
 
 def cell(bed: Testbed, num_tokens: int, kind: str) -> tuple[Times, dict[str, Times]]:
-    """The setting shown over 50 masks, and every plausible one over a few."""
-    shown: list[dict[str, tuple[float, ...]]] = []
-    others: dict[tuple[int, LayerSetting], list[dict[str, tuple[float, ...]]]] = defaultdict(list)
+    """Times of the shown setting over 50 masks, and of every plausible one over a few."""
+    shown_times: list[dict[str, tuple[float, ...]]] = []
+    other_times: dict[tuple[int, LayerSetting], list[dict[str, tuple[float, ...]]]] = defaultdict(list)
     for seed in SEEDS:
         mixtures = (
             masks_of(num_tokens, kind, seed) if seed in RANGE_SEEDS else masks_of(num_tokens, kind, seed)[:1]
         )
-        shown.append(rank_times(bed, mixtures[0], MAIN, seed))
+        shown_times.append(rank_times(bed, mixtures[0], MAIN, seed))
         if seed in RANGE_SEEDS:
-            others[0, MAIN].append(shown[-1])
+            other_times[0, MAIN].append(shown_times[-1])
             for index, mask in enumerate(mixtures):
                 for setting in (MAIN, *OTHERS)[index == 0 :]:
-                    others[index, setting].append(rank_times(bed, mask, setting, seed))
+                    other_times[index, setting].append(rank_times(bed, mask, setting, seed))
     times = {
         f"{MIXTURES[index]}, {setting_name(setting)}, {'slowest rank' if slowest else 'mean of ranks'}": (
             mean_times(runs, slowest=slowest)
         )
-        for (index, setting), runs in others.items()
+        for (index, setting), runs in other_times.items()
         for slowest in (True, False)
     }
-    return mean_times(shown, slowest=True), times
+    return mean_times(shown_times, slowest=True), times
 
 
 def setting_name(setting: LayerSetting) -> str:
-    """What a setting is, in words."""
+    """A description of a setting."""
     return f"heads over tp {setting.tp}, {setting.kv_heads_per_launch} key-value heads a gather"
 
 
 def own_evidence(bed: Testbed) -> Evidence:
-    """Ratios to LPT and the time of LPT in every cell, and who wins."""
+    """Evidence: ratios to LPT and the time of LPT in every cell, and who wins."""
     evidence = Evidence()
     printed = {
         ((int(r["seq_len_tokens"]), r["mask_type"]), r["distribution"]): float(r["attn_time_ms"])
@@ -122,12 +122,12 @@ def own_evidence(bed: Testbed) -> Evidence:
         "modelled/*": "contents of the masks and the heads that a GPU computes are not printed",
     }
     cells = {key: cell(bed, *key) for key in dict.fromkeys(key for key, _ in printed)}
-    for key, (shown, others) in cells.items():
-        _add_time(evidence, f"{_name(key)}/lpt_time", printed[key, "lpt"], shown, others)
-        _add_ratios(evidence, key, printed, {"the setting shown": shown} | others)
-    evidence.notes.append(_fitting({key: others for key, (_, others) in cells.items()}, printed))
-    _claim_wins(evidence, [shown for shown, _ in cells.values()])
-    evidence.notes.append(_tails({key: others for key, (_, others) in cells.items()}))
+    for key, (shown_times, other_times) in cells.items():
+        _add_time(evidence, f"{_name(key)}/lpt_time", printed[key, "lpt"], shown_times, other_times)
+        _add_ratios(evidence, key, printed, {"the setting shown": shown_times} | other_times)
+    evidence.notes.append(_fitting({key: other_times for key, (_, other_times) in cells.items()}, printed))
+    _claim_wins(evidence, [shown_times for shown_times, _ in cells.values()])
+    evidence.notes.append(_tails({key: other_times for key, (_, other_times) in cells.items()}))
     return evidence
 
 
@@ -135,34 +135,35 @@ def _name(key: Key) -> str:
     return f"modelled/{key[0] // 1024}k/{key[1]}"
 
 
-def _add_ratios(evidence: Evidence, key: Key, printed: Printed, every: Mapping[str, Times]) -> None:
+def _add_ratios(evidence: Evidence, key: Key, printed: Printed, times_of: Mapping[str, Times]) -> None:
     for policy in POLICIES[1:]:
-        ratios = {setting: times[policy] / times["lpt"] for setting, times in every.items()}
+        ratios = {setting: times[policy] / times["lpt"] for setting, times in times_of.items()}
         ratio = printed[key, policy] / printed[key, "lpt"]
         number = PaperNumber(f"{_name(key)}/{policy}_over_lpt", ratio, "x", "Table 4", RATIO_REL_TOL)
         evidence.add_range(number, ratios, UNSTATED)
 
 
 def _fitting(settings: Mapping[Key, Mapping[str, Times]], printed: Printed) -> str:
-    """In how many settings a cell is as printed."""
+    """A note on the number of settings in which a cell is as printed."""
     counts = {
         key: sum(
-            all(_fits(times, printed, key, policy) for policy in POLICIES[1:]) for times in others.values()
+            all(_fits(times, printed, key, policy) for policy in POLICIES[1:])
+            for times in other_times.values()
         )
-        for key, others in settings.items()
+        for key, other_times in settings.items()
     }
-    (num_settings,) = {len(others) for others in settings.values()}
-    told = ", ".join(f"{_name(key).removeprefix('modelled/')} {count}" for key, count in counts.items())
-    return f"of {num_settings} settings, how many give all three ratios of a cell within 5 %: {told}"
+    (num_settings,) = {len(other_times) for other_times in settings.values()}
+    listed = ", ".join(f"{_name(key).removeprefix('modelled/')} {count}" for key, count in counts.items())
+    return f"of {num_settings} settings, how many give all three ratios of a cell within 5 %: {listed}"
 
 
-def _claim_wins(evidence: Evidence, shown: Sequence[Times]) -> None:
+def _claim_wins(evidence: Evidence, shown_times: Sequence[Times]) -> None:
     for policy in ("zigzag", "naive_ring", "random"):
-        wins = sum(times["lpt"] <= times[policy] for times in shown)
+        wins = sum(times["lpt"] <= times[policy] for times in shown_times)
         evidence.claim(
             f"LPT is no slower than {policy.replace('_', ' ')} in {wins} of 9 cells: all,", wins == 9
         )
-    best = max(times["naive_ring"] / times["lpt"] for times in shown)
+    best = max(times["naive_ring"] / times["lpt"] for times in shown_times)
     evidence.claim(
         f"balancing gains up to {claim_value('cs_v1_cp_max')}x over some baseline (ours {best:.2f}x):",
         best >= claim_value("cs_v1_cp_max"),
@@ -170,8 +171,8 @@ def _claim_wins(evidence: Evidence, shown: Sequence[Times]) -> None:
 
 
 def _tails(settings: Mapping[Key, Mapping[str, Times]]) -> str:
-    """Where zigzag wins with one key-value head at a time, on the slowest rank."""
-    alone = {key: [*others.values()][2] for key, others in settings.items()}
+    """Note where zigzag wins with one key-value head at a time, on the slowest rank."""
+    alone = {key: [*other_times.values()][2] for key, other_times in settings.items()}
     losses = [
         f"{key[0] // 1024}k {key[1]} {times['zigzag'] / times['lpt']:.2f}"
         for key, times in alone.items()
@@ -188,15 +189,18 @@ def _fits(times: Times, printed: Printed, key: Key, policy: str) -> bool:
 
 
 def _add_time(
-    evidence: Evidence, key: str, printed_ms: float, shown: Times, others: Mapping[str, Times]
+    evidence: Evidence, key: str, printed_ms: float, shown_times: Times, other_times: Mapping[str, Times]
 ) -> None:
-    times = {name: 1e3 * one["lpt"] for name, one in {"the setting shown": shown, **others}.items()}
+    times = {
+        name: 1e3 * setting_times["lpt"]
+        for name, setting_times in {"the setting shown": shown_times, **other_times}.items()
+    }
     number = PaperNumber(key, printed_ms, "ms", "Table 4", TIME_REL_TOL)
     evidence.add_range(number, times, UNSTATED)
 
 
 def itself_evidence(bed: Testbed) -> Evidence:
-    """Printed times against the peak of the testbed, and against each other."""
+    """Evidence comparing printed times with the peak of the testbed, and with each other."""
     evidence = Evidence()
     rows = printed_rows("cornstarch_v1_table4")
     cells: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)

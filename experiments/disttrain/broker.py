@@ -28,7 +28,7 @@ NEGLIGIBLE = 1.02
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One pair of sizes."""
+    """A pair of unit sizes."""
 
     boundary: Boundary
     found: dict[tuple[Topology, Sending], Crossing]
@@ -39,17 +39,17 @@ class Case:
 
     @property
     def nic_load(self) -> float:
-        """Of the one NIC that leaders have: above 1 it cannot carry what the units do."""
+        """Load of the leaders' one NIC: above 1 it cannot carry the units' rate."""
         return self.boundary.transmit_s * self.boundary.down_dp / self.boundary.down_s
 
     def over_best(self, topology: Topology, sending: Sending) -> float:
-        """End over that of straight, asynchronous sends."""
+        """End time over that of direct, asynchronous sends."""
         best = self.found[Topology.ALL_PAIRS, Sending.ASYNCHRONOUS].end_s
         return self.found[topology, sending].end_s / best
 
 
 def case(up_dp: int, down_dp: int) -> Case:
-    """Both units do as many microbatches a second."""
+    """A case in which both units process equally many microbatches a second."""
     boundary = Boundary(
         up_dp=up_dp,
         down_dp=down_dp,
@@ -60,80 +60,80 @@ def case(up_dp: int, down_dp: int) -> Case:
         bytes_per_s=NIC_BYTES_PER_S,
         latency_s=LATENCY_S,
     )
-    found = {(t, s): cross(boundary, t, s) for t in Topology for s in Sending}
-    return Case(boundary, found)
+    ends = {(t, s): cross(boundary, t, s) for t in Topology for s in Sending}
+    return Case(boundary, ends)
 
 
 def claims(cases: list[Case]) -> list[Claim]:
-    """Who wins, and by what."""
+    """Claims on who wins, and by how much."""
     ahead = Sending.ASYNCHRONOUS
     scaled = all(
-        each.found[Topology.BROKERS, ahead].busiest_s * each.boundary.num_brokers
-        <= 2 * each.found[Topology.LEADERS, ahead].busiest_s + 1e-9
-        for each in cases
+        one_case.found[Topology.BROKERS, ahead].busiest_s * one_case.boundary.num_brokers
+        <= 2 * one_case.found[Topology.LEADERS, ahead].busiest_s + 1e-9
+        for one_case in cases
     )
     return [
         Claim(
             f"brokers with asynchronous sends are within {NEGLIGIBLE - 1:.0%} of straight sends",
-            all(each.over_best(Topology.BROKERS, ahead) <= NEGLIGIBLE for each in cases),
+            all(one_case.over_best(Topology.BROKERS, ahead) <= NEGLIGIBLE for one_case in cases),
         ),
         Claim(
             "leaders are slower by what one NIC cannot carry, where it cannot",
             all(
-                each.over_best(Topology.LEADERS, ahead) >= 0.9 * each.nic_load
-                for each in cases
-                if each.nic_load > 1
+                one_case.over_best(Topology.LEADERS, ahead) >= 0.9 * one_case.nic_load
+                for one_case in cases
+                if one_case.nic_load > 1
             ),
         ),
         Claim("the busiest NIC carries a share that falls with the number of brokers", scaled),
         Claim(
             "brokers never need more connections than all pairs",
             all(
-                each.boundary.num_connections(Topology.BROKERS)
-                <= each.boundary.num_connections(Topology.ALL_PAIRS)
-                for each in cases
+                one_case.boundary.num_connections(Topology.BROKERS)
+                <= one_case.boundary.num_connections(Topology.ALL_PAIRS)
+                for one_case in cases
             ),
         ),
         Claim(
             "asynchronous sends pause nobody, synchronous ones someone in every case",
             all(
                 (crossing.paused_s == 0.0) is (sending is ahead)
-                for each in cases
-                for (_, sending), crossing in each.found.items()
+                for one_case in cases
+                for (_, sending), crossing in one_case.found.items()
             ),
         ),
         Claim(
             "asynchronous sends are never slower",
             all(
-                each.over_best(t, ahead) <= each.over_best(t, Sending.SYNCHRONOUS)
-                for each in cases
+                one_case.over_best(t, ahead) <= one_case.over_best(t, Sending.SYNCHRONOUS)
+                for one_case in cases
                 for t in Topology
             ),
         ),
     ]
 
 
-def note(each: Case) -> str:
+def note(one_case: Case) -> str:
     """One line per pair of sizes."""
-    ways = ", ".join(
-        f"{topology} {each.over_best(topology, Sending.ASYNCHRONOUS):.2f} "
-        f"({each.over_best(topology, Sending.SYNCHRONOUS):.2f} synchronous, "
-        f"{each.boundary.num_connections(topology)} connections)"
+    listed = ", ".join(
+        f"{topology} {one_case.over_best(topology, Sending.ASYNCHRONOUS):.2f} "
+        f"({one_case.over_best(topology, Sending.SYNCHRONOUS):.2f} synchronous, "
+        f"{one_case.boundary.num_connections(topology)} connections)"
         for topology in Topology
     )
-    return f"{each.name} replicas, {each.boundary.num_brokers} brokers; time over the best: {ways}"
+    return f"{one_case.name} replicas, {one_case.boundary.num_brokers} brokers; time over the best: {listed}"
 
 
 @script()
 def run() -> Evidence:
     cases = [case(up_dp, down_dp) for up_dp, down_dp in SIZES]
     ours: dict[str, float] = {}
-    for each in cases:
+    for one_case in cases:
         for topology in Topology:
-            key = f"simulated/{each.name}/{topology}"
-            ours[f"{key}/connections"] = each.boundary.num_connections(topology)
-            ours[f"{key}/busiest_nic_ms"] = ms(each.found[topology, Sending.ASYNCHRONOUS].busiest_s)
+            key = f"simulated/{one_case.name}/{topology}"
+            ours[f"{key}/connections"] = one_case.boundary.num_connections(topology)
+            ours[f"{key}/busiest_nic_ms"] = ms(one_case.found[topology, Sending.ASYNCHRONOUS].busiest_s)
             for sending in Sending:
-                ours[f"{key}/{sending}/over_best"] = each.over_best(topology, sending)
-                ours[f"{key}/{sending}/paused_ms"] = ms(each.found[topology, sending].paused_s)
-    return Evidence(ours=ours, claims=claims(cases), notes=[note(each) for each in cases])
+                ours[f"{key}/{sending}/over_best"] = one_case.over_best(topology, sending)
+                ours[f"{key}/{sending}/paused_ms"] = ms(one_case.found[topology, sending].paused_s)
+    return Evidence(ours=ours, claims=claims(cases), notes=[note(one_case) for one_case in cases])

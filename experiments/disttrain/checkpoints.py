@@ -47,7 +47,7 @@ JOB_S = 120.0  # nothing here may last longer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Killed:
-    """One job that was killed: where the next one goes on, and how many ranks had written their part."""
+    """A killed job: the step where the next one continues, and the ranks that had written their part."""
 
     step: int
     parts_written: int
@@ -55,13 +55,13 @@ class Killed:
 
 
 def job_plan() -> Lowered:
-    """Two stages, twice."""
+    """A plan of two stages in two replicas."""
     job = elastic_job(4, layers_per_rank=4)
     return lower(plan_step(job, NodeLayout(pipelines=(("a", "b"), ("c", "d"))), job.batch(0)))
 
 
 def run_job(lowered: Lowered, settings: RunSettings, folder: Path, pipe: Connection) -> None:
-    """A job in a session of its own, so that one signal ends all of it."""
+    """Run a job in its own session, so that one signal ends all of it."""
     os.setsid()
     identity = identity_of(lowered.plan, settings.dtype(lowered.plan), settings.seed)
     saves = checkpoints_in(folder, 1, Begin.LATEST, identity)
@@ -69,7 +69,7 @@ def run_job(lowered: Lowered, settings: RunSettings, folder: Path, pipe: Connect
 
 
 class Killings:
-    """The same job, started again after each kill."""
+    """Runs the same job again after each kill."""
 
     def __init__(self, lowered: Lowered, settings: RunSettings, folder: Path, rng: random.Random) -> None:
         self._lowered, self._settings, self._folder, self._rng = lowered, settings, folder, rng
@@ -80,8 +80,8 @@ class Killings:
         """Start the job, kill it while it saves something new; raise RuntimeError where it never does."""
         before = self._step()
         process, pipe = self._start()
-        deadline, wanted = time.monotonic() + JOB_S, before + self._rng.randrange(STEPS_PER_KILL)
-        while self._step() < wanted or not self._parts():
+        deadline, target = time.monotonic() + JOB_S, before + self._rng.randrange(STEPS_PER_KILL)
+        while self._step() < target or not self._parts():
             if time.monotonic() > deadline or not process.is_alive():
                 raise RuntimeError(f"the job saved nothing after step {before}")
             time.sleep(0.0005)
@@ -105,23 +105,23 @@ class Killings:
 
     def _start(self) -> tuple[multiprocessing.process.BaseProcess, Connection]:
         clear_parts(self._folder)  # those seen from now on are this job's
-        here, there = self._context.Pipe()
-        arguments = (self._lowered, self._settings, self._folder, there)
+        here, child_end = self._context.Pipe()
+        arguments = (self._lowered, self._settings, self._folder, child_end)
         process = self._context.Process(target=run_job, args=arguments)
         process.start()
-        there.close()
+        child_end.close()
         return process, here
 
     def _step(self) -> int:
-        """Of the newest checkpoint that has its name."""
-        found = (path.name for path in self._folder.glob("step-*") if path.suffix != PART)
-        return max((int(name.removeprefix("step-")) for name in found), default=0)
+        """The step of the newest checkpoint with its final name."""
+        names = (path.name for path in self._folder.glob("step-*") if path.suffix != PART)
+        return max((int(name.removeprefix("step-")) for name in names), default=0)
 
     def _whole_step(self) -> int:
-        """Of the newest checkpoint, every byte of it read; 0 where there is none.
+        """The step of the newest checkpoint, after reading all of it; 0 where there is none.
 
         Raises:
-            TornError: it has its name and is torn.
+            TornError: it has its final name but is torn.
         """
         step = self._step()
         if step:
@@ -132,24 +132,24 @@ class Killings:
         return list(self._folder.glob(f"step-*{PART}/rank-*"))
 
 
-def same_weights(one: RunResult, other: RunResult) -> bool:
-    """To the last bit, on every rank."""
+def same_weights(first: RunResult, other: RunResult) -> bool:
+    """Whether weights are equal bit for bit on every rank."""
     return all(
-        mine.weights.keys() == theirs.weights.keys()
-        and all(torch.equal(mine.weights[key], theirs.weights[key]) for key in mine.weights)
-        for mine, theirs in zip(one.states, other.states, strict=True)
+        state.weights.keys() == other_state.weights.keys()
+        and all(torch.equal(state.weights[key], other_state.weights[key]) for key in state.weights)
+        for state, other_state in zip(first.states, other.states, strict=True)
     )
 
 
 def checkpoint_evidence(killed: Sequence[Killed], last: RunResult, alone: RunResult) -> Evidence:
-    """What the kills came upon, and whether the end is the same."""
+    """Evidence on what the kills interrupted, and whether the end is the same."""
     evidence = Evidence()
     stalls_s = sorted(last.save_stalls_s)
     evidence.ours = {
         "kills": len(killed),
-        "kills_before_any_part_was_written": sum(each.parts_written == 0 for each in killed),
-        "kills_between_parts": sum(0 < each.parts_written < each.num_ranks for each in killed),
-        "kills_after_the_last_part": sum(each.parts_written == each.num_ranks for each in killed),
+        "kills_before_any_part_was_written": sum(kill.parts_written == 0 for kill in killed),
+        "kills_between_parts": sum(0 < kill.parts_written < kill.num_ranks for kill in killed),
+        "kills_after_the_last_part": sum(kill.parts_written == kill.num_ranks for kill in killed),
         "steps": len(last.losses),
         "stall_p50_s": stalls_s[len(stalls_s) // 2],
         "stall_worst_s": stalls_s[-1],

@@ -23,7 +23,7 @@ RIVALS = {"Megatron-LM": "megatron", "DistMM*": "distmm"}
 
 @script(profile=PROFILE)
 def run() -> Evidence:
-    """Gains over both, who wins, and GPU counts."""
+    """Evidence on gains over both, who wins, and GPU counts."""
     evidence = Evidence()
     for claim, quantity in (("dt_orch_mfu", mfu), ("dt_orch_tput", throughput)):
         gains = {

@@ -50,9 +50,9 @@ SETTINGS = (
 
 
 def image_work(num: int, seed: int) -> list[float]:
-    """Image tokens of each sample over the mean of many."""
-    drawn = [_image_tokens(sizes.images) for sizes in corpus(CORPUS).draw(num, seed)]
-    return [tokens / _mean_tokens() for tokens in drawn]
+    """Image tokens of each sample, relative to the mean of many."""
+    sample_tokens = [_image_tokens(sizes.images) for sizes in corpus(CORPUS).draw(num, seed)]
+    return [tokens / _mean_tokens() for tokens in sample_tokens]
 
 
 @cache
@@ -65,34 +65,34 @@ def _image_tokens(images: Sequence[tuple[int, int]]) -> int:
 
 
 def times(work: Sequence[float], llm_stages: int) -> tuple[Seconds, Seconds]:
-    """[microbatches, stages] of both passes, in stages of the LLM."""
+    """[microbatches, stages] times of both passes, in units of an LLM stage."""
     whole = np.ones((len(work), llm_stages + 2))
     whole[:, 0] = whole[:, -1] = work
     return whole * FORWARD, whole * (1 - FORWARD)
 
 
 def step_s(groups: Iterable[Sequence[float]], llm_stages: int, *, reorders: bool) -> float:
-    """Of the slowest group."""
-    found = []
+    """Seconds of the slowest group."""
+    group_s = []
     for work in groups:
         forward, backward = times(work, llm_stages)
         order = reorder_microbatches(forward, backward) if reorders else range(len(work))
-        found.append(iteration_s(forward, backward, np.array(order)))
-    return max(found)
+        group_s.append(iteration_s(forward, backward, np.array(order)))
+    return max(group_s)
 
 
 def gain(setting: Setting) -> Interval:
-    """How many times as long random order takes."""
+    """Random order's time over ours."""
     ratios = []
     for seed in SEEDS:
         work = image_work(setting.batch, seed)
         shuffled = random.Random(seed).sample(work, len(work))
         share = len(work) // setting.dp
-        drawn = (shuffled[at : at + share] for at in range(0, len(work), share))
+        random_groups = (shuffled[start : start + share] for start in range(0, len(work), share))
         even = reorder_samples(work, setting.dp, longest_first_equal_counts)
-        reordered = ([work[index] for index in held] for held in even)
+        reordered = ([work[index] for index in indices] for indices in even)
         ratios.append(
-            step_s(drawn, setting.llm_stages, reorders=False)
+            step_s(random_groups, setting.llm_stages, reorders=False)
             / step_s(reordered, setting.llm_stages, reorders=True)
         )
     return bootstrap(ratios)
@@ -100,10 +100,10 @@ def gain(setting: Setting) -> Interval:
 
 @script()
 def run() -> Evidence:
-    """Gains of all readings, their range against the printed one, and the trend with the DP size."""
+    """Evidence on gains of all readings, their range, and the trend with the DP size."""
     evidence = Evidence()
-    found = {setting: gain(setting) for setting in SETTINGS}
-    for setting, interval in found.items():
+    gain_of = {setting: gain(setting) for setting in SETTINGS}
+    for setting, interval in gain_of.items():
         key = f"modelled/{setting.model}/dp{setting.dp}_pp{setting.llm_stages}"
         evidence.ours[key] = interval.mean
         evidence.notes.append(
@@ -111,18 +111,18 @@ def run() -> Evidence:
         )
     means = {
         f"{setting.model}, dp {setting.dp}, {setting.llm_stages} LLM stages": interval.mean
-        for setting, interval in found.items()
+        for setting, interval in gain_of.items()
     }
     unstated = Unstated.over("degrees, sizes of samples, share of encoder and generator", means)
     for claim, ours in (("dt_reorder_low", unstated.low), ("dt_reorder_high", unstated.high)):
         number = PaperNumber(f"modelled/{claim}", claim_value(claim), "times", "section 7.2", rel_tol=0.05)
         evidence.add(number, ours, unstated)
-    worst = min(found.values(), key=lambda interval: interval.low)
+    worst = min(gain_of.values(), key=lambda interval: interval.low)
     evidence.claim(f"reordering is faster in every reading (least {worst});", worst.low > 1)
     by_model = [
-        statistics.fmean(i.mean for s, i in found.items() if s.model == model)
+        statistics.fmean(i.mean for s, i in gain_of.items() if s.model == model)
         for model in dict.fromkeys(setting.model for setting in SETTINGS)
     ]
-    listed = " ".join(f"{each:.3f}" for each in by_model)
+    listed = " ".join(f"{model_gain:.3f}" for model_gain in by_model)
     evidence.claim(f"smaller models gain more ({listed});", by_model == sorted(by_model, reverse=True))
     return evidence

@@ -26,7 +26,7 @@ Stalls = Mapping[str, Mapping[str, float]]
 
 
 def executed(path: Path = MEASURED) -> Stalls:
-    """Bar -> milliseconds, of steps as long as the decode; ValueError where nothing was executed."""
+    """Bar -> milliseconds, for steps as long as the decode; ValueError where nothing was executed."""
     if not path.exists():
         raise ValueError(f"{path}: not there; run python -m experiments.bench.preprocess first")
     record = json.loads(path.read_text(encoding="utf-8"))
@@ -34,7 +34,7 @@ def executed(path: Path = MEASURED) -> Stalls:
 
 
 def judged(stalls: Stalls) -> Evidence:
-    """Seconds against milliseconds."""
+    """Evidence comparing seconds with milliseconds."""
     evidence = Evidence()
     for name, cell in stalls.items():
         for kind in KINDS:

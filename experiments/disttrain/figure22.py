@@ -43,7 +43,7 @@ WORK = Work((RowWork(TOKENS, TOKENS, TOKENS * (TOKENS + 1) // 2),))
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How StepCCL is used."""
+    """A way to use StepCCL."""
 
     num_pieces: int
     cut: ActivationCut
@@ -67,7 +67,7 @@ PLAUSIBLE = (
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What would be gained if some of the overlap's own costs were none."""
+    """The gain if some of the overlap's own costs were 0."""
 
     name: str
     whole_rate: float  # 1: pieces of products run as fast as wholes, with no gaps between, 0: as measured
@@ -84,13 +84,13 @@ BOUNDS = (
 
 
 class Bench:
-    """Blocks of the LLMs on one machine."""
+    """Prices blocks of the LLMs on one machine."""
 
     def __init__(self) -> None:
         self._cost = CostModel(load_profile(PROFILE))
 
     def iteration_s(self, llm: str, tp: int, link: Link, execution: Execution) -> float:
-        """Forward and backward of one block over one sample: a stage has some number of them."""
+        """Seconds of forward and backward of one block over one sample, of which a stage has several."""
         time = self._cost.executed(execution).layer_time(
             block(llm), WORK, tp=tp, cp=1, precision=Precision.BFLOAT16, link=link
         )
@@ -104,14 +104,14 @@ class Bench:
         return before_s / after_s
 
     def bounded_gain(self, llm: str, tp: int, bound: Bound, setting: Setting = NOMINAL) -> float:
-        """The gain under a bound: these kernels are long, so that the host is ahead of them."""
+        """The gain under a bound; the kernels are long, so the host runs ahead."""
         serial_s = self.iteration_s(llm, tp, setting.link, run_of(setting.cut))
         pieces = setting.num_pieces
 
         def product_s(gemm: Gemm) -> float:
-            own_s, _ = self._cost.matmul_s(gemm, Precision.BFLOAT16)
+            seconds, _ = self._cost.matmul_s(gemm, Precision.BFLOAT16)
             whole_s, _ = self._cost.matmul_s(gemm._replace(m=TOKENS), Precision.BFLOAT16)
-            return whole_s * gemm.m / TOKENS if bound.whole_rate else own_s
+            return whole_s * gemm.m / TOKENS if bound.whole_rate else seconds
 
         machine = Machine(
             product_s=product_s,
@@ -120,10 +120,10 @@ class Bench:
             copied_s=lambda elements: bound.remapped * self._cost.moved_s(2 * BYTES * elements),
         )
         pairs = pairs_of(block(llm), WORK, Grid(tp), BYTES, setting.cut)
-        every = (*pairs.forward, *(pair for _, pair in pairs.backward))
+        all_pairs = (*pairs.forward, *(pair for _, pair in pairs.backward))
         saved_s = sum(
             machine.collective_s(pair.kind, pair.num_bytes) - exposed_s(pair, pieces, machine)
-            for pair in every
+            for pair in all_pairs
         )
         paid = (
             replace(
@@ -131,27 +131,27 @@ class Bench:
                 products=() if bound.whole_rate else pair.products,
                 remapped_elements=bound.remapped * pair.remapped_elements,
             )
-            for pair in every
+            for pair in all_pairs
         )
         gap_s = self._cost.execution.kernel_gap_s or 0.0
         return serial_s / (serial_s - saved_s + gap_s * added_kernels(paid, Execution(overlap_pieces=pieces)))
 
     def remap_fraction(self, llm: str, tp: int) -> float:
-        """Remaps of an iteration over all of it, nominally."""
+        """Remaps' share of an iteration, nominally."""
         pairs = pairs_of(block(llm), WORK, Grid(tp), BYTES, NOMINAL.cut)
-        every = (*pairs.forward, *(pair for _, pair in pairs.backward))
-        remap_s = sum(self._cost.moved_s(2 * BYTES * pair.remapped_elements) for pair in every)
+        all_pairs = (*pairs.forward, *(pair for _, pair in pairs.backward))
+        remap_s = sum(self._cost.moved_s(2 * BYTES * pair.remapped_elements) for pair in all_pairs)
         run = run_of(NOMINAL.cut, NOMINAL.num_pieces)
         return remap_s / self.iteration_s(llm, tp, NOMINAL.link, run)
 
     def remaps_share(self, llm: str, tp: int) -> float:
-        """Of what all of the overlap's own costs take of the nominal gain, what remaps alone take."""
+        """The remaps' share of all the overlap's own costs, in the nominal gain."""
         modelled, no_remap, _, both = (self.bounded_gain(llm, tp, bound) for bound in BOUNDS)
         return (no_remap - modelled) / (both - modelled)
 
 
 def run_of(cut: ActivationCut, num_pieces: int = 1) -> Execution:
-    """Products keep all tokens that they gathered, so that nothing else runs beside them."""
+    """The execution in which products keep all gathered tokens, so that nothing else overlaps with them."""
     return Execution(activations=cut, saved_input=SavedInput.WHOLE, overlap_pieces=num_pieces)
 
 
@@ -197,7 +197,7 @@ def _claims(evidence: Evidence, bench: Bench) -> None:
 
 
 def _explain(evidence: Evidence, bench: Bench) -> None:
-    """What becomes of the gain as pieces get smaller, and which of its costs keeps it below the printed."""
+    """Notes on the gain with smaller pieces, and on the costs that keep it below the printed one."""
     shares = [bench.remaps_share(llm, tp) for tp, llm in product(TP_SIZES, llms())]
     evidence.notes.append(
         "finding: the printed gains are those of an overlap without costs of its own; remaps (paid at every "
@@ -218,20 +218,22 @@ def _explain(evidence: Evidence, bench: Bench) -> None:
 
 @script(profile=PROFILE)
 def run() -> Evidence:
-    """Gains of every model and setting, and what limits them."""
+    """Evidence on the gains of every model and setting, and their limits."""
     bench, evidence = Bench(), Evidence()
     for tp in TP_SIZES:
         paid = {setting: {llm: bench.gain(llm, tp, setting) for llm in llms()} for setting in PLAUSIBLE}
-        hidden = [[bench.bounded_gain(llm, tp, HIDDEN, each) for llm in llms()] for each in PLAUSIBLE]
+        hidden = [
+            [bench.bounded_gain(llm, tp, HIDDEN, one_setting) for llm in llms()] for one_setting in PLAUSIBLE
+        ]
         for end, pick in (("low", min), ("high", max)):
-            every = {setting.name: pick(gains.values()) for setting, gains in paid.items()}
-            every |= {
+            gain_of = {setting.name: pick(gains.values()) for setting, gains in paid.items()}
+            gain_of |= {
                 f"{setting.name}, remaps hidden": pick(gains)
                 for setting, gains in zip(PLAUSIBLE, hidden, strict=True)
             }
             claim = f"dt_stepccl_tp{tp}_{end}"
             number = PaperNumber(f"modelled/{claim}", claim_value(claim), "x", "appendix A.1", REL_TOL)
-            evidence.add_range(number, every, UNSTATED)
+            evidence.add_range(number, gain_of, UNSTATED)
         for llm, gain in paid[NOMINAL].items():
             key = f"modelled/{llm}, TP {tp}"
             before_s = bench.iteration_s(llm, tp, NOMINAL.link, run_of(NOMINAL.cut))

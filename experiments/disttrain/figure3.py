@@ -25,7 +25,7 @@ SIGNIFICANT = 2.0  # the longest over the shortest forward that "vary significan
 
 
 def configurations() -> tuple[tuple[int, int], ...]:
-    """(images, side) that fit into the sequence."""
+    """(images, side) pairs that fit into the sequence."""
     return tuple(
         (num, side) for side in SIDES_PX for num in (1, 2, 4, 8) if num * (side // PATCH) ** 2 <= TOKENS
     )
@@ -38,20 +38,20 @@ def forward_ms(num_images: int, side_px: int, launch: Launch = Launch.EAGER) -> 
     return {name: ms(stage.forward_s) for name, stage in zip(MODULES, stages, strict=True)}
 
 
-def moves_of(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def moves_of(times_of: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Module -> its longest time over its shortest."""
-    by_module = {module: [times[module] for times in found] for module in MODULES}
+    by_module = {module: [times[module] for times in times_of] for module in MODULES}
     return {module: max(times) / min(times) for module, times in by_module.items()}
 
 
 @script(profile=PROFILE)
 def run() -> Evidence:
     evidence = Evidence()
-    found = {each: forward_ms(*each) for each in configurations()}
-    for (num, side), times in found.items():
+    times_of = {configuration: forward_ms(*configuration) for configuration in configurations()}
+    for (num, side), times in times_of.items():
         for module, value in times.items():
             evidence.ours[f"modelled/({num}, {side})/{module}_ms"] = value
-    moves = moves_of(list(found.values()))
+    moves = moves_of(list(times_of.values()))
     evidence.claim(
         f"the LLM stage takes as long throughout: {moves['LLM stage']:.3f}", moves["LLM stage"] == 1.0
     )
@@ -60,12 +60,14 @@ def run() -> Evidence:
             f"the {module}'s forward varies significantly: by {moves[module]:.1f}, more than {SIGNIFICANT:g}",
             moves[module] >= SIGNIFICANT,
         )
-    longest = max(max(times["encoder"], times["generator"]) / times["LLM stage"] for times in found.values())
+    longest = max(
+        max(times["encoder"], times["generator"]) / times["LLM stage"] for times in times_of.values()
+    )
     evidence.claim(
         f"some configuration makes encoder or generator longer than the LLM's stage: {longest:.2f}",
         longest > 1,
     )
-    recorded = moves_of([forward_ms(*each, Launch.GRAPH) for each in found])
+    recorded = moves_of([forward_ms(*configuration, Launch.GRAPH) for configuration in times_of])
     evidence.notes.append(
         "longest over shortest forward where no host is waited for (kernels replayed as recorded): "
         + ", ".join(f"{module} {recorded[module]:.1f}, here {moves[module]:.1f}" for module in MODULES)

@@ -34,7 +34,7 @@ def idle_fractions(model: ModelGraph, stages: tuple[StageTimes, StageTimes, Stag
     last_rank = max(span.rank for span in passes)
     start_s = min(span.start_s for span in passes if span.rank == last_rank)
     end_s = max(span.end_s for span in passes if span.rank == 0 and span.action.kind is Pass.F)
-    found: dict[str, list[float]] = {}
+    fractions: dict[str, list[float]] = {}
     for rank in range(last_rank + 1):
         busy_s = sum(
             max(0.0, min(span.end_s, end_s) - max(span.start_s, start_s))
@@ -42,8 +42,8 @@ def idle_fractions(model: ModelGraph, stages: tuple[StageTimes, StageTimes, Stag
             if span.rank == rank
         )
         module = plan.stages_on[rank][0].module
-        found.setdefault(module, []).append(1 - busy_s / (end_s - start_s))
-    return {module: sum(shares) / len(shares) for module, shares in found.items()}
+        fractions.setdefault(module, []).append(1 - busy_s / (end_s - start_s))
+    return {module: sum(shares) / len(shares) for module, shares in fractions.items()}
 
 
 @script(profile=PROFILE)

@@ -37,7 +37,7 @@ def distributions() -> dict[str, NDArray[np.float64]]:
     }
 
 
-def drawing(found: Mapping[str, NDArray[np.float64]]) -> Grid:
+def drawing(values_of: Mapping[str, NDArray[np.float64]]) -> Grid:
     """One cumulative distribution a panel."""
     panels = [
         Lines(
@@ -47,21 +47,21 @@ def drawing(found: Mapping[str, NDArray[np.float64]]) -> Grid:
             y_limits=(0, 1),
             lines=[cumulative(values.tolist(), BLUE)],
         )
-        for name, values in found.items()
+        for name, values in values_of.items()
     ]
     return Grid(rows=[panels], panel_inches=(4.0, 3.2))
 
 
 @script()
 def run() -> Evidence:
-    """Skewness of the three, and the drawing."""
+    """Evidence on the skewness of the three distributions, and the drawing."""
     evidence = Evidence()
-    found = distributions()
-    for name, values in found.items():
+    values_of = distributions()
+    for name, values in values_of.items():
         skewness, key = float(skew(values)), name.replace(" ", "_")
         low, middle, high = np.percentile(values, (5, 50, 95))
         evidence.ours |= {f"modelled/{key}/skewness": skewness, f"modelled/{key}/p50": float(middle)}
         evidence.notes.append(f"{name}: 5 % {low:.0f}, median {middle:.0f}, 95 % {high:.0f}")
         evidence.claim(f"{name}: skewed to the right ({skewness:.2f});", skewness > SKEWED)
-    evidence.figures["disttrain_figure5"] = drawing(found)
+    evidence.figures["disttrain_figure5"] = drawing(values_of)
     return evidence

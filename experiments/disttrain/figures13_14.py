@@ -28,7 +28,7 @@ LARGE = "MLLM-72B"
 
 @script(profile=PROFILE)
 def run() -> Evidence:
-    """Gains, MFU and GPU counts."""
+    """Evidence on gains, MFU and GPU counts."""
     evidence = Evidence()
     for claim, quantity in (("dt_mfu_gain", mfu), ("dt_tput_gain", throughput)):
         gains = {model: OVERALL.ratio(model, "megatron", quantity) for model in SMALL}

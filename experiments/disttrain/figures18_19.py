@@ -24,7 +24,7 @@ SETTINGS = {
 
 @script(profile=PROFILE)
 def run() -> Evidence:
-    """Gains of every model and setting."""
+    """Evidence on the gains of every model and setting."""
     evidence = Evidence()
     for claim, quantity in (("dt_frozen_mfu", mfu), ("dt_frozen_tput", throughput)):
         gains = {

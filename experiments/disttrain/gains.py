@@ -1,4 +1,4 @@
-"""Gains over Megatron-LM and DistMM* held against the prose, which gives ranges and no table."""
+"""Gains over Megatron-LM and DistMM*, compared with the prose, which gives ranges and no table."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,12 +29,12 @@ Gains = Mapping[str, ByImages]  # key -> gain
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """Systems of one experiment of the paper by model.
+    """One experiment of the paper: the systems' results by model.
 
     Args:
-        name: as the prose table calls it.
-        budget: GPUs that DistTrain and DistMM* may take.
-        trained: which modules are.
+        name: as in the table of the prose.
+        budget: most GPUs of DistTrain and DistMM*.
+        trained: which modules are trained.
     """
 
     name: str
@@ -57,13 +57,13 @@ class Experiment:
         return self.by_images(model, lambda found: quantity(found["disttrain"]) / quantity(found[rival]))
 
     def by_images(self, model: str, of_results: Callable[[Mapping[str, Result]], float]) -> ByImages:
-        """A figure of all systems' results, by plausible images."""
+        """A number computed from all systems' results, by plausible images."""
         return {
             name: of_results(self.results(model, images)) for name, images in plausible_images(model).items()
         }
 
     def add_gpus(self, evidence: Evidence, systems: Mapping[str, str]) -> None:
-        """GPUs taken, beside the printed counts; `systems` maps the prose's names to ours."""
+        """Add the GPUs taken, beside the printed counts; `systems` maps the prose's names to ours."""
         for printed, ours in systems.items():
             for model in MODELS:
                 row = self.printed(printed, model)
@@ -76,10 +76,10 @@ class Experiment:
                 evidence.add_range(number, counts, STOPPING if ours == "disttrain" else IMAGES)
 
     def _num_gpus(self, model: str, system: str) -> dict[str, float]:
-        return dict(self.by_images(model, lambda found: float(found[system].num_gpus)))
+        return dict(self.by_images(model, lambda results: float(results[system].num_gpus)))
 
     def _fewer_gpus(self, model: str) -> dict[str, float]:
-        """DistTrain's GPUs by what throughput is forgone for fewer of them, with the nominal images."""
+        """DistTrain's GPUs by the throughput given up for fewer of them, with the nominal images."""
         images, *_ = plausible_images(model).values()
         batch = int(self.printed("disttrain", model)["global_batch_samples"])
         systems = self.systems_on(model, images)
@@ -91,27 +91,29 @@ class Experiment:
         }
 
     def add_order(self, evidence: Evidence) -> None:
-        """DistTrain ahead of DistMM*, ahead of Megatron-LM, in MFU and throughput."""
+        """Add claims that DistTrain is ahead of DistMM*, and that of Megatron-LM, in MFU and throughput."""
         for model in MODELS:
-            every = [self.results(model, images) for images in plausible_images(model).values()]
+            results_of_images = [self.results(model, images) for images in plausible_images(model).values()]
             for name, quantity in (("MFU", mfu), ("throughput", throughput)):
                 ahead = sum(
-                    quantity(found["disttrain"]) >= quantity(found["distmm"]) >= quantity(found["megatron"])
-                    for found in every
+                    quantity(results["disttrain"])
+                    >= quantity(results["distmm"])
+                    >= quantity(results["megatron"])
+                    for results in results_of_images
                 )
                 evidence.claim(
                     f"{name}, {model}: DistTrain, DistMM*, Megatron-LM in this order in {ahead} of "
-                    f"{len(every)}",
-                    ahead == len(every),
+                    f"{len(results_of_images)}",
+                    ahead == len(results_of_images),
                 )
 
     def note_results(self, evidence: Evidence) -> None:
-        """Absolute figures of the nominal setting, which the paper shows only as bars."""
+        """Note absolute values of the nominal setting, which the paper shows only as bars."""
         for model in MODELS:
             images, *_ = plausible_images(model).values()
-            for system, found in self.results(model, images).items():
-                evidence.ours[f"modelled/MFU of {system}, {model}"] = found.mfu
-                evidence.ours[f"modelled/samples a second of {system}, {model}"] = found.samples_per_s
+            for system, result in self.results(model, images).items():
+                evidence.ours[f"modelled/MFU of {system}, {model}"] = result.mfu
+                evidence.ours[f"modelled/samples a second of {system}, {model}"] = result.samples_per_s
         evidence.notes.append(
             f"profile {PROFILE}, data sheet links; MFU: FLOP of forward and the gradients that run, "
             "attention by its causal pairs, over GPUs x 312 TFLOP/s x iteration; microbatch of one sample; "
@@ -119,7 +121,7 @@ class Experiment:
         )
 
     def note_causes(self, evidence: Evidence) -> None:
-        """What Megatron-LM's stages do, and what DistTrain's last GPUs bring, in the nominal setting."""
+        """Note Megatron-LM's stages and the gain of DistTrain's last GPUs, in the nominal setting."""
         for model in MODELS:
             images, *_ = plausible_images(model).values()
             systems = self.systems_on(model, images)
@@ -129,20 +131,20 @@ class Experiment:
                 for name, seconds in zip(("encoder", "LLM stage", "generator"), stages, strict=True)
             )
             row = self.printed("disttrain", model)
-            found = self.results(model, images)["disttrain"]
+            best = self.results(model, images)["disttrain"]
             fewer = systems.disttrain(int(row["n_gpus"]), int(row["global_batch_samples"]))
             evidence.ours[f"modelled/{model}/iteration at the printed GPUs over ours"] = (
-                fewer.iteration_s / found.iteration_s
+                fewer.iteration_s / best.iteration_s
             )
-            slower = fewer.iteration_s / found.iteration_s
+            slower = fewer.iteration_s / best.iteration_s
             evidence.notes.append(
                 f"cause, {model}: Megatron-LM's {shares}: encoder and generator have as many GPUs as each of "
                 f"the LLM's {_llm_pp(model)} stages; DistTrain on the printed {row['n_gpus']} GPUs instead "
-                f"of our {found.num_gpus} takes {slower:.3f} times as long: more GPUs do bring something here"
+                f"of our {best.num_gpus} takes {slower:.3f} times as long: more GPUs do bring something here"
             )
 
     def note_rates(self, evidence: Evidence, model: str, pattern: str) -> None:
-        """Why rows are off that rest on a model's small modules: what these reach of a GPU's peak."""
+        """Note why rows that depend on small modules are off: their share of a GPU's peak."""
         images, *_ = plausible_images(model).values()
         rates = self.systems_on(model, images).module_mfu()
         listed = ", ".join(f"{name} {rate:.0%}" for name, rate in rates.items())
@@ -166,7 +168,7 @@ def _results(experiment: Experiment, model: str, images: Images) -> dict[str, Re
 
 
 def _llm_pp(model: str) -> int:
-    """Stages of Megatron-LM's LLM."""
+    """Pipeline stages of Megatron-LM's LLM."""
     return next(int(row["llm_pp"]) for row in printed_rows("disttrain_prose_gpus") if _states_pp(row, model))
 
 
@@ -183,34 +185,34 @@ def throughput(result: Result) -> float:
 
 
 def add_range(evidence: Evidence, claim: str, where: str, gains: Gains) -> None:
-    """Two rows: least and largest gain of several cases against the ends of a printed range."""
+    """Add two rows: smallest and largest gain of several cases against the ends of a printed range."""
     for end, pick in (("low", min), ("high", max)):
-        every = {name: pick(values) for name, values in _together(gains).items()}
+        value_of = {name: pick(values) for name, values in _together(gains).items()}
         number = PaperNumber(f"modelled/{claim} {end}", claim_value(f"{claim}_{end}"), "x", where, REL_TOL)
-        evidence.add_range(number, every, IMAGES)
+        evidence.add_range(number, value_of, IMAGES)
 
 
 def add_exact(evidence: Evidence, claim: str, where: str, gains: ByImages, unit: str = "x") -> None:
-    """One row of one printed number."""
+    """Add one row of one printed number."""
     number = PaperNumber(f"modelled/{claim}", claim_value(claim), unit, where, REL_TOL)
     evidence.add_range(number, gains, IMAGES)
 
 
-def add_inside(evidence: Evidence, what: str, claim: str, gains: Gains) -> None:
-    """Per case: whether the nominal gain lies in the printed range."""
+def add_inside(evidence: Evidence, quantity: str, claim: str, gains: Gains) -> None:
+    """Add per case whether the nominal gain is in the printed range."""
     low, high = claim_value(f"{claim}_low"), claim_value(f"{claim}_high")
     for key, of_images in gains.items():
         nominal, *_ = values = tuple(of_images.values())
         evidence.ours[f"modelled/{claim} of {key}"] = nominal
         evidence.claim(
-            f"{what}, {key}: {nominal:.2f} (over the plausible images {min(values):.2f} to "
+            f"{quantity}, {key}: {nominal:.2f} (over the plausible images {min(values):.2f} to "
             f"{max(values):.2f}) lies in the printed {low:g} to {high:g}",
             low * (1 - REL_TOL) <= nominal <= high * (1 + REL_TOL),
         )
 
 
 def _together(gains: Gains) -> dict[str, list[float]]:
-    """The cases by the name of their images; one that has no such images is its nominal self."""
+    """Gains of all cases by name of images; a case without these images has its nominal gain."""
     names = dict.fromkeys(name for of_images in gains.values() for name in of_images)
     return {
         name: [of_images.get(name, next(iter(of_images.values()))) for of_images in gains.values()]

@@ -33,7 +33,7 @@ SECONDS, MILLISECONDS = 1.0, 0.01
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRow:
-    """What one image costs."""
+    """The cost of one image."""
 
     decode_s: float
     produce_s: float
@@ -41,34 +41,34 @@ class SimulatedRow:
 
 
 def measured_rows(path: Path = MEASURED) -> dict[int, SimulatedRow]:
-    """By side in pixels; ValueError where they have not been measured here."""
+    """Rows by side in pixels; ValueError where they have not been measured here."""
     if not path.exists():
         raise ValueError(f"{path}: not there; run python -m experiments.bench.preprocess first")
-    found = json.loads(path.read_text(encoding="utf-8"))["predicted"]
+    rows = json.loads(path.read_text(encoding="utf-8"))["predicted"]
     return {
         side: SimulatedRow(
-            *(found[name][f"{part}_ms"] / 1000 / IMAGES_OF_ROW for part in ("decode", "produce", "unpack"))
+            *(rows[name][f"{part}_ms"] / 1000 / IMAGES_OF_ROW for part in ("decode", "produce", "unpack"))
         )
         for side, name in ROWS.items()
     }
 
 
 def apart_s(row: SimulatedRow, num_images: int, producers: int) -> float:
-    """The steady stall with so many producers, each on a core of its own."""
-    whole, rest = divmod(producers, CORES_OF_NODE)
-    cores = [CORES_OF_NODE] * whole + ([rest] if rest else [])
+    """The steady stall with a number of producers, each on its own core."""
+    whole, num_left = divmod(producers, CORES_OF_NODE)
+    cores = [CORES_OF_NODE] * whole + ([num_left] if num_left else [])
     setup = Preprocessing(
         produce_s=((row.produce_s,) * num_images,) * ITERATIONS,
         step_s=STEP_S,
         window=WINDOW,
-        nodes=tuple(CpuNode(cores=each, num_producers=each) for each in cores),
+        nodes=tuple(CpuNode(cores=num_producers, num_producers=num_producers) for num_producers in cores),
         unpack_s=row.unpack_s * num_images,
     )
     return disaggregated_stalls_s(setup)[-1]
 
 
 def producers_needed(row: SimulatedRow, num_images: int) -> int:
-    """The fewest that leave no stall but unpacking; by the simulator, from one on."""
+    """The fewest producers that leave no stall but unpacking, by simulation from one on."""
     limit = 2 * fewest_producers(row, num_images)
     nothing_s = row.unpack_s * num_images
     for producers in range(1, limit + 1):
@@ -78,7 +78,7 @@ def producers_needed(row: SimulatedRow, num_images: int) -> int:
 
 
 def fewest_producers(row: SimulatedRow, num_images: int) -> int:
-    """Below which producing takes longer than the steps."""
+    """The number of producers below which producing takes longer than the steps."""
     return max(1, math.ceil(row.produce_s * num_images / STEP_S))
 
 
@@ -98,10 +98,10 @@ def run() -> Evidence:
             ours[f"{key}/eight_cores_ms"] = ms(colocated_stalls_s(batch, cores=CORES_OF_GPU)[0])
             ours[f"{key}/apart_ms"] = ms(apart[-1])
             ours[f"{key}/producers"] = producers
-    found = [
+    rows = [
         Claim("without disaggregation the largest iterations stall for seconds", max(together) >= SECONDS),
         Claim("with it, all stalls are milliseconds", max(apart) <= MILLISECONDS),
         Claim("producing over iteration time, and at most one more, are producers enough", max(spare) <= 1),
     ]
     notes = [f"{name.removeprefix('simulated/')} {value:.4g}" for name, value in ours.items()]
-    return Evidence(ours=ours, claims=found, notes=notes)
+    return Evidence(ours=ours, claims=rows, notes=notes)

@@ -46,7 +46,7 @@ FIGURE_11 = (2.0, 2.0, 1.0, 1.0)  # sizes of samples 1 to 4
 
 
 def figure_11() -> tuple[int, ...]:
-    """Samples, counted from 1, in the order that Algorithm 1 gives two groups."""
+    """Samples, counted from 1, in the order of Algorithm 1 for two groups."""
     groups = reorder_samples(FIGURE_11, 2)
     return tuple(sample + 1 for group in groups for sample in group)
 
@@ -57,7 +57,7 @@ def _slowest(order: tuple[int, ...]) -> float:
 
 
 def _sizes(evidence: Evidence) -> None:
-    """Ten images by bytes of a value: 120 MB are about four bytes a value, or decoded floats."""
+    """Sizes of ten images by bytes of a value: 120 MB are about four bytes a value, or decoded floats."""
     values = IMAGES * SIDE_PX**2 * CHANNELS
     sizes_mb = {size: values * size / MB for size in (1, 2, 4)}
     number = PaperNumber("itself/dt_sample_mb", claim_value("dt_sample_mb"), "MB", "section 2.3", 0.05)
@@ -66,17 +66,17 @@ def _sizes(evidence: Evidence) -> None:
 
 
 def _extremes(evidence: Evidence) -> None:
-    """The lowest MFU of Megatron-LM, the largest gain, and the two printed GPU counts of one run."""
+    """Evidence on the lowest MFU of Megatron-LM, the largest gain, and the printed GPU counts of one run."""
     results = {
         model: OVERALL.results(model, next(iter(plausible_images(model).values()))) for model in MODELS
     }
     lowest = min(100 * found["megatron"].mfu for found in results.values())
     largest = max(f["disttrain"].samples_per_s / f["megatron"].samples_per_s for f in results.values())
     evidence.ours |= {"modelled/dt_monolithic_mfu": lowest, "modelled/dt_tput_max": largest}
-    seen = claim_value("dt_monolithic_mfu")
+    printed_monolithic = claim_value("dt_monolithic_mfu")
     evidence.claim(
-        f"Megatron-LM's lowest MFU, {lowest:.1f} %, is near the {seen:g} % seen in production",
-        abs(lowest / seen - 1) <= 0.25,
+        f"Megatron-LM's lowest MFU, {lowest:.1f} %, is near the {printed_monolithic:g} % seen in production",
+        abs(lowest / printed_monolithic - 1) <= 0.25,
     )
     evidence.claim(
         f"no gain in throughput is above the printed {claim_value('dt_tput_max'):g}: {largest:.2f}",

@@ -37,7 +37,7 @@ FABRIC = Link(name="RDMA, one GPU's part", bytes_per_s=systems.FABRIC_BYTES_PER_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """Degrees, what both formulas say of them, and the simulated seconds; None: it does not fit."""
+    """Degrees, both formulas' seconds, and the simulated ones; None: it does not fit."""
 
     found: Orchestration
     printed_s: float
@@ -46,7 +46,7 @@ class Candidate:
 
 
 def job_of(model: str, nodes: int = NODES, batch: int = BATCH) -> Job:
-    """The model on a small cluster."""
+    """The job of a model on a small cluster."""
     graph = systems.Systems(systems.Workload(model=model, images=IMAGES)).model
     node = Node(
         device=systems.PROFILE,
@@ -71,35 +71,39 @@ def job_of(model: str, nodes: int = NODES, batch: int = BATCH) -> Job:
 
 
 def candidates(job: Job, cost: CostModel) -> tuple[Candidate, ...]:
-    """One for every degree and formula, each once."""
+    """The distinct best candidates of both formulas, at every pace."""
     whole = task_of(job, cost)
     printed = replace(whole, cut=Cut.EQUAL)
-    found = {each.degrees: each for task in (printed, whole) for each in best_of_every_pace(task)}
-    return tuple(_judged(job, cost, printed, whole, each) for each in found.values())
+    by_degrees = {
+        orchestration.degrees: orchestration
+        for task in (printed, whole)
+        for orchestration in best_of_every_pace(task)
+    }
+    return tuple(_judged(job, cost, printed, whole, orchestration) for orchestration in by_degrees.values())
 
 
-def _judged(job: Job, cost: CostModel, printed: Task, whole: Task, found: Orchestration) -> Candidate:
+def _judged(job: Job, cost: CostModel, printed: Task, whole: Task, orchestration: Orchestration) -> Candidate:
     simulated_s: float | None = None
     try:
-        plan = megatron_heterogeneous.plan(with_degrees(job, found), cost)
+        plan = megatron_heterogeneous.plan(with_degrees(job, orchestration), cost)
         simulated_s = candidate_s(plan, cost)
     except ValueError:
         pass  # does not fit: that is what is counted
     return Candidate(
-        found=found,
-        printed_s=evaluate(printed, found.degrees).iteration_s,
-        whole_s=evaluate(whole, found.degrees).iteration_s,
+        found=orchestration,
+        printed_s=evaluate(printed, orchestration.degrees).iteration_s,
+        whole_s=evaluate(whole, orchestration.degrees).iteration_s,
         simulated_s=simulated_s,
     )
 
 
-def add_model(evidence: Evidence, model: str, found: tuple[Candidate, ...]) -> None:
-    """Errors, ranking and regret of both formulas over what fits."""
-    fitting = [(each, each.simulated_s) for each in found if each.simulated_s is not None]
+def add_model(evidence: Evidence, model: str, tried: tuple[Candidate, ...]) -> None:
+    """Add errors, ranking and regret of both formulas over fitting candidates."""
+    fitting = [(each, each.simulated_s) for each in tried if each.simulated_s is not None]
     least_s = min(seconds for _, seconds in fitting)
-    first = min(found, key=lambda each: each.printed_s)
+    first = min(tried, key=lambda each: each.printed_s)
     evidence.claim(f"{model}: the printed formula's own choice fits", first.simulated_s is not None)
-    evidence.ours[f"modelled/{model}/candidates"] = len(found)
+    evidence.ours[f"modelled/{model}/candidates"] = len(tried)
     evidence.ours[f"modelled/{model}/that fit"] = len(fitting)
     for name, seconds in FORMULAS.items():
         chosen, chosen_s = min(fitting, key=lambda each: seconds(each[0]))
@@ -114,7 +118,7 @@ def add_model(evidence: Evidence, model: str, found: tuple[Candidate, ...]) -> N
         degrees = ", ".join(f"{d.tp}x{d.dp}x{d.pp}" for d in chosen.found.degrees)
         evidence.notes.append(
             f"{model}, {name}: {error:+.1%} off the simulator in the mean, tau {tau:.2f}; {len(fitting)} of "
-            f"{len(found)} fit, of these it picks {degrees}: {chosen_s:.2f} s, "
+            f"{len(tried)} fit, of these it picks {degrees}: {chosen_s:.2f} s, "
             f"{chosen_s / least_s - 1:.1%} above the best"
         )
 
@@ -123,8 +127,8 @@ def add_model(evidence: Evidence, model: str, found: tuple[Candidate, ...]) -> N
 def run() -> Evidence:
     evidence, cost = Evidence(), CostModel(load_profile(systems.PROFILE))
     for model in MODELS:
-        found = candidates(job_of(model), cost)
-        add_model(evidence, model, found)
+        tried = candidates(job_of(model), cost)
+        add_model(evidence, model, tried)
         for formula in FORMULAS:
             regret = evidence.ours[f"modelled/{model}/{formula}/regret"]
             evidence.claim(

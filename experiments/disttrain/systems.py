@@ -54,7 +54,7 @@ NOTHING = Needs(input_grad=False, weight_grad=False)
 
 
 class Trained(Enum):
-    """The settings of section 7.3 by what encoder, LLM and generator have to compute backwards."""
+    """The settings of section 7.3, by the backwards of encoder, LLM and generator."""
 
     ALL = (EVERYTHING, EVERYTHING, EVERYTHING)
     PROJECTORS = (NOTHING, THROUGH, THROUGH)
@@ -64,9 +64,9 @@ class Trained(Enum):
 
 
 class Calls(Enum):
-    """Whether encoder and generator take the images of a sample in one call, or each in a call of its own.
+    """Whether encoder and generator take the images of a sample in one call, or in separate calls.
 
-    Frameworks batch what has one size; images of many sizes are worked on one by one where nobody packs them.
+    Frameworks batch images of one size; images of many sizes run one by one unless they are packed.
     """
 
     TOGETHER = "in one call"
@@ -75,13 +75,13 @@ class Calls(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Images:
-    """What the paper does not state of a sample of 8,192 tokens.
+    """The images of a sample of 8,192 tokens, which the paper does not state.
 
     Args:
         read: images that the encoder reads.
         drawn: images that the generator is trained on.
-        read_px: of a side of those that are read; None: as those that are drawn.
-        calls: in which they are worked on.
+        read_px: side of images that are read; None: as those that are drawn.
+        calls: how calls batch the images.
     """
 
     read: int
@@ -95,10 +95,10 @@ class Workload:
     """One model on one kind of sample.
 
     Args:
-        model: of `MODELS`.
-        images: in a sample.
-        trained: which modules are.
-        side_px: of images; None: as section 7 states of those that are drawn.
+        model: a name in `MODELS`.
+        images: images in a sample.
+        trained: which modules are trained.
+        side_px: side of images; None: as section 7 states for those that are drawn.
     """
 
     model: str
@@ -108,7 +108,7 @@ class Workload:
 
     @property
     def pixels(self) -> int:
-        """Of a side of those that are drawn, which are all that section 7 states."""
+        """Side of the drawn images, the only one that section 7 states."""
         if self.side_px is not None:
             return self.side_px
         (row,) = (row for row in printed_rows("disttrain_prose_models") if row["mllm"] == self.model)
@@ -116,14 +116,14 @@ class Workload:
 
 
 def plausible_images(model: str) -> dict[str, Images]:
-    """What fits into 8,192 tokens at 16 x 16 pixels a token, by name; the first one is the nominal one.
+    """Images that fit into 8,192 tokens at 16 x 16 pixels a token, by name; the first is nominal.
 
-    Either images are read at the size that is drawn and fill a part of the sample, or they are read at
-    the size that they have in the data, where more of them fit; in one call or each in its own.
+    Images are read either at the drawn size, filling a part of the sample, or at their size in the data,
+    where more fit; in one call or in separate ones.
     """
     most = TOKENS // (Workload(model=model, images=Images(read=1, drawn=1)).pixels // PATCH) ** 2
     parts = {"half": most / 2, "a quarter": most / 4, "three quarters": most * 3 / 4, "all": most}
-    found = {
+    images_of = {
         f"{part} of the sample is images, {name} drawn": Images(
             read=round(read), drawn=round(read) if name == "all" else 1
         )
@@ -131,20 +131,20 @@ def plausible_images(model: str) -> dict[str, Images]:
         if read == round(read)
         for name in ("all", "one")
     }
-    found |= {
+    images_of |= {
         f"16 images of {LAION_PX} px, {name} drawn": Images(read=16, drawn=drawn, read_px=LAION_PX)
         for name, drawn in (("all", 16), ("one", 1))
     }
     return {
         name if calls is Calls.TOGETHER else f"{name}, {calls.value}": replace(images, calls=calls)
         for calls in Calls
-        for name, images in found.items()
+        for name, images in images_of.items()
     }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What one system makes of a workload."""
+    """One system's result on a workload."""
 
     num_gpus: int
     iteration_s: float
@@ -154,7 +154,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """A module with what it works on for one sample."""
+    """A module with its work for one sample."""
 
     name: str
     module: Module
@@ -164,11 +164,11 @@ class _Part:
     calls: Calls
 
     def sample_s(self, cost: CostModel, tp: int) -> float:
-        """Forward and backward of one sample."""
+        """Seconds of forward and backward of one sample."""
         return self.passes_s(cost, tp, self.items).total_s
 
     def passes_s(self, cost: CostModel, tp: int, items: int) -> StageTimes:
-        """Of so many items of a sample."""
+        """Seconds of the passes over some items of a sample."""
         link = None if tp == 1 else NVLINK
         num_calls = 1 if self.calls is Calls.TOGETHER else items
         work = Work(self.item.rows * (items // num_calls))
@@ -189,7 +189,7 @@ class _Part:
 
     @property
     def reduction_bytes(self) -> float:
-        """Reduce-scatter of bfloat16 gradients and all-gather of weights, both ways of a ring."""
+        """Bytes of the reduce-scatter of bfloat16 gradients and the all-gather of weights in a ring."""
         return 2 * 2.0 * self.num_parameters if self.needs.weight_grad else 0.0
 
     @property
@@ -217,27 +217,27 @@ class Systems:
 
     @property
     def model(self) -> ModelGraph:
-        """Encoder, LLM and generator, one feeding the next."""
+        """The model: encoder, LLM and generator in a chain."""
         encoder, llm, generator = (part.module for part in self._parts)
         return connect(self.workload.model, (encoder, llm, generator))
 
     def disttrain(self, num_gpus: int, batch: int) -> Result:
-        """The best orchestration on at most that many GPUs; the fewest of those that are as fast."""
+        """DistTrain: the best orchestration on at most that many GPUs; among equals the fewest GPUs."""
         return self._result(orchestrate(self._task(self._units, num_gpus, batch)), batch)
 
     def frugal(self, num_gpus: int, batch: int, forgone: float) -> Result:
-        """The fewest GPUs on which it takes at most `1 + forgone` times as long, found by bisection."""
+        """DistTrain on the fewest GPUs where it takes at most `1 + forgone` times as long, by bisection."""
         fewest, most = 0, self.disttrain(num_gpus, batch)
         limit_s = most.iteration_s * (1 + forgone)
         while most.num_gpus - fewest > 1:
             middle = (most.num_gpus + fewest) // 2
             try:
-                found = self.disttrain(middle, batch)
+                result = self.disttrain(middle, batch)
             except ValueError:  # nothing fits
                 fewest = middle
                 continue
-            if found.iteration_s <= limit_s:
-                most = found
+            if result.iteration_s <= limit_s:
+                most = result
             else:
                 fewest = middle
         return most
@@ -246,8 +246,8 @@ class Systems:
         """DistMM*: GPUs in proportion to FLOP, then degrees that are best for each module on its own.
 
         The LLM's first, as if it were alone; then the fastest stage of each other module on its share, at
-        as many samples side by side; a share in which a module does not fit grows until it does. How
-        modules go together is what its allocation does not look at.
+        as many samples side by side; a share in which a module does not fit grows until it does. The
+        allocation ignores how modules interact.
         """
         shares = proportional_allocation([part.sample_flop for part in self._parts], num_gpus)
         task = self._task(self._units, num_gpus, batch)
@@ -262,12 +262,12 @@ class Systems:
         return self._result(evaluate(task, degrees), batch)
 
     def module_mfu(self) -> dict[str, float]:
-        """Of every module on GPUs of its own, without tensor parallelism, bubbles or reductions."""
+        """MFU of every module on its own GPUs, without tensor parallelism, bubbles or reductions."""
         peak = self._cost.profile.peak(Precision.BFLOAT16)
         return {part.name: part.sample_flop / part.sample_s(self._cost, 1) / peak for part in self._parts}
 
     def monolithic(self, num_gpus: int, batch: int, llm_pp: int) -> Result:
-        """Megatron-LM: one stage each for encoder and generator, TP 8, data parallelism alike.
+        """Megatron-LM: one stage each for encoder and generator, TP 8, equal data parallelism.
 
         Encoder and generator are whole on every GPU of the group, and its images are divided among them.
         """
@@ -283,14 +283,14 @@ class Systems:
         return self._judged(num_gpus, iteration_s, batch)
 
     def monolithic_stages(self, llm_pp: int) -> tuple[StageTimes, StageTimes, StageTimes]:
-        """Of a microbatch on Megatron-LM's encoder, on one of the stages of its LLM, and on its generator."""
+        """Seconds of a microbatch on Megatron-LM's encoder, one of its LLM stages, and its generator."""
         encoder, llm, generator = self._parts
         whole = llm.passes_s(self._monolithic_cost, NODE_GPUS, llm.items)
         first, last = (self._replicated(part) for part in (encoder, generator))
         return first, StageTimes(whole.forward_s / llm_pp, whole.backward_s / llm_pp), last
 
     def _replicated(self, part: _Part) -> StageTimes:
-        """The images of a sample on the GPUs of a group, each with the whole module."""
+        """Work of a sample's images divided among the GPUs of a group, each with the whole module."""
         return part.passes_s(self._monolithic_cost, 1, ceil(part.items / NODE_GPUS))
 
     def _unit(self, part: _Part) -> Unit:
@@ -320,8 +320,8 @@ class Systems:
             gpu_bytes_per_s=FABRIC_BYTES_PER_S,
         )
 
-    def _result(self, found: Orchestration, batch: int) -> Result:
-        return self._judged(found.num_gpus, found.iteration_s, batch)
+    def _result(self, orchestration: Orchestration, batch: int) -> Result:
+        return self._judged(orchestration.num_gpus, orchestration.iteration_s, batch)
 
     def _judged(self, num_gpus: int, iteration_s: float, batch: int) -> Result:
         peak = self._cost.profile.peak(Precision.BFLOAT16)
@@ -342,7 +342,7 @@ def _alone(task: Task, unit: Unit, pace: int, share: int) -> Degrees:
 
 
 def _reduction_s(part: _Part, num_shards: int, dp: int) -> float:
-    """Volume over bandwidth (section 4.2), where a GPU holds one of so many shards."""
+    """Seconds of a reduction: volume over bandwidth (section 4.2), for one shard per GPU."""
     return part.reduction_bytes / num_shards * (dp - 1) / dp / FABRIC_BYTES_PER_S
 
 

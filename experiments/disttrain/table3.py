@@ -44,11 +44,13 @@ def run() -> Evidence:
     longest = 0.0
     for row in printed_rows("disttrain_table3"):
         num_gpus, printed_ms = int(row["n_gpus"]), float(row["orchestration_time_ms"])
-        found = search_ms(of_model, num_gpus, int(row["global_batch_samples"]))
-        longest = max(longest, found)
-        evidence.ours[f"executed/{num_gpus} GPUs/search_ms"] = found
-        evidence.claim(f"{num_gpus} GPUs: no slower than the printed {printed_ms:g} ms", found <= printed_ms)
-        evidence.notes.append(f"{num_gpus} GPUs: {found:.0f} ms (printed {printed_ms:g} ms)")
+        median_ms = search_ms(of_model, num_gpus, int(row["global_batch_samples"]))
+        longest = max(longest, median_ms)
+        evidence.ours[f"executed/{num_gpus} GPUs/search_ms"] = median_ms
+        evidence.claim(
+            f"{num_gpus} GPUs: no slower than the printed {printed_ms:g} ms", median_ms <= printed_ms
+        )
+        evidence.notes.append(f"{num_gpus} GPUs: {median_ms:.0f} ms (printed {printed_ms:g} ms)")
     limit_ms = ms(claim_value("dt_orch_time"))
     evidence.claim(f"every search is below the printed {limit_ms:g} ms", longest < limit_ms)
     return evidence

@@ -1,1 +1,1 @@
-"""The doors of the workbench: models that come in, folders that launch, traces that come back."""
+"""Interfaces of the workbench: imported models, exported folders, and ingested traces."""

@@ -19,24 +19,24 @@ PARTS = {"families": "families_measured", "export": "keys", "ingest": "keys", "t
 
 
 def main() -> int:
-    """Gather the parts that exist."""
-    there = [name for name in PARTS if find_spec(f"experiments.doors.{name}") is not None]
+    """Collect the results of the existing parts."""
+    existing = [name for name in PARTS if find_spec(f"experiments.doors.{name}") is not None]
     parser = command_line(__doc__)
-    parser.add_argument("--part", choices=there, action="append", help="only this one; repeatable")
+    parser.add_argument("--part", choices=existing, action="append", help="only this one; repeatable")
     parser.add_argument("--out", type=Path, help="JSON file to write; what it has of other parts stays")
-    given = parser.parse_args()
-    if given.out is not None:
-        check_writable(given.out)
+    arguments = parser.parse_args()
+    if arguments.out is not None:
+        check_writable(arguments.out)
     record: dict[str, object] = {}
-    made: dict[str, dict[str, str | None]] = {}
-    for name in given.part or there:
+    provenance: dict[str, dict[str, str | None]] = {}
+    for name in arguments.part or existing:
         record |= getattr(importlib.import_module(f"experiments.doors.{name}"), PARTS[name])()
-        made[name] = {"commit": commit(), "date": datetime.now(UTC).date().isoformat()}
-    if given.out is not None:
-        before = json.loads(given.out.read_text(encoding="utf-8")) if given.out.exists() else {}
-        whole = {**before, **record, "script": "doors", "made": before.get("made", {}) | made}
-        write_text(json.dumps(whole, sort_keys=True, indent=1) + "\n", given.out)
-    sys.stdout.write(json.dumps(record, sort_keys=True, indent=None if given.json else 2) + "\n")
+        provenance[name] = {"commit": commit(), "date": datetime.now(UTC).date().isoformat()}
+    if arguments.out is not None:
+        before = json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.out.exists() else {}
+        whole = {**before, **record, "script": "doors", "made": before.get("made", {}) | provenance}
+        write_text(json.dumps(whole, sort_keys=True, indent=1) + "\n", arguments.out)
+    sys.stdout.write(json.dumps(record, sort_keys=True, indent=None if arguments.json else 2) + "\n")
     return 0
 
 

@@ -22,8 +22,8 @@ def _read(path: Path) -> dict[str, Any]:
         decodeMessage(file, metadata)
         while decodeMessage(file, node := schema.Node()):
             nodes.append(MessageToDict(node, preserving_proto_field_name=True))
-        rest = file.read()
-    return {"version": metadata.version, "nodes": nodes, "rest_bytes": len(rest)}
+        remaining = file.read()
+    return {"version": metadata.version, "nodes": nodes, "rest_bytes": len(remaining)}
 
 
 if __name__ == "__main__":

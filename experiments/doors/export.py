@@ -36,14 +36,14 @@ TRAINED = ("megatron-islands", "megatron-colocated")
 
 
 class Simulated:
-    """What plans cost; equal plans are simulated once."""
+    """Prices plans by simulation; equal plans are simulated once."""
 
     def __init__(self, cost: CostModel) -> None:
         self.cost = cost
         self._known: dict[str, float] = {}
 
     def step_s(self, plan: Plan) -> float:
-        """Seconds of a step; ValueError for a plan that is unsound or does not fit."""
+        """Seconds of a step; ValueError for a plan that is invalid or does not fit."""
         key = plan_hash(plan)
         if key not in self._known:
             self._known[key] = predict(*accept(plan), self.cost).iteration_s
@@ -52,7 +52,7 @@ class Simulated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """A plan of a job, and the prices that its job's machines have."""
+    """A plan with the simulated prices of its job's machines."""
 
     job: str
     plan: Plan
@@ -60,8 +60,8 @@ class Made:
 
 
 def plans_of(jobs: Sequence[Job]) -> list[Made]:
-    """Every registered strategy's plan of every job that it has one of."""
-    found = []
+    """Plans of all registered strategies for all jobs, where there is one."""
+    plans = []
     for job in jobs:
         prices = Simulated(cost_of(job, None, None))
         for planner in PLANNERS.values():
@@ -70,25 +70,25 @@ def plans_of(jobs: Sequence[Job]) -> list[Made]:
                 prices.step_s(plan)
             except ValueError:
                 continue
-            found.append(Made(job=job.name, plan=plan, prices=prices))
-    return found
+            plans.append(Made(job=job.name, plan=plan, prices=prices))
+    return plans
 
 
-def parsed(target: Target, made: Sequence[Made]) -> dict[str, Any]:
-    """Plans tried, those that the target says, those whose folder its system takes, and why others not.
+def parsed(target: Target, plans: Sequence[Made]) -> dict[str, Any]:
+    """Counts of tried plans, expressible ones and accepted folders of a target, and reasons for the others.
 
-    `accepted` is null where the system's packages cannot be fetched: nothing was held.
+    `accepted` is null where the system's packages cannot be fetched, so that nothing was checked.
     """
     folders: list[Folder] = []
     reasons: Counter[str] = Counter()
-    for each in made:
+    for one_plan in plans:
         try:
-            files = export(each.plan, target, each.prices)
-            folders.append(Folder(files=files, ranks=len(each.plan.ranks)))
+            files = export(one_plan.plan, target, one_plan.prices)
+            folders.append(Folder(files=files, ranks=len(one_plan.plan.ranks)))
         except ValueError as error:
             reasons[_part(str(error), target)] += 1
     record: dict[str, Any] = {
-        "tried": len(made),
+        "tried": len(plans),
         "said": len(folders),
         "refused": sum(reasons.values()),
         "reasons": dict(reasons.most_common()),
@@ -97,7 +97,7 @@ def parsed(target: Target, made: Sequence[Made]) -> dict[str, Any]:
 
 
 def _part(message: str, target: Target) -> str:
-    """Which part of the plan, without names and without what follows."""
+    """The part of the plan that a refusal is about, without names and details."""
     part = message.removeprefix(f"{target.name} cannot say ").split(";")[0].split(", and no other")[0]
     return part.split(": ")[0]
 
@@ -123,7 +123,7 @@ def _packages() -> Any:
 
 
 def megatron_losses(strategy: str, steps: int = 2) -> list[float] | None:
-    """Of the small job's folder, trained by megatron-core on a host; None: its packages cannot be fetched."""
+    """Losses of the small job's folder with megatron-core on a host; None: packages cannot be fetched."""
     packages = _packages()
     if packages is None:
         return None
@@ -135,9 +135,9 @@ def megatron_losses(strategy: str, steps: int = 2) -> list[float] | None:
 
 
 def keys() -> dict[str, Any]:
-    """What was parsed, and what was trained."""
-    made = plans_of(export_jobs())
+    """The results of parsing and training."""
+    plans = plans_of(export_jobs())
     return {
-        KEY: {target.name: parsed(target, made) for target in TARGETS},
+        KEY: {target.name: parsed(target, plans) for target in TARGETS},
         "export_megatron_losses": {name: megatron_losses(name) for name in TRAINED},
     }

@@ -108,12 +108,12 @@ _SEVERAL: dict[str, tuple[dict[str, dict[str, object]], dict[str, str], dict[str
 
 
 def export_jobs() -> tuple[Job, ...]:
-    """Half of them of one module, half of several."""
+    """The jobs: half of one module, half of several."""
     return (*map(_alone, _ALONE), *map(_several, _SEVERAL))
 
 
 def small_job() -> Job:
-    """A tower and a language model so small that a host trains them as it goes."""
+    """A tower and a language model small enough to train on a host."""
     vision = {
         "model_type": "siglip_vision_model",
         "hidden_size": 32,
@@ -132,8 +132,8 @@ def small_job() -> Job:
     }
     batch = {"samples": 4, "microbatch_samples": 1}
     fixed = {"text_tokens": 8, "items": {"vision": {"each": 1}}}
-    rest = {"batch": batch | {"fixed": fixed}, "precision": "float32", "max_ranks": 2}
-    return _job("small", modules, 1, rest)
+    job_keys = {"batch": batch | {"fixed": fixed}, "precision": "float32", "max_ranks": 2}
+    return _job("small", modules, 1, job_keys)
 
 
 def _alone(name: str) -> Job:
@@ -145,20 +145,23 @@ def _alone(name: str) -> Job:
 
 def _several(name: str) -> Job:
     configs, trained, most = _SEVERAL[name]
-    modules = {called: {"config": config, "trainable": trained[called]} for called, config in configs.items()}
-    items = {called: {"most": number} for called, number in most.items()}
+    modules = {
+        module_name: {"config": config, "trainable": trained[module_name]}
+        for module_name, config in configs.items()
+    }
+    items = {module_name: {"most": number} for module_name, number in most.items()}
     mixture = {"seed": 3, "text_tokens": [256, 1024], "items": items}
     return _job(name, modules, 2, {"batch": {"samples": 16, "microbatch_samples": 1, "mixture": mixture}})
 
 
-def _job(name: str, modules: Mapping[str, object], nodes: int, rest: Mapping[str, object]) -> Job:
+def _job(name: str, modules: Mapping[str, object], nodes: int, job_keys: Mapping[str, object]) -> Job:
     cluster = {"device": "H100", "nodes": nodes, "ranks_per_node": 4}
     return job_as_in_a_file(
-        {"name": name, "model": {"modules": modules}, "cluster": cluster, "profile": "H100", **rest}
+        {"name": name, "model": {"modules": modules}, "cluster": cluster, "profile": "H100", **job_keys}
     )
 
 
 def job_as_in_a_file(content: Mapping[str, object]) -> Job:
-    """The job of what a file would hold."""
+    """The job of a file's content."""
     where = str(content["name"])
     return job_from_spec(parse_spec(yaml.safe_dump(dict(content)), where=where), folder=Path())

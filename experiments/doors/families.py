@@ -45,9 +45,9 @@ def families_measured() -> dict[str, int]:
 
 
 def is_split_equal(config: Mapping[str, Any]) -> bool:
-    """Whether every module has as many weights as transformers' model, less those named as left out."""
+    """Whether every module has as many weights as transformers' model, without those named as dropped."""
     parts = take_apart(config)
-    dropped = tuple(each.weights for each in parts.dropped)
+    dropped = tuple(part.weights for part in parts.dropped)
     sizes = dict.fromkeys(parts.modules, 0)
     for name, weight in whole_models.original(dict(config)).named_parameters():
         if not name.startswith(dropped):
@@ -59,20 +59,20 @@ def is_split_equal(config: Mapping[str, Any]) -> bool:
 
 
 def loss_error(name: str) -> float:
-    """How far the first loss lies from that of transformers' model with the same checkpoint, relative."""
+    """Relative error of the first loss against transformers' model with the same checkpoint."""
     plan = plan_of(name)
     with TemporaryDirectory() as folder, wide_vision_rotations():
         model = whole_models.saved(name, Path(folder))
         settings = RunSettings(steps=1, warmup=0, weights=Path(folder), precision=Precision.FLOAT64)
         ours = emulate(lower(plan), settings).losses[0]
-        theirs = whole_models.whole_loss(name, model, plan)
-    return abs(ours - theirs) / abs(theirs)
+        reference = whole_models.whole_loss(name, model, plan)
+    return abs(ours - reference) / abs(reference)
 
 
 def plan_of(name: str, sample: Sample | None = None) -> Plan:
-    """What each encoder reads between texts, or another sample; every encoder on one rank, the LLM on two."""
+    """A plan with items of each encoder between texts; every encoder on one rank, the LLM on two."""
     modules = whole_models.modules_of(dict(take_apart(CONFIGS[name]).modules))
-    encoders = [module for called, module in modules.items() if called != LLM]
+    encoders = [module for module_name, module in modules.items() if module_name != LLM]
     link = Link(name="local", bytes_per_s=1e9, latency_s=1e-4)
     num_ranks = len(encoders) + _LLM_STAGES
     node = Node(device="cpu", num_ranks=num_ranks, memory_bytes=2**33, num_cores=2)
@@ -92,17 +92,19 @@ def plan_of(name: str, sample: Sample | None = None) -> Plan:
 
 @contextmanager
 def wide_vision_rotations() -> Iterator[None]:
-    """transformers turns patches in float32, whatever the model's type; here in its own."""
+    """Let transformers rotate patches in the model's type instead of float32."""
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in whole_models.DETOURS]
     try:
-        for owner, name, made in whole_models.DETOURS:
-            setattr(owner, name, made)
+        for owner, name, replacement in whole_models.DETOURS:
+            setattr(owner, name, replacement)
         yield
     finally:
-        for owner, name, own in before:
-            setattr(owner, name, own)
+        for owner, name, original in before:
+            setattr(owner, name, original)
 
 
 def _all_of_a_kind(kinds: Mapping[str, str], holds: Mapping[str, bool]) -> int:
-    """Kinds all of whose configurations hold."""
-    return len({kinds[name] for name in holds} - {kinds[name] for name, held in holds.items() if not held})
+    """The number of kinds all of whose configurations hold."""
+    return len(
+        {kinds[name] for name in holds} - {kinds[name] for name, is_held in holds.items() if not is_held}
+    )

@@ -68,13 +68,13 @@ def keys() -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestError:
-    """The ingested step over our own of the same run, minus 1.
+    """Relative errors of an ingested step against our own trace of the same run.
 
     Args:
-        iteration_s: of our own trace.
-        total: of the iteration.
-        stages: of the passes of each stage.
-        within: whether all of them are at most 2 % off.
+        iteration_s: seconds of our own trace.
+        total: error of the iteration.
+        stages: errors of the passes of each stage.
+        within: whether all errors are at most 2 %.
     """
 
     iteration_s: float
@@ -84,20 +84,20 @@ class IngestError:
 
 
 def kineto_ingest_error() -> IngestError:
-    """Of one step that torch.profiler and our runtime saw at once."""
+    """The error for one step recorded by torch.profiler and our runtime at once."""
     job = demo_job("projectors+llm", local_cluster(WIRE, MEMORY_BYTES))
     plan = cornstarch.plan(replace(job, batch=job.batch[:NUM_SAMPLES]), CostModel(ideal_profile()))
     with tempfile.TemporaryDirectory() as folder:
-        own = recorded_run(plan, Path(folder))
+        own_trace = recorded_run(plan, Path(folder))
         ingested = ingest(read_ranks(files_of([Path(folder)])), plan=plan)[-1]
-    return ingest_error(own, ingested)
+    return ingest_error(own_trace, ingested)
 
 
 def ingest_error(own: Trace, ingested: Trace) -> IngestError:
-    """How far an ingested trace is from our own of the same step."""
+    """The errors of an ingested trace against our own of the same step."""
     total = ingested.iteration_s / own.iteration_s - 1
-    mine, theirs = _stage_s(own), _stage_s(ingested)
-    stages = {stage: theirs.get(stage, 0.0) / seconds - 1 for stage, seconds in mine.items()}
+    own_s, ingested_s = _stage_s(own), _stage_s(ingested)
+    stages = {stage: ingested_s.get(stage, 0.0) / seconds - 1 for stage, seconds in own_s.items()}
     worst = max(map(abs, (total, *stages.values())))
     return IngestError(
         iteration_s=own.iteration_s, total=total, stages=stages, within=worst <= MOST_INGEST_ERROR
@@ -105,7 +105,7 @@ def ingest_error(own: Trace, ingested: Trace) -> IngestError:
 
 
 def recorded_run(plan: Plan, folder: Path) -> Trace:
-    """Run a step behind a first one, each rank recorded into a file of the folder; our own trace of it."""
+    """Run a second step, with each rank recorded into a file of the folder; returns our own trace."""
     lowered, settings = lower(plan), RunSettings(warmup=1, steps=1)
     size = len(plan.ranks)
     with Pool(size) as pool:
@@ -126,7 +126,7 @@ def recorded_run(plan: Plan, folder: Path) -> Trace:
 def recorded_rank(
     place: Place, lowered: Lowered, settings: RunSettings, source: DataSource, build: Build, folder: Path
 ) -> RankReport:
-    """One rank under torch.profiler."""
+    """Run one rank under torch.profiler."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as recording:
         report = run_rank(place, lowered, settings, source, build)
     recording.export_chrome_trace(str(folder / f"rank{place.process}.json.gz"))
@@ -134,11 +134,11 @@ def recorded_rank(
 
 
 def _stage_s(trace: Trace) -> dict[int, float]:
-    found: dict[int, float] = {}
+    seconds_of: dict[int, float] = {}
     for span in trace.spans:
         if span.action.stage is not None and span.action.kind in COMPUTE:
-            found[span.action.stage] = found.get(span.action.stage, 0.0) + span.end_s - span.start_s
-    return found
+            seconds_of[span.action.stage] = seconds_of.get(span.action.stage, 0.0) + span.end_s - span.start_s
+    return seconds_of
 
 
 # Out
@@ -156,25 +156,27 @@ def simulated_steps() -> dict[str, Trace]:
 
 
 def hta_loads(traces: Mapping[str, Trace]) -> dict[str, Any]:
-    """How many of the traces HTA loads, and how far its figures are from ours, in parts of a rank's time."""
+    """The number of traces that HTA loads, and its errors against ours, relative to a rank's time."""
     worst = 0.0
     for trace in traces.values():
         with tempfile.TemporaryDirectory() as folder:
             write_hta(trace, Path(folder))
-            said = read_with("hta_reader", Path(folder))
-        worst = max(worst, hta_error(trace, said))
+            hta_figures = read_with("hta_reader", Path(folder))
+        worst = max(worst, hta_error(trace, hta_figures))
     return {"tried": len(traces), "worst_error": worst, "within": worst <= MOST_HTA_ERROR}
 
 
-def hta_error(trace: Trace, said: Mapping[str, Any]) -> float:
+def hta_error(trace: Trace, hta_figures: Mapping[str, Any]) -> float:
     """The largest difference of compute, other, idle and whole time, and of overlap, as fractions."""
     ours = temporal_breakdown(trace)
-    times = {row["rank"]: row for row in said["breakdown"]}
-    overlap = {row["rank"]: row["comp_comm_overlap_pctg"] / 100 for row in said["overlap"]}
+    times = {row["rank"]: row for row in hta_figures["breakdown"]}
+    overlap = {row["rank"]: row["comp_comm_overlap_pctg"] / 100 for row in hta_figures["overlap"]}
     if set(times) != set(ours):
         raise ValueError(f"hta: has ranks {sorted(times)}, want {sorted(ours)}")
     return max(
-        error for rank, mine in ours.items() for error in _hta_errors(mine, times[rank], overlap[rank])
+        error
+        for rank, breakdown in ours.items()
+        for error in _hta_errors(breakdown, times[rank], overlap[rank])
     )
 
 
@@ -185,20 +187,20 @@ def _hta_errors(ours: Breakdown, times: Mapping[str, float], overlap: float) -> 
         (ours.idle_s, times["idle_time(us)"]),
         (ours.total_s, times["kernel_time(us)"]),
     )
-    errors = [abs(mine - theirs / US_PER_S) / ours.total_s for mine, theirs in pairs]
+    errors = [abs(our_s - their_us / US_PER_S) / ours.total_s for our_s, their_us in pairs]
     return errors if ours.overlap_fraction is None else [*errors, abs(ours.overlap_fraction - overlap)]
 
 
 def chakra_valid(traces: Mapping[str, Trace]) -> dict[str, Any]:
-    """How many files mlc-chakra's schema reads back as they were written, and the nodes in them."""
+    """The number of files that mlc-chakra's schema reads back unchanged, and of their nodes."""
     files = nodes = valid = 0
     for trace in traces.values():
         with tempfile.TemporaryDirectory() as folder:
             paths = write_chakra(trace, Path(folder))
-            said = read_with("chakra_reader", Path(folder))
+            chakra_nodes = read_with("chakra_reader", Path(folder))
         for path in paths:
             rank = int(path.suffixes[0].removeprefix("."))
-            written, read = nodes_of(trace, rank), said[path.name]
+            written, read = nodes_of(trace, rank), chakra_nodes[path.name]
             files, nodes = files + 1, nodes + len(written)
             valid += read["rest_bytes"] == 0 and read["nodes"] == [as_schema(node) for node in written]
     return {"files": files, "nodes": nodes, "valid": valid}
@@ -215,13 +217,13 @@ _TYPES = {
 
 
 def as_schema(node: Node) -> dict[str, Any]:
-    """A node as protobuf's JSON has it: 64-bit numbers are text, and zeros and empty lists are left out."""
+    """A node in protobuf's JSON: 64-bit numbers are text, and zeros and empty lists are left out."""
     values: dict[str, Any] = {
         "id": str(node.id) if node.id else None,
         "name": node.name,
         "type": _TYPES[node.type],
-        "ctrl_deps": [str(each) for each in node.after],
-        "data_deps": [str(each) for each in node.needs],
+        "ctrl_deps": [str(dependency) for dependency in node.after],
+        "data_deps": [str(dependency) for dependency in node.needs],
         "start_time_micros": str(node.start_us) if node.start_us else None,
         "duration_micros": str(node.duration_us) if node.duration_us else None,
         "attr": [
@@ -236,15 +238,15 @@ def as_schema(node: Node) -> dict[str, Any]:
 
 def main() -> int:
     """Print the three keys; 1 where one of them fails."""
-    said = command_line(__doc__).parse_args()
-    found = keys()
-    if said.json:
-        print(json.dumps(found))
+    options = command_line(__doc__).parse_args()
+    results = keys()
+    if options.json:
+        print(json.dumps(results))
     else:
-        for name, value in found.items():
+        for name, value in results.items():
             print(f"{name}: {value}")
-    chakra = found["chakra_valid"]
-    ok = found["kineto_ingest_error"]["within"] and found["hta_loads"]["within"]
+    chakra = results["chakra_valid"]
+    ok = results["kineto_ingest_error"]["within"] and results["hta_loads"]["within"]
     return 0 if ok and chakra["valid"] == chakra["files"] else 1
 
 

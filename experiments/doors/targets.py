@@ -60,19 +60,19 @@ class Folder:
 
 
 def fetched(cache: Path = CACHE) -> Path | None:
-    """Where the systems' packages lie; None where the package index does not give them.
+    """The folder of the systems' packages; None where the package index does not have them.
 
-    Everything is fetched beside its name and renamed, so that a folder that is there is whole.
+    Everything is fetched to a temporary name and renamed, so that an existing folder is complete.
     """
     done = cache / "packages"
     if done.exists():
         return done
     cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache) as held:
-        installed, wheels = Path(held) / "packages", Path(held) / "wheels"
+    with tempfile.TemporaryDirectory(dir=cache) as temporary:
+        installed, wheels = Path(temporary) / "packages", Path(temporary) / "wheels"
         titan = [*_pip("install"), "--no-deps", "--target", str(installed / "torchtitan"), *TORCHTITAN]
-        others = [*_pip("download"), "--no-deps", "--only-binary=:all:", "--python-version", "3.12"]
-        for command in (titan, [*others, "--dest", str(wheels), *WHEELS]):
+        no_dependencies = [*_pip("download"), "--no-deps", "--only-binary=:all:", "--python-version", "3.12"]
+        for command in (titan, [*no_dependencies, "--dest", str(wheels), *WHEELS]):
             if subprocess.run(command, capture_output=True, timeout=LONGEST_S, check=False).returncode:
                 return None
         for wheel in wheels.glob("*.whl"):
@@ -88,23 +88,23 @@ def _pip(action: str) -> list[str]:
 
 
 def refusals(target: str, folders: Sequence[Folder], packages: Path) -> list[str | None]:
-    """Per folder None, or why the system refuses it.
+    """For each folder the reason why the system refuses it, or None.
 
     Raises:
         ValueError: the check itself cannot run.
     """
     environment = _environment(target, packages)
-    asked = {
+    request = {
         "target": target,
         "bridge": str(packages / "megatron_bridge" / "megatron" / "bridge"),
         "folders": [
-            {"files": dict(each.files), "ranks": each.ranks, "arguments": _arguments(target, each)}
-            for each in folders
+            {"files": dict(folder.files), "ranks": folder.ranks, "arguments": _arguments(target, folder)}
+            for folder in folders
         ],
     }
     done = subprocess.run(
         [sys.executable, str(PROGRAM)],
-        input=json.dumps(asked),
+        input=json.dumps(request),
         capture_output=True,
         text=True,
         timeout=LONGEST_S,
@@ -119,9 +119,9 @@ def refusals(target: str, folders: Sequence[Folder], packages: Path) -> list[str
 
 
 def _environment(target: str, packages: Path) -> dict[str, str]:
-    """Of a process that finds the target's packages; Megatron's borrow what they want of torchtitan's."""
-    own = ["torchtitan"] if target == "torchtitan" else ["megatron_core", "torchtitan"]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(str(packages / each) for each in own)}
+    """The environment of a process with the target's packages; Megatron's also use torchtitan's."""
+    package_names = ["torchtitan"] if target == "torchtitan" else ["megatron_core", "torchtitan"]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(str(packages / package) for package in package_names)}
 
 
 def trained(folder: Folder, packages: Path, steps: int) -> list[float]:
@@ -150,12 +150,12 @@ def trained(folder: Folder, packages: Path, steps: int) -> list[float]:
 
 
 def _arguments(target: str, folder: Folder) -> list[str]:
-    """What the folder's shell hands on to Megatron's program."""
+    """The arguments that the folder's shell script passes to Megatron's program."""
     return shell_arguments(folder.files) if "arguments.sh" in folder.files else []
 
 
 def shell_arguments(files: Mapping[str, str]) -> list[str]:
-    """The words of the arrays ARGUMENTS and DATA, as a shell reads them."""
+    """The words of the arrays ARGUMENTS and DATA, as read by a shell."""
     script = "\n".join((files["arguments.sh"], files["data.sh"]))
     done = subprocess.run(
         ["bash", "-c", script + '\nprintf "%s\\0" "${ARGUMENTS[@]}" "${DATA[@]}"'],

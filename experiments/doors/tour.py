@@ -30,7 +30,7 @@ def keys() -> dict[str, object]:
     """
     with tempfile.TemporaryDirectory() as folder:
         seconds = {line[0]: _timed(line, Path(folder)) for line in LINES}
-    wall_s, cpu_s = (sum(each[index] for each in seconds.values()) for index in (0, 1))
+    wall_s, cpu_s = (sum(index_seconds[index] for index_seconds in seconds.values()) for index in (0, 1))
     return {
         "tour": {
             "seconds": {command: wall for command, (wall, _) in seconds.items()},

@@ -29,7 +29,7 @@ FOLDER = Path(tempfile.gettempdir()) / f"workbench-trace-tools-{sys.version_info
 
 
 def tools_folder() -> Path:
-    """Where the packages lie: a folder that is filled once; ValueError where they cannot be had."""
+    """The folder of the packages, filled once; ValueError where they are not available."""
     done = FOLDER / "complete"
     if done.exists() and done.read_text() == "\n".join(PACKAGES):
         return FOLDER
@@ -53,7 +53,7 @@ def tools_folder() -> Path:
 
 
 def read_with(reader: str, folder: Path) -> Any:
-    """What a module of this package prints of a folder of traces, as JSON; ValueError with its last words."""
+    """The JSON that a module of this package prints for a folder of traces; ValueError with its last line."""
     path = os.pathsep.join((str(tools_folder()), *filter(None, sys.path), str(Path.cwd())))
     command = [sys.executable, "-m", f"experiments.doors.{reader}", str(folder)]
     done = subprocess.run(

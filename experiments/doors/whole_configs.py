@@ -1,4 +1,4 @@
-"""A small configuration of every composite, and of some in other ways."""
+"""A small configuration of every composite, and variants of some."""
 
 from typing import Any
 

@@ -47,15 +47,15 @@ def built(config: dict[str, Any]) -> nn.Module:
         **modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
         "qwen2_5_omni": "Qwen2_5OmniForConditionalGeneration",
     }
-    rest = {key: value for key, value in config.items() if key != "model_type"}
+    fields = {key: value for key, value in config.items() if key != "model_type"}
     model: nn.Module = getattr(transformers, names[config["model_type"]])(
-        AutoConfig.for_model(config["model_type"], **rest)
+        AutoConfig.for_model(config["model_type"], **fields)
     )
     return model
 
 
 def original(config: dict[str, Any]) -> nn.Module:
-    """transformers' own model, without memory."""
+    """transformers' own model, on the meta device."""
     with torch.device("meta"):
         return built(config)
 
@@ -77,21 +77,21 @@ def modules_of(parts: dict[str, Part]) -> dict[str, Module]:
 
 
 def owner_of(parts: Parts, weight: str) -> str:
-    """The module whose weights begin like that: the longest beginning, or the only encoder's own names."""
+    """The module of a weight: by the longest matching prefix, or the only encoder by its own names."""
     starts = [(start, name) for name, part in parts.modules.items() for start in part.weights.values()]
     return max((len(start), name) for start, name in starts if weight.startswith(start))[1]
 
 
 def qwen_features(model: nn.Module, image: Tensor) -> Tensor:
-    """Patches as Qwen's processor lays them out: merging blocks, then channels, frames and pixels.
+    """Features of patches in the layout of Qwen's processor: merged blocks, channels, frames, pixels.
 
-    Behind what the tower ends with stands what single blocks give, where they give something.
+    The tower's output is followed by the outputs of single blocks, where there are any.
     """
     rows, columns = image.shape[1] // 4, image.shape[2] // 4
     x = image[None].expand(2, -1, -1, -1).reshape(1, 2, 3, rows // 2, 2, 4, columns // 2, 2, 4)
     flat = x.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(rows * columns, -1)
-    seen = model(flat, torch.tensor([[1, rows, columns]]))
-    return torch.cat((seen.pooler_output, *getattr(seen, "deepstack_features", ())), dim=1)
+    outputs = model(flat, torch.tensor([[1, rows, columns]]))
+    return torch.cat((outputs.pooler_output, *getattr(outputs, "deepstack_features", ())), dim=1)
 
 
 def wide_rotation(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,13 +99,13 @@ def wide_rotation(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tenso
 
 
 def wide_turns(q: Tensor, k: Tensor, freqs_ci: Tensor) -> tuple[Tensor, Tensor]:
-    """Of Llama 4's tower."""
+    """Rotations of Llama 4's tower in the model's type."""
     angles = freqs_ci[:, 0][None]
     return turned(q, angles), turned(k, angles)
 
 
 def wide_router(router: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-    """Llama 4's own without its detour through float32."""
+    """Llama 4's router without its conversion to float32."""
     logits = nn.functional.linear(hidden_states, router.weight)
     value, index = torch.topk(logits, router.top_k, dim=1)
     return torch.full_like(logits, float("-inf")).scatter_(1, index, value).sigmoid(), logits
@@ -121,39 +121,41 @@ DETOURS: tuple[tuple[Any, str, Any], ...] = (  # of transformers through float32
 
 
 def read_state(model: Any, images: Tensor) -> Tensor:
-    """What LLaVA's kind makes of whole images, before tiles are put together."""
+    """Features of whole images in LLaVA's models, before tiles are joined."""
     config, parts = model.config, model.model
-    seen = parts.vision_tower(images, output_hidden_states=True).hidden_states[config.vision_feature_layer]
-    kept = seen if config.vision_feature_select_strategy == "full" else seen[:, 1:]
-    return parts.multi_modal_projector(kept).flatten(0, 1)
+    states = parts.vision_tower(images, output_hidden_states=True).hidden_states[config.vision_feature_layer]
+    patch_states = states if config.vision_feature_select_strategy == "full" else states[:, 1:]
+    return parts.multi_modal_projector(patch_states).flatten(0, 1)
 
 
 def pooled(model: Any, images: Tensor, **more: Any) -> Tensor:
-    found = model.model.get_image_features(pixel_values=images, **more).pooler_output
-    return torch.cat([each.reshape(-1, each.shape[-1]) for each in found])
+    features = model.model.get_image_features(pixel_values=images, **more).pooler_output
+    return torch.cat([item_features.reshape(-1, item_features.shape[-1]) for item_features in features])
 
 
 def heard(model: Any, clips: Tensor) -> Tensor:
-    found = model.model.get_audio_features(clips).pooler_output
-    return torch.cat([each.reshape(-1, each.shape[-1]) for each in found])
+    features = model.model.get_audio_features(clips).pooler_output
+    return torch.cat([item_features.reshape(-1, item_features.shape[-1]) for item_features in features])
 
 
 def heard_whole(model: Any, clips: Tensor, **more: Any) -> Tensor:
-    """Qwen2-Audio's, of clips without padding."""
+    """Features of clips without padding in Qwen2-Audio."""
     parts = model.model
     return parts.multi_modal_projector(parts.audio_tower(clips, **more).last_hidden_state).flatten(0, 1)
 
 
 def heard_by_flamingo(model: Any, clips: Items) -> Tensor:
-    """Audio Flamingo 3's, which fills windows up and hides what it filled in."""
+    """Features in Audio Flamingo 3, which pads windows and masks the padding."""
     num_frames = 2 * model.config.audio_config.max_source_positions
-    found = []
+    features = []
     for clip in clips:
         filled = nn.functional.pad(clip, (0, num_frames - clip.shape[1]))
         is_heard = torch.arange(num_frames) < clip.shape[1]
         num_tokens = ((clip.shape[1] - 1) // 2 + 1) // 2
-        found.append(heard_whole(model, filled[None], input_features_mask=is_heard[None].long())[:num_tokens])
-    return torch.cat(found)
+        features.append(
+            heard_whole(model, filled[None], input_features_mask=is_heard[None].long())[:num_tokens]
+        )
+    return torch.cat(features)
 
 
 def seen_by_qwen(model: Any, images: Items) -> Tensor:
@@ -166,7 +168,7 @@ def seen_by_llama(model: Any, images: Tensor) -> Tensor:
 
 
 def perceived_by_omni(model: Any, items: Items) -> Tensor:
-    """Of images, or of the windows of one clip."""
+    """Features of images, or of the windows of one clip, in Qwen2.5-Omni."""
     if items[0].dim() == len(("channel", "row", "column")):
         return seen_by_qwen(model, items)
     clip = torch.cat(tuple(items), dim=1)
@@ -202,20 +204,24 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
 
 
 def perceived(name: str, model: Any, items: Items) -> Tensor:
-    """What the whole model makes of items of one modality."""
+    """The whole model's features of items of one modality."""
     alike = len({item.shape for item in items}) == 1
     return FEATURES[name](model, torch.stack(list(items)) if alike else items)
 
 
 def whole_model(config: dict[str, Any]) -> Any:
     """transformers' own model in float64."""
-    made: Any = built(config)
-    for norm in {type(each) for each in made.modules() if type(each).__name__.endswith("RMSNorm")}:
-        widen_norms(made, norm, GEMMA_OFFSET if norm.__name__.startswith("Gemma") else 0.0)
-    for router in {type(each) for each in made.modules() if type(each).__name__.endswith("TopKRouter")}:
-        replace_parts(made, router, WideRouter)
-        made.set_experts_implementation("eager")  # the others know no float64
-    return made.double().eval().requires_grad_()  # complex angles stay complex
+    built_model: Any = built(config)
+    for norm in {
+        type(module) for module in built_model.modules() if type(module).__name__.endswith("RMSNorm")
+    }:
+        widen_norms(built_model, norm, GEMMA_OFFSET if norm.__name__.startswith("Gemma") else 0.0)
+    for router in {
+        type(module) for module in built_model.modules() if type(module).__name__.endswith("TopKRouter")
+    }:
+        replace_parts(built_model, router, WideRouter)
+        built_model.set_experts_implementation("eager")  # the others know no float64
+    return built_model.double().eval().requires_grad_()  # complex angles stay complex
 
 
 LOSSES = [name for name in FEATURES if name not in TILED]
@@ -231,8 +237,8 @@ def segments_of(module: Module) -> tuple[Segment, ...]:
 
 
 def sample_of(name: str, modules: Mapping[str, Module]) -> Sample:
-    """Five tokens of text before what each encoder reads, and nine behind all."""
-    encoders = [module for called, module in modules.items() if called != LLM]
+    """A sample: five tokens of text before each encoder's items, and nine after all."""
+    encoders = [module for module_name, module in modules.items() if module_name != LLM]
     parts: list[Segment] = []
     for k, encoder in enumerate(encoders):
         parts += [Segment(TEXT, k, 5, 5), *segments_of(encoder)]
@@ -241,7 +247,7 @@ def sample_of(name: str, modules: Mapping[str, Module]) -> Sample:
 
 
 def saved(name: str, folder: Path) -> Any:
-    """transformers' own model with weights that are not zero, and its checkpoint."""
+    """transformers' own model with nonzero weights, and its checkpoint."""
     ids = {key: SOUND if AUDIO in key else IMAGE for key in ID_KEYS if key in known_keys(name)}
     config = {**CONFIGS[name], **ids}
     torch.manual_seed(1)
@@ -260,16 +266,16 @@ def known_keys(name: str) -> set[str]:
 def said_to(
     name: str, model: Any, ids: Tensor, sample: Sample, raw: Mapping[str, Items]
 ) -> dict[str, Tensor]:
-    """What a processor says beside the tokens, where the model reads it.
+    """A processor's outputs besides tokens, where the model reads them.
 
-    Positions of three axes as transformers' own rule has them; Gemma 3's types of tokens, 1 of an image;
-    PaliGemma's, 0 of the prompt, which here is all that stands before the answer. Its own positions count
-    from 1; what a rotation by one more changes is the rounding of tables in float32.
+    Positions of three axes by transformers' own rule; Gemma 3's token types, 1 for images; PaliGemma's,
+    0 for the prompt, which here is everything before the answer. Its own positions count from 1; the rotation
+    by one more only changes the rounding of tables in float32.
     """
     if name in MASKS:
-        is_image, places = ids == IMAGE, torch.arange(len(ids))
-        kinds = is_image if name == "gemma3" else places > is_image.nonzero().max()
-        return {"token_type_ids": kinds.long()[None], "position_ids": places[None]}
+        is_image, positions = ids == IMAGE, torch.arange(len(ids))
+        kinds = is_image if name == "gemma3" else positions > is_image.nonzero().max()
+        return {"token_type_ids": kinds.long()[None], "position_ids": positions[None]}
     if VISION not in raw or not hasattr(getattr(model, "model", None), "get_rope_index"):
         return {}
     grids = torch.tensor([[1, *(side // 4 for side in image.shape[1:])] for image in raw[VISION]])
@@ -277,12 +283,12 @@ def said_to(
         frames = torch.tensor([sum(window.shape[1] for window in raw[AUDIO])])
         marked = marked_ids(model.config, sample)[None]
         return {"position_ids": model.get_rope_index(marked, grids, audio_seqlens=frames)[0]}
-    places, _ = model.model.get_rope_index(ids[None], (ids == IMAGE).int()[None], image_grid_thw=grids)
-    return {"position_ids": places}
+    positions, _ = model.model.get_rope_index(ids[None], (ids == IMAGE).int()[None], image_grid_thw=grids)
+    return {"position_ids": positions}
 
 
 def marked_ids(config: Any, sample: Sample) -> Tensor:
-    """[T] tokens of images and clips, each behind a token at which it starts; text is zeros."""
+    """[T] tokens of images and clips, each after a start token; text is zeros."""
     starts = {VISION: config.vision_start_token_id, AUDIO: config.audio_start_token_id}
     ids: list[int] = []
     for segment in sample.segments:
@@ -294,33 +300,35 @@ def marked_ids(config: Any, sample: Sample) -> Tensor:
 
 
 def whole_loss(name: str, model: Any, plan: Plan) -> float:
-    """Mean over the targets that the plan has, of the whole model's logits."""
+    """The whole model's loss: the mean over the plan's targets."""
     source = SyntheticSource(0)
     first = {stage.module: stage for stage in reversed(plan.stages)}
     raw: dict[str, Items] = {}
     for module, stage in first.items():
-        own = [each for each in plan.microbatches if each.module == module]
+        own_microbatches = [microbatch for microbatch in plan.microbatches if microbatch.module == module]
         raw[module] = [
-            item for each in own for item in microbatch_data(plan, stage, each, source, dtype=F64).raw
+            item
+            for microbatch in own_microbatches
+            for item in microbatch_data(plan, stage, microbatch, source, dtype=F64).raw
         ]
     del raw[LLM]
     llm, (sample,) = plan.microbatches[-1], plan.batch
-    seen = microbatch_data(plan, first[LLM], llm, source, dtype=F64)
-    asked = microbatch_data(plan, plan.stages[-1], llm, source, dtype=F64)
-    assert seen.input_ids is not None
-    assert asked.labels is not None
-    ids = seen.input_ids.clone()
+    llm_input = microbatch_data(plan, first[LLM], llm, source, dtype=F64)
+    last_input = microbatch_data(plan, plan.stages[-1], llm, source, dtype=F64)
+    assert llm_input.input_ids is not None
+    assert last_input.labels is not None
+    ids = llm_input.input_ids.clone()
     ids[ids < 0] = IMAGE
     features = torch.cat([perceived(name, model, raw[part.name]) for part in plan.model.modules[:-1]])
     embedded = model.get_input_embeddings()(ids)
-    is_feature = seen.input_ids < 0
+    is_feature = llm_input.input_ids < 0
     embedded = torch.where(is_feature[:, None], 0.0, embedded)
     embedded[is_feature], *deeper = features.split(embedded.shape[1], dim=1)
-    said = said_to(name, model, ids, sample, raw)
+    more_inputs = said_to(name, model, ids, sample, raw)
     if deeper:  # the whole model gives them to its language model by itself, of pixels alone
-        said |= {"visual_pos_masks": is_feature[None], "deepstack_visual_embeds": deeper}
-        logits = model.lm_head(model.model.language_model(inputs_embeds=embedded[None], **said)[0])[0]
+        more_inputs |= {"visual_pos_masks": is_feature[None], "deepstack_visual_embeds": deeper}
+        logits = model.lm_head(model.model.language_model(inputs_embeds=embedded[None], **more_inputs)[0])[0]
     else:
-        logits = model(inputs_embeds=embedded[None], **said).logits[0]
-    loss: Tensor = nn.functional.cross_entropy(logits, asked.labels)
+        logits = model(inputs_embeds=embedded[None], **more_inputs).logits[0]
+    loss: Tensor = nn.functional.cross_entropy(logits, last_input.labels)
     return float(loss.detach())

@@ -34,13 +34,13 @@ class Judged:
 
 
 def job(dataset: str) -> Job:
-    """A job whose layouts are all open."""
+    """The data set's job without layouts."""
     return replace(job_of(dataset, LLM, batch_of(dataset, NUM_SAMPLES, 1)), layouts=())
 
 
-def judged(given: Job, configuration: Configuration) -> Judged:
+def judged(open_job: Job, configuration: Configuration) -> Judged:
     """Plan and simulate one configuration."""
-    plan = entrain.plan(configuration.job(given), a40_cost())
+    plan = entrain.plan(configuration.job(open_job), a40_cost())
     try:
         simulated_s = candidate_s(plan, a40_cost())
     except ValueError:
@@ -48,40 +48,41 @@ def judged(given: Job, configuration: Configuration) -> Judged:
     return Judged(configuration=configuration, simulated_s=simulated_s)
 
 
-def spread(every: Sequence[Configuration], count: int) -> tuple[Configuration, ...]:
-    """The best half of `count` by formula, and the rest evenly over all others."""
-    best, others = list(every[: count // 2]), every[count // 2 :]
-    left = min(count - len(best), len(others))
-    return (*best, *(others[index * len(others) // left] for index in range(left)))
+def spread(configurations: Sequence[Configuration], count: int) -> tuple[Configuration, ...]:
+    """`count` configurations: half the best by formula, half evenly spaced over the others."""
+    best, others = list(configurations[: count // 2]), configurations[count // 2 :]
+    num_others = min(count - len(best), len(others))
+    return (*best, *(others[index * len(others) // num_others] for index in range(num_others)))
 
 
 def named(configuration: Configuration) -> str:
-    """Degrees in short, such as dp 2, vision tp 2 pp 4, llm tp 1 pp 8."""
+    """A short name, such as dp 2, vision tp 2 pp 4, llm tp 1 pp 8."""
     modules = ", ".join(f"{x.module} tp {x.tp} pp {x.pp}" for x in configuration.layouts)
     return f"dp {configuration.replicas}, {modules}"
 
 
 def data_set_evidence(dataset: str) -> Evidence:
-    """Both rankings of one data set's configurations."""
+    """Evidence on both rankings of a data set's configurations."""
     evidence = Evidence()
-    every = configurations(job(dataset), a40_cost())
-    tried = [judged(job(dataset), configuration) for configuration in spread(every, SIMULATED)]
-    fitting = [each for each in tried if each.simulated_s]
-    formula_s = [each.configuration.formula_s for each in fitting]
-    simulated_s = [each.simulated_s or 0.0 for each in fitting]
-    chosen, best = fitting[0], min(fitting, key=lambda each: each.simulated_s or 0.0)
+    ordered = configurations(job(dataset), a40_cost())
+    planned = [judged(job(dataset), configuration) for configuration in spread(ordered, SIMULATED)]
+    fitting = [candidate for candidate in planned if candidate.simulated_s]
+    formula_s = [candidate.configuration.formula_s for candidate in fitting]
+    simulated_s = [candidate.simulated_s or 0.0 for candidate in fitting]
+    chosen, best = fitting[0], min(fitting, key=lambda candidate: candidate.simulated_s or 0.0)
     regret = simulated_s[0] / min(simulated_s) - 1
     key = f"modelled/{dataset}"
     agreement = float(kendalltau(formula_s, simulated_s).statistic)
     errors = [a / b - 1 for a, b in zip(formula_s, simulated_s, strict=True)]
     evidence.ours |= {
-        f"{key}/configurations": float(len(every)),
+        f"{key}/configurations": float(len(ordered)),
         f"{key}/kendall_tau": agreement,
         f"{key}/regret": regret,
         f"{key}/formula_error": statistics.median(errors),
     }
     evidence.notes += [
-        f"{dataset}: {len(every)} configurations; {len(fitting)} of the {len(tried)} planned fit in memory",
+        f"{dataset}: {len(ordered)} configurations; "
+        f"{len(fitting)} of the {len(planned)} planned fit in memory",
         f"{dataset}: formula takes {named(chosen.configuration)}: {formula_s[0]:.2f} s, simulated "
         f"{simulated_s[0]:.2f} s; simulator takes {named(best.configuration)}: {min(simulated_s):.2f} s",
     ]

@@ -32,45 +32,47 @@ TABLES = {
 
 
 def printed_counts(table: str) -> dict[int, int]:
-    """Batch size -> how many allocations the paper's table lists."""
+    """Batch size -> number of allocations in the paper's table."""
     sizes = [int(row["batch_size_samples"]) for row in printed_rows(f"entrain_table{table}")]
     return {size: sizes.count(size) for size in SIZES}
 
 
 def trials(dataset: str, llm: str) -> tuple[SizeTrials, ...]:
-    """Every size of the tables, tried to the end."""
+    """Trials of every size in the tables."""
     draw = batch_draws(dataset, llm, 0)
     return tuple(trials_of(draw, size, GPUS_PER_REPLICA, trials=num_trials(0.95, 0.05)) for size in SIZES)
 
 
 def table_evidence(dataset: str, llm: str, table: str) -> Evidence:
-    """One table: number of allocations by size, convergence, and the mean ratio behind it."""
-    found, evidence = trials(dataset, llm), Evidence()
+    """Evidence of one table: allocations by size, convergence, and the mean ratio behind them."""
+    size_trials, evidence = trials(dataset, llm), Evidence()
     ratio = mean_ratio(dataset, llm)
     where = f"table {table.replace('_', '.')} ({dataset}, {llm})"
     key = f"modelled/table{table}"
     evidence.ours[f"{key}/vision_to_llm"] = ratio
     printed = printed_counts(table)
-    for each in found:
-        evidence.ours[f"{key}/allocations_at_{each.num_samples}"] = len(each.counts)
-        listed = ", ".join(f"{v}:{t} x{times}" for (v, t), times in each.counts[:5])
+    for trial in size_trials:
+        evidence.ours[f"{key}/allocations_at_{trial.num_samples}"] = len(trial.counts)
+        listed = ", ".join(f"{v}:{t} x{times}" for (v, t), times in trial.counts[:5])
         evidence.notes.append(
-            f"{where}, {each.num_samples:3d} samples: {len(each.counts)} allocations "
-            f"(paper {printed[each.num_samples]}): {listed}"
+            f"{where}, {trial.num_samples:3d} samples: {len(trial.counts)} allocations "
+            f"(paper {printed[trial.num_samples]}): {listed}"
         )
-    stable = [each.num_samples for each in found if each.is_stable]
+    stable = [trial.num_samples for trial in size_trials if trial.is_stable]
     if stable:
         evidence.ours[f"{key}/stable_from"] = stable[0]
-    counts = [len(each.counts) for each in found]
+    counts = [len(trial.counts) for trial in size_trials]
     evidence.claim(
         f"{where}: larger batches, fewer allocations ({' '.join(map(str, counts))});", is_falling(counts)
     )
-    evidence.claim(f"{where}: one allocation at 256 samples, vision to LLM {ratio:.2f};", found[-1].is_stable)
+    evidence.claim(
+        f"{where}: one allocation at 256 samples, vision to LLM {ratio:.2f};", size_trials[-1].is_stable
+    )
     return evidence
 
 
 def is_falling(counts: Sequence[int]) -> bool:
-    """Never more, and fewer in the end unless there was one to begin with."""
+    """Whether counts never rise, and fall in the end unless they start at 1."""
     return list(counts) == sorted(counts, reverse=True) and (counts[0] == 1 or counts[-1] < counts[0])
 
 

@@ -17,7 +17,7 @@ PIECES = 8  # of a rank's share of one encoder pass
 
 
 class _Filling:
-    """The state of all ranks while time goes on."""
+    """An event simulation of all ranks."""
 
     def __init__(self, llm: tuple[Seconds, Seconds], encoder: tuple[Seconds, Seconds]) -> None:
         self._forward_s, self._backward_s = llm
@@ -31,7 +31,7 @@ class _Filling:
         self._idle: set[int] = set()
 
     def seconds(self) -> float:
-        """Play everything; AssertionError where something never ran."""
+        """Seconds of the step; AssertionError where some work never ran."""
         events = [(0.0, rank, None) for rank in range(self._ranks)]
         now_s = 0.0
         queue: list[tuple[float, int, Action | tuple[int, int] | None]] = list(events)
@@ -48,12 +48,12 @@ class _Filling:
                     self._left[done[0]][done[1]] -= 1
             for rank in sorted(free | self._idle):
                 self._idle.discard(rank)
-                found = self._next(rank)
-                if found is None:
+                next_work = self._next(rank)
+                if next_work is None:
                     self._idle.add(rank)
                 else:
-                    heapq.heappush(queue, (now_s + found[0], rank, found[1]))
-        assert all(at == len(todo) for at, todo in zip(self._at, self._todo, strict=True))
+                    heapq.heappush(queue, (now_s + next_work[0], rank, next_work[1]))
+        assert all(next_index == len(todo) for next_index, todo in zip(self._at, self._todo, strict=True))
         assert not any(map(sum, self._left))
         return now_s
 
@@ -77,14 +77,18 @@ class _Filling:
         return Action(0, Pass.B, microbatch) in self._ended
 
     def _is_ready(self, rank: int, action: Action) -> bool:
-        own = action.microbatch or 0
+        microbatch = action.microbatch or 0
         if action.kind is Pass.F:
-            return self._left[0][own] == 0 if rank == 0 else Action(rank - 1, Pass.F, own) in self._ended
-        return rank == self._ranks - 1 or Action(rank + 1, Pass.B, own) in self._ended
+            return (
+                self._left[0][microbatch] == 0
+                if rank == 0
+                else Action(rank - 1, Pass.F, microbatch) in self._ended
+            )
+        return rank == self._ranks - 1 or Action(rank + 1, Pass.B, microbatch) in self._ended
 
 
 def filled_s(llm: tuple[Seconds, Seconds], encoder: tuple[Seconds, Seconds]) -> float:
-    """Seconds of a step.
+    """Seconds of a step with encoder work in the LLM's bubbles.
 
     Args:
         llm: [microbatches, ranks] seconds of forwards and of backwards under 1F1B.

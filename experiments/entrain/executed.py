@@ -74,7 +74,7 @@ PLANNERS: Mapping[str, Planner] = {
 
 
 def skewed_batch(num: int, seed: int) -> tuple[Sample, ...]:
-    """Charts and their tables; sides of the corpus's charts are halved."""
+    """Samples of charts and their tables; sides of the corpus's charts are halved."""
     return tuple(_sample(index, sizes) for index, sizes in enumerate(corpus(CORPUS).draw(num, seed)))
 
 
@@ -90,7 +90,7 @@ def _sample(index: int, sizes: Sizes) -> Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """How many stages each module has, on ranks of their own, and who plays them."""
+    """Stages of each module on its own ranks, and whether one process emulates all ranks."""
 
     stages: int = 1
     emulated: bool = False
@@ -100,7 +100,7 @@ class Ranks:
         return 2 * self.stages
 
     def cluster(self, link: Link) -> Cluster:
-        """This machine, or one with a core for each."""
+        """This machine, or an emulated one with a core for each rank."""
         return emulated_machine(CPU, self.count, link) if self.emulated else this_machine(link, self.count)
 
 
@@ -138,7 +138,7 @@ def charts_job(
 
 
 def job(link: Link, order: Sequence[int], ranks: Ranks = TWO, *, pp: int | None = 1) -> Job:
-    """The batch in some order, `pp` stages for each module."""
+    """The job of the batch in a given order, with `pp` stages for each module."""
     batch = skewed_batch(NUM_SAMPLES, SEED)
     charts = charts_job(
         "charts",
@@ -155,19 +155,19 @@ def job(link: Link, order: Sequence[int], ranks: Ranks = TWO, *, pp: int | None 
 
 
 def path_of(ranks: Ranks) -> Path:
-    """Where the result of such ranks is kept."""
+    """The result file for these ranks."""
     suffix = "" if ranks == TWO else f"_{ranks.count}{'_emulated' if ranks.emulated else ''}"
     return RESULTS / f"entrain_executed{suffix}.json"
 
 
 def random_orders() -> tuple[tuple[int, ...], ...]:
-    """Of the batch's samples."""
+    """Random orders of the batch's samples."""
     rng = random.Random(SEED)
     return tuple(tuple(rng.sample(range(NUM_SAMPLES), NUM_SAMPLES)) for _ in range(ORDERS))
 
 
 def cases(profile: Profile, link: Link, ranks: Ranks = TWO) -> tuple[Case, ...]:
-    """Random orders first, then what the planners make of the first of them."""
+    """Plans of the random orders, then the planners' plans for the first of them."""
     cost, orders = CostModel(profile), random_orders()
     plans = {
         f"random order {number}": cornstarch.plan(job(link, order, ranks, pp=ranks.stages), cost)
@@ -180,7 +180,7 @@ def cases(profile: Profile, link: Link, ranks: Ranks = TWO) -> tuple[Case, ...]:
 
 
 def run(out: Path, rounds: int, ranks: Ranks = TWO, *, is_quiet: bool) -> dict[str, Any]:
-    """Calibrate, predict, execute; goes on where an earlier run in the same folder stopped."""
+    """Calibrate, predict and execute; continues an earlier run in the same folder."""
     started_s = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
     with nullcontext() if ranks.emulated else Pool(ranks.count) as pool:
@@ -203,13 +203,13 @@ def run(out: Path, rounds: int, ranks: Ranks = TWO, *, is_quiet: bool) -> dict[s
 
 
 def _unpriced(ranks: Ranks) -> tuple[Case, ...]:
-    """Plans whose layers are to be measured: those of one grouping, and DIP's other cuts."""
-    every = cases(ideal_profile(), UNMEASURED, ranks)
-    return tuple(case for case in every if case.name in ("random order 1", "dip"))
+    """Plans whose layers are measured: one random order, and DIP's different cuts."""
+    all_cases = cases(ideal_profile(), UNMEASURED, ranks)
+    return tuple(case for case in all_cases if case.name in ("random order 1", "dip"))
 
 
 def cases_of(plans: Mapping[str, Plan], job: str, part: Part) -> tuple[Case, ...]:
-    """The plans as the runs know them."""
+    """The plans as cases."""
     return tuple(
         Case(name=name, job=job, part=part, plan=replace(plan, strategy=name)) for name, plan in plans.items()
     )
@@ -218,17 +218,20 @@ def cases_of(plans: Mapping[str, Plan], job: str, part: Part) -> tuple[Case, ...
 def seconds_by_plan(
     runs: Runs, predicted: Sequence[Predicted], what: str, *, is_quiet: bool
 ) -> dict[str, list[float]]:
-    """Of every step, after all rounds; ValueError where a plan does not run."""
+    """Plan -> seconds of every step after all rounds; ValueError where a plan does not run."""
     with ticking(what, None, quiet=is_quiet) as ticker:
         runs.execute(predicted, ticker.at)
     if runs.left_out:
         first = next(iter(runs.left_out.values()))
         raise ValueError(f"plan {first.name!r} did not run: {first.reason}")
-    return {one.case.name: [trace.iteration_s for trace in runs.timed(one)] for one in predicted}
+    return {
+        prediction.case.name: [trace.iteration_s for trace in runs.timed(prediction)]
+        for prediction in predicted
+    }
 
 
 def made_by(script: str, rounds: int) -> dict[str, Any]:
-    """Where and of what a result is."""
+    """The provenance of a result."""
     return {
         "script": script,
         "command": f"python -m experiments.{script.replace('/', '.')}",
@@ -242,21 +245,21 @@ def made_by(script: str, rounds: int) -> dict[str, Any]:
 def rows_of(
     predicted: Sequence[Predicted], executed_s: Mapping[str, Sequence[float]]
 ) -> dict[str, dict[str, Any]]:
-    """Every plan's seconds, both ways."""
+    """Predicted and executed seconds of every plan."""
     return {
-        one.case.name: {
-            "plan_hash": one.plan_hash,
-            "predicted_s": one.simulated.iteration_s,
-            "executed_s": statistics.median(executed_s[one.case.name]),
+        prediction.case.name: {
+            "plan_hash": prediction.plan_hash,
+            "predicted_s": prediction.simulated.iteration_s,
+            "executed_s": statistics.median(executed_s[prediction.case.name]),
         }
-        for one in predicted
+        for prediction in predicted
     }
 
 
 def summary(predicted: Sequence[Predicted], executed_s: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Per plan its seconds, and how many times faster than the random orders, both ways."""
-    plain = [one for one in predicted if one.case.name not in PLANNERS]
-    plain_s = statistics.fmean(one.simulated.iteration_s for one in plain)
+    """Seconds of every plan and its speed-up over random orders, both predicted and executed."""
+    plain = [prediction for prediction in predicted if prediction.case.name not in PLANNERS]
+    plain_s = statistics.fmean(prediction.simulated.iteration_s for prediction in plain)
     plans = rows_of(predicted, executed_s)
     for name, row in plans.items():
         speedup = ratio_of_medians([executed_s[other.case.name] for other in plain], executed_s[name])
@@ -265,21 +268,21 @@ def summary(predicted: Sequence[Predicted], executed_s: Mapping[str, Sequence[fl
             "executed_speedup": speedup.mean,
             "interval_95": [speedup.low, speedup.high],
         }
-    own = plans["entrain"]["interval_95"]
-    return {"plans": plans, "entrain_is_faster": own[0] > 1}
+    entrain_interval = plans["entrain"]["interval_95"]
+    return {"plans": plans, "entrain_is_faster": entrain_interval[0] > 1}
 
 
 def lines(result: Mapping[str, Any]) -> list[str]:
     """The table that the command prints."""
-    found = ["plan               predicted   executed   speed-up predicted   executed (95 % interval)"]
+    table = ["plan               predicted   executed   speed-up predicted   executed (95 % interval)"]
     for name, row in result["plans"].items():
         interval = Interval(row["executed_speedup"], *row["interval_95"])
-        found.append(
+        table.append(
             f"{name:16} {row['predicted_s']:9.3f} s {row['executed_s']:8.3f} s "
             f"{row['predicted_speedup']:16.3f}      {interval}"
         )
     verdict = "holds" if result["entrain_is_faster"] else "FAILS"
-    return [*found, f"claim: Entrain's plan runs faster than random orders, interval above 1: {verdict}"]
+    return [*table, f"claim: Entrain's plan runs faster than random orders, interval above 1: {verdict}"]
 
 
 def main() -> int:
@@ -294,22 +297,22 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--stages", type=int, default=TWO.stages, help="of each module (default 1)")
     parser.add_argument("--emulate", action="store_true", help="one process plays all ranks")
-    given = parser.parse_args()
-    if not 1 <= given.stages <= MOST_STAGES:
-        parser.error(f"--stages must be from 1 to {MOST_STAGES}, got {given.stages}")
-    ranks = Ranks(stages=given.stages, emulated=given.emulate)
+    arguments = parser.parse_args()
+    if not 1 <= arguments.stages <= MOST_STAGES:
+        parser.error(f"--stages must be from 1 to {MOST_STAGES}, got {arguments.stages}")
+    ranks = Ranks(stages=arguments.stages, emulated=arguments.emulate)
     usual = EMULATED_ROUNDS if ranks.emulated else ROUNDS if ranks == TWO else DEEP_ROUNDS
-    rounds = usual if given.rounds is None else given.rounds
+    rounds = usual if arguments.rounds is None else arguments.rounds
     if rounds < 2:
         parser.error(f"--rounds must be >= 2 for an interval, got {rounds}")
-    if not given.resume:
-        shutil.rmtree(given.out / "runs", ignore_errors=True)
+    if not arguments.resume:
+        shutil.rmtree(arguments.out / "runs", ignore_errors=True)
         for name in ("measurement.json", "predictions.json", "runs.jsonl"):
-            (given.out / name).unlink(missing_ok=True)
-    result = run(given.out, rounds, ranks, is_quiet=given.json)
+            (arguments.out / name).unlink(missing_ok=True)
+    result = run(arguments.out, rounds, ranks, is_quiet=arguments.json)
     print("\n".join(lines(result)))
     path = path_of(ranks) if rounds >= usual else None
-    return finish(result, out=path, as_json=given.json, holds=result["entrain_is_faster"])
+    return finish(result, out=path, as_json=arguments.json, holds=result["entrain_is_faster"])
 
 
 if __name__ == "__main__":

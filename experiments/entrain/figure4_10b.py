@@ -27,7 +27,7 @@ CELLS = {"row": "row_llm_workload_after_units", "col": "col_llm_workload_after_u
 
 
 def samples_of(name: str) -> Samples:
-    """Of a microbatch of the example, such as MB3."""
+    """Units of the samples of a microbatch of the example, such as MB3."""
     return LLM_UNITS[int(name.removeprefix("MB")) - 1]
 
 
@@ -37,18 +37,18 @@ def pair_of(row: PrintedRow) -> tuple[Samples, Samples]:
 
 
 def loads_after(overloaded: Samples, other: Samples) -> tuple[int, int]:
-    """Units of both once the overloaded microbatch has handed on what evens the pair out best."""
+    """Units of both microbatches after the deferral that balances the pair best."""
     units = (*overloaded, *other)
     numbers = range(len(units))
     microbatches = (tuple(numbers[: len(overloaded)]), tuple(numbers[len(overloaded) :]))
-    found = pairwise_deferral(microbatches, units)
-    after = dict(zip(found.order, found.llm_microbatches(microbatches), strict=True))
+    deferral = pairwise_deferral(microbatches, units)
+    after = dict(zip(deferral.order, deferral.llm_microbatches(microbatches), strict=True))
     first, second = (sum(units[sample] for sample in after[index]) for index in (0, 1))
     return first, second
 
 
 def loads_after_larger(overloaded: Samples, other: Samples) -> tuple[int, int]:
-    """The same, but of two subsets equally near to half the difference the larger one moves."""
+    """As `loads_after`, but of two subsets equally near to half the difference the larger one moves."""
     before, after = sum(overloaded), sum(other)
     subsets = (units for count in range(len(overloaded) + 1) for units in combinations(overloaded, count))
     moved = min(map(sum, subsets), key=lambda units: (abs(2 * units - (before - after)), -units))
@@ -65,18 +65,20 @@ def cuts(load: int) -> Iterator[Samples]:
 
 
 def ours(row: PrintedRow) -> Values:
-    """The example's samples first, then every other cut of the overloaded microbatch."""
+    """Loads with the example's samples first, then with every other cut of the overloaded microbatch."""
     overloaded, other = pair_of(row)
-    every = {"the samples shown": loads_after(overloaded, other)}
+    loads_of = {"the samples shown": loads_after(overloaded, other)}
     for samples in cuts(sum(overloaded)):
         name = f"samples of {', '.join(map(str, samples))}"
-        every[name] = loads_after(samples, other)
-        every[f"{name}, the larger of equal subsets"] = loads_after_larger(samples, other)
-    return {cell: {name: loads[at] for name, loads in every.items()} for at, cell in enumerate(CELLS)}
+        loads_of[name] = loads_after(samples, other)
+        loads_of[f"{name}, the larger of equal subsets"] = loads_after_larger(samples, other)
+    return {
+        cell: {name: loads[index] for name, loads in loads_of.items()} for index, cell in enumerate(CELLS)
+    }
 
 
 def explains(samples: Samples, name: str) -> bool:
-    """Whether a cut of a microbatch gives a heavier load as printed in all its pairs."""
+    """Whether a cut of a microbatch reproduces the printed heavier load in all its pairs."""
     rows = [row for row in printed_rows(CSV) if row["row_microbatch"] == name]
     return all(
         max(loads_after(samples, samples_of(row["col_microbatch"])))
@@ -98,7 +100,11 @@ def run() -> Parts:
     evidence = table.evidence()
     for name in dict.fromkeys(row["row_microbatch"] for row in printed_rows(CSV)):
         load = sum(samples_of(name))
-        found = [samples for samples in cuts(load) if explains(samples, name)]
-        text = f"{name}: the heavier of each pair is as printed for {len(found)} of {len(list(cuts(load)))}"
-        evidence.claim(f"{text} ways to cut its {load} units into samples (want one at least):", bool(found))
+        explaining = [samples for samples in cuts(load) if explains(samples, name)]
+        text = (
+            f"{name}: the heavier of each pair is as printed for {len(explaining)} of {len(list(cuts(load)))}"
+        )
+        evidence.claim(
+            f"{text} ways to cut its {load} units into samples (want one at least):", bool(explaining)
+        )
     return [evidence]

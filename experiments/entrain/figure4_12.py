@@ -47,35 +47,40 @@ SAME = 1e-4  # figures are kept to five digits
 
 
 def speedups(methods: dict[str, Figures], subject: str) -> dict[str, Interval]:
-    """Method -> how many times as long as the subject it takes, over the batches that both have seen."""
-    own_s = methods[subject]["seconds"]
+    """Method -> its time over the subject's, for batches that both have seen."""
+    subject_s = methods[subject]["seconds"]
     return {
-        method: bootstrap([other / own for other, own in zip(figures["seconds"], own_s, strict=False)])
+        method: bootstrap(
+            [
+                method_time / subject_time
+                for method_time, subject_time in zip(figures["seconds"], subject_s, strict=False)
+            ]
+        )
         for method, figures in methods.items()
         if method != subject
     }
 
 
 def data_set_evidence(llm: str, dataset: str, methods: dict[str, Figures], study: Study = STUDY) -> Evidence:
-    """One panel of the figure."""
+    """Evidence of one panel of the figure."""
     evidence = Evidence()
     where = f"{dataset}, {llm}, {study.layouts} stages"
     key = f"modelled/{llm}/{dataset}" + ("" if study is STUDY else f"/{study.name}")
-    again_s = study_figures("entrain", dataset, llm, study, 1)[0]
-    kept_s = methods["entrain"]["seconds"]
+    recomputed_s = study_figures("entrain", dataset, llm, study, 1)[0]
+    stored_s = methods["entrain"]["seconds"]
     evidence.claim(
-        f"{where}: at least {BATCHES} batches ({len(kept_s)});", len(kept_s) >= BATCHES, About.BOOKKEEPING
+        f"{where}: at least {BATCHES} batches ({len(stored_s)});", len(stored_s) >= BATCHES, About.BOOKKEEPING
     )
     evidence.claim(
         f"{where}: the kept series is what the code gives;",
-        abs(again_s / kept_s[0] - 1) < SAME,
+        abs(recomputed_s / stored_s[0] - 1) < SAME,
         About.BOOKKEEPING,
     )
     first = batch(dataset, llm, 1, study)
     share = replicas_of("dip", first, NUM_REPLICAS)[0]
     choice = dip_choice(share)
     evidence.notes.append(
-        f"{where}: {first.stages[0]} + {first.stages[1]}, Entrain {again_s:.3f} s at batch 1; DIP in "
+        f"{where}: {first.stages[0]} + {first.stages[1]}, Entrain {recomputed_s:.3f} s at batch 1; DIP in "
         f"{dip_windows(share)} windows, {choice.parts} sub-microbatches, recompute {choice.recompute}"
     )
     for subject in (name for name in ("entrain", OURS) if name in methods):
@@ -101,21 +106,21 @@ def data_set_evidence(llm: str, dataset: str, methods: dict[str, Figures], study
     return evidence
 
 
-def most_of(every: Series) -> float:
-    """How many times as fast as the paper's baselines Entrain is at most."""
+def most_of(series_of: Series) -> float:
+    """Entrain's largest speed-up over the paper's baselines."""
     return max(
         speedups(methods, "entrain")[method].mean
-        for series in every.values()
+        for series in series_of.values()
         for methods in series.values()
         for method in (OWN, "dip")
     )
 
 
-def drawing(every: Series) -> Grid:
-    """Mean speed over plain 1F1B by method with its interval; Entrain and ours in colour."""
+def drawing(series_of: Series) -> Grid:
+    """Mean speed-up over plain 1F1B by method with its interval; Entrain and ours in colour."""
     rows = [
         [_panel(f"{dataset}, {llm}", methods) for dataset, methods in series.items()]
-        for llm, series in every.items()
+        for llm, series in series_of.items()
     ]
     return Grid(rows=rows, panel_inches=(4.0, 3.8), shares_y="all")
 
@@ -123,8 +128,11 @@ def drawing(every: Series) -> Grid:
 def _panel(title: str, methods: dict[str, Figures]) -> Bars:
     names = tuple(methods)
     over = [over_plain(methods, name) for name in names]
-    means = [each.mean for each in over]
-    errors = ([each.mean - each.low for each in over], [each.high - each.mean for each in over])
+    means = [speedup.mean for speedup in over]
+    errors = (
+        [speedup.mean - speedup.low for speedup in over],
+        [speedup.high - speedup.mean for speedup in over],
+    )
     is_mine = [name.startswith("entrain") for name in names]
     colours = [GREEN if mine else LIGHT for mine in is_mine]
     labels = ["Entrain and ours" if mine else "others" for mine in is_mine]
@@ -133,29 +141,29 @@ def _panel(title: str, methods: dict[str, Figures]) -> Bars:
 
 
 def over_plain(methods: dict[str, Figures], name: str) -> Interval:
-    """How many times as long plain 1F1B takes."""
+    """Plain 1F1B's time over a method's."""
     pairs = zip(methods["1f1b"]["seconds"], methods[name]["seconds"], strict=False)
-    return bootstrap([plain / own for plain, own in pairs])
+    return bootstrap([plain / method_time for plain, method_time in pairs])
 
 
 @script(profile="A40")
 def run() -> Parts:
-    """All panels for which there is a series; draws them."""
-    every = {study.name: kept_series(study) for study in (STUDY, STUDIES["printed"], STUDIES["charts"])}
+    """Evidence and drawings of all panels for which there is a series."""
+    series_of = {study.name: kept_series(study) for study in (STUDY, STUDIES["printed"], STUDIES["charts"])}
     parts = [
         data_set_evidence(llm, dataset, methods, STUDIES[name])
-        for name, of_study in every.items()
-        for llm, series in of_study.items()
+        for name, study_series in series_of.items()
+        for llm, series in study_series.items()
         for dataset, methods in series.items()
         if name != "charts"
     ]
     summary = Evidence()
     most = {
-        "our stages": most_of(every["ours"]),
-        "the printed stages": most_of(every["printed"]),
-        "our stages, other charts": most_of(every["charts"]),
+        "our stages": most_of(series_of["ours"]),
+        "the printed stages": most_of(series_of["printed"]),
+        "our stages, other charts": most_of(series_of["charts"]),
     }
     number = PaperNumber("modelled/most", 1.40, "times", "section 4.7", rel_tol=0.15)
     summary.add_range(number, most, "sizes of SynthChartNet's charts and tables")
-    summary.figures["entrain_figure4_12"] = drawing(every["ours"])
+    summary.figures["entrain_figure4_12"] = drawing(series_of["ours"])
     return [summary, *parts]

@@ -22,9 +22,9 @@ from workbench.units import GB
 DATASET, LLM = "SynthChartNet", "Llama3-3b"
 
 
-def boxes(found: Traced) -> list[Box]:
-    """Passes of the first rank of every block."""
-    module_of = {stage.id: stage.module for stage in found.plan.stages}
+def boxes(simulated: Traced) -> list[Box]:
+    """Boxes for the passes of the first rank of every block."""
+    module_of = {stage.id: stage.module for stage in simulated.plan.stages}
     return [
         Box(
             span.rank // TP,
@@ -33,7 +33,7 @@ def boxes(found: Traced) -> list[Box]:
             span.start_s,
             span.end_s,
         )
-        for span in found.trace.spans
+        for span in simulated.trace.spans
         if span.lane is Lane.COMPUTE
         and span.rank % TP == 0
         and span.action.kind in COMPUTE
@@ -42,7 +42,7 @@ def boxes(found: Traced) -> list[Box]:
 
 
 def idle_fractions(drawn: list[Box]) -> list[float]:
-    """Of every block until the last pass of all ends."""
+    """Idle fraction of every block until the last pass ends."""
     last_s = max(box.end for box in drawn)
     rows = sorted({box.row for box in drawn})
     return [1 - sum(box.end - box.start for box in drawn if box.row == row) / last_s for row in rows]
@@ -52,9 +52,9 @@ def idle_fractions(drawn: list[Box]) -> list[float]:
 def run() -> Evidence:
     """Idle time by system, and the drawing."""
     evidence = Evidence()
-    found = {system: traced(DATASET, LLM, system) for system in (*PLANNERS, *OURS)}
-    panels = {system: boxes(each) for system, each in found.items()}
-    peak_gb = {system: max(peak_bytes(each.trace).values()) / GB for system, each in found.items()}
+    simulated = {system: traced(DATASET, LLM, system) for system in (*PLANNERS, *OURS)}
+    panels = {system: boxes(one_run) for system, one_run in simulated.items()}
+    peak_gb = {system: max(peak_bytes(one_run.trace).values()) / GB for system, one_run in simulated.items()}
     idle = {system: statistics.fmean(idle_fractions(drawn)) for system, drawn in panels.items()}
     ends = {system: max(box.end for box in drawn) for system, drawn in panels.items()}
     for system in panels:

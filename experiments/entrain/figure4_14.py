@@ -34,25 +34,28 @@ Curve = tuple[list[float], list[float]]  # seconds, GB
 
 
 def curves_of(dataset: str, llm: str, system: str, recompute: Recompute = Recompute.NONE) -> dict[int, Curve]:
-    """Rank -> what it holds over a step."""
-    found: dict[int, Curve] = {}
+    """Rank -> its memory over a step."""
+    curves: dict[int, Curve] = {}
     for sample in traced(dataset, llm, system, recompute).trace.memory:
-        seconds, held_gb = found.setdefault(sample.rank, ([], []))
+        seconds, held_gb = curves.setdefault(sample.rank, ([], []))
         seconds.append(sample.time_s)
         held_gb.append(sample.num_bytes / GB)
-    return dict(sorted(found.items()))
+    return dict(sorted(curves.items()))
 
 
 def panel_evidence(dataset: str, llm: str, curves: Mapping[str, Mapping[int, Curve]]) -> Evidence:
-    """One panel: peaks by system."""
+    """Evidence of one panel: peaks by system."""
     evidence = Evidence()
-    found = {system: [max(held) for _, held in of.values()] for system, of in curves.items()}
+    peaks_gb = {
+        system: [max(memory_gb) for _, memory_gb in curve_of_rank.values()]
+        for system, curve_of_rank in curves.items()
+    }
     where, key = f"{dataset}, {llm}", f"modelled/{llm}/{dataset}"
-    for system, held_gb in found.items():
+    for system, held_gb in peaks_gb.items():
         evidence.ours[f"{key}/{system}_peak_gb"] = max(held_gb)
-        listed = " ".join(f"{each:.1f}" for each in held_gb)
+        listed = " ".join(f"{peak_gb:.1f}" for peak_gb in held_gb)
         evidence.notes.append(f"{where}, {system}: GB by rank {listed}")
-    most = {system: max(held_gb) for system, held_gb in found.items()}
+    most = {system: max(held_gb) for system, held_gb in peaks_gb.items()}
     evidence.claim(
         f"{where}: DIP needs most ({most['dip']:.1f} GB, Entrain {most[ENTRAIN]:.1f});",
         most["dip"] >= max(most[ENTRAIN], most["disttrain"], most["1f1b"]),
@@ -73,18 +76,20 @@ def panel_evidence(dataset: str, llm: str, curves: Mapping[str, Mapping[int, Cur
 
 
 def more_under_dip(dataset: str, llm: str) -> Evidence:
-    """What a rank of DIP holds more than of Entrain, by what the encoder's backward computes again."""
+    """Evidence on a rank's extra memory under DIP over Entrain, by the encoder's recomputation."""
     evidence, more_gb = Evidence(), {}
     for recompute in Recompute:
-        dip, own = (curves_of(dataset, llm, each, recompute)[RANK][1] for each in ("dip", ENTRAIN))
-        more_gb[f"recompute {recompute} in the encoder"] = max(dip) - max(own)
+        dip_gb, entrain_gb = (
+            curves_of(dataset, llm, system, recompute)[RANK][1] for system in ("dip", ENTRAIN)
+        )
+        more_gb[f"recompute {recompute} in the encoder"] = max(dip_gb) - max(entrain_gb)
     number = PaperNumber("modelled/dip_more_gb", 12, "GB", "section 4.7.2", rel_tol=0.25)
     evidence.add_range(number, more_gb, "what the encoder's backward computes again")
     return evidence
 
 
-def drawing(every: Mapping[tuple[str, str], Mapping[str, Mapping[int, Curve]]]) -> Grid:
-    """A row a data set and model, a column a system, a line every other rank, darker for later ones."""
+def drawing(curves_of_panel: Mapping[tuple[str, str], Mapping[str, Mapping[int, Curve]]]) -> Grid:
+    """One row per data set and model, one column per system, a line for every other rank."""
     rows = [
         [
             Lines(
@@ -96,7 +101,7 @@ def drawing(every: Mapping[tuple[str, str], Mapping[str, Mapping[int, Curve]]]) 
             )
             for system in DRAWN
         ]
-        for (llm, dataset), curves in every.items()
+        for (llm, dataset), curves in curves_of_panel.items()
     ]
     return Grid(rows=rows, panel_inches=(4.3, 2.4), shares_y="row")
 
@@ -109,10 +114,10 @@ def _held(rank: int, curve: Curve) -> Line:
 
 @script(profile="A40")
 def run() -> Parts:
-    every = {
+    curves_of_panel = {
         (llm, dataset): {system: curves_of(dataset, llm, system) for system in PLANNERS}
         for llm, dataset in PANELS
     }
-    parts = [panel_evidence(dataset, llm, curves) for (llm, dataset), curves in every.items()]
-    parts[0].figures["entrain_figure4_14"] = drawing(every)
+    parts = [panel_evidence(dataset, llm, curves) for (llm, dataset), curves in curves_of_panel.items()]
+    parts[0].figures["entrain_figure4_14"] = drawing(curves_of_panel)
     return [*parts, more_under_dip("SynthChartNet", "Llama3-3b")]

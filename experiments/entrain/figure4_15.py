@@ -28,32 +28,34 @@ Split = tuple[int, int]
 
 def steps_s(dataset: str, llm: str, num_batches: int = BATCHES) -> dict[Split, float]:
     """Split -> mean seconds of Entrain's step over a few batches."""
-    drawn = [batch(dataset, llm, seed) for seed in range(1, num_batches + 1)]
+    batches = [batch(dataset, llm, seed) for seed in range(1, num_batches + 1)]
     splits = [(stages, BLOCKS - stages) for stages in range(1, BLOCKS)]
     return {
-        split: statistics.fmean(batch_figures("entrain", replace(each, stages=split))[0] for each in drawn)
+        split: statistics.fmean(
+            batch_figures("entrain", replace(one_batch, stages=split))[0] for one_batch in batches
+        )
         for split in splits
     }
 
 
-def panel_evidence(dataset: str, llm: str, found: Mapping[Split, float]) -> Evidence:
-    """The split of the mean ratio against all others."""
+def panel_evidence(dataset: str, llm: str, seconds_of: Mapping[Split, float]) -> Evidence:
+    """Evidence comparing the split of the mean ratio with all others."""
     evidence = Evidence()
     where, key = f"{dataset}, {llm}", f"modelled/{llm}/{dataset}"
-    chosen, best_s = stable_stages(dataset, llm), min(found.values())
-    for (encoder, text), seconds in found.items():
+    chosen, best_s = stable_stages(dataset, llm), min(seconds_of.values())
+    for (encoder, text), seconds in seconds_of.items():
         evidence.ours[f"{key}/{encoder}+{text}_relative_throughput"] = best_s / seconds
-    listed = " ".join(f"{e}+{t} {best_s / s:.2f}" for (e, t), s in found.items())
+    listed = " ".join(f"{e}+{t} {best_s / s:.2f}" for (e, t), s in seconds_of.items())
     evidence.notes.append(f"{where}: throughput over the best: {listed}; derived {chosen[0]}+{chosen[1]}")
     evidence.claim(
-        f"{where}: the derived split is within 2 % of the best ({best_s / found[chosen]:.3f});",
-        best_s / found[chosen] > 0.98,
+        f"{where}: the derived split is within 2 % of the best ({best_s / seconds_of[chosen]:.3f});",
+        best_s / seconds_of[chosen] > 0.98,
     )
     return evidence
 
 
 def even_share_bound(ratio: float) -> Bound:
-    """How far throughput falls at most where the encoder does `ratio` times the LLM's work.
+    """A bound on the drop of throughput where the encoder does `ratio` times the LLM's work.
 
     Let e be its share and m the microbatches. With the encoder in one stage a step takes at most
     m e + (1 - e) of a microbatch's work; under any split at least (m + BLOCKS - 1) / BLOCKS of it, which
@@ -64,35 +66,39 @@ def even_share_bound(ratio: float) -> Bound:
     return Bound(what=what, high=1 - 1 / (BLOCKS * share))
 
 
-def drawing(every: Mapping[tuple[str, str], Mapping[Split, float]]) -> Grid:
-    """Bars of relative throughput; black is the derived split, as printed."""
-    panels = [_panel(llm, dataset, found) for (llm, dataset), found in every.items()]
+def drawing(seconds_of_panel: Mapping[tuple[str, str], Mapping[Split, float]]) -> Grid:
+    """Bars of relative throughput; the derived split is black, as in print."""
+    panels = [_panel(llm, dataset, seconds_of) for (llm, dataset), seconds_of in seconds_of_panel.items()]
     title = "black: the split of the data set's mean ratio"
     return Grid(rows=wrapped(panels, len(CORPUS_OF)), title=title, panel_inches=(3.5, 2.6), shares_y="all")
 
 
-def _panel(llm: str, dataset: str, found: Mapping[Split, float]) -> Bars:
-    best_s, chosen = min(found.values()), stable_stages(dataset, llm)
-    shares = [best_s / seconds for seconds in found.values()]
-    colours = [BLACK if split == chosen else SKY for split in found]
+def _panel(llm: str, dataset: str, seconds_of: Mapping[Split, float]) -> Bars:
+    best_s, chosen = min(seconds_of.values()), stable_stages(dataset, llm)
+    shares = [best_s / seconds for seconds in seconds_of.values()]
+    colours = [BLACK if split == chosen else SKY for split in seconds_of]
     return Bars(
         title=f"{dataset}, {llm}",
         x="encoder : LLM stages",
         y="throughput over the best",
-        names=[f"{encoder}:{text}" for encoder, text in found],
+        names=[f"{encoder}:{text}" for encoder, text in seconds_of],
         series=[Series(values=shares, colour=colours)],
     )
 
 
 @script(profile="A40")
 def run() -> Parts:
-    every = {(llm, dataset): steps_s(dataset, llm) for llm, dataset in PANELS}
-    parts = [panel_evidence(dataset, llm, found) for (llm, dataset), found in every.items()]
+    seconds_of_panel = {(llm, dataset): steps_s(dataset, llm) for llm, dataset in PANELS}
+    parts = [
+        panel_evidence(dataset, llm, seconds_of) for (llm, dataset), seconds_of in seconds_of_panel.items()
+    ]
     summary = Evidence()
-    drop = max(1 - min(found.values()) / max(found.values()) for found in every.values())
+    drop = max(
+        1 - min(seconds_of.values()) / max(seconds_of.values()) for seconds_of in seconds_of_panel.values()
+    )
     number = PaperNumber("modelled/largest_drop", 0.85, "fraction", "section 4.7.3", rel_tol=0.1)
     summary.add(number, drop)
     largest = max(ratio for ratio, _ in PRINTED.values()) + RATIO_ROUNDING
     summary.bounds[number.key] = even_share_bound(largest)
-    summary.figures["entrain_figure4_15"] = drawing(every)
+    summary.figures["entrain_figure4_15"] = drawing(seconds_of_panel)
     return [summary, *parts]

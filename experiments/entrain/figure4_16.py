@@ -26,35 +26,37 @@ Forwards = dict[tuple[str, str], list[Seconds]]  # (module, system) -> by replic
 
 
 def lines_of(dataset: str, llm: str) -> Forwards:
-    """One batch under the three systems."""
-    found: Forwards = {}
+    """Forward times of one batch under the three systems."""
+    forwards: Forwards = {}
     for system in SYSTEMS:
         for replica in replicas_of(system, batch(dataset, llm, SEED), NUM_REPLICAS):
-            taken = METHODS[system](replica)
-            for module, seconds in zip(MODULES, taken[1:], strict=True):
-                found.setdefault((module, system), []).append(seconds)
-    return found
+            outcome = METHODS[system](replica)
+            for module, seconds in zip(MODULES, outcome[1:], strict=True):
+                forwards.setdefault((module, system), []).append(seconds)
+    return forwards
 
 
-def panel_evidence(dataset: str, llm: str, found: Forwards) -> Evidence:
-    """Spreads of one data set and model."""
+def panel_evidence(dataset: str, llm: str, forwards: Forwards) -> Evidence:
+    """Evidence on the spreads of one data set and model."""
     evidence = Evidence()
     for module in MODULES:
-        spreads = {s: [float(of.std()) * MS_PER_S for of in found[module, s]] for s in SYSTEMS}
-        for system, each in spreads.items():
-            evidence.ours[f"modelled/{llm}/{dataset}/{module}/{system}_std_ms"] = max(each)
-        others = min(min(each) for system, each in spreads.items() if system != "entrain")
+        spreads = {
+            s: [float(replica_s.std()) * MS_PER_S for replica_s in forwards[module, s]] for s in SYSTEMS
+        }
+        for system, spreads_ms in spreads.items():
+            evidence.ours[f"modelled/{llm}/{dataset}/{module}/{system}_std_ms"] = max(spreads_ms)
+        least_other = min(min(spreads_ms) for system, spreads_ms in spreads.items() if system != "entrain")
         worst = max(spreads["entrain"])
         evidence.claim(
             f"{dataset}, {module} of {llm}: Entrain's replicas are all evener "
-            f"({worst:.1f}, others from {others:.1f} ms);",
-            worst < others,
+            f"({worst:.1f}, others from {least_other:.1f} ms);",
+            worst < least_other,
         )
     return evidence
 
 
-def drawing(every: Mapping[tuple[str, str], Forwards]) -> Grid:
-    """A column a data set, a row a model and module, a line a replica."""
+def drawing(forwards_of_panel: Mapping[tuple[str, str], Forwards]) -> Grid:
+    """One column per data set, one row per model and module, one line per replica."""
     panels: list[Panel] = [
         Lines(
             title=f"{dataset}, {module} of {llm}",
@@ -62,9 +64,15 @@ def drawing(every: Mapping[tuple[str, str], Forwards]) -> Grid:
             y="forward, ms",
             y_limits=(0, None),
             lines=[
-                Line(x=range(len(of)), y=(of * MS_PER_S).tolist(), colour=colour, label=system, width=0.7)
+                Line(
+                    x=range(len(replica_s)),
+                    y=(replica_s * MS_PER_S).tolist(),
+                    colour=colour,
+                    label=system,
+                    width=0.7,
+                )
                 for system, colour in SYSTEMS.items()
-                for of in every[llm, dataset][module, system]
+                for replica_s in forwards_of_panel[llm, dataset][module, system]
             ],
         )
         for llm in LLM_OF
@@ -76,7 +84,7 @@ def drawing(every: Mapping[tuple[str, str], Forwards]) -> Grid:
 
 @script(profile="A40")
 def run() -> Parts:
-    every = {(llm, dataset): lines_of(dataset, llm) for llm, dataset in PANELS}
-    parts = [panel_evidence(dataset, llm, found) for (llm, dataset), found in every.items()]
-    parts[0].figures["entrain_figure4_16"] = drawing(every)
+    forwards_of_panel = {(llm, dataset): lines_of(dataset, llm) for llm, dataset in PANELS}
+    parts = [panel_evidence(dataset, llm, forwards) for (llm, dataset), forwards in forwards_of_panel.items()]
+    parts[0].figures["entrain_figure4_16"] = drawing(forwards_of_panel)
     return parts

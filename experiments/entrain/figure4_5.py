@@ -32,7 +32,7 @@ PRINTED = {("LLaVA-150k", "Llama3-1b"): (2.43, "C_3"), ("SynthChartNet", "Llama3
 
 @cache
 def ratios(dataset: str, llm: str) -> dict[int, list[float]]:
-    """Size -> vision over LLM work of many random batches."""
+    """Batch size -> vision over LLM work of many random batches."""
     draw = batch_draws(dataset, llm, seed=1)
     return {
         size: [vision / text for vision, text in (draw(size) for _ in range(NUM_BATCHES))] for size in SIZES
@@ -41,7 +41,10 @@ def ratios(dataset: str, llm: str) -> dict[int, list[float]]:
 
 def spreads(dataset: str, llm: str) -> tuple[float, ...]:
     """Coefficient of variation of the ratio over batches of each size."""
-    return tuple(statistics.stdev(of) / statistics.fmean(of) for of in ratios(dataset, llm).values())
+    return tuple(
+        statistics.stdev(batch_ratios) / statistics.fmean(batch_ratios)
+        for batch_ratios in ratios(dataset, llm).values()
+    )
 
 
 def tokens(dataset: str) -> tuple[Seconds, Seconds]:
@@ -52,11 +55,14 @@ def tokens(dataset: str) -> tuple[Seconds, Seconds]:
 
 
 def data_set_evidence(dataset: str) -> Evidence:
-    """Correlation of sizes, scatter of single samples, convergence."""
+    """Evidence on a data set: correlation of sizes, scatter of single samples, convergence."""
     evidence = Evidence()
     vision, text = tokens(dataset)
     correlation = float(np.corrcoef(vision, text)[0, 1])
-    percentiles = {name: np.percentile(of, (5, 50, 95)) for name, of in (("vision", vision), ("text", text))}
+    percentiles = {
+        name: np.percentile(token_counts, (5, 50, 95))
+        for name, token_counts in (("vision", vision), ("text", text))
+    }
     key = f"modelled/{dataset}"
     evidence.ours[f"{key}/correlation"] = correlation
     for name, (low, middle, high) in percentiles.items():
@@ -65,19 +71,19 @@ def data_set_evidence(dataset: str) -> Evidence:
         f"{dataset}: vision and text tokens vary independently (correlation {correlation:+.2f});",
         abs(correlation) < 0.3,
     )
-    found = spreads(dataset, LLM)
-    for size, spread in zip(SIZES, found, strict=True):
+    variations = spreads(dataset, LLM)
+    for size, spread in zip(SIZES, variations, strict=True):
         evidence.ours[f"{key}/ratio_variation_at_{size}"] = spread
-    listed = " ".join(f"{each:.3f}" for each in found)
+    listed = " ".join(f"{variation:.3f}" for variation in variations)
     evidence.claim(
         f"{dataset}: the ratio's variation falls with the batch ({listed});",
-        list(found) == sorted(found, reverse=True),
+        list(variations) == sorted(variations, reverse=True),
     )
     return evidence
 
 
 def allocated(table: str) -> Bound:
-    """Ratios of work whose nearest whole share of the GPUs is the one that a table settles at."""
+    """The range of work ratios that round to the allocation at which a table settles."""
     last = max(printed_rows(f"entrain_table{table}"), key=lambda row: int(row["batch_size_samples"]))
     vision, text = int(last["vision_gpus"]), int(last["llm_gpus"])
     low, high = ((vision + half) / (text - half) for half in (-0.5, 0.5))
@@ -85,16 +91,16 @@ def allocated(table: str) -> Bound:
 
 
 def drawing() -> Grid:
-    """By data set: distributions of tokens, ratios of 100 single samples, ratios of batches by size."""
+    """By data set: distributions of tokens, ratios of 100 single samples, and of batches by size."""
     columns = [_column(dataset, *tokens(dataset), ratios(dataset, LLM)) for dataset in CORPUS_OF]
     return Grid(rows=list(zip(*columns, strict=True)), panel_inches=(3.6, 2.8))
 
 
 def _column(
-    dataset: str, vision: Seconds, text: Seconds, found: Mapping[int, Sequence[float]]
+    dataset: str, vision: Seconds, text: Seconds, ratios_of: Mapping[int, Sequence[float]]
 ) -> tuple[Lines, Lines, Spreads]:
     sizes = [cumulative(vision.tolist(), BLUE, "vision"), cumulative(text.tolist(), ORANGE, "text")]
-    single = Line(x=range(NUM_DRAWN), y=found[1][:NUM_DRAWN], colour=BLUE, style="", marker=".")
+    single = Line(x=range(NUM_DRAWN), y=ratios_of[1][:NUM_DRAWN], colour=BLUE, style="", marker=".")
     return (
         Lines(title=f"{dataset} (4.3)", x="tokens", y="share at most", log="x", lines=sizes),
         Lines(title="4.4", x="sample", y="vision over LLM work", y_limits=(0, None), lines=[single]),
@@ -102,7 +108,7 @@ def _column(
             title="4.5",
             x="samples of a batch",
             y="vision over LLM work",
-            values={str(size): of for size, of in found.items()},
+            values={str(size): batch_ratios for size, batch_ratios in ratios_of.items()},
         ),
     )
 

@@ -29,15 +29,15 @@ from experiments.harness.script import Parts, script
 LLM = "Llama3-1b"
 STAGES, MICROBATCHES, BATCHES = 4, 16, 100
 EXISTING, OURS = ("1f1b", "disttrain", "optimus", "dip"), ("entrain",)
-SEEN = 0  # the seed of what DIP sees before
+SEEN = 0  # the seed of the batch that DIP sees before
 IDLE_OF_EVEN_WORK = (STAGES - 1) / (MICROBATCHES + STAGES - 1)
 
 
 def drawn(dataset: str, seed: int) -> Replica:
-    """One iteration's samples."""
-    one = Replica(llm=LLM, samples=(), stages=stable_stages(dataset, LLM, STAGES))
-    samples, seen = (batch_of(dataset, MICROBATCHES * one.microbatch_samples, s) for s in (seed, SEEN))
-    return replace(one, samples=samples, seen=seen)
+    """A replica with the samples of one iteration."""
+    replica = Replica(llm=LLM, samples=(), stages=stable_stages(dataset, LLM, STAGES))
+    samples, seen = (batch_of(dataset, MICROBATCHES * replica.microbatch_samples, s) for s in (seed, SEEN))
+    return replace(replica, samples=samples, seen=seen)
 
 
 def busy_s(replica: Replica) -> float:
@@ -52,7 +52,7 @@ def _module_s(replica: Replica, work: StageWork) -> float:
 
 
 def ideal_idle(method: str, replica: Replica) -> float:
-    """Idle share of a method's pipeline if all samples were of the mean's size.
+    """Idle share of a method's pipeline if all samples had the mean size.
 
     With E and L seconds of encoder and LLM a microbatch on each of p shared ranks, DIP idles for p - 1 stages
     of the LLM and of one of q sub-microbatches of the encoder; Optimus until the LLM's pipeline is through,
@@ -70,23 +70,25 @@ def ideal_idle(method: str, replica: Replica) -> float:
 
 
 def idle_shares(dataset: str, num_batches: int = BATCHES) -> dict[str, list[float]]:
-    """Method -> share of ranks' time without work, batch by batch."""
+    """Method -> idle share of the ranks' time, batch by batch."""
     replicas = [drawn(dataset, seed) for seed in range(1, num_batches + 1)]
     return {
-        method: [1 - busy_s(one) / (STAGES * METHODS[method](one).iteration_s) for one in replicas]
+        method: [
+            1 - busy_s(replica) / (STAGES * METHODS[method](replica).iteration_s) for replica in replicas
+        ]
         for method in (*EXISTING, *OURS)
     }
 
 
-def evidence_of(dataset: str, found: Mapping[str, list[float]]) -> Evidence:
-    """Every system's mean share, and whether the existing ones are above the ideal."""
+def evidence_of(dataset: str, shares_of: Mapping[str, list[float]]) -> Evidence:
+    """Evidence on every system's mean idle share, and whether existing ones are above the ideal."""
     evidence = Evidence()
-    for method, shares in found.items():
+    for method, shares in shares_of.items():
         mean, spread = statistics.fmean(shares), statistics.stdev(shares)
         evidence.ours[f"modelled/{dataset}/{method}_idle"] = mean
         evidence.notes.append(f"{dataset}, {method}: idle {mean:.3f}, deviation {spread:.3f}")
     for method in EXISTING:
-        mean, ideal = statistics.fmean(found[method]), ideal_idle(method, drawn(dataset, 1))
+        mean, ideal = statistics.fmean(shares_of[method]), ideal_idle(method, drawn(dataset, 1))
         evidence.ours[f"modelled/{dataset}/{method}_ideal"] = ideal
         evidence.claim(
             f"{dataset}: {method} idles more than with even work ({mean:.3f}, {ideal:.3f});", mean > ideal
@@ -94,8 +96,8 @@ def evidence_of(dataset: str, found: Mapping[str, list[float]]) -> Evidence:
     return evidence
 
 
-def drawing(every: Mapping[str, Mapping[str, list[float]]]) -> Grid:
-    """Boxes over batches, a panel a data set; the line is the ideal of modules apart."""
+def drawing(shares_of_data_set: Mapping[str, Mapping[str, list[float]]]) -> Grid:
+    """Box plots over batches, one panel per data set; the line is the ideal of modules apart."""
     panels = [
         Spreads(
             title=dataset,
@@ -103,9 +105,9 @@ def drawing(every: Mapping[str, Mapping[str, list[float]]]) -> Grid:
             y_limits=(0, None),
             level=IDLE_OF_EVEN_WORK,
             slant=30,
-            values=found,
+            values=shares_of,
         )
-        for dataset, found in every.items()
+        for dataset, shares_of in shares_of_data_set.items()
     ]
     title = f"{STAGES} stages, {MICROBATCHES} microbatches, {BATCHES} batches; dashed: even work, apart"
     return Grid(rows=[panels], title=title, panel_inches=(3.3, 3.2), shares_y="all")
@@ -113,7 +115,7 @@ def drawing(every: Mapping[str, Mapping[str, list[float]]]) -> Grid:
 
 @script(profile="A40")
 def run() -> Parts:
-    every = {dataset: idle_shares(dataset) for dataset in CORPUS_OF}
-    parts = [evidence_of(dataset, found) for dataset, found in every.items()]
-    parts[0].figures["entrain_figure4_6"] = drawing(every)
+    shares_of_data_set = {dataset: idle_shares(dataset) for dataset in CORPUS_OF}
+    parts = [evidence_of(dataset, shares_of) for dataset, shares_of in shares_of_data_set.items()]
+    parts[0].figures["entrain_figure4_6"] = drawing(shares_of_data_set)
     return parts

@@ -32,7 +32,7 @@ STAGES = {0: "vision", 1: "llm", 2: "llm"}
 
 
 class Played(NamedTuple):
-    """Slots of every stage and what each stage's microbatches hold."""
+    """A simulated timeline: slots of every stage, and the microbatches' samples."""
 
     slots: Mapping[int, tuple[Slot, ...]]
     chain: ReplicaChain
@@ -42,25 +42,25 @@ class Played(NamedTuple):
         return max(slot.end_tick for slots in self.slots.values() for slot in slots)
 
     def text(self) -> str:
-        """The timeline as a grid, a column a tick."""
+        """The timeline as a text grid with one column per tick."""
         return format_timeline({(stage,): slots for stage, slots in self.slots.items()})
 
 
 def samples() -> tuple[tuple[tuple[int, ...], ...], list[int], list[int]]:
-    """Microbatches of numbered samples, and both works of each sample in units."""
+    """Microbatches of numbered samples, and encoder and LLM units of each sample."""
     numbers = iter(range(sum(map(len, LLM_UNITS))))
     microbatches = tuple(tuple(next(numbers) for _ in units) for units in LLM_UNITS)
     return microbatches, [w for of in ENCODER_UNITS for w in of], [w for of in LLM_UNITS for w in of]
 
 
 def deferred() -> MicrobatchAssignment:
-    """Pairs in order, work deferred inside them."""
+    """The assignment with work deferred inside pairs."""
     microbatches, _, llm = samples()
-    found = pairwise_deferral(microbatches, llm)
+    deferral = pairwise_deferral(microbatches, llm)
     return MicrobatchAssignment(
-        encoder=tuple(microbatches[index] for index in found.order),
-        deferred=found.deferred,
-        llm=found.llm_microbatches(microbatches),
+        encoder=tuple(microbatches[index] for index in deferral.order),
+        deferred=deferral.deferred,
+        llm=deferral.llm_microbatches(microbatches),
     )
 
 
@@ -75,7 +75,7 @@ def variants() -> Iterator[tuple[str, Played]]:
 
 
 def played(chain: ReplicaChain, lead: int = 0) -> Played:
-    """1F1B of one encoder and two LLM stages."""
+    """1F1B on one encoder and two LLM stages."""
     nodes, groups = nodes_of(chain, 1, 2), [(stage,) for stage in STAGES]
     hurried = {0: chain.followers}
     programs = {
@@ -88,41 +88,45 @@ def played(chain: ReplicaChain, lead: int = 0) -> Played:
         action = graph.actions[index]
         slots[action.stage or 0].append(Slot(action, int(start), int(start + graph.duration[index])))
     return Played(
-        {stage: tuple(sorted(of, key=lambda s: s.start_tick)) for stage, of in slots.items()}, chain
+        {
+            stage: tuple(sorted(stage_slots, key=lambda s: s.start_tick))
+            for stage, stage_slots in slots.items()
+        },
+        chain,
     )
 
 
 def ticks_of(chain: ReplicaChain, action: Action) -> int:
-    """An encoder unit is two ticks, an LLM stage does half of each unit; backwards take twice as long."""
+    """Ticks of an action: 2 for an encoder unit, 1 on each LLM stage; backwards take twice as long."""
     _, encoder, llm = samples()
     is_encoder = action.stage == 0
-    held = (chain.encoder if is_encoder else chain.llm)[action.microbatch or 0]
-    work = sum((encoder if is_encoder else llm)[sample] for sample in held)
+    members = (chain.encoder if is_encoder else chain.llm)[action.microbatch or 0]
+    work = sum((encoder if is_encoder else llm)[sample] for sample in members)
     return work * (TICKS if is_encoder else TICKS // 2) * (1 if action.kind is Pass.F else 2)
 
 
-def boxes(found: Played) -> list[Box]:
-    """For the drawing."""
+def boxes(timeline: Played) -> list[Box]:
+    """The boxes of a timeline, for the drawing."""
     return [
         Box(stage, STAGES[stage], slot.action.kind is Pass.F, slot.start_tick, slot.end_tick)
-        for stage, slots in found.slots.items()
+        for stage, slots in timeline.slots.items()
         for slot in slots
     ]
 
 
 @script()
 def run() -> Evidence:
-    """Lengths of the four, and the drawing."""
-    evidence, every = Evidence(), dict(variants())
-    ticks = [found.ticks for found in every.values()]
-    for name, found in every.items():
-        evidence.ours[f"itself/{name.replace(', ', '_').replace(' ', '_')}_ticks"] = found.ticks
-        evidence.notes.append(f"{name}: {found.ticks} ticks")
-    loads = sorted({sum(samples()[2][sample] for sample in held) for held in deferred().llm})
+    """Evidence on the lengths of the four timelines, and the drawing."""
+    evidence, timelines_of = Evidence(), dict(variants())
+    ticks = [timeline.ticks for timeline in timelines_of.values()]
+    for name, timeline in timelines_of.items():
+        evidence.ours[f"itself/{name.replace(', ', '_').replace(' ', '_')}_ticks"] = timeline.ticks
+        evidence.notes.append(f"{name}: {timeline.ticks} ticks")
+    loads = sorted({sum(samples()[2][sample] for sample in members) for members in deferred().llm})
     evidence.claim(f"after deferral every LLM microbatch has 6 units ({loads});", loads == [6])
     evidence.claim(f"deferral shortens the step ({ticks[0]} to {ticks[2]});", ticks[2] < ticks[0])
     evidence.claim(f"split backwards shorten it ({ticks[1]} to {ticks[2]});", ticks[2] < ticks[1])
     evidence.claim(f"eager forwards do not lengthen it ({ticks[2]} to {ticks[3]});", ticks[3] <= ticks[2])
-    panels = {name: boxes(found) for name, found in every.items()}
+    panels = {name: boxes(timeline) for name, timeline in timelines_of.items()}
     evidence.figures["entrain_figures4_9_11"] = timelines(panels, "ticks")
     return evidence

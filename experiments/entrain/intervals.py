@@ -9,7 +9,7 @@ RESAMPLES = 2000
 
 
 class Interval(NamedTuple):
-    """A mean and where it lies with 95 % confidence."""
+    """A mean with its 95 % confidence interval."""
 
     mean: float
     low: float
@@ -20,7 +20,7 @@ class Interval(NamedTuple):
 
 
 def bootstrap(values: Sequence[float]) -> Interval:
-    """Of the mean, by the percentiles of means of values drawn again with replacement.
+    """The interval of a mean by the percentile bootstrap.
 
     Source: Efron 1979, "Bootstrap Methods: Another Look at the Jackknife", percentile interval.
 
@@ -29,17 +29,17 @@ def bootstrap(values: Sequence[float]) -> Interval:
     """
     if len(values) < 2:
         raise ValueError(f"an interval wants >= 2 values, got {len(values)}")
-    taken = np.asarray(values, float)
-    places = np.random.default_rng(0).integers(len(taken), size=(RESAMPLES, len(taken)))
-    low, high = np.percentile(taken[places].mean(axis=1), (2.5, 97.5))
-    return Interval(float(taken.mean()), float(low), float(high))
+    sample = np.asarray(values, float)
+    indices = np.random.default_rng(0).integers(len(sample), size=(RESAMPLES, len(sample)))
+    low, high = np.percentile(sample[indices].mean(axis=1), (2.5, 97.5))
+    return Interval(float(sample.mean()), float(low), float(high))
 
 
 def ratio_of_medians(others: Sequence[Sequence[float]], own: Sequence[float]) -> Interval:
-    """How many times as long the others take, by medians over rounds; rounds are drawn again.
+    """The ratio of the others' median time to `own`, with a bootstrap interval over rounds.
 
-    A mean of ratios would be too large by about the relative variance of `own`, and one slow round
-    would move it.
+    A mean of ratios would be biased upwards by about the relative variance of `own`, and distorted by a
+    single slow round.
 
     Args:
         others: [series][rounds] seconds; the mean of their medians counts.
@@ -51,11 +51,13 @@ def ratio_of_medians(others: Sequence[Sequence[float]], own: Sequence[float]) ->
     Raises:
         ValueError: fewer than two rounds, or unequal numbers of them.
     """
-    if len(own) < 2 or any(len(each) != len(own) for each in others):
-        raise ValueError(f"want the same >= 2 rounds of all, got {[len(each) for each in (*others, own)]}")
+    if len(own) < 2 or any(len(series) != len(own) for series in others):
+        raise ValueError(
+            f"want the same >= 2 rounds of all, got {[len(series) for series in (*others, own)]}"
+        )
     table = np.asarray([*others, own], float)
-    places = np.random.default_rng(0).integers(len(own), size=(RESAMPLES, len(own)))
-    medians = np.median(table[:, places], axis=2)
+    indices = np.random.default_rng(0).integers(len(own), size=(RESAMPLES, len(own)))
+    medians = np.median(table[:, indices], axis=2)
     low, high = np.percentile(medians[:-1].mean(axis=0) / medians[-1], (2.5, 97.5))
     whole = np.median(table, axis=1)
     return Interval(float(whole[:-1].mean() / whole[-1]), float(low), float(high))

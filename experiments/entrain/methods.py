@@ -1,4 +1,4 @@
-"""Every method of Figure 4.12 on one replica: what goes together, in which order, and how long it takes."""
+"""Every method of Figure 4.12 on one replica: its microbatches, their order, and the step's seconds."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -42,7 +42,7 @@ LEADS = (0, 1, 2, 4)  # microbatches that encoder forwards run ahead in ours
 
 
 def in_turn(replica: Replica) -> Taken:
-    """1F1B with samples as they were drawn."""
+    """1F1B with samples in the order of drawing."""
     return _one_f_one_b(replica, replica.chunks(range(len(replica.samples))))
 
 
@@ -55,8 +55,8 @@ def disttrain_interleaved(replica: Replica) -> Taken:
     chain = ReplicaChain(microbatches, {}, microbatches)
     pipeline = replica.pipeline(depth, num_virtual)
     durations = Durations(chain, pipeline.encoder, pipeline.llm)
-    laid = _interleaved(depth, num_virtual, len(microbatches), schedule)
-    return Taken(laid.played_s(durations), *_forwards(replica, microbatches, microbatches))
+    layout = _interleaved(depth, num_virtual, len(microbatches), schedule)
+    return Taken(layout.played_s(durations), *_forwards(replica, microbatches, microbatches))
 
 
 @cache
@@ -72,24 +72,29 @@ def _interleaved(depth: int, num_virtual: int, num_microbatches: int, schedule: 
 
 
 def _numbered(num_microbatches: int) -> ReplicaChain:
-    each = tuple((index,) for index in range(num_microbatches))
-    return ReplicaChain(each, {}, each)
+    singletons = tuple((index,) for index in range(num_microbatches))
+    return ReplicaChain(singletons, {}, singletons)
 
 
 def _graded(replica: Replica, schedule: Schedule) -> Taken:
-    believed = _pipelines(replace(replica, judge=Judge.EXACT))
+    planned_pipelines = _pipelines(replace(replica, judge=Judge.EXACT))
     candidates = [
-        (pipeline, held, lead) for pipeline in believed for held in _gradings(replica) for lead in LEADS
+        (pipeline, grading, lead)
+        for pipeline in planned_pipelines
+        for grading in _gradings(replica)
+        for lead in LEADS
     ]
-    candidates.sort(key=lambda each: _unit_ordered(*each, order=unimproved_order)[1])
-    improved = [(each, *_unit_ordered(*each, order=order_units)) for each in candidates[:IMPROVED]]
-    improved.sort(key=lambda found: found[2])
-    tried = [
+    candidates.sort(key=lambda candidate: _unit_ordered(*candidate, order=unimproved_order)[1])
+    improved = [
+        (candidate, *_unit_ordered(*candidate, order=order_units)) for candidate in candidates[:IMPROVED]
+    ]
+    improved.sort(key=lambda result: result[2])
+    built = [
         (_within_memory_s(Deferring(pipeline, ordered, schedule), lead), pipeline, ordered, lead)
         for (pipeline, _, lead), ordered, _ in improved[:BUILT]
     ]
-    _, pipeline, ordered, lead = min(tried, key=lambda found: found[0])
-    judged = _pipelines(replica)[[each is pipeline for each in believed].index(True)]
+    _, pipeline, ordered, lead = min(built, key=lambda result: result[0])
+    judged = _pipelines(replica)[[candidate is pipeline for candidate in planned_pipelines].index(True)]
     seconds = _within_memory_s(Deferring(judged, ordered, schedule), lead)
     return Taken(seconds, *_forwards(replica, ordered.encoder, ordered.llm))
 
@@ -105,7 +110,7 @@ def _gradings(replica: Replica) -> Iterator[MicrobatchAssignment]:
 
 
 def _pipelines(replica: Replica) -> tuple[Pipeline, ...]:
-    """Whole ranks for either module, and the chain cut as a whole where that shares ranks."""
+    """The pipeline with separate ranks, and the one with a shared block where the chain's cut has one."""
     cuts = shared_cuts(replica.llm, replica.samples, replica.num_microbatches, sum(replica.stages))
     if sum(map(len, cuts)) == sum(replica.stages):
         return (replica.apart,)
@@ -113,7 +118,7 @@ def _pipelines(replica: Replica) -> tuple[Pipeline, ...]:
 
 
 class DipChoice(NamedTuple):
-    """Sub-microbatches of a microbatch in the encoder, and what its backward computes again."""
+    """DIP's choice of sub-microbatches in the encoder, and of the encoder's recomputation."""
 
     parts: int
     recompute: Recompute
@@ -122,8 +127,8 @@ class DipChoice(NamedTuple):
 def dip(replica: Replica) -> Taken:
     """All modules on all ranks: encoder forwards in sub-microbatches, LLM, encoder backwards.
 
-    Within memory: in as few windows of equal size as fit. Sub-microbatches and recomputation are those that
-    were fastest on the step seen before.
+    In as few windows of equal size as memory allows. Sub-microbatches and recomputation are the fastest on
+    the step seen before.
     """
     choice = dip_choice(replica)
     chunks = replica.chunks(range(len(replica.samples)))
@@ -131,7 +136,7 @@ def dip(replica: Replica) -> Taken:
 
 
 def dip_choice(replica: Replica) -> DipChoice:
-    """The fastest on what was seen, by the believed costs."""
+    """The fastest choice on the samples seen before, by the balancer's costs."""
     return _choice_on(replace(replica, samples=replica.seen or replica.samples, judge=Judge.EXACT, seen=()))
 
 
@@ -144,24 +149,24 @@ def _choice_on(seen: Replica) -> DipChoice:
 
 
 def _dip_s(replica: Replica, choice: DipChoice) -> tuple[float, int]:
-    """Seconds, and how many windows fit; no seconds at all where not even one microbatch does."""
+    """Seconds and number of windows; infinite seconds where not even one microbatch fits."""
     blocks = sum(replica.stages)
-    used = replace(replica, recompute=choice.recompute)
-    pipeline = used.pipeline(blocks, blocks)
-    chunks = used.chunks(range(len(used.samples)))
-    work_s = used.encoder_work(blocks).forward_s.sum(axis=1)
+    with_recompute = replace(replica, recompute=choice.recompute)
+    pipeline = with_recompute.pipeline(blocks, blocks)
+    chunks = with_recompute.chunks(range(len(with_recompute.samples)))
+    work_s = with_recompute.encoder_work(blocks).forward_s.sum(axis=1)
     cut = [_even(chunk, work_s, choice.parts) for chunk in chunks]
     chain = ReplicaChain(tuple(part for of_chunk in cut for part in of_chunk), {}, chunks)
-    held = pipeline.held(chain)
+    memory = pipeline.held(chain)
     for num_windows in range(1, len(chunks) + 1):
-        laid = _three_phases(tuple(map(len, cut)), blocks, -(-len(chunks) // num_windows))
-        if held.fits(tuple(laid.programs.values())):
-            return laid.played_s(Durations(chain, pipeline.encoder, pipeline.llm)), num_windows
+        layout = _three_phases(tuple(map(len, cut)), blocks, -(-len(chunks) // num_windows))
+        if memory.fits(tuple(layout.programs.values())):
+            return layout.played_s(Durations(chain, pipeline.encoder, pipeline.llm)), num_windows
     return float("inf"), len(chunks)
 
 
 def dip_windows(replica: Replica) -> int:
-    """In how many windows its step is done."""
+    """The number of windows of DIP's step."""
     return _dip_s(replica, dip_choice(replica))[1]
 
 
@@ -175,9 +180,9 @@ def _even(chunk: Order, work_s: Seconds, parts: int) -> list[Order]:
 
 @cache
 def _three_phases(parts: tuple[int, ...], num_blocks: int, window: int) -> Laid:
-    """The programs of so many sub-microbatches of each microbatch; durations do not matter to them."""
-    places = iter(range(sum(parts)))
-    cut = [tuple(next(places) for _ in range(count)) for count in parts]
+    """DIP's programs for given sub-microbatches of each microbatch; they do not depend on durations."""
+    numbers = iter(range(sum(parts)))
+    cut = [tuple(next(numbers) for _ in range(count)) for count in parts]
     chain = ReplicaChain(tuple((index,) for of_chunk in cut for index in of_chunk), {}, tuple(cut))
     nodes = nodes_of(chain, num_blocks, num_blocks)
     groups = [(stage, stage + num_blocks) for stage in range(num_blocks)]
@@ -186,7 +191,7 @@ def _three_phases(parts: tuple[int, ...], num_blocks: int, window: int) -> Laid:
 
 
 def bubble_filling(replica: Replica) -> Taken:
-    """Optimus: the LLM on all ranks, encoder work in its bubbles."""
+    """Optimus: the LLM on all ranks, with encoder work in its bubbles."""
     chunks = replica.chunks(range(len(replica.samples)))
     pipeline = replica.pipeline(1, sum(replica.stages))
     encoder, llm = pipeline.encoder, pipeline.llm
@@ -201,7 +206,7 @@ def bubble_filling(replica: Replica) -> Taken:
 
 
 def replicas_of(method: str, batch: Replica, num_replicas: int) -> tuple[Replica, ...]:
-    """A global batch divided as each method does it: in turn, by encoder work, or by both works."""
+    """A global batch divided by a method: in order, by encoder work, or by both modules' work."""
     encoder_s, llm_s = _sample_seconds(batch)
     if method.startswith("entrain"):
         members = assign_to_replicas(encoder_s, llm_s, num_replicas)
@@ -211,22 +216,25 @@ def replicas_of(method: str, batch: Replica, num_replicas: int) -> tuple[Replica
     else:
         share = len(batch.samples) // num_replicas
         members = tuple(tuple(range(number * share, (number + 1) * share)) for number in range(num_replicas))
-    return tuple(replace(batch, samples=tuple(batch.samples[index] for index in held)) for held in members)
+    return tuple(
+        replace(batch, samples=tuple(batch.samples[index] for index in member_indices))
+        for member_indices in members
+    )
 
 
 def assigned(replica: Replica) -> MicrobatchAssignment:
     """Algorithm 4 inside a replica."""
-    (found,) = hierarchical_assignment(
+    (assignment,) = hierarchical_assignment(
         *_sample_seconds(replica),
         num_replicas=1,
         num_microbatches=replica.num_microbatches,
         match=even_match,
     )
-    return found
+    return assignment
 
 
 def _sample_seconds(replica: Replica) -> tuple[list[float], list[float]]:
-    """Forward and backward of every sample in either module."""
+    """Seconds of forward and backward of every sample, in the encoder and in the LLM."""
     return replica.encoder_work(1).samples_s(), replica.llm_work(1).samples_s()
 
 
@@ -240,11 +248,13 @@ def _deferring(replica: Replica, schedule: Schedule, *, eager: bool = True) -> T
 def _unit_ordered(
     pipeline: Pipeline, assignment: MicrobatchAssignment, lead: int, *, order: Callable[..., UnitOrder]
 ) -> tuple[MicrobatchAssignment, float]:
-    """An order for the pipeline and the recurrence's seconds; shared ranks count as one stage."""
+    """The assignment in pipeline order, and the recurrence's seconds; shared ranks count as one stage."""
     encoder, llm = pipeline.encoder, pipeline.llm
-    own = encoder.microbatches_s(Which.BACKWARD, assignment.encoder)
-    late = np.array([encoder.backward_s[list(places)].sum(axis=0) for places in assignment.deferred])
-    own += np.roll(late, 1, axis=0) - late  # it is done one place later
+    backward_s = encoder.microbatches_s(Which.BACKWARD, assignment.encoder)
+    deferred_s = np.array(
+        [encoder.backward_s[list(sample_indices)].sum(axis=0) for sample_indices in assignment.deferred]
+    )
+    backward_s += np.roll(deferred_s, 1, axis=0) - deferred_s  # deferred work runs one microbatch later
     by_stage = (
         np.hstack(
             [
@@ -252,17 +262,18 @@ def _unit_ordered(
                 llm.microbatches_s(Which.FORWARD, assignment.llm),
             ]
         ),
-        np.hstack([own, llm.microbatches_s(Which.BACKWARD, assignment.llm)]),
+        np.hstack([backward_s, llm.microbatches_s(Which.BACKWARD, assignment.llm)]),
     )
     forward, backward = (
-        np.stack([of[:, list(group)].sum(axis=1) for group in pipeline.groups], axis=1) for of in by_stage
+        np.stack([stage_s[:, list(group)].sum(axis=1) for group in pipeline.groups], axis=1)
+        for stage_s in by_stage
     )
     depth = encoder.forward_s.shape[1] - pipeline.is_shared
     leads = [lead] * depth + [0] * (forward.shape[1] - depth)
     units = units_of(assignment)
-    found = order(forward, backward, units, leads)
-    places = [index for unit in found.units for index in units[unit]]
-    return permuted(assignment, places), found.iteration_s
+    unit_order = order(forward, backward, units, leads)
+    sample_indices = [index for unit in unit_order.units for index in units[unit]]
+    return permuted(assignment, sample_indices), unit_order.iteration_s
 
 
 def _one_f_one_b(replica: Replica, microbatches: tuple[Order, ...]) -> Taken:
@@ -279,8 +290,8 @@ def _reordered(replica: Replica, reorder: Callable[..., Order]) -> Taken:
 def _ordered_microbatches(replica: Replica, reorder: Callable[..., Order]) -> tuple[Order, ...]:
     encoder_s, _ = _sample_seconds(replica)
     chunks = replica.chunks(heaviest_first(range(len(encoder_s)), encoder_s))
-    believed = (replica.encoder_work(), replica.llm_work())
-    return tuple(chunks[index] for index in reorder(*_times(believed, chunks)))
+    works = (replica.encoder_work(), replica.llm_work())
+    return tuple(chunks[index] for index in reorder(*_times(works, chunks)))
 
 
 def _times(works: tuple[StageWork, StageWork], microbatches: tuple[Order, ...]) -> tuple[Seconds, Seconds]:

@@ -42,24 +42,24 @@ def main() -> int:
     """Print mean times, and how much faster than `as drawn` each system is, batch by batch."""
     parser = command_line(__doc__)
     parser.add_argument("--batches", type=int, default=3)
-    given = parser.parse_args()
-    if given.batches < 1:
-        parser.error(f"--batches must be >= 1, got {given.batches}")
+    arguments = parser.parse_args()
+    if arguments.batches < 1:
+        parser.error(f"--batches must be >= 1, got {arguments.batches}")
     record: dict[str, dict[str, list[float]]] = {}
-    with ticking("batches", given.batches * len(CORPUS_OF), quiet=given.json) as ticker:
+    with ticking("batches", arguments.batches * len(CORPUS_OF), quiet=arguments.json) as ticker:
         for dataset in CORPUS_OF:
             times: dict[str, list[float]] = {system: [] for system in SYSTEMS}
-            for seed in range(1, 1 + given.batches):
+            for seed in range(1, 1 + arguments.batches):
                 ticker.step(dataset)
                 for system in SYSTEMS:
                     times[system].append(iteration_s(dataset, system, seed))
             record[dataset] = times
     for dataset, times in record.items():
         for system, taken_s in times.items():
-            ratios = [plain / own for plain, own in zip(times["as drawn"], taken_s, strict=True)]
+            ratios = [plain / system_s for plain, system_s in zip(times["as drawn"], taken_s, strict=True)]
             faster = bootstrap(ratios) if len(ratios) > 1 else f"{ratios[0]:.3f}"
             print(f"{dataset:14} {system:10} {statistics.mean(taken_s):7.3f} s   {faster} times as drawn")
-    return finish(record, as_json=given.json, holds=True)
+    return finish(record, as_json=arguments.json, holds=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One replica's samples in a pipeline without messages: what every method is tried on."""
+"""One replica's samples in a pipeline without messages, on which every method is tried."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -64,7 +64,7 @@ class StageMemory(NamedTuple):
 def stage_memory(
     llm: str, module: str, stages: int | Cuts, samples: Sequence[Sample], recompute: Recompute
 ) -> StageMemory:
-    """Every sample on every stage, so many or cut so."""
+    """Memory of every sample on every stage, for a number of stages or given cuts."""
     cuts = even_cuts(llm, module, stages) if isinstance(stages, int) else stages
     kept, working, static = _by_token(llm, module, cuts, recompute)
     tokens = tokens_of(samples, module)[:, None]
@@ -73,23 +73,23 @@ def stage_memory(
 
 @cache
 def _by_token(llm: str, module: str, cuts: Cuts, recompute: Recompute) -> tuple[Bytes, Bytes, Bytes]:
-    """[stages] bytes a token kept and in work, and static ones."""
+    """[stages] kept and working bytes per token, and static bytes."""
     plan = _probed(llm, module, cuts, recompute)
     sizes = Sizes(plan, routing_of(plan))
     stages = plan.chain[module, 0]
     (microbatch,) = plan.microbatches_of[module, 0]
     tokens = tokens_of(plan.batch, module).sum()
-    each = [sizes.of(stage, microbatch, keeps=True) for stage in stages]
+    sizes_of_stage = [sizes.of(stage, microbatch, keeps=True) for stage in stages]
     static = [sum(size for *_, size in state_of(plan, stage.flat_ranks[0])) for stage in stages]
     return (
-        np.array([of.kept + of.output for of in each]) / tokens,
-        np.array([max(of.forward, of.accumulating) for of in each]) / tokens,
+        np.array([of.kept + of.output for of in sizes_of_stage]) / tokens,
+        np.array([max(of.forward, of.accumulating) for of in sizes_of_stage]) / tokens,
         np.array(static, float),
     )
 
 
 def _probed(llm: str, module: str, cuts: Cuts, recompute: Recompute) -> Plan:
-    """One microbatch on the module's stages and one of the other's, each on ranks of its own."""
+    """A probe plan: one microbatch on the module's stages and one on the other's, on separate ranks."""
     batch = tuple(
         Sample(
             number,
@@ -98,19 +98,21 @@ def _probed(llm: str, module: str, cuts: Cuts, recompute: Recompute) -> Plan:
         for number, (patches, text) in enumerate(PROBE)
     )
     job = job_of("probe", llm, batch)
-    own = ModuleSettings(module=module, recompute=recompute)
-    draft = draft_plan(replace(job, settings=replace(job.settings, modules=(own,))), "probe")
+    module_settings = ModuleSettings(module=module, recompute=recompute)
+    draft = draft_plan(replace(job, settings=replace(job.settings, modules=(module_settings,))), "probe")
     stages: list[Stage] = []
-    for each in draft.model.modules:
-        for layers in cuts if each.name == module else ((0, len(each.layers)),):
+    for module_graph in draft.model.modules:
+        for layers in cuts if module_graph.name == module else ((0, len(module_graph.layers)),):
             first = TP * len(stages)
             ranks = (tuple(range(first, first + TP)),)
-            stages.append(Stage(id=len(stages), module=each.name, replica=0, layers=layers, ranks=ranks))
+            stages.append(
+                Stage(id=len(stages), module=module_graph.name, replica=0, layers=layers, ranks=ranks)
+            )
     return replace(draft, stages=tuple(stages))
 
 
 class Held:
-    """What the passes of a pipeline hold, by stage."""
+    """Memory of a pipeline's passes, by stage."""
 
     def __init__(
         self, parts: Sequence[tuple[StageMemory, Sequence[Sequence[int]]]], capacity_bytes: float
@@ -126,7 +128,7 @@ class Held:
             self._working += list(working.T)
 
     def peak_bytes(self, program: Sequence[Action]) -> float:
-        """Most that the rank of a program holds; what a split backward leaves counts until its W.
+        """Peak memory of a program's rank; what a split backward leaves counts until its W.
 
         Complexity: O(actions).
         """
@@ -136,13 +138,13 @@ class Held:
             for action in program
             if action.stage is not None and action.microbatch is not None
         ]
-        held = sum(self._static[stage] for stage in {stage for _, stage, _ in passes})
-        peak = held
+        held_bytes = sum(self._static[stage] for stage in {stage for _, stage, _ in passes})
+        peak = held_bytes
         for kind, stage, microbatch in passes:
             kept = float(self._kept[stage][microbatch])
-            held += kept * (kind is Pass.F)
-            peak = max(peak, held + float(self._working[stage][microbatch]))
-            held -= kept * (kind is last)
+            held_bytes += kept * (kind is Pass.F)
+            peak = max(peak, held_bytes + float(self._working[stage][microbatch]))
+            held_bytes -= kept * (kind is last)
         return peak
 
     def fits(self, programs: Sequence[Sequence[Action]]) -> bool:
@@ -156,12 +158,12 @@ BLOCKS = 8  # of two GPUs each: the 16 of a replica
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """Samples of one replica, and the stages that its modules have where they are apart.
+    """Samples of one replica, and the stages of its modules on separate ranks.
 
     Args:
-        judge: whose seconds a step takes; `encoder_work` and `llm_work` are what a balancer believes.
+        judge: whose seconds a step takes; `encoder_work` and `llm_work` are the balancer's estimates.
         recompute: of the encoder.
-        seen: samples of an earlier step, by which a method settles what it may not choose by this one's.
+        seen: samples of an earlier step, for choices that a method may not base on this one.
     """
 
     llm: str
@@ -184,7 +186,7 @@ class Replica:
         return work.recomputed() if recomputes else work
 
     def pipeline(self, encoder: int | Cuts, llm: int | Cuts, *, is_shared: bool = False) -> "Pipeline":
-        """What a step takes and holds on such stages."""
+        """Work and memory of a step on these stages."""
         return Pipeline(
             self._work("vision", encoder, self.judge),
             self._work("llm", llm, self.judge),
@@ -195,7 +197,7 @@ class Replica:
 
     @property
     def apart(self) -> "Pipeline":
-        """Its stages on ranks of their own."""
+        """The pipeline with all stages on separate ranks."""
         return self.pipeline(*self.stages)
 
     def _memory(self, module: str, stages: int | Cuts) -> StageMemory:
@@ -209,11 +211,11 @@ class Replica:
     def chunks(self, order: Sequence[int]) -> tuple[Places, ...]:
         """Consecutive samples of an order as microbatches."""
         size = self.microbatch_samples
-        return tuple(tuple(order[at : at + size]) for at in range(0, len(order), size))
+        return tuple(tuple(order[start : start + size]) for start in range(0, len(order), size))
 
 
 class Taken(NamedTuple):
-    """What a method makes of a replica: seconds of the step, and of forwards by microbatch."""
+    """A method's result on a replica: seconds of the step, and of forwards by microbatch."""
 
     iteration_s: float
     encoder_forward_s: Seconds
@@ -221,7 +223,7 @@ class Taken(NamedTuple):
 
 
 class ReplicaChain(NamedTuple):
-    """An encoder's stages in front of the LLM's, with microbatches of their own."""
+    """Encoder stages before the LLM's, with separate microbatches."""
 
     encoder: tuple[Places, ...]
     followers: Mapping[int, int]
@@ -229,29 +231,29 @@ class ReplicaChain(NamedTuple):
 
 
 def chain_of(assignment: MicrobatchAssignment) -> ReplicaChain:
-    """Encoder microbatches cut by consumer, the deferred part right behind the kept one."""
+    """Encoder microbatches split by consumer, the deferred part right after the kept one."""
     parts: list[Places] = []
     followers: dict[int, int] = {}
     for places, deferred in zip(assignment.encoder, assignment.deferred, strict=True):
         kept = tuple(index for index in places if index not in deferred)
         if kept and deferred:
             followers[len(parts) + 1] = len(parts)
-        parts += [each for each in (kept, deferred) if each]
+        parts += [part for part in (kept, deferred) if part]
     return ReplicaChain(tuple(parts), followers, assignment.llm)
 
 
 def nodes_of(chain: ReplicaChain, num_encoder: int, num_llm: int) -> tuple[ScheduleNode, ...]:
-    """Encoder stages from 0 on, then the LLM's."""
+    """Schedule nodes of the encoder's stages, from 0 on, then the LLM's."""
     produced = {position: number for number, places in enumerate(chain.encoder) for position in places}
     reads = tuple(tuple(sorted({produced[position] for position in places})) for places in chain.llm)
     last = num_encoder + num_llm - 1
-    found = []
+    nodes = []
     for stage in range(last + 1):
         count = len(chain.encoder) if stage < num_encoder else len(chain.llm)
         needs = reads if stage == num_encoder - 1 else tuple((index,) for index in range(count))
         consumers = (Consumer(stage + 1, needs),) if stage < last else ()
-        found.append(ScheduleNode(stage, count, (True,) * count, consumers))
-    return tuple(found)
+        nodes.append(ScheduleNode(stage, count, (True,) * count, consumers))
+    return tuple(nodes)
 
 
 class Durations:
@@ -290,19 +292,19 @@ def played_s(
 
 
 class Laid(NamedTuple):
-    """Passes and programs whose durations are open."""
+    """A pass graph and programs without durations."""
 
     graph: PassGraph
     programs: Programs
 
     def played_s(self, durations: Durations) -> float:
         """Seconds until the last pass ends."""
-        taken = tuple(map(durations, self.graph.actions))
-        return finish_time(replace(self.graph, duration=taken), self.programs)
+        durations_s = tuple(map(durations, self.graph.actions))
+        return finish_time(replace(self.graph, duration=durations_s), self.programs)
 
 
 class Pipeline(NamedTuple):
-    """Work and memory on stages of either module; the last encoder and first LLM stage may share ranks."""
+    """Work and memory on both modules' stages; the last encoder and first LLM stage may share ranks."""
 
     encoder: StageWork
     llm: StageWork
@@ -343,16 +345,16 @@ class Deferring:
         }
 
     def seconds(self, lead: int) -> float:
-        """Of a step whose encoder forwards run `lead` microbatches ahead."""
+        """Seconds of a step whose encoder forwards run `lead` microbatches ahead."""
         return played_s(self._nodes, self._pipeline.groups, self._ahead(lead), self._durations)
 
     def most_ahead(self) -> int:
-        """As many microbatches as memory holds, found by bisection; 0 where not even that fits."""
-        held = self._pipeline.held(self._chain)
+        """The most microbatches of run-ahead that fit in memory, by bisection; 0 where none fits."""
+        memory = self._pipeline.held(self._chain)
         fitting, too_far = 0, len(self._chain.encoder) - len(self._chain.followers)
         while too_far - fitting > 1:
             middle = (fitting + too_far) // 2
-            if held.fits(tuple(self._ahead(middle).values())):
+            if memory.fits(tuple(self._ahead(middle).values())):
                 fitting = middle
             else:
                 too_far = middle

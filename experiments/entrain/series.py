@@ -1,4 +1,4 @@
-"""Step times and unevenness of many global batches under every method: what figures and tables read.
+"""Step times and imbalance of many global batches under every method, which figures and tables read.
 
 Paper:   I. Jang, dissertation, section 4.7: batches of 512 samples, 4 replicas of 16 GPUs, tp 2.
 Setup:   A step ends when the slowest replica does. Stage counts are those of the data set's mean ratio for
@@ -48,7 +48,7 @@ OWN, PLAIN_OWN = "disttrain-own", "1f1b-own"
 OWN_STAGES = {OWN: "disttrain", PLAIN_OWN: "1f1b"}  # with the stages that DistTrain derives
 EVERY = (*METHODS, *OWN_STAGES)
 COMPARED = ("1f1b", "disttrain", "dip", "entrain-in-turn", "entrain", *OWN_STAGES)
-SEEN = 0  # the seed of what methods see before they run
+SEEN = 0  # the seed of the batch that methods see before they run
 
 Figures = dict[str, list[float]]  # "seconds", "vision_std_s", "llm_std_s" by batch
 
@@ -62,7 +62,7 @@ class Layouts(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """One way to set up the comparison; the first of `STUDIES` is the paper's as far as it says.
+    """One setup of the comparison; the first of `STUDIES` is the paper's as far as stated.
 
     Args:
         name: as users type it.
@@ -97,7 +97,7 @@ STUDIES = {
 
 
 def path_of(llm: str, study: Study = OURS) -> Path:
-    """Where the series of a model is kept."""
+    """The file of a model's series."""
     suffix = "" if study.name == OURS.name else f"_{study.name}"
     return RESULTS / f"entrain_series_{llm}{suffix}.json"
 
@@ -138,29 +138,29 @@ def batch_figures(
     Args:
         own_stages: of methods with DistTrain's stages; those of the batch's first sample by default.
     """
-    taken: list[Taken] = []
+    outcomes: list[Taken] = []
     for replica in replicas_of(method, batch, NUM_REPLICAS):
         if method in OWN_STAGES:
             stages = own_stages or one_sample_stages(batch.llm, batch.samples[0])
-            taken.append(METHODS[OWN_STAGES[method]](replace(replica, stages=stages)))
+            outcomes.append(METHODS[OWN_STAGES[method]](replace(replica, stages=stages)))
         else:
-            taken.append(METHODS[method](replica))
+            outcomes.append(METHODS[method](replica))
     return (
-        max(each.iteration_s for each in taken),
-        statistics.fmean(float(each.encoder_forward_s.std()) for each in taken),
-        statistics.fmean(float(each.llm_forward_s.std()) for each in taken),
+        max(outcome.iteration_s for outcome in outcomes),
+        statistics.fmean(float(outcome.encoder_forward_s.std()) for outcome in outcomes),
+        statistics.fmean(float(outcome.llm_forward_s.std()) for outcome in outcomes),
     )
 
 
 def study_figures(method: str, dataset: str, llm: str, study: Study, seed: int) -> tuple[float, float, float]:
-    """The same of a study's batch."""
-    own = printed_stages()[dataset, llm, "disttrain"] if study.layouts is Layouts.PRINTED else None
-    return batch_figures(method, batch(dataset, llm, seed, study), own)
+    """`batch_figures` for a study's batch."""
+    own_stages = printed_stages()[dataset, llm, "disttrain"] if study.layouts is Layouts.PRINTED else None
+    return batch_figures(method, batch(dataset, llm, seed, study), own_stages)
 
 
 @cache
 def batch(dataset: str, llm: str, seed: int, study: Study = OURS) -> Replica:
-    """A global batch, not yet divided."""
+    """A global batch before it is divided among replicas."""
     is_printed = study.layouts is Layouts.PRINTED
     stages = printed_stages()[dataset, llm, "entrain"] if is_printed else stable_stages(dataset, llm)
     return Replica(
@@ -174,7 +174,7 @@ def batch(dataset: str, llm: str, seed: int, study: Study = OURS) -> Replica:
 
 
 def batches_of(method: str, num_batches: int) -> int:
-    """How many batches a method sees."""
+    """The number of batches that a method sees."""
     return min(SLOW.get(method, num_batches), num_batches)
 
 
@@ -197,12 +197,12 @@ def kept_series(study: Study = OURS) -> dict[str, dict[str, dict[str, Figures]]]
     Raises:
         ValueError: there is none at all.
     """
-    found = {llm: read_series(llm, study) for llm in LLM_OF if path_of(llm, study).is_file()}
-    return found or {llm: read_series(llm, study) for llm in LLM_OF}
+    series_of = {llm: read_series(llm, study) for llm in LLM_OF if path_of(llm, study).is_file()}
+    return series_of or {llm: read_series(llm, study) for llm in LLM_OF}
 
 
 def command_of(llm: str, study: Study) -> str:
-    """What writes a series."""
+    """The command that writes a series."""
     return f"python -m experiments.entrain.series --llm {llm} --study {study.name}"
 
 
@@ -218,7 +218,7 @@ def _write(llm: str, study: Study, series: Mapping[str, Mapping[str, Figures]]) 
 
 
 def extend(llm: str, study: Study, num_batches: int, *, is_quiet: bool) -> None:
-    """Add what is missing up to so many batches of every data set, and keep it as it comes."""
+    """Add missing batches up to `num_batches` of every data set, and store them on the way."""
     series = read_series(llm, study) if path_of(llm, study).is_file() else {}
     with ticking("batches", num_batches * len(study.datasets), quiet=is_quiet) as ticker:
         for number in range(num_batches):
@@ -231,7 +231,7 @@ def extend(llm: str, study: Study, num_batches: int, *, is_quiet: bool) -> None:
 
 
 def _add(methods: dict[str, Figures], dataset: str, llm: str, study: Study, number: int) -> None:
-    """One batch under the methods that have not seen it."""
+    """Add one batch under the methods that have not seen it."""
     for method in study.methods:
         if len(methods.get(method, {}).get("seconds", ())) != number or number == batches_of(
             method, number + 1
@@ -251,15 +251,15 @@ def main() -> int:
     parser.add_argument(
         "--compared", action="store_true", help="without the slow methods, which few figures read"
     )
-    given = parser.parse_args()
-    if given.batches < 1:
-        parser.error(f"--batches must be >= 1, got {given.batches}")
-    studies = [STUDIES[given.study]] if given.study else list(STUDIES.values())
-    if given.compared:
+    arguments = parser.parse_args()
+    if arguments.batches < 1:
+        parser.error(f"--batches must be >= 1, got {arguments.batches}")
+    studies = [STUDIES[arguments.study]] if arguments.study else list(STUDIES.values())
+    if arguments.compared:
         studies = [replace(study, methods=COMPARED) for study in studies]
     for study in studies:
-        for llm in [given.llm] if given.llm else LLM_OF:
-            extend(llm, study, given.batches, is_quiet=False)
+        for llm in [arguments.llm] if arguments.llm else LLM_OF:
+            extend(llm, study, arguments.batches, is_quiet=False)
     return 0
 
 

@@ -46,7 +46,7 @@ NOISE_SHARE, ATTENTION_FACTOR = 0.03, 2.0
 
 
 class StageWork(NamedTuple):
-    """[samples, stages] seconds of one module, and what every call takes whatever is in it.
+    """[samples, stages] seconds of one module, and the constant cost of calls.
 
     Args:
         forward_s, backward_s: of whole passes.
@@ -64,7 +64,7 @@ class StageWork(NamedTuple):
     noise_seed: int | None = None
 
     def recomputed(self) -> "StageWork":
-        """With the forward once more in every backward."""
+        """The work with the forward repeated in every backward."""
         calls_s, host_s = self.calls_s.copy(), self.host_s.copy()
         for table in (calls_s, host_s):
             table[Which.BACKWARD] += table[Which.FORWARD]
@@ -74,23 +74,23 @@ class StageWork(NamedTuple):
     def microbatches_s(self, which: "Which", microbatches: Sequence[Sequence[int]]) -> Seconds:
         """[microbatches, stages] seconds of one pass over each."""
         table: Seconds = (self.forward_s, self.backward_s, self.weight_s)[which]
-        found = np.array([table[list(places)].sum(axis=0) for places in microbatches])
-        taken: Seconds = np.maximum(found + self.calls_s[which], self.host_s[which])
+        summed_s = np.array([table[list(places)].sum(axis=0) for places in microbatches])
+        pass_s: Seconds = np.maximum(summed_s + self.calls_s[which], self.host_s[which])
         if self.noise_seed is None:
-            return taken
+            return pass_s
         rng = np.random.default_rng((self.noise_seed, which))
-        return taken * rng.normal(1.0, NOISE_SHARE, (len(taken), 1))
+        return pass_s * rng.normal(1.0, NOISE_SHARE, (len(pass_s), 1))
 
     def samples_s(self) -> list[float]:
-        """Forward and backward of each sample in a call of its own over all stages."""
+        """Seconds of forward and backward of each sample, called alone, over all stages."""
         alone = [(index,) for index in range(len(self.forward_s))]
         both_s = sum(self.microbatches_s(which, alone) for which in (Which.FORWARD, Which.BACKWARD))
-        found: list[float] = np.sum(both_s, axis=1).tolist()
-        return found
+        seconds: list[float] = np.sum(both_s, axis=1).tolist()
+        return seconds
 
 
 class Which(IntEnum):
-    """Passes by their place in `StageWork`."""
+    """Passes by their index in `StageWork`."""
 
     FORWARD = 0
     BACKWARD = 1
@@ -99,30 +99,30 @@ class Which(IntEnum):
 
 @cache
 def _quadratics(llm: str, module: str, signed: str) -> tuple[Quadratic, Quadratic, Quadratic]:
-    """The device's forward, backward and weight gradients of a layer, known by its signature."""
+    """Quadratics of the device's forward, backward and weight gradients of a layer, by its signature."""
     times = [_passes_s(llm, module, signed, _device_cost(), tokens) for tokens in FIT_TOKENS]
     forward, backward, weight = (
-        fit_quadratic(FIT_TOKENS, [max(seconds, 1e-12) for seconds in of_pass])
-        for of_pass in zip(*times, strict=True)
+        fit_quadratic(FIT_TOKENS, [max(seconds, 1e-12) for seconds in pass_seconds])
+        for pass_seconds in zip(*times, strict=True)
     )
     return forward, backward, weight
 
 
 @cache
 def _host_s(llm: str, module: str, signed: str) -> tuple[float, float, float]:
-    """What every pass of a layer takes at least: a single token's, where the host launches."""
+    """Least seconds of a layer's passes: those of a single token, limited by the host's launches."""
     return _passes_s(llm, module, signed, a40_cost(), 1)
 
 
 @cache
 def _device_cost() -> CostModel:
-    """The machine with a host that launches in no time."""
+    """The machine with a host whose launches take no time."""
     cost = a40_cost()
     return CostModel(cost.profile, replace(cost.execution, host_kernel_s=0.0, host_collective_s=0.0))
 
 
 def _passes_s(llm: str, module: str, signed: str, cost: CostModel, tokens: int) -> tuple[float, float, float]:
-    """Forward, backward and weight gradients of a layer over one item."""
+    """Seconds of forward, backward and weight gradients of a layer over one item."""
     graph = model(llm).module(module)
     index = next(i for i, layer in enumerate(graph.layers) if signature(layer) == signed)
     needs = gradient_needs(model(llm))[module][index]
@@ -138,15 +138,15 @@ Cuts = tuple[tuple[int, int], ...]
 
 
 @cache
-def _layers(llm: str, module: str) -> tuple[tuple[Quadratic, Quadratic, Quadratic], ...]:
+def _layer_quadratics(llm: str, module: str) -> tuple[tuple[Quadratic, Quadratic, Quadratic], ...]:
     return tuple(_quadratics(llm, module, signature(layer)) for layer in model(llm).module(module).layers)
 
 
 @cache
 def layer_quadratics(llm: str, module: str) -> NDArray[np.float64]:
     """[layers, 3 passes, 3] coefficients of every layer."""
-    fitted = _layers(llm, module)
-    return np.array([[(q.square_s, q.linear_s, q.constant_s) for q in of] for of in fitted])
+    fitted = _layer_quadratics(llm, module)
+    return np.array([[(q.square_s, q.linear_s, q.constant_s) for q in passes] for passes in fitted])
 
 
 @cache
@@ -157,9 +157,9 @@ def layer_host_s(llm: str, module: str) -> NDArray[np.float64]:
 
 @cache
 def even_cuts(llm: str, module: str, num_stages: int) -> Cuts:
-    """Layers of stages that are balanced for usual sizes."""
+    """Cuts into stages that are balanced for the usual sizes."""
     usual = USUAL_TOKENS[module]
-    usual_s = tuple(f.seconds(usual) + b.seconds(usual) for f, b, _ in _layers(llm, module))
+    usual_s = tuple(f.seconds(usual) + b.seconds(usual) for f, b, _ in _layer_quadratics(llm, module))
     return partition(usual_s, num_stages)
 
 
@@ -171,7 +171,7 @@ def stage_quadratics(llm: str, module: str, cuts: Cuts) -> NDArray[np.float64]:
 
 
 def tokens_of(samples: Sequence[Sample], module: str) -> NDArray[np.float64]:
-    """[samples] tokens of each in the LLM, or of its one image in the encoder; 0 for none."""
+    """[samples] tokens in the LLM, or of the one image in the encoder; 0 without an image."""
     if module == "llm":
         return np.array([sample.num_tokens for sample in samples], float)
     return np.array([sum(s.tokens_in for s in sample.of(module)) for sample in samples], float)
@@ -180,7 +180,9 @@ def tokens_of(samples: Sequence[Sample], module: str) -> NDArray[np.float64]:
 def stage_work(
     llm: str, module: str, stages: int | Cuts, samples: Sequence[Sample], judge: Judge = Judge.EXACT
 ) -> StageWork:
-    """Every sample on every stage, so many or cut so. Samples have one image at most.
+    """Work of every sample on every stage, for a number of stages or given cuts.
+
+    Samples have one image at most.
 
     Differs: the host bounds a stage's call, not each of its layers.
     """
@@ -200,7 +202,7 @@ def stage_work(
 def shared_cuts(
     llm: str, batch: tuple[Sample, ...], num_microbatches: int, num_blocks: int
 ) -> tuple[Cuts, Cuts]:
-    """Both modules' stages where the chain is cut as a whole; one stage more than blocks if one is shared."""
+    """Both modules' cuts where the chain is cut as a whole; a shared block adds one stage."""
     modules = ("vision", "llm")
     costs = []
     for module in modules:

@@ -22,18 +22,18 @@ PROFILED = {"disttrain": 1, "entrain": 256}
 
 
 def derived(dataset: str, llm: str, num_samples: int) -> Counter[Allocation]:
-    """How often each allocation comes of random draws of so many samples."""
+    """Counts of allocations over random draws of `num_samples` samples."""
     draw = batch_draws(dataset, llm, 0)
     draws = range(num_trials(0.95, 0.05))
     return Counter(proportional_allocation(draw(num_samples), BLOCKS) for _ in draws)
 
 
 def pair_evidence(dataset: str, llm: str) -> Evidence:
-    """One column of a table for one model."""
+    """Evidence of one column of a table for one model."""
     evidence, cells = Evidence(), printed_stages()
-    found = {system: derived(dataset, llm, size) for system, size in PROFILED.items()}
+    counts_of = {system: derived(dataset, llm, size) for system, size in PROFILED.items()}
     where, key = f"{dataset}, {llm}", f"modelled/{llm}/{dataset}"
-    for system, counts in found.items():
+    for system, counts in counts_of.items():
         encoder, text = counts.most_common(1)[0][0]
         evidence.ours |= {
             f"{key}/{system}_encoder_pp": encoder,
@@ -45,7 +45,7 @@ def pair_evidence(dataset: str, llm: str) -> Evidence:
         evidence.notes.append(
             f"{where}, {system} ({PROFILED[system]} samples): {listed} (paper {paper_cell})"
         )
-    steady, chance = found["entrain"], found["disttrain"]
+    steady, chance = counts_of["entrain"], counts_of["disttrain"]
     evidence.claim(
         f"{where}: 256 samples give no more allocations than one ({len(steady)}, {len(chance)});",
         len(steady) <= len(chance),

@@ -23,7 +23,7 @@ METHODS = ("disttrain", "dip", "entrain")
 
 
 def printed() -> dict[tuple[str, str, str], float]:
-    """(module, system, data set) -> the table's cell, whatever its unit."""
+    """(module, system, data set) -> the printed cell, without its unit."""
     return {
         (row["module"], row["system"], row["dataset"]): float(row["fwd_time_std"])
         for row in printed_rows("entrain_table4_3")
@@ -31,7 +31,7 @@ def printed() -> dict[tuple[str, str, str], float]:
 
 
 def data_set_evidence(llm: str, dataset: str, methods: dict[str, Figures]) -> Evidence:
-    """One column of the table for one model."""
+    """Evidence of one column of the table for one model."""
     evidence = Evidence()
     cells = printed()
     for module, name in MODULES.items():
@@ -48,11 +48,11 @@ def data_set_evidence(llm: str, dataset: str, methods: dict[str, Figures]) -> Ev
     return evidence
 
 
-def largest_reduction(every: dict[str, dict[str, dict[str, Figures]]]) -> float:
-    """DistTrain's spread over Entrain's, at most."""
+def largest_reduction(series_of: dict[str, dict[str, dict[str, Figures]]]) -> float:
+    """The largest ratio of DistTrain's spread to Entrain's."""
     return max(
         statistics.fmean(methods["disttrain"][name]) / statistics.fmean(methods["entrain"][name])
-        for series in every.values()
+        for series in series_of.values()
         for methods in series.values()
         for name in MODULES.values()
     )
@@ -60,10 +60,10 @@ def largest_reduction(every: dict[str, dict[str, dict[str, Figures]]]) -> float:
 
 @script(profile="A40")
 def run() -> Parts:
-    every = kept_series()
+    series_of = kept_series()
     parts = [
         data_set_evidence(llm, dataset, methods)
-        for llm, series in every.items()
+        for llm, series in series_of.items()
         for dataset, methods in series.items()
     ]
     summary = Evidence()
@@ -72,7 +72,7 @@ def run() -> Parts:
         f"forwards {100 * NOISE_SHARE:.0f} % off what the balancer believes": largest_reduction(
             kept_series(STUDIES["noise"])
         ),
-        "forwards as the balancer believes": largest_reduction(every),
+        "forwards as the balancer believes": largest_reduction(series_of),
     }
     summary.add_range(number, reductions, "how far measured forwards are from the cost model's")
     return [summary, *parts]

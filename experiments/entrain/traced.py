@@ -24,12 +24,12 @@ PLANNERS: dict[str, Planner] = {
     "entrain": entrain.plan,
 }
 OURS: dict[str, Planner] = {"entrain-graded": entrain_graded.plan}
-OWN_STAGES = ("dip", *OURS)  # how many stages is part of what these decide
+OWN_STAGES = ("dip", *OURS)  # these also decide the number of stages
 NUM_SAMPLES, SEED = 128, 1
 
 
 class Traced(NamedTuple):
-    """A plan and what became of it."""
+    """A plan and its simulated trace."""
 
     plan: Plan
     trace: Trace

@@ -20,16 +20,18 @@ BASELINES = ("1f1b", "disttrain", OWN, "dip", "entrain-in-turn")
 
 
 def data_set_evidence(study: Study, llm: str, dataset: str, methods: dict[str, Figures]) -> Evidence:
-    """Entrain against the baselines of one data set."""
+    """Evidence comparing Entrain with the baselines on one data set."""
     evidence = Evidence()
     where = f"{study.name}: {dataset}, {llm}"
-    over = speedups(methods, "entrain")
+    speedup_over = speedups(methods, "entrain")
     for method in BASELINES:
-        evidence.ours[f"modelled/{study.name}/{llm}/{dataset}/entrain_over_{method}"] = over[method].mean
+        evidence.ours[f"modelled/{study.name}/{llm}/{dataset}/entrain_over_{method}"] = speedup_over[
+            method
+        ].mean
     for method in BASELINES:
         evidence.claim(
-            f"{where}: Entrain is not slower than {method} ({over[method]});",
-            over[method].high >= 1,
+            f"{where}: Entrain is not slower than {method} ({speedup_over[method]});",
+            speedup_over[method].high >= 1,
             About.METHODS if method == "entrain-in-turn" else About.PAPER,
         )
     return evidence

@@ -28,7 +28,7 @@ CORPUS_OF = {
 
 
 class Scale(NamedTuple):
-    """What a corpus whose sizes are assumed is held against: how much longer texts and sides are."""
+    """A variation of a corpus with assumed sizes: factors on the lengths of texts and sides."""
 
     text: float = 1.0
     side: float = 1.0
@@ -90,8 +90,8 @@ def batch_of(dataset: str, num: int, seed: int) -> tuple[Sample, ...]:
     """Samples of the corpus that stands for a data set, or of one of `VARIED`."""
     if dataset not in VARIED:
         return samples_of(corpus(CORPUS_OF[dataset]).draw(num, seed), RULES)
-    drawn = corpus(CORPUS_OF["SynthChartNet"]).draw(num, seed)
-    return samples_of([_scaled(sizes, VARIED[dataset]) for sizes in drawn], RULES)
+    charts = corpus(CORPUS_OF["SynthChartNet"]).draw(num, seed)
+    return samples_of([_scaled(sizes, VARIED[dataset]) for sizes in charts], RULES)
 
 
 def _scaled(sizes: Sizes, scale: Scale) -> Sizes:
@@ -115,11 +115,11 @@ def mean_ratio(dataset: str, llm: str) -> float:
 
 
 def batch_draws(dataset: str, llm: str, seed: int) -> Callable[[int], tuple[float, float]]:
-    """Vision and LLM seconds of a fresh random batch of so many samples."""
+    """A function: number of samples -> vision and LLM seconds of a new random batch."""
     work, rng = work_pool(dataset, llm), random.Random(seed)
 
     def draw(num_samples: int) -> tuple[float, float]:
-        places = [rng.randrange(POOL_SAMPLES) for _ in range(num_samples)]
-        return sum(work.encoder_s[index] for index in places), sum(work.llm_s[index] for index in places)
+        indices = [rng.randrange(POOL_SAMPLES) for _ in range(num_samples)]
+        return sum(work.encoder_s[index] for index in indices), sum(work.llm_s[index] for index in indices)
 
     return draw

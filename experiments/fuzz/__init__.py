@@ -1,1 +1,1 @@
-"""A fuzzer of whatever the program reads and of every message that it receives."""
+"""A fuzzer of everything that the program reads and every message that it receives."""

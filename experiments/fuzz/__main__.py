@@ -21,31 +21,35 @@ from workbench.whole_file import check_writable, write_text
 
 
 def main() -> int:
-    """The exit status is 1 where anything was found."""
-    said = _said()
-    before = None if said.out is None else held(said.out, said.seed)
+    """Run the fuzzer; exit code 1 where anything was found."""
+    options = _said()
+    before = None if options.out is None else held(options.out, options.seed)
     settings = Fuzzing(
-        count=said.count, seed=said.seed, first=said.first, num_workers=said.workers, keep=said.keep
+        count=options.count,
+        seed=options.seed,
+        first=options.first,
+        num_workers=options.workers,
+        keep=options.keep,
     )
-    chosen = {name: TARGETS[name] for name in said.only or TARGETS}
-    print(f"seed {said.seed}, {len(chosen)} targets", file=sys.stderr)
+    targets = {name: TARGETS[name] for name in options.only or TARGETS}
+    print(f"seed {options.seed}, {len(targets)} targets", file=sys.stderr)
     start_s = time.monotonic()
-    tally = fuzzed(chosen, settings, show=_show)
-    record = {"seed": said.seed, "commit": commit(), "seconds": round(time.monotonic() - start_s, 1)}
-    record |= tally.record(chosen)
+    tally = fuzzed(targets, settings, show=_show)
+    record = {"seed": options.seed, "commit": commit(), "seconds": round(time.monotonic() - start_s, 1)}
+    record |= tally.record(targets)
     print("\n\n".join(lines(record["findings"])) or "nothing found")
     if before is not None:
-        write_text(json.dumps(beside(record, before), indent=1) + "\n", said.out)
-    if said.json:
+        write_text(json.dumps(beside(record, before), indent=1) + "\n", options.out)
+    if options.json:
         print(json.dumps(record))
     return int(bool(record["findings"]))
 
 
 def held(out: Path, seed: int) -> dict[str, Any]:
-    """The record that a file has; looked at before an input is tried, so that none is tried for nothing.
+    """The record in a file, checked before any input is tried.
 
     Raises:
-        ValueError: it is none, has another seed, or cannot be written.
+        ValueError: it is invalid, has another seed, or cannot be written.
     """
     check_writable(out)
     if not out.exists():
@@ -61,18 +65,20 @@ def held(out: Path, seed: int) -> dict[str, Any]:
 
 
 def beside(record: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
-    """A record beside what an earlier one has of other targets; each keeps the commit that it was made by."""
-    made = {"commit": record["commit"], "date": datetime.now(UTC).date().isoformat()}
-    own = record["targets"]
-    targets = before["targets"] | {name: row | made for name, row in own.items()}
+    """A record merged with an earlier one of other targets; each target keeps its commit."""
+    provenance = {"commit": record["commit"], "date": datetime.now(UTC).date().isoformat()}
+    own_targets = record["targets"]
+    targets = before["targets"] | {name: row | provenance for name, row in own_targets.items()}
     sums = {key: sum(row.get(key, 0) for row in targets.values()) for key in ("inputs", *KEYS.values())}
-    findings = [each for each in before["findings"] if each["target"] not in own] + record["findings"]
+    findings = [finding for finding in before["findings"] if finding["target"] not in own_targets] + record[
+        "findings"
+    ]
     seconds = round(before["seconds"] + record["seconds"], 1)
     return {"seed": record["seed"], "seconds": seconds, **sums, "targets": targets, "findings": findings}
 
 
-def _show(done: int, total: int, found: int) -> None:
-    print(f"{done} of {total}, {found} kinds of findings", file=sys.stderr)
+def _show(done: int, total: int, num_findings: int) -> None:
+    print(f"{done} of {total}, {num_findings} kinds of findings", file=sys.stderr)
 
 
 def _said() -> Namespace:

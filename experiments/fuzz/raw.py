@@ -1,4 +1,4 @@
-"""Mutations of bytes: of whatever a file or a frame is written in."""
+"""Mutations of bytes, for any file or frame."""
 
 from random import Random
 
@@ -11,7 +11,7 @@ MOST_PIECE = 64  # bytes that are taken out, doubled or moved at once
 
 
 def mutated(content: bytes, other: bytes, rng: Random) -> bytes:
-    """The content with one to three changes; `other` is another seed of its kind, to take pieces from."""
+    """The content with one to three changes; `other` is another seed of its kind, for pieces."""
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         content = _changed(content, other, rng)
     return content
@@ -20,40 +20,44 @@ def mutated(content: bytes, other: bytes, rng: Random) -> bytes:
 def _changed(content: bytes, other: bytes, rng: Random) -> bytes:  # noqa: PLR0911  (a case each)
     if not content:
         return rng.choice(TOKENS)
-    at = rng.randrange(len(content))
-    end = min(len(content), at + rng.randrange(1, MOST_PIECE))
+    position = rng.randrange(len(content))
+    end = min(len(content), position + rng.randrange(1, MOST_PIECE))
     source = rng.randrange(len(other) or 1)
     match rng.randrange(9):
         case 0 | 1:
-            return content[:at] + bytes([content[at] ^ 1 << rng.randrange(8)]) + content[at + 1 :]
+            return (
+                content[:position]
+                + bytes([content[position] ^ 1 << rng.randrange(8)])
+                + content[position + 1 :]
+            )
         case 2:
-            return content[:at] + bytes([rng.randrange(256)]) + content[at + 1 :]
+            return content[:position] + bytes([rng.randrange(256)]) + content[position + 1 :]
         case 3:
-            return content[:at] + rng.choice(TOKENS) + content[at:]
+            return content[:position] + rng.choice(TOKENS) + content[position:]
         case 4:
-            return content[:at] + content[end:]
+            return content[:position] + content[end:]
         case 5:
-            return content[:end] + content[at:end] * rng.choice((1, 1, 20)) + content[end:]
+            return content[:end] + content[position:end] * rng.choice((1, 1, 20)) + content[end:]
         case 6:
-            return content[:at] + other[source : source + end - at] + content[end:]
+            return content[:position] + other[source : source + end - position] + content[end:]
         case 7:
             return _number(content, rng)
         case _:
-            return content[:at] if rng.random() < 0.3 else _line_twice(content, rng)
+            return content[:position] if rng.random() < 0.3 else _line_twice(content, rng)
 
 
 def _number(content: bytes, rng: Random) -> bytes:
-    """A digit becomes another, or a number that nobody expects."""
-    digits = [at for at, byte in enumerate(content[:100_000]) if 48 <= byte <= 57]
+    """Replace a digit by another one, or by an unexpected number."""
+    digits = [position for position, byte in enumerate(content[:100_000]) if 48 <= byte <= 57]
     if not digits:
         return content
-    at = rng.choice(digits)
+    position = rng.choice(digits)
     new = rng.choice((b"%d" % rng.randrange(10), b"-1", b"NaN", b"1e308", b"0x10", b"9" * 20))
-    return content[:at] + new + content[at + 1 :]
+    return content[:position] + new + content[position + 1 :]
 
 
 def _line_twice(content: bytes, rng: Random) -> bytes:
-    """A line, and so its keys, twice, or gone."""
+    """Duplicate or remove a line, and so its keys."""
     lines = content.splitlines(keepends=True)
-    at = rng.randrange(len(lines))
-    return b"".join((*lines[:at], *lines[at : at + 1] * rng.choice((0, 2)), *lines[at + 1 :]))
+    index = rng.randrange(len(lines))
+    return b"".join((*lines[:index], *lines[index : index + 1] * rng.choice((0, 2)), *lines[index + 1 :]))

@@ -1,4 +1,4 @@
-"""A run of the fuzzer: which inputs, by how many workers, and what is kept of it."""
+"""A run of the fuzzer: its inputs, workers and stored findings."""
 
 import re
 import tempfile
@@ -16,13 +16,13 @@ SHOW_EVERY_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fuzzing:
-    """How much, and from which seed.
+    """The settings of a run.
 
     Args:
         count: inputs in all; every target gets an equal share, rounded up.
         seed: of all mutations.
         first: number of each target's first input.
-        num_workers: at once.
+        num_workers: concurrent workers.
         keep: folder for one input of each kind of finding.
     """
 
@@ -38,7 +38,7 @@ class Fuzzing:
                 raise ValueError(f"fuzz: want {name} >= 1, got {getattr(self, name)}")
 
     def chunks(self, targets: Mapping[str, Target]) -> Iterator[Chunk]:
-        """Of every target its share, target by target."""
+        """The chunks of inputs, target by target."""
         share = -(-self.count // len(targets))
         end = self.first + share
         for name in targets:
@@ -52,14 +52,14 @@ def fuzzed(
     *,
     show: Callable[[int, int, int], None] | None = None,
 ) -> Tally:
-    """Make and judge all inputs; `show` is told (inputs done, of how many, kinds of findings)."""
+    """Make and judge all inputs; `show` receives (inputs done, their total, kinds of findings)."""
     tally, chunks = Tally(), list(settings.chunks(targets))
     total = sum(chunk.end - chunk.first for chunk in chunks)
     next_s = time.monotonic() + SHOW_EVERY_S
     firsts: list[Taken] = []
-    for each in taken(targets, chunks, seed=settings.seed, num_workers=settings.num_workers):
-        if tally.add(each):
-            firsts.append(each)
+    for outcome in taken(targets, chunks, seed=settings.seed, num_workers=settings.num_workers):
+        if tally.add(outcome):
+            firsts.append(outcome)
         if show is not None and time.monotonic() > next_s:
             next_s = time.monotonic() + SHOW_EVERY_S
             show(tally.num_inputs, total, len(tally.findings))
@@ -69,13 +69,15 @@ def fuzzed(
 
 
 def _keep(targets: Mapping[str, Target], settings: Fuzzing, firsts: list[Taken], folder: Path) -> None:
-    """Make those inputs again, and write them as `TARGET/NUMBER-ENDING`."""
+    """Make these inputs again, and write them as `TARGET/NUMBER-ENDING`."""
     with tempfile.TemporaryDirectory(prefix="fuzz-") as scratch:
-        made = {
+        ready_targets = {
             name: made_of(targets[name], Path(scratch)) for name in dict.fromkeys(e.target for e in firsts)
         }
-        for each in firsts:
-            content = made[each.target].mutant(rng_of(settings.seed, each.target, each.number))
-            path = folder / each.target / f"{each.number}-{re.sub(' ', '-', each.judged.ending)}"
+        for finding in firsts:
+            content = ready_targets[finding.target].mutant(
+                rng_of(settings.seed, finding.target, finding.number)
+            )
+            path = folder / finding.target / f"{finding.number}-{re.sub(' ', '-', finding.judged.ending)}"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)

@@ -23,31 +23,31 @@ _VARYING = re.compile(r"\b0x[0-9a-f]+|\d+|'[^']*'|\"[^\"]*\"")
 
 @dataclass(slots=True)
 class Tally:
-    """What became of all inputs so far."""
+    """Counts of the outcomes of all inputs so far."""
 
     endings: dict[str, Counter[Ending]] = field(default_factory=dict)
     passed: Counter[str] = field(default_factory=Counter)
     findings: dict[tuple[str, Ending, str], list[Taken]] = field(default_factory=dict)
 
-    def add(self, taken: Taken) -> bool:
-        """Count an input; whether it is the first finding of its kind."""
-        result = taken.judged
-        self.endings.setdefault(taken.target, Counter())[result.ending] += 1
-        self.passed[taken.target] += result.passed_parse
+    def add(self, outcome: Taken) -> bool:
+        """Count an input; returns whether it is the first finding of its kind."""
+        result = outcome.judged
+        self.endings.setdefault(outcome.target, Counter())[result.ending] += 1
+        self.passed[outcome.target] += result.passed_parse
         if result.ending not in KEYS:
             return False
-        key = (taken.target, result.ending, _VARYING.sub("*", result.text)[-300:])
+        key = (outcome.target, result.ending, _VARYING.sub("*", result.text)[-300:])
         alike = self.findings.setdefault(key, [])
-        alike.append(taken)
+        alike.append(outcome)
         return len(alike) == 1
 
     def count(self, ending: Ending) -> int:
-        """Inputs that ended so."""
-        return sum(found[ending] for found in self.endings.values())
+        """The number of inputs with one of these endings."""
+        return sum(counts[ending] for counts in self.endings.values())
 
     @property
     def num_inputs(self) -> int:
-        return sum(sum(found.values()) for found in self.endings.values())
+        return sum(sum(counts.values()) for counts in self.endings.values())
 
     def record(self, targets: Mapping[str, Target]) -> dict[str, Any]:
         """Counts in all and per target, and one of each kind of finding."""
@@ -61,18 +61,18 @@ class Tally:
         }
 
     def _of(self, target: str) -> dict[str, Any]:
-        found = self.endings[target]
-        num = sum(found.values())
+        counts = self.endings[target]
+        num = sum(counts.values())
         return {
             "inputs": num,
-            "accepted": found[Ending.ACCEPTED],
+            "accepted": counts[Ending.ACCEPTED],
             "first_parse_share": round(self.passed[target] / num, 3),
-            **{key: found[ending] for ending, key in KEYS.items() if found[ending]},
+            **{key: counts[ending] for ending, key in KEYS.items() if counts[ending]},
         }
 
 
 def _record(alike: list[Taken]) -> dict[str, Any]:
-    first = min(alike, key=lambda each: each.number)
+    first = min(alike, key=lambda finding: finding.number)
     return {
         "target": first.target,
         "ending": first.judged.ending.value,
@@ -85,6 +85,6 @@ def _record(alike: list[Taken]) -> dict[str, Any]:
 def lines(findings: Iterable[Mapping[str, Any]]) -> list[str]:
     """One paragraph per kind of finding."""
     return [
-        f"{each['target']} input {each['number']}, {each['inputs']} alike: {each['ending']}\n{each['text']}"
-        for each in findings
+        f"{item['target']} input {item['number']}, {item['inputs']} alike: {item['ending']}\n{item['text']}"
+        for item in findings
     ]

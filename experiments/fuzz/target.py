@@ -1,4 +1,4 @@
-"""A reader under fuzz: where its good inputs come from, how they are written, and who takes them."""
+"""A fuzzed reader: the source of its valid inputs, their notation, and the function that takes them."""
 
 import re
 import traceback
@@ -26,15 +26,14 @@ class TargetKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """A target whose good inputs have been made.
+    """A target with its valid inputs.
 
     Args:
-        seeds: good inputs: trees where there is a `render`, else bytes.
-        render: a tree as the program would get it.
-        parse: the first thing that is done with the bytes, such as parsing JSON; whatever it raises, they
-            did not pass.
-        take: all of it. A ValueError or OSError refuses the bytes in one line.
-        draw: a new tree, instead of mutations of the good ones.
+        seeds: valid inputs: trees where there is a `render`, else bytes.
+        render: tree -> bytes as the program would read them.
+        parse: the first step of reading, such as parsing JSON; if it raises, the bytes did not pass.
+        take: the whole reader; ValueError or OSError refuses the bytes in one line.
+        draw: makes new trees, instead of mutations of the valid ones.
         out: folder that it may write to.
     """
 
@@ -46,13 +45,13 @@ class Ready:
     out: Path | None = None
 
     def good(self, index: int) -> bytes:
-        """A seed as the program would get it."""
+        """A seed as the program would read it."""
         seed = self.seeds[index]
         content: bytes = seed if self.render is None else self.render(seed)
         return content
 
     def mutant(self, rng: Random) -> bytes:
-        """An input that is almost good."""
+        """An almost valid input."""
         if self.draw is not None and self.render is not None:
             return self.render(self.draw(rng))
         seed, other = rng.choice(self.seeds), rng.choice(self.seeds)
@@ -68,10 +67,10 @@ class Target:
     """One reader, or one kind of message.
 
     Args:
-        name: of it.
+        name: its name.
         kind: what it takes.
-        readers: functions that read what it takes, as `module:function`.
-        make: gets a folder of its own, makes good inputs.
+        readers: functions that read its inputs, as `module:function`.
+        make: makes valid inputs in its own folder.
     """
 
     name: str
@@ -81,7 +80,7 @@ class Target:
 
 
 class Ending(StrEnum):
-    """How an input was taken. All but the first two are findings."""
+    """The outcome of an input; all but the first two are findings."""
 
     ACCEPTED = "accepted"
     REFUSED = "refused"
@@ -95,7 +94,7 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What became of one input."""
+    """The judgement of one input."""
 
     ending: Ending
     passed_parse: bool
@@ -103,12 +102,12 @@ class Judged:
 
 
 class UnclearError(Exception):
-    """A refusal that does not name what it refuses."""
+    """A refusal whose message does not name its subject."""
 
 
 @contextmanager
 def naming(word: str) -> Iterator[None]:
-    """Around a reader: whatever it refuses, the line that is shown holds the word."""
+    """In this context, every refusal of a reader must contain a word."""
     try:
         yield
     except (ValueError, OSError) as error:
@@ -127,7 +126,7 @@ UNMEANT = re.compile(
 
 
 def judged(ready: Ready, content: bytes) -> Judged:
-    """Let the target take the bytes, and see how that ends."""
+    """Let the target read the bytes, and judge the outcome."""
     passed = _passes(ready, content)
     try:
         ready.take(content)
@@ -140,8 +139,8 @@ def judged(ready: Ready, content: bytes) -> Judged:
         ending, text = Ending.OVER_2GB, "MemoryError"
     except BaseException as error:
         ending, text = Ending.TRACEBACK, "".join(traceback.format_exception(error)[-4:])
-    if ready.out is not None and (left := _left(ready.out, ending)):
-        return Judged(Ending.HALF_WRITTEN, passed, left)
+    if ready.out is not None and (leftover := _left(ready.out, ending)):
+        return Judged(Ending.HALF_WRITTEN, passed, leftover)
     return Judged(ending, passed, text)
 
 
@@ -154,24 +153,24 @@ def _passes(ready: Ready, content: bytes) -> bool:
 
 
 def _refusal(error: Exception) -> tuple[Ending, str]:
-    """Refused, or by a line that nobody meant."""
+    """The ending of a refusal: intended, or by an unintended line."""
     line = one_line(error)
-    shown = plain(line)
-    if len(shown) > MOST_CHARACTERS or not shown.isprintable():
-        return Ending.UNCLEAR, f"not a short printable line: {shown!r}"
+    message = plain(line)
+    if len(message) > MOST_CHARACTERS or not message.isprintable():
+        return Ending.UNCLEAR, f"not a short printable line: {message!r}"
     if UNMEANT.match(line) or not line:
         return Ending.UNCLEAR, f"not meant: {type(error).__name__}: {line[:300]}"
-    return Ending.REFUSED, shown
+    return Ending.REFUSED, message
 
 
 def _left(out: Path, ending: Ending) -> str:
-    """What stands in the folder and should not: parts, or anything at all of what was refused."""
-    found = [path for path in out.rglob("*") if path.is_file()]
+    """Files that should not be in the folder: parts, or anything of a refused input."""
+    files = [path for path in out.rglob("*") if path.is_file()]
     wrong = [
         path.name
-        for path in found
+        for path in files
         if ending is not Ending.ACCEPTED or path.suffix in (".tmp", ".part") or path.name.startswith(".")
     ]
-    for path in found:
+    for path in files:
         path.unlink()
     return ", ".join(wrong)

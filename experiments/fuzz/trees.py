@@ -1,4 +1,4 @@
-"""Mutations of values as JSON and YAML have them: types, numbers, lengths, nesting and keys."""
+"""Mutations of JSON and YAML values: types, numbers, lengths, nesting and keys."""
 
 import math
 from collections.abc import Callable
@@ -24,14 +24,14 @@ WILD_OTHERS: tuple[Tree, ...] = (None, True, False, [], {}, [[]], [None], {"": N
 
 
 def mutated(tree: Tree, rng: Random) -> Tree:
-    """The tree with one to four changes; the one given stays as it is."""
+    """The tree with one to four changes; the given one is not modified."""
     for _ in range(1 + min(3, int(rng.expovariate(1.2)))):
         tree = _changed(tree, tree, rng)
     return tree
 
 
 def _changed(tree: Tree, whole: Tree, rng: Random) -> Tree:
-    """One change somewhere in it; only what lies on the way to it is copied."""
+    """One change somewhere in the tree; only the path to it is copied."""
     if isinstance(tree, dict) and tree and rng.random() > STOP:
         key = rng.choice(list(tree))
         return {**tree, key: _changed(tree[key], whole, rng)}
@@ -47,11 +47,11 @@ def _other(tree: Tree, whole: Tree, rng: Random) -> Tree:
 
 
 def _from_elsewhere(tree: Tree, whole: Tree, rng: Random) -> Tree:
-    """What stands in another place of the whole."""
-    found = whole
-    while isinstance(found, dict | list) and found and rng.random() > STOP:
-        found = rng.choice(list(found.values()) if isinstance(found, dict) else found)
-    return tree if found is whole else found
+    """A value from elsewhere in the whole tree."""
+    value = whole
+    while isinstance(value, dict | list) and value and rng.random() > STOP:
+        value = rng.choice(list(value.values()) if isinstance(value, dict) else value)
+    return tree if value is whole else value
 
 
 def _wrapped(tree: Tree, whole: Tree, rng: Random) -> Tree:
@@ -63,7 +63,7 @@ def _wrapped(tree: Tree, whole: Tree, rng: Random) -> Tree:
 
 
 def _near(tree: Tree, whole: Tree, rng: Random) -> Tree:
-    """A number that is a little off, or of another size."""
+    """A number that is slightly off, or of another magnitude."""
     del whole
     how = rng.choice((
         lambda n: n + 1, lambda n: n - 1, lambda n: -n, lambda n: 2 * n, lambda n: n / 2, lambda n: n // 2,
@@ -77,13 +77,13 @@ def _near(tree: Tree, whole: Tree, rng: Random) -> Tree:
 
 
 def _text(tree: str, whole: Tree, rng: Random) -> Tree:
-    """A text that is longer, shorter or has a letter that it should not have."""
+    """A text that is longer, shorter or has an invalid character."""
     del whole
-    at = rng.randrange(len(tree) + 1)
+    cut = rng.randrange(len(tree) + 1)
     return rng.choice((
-        tree[:at] + rng.choice(WILD_TEXTS) + tree[at:], tree[:at], tree[at:], tree * rng.choice((2, 50)),
-        tree.upper(), tree[::-1], tree[:at] + chr(rng.randrange(1, 0x3000)) + tree[at + 1 :],
-        tree[:at] + str(rng.randrange(100)) + tree[at + 1 :],
+        tree[:cut] + rng.choice(WILD_TEXTS) + tree[cut:], tree[:cut], tree[cut:], tree * rng.choice((2, 50)),
+        tree.upper(), tree[::-1], tree[:cut] + chr(rng.randrange(1, 0x3000)) + tree[cut + 1 :],
+        tree[:cut] + str(rng.randrange(100)) + tree[cut + 1 :],
     ))  # fmt: skip
 
 
@@ -92,24 +92,24 @@ def _shorter(tree: Tree, whole: Tree, rng: Random) -> Tree:
     if not tree:
         return tree
     if isinstance(tree, dict):
-        gone = rng.choice(list(tree))
-        return {key: value for key, value in tree.items() if key != gone}
-    at = rng.randrange(len(tree))
-    return rng.choice((tree[:at] + tree[at + 1 :], tree[:at]))
+        removed = rng.choice(list(tree))
+        return {key: value for key, value in tree.items() if key != removed}
+    index = rng.randrange(len(tree))
+    return rng.choice((tree[:index] + tree[index + 1 :], tree[:index]))
 
 
 def _longer(tree: Tree, whole: Tree, rng: Random) -> Tree:
-    """An item twice, very often, or one of the whole's; an unknown key, or one with another's value."""
+    """Repeat an item, add one from elsewhere, or add a key that is unknown or has another's value."""
     new = rng.choice((_other, _from_elsewhere))(tree, whole, rng)
     if isinstance(tree, dict):
         return {**tree, rng.choice((*map(str, tree), *WILD_TEXTS)): new}
-    at = rng.randrange(len(tree) + 1)
-    again = tree[at : at + 1] * rng.choice((1, 1, 2, REPEATED))
-    return [*tree[:at], *rng.choice(([new], again)), *tree[at:]]
+    index = rng.randrange(len(tree) + 1)
+    again = tree[index : index + 1] * rng.choice((1, 1, 2, REPEATED))
+    return [*tree[:index], *rng.choice(([new], again)), *tree[index:]]
 
 
 def _moved(tree: Tree, whole: Tree, rng: Random) -> Tree:
-    """Items or values in another order; a key under another name."""
+    """Permute items or values, or rename a key."""
     del whole
     if not isinstance(tree, dict):
         return rng.sample(tree, len(tree))
@@ -117,7 +117,7 @@ def _moved(tree: Tree, whole: Tree, rng: Random) -> Tree:
         values = rng.sample(list(tree.values()), len(tree))
         return dict(zip(tree, values, strict=True))
     renamed = rng.choice(list(tree)) if tree else None
-    return {(_text(str(key), None, rng) if key == renamed else key): each for key, each in tree.items()}
+    return {(_text(str(key), None, rng) if key == renamed else key): value for key, value in tree.items()}
 
 
 _ANY: tuple[Callable[[Any, Tree, Random], Tree], ...] = (_other, _from_elsewhere, _wrapped)

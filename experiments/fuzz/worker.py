@@ -1,4 +1,4 @@
-"""Forked workers that take inputs one after the other; a parent that watches, ends and replaces them."""
+"""Forked workers that judge inputs, and a parent that watches, ends and replaces them."""
 
 import faulthandler
 import gc
@@ -41,7 +41,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """One input, and what became of it."""
+    """One input, and its judgement."""
 
     target: str
     number: int
@@ -57,14 +57,14 @@ class _Worker:
 
 
 def rng_of(seed: int, target: str, number: int) -> Random:
-    """What an input is made of, whoever makes it."""
+    """The random generator of an input, the same in every process."""
     return Random(f"{seed}:{target}:{number}")
 
 
 def taken(
     targets: Mapping[str, Target], chunks: Sequence[Chunk], *, seed: int, num_workers: int
 ) -> Iterator[Taken]:
-    """Every input of the chunks, in whatever order they are done."""
+    """Yield the judgement of every input of the chunks, as they are done."""
     waiting = list(reversed(chunks))
     with tempfile.TemporaryDirectory(prefix="fuzz-", ignore_cleanup_errors=True) as folder:
 
@@ -96,22 +96,22 @@ def taken(
 
 
 def _heard(worker: _Worker) -> Iterator[Taken]:
-    """What has been said since; a worker that has ended is found by its process."""
+    """Yield new judgements of a worker; the end of its process is detected."""
     try:
         while worker.pipe.poll():
-            said = worker.pipe.recv()
-            if isinstance(said, str):
-                raise RuntimeError(said)
-            if said is None:
+            message = worker.pipe.recv()
+            if isinstance(message, str):
+                raise RuntimeError(message)
+            if message is None:
                 worker.chunk = None
             else:
-                yield said
+                yield message
     except (EOFError, OSError):
         return
 
 
 def _ending_of(worker: _Worker, slow: Container[tuple[str, int]]) -> Ending | None:
-    """Why it has to be replaced, if it has."""
+    """Why a worker must be replaced; None: it need not."""
     if not worker.process.is_alive():
         return Ending.NATIVE_CRASH
     if worker.chunk is None:
@@ -129,7 +129,7 @@ def _ending_of(worker: _Worker, slow: Container[tuple[str, int]]) -> Ending | No
 def _buried(
     worker: _Worker, ending: Ending, waiting: list[Chunk], slow: set[tuple[str, int]]
 ) -> Iterator[Taken]:
-    """End it, and give what it had not taken to another; the input that it was at is a finding."""
+    """End a worker, and give its remaining inputs to another; its current input is a finding."""
     worker.process.kill()
     worker.process.join()
     code, chunk, number = worker.process.exitcode, worker.chunk, int(worker.now[0])
@@ -148,7 +148,7 @@ def _buried(
 
 
 def _core_s(pid: int) -> float:
-    """Of all threads of a process."""
+    """CPU seconds of all threads of a process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
@@ -165,29 +165,29 @@ def _resident_bytes(pid: int) -> int:
 
 def _started(targets: Mapping[str, Target], seed: int, folder: Path) -> _Worker:
     context = mp.get_context("fork")
-    here, there = context.Pipe()
+    here, child_end = context.Pipe()
     now = RawArray("d", 4)
     process = context.Process(
-        target=_work, args=(targets, there, now, seed, folder, as_parent()), name="fuzz", daemon=True
+        target=_work, args=(targets, child_end, now, seed, folder, as_parent()), name="fuzz", daemon=True
     )
     process.start()
-    there.close()
+    child_end.close()
     return _Worker(process=process, pipe=here, now=now)
 
 
 def _work(
     targets: Mapping[str, Target], pipe: mpc.Connection, now: Any, seed: int, folder: Path, parent: Parent
 ) -> None:
-    """Chunk after chunk, until the parent ends this process."""
+    """Work on chunks until the parent ends this process."""
     end_with(parent)
     _silence(folder / "said.txt")
-    made: dict[str, Ready] = {}
+    ready_of: dict[str, Ready] = {}
     while True:
         chunk = pipe.recv()
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        if chunk.target not in made:
+        if chunk.target not in ready_of:
             try:
-                made[chunk.target] = made_of(targets[chunk.target], folder)
+                ready_of[chunk.target] = made_of(targets[chunk.target], folder)
             except Exception:
                 pipe.send(f"{chunk.target}: no good inputs were made: {traceback.format_exc()}")
                 return
@@ -197,34 +197,34 @@ def _work(
         for number in range(chunk.first, chunk.end):
             now[1], now[3] = time.monotonic(), time.process_time()
             now[0] = number
-            result = one(made[chunk.target], rng_of(seed, chunk.target, number))
+            result = one(ready_of[chunk.target], rng_of(seed, chunk.target, number))
             pipe.send(Taken(chunk.target, number, result))
         now[0] = MAKING
         pipe.send(None)
 
 
 def made_of(target: Target, folder: Path) -> Ready:
-    """The target's good inputs, in a folder of their own."""
-    own = folder / target.name.replace("/", "-")
-    own.mkdir()
-    ready = target.make(own)
+    """The target's valid inputs, in a separate folder."""
+    target_folder = folder / target.name.replace("/", "-")
+    target_folder.mkdir()
+    ready = target.make(target_folder)
     judged(ready, ready.good(0))  # what is compiled or imported once is not the first input's to wait for
     return ready
 
 
 def one(ready: Ready, rng: Random) -> Judged:
-    """Make an input and let it be taken."""
+    """Make an input and judge it."""
     return judged(ready, ready.mutant(rng))
 
 
 def _bound_memory() -> None:
-    """Address space beyond what there is now: what asks for more gets a MemoryError."""
+    """Limit the address space beyond the present one: larger requests raise MemoryError."""
     size = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * PAGE_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (size + MOST_BYTES, resource.RLIM_INFINITY))
 
 
 def _silence(path: Path) -> None:
-    """What takes inputs may print; nobody reads it, but for the stack of a crash."""
+    """Discard output of readers, except for the stack of a crash."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)

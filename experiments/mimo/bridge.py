@@ -51,7 +51,7 @@ LLM = LLAMA | {"hidden_size": WIDTH, "intermediate_size": 512, "num_hidden_layer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grids:
-    """Two grids and how they lie to each other."""
+    """Two grids and their placement."""
 
     placement: Placement
     vision: Layout
@@ -72,14 +72,14 @@ CASES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
-    """What crossed in a step.
+    """The transfers between modules in a step.
 
     Args:
         grids: the case.
-        planned_bytes: by the plan's rows between modules, features and gradients.
+        planned_bytes: features and gradients by the plan's rows between modules.
         sent_bytes: by the messages of the trace.
-        boundary_s: of messages between modules, of the rank that sends longest.
-        step_s: of the iteration.
+        boundary_s: seconds of messages between modules, for the rank that sends longest.
+        step_s: seconds of the iteration.
     """
 
     grids: str
@@ -95,7 +95,7 @@ class Crossing:
 
 @cache
 def model() -> ModelGraph:
-    """Everything trains."""
+    """The model, all of it trained."""
     vision = module_from_config(
         VISION, name="vision", modality="image", trainable=Trainable.ALL, llm_width=WIDTH
     )
@@ -116,7 +116,7 @@ def plan_of(grids: Grids) -> Plan:
 
 
 def crossing(grids: Grids, lowered: Lowered, traces: Sequence[Trace]) -> Crossing:
-    """What the traces of a case say; bytes are the same in every step."""
+    """The transfers in the traces of a case; bytes are the same in every step."""
     rows = [row for row in lowered.transfers if row.edge == EDGE and row.route is not Route.LOCAL]
     (sent_bytes,) = {sum(m.num_bytes for m in trace.messages if m.edge == EDGE) for trace in traces}
     return Crossing(
@@ -129,7 +129,7 @@ def crossing(grids: Grids, lowered: Lowered, traces: Sequence[Trace]) -> Crossin
 
 
 def longest_sender_s(trace: Trace) -> float:
-    """Seconds for which the busiest rank has messages between modules under way; two at once count once."""
+    """Seconds in which the busiest rank has messages between modules in flight; overlaps count once."""
     ends, by_rank = defaultdict(list), defaultdict(list)
     for span in trace.spans:
         ends[span.rank].append(span.end_s)
@@ -144,25 +144,25 @@ def main() -> int:
     parser = command_line(__doc__)
     parser.add_argument("--steps", type=int, default=5, help="measured, after one that is not")
     arguments = parser.parse_args()
-    found = []
+    crossings = []
     with Pool(max(len(plan_of(grids).ranks) for grids in CASES)) as pool:
         for grids in CASES:
             lowered = lower(plan_of(grids))
             settings = RunSettings(
                 steps=arguments.steps, warmup=1, seed=7, precision=Precision.FLOAT32, timeout_s=120.0
             )
-            found.append(crossing(grids, lowered, run_lowered(lowered, settings, pool=pool).traces))
-            each = found[-1]
+            crossings.append(crossing(grids, lowered, run_lowered(lowered, settings, pool=pool).traces))
+            last = crossings[-1]
             print(
-                f"{each.grids}: {each.sent_bytes / 1e6:.2f} MB ({each.planned_bytes / 1e6:.2f} planned), "
-                f"{each.boundary_s * 1e3:.1f} ms of {each.step_s * 1e3:.0f}, {each.share:.1%}"
+                f"{last.grids}: {last.sent_bytes / 1e6:.2f} MB ({last.planned_bytes / 1e6:.2f} planned), "
+                f"{last.boundary_s * 1e3:.1f} ms of {last.step_s * 1e3:.0f}, {last.share:.1%}"
             )
-    same = all(each.sent_bytes == each.planned_bytes for each in found)
+    same = all(last.sent_bytes == last.planned_bytes for last in crossings)
     print(f"claim: executed steps send the bytes that the plan names: {'holds' if same else 'FAILS'}")
     result = {
         "holds": same,
         "steps": arguments.steps,
-        "cases": [asdict(e) | {"share": e.share} for e in found],
+        "cases": [asdict(e) | {"share": e.share} for e in crossings],
     }
     return finish(result, out=SUMMARY, as_json=arguments.json, holds=same)
 

@@ -22,49 +22,51 @@ from sim.predict import iteration_s
 Rates = tuple[float, float]  # collective_rate, host_kernel_s
 
 
-def ratios_of(row: Compared, tried: Sequence[Rates]) -> dict[Rates, float]:
-    """Our homogeneous time over the printed one, by the machine that is tried."""
+def ratios_of(row: Compared, candidates: Sequence[Rates]) -> dict[Rates, float]:
+    """Our homogeneous time over the printed one, by candidate machine."""
     lowered = lowered_of(row.baseline, row.baseline_layout, assumptions())
-    found = {}
-    for rates in tried:
+    ratios = {}
+    for rates in candidates:
         prices = prices_of(lowered, at_rates(*rates), assumptions())
         seconds = (
             passes_s(lowered, prices) if row.timed is Timed.FORWARD_BACKWARD else iteration_s(lowered, prices)
         )
-        found[rates] = seconds / row.printed_s[0]
-    return found
+        ratios[rates] = seconds / row.printed_s[0]
+    return ratios
 
 
 def best_of(ratios: Sequence[Mapping[Rates, float]]) -> Rates:
-    """The machine with the smallest mean absolute logarithm; of equals the first."""
-    return min(ratios[0], key=lambda rates: fmean(abs(log(each[rates])) for each in ratios))
+    """The machine with the smallest mean absolute log ratio; the first among equals."""
+    return min(ratios[0], key=lambda rates: fmean(abs(log(row_ratios[rates])) for row_ratios in ratios))
 
 
 @script(profile=PROFILE)
 def run() -> Evidence:
-    """What is chosen, how far it is off, and what every table alone would choose."""
+    """Evidence: the fitted numbers, their errors, and the fit to each table alone."""
     fixed = protocol()["calibration"]
-    tried = list(product(fixed["collective_rate"], fixed["host_kernel_s"]))
+    candidates = list(product(fixed["collective_rate"], fixed["host_kernel_s"]))
     by_table = {
-        name: [ratios_of(row, tried) for row in rows]
+        name: [ratios_of(row, candidates) for row in rows]
         for name, rows in tables().items()
         if name in fixed["rows"]
     }
-    ratios = [each for found in by_table.values() for each in found]
-    chosen, evidence = best_of(ratios), Evidence()
+    ratios = [row_ratios for table_ratios in by_table.values() for row_ratios in table_ratios]
+    best, evidence = best_of(ratios), Evidence()
     evidence.ours |= {
-        "fitted/collective_rate": chosen[0],
-        "fitted/host_kernel_s": chosen[1],
+        "fitted/collective_rate": best[0],
+        "fitted/host_kernel_s": best[1],
         "fitted/rows": len(ratios),
-        "fitted/mean_error": exp(fmean(abs(log(each[chosen])) for each in ratios)) - 1,
+        "fitted/mean_error": exp(fmean(abs(log(row_ratios[best])) for row_ratios in ratios)) - 1,
     }
-    for name, found in by_table.items():
-        evidence.ours[f"fitted/{name}/ours_over_printed"] = fmean(each[chosen] for each in found)
-        rate, launch_s = best_of(found)
+    for name, table_ratios in by_table.items():
+        evidence.ours[f"fitted/{name}/ours_over_printed"] = fmean(
+            row_ratios[best] for row_ratios in table_ratios
+        )
+        rate, launch_s = best_of(table_ratios)
         evidence.notes.append(
             f"{name} alone would choose collectives at {rate:g} and {launch_s * 1e6:g} us a launch"
         )
-    for rates in tried:
-        error = exp(fmean(abs(log(each[rates])) for each in ratios)) - 1
+    for rates in candidates:
+        error = exp(fmean(abs(log(row_ratios[rates])) for row_ratios in ratios)) - 1
         evidence.notes.append(f"collectives at {rates[0]:g}, {rates[1] * 1e6:g} us a launch: {error:.1%} off")
     return evidence

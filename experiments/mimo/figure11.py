@@ -55,7 +55,10 @@ def drawing(curves: Curves) -> Grid:
         title = "LLM trained" if trains_llm else "LLM frozen"
         columns.append(
             [_losses(title, by_kind[Arithmetic.BFLOAT16], hues)]
-            + [_deviations(f"{title}, {kind.value}", of, hues) for kind, of in by_kind.items()]
+            + [
+                _deviations(f"{title}, {kind.value}", kind_curves, hues)
+                for kind, kind_curves in by_kind.items()
+            ]
         )
     return Grid(rows=list(zip(*columns, strict=True)), panel_inches=(6.5, 3.6))
 
@@ -70,7 +73,7 @@ def _losses(title: str, curves: Curves, hues: Hues) -> Lines:
 
 def _band(curves: Sequence[Sequence[float]], mean: Sequence[float], *, colour: str, label: str) -> Band:
     steps = list(zip(mean, zip(*curves, strict=True), strict=True))
-    low, high = ([pick(at) / m - 1 for m, at in steps] for pick in (min, max))
+    low, high = ([pick(losses) / m - 1 for m, losses in steps] for pick in (min, max))
     return Band(x=range(len(mean)), low=low, high=high, colour=colour, label=label)
 
 
@@ -81,11 +84,11 @@ def _deviations(title: str, curves: Curves, hues: Hues) -> Lines:
     y = "(loss - mean) / mean"
     if len(orders) < 2:
         return Lines(title=title, x="step", y=y, lines=())
-    mean = [statistics.fmean(at) for at in zip(*orders, strict=True)]
+    mean = [statistics.fmean(step_losses) for step_losses in zip(*orders, strict=True)]
     bands = [_band(orders, mean, colour=MIDDLE, label="baseline, orders of its sums")]
     if grouped:
-        every = [*orders, *grouped]
-        bands.insert(0, _band(every, mean, colour=LIGHT, label="baseline, other groupings too"))
+        all_curves = [*orders, *grouped]
+        bands.insert(0, _band(all_curves, mean, colour=LIGHT, label="baseline, other groupings too"))
     layouts = [played for played in curves if played.run.config != BASELINE]
     lines = [
         Line(
@@ -97,8 +100,8 @@ def _deviations(title: str, curves: Curves, hues: Hues) -> Lines:
         )
         for played in layouts
     ]
-    named = title if len(layouts) < FEW else f"{title}: {len(layouts)} layouts"
-    return Lines(title=named, x="step", y=y, lines=lines, bands=bands)
+    label = title if len(layouts) < FEW else f"{title}: {len(layouts)} layouts"
+    return Lines(title=label, x="step", y=y, lines=lines, bands=bands)
 
 
 BOUNDS = {Arithmetic.BFLOAT16: 1e-3, Arithmetic.FLOAT32: 1e-5}  # of the loss
@@ -114,44 +117,44 @@ def is_baseline(run: Run) -> bool:
 
 
 def chosen() -> tuple[Played, ...]:
-    """All curves: for either arithmetic the baselines in all orders, then the layouts.
+    """All curves: for each arithmetic the baselines in all orders, then the layouts.
 
     In bfloat16 those of Figure 11, which are the placements and layouts of Figures 6 and 10.
     """
-    found: list[Played] = []
+    curves: list[Played] = []
     controlled = [run for run in runs() if run.figure in ("6", "10")]
     for arithmetic in Arithmetic:
         played = controlled if arithmetic is Arithmetic.BFLOAT16 else runs()
-        found += [
+        curves += [
             Played(run=run, arithmetic=arithmetic, order=order)
             for run in filter(is_baseline, controlled)
             for order in range(IN_ORDER, ORDERS + 1)
         ]
-        found += [
+        curves += [
             Played(run=run, arithmetic=arithmetic, order=order, mix=Mix.SAMPLES)
             for run in filter(is_baseline, controlled if arithmetic is Arithmetic.FLOAT32 else ())
             for order in range(1, GROUPINGS + 1)
         ]
-        found += [Played(run=run, arithmetic=arithmetic) for run in played if not is_baseline(run)]
-    return tuple(found)
+        curves += [Played(run=run, arithmetic=arithmetic) for run in played if not is_baseline(run)]
+    return tuple(curves)
 
 
 Curve = Sequence[float]
 
 
-def steps_inside(curve: Curve, others: Sequence[Curve]) -> int:
-    """Steps at which a loss is neither under nor over all of the others'."""
-    return sum(min(at) <= loss <= max(at) for loss, *at in zip(curve, *others, strict=True))
+def steps_inside(curve: Curve, other_curves: Sequence[Curve]) -> int:
+    """The number of steps at which a loss is inside the range of the others'."""
+    return sum(min(losses) <= loss <= max(losses) for loss, *losses in zip(curve, *other_curves, strict=True))
 
 
-def deviation(curve: Curve, others: Sequence[Curve]) -> float:
-    """The largest distance from the others' mean at any step, in parts of it."""
-    pairs = ((loss, statistics.fmean(at)) for loss, *at in zip(curve, *others, strict=True))
+def deviation(curve: Curve, other_curves: Sequence[Curve]) -> float:
+    """The largest relative distance from the others' mean at any step."""
+    pairs = ((loss, statistics.fmean(losses)) for loss, *losses in zip(curve, *other_curves, strict=True))
     return float(max(abs(loss - mean) / mean for loss, mean in pairs))
 
 
 def judged(played: Sequence[Played], curves: Mapping[Played, Curve], steps: int) -> dict[str, Any]:
-    """By arithmetic and by what trains: the range of the baseline, and every layout against it."""
+    """By arithmetic and trained modules: the range of the baseline, and every layout against it."""
     groups = []
     for arithmetic in Arithmetic:
         for trains_llm in (False, True):
@@ -174,12 +177,12 @@ def _group(
         p.order: curves[p] for p in same if is_baseline(p.run) and p in curves and p.mix is Mix.MICROBATCHES
     }
     grouped = [curves[p] for p in same if p.mix is Mix.SAMPLES and p in curves]
-    found: dict[str, Any] = {"arithmetic": arithmetic.value, "bound": BOUNDS[arithmetic]}
+    group: dict[str, Any] = {"arithmetic": arithmetic.value, "bound": BOUNDS[arithmetic]}
     if len(baseline) < 2:
-        return found | {"layouts": [], "off": ["the baseline's orders are missing"]}
+        return group | {"layouts": [], "off": ["the baseline's orders are missing"]}
     orders = list(baseline.values())
-    own = [steps_inside(curve, [other for other in orders if other is not curve]) for curve in orders]
-    widths = [(max(at) - min(at)) / statistics.fmean(at) for at in zip(*orders, strict=True)]
+    inside = [steps_inside(curve, [other for other in orders if other is not curve]) for curve in orders]
+    widths = [(max(losses) - min(losses)) / statistics.fmean(losses) for losses in zip(*orders, strict=True)]
     layouts: list[dict[str, Any]] = [
         {
             "name": p.run.name,
@@ -190,9 +193,9 @@ def _group(
         for p in same
         if not is_baseline(p.run) and p in curves
     ]
-    return found | {
+    return group | {
         "range": {"median": statistics.median(widths), "most": max(widths)},
-        "orders_inside_the_others": {"least": min(own), "median": statistics.median(own)},
+        "orders_inside_the_others": {"least": min(inside), "median": statistics.median(inside)},
         "groupings": len(grouped),
         "groupings_inside_the_others": [
             steps_inside(curve, [*orders, *(other for other in grouped if other is not curve)])
@@ -207,37 +210,37 @@ def _group(
 
 
 def play(played: Sequence[Played], steps: int, limit_s: float) -> dict[Played, Curve]:
-    """As many curves as there is time for, known ones first of all; each new one is kept at once."""
-    keys, known = {p: key_of(p, steps) for p in played}, KEPT.read()
+    """Play as many curves as time allows, reusing known ones; each new one is stored at once."""
+    keys, known_records = {p: key_of(p, steps) for p in played}, KEPT.read()
 
     def record_of(p: Played, pool: Pool, _: Mapping[str, Record]) -> Record:
         return {"key": keys[p], "name": p.name, "losses": train(p, steps, pool)}
 
-    missing = {key: p for p, key in keys.items() if key not in known}  # two may be one curve
-    known |= {record["key"]: record for record in KEPT.play(missing.values(), record_of, limit_s)}
-    return {p: known[key]["losses"] for p, key in keys.items() if key in known}
+    missing = {key: p for p, key in keys.items() if key not in known_records}  # two may be one curve
+    known_records |= {record["key"]: record for record in KEPT.play(missing.values(), record_of, limit_s)}
+    return {p: known_records[key]["losses"] for p, key in keys.items() if key in known_records}
 
 
 def key_of(played: Played, steps: int) -> str:
-    """What decides a curve."""
+    """The key of everything that determines a curve."""
     settings = optimizer(played, steps)
     return f"{plan_hash(plan_of(played))}:{steps}:{settings.learning_rate}:{settings.clip_norm}:scheduled"
 
 
 def report(result: Mapping[str, Any]) -> str:
-    """The groups, line by line."""
+    """The groups, as lines of text."""
     lines = []
     for group in result["groups"]:
         trained = "trained" if group["trains_llm"] else "frozen"
         lines.append(f"{group['arithmetic']}, LLM {trained}")
         if "range" in group:
-            own, width = group["orders_inside_the_others"], group["range"]
+            num, width = group["orders_inside_the_others"], group["range"]
             lines += [
                 f"  loss {group['first_loss']:.6f} to {group['last_loss']:.6f}",
                 f"  range of {result['orders']} orders of the baseline: median {width['median']:.1e}, most "
                 f"{width['most']:.1e} of the loss",
-                f"  each order inside the range of the others: {own['median']:g} of {result['steps']} steps, "
-                f"at least {own['least']}; farthest from the mean {group['orders_deviation']:.1e}",
+                f"  each order inside the range of the others: {num['median']:g} of {result['steps']} steps, "
+                f"at least {num['least']}; farthest from the mean {group['orders_deviation']:.1e}",
             ]
         if group.get("groupings"):
             inside = group["groupings_inside_the_others"]

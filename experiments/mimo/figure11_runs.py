@@ -21,7 +21,7 @@ IN_ORDER = 0  # of the samples and ranks
 
 
 class Arithmetic(Enum):
-    """How a run computes: bfloat16 with gradients, weights and moments kept in float32, or float32."""
+    """A run's arithmetic: bfloat16 with gradients, weights and moments in float32, or float32."""
 
     BFLOAT16 = "bfloat16"
     FLOAT32 = "float32"
@@ -34,7 +34,7 @@ class Arithmetic(Enum):
 
 
 class Mix(Enum):
-    """What another order mixes: microbatches as they are, or samples, in microbatches of four or two."""
+    """What a different order permutes: whole microbatches, or samples in microbatches of four or two."""
 
     MICROBATCHES = "order"
     SAMPLES = "grouping"
@@ -42,11 +42,11 @@ class Mix(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """One curve: a configuration, how it computes, and in which order the baseline adds up.
+    """One curve: a configuration, its arithmetic, and the baseline's order of summation.
 
     Args:
-        order: seed of the order; `IN_ORDER` that of the data.
-        mix: what it mixes.
+        order: seed of the order; `IN_ORDER`: that of the data.
+        mix: what it permutes.
     """
 
     run: Run
@@ -61,12 +61,11 @@ class Played:
 
 
 def plan_of(played: Played) -> Plan:
-    """The plan of a curve; other orders deal out microbatches and places in the grid anew.
+    """The plan of a curve; other orders permute microbatches and positions in the grid.
 
-    Where samples of one microbatch stay together, another order changes nothing but the order in which
-    microbatches' gradients are added up (and, with replicas, which of them adds which), and which
-    rank brings which part of a sum over tensor-parallel ranks. Where they do not, sums inside a
-    microbatch are of other samples too.
+    Where samples of a microbatch stay together, another order only changes the order in which microbatches'
+    gradients are added (and, with replicas, which of them adds which), and which rank contributes which part
+    of a sum over tensor-parallel ranks. Otherwise sums inside a microbatch are of other samples too.
     """
     plan = plan_in_order(played.run)
     if played.order != IN_ORDER:
@@ -84,7 +83,7 @@ def plan_of(played: Played) -> Plan:
 
 
 def _placed_anew(plan: Plan, rng: random.Random) -> Iterator[Stage]:
-    """Stages with the ranks of every row in another order, the same for rows of the same ranks."""
+    """Stages with the ranks of every row permuted, equally for rows of the same ranks."""
     orders: dict[tuple[int, ...], tuple[int, ...]] = {}
     for stage in plan.stages:
         rows = []
@@ -96,7 +95,7 @@ def _placed_anew(plan: Plan, rng: random.Random) -> Iterator[Stage]:
 
 
 def optimizer(played: Played, steps: int) -> OptimizerSettings:
-    """Table A6 with its schedule over so many steps; gradients are clipped in bfloat16 alone."""
+    """Table A6's optimizer with its schedule over the steps; gradients are clipped only in bfloat16."""
     warmup = round(WARMUP * steps)
     schedule = RateSchedule(
         warmup_steps=warmup, decay_steps=max(1, steps - warmup), floor=FLOORS[played.run.trains_llm]

@@ -37,7 +37,7 @@ def largest_llm() -> list[PrintedRow]:
 
 
 def panel(name: str, rows: Sequence[Compared]) -> tuple[Evidence, dict[str, float]]:
-    """Speeds of a panel's bars, and our gains by row."""
+    """Evidence on the speeds of a panel's bars, and our gains by row."""
     evidence, ours = Evidence(causes={"modelled/*": CAUSE}), {}
     for row in rows:
         key = f"{name}/{row.key.partition('/')[2]}"
@@ -50,10 +50,10 @@ def shared_gpus() -> Evidence:
     rows = shorter_context()
     evidence, ours = panel("a", rows)
     ahead = [row for row in rows if row.printed_gain > 0]
-    kept = sum(ours[row.key] > 0 for row in ahead)
+    num_kept = sum(ours[row.key] > 0 for row in ahead)
     evidence.claim(
-        f"(a) C is ahead of H in {kept} of the {len(ahead)} models where it is printed so;",
-        kept == len(ahead),
+        f"(a) C is ahead of H in {num_kept} of the {len(ahead)} models where it is printed so;",
+        num_kept == len(ahead),
     )
     return evidence
 
@@ -71,7 +71,7 @@ def contexts() -> Evidence:
 
 
 def mean_gain(rows: Sequence[Compared], ours: Mapping[str, float], *, is_long: bool) -> float:
-    """Of the rows at 64K and more, or of those below."""
+    """The mean gain of the rows at 64K and more, or of those below."""
     return fmean(ours[row.key] for row in rows if (row.baseline.sequence_tokens >= LONG_TOKENS) == is_long)
 
 
@@ -81,9 +81,9 @@ def modes() -> Evidence:
     best: dict[float, tuple[str, str]] = {}
     per_gpu: dict[float, float] = {}
     for row in largest_llm():
-        found = tablea5.modes_of(row)
+        row_modes = tablea5.modes_of(row)
         size, gpus = float(row["enc_params_b"]), int(row["h_n_gpus"]) / int(row["nc_n_gpus"])
-        nc, c = found.h_s / found.nc_s, found.h_s / found.c_s
+        nc, c = row_modes.h_s / row_modes.nc_s, row_modes.h_s / row_modes.c_s
         best[size] = (row["best_mode"], "C" if c > nc else "NC")
         per_gpu[size] = nc * gpus
         for name, speed in (("c", c), ("nc", nc)):

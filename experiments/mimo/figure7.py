@@ -23,7 +23,7 @@ def is_shown(row: Compared) -> bool:
 
 @script(profile=PROFILE)
 def run() -> Parts:
-    """The figure's five bars."""
+    """Evidence of the figure's five bars."""
     rows = [row for row in table_a4() if is_shown(row)]
     evidence = gain_evidence("Figure 7", rows)
     for row in rows:

@@ -26,8 +26,8 @@ LAYOUTS = {
 
 @script(profile=PROFILE)
 def run() -> Evidence:
-    """The boundary's share of the step by payload, both modes."""
-    found = Evidence()
+    """Evidence on the boundary's share of the step by payload, in both modes."""
+    evidence = Evidence()
     for name, (num_gpus, encoder, mode) in LAYOUTS.items():
         shares = []
         for vision_pct in VISION_PCT:
@@ -43,14 +43,14 @@ def run() -> Evidence:
             boundary_s, num_bytes = boundary_of(lowered_of(workload, layout, assumptions()))
             shares.append(boundary_s / step_of(workload, layout, assumptions()).step_s)
             key = f"modelled/{name}/{vision_pct:g}"
-            found.ours |= {
+            evidence.ours |= {
                 f"{key}/share": shares[-1],
                 f"{key}/received_gb": num_bytes / GB,
                 f"{key}/boundary_ms": boundary_s * 1e3,
             }
-        found.claim(
+        evidence.claim(
             f"{name}: the boundary takes {min(shares):.3%} to {max(shares):.3%} of the step "
             f"(want < {BOUND:.0%});",
             max(shares) < BOUND,
         )
-    return found
+    return evidence

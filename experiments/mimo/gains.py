@@ -1,4 +1,4 @@
-"""Gains of layouts over another: ours by the simulator beside the printed ones, and how they are judged."""
+"""Gains of layouts over a baseline, simulated and printed, and how they are judged."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,27 +33,27 @@ class Gains:
 
     @property
     def right(self) -> int:
-        """Rows whose sign is right."""
+        """The number of rows with the right sign."""
         return sum(same_sign(a, b) for a, b in zip(self.printed, self.ours, strict=True))
 
     @property
     def tau(self) -> float:
-        """Kendall's tau over rows."""
+        """Kendall's tau between ours and the printed gains."""
         return float(kendalltau(self.printed, self.ours).statistic)
 
     @property
     def error_points(self) -> float:
-        """Mean absolute error, in points of a per cent."""
+        """Mean absolute error, in percentage points."""
         return PERCENT * fmean(abs(a - b) for a, b in zip(self.printed, self.ours, strict=True))
 
     def __str__(self) -> str:
-        told = f"signs {self.right} of {len(self.ours)}, tau {self.tau:.2f}"
-        return f"{told}, error {self.error_points:.1f} points"
+        text = f"signs {self.right} of {len(self.ours)}, tau {self.tau:.2f}"
+        return f"{text}, error {self.error_points:.1f} points"
 
     def judge(self, evidence: Evidence) -> None:
         """Signs, ranks and error as claims about our methods and as numbers."""
         share, key = self.right / len(self.ours), self.name.replace(" ", "_")
-        wanted = protocol()["judged"]["signs_wanted"]
+        least = protocol()["judged"]["signs_wanted"]
         evidence.ours |= {
             f"modelled/{key}/signs": self.right,
             f"modelled/{key}/rows": len(self.ours),
@@ -61,8 +61,8 @@ class Gains:
             f"modelled/{key}/gain_error_points": self.error_points,
         }
         evidence.claim(
-            f"{self.name}: signs are right in {self.right} of {len(self.ours)} rows (want {wanted:.0%});",
-            share >= wanted,
+            f"{self.name}: signs are right in {self.right} of {len(self.ours)} rows (want {least:.0%});",
+            share >= least,
             About.METHODS,
         )
         ranks = f"{self.name}: Kendall tau {self.tau:.2f} (want {TAU_WANTED});"
@@ -71,7 +71,7 @@ class Gains:
 
 
 def same_sign(printed: float, ours: float) -> bool:
-    """Both gains, both losses, or both on par."""
+    """Whether both are gains, both losses, or both on par."""
     on_par: float = protocol()["judged"]["on_par"]
     if abs(printed) <= on_par:
         return abs(ours) <= on_par
@@ -79,12 +79,12 @@ def same_sign(printed: float, ours: float) -> bool:
 
 
 def seconds(row: Compared, step: Step) -> float:
-    """What the row's table times."""
+    """The seconds that the row's table measures."""
     return step.step_s if row.timed is Timed.STEP else step.passes_s
 
 
 def both_s(row: Compared, assumed: Assumptions) -> tuple[float, float]:
-    """Our seconds of H and of the other layout."""
+    """Our seconds under H and under the other layout."""
     return (
         seconds(row, step_of(row.baseline, row.baseline_layout, assumed)),
         seconds(row, step_of(row.other, row.other_layout, assumed)),
@@ -92,27 +92,27 @@ def both_s(row: Compared, assumed: Assumptions) -> tuple[float, float]:
 
 
 def gain(row: Compared, assumed: Assumptions) -> float:
-    """Of the other layout's speed over H's."""
+    """The gain of the other layout's speed over H's."""
     baseline_s, other_s = both_s(row, assumed)
     return baseline_s / other_s - 1
 
 
 def gains_of(name: str, rows: Sequence[Compared], assumed: Assumptions) -> Gains:
-    """Of all rows."""
+    """The gains of all rows."""
     printed = tuple(row.printed_gain for row in rows)
     return Gains(name=name, printed=printed, ours=tuple(gain(row, assumed) for row in rows))
 
 
 def speedups(row: Compared) -> Mapping[str, float]:
-    """How many times as fast as H the other layout is, by what is assumed, the judged first."""
+    """The other layout's speed over H's, by assumptions, the judged ones first."""
     assumed = {"as assumed": assumptions()} | variations()
     if row.baseline_layout.llm.cp > 1:
         assumed[CUT] = replace(assumptions(), under_context=Images.CUT)
-    return {name: 1 + gain(row, each) for name, each in assumed.items()}
+    return {name: 1 + gain(row, reading) for name, reading in assumed.items()}
 
 
 def add_speedup(evidence: Evidence, row: Compared, key: str, where: str) -> float:
-    """One row's speed over H, with its range; ours is given back."""
+    """Add one row's speed over H, with its range; returns ours."""
     ours = speedups(row)
     number = PaperNumber(f"modelled/{key}/speed_over_h", 1 + row.printed_gain, "x", where, RATIO_TOL)
     evidence.add_range(number, ours, UNSTATED)
@@ -120,7 +120,7 @@ def add_speedup(evidence: Evidence, row: Compared, key: str, where: str) -> floa
 
 
 def gain_evidence(name: str, rows: Sequence[Compared]) -> Evidence:
-    """Every row's speed over H, then signs, order and error of the gains, steps and memory."""
+    """Evidence: every row's speed over H, then signs, order and errors of gains, steps and memory."""
     evidence = Evidence(causes={"modelled/*": CAUSE})
     for row in rows:
         add_speedup(evidence, row, row.key, name)
@@ -135,7 +135,7 @@ def gain_evidence(name: str, rows: Sequence[Compared]) -> Evidence:
 
 
 def ratios(rows: Sequence[Compared]) -> list[float]:
-    """Our steps over the printed ones, both layouts of every row."""
+    """Our step times over the printed ones, for both layouts of every row."""
     return [
         ours / printed
         for row in rows
@@ -144,12 +144,14 @@ def ratios(rows: Sequence[Compared]) -> list[float]:
 
 
 def _absolute(rows: Sequence[Compared]) -> str:
-    found = ratios(rows)
-    return f"our step times over the printed: {min(found):.2f} to {max(found):.2f}, mean {fmean(found):.2f}"
+    values = ratios(rows)
+    return (
+        f"our step times over the printed: {min(values):.2f} to {max(values):.2f}, mean {fmean(values):.2f}"
+    )
 
 
 def _memory(rows: Sequence[Compared]) -> str:
-    found = [
+    values = [
         peak_of(workload, layout, assumptions()) / GB / printed_gb
         for row in rows
         for workload, layout, printed_gb in (
@@ -157,4 +159,6 @@ def _memory(rows: Sequence[Compared]) -> str:
             (row.other, row.other_layout, row.printed_gb[1]),
         )
     ]
-    return f"our peak memory over the printed: {min(found):.2f} to {max(found):.2f}, mean {fmean(found):.2f}"
+    return (
+        f"our peak memory over the printed: {min(values):.2f} to {max(values):.2f}, mean {fmean(values):.2f}"
+    )

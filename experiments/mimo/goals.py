@@ -24,21 +24,21 @@ from experiments.mimo.rows import Compared, tables
 LARGEST_LLM, HALF = "120B", 50.0
 
 
-def signs(found: Sequence[Gains]) -> Evidence:
-    """Signs, ranks and errors of every table, and of all their rows."""
+def signs(gains_of_tables: Sequence[Gains]) -> Evidence:
+    """Evidence: signs, ranks and errors of every table, and of all their rows."""
     evidence = Evidence()
     whole = Gains(
         name="all tables",
-        printed=tuple(gain for each in found for gain in each.printed),
-        ours=tuple(gain for each in found for gain in each.ours),
+        printed=tuple(gain for table_gains in gains_of_tables for gain in table_gains.printed),
+        ours=tuple(gain for table_gains in gains_of_tables for gain in table_gains.ours),
     )
-    for each in (*found, whole):
-        each.judge(evidence)
+    for table_gains in (*gains_of_tables, whole):
+        table_gains.judge(evidence)
     return evidence
 
 
 def missed(name: str, rows: Sequence[Compared], gains: Gains) -> list[str]:
-    """Rows with another sign, with both gains."""
+    """Rows with a wrong sign, with both gains."""
     return [
         f"{name}: another sign: {row.key}, printed {printed:+.1%}, ours {ours:+.1%}"
         for row, printed, ours in zip(rows, gains.printed, gains.ours, strict=True)
@@ -46,14 +46,14 @@ def missed(name: str, rows: Sequence[Compared], gains: Gains) -> list[str]:
     ]
 
 
-def steps(found: Mapping[str, Sequence[Compared]]) -> Evidence:
-    """Our steps over the printed ones, in the mean."""
+def steps(rows_of: Mapping[str, Sequence[Compared]]) -> Evidence:
+    """Evidence on the mean of our step times over the printed ones."""
     evidence = Evidence()
-    each = {name: ratios(rows) for name, rows in found.items()}
+    ratios_of = {name: ratios(rows) for name, rows in rows_of.items()}
     least, most = protocol()["judged"]["step_over_printed"]
-    mean = fmean(ratio for of_table in each.values() for ratio in of_table)
+    mean = fmean(ratio for of_table in ratios_of.values() for ratio in of_table)
     evidence.ours["modelled/step_over_printed"] = mean
-    for name, of_table in each.items():
+    for name, of_table in ratios_of.items():
         evidence.ours[f"modelled/{name}/step_over_printed"] = fmean(of_table)
     evidence.claim(
         f"our steps over the printed: {mean:.3f} in the mean (want {least:g} to {most:g});",
@@ -64,16 +64,16 @@ def steps(found: Mapping[str, Sequence[Compared]]) -> Evidence:
 
 
 def one_llm(rows: Sequence[Compared]) -> Evidence:
-    """What is printed for one LLM under one layout, beside ours."""
+    """Notes on the printed values of one LLM under one layout, beside ours."""
     evidence = Evidence()
     same = [row for row in rows if row.baseline.llm == LARGEST_LLM and row.baseline.vision_pct == HALF]
     ours = [both_s(row, assumptions()) for row in same]
-    told = "; ".join(
+    text = "; ".join(
         f"{row.baseline.encoder} {row.printed_s[0]:.1f} and {row.printed_s[1]:.1f} s printed, "
         f"{h_s:.1f} and {c_s:.1f} s ours"
         for row, (h_s, c_s) in zip(same, ours, strict=True)
     )
-    evidence.notes.append(f"the 120B LLM under one layout, 8/1/4/8, by encoder, H and C: {told}")
+    evidence.notes.append(f"the 120B LLM under one layout, 8/1/4/8, by encoder, H and C: {text}")
     return evidence
 
 
@@ -89,9 +89,9 @@ def run() -> Parts:
     cut = replace(assumptions(), under_context=Images.CUT)
     for name in ("A3", "A4"):
         judged.notes.append(f"read otherwise ({CUT}), {gains_of(f'Table {name}', rows[name], cut)}")
-    others = Evidence()
-    tablea3.growth(others, rows["A3"])
-    tablea5.crossover(others, printed_rows("mimo_tableA5"), modes)
-    for claim in (*others.claims, *figure8.run().claims):
+    other_evidence = Evidence()
+    tablea3.growth(other_evidence, rows["A3"])
+    tablea5.crossover(other_evidence, printed_rows("mimo_tableA5"), modes)
+    for claim in (*other_evidence.claims, *figure8.run().claims):
         judged.claim(claim.text, claim.holds, About.BOOKKEEPING)
     return [judged, steps(rows), one_llm(rows["A2"])]

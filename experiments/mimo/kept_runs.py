@@ -1,4 +1,4 @@
-"""Runs that take hours, record by record: each is kept as it comes, so that a run that was ended goes on."""
+"""Stores records of long runs one by one, so that an interrupted run can be continued."""
 
 import json
 import sys
@@ -20,9 +20,9 @@ class Kept:
     """A file of records, one a line.
 
     Args:
-        path: of the file.
-        key: the field that says of what a record is.
-        done: the field of those that ended well; others are not kept.
+        path: path of the file.
+        key: the field that identifies a record.
+        done: the field of successful records; others are not stored.
     """
 
     path: Path
@@ -30,7 +30,7 @@ class Kept:
     done: str
 
     def read(self) -> dict[str, Record]:
-        """By key; nothing where there is no file."""
+        """Records by key; empty without a file."""
         lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
         return {record[self.key]: record for record in map(json.loads, filter(str.strip, lines))}
 
@@ -40,17 +40,17 @@ class Kept:
         record_of: Callable[[Run, Pool, Mapping[str, Record]], Record],
         limit_s: float,
     ) -> list[Record]:
-        """Records run by run, by known ones, as far as the time goes; each new one is kept at once."""
-        known, found, end_s = self.read(), list[Record](), time.monotonic() + limit_s
+        """Records of runs, reusing known ones, until the time is over; each new one is stored at once."""
+        known_records, records, end_s = self.read(), list[Record](), time.monotonic() + limit_s
         with Pool(NUM_RANKS) as pool, self.path.open("a", encoding="utf-8") as file:
             for run in runs:
                 if time.monotonic() > end_s:
                     break
-                record = record_of(run, pool, known)
-                found.append(record)
-                if self.done in record and record[self.key] not in known:
-                    known[record[self.key]] = record
+                record = record_of(run, pool, known_records)
+                records.append(record)
+                if self.done in record and record[self.key] not in known_records:
+                    known_records[record[self.key]] = record
                     file.write(json.dumps(record, sort_keys=True) + "\n")
                     file.flush()
-                    print(f"run {len(found)}: {record.get('name', run)}", file=sys.stderr, flush=True)
-        return found
+                    print(f"run {len(records)}: {record.get('name', run)}", file=sys.stderr, flush=True)
+        return records

@@ -43,35 +43,35 @@ BASELINE = "colocated_homogeneous_baseline"
 
 
 def curve(
-    run: Run, pool: Pool, known: Mapping[str, Mapping[str, Any]], *, steps: int, data: Data
+    run: Run, pool: Pool, known_records: Mapping[str, Mapping[str, Any]], *, steps: int, data: Data
 ) -> dict[str, Any]:
-    """One run's record, from those that are known where it is there."""
+    """The record of one run, known or newly trained."""
     plan = plan_of(run, data.batches(model(run.trains_llm))[0])
     key = f"{plan_hash(plan)}:{steps}:{run.trains_llm}"
-    if key in known:
-        return {**known[key], "name": run.name}
+    if key in known_records:
+        return {**known_records[key], "name": run.name}
     record = {"key": key, "name": run.name, "num_ranks": len(plan.ranks)}
     try:
-        found = train(run, steps, pool, data)
+        trained = train(run, steps, pool, data)
     except WorldFailed as error:
         return record | {"failed": " ".join(str(error).split())[:300]}
-    return record | {"losses": list(found.losses), "state": asdict(found.state)}
+    return record | {"losses": list(trained.losses), "state": asdict(trained.state)}
 
 
 def figure_of(run: Run) -> str:
-    """12 and 13 have no baseline of their own: theirs is that of the figure with the same modules trained."""
+    """The figure with a run's baseline: 12 and 13 use that of the figure with the same trained modules."""
     return "6" if run.trains_llm else "10"
 
 
-def judged(chosen: Sequence[Run], records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Per run, how far it is from its baseline and from one process; per figure, the range of the curves."""
+def judged(judged_runs: Sequence[Run], records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Distances of runs from their baseline and from one process, and ranges of curves by figure."""
     baselines = {
         run.figure: record["losses"]
-        for run, record in zip(chosen, records, strict=False)
+        for run, record in zip(judged_runs, records, strict=False)
         if run.config == BASELINE and "losses" in record
     }
     rows, figures = [], dict[str, list[list[float]]]()
-    for run, record in zip(chosen, records, strict=False):
+    for run, record in zip(judged_runs, records, strict=False):
         baseline = baselines.get(figure_of(run))
         row = {"name": run.name, "num_ranks": record["num_ranks"], "failed": record.get("failed")}
         if "losses" in record and baseline is not None:
@@ -85,7 +85,7 @@ def judged(chosen: Sequence[Run], records: Sequence[dict[str, Any]]) -> dict[str
         if max(row.get("from_baseline", 1.0), row.get("state", 1.0)) > BOUND or row["failed"]
     ]
     return {
-        "runs": len(chosen),
+        "runs": len(judged_runs),
         "executed": sum("state" in row for row in rows),
         "off": off,
         "worst_from_baseline": max((row.get("from_baseline", 0.0) for row in rows), default=0.0),
@@ -95,7 +95,7 @@ def judged(chosen: Sequence[Run], records: Sequence[dict[str, Any]]) -> dict[str
             for figure, curves in figures.items()
         },
         "rows": rows,
-        "holds": not off and len(records) == len(chosen),
+        "holds": not off and len(records) == len(judged_runs),
     }
 
 
@@ -110,12 +110,12 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.fresh:
         KEPT.path.unlink(missing_ok=True)
-    chosen = [run for run in runs() if not arguments.figures or run.figure in arguments.figures]
+    selected = [run for run in runs() if not arguments.figures or run.figure in arguments.figures]
     data = Data(num_samples=arguments.samples, num_batches=arguments.batches)
     with TemporaryDirectory() as folder:
-        kept = KEPT if data == ONE_BATCH else replace(KEPT, path=Path(folder, KEPT.path.name))
+        store = KEPT if data == ONE_BATCH else replace(KEPT, path=Path(folder, KEPT.path.name))
         record_of = partial(curve, steps=arguments.steps, data=data)
-        result = judged(chosen, kept.play(chosen, record_of, arguments.limit_s))
+        result = judged(selected, store.play(selected, record_of, arguments.limit_s))
     result |= {"steps": arguments.steps, "bound": BOUND}
     if data != ONE_BATCH:
         result |= asdict(data)

@@ -36,7 +36,7 @@ _VICUNA = parity_grid_runs.LLAMA | {"vocab_size": 48}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One curve: a configuration of a figure."""
+    """A configuration of a figure, which gives one curve."""
 
     figure: str
     config: str
@@ -51,7 +51,7 @@ class Run:
 
     @property
     def schedule(self) -> Schedule:
-        """Equal grids on the same ranks are ordinary colocation; unequal ones want three phases."""
+        """The schedule: plain for equal grids on the same ranks, three phases for unequal ones."""
         if self.placement is Placement.APART or self.llm == self.vision:
             return Schedule()
         return Schedule(kind=ScheduleKind.THREE_PHASE)
@@ -59,19 +59,19 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """What a run trains on.
+    """The data of a run.
 
     Args:
-        num_samples: of a batch.
-        num_batches: that differ, one a step; after the last comes the first again.
+        num_samples: samples of a batch.
+        num_batches: distinct batches, one a step, which repeat cyclically.
     """
 
     num_samples: int = NUM_SAMPLES
     num_batches: int = 1
 
-    def batches(self, of: ModelGraph) -> tuple[tuple[Sample, ...], ...]:
-        """One image in every sample, and text of several lengths."""
-        tokens = native_tokens(of.module("vision"))
+    def batches(self, graph: ModelGraph) -> tuple[tuple[Sample, ...], ...]:
+        """Batches with one image in every sample, and text of several lengths."""
+        tokens = native_tokens(graph.module("vision"))
         assert tokens is not None
         return tuple(
             tuple(
@@ -87,22 +87,22 @@ ONE_BATCH = Data()
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Losses of all steps, and how far the last state is from one process's."""
+    """Losses of all steps, and the distance of the last state from one process's."""
 
     losses: tuple[float, ...]
     state: parity_grid_runs.Gap
 
 
 def runs() -> tuple[Run, ...]:
-    """All printed curves in float32 figures: baselines first, then the sweeps of Tables A7 and A8."""
-    found = [
+    """All printed curves of the float32 figures: baselines, then the sweeps of Tables A7 and A8."""
+    all_runs = [
         *_controlled("10", trains_llm=False),
         *_controlled("6", trains_llm=True),
     ]
     for table, figure, trains_llm in (("A7", "12", False), ("A8", "13", True)):
         for row in printed_rows(f"mimo_table{table}"):
             for part, placement, times in (("a", Placement.APART, 1), ("b", Placement.SHARED, 2)):
-                found.append(
+                all_runs.append(
                     Run(
                         figure=figure + part,
                         config=row["config"],
@@ -112,11 +112,11 @@ def runs() -> tuple[Run, ...]:
                         trains_llm=trains_llm,
                     )
                 )
-    return tuple(found)
+    return tuple(all_runs)
 
 
 def _controlled(figure: str, *, trains_llm: bool) -> list[Run]:
-    """The homogeneous baseline and two variations of it; the two figures differ in what trains."""
+    """The homogeneous baseline and two variations; the two figures differ in the trained modules."""
     return [
         Run(
             figure=figure,
@@ -142,7 +142,7 @@ def _layout(row: Mapping[str, str], module: str, times: int) -> parity_grid_runs
 
 @cache
 def model(trains_llm: bool) -> ModelGraph:  # noqa: FBT001  (the one thing in which models differ)
-    """A frozen CLIP with a trained projector before a Llama."""
+    """The model: a frozen CLIP with a trained projector, and a Llama."""
     vision = module_from_config(
         _CLIP,
         name="vision",
@@ -156,14 +156,14 @@ def model(trains_llm: bool) -> ModelGraph:  # noqa: FBT001  (the one thing in wh
 
 
 def optimizer(run: Run) -> OptimizerSettings:
-    """Table A6, at its first learning rate."""
+    """Table A6's optimizer at its first learning rate."""
     return OptimizerSettings(
         learning_rate=1e-4 if run.trains_llm else 1e-3, betas=(0.9, 0.95), weight_decay=0.0
     )
 
 
 def microbatch_samples(run: Run, num_samples: int = NUM_SAMPLES) -> int:
-    """Samples of a microbatch, of so many in a batch."""
+    """Samples of a microbatch, given those of a batch."""
     return max(MICROBATCH, num_samples // (MOST_MICROBATCHES * run.llm.dp))
 
 
@@ -185,7 +185,7 @@ def plan_of(run: Run, samples: tuple[Sample, ...] = (), microbatch: int | None =
 
 
 def train(run: Run, steps: int, pool: Pool, data: Data = ONE_BATCH) -> Curve:
-    """So many steps on real processes, in float64; gradients, weights and moments of the last one compared.
+    """Train on real processes in float64; compare gradients, weights and moments of the last step.
 
     Raises:
         WorldFailed: a rank raised or did not finish in time.
@@ -212,7 +212,7 @@ def one_process(
     steps: int,
     data: Data = ONE_BATCH,
 ) -> tuple[tuple[float, ...], ReferenceResult, dict[parity_grid_runs.Key, parity_grid_runs.Moments]]:
-    """Losses, the last step, and AdamW's moments, made here from the gradients of every step."""
+    """Reference in one process: losses, the last step, and AdamW's moments from every step's gradients."""
     torch.set_num_threads(1)
     run = next(run for run in runs() if run.trains_llm is trains_llm)
     settings = optimizer(run)

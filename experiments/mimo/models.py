@@ -1,4 +1,4 @@
-"""The paper's models, clusters and batches, out of the sizes that this folder fixes."""
+"""The paper's models, clusters and batches, from the sizes that this folder fixes."""
 
 import csv
 import json
@@ -32,7 +32,7 @@ NODE_RANKS = 8
 
 
 class Images(StrEnum):
-    """What a context-parallel rank of H encodes of its sample: WHOLE, all images; CUT, a part of each."""
+    """What a context-parallel rank of H encodes of its sample: WHOLE images, or a part of each (CUT)."""
 
     WHOLE = "whole"
     CUT = "cut"
@@ -40,7 +40,7 @@ class Images(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumptions:
-    """What the paper leaves open: a value of each that `assumptions.csv` fixes, with its range."""
+    """Values for what the paper leaves open, fixed by `assumptions.csv` with ranges."""
 
     llm_tokens_per_image: float
     patches_per_llm_token: float
@@ -51,7 +51,7 @@ class Assumptions:
 
 @cache
 def assumptions() -> Assumptions:
-    """The values that everything is judged with."""
+    """The nominal assumptions, with which everything is judged."""
     values = {row["name"]: float(row["value"]) for row in _rows("assumptions")}
     return Assumptions(
         **values, under_context=Images(protocol()["encoder_under_context_parallelism"]["judged"])
@@ -60,19 +60,19 @@ def assumptions() -> Assumptions:
 
 @cache
 def protocol() -> Mapping[str, Any]:
-    """What was fixed before a score was seen."""
+    """The protocol that was fixed before any score was known."""
     return tomllib.loads((FOLDER / "protocol.toml").read_text(encoding="utf-8"))
 
 
 def variations() -> dict[str, Assumptions]:
-    """Every assumption at either end of its range, one at a time."""
-    found = {}
+    """Assumptions with one at a time at either end of its range."""
+    variants = {}
     for row in _rows("assumptions"):
         for end in ("low", "high"):
             if row[end] != row["value"]:
                 change: dict[str, Any] = {row["name"]: float(row[end])}
-                found[f"{row['name']}={row[end]}"] = replace(assumptions(), **change)
-    return found
+                variants[f"{row['name']}={row[end]}"] = replace(assumptions(), **change)
+    return variants
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class Workload:
 
 @cache
 def job_of(workload: Workload, assumed: Assumptions, copies: int = 1) -> Job:
-    """The row as a job on H100 nodes of eight; sequence parallelism on, everything trained.
+    """The row as a job on H100 nodes of eight, with sequence parallelism, everything trained.
 
     Samples are alike: images of one size, and text for the rest of the sequence.
 
@@ -121,19 +121,19 @@ def job_of(workload: Workload, assumed: Assumptions, copies: int = 1) -> Job:
 
 @cache
 def machine() -> CostModel:
-    """H100s, between which keys travel in a ring."""
+    """H100s with ring exchange of keys."""
     return CostModel(load_profile(PROFILE), Execution(keys=KeyTravel.BEHIND))
 
 
 @cache
 def calibrated() -> CostModel:
-    """The same with the numbers that `calibration` fitted on printed homogeneous step times."""
+    """The machine with the numbers that `calibration` fitted on printed homogeneous step times."""
     fitted = json.loads((RESULTS / "mimo_calibration.json").read_text())["ours"]
     return at_rates(fitted["fitted/collective_rate"], fitted["fitted/host_kernel_s"])
 
 
 def at_rates(collective_rate: float, host_kernel_s: float) -> CostModel:
-    """The machine with collectives at a part of the profile's rate, and the host's seconds for a kernel."""
+    """The machine with collectives at a share of the profile's rate, and host seconds per kernel."""
     return machine().executed(
         replace(
             machine().execution,
@@ -154,7 +154,7 @@ def model_of(encoder: str, llm: str, size_factor: float) -> ModelGraph:
 
 
 def cluster_of(num_gpus: int) -> Cluster:
-    """Nodes of eight H100s on NVLink, a 400 Gb/s card each."""
+    """Nodes of eight H100s on NVLink, with a 400 Gb/s card per GPU."""
     profile = load_profile(PROFILE)
     intra, inter = profile.machine_link("intra").link, profile.machine_link("inter").link
     size = min(NODE_RANKS, num_gpus)

@@ -41,7 +41,7 @@ TWO_ENCODERS = ("vision", "audio", "llm")
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Layouts of the modules in the order of their names, apart or on the same ranks."""
+    """Layouts of the modules in the order of their names, on separate or the same ranks."""
 
     modules: tuple[str, ...]
     layouts: tuple[Layout, ...]
@@ -54,40 +54,44 @@ class Point:
 
 
 def layouts() -> tuple[Layout, ...]:
-    """Those of the product that fit on the ranks, alone."""
+    """Layouts of the product of degrees that fit on the ranks alone."""
     degrees = product((1, 2, 4), (1, 2, 3, 4), (1, 2), (1, 2))
-    return tuple(layout for layout in (Layout(*each) for each in degrees) if layout.num_ranks <= NUM_RANKS)
+    return tuple(
+        layout for layout in (Layout(*degree) for degree in degrees) if layout.num_ranks <= NUM_RANKS
+    )
 
 
-def fits(chosen: Sequence[Layout], placement: Placement) -> bool:
-    """Apart: all together on the ranks; on the same ranks: of equal numbers."""
-    sizes = [layout.num_ranks for layout in chosen]
+def fits(point_layouts: Sequence[Layout], placement: Placement) -> bool:
+    """Whether layouts fit: apart, all together on the ranks; on the same ranks, with equal numbers."""
+    sizes = [layout.num_ranks for layout in point_layouts]
     return len(set(sizes)) == 1 if placement is Placement.SHARED else sum(sizes) <= NUM_RANKS
 
 
 def one_encoder() -> tuple[Point, ...]:
-    """Every pair that fits."""
+    """All fitting pairs of layouts of an encoder and the LLM."""
     return tuple(point for placement in Placement for point in _fitting(ONE_ENCODER, placement))
 
 
 @cache
 def _fitting(modules: tuple[str, ...], placement: Placement) -> tuple[Point, ...]:
-    every = product(layouts(), repeat=len(modules))
-    return tuple(Point(modules, chosen, placement) for chosen in every if fits(chosen, placement))
+    combinations = product(layouts(), repeat=len(modules))
+    return tuple(
+        Point(modules, combination, placement) for combination in combinations if fits(combination, placement)
+    )
 
 
 def two_encoders() -> tuple[Point, ...]:
-    """A pairwise cover of the triples that fit, apart and shared."""
+    """A pairwise cover of the fitting triples, on separate and shared ranks."""
     return tuple(
         point for placement in Placement for point in pairwise_cover(_fitting(TWO_ENCODERS, placement))
     )
 
 
 def pairwise_cover(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Points among which every pair of layouts of two modules that stands in any of them stands too.
+    """A subset of points that contains every pair of layouts of two modules that occurs in any of them.
 
-    Greedy: always the first of the points that add most pairs. A point adds ever fewer, so what it added
-    once bounds what it adds now, and few are counted again.
+    Greedy: always the first point that adds most pairs. A point's gain never grows, so its last gain bounds
+    its present one, and few are counted again.
 
     Complexity: at most O(points x chosen x pairs of modules).
     """
@@ -111,15 +115,15 @@ def _pairs(point: Point) -> Iterator[tuple[int, int, Layout, Layout]]:
         yield i, j, point.layouts[i], point.layouts[j]
 
 
-def outcome(point: Point, pool: Pool, known: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """What became of a point: refused with the reason, or executed with its gap; known ones are not rerun."""
+def outcome(point: Point, pool: Pool, known_outcomes: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """The outcome of a point: refused with the reason, or executed with its gap; known ones are reused."""
     try:
         plan = plan_of(dict(zip(point.modules, point.layouts, strict=True)), point.placement)
     except ValueError as error:
         return {"point": str(point), "refused": " ".join(str(error).split())}
-    found = known.get(plan_hash(plan))
-    if found is not None and "gap" in found:
-        return found
+    known_outcome = known_outcomes.get(plan_hash(plan))
+    if known_outcome is not None and "gap" in known_outcome:
+        return known_outcome
     record: dict[str, Any] = {"point": str(point), "plan": plan_hash(plan), "num_ranks": len(plan.ranks)}
     try:
         gap = run(plan, pool)
@@ -129,7 +133,7 @@ def outcome(point: Point, pool: Pool, known: Mapping[str, dict[str, Any]]) -> di
 
 
 def summary(points: Sequence[Point], outcomes: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Counts, the worst gap and every point that is not as it should be."""
+    """Counts, the largest gap, and every point with a wrong outcome."""
     gaps = [found["gap"] for found in outcomes if "gap" in found]
     return {
         "enumerated": len(points),
@@ -143,7 +147,7 @@ def summary(points: Sequence[Point], outcomes: Sequence[dict[str, Any]]) -> dict
 
 
 def holds(result: dict[str, Any]) -> bool:
-    """All points were run and are as one process, or were refused with a reason."""
+    """Whether all points equal one process, or were refused with a reason."""
     return not (result["not_reached"] or result["failed"] or result["beyond_bound"])
 
 

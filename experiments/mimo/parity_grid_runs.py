@@ -1,4 +1,4 @@
-"""Tiny models whose modules lie under any layouts, run for real and held against one process."""
+"""Executes tiny models under arbitrary layouts, and compares them with one process."""
 
 import math
 from collections.abc import Mapping
@@ -94,7 +94,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Largest differences from one process, each relative to the norm of what it is held against."""
+    """Largest differences from one process, each relative to the norm of its reference."""
 
     loss: float
     gradient: float
@@ -108,7 +108,7 @@ class Gap:
 
 @cache
 def model(modules: tuple[str, ...]) -> ModelGraph:
-    """Everything trains: vision, audio or both before the LLM."""
+    """The model, all of it trained: vision, audio or both before the LLM."""
     llm = module_from_config(LLAMA, name="llm", modality=TEXT, trainable=Trainable.ALL)
     modality = {"vision": ("image", SIGLIP), "audio": ("audio", WHISPER)}
     encoders = [
@@ -141,7 +141,7 @@ def _sample(index: int, modules: tuple[str, ...]) -> Sample:
 
 
 def plan_of(layouts: Mapping[str, Layout], placement: Placement) -> Plan:
-    """The plan of one point of the grid; encoders stand first.
+    """The plan of one point of the grid, encoders first.
 
     Raises:
         ValueError: the planner refuses it.
@@ -155,18 +155,18 @@ def plan_of(layouts: Mapping[str, Layout], placement: Placement) -> Plan:
 
 def processes_job(
     name: str,
-    of: ModelGraph,
+    graph: ModelGraph,
     samples: tuple[Sample, ...],
     layouts: Mapping[str, Layout],
     placement: Placement,
 ) -> Job:
-    """Modules under layouts on eight processes, in float64; in three phases where they share ranks."""
+    """A job with layouts on eight processes, in float64; in three phases where modules share ranks."""
     shared = placement is Placement.SHARED
     node = Node(device="process", num_ranks=NUM_RANKS, memory_bytes=2**34)
     link = Link(name="wire", bytes_per_s=1e9, latency_s=1e-6)
     return Job(
         name=name,
-        model=of,
+        model=graph,
         cluster=Cluster(name="processes", nodes=(node,), intra=link, inter=link),
         batch=samples,
         layouts=tuple(
@@ -180,7 +180,7 @@ def processes_job(
 
 
 def planned(job: Job) -> Plan:
-    """By the strategy that takes any layouts; ValueError where it refuses them."""
+    """The plan by the strategy for arbitrary layouts; ValueError where it refuses them."""
     return megatron_heterogeneous.plan(job, CostModel(load_profile(job.profile)))
 
 
@@ -197,11 +197,11 @@ def run(plan: Plan, pool: Pool) -> Gap:
 def gap(
     plan: Plan, result: RunResult, reference: ReferenceResult, moments: Mapping[Key, Moments] | None = None
 ) -> Gap:
-    """How far a run's last step is from one process, over all tensors of all ranks.
+    """The distance of a run's last step from one process, over all tensors of all ranks.
 
-    A gradient that is rounding (a key bias: softmax does not see it) is held against the norm of all
-    gradients, and its weight is left out: Adam divides rounding by rounding. Where a rank lacks a
-    weight that it should hold, or holds another shape, the gap is infinite.
+    A gradient that is only rounding (a key bias, to which softmax is invariant) is compared with the norm of
+    all gradients, and its weight is left out, as Adam divides rounding by rounding. Where a rank lacks a
+    weight that it should hold, or has another shape, the gap is infinite.
     """
     norm = math.sqrt(sum(float(g.norm()) ** 2 for g in reference.gradients.values()))
     rounding = {key for key, g in reference.gradients.items() if 0 < float(g.norm()) <= NEGLIGIBLE * norm}
@@ -214,8 +214,8 @@ def gap(
         for key in state.weights.keys() - rounding:
             worst.add("weight", state.weights[key], _own(parts.get(key), reference.weights[key]))
         for key in (moments or {}).keys() & state.gradients.keys() - rounding:
-            held = state.moments.get(key, ())
-            for ours, whole in zip_longest(held, moments[key] if moments else ()):
+            rank_moments = state.moments.get(key, ())
+            for ours, whole in zip_longest(rank_moments, moments[key] if moments else ()):
                 worst.add("moment", ours, _own(parts.get(key), whole))
     if {key for state in result.states for key in state.gradients} != set(reference.gradients):
         worst.found["gradient"] = math.inf
@@ -223,25 +223,25 @@ def gap(
 
 
 class _Worst:
-    """The largest distances so far, by kind."""
+    """Accumulates the largest distances, by kind."""
 
     def __init__(self) -> None:
         self.found = dict.fromkeys(("gradient", "weight", "moment"), 0.0)
 
-    def add(self, kind: str, ours: Tensor | None, theirs: Tensor, scale: float | None = None) -> None:
-        """Relative to the norm of theirs, or to the scale; infinite where ours is missing or misshapen."""
-        if ours is None or ours.shape != theirs.shape:
+    def add(self, kind: str, ours: Tensor | None, reference: Tensor, scale: float | None = None) -> None:
+        """Add a distance relative to the reference's norm, or to the scale; infinite for a wrong shape."""
+        if ours is None or ours.shape != reference.shape:
             distance = math.inf
         else:
-            distance = float((ours - theirs).norm())
-            norm = float(theirs.norm()) if scale is None else scale
+            distance = float((ours - reference).norm())
+            norm = float(reference.norm()) if scale is None else scale
             distance = distance / norm if norm else (math.inf if distance else 0.0)
         self.found[kind] = max(self.found[kind], distance)
 
 
 def _own(part: object, whole: Tensor) -> Tensor:
-    own: Tensor = part(whole) if callable(part) else whole
-    return own
+    part_of_whole: Tensor = part(whole) if callable(part) else whole
+    return part_of_whole
 
 
 def _names(plan: Plan) -> tuple[str, ...]:
@@ -250,7 +250,7 @@ def _names(plan: Plan) -> tuple[str, ...]:
 
 @cache
 def _reference(names: tuple[str, ...]) -> ReferenceResult:
-    """The same for all layouts: stages and microbatches do not matter to one process."""
+    """The reference, the same for all layouts: stages and microbatches do not matter in one process."""
     torch.set_num_threads(1)
     whole = dict.fromkeys(names, Layout(1, 1, 1, 1))
     return reference_step(

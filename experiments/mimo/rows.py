@@ -1,4 +1,4 @@
-"""Rows of the paper's tables: both layouts as printed, with the steps that are printed for them."""
+"""Rows of the paper's tables: both layouts and their printed step times."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ MS = 1e3
 
 
 class Timed(StrEnum):
-    """What a table times, as its columns of milliseconds end."""
+    """What a table measures, by the suffix of its columns."""
 
     STEP = "step_ms"
     FORWARD_BACKWARD = "fwd_bwd_ms"
@@ -45,7 +45,7 @@ class Compared:
 
     @property
     def printed_gain(self) -> float:
-        """Of the other's speed over the baseline's, as the step times give it."""
+        """The gain of the other's speed over the baseline's, by the printed step times."""
         return self.printed_s[0] / self.printed_s[1] - 1
 
 
@@ -72,18 +72,18 @@ def tables() -> dict[str, Sequence[Compared]]:
 
 
 def colocated(row: PrintedRow) -> LayoutChoice:
-    """C of a row of Tables A2 and A3, of which the latter has one optimizer instance."""
+    """Layout C of a row of Tables A2 and A3, of which the latter has one optimizer instance."""
     encoder = encoder_of(row, "c_enc", instances=int(row.get("enc_opt_instances", "1")))
     return LayoutChoice(mode=Mode.COLOCATED, encoders=(encoder,), llm=llm_of(row, "c_llm"))
 
 
 def apart(row: PrintedRow) -> LayoutChoice:
-    """NC of a row of Table A4."""
+    """Layout NC of a row of Table A4."""
     return LayoutChoice(mode=Mode.APART, encoders=(encoder_of(row, "nc_enc"),), llm=llm_of(row, "nc_llm"))
 
 
 def workload_of(row: PrintedRow, num_gpus: str) -> Workload:
-    """The row's model and batch; 8K where the table has no other context."""
+    """The row's model and batch, by default at a context of 8K."""
     return Workload(
         encoder=f"{row['enc_params_b']}B",
         llm=f"{row['llm_params_b']}B",
@@ -95,7 +95,7 @@ def workload_of(row: PrintedRow, num_gpus: str) -> Workload:
 
 
 def encoder_of(row: PrintedRow, prefix: str, *, instances: int = 1) -> ModuleChoice:
-    """The encoder's printed degrees; from 3B on it is computed again."""
+    """The encoder's printed degrees; recomputed from 3B on."""
     again = float(row["enc_params_b"]) >= RECOMPUTED_FROM_B
     tp, cp, pp, dp = _degrees(row, prefix)
     recompute = Recompute.FULL if again else Recompute.NONE
@@ -103,13 +103,13 @@ def encoder_of(row: PrintedRow, prefix: str, *, instances: int = 1) -> ModuleCho
 
 
 def llm_of(row: PrintedRow, prefix: str) -> ModuleChoice:
-    """The LLM's printed degrees; it is not computed again."""
+    """The LLM's printed degrees, without recomputation."""
     tp, cp, pp, dp = _degrees(row, prefix)
     return ModuleChoice(module=LLM, tp=tp, cp=cp, pp=pp, dp=dp)
 
 
 def homogeneous(row: PrintedRow, prefix: str) -> LayoutChoice:
-    """H: the LLM's grid for all, the encoder on its first stage."""
+    """Layout H: the LLM's grid for all modules, the encoder on its first stage."""
     llm, encoder = llm_of(row, prefix), encoder_of(row, prefix)
     on_first = ModuleChoice(module=VISION, tp=llm.tp, cp=llm.cp, dp=llm.dp, recompute=encoder.recompute)
     return LayoutChoice(mode=Mode.HOMOGENEOUS, encoders=(on_first,), llm=llm)
@@ -123,11 +123,11 @@ def _table(
     columns: tuple[str, str],
     timed: Timed = Timed.STEP,
 ) -> list[Compared]:
-    """Rows against `other`; `columns` prefixes of H's degrees and the other's times."""
+    """Rows comparing H with `other`; `columns` are prefixes of H's degrees and the other's times."""
     degrees, prefix = columns
-    found = []
+    rows = []
     for row in printed_rows(f"mimo_table{table}"):
-        h_s, other_s = (float(row[f"{each}_{timed}"]) / MS for each in ("h", prefix))
+        h_s, other_s = (float(row[f"{layout}_{timed}"]) / MS for layout in ("h", prefix))
         compared = Compared(
             key=f"{table}/{key.format_map(row)}",
             baseline=workload_of(row, row.get("n_gpus") or row["h_n_gpus"]),
@@ -138,8 +138,8 @@ def _table(
             printed_s=(h_s, other_s),
             printed_gb=(float(row["h_peak_mem_gb"]), float(row[f"{prefix}_peak_mem_gb"])),
         )
-        found.append(compared)
-    return found
+        rows.append(compared)
+    return rows
 
 
 def _degrees(row: PrintedRow, prefix: str) -> tuple[int, int, int, int]:

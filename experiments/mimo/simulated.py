@@ -1,4 +1,4 @@
-"""A row's step: the plan of the mode's strategy with the printed degrees, through the simulator."""
+"""Simulates a row's step: the plan of the mode's strategy with the printed degrees."""
 
 from dataclasses import dataclass, replace
 from functools import cache
@@ -48,7 +48,7 @@ class WholeImages:
     cost: CostModel
 
     def __call__(self, call: AttentionCall) -> AttentionTime | None:
-        """Of an even share of the images on each rank; None for the LLM."""
+        """Times with an even share of the images on each rank; None for the LLM."""
         if call.stage.cp == 1 or call.stage.module != VISION:
             return None
         rows = work_of(call.plan, call.microbatch).rows
@@ -76,32 +76,32 @@ def plan_of(workload: Workload, layout: LayoutChoice, assumed: Assumptions) -> P
 
 
 def lowered_of(workload: Workload, layout: LayoutChoice, assumed: Assumptions) -> Lowered:
-    """Lowered, one replica for all that are equal to it."""
+    """The lowered plan, with one replica for all equal ones."""
     return lower(judged_part(plan_of(workload, layout, assumed)))
 
 
 def prices_of(lowered: Lowered, cost: CostModel, assumed: Assumptions) -> Price:
-    """What its actions cost."""
+    """The prices of a lowered plan's actions."""
     attention = WholeImages(cost) if assumed.under_context is Images.WHOLE else None
     has_parts = any(stage.cp > 1 and stage.module == VISION for stage in lowered.plan.stages)
     return price(lowered, cost, attention=attention if has_parts else None)
 
 
 def passes_s(lowered: Lowered, prices: Price) -> float:
-    """Seconds of passes and sums of gradients, where the update takes none."""
+    """Seconds of passes and sums of gradients, without the update."""
     return iteration_s(lowered, replace(prices, steps_s=dict.fromkeys(prices.steps_s, 0.0)))
 
 
 @cache
 def step_of(workload: Workload, layout: LayoutChoice, assumed: Assumptions) -> Step:
-    """The step under a layout on the calibrated machine, whether it fits or not."""
+    """The step under a layout on the calibrated machine, whether or not it fits."""
     lowered = lowered_of(workload, layout, assumed)
     prices = prices_of(lowered, calibrated(), assumed)
     return Step(step_s=iteration_s(lowered, prices), passes_s=passes_s(lowered, prices))
 
 
 def peak_of(workload: Workload, layout: LayoutChoice, assumed: Assumptions) -> int:
-    """Bytes of the rank that holds most."""
+    """Peak bytes of the fullest rank."""
     lowered = lowered_of(workload, layout, assumed)
     return max(peak_bytes(lowered, memory_table(lowered)).values())
 
@@ -112,8 +112,10 @@ def _copies(layout: LayoutChoice, assumed: Assumptions) -> int:
 
 
 def boundary_of(lowered: Lowered) -> tuple[float, float]:
-    """Of messages between modules in a step: seconds of the busiest port, which carries features and their
-    gradients, and bytes of features that the ranks of a replica of the LLM are sent."""
+    """Messages between modules in a step.
+
+    Seconds of the busiest port, which carries features and their gradients, and bytes of features sent to
+    the ranks of one replica of the LLM."""
     network = wires(lowered)
     busy_s: dict[int, float] = {}
     num_bytes = 0.0

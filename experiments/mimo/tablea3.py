@@ -21,7 +21,7 @@ from experiments.mimo.rows import Compared, table_a3
 
 
 def growth(evidence: Evidence, rows: Sequence[Compared]) -> None:
-    """Whether gains grow with context where the printed ones do."""
+    """Evidence whether gains grow with context where the printed ones do."""
     ours = {row.key: gain(row, assumptions()) for row in rows}
     steps = [
         (before, after)
@@ -39,7 +39,7 @@ def growth(evidence: Evidence, rows: Sequence[Compared]) -> None:
 
 
 def memory_growth(evidence: Evidence, rows: Sequence[Compared]) -> None:
-    """What printed memory grows by with vision tokens: bytes a token that a rank holds, by reading of H."""
+    """Evidence on the growth of printed memory with vision tokens: bytes a token, by reading of H."""
     for few, many in pairwise(rows):
         if _group(few)[0] != _group(many)[0] or few.baseline.sequence_tokens != many.baseline.sequence_tokens:
             continue

@@ -39,7 +39,7 @@ class Modes:
 
 
 def modes_of(row: PrintedRow) -> Modes:
-    """Ours for one row."""
+    """Our modes for one row."""
     a2 = _matching("A2", row)
     workload = workload_of(a2, row["h_n_gpus"])
     h_s = step_of(workload, homogeneous(a2, "h_llm"), assumptions()).step_s
@@ -52,17 +52,17 @@ def modes_of(row: PrintedRow) -> Modes:
 
 
 def _apart(row: PrintedRow, a2: PrintedRow) -> LayoutChoice:
-    """NC as printed, or with C's layout of the LLM on as many replicas as the remaining ranks give."""
+    """Layout NC as printed, or with C's LLM on as many replicas as the remaining ranks allow."""
     if float(row["enc_params_b"]) >= CROSSOVER_B:
         return apart(_matching("A4", row))
     island, llm = encoder_of(row, "nc_enc"), llm_of(a2, "c_llm")
-    rest = int(row["nc_n_gpus"]) - island.num_ranks
-    llm = replace(llm, dp=rest // (llm.tp * llm.cp * llm.pp))
+    num_remaining = int(row["nc_n_gpus"]) - island.num_ranks
+    llm = replace(llm, dp=num_remaining // (llm.tp * llm.cp * llm.pp))
     return LayoutChoice(mode=Mode.APART, encoders=(island,), llm=llm)
 
 
 def _matching(table: str, row: PrintedRow) -> PrintedRow:
-    """The other table's row of this model, vision share and size, at 8K."""
+    """The row of another table with this model, vision share and size, at 8K."""
     gpus = "n_gpus" if table == "A2" else "h_n_gpus"
     return next(
         other
@@ -73,13 +73,17 @@ def _matching(table: str, row: PrintedRow) -> PrintedRow:
 
 
 def modes_gains(rows: Sequence[PrintedRow], modes: Sequence[Modes]) -> Gains:
-    """C over NC."""
+    """The gains of C over NC."""
     printed = tuple(float(row["c_vs_nc_tokens_per_s_pct"]) / PERCENT for row in rows)
-    return Gains(name="Table A5", printed=printed, ours=tuple(each.nc_s / each.c_s - 1 for each in modes))
+    return Gains(
+        name="Table A5",
+        printed=printed,
+        ours=tuple(row_modes.nc_s / row_modes.c_s - 1 for row_modes in modes),
+    )
 
 
-def crossover(found: Evidence, rows: Sequence[PrintedRow], ours: Sequence[Modes]) -> None:
-    """Who is ahead with a 120B LLM, on either side of the printed crossover."""
+def crossover(evidence: Evidence, rows: Sequence[PrintedRow], ours: Sequence[Modes]) -> None:
+    """Claims on who is ahead with a 120B LLM, on either side of the printed crossover."""
     large = {
         float(row["enc_params_b"]): modes
         for row, modes in zip(rows, ours, strict=True)
@@ -87,27 +91,27 @@ def crossover(found: Evidence, rows: Sequence[PrintedRow], ours: Sequence[Modes]
     }
     below = all(m.c_s < m.nc_s for size, m in large.items() if size < CROSSOVER_B)
     above = all(m.nc_s < m.c_s for size, m in large.items() if size >= CROSSOVER_B)
-    found.claim("with a 120B LLM, C beats NC at 1B and 3B encoders;", below)
-    found.claim("with a 120B LLM, NC beats C from 6B encoders on;", above)
+    evidence.claim("with a 120B LLM, C beats NC at 1B and 3B encoders;", below)
+    evidence.claim("with a 120B LLM, NC beats C from 6B encoders on;", above)
 
 
 @script(profile=PROFILE)
 def run() -> Evidence:
-    """Gains of both modes, who is best, and where that changes."""
-    found = Evidence()
+    """Evidence: gains of both modes, the best mode, and where it changes."""
+    evidence = Evidence()
     rows = printed_rows("mimo_tableA5")
     ours = [modes_of(row) for row in rows]
     gains = modes_gains(rows, ours)
-    gains.judge(found)
+    gains.judge(evidence)
     for row, modes, printed, over_nc in zip(rows, ours, gains.printed, gains.ours, strict=True):
         key = f"modelled/A5/{row['model']}/{row['vision_token_pct']}"
-        found.ours |= {
+        evidence.ours |= {
             f"{key}/c_gain_pct": PERCENT * (modes.h_s / modes.c_s - 1),
             f"{key}/nc_gain_pct": PERCENT * (modes.h_s / modes.nc_s - 1),
         }
-        found.notes.append(
+        evidence.notes.append(
             f"{row['model']} {row['vision_token_pct']} %: best {modes.best} (printed {row['best_mode']}); "
             f"C over NC {over_nc:+.1%} (printed {printed:+.1%})"
         )
-    crossover(found, rows, ours)
-    return found
+    crossover(evidence, rows, ours)
+    return evidence

@@ -1,1 +1,1 @@
-"""NCCL's manners, given to gloo: what a distributed run has to bear on GPUs, tried without one."""
+"""Emulates NCCL's behaviour on gloo, to test without GPUs what a distributed run meets on them."""

@@ -1,4 +1,4 @@
-"""Plans of every strategy and every schedule at two numbers of ranks, and of every way to divide a layer."""
+"""Test plans: every strategy and schedule at two numbers of ranks, and every division of a layer."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ NUM_MICROBATCHES = 4
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A plan, and what it is a plan of: a schedule or a strategy by name, or how a layer is divided."""
+    """A plan with its subject: a schedule or strategy by name, or a division of a layer."""
 
     name: str
     plan: Plan
@@ -36,7 +36,7 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """All of them; equal ones of two strategies stay two."""
+    """All cases; equal plans of two strategies stay separate."""
     yield from schedules()
     yield from strategies()
     for name, plan in newer_plans(CostModel(load_profile("A40"))):
@@ -44,7 +44,7 @@ def cases() -> Iterator[Case]:
 
 
 def schedules() -> Iterator[Case]:
-    """Every kind on pipelines of two and of four ranks, or where modules share ranks."""
+    """Every kind of schedule on pipelines of two and four ranks, or with modules on shared ranks."""
     for kind in ScheduleKind:
         for ranks in PIPELINES:
             is_old = ranks == PIPELINES[0] and kind in {ScheduleKind.ONE_F_ONE_B, ScheduleKind.GPIPE}
@@ -53,7 +53,7 @@ def schedules() -> Iterator[Case]:
 
 
 def pipeline(kind: ScheduleKind, num_ranks: int) -> Plan:
-    """Texts through a small decoder, whose stages go round the ranks, or there and back."""
+    """A small decoder on text, with stages placed cyclically, or forth and back."""
     schedule = usual(kind)
     num_stages = num_ranks * schedule.virtual_stages
     order = [rank_block(schedule, index, num_stages) for index in range(num_stages)]
@@ -78,14 +78,14 @@ def strategies() -> Iterator[Case]:
     """Every strategy's plan at its first two numbers of ranks."""
     cost = CostModel(load_profile("A40"))
     for name, planner in {**PLANNERS, **PRICED}.items():
-        found: dict[int, Plan] = {}
+        plans: dict[int, Plan] = {}
         for job in jobs():
             plan = _planned(planner, priced(job) if name in PRICED else job, cost)
-            if plan is not None and len(plan.ranks) not in {1, *found}:
-                found[len(plan.ranks)] = plan
-            if len(found) == RANK_COUNTS:
+            if plan is not None and len(plan.ranks) not in {1, *plans}:
+                plans[len(plan.ranks)] = plan
+            if len(plans) == RANK_COUNTS:
                 break
-        yield from (Case(f"{name}, {ranks} ranks", plan) for ranks, plan in found.items())
+        yield from (Case(f"{name}, {ranks} ranks", plan) for ranks, plan in plans.items())
 
 
 def jobs() -> Iterator[Job]:
@@ -111,7 +111,7 @@ def jobs() -> Iterator[Job]:
 
 
 def _planned(planner: Callable[..., Plan], job: Job, cost: CostModel) -> Plan | None:
-    """None where the strategy does not take the job."""
+    """The strategy's plan; None where it does not take the job."""
     try:
         plan = planner(job, cost, silent)
         check(plan)

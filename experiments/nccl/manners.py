@@ -29,7 +29,7 @@ GREETING = 1 << 20  # a tag that no row has
 
 
 class Manner(Enum):
-    """One of NCCL's manners that gloo does not have."""
+    """A behaviour of NCCL that gloo does not have."""
 
     DEVICE_WAIT = "a wait for the device waits for posted receives, and any action may make one"
     FIRST_USE = "the first send or receive of a communicator blocks the host until the peer comes"
@@ -41,12 +41,12 @@ ALL = frozenset(Manner)
 
 
 class Queued:
-    """A work that has been queued: gloo's, and where its result will be seen.
+    """A queued work: gloo's work, and where its results become visible.
 
     Args:
         device: of this rank.
         work: gloo's.
-        results: tensor -> where gloo writes it.
+        results: tensor -> buffer that gloo writes.
     """
 
     def __init__(self, device: "QueuingDevice", work: dist.Work, results: Sequence[tuple[Tensor, Tensor]]):
@@ -67,7 +67,7 @@ class Queued:
         self.is_done.set()
 
     def wait(self, timeout: object = None) -> bool:
-        """The current stream waits. RuntimeError where the communicators were aborted."""
+        """Let the current stream wait; RuntimeError where the communicators were aborted."""
         del timeout
         if self._device.lane is not None:
             self._device.lane.append(self)
@@ -80,14 +80,14 @@ class Queued:
         return True
 
     def show(self) -> None:
-        """What gloo wrote becomes visible to the computation."""
+        """Make gloo's results visible to the computation."""
         results, self._results = self._results, ()
         with torch.no_grad():
             for tensor, written in results:
                 tensor.detach().copy_(written)
 
     def get_future(self) -> "Future[None]":
-        """Done at once, as NCCL's: whoever reads the data then reads what is not there yet."""
+        """A future that is done at once, as NCCL's: reading the data then is too early."""
         future: Future[None] = Future()
         if Manner.EARLY_FUTURES not in self._device.manners:
             self.wait()
@@ -96,7 +96,7 @@ class Queued:
 
 
 class Moment:
-    """An event: passed when all works of its lane before it are done."""
+    """An event, passed when all earlier works of its lane are done."""
 
     def __init__(self, works: Sequence[Queued]) -> None:
         self._works, self._time_s = tuple(works), time.perf_counter()
@@ -110,10 +110,10 @@ class Moment:
 
 
 class QueuingDevice:
-    """Streams as `runtime.world.streams` wants them, and works as torch.distributed gives them.
+    """Streams for `runtime.world.streams`, and works as torch.distributed returns them.
 
     Args:
-        manners: those that it has.
+        manners: the behaviours that it emulates.
     """
 
     def __init__(self, manners: frozenset[Manner]) -> None:
@@ -128,9 +128,9 @@ class QueuingDevice:
 
     @property
     def lane(self) -> list[Queued] | None:
-        """The current stream, where it is a channel's; None: the computation's."""
-        found: list[Queued] | None = getattr(self._current, "lane", None)
-        return found
+        """The current stream if it is a channel's; None: the computation's."""
+        lane: list[Queued] | None = getattr(self._current, "lane", None)
+        return lane
 
     def record(self) -> Moment:
         if self.lane is None and Manner.DEVICE_WAIT in self.manners:
@@ -148,7 +148,7 @@ class QueuingDevice:
             self._current.lane = before
 
     def record_stream(self, tensor: Tensor, channel: Channel | None) -> None:
-        """Memory is gloo's affair here."""
+        """Does nothing: gloo manages the memory."""
 
     def seconds_between(self, first: Event, last: Event) -> float:
         assert isinstance(first, Moment)
@@ -158,8 +158,8 @@ class QueuingDevice:
     def synchronize(self) -> None:
         """Wait for all receives that are posted.
 
-        Not for sends: what these small models send fits into NCCL's buffers. Nor for collectives: a rank that
-        has nothing to add starts a sum long before its peers, and goes on beside it.
+        Not for sends, since those of these small models fit into NCCL's buffers. Nor for collectives: a rank
+        with nothing to add starts a sum long before its peers, and continues.
         """
         while self._receives:
             while not self._receives[0].is_done.wait(LOOK_EVERY_S):
@@ -173,7 +173,7 @@ class QueuingDevice:
         self._is_aborted.set()
 
     def check(self) -> None:
-        """Raises RuntimeError after `abort`."""
+        """Raise RuntimeError after `abort`."""
         if self._is_aborted.is_set():
             raise RuntimeError("NCCL communicator was aborted")
 
@@ -191,21 +191,21 @@ class QueuingDevice:
         return Queued(self, work, results)
 
     def receive(self, start: Callable[..., dist.Work | None], tensor: Tensor) -> Queued:
-        """As `queue`, and a wait for the device waits for it."""
+        """As `queue`; a wait for the device also waits for it."""
         queued = self.queue(start, [tensor])
         self._receives.append(queued)
         return queued
 
     def meet(self, group: dist.ProcessGroup | None, peer: int) -> None:
-        """Before a send or receive: the first one of the two in a group waits for the other's."""
+        """Rendezvous before a send or receive: the first of the two in a group waits for the other."""
         pair = (group, frozenset((dist.get_rank(), peer)))
         if Manner.FIRST_USE not in self.manners or pair in self._known:
             return
         self._known.add(pair)
-        mine, theirs = torch.zeros(1), torch.zeros(1)
+        own_tensor, peer_tensor = torch.zeros(1), torch.zeros(1)
         works = [
-            REAL["isend"](mine, peer, group=group, tag=GREETING),
-            REAL["irecv"](theirs, peer, group=group, tag=GREETING),
+            REAL["isend"](own_tensor, peer, group=group, tag=GREETING),
+            REAL["irecv"](peer_tensor, peer, group=group, tag=GREETING),
         ]
         for work in works:
             assert work is not None
@@ -216,8 +216,8 @@ class QueuingDevice:
 
 def _poison(tensor: Tensor) -> None:
     with torch.no_grad():
-        held = tensor.detach()
-        held.fill_(float("nan") if held.is_floating_point() else torch.iinfo(held.dtype).min)
+        data = tensor.detach()
+        data.fill_(float("nan") if data.is_floating_point() else torch.iinfo(data.dtype).min)
 
 
 REAL: Mapping[str, Callable[..., Any]] = {
@@ -227,7 +227,7 @@ REAL_GATHER, REAL_SCATTER = GATHER, SCATTER
 
 
 class PeerOperation(NamedTuple):
-    """As torch's P2POp, which takes torch's own functions alone."""
+    """Like torch's P2POp, which accepts only torch's own functions."""
 
     op: Callable[..., Any]
     tensor: Tensor
@@ -236,9 +236,9 @@ class PeerOperation(NamedTuple):
 
 
 class Communication:
-    """torch.distributed's functions, queued on a device; they take what the runtime gives them.
+    """torch.distributed's functions, as the runtime uses them, queued on a device.
 
-    What the host does for itself, without `async_op`, stays gloo's, as it does beside NCCL.
+    Host communication without `async_op` stays gloo's, as it does beside NCCL.
     """
 
     def __init__(self, device: QueuingDevice) -> None:
@@ -282,7 +282,7 @@ def _operation(op: Callable[..., Any], tensor: Tensor, *, group: Any, group_peer
 
 @contextmanager
 def well_mannered(device: QueuingDevice) -> Iterator[None]:
-    """Inside, what this process sends and sums is queued on the device."""
+    """In this context, the process's sends and sums are queued on the device."""
     ours = Communication(device)
     instead: Mapping[str, Callable[..., Any]] = {
         "isend": ours.isend,

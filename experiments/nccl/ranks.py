@@ -1,4 +1,4 @@
-"""A rank on a device with NCCL's manners: as built, and as executors that do not bear one of them."""
+"""A rank on a device with NCCL's behaviour: the real executor, and ones that cannot cope with it."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ from workbench.plan.lowered import Lowered
 
 
 class Variant(Enum):
-    """An executor: the real one, or one that lacks what a manner wants."""
+    """An executor: the real one, or one that cannot cope with one behaviour."""
 
     AS_BUILT = "as built"
     WAITS_FOR_THE_DEVICE = "posts receives before an action and waits for the device after it"
@@ -47,7 +47,7 @@ LACKS = {
 
 @dataclass(frozen=True, slots=True)
 class Doom:
-    """A signal that a rank sends to itself at a position of its program."""
+    """A signal that a rank sends itself at a position of its program."""
 
     rank: int
     position: int
@@ -56,7 +56,7 @@ class Doom:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conduct:
-    """How a case is run."""
+    """How a case runs."""
 
     manners: frozenset[Manner] = ALL
     variant: Variant = Variant.AS_BUILT
@@ -64,7 +64,7 @@ class Conduct:
 
 
 class OrderedMesh(Mesh):
-    """A mesh over gloo whose rows meet by their order."""
+    """A mesh over gloo whose rows are matched by order."""
 
     __slots__ = ()
 
@@ -80,7 +80,7 @@ class PostingFirst(StreamClock):
 
 
 class WaitingForDevice(PostingFirst):
-    """And waits for all that is under way after each action, as at every other stamp."""
+    """Also waits for everything in flight after each action, as at other stamps."""
 
     def stamp(self) -> Stamp:
         self._streams.synchronize()
@@ -88,7 +88,7 @@ class WaitingForDevice(PostingFirst):
 
 
 class TrustingFutures(StreamClock):
-    """Lets no stream wait for a work, but the host for its future."""
+    """Lets the host wait for futures, instead of streams for works."""
 
     def wait(self, work: dist.Work, awaited: Awaited) -> None:
         del awaited

@@ -1,4 +1,4 @@
-"""Runs cases on gloo with NCCL's manners, and says what came of each."""
+"""Runs cases on gloo with NCCL's behaviour, and reports each outcome."""
 
 import math
 import signal
@@ -40,7 +40,7 @@ CLIP_NORM = 1.0  # so that all ranks meet in the step too
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a case: `same` as one process, `hung`, or what was wrong."""
+    """The outcome of a case: `same` as one process, `hung`, or what was wrong."""
 
     what: str
     seconds: float
@@ -72,7 +72,7 @@ def execute(
 
 
 def outcome(plan: Plan, pool: Pool, conduct: Conduct, **bounds: float) -> Outcome:
-    """Against one process on the whole batch: loss and gradients."""
+    """Compare loss and gradients with one process on the whole batch."""
     start_s = time.perf_counter()
     try:
         result = execute(plan, pool, conduct, **bounds)
@@ -87,20 +87,20 @@ def outcome(plan: Plan, pool: Pool, conduct: Conduct, **bounds: float) -> Outcom
 
 @cache
 def _reference(model: ModelGraph, batch: tuple[Sample, ...], settings: Settings) -> ReferenceResult:
-    """One process looks at nothing else of a plan, so many plans have the same."""
+    """The reference of one process, which many plans share."""
     name = "one process"
     job = Job(name=name, model=model, cluster=this_machine(LINK, 1), batch=batch, settings=settings)
     return reference_step(empty_draft(job, name), seed=0, dtype=torch.float64, source=SyntheticSource(0))
 
 
 def run_all(cases: Iterable[Case], pool: Pool) -> Iterator[tuple[Case, Outcome]]:
-    """Each with all manners, as built."""
+    """Run every case with all behaviours, on the real executor."""
     for case in cases:
         yield case, outcome(case.plan, pool, Conduct())
 
 
 def hangs_of_before(cases: Iterable[Case], pool: Pool) -> Iterator[tuple[Case, Outcome]]:
-    """Those to be shown with receives posted first and a wait for the device after each action."""
+    """Outcomes with receives posted first and a wait for the device after each action."""
     before = Conduct(
         manners=frozenset({Manner.DEVICE_WAIT, Manner.ENDLESS_WAITS}), variant=Variant.WAITS_FOR_THE_DEVICE
     )
@@ -110,27 +110,27 @@ def hangs_of_before(cases: Iterable[Case], pool: Pool) -> Iterator[tuple[Case, O
 
 
 def caught(plan: Plan, pool: Pool) -> dict[str, dict[str, str]]:
-    """Manner -> what came of it, alone, as built, and of the executor that lacks what it wants.
+    """Behaviour -> outcomes of it alone, on the real executor and on one that cannot cope with it.
 
-    The last manner is shown by a rank that stops in the middle of its step.
+    The last one is shown by a rank that stops in the middle of its step.
     """
-    found = {}
+    outcomes = {}
     for manner, variant in LACKS.items():
         endless = manner is Manner.ENDLESS_WAITS
         doom = Doom(plan.ranks[-1], 1, signal.SIGSTOP) if endless else None
         bounds = {"job_s": 2 * HANG_S, "timeout_s": HANG_S}
         if endless:
             bounds = {"job_s": UNNOTICED_S, "timeout_s": SHORT_S}
-        found[manner.name.lower()] = {
+        outcomes[manner.name.lower()] = {
             which.name.lower(): outcome(
                 plan, pool, Conduct(manners=frozenset({manner}), variant=which, doom=doom), **bounds
             ).what
             for which in (Variant.AS_BUILT, variant)
         }
-    return found
+    return outcomes
 
 
 def dead_rank(plan: Plan, pool: Pool, number: int) -> Outcome:
-    """A rank that gets a signal at its second action: what the job says, and when. No wait hears of it."""
+    """What a job reports, and when, if a rank gets a signal at its second action; no wait notices it."""
     doom = Doom(plan.ranks[-1], 1, number)
     return outcome(plan, pool, Conduct(manners=ALL, doom=doom), timeout_s=SHORT_S)

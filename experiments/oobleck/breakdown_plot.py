@@ -27,17 +27,17 @@ FIGURES = {"figure2_1": ("bamboo", "varuna"), "figure2_11": ("bamboo", "varuna",
 def bars_by_model(
     ours: Mapping[str, float], systems: Sequence[str]
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Model -> "interval, system" -> part -> fraction of the window, of these systems."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    """Model -> "interval, system" -> part -> fraction of the window, for some systems."""
+    bars_of: dict[str, dict[str, dict[str, float]]] = {}
     for key, value in ours.items():
         _, model, interval, system, part = key.split("/")
         if system in systems:
-            found.setdefault(model, {}).setdefault(f"{interval}\n{system}", {})[part] = value
-    return found
+            bars_of.setdefault(model, {}).setdefault(f"{interval}\n{system}", {})[part] = value
+    return bars_of
 
 
 def drawings(ours: Mapping[str, float]) -> dict[str, Grid]:
-    """Both figures; one panel per model, one bar per interval and system."""
+    """The drawings of both figures: one panel per model, one bar per interval and system."""
     return {
         f"oobleck_{name}": Grid(
             rows=[[_panel(model, bars) for model, bars in bars_by_model(ours, systems).items()]],
@@ -50,7 +50,7 @@ def drawings(ours: Mapping[str, float]) -> dict[str, Grid]:
 def _panel(model: str, bars: Mapping[str, Mapping[str, float]]) -> Bars:
     parts = [
         Series(
-            values=[found.get(part, 0.0) for found in bars.values()],
+            values=[fractions.get(part, 0.0) for fractions in bars.values()],
             colour=colour,
             label=part.replace("_", " "),
         )

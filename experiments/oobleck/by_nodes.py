@@ -61,11 +61,11 @@ class Seconds:
 
     @property
     def achieved_flop_per_s(self) -> float:
-        """Of a GPU, by the published throughput."""
+        """FLOP/s of a GPU at the published throughput."""
         return self.flop / self.published_s
 
     def parts(self) -> dict[str, float]:
-        """By name, for the result file."""
+        """The seconds by name, for the result file."""
         return {
             "published": self.published_s,
             "products_at_tf32_peak": self.flop / self.tf32_flop_per_s,
@@ -80,8 +80,8 @@ class Seconds:
             "achieved_over_float32_peak": self.achieved_flop_per_s / self.float32_flop_per_s,
         }
 
-    def told(self, model: str) -> str:
-        """One line."""
+    def line(self, model: str) -> str:
+        """The seconds as one line of text."""
         parts = {name: value * 1e3 for name, value in self.parts().items()}
         return (
             f"{model}, 30 nodes, GPU-ms a sample: published {parts['published']:.0f} "
@@ -98,7 +98,7 @@ class Seconds:
 
 
 def seconds_of(model: str, rate: float) -> Seconds:
-    """Of a model that our simulator trains at `rate` samples per second on 30 nodes."""
+    """Seconds of a model that our simulator trains at `rate` samples per second on 30 nodes."""
     profile = load_profile(A40)
     return Seconds(
         published_s=MOST_NODES / published_rates("oobleck", model)[MOST_NODES],
@@ -163,7 +163,7 @@ def _pipeline_s(model: str, size: int, count: int) -> float:
 
 @cache
 def _bamboo_pipeline_s(model: str, count: int) -> float:
-    """Six stages of about as many layers; how their times split into passes is the first stage's."""
+    """Seconds of a pipeline of six stages with about equally many layers."""
     times, layers = modelled.bamboo_stages(model), len(modelled.graph(model).modules[0].layers)
     bounds = [round(stage * layers / modelled.BAMBOO_DEPTH) for stage in range(modelled.BAMBOO_DEPTH + 1)]
     stages = tuple(
@@ -177,7 +177,7 @@ def _bamboo_pipeline_s(model: str, count: int) -> float:
 
 @cache
 def simulated_rate(system: str, model: str, nodes: int) -> float:
-    """Samples per second out of the simulator.
+    """Simulated samples per second.
 
     Raises:
         ValueError: a system of another name.
@@ -196,7 +196,7 @@ def simulated_rate(system: str, model: str, nodes: int) -> float:
 
 
 def useful_settings(model: str, samples_per_s: float) -> dict[str, float]:
-    """Bamboo's throughput by how much of its iteration is useful work."""
+    """Readings of Bamboo's throughput, by the useful share of its iterations."""
     share = modelled.bamboo_useful_share(model)
     return {
         f"one more forward a stage, {share:.0%} useful": samples_per_s,
@@ -205,7 +205,7 @@ def useful_settings(model: str, samples_per_s: float) -> dict[str, float]:
 
 
 def rates_evidence() -> Evidence:
-    """Every system, model and node count; three node counts are judged."""
+    """Evidence of every system, model and node count; three node counts are judged."""
     evidence, errors = Evidence(), []
     for model in MODELS:
         for system in PLANNED:
@@ -234,15 +234,15 @@ def rates_evidence() -> Evidence:
 
 
 def seconds_evidence() -> Evidence:
-    """Where the GPU-seconds of a sample go on 30 nodes under Oobleck, published and ours."""
+    """Evidence on the GPU-seconds of a sample on 30 nodes under Oobleck, published and ours."""
     evidence, before, after = Evidence(), [], []
     for model in MODELS:
-        found = seconds_of(model, simulated_rate("oobleck", model, MOST_NODES))
+        seconds = seconds_of(model, simulated_rate("oobleck", model, MOST_NODES))
         key = f"modelled/{model.replace(' ', '-')}/gpu_s"
-        evidence.ours.update({f"{key}/{name}": value for name, value in found.parts().items()})
-        evidence.notes.append(found.told(model))
-        before.append(found.published_s / found.fused_s)
-        after.append(found.published_s / found.ours_s)
+        evidence.ours.update({f"{key}/{name}": value for name, value in seconds.parts().items()})
+        evidence.notes.append(seconds.line(model))
+        before.append(seconds.published_s / seconds.fused_s)
+        after.append(seconds.published_s / seconds.ours_s)
     evidence.claim(
         "operators as transformers ran them explain most of the gap: published over ours is "
         f"{min(after):.2f} .. {max(after):.2f}, with fused ones {min(before):.2f} .. {max(before):.2f};",
@@ -252,7 +252,7 @@ def seconds_evidence() -> Evidence:
 
 
 def bamboo_evidence() -> Evidence:
-    """Bamboo's throughput with the published share of useful work in place of ours."""
+    """Evidence on Bamboo's throughput with the published share of useful work in place of ours."""
     evidence = Evidence()
     for model in modelled.BAMBOO_MICROBATCH:
         published, ours = (

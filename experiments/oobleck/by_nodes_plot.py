@@ -25,7 +25,7 @@ def drawing(ours: Mapping[str, float]) -> Grid:
 
 
 def _lines(model: str, ours: Mapping[str, float]) -> list[Line]:
-    found = []
+    lines = []
     for system, colour in DRAWN.items():
         published = published_rates(system, model)
         if not published:
@@ -35,10 +35,10 @@ def _lines(model: str, ours: Mapping[str, float]) -> list[Line]:
             ("published", "-", [published[count] for count in COUNTS]),
             ("our simulator", "--", [ours[f"{key}/{count}"] for count in COUNTS]),
         ):
-            found.append(
+            lines.append(
                 Line(x=COUNTS, y=rates, colour=colour, style=style, label=f"{system}, {kind}", width=1.3)
             )
-    return found
+    return lines
 
 
 if __name__ == "__main__":

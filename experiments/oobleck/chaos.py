@@ -46,7 +46,7 @@ RECOVERY = (Moment.GROUPS, Moment.COPYING)
 
 
 class Target(Enum):
-    """What the victims are to be doing."""
+    """The activity in which victims are killed."""
 
     FORWARD = (Moment.FORWARD,)
     BACKWARD = (Moment.BACKWARD,)
@@ -58,7 +58,7 @@ class Target(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shot:
-    """Nodes that die at once, when the first of them does what is wanted; after the shot before it."""
+    """Nodes that are killed together, when the first of them reaches the target activity."""
 
     victims: tuple[str, ...]
     target: Target
@@ -66,7 +66,7 @@ class Shot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """A node that was killed, and what the rank that was hit was doing last."""
+    """A killed node, and the last activity of the rank that was hit."""
 
     node: str
     moment: Moment
@@ -74,9 +74,9 @@ class Kill:
 
 
 class Killer(threading.Thread):
-    """Fires its shots one after the other; one that never finds its moment fires when patience is over.
+    """Fires its shots in order; one whose target activity never comes fires after a timeout.
 
-    Of each victim one random rank is hit: the rest of the node is the supervisor's to end.
+    One random rank of each victim is hit; the supervisor ends the rest of the node.
     """
 
     def __init__(self, nodes: Nodes, shots: Sequence[Shot], rng: random.Random, patience_s: float) -> None:
@@ -130,7 +130,7 @@ class Session:
 
 @dataclass(slots=True)
 class Ordeal:
-    """What happened, over all sessions."""
+    """The record of all sessions."""
 
     sessions: list[Session] = field(default_factory=list)
     kills: list[Kill] = field(default_factory=list)
@@ -144,7 +144,7 @@ class Ordeal:
 
     @property
     def is_in_order(self) -> bool:
-        """Whether every session did one step after the other."""
+        """Whether every session executed consecutive steps."""
         return all(
             [step.step for step in session.steps]
             == list(range(session.first, session.first + len(session.steps)))
@@ -171,18 +171,18 @@ class Ordeal:
 
     @property
     def disturbed_starts(self) -> list[Reshaped]:
-        """First worlds whose forming was cut off by a kill; forking the processes is part of their time."""
+        """First worlds whose formation was interrupted by a kill; their time includes forking."""
         return [change for change in self.changes if change.cause is Cause.START and change.attempts > 1]
 
     @property
     def num_redone(self) -> int:
-        """Steps that a session did again because the last copy of a layer was lost after a save."""
+        """Steps that were repeated because the last copy of a layer was lost after a save."""
         pairs = pairwise(self.sessions)
         return sum(before.first + len(before.steps) - after.first for before, after in pairs)
 
 
 class Chaos:
-    """One job through kills, warnings and joins until enough nodes have been killed."""
+    """Runs one job through kills, warnings and joins until enough nodes have been killed."""
 
     def __init__(self, job: ElasticJob, kills: int, rng: random.Random, folder: Path) -> None:
         self._job, self._kills, self._rng, self._folder = job, kills, rng, folder
@@ -193,7 +193,7 @@ class Chaos:
         self.ordeal = Ordeal()
 
     def run(self) -> Ordeal:
-        """Train, and start anew after every refusal."""
+        """Train, restarting after every refusal."""
         while len(self.ordeal.kills) < self._kills:
             self._train_until_refused()
         return self.ordeal
@@ -217,7 +217,7 @@ class Chaos:
         return read_progress(self._job, training.save(self._folder / f"save{next(self._saves)}").folder)
 
     def _disturb(self, training: ElasticTraining) -> None:
-        """A few steps with something happening to the nodes."""
+        """Train a few steps with a disturbance of the nodes."""
         rng, steps = self._rng, self._rng.randint(2, 4)
         if training.step - (self._saved.step if self._saved else 0) >= SAVE_EVERY:
             self._saved = self._save(training)
@@ -241,34 +241,34 @@ class Chaos:
             self.ordeal.kills += killer.kills
 
     def _shots(self, at_work: Sequence[str]) -> list[Shot]:
-        left = self._kills - len(self.ordeal.kills)
-        there = [each for each in Target if each is not Target.GATHERING or self._job.is_sharded]
-        target, num = self._rng.choice(there), self._rng.choice(AT_ONCE)
+        num_left = self._kills - len(self.ordeal.kills)
+        targets = [each for each in Target if each is not Target.GATHERING or self._job.is_sharded]
+        target, num = self._rng.choice(targets), self._rng.choice(AT_ONCE)
         if target is not Target.RECOVERY:
-            return [Shot(victims=tuple(self._rng.sample(at_work, min(num, left))), target=target)]
+            return [Shot(victims=tuple(self._rng.sample(at_work, min(num, num_left))), target=target)]
         victims = tuple(self._rng.sample(at_work, 1 + num))
         first = Shot(victims=victims[:1], target=Target.BACKWARD)
         return [first, Shot(victims=victims[1:], target=target)]
 
     def _judge(self, training: ElasticTraining, message: str) -> None:
-        """Count a refusal, and whether it had to be, by what each node of the layout held."""
+        """Count a refusal, and whether it was necessary, by the layers on each node of the layout."""
         self.ordeal.refusals.append(message)
         alive = {m: layers for m, layers in self._held(training).items() if training.nodes.process_ids(m)}
         staying = alive.keys() - self._warned
         enough = len(staying) >= self._job.templates.specification.threshold
-        held = {layer for layers in alive.values() for layer in layers}
-        if enough and len(held) == len(self._job.chain.owners):
+        held_layers = {layer for layers in alive.values() for layer in layers}
+        if enough and len(held_layers) == len(self._job.chain.owners):
             self.ordeal.num_wrong_refusals += 1
 
     def _held(self, training: ElasticTraining) -> dict[str, set[int]]:
-        held: dict[str, set[int]] = {}
+        layers_of: dict[str, set[int]] = {}
         for member, layers in held_by(self._job, training.layout).items():
-            held.setdefault(member.node, set()).update(layers)
-        return held
+            layers_of.setdefault(member.node, set()).update(layers)
+        return layers_of
 
 
 def undisturbed(job: ElasticJob, steps: int) -> tuple[float, ...]:
-    """Losses of the same job when nothing happens."""
+    """Losses of the same job without disturbances."""
     nodes = [f"node{number}" for number in range(job.templates.specification.num_nodes)]
     with ElasticTraining(job, nodes) as training:
         training.train(steps)
@@ -276,7 +276,7 @@ def undisturbed(job: ElasticJob, steps: int) -> tuple[float, ...]:
 
 
 def chaos_evidence(job: ElasticJob, ordeal: Ordeal, smooth: Sequence[float]) -> Evidence:
-    """Losses against the undisturbed ones, steps, refusals, and times of recovery."""
+    """Evidence: losses against the undisturbed ones, steps, refusals, and recovery times."""
     evidence = Evidence()
     worst = max(abs(step.loss / smooth[step.step] - 1) for step in ordeal.steps)
     evidence.ours = {**_counts(ordeal), "worst_loss_difference": worst, **_times(ordeal)}
@@ -285,10 +285,10 @@ def chaos_evidence(job: ElasticJob, ordeal: Ordeal, smooth: Sequence[float]) -> 
     evidence.claim(
         f"every loss is the undisturbed one within {REL_TOL:g} (worst {worst:.2g});", worst <= REL_TOL
     )
-    named = ordeal.num_too_few_nodes + ordeal.num_last_copies_lost == len(ordeal.refusals)
+    all_explained = ordeal.num_too_few_nodes + ordeal.num_last_copies_lost == len(ordeal.refusals)
     evidence.claim(
         f"each of {len(ordeal.refusals)} refusals is named, and had to be;",
-        named and ordeal.num_wrong_refusals == 0,
+        all_explained and ordeal.num_wrong_refusals == 0,
     )
     slowest = evidence.ours.get("planning_p95_s", 0.0)
     evidence.claim(
@@ -306,7 +306,7 @@ def chaos_evidence(job: ElasticJob, ordeal: Ordeal, smooth: Sequence[float]) -> 
 
 
 def _counts(ordeal: Ordeal) -> dict[str, float]:
-    """How often what happened."""
+    """Counts of events."""
     moments = Counter(
         "recovery" if kill.moment in RECOVERY else kill.moment.name.lower() for kill in ordeal.kills
     )
@@ -328,7 +328,7 @@ def _counts(ordeal: Ordeal) -> dict[str, float]:
 
 
 def _times(ordeal: Ordeal) -> dict[str, float]:
-    """p50 and p95 over recoveries; the detection and the total of those that nothing disturbed meanwhile."""
+    """p50 and p95 over recoveries; detection and total only of those that were not disturbed again."""
     killed_s = {kill.node: kill.time_s for kill in ordeal.kills}
     single = [
         (min(killed_s[node] for node in change.lost), change)

@@ -1,4 +1,4 @@
-"""A small language model on nodes that can be lost, and its losses as one process computes them."""
+"""A small language model on nodes that can be lost, and its reference losses in one process."""
 
 from collections.abc import Callable, Mapping
 from math import lcm
@@ -31,7 +31,7 @@ LENGTHS = (5, 9, 4, 7, 6, 8)  # tokens of a batch's samples
 
 
 def batch(step: int) -> tuple[Sample, ...]:
-    """Samples of unequal length; ids go on from step to step, and data follow from ids."""
+    """Samples of unequal length; ids continue from step to step, and determine the data."""
     return tuple(
         Sample(len(LENGTHS) * step + index, (Segment(TEXT, 0, length, length),))
         for index, length in enumerate(LENGTHS)
@@ -48,7 +48,7 @@ def elastic_job(
     config: Mapping[str, Any] = LLAMA,
     ranks_per_stage: int | tuple[int, ...] = 1,
 ) -> ElasticJob:
-    """Eight layers, the first and the last sharing a table, on ranks that hold so many at most.
+    """A job of eight layers, the first and the last sharing a table, with a limit of layers per rank.
 
     A microbatch has a sample for each rank of a stage; of several widths, templates choose stage by stage,
     and ranks that split samples are as many times as fast.

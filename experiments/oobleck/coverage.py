@@ -35,7 +35,7 @@ def templates_from(smallest: int) -> dict[int, Template]:
 
 
 def is_valid(planned: TemplateSet, before: NodeLayout, lost: set[str], after: Reconfiguration) -> bool:
-    """All survivors work in pipelines that have templates, and hold or get all their layers."""
+    """Whether all survivors work in pipelines with templates, and hold or receive all their layers."""
     specification = planned.specification
     survivors = set(before.nodes) - lost
     working = set(after.layout.nodes)
@@ -51,7 +51,7 @@ def is_valid(planned: TemplateSet, before: NodeLayout, lost: set[str], after: Re
 
 
 def run_down(planned: TemplateSet, rng: random.Random) -> str:
-    """Fail nodes until training stops; how it ended."""
+    """Fail nodes until training stops; returns how it ended."""
     specification = planned.specification
     replicas = rng.choice(
         [
@@ -83,15 +83,15 @@ def run_down(planned: TemplateSet, rng: random.Random) -> str:
 
 @script()
 def run() -> Evidence:
-    """All jobs up to 64 nodes."""
+    """Evidence over all jobs of up to 64 nodes."""
     evidence, rng = Evidence(), random.Random(SEED)
     ends: Counter[str] = Counter()
     for smallest in range(1, MOST_NODES + 1):
-        found = templates_from(smallest)
+        job_templates = templates_from(smallest)
         for num_nodes in range(smallest, MOST_NODES + 1):
             for faults in range(num_nodes // smallest):
                 specification = NodeSpecification(num_nodes=num_nodes, num_faults=faults, smallest=smallest)
-                templates = tuple(found[size] for size in specification.sizes)
+                templates = tuple(job_templates[size] for size in specification.sizes)
                 ends[run_down(TemplateSet(specification=specification, templates=templates), rng)] += 1
     evidence.ours = {f"rule/ended/{end.replace(' ', '_')}": count for end, count in sorted(ends.items())}
     evidence.claim(

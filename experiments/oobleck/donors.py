@@ -64,15 +64,15 @@ class Failure:
 
 
 def failures() -> Iterator[Failure]:
-    """All draws."""
+    """Yield the failures of all random layouts."""
     rng = random.Random(SEED)
     for model in MODELS:
         layer_bytes = [
             layer.num_parameters * STATE_OF_COPY for module in graph(model).modules for layer in module.layers
         ]
-        for less in LESS_BYTES:
-            found = chain(model).chain
-            smaller = replace(found, capacity_bytes=found.capacity_bytes - less)
+        for fewer_bytes in LESS_BYTES:
+            layer_chain = chain(model).chain
+            smaller = replace(layer_chain, capacity_bytes=layer_chain.capacity_bytes - fewer_bytes)
             planned = plan_templates(smaller, 1, MOST_NODES, FAULTS)
             for _ in range(DRAWS):
                 before, lost = _drawn(planned, rng)
@@ -80,7 +80,7 @@ def failures() -> Iterator[Failure]:
 
 
 def _drawn(planned: TemplateSet, rng: random.Random) -> tuple[NodeLayout, str]:
-    """A layout in which the pipeline of a lost node has to borrow, and can."""
+    """A random layout in which the pipeline of a lost node must borrow, and can."""
     specification = planned.specification
     while True:
         sizes = [specification.smallest]
@@ -117,25 +117,25 @@ def _ports(copies: Sequence[Copy]) -> Ports:
 
 
 def whole_layers(copies: Sequence[Copy], holders: Sequence[Sequence[str]]) -> list[Copy]:
-    """The same, largest layers first, each from the one holder that has sent least."""
+    """Copies of whole layers, largest first, each from the holder that has sent least."""
     size: Counter[tuple[int, str]] = Counter()
     for copy in copies:
         size[copy.layer, copy.destination] += copy.num_bytes
     sent: Counter[str] = Counter()
-    found = []
+    copied = []
     for (layer, destination), num_bytes in size.most_common():
         source = min(holders[layer], key=lambda node: sent[node])
         sent[source] += num_bytes
-        found.append(
+        copied.append(
             Copy(layer=layer, source=source, destination=destination, first_byte=0, num_bytes=num_bytes)
         )
-    return found
+    return copied
 
 
 def copied_bytes(
     planned: TemplateSet, before: NodeLayout, pipelines: Pipelines, layer_bytes: Sequence[int]
 ) -> int:
-    """To be copied where these nodes hold these places."""
+    """Bytes to copy where these nodes take these positions."""
     had = held_layers(planned, before)
     return sum(
         layer_bytes[layer]
@@ -146,34 +146,34 @@ def copied_bytes(
 
 
 def borrowings(planned: TemplateSet, before: NodeLayout, lost: str) -> Iterator[Pipelines]:
-    """Every way to borrow one node; all others keep their order."""
-    left = [tuple(node for node in nodes if node != lost) for nodes in before.pipelines]
+    """Yield every way to borrow one node; all others keep their order."""
+    survivors = [tuple(node for node in nodes if node != lost) for nodes in before.pipelines]
     broken = next(index for index, nodes in enumerate(before.pipelines) if lost in nodes)
-    for donor, nodes in enumerate(left):
+    for donor, nodes in enumerate(survivors):
         if len(nodes) > planned.specification.smallest:
             for lent in nodes:
-                for index in range(len(left[broken]) + 1):
-                    after = list(left)
+                for index in range(len(survivors[broken]) + 1):
+                    after = list(survivors)
                     after[donor] = tuple(node for node in nodes if node != lent)
-                    after[broken] = (*left[broken][:index], lent, *left[broken][index:])
+                    after[broken] = (*survivors[broken][:index], lent, *survivors[broken][index:])
                     yield tuple(after)
 
 
 def last_of_largest(before: NodeLayout, lost: str) -> Pipelines:
     """The last node of the largest pipeline, the later of equal ones, at the end of the one that lost."""
-    left = [tuple(node for node in nodes if node != lost) for nodes in before.pipelines]
+    survivors = [tuple(node for node in nodes if node != lost) for nodes in before.pipelines]
     broken = next(index for index, nodes in enumerate(before.pipelines) if lost in nodes)
-    donor = max(range(len(left)), key=lambda index: (len(left[index]), index))
-    left[broken] = (*left[broken], left[donor][-1])
-    left[donor] = left[donor][:-1]
-    return tuple(left)
+    donor = max(range(len(survivors)), key=lambda index: (len(survivors[index]), index))
+    survivors[broken] = (*survivors[broken], survivors[donor][-1])
+    survivors[donor] = survivors[donor][:-1]
+    return tuple(survivors)
 
 
 @script()
 def run() -> Evidence:
-    """Ratios over all draws, and the goal."""
-    evidence, found = Evidence(), list(failures())
-    ours, last = [each.ratio for each in found], [each.last_ratio for each in found]
+    """Evidence of the ratios over all draws, and the goal."""
+    evidence, draws = Evidence(), list(failures())
+    ours, last = [failure.ratio for failure in draws], [failure.last_ratio for failure in draws]
     evidence.ours = {
         "rule/over_best_donor/mean": fmean(ours),
         "rule/over_best_donor/most": max(ours),
@@ -181,16 +181,16 @@ def run() -> Evidence:
         "rule/last_of_largest_over_best_donor/most": max(last),
         "rule/last_of_largest_is_dearer": sum(ratio > 1 for ratio in last),
         "rule/busiest_sender_striped_over_whole_layers/mean": fmean(
-            each.striped.sent / each.whole_layers.sent for each in found
+            failure.striped.sent / failure.whole_layers.sent for failure in draws
         ),
         "rule/busiest_port_striped_over_whole_layers/mean": fmean(
-            each.striped.busiest / each.whole_layers.busiest for each in found
+            failure.striped.busiest / failure.whole_layers.busiest for failure in draws
         ),
-        "rule/bytes/mean": fmean(each.ours for each in found),
-        "rule/best_donor_bytes/mean": fmean(each.best_donor for each in found),
+        "rule/bytes/mean": fmean(failure.ours for failure in draws),
+        "rule/best_donor_bytes/mean": fmean(failure.best_donor for failure in draws),
     }
     evidence.claim(
-        f"over {len(found)} lost nodes the bytes copied are at most {GOAL} of the best donor's in the mean "
+        f"over {len(draws)} lost nodes the bytes copied are at most {GOAL} of the best donor's in the mean "
         f"({fmean(ours):.3f}; {fmean(last):.2f} with the last node of the largest pipeline);",
         fmean(ours) <= GOAL,
     )
@@ -200,6 +200,6 @@ def run() -> Evidence:
     )
     evidence.claim(
         "the busiest port never moves more where layers are striped than where they come whole;",
-        all(each.striped.busiest <= each.whole_layers.busiest for each in found),
+        all(failure.striped.busiest <= failure.whole_layers.busiest for failure in draws),
     )
     return evidence

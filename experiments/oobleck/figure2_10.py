@@ -25,7 +25,7 @@ MODELS = ("BERT-Large", "GPT-3 2.7b", LARGEST)
 
 
 def claims_evidence() -> Evidence:
-    """What section 2.7.3 says."""
+    """Evidence on the claims of section 2.7.3."""
     evidence = Evidence()
     for trace, minutes in (("spot_ec2_p3_scaled30", 7.7), ("spot_gcp_scaled30", 10.3)):
         key = f"itself/{trace}/min_between_losses"
@@ -36,13 +36,13 @@ def claims_evidence() -> Evidence:
             on_spot(system, LARGEST, trace, TRACES[trace]).samples_per_s for system in ("oobleck", "varuna")
         )
         happens = warned(spot_trace(trace), TRACES[trace])
-        others = [
-            simulate_failures(each, happens, happens.end_s).samples_per_s
-            for _, each in plausible(BUILDERS["varuna"](LARGEST))
+        other_rates = [
+            simulate_failures(reading, happens, happens.end_s).samples_per_s
+            for _, reading in plausible(BUILDERS["varuna"](LARGEST))
         ]
         evidence.claim(
             f"{LARGEST}, {TITLES[trace]}: Varuna makes next to no progress ({varuna:.2g} against "
-            f"{oobleck:.3g}, over what is unstated {min(others):.2g} .. {max(others):.2g});",
+            f"{oobleck:.3g}, over what is unstated {min(other_rates):.2g} .. {max(other_rates):.2g});",
             varuna < 0.05 * oobleck,
         )
         restated = restated_average("varuna", LARGEST, spot_trace(trace))

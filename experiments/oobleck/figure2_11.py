@@ -16,7 +16,7 @@ MODELS, INTERVALS, SYSTEMS = ("BERT-Large", "GPT-3 6.7b"), ("6h", "10m"), ("bamb
 
 
 def breakdown_evidence() -> Evidence:
-    """Every bar of the figure, and the bounds of the text."""
+    """Evidence of every bar of the figure, and the text's bounds."""
     evidence = Evidence(notes=[WINDOW])
     worst_waste, least_effective = 0.0, 1.0
     for model in MODELS:

@@ -26,7 +26,9 @@ NUM_PIPELINES, NUM_STAGES = 3, 4
 
 
 def outlived(num_pipelines: int, num_stages: int, smallest: int) -> list[int]:
-    """[n - 1] sets of 1 .. n - 1 nodes whose loss at once the pipelines outlive, of n = pipelines x stages.
+    """[n - 1] numbers of sets of 1 .. n - 1 nodes whose simultaneous loss the pipelines survive.
+
+    There are n = pipelines x stages nodes.
 
     Raises:
         AssertionError: a reconfiguration that leaves a node idle or without its layers.
@@ -35,9 +37,9 @@ def outlived(num_pipelines: int, num_stages: int, smallest: int) -> list[int]:
     specification = NodeSpecification(
         num_nodes=len(nodes), num_faults=num_pipelines - 1, smallest=smallest, most=num_stages
     )
-    found = templates_from(smallest)
+    templates = templates_from(smallest)
     planned = TemplateSet(
-        specification=specification, templates=tuple(found[size] for size in specification.sizes)
+        specification=specification, templates=tuple(templates[size] for size in specification.sizes)
     )
     layout = first_layout(nodes, [num_stages] * num_pipelines)
     layer_bytes = [1] * planned.templates[0].num_layers
@@ -54,20 +56,20 @@ def outlived(num_pipelines: int, num_stages: int, smallest: int) -> list[int]:
 
 
 def with_a_replica_left(num_pipelines: int, num_stages: int) -> list[int]:
-    """[n - 1] sets of 1 .. n - 1 nodes that leave a replica of every stage: ((1 + x)^p - x^p)^s."""
+    """[n - 1] numbers of sets of nodes that leave a replica of every stage: ((1 + x)^p - x^p)^s."""
     of_stage = [comb(num_pipelines, lost) for lost in range(num_pipelines)] + [0]
     counts = [1]
     for _ in range(num_stages):
         longer = [0] * (len(counts) + num_pipelines)
-        for before, ways in enumerate(counts):
+        for before, count in enumerate(counts):
             for lost, more in enumerate(of_stage):
-                longer[before + lost] += ways * more
+                longer[before + lost] += count * more
         counts = longer
     return counts[1 : num_pipelines * num_stages]
 
 
 def worst_and_most(counts: Sequence[int], num_nodes: int) -> tuple[int, int]:
-    """Nodes of which any set may fail, and of which some set may."""
+    """The largest numbers of nodes of which every set may fail, and of which some set may."""
     sizes = range(1, num_nodes)
     any_set = [size for size in sizes if counts[size - 1] == comb(num_nodes, size)]
     some_set = [size for size in sizes if counts[size - 1]]
@@ -76,7 +78,7 @@ def worst_and_most(counts: Sequence[int], num_nodes: int) -> tuple[int, int]:
 
 @script()
 def run() -> Evidence:
-    """The two printed numbers; every size of set; and what a larger n0 leaves of them."""
+    """Evidence of the two printed numbers, every size of set, and the effect of a larger n0."""
     evidence = Evidence()
     num_nodes = NUM_PIPELINES * NUM_STAGES
     counts = outlived(NUM_PIPELINES, NUM_STAGES, 1)

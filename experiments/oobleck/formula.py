@@ -21,7 +21,7 @@ MODEL, NUM_NODES, NUM_COMPARED, MORE = "GPT-3 2.7b", 18, 3, 8
 
 @script(profile="A40")
 def run() -> Evidence:
-    """Errors of the formula, and whether it ranks instantiations as the simulator does."""
+    """Evidence on the formula's errors, and whether it ranks instantiations like the simulator."""
     evidence = Evidence()
     model, found, templates = modelled.graph(MODEL), modelled.chain(MODEL), modelled.planned(MODEL)
     errors, share = [], modelled.forward_share(MODEL)

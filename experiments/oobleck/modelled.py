@@ -1,4 +1,4 @@
-"""Throughput by number of nodes from our own planner and cost model: A40, one GPU a node."""
+"""Throughput by number of nodes from our own planner and cost model: A40, one GPU per node."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -39,9 +39,9 @@ def pipeline_s(
     num_microbatches: int,
     forward_share: float = FORWARD_SHARE,
 ) -> float:
-    """Seconds of one iteration of a template's pipeline, without links; so much of a stage is forward.
+    """Seconds of one iteration of a template's pipeline, without links, by the share of forwards.
 
-    A stage that crosses modules is one plan stage per module on the same rank, which shares its time
+    A stage that crosses modules is one plan stage per module on the same rank, whose time is divided
     by layers.
     """
     stages: list[Stage] = []
@@ -65,11 +65,13 @@ def simulated_s(
     model: ModelGraph,
     chain: ModelChain,
     planned: TemplateSet,
-    chosen: Instantiation,
+    instantiation: Instantiation,
     forward_share: float = FORWARD_SHARE,
 ) -> float:
     """Seconds of the slowest pipeline of an instantiation."""
-    pairs: Sequence[tuple[int, int]] = sorted(set(zip(chosen.sizes, chosen.microbatches, strict=True)))
+    pairs: Sequence[tuple[int, int]] = sorted(
+        set(zip(instantiation.sizes, instantiation.microbatches, strict=True))
+    )
     return max(pipeline_s(model, chain, planned.of_size(size), count, forward_share) for size, count in pairs)
 
 
@@ -112,7 +114,7 @@ SPELLED_OUT_PASSES = {"mlp.gelu_new": 18, "attention_residual": 5, "mlp_residual
 
 
 class Written(StrEnum):
-    """How the operators between products are run."""
+    """How the operators between matrix products run."""
 
     FUSED = "fused"
     SPELLED_OUT = "spelled out"
@@ -126,14 +128,14 @@ def graph(model: str) -> ModelGraph:
 
 @cache
 def spelled_out(model: str) -> ModelGraph:
-    """The same with every kernel of transformers' operators counted."""
-    found = graph(model)
-    module = found.modules[0]
+    """The model with every kernel of transformers' operators counted."""
+    plain = graph(model)
+    module = plain.modules[0]
     layers = tuple(
         replace(layer, operators=tuple(_spelled_out(operator) for operator in layer.operators))
         for layer in module.layers
     )
-    return replace(found, modules=(replace(module, layers=layers),))
+    return replace(plain, modules=(replace(module, layers=layers),))
 
 
 def _spelled_out(operator: Operator) -> Operator:
@@ -143,7 +145,7 @@ def _spelled_out(operator: Operator) -> Operator:
 
 
 def stored(model: str) -> Execution:
-    """Attention whose scores pass through memory."""
+    """The execution with attention scores stored in memory."""
     forward = SCORES_PASSES[model]
     return Execution(
         attention=AttentionKernel.STORED,
@@ -171,20 +173,20 @@ def layer_s(
         recompute=recompute,
         precision=priced,
     )
-    found = spelled_out(model) if written is Written.SPELLED_OUT else graph(model)
-    (times,) = layer_times(found, setting, CostModel(load_profile(A40), execution)).values()
+    model_graph = spelled_out(model) if written is Written.SPELLED_OUT else graph(model)
+    (times,) = layer_times(model_graph, setting, CostModel(load_profile(A40), execution)).values()
     return tuple(StageTimes(factor * time.forward_s, factor * time.backward_s) for time in times)
 
 
 def forward_share(model: str) -> float:
-    """Of a layer's forward, recomputation and backward together."""
+    """The forward's share of a layer's forward, recomputation and backward."""
     times = layer_s(model, MICROBATCH[model], Recompute.FULL, stored(model))
     return sum(time.forward_s for time in times) / sum(time.total_s for time in times)
 
 
 @cache
 def kept_bytes(model: str, microbatch: int) -> tuple[int, ...]:
-    """[layers] what each keeps of one microbatch without recomputation."""
+    """[layers] bytes kept of one microbatch without recomputation."""
     tokens, module = TOKENS[model], graph(model).modules[0]
     work = Work((RowWork(tokens, tokens, tokens * (tokens + 1) // 2),) * microbatch)
     setting = MemorySetting(work, Grid(), ELEMENT_BYTES, False)  # noqa: FBT003  (items of one length)
@@ -197,19 +199,19 @@ def kept_bytes(model: str, microbatch: int) -> tuple[int, ...]:
 
 @cache
 def chain(model: str) -> ModelChain:
-    """Layers with times and bytes.
+    """The model's layers with times and bytes.
 
     With recomputation a stage keeps one boundary tensor per layer and microbatch in flight; (layers of a
-    stage) x (stages) is about the model's layers, so that many tensors are set aside on every GPU, and
+    stage) x (stages) is about the model's layers, so that many tensors are reserved on every GPU, and
     the layer that is recomputed.
     """
-    found, samples = graph(model), MICROBATCH[model]
+    model_graph, samples = graph(model), MICROBATCH[model]
     times = layer_s(model, samples, Recompute.FULL, stored(model))
-    layers = found.modules[0].layers
+    layers = model_graph.modules[0].layers
     width = max(layer.out_width for layer in layers[:-1])
     aside = len(layers) * samples * TOKENS[model] * width * ELEMENT_BYTES + max(kept_bytes(model, samples))
     return model_chain(
-        found,
+        model_graph,
         (1,),
         lambda _, layer, __: times[layer].total_s,
         lambda _, layer, __: layers[layer].num_parameters * STATE_BYTES,
@@ -231,7 +233,7 @@ def oobleck_layout(model: str, nodes: int) -> Instantiation:
 
 @cache
 def varuna_grid(model: str, nodes: int) -> tuple[int, int]:
-    """(depth, microbatches of each pipeline) of the best grid of equal pipelines; the rest stands by."""
+    """(depth, microbatches of each pipeline) of the best grid of equal pipelines; spare nodes idle."""
     templates, count = planned(model), GLOBAL_BATCH[model] // MICROBATCH[model]
     grids = [
         (depth, -(-count // (nodes // depth))) for depth in templates.specification.sizes if depth <= nodes
@@ -259,7 +261,7 @@ def varuna_rates(model: str) -> dict[int, float]:
 
 
 def bamboo_stages(model: str) -> tuple[StageTimes, ...]:
-    """[6] stages of an even cut: each also runs its successor's forward; nothing is recomputed."""
+    """[6] stages of an even cut, each of which also runs its successor's forward, without recomputation."""
     times = layer_s(model, BAMBOO_MICROBATCH[model], Recompute.NONE, stored(model))
     bounds = [round(stage * len(times) / BAMBOO_DEPTH) for stage in range(BAMBOO_DEPTH + 1)]
     forward_s = [sum(time.forward_s for time in times[a:b]) for a, b in pairwise(bounds)]
@@ -271,14 +273,14 @@ def bamboo_stages(model: str) -> tuple[StageTimes, ...]:
 
 
 def bamboo_useful_share(model: str) -> float:
-    """Of an iteration's passes, those that are not a neighbour's."""
+    """The share of an iteration's passes that are not a neighbour's."""
     times = layer_s(model, BAMBOO_MICROBATCH[model], Recompute.NONE, stored(model))
     return sum(time.total_s for time in times) / sum(stage.total_s for stage in bamboo_stages(model))
 
 
 @cache
 def bamboo_rates(model: str) -> dict[int, float]:
-    """Samples per second of pipelines of six nodes on 15 to 30 nodes: all stages once, then the slowest."""
+    """Samples per second of pipelines of six nodes on 15 to 30 nodes: sum of stages, then the slowest."""
     stages = [stage.total_s for stage in bamboo_stages(model)]
     count = GLOBAL_BATCH[model] // BAMBOO_MICROBATCH[model]
     return {

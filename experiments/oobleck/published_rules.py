@@ -31,7 +31,7 @@ Place = tuple[int, int]  # pipeline, stage
 
 
 class _EventKind(IntEnum):
-    """In the order of events at one instant."""
+    """Kinds of events, in the order in which they happen at one instant."""
 
     ARRIVE = 1
     LEAVE = 2
@@ -63,7 +63,7 @@ class _Iteration:
 
 
 class _Played:
-    """What both have in common."""
+    """The common state of both systems."""
 
     def __init__(self, rates: Mapping[int, float], samples_per_step: float) -> None:
         self._rates, self._samples = rates, samples_per_step
@@ -76,7 +76,7 @@ class _Played:
         self._end_ms = 0  # of the last iteration
 
     def average(self, trace: Availability) -> float:
-        """Samples per second."""
+        """Average samples per second."""
         for event in trace.events:
             kind = _EventKind.ARRIVE if event.change is Change.JOIN else _EventKind.LEAVE
             self._push(round(event.time_s * 1000), kind, event.node)
@@ -117,19 +117,19 @@ class _Played:
         self._push(now_ms + self._meeting_ms(kind), kind)
 
     def _met(self, event: _Event) -> None:
-        """All who came take their places, unless one of them has left again.
+        """End a meeting: all nodes that came join, unless one of them has left again.
 
-        Of two meetings at once the second to end finds nobody, and training stops until the next.
+        Of two simultaneous meetings the second to end finds no nodes, and training stops until the next.
         """
-        came = self._meeting or []
-        if any(name not in self._nodes for name in came):
+        arrivals = self._meeting or []
+        if any(name not in self._nodes for name in arrivals):
             self._meet(event.time_ms, event.kind)
             return
-        self._num_pipelines = len(came) // NUM_STAGES
+        self._num_pipelines = len(arrivals) // NUM_STAGES
         num_placed = self._num_pipelines * NUM_STAGES
-        for order, name in enumerate(came):
+        for order, name in enumerate(arrivals):
             self._nodes[name].places = [divmod(order, NUM_STAGES)] if order < num_placed else []
-        self._num_waiting = len(came) - num_placed
+        self._num_waiting = len(arrivals) - num_placed
         self._meeting, self._num_meetings = None, self._num_meetings + 1
         if self._num_pipelines:
             usable = sum(node.is_usable for node in self._nodes.values())
@@ -153,7 +153,7 @@ class _Varuna(_Played):
     def __init__(
         self, rates: Mapping[int, float], samples_per_step: float, restart_ms: int, save_ms: int, every: int
     ) -> None:
-        """Without `every` 10, checkpoints are free and never fail, but restarting still takes its time."""
+        """Unless `every` is 10, checkpoints are free and never fail, but restarts still take time."""
         super().__init__(rates, samples_per_step)
         self._restart_ms, self._save_ms, self._every = restart_ms, save_ms, every
         self._is_free = every != CHECKPOINT_EVERY
@@ -211,7 +211,7 @@ class _Bamboo(_Played):
             self._lost_at, self._is_prolonged = None, False
 
     def _leave(self, node: _Node, now_ms: int) -> None:
-        """Its predecessor takes its stage, if neither has two already."""
+        """Give a node's stage to its predecessor, if neither has two stages already."""
         if node.places and not self._is_taken_over(node):
             self._meet(now_ms, _EventKind.MET_GLOBALLY)
         elif self._meeting is None and self._num_pipelines and self._lost_at is None:
@@ -255,7 +255,7 @@ class _Bamboo(_Played):
 def restated_average(system: str, model: str, trace: Availability, slowdown: float = SLOWDOWN) -> float:
     """Samples per second of "varuna", "varuna_no_ckpt" or "bamboo" by the published rules and constants.
 
-    `slowdown` is how much longer Bamboo's iterations last after a loss.
+    `slowdown` is the factor on Bamboo's iterations after a loss.
 
     Raises:
         ValueError: a system of another name.
@@ -265,10 +265,13 @@ def restated_average(system: str, model: str, trace: Availability, slowdown: flo
     name = system.removesuffix("_no_ckpt")
     if system not in ("varuna", "varuna_no_ckpt", "bamboo"):
         raise ValueError(f"no restated rules for {system!r}: want varuna, varuna_no_ckpt or bamboo")
-    rates, found = published_rates(name, model), recovery(name, model)
-    samples, recover_ms = float(found["samples_per_step"]), round(1000 * float(found["recover_s"]))
+    rates, recovery_times = published_rates(name, model), recovery(name, model)
+    samples, recover_ms = (
+        float(recovery_times["samples_per_step"]),
+        round(1000 * float(recovery_times["recover_s"])),
+    )
     if system == "bamboo":
         return _Bamboo(rates, samples, recover_ms, slowdown).average(trace)
-    save_ms = round(1000 * float(found["checkpoint_s"]))
+    save_ms = round(1000 * float(recovery_times["checkpoint_s"]))
     every = CHECKPOINT_EVERY if system == "varuna" else CHECKPOINT_EVERY_FREE
     return _Varuna(rates, samples, recover_ms, save_ms, every).average(trace)

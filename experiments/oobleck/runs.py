@@ -50,21 +50,21 @@ def runs(system: str, model: str) -> bool:
 
 @cache
 def controlled(system: str, model: str, interval: str) -> FailureRun:
-    """One node lost every interval, from 30 to 15, without a warning."""
+    """Failures of one node every interval, from 30 to 15 nodes, without a warning."""
     return simulate_failures(BUILDERS[system](model), systems.trace(f"failures_{interval}"))
 
 
 @cache
 def on_spot(system: str, model: str, trace: str, notice_s: float) -> FailureRun:
-    """Nodes of a spot trace, with the notice that providers give."""
-    found = warned(systems.spot_trace(trace), notice_s)
-    return simulate_failures(BUILDERS[system](model), found, until_s=found.end_s)
+    """Failures of a spot trace, with the notice that providers give."""
+    events = warned(systems.spot_trace(trace), notice_s)
+    return simulate_failures(BUILDERS[system](model), events, until_s=events.end_s)
 
 
 def average_rows(table: str, where: str) -> Evidence:
     """Average throughput of every cell of a table, by published throughputs per node count.
 
-    Where ours lies outside the tolerance, the range over what is unstated is shown.
+    Where ours is outside the tolerance, the range over unstated inputs is shown.
     """
     evidence = Evidence(notes=[WINDOW])
     for row in printed_rows(table):
@@ -78,19 +78,19 @@ def average_rows(table: str, where: str) -> Evidence:
             evidence.add(number, ours)
             continue
         happens = systems.trace(f"failures_{interval}")
-        found = {"as built": ours} | readings(BUILDERS[system](model), happens)
-        found["the published simulator's rules"] = restated_average(system, model, happens)
-        evidence.add_range(number, found, UNSTATED[system])
+        values = {"as built": ours} | readings(BUILDERS[system](model), happens)
+        values["the published simulator's rules"] = restated_average(system, model, happens)
+        evidence.add_range(number, values, UNSTATED[system])
     return evidence
 
 
 def readings(built: System, happens: Availability) -> dict[str, float]:
-    """Average samples per second by the readings of what is unstated."""
-    return {name: simulate_failures(each, happens).samples_per_s for name, each in plausible(built)}
+    """Average samples per second, by reading of what is unstated."""
+    return {name: simulate_failures(reading, happens).samples_per_s for name, reading in plausible(built)}
 
 
 def restated_rows(table: str, where: str) -> Evidence:
-    """The cells of Varuna and Bamboo by the published simulator's rules, from which they come."""
+    """The cells of Varuna and Bamboo by the published simulator's rules, which produced them."""
     return Table(
         csv=table,
         where=where,
@@ -109,11 +109,11 @@ def _restated(row: PrintedRow) -> float:
 
 
 def plausible(built: System) -> Iterator[tuple[str, System]]:
-    """The readings of what is unstated, by name; the published simulator's own rules are one more."""
+    """Plausible readings of what is unstated, by name, including the published simulator's rules."""
     for restart in Restart:
-        told = f"training {restart.value} meanwhile"
+        meanwhile = f"training {restart.value} meanwhile"
         if built.checkpoints is None:
-            yield told, replace(built, restart=restart)
+            yield meanwhile, replace(built, restart=restart)
             continue
         for first, when in ((None, "first checkpoint as any other"), (1, "first checkpoint after one step")):
             for extra_s, saving in (
@@ -121,7 +121,7 @@ def plausible(built: System) -> Iterator[tuple[str, System]]:
                 (built.checkpoints.save_s, "saving apart"),
             ):
                 yield (
-                    f"{told}, {when}, {saving}",
+                    f"{meanwhile}, {when}, {saving}",
                     replace(
                         built,
                         restart=restart,
@@ -132,5 +132,5 @@ def plausible(built: System) -> Iterator[tuple[str, System]]:
 
 
 def breakdown(run: FailureRun) -> dict[str, float]:
-    """Fractions of the window by what they went into."""
+    """Fractions of the window by activity."""
     return {kind.value.replace(" ", "_"): run.fraction(kind) for kind in Spent}

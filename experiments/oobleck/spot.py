@@ -35,51 +35,51 @@ NOTES = (
 
 
 def spot_evidence(models: Sequence[str]) -> Evidence:
-    """Averages, effective fraction and cost per million samples of every system on every trace."""
+    """Evidence: averages, effective fraction and cost per million samples of every system and trace."""
     evidence = Evidence(notes=list(NOTES))
     for model in models:
         for trace, notice_s in TRACES.items():
-            rates, told = {}, []
+            rates, notes = {}, []
             for system in (name for name in SYSTEMS if runs(name, model)):
                 run = on_spot(system, model, trace, notice_s)
                 rates[system] = run.samples_per_s
                 dollars = 1e6 * run.dollars_per_sample(DOLLARS_PER_NODE_H)
                 effective = run.fraction(Spent.EFFECTIVE)
-                told.append(f"{system} {run.samples_per_s:.3g} ({effective:.0%}, ${dollars:,.0f})")
+                notes.append(f"{system} {run.samples_per_s:.3g} ({effective:.0%}, ${dollars:,.0f})")
                 evidence.ours.update(_values(f"published/{model.replace(' ', '-')}/{trace}/{system}", run))
             evidence.notes.append(
-                f"{model}, {TITLES[trace]}, samples/s (effective time, dollars a million): {', '.join(told)}"
+                f"{model}, {TITLES[trace]}, samples/s (effective time, dollars a million): {', '.join(notes)}"
             )
-            others = max(rate for name, rate in rates.items() if name in DRAWN and name != "oobleck")
+            best_other = max(rate for name, rate in rates.items() if name in DRAWN and name != "oobleck")
             evidence.claim(
                 f"{model}, {TITLES[trace]}: Oobleck is ahead of or within 2 % of the others "
-                f"({rates['oobleck']:.3g} against {others:.3g} samples/s);",
-                rates["oobleck"] >= 0.98 * others,
+                f"({rates['oobleck']:.3g} against {best_other:.3g} samples/s);",
+                rates["oobleck"] >= 0.98 * best_other,
             )
     return evidence
 
 
 def _values(key: str, run: FailureRun) -> dict[str, float]:
-    found = {f"{key}/{name}": share for name, share in breakdown(run).items()}
-    found[f"{key}/samples_per_s"] = run.samples_per_s
+    values = {f"{key}/{name}": share for name, share in breakdown(run).items()}
+    values[f"{key}/samples_per_s"] = run.samples_per_s
     if run.samples:
-        found[f"{key}/dollars_per_million"] = run.dollars_per_sample(DOLLARS_PER_NODE_H) * 1e6
-    return found
+        values[f"{key}/dollars_per_million"] = run.dollars_per_sample(DOLLARS_PER_NODE_H) * 1e6
+    return values
 
 
 def in_bins(run: FailureRun) -> list[float]:
-    """[bins] average samples per second in bins of 10 minutes, the last one as long as what is left.
+    """[bins] average samples per second in bins of 10 minutes, of which the last may be shorter.
 
-    Iterations count evenly over their time.
+    Iterations are spread evenly over their time.
     """
     samples = [0.0] * math.ceil(run.window_s / BIN_S)
-    for each in run.iterations:
-        if not each.samples:
+    for iteration in run.iterations:
+        if not iteration.samples:
             continue
-        rate = each.samples / (each.end_s - each.start_s)
-        for index in range(int(each.start_s // BIN_S), math.ceil(each.end_s / BIN_S)):
+        rate = iteration.samples / (iteration.end_s - iteration.start_s)
+        for index in range(int(iteration.start_s // BIN_S), math.ceil(iteration.end_s / BIN_S)):
             start_s, end_s = index * BIN_S, (index + 1) * BIN_S
-            samples[index] += rate * max(0.0, min(each.end_s, end_s) - max(each.start_s, start_s))
+            samples[index] += rate * max(0.0, min(iteration.end_s, end_s) - max(iteration.start_s, start_s))
     return [count / lasts_s for count, lasts_s in zip(samples, bin_lengths_s(run.window_s), strict=True)]
 
 
@@ -89,7 +89,7 @@ def bin_lengths_s(window_s: float) -> list[float]:
 
 
 def write_series(script: str, models: Sequence[str]) -> Path:
-    """Keep the throughput over time, which the plots read, beside the result of a script."""
+    """Store the throughput over time, which the plots read, beside the result of a script."""
     series = {
         model: {
             trace: {
@@ -117,25 +117,28 @@ def write_series(script: str, models: Sequence[str]) -> Path:
 
 def drawing(path: Path) -> Grid:
     """One panel per model and trace from a file of series: throughput, and the nodes in a strip below."""
-    kept = json.loads(path.read_text())
-    series: Mapping[str, Mapping[str, Any]] = kept["series"]
+    stored = json.loads(path.read_text())
+    series: Mapping[str, Mapping[str, Any]] = stored["series"]
     rows: list[list[Panel | None]] = []
     for trace in TRACES:
-        found = {model: by_trace[trace] for model, by_trace in series.items()}
+        series_of_model = {model: by_trace[trace] for model, by_trace in series.items()}
         rows.append(
-            [_throughput(f"{model}, {TITLES[trace]}", each, kept["bin_s"]) for model, each in found.items()]
+            [
+                _throughput(f"{model}, {TITLES[trace]}", model_series, stored["bin_s"])
+                for model, model_series in series_of_model.items()
+            ]
         )
-        rows.append([_nodes(each["nodes"]) for each in found.values()])
+        rows.append([_nodes(model_series["nodes"]) for model_series in series_of_model.values()])
     heights = [1.0, 0.4] * len(TRACES)
     return Grid(rows=rows, title="dotted: averages", panel_inches=(4.6, 2.9), heights=heights)
 
 
-def _throughput(title: str, found: Mapping[str, Any], bin_s: float) -> Lines:
-    """In bins, averages dotted."""
+def _throughput(title: str, series: Mapping[str, Any], bin_s: float) -> Lines:
+    """Lines of throughput in bins, with dotted averages."""
     lines = []
-    for name, rates in found["samples_per_s"].items():
+    for name, rates in series["samples_per_s"].items():
         hours = [(index + 0.5) * bin_s / 3600 for index in range(len(rates))]
-        means = [found["mean"][name]] * 2
+        means = [series["mean"][name]] * 2
         lines.append(Line(x=hours, y=rates, colour=DRAWN[name], label=name))
         lines.append(Line(x=(hours[0], hours[-1]), y=means, colour=DRAWN[name], style=":"))
     return Lines(title=title, y="samples/s", y_limits=(0, None), lines=lines)

@@ -29,37 +29,37 @@ def published_rates(system: str, model: str) -> Table:
 
 
 def oobleck(model: str, rates: Table | None = None) -> System:
-    """Keeps its state in memory and reconfigures."""
-    found = recovery("oobleck", model)
+    """Oobleck: keeps its state in memory and reconfigures."""
+    times = recovery("oobleck", model)
     return System(
         name="oobleck",
         samples_per_s=by_nodes(rates or published_rates("oobleck", model), MOST_NODES),
-        samples_per_step=float(found["samples_per_step"]),
-        recover_s=float(found["recover_s"]),
+        samples_per_step=float(times["samples_per_step"]),
+        recover_s=float(times["recover_s"]),
     )
 
 
 def varuna(model: str, rates: Table | None = None) -> System:
-    """Checkpoints every 10 iterations, restarts on the largest grid that the nodes allow.
+    """Varuna: checkpoints every 10 iterations, restarts on the largest grid that the nodes allow.
 
     Differs: the published restart time includes saving a checkpoint (the published simulator
     takes it off after a failure), so it is taken off here.
     """
-    found = recovery("varuna", model)
+    times = recovery("varuna", model)
     idle = {int(row["n_nodes"]): float(row["idle_gpus"] or 0) for row in _rows("varuna", model)}
-    save_s = float(found["checkpoint_s"])
+    save_s = float(times["checkpoint_s"])
     return System(
         name="varuna",
         samples_per_s=by_nodes(rates or published_rates("varuna", model), MOST_NODES),
-        samples_per_step=float(found["samples_per_step"]),
-        recover_s=float(found["recover_s"]) - save_s,
+        samples_per_step=float(times["samples_per_step"]),
+        recover_s=float(times["recover_s"]) - save_s,
         checkpoints=Checkpoints(every=CHECKPOINT_EVERY, save_s=save_s),
         idle_nodes=[int(count) for count in by_nodes(idle, MOST_NODES)],
     )
 
 
 def varuna_without_checkpoint_cost(model: str, rates: Table | None = None) -> System:
-    """Saves every 2 iterations for nothing; restarting still loads."""
+    """Varuna with free saves every 2 iterations; restarts still load."""
     return replace(
         varuna(model, rates),
         name="varuna_no_ckpt",
@@ -68,7 +68,7 @@ def varuna_without_checkpoint_cost(model: str, rates: Table | None = None) -> Sy
 
 
 def bamboo(model: str, rates: Table | None = None) -> System:
-    """Computes every stage twice, so that a neighbour takes over; rejoins nodes by reconfiguring.
+    """Bamboo: computes every stage twice, so that a neighbour takes over; nodes rejoin by reconfiguring.
 
     Raises:
         ValueError: the system cannot run the model.
@@ -76,18 +76,18 @@ def bamboo(model: str, rates: Table | None = None) -> System:
     table = rates or published_rates("bamboo", model)
     if not table:
         raise ValueError(f"bamboo cannot run {model}: its copies of the model states do not fit")
-    found = recovery("bamboo", model)
+    times = recovery("bamboo", model)
     return System(
         name="bamboo",
         samples_per_s=by_nodes(table, MOST_NODES),
-        samples_per_step=float(found["samples_per_step"]),
-        recover_s=float(found["recover_s"]),
+        samples_per_step=float(times["samples_per_step"]),
+        recover_s=float(times["recover_s"]),
         redundant_share=1 - BAMBOO_USEFUL_SHARE,
     )
 
 
 def with_spares(model: str, num_used: int) -> System:
-    """Plain restart from a checkpoint on a fixed number of nodes; the others are spares, or none is left."""
+    """Plain restart from a checkpoint on a fixed number of nodes; the others are spares."""
     table = published_rates("varuna", model)
     return replace(
         varuna(model),
@@ -106,7 +106,7 @@ def trace(name: str) -> Availability:
 
 @cache
 def spot_trace(name: str) -> Availability:
-    """A spot trace; `..._scaled30` that is not on file is made by the published rule of scaling."""
+    """A spot trace; a missing `..._scaled30` is made by the published rule of scaling."""
     if (REFERENCE / f"{name}.csv").is_file():
         return trace(name)
     return rescaled(trace(name.removesuffix("_scaled30")), MOST_NODES // 2, MOST_NODES, name)
@@ -120,5 +120,5 @@ def recovery(system: str, model: str) -> PrintedRow:
 
 
 def _rows(system: str, model: str) -> list[PrintedRow]:
-    found = printed_rows("oobleck_throughput_by_nodes")
-    return [row for row in found if (row["system"], row["model"]) == (system, model)]
+    table = printed_rows("oobleck_throughput_by_nodes")
+    return [row for row in table if (row["system"], row["model"]) == (system, model)]

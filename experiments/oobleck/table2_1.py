@@ -40,10 +40,10 @@ def has_two_attentions(model: str) -> bool:
 
 
 def block_bytes_per_token(width: int, heads: int, tokens: int, attentions: int, mask_bytes: int) -> int:
-    """Of one block, kept from its forward to its backward; single numbers per token are left out.
+    """Bytes a token of one block, kept from forward to backward; single numbers per token are left out.
 
     Per attention a norm, the attention, a dropout mask and 2 stored scores with a mask; a norm, the
-    feed-forward network and its two masks; for a second attention what it attends to.
+    feed-forward network and its two masks; for a second attention also its context.
     """
     tensors = attentions * (NORM + ATTENTION) + NORM + FEED_FORWARD + (attentions - 1)
     masks = attentions + FEED_FORWARD_MASK + 1
@@ -52,10 +52,10 @@ def block_bytes_per_token(width: int, heads: int, tokens: int, attentions: int, 
 
 
 def bamboo_kept_bytes(model: str, microbatch: int) -> tuple[int, ...]:
-    """[layers] of a microbatch; the embedding and the head, which Bamboo's files leave out, as elsewhere."""
+    """[layers] kept bytes of a microbatch; embedding and head, missing in Bamboo's files, as elsewhere."""
     return tuple(
-        _block_bytes(model, layer, microbatch) if layer.kind is LayerKind.BLOCK else kept
-        for layer, kept in zip(
+        _block_bytes(model, layer, microbatch) if layer.kind is LayerKind.BLOCK else kept_bytes
+        for layer, kept_bytes in zip(
             modelled.graph(model).modules[0].layers, modelled.kept_bytes(model, microbatch), strict=True
         )
     )
@@ -74,8 +74,8 @@ def bamboo_parameters(model: str) -> tuple[int, ...]:
 def _block_bytes(model: str, layer: Layer, microbatch: int) -> int:
     heads = next(operator.num_heads for operator in layer.operators if isinstance(operator, Attention))
     attentions = 2 if has_two_attentions(model) else 1
-    each = block_bytes_per_token(layer.out_width, heads, modelled.TOKENS[model], attentions, MASK_BYTES)
-    return microbatch * modelled.TOKENS[model] * each
+    per_token = block_bytes_per_token(layer.out_width, heads, modelled.TOKENS[model], attentions, MASK_BYTES)
+    return microbatch * modelled.TOKENS[model] * per_token
 
 
 BAMBOO_ASKED = (("BERT-Large", 4), ("BERT-Large", 8), ("GPT-2", 1), ("GPT-2", 2), ("GPT-3 Medium", 1))
@@ -91,36 +91,39 @@ class Held:
 
 
 def held_by(model: str, microbatch: int, system: str) -> Held:
-    """Bamboo runs the layers of its repository, the others those of transformers."""
+    """Memory of a model's layers: Bamboo's from its repository, the others' from transformers."""
     layers = modelled.graph(model).modules[0].layers
     if system == "bamboo":
-        parameters, kept = bamboo_parameters(model), bamboo_kept_bytes(model, microbatch)
+        parameters, kept_bytes = bamboo_parameters(model), bamboo_kept_bytes(model, microbatch)
     else:
         parameters = tuple(layer.num_parameters for layer in layers)
-        kept = modelled.kept_bytes(model, microbatch)
-    return Held(states=tuple(count * modelled.STATE_BYTES for count in parameters), kept=kept)
+        kept_bytes = modelled.kept_bytes(model, microbatch)
+    return Held(states=tuple(count * modelled.STATE_BYTES for count in parameters), kept=kept_bytes)
 
 
 def least_peak_bytes(model: str, system: str, microbatch: int) -> int:
-    """Bytes on the busiest GPU, for the depth of pipeline at which they are least."""
-    held = held_by(model, microbatch, system)
+    """Peak bytes of the fullest GPU, at the pipeline depth where they are least."""
+    memory = held_by(model, microbatch, system)
     if system == "bamboo":
-        return redundant_peak_bytes(model, microbatch, held)
-    return min(_peak_bytes(model, microbatch, held, depth) for depth in range(1, MOST_NODES + 1))
+        return redundant_peak_bytes(model, microbatch, memory)
+    return min(_peak_bytes(model, microbatch, memory, depth) for depth in range(1, MOST_NODES + 1))
 
 
 def redundant_peak_bytes(model: str, microbatch: int, held: Held) -> int:
-    """Every stage holds its own and its successor's states and microbatches in flight, none recomputed."""
+    """Peak bytes where stages also hold their successor's states and microbatches, without recomputation."""
     stages = _even_cut(len(held.kept), modelled.BAMBOO_DEPTH)
-    each = []
-    for index, mine in enumerate(stages):
+    bytes_of_stages = []
+    for index, layers in enumerate(stages):
         in_flight = min(len(stages) - index, modelled.GLOBAL_BATCH[model] // microbatch)
-        each.append(sum(held.states[layer] + in_flight * held.kept[layer] for layer in mine))
-    return max(own + each[(index + 1) % len(each)] for index, own in enumerate(each))
+        bytes_of_stages.append(sum(held.states[layer] + in_flight * held.kept[layer] for layer in layers))
+    return max(
+        own_bytes + bytes_of_stages[(index + 1) % len(bytes_of_stages)]
+        for index, own_bytes in enumerate(bytes_of_stages)
+    )
 
 
 def _peak_bytes(model: str, microbatch: int, held: Held, depth: int) -> int:
-    """Inputs of all layers in flight, and the layer that is recomputed."""
+    """Peak bytes with inputs of all layers in flight, and the recomputed layer."""
     boundary = (
         microbatch
         * modelled.TOKENS[model]
@@ -129,20 +132,23 @@ def _peak_bytes(model: str, microbatch: int, held: Held, depth: int) -> int:
     )
     stages = _even_cut(len(held.kept), depth)
     peak = 0
-    for index, mine in enumerate(stages):
+    for index, layers in enumerate(stages):
         in_flight = min(len(stages) - index, modelled.GLOBAL_BATCH[model] // microbatch)
-        activations = in_flight * boundary * len(mine) + max(held.kept[layer] for layer in mine)
-        peak = max(peak, sum(held.states[layer] for layer in mine) + activations)
+        activations = in_flight * boundary * len(layers) + max(held.kept[layer] for layer in layers)
+        peak = max(peak, sum(held.states[layer] for layer in layers) + activations)
     return peak
 
 
 def _even_cut(num_layers: int, depth: int) -> list[range]:
-    each = -(-num_layers // min(depth, num_layers))
-    return [range(first, min(first + each, num_layers)) for first in range(0, num_layers, each)]
+    layers_per_stage = -(-num_layers // min(depth, num_layers))
+    return [
+        range(first, min(first + layers_per_stage, num_layers))
+        for first in range(0, num_layers, layers_per_stage)
+    ]
 
 
 def cell(row: PrintedRow) -> tuple[str, bool, float]:
-    """Name of a cell, whether ours runs it as printed, and the bytes of ours."""
+    """A cell's name, whether ours fits as printed, and our bytes."""
     model, system = row["model"], row["system"]
     microbatch = int(row["microbatch_samples"] or 1)
     num_bytes = least_peak_bytes(model, system, microbatch)
@@ -150,7 +156,7 @@ def cell(row: PrintedRow) -> tuple[str, bool, float]:
 
 
 def memory_evidence() -> Evidence:
-    """One claim per cell: fits or does not, as printed."""
+    """Evidence with one claim per cell: fits or not, as printed."""
     evidence = Evidence()
     for row in printed_rows("oobleck_table2_1"):
         name, fits, num_bytes = cell(row)
@@ -170,16 +176,16 @@ def memory_evidence() -> Evidence:
 
 
 def layers_evidence() -> Evidence:
-    """Bamboo's bytes with transformers' layers, for comparison, and with the card's whole memory."""
+    """Evidence on Bamboo's bytes with transformers' layers, and with the card's whole memory."""
     evidence = Evidence()
     for model, microbatch in BAMBOO_ASKED:
-        own = least_peak_bytes(model, "bamboo", microbatch)
+        peak = least_peak_bytes(model, "bamboo", microbatch)
         other = redundant_peak_bytes(model, microbatch, held_by(model, microbatch, "oobleck"))
         key = f"modelled/{model.replace(' ', '-')}/bamboo/microbatch_{microbatch}"
-        evidence.ours |= {f"{key}/own_layers_bytes": own, f"{key}/transformers_layers_bytes": other}
+        evidence.ours |= {f"{key}/own_layers_bytes": peak, f"{key}/transformers_layers_bytes": other}
         evidence.notes.append(
-            f"{model}, Bamboo, microbatch {microbatch}: {own / 1e9:.1f} GB with its repository's layers, "
-            f"{other / 1e9:.1f} GB with transformers'; the card's 48 GB {_verb(own, CARD_BYTES)}"
+            f"{model}, Bamboo, microbatch {microbatch}: {peak / 1e9:.1f} GB with its repository's layers, "
+            f"{other / 1e9:.1f} GB with transformers'; the card's 48 GB {_verb(peak, CARD_BYTES)}"
         )
     return evidence
 

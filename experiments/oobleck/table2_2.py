@@ -23,7 +23,7 @@ SYSTEMS, BAMBOO_MODELS = ("bamboo", "varuna", "oobleck"), ("BERT-Large", "GPT-2"
 
 
 def claims_evidence() -> Evidence:
-    """What section 2.7.2 says, and what the table shows."""
+    """Evidence on the claims of section 2.7.2 and of the table."""
     evidence = Evidence()
     for model in MODELS:
         rates = {
@@ -35,17 +35,17 @@ def claims_evidence() -> Evidence:
         best = all(rates["oobleck", interval] >= 0.98 * rate for (_, interval), rate in rates.items())
         evidence.claim(f"{model}: Oobleck beats or matches (within 2 %) the others everywhere;", best)
         falls = [rates["varuna", i] / rates["varuna", "6h"] for i in INTERVALS]
-        kept = [rates["oobleck", i] / rates["oobleck", "6h"] for i in INTERVALS]
+        kept_shares = [rates["oobleck", i] / rates["oobleck", "6h"] for i in INTERVALS]
         evidence.claim(
             f"{model}: frequent failures cost Varuna more ({1 - falls[-1]:.0%}) "
-            f"than Oobleck ({1 - kept[-1]:.0%});",
-            falls[-1] < kept[-1],
+            f"than Oobleck ({1 - kept_shares[-1]:.0%});",
+            falls[-1] < kept_shares[-1],
         )
     return evidence
 
 
 def bamboo_evidence() -> Evidence:
-    """What Bamboo's printed averages lack against its own throughputs."""
+    """Evidence on the gap between Bamboo's printed averages and its own throughputs."""
     evidence, happens = Evidence(), trace("failures_6h")
     for model in BAMBOO_MODELS:
         slow, steady = (restated_average("bamboo", model, happens, slowdown) for slowdown in (SLOWDOWN, 1.0))

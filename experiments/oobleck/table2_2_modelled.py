@@ -33,7 +33,7 @@ ABSOLUTE_TOL, RATIO_TOL = 0.25, 0.1
 
 
 def modelled_evidence() -> Evidence:
-    """Averages, and what Oobleck gains over Varuna."""
+    """Evidence on averages, and on Oobleck's gain over Varuna."""
     evidence = Evidence(notes=[WINDOW])
     printed = {
         (row["system"], row["model"], row["failure_interval"]): float(row["tput_samples_per_s"])
@@ -63,8 +63,8 @@ def modelled_evidence() -> Evidence:
                 if name == "bamboo":
                     evidence.add_range(number, useful_settings(model, rate), USEFUL)
                 else:
-                    found = {"as built": rate} | readings(systems[name], happens)
-                    evidence.add_range(number, found, UNSTATED[name])
+                    values = {"as built": rate} | readings(systems[name], happens)
+                    evidence.add_range(number, values, UNSTATED[name])
         evidence.claim(
             f"{model}: at a failure every 10 min Oobleck is ahead (ours {ours['oobleck']:.3g} against "
             f"{ours['varuna']:.3g} samples/s);",
@@ -74,16 +74,16 @@ def modelled_evidence() -> Evidence:
 
 
 def scaling_evidence() -> Evidence:
-    """How throughput falls from 30 nodes to 16, which no constant factor touches."""
+    """Evidence on the drop of throughput from 30 nodes to 16, which no constant factor changes."""
     evidence = Evidence()
     evidence.causes["modelled/*/16_over_30_nodes"] = (
         "half of the nodes keep more than half of the published throughput; neither gradient exchange nor "
         "the authors' framework costs anything in ours"
     )
     for model in MODELS:
-        ours, theirs = oobleck_rates(model), published_rates("oobleck", model)
+        ours, published = oobleck_rates(model), published_rates("oobleck", model)
         key = f"modelled/{model.replace(' ', '-')}/16_over_30_nodes"
-        number = PaperNumber(key, theirs[16] / theirs[30], "", "published throughputs", RATIO_TOL)
+        number = PaperNumber(key, published[16] / published[30], "", "published throughputs", RATIO_TOL)
         evidence.add(number, ours[16] / ours[30])
     return evidence
 

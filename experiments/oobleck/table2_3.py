@@ -18,7 +18,7 @@ MOST_LAYERS_DIVIDED, LIMIT_S = 32, 30.0
 
 @script()
 def run() -> Evidence:
-    """Objectives of every cell, and claims about the seconds."""
+    """Evidence: objectives of every cell, and claims about the seconds."""
     evidence = Evidence()
     warm_up()
     cells = [

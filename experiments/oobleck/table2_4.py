@@ -19,7 +19,7 @@ MODELS = ("BERT-Large", "GPT-3 6.7b")
 
 
 def claims_evidence() -> Evidence:
-    """What section 2.7.4.3 says."""
+    """Evidence on the claims of section 2.7.4.3."""
     evidence = Evidence()
     for model in MODELS:
         for interval in INTERVALS:

@@ -1,1 +1,1 @@
-"""The workbench against published rows of other people's training runs."""
+"""The workbench against published training runs."""

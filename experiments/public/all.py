@@ -37,7 +37,7 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """A row and what became of it: an error, or the reason why there is none."""
+    """A row with its prediction, or the reason why there is none."""
 
     row: Published
     iteration_s: float | None = None
@@ -52,24 +52,24 @@ class Scored:
 
     @property
     def is_inside(self) -> bool:
-        """Whether what was printed lies inside the interval."""
+        """Whether the printed value is inside the interval."""
         ends = self.row.predicted(self.low_s), self.row.predicted(self.high_s)
         return min(ends) <= self.row.measured <= max(ends)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """Of the rows of one data set.
+    """Errors over the rows of a data set.
 
     Args:
         mape, median, p90, worst: of the absolute relative error.
         signed: mean error; above zero: predicted too slow.
         kendall_tau: between predicted and printed, in one unit; None for fewer than two rows.
         coverage_80: share of rows inside their 80 % interval.
-        width_80: median width of these over the prediction.
-        rows: scored.
-        refused: not priced, for want of words or of a device.
-        unscorable: without cells.
+        width_80: median width of these intervals over the prediction.
+        rows: number of scored rows.
+        refused: rows not priced, for lack of notation or of a device.
+        unscorable: rows without cells.
     """
 
     mape: float | None
@@ -86,19 +86,19 @@ class Score:
 
 
 def scored(rows: Iterable[Published]) -> tuple[Scored, ...]:
-    """Every row through the path of `workbench predict`."""
+    """Predict every row as `workbench predict` does."""
     predictor = RowPredictor(iteration_s)
     return tuple(_scored(row, predictor) for row in rows)
 
 
-def unfitted(found: Iterable[Scored]) -> tuple[Scored, ...]:
-    """The same without numbers that were fitted to a framework; the others as they are."""
+def unfitted(predictions: Iterable[Scored]) -> tuple[Scored, ...]:
+    """Predictions without numbers fitted to a framework; rows of other frameworks are unchanged."""
     predictor = RowPredictor(iteration_s)
     return tuple(
-        _scored(each.row, predictor, lambda row: replace(row, fitted=()))
-        if each.iteration_s is not None and read_row(each.row.cells).fitted
-        else each
-        for each in found
+        _scored(prediction.row, predictor, lambda row: replace(row, fitted=()))
+        if prediction.iteration_s is not None and read_row(prediction.row.cells).fitted
+        else prediction
+        for prediction in predictions
     )
 
 
@@ -110,22 +110,26 @@ def _scored(
     began_s = perf_counter()
     try:
         check_header(tuple(row.cells))
-        found = predictor.predict(change(read_row(row.cells)), row.unsaid)
+        prediction = predictor.predict(change(read_row(row.cells)), row.unsaid)
     except ValueError as error:
         return Scored(row=row, refused=str(error))
     return Scored(
         row=row,
-        iteration_s=found.iteration_s,
-        low_s=found.interval.low_s,
-        high_s=found.interval.high_s,
+        iteration_s=prediction.iteration_s,
+        low_s=prediction.interval.low_s,
+        high_s=prediction.interval.high_s,
         took_s=perf_counter() - began_s,
     )
 
 
-def score(found: Sequence[Scored]) -> Score:
-    """Of some rows, of one unit or several."""
-    priced = [(each, each.iteration_s) for each in found if each.iteration_s is not None]
-    errors = np.array([each.row.error(seconds) for each, seconds in priced])
+def score(predictions: Sequence[Scored]) -> Score:
+    """The score of some rows, in one unit or several."""
+    priced = [
+        (prediction, prediction.iteration_s)
+        for prediction in predictions
+        if prediction.iteration_s is not None
+    ]
+    errors = np.array([prediction.row.error(seconds) for prediction, seconds in priced])
     size = np.abs(errors)
     has_rows = len(priced) > 0
     return Score(
@@ -135,36 +139,39 @@ def score(found: Sequence[Scored]) -> Score:
         p90=float(np.quantile(size, 0.9)) if has_rows else None,
         worst=float(size.max()) if has_rows else None,
         kendall_tau=_kendall(priced),
-        coverage_80=float(np.mean([each.is_inside for each, _ in priced])) if has_rows else None,
+        coverage_80=float(np.mean([prediction.is_inside for prediction, _ in priced])) if has_rows else None,
         width_80=_width(priced),
         rows=len(priced),
-        refused=sum(each.refused is not None for each in found),
-        unscorable=sum(each.row.unscorable is not None for each in found),
+        refused=sum(prediction.refused is not None for prediction in predictions),
+        unscorable=sum(prediction.row.unscorable is not None for prediction in predictions),
     )
 
 
 def _width(priced: Sequence[tuple[Scored, float]]) -> float | None:
-    widths = [(each.high_s - each.low_s) / seconds for each, seconds in priced]
+    widths = [(prediction.high_s - prediction.low_s) / seconds for prediction, seconds in priced]
     return float(np.median(widths)) if widths else None
 
 
 def _kendall(priced: Sequence[tuple[Scored, float]]) -> float | None:
-    if len({each.row.target for each, _ in priced}) != 1 or len(priced) < 2:
+    if len({prediction.row.target for prediction, _ in priced}) != 1 or len(priced) < 2:
         return None
-    predicted = [each.row.predicted(seconds) for each, seconds in priced]
-    tau = kendalltau(predicted, [each.row.measured for each, _ in priced]).statistic
+    predicted = [prediction.row.predicted(seconds) for prediction, seconds in priced]
+    tau = kendalltau(predicted, [prediction.row.measured for prediction, _ in priced]).statistic
     return float(tau) if np.isfinite(tau) else None
 
 
-def scores(found: Sequence[Scored]) -> dict[str, Score]:
-    """By data set, and of all rows."""
-    names = dict.fromkeys(each.row.data_set for each in found)
-    by_name = {name: score([each for each in found if each.row.data_set == name]) for name in names}
-    return by_name | {ALL: score(found)}
+def scores(predictions: Sequence[Scored]) -> dict[str, Score]:
+    """Scores by data set, and of all rows."""
+    names = dict.fromkeys(prediction.row.data_set for prediction in predictions)
+    by_name = {
+        name: score([prediction for prediction in predictions if prediction.row.data_set == name])
+        for name in names
+    }
+    return by_name | {ALL: score(predictions)}
 
 
-def _record(each: Scored) -> dict[str, object]:
-    row = each.row
+def _record(prediction: Scored) -> dict[str, object]:
+    row = prediction.row
     return {
         "data_set": row.data_set,
         "line": row.line,
@@ -173,57 +180,59 @@ def _record(each: Scored) -> dict[str, object]:
         "gpus": row.cells.get("gpus"),
         "target": row.target,
         "measured": row.measured,
-        "predicted": None if each.iteration_s is None else row.predicted(each.iteration_s),
-        "error": each.error,
-        "interval_s": None if each.iteration_s is None else [each.low_s, each.high_s],
-        "refused": each.refused,
+        "predicted": None if prediction.iteration_s is None else row.predicted(prediction.iteration_s),
+        "error": prediction.error,
+        "interval_s": None if prediction.iteration_s is None else [prediction.low_s, prediction.high_s],
+        "refused": prediction.refused,
         "unscorable": row.unscorable,
-        "took_s": round(each.took_s, 3),
+        "took_s": round(prediction.took_s, 3),
     }
 
 
-def _line(name: str, each: Score) -> str:
-    said = f"{name}: {each.rows} rows, {each.refused} refused, {each.unscorable} unscorable"
-    if each.mape is None or each.median is None or each.p90 is None or each.worst is None:
-        return said
-    tau = "none" if each.kendall_tau is None else f"{each.kendall_tau:.3f}"
+def _line(name: str, row: Score) -> str:
+    text = f"{name}: {row.rows} rows, {row.refused} refused, {row.unscorable} unscorable"
+    if row.mape is None or row.median is None or row.p90 is None or row.worst is None:
+        return text
+    tau = "none" if row.kendall_tau is None else f"{row.kendall_tau:.3f}"
     return (
-        f"{said}; mean {each.mape:.1%}, median {each.median:.1%}, signed {each.signed:+.1%}, "
-        f"p90 {each.p90:.1%}, worst {each.worst:.1%}, tau {tau}, {each.coverage_80:.0%} inside their 80 % "
-        f"interval, {each.width_80:.0%} wide in the median"
+        f"{text}; mean {row.mape:.1%}, median {row.median:.1%}, signed {row.signed:+.1%}, "
+        f"p90 {row.p90:.1%}, worst {row.worst:.1%}, tau {tau}, {row.coverage_80:.0%} inside their 80 % "
+        f"interval, {row.width_80:.0%} wide in the median"
     )
 
 
-def _reasons(found: Sequence[Scored]) -> list[str]:
-    """Each reason for a row without a price once, with how many rows have it."""
+def _reasons(predictions: Sequence[Scored]) -> list[str]:
+    """Distinct reasons for rows without a price, with their counts."""
     counts: dict[str, int] = {}
-    for each in found:
-        for kind, reason in (("refused", each.refused), ("unscorable", each.row.unscorable)):
+    for prediction in predictions:
+        for kind, reason in (("refused", prediction.refused), ("unscorable", prediction.row.unscorable)):
             if reason is not None:
-                told = f"{kind}: {each.row.data_set}: {reason}"
-                counts[told] = counts.get(told, 0) + 1
-    return [f"{told} ({count} rows)" for told, count in counts.items()]
+                text = f"{kind}: {prediction.row.data_set}: {reason}"
+                counts[text] = counts.get(text, 0) + 1
+    return [f"{text} ({count} rows)" for text, count in counts.items()]
 
 
 def main(run: Script) -> int:
-    """As of all scripts; `--json` also prints every data set's score, null where there is none."""
+    """The script's command; `--json` also prints every data set's score, null where there is none."""
     arguments = command_line(__doc__).parse_args()
-    found = run()
+    result = run()
     rows = [json.loads(line) for line in ROWS.read_text(encoding="utf-8").splitlines()]
     data_sets = {
-        name: {key: found.ours.get(f"{name}/{key}") for key in Score.__dataclass_fields__}
+        name: {key: result.ours.get(f"{name}/{key}") for key in Score.__dataclass_fields__}
         for name in (*dict.fromkeys(row["data_set"] for row in rows), ALL)
     }
-    return finished(found, as_json=arguments.json, more={"data_sets": data_sets})
+    return finished(result, as_json=arguments.json, more={"data_sets": data_sets})
 
 
 @script(command=main)
 def run() -> Parts:
-    """Price every row, keep what became of each, and count the errors."""
-    found = scored(published())
-    write_text("".join(json.dumps(_record(each)) + "\n" for each in found), results_folder() / ROWS.name)
-    by_name = scores(found)
-    plain = scores(unfitted(found))
+    """Price every row, store each outcome, and compute the errors."""
+    predictions = scored(published())
+    write_text(
+        "".join(json.dumps(_record(each)) + "\n" for each in predictions), results_folder() / ROWS.name
+    )
+    by_name = scores(predictions)
+    plain = scores(unfitted(predictions))
     ours = {
         f"{name}/{key}": float(value)
         for name, each in by_name.items()
@@ -239,5 +248,5 @@ def run() -> Parts:
         evidence.notes.append(
             f"{_line(name, each)}; mean without fitted numbers {plain[name].mape or 0.0:.1%}"
         )
-    evidence.notes += _reasons(found)
+    evidence.notes += _reasons(predictions)
     return [evidence]

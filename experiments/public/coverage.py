@@ -26,11 +26,11 @@ WIDEST = {"measured": 0.25, "derived": 0.5}
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A priced row: how far off it is, in half widths of its interval.
+    """A priced row with its error in half widths of its interval.
 
     Args:
-        data_set: that it stands in.
-        half_widths: |log of printed over predicted| over half the interval's log width; 1 lies at its end.
+        data_set: its data set.
+        half_widths: |log of printed over predicted| over half the interval's log width; 1 is at its end.
         log_width: of the interval.
         kind: of its device's profile, "measured" or "derived".
     """
@@ -42,30 +42,30 @@ class Held:
 
 
 def held(rows: Sequence[Scored]) -> tuple[Held, ...]:
-    """Every row that has a price."""
-    found = []
-    for each in rows:
-        if each.iteration_s is None:
+    """All rows that have a price."""
+    priced = []
+    for prediction in rows:
+        if prediction.iteration_s is None:
             continue
-        width = math.log(each.high_s / each.low_s)
-        off = abs(math.log(each.row.measured / each.row.predicted(each.iteration_s)))
-        kind = "measured" if load_profile(each.row.cells["gpu"]).like is None else "derived"
-        found.append(Held(each.row.data_set, off / (width / 2), width, kind))
-    return tuple(found)
+        width = math.log(prediction.high_s / prediction.low_s)
+        off = abs(math.log(prediction.row.measured / prediction.row.predicted(prediction.iteration_s)))
+        kind = "measured" if load_profile(prediction.row.cells["gpu"]).like is None else "derived"
+        priced.append(Held(prediction.row.data_set, off / (width / 2), width, kind))
+    return tuple(priced)
 
 
 def stretch(rows: Sequence[Held]) -> float:
-    """What all intervals are multiplied with so that they hold `LEVEL` of these rows."""
+    """The factor on all intervals with which they contain `LEVEL` of these rows."""
     return float(np.quantile([row.half_widths for row in rows], LEVEL))
 
 
 def coverage(rows: Sequence[Held], times: float = 1.0) -> float:
-    """Share of rows inside intervals so many times as wide."""
+    """Share of rows inside intervals widened by a factor."""
     return float(np.mean([row.half_widths <= times for row in rows]))
 
 
 def median_width(rows: Sequence[Held], times: float = 1.0) -> float:
-    """High less low end over the prediction, in the middle."""
+    """The median of interval width over prediction."""
     return float(np.median([2 * math.sinh(times * row.log_width / 2) for row in rows]))
 
 
@@ -82,20 +82,20 @@ def _figures(name: str, rows: Sequence[Held], times: float) -> dict[str, float]:
 
 @script()
 def run() -> Evidence:
-    """Coverage and width of every data set, with and without the stretch that the others fit."""
+    """Evidence: coverage and width of every data set, with and without the factor fitted on the others."""
     rows = held(scored(published()))
     evidence = Evidence()
     names = tuple(dict.fromkeys(row.data_set for row in rows))
     left_out = []
     for name in names:
-        own = [row for row in rows if row.data_set == name]
+        own_rows = [row for row in rows if row.data_set == name]
         times = stretch([row for row in rows if row.data_set != name])
-        left_out.append((own, times))
-        evidence.ours |= _figures(name, own, times)
-        if len(own) >= FEWEST:
-            fits = LEAST <= coverage(own, times) <= MOST
+        left_out.append((own_rows, times))
+        evidence.ours |= _figures(name, own_rows, times)
+        if len(own_rows) >= FEWEST:
+            fits = LEAST <= coverage(own_rows, times) <= MOST
             evidence.claim(f"{name}: {LEAST:.0%} to {MOST:.0%} inside, fitted on the others", fits)
-    inside = sum(coverage(own, times) * len(own) for own, times in left_out) / len(rows)
+    inside = sum(coverage(own_rows, times) * len(own_rows) for own_rows, times in left_out) / len(rows)
     evidence.ours |= _figures("all", rows, stretch(rows)) | {"all/coverage_left_out": inside}
     evidence.claim(f"all: {LEAST:.0%} to {MOST:.0%} inside, fitted on the others", LEAST <= inside <= MOST)
     for kind, widest in WIDEST.items():

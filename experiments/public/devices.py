@@ -38,15 +38,15 @@ GB200 = PaperNumber(
 )
 
 
-def _line(found: Earned) -> str:
+def _line(pair: Earned) -> str:
     return (
-        f"{found.rule}: {found.device} after {found.like}: median {found.median:.1%}, "
-        f"90th percentile {found.p90:.1%}, signed {found.signed:+.1%}, {found.num_points} points"
+        f"{pair.rule}: {pair.device} after {pair.like}: median {pair.median:.1%}, "
+        f"90th percentile {pair.p90:.1%}, signed {pair.signed:+.1%}, {pair.num_points} points"
     )
 
 
 def _bus_gbytes_per_s(device: str) -> float:
-    """2 (n - 1) / n of the tensor over the seconds of its all-reduce, as nccl-tests counts."""
+    """Bus bandwidth of an all-reduce, 2 (n - 1) / n of the tensor over its seconds, as in nccl-tests."""
     profile = load_profile(device)
     assert shipped_sheet(device).link_ranks >= RANKS
     link = profile.machine_link("intra").link
@@ -56,17 +56,17 @@ def _bus_gbytes_per_s(device: str) -> float:
 
 @script()
 def run() -> Evidence:
-    found = earned()
+    results = earned()
     evidence = Evidence()
     for rule, name in RULES.items():
         for alike, kind in ((True, "alike"), (False, "other")):
-            pairs = [each for each in found if each.rule is rule and each.alike is alike]
+            pairs = [result for result in results if result.rule is rule and result.alike is alike]
             if not pairs:
                 continue
             for figure in ("median", "p90", "signed"):
-                value = float(np.mean([getattr(each, figure) for each in pairs]))
+                value = float(np.mean([getattr(result, figure) for result in pairs]))
                 evidence.ours[f"{name}/{kind}/{figure}"] = value
-            evidence.notes += [_line(each) for each in pairs]
+            evidence.notes += [_line(result) for result in pairs]
     evidence.add(GB200, _bus_gbytes_per_s("GB200"))
     ours = evidence.ours
     for kind in ("alike", "other"):

@@ -41,7 +41,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A row planned, lowered and compiled once, to be priced again and again."""
+    """A row planned, lowered and compiled once, to be priced repeatedly."""
 
     row: LlmRow
     lowered: Lowered
@@ -50,7 +50,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """A number of an execution that is fitted: in its logarithm, from a start, within bounds."""
+    """A fitted number of an execution: fitted in its logarithm, from a start, within bounds."""
 
     name: str
     start: float
@@ -59,28 +59,28 @@ class Free:
 
 
 def ready(rows: Sequence[LlmRow], predictor: RowPredictor) -> list[Ready]:
-    """Plans of all rows, compiled."""
-    found = []
+    """The compiled plans of all rows."""
+    compiled = []
     for row in rows:
         lowered = with_replicas(lower(plan_of(row, predictor.cost(row).profile)), row)
-        found.append(Ready(row, lowered, Sweep(lowered)))
-    return found
+        compiled.append(Ready(row, lowered, Sweep(lowered)))
+    return compiled
 
 
 def times_s(rows: Sequence[Ready], predictor: RowPredictor, execution: Execution) -> Floats:
-    """[rows] seconds of an iteration under that execution: what `RowPredictor.predict` would say.
+    """[rows] seconds of an iteration under an execution, as `RowPredictor.predict` gives them.
 
     Layers are priced once for all rows of equal work.
     """
     models: dict[int, CostModel] = {}
-    found = np.empty(len(rows))
-    for index, each in enumerate(rows):
-        plain = predictor.cost(each.row)
+    seconds = np.empty(len(rows))
+    for index, row in enumerate(rows):
+        plain = predictor.cost(row.row)
         if id(plain) not in models:
-            models[id(plain)] = plain.executed(execution_of_row(each.row, execution))
-        prices = prices_of(each.lowered, each.row, models[id(plain)])
-        found[index] = each.sweep.iteration_s(prices.duration_s, prices.step_s)
-    return found
+            models[id(plain)] = plain.executed(execution_of_row(row.row, execution))
+        prices = prices_of(row.lowered, row.row, models[id(plain)])
+        seconds[index] = row.sweep.iteration_s(prices.duration_s, prices.step_s)
+    return seconds
 
 
 def fitted(
@@ -108,7 +108,7 @@ def fitted(
 
 
 def execution_of(free: Sequence[Free], logs: Floats) -> Execution:
-    """The execution with these logarithms of its free numbers."""
+    """The execution with given logarithms of its free numbers."""
     numbers: dict[str, Any] = {
         number.name: float(np.exp(log)) for number, log in zip(free, logs, strict=True)
     }
@@ -122,8 +122,8 @@ class System:
     Args:
         name: for the record.
         framework: pattern of its name.
-        free: the numbers.
-        takes: which of its rows.
+        free: the fitted numbers.
+        takes: selects its rows.
     """
 
     name: str
@@ -144,7 +144,7 @@ def _rate(name: str) -> Free:
 
 
 def _waits(row: Published, recorded: str) -> bool:
-    """Whether a host waits for experts, as none does where tokens are dropped, and so much is recorded."""
+    """Whether the host waits for experts: not where tokens are dropped, as far as recorded."""
     has_experts = row.cells.get("experts", "0") not in ("", "0") and not row.cells.get("capacity")
     return has_experts and row.cells.get("cuda_graphs", "none") == recorded
 
@@ -208,52 +208,52 @@ SYSTEMS = (
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """A row, compiled to be priced again and again without the numbers that ship."""
+    """A row with its compiled plan, priced without the shipped numbers."""
 
     row: Published
     ready: Ready
 
 
 def halves(rows: Sequence[Priced]) -> tuple[list[Priced], list[Priced]]:
-    """Every second model, and the others; of one model, every second number of GPUs."""
+    """The rows split by every second model; with one model, by every second number of GPUs."""
     has_models = len({each.row.model for each in rows}) > 1
 
-    def key(each: Priced) -> str:
-        return each.row.model if has_models else each.row.cells["gpus"]
+    def key(row: Priced) -> str:
+        return row.row.model if has_models else row.row.cells["gpus"]
 
     first = set(sorted({key(each) for each in rows})[::2])
     return [each for each in rows if key(each) in first], [each for each in rows if key(each) not in first]
 
 
 def measure(system: System) -> dict[str, object]:
-    """What the halves say of each other, and the numbers of all rows."""
+    """Errors of each half under the other's fit, and the numbers fitted on all rows."""
     predictor, published_rows = RowPredictor(iteration_s), system.rows()
     compiled = ready([replace(read_row(row.cells), fitted=()) for row in published_rows], predictor)
     rows = [Priced(row, each) for row, each in zip(published_rows, compiled, strict=True)]
 
     def mean(part: Sequence[Priced], execution: Execution) -> float:
         seconds = times_s([each.ready for each in part], predictor, execution)
-        errors = [each.row.error(found) for each, found in zip(part, seconds, strict=True)]
+        errors = [each.row.error(record) for each, record in zip(part, seconds, strict=True)]
         return round(float(np.abs(errors).mean()), 4)
 
     def fit(part: Sequence[Priced]) -> Execution:
         measured_s = np.array([each.row.measured_s for each in part])
         return fitted([each.ready for each in part], measured_s, predictor, system.free)
 
-    found: dict[str, object] = {"rows": len(rows), "without": mean(rows, Execution())}
+    record: dict[str, object] = {"rows": len(rows), "without": mean(rows, Execution())}
     first, second = halves(rows)
     for name, part, other in (("first", first, second), ("second", second, first)):
         if part and other:
             numbers = fit(part)
-            found[f"fitted on the {name} half"] = {
+            record[f"fitted on the {name} half"] = {
                 "numbers": _numbers(numbers, system),
                 "its rows": mean(part, numbers),
                 "the others": mean(other, numbers),
                 "the others without": mean(other, Execution()),
             }
     numbers = fit(rows)
-    found["fitted on all"] = {"numbers": _numbers(numbers, system), "its rows": mean(rows, numbers)}
-    return found
+    record["fitted on all"] = {"numbers": _numbers(numbers, system), "its rows": mean(rows, numbers)}
+    return record
 
 
 def _numbers(execution: Execution, system: System) -> dict[str, float]:
@@ -261,13 +261,15 @@ def _numbers(execution: Execution, system: System) -> dict[str, float]:
 
 
 def main() -> int:
-    """Every system in turn."""
+    """Fit every system."""
     parser = command_line(__doc__)
     names = [system.name for system in SYSTEMS]
     parser.add_argument("--system", choices=names, action="append", help="only this one; repeatable")
-    given = parser.parse_args()
-    found = {system.name: measure(system) for system in SYSTEMS if system.name in (given.system or names)}
-    sys.stdout.write(json.dumps(found, indent=None if given.json else 2) + "\n")
+    arguments = parser.parse_args()
+    measured = {
+        system.name: measure(system) for system in SYSTEMS if system.name in (arguments.system or names)
+    }
+    sys.stdout.write(json.dumps(measured, indent=None if arguments.json else 2) + "\n")
     return 0
 
 

@@ -56,11 +56,11 @@ class Found:
 
 
 def rows() -> dict[str, LlmRow]:
-    """Every model's row, without recomputation."""
-    found = {}
+    """The row of every model, without recomputation."""
+    rows_of = {}
     for cell in printed_rows("korthikanti2022_configs"):
         model = cell["case"].split("_")[0]
-        if model in found:
+        if model in rows_of:
             continue
         shape = SHAPES[model]
         cells = {
@@ -79,8 +79,8 @@ def rows() -> dict[str, LlmRow]:
             "precision": "fp16",
             "inter_gbytes_per_s": 200,
         }
-        found[model] = read_row({name: str(value) for name, value in cells.items()})
-    return found
+        rows_of[model] = read_row({name: str(value) for name, value in cells.items()})
+    return rows_of
 
 
 def printed() -> tuple[PaperNumber, ...]:
@@ -102,22 +102,22 @@ def printed() -> tuple[PaperNumber, ...]:
 
 
 def predictions(row: LlmRow, predictor: RowPredictor) -> dict[str, Found]:
-    """Every mode of one model; two lowered plans serve all of them."""
+    """Predictions of every mode of one model, from two lowered plans."""
     short, long = (
         _lowered(replace(row, global_batch=num * row.pp * row.micro_batch), predictor) for num in (1, 2)
     )
-    found = {}
+    by_mode = {}
     for mode, (recompute, sequence_parallel) in MODES.items():
-        each = replace(row, recompute=recompute, sequence_parallel=sequence_parallel)
-        plans = [_set(lowered, each) for lowered in (short, long)]
-        cost = predictor.cost(each)
+        mode_row = replace(row, recompute=recompute, sequence_parallel=sequence_parallel)
+        plans = [_set(lowered, mode_row) for lowered in (short, long)]
+        cost = predictor.cost(mode_row)
         seconds = [iteration_s(lowered, price(lowered, cost)) for lowered in plans]
-        found[mode] = Found(
+        by_mode[mode] = Found(
             continued_s(seconds[0], seconds[1], row.num_microbatches / row.pp),
             activation_bytes(plans[1])[0],
-            held_bytes(plans[1], each, 0),
+            held_bytes(plans[1], mode_row, 0),
         )
-    return found
+    return by_mode
 
 
 def continued_s(short_s: float, long_s: float, rounds: float) -> float:
@@ -134,17 +134,17 @@ def _lowered(row: LlmRow, predictor: RowPredictor) -> Lowered:
 
 
 def _set(lowered: Lowered, row: LlmRow) -> Lowered:
-    """The same plan with the row's settings; neither routes nor programs depend on them."""
+    """The plan with the row's settings, on which neither routes nor programs depend."""
     return replace(lowered, plan=replace(lowered.plan, settings=settings_of(row)))
 
 
-def _values(model: str, mode: str, found: Found, none: Found) -> dict[str, float]:
+def _values(model: str, mode: str, predicted: Found, none: Found) -> dict[str, float]:
     name = f"modelled/{model}/{mode}"
     return {
-        f"{name}/seconds": found.iteration_s,
-        f"{name}/activations_gib": found.activation_bytes / GIB,
-        f"{name}/activations_share": found.activation_bytes / none.activation_bytes,
-        f"{name}/state_gib": found.held_bytes / GIB,
+        f"{name}/seconds": predicted.iteration_s,
+        f"{name}/activations_gib": predicted.activation_bytes / GIB,
+        f"{name}/activations_share": predicted.activation_bytes / none.activation_bytes,
+        f"{name}/state_gib": predicted.held_bytes / GIB,
     }
 
 
@@ -160,9 +160,9 @@ def run() -> Evidence:
     predictor = RowPredictor(iteration_s)
     ours: dict[str, float] = {}
     for model, row in rows().items():
-        found = predictions(row, predictor)
-        for mode, each in found.items():
-            ours |= _values(model, mode, each, found["none"])
+        by_mode = predictions(row, predictor)
+        for mode, predicted in by_mode.items():
+            ours |= _values(model, mode, predicted, by_mode["none"])
     numbers = printed()
     time_errors = [ours[n.key] / n.value - 1 for n in numbers if n.key.endswith("seconds")]
     byte_errors = [ours[n.key] / n.value - 1 for n in numbers if n.key.endswith("gib")]

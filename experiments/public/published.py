@@ -19,7 +19,7 @@ TERA = 1e12
 
 
 class Target(StrEnum):
-    """What a page prints: seconds of an iteration, TFLOP/s a GPU, or MFU in per cent."""
+    """The unit of a published number: seconds of an iteration, TFLOP/s a GPU, or MFU in per cent."""
 
     SECONDS = "measured_s"
     TFLOPS = "measured_tflops"
@@ -31,14 +31,14 @@ class Published:
     """One published run.
 
     Args:
-        data_set: the file that it stands in, without its ending.
-        line: of that file.
-        framework: whose conventions hold.
-        cells: what `workbench predict` is told, blanks filled.
-        target: what was printed.
+        data_set: its file, without the suffix.
+        line: its line in the file.
+        framework: whose conventions fill blanks.
+        cells: the input of `workbench predict`, with blanks filled.
+        target: the unit of the published number.
         measured: in the target's unit.
         unscorable: why nothing can price it; None: something can.
-        unsaid: columns that matter and that the page leaves blank, and how open a convention leaves them.
+        unsaid: relevant columns that the page leaves blank, and how open a convention leaves them.
     """
 
     data_set: str
@@ -55,7 +55,7 @@ class Published:
         return self.cells.get("model", "")
 
     def predicted(self, iteration_s: float) -> float:
-        """What the page would print for such an iteration."""
+        """The number that the page would print for such an iteration."""
         if self.target is Target.SECONDS:
             return iteration_s
         flop_per_s = counted_flop(self) / iteration_s / float(self.cells["gpus"])
@@ -69,7 +69,7 @@ class Published:
         return self.measured if self.target is Target.SECONDS else self.predicted(1.0) / self.measured
 
     def error(self, iteration_s: float) -> float:
-        """Relative difference from what was printed; above zero: predicted too slow."""
+        """Relative difference from the published number; above zero: predicted too slow."""
         ratio = self.predicted(iteration_s) / self.measured
         return ratio - 1 if self.target is Target.SECONDS else 1 - ratio
 
@@ -78,7 +78,7 @@ PEAK_FLOP_PER_S = {"A100-80GB": 312e12, "H100": 989e12}  # dense two-byte produc
 
 
 def counted_flop(row: Published) -> float:
-    """FLOP of an iteration as the row's page counts them: of a GPT, scores in full.
+    """FLOP of an iteration as the row's page counts them: a GPT's, with full scores.
 
     Source: Narayanan et al. 2021, section 5.1, equation 3: 96 B s l h^2 (1 + s / 6h + V / 16 l h) with full
     recomputation. Without it, forward and backward alone: three quarters of the blocks', and the head's.
@@ -93,11 +93,11 @@ def counted_flop(row: Published) -> float:
 
 def published() -> tuple[Published, ...]:
     """Every row of every file, in the files' order; ValueError for a row without a measurement."""
-    found = []
+    rows = []
     for path in sorted(FOLDER.glob("*.csv")):
         with path.open(newline="", encoding="utf-8") as file:
-            found += [_row(path.stem, line, cells) for line, cells in enumerate(csv.DictReader(file), 2)]
-    return tuple(found)
+            rows += [_row(path.stem, line, cells) for line, cells in enumerate(csv.DictReader(file), 2)]
+    return tuple(rows)
 
 
 def _row(data_set: str, line: int, printed: Mapping[str, str]) -> Published:

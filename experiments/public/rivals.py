@@ -48,8 +48,8 @@ Answer = float | str  # seconds, or why there are none
 
 
 def unsayable(row: LlmRow) -> str | None:
-    """What of a row llm-analysis has no words for; None: it can say it."""
-    said = {
+    """The part of a row that llm-analysis cannot express; None: it can express all."""
+    reasons = {
         f"architecture {row.architecture}": row.architecture in SEES_ALL,
         "latent attention": row.is_mla,
         "shared experts": row.shared_expert_ffn > 0 or row.first_dense_layers > 0,
@@ -61,11 +61,11 @@ def unsayable(row: LlmRow) -> str | None:
         f"precision {row.precision}": row.precision in (Number.MXFP8, Number.NVFP4, Number.FP32),
         "recomputation by module": row.recompute not in RECOMPUTED,
     }
-    return next((name for name, is_so in said.items() if is_so), None)
+    return next((name for name, is_so in reasons.items() if is_so), None)
 
 
 def arguments(row: LlmRow) -> dict[str, Any]:
-    """What llm-analysis is told of a row."""
+    """The arguments of llm-analysis for a row."""
     bits = 8 if row.precision is Number.FP8 else 16
     return {
         "model": {
@@ -97,12 +97,12 @@ def arguments(row: LlmRow) -> dict[str, Any]:
 
 def _gpu(row: LlmRow) -> dict[str, Any]:
     sheet = shipped_sheet(load_profile(row.gpu).name)
-    own = sheet.link_bytes_per_s or sheet.pcie_bytes_per_s
+    link_rate = sheet.link_bytes_per_s or sheet.pcie_bytes_per_s
     return {
         "name": sheet.device,
         "mem_per_GPU_in_GB": sheet.memory_bytes / GB,
         "hbm_bandwidth_in_GB_per_sec": sheet.memory_bytes_per_s / GB,
-        "intra_node_bandwidth_in_GB_per_sec": own / GB,
+        "intra_node_bandwidth_in_GB_per_sec": link_rate / GB,
         "intra_node_min_message_latency": NVLINK_LATENCY_S,
         "peak_fp16_TFLOPS": sheet.bfloat16_flop_per_s / TERA,
         "inter_node_bandwidth_in_GB_per_sec": row.inter_gbytes_per_s or sheet.card_bytes_per_s * 8 / GB,
@@ -110,11 +110,11 @@ def _gpu(row: LlmRow) -> dict[str, Any]:
 
 
 def by_llm_analysis(rows: Sequence[LlmRow], python: str) -> list[Answer]:
-    """Seconds by the package, in the environment of that interpreter; ValueError where it cannot run."""
-    told = [row for row in rows if unsayable(row) is None]
+    """Seconds by the package, in the environment of an interpreter; ValueError where it cannot run."""
+    expressible = [row for row in rows if unsayable(row) is None]
     done = subprocess.run(
         [python, str(PROGRAM)],
-        input=json.dumps([arguments(row) for row in told]),
+        input=json.dumps([arguments(row) for row in expressible]),
         capture_output=True,
         text=True,
         timeout=LONGEST_S,
@@ -124,22 +124,22 @@ def by_llm_analysis(rows: Sequence[LlmRow], python: str) -> list[Answer]:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise ValueError(f"--python {python}: want an interpreter with llm-analysis, got: {last}")
     answers = iter(json.loads(done.stdout.splitlines()[-1]))
-    return [f"no words for {what}" if (what := unsayable(row)) else next(answers) for row in rows]
+    return [f"no words for {reason}" if (reason := unsayable(row)) else next(answers) for row in rows]
 
 
 def by_roofline(rows: Sequence[LlmRow]) -> list[Answer]:
-    """Seconds where every kernel reaches the device's peak."""
+    """Seconds with every kernel at the device's peak."""
     predictors: dict[str, RowPredictor] = {}
-    found: list[Answer] = []
+    answers: list[Answer] = []
     for row in rows:
         if row.gpu not in predictors:
             predictors[row.gpu] = RowPredictor(iteration_s, profile=at_peak(load_profile(row.gpu)))
-        found.append(predictors[row.gpu].predict(row).iteration_s)
-    return found
+        answers.append(predictors[row.gpu].predict(row).iteration_s)
+    return answers
 
 
 def at_peak(profile: Profile) -> Profile:
-    """The profile without what was measured of its kernels and collectives."""
+    """The profile without measurements of kernels and collectives."""
     nothing = Table()
     return replace(
         profile,
@@ -157,7 +157,7 @@ def at_peak(profile: Profile) -> Profile:
 
 
 def by_us(rows: Sequence[LlmRow]) -> list[Answer]:
-    """Seconds as `workbench predict` says them."""
+    """Seconds as `workbench predict` gives them."""
     predictor = RowPredictor(iteration_s)
     return [predictor.predict(row).iteration_s for row in rows]
 
@@ -171,22 +171,24 @@ def _mean(rows: Sequence[Published], answers: Sequence[Answer], which: Sequence[
     return float(np.mean(errors)) if errors else None
 
 
-def _values(rows: Sequence[Published], found: Mapping[str, Sequence[Answer]]) -> dict[str, float]:
+def _values(rows: Sequence[Published], answers_of: Mapping[str, Sequence[Answer]]) -> dict[str, float]:
     values: dict[str, float] = {}
     for data_set in (*dict.fromkeys(row.data_set for row in rows), "all"):
         which = [data_set in ("all", row.data_set) for row in rows]
         for name in PREDICTORS:
-            mean = _mean(rows, found[name], which)
-            refused = sum(isinstance(a, str) for a, is_in in zip(found[name], which, strict=True) if is_in)
+            mean = _mean(rows, answers_of[name], which)
+            refused = sum(
+                isinstance(a, str) for a, is_in in zip(answers_of[name], which, strict=True) if is_in
+            )
             values[f"{data_set}/{name}/refused"] = refused
             if mean is not None:
                 values[f"{data_set}/{name}/mape"] = mean
     return values
 
 
-def _notes(rows: Sequence[Published], found: Mapping[str, Sequence[Answer]]) -> list[str]:
+def _notes(rows: Sequence[Published], answers_of: Mapping[str, Sequence[Answer]]) -> list[str]:
     """A table: mean error and refused rows of each predictor, by data set."""
-    values = _values(rows, found)
+    values = _values(rows, answers_of)
     notes = [f"{'data set':<26}" + "".join(f"{name:>26}" for name in PREDICTORS)]
     for data_set in (*dict.fromkeys(row.data_set for row in rows), "all"):
         cells = [
@@ -199,35 +201,37 @@ def _notes(rows: Sequence[Published], found: Mapping[str, Sequence[Answer]]) -> 
 
 
 def main(run: Script) -> int:
-    """As of all scripts; `--python` runs llm-analysis again and keeps what it says."""
+    """The script's command; `--python` runs llm-analysis again and stores its answers."""
     parser = command_line(__doc__)
     parser.add_argument("--python", help="interpreter of an environment with llm-analysis")
-    given = parser.parse_args()
-    if given.python is not None:
+    arguments = parser.parse_args()
+    if arguments.python is not None:
         rows = [read_row(row.cells) for row in published() if row.unscorable is None]
-        write_text(json.dumps(by_llm_analysis(rows, given.python), indent=0) + "\n", KEPT)
-    return finished(run(), as_json=given.json)
+        write_text(json.dumps(by_llm_analysis(rows, arguments.python), indent=0) + "\n", KEPT)
+    return finished(run(), as_json=arguments.json)
 
 
 @script(command=main)
 def run() -> Parts:
-    """All three on all rows that are not unscorable."""
+    """All three predictors on all scorable rows."""
     scorable = [row for row in published() if row.unscorable is None]
     rows = [read_row(row.cells) for row in scorable]
-    kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else ["not run"] * len(rows)
-    if len(kept) != len(rows):
-        raise ValueError(f"{KEPT}: want {len(rows)} rows, got {len(kept)}; run it again with --python")
+    stored = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else ["not run"] * len(rows)
+    if len(stored) != len(rows):
+        raise ValueError(f"{KEPT}: want {len(rows)} rows, got {len(stored)}; run it again with --python")
     answers: dict[str, Callable[[], list[Answer]]] = {
         "ours": lambda: by_us(rows),
-        "llm-analysis": lambda: kept,
-        "llm-analysis at 0.5": lambda: [a if isinstance(a, str) else a / USUAL_EFFICIENCY for a in kept],
+        "llm-analysis": lambda: stored,
+        "llm-analysis at 0.5": lambda: [a if isinstance(a, str) else a / USUAL_EFFICIENCY for a in stored],
         "roofline": lambda: by_roofline(rows),
     }
-    found = {name: ask() for name, ask in answers.items()}
-    evidence = Evidence(ours=_values(scorable, found))
-    evidence.notes += list(_notes(scorable, found))
-    both = [all(isinstance(found[name][index], float) for name in PREDICTORS) for index in range(len(rows))]
-    means = {name: _mean(scorable, found[name], both) for name in PREDICTORS}
+    answers_of = {name: ask() for name, ask in answers.items()}
+    evidence = Evidence(ours=_values(scorable, answers_of))
+    evidence.notes += list(_notes(scorable, answers_of))
+    both = [
+        all(isinstance(answers_of[name][index], float) for name in PREDICTORS) for index in range(len(rows))
+    ]
+    means = {name: _mean(scorable, answers_of[name], both) for name in PREDICTORS}
     for other in PREDICTORS[1:]:
         if means[other] is not None and means["ours"] is not None:
             evidence.claim(

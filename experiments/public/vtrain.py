@@ -41,7 +41,7 @@ NS_PER_S = 1e9
 def vtrain_rows() -> tuple[list[LlmRow], list[float]]:
     """The single-node A100 rows and their seconds.
 
-    What the file does not say is taken from the source's own model: GPT with 50,257 tokens, cut
+    What the file leaves out is taken from the source's own model: GPT with 50,257 tokens, cut
     over tp without padding; scores stored; fp16; full recomputation, as its page says; untied tables would
     differ by one all-reduce.
     """
@@ -69,9 +69,9 @@ def with_vtrain_all_reduce(profile: Profile) -> Profile:
         for c in printed_rows("vtrain_all_reduce_a100")
     )
     table = Table(axes=COLLECTIVE_AXES, points=points, measured=True, source="vtrain_all_reduce_a100.csv")
-    others = tuple(c for c in profile.collectives if c.collective != Collective.ALL_REDUCE)
+    other_collectives = tuple(c for c in profile.collectives if c.collective != Collective.ALL_REDUCE)
     measured = CollectiveTable(collective=Collective.ALL_REDUCE.value, scope="intra", table=table)
-    return replace(profile, collectives=(*others, measured))
+    return replace(profile, collectives=(*other_collectives, measured))
 
 
 EXECUTION = RESULTS / "executions" / "public_vtrain.json"  # for `workbench predict --execution`
@@ -122,9 +122,9 @@ def drawing(measured_s: Sequence[float], predicted_s: Sequence[float]) -> Grid:
 
 
 def split(num_rows: int) -> tuple[Any, Any]:
-    """Indices of the rows to fit and of the others, by the seed alone."""
-    kept = np.sort(np.random.default_rng(SEED).choice(num_rows, num_rows // SHARE, replace=False))
-    return kept, np.setdiff1d(np.arange(num_rows), kept)
+    """Indices of the rows to fit and of the held-out ones, determined by the seed."""
+    fitted_indices = np.sort(np.random.default_rng(SEED).choice(num_rows, num_rows // SHARE, replace=False))
+    return fitted_indices, np.setdiff1d(np.arange(num_rows), fitted_indices)
 
 
 def errors(name: str, predicted_s: Floats, measured_s: Floats) -> dict[str, float]:
@@ -144,15 +144,15 @@ def errors(name: str, predicted_s: Floats, measured_s: Floats) -> dict[str, floa
 
 def biases(rows: Sequence[LlmRow], ratio: Floats) -> dict[str, float]:
     """Mean signed error by value of every grouping column."""
-    found: dict[str, list[float]] = defaultdict(list)
-    for row, each in zip(rows, ratio, strict=True):
+    errors_of: dict[str, list[float]] = defaultdict(list)
+    for row, row_ratio in zip(rows, ratio, strict=True):
         for name in GROUPS:
-            found[f"bias/{name}={getattr(row, name)}"].append(each - 1)
-    return {key: float(np.mean(found[key])) for key in sorted(found)}
+            errors_of[f"bias/{name}={getattr(row, name)}"].append(row_ratio - 1)
+    return {key: float(np.mean(errors_of[key])) for key in sorted(errors_of)}
 
 
 def nonlinearity_s(rows: Sequence[LlmRow], measured_s: Floats) -> float:
-    """Largest distance from a straight line over microbatches, of rows alike in all else and without pp."""
+    """Largest distance from a straight line over microbatches, of rows equal in all else and without pp."""
     alike: dict[tuple[object, ...], list[tuple[int, float]]] = defaultdict(list)
     for row, time_s in zip(rows, measured_s, strict=True):
         if row.pp == 1:
@@ -173,9 +173,9 @@ def _unbiased(ours: dict[str, float]) -> bool:
 def _notes(ours: dict[str, float], execution: Execution) -> tuple[str, ...]:
     def line(name: str) -> str:
         keys = ("mape", "median", "p90", "worst", "bias")
-        said = ", ".join(f"{key} {ours[f'{name}/{key}']:.2%}" for key in keys)
+        text = ", ".join(f"{key} {ours[f'{name}/{key}']:.2%}" for key in keys)
         return (
-            f"{name}: {said}, spearman {ours[f'{name}/spearman']:.4f}, kendall {ours[f'{name}/kendall']:.4f}"
+            f"{name}: {text}, spearman {ours[f'{name}/spearman']:.4f}, kendall {ours[f'{name}/kendall']:.4f}"
         )
 
     groups = ", ".join(f"{key[5:]} {value:+.1%}" for key, value in ours.items() if key.startswith("bias/"))
@@ -196,7 +196,7 @@ def _notes(ours: dict[str, float], execution: Execution) -> tuple[str, ...]:
 
 
 def main(run: Script) -> int:
-    """As of all scripts, and the fitted numbers are kept for `workbench predict`."""
+    """The script's command, which also stores the fitted numbers for `workbench predict`."""
     arguments = command_line(__doc__).parse_args()
     outcome = run()
     numbers: dict[str, Any] = {free.name: outcome.ours[f"execution/{free.name}"] for free in FREE}
@@ -206,33 +206,33 @@ def main(run: Script) -> int:
 
 @script(profile="A100-80GB", command=main)
 def run() -> Parts:
-    """Fit, predict, and hold the errors against the goal."""
+    """Fit, predict, and compare the errors with the goal."""
     rows, seconds = vtrain_rows()
     measured_s = np.array(seconds)
     profile = with_vtrain_all_reduce(load_profile("A100-80GB"))
     predictor = RowPredictor(iteration_s, profile=profile)
     prepared = ready(rows, predictor)
-    kept, held = split(len(rows))
-    execution = fitted([prepared[i] for i in kept], measured_s[kept], predictor, FREE)
+    fit_rows, held_out = split(len(rows))
+    execution = fitted([prepared[i] for i in fit_rows], measured_s[fit_rows], predictor, FREE)
     predicted_s = times_s(prepared, predictor, execution)
     plain_s = times_s(prepared, predictor, Execution())
     # without anything of the source: the shipped profile with its own all-reduces
     shipped_s = times_s(prepared, RowPredictor(iteration_s), Execution())
     ours = {
-        **errors("held_out", predicted_s[held], measured_s[held]),
-        **errors("fitted", predicted_s[kept], measured_s[kept]),
-        **errors("unfitted", plain_s[held], measured_s[held]),
-        **errors("unfitted_shipped_all_reduce", shipped_s[held], measured_s[held]),
-        **biases([rows[i] for i in held], predicted_s[held] / measured_s[held]),
+        **errors("held_out", predicted_s[held_out], measured_s[held_out]),
+        **errors("fitted", predicted_s[fit_rows], measured_s[fit_rows]),
+        **errors("unfitted", plain_s[held_out], measured_s[held_out]),
+        **errors("unfitted_shipped_all_reduce", shipped_s[held_out], measured_s[held_out]),
+        **biases([rows[i] for i in held_out], predicted_s[held_out] / measured_s[held_out]),
         **{f"execution/{free.name}": getattr(execution, free.name) for free in FREE},
         "num_free": len(FREE),
-        "num_fitted": len(kept),
-        "num_held_out": len(held),
+        "num_fitted": len(fit_rows),
+        "num_held_out": len(held_out),
         "nonlinearity_ms": nonlinearity_s(rows, measured_s) * 1e3,
     }
     evidence = Evidence(ours=ours, notes=list(_notes(ours, execution)), seeds=(SEED,))
     evidence.claim(f"mean error of held-out rows <= {GOAL:.0%}", ours["held_out/mape"] <= GOAL)
     evidence.claim(f"and below the source's own {PUBLISHED:.2%}", ours["held_out/mape"] < PUBLISHED)
     evidence.claim("no group of held-out rows is off by more than 5 % on average", _unbiased(ours))
-    evidence.figures["public_vtrain"] = drawing(measured_s[held].tolist(), predicted_s[held].tolist())
+    evidence.figures["public_vtrain"] = drawing(measured_s[held_out].tolist(), predicted_s[held_out].tolist())
     return [evidence]

@@ -23,7 +23,7 @@ class Values(Protocol):
     """The judge of all plans."""
 
     def value(self, plan: Plan) -> float:
-        """Less is better; ValueError where the plan is refused."""
+        """The value of a plan, to be minimised; ValueError where the plan is refused."""
 
 
 class OutOfTime(Exception):  # noqa: N818  (no error: the planner is told to stop)
@@ -31,7 +31,7 @@ class OutOfTime(Exception):  # noqa: N818  (no error: the planner is told to sto
 
 
 def stopper(end_s: float, clock: Callable[[], float]) -> Progress:
-    """Progress that ends a planner then, between two of its own candidates."""
+    """A progress callback that stops a planner at a time, between two of its candidates."""
 
     def told(done: int, total: int, best_s: float) -> None:
         if clock() > end_s:
@@ -42,17 +42,17 @@ def stopper(end_s: float, clock: Callable[[], float]) -> Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnBest:
-    """What one strategy's own search came to.
+    """The result of one strategy's own search.
 
     Args:
         strategy: its name.
         value: of the best plan; None: there is none.
-        plan: that one.
-        unsearched: the value of its plan of the job as it is; None where there is none.
-        tried: jobs that were planned.
-        planned: of which the plan was accepted.
-        refusal: why the last one was not.
-        seconds: that it took.
+        plan: the best plan.
+        unsearched: the value of its plan for the unchanged job; None where there is none.
+        tried: number of jobs that were planned.
+        planned: number of accepted plans.
+        refusal: the reason of the last refused plan.
+        seconds: duration of the search.
     """
 
     strategy: str
@@ -75,13 +75,13 @@ def own_searches(
     seed: int,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[OwnBest]:
-    """One after the other, each with the whole budget, or until its space was searched.
+    """Yield the results of all strategies' searches, each with the whole budget or its whole space.
 
-    The plan of the job as it is comes first, and may take all of the time.
+    The plan of the unchanged job comes first, and may take all of the time.
 
     Args:
-        job: with layouts left open.
-        judge: of all plans, the joint search's.
+        job: with open layouts.
+        judge: of all plans, as in the joint search.
         budget_s: for every strategy.
         seed: of the draws.
     """
@@ -90,16 +90,16 @@ def own_searches(
         yield search.best_of(job, random.Random(f"{seed} {name}"))
 
 
-def best_of(found: Mapping[str, OwnBest]) -> OwnBest:
-    """The best of all; ValueError where no strategy has a plan."""
-    planned = [each for each in found.values() if each.value is not None]
+def best_of(results: Mapping[str, OwnBest]) -> OwnBest:
+    """The best strategy's result; ValueError where no strategy has a plan."""
+    planned = [result for result in results.values() if result.value is not None]
     if not planned:
-        raise ValueError(f"no strategy has a plan; the first: {next(iter(found.values())).refusal}")
-    return min(planned, key=lambda each: each.value or 0.0)
+        raise ValueError(f"no strategy has a plan; the first: {next(iter(results.values())).refusal}")
+    return min(planned, key=lambda result: result.value or 0.0)
 
 
 class _OwnSearch:
-    """One strategy's: its plan of the job as it is, then of drawn jobs, most of them next to the best."""
+    """One strategy's search: the unchanged job, then drawn jobs, most of them next to the best."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class _OwnSearch:
         )
 
     def _drawn(self, draws: Draws, rng: random.Random) -> Job | None:
-        """None where layouts and batch do not go together."""
+        """A drawn job; None where layouts and batch do not fit together."""
         try:
             if self._best is not None and rng.random() < NEAR_SHARE:
                 return draws.near(self._best[2], rng)
@@ -169,10 +169,10 @@ class _OwnSearch:
         return value
 
     def _stopper(self, share: float) -> Progress:
-        """Progress that ends a planner after that share of the time."""
+        """A progress callback that stops a planner after a share of the time."""
         return stopper(self._clock() + share * self._budget_s, self._clock)
 
 
 def _varied(job: Job) -> tuple[object, ...]:
-    """What the draws change."""
+    """The job with what the draws change."""
     return job.layouts, job.replicas, job.microbatch_samples, job.schedule, job.settings.modules

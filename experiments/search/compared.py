@@ -38,13 +38,13 @@ KERNELS = "kernels"
 
 
 def causes_of(plan: Plan, cost: CostModel) -> dict[str, float]:
-    """Cause -> share of the step, largest first; together 1.
+    """Cause -> share of the step, largest first, adding up to 1.
 
     A rank computes, and its passes are kernels, stragglers among token shards, collectives inside layers and
-    launches; or it stands still, for a cause of `IdleCause`. Ranks without a stage count.
+    launches; or it idles, for a cause of `IdleCause`. Ranks without a stage count.
 
     Args:
-        plan: of the batch that it was made for.
+        plan: with the batch that it was made for.
 
     Raises:
         ValueError: the plan is refused.
@@ -86,14 +86,14 @@ CAUSES_TOLD = 4
 
 
 def prepared(suite_job: SuiteJob) -> tuple[Job, CostModel, Judge]:
-    """The job with open layouts, its machines, and the judge that all share."""
+    """The job with open layouts, its cost model, and the common judge."""
     job = opened(suite_job.make())
     cost = suite_job.cost(job)
     return job, cost, judge_of(job, cost, suite_job.objective, suite_job.said, suite_job.batches())
 
 
 def planners_of(job: Job) -> Mapping[str, Planner]:
-    """All registered; those that want prices where every rank has one."""
+    """All registered planners; those that need prices only where every rank has one."""
     return PLANNERS | (PRICED if job.has_prices else {})
 
 
@@ -102,43 +102,43 @@ def compared(
 ) -> dict[str, Any]:
     """The record of one job; `joint_s` and `best_single_s` are in the unit of its objective."""
     job, cost, judge = prepared(suite_job)
-    own: dict[str, OwnBest] = {}
+    own_results: dict[str, OwnBest] = {}
     planners = planners_of(job)
     for each in own_searches(
         job, cost, judge, planners, budget_s=budget_s, seed=seed, clock=time.process_time
     ):
-        own[each.strategy] = each
+        own_results[each.strategy] = each
         progress(f"{suite_job.name}: {each.strategy} {_shown(each.value)}")
-    best = best_of(own)
+    best = best_of(own_results)
     assert best.value is not None, "the best one has a plan"
     assert best.plan is not None, "the best one has a plan"
-    found = _joint(job, cost, judge, budget_s, seed)
-    progress(f"{suite_job.name}: joint {found.value:.6g}, best single {best.strategy} {best.value:.6g}")
+    joint = _joint(job, cost, judge, budget_s, seed)
+    progress(f"{suite_job.name}: joint {joint.value:.6g}, best single {best.strategy} {best.value:.6g}")
     return {
-        **_joint_record(found),
+        **_joint_record(joint),
         "best_single_s": best.value,
         "best_single": best.strategy,
         "objective": suite_job.objective.value,
-        "gain": best.value / found.value,
+        "gain": best.value / joint.value,
         "unit": UNITS[suite_job.objective],
         "source": suite_job.source,
         "differs": suite_job.differs,
         "gpus": job.cluster.num_ranks if job.max_ranks is None else job.max_ranks,
         "best_single_plan": plan_hash(best.plan),
         "best_single_causes": causes_of(best.plan, cost),
-        "joint_causes": causes_of(found.plan, cost),
-        "strategies": {name: _own_record(each) for name, each in own.items()},
+        "joint_causes": causes_of(joint.plan, cost),
+        "strategies": {name: _own_record(each) for name, each in own_results.items()},
     }
 
 
 def joint_alone(
     suite_job: SuiteJob, *, budget_s: float, seed: int, progress: Callable[[str], None]
 ) -> dict[str, Any]:
-    """What the joint search alone comes to in that time."""
+    """The record of the joint search alone in the given time."""
     job, cost, judge = prepared(suite_job)
-    found = _joint(job, cost, judge, budget_s, seed)
-    progress(f"{suite_job.name}: joint {found.value:.6g} in {budget_s:g} s")
-    return _joint_record(found)
+    joint = _joint(job, cost, judge, budget_s, seed)
+    progress(f"{suite_job.name}: joint {joint.value:.6g} in {budget_s:g} s")
+    return _joint_record(joint)
 
 
 def _joint(job: Job, cost: CostModel, judge: Judge, budget_s: float, seed: int) -> Found:
@@ -147,27 +147,27 @@ def _joint(job: Job, cost: CostModel, judge: Judge, budget_s: float, seed: int) 
     return joint_search(job, cost, judge, stop=stop, scope=Scope(seed=seed, lower=lower))
 
 
-def _joint_record(found: Found) -> dict[str, Any]:
+def _joint_record(joint: Found) -> dict[str, Any]:
     return {
-        "joint_s": found.value,
-        "lower_bound": found.lower_bound,
-        "gap": found.gap,
-        "candidates": found.candidates,
-        "seconds": found.seconds,
-        "joint_from": found.best_from,
-        "joint_plan": plan_hash(found.plan),
-        "joint_ranks": len(found.plan.ranks),
-        "best_start": found.best_start.name,
-        "best_start_s": found.best_start.value,
+        "joint_s": joint.value,
+        "lower_bound": joint.lower_bound,
+        "gap": joint.gap,
+        "candidates": joint.candidates,
+        "seconds": joint.seconds,
+        "joint_from": joint.best_from,
+        "joint_plan": plan_hash(joint.plan),
+        "joint_ranks": len(joint.plan.ranks),
+        "best_start": joint.best_start.name,
+        "best_start_s": joint.best_start.value,
     }
 
 
 def overall(jobs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What all jobs come to together."""
-    gains = [each["best_single_s"] / each["joint_s"] for each in jobs.values()]
-    most = [each["best_single_s"] / each["lower_bound"] for each in jobs.values()]
+    """Summary over all jobs."""
+    gains = [row["best_single_s"] / row["joint_s"] for row in jobs.values()]
+    most = [row["best_single_s"] / row["lower_bound"] for row in jobs.values()]
     return {
-        "never_worse": all(each["joint_s"] <= each["best_single_s"] * ROUNDING for each in jobs.values()),
+        "never_worse": all(row["joint_s"] <= row["best_single_s"] * ROUNDING for row in jobs.values()),
         "geomean_gain": statistics.geometric_mean(gains),
         "most_geomean_gain": statistics.geometric_mean(most),  # of any plans, by their lower bounds
     }
@@ -175,23 +175,23 @@ def overall(jobs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 def lines(jobs: Mapping[str, Mapping[str, Any]]) -> Sequence[str]:
     """The table that the command prints."""
-    found = ["job                   joint  best single   gain  strategy                     gap  candidates"]
+    table = ["job                   joint  best single   gain  strategy                     gap  candidates"]
     for name, row in jobs.items():
-        found.append(
+        table.append(
             f"{name:16} {row['joint_s']:10.5g} {row['best_single_s']:12.5g} {row['gain']:6.3f}  "
             f"{row['best_single']:24} {row['gap']:7.1%} {row['candidates']:11}"
         )
-    return found
+    return table
 
 
 def causes_lines(jobs: Mapping[str, Mapping[str, Any]]) -> Sequence[str]:
-    """What the mean rank's step goes into under the best single strategy's plan, and the joint search's."""
-    found = ["where the mean rank's step goes, best single | joint:"]
+    """Causes of the mean rank's step under the best single strategy's plan and the joint search's."""
+    table = ["where the mean rank's step goes, best single | joint:"]
     for name, row in jobs.items():
         if "joint_causes" in row:
             sides = (_largest(row[side]) for side in ("best_single_causes", "joint_causes"))
-            found.append(f"{name:16} {' | '.join(sides)}")
-    return found if len(found) > 1 else []
+            table.append(f"{name:16} {' | '.join(sides)}")
+    return table if len(table) > 1 else []
 
 
 def _largest(causes: Mapping[str, float]) -> str:
@@ -202,27 +202,27 @@ def _largest(causes: Mapping[str, float]) -> str:
 def longer_lines(
     longer: Mapping[str, Mapping[str, Any]], jobs: Mapping[str, Mapping[str, Any]]
 ) -> Sequence[str]:
-    """A line a job: the joint search with more time, and its gain where the best single strategy is known."""
-    found = ["with a longer joint search:"]
+    """One line per job: the joint search with more time, and its gain where the best strategy is known."""
+    table = ["with a longer joint search:"]
     for name, row in longer.items():
         gain = f"{jobs[name]['best_single_s'] / row['joint_s']:6.3f}" if name in jobs else "-"
-        found.append(
+        table.append(
             f"{name:16} {row['joint_s']:10.5g} {gain:>6} {row['candidates']:11} {row['seconds']:6.1f} s"
         )
-    return found
+    return table
 
 
-def _own_record(own: OwnBest) -> dict[str, Any]:
+def _own_record(result: OwnBest) -> dict[str, Any]:
     record: dict[str, Any] = {
-        "value": own.value,
-        "unsearched": own.unsearched,
-        "tried": own.tried,
-        "planned": own.planned,
-        "seconds": round(own.seconds, 2),
-        "searches": OWN_SPACES[own.strategy].degrees.value,
-        "where": OWN_SPACES[own.strategy].where,
+        "value": result.value,
+        "unsearched": result.unsearched,
+        "tried": result.tried,
+        "planned": result.planned,
+        "seconds": round(result.seconds, 2),
+        "searches": OWN_SPACES[result.strategy].degrees.value,
+        "where": OWN_SPACES[result.strategy].where,
     }
-    return record if own.value is not None else record | {"refusal": own.refusal}
+    return record if result.value is not None else record | {"refusal": result.refusal}
 
 
 def _shown(value: float | None) -> str:
@@ -233,10 +233,10 @@ ALL = "all"
 
 
 def ablation_of(suite_job: SuiteJob, *, budget_s: float, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Gains over the best start that the joint search has in that time.
+    """Gains of the joint search over its best start in the given time.
 
-    One question is searched and the others stay as that start answers them; then all are. A question
-    that has nothing to change on a job shows 1.
+    One question is searched with the start's answers to the others; then all are searched. A question
+    without alternatives on a job shows 1.
     """
     job, cost, judge = prepared(suite_job)
     stop = Stop(seconds=budget_s, clock=time.process_time)
@@ -254,10 +254,10 @@ def ablation_of(suite_job: SuiteJob, *, budget_s: float, progress: Callable[[str
 def ablation_lines(jobs: Mapping[str, Mapping[str, Any]]) -> Sequence[str]:
     """The table that the command prints."""
     heads = [*(question.value for question in Question), ALL]
-    found = ["gain by one question alone".ljust(28) + "".join(f"{head:>10}" for head in heads)]
+    table = ["gain by one question alone".ljust(28) + "".join(f"{head:>10}" for head in heads)]
     for name, row in jobs.items():
-        found.append(f"{name:28}" + "".join(f"{row['gains'][head]:10.3f}" for head in heads))
-    return found
+        table.append(f"{name:28}" + "".join(f"{row['gains'][head]:10.3f}" for head in heads))
+    return table
 
 
 AWARE, UNAWARE = "cornstarch", "cornstarch-frozen-unaware"
@@ -292,7 +292,7 @@ def is_never_slower(jobs: Mapping[str, Mapping[str, Any]]) -> bool:
 
 
 def aware_lines(jobs: Mapping[str, Mapping[str, Any]]) -> Sequence[str]:
-    """A line a job."""
+    """One line per job."""
     return [
         f"{name}: {AWARE} {row[AWARE]} s, {UNAWARE} {row[UNAWARE]} s, both judged by the simulator"
         for name, row in jobs.items()

@@ -58,7 +58,7 @@ RANKS: Mapping[Part, int] = {Part.CROWDED: CROWD, Part.EMULATED: 8}
 
 
 def job_on(part: Part, link: Link) -> Job:
-    """The work on the ranks of a part, layouts left open."""
+    """The job on the ranks of a part, with open layouts."""
     ranks = RANKS[part]
     cores = ranks if part is Part.EMULATED else None
     cluster = this_machine(link, ranks, num_cores=cores)
@@ -68,7 +68,7 @@ def job_on(part: Part, link: Link) -> Job:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredJudge:
-    """Knows plans whose layers were measured: stages of one rank, weights whole."""
+    """Judges plans whose layers were measured: stages of one rank with whole weights."""
 
     judge: IterationJudge
 
@@ -84,19 +84,19 @@ class MeasuredJudge:
         return self.judge.value(plan)
 
     def timeline(self, plan: Plan) -> Timeline:
-        """By the judge."""
+        """The timeline of the underlying judge."""
         return self.judge.timeline(plan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Searched:
-    """What is executed of a part.
+    """The plans of a part to be executed.
 
     Args:
-        best_single: the strategy.
-        candidates: of the joint search.
+        best_single: the best single strategy.
+        candidates: number of the joint search's.
         seconds: of all searches.
-        plans: by name, best first; the winner leads, the best single strategy ends.
+        plans: by name, best first, from the winner to the best single strategy's.
     """
 
     best_single: str
@@ -106,30 +106,30 @@ class Searched:
 
 
 def kept(part: Part, profile: Profile, folder: Path, candidates: int, own_budget_s: float) -> Searched:
-    """As `searched`; what lies in the folder is not searched again, so that plans and predictions stay."""
+    """As `searched`, but stored results are reused, so that plans and predictions stay the same."""
     path = folder / CHOSEN
     if not path.is_file():
-        found = searched(part, profile, candidates, own_budget_s)
-        for name, plan in found.plans.items():
+        result = searched(part, profile, candidates, own_budget_s)
+        for name, plan in result.plans.items():
             write_plan(plan, folder / f"{name}.plan.json")
-        said = {
-            "best_single": found.best_single,
-            "candidates": found.candidates,
-            "seconds": found.seconds,
-            "plans": list(found.plans),
+        stored = {
+            "best_single": result.best_single,
+            "candidates": result.candidates,
+            "seconds": result.seconds,
+            "plans": list(result.plans),
         }
-        write_text(json.dumps(said) + "\n", path)
-    said = json.loads(path.read_text())
+        write_text(json.dumps(stored) + "\n", path)
+    stored = json.loads(path.read_text())
     return Searched(
-        best_single=said["best_single"],
-        candidates=said["candidates"],
-        seconds=said["seconds"],
-        plans={name: read_plan(folder / f"{name}.plan.json") for name in said["plans"]},
+        best_single=stored["best_single"],
+        candidates=stored["candidates"],
+        seconds=stored["seconds"],
+        plans={name: read_plan(folder / f"{name}.plan.json") for name in stored["plans"]},
     )
 
 
 def searched(part: Part, profile: Profile, candidates: int, own_budget_s: float) -> Searched:
-    """The joint search's plan, the best single strategy's, and up to two whose times lie between.
+    """The joint search's plan, the best single strategy's, and up to two with times in between.
 
     Raises:
         ValueError: no strategy has a plan.
@@ -137,26 +137,26 @@ def searched(part: Part, profile: Profile, candidates: int, own_budget_s: float)
     started_s = time.monotonic()
     job, cost = job_on(part, profile.machine_link("intra").link), CostModel(profile)
     judge = MeasuredJudge(IterationJudge(cost))
-    own = {
+    own_results = {
         each.strategy: each
         for each in own_searches(
             job, cost, judge, PLANNERS, budget_s=own_budget_s, seed=SEED, clock=time.process_time
         )
     }
-    best = best_of(own)
+    best = best_of(own_results)
     assert best.plan is not None, "the best one has a plan"
     assert best.value is not None, "the best one has a value"
     shorter = [_search(job, cost, judge, max(1, candidates // share)) for share in (64, 8)]
-    found = _search(job, cost, judge, candidates)
-    pool = [(each.value, each.plan) for each in shorter] + list(found.runners_up)
-    between = _between(pool, found.value, best.value)
-    plans = {WINNER: found.plan}
+    joint = _search(job, cost, judge, candidates)
+    pool = [(each.value, each.plan) for each in shorter] + list(joint.runners_up)
+    between = _between(pool, joint.value, best.value)
+    plans = {WINNER: joint.plan}
     plans |= {f"between {number}": plan for number, plan in enumerate(between, 1)}
-    if plan_hash(replace(best.plan, strategy=WINNER)) != plan_hash(replace(found.plan, strategy=WINNER)):
+    if plan_hash(replace(best.plan, strategy=WINNER)) != plan_hash(replace(joint.plan, strategy=WINNER)):
         plans[SINGLE] = best.plan
     return Searched(
         best_single=best.strategy,
-        candidates=found.candidates,
+        candidates=joint.candidates,
         seconds=time.monotonic() - started_s,
         plans=plans,
     )
@@ -169,12 +169,12 @@ def _search(job: Job, cost: CostModel, judge: MeasuredJudge, candidates: int) ->
 def _between(pool: Sequence[tuple[float, Plan]], low: float, high: float) -> list[Plan]:
     """Two plans with values between, those nearest to a third and two thirds of the way."""
     inside = {value: plan for value, plan in pool if low < value < high}
-    chosen: list[Plan] = []
+    selected: list[Plan] = []
     for share in (1 / 3, 2 / 3):
         if inside:
             nearest = min(inside, key=lambda value: abs(value - low - share * (high - low)))
-            chosen.append(inside.pop(nearest))
-    return chosen
+            selected.append(inside.pop(nearest))
+    return selected
 
 
 def unpriced(parts: Sequence[Part]) -> Iterator[Case]:
@@ -191,7 +191,7 @@ def unpriced(parts: Sequence[Part]) -> Iterator[Case]:
 def run(
     out: Path, parts: Sequence[Part], *, rounds: int, candidates: int, own_budget_s: float, is_quiet: bool
 ) -> dict[str, Any]:
-    """Calibrate, search, predict, execute; goes on where an earlier run in the same folder stopped."""
+    """Calibrate, search, predict and execute; continues an earlier run in the same folder."""
     started_s = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
     with Pool(CROWD) as pool:
@@ -234,26 +234,28 @@ def _predicted(part: Part, profile: Profile, out: Path, candidates: int, own_bud
     return _Part(part=part, chosen=chosen, predicted=predicted, digest=digest)
 
 
-def _executed(one: _Part, folder: Path, pool: Pool, *, rounds: int, is_quiet: bool) -> dict[str, Any]:
+def _executed(part: _Part, folder: Path, pool: Pool, *, rounds: int, is_quiet: bool) -> dict[str, Any]:
     """The part's record, after all rounds; ValueError where a plan does not run."""
     started_s = time.monotonic()
-    taken_s: dict[str, list[float]] = {each.case.name: [] for each in one.predicted}
-    for runs in _turns(one.part, folder, pool, rounds):
-        for name, seconds in seconds_by_plan(runs, one.predicted, one.part.value, is_quiet=is_quiet).items():
+    taken_s: dict[str, list[float]] = {each.case.name: [] for each in part.predicted}
+    for runs in _turns(part.part, folder, pool, rounds):
+        for name, seconds in seconds_by_plan(
+            runs, part.predicted, part.part.value, is_quiet=is_quiet
+        ).items():
             taken_s[name] += seconds
     return {
-        "ranks": RANKS[one.part],
-        "best_single": one.chosen.best_single,
-        "candidates": one.chosen.candidates,
-        "predictions_sha256": one.digest,
-        "searched_seconds": one.chosen.seconds,
+        "ranks": RANKS[part.part],
+        "best_single": part.chosen.best_single,
+        "candidates": part.chosen.candidates,
+        "predictions_sha256": part.digest,
+        "searched_seconds": part.chosen.seconds,
         "executed_seconds": time.monotonic() - started_s,
-        **summary(one.predicted, taken_s),
+        **summary(part.predicted, taken_s),
     }
 
 
 def _turns(part: Part, folder: Path, pool: Pool, rounds: int) -> Iterator[plan_runs.Runs]:
-    """Every plan once a round; of emulated plans blocks of steps take turns."""
+    """Turns in which every plan runs once a round; emulated plans run in blocks of steps."""
     if part is not Part.EMULATED:
         yield plan_runs.Runs(folder, rounds=rounds, steps=1, pool=pool)
         return
@@ -266,9 +268,9 @@ def _turns(part: Part, folder: Path, pool: Pool, rounds: int) -> Iterator[plan_r
 def summary(
     predicted: Sequence[plan_runs.Predicted], executed_s: Mapping[str, Sequence[float]]
 ) -> dict[str, Any]:
-    """Seconds of every plan, and the winner's gain over the best single strategy's plan, both ways.
+    """Seconds of every plan, and the winner's gain over the best single strategy, predicted and executed.
 
-    Where both are one plan, the gain is 1 and has no interval.
+    Where both are the same plan, the gain is 1 without an interval.
     """
     rows = rows_of(predicted, executed_s)
     if SINGLE not in rows:
@@ -288,10 +290,10 @@ def lines(result: Mapping[str, Any]) -> Iterator[str]:
         yield f"{name}, {part['ranks']} ranks, best single strategy {part['best_single']}"
         for plan, row in part["plans"].items():
             yield f"  {plan:12} predicted {row['predicted_s']:.4f} s, executed {row['executed_s']:.4f} s"
-        shown = "the same plan"
+        gain_text = "the same plan"
         if part["interval_95"] is not None:
-            shown = str(Interval(part["executed_gain"], *part["interval_95"]))
-        yield f"  predicted_gain {part['predicted_gain']:.3f}, executed_gain {shown}"
+            gain_text = str(Interval(part["executed_gain"], *part["interval_95"]))
+        yield f"  predicted_gain {part['predicted_gain']:.3f}, executed_gain {gain_text}"
 
 
 def main() -> int:
@@ -305,28 +307,28 @@ def main() -> int:
     parser.add_argument("--part", choices=[part.value for part in RANKS], action="append")
     parser.add_argument("--resume", action="store_true", help="go on with what lies in the folder")
     parser.add_argument("--out", type=Path, default=OUT)
-    given = parser.parse_args()
-    if given.rounds < 2 or given.candidates < 1 or given.own_budget <= 0:
+    arguments = parser.parse_args()
+    if arguments.rounds < 2 or arguments.candidates < 1 or arguments.own_budget <= 0:
         parser.error(
             f"want --rounds >= 2 for an interval, --candidates >= 1 and --own-budget > 0, got "
-            f"{given.rounds}, {given.candidates} and {given.own_budget}"
+            f"{arguments.rounds}, {arguments.candidates} and {arguments.own_budget}"
         )
-    if not given.resume:
-        shutil.rmtree(given.out, ignore_errors=True)
-    parts = [Part(name) for name in given.part or [part.value for part in RANKS]]
+    if not arguments.resume:
+        shutil.rmtree(arguments.out, ignore_errors=True)
+    parts = [Part(name) for name in arguments.part or [part.value for part in RANKS]]
     result = run(
-        given.out,
+        arguments.out,
         parts,
-        rounds=given.rounds,
-        candidates=given.candidates,
-        own_budget_s=given.own_budget,
-        is_quiet=given.json,
+        rounds=arguments.rounds,
+        candidates=arguments.candidates,
+        own_budget_s=arguments.own_budget,
+        is_quiet=arguments.json,
     )
     print("\n".join(lines(result)))
-    is_whole = given.rounds >= ROUNDS and len(parts) == len(RANKS)
+    is_whole = arguments.rounds >= ROUNDS and len(parts) == len(RANKS)
     intervals = [part["interval_95"] for part in result["parts"].values()]
     holds = all(interval is None or interval[1] >= 1 for interval in intervals)
-    return finish(result, out=RESULT if is_whole else None, as_json=given.json, holds=holds)
+    return finish(result, out=RESULT if is_whole else None, as_json=arguments.json, holds=holds)
 
 
 if __name__ == "__main__":

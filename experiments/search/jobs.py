@@ -43,12 +43,12 @@ class SuiteJob:
     Args:
         name: as `--job` takes it.
         source: paper and setup, or file.
-        differs: from the source, in a line; empty: in nothing but open layouts.
-        make: the job.
-        cost: its machines.
-        objective: what is made small.
-        said: what the objective is about.
-        batches: drawn samples of further steps, over which the objective is a mean; none: the job's own.
+        differs: difference from the source, in a line; empty: only open layouts.
+        make: makes the job.
+        cost: its cost model.
+        objective: what is minimised.
+        said: parameters of the objective.
+        batches: drawn samples of further steps, over which the objective is averaged; empty: the job's own.
     """
 
     name: str
@@ -62,7 +62,7 @@ class SuiteJob:
 
 
 def opened(job: Job) -> Job:
-    """The job with nothing said about layouts, nor about what is sharded or computed again."""
+    """The job without layouts, sharding or recomputation."""
     settings = replace(job.settings, modules=())
     return replace(job, layouts=(), replicas=1, settings=settings)
 
@@ -107,7 +107,7 @@ def _entrain_batches() -> tuple[tuple[Sample, ...], ...]:
 
 
 def _oobleck() -> Job:
-    """GPT-3 2.7b on nodes of one A40."""
+    """GPT-3 2.7b on nodes of one A40 each."""
     profile = a40_cost().profile
     node = Node(device=A40, num_ranks=1, memory_bytes=profile.memory_bytes)
     link = profile.machine_link("inter").link
@@ -129,15 +129,15 @@ def _failing() -> Job:
 
 
 def _of_hub(folder: Path, gpus: str) -> Job:
-    """What `workbench init` writes for a model's config."""
-    made = draft(
+    """The job that `workbench init` writes for a model's config."""
+    drafted = draft(
         str(folder / "config.json"),
         machines_of(gpus, None),
         train=Train.LLM,
         text_tokens=1024,
         image_px=None,
     )
-    return job_from_spec(parse_spec(made.text, where=folder.name), folder=folder)
+    return job_from_spec(parse_spec(drafted.text, where=folder.name), folder=folder)
 
 
 _ALL = (

@@ -42,14 +42,14 @@ Told = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the command was asked for.
+    """The options of the command.
 
     Args:
         names: of jobs.
-        spaces: that `regret` lists; none: all.
+        spaces: those that `regret` lists; empty: all.
         budget_s: CPU seconds of every search.
         seed: of all draws.
-        processes: that take one job or space at a time; each counts its own CPU seconds.
+        processes: processes that take one job or space at a time; each counts its own CPU seconds.
     """
 
     names: Sequence[str]
@@ -64,41 +64,41 @@ def told(what: str) -> None:
     sys.stderr.write(f"{what}\n")
 
 
-def compared_job(name: str, asked: Asked, progress: Told) -> dict[str, Any]:
+def compared_job(name: str, options: Asked, progress: Told) -> dict[str, Any]:
     """Joint search and best single strategy."""
-    return compared.compared(JOBS[name], budget_s=asked.budget_s, seed=asked.seed, progress=progress)
+    return compared.compared(JOBS[name], budget_s=options.budget_s, seed=options.seed, progress=progress)
 
 
-def longer_job(name: str, asked: Asked, progress: Told) -> dict[str, Any]:
-    """The joint search with `LONGER` times the budget, for all who wait as long as for the strategies."""
-    budget_s = LONGER * asked.budget_s
-    return compared.joint_alone(JOBS[name], budget_s=budget_s, seed=asked.seed, progress=progress)
+def longer_job(name: str, options: Asked, progress: Told) -> dict[str, Any]:
+    """The joint search with `LONGER` times the budget, the total time of the strategies' searches."""
+    budget_s = LONGER * options.budget_s
+    return compared.joint_alone(JOBS[name], budget_s=budget_s, seed=options.seed, progress=progress)
 
 
-def aware_job(name: str, asked: Asked, progress: Told) -> dict[str, Any]:
-    """Cornstarch's planner beside its unaware baseline, both held against the simulator."""
-    return compared.aware_of(JOBS[name], limit_s=LONGER * asked.budget_s, progress=progress)
+def aware_job(name: str, options: Asked, progress: Told) -> dict[str, Any]:
+    """Cornstarch's planner beside its unaware baseline, both judged by the simulator."""
+    return compared.aware_of(JOBS[name], limit_s=LONGER * options.budget_s, progress=progress)
 
 
-def ablated_job(name: str, asked: Asked, progress: Told) -> dict[str, Any]:
-    """What each question gives."""
-    return compared.ablation_of(JOBS[name], budget_s=asked.budget_s, progress=progress)
+def ablated_job(name: str, options: Asked, progress: Told) -> dict[str, Any]:
+    """The gain of each question."""
+    return compared.ablation_of(JOBS[name], budget_s=options.budget_s, progress=progress)
 
 
-def regret_of_space(name: str, asked: Asked, progress: Told) -> dict[str, Any]:
-    """Regret in a space that is listed whole; its budget is of candidates."""
+def regret_of_space(name: str, options: Asked, progress: Told) -> dict[str, Any]:
+    """Regret in an exhaustively listed space, with a budget of candidates."""
     space = next(space for space in spaces() if space.name == name)
     return regret.regret_of(
         space,
         candidates=regret.CANDIDATES,
-        seed=asked.seed,
+        seed=options.seed,
         progress=lambda done: progress(f"{name}: {done} plans"),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a part leaves in the record: under a key, a row for each job or space.
+    """A part of the record: under a key, one row for each job or space.
 
     Args:
         key: of the record.
@@ -108,19 +108,19 @@ class Part:
     key: str
     row_of: Callable[[str, Asked, Told], dict[str, Any]]
 
-    def __call__(self, asked: Asked, progress: Told) -> dict[str, Any]:
-        """The rows of all that are named, made by so many processes."""
-        if asked.processes == 1:
-            return {self.key: {name: self.row_of(name, asked, progress) for name in asked.names}}
-        with ProcessPoolExecutor(asked.processes, get_context("spawn"), max_tasks_per_child=1) as pool:
-            waited = {name: pool.submit(self.row_of, name, asked, told) for name in asked.names}
+    def __call__(self, options: Asked, progress: Told) -> dict[str, Any]:
+        """The rows of all named jobs or spaces, made by several processes."""
+        if options.processes == 1:
+            return {self.key: {name: self.row_of(name, options, progress) for name in options.names}}
+        with ProcessPoolExecutor(options.processes, get_context("spawn"), max_tasks_per_child=1) as pool:
+            waited = {name: pool.submit(self.row_of, name, options, told) for name in options.names}
             return {self.key: {name: future.result() for name, future in waited.items()}}
 
 
-def of_speed(asked: Asked, progress: Told) -> dict[str, Any]:
-    """Candidates a second."""
+def of_speed(options: Asked, progress: Told) -> dict[str, Any]:
+    """The speeds, in candidates a second."""
     progress("speeds")
-    return speeds.speeds(seed=asked.seed)
+    return speeds.speeds(seed=options.seed)
 
 
 WHOLE = "speed"  # the part that has no rows
@@ -134,102 +134,104 @@ PARTS: Mapping[str, Callable[[Asked, Told], dict[str, Any]]] = {
 }
 
 
-def gathered(parts: Sequence[str], asked: Asked, before: Mapping[str, Any], progress: Told) -> dict[str, Any]:
-    """The record of some parts and jobs, beside those of a record with the same budget and seed.
+def gathered(
+    parts: Sequence[str], options: Asked, before: Mapping[str, Any], progress: Told
+) -> dict[str, Any]:
+    """The record of some parts and jobs, merged with an earlier record of the same budget and seed.
 
     Raises:
-        ValueError: that one has another.
+        ValueError: the earlier record has another budget or seed.
     """
-    said = {"budget_s": asked.budget_s, "seed": asked.seed}
-    if before and {key: before[key] for key in said} != said:
+    settings = {"budget_s": options.budget_s, "seed": options.seed}
+    if before and {key: before[key] for key in settings} != settings:
         raise ValueError(
             f"the record holds budget {before['budget_s']:g} s and seed {before['seed']}, asked for are "
-            f"{asked.budget_s:g} s and {asked.seed}; nearest: another --out"
+            f"{options.budget_s:g} s and {options.seed}; nearest: another --out"
         )
     record: dict[str, Any] = {
         **before,
-        "command": f"python -m experiments.search.joint --budget {asked.budget_s:g} --seed {asked.seed}",
+        "command": f"python -m experiments.search.joint --budget {options.budget_s:g} --seed {options.seed}",
         "device": f"{platform.machine()} CPU, {os.cpu_count()} cores",
-        **said,
+        **settings,
     }
     for part in parts:
-        made = {"commit": commit(), "date": datetime.now(UTC).isoformat(timespec="minutes")}
-        found = PARTS[part](asked, progress)
-        for key, value in found.items():
+        provenance = {"commit": commit(), "date": datetime.now(UTC).isoformat(timespec="minutes")}
+        part_rows = PARTS[part](options, progress)
+        for key, value in part_rows.items():
             record[key] = record.get(key, {}) | value if isinstance(value, dict) else value
-        of = (part,) if part == WHOLE else asked.names
+        names = (part,) if part == WHOLE else options.names
         record["made"] = record.get("made", {}) | {
-            part: record.get("made", {}).get(part, {}) | dict.fromkeys(of, made)
+            part: record.get("made", {}).get(part, {}) | dict.fromkeys(names, provenance)
         }
     return current(record)
 
 
 def current(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record without spaces that are no longer listed, and what it comes to."""
+    """The record without spaces that are no longer listed, with its summary."""
     names = {space.name for space in spaces()}
     listed = {name: row for name, row in record.get("spaces", {}).items() if name in names}
-    found = {**record, "spaces": listed} if listed else dict(record)
-    return found | summed(found)
+    summarised = {**record, "spaces": listed} if listed else dict(record)
+    return summarised | summed(summarised)
 
 
-def rows(part: str, asked: Asked, record: Mapping[str, Any]) -> Iterator[Asked]:
-    """What is run of a part at a time: as many rows as processes, less those that the record has.
+def rows(part: str, options: Asked, record: Mapping[str, Any]) -> Iterator[Asked]:
+    """Yield the rows of a part that are run together: as many as processes, without those in the record.
 
-    A row is had that the same commit made, without changes of its own.
+    A row counts as present if the same commit made it, without uncommitted changes.
     """
-    listed = asked.spaces or [space.name for space in spaces()]
-    names = listed if part == "regret" else asked.names
+    listed = options.spaces or [space.name for space in spaces()]
+    names = listed if part == "regret" else options.names
     if part == WHOLE:
         names = [WHOLE]
-    here, made = commit(), record.get("made", {}).get(part, {})
+    here, made_by = commit(), record.get("made", {}).get(part, {})
     if here is not None and not here.endswith("-dirty"):
-        names = [name for name in names if made.get(name, {}).get("commit") != here]
-    for first in range(0, len(names), asked.processes):
-        yield replace(asked, names=names[first : first + asked.processes])
+        names = [name for name in names if made_by.get(name, {}).get("commit") != here]
+    for first in range(0, len(names), options.processes):
+        yield replace(options, names=names[first : first + options.processes])
 
 
 def summed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What all jobs and spaces of the record come to, as far as it has them."""
-    found: dict[str, Any] = {}
+    """The summary over all jobs and spaces in the record."""
+    summary: dict[str, Any] = {}
     if jobs := record.get("jobs"):
-        found |= compared.overall(jobs)
+        summary |= compared.overall(jobs)
         both = jobs.keys() & record.get("longer", {}).keys()
         longer = {name: jobs[name] | record["longer"][name] for name in both}
-        found |= {"longer_overall": compared.overall(longer)} if longer else {}
+        summary |= {"longer_overall": compared.overall(longer)} if longer else {}
     if jobs := record.get("aware"):
-        found["cornstarch_never_slower_than_unaware"] = compared.is_never_slower(jobs)
+        summary["cornstarch_never_slower_than_unaware"] = compared.is_never_slower(jobs)
     if spaces_ := record.get("spaces"):
-        found["regret_vs_exhaustive"] = max(each["regret"] for each in spaces_.values())
-    return found
+        summary["regret_vs_exhaustive"] = max(row["regret"] for row in spaces_.values())
+    return summary
 
 
 def lines(record: Mapping[str, Any]) -> Sequence[str]:
     """The tables that the command prints."""
-    found: list[str] = []
+    tables: list[str] = []
     if "jobs" in record:
-        found += compared.lines(record["jobs"])
-        found.append(OVERALL.format(**record))
-        found += compared.causes_lines(record["jobs"])
+        tables += compared.lines(record["jobs"])
+        tables.append(OVERALL.format(**record))
+        tables += compared.causes_lines(record["jobs"])
     if "longer" in record:
-        found += compared.longer_lines(record["longer"], record.get("jobs", {}))
+        tables += compared.longer_lines(record["longer"], record.get("jobs", {}))
     if "longer_overall" in record:
-        found.append(OVERALL.format(**record["longer_overall"]))
+        tables.append(OVERALL.format(**record["longer_overall"]))
     if "aware" in record:
-        found += compared.aware_lines(record["aware"])
+        tables += compared.aware_lines(record["aware"])
     for name, space in record.get("spaces", {}).items():
-        found.append(f"{name}: {space['plans']} plans, regret {space['regret']:.3%}")
+        tables.append(f"{name}: {space['plans']} plans, regret {space['regret']:.3%}")
     if "ablation" in record:
-        found += compared.ablation_lines(record["ablation"])
-    found += [
+        tables += compared.ablation_lines(record["ablation"])
+    tables += [
         f"{key}: {record[key]:.3g}"
         for key in ("candidates_per_s_24", "candidates_per_s_1296", "seconds_10000")
         if key in record
     ]
-    return found
+    return tables
 
 
 def holds(record: Mapping[str, Any]) -> bool:
-    """Whether what was run meets its goals."""
+    """Whether the results meet their goals."""
     return (
         record.get("never_worse", True)
         and record.get("geomean_gain", GOAL_GAIN) >= GOAL_GAIN
@@ -259,25 +261,25 @@ def main() -> int:
         help="JSON file to write; it is kept row by row, and rows of this commit are not made anew; default: "
         "one of this budget and seed in out/search",
     )
-    given = parser.parse_args()
-    if not 0 < given.budget < float("inf"):
-        parser.error(f"--budget: want > 0 s, got {given.budget}; nearest: 1")
-    if given.processes < 1:
-        parser.error(f"--processes: want >= 1, got {given.processes}; nearest: 1")
-    out: Path = given.out or OUT / f"joint-{given.budget:g}s-seed-{given.seed}.json"
+    arguments = parser.parse_args()
+    if not 0 < arguments.budget < float("inf"):
+        parser.error(f"--budget: want > 0 s, got {arguments.budget}; nearest: 1")
+    if arguments.processes < 1:
+        parser.error(f"--processes: want >= 1, got {arguments.processes}; nearest: 1")
+    out: Path = arguments.out or OUT / f"joint-{arguments.budget:g}s-seed-{arguments.seed}.json"
     check_writable(out)
 
     asked = Asked(
-        names=given.job or tuple(JOBS),
-        spaces=given.space or (),
-        budget_s=given.budget,
-        seed=given.seed,
-        processes=given.processes,
+        names=arguments.job or tuple(JOBS),
+        spaces=arguments.space or (),
+        budget_s=arguments.budget,
+        seed=arguments.seed,
+        processes=arguments.processes,
     )
     before = json.loads(out.read_text()) if out.exists() else {}
     try:
         record = gathered((), asked, before, told)
-        for part in given.part or PARTS:
+        for part in arguments.part or PARTS:
             for some in rows(part, asked, record):
                 record = gathered((part,), some, record, told)
                 write_text(json.dumps(record, indent=1) + "\n", out)
@@ -285,7 +287,7 @@ def main() -> int:
         parser.error(str(error))
     print("\n".join(lines(record)))
     told(f"kept in {out}")
-    return finish(record, as_json=given.json, holds=holds(record))
+    return finish(record, as_json=arguments.json, holds=holds(record))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a plan of the suite is worth, by the exact sweep; the best ones are replayed by the engine."""
+"""The value of a plan of the suite, by the exact sweep; the best ones are replayed by the engine."""
 
 import time
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ def judge_of(
     *,
     seed: int = 0,
 ) -> Judge:
-    """The judge of an objective, for all who search the job.
+    """The judge of an objective, for all searches of a job.
 
-    Planning of further batches is timed in CPU seconds, which other load does not lengthen.
+    Planning of further batches is timed in CPU seconds, which other load does not affect.
 
     Raises:
         ValueError: as `judge_for`.

@@ -1,4 +1,4 @@
-"""A small space of plans that vary in all four questions, listed whole."""
+"""A small space of plans that vary in all four questions, listed exhaustively."""
 
 import hashlib
 from collections.abc import Hashable, Iterable, Iterator, Mapping
@@ -25,7 +25,7 @@ _DIGESTS: LruCache[str] = LruCache(100_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedSpace:
-    """A job, and the answers to each question that are combined.
+    """A job, with the combined answers to each question.
 
     Args:
         name: of the space.
@@ -52,10 +52,10 @@ class ListedSpace:
     ways: tuple[KeyExchange, ...] = (KeyExchange.ALL_GATHER, KeyExchange.RING)
 
     def choices(self) -> Iterator[Choice]:
-        """All of them; some have different answers and the same plan.
+        """Yield all choices, of which some with different answers have the same plan.
 
-        Those that differ in their owners alone follow one another: they have one order.
-        Behind them come those that differ in cuts, whose rows and orders are remembered.
+        Choices that differ only in owners are consecutive: they have one order. They are followed by choices
+        that differ in cuts, whose rows and orders are cached.
         """
         ids = [sample.id for sample in self.job.batch]
         groupings = [groups for size in self.microbatches for groups in _groupings(ids, size)]
@@ -65,8 +65,8 @@ class ListedSpace:
             counts = dict.fromkeys(shapes, replicas)
             grouped = [dealt(self.job, each, counts) for each in groupings if len(each) % replicas == 0]
             for schedule in self.schedules:
-                held = _with_shapes(self.job, shapes, replicas, schedule)
-                cut = [disjoint_stages(held, cuts) for cuts in self._cuts(shapes)]
+                shaped_job = _with_shapes(self.job, shapes, replicas, schedule)
+                cut = [disjoint_stages(shaped_job, cuts) for cuts in self._cuts(shapes)]
                 for settings, microbatches, stages in product(self._settings(shapes), grouped, cut):
                     for rule in self.rules if _divided(shapes) else (TokenRule.ZIGZAG,):
                         yield Choice(
@@ -78,9 +78,9 @@ class ListedSpace:
                         )
 
     def plans(self, choices: Iterable[Choice]) -> Iterator[Plan]:
-        """Of some choices, those that the search would build; one order for all that differ in owners alone.
+        """Plans of choices as the search would build them, with one order for all that differ only in owners.
 
-        It refuses owners for which the rank that a stage is priced by has too few tokens, see `plan_of`.
+        Owners are refused where the rank by which a stage is priced has too few tokens, see `plan_of`.
         """
         ordered: Choice | None = None
         among = Space(self.job, self.cost, {})
@@ -122,7 +122,7 @@ class ListedSpace:
 
 @dataclass(frozen=True)
 class Listed:
-    """A space's plans by what they are, with their values.
+    """The plans of a space by key, with their values.
 
     Args:
         values: key -> value, see `key_of`; None: the plan does not fit, or can deadlock.
@@ -134,7 +134,7 @@ class Listed:
 
     @cached_property
     def feasible(self) -> Mapping[str, float]:
-        """Plans that have a value."""
+        """The number of plans that have a value."""
         return {key: value for key, value in self.values.items() if value is not None}
 
     @cached_property
@@ -143,7 +143,7 @@ class Listed:
 
     @cached_property
     def digest(self) -> str:
-        """Of all keys and values."""
+        """A digest of all keys and values."""
         digest = hashlib.sha256()
         for key in sorted(self.feasible):
             digest.update(f"{key} {self.feasible[key]!r}\n".encode())
@@ -151,10 +151,10 @@ class Listed:
 
 
 def key_of(plan: Plan) -> str:
-    """What a plan is among those of one model, cluster and batch, whoever made it.
+    """The identity of a plan among those of one model, cluster and batch.
 
-    How keys would travel in modules without context parallelism does not count. What plans have in common
-    is digested once: `plan_hash` takes as long as a plan's value.
+    Key exchange in modules without context parallelism does not count. Common parts of plans are digested
+    once: `plan_hash` takes as long as a plan's value.
     """
     parts = (plan.stages, plan.microbatches, plan.programs, plan.token_shards, _settings_of(plan))
     return _digest("".join(map(_known, parts)))
@@ -191,27 +191,27 @@ def _digest(text: str) -> str:
 
 
 def _divided(shapes: Mapping[str, Shape]) -> list[str]:
-    """Modules with context-parallel ranks."""
+    """Names of modules with context-parallel ranks."""
     return sorted(name for name, (_, cp, _) in shapes.items() if cp > 1)
 
 
 def _near_even(num_layers: int, num_stages: int) -> Iterator[Cuts]:
-    """Cuts whose borders lie next to those of equal parts."""
-    even = [round(place * num_layers / num_stages) for place in range(1, num_stages)]
+    """Cuts whose borders are close to those of equal parts."""
+    even = [round(part * num_layers / num_stages) for part in range(1, num_stages)]
     for inner in combinations(range(1, num_layers), num_stages - 1):
-        if all(abs(border - at) <= AWAY for border, at in zip(inner, even, strict=True)):
+        if all(abs(border - even_border) <= AWAY for border, even_border in zip(inner, even, strict=True)):
             yield tuple(pairwise((0, *inner, num_layers)))
 
 
 def _groupings(ids: list[int], size: int) -> Iterator[tuple[Group, ...]]:
-    """Every way to put samples into microbatches of one size, which stand in an order."""
+    """All groupings of samples into an ordered sequence of microbatches of one size."""
     if not ids:
         yield ()
         return
     for group in combinations(ids, size):
-        rest = [member for member in ids if member not in group]
-        for others in _groupings(rest, size):
-            yield (group, *others)
+        remaining = [member for member in ids if member not in group]
+        for other_groups in _groupings(remaining, size):
+            yield (group, *other_groups)
 
 
 def _with_shapes(job: Job, shapes: Mapping[str, Shape], replicas: int, schedule: Schedule) -> Job:

@@ -38,14 +38,14 @@ TOLD = 1000  # choices between two reports
 
 @dataclass(frozen=True, slots=True)
 class ListedJudge:
-    """Knows the plans of a space and no other."""
+    """A judge of only the plans of a space."""
 
     job: Job
     listed: Listed
     judge: IterationJudge
 
     def value(self, plan: Plan) -> float:
-        """Of a listed plan; ValueError for any other."""
+        """The value of a listed plan; ValueError for any other."""
         job = self.job
         value = self.listed.values.get(key_of(plan))
         if value is None or (plan.model, plan.cluster, plan.batch) != (job.model, job.cluster, job.batch):
@@ -53,14 +53,14 @@ class ListedJudge:
         return value
 
     def timeline(self, plan: Plan) -> Timeline:
-        """By the judge."""
+        """The timeline of the underlying judge."""
         return self.judge.timeline(plan)
 
 
 def listed(space: ListedSpace, progress: Callable[[int], None] = lambda done: None) -> Listed:
-    """Every plan of a space with its value, those that are refused with none.
+    """All plans of a space with their values, None for refused ones.
 
-    Plans that several choices come to are judged once.
+    Plans of several choices are judged once.
     """
     values: dict[str, float | None] = {}
     answers: dict[str, set[str]] = {}
@@ -70,7 +70,7 @@ def listed(space: ListedSpace, progress: Callable[[int], None] = lambda done: No
         with collector_paused():
             _list(space, some, values, answers)
         gc.collect()  # what was derived of plans that are gone
-    return Listed(values, {question: len(given) for question, given in answers.items()})
+    return Listed(values, {question: len(question_answers) for question, question_answers in answers.items()})
 
 
 def _list(
@@ -94,7 +94,7 @@ def _list(
 
 
 def searched(space: ListedSpace, whole: Listed, *, candidates: int, seed: int) -> Found:
-    """The joint search in the space, from some of its plans; ValueError where none of these is feasible."""
+    """The joint search in the space from some of its plans; ValueError where none of them is feasible."""
     return joint_search(
         space.job,
         space.cost,
@@ -105,10 +105,10 @@ def searched(space: ListedSpace, whole: Listed, *, candidates: int, seed: int) -
 
 
 def drawn_starts(space: ListedSpace, whole: Listed, seed: int) -> tuple[Start, ...]:
-    """Feasible plans of the space, drawn evenly."""
+    """Feasible plans of the space, drawn uniformly."""
     choices = list(space.choices())
     random.Random(seed).shuffle(choices)
-    found: list[Start] = []
+    starts: list[Start] = []
     for number, choice in enumerate(choices):
         try:
             plan = build(space.job, choice, space.cost)
@@ -116,20 +116,20 @@ def drawn_starts(space: ListedSpace, whole: Listed, seed: int) -> tuple[Start, .
             continue
         value = whole.values.get(key_of(plan))
         if value is not None:
-            found.append(Start(name=f"drawn {number}", plan=plan, choice=choice, value=value))
-        if len(found) == STARTS:
+            starts.append(Start(name=f"drawn {number}", plan=plan, choice=choice, value=value))
+        if len(starts) == STARTS:
             break
-    return tuple(found)
+    return tuple(starts)
 
 
 def regret_of(
     space: ListedSpace, *, candidates: int, seed: int, progress: Callable[[int], None]
 ) -> dict[str, Any]:
-    """A space's record: its size, digest and optimum, and what the search came to."""
+    """A space's record: its size, digest and optimum, and the search's result."""
     started_s = time.process_time()
     whole = listed(space, progress)
     listed_s = time.process_time() - started_s
-    found = searched(space, whole, candidates=candidates, seed=seed)
+    result = searched(space, whole, candidates=candidates, seed=seed)
     return {
         "space": space.name,
         "plans": len(whole.feasible),
@@ -139,12 +139,12 @@ def regret_of(
         "optimum_s": whole.optimum,
         "worst_s": max(whole.feasible.values()),
         "optimal_plans": sum(value == whole.optimum for value in whole.feasible.values()),
-        "best_start": found.best_start.name,
-        "best_start_s": found.best_start.value,
-        "joint_s": found.value,
-        "regret": found.value / whole.optimum - 1,
-        "candidates": found.candidates,
-        "proposed": len(found.log),
+        "best_start": result.best_start.name,
+        "best_start_s": result.best_start.value,
+        "joint_s": result.value,
+        "regret": result.value / whole.optimum - 1,
+        "candidates": result.candidates,
+        "proposed": len(result.log),
         "listed_seconds": listed_s,
-        "seconds": found.seconds,
+        "seconds": result.seconds,
     }

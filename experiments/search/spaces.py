@@ -1,4 +1,4 @@
-"""The spaces that are listed whole: unlike models, machines, data, and what binds."""
+"""The exhaustively listed spaces, with different models, machines, data and bottlenecks."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -39,7 +39,7 @@ _LARGE_AUDIO = WHISPER | {
 
 
 class Drawn(NamedTuple):
-    """How samples are drawn: fewest and most tokens of text, most items of every encoder."""
+    """The distribution of samples: fewest and most tokens of text, most items of every encoder."""
 
     text_tokens: tuple[int, int]
     most_items: int = 2
@@ -55,8 +55,10 @@ def _job(
     drawn: Drawn,
     trainable: str = "all",
 ) -> Job:
-    """Four drawn samples, encoders in front of a language model."""
-    modules = {called: {"config": config, "trainable": trainable} for called, config in encoders.items()}
+    """A job of four drawn samples, with encoders and a language model."""
+    modules = {
+        module_name: {"config": config, "trainable": trainable} for module_name, config in encoders.items()
+    }
     content = {
         "name": name,
         "model": {"modules": modules | {"llm": {"config": llm, "trainable": "all"}}},
@@ -93,15 +95,15 @@ def _space(
 
 
 def spaces() -> tuple[ListedSpace, ...]:
-    """Each with more than ten thousand feasible plans.
+    """The spaces, each with more than ten thousand feasible plans.
 
-    Of the last two nobody looked at a search before it was as it is; of the others see the decision log.
+    The search was not tuned on the last two; for the others see the decision log.
     """
     return (_vision(), _frozen_audio(), _both(), _replicas(), _tight(), _slow_nodes(), _frozen_replicas())
 
 
 def _vision() -> ListedSpace:
-    """An encoder that is trained, on one node of A40."""
+    """A trained encoder on one node of A40s."""
     job = _job(
         "vision trained",
         _LLAMA,
@@ -117,7 +119,7 @@ def _vision() -> ListedSpace:
 
 
 def _frozen_audio() -> ListedSpace:
-    """An encoder of which the projector alone is trained, on H100: no gradients in most of it."""
+    """An encoder with only its projector trained, on H100s: most of it has no gradients."""
     job = _job(
         "audio frozen",
         _LLAMA,
@@ -134,7 +136,7 @@ def _frozen_audio() -> ListedSpace:
 
 
 def _both() -> ListedSpace:
-    """Two encoders, on A100."""
+    """Two encoders on A100s."""
     job = _job(
         "vision and audio",
         _LLAMA,
@@ -151,7 +153,7 @@ def _both() -> ListedSpace:
 
 
 def _replicas() -> ListedSpace:
-    """One or two replicas on two nodes of L40S, whose cards gradients, keys or activations have to cross."""
+    """One or two replicas on two nodes of L40S, with gradients, keys or activations across network cards."""
     job = _job(
         "replicas on two nodes",
         _LLAMA,
@@ -167,7 +169,7 @@ def _replicas() -> ListedSpace:
 
 
 def _tight() -> ListedSpace:
-    """A wide language model with a large vocabulary on devices that it hardly fits: memory decides, too."""
+    """A wide language model with a large vocabulary on devices that it barely fits: memory binds."""
     job = _job(
         "memory binds",
         _QWEN,
@@ -183,7 +185,7 @@ def _tight() -> ListedSpace:
 
 
 def _slow_nodes() -> ListedSpace:
-    """A trained audio encoder on two nodes of A10, unequal samples: the network between them counts."""
+    """A trained audio encoder on two nodes of A10, with unequal samples: the network binds."""
     job = _job(
         "audio on slow nodes",
         _LLAMA | {"num_hidden_layers": 7},
@@ -199,7 +201,7 @@ def _slow_nodes() -> ListedSpace:
 
 
 def _frozen_replicas() -> ListedSpace:
-    """A frozen vision encoder in front of a wide language model, one or two replicas on a node of B200."""
+    """A frozen vision encoder and a wide language model, in one or two replicas on a node of B200s."""
     job = _job(
         "frozen replicas",
         _QWEN | {"num_hidden_layers": 5},

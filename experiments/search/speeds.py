@@ -29,7 +29,7 @@ WORKERS = 2
 
 
 def job_of(case: Case) -> Job:
-    """A case's model, cluster, batch and degrees; samples drawn, so that grouping matters."""
+    """The job of a case: model, cluster, batch and degrees, with drawn samples, so that grouping matters."""
     plan = plan_of(case)
     return Job(
         name=case.name,
@@ -44,28 +44,28 @@ def job_of(case: Case) -> Job:
 
 
 def rate_of(case: Case, candidates: int, *, seed: int) -> dict[str, Any]:
-    """Candidates a second of one case, and what came out."""
-    seen: list[tuple[float, int]] = []
+    """Candidates a second of one case, and the search's result."""
+    samples_seen: list[tuple[float, int]] = []
 
     def told(state: State) -> None:
-        seen.append((time.process_time(), state.candidates))
+        samples_seen.append((time.process_time(), state.candidates))
 
     job = job_of(case)
     cost = CostModel(load_profile(PROFILE))
     scope = Scope(seed=seed, planners={START: PLANNERS[START]})
     stop = Stop(candidates=candidates, seconds=LIMIT_S, clock=time.process_time)
-    found = joint_search(job, cost, IterationJudge(cost), stop=stop, scope=scope, progress=told)
-    (first_s, _), (last_s, counted) = seen[0], seen[-1]
-    return _record(found) | {"candidates_per_s": counted / max(last_s - first_s, 1e-9)}
+    result = joint_search(job, cost, IterationJudge(cost), stop=stop, scope=scope, progress=told)
+    (first_s, _), (last_s, counted) = samples_seen[0], samples_seen[-1]
+    return _record(result) | {"candidates_per_s": counted / max(last_s - first_s, 1e-9)}
 
 
 def large(*, seed: int, gpus: int = LARGE_GPUS) -> dict[str, Any]:
-    """A whole search on so many GPUs, by two workers."""
+    """A whole search on a number of GPUs, by two workers."""
     case = CASES[2]
     ranks = sum(pp * tp for pp, tp in case.layout.values())
     grown = replace(case, name=f"{gpus} GPUs", replicas=-(-gpus // ranks))
     job, cost = job_of(grown), CostModel(load_profile(PROFILE))
-    found = joint_search(
+    result = joint_search(
         job,
         cost,
         IterationJudge(cost),
@@ -73,11 +73,11 @@ def large(*, seed: int, gpus: int = LARGE_GPUS) -> dict[str, Any]:
         scope=Scope(seed=seed, planners={START: PLANNERS[START]}),
         workers=WORKERS,
     )
-    return _record(found) | {"gpus": job.cluster.num_ranks}
+    return _record(result) | {"gpus": job.cluster.num_ranks}
 
 
 def speeds(*, seed: int) -> dict[str, Any]:
-    """All three."""
+    """The speeds of all three cases."""
     small, middle = (
         rate_of(case, CANDIDATES[gpus], seed=seed) for case, gpus in zip(CASES[1:], CANDIDATES, strict=True)
     )
@@ -90,13 +90,13 @@ def speeds(*, seed: int) -> dict[str, Any]:
     }
 
 
-def _record(found: Found) -> dict[str, Any]:
+def _record(result: Found) -> dict[str, Any]:
     return {
-        "start_s": found.best_start.value,
-        "joint_s": found.value,
-        "lower_bound": found.lower_bound,
-        "gap": found.gap,
-        "candidates": found.candidates,
-        "proposed": len(found.log),
-        "seconds": found.seconds,
+        "start_s": result.best_start.value,
+        "joint_s": result.value,
+        "lower_bound": result.lower_bound,
+        "gap": result.gap,
+        "candidates": result.candidates,
+        "proposed": len(result.log),
+        "seconds": result.seconds,
     }

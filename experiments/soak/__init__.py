@@ -1,1 +1,1 @@
-"""Long runs: whether memory, descriptors and threads of every process stay as they are."""
+"""Long runs that check whether memory, descriptors and threads of every process stay constant."""

@@ -38,12 +38,12 @@ LEAST = 100
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """All loads, one after the other; 1 where something grows."""
-    said = _parse(arguments)
+    """Run all loads; exit code 1 where something grows."""
+    arguments_given = _parse(arguments)
     series: dict[str, Series] = {}
     seconds: dict[str, float] = {}
-    for name in said.load or LOADS:
-        number = said.requests if name == "preprocess" else said.steps
+    for name in arguments_given.load or LOADS:
+        number = arguments_given.requests if name == "preprocess" else arguments_given.steps
         start_s = time.monotonic()
         spawn = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, spawn, initializer=end_with, initargs=(as_parent(),)) as alone:
@@ -58,9 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "seconds": seconds,
         **judged(series),
     }
-    write_text(json.dumps(record, indent=1) + "\n", said.out / "soak.json")
-    paths = save(drawing(series), said.out, "soak")
-    if said.json:
+    write_text(json.dumps(record, indent=1) + "\n", arguments_given.out / "soak.json")
+    paths = save(drawing(series), arguments_given.out, "soak")
+    if arguments_given.json:
         print(json.dumps(record))
     else:
         print(*lines(record), *(f"written to {path}" for path in paths), sep="\n")
@@ -68,16 +68,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def judged(series: dict[str, Series]) -> dict[str, Any]:
-    """Growth of every measure of every process of every load, and the names of those that leak."""
+    """Growth of every measure of every process and load, and the names of those that leak."""
     rows = {
-        f"{load}/{process}/{measure}": growth(found.done, found.values(process, measure))
-        for load, found in series.items()
-        for process in found.by_process
+        f"{load}/{process}/{measure}": growth(load_series.done, load_series.values(process, measure))
+        for load, load_series in series.items()
+        for process in load_series.by_process
         for measure in MEASURES
     }
-    leaks = [name for name, each in rows.items() if not each.is_flat]
+    leaks = [name for name, growth_of in rows.items() if not growth_of.is_flat]
     return {
-        "growth": {name: _record(each) for name, each in rows.items()},
+        "growth": {name: _record(growth_of) for name, growth_of in rows.items()},
         "leaks": [name for name in leaks if not _is_copied(name, leaks)],
     }
 
@@ -88,17 +88,17 @@ def _is_copied(name: str, growing: Sequence[str]) -> bool:
     return measure == "uss_bytes" and f"{process}/rss_bytes" not in growing
 
 
-def _record(found: Growth) -> dict[str, Any]:
-    return asdict(found) | {"is_flat": found.is_flat}
+def _record(growth_found: Growth) -> dict[str, Any]:
+    return asdict(growth_found) | {"is_flat": growth_found.is_flat}
 
 
 def lines(record: dict[str, Any]) -> list[str]:
-    """A table: what grows by how much per 1,000, and the median that it grows from."""
+    """A table of growth per 1,000, and of medians."""
     head = f"{'per 1,000':44}{'growth':>12}{'low':>12}{'high':>12}{'median':>16}"
     rows = [
-        f"{name:44}{each['per_1000']:12.1f}{each['low']:12.1f}{each['high']:12.1f}{each['level']:16,.0f}"
-        f"{'' if each['is_flat'] else '  GROWS'}"
-        for name, each in record["growth"].items()
+        f"{name:44}{row['per_1000']:12.1f}{row['low']:12.1f}{row['high']:12.1f}{row['level']:16,.0f}"
+        f"{'' if row['is_flat'] else '  GROWS'}"
+        for name, row in record["growth"].items()
     ]
     return [head, *rows, f"leaks: {', '.join(record['leaks']) or 'none'}"]
 
@@ -109,10 +109,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=REQUESTS, help="of batches")
     parser.add_argument("--load", action="append", choices=list(LOADS), help="these alone; repeatable")
     parser.add_argument("--out", type=Path, default=OUT, help="folder for the record and the plot")
-    said = parser.parse_args(arguments)
-    if min(said.steps, said.requests) < LEAST:
+    parsed = parser.parse_args(arguments)
+    if min(parsed.steps, parsed.requests) < LEAST:
         parser.error(f"want --steps and --requests of {LEAST} or more, for samples enough")
-    return said
+    return parsed
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Memory, descriptors and threads of every process over what was done."""
+"""Draws memory, descriptors and threads of every process over steps or requests."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ COUNTS = {"descriptors": ("open descriptors", 1), "threads": ("threads", 1)}
 
 
 def drawing(series: Mapping[str, Series]) -> Grid:
-    """A row for each measure, a column for each load."""
+    """One row per measure, one column per load."""
     rows = [
         [_panel(load, found, measure, text, unit) for load, found in series.items()]
         for measure, (text, unit) in (DRAWN | COUNTS).items()
@@ -21,8 +21,8 @@ def drawing(series: Mapping[str, Series]) -> Grid:
     return Grid(rows=rows, title="What processes hold in long runs", panel_inches=(4.2, 2.4))
 
 
-def _panel(load: str, found: Series, measure: str, text: str, unit: int) -> Lines:
-    hues = module_hues(tuple(found.by_process))
+def _panel(load: str, load_series: Series, measure: str, text: str, unit: int) -> Lines:
+    hues = module_hues(tuple(load_series.by_process))
     return Lines(
         title=load,
         x=UNITS[load],
@@ -30,11 +30,11 @@ def _panel(load: str, found: Series, measure: str, text: str, unit: int) -> Line
         y_limits=(0, None),
         lines=[
             Line(
-                x=found.done,
-                y=[value / unit for value in found.values(process, measure)],
+                x=load_series.done,
+                y=[value / unit for value in load_series.values(process, measure)],
                 colour=hues[process],
                 label=process,
             )
-            for process in found.by_process
+            for process in load_series.by_process
         ],
     )

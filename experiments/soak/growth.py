@@ -1,4 +1,4 @@
-"""How fast something grows, with an interval that neighbours' likeness does not narrow."""
+"""Growth rates, with intervals that account for autocorrelation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """Per 1,000 steps or requests, with its 95 % interval.
+    """Growth per 1,000 steps or requests, with its 95 % interval.
 
     Args:
         level: median of the samples.
@@ -31,12 +31,12 @@ class Growth:
 
     @property
     def is_flat(self) -> bool:
-        """The interval reaches no growth, or none that matters."""
+        """Whether the interval includes no growth, or only negligible growth."""
         return self.low <= 0 or self.high <= SMALL_SHARE * self.level
 
 
 def theil_sen(x: Floats, y: Floats) -> float:
-    """The median of the slopes of all pairs: a few jumps of an allocator do not tilt it.
+    """The median of the slopes of all pairs, which is robust to a few jumps of an allocator.
 
     Theil 1950, "A rank-invariant method of linear and polynomial regression analysis"; Sen 1968.
     Complexity: O(n^2) for n samples.
@@ -46,13 +46,13 @@ def theil_sen(x: Floats, y: Floats) -> float:
 
 
 def growth(done: Sequence[int], values: Sequence[float], seed: int = 0) -> Growth:
-    """Of the samples after the warm ones.
+    """The growth of samples after the warm-up.
 
-    The interval is a moving-block bootstrap's of the residuals (Kunsch 1989, Annals of Statistics 17(3)):
-    memory now is memory a moment ago, which Theil and Sen's own interval takes for independent.
+    The interval is a moving-block bootstrap of the residuals (Kunsch 1989, Annals of Statistics 17(3)), since
+    memory is autocorrelated, while Theil and Sen's own interval assumes independence.
 
     Raises:
-        ValueError: fewer than eight samples are left.
+        ValueError: fewer than eight samples remain.
     """
     begin = int(len(done) * WARM_SHARE)
     x, y = np.array(done[begin:], float), np.array(values[begin:], float)

@@ -1,4 +1,4 @@
-"""What runs for long: steps of a run and of elastic training, and the preprocessing service."""
+"""The long-running loads: steps of a run and of elastic training, and the preprocessing service."""
 
 import os
 import tempfile
@@ -33,13 +33,13 @@ Load = Callable[[int], Series]
 
 
 def run_steps(steps: int) -> Series:
-    """A run on two ranks that saves now and then; `supervisor` is this process."""
-    series, every = Series(), max(1, steps // SAMPLES)
+    """A run on two ranks with periodic saves; `supervisor` is this process."""
+    series, interval = Series(), max(1, steps // SAMPLES)
     with Pool(2) as pool, tempfile.TemporaryDirectory(prefix="soak-") as folder:
 
         def progress(done: int, total: int, loss: float) -> None:
             del total, loss
-            if done % every == 0:
+            if done % interval == 0:
                 ranks = {f"rank {rank}": pid for rank, pid in enumerate(pool.process_ids())}
                 series.sample(done, {"supervisor": os.getpid()} | ranks)
 
@@ -59,11 +59,11 @@ def _small_plan(folder: Path) -> Plan:
 
 
 def elastic_steps(steps: int) -> Series:
-    """Elastic training on two nodes to which nothing happens; `supervisor` is this process."""
-    series, every = Series(), max(1, steps // SAMPLES)
+    """Elastic training on two undisturbed nodes; `supervisor` is this process."""
+    series, interval = Series(), max(1, steps // SAMPLES)
     nodes = [f"node{number}" for number in range(NODES)]
     with ElasticTraining(chaos_job.elastic_job(NODES), nodes) as training:
-        for done in range(every, steps + 1, every):
+        for done in range(interval, steps + 1, interval):
             training.train(done)
             members = {node: training.nodes.process_ids(node)[0] for node in nodes}
             series.sample(done, {"supervisor": os.getpid()} | members)
@@ -71,14 +71,14 @@ def elastic_steps(steps: int) -> Series:
 
 
 def requests(number: int) -> Series:
-    """Batches of one example, each asked for; server and trainer are threads of this process."""
+    """Requests for batches of one example; server and trainer are threads of this process."""
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         make(Path(folder) / "images", num_samples=EXAMPLES, seed=0, kinds=("image",))
         return _served(Path(folder) / "images", number)
 
 
 def _served(folder: Path, number: int) -> Series:
-    series, every = Series(), max(1, number // SAMPLES)
+    series, interval = Series(), max(1, number // SAMPLES)
     server = Server(ServerSettings(folder=folder, rule=RULE, batch_size=1, num_producers=PRODUCERS))
     is_over = threading.Event()
     thread = threading.Thread(target=server.serve, args=(is_over.is_set,))
@@ -87,7 +87,7 @@ def _served(folder: Path, number: int) -> Series:
         loader = ServedLoader(Subscription(address=server.address, timeout_s=WAIT_S))
         for done in range(1, number + 1):
             loader.next()
-            if done % every == 0:
+            if done % interval == 0:
                 producers = loader.status()["local"].values()
                 named = {f"producer {index}": pid for index, pid in enumerate(sorted(producers))}
                 series.sample(done, {"server and trainer": os.getpid()} | named)

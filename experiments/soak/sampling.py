@@ -1,4 +1,4 @@
-"""What processes of this machine hold, read from /proc."""
+"""Samples the resources of processes of this machine from /proc."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,7 +12,7 @@ PRIVATE = ("Private_Clean:", "Private_Dirty:")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Of one process: resident bytes, those of them that nobody shares, open descriptors, threads."""
+    """Resources of a process: resident bytes, private ones of these, open descriptors, threads."""
 
     rss_bytes: int
     uss_bytes: int
@@ -24,7 +24,7 @@ MEASURES = tuple(Held.__dataclass_fields__)
 
 
 def held(pid: int) -> Held:
-    """By a process at this moment; OSError where there is none."""
+    """The resources of a process at this moment; OSError where it does not exist."""
     folder = PROC / str(pid)
     kib: dict[str, int] = {}
     for line in (folder / "smaps_rollup").read_text().splitlines()[1:]:
@@ -40,18 +40,18 @@ def held(pid: int) -> Held:
 
 @dataclass(slots=True)
 class Series:
-    """Samples of named processes over what was done until each: steps, or requests."""
+    """Samples of named processes over steps or requests."""
 
     done: list[int] = field(default_factory=list)
     by_process: dict[str, list[Held]] = field(default_factory=dict)
 
     def sample(self, done: int, processes: Mapping[str, int]) -> None:
-        """One of all; one of a process that is just gone is left out for all."""
+        """Sample all processes; where one has just ended, the sample is dropped for all."""
         with suppress(OSError):
             now = {name: held(pid) for name, pid in processes.items()}
             self.done.append(done)
-            for name, each in now.items():
-                self.by_process.setdefault(name, []).append(each)
+            for name, resources in now.items():
+                self.by_process.setdefault(name, []).append(resources)
 
     def values(self, process: str, measure: str) -> list[int]:
-        return [getattr(each, measure) for each in self.by_process[process]]
+        return [getattr(sample, measure) for sample in self.by_process[process]]

@@ -1,1 +1,1 @@
-"""What runs in the environments of other training systems, beside their packages."""
+"""Programs that run in the environments of other training systems, with their packages."""

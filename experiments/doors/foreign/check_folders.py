@@ -28,7 +28,7 @@ if not hasattr(typing, "override"):  # the wheels are for Python 3.12; nothing e
 
 
 def check_torchtitan(folder: Folder) -> None:
-    """Its own config manager reads the module."""
+    """Let torchtitan's config manager read the module."""
     from torchtitan.config.manager import ConfigManager
 
     with tempfile.TemporaryDirectory() as index:
@@ -56,7 +56,7 @@ def check_torchtitan(folder: Folder) -> None:
 
 
 def check_megatron(folder: Folder) -> None:
-    """Its own parser takes the flags, and they make a TransformerConfig; a program's parts are made."""
+    """Let Megatron's parser read the flags and build a TransformerConfig; build a program's parts."""
     if "train.py" in folder["files"]:
         check_program(folder)
         return
@@ -85,7 +85,7 @@ def check_megatron(folder: Folder) -> None:
 
 
 def check_program(folder: Folder) -> None:
-    """What a program of several modules builds but for weights and groups: specs, grids and their placing."""
+    """Check what a program of several modules builds, without weights and groups: specs and grids."""
     from megatron.core.models.mimo.config.base_configs import MimoModelConfig
 
     space = made_by(folder)
@@ -100,32 +100,32 @@ def check_program(folder: Folder) -> None:
 
 
 def check_specs(space: dict[str, Any]) -> dict[str, Any]:
-    """Every class that a program names takes what the program gives it."""
+    """Check that every class that a program names accepts its arguments."""
     language = space["language_spec"]()
     encoders = {name: space["encoder_spec"](words) for name, words in space["ENCODERS"].items()}
     for spec in (language, *encoders.values()):
         parts = spec.submodules or {}
-        for each in (spec, *parts.get("encoders", {}).values(), *parts.get("input_projections", ())):
-            known = inspect.signature(each.module.__init__).parameters
-            unknown = [] if "kwargs" in known else sorted(set(each.params) - set(known))
-            assert not unknown, f"{each.module.__name__} has no {unknown}"
+        for module_spec in (spec, *parts.get("encoders", {}).values(), *parts.get("input_projections", ())):
+            known = inspect.signature(module_spec.module.__init__).parameters
+            unknown = [] if "kwargs" in known else sorted(set(module_spec.params) - set(known))
+            assert not unknown, f"{module_spec.module.__name__} has no {unknown}"
     return encoders
 
 
 def made_by(folder: Folder) -> dict[str, Any]:
-    """Names of the folder's program, not started; what it takes of Megatron-Bridge stands empty."""
+    """Names of the folder's program, without running it; imports from Megatron-Bridge are mocked."""
     tree = ast.parse(folder["files"]["train.py"])
     space: dict[str, Any] = {"__name__": "program"}
-    for node in [each for each in tree.body if isinstance(each, ast.ImportFrom)]:
+    for node in [import_node for import_node in tree.body if isinstance(import_node, ast.ImportFrom)]:
         if str(node.module).startswith("megatron.bridge"):
-            space |= {each.asname or each.name: MagicMock() for each in node.names}
+            space |= {import_node.asname or import_node.name: MagicMock() for import_node in node.names}
             tree.body.remove(node)
     exec(compile(tree, "train.py", "exec"), space)
     return space
 
 
-def check_bridge(folder: Folder, place: str) -> None:
-    """Its config classes have the fields; those that import without CUDA packages are made."""
+def check_bridge(folder: Folder, root: str) -> None:
+    """Check the fields of its config classes; build those that import without CUDA packages."""
     import torch
     from megatron.core.transformer import TransformerConfig
 
@@ -133,44 +133,44 @@ def check_bridge(folder: Folder, place: str) -> None:
     space = made_by(folder)
     fields = {field.name for field in dataclasses.fields(TransformerConfig)}
     if "parallelisms" not in tables:
-        own = fields | fields_of(Path(place) / "models/gpt_provider.py", "GPTModelProvider")
-        unknown = set(tables["language"]) - own
+        provider_fields = fields | fields_of(Path(root) / "models/gpt_provider.py", "GPTModelProvider")
+        unknown = set(tables["language"]) - provider_fields
         assert not unknown, f"GPTModelProvider has no {sorted(unknown)}"
         own_words = {key: value for key, value in tables["language"].items() if key in fields}
         TransformerConfig(**own_words, pipeline_dtype=torch.bfloat16)
         return
-    made = load(Path(place) / "models/megatron_mimo/megatron_mimo_config.py")
-    config = made.MegatronMIMOParallelismConfig(
+    module = load(Path(root) / "models/megatron_mimo/megatron_mimo_config.py")
+    config = module.MegatronMIMOParallelismConfig(
         module_parallelisms={
-            name: made.ModuleParallelismConfig(**words) for name, words in tables["parallelisms"].items()
+            name: module.ModuleParallelismConfig(**words) for name, words in tables["parallelisms"].items()
         },
         special_token_ids=tables["special"],
     )
     config.finalize(folder["ranks"])
     check_specs(space)
     provider = fields_of(
-        Path(place) / "models/megatron_mimo/megatron_mimo_provider.py", "MegatronMIMOProvider"
+        Path(root) / "models/megatron_mimo/megatron_mimo_provider.py", "MegatronMIMOProvider"
     )
     assert set(tables["freeze"]) <= provider, (
         f"MegatronMIMOProvider has no {set(tables['freeze']) - provider}"
     )
-    mock = fields_of(Path(place) / "data/megatron_mimo/mock_provider.py", "MockMegatronMIMOProvider")
+    mock = fields_of(Path(root) / "data/megatron_mimo/mock_provider.py", "MockMegatronMIMOProvider")
     assert set(tables["data"]) <= mock, f"MockMegatronMIMOProvider has no {set(tables['data']) - mock}"
 
 
 def fields_of(file: Path, name: str) -> set[str]:
     """Annotated names of a class that cannot be imported here."""
     tree = ast.parse(file.read_text())
-    found = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    class_node = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
     return {
         node.target.id
-        for node in found.body
+        for node in class_node.body
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
 
 
 def load(file: Path) -> Any:
-    """A module by its file: its package wants Transformer Engine."""
+    """Import a module by its file, since its package needs Transformer Engine."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None, "it is a file"
     assert spec.loader is not None, "of Python"
@@ -180,15 +180,15 @@ def load(file: Path) -> Any:
     return module
 
 
-def refusal(target: str, folder: Folder, place: str) -> str | None:
-    """Why the system refuses the folder; None: it takes it."""
+def refusal(target: str, folder: Folder, root: str) -> str | None:
+    """Why the system refuses the folder; None: it accepts it."""
     try:
         if target == "torchtitan":
             check_torchtitan(folder)
         elif target == "megatron":
             check_megatron(folder)
         else:
-            check_bridge(folder, place)
+            check_bridge(folder, root)
     except (Exception, SystemExit) as error:  # whatever it is, it is the system's refusal
         return f"{type(error).__name__}: {error}"[:500]
     return None

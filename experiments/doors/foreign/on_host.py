@@ -21,10 +21,10 @@ TRACKER = "get_cuda_rng_tracker"
 
 
 class Tracker:
-    """Of random states: one generator does."""
+    """A tracker of random states with a single generator."""
 
     def fork(self, *_: object, **__: object) -> contextlib.AbstractContextManager[None]:
-        """Nothing to change."""
+        """Does nothing."""
         return contextlib.nullcontext()
 
 

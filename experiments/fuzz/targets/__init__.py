@@ -1,1 +1,1 @@
-"""What is fuzzed: per room of the program, its readers and the messages that it receives."""
+"""The fuzzed targets: readers and messages, by part of the program."""

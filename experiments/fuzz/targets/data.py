@@ -26,25 +26,25 @@ NATIVE = QwenRule(patch_px=4, merge_side=2, min_pixels=64, max_pixels=4096)
 
 
 def _index(folder: Path) -> Ready:
-    held = folder / "data"
-    make(held, num_samples=NUM_SAMPLES, seed=0)
+    data_folder = folder / "data"
+    make(data_folder, num_samples=NUM_SAMPLES, seed=0)
     job = load_job(CORPUS / "job.yaml")
 
     def read(path: Path) -> tuple[Sequence[Record], FolderSource]:
         records = read_records(path.parent)
-        with_data(job, held)
-        return records, FolderSource(held)
+        with_data(job, data_folder)
+        return records, FolderSource(data_folder)
 
-    def use(found: tuple[Sequence[Record], FolderSource]) -> None:
-        records, source = found
+    def use(opened: tuple[Sequence[Record], FolderSource]) -> None:
+        records, source = opened
         for record in records[:NUM_SAMPLES]:
-            with naming(held.name):
+            with naming(data_folder.name):
                 source.token_ids(record.id, Segment("text", 0, 1, 1), 259)
                 if record.of("image"):
                     source.raw(record.id, Segment("vision", 0, 1, 1), (3, 32, 32))
 
-    seeds = [JSON_LINES.parse((held / INDEX).read_bytes())]
-    return reading(JSON_LINES, held / INDEX, seeds, read, use, called=held.name)
+    seeds = [JSON_LINES.parse((data_folder / INDEX).read_bytes())]
+    return reading(JSON_LINES, data_folder / INDEX, seeds, read, use, called=data_folder.name)
 
 
 def _image_bytes(form: str, size: tuple[int, int], mode: str = "RGB") -> bytes:
@@ -69,9 +69,9 @@ def _image(form: str, folder: Path) -> Ready:
 
 
 def _clip(folder: Path) -> Ready:
-    held = folder / "data"
-    make(held, num_samples=NUM_SAMPLES, seed=0, kinds=("audio",))
-    seeds = [clip.read_bytes()[:2000] for clip in sorted(held.rglob("*.wav"))]
+    data_folder = folder / "data"
+    make(data_folder, num_samples=NUM_SAMPLES, seed=0, kinds=("audio",))
+    seeds = [clip.read_bytes()[:2000] for clip in sorted(data_folder.rglob("*.wav"))]
     form = Form(None, lambda content: wave.open(BytesIO(content)))  # noqa: SIM115  (in memory)
     return reading(form, folder / "clip.wav", seeds, read_wave, lambda found: torch.set_num_threads(1))
 

@@ -15,7 +15,7 @@ from workbench.strategies.encoder_placement import with_layout_file
 
 
 def job_trees() -> list[Any]:
-    """Of the small jobs of the corpus."""
+    """Trees of the small jobs of the corpus."""
     return [YAML.parse(path.read_bytes()) for path in sorted(CORPUS.glob("job*.yaml"))]
 
 

@@ -1,4 +1,4 @@
-"""What the program wrote earlier and finds again: kept results of searches, marks of exported folders."""
+"""Files that the program itself wrote earlier: stored search results, marks of exported folders."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ KEY = "0" * 32
 
 
 def _checked(tree: Any) -> bytes:
-    """Below its checksum, so that what is behind it is reached."""
+    """The content with a valid checksum, so that the reader proceeds."""
     body = json_bytes(tree)
     return hashlib.sha256(body).hexdigest().encode() + b"\n" + body
 
@@ -33,11 +33,11 @@ def _result(folder: Path) -> Ready:
     def read(path: Path) -> None:
         del path
         said.clear()
-        found = results.get(KEY)
-        if found is None:
+        stored = results.get(KEY)
+        if stored is None:
             raise ValueError(said[0])
-        assert isinstance(found.record, dict), "as it was kept"
-        assert isinstance(found.best_plan, str), "as it was kept"
+        assert isinstance(stored.record, dict), "as it was kept"
+        assert isinstance(stored.best_plan, str), "as it was kept"
 
     seeds = [json.loads(path.read_text(encoding="utf-8").partition("\n")[2])]
     return reading(Form(_checked, _below_checksum), path, seeds, read)

@@ -1,4 +1,4 @@
-"""What is said of machines, measured or on paper, and when they come and go."""
+"""Files about machines: measured, from data sheets, and their availability."""
 
 import json
 from pathlib import Path
@@ -72,11 +72,11 @@ def _execution(folder: Path) -> Ready:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """A dataclass with its defaults, as its file would have them."""
+    """A dataclass's fields with their defaults, as in its file."""
     return {
-        name: getattr(found, "value", found)
+        name: getattr(value_of_field, "value", value_of_field)
         for name in value.__dataclass_fields__
-        for found in [getattr(value, name)]
+        for value_of_field in [getattr(value, name)]
     }
 
 
@@ -107,9 +107,9 @@ def _table(folder: Path) -> Ready:
 
 def _nodes(folder: Path) -> Ready:
     job = load_job(EXAMPLES / "elastic.yaml")
-    found = elastic_templates(job, cost_of(job, None, None), num_nodes=4, num_faults=1)
+    templates = elastic_templates(job, cost_of(job, None, None), num_nodes=4, num_faults=1)
     recovery = Recovery(recover_s=1.0, restart_s=60.0, checkpoint_every=100, storage_bytes_per_s=1e9)
-    systems = recovery.systems(found)
+    systems = recovery.systems(templates)
 
     def use(trace: Availability) -> None:
         for system in systems:

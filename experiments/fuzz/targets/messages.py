@@ -35,13 +35,13 @@ def framed(tree: Any) -> bytes:
     """A header and buffers, a line each; buffers in hexadecimal digits."""
     if not isinstance(tree, dict) or not isinstance(tree.get("buffers"), list):
         return json_bytes(tree)
-    lines = (each if isinstance(each, str) else str(each) for each in tree["buffers"])
+    lines = (buffer if isinstance(buffer, str) else str(buffer) for buffer in tree["buffers"])
     texts = (line.replace("\n", " ").encode("utf-8", "surrogatepass") for line in lines)
     return b"\n".join((json_bytes(tree.get("header")), *texts))
 
 
 def frames_of(content: bytes) -> list[bytes]:
-    """What goes over the wire; a line that is no hexadecimal digits goes as it is."""
+    """The bytes on the wire; a line that is not hexadecimal is sent as it is."""
     header, *lines = content.split(b"\n")
     return [header, *map(_buffer, lines)]
 
@@ -85,7 +85,7 @@ def _to_server(kind: str, folder: Path) -> list[Any]:
 
 
 class _Peers:
-    """A server in this thread, and peers that come and go."""
+    """A server in this thread, with changing peers."""
 
     def __init__(self, folder: Path, role: Role) -> None:
         server_keys, clients = make_keys()
@@ -109,7 +109,7 @@ class _Peers:
         return socket
 
     def say(self, frames: list[bytes]) -> str | None:
-        """Let a peer say it, and the server hear it; why it was refused."""
+        """Let a peer send a message to the server; returns why it was refused."""
         if self._said >= PER_PEER:
             if self._peer is not None:
                 self._peer.close()
@@ -144,21 +144,21 @@ def _waiting(socket: "zmq.Socket[bytes]") -> Iterator[dict[str, Any]]:
 
 
 def _served(role: Role, kind: str, folder: Path) -> Ready:
-    held = folder / "data"
-    make(held, num_samples=NUM_SAMPLES, seed=0, kinds=("image",))
-    peers = _Peers(held, role)
+    data_folder = folder / "data"
+    make(data_folder, num_samples=NUM_SAMPLES, seed=0, kinds=("image",))
+    peers = _Peers(data_folder, role)
 
     def take(content: bytes) -> None:
         reason = peers.say(frames_of(content))
         if reason is not None:
             raise ValueError(reason)
 
-    return Ready(seeds=_to_server(kind, held), render=framed, parse=_parse, take=take)
+    return Ready(seeds=_to_server(kind, data_folder), render=framed, parse=_parse, take=take)
 
 
 def _from_server(kind: str, folder: Path) -> list[Any]:
     """Good messages of a kind."""
-    each = _example(folder)
+    example = _example(folder)
     record = read_records(folder)[0]
     segments = [list(segment) for segment in record.segments]
     contents: dict[str, dict[str, Any]] = {
@@ -166,7 +166,7 @@ def _from_server(kind: str, folder: Path) -> list[Any]:
         "welcome": {"done": 0, "window": 3, "batch_size": 4, "num_batches": 2, "rule": rule_as_json(NATIVE)},
         "found": {"position": 1},
         "records": {"start": 0, "total": 8, "records": [[record.id, segments, record.mask]]},
-        "batch": {"position": 0, "microbatches": [[each["example"]]], "skipped": [[7, "a.png", "torn"]]},
+        "batch": {"position": 0, "microbatches": [[example["example"]]], "skipped": [[7, "a.png", "torn"]]},
         "status": {
             "producers": 1,
             "local": {"local-0": 77},
@@ -182,14 +182,14 @@ def _from_server(kind: str, folder: Path) -> list[Any]:
         "refused": {"reason": "no"},
         "fatal": {"reason": "an image"},
     }
-    buffers = each["buffers"] if kind == "batch" else []
+    buffers = example["buffers"] if kind == "batch" else []
     return [{"header": {"kind": kind, **contents.get(kind, {})}, "buffers": buffers}]
 
 
 def _heard(kind: str, folder: Path) -> Ready:
-    """A peer that hears a server say it."""
-    held = folder / "data"
-    make(held, num_samples=NUM_SAMPLES, seed=0, kinds=("image",))
+    """A peer that receives a message from a server."""
+    data_folder = folder / "data"
+    make(data_folder, num_samples=NUM_SAMPLES, seed=0, kinds=("image",))
     context = zmq.Context()
     server = context.socket(zmq.ROUTER)
     server.linger = 0
@@ -201,7 +201,7 @@ def _heard(kind: str, folder: Path) -> Ready:
     uses: Mapping[str, Callable[[Message], object]] = {
         "batch": batch_of_message,
         "records": lambda message: records_of(message.header),
-        "task": lambda message: answer_to(message, held),
+        "task": lambda message: answer_to(message, data_folder),
     }
 
     def take(content: bytes) -> None:
@@ -210,7 +210,7 @@ def _heard(kind: str, folder: Path) -> Ready:
         assert message is not None, "nothing arrived"
         uses.get(message.kind, lambda message: None)(message)
 
-    return Ready(seeds=_from_server(kind, held), render=framed, parse=_parse, take=take)
+    return Ready(seeds=_from_server(kind, data_folder), render=framed, parse=_parse, take=take)
 
 
 TARGETS = (

@@ -91,7 +91,7 @@ def _processor(name: str, folder: Path) -> Ready:
 
 
 def safetensors_bytes(tree: Any) -> bytes:
-    """A header of any content, with its length, before the bytes of the tensors."""
+    """Any header with its length, before the bytes of the tensors."""
     if not isinstance(tree, dict) or set(tree) != {"header", "num_bytes"}:
         return json_bytes(tree)
     header = json_bytes(tree["header"])
@@ -101,7 +101,7 @@ def safetensors_bytes(tree: Any) -> bytes:
 
 
 def safetensors_tree(content: bytes) -> Any:
-    """What `safetensors_bytes` writes."""
+    """The tree of a file of `safetensors_bytes`."""
     length = HEADER_LENGTH.unpack_from(content)[0]
     header = content[HEADER_LENGTH.size : HEADER_LENGTH.size + length]
     return {"header": json.loads(header), "num_bytes": len(content) - HEADER_LENGTH.size - length}
@@ -116,24 +116,24 @@ def _llm() -> Any:
 
 
 def _read_all(folder: Path, adapter: Any) -> None:
-    """Every tensor of the language model."""
+    """Read every tensor of the language model."""
     reader = weights_of(folder, adapter)
     for name, shape in adapter.shapes().items():
         reader.read(name, tuple(shape))
 
 
 def _good_weights(adapter: Any) -> list[Any]:
-    """Experts one by one or turned round, where checkpoints may hold them so."""
-    found: dict[str, torch.Tensor] = {}
+    """Valid weights, with experts one by one or transposed, where checkpoints may have them so."""
+    tensors: dict[str, torch.Tensor] = {}
     separate = adapter.separate_experts
     for name, shape in adapter.shapes().items():
         pieces = () if separate is None else separate.pieces(name, shape[0])
         for parts in pieces:
-            found |= {part: torch.zeros(shape[1] // len(parts), shape[2]) for part in parts}
+            tensors |= {part: torch.zeros(shape[1] // len(parts), shape[2]) for part in parts}
         if not pieces:
             is_turned = adapter.transposes_experts and ".experts." in name
-            found[name] = torch.zeros((*shape[:-2], *shape[:-3:-1]) if is_turned else shape)
-    return [safetensors_tree(save(found))]
+            tensors[name] = torch.zeros((*shape[:-2], *shape[:-3:-1]) if is_turned else shape)
+    return [safetensors_tree(save(tensors))]
 
 
 def _experts(folder: Path, model_type: str = "qwen3_moe") -> Ready:
@@ -148,13 +148,13 @@ def _weights(folder: Path) -> Ready:
 
 
 def _reading_weights(adapter: Any, folder: Path) -> Ready:
-    held = folder_in(folder, "llm")
+    weights_folder = folder_in(folder, "llm")
     return reading(
         SAFETENSORS,
-        held / "model.safetensors",
+        weights_folder / "model.safetensors",
         _good_weights(adapter),
         lambda path: _read_all(folder, adapter),
-        called=held.name,
+        called=weights_folder.name,
     )
 
 
@@ -164,21 +164,21 @@ def _length(folder: Path) -> Ready:
 
 
 def _index(folder: Path) -> Ready:
-    adapter, held = _llm(), folder_in(folder, "llm")
+    adapter, weights_folder = _llm(), folder_in(folder, "llm")
     shapes = adapter.shapes()
     names = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
     placed: dict[str, str] = {}
     for number, shard in enumerate(names):
         part = {name: torch.zeros(shapes[name]) for name in sorted(shapes)[number::2]}
-        (held / shard).write_bytes(save(part))
+        (weights_folder / shard).write_bytes(save(part))
         placed |= dict.fromkeys(part, shard)
 
     return reading(
         JSON,
-        held / "model.safetensors.index.json",
+        weights_folder / "model.safetensors.index.json",
         [{"metadata": {"total_size": 1}, "weight_map": placed}],
         lambda path: _read_all(folder, adapter),
-        called=held.name,
+        called=weights_folder.name,
     )
 
 

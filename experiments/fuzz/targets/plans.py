@@ -25,21 +25,21 @@ STRATEGIES = ("cornstarch", "fsdp", "encoders-replicated")
 
 
 def planned(strategy: str) -> Plan:
-    """The corpus' job, planned."""
+    """The plan of the corpus's job."""
     job = load_job(CORPUS / "job.yaml")
     return BY_NAME[strategy].planner(job, cost_of(job, None, None), lambda done, total, best_s: None)
 
 
 def _plans(version: int) -> list[Any]:
-    found = []
+    trees = []
     for strategy in STRATEGIES:
         with suppress(ValueError):  # a strategy may have no plan for so small a job
-            found.append(json.loads(codec.dumps(planned(strategy), version)))
-    return found
+            trees.append(json.loads(codec.dumps(planned(strategy), version)))
+    return trees
 
 
 def _sealed(tree: Any) -> bytes:
-    """With the hash of the plan that stands in it, so that not only the hash is refused."""
+    """The file with the right hash of its plan, so that more than the hash is checked."""
     if isinstance(tree, dict) and isinstance(tree.get("plan"), dict):
         with suppress(ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
             tree = tree | {"hash": _hash_of(tree)}
@@ -76,7 +76,7 @@ def _traces(folder: Path) -> tuple[Path, Path]:
 
 
 def _in_spelling(document: Any, version: int) -> Any:
-    """A trace file as an earlier version wrote it."""
+    """A trace file in the spelling of an earlier version."""
     spelling, newest = SPELLINGS[version], SPELLINGS[max(SPELLINGS)]
     for event in document["traceEvents"]:
         if event.get("cat") in newest.names and "action" in event["args"]:
@@ -99,12 +99,12 @@ def _trace(version: int, folder: Path) -> Ready:
 
 def _report(folder: Path) -> Ready:
     plan, trace = _traces(folder)
-    held = folder_in(folder, "held")
+    report_folder = folder_in(folder, "held")
     for path in (plan, trace):
-        (held / path.name).write_bytes(path.read_bytes())
+        (report_folder / path.name).write_bytes(path.read_bytes())
 
     seeds = [json.loads(plan.read_bytes()), json.loads(trace.read_bytes())]
-    return reading(SEALED, held / "other.json", seeds, lambda path: read_folder(path.parent))
+    return reading(SEALED, report_folder / "other.json", seeds, lambda path: read_folder(path.parent))
 
 
 def _schedule(folder: Path) -> Ready:

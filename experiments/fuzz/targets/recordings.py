@@ -1,4 +1,4 @@
-"""Files of other tools: recordings, statistics and snapshots, packed or not."""
+"""Files of other tools: recordings, statistics and snapshots, compressed or not."""
 
 import gzip
 import json
@@ -43,7 +43,7 @@ def _packed(tree: Any) -> bytes:
 
 
 def _unpickled(content: bytes) -> object:
-    """Of the fuzzer's own trees; what a mutation made of the bytes is read as far as its first mark."""
+    """Unpickle the fuzzer's own trees; mutated bytes are read only up to the first mark."""
     if not content.startswith(b"\x80\x04"):
         raise ValueError("no pickle")
     return content

@@ -1,4 +1,4 @@
-"""Small jobs that could run: what `check` takes of their plans is run for a step in one process."""
+"""Small runnable jobs: plans that `check` accepts run for a step in one process."""
 
 import json
 from collections.abc import Mapping
@@ -45,24 +45,24 @@ MASKS = (
 
 
 class AcceptedError(Exception):
-    """What was accepted does not run."""
+    """An accepted plan does not run."""
 
 
 class RefusedError(Exception):
-    """What was refused runs."""
+    """A refused plan runs."""
 
 
 def drawn(rng: Random) -> Any:
-    """A job with its strategy, and what is changed in its plan."""
+    """A random job with its strategy and changes to its plan."""
     encoders = {family.role: family for family in rng.sample(ENCODERS, rng.choice((0, 1, 1, 2)))}
-    made: dict[str, Architecture] = dict(encoders)
+    architectures: dict[str, Architecture] = dict(encoders)
     if rng.random() < 0.1:
-        made |= {"generator": rng.choice(GENERATORS)}
-    examples = {name: rng.choice(list(family.examples.values())) for name, family in made.items()}
+        architectures |= {"generator": rng.choice(GENERATORS)}
+    examples = {name: rng.choice(list(family.examples.values())) for name, family in architectures.items()}
     read_by = {example.read_by for example in examples.values()} - {"llama"}
     decoder = rng.choice([f for f in DECODERS if f.model_type in read_by] or DECODERS)
-    examples[LLM], made[LLM] = rng.choice(list(decoder.examples.values())), decoder
-    modules = {name: _module(made[name], example, rng) for name, example in examples.items()}
+    examples[LLM], architectures[LLM] = rng.choice(list(decoder.examples.values())), decoder
+    modules = {name: _module(architectures[name], example, rng) for name, example in examples.items()}
     job = {
         "name": "small",
         "model": {"modules": modules},
@@ -83,8 +83,8 @@ def drawn(rng: Random) -> Any:
     return {"job": job, "strategy": _often("cornstarch", rng, *PLANNERS), "items": _items(examples, rng)}
 
 
-def _often(usual: Any, rng: Random, *others: Any) -> Any:
-    return usual if rng.random() < 0.5 else rng.choice(others)
+def _often(usual: Any, rng: Random, *rare: Any) -> Any:
+    return usual if rng.random() < 0.5 else rng.choice(rare)
 
 
 def _module(family: Architecture, example: Example, rng: Random) -> dict[str, Any]:
@@ -158,10 +158,10 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
 
 
 def _items(examples: Mapping[str, Example], rng: Random) -> dict[str, list[int]]:
-    """Sizes of items that the plan gets after it was made."""
+    """Sizes of items that the plan gets after planning."""
     near = (1, 2, 4, 16, 17, 50)
     return {
-        name: [rng.choice((each, *near)) for each in example.tokens]
+        name: [rng.choice((size, *near)) for size in example.tokens]
         for name, example in examples.items()
         if name != LLM and rng.random() < 0.15
     }
@@ -176,10 +176,10 @@ def _plan_of(tree: Any, folder: Path) -> Plan:
 
 def _resized(sample: Any, items: Mapping[str, list[int]]) -> Any:
     segments = tuple(
-        replace(each, tokens_in=items[each.modality][0], tokens_out=items[each.modality][1])
-        if each.modality in items
-        else each
-        for each in sample.segments
+        replace(segment, tokens_in=items[segment.modality][0], tokens_out=items[segment.modality][1])
+        if segment.modality in items
+        else segment
+        for segment in sample.segments
     )
     return replace(sample, segments=segments)
 

@@ -29,7 +29,7 @@ ROWS = [
 
 
 def _sizes(form: Form, path: Path, seeds: Sequence[Any], whole: Path | None = None) -> Ready:
-    """Sizes, then the corpus' job with them; `whole`: the folder that is read."""
+    """Read sizes, then the corpus's job with them; `whole` is the folder that is read."""
     job, whole = load_job(CORPUS / "job.yaml"), path if whole is None else whole
     return reading(
         form,
@@ -46,7 +46,7 @@ def _lines(folder: Path) -> Ready:
 
 
 def _table(tree: Any) -> pa.Table:
-    """Rows with whatever types their values have; columns of mixed types are texts."""
+    """Rows with values of any type; columns of mixed types become text."""
     rows = [row for row in (tree if isinstance(tree, list) else [tree]) if isinstance(row, dict)]
     columns = {}
     for name in dict.fromkeys(str(key) for row in rows for key in row):
@@ -99,14 +99,14 @@ STATE = {
 
 
 def _arrow(folder: Path) -> Ready:
-    held = _data_set(folder, STATE)
+    data_set = _data_set(folder, STATE)
     form = Form(_arrow_bytes, lambda content: pa.ipc.open_stream(BytesIO(content)))
-    return _sizes(form, held / "data.arrow", [ROWS, ROWS * 20], held)
+    return _sizes(form, data_set / "data.arrow", [ROWS, ROWS * 20], data_set)
 
 
 def _state(folder: Path) -> Ready:
-    held = _data_set(folder, STATE)
-    return _sizes(JSON, held / "state.json", [STATE], held)
+    data_set = _data_set(folder, STATE)
+    return _sizes(JSON, data_set / "state.json", [STATE], data_set)
 
 
 TARGETS = (

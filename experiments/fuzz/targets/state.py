@@ -1,4 +1,4 @@
-"""Checkpoints: stamps, metadata, tensors, notes of ranks; and who writes to a folder."""
+"""Checkpoints: stamps, metadata, tensors, notes of ranks; and the writer's lock on a folder."""
 
 import hashlib
 import json
@@ -47,7 +47,7 @@ def _checkpoint(folder: Path) -> Path:
 
 
 def _resume(folder: Path) -> None:
-    """What a run does that goes on from there."""
+    """Resume a run from the checkpoint."""
     whole = latest_whole(folder, IDENTITY)
     assert whole is not None
     rank = rank_folder(whole.folder, 0)
@@ -55,7 +55,7 @@ def _resume(folder: Path) -> None:
 
 
 def _stamped(rank: Path) -> None:
-    """The stamp and the metadata made to fit what lies there, so that what is below them is reached."""
+    """Fix stamp and metadata to match the files, so that the reader proceeds."""
     stamp = rank.parent / STAMP
     document = json.loads(stamp.read_text(encoding="utf-8"))
     stamp.write_bytes(json_bytes(document | {"manifests": {"0": manifest_sha256(rank)}}))
@@ -109,7 +109,7 @@ def _rank_notes(folder: Path) -> Ready:
 
 
 def _object(content: bytes) -> dict[str, Any]:
-    """What the notes' reader is given: JSON that was parsed, and is an object."""
+    """The input of the notes' reader: parsed JSON that is an object."""
     try:
         about = json.loads(content)
     except (ValueError, RecursionError):
@@ -118,14 +118,14 @@ def _object(content: bytes) -> dict[str, Any]:
 
 
 def _writer(folder: Path) -> Ready:
-    held = folder_in(folder, "saves")
+    saves = folder_in(folder, "saves")
 
     def use(path: Path) -> None:
         owner_from(path.read_bytes()[: 2**20]).life()
-        with naming(held.name):
-            refuse_writer(held, wait_s=0.0)
+        with naming(saves.name):
+            refuse_writer(saves, wait_s=0.0)
 
-    return reading(JSON, held / LOCK, [json.loads(this_process().as_json())], lambda path: path, use)
+    return reading(JSON, saves / LOCK, [json.loads(this_process().as_json())], lambda path: path, use)
 
 
 TARGETS = (

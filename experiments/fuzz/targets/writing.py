@@ -1,4 +1,4 @@
-"""How good inputs are written and first read, as JSON, YAML or CSV of any tree; and who reads the file."""
+"""Writes and first parses inputs, as JSON, YAML or CSV of any tree; and reads the file."""
 
 import csv
 import io
@@ -17,17 +17,17 @@ CORPUS = Path(__file__).parents[1] / "corpus"
 
 
 def json_bytes(tree: Any) -> bytes:
-    """Whatever Python would write, numbers that are none and halves of surrogate pairs too."""
+    """JSON as Python writes it, including NaN and unpaired surrogates."""
     return json.dumps(tree, skipkeys=True).encode()
 
 
 def json_lines(trees: Any) -> bytes:
-    """One line per item of a list; what is no list is one line."""
+    """JSON lines: one per item of a list, or a single one."""
     return b"\n".join(map(json_bytes, trees if isinstance(trees, list) else [trees])) + b"\n"
 
 
 def yaml_bytes(tree: Any) -> bytes:
-    """A document in flow or block style; what cannot be written so is JSON."""
+    """A YAML document in flow or block style, or JSON where that is impossible."""
     try:
         text: str = yaml.dump(tree, Dumper=yaml.CSafeDumper, sort_keys=False, default_flow_style=None)
     except (yaml.YAMLError, UnicodeError, RecursionError):
@@ -36,7 +36,7 @@ def yaml_bytes(tree: Any) -> bytes:
 
 
 def csv_bytes(rows: Any) -> bytes:
-    """Cells as their texts; a comma in one of them is one more cell."""
+    """CSV with cells as text; a comma in a cell adds a cell."""
     lines = rows if isinstance(rows, list) else [rows]
     cells = [line if isinstance(line, list) else [line] for line in lines]
     text = "\n".join(",".join(map(str, line)) for line in cells) + "\n"
@@ -44,7 +44,7 @@ def csv_bytes(rows: Any) -> bytes:
 
 
 def cells_of(path: Path) -> list[list[str]]:
-    """Of a CSV file without quotes, as `csv_bytes` takes them."""
+    """The cells of a CSV file without quotes, as input of `csv_bytes`."""
     return [line.split(",") for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -54,7 +54,7 @@ def parse_json_lines(content: bytes) -> object:
 
 
 def parse_yaml_document(content: bytes) -> object:
-    """As YAML has it, whatever it holds; the quick parser."""
+    """Parse any YAML with the fast parser."""
     return yaml.load(content, Loader=yaml.CSafeLoader)
 
 
@@ -64,7 +64,7 @@ def parse_csv(content: bytes) -> object:
 
 
 class Form(NamedTuple):
-    """How a kind of file is written of a tree, if it is of trees, and first parsed."""
+    """A kind of file: how it is written from a tree, if it is one, and first parsed."""
 
     render: Callable[[Any], bytes] | None
     parse: Callable[[bytes], object]
@@ -86,26 +86,26 @@ def reading(
     called: str | None = None,
     out: Path | None = None,
 ) -> Ready:
-    """A file that is read.
+    """A target that reads a file.
 
     Args:
-        path: where it is written.
-        read: gets the path; what it refuses, it refuses by the file's name, or as `called`.
-        then: gets what was read.
+        path: where the file is written.
+        read: reads the path; its refusals name the file, or `called`.
+        then: uses the result.
         out: folder that both may write to.
     """
 
     def take(content: bytes) -> None:
         path.write_bytes(content)
         with naming(path.name if called is None else called):
-            found = read(path)
-        then(found)
+            result = read(path)
+        then(result)
 
     return Ready(seeds=seeds, render=form.render, parse=form.parse, take=take, out=out)
 
 
 def folder_in(folder: Path, name: str = "out") -> Path:
     """A new folder in the target's own."""
-    made = folder / name
-    made.mkdir()
-    return made
+    new_folder = folder / name
+    new_folder.mkdir()
+    return new_folder

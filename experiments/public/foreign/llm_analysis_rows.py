@@ -15,7 +15,7 @@ from llm_analysis.config import DtypeConfig, GPUConfig, ModelConfig, Parallelism
 
 
 def seconds(row: dict[str, Any]) -> float:
-    """Of one iteration."""
+    """Seconds of one iteration."""
     analysis = LLMAnalysis(
         ModelConfig(**row["model"]),
         GPUConfig(**row["gpu"]),
@@ -30,14 +30,14 @@ def seconds(row: dict[str, Any]) -> float:
 
 
 def main() -> None:
-    found: list[float | str] = []
+    answers: list[float | str] = []
     for row in json.load(sys.stdin):
         try:
             with contextlib.redirect_stdout(io.StringIO()):
-                found.append(seconds(row))
+                answers.append(seconds(row))
         except (AssertionError, ValueError, ZeroDivisionError, TypeError) as error:
-            found.append(f"{type(error).__name__}: {error}")
-    print(json.dumps(found))
+            answers.append(f"{type(error).__name__}: {error}")
+    print(json.dumps(answers))
 
 
 if __name__ == "__main__":
