@@ -17,7 +17,7 @@ from workbench.job.matching import cost_for
 from workbench.job.run_options import RunOptions
 from workbench.plan.plan import Plan
 from workbench.planner.judged import JudgedBy, judged
-from workbench.planner.stage_counts import Progress
+from workbench.planner.stage_counts import Progress, silent
 from workbench.planner.strategy_spec import Planner, StrategySpec
 from workbench.report.folder import repetition_paths
 from workbench.schedule.choice import ScheduleKind, usual
@@ -34,17 +34,13 @@ if TYPE_CHECKING:
     from runtime.launch import RunResult
 
 
-def _ignore_progress(done: int, total: int, best: object) -> None:
-    """A progress callback that does nothing."""
-
-
 def plan(
     job: Job,
     strategy: str = "cornstarch",
     *,
     profile: str | Path | None = None,
     execution: Path | None = None,
-    progress: Progress = _ignore_progress,
+    progress: Progress = silent,
     judge: JudgedBy | str = JudgedBy.SIMULATOR,
 ) -> Plan:
     """Plan a job with a strategy, with every check.

@@ -119,7 +119,7 @@ class FrozenJson:
         if not isinstance(data, dict):
             raise ValueError(f"{where}: want an object ({kind.__name__}), got {data!r:.60}")
         known = {f.name for f in fields(kind)}
-        check_keys(data, known, {f.name for f in fields(kind) if not _required(f)}, where)
+        check_keys(data, known, {f.name for f in fields(kind) if not is_required(f)}, where)
         hints = _hints(kind)
         try:
             return kind(
@@ -171,7 +171,8 @@ def _written(kind: type) -> tuple[tuple[str, object], ...]:
     return tuple((f.name, f.default if WHERE_SET in f.metadata else MISSING) for f in fields(kind))
 
 
-def _required(field: Field[Any]) -> bool:
+def is_required(field: Field[Any]) -> bool:
+    """Whether a dataclass field has no default."""
     return field.default is MISSING and field.default_factory is MISSING
 
 

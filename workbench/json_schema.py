@@ -1,13 +1,13 @@
 """JSON Schemas, for editors, of the files that `FrozenJson` reads."""
 
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from workbench.docstrings import fields_of, summary_of
-from workbench.frozen_json import TYPE_KEY, FrozenJson
+from workbench.frozen_json import TYPE_KEY, FrozenJson, is_required
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 Schema = dict[str, Any]
@@ -75,7 +75,7 @@ class _Schemas:
             schema: Schema = {
                 "type": "object",
                 "properties": {field.name: dict(self.of(hints[field.name])) for field in fields(kind)},
-                "required": [field.name for field in fields(kind) if _is_required(field)],
+                "required": [field.name for field in fields(kind) if is_required(field)],
                 "additionalProperties": False,
             }
             describe(schema, kind)
@@ -84,7 +84,3 @@ class _Schemas:
                 schema["required"].append(TYPE_KEY)
             self.definitions[name] = schema
         return {"$ref": f"#/$defs/{name}"}
-
-
-def _is_required(field: Field[Any]) -> bool:
-    return field.default is MISSING and field.default_factory is MISSING

@@ -151,9 +151,13 @@ def temporal_breakdown(trace: Trace) -> dict[int, Breakdown]:
 def _broken_down(
     computing: list[Interval], communicating: list[Interval], copying: list[Interval]
 ) -> Breakdown:
-    every = [interval for interval in (*computing, *communicating, *copying) if interval[1] > interval[0]]
-    compute_s, busy, communicate_s = union_s(computing), union_s(every), union_s(communicating)
-    whole_s = max((end_s for _, end_s in every), default=0.0) - min((s for s, _ in every), default=0.0)
+    all_intervals = [
+        interval for interval in (*computing, *communicating, *copying) if interval[1] > interval[0]
+    ]
+    compute_s, busy, communicate_s = union_s(computing), union_s(all_intervals), union_s(communicating)
+    whole_s = max((end_s for _, end_s in all_intervals), default=0.0) - min(
+        (s for s, _ in all_intervals), default=0.0
+    )
     hidden_s = compute_s + communicate_s - union_s(chain(computing, communicating))
     return Breakdown(
         compute_s=compute_s,

@@ -6,13 +6,13 @@ MOST_CHARACTERS = 300
 def plain(text: str, most: int = MOST_CHARACTERS) -> str:
     """The text on one line, with control characters escaped, and the middle cut where longer than `most`."""
     line = " ".join(text.split())
-    shown = "".join(
+    beginning = "".join(
         character if character.isprintable() else ascii(character)[1:-1] for character in line[: 4 * most + 4]
     )
-    if len(shown) <= most and len(line) <= 4 * most:
-        return shown
+    if len(beginning) <= most and len(line) <= 4 * most:
+        return beginning
     whole = "".join(
         character if character.isprintable() else ascii(character)[1:-1] for character in line[-most:]
     )
     head = most * 2 // 3
-    return f"{shown[:head]} ... {whole[-(most - head - 5) :]}"
+    return f"{beginning[:head]} ... {whole[-(most - head - 5) :]}"

@@ -95,9 +95,9 @@ class Rounds:
         rng = random.Random(seed)
         name, fault = rng.choice(self._chosen)
         with room(seed) as index:
-            found = self._components[name].play(index, fault, seed, rng)
+            findings = self._components[name].play(index, fault, seed, rng)
         seconds = round(time.monotonic() - start_s, 3)
-        return Played(number=number, component=name, fault=fault, seconds=seconds, found=found)
+        return Played(number=number, component=name, fault=fault, seconds=seconds, found=findings)
 
     @cached_property
     def _components(self) -> dict[str, Component]:

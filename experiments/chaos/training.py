@@ -198,11 +198,11 @@ def torchrun_command(plan: Path) -> Command:
 
 def elastic_command(job: Path) -> Command:
     """`workbench elastic` on three nodes of a rank."""
-    rest = ("elastic", job, "--nodes", NODES, "--faults", 1, "--json", *_saving(ELASTIC_STEPS))
+    arguments = ("elastic", job, "--nodes", NODES, "--faults", 1, "--json", *_saving(ELASTIC_STEPS))
 
     def words(room: Room, fault: Fault | None, seed: str, begin: Begin) -> tuple[object, ...]:
         resumes = ("--resume", room.saves) if begin is Begin.LATEST and named(room.saves) else ()
-        return workbench(fault, seed, *rest, "--checkpoint", room.saves, *resumes)
+        return workbench(fault, seed, *arguments, "--checkpoint", room.saves, *resumes)
 
     return words
 

@@ -249,17 +249,25 @@ def layer_evidence(bed: Testbed, name: str, table: str, where: str) -> Evidence:
     printed = printed_times(table)
     ratios: dict[int, float] = {}
     for thousands, cells in printed.items():
-        every = {what: both_s(bed, name, thousands * 1024, one) for what, one in settings_of(name).items()}
+        seconds_of_setting = {
+            setting_name: both_s(bed, name, thousands * 1024, setting)
+            for setting_name, setting in settings_of(name).items()
+        }
         for index, system in enumerate(("cornstarch", "dcp")):
-            forward_ms = {what: 1e3 * both[index] for what, both in every.items()}
+            forward_ms = {
+                setting_name: 1e3 * both[index] for setting_name, both in seconds_of_setting.items()
+            }
             step_ms = {
-                f"{what}, {WHOLE_STEP}": bed.step_over_forward * time for what, time in forward_ms.items()
+                f"{setting_name}, {WHOLE_STEP}": bed.step_over_forward * time
+                for setting_name, time in forward_ms.items()
             }
             number = PaperNumber(
                 f"modelled/{name}/{thousands}k/{system}_time", cells[system], "ms", where, TIME_REL_TOL
             )
             evidence.add_range(number, forward_ms | step_ms, f"{UNSTATED}, passes that are timed")
-        quotients = {what: dcp / cornstarch for what, (cornstarch, dcp) in every.items()}
+        quotients = {
+            setting_name: dcp / cornstarch for setting_name, (cornstarch, dcp) in seconds_of_setting.items()
+        }
         ratios[thousands] = next(iter(quotients.values()))
         number = PaperNumber(
             f"modelled/{name}/{thousands}k/dcp_over_cornstarch/ratio",

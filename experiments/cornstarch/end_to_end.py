@@ -206,29 +206,31 @@ def _add(evidence: Evidence, llm_size: str, model: str, runs: Runs) -> None:
 
 def _claim_ahead(evidence: Evidence, figure: str, llm_size: str, runs: Mapping[str, Runs]) -> None:
     """Claim that Cornstarch is ahead; section 6.2.1 excepts VLM-S with the medium LLM."""
-    behind = [model for model, found in runs.items() if gains(found)[0] < 1 - ON_PAR]
+    behind = [model for model, method_runs in runs.items() if gains(method_runs)[0] < 1 - ON_PAR]
     except_s = figure == "Figure 9" and llm_size == "M"
     if except_s:
         lost = gains(runs["VLM-S"])[0]
         evidence.claim(f"VLM-S is the exception, Cornstarch loses on it (ours {lost:.2f});", lost < 1)
-    wanted = [model for model in runs if not (except_s and model == "VLM-S")]
-    ahead = [model for model in wanted if model not in behind]
-    lost_names = ", ".join(f"{model} {gains(runs[model])[0]:.2f}" for model in wanted if model in behind)
+    ahead_models = [model for model in runs if not (except_s and model == "VLM-S")]
+    ahead = [model for model in ahead_models if model not in behind]
+    lost_names = ", ".join(
+        f"{model} {gains(runs[model])[0]:.2f}" for model in ahead_models if model in behind
+    )
     evidence.claim(
         f"{_NAMES[llm_size]} LLM: Cornstarch is not behind the better baseline in {len(ahead)} of "
-        f"{len(wanted)} models (want all{'; behind: ' + lost_names if lost_names else ''});",
-        len(ahead) == len(wanted),
+        f"{len(ahead_models)} models (want all{'; behind: ' + lost_names if lost_names else ''});",
+        len(ahead) == len(ahead_models),
     )
     for number, what in ((1, "most tokens of an image"), (-1, "most tokens of a clip")):
-        others = [gains(found)[number] for model, found in runs.items() if _varies(model, number)]
-        if others:
+        values = [gains(method_runs)[number] for model, method_runs in runs.items() if _varies(model, number)]
+        if values:
             evidence.notes.append(
                 f"{_NAMES[llm_size]} LLM with the {what}: not behind in "
-                f"{sum(gain >= 1 - ON_PAR for gain in others)} of {len(others)}, {min(others):.2f} to "
-                f"{max(others):.2f}"
+                f"{sum(gain >= 1 - ON_PAR for gain in values)} of {len(values)}, {min(values):.2f} to "
+                f"{max(values):.2f}"
             )
     for baseline in _BASELINES:
-        ratios = {model: over(found, baseline)[0] for model, found in runs.items()}
+        ratios = {model: over(method_runs, baseline)[0] for model, method_runs in runs.items()}
         evidence.notes.append(
             f"{_NAMES[llm_size]} LLM, Cornstarch over {baseline}: {min(ratios.values()):.2f} to "
             f"{max(ratios.values()):.2f}; below 1 by more than {ON_PAR:.0%}: "
@@ -242,7 +244,7 @@ def _varies(model: str, number: int) -> bool:
 
 
 def _size_note(llm_size: str, runs: Mapping[str, Runs]) -> str:
-    all_runs = [(model, m, found[0]) for model, by in runs.items() for m, found in by.items()]
+    all_runs = [(model, m, method_runs[0]) for model, by in runs.items() for m, method_runs in by.items()]
     large = [
         f"{model}/{method} {run.num_ranks}" for model, method, run in all_runs if run.num_ranks > NUM_GPUS
     ]
@@ -257,7 +259,7 @@ def _prose(evidence: Evidence, runs: Mapping[str, Runs]) -> None:
     """Add the numbers of sections 6.2.1 and 6.2.2."""
     if "VLM-S" in runs:
         ratios = [over(by, baseline) for by in runs.values() for baseline in _BASELINES]
-        most = [max(pick(found) for found in ratios) for pick in (lambda found: found[0], min, max)]
+        most = [max(pick(values) for values in ratios) for pick in (lambda values: values[0], min, max)]
         ends = ("likeliest inputs", "inputs of the least gains", "inputs of the greatest gains")
         gain_of = dict(zip(ends, most, strict=True))
         _number(evidence, "largest_gain", "cs_v1_e2e_max", gain_of, "x", RATIO_REL_TOL)

@@ -26,7 +26,7 @@ def throughputs(record: Record) -> Grid:
     ours = record["ours"]
     models = dict.fromkeys(tuple(key.split("/")[1:3]) for key in ours if key.endswith("/tput"))
     panels = [
-        _panel(ours, llm, [model for own, model in models if own == llm])
+        _panel(ours, llm, [model for llm_of_model, model in models if llm_of_model == llm])
         for llm in dict.fromkeys(llm for llm, _ in models)
     ]
     title = f"{record['script']}: range over what is not stated"

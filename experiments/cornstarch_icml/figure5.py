@@ -84,9 +84,11 @@ def models() -> tuple[str, ...]:
 
 def job_of(model: ModelGraph, setting: Setting, cost: CostModel) -> Job:
     """The testbed, with a global batch."""
-    each = NUM_GPUS // (setting.tp * len(model.modules))
+    stages_per_module = NUM_GPUS // (setting.tp * len(model.modules))
     rounds = GLOBAL_BATCH // setting.microbatch_samples
-    return paper_job(model, setting, dict.fromkeys((m.name for m in model.modules), each), rounds, cost)
+    return paper_job(
+        model, setting, dict.fromkeys((m.name for m in model.modules), stages_per_module), rounds, cost
+    )
 
 
 def pipeline_job(model: ModelGraph, grid: Grid, counts: Mapping[str, int | None], cost: CostModel) -> Job:
@@ -161,8 +163,8 @@ def gains(runs: Runs, baseline: Method) -> dict[str, list[float]]:
 def judged(runs: Runs) -> Evidence:
     """Evidence: throughputs, mean gains, and section 5.2's claims on who is ahead where."""
     evidence = Evidence()
-    for name, found in runs.items():
-        for method, plans in found.items():
+    for name, by_setting in runs.items():
+        for method, plans in by_setting.items():
             key = f"modelled/{name[2]}/{name}/{method}"
             tputs = [GLOBAL_BATCH / plan.iteration_s / NUM_GPUS for plan in plans]
             evidence.ours |= {
@@ -177,7 +179,9 @@ def judged(runs: Runs) -> Evidence:
         number = PaperNumber(
             f"modelled/mean_gain_over_{method}", claim_value(claim), "x", "section 5.2", GAIN_REL_TOL
         )
-        evidence.add_range(number, {name: fmean(each) for name, each in over[method].items()}, UNSTATED)
+        evidence.add_range(
+            number, {name: fmean(setting_gains) for name, setting_gains in over[method].items()}, UNSTATED
+        )
     number = PaperNumber(
         "modelled/mean_gain", claim_value("cs_icml_e2e_mean"), "x", "section 5.2", GAIN_REL_TOL
     )
@@ -188,8 +192,8 @@ def judged(runs: Runs) -> Evidence:
     evidence.add_range(number, both, UNSTATED)
     evidence.bounds["modelled/mean_gain_over_fsdp"] = fsdp_bound()
     evidence.causes["modelled/mean_gain"] = "its FSDP half is refuted, see the row of the gain over FSDP"
-    shown = {method: next(iter(found.values())) for method, found in over.items()}
-    _claim(evidence, list(runs), shown[Method.FSDP], shown[Method.MEGATRON])
+    nominal = {method: next(iter(by_setting.values())) for method, by_setting in over.items()}
+    _claim(evidence, list(runs), nominal[Method.FSDP], nominal[Method.MEGATRON])
     return evidence
 
 

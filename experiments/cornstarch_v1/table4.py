@@ -57,12 +57,12 @@ Printed = Mapping[tuple[Key, str], float]  # ms by cell and policy
 
 def masks_of(num_tokens: int, kind: str, seed: int) -> tuple[MaskTiles, ...]:
     """The mask shown, and another mixture of the same kind."""
-    shown = MASKS[kind](num_tokens, seed=seed, mixture=MIXTURE)
+    shown_mask = MASKS[kind](num_tokens, seed=seed, mixture=MIXTURE)
     if kind == "MP":
         other = multimodal_packed(num_tokens, seed=seed, documents=NUM_PACKS)
     else:
         other = MASKS[kind](num_tokens, seed=seed, mixture=FEW_ITEMS)
-    return tiles_of(shown), tiles_of(other)
+    return tiles_of(shown_mask), tiles_of(other)
 
 
 def rank_times(

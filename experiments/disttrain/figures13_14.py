@@ -36,7 +36,7 @@ def run() -> Evidence:
         add_inside(evidence, f"{quantity.__name__} over Megatron-LM", f"{claim}_small", gains)
         add_exact(evidence, f"{claim}_72b", "section 7.1", OVERALL.ratio(LARGE, "megatron", quantity))
     percents = {
-        model: OVERALL.by_images(model, lambda found: 100 * found["disttrain"].mfu) for model in MODELS
+        model: OVERALL.by_images(model, lambda results: 100 * results["disttrain"].mfu) for model in MODELS
     }
     add_range(evidence, "dt_mfu", "section 7.1", percents)
     add_exact(evidence, "dt_mfu_72b", "abstract", percents[LARGE], "%")

@@ -54,7 +54,9 @@ class Experiment:
 
     def ratio(self, model: str, rival: str, quantity: Callable[[Result], float]) -> ByImages:
         """DistTrain's quantity over a rival's, by plausible images."""
-        return self.by_images(model, lambda found: quantity(found["disttrain"]) / quantity(found[rival]))
+        return self.by_images(
+            model, lambda results: quantity(results["disttrain"]) / quantity(results[rival])
+        )
 
     def by_images(self, model: str, of_results: Callable[[Mapping[str, Result]], float]) -> ByImages:
         """A number computed from all systems' results, by plausible images."""

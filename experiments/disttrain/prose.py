@@ -70,7 +70,7 @@ def _extremes(evidence: Evidence) -> None:
     results = {
         model: OVERALL.results(model, next(iter(plausible_images(model).values()))) for model in MODELS
     }
-    lowest = min(100 * found["megatron"].mfu for found in results.values())
+    lowest = min(100 * result["megatron"].mfu for result in results.values())
     largest = max(f["disttrain"].samples_per_s / f["megatron"].samples_per_s for f in results.values())
     evidence.ours |= {"modelled/dt_monolithic_mfu": lowest, "modelled/dt_tput_max": largest}
     printed_monolithic = claim_value("dt_monolithic_mfu")

@@ -99,23 +99,23 @@ def _judged(job: Job, cost: CostModel, printed: Task, whole: Task, orchestration
 
 def add_model(evidence: Evidence, model: str, tried: tuple[Candidate, ...]) -> None:
     """Add errors, ranking and regret of both formulas over fitting candidates."""
-    fitting = [(each, each.simulated_s) for each in tried if each.simulated_s is not None]
+    fitting = [(candidate, candidate.simulated_s) for candidate in tried if candidate.simulated_s is not None]
     least_s = min(seconds for _, seconds in fitting)
-    first = min(tried, key=lambda each: each.printed_s)
+    first = min(tried, key=lambda candidate: candidate.printed_s)
     evidence.claim(f"{model}: the printed formula's own choice fits", first.simulated_s is not None)
     evidence.ours[f"modelled/{model}/candidates"] = len(tried)
     evidence.ours[f"modelled/{model}/that fit"] = len(fitting)
     for name, seconds in FORMULAS.items():
-        chosen, chosen_s = min(fitting, key=lambda each: seconds(each[0]))
-        tau = kendalltau([seconds(each) for each, _ in fitting], [s for _, s in fitting]).statistic
-        error = sum(seconds(each) / s - 1 for each, s in fitting) / len(fitting)
+        best, chosen_s = min(fitting, key=lambda candidate: seconds(candidate[0]))
+        tau = kendalltau([seconds(candidate) for candidate, _ in fitting], [s for _, s in fitting]).statistic
+        error = sum(seconds(candidate) / s - 1 for candidate, s in fitting) / len(fitting)
         key = f"modelled/{model}/{name}"
         evidence.ours |= {
             f"{key}/mean_error": error,
             f"{key}/tau": float(tau),
             f"{key}/regret": chosen_s / least_s - 1,
         }
-        degrees = ", ".join(f"{d.tp}x{d.dp}x{d.pp}" for d in chosen.found.degrees)
+        degrees = ", ".join(f"{d.tp}x{d.dp}x{d.pp}" for d in best.found.degrees)
         evidence.notes.append(
             f"{model}, {name}: {error:+.1%} off the simulator in the mean, tau {tau:.2f}; {len(fitting)} of "
             f"{len(tried)} fit, of these it picks {degrees}: {chosen_s:.2f} s, "

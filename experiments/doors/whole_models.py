@@ -62,10 +62,10 @@ def original(config: dict[str, Any]) -> nn.Module:
 
 def modules_of(parts: dict[str, Part]) -> dict[str, Module]:
     llm = module_from_config(parts[LLM].config, name=LLM, modality="text")
-    made = {LLM: llm}
+    modules = {LLM: llm}
     for name, part in parts.items():
         if name != LLM:
-            made[name] = module_from_config(
+            modules[name] = module_from_config(
                 part.config,
                 name=name,
                 modality=name,
@@ -73,7 +73,7 @@ def modules_of(parts: dict[str, Part]) -> dict[str, Module]:
                 feature_layer=part.feature_layer,
                 llm_width=llm.layers[0].out_width,
             )
-    return made
+    return modules
 
 
 def owner_of(parts: Parts, weight: str) -> str:

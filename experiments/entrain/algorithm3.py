@@ -50,9 +50,9 @@ def judged(open_job: Job, configuration: Configuration) -> Judged:
 
 def spread(configurations: Sequence[Configuration], count: int) -> tuple[Configuration, ...]:
     """`count` configurations: half the best by formula, half evenly spaced over the others."""
-    best, others = list(configurations[: count // 2]), configurations[count // 2 :]
-    num_others = min(count - len(best), len(others))
-    return (*best, *(others[index * len(others) // num_others] for index in range(num_others)))
+    best, remaining = list(configurations[: count // 2]), configurations[count // 2 :]
+    num_others = min(count - len(best), len(remaining))
+    return (*best, *(remaining[index * len(remaining) // num_others] for index in range(num_others)))
 
 
 def named(configuration: Configuration) -> str:

@@ -41,11 +41,11 @@ def boxes(simulated: Traced) -> list[Box]:
     ]
 
 
-def idle_fractions(drawn: list[Box]) -> list[float]:
+def idle_fractions(all_boxes: list[Box]) -> list[float]:
     """Idle fraction of every block until the last pass ends."""
-    last_s = max(box.end for box in drawn)
-    rows = sorted({box.row for box in drawn})
-    return [1 - sum(box.end - box.start for box in drawn if box.row == row) / last_s for row in rows]
+    last_s = max(box.end for box in all_boxes)
+    rows = sorted({box.row for box in all_boxes})
+    return [1 - sum(box.end - box.start for box in all_boxes if box.row == row) / last_s for row in rows]
 
 
 @script(profile="A40")
@@ -55,8 +55,8 @@ def run() -> Evidence:
     simulated = {system: traced(DATASET, LLM, system) for system in (*PLANNERS, *OURS)}
     panels = {system: boxes(one_run) for system, one_run in simulated.items()}
     peak_gb = {system: max(peak_bytes(one_run.trace).values()) / GB for system, one_run in simulated.items()}
-    idle = {system: statistics.fmean(idle_fractions(drawn)) for system, drawn in panels.items()}
-    ends = {system: max(box.end for box in drawn) for system, drawn in panels.items()}
+    idle = {system: statistics.fmean(idle_fractions(panel_boxes)) for system, panel_boxes in panels.items()}
+    ends = {system: max(box.end for box in panel_boxes) for system, panel_boxes in panels.items()}
     for system in panels:
         evidence.ours |= {
             f"modelled/{system}/idle": idle[system],

@@ -98,16 +98,16 @@ def pairwise_cover(points: Sequence[Point]) -> tuple[Point, ...]:
     missing = {pair for point in points for pair in _pairs(point)}
     bounds = [(-sum(1 for _ in _pairs(point)), index) for index, point in enumerate(points)]
     heapify(bounds)
-    chosen: list[Point] = []
+    cover: list[Point] = []
     while missing:
         bound, index = bounds[0]
         added = sum(pair in missing for pair in _pairs(points[index]))
         if -added == bound:
-            chosen.append(points[index])
+            cover.append(points[index])
             missing.difference_update(_pairs(points[index]))
             added = 0
         heapreplace(bounds, (-added, index))
-    return tuple(chosen)
+    return tuple(cover)
 
 
 def _pairs(point: Point) -> Iterator[tuple[int, int, Layout, Layout]]:
@@ -134,14 +134,20 @@ def outcome(point: Point, pool: Pool, known_outcomes: Mapping[str, dict[str, Any
 
 def summary(points: Sequence[Point], outcomes: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Counts, the largest gap, and every point with a wrong outcome."""
-    gaps = [found["gap"] for found in outcomes if "gap" in found]
+    gaps = [outcome_of_point["gap"] for outcome_of_point in outcomes if "gap" in outcome_of_point]
     return {
         "enumerated": len(points),
         "executed": len(gaps),
-        "refused": dict(Counter(found["refused"] for found in outcomes if "refused" in found)),
+        "refused": dict(
+            Counter(
+                outcome_of_point["refused"] for outcome_of_point in outcomes if "refused" in outcome_of_point
+            )
+        ),
         "not_reached": len(points) - len(outcomes),
-        "failed": [found for found in outcomes if "failed" in found],
-        "beyond_bound": [found for found in outcomes if found.get("gap", 0.0) > BOUND],
+        "failed": [outcome_of_point for outcome_of_point in outcomes if "failed" in outcome_of_point],
+        "beyond_bound": [
+            outcome_of_point for outcome_of_point in outcomes if outcome_of_point.get("gap", 0.0) > BOUND
+        ],
         "worst_gap": max(gaps, default=0.0),
     }
 

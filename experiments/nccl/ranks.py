@@ -106,7 +106,7 @@ def clock_of(device: QueuingDevice, variant: Variant, timeout_s: float) -> Strea
 
 
 def run_with_manners(
-    place: Place, lowered: Lowered, settings: RunSettings, source: DataSource, conduct: Conduct
+    rank_place: Place, lowered: Lowered, settings: RunSettings, source: DataSource, conduct: Conduct
 ) -> RankReport:
     """This process's rank of the plan; the process group, gloo's, exists already."""
     device = QueuingDevice(conduct.manners)
@@ -120,7 +120,7 @@ def run_with_manners(
     with well_mannered(device), unopened if late else nullcontext():
         mesh = build_mesh(lowered, CPU, settings.timeout_s, make)
         try:
-            watched = replace(place, report=_doomed(place.report, mesh.rank, conduct.doom))
+            watched = replace(rank_place, report=_doomed(rank_place.report, mesh.rank, conduct.doom))
             return run_steps(watched, mesh, lowered, settings, source, build_stage_module)
         finally:
             clock.close()

@@ -133,15 +133,18 @@ def _forward_flop(model: str) -> float:
 
 def _exchange_s(model: str, rate: float) -> float:
     """GPU-seconds a sample: a ring all-reduce of the largest stage's gradients once an iteration."""
-    chosen, layers = modelled.oobleck_layout(model, MOST_NODES), modelled.graph(model).modules[0].layers
-    replicas = len(chosen.sizes)
+    instantiation, layers = (
+        modelled.oobleck_layout(model, MOST_NODES),
+        modelled.graph(model).modules[0].layers,
+    )
+    replicas = len(instantiation.sizes)
     largest = max(
         sum(layers[layer].num_parameters for layer in range(stage.first, stage.end))
-        for size in set(chosen.sizes)
+        for size in set(instantiation.sizes)
         for stage in modelled.planned(model).of_size(size).stages
     )
     num_bytes = 2 * (replicas - 1) / replicas * largest * modelled.ELEMENT_BYTES
-    samples = sum(chosen.microbatches) * modelled.MICROBATCH[model]
+    samples = sum(instantiation.microbatches) * modelled.MICROBATCH[model]
     return MOST_NODES * num_bytes / NETWORK_BYTES_PER_S / samples
 
 
@@ -184,8 +187,8 @@ def simulated_rate(system: str, model: str, nodes: int) -> float:
     """
     batch = modelled.GLOBAL_BATCH[model]
     if system == "oobleck":
-        chosen = modelled.oobleck_layout(model, nodes)
-        pairs = sorted(set(zip(chosen.sizes, chosen.microbatches, strict=True)))
+        instantiation = modelled.oobleck_layout(model, nodes)
+        pairs = sorted(set(zip(instantiation.sizes, instantiation.microbatches, strict=True)))
         return batch / max(_pipeline_s(model, size, count) for size, count in pairs)
     if system == "varuna":
         return batch / _pipeline_s(model, *modelled.varuna_grid(model, nodes))

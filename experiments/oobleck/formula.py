@@ -23,11 +23,11 @@ MODEL, NUM_NODES, NUM_COMPARED, MORE = "GPT-3 2.7b", 18, 3, 8
 def run() -> Evidence:
     """Evidence on the formula's errors, and whether it ranks instantiations like the simulator."""
     evidence = Evidence()
-    model, found, templates = modelled.graph(MODEL), modelled.chain(MODEL), modelled.planned(MODEL)
+    model, layer_chain, templates = modelled.graph(MODEL), modelled.chain(MODEL), modelled.planned(MODEL)
     errors, share = [], modelled.forward_share(MODEL)
     for template in templates.templates:
         count = PLANNED_PER_STAGE * len(template.stages)
-        simulated = modelled.pipeline_s(model, found, template, count, share)
+        simulated = modelled.pipeline_s(model, layer_chain, template, count, share)
         errors.append(template.planned_s / simulated - 1)
         evidence.ours[f"modelled/template/{template.num_nodes}/formula_error"] = errors[-1]
     evidence.claim(
@@ -37,7 +37,7 @@ def run() -> Evidence:
     )
     worst = templates.templates[errors.index(min(errors))]
     count = MORE * PLANNED_PER_STAGE * len(worst.stages)
-    later = worst.iteration_s(count) / modelled.pipeline_s(model, found, worst, count, share) - 1
+    later = worst.iteration_s(count) / modelled.pipeline_s(model, layer_chain, worst, count, share) - 1
     evidence.claim(
         f"on the worst template, {len(worst.stages)} stages, the error falls below 1 % with {MORE} times as "
         f"many microbatches (ours {later:+.1%});",
@@ -47,15 +47,19 @@ def run() -> Evidence:
         modelled.GLOBAL_BATCH[MODEL] // modelled.MICROBATCH[MODEL],
         templates.specification.num_faults + 1,
     )
-    ways = multisets(templates.specification.sizes, NUM_NODES, fewest)
-    best = sorted((instantiate(templates, sizes, total) for sizes in ways), key=lambda each: each.iteration_s)
+    combinations = multisets(templates.specification.sizes, NUM_NODES, fewest)
+    best = sorted(
+        (instantiate(templates, sizes, total) for sizes in combinations),
+        key=lambda instantiation: instantiation.iteration_s,
+    )
     by_simulator = {
-        each.sizes: modelled.simulated_s(model, found, templates, each, share) for each in best[:NUM_COMPARED]
+        instantiation.sizes: modelled.simulated_s(model, layer_chain, templates, instantiation, share)
+        for instantiation in best[:NUM_COMPARED]
     }
-    for each in best[:NUM_COMPARED]:
-        key = f"modelled/split/{'+'.join(map(str, each.sizes))}"
-        evidence.ours[f"{key}/formula_s"] = each.iteration_s
-        evidence.ours[f"{key}/simulated_s"] = by_simulator[each.sizes]
+    for instantiation in best[:NUM_COMPARED]:
+        key = f"modelled/split/{'+'.join(map(str, instantiation.sizes))}"
+        evidence.ours[f"{key}/formula_s"] = instantiation.iteration_s
+        evidence.ours[f"{key}/simulated_s"] = by_simulator[instantiation.sizes]
     regret = by_simulator[best[0].sizes] / min(by_simulator.values()) - 1
     evidence.claim(
         f"of {len(best)} ways to split {NUM_NODES} nodes, the formula's best is within 1 % of the "

@@ -151,12 +151,17 @@ class _Played:
 
 class _Varuna(_Played):
     def __init__(
-        self, rates: Mapping[int, float], samples_per_step: float, restart_ms: int, save_ms: int, every: int
+        self,
+        rates: Mapping[int, float],
+        samples_per_step: float,
+        restart_ms: int,
+        save_ms: int,
+        interval: int,
     ) -> None:
         """Unless `every` is 10, checkpoints are free and never fail, but restarts still take time."""
         super().__init__(rates, samples_per_step)
-        self._restart_ms, self._save_ms, self._every = restart_ms, save_ms, every
-        self._is_free = every != CHECKPOINT_EVERY
+        self._restart_ms, self._save_ms, self._every = restart_ms, save_ms, interval
+        self._is_free = interval != CHECKPOINT_EVERY
         self._saved_ms, self._num_ended, self._has_lost = -1, 0, False
 
     def _meeting_ms(self, kind: _EventKind) -> int:
@@ -273,5 +278,5 @@ def restated_average(system: str, model: str, trace: Availability, slowdown: flo
     if system == "bamboo":
         return _Bamboo(rates, samples, recover_ms, slowdown).average(trace)
     save_ms = round(1000 * float(recovery_times["checkpoint_s"]))
-    every = CHECKPOINT_EVERY if system == "varuna" else CHECKPOINT_EVERY_FREE
-    return _Varuna(rates, samples, recover_ms, save_ms, every).average(trace)
+    interval = CHECKPOINT_EVERY if system == "varuna" else CHECKPOINT_EVERY_FREE
+    return _Varuna(rates, samples, recover_ms, save_ms, interval).average(trace)

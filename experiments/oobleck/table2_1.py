@@ -109,20 +109,20 @@ def least_peak_bytes(model: str, system: str, microbatch: int) -> int:
     return min(_peak_bytes(model, microbatch, memory, depth) for depth in range(1, MOST_NODES + 1))
 
 
-def redundant_peak_bytes(model: str, microbatch: int, held: Held) -> int:
+def redundant_peak_bytes(model: str, microbatch: int, memory: Held) -> int:
     """Peak bytes where stages also hold their successor's states and microbatches, without recomputation."""
-    stages = _even_cut(len(held.kept), modelled.BAMBOO_DEPTH)
+    stages = _even_cut(len(memory.kept), modelled.BAMBOO_DEPTH)
     bytes_of_stages = []
     for index, layers in enumerate(stages):
         in_flight = min(len(stages) - index, modelled.GLOBAL_BATCH[model] // microbatch)
-        bytes_of_stages.append(sum(held.states[layer] + in_flight * held.kept[layer] for layer in layers))
+        bytes_of_stages.append(sum(memory.states[layer] + in_flight * memory.kept[layer] for layer in layers))
     return max(
         own_bytes + bytes_of_stages[(index + 1) % len(bytes_of_stages)]
         for index, own_bytes in enumerate(bytes_of_stages)
     )
 
 
-def _peak_bytes(model: str, microbatch: int, held: Held, depth: int) -> int:
+def _peak_bytes(model: str, microbatch: int, memory: Held, depth: int) -> int:
     """Peak bytes with inputs of all layers in flight, and the recomputed layer."""
     boundary = (
         microbatch
@@ -130,12 +130,12 @@ def _peak_bytes(model: str, microbatch: int, held: Held, depth: int) -> int:
         * modelled.graph(model).modules[0].layers[0].out_width
         * modelled.ELEMENT_BYTES
     )
-    stages = _even_cut(len(held.kept), depth)
+    stages = _even_cut(len(memory.kept), depth)
     peak = 0
     for index, layers in enumerate(stages):
         in_flight = min(len(stages) - index, modelled.GLOBAL_BATCH[model] // microbatch)
-        activations = in_flight * boundary * len(layers) + max(held.kept[layer] for layer in layers)
-        peak = max(peak, sum(held.states[layer] for layer in layers) + activations)
+        activations = in_flight * boundary * len(layers) + max(memory.kept[layer] for layer in layers)
+        peak = max(peak, sum(memory.states[layer] for layer in layers) + activations)
     return peak
 
 

@@ -229,24 +229,26 @@ def run() -> Parts:
     """Price every row, store each outcome, and compute the errors."""
     predictions = scored(published())
     write_text(
-        "".join(json.dumps(_record(each)) + "\n" for each in predictions), results_folder() / ROWS.name
+        "".join(json.dumps(_record(result)) + "\n" for result in predictions), results_folder() / ROWS.name
     )
     by_name = scores(predictions)
     plain = scores(unfitted(predictions))
     ours = {
         f"{name}/{key}": float(value)
-        for name, each in by_name.items()
-        for key, value in asdict(each).items()
+        for name, result in by_name.items()
+        for key, value in asdict(result).items()
         if value is not None
     }
-    ours |= {f"{name}/mape_unfitted": each.mape for name, each in plain.items() if each.mape is not None}
+    ours |= {
+        f"{name}/mape_unfitted": result.mape for name, result in plain.items() if result.mape is not None
+    }
     evidence = Evidence(ours=ours)
-    for name, each in by_name.items():
+    for name, result in by_name.items():
         if name != ALL:
-            is_near = each.mape is not None and each.mape <= GOAL
+            is_near = result.mape is not None and result.mape <= GOAL
             evidence.claim(f"{name}: mean error <= {GOAL:.0%}", is_near)
         evidence.notes.append(
-            f"{_line(name, each)}; mean without fitted numbers {plain[name].mape or 0.0:.1%}"
+            f"{_line(name, result)}; mean without fitted numbers {plain[name].mape or 0.0:.1%}"
         )
     evidence.notes += _reasons(predictions)
     return [evidence]

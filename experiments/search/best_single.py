@@ -123,12 +123,12 @@ class _OwnSearch:
         unsearched = self._tried(job, self._stopper(1.0))
         repeated = 0
         while repeated < REPEATED and self._clock() - self._start_s < self._budget_s:
-            drawn = self._drawn(draws, rng)
-            if drawn is None or repr(_varied(drawn)) in self._seen:
+            job_draw = self._drawn(draws, rng)
+            if job_draw is None or repr(_varied(job_draw)) in self._seen:
                 repeated += 1
                 continue
             repeated = 0
-            self._tried(drawn, self._stopper(ONE_PLAN_SHARE))
+            self._tried(job_draw, self._stopper(ONE_PLAN_SHARE))
         return OwnBest(
             strategy=self._name,
             value=None if self._best is None else self._best[0],

@@ -62,17 +62,20 @@ def causes_of(plan: Plan, cost: CostModel) -> dict[str, float]:
         if cause not in COMPUTE or span.action not in parts:
             seconds[cause] += took_s
             continue
-        of = parts[span.action]
-        seconds[KERNELS] += of.kernels * took_s
-        seconds[Cause.STRAGGLER] += of.straggler * took_s
-        seconds[Cause.INSIDE] += of.collectives * took_s
-        seconds[Cause.LAUNCH] += of.launch * took_s
+        parts_of_action = parts[span.action]
+        seconds[KERNELS] += parts_of_action.kernels * took_s
+        seconds[Cause.STRAGGLER] += parts_of_action.straggler * took_s
+        seconds[Cause.INSIDE] += parts_of_action.collectives * took_s
+        seconds[Cause.LAUNCH] += parts_of_action.launch * took_s
     ranks = plan.cluster.num_ranks
-    shares = {str(cause): each / ranks / trace.iteration_s for cause, each in seconds.items()}
+    shares = {str(cause): value / ranks / trace.iteration_s for cause, value in seconds.items()}
     for idle in idle_by_cause(plan, idle_time(lowered, trace)):
         shares[str(idle.cause)] = shares.get(str(idle.cause), 0.0) + idle.seconds / trace.iteration_s
     return dict(
-        sorted(((cause, share) for cause, share in shares.items() if share), key=lambda each: -each[1])
+        sorted(
+            ((cause, share) for cause, share in shares.items() if share),
+            key=lambda value: -value[1],
+        )
     )
 
 
@@ -104,11 +107,11 @@ def compared(
     job, cost, judge = prepared(suite_job)
     own_results: dict[str, OwnBest] = {}
     planners = planners_of(job)
-    for each in own_searches(
+    for result in own_searches(
         job, cost, judge, planners, budget_s=budget_s, seed=seed, clock=time.process_time
     ):
-        own_results[each.strategy] = each
-        progress(f"{suite_job.name}: {each.strategy} {_shown(each.value)}")
+        own_results[result.strategy] = result
+        progress(f"{suite_job.name}: {result.strategy} {_shown(result.value)}")
     best = best_of(own_results)
     assert best.value is not None, "the best one has a plan"
     assert best.plan is not None, "the best one has a plan"
@@ -127,7 +130,7 @@ def compared(
         "best_single_plan": plan_hash(best.plan),
         "best_single_causes": causes_of(best.plan, cost),
         "joint_causes": causes_of(joint.plan, cost),
-        "strategies": {name: _own_record(each) for name, each in own_results.items()},
+        "strategies": {name: _own_record(result) for name, result in own_results.items()},
     }
 
 
@@ -195,7 +198,7 @@ def causes_lines(jobs: Mapping[str, Mapping[str, Any]]) -> Sequence[str]:
 
 
 def _largest(causes: Mapping[str, float]) -> str:
-    most = sorted(causes.items(), key=lambda each: -each[1])[:CAUSES_TOLD]
+    most = sorted(causes.items(), key=lambda cause_and_share: -cause_and_share[1])[:CAUSES_TOLD]
     return ", ".join(f"{cause} {share:.0%}" for cause, share in most)
 
 
@@ -273,8 +276,8 @@ def aware_of(suite_job: SuiteJob, *, limit_s: float, progress: Callable[[str], N
     record: dict[str, Any] = {}
     for name in (AWARE, UNAWARE):
         try:
-            told = stopper(time.process_time() + limit_s, time.process_time)
-            record[name] = candidate_s(judged(BY_NAME[name], candidate_s)(job, cost, told), cost)
+            stop_in_time = stopper(time.process_time() + limit_s, time.process_time)
+            record[name] = candidate_s(judged(BY_NAME[name], candidate_s)(job, cost, stop_in_time), cost)
         except ValueError as error:
             record |= {name: None, f"{name} refusal": str(error)}
         except OutOfTime:

@@ -224,14 +224,14 @@ class _Part:
 def _predicted(part: Part, profile: Profile, out: Path, candidates: int, own_budget_s: float) -> _Part:
     folder = out / part
     folder.mkdir(exist_ok=True)
-    chosen = kept(part, profile, folder, candidates, own_budget_s)
+    selected = kept(part, profile, folder, candidates, own_budget_s)
     predicted = tuple(
-        plan_runs.predict(case, profile) for case in cases_of(chosen.plans, f"search, {part}", part)
+        plan_runs.predict(case, profile) for case in cases_of(selected.plans, f"search, {part}", part)
     )
     plan_runs.write_predictions(predicted, folder)
     digest = hashlib.sha256((folder / plan_runs.PREDICTIONS).read_bytes()).hexdigest()
-    print(f"{part}: predictions {digest}, searched in {chosen.seconds:.0f} s", file=sys.stderr, flush=True)
-    return _Part(part=part, chosen=chosen, predicted=predicted, digest=digest)
+    print(f"{part}: predictions {digest}, searched in {selected.seconds:.0f} s", file=sys.stderr, flush=True)
+    return _Part(part=part, chosen=selected, predicted=predicted, digest=digest)
 
 
 def _executed(part: _Part, folder: Path, pool: Pool, *, rounds: int, is_quiet: bool) -> dict[str, Any]:

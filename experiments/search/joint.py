@@ -269,7 +269,7 @@ def main() -> int:
     out: Path = arguments.out or OUT / f"joint-{arguments.budget:g}s-seed-{arguments.seed}.json"
     check_writable(out)
 
-    asked = Asked(
+    options = Asked(
         names=arguments.job or tuple(JOBS),
         spaces=arguments.space or (),
         budget_s=arguments.budget,
@@ -278,9 +278,9 @@ def main() -> int:
     )
     before = json.loads(out.read_text()) if out.exists() else {}
     try:
-        record = gathered((), asked, before, told)
+        record = gathered((), options, before, told)
         for part in arguments.part or PARTS:
-            for some in rows(part, asked, record):
+            for some in rows(part, options, record):
                 record = gathered((part,), some, record, told)
                 write_text(json.dumps(record, indent=1) + "\n", out)
     except ValueError as error:

@@ -99,23 +99,23 @@ class ListedSpace:
             yield plan
 
     def _shapes(self) -> Iterator[dict[str, Shape]]:
-        for chosen in product(*self.shapes.values()):
-            yield dict(zip(self.shapes, chosen, strict=True))
+        for combination in product(*self.shapes.values()):
+            yield dict(zip(self.shapes, combination, strict=True))
 
     def _cuts(self, shapes: Mapping[str, Shape]) -> Iterator[dict[str, Cuts]]:
-        each = {
+        cuts_of = {
             name: tuple(_near_even(len(self.job.model.module(name).layers), pp))
             for name, (_, _, pp) in shapes.items()
         }
-        for chosen in product(*each.values()):
-            yield dict(zip(each, chosen, strict=True))
+        for combination in product(*cuts_of.values()):
+            yield dict(zip(cuts_of, combination, strict=True))
 
     def _settings(self, shapes: Mapping[str, Shape]) -> Iterator[Settings]:
-        for ways in product(self.ways, repeat=len(_divided(shapes))):
+        for exchanges in product(self.ways, repeat=len(_divided(shapes))):
             modules = tuple(
-                ModuleSettings(module=name, key_exchange=way)
-                for name, way in zip(_divided(shapes), ways, strict=True)
-                if way is not KeyExchange.ALL_GATHER
+                ModuleSettings(module=name, key_exchange=exchange)
+                for name, exchange in zip(_divided(shapes), exchanges, strict=True)
+                if exchange is not KeyExchange.ALL_GATHER
             )
             yield replace(self.job.settings, modules=modules)
 
@@ -173,12 +173,12 @@ def _settings_of(plan: Plan) -> Settings:
 
 def answers_of(plan: Plan) -> dict[str, str]:
     """The plan's answers to the four questions, as keys."""
-    ways = tuple(sorted((each.module, each.key_exchange) for each in plan.settings.modules))
+    exchanges = tuple(sorted((each.module, each.key_exchange) for each in plan.settings.modules))
     return {
         "layout": _known(plan.stages),
         "order": _known(plan.programs),
         "grouping": _known(plan.microbatches),
-        "tokens": _known((plan.token_shards, ways)),
+        "tokens": _known((plan.token_shards, exchanges)),
     }
 
 

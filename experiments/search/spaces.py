@@ -52,7 +52,7 @@ def _job(
     encoders: Mapping[str, Mapping[str, object]],
     *,
     cluster: Mapping[str, Any],
-    drawn: Drawn,
+    distribution: Drawn,
     trainable: str = "all",
 ) -> Job:
     """A job of four drawn samples, with encoders and a language model."""
@@ -68,9 +68,9 @@ def _job(
             "samples": 4,
             "microbatch_samples": 1,
             "mixture": {
-                "seed": drawn.seed,
-                "text_tokens": list(drawn.text_tokens),
-                "items": {encoder: {"most": drawn.most_items} for encoder in encoders},
+                "seed": distribution.seed,
+                "text_tokens": list(distribution.text_tokens),
+                "items": {encoder: {"most": distribution.most_items} for encoder in encoders},
             },
         },
     }
@@ -109,7 +109,7 @@ def _vision() -> ListedSpace:
         _LLAMA,
         {"vision": _VISION},
         cluster={"device": "A40", "nodes": 1, "ranks_per_node": 4},
-        drawn=Drawn((256, 2048)),
+        distribution=Drawn((256, 2048)),
     )
     shapes = {
         "vision": ((1, 1, 1), (1, 1, 2), (1, 2, 1)),
@@ -125,7 +125,7 @@ def _frozen_audio() -> ListedSpace:
         _LLAMA,
         {"audio": _LARGE_AUDIO},
         cluster={"device": "H100", "nodes": 1, "ranks_per_node": 4},
-        drawn=Drawn((128, 1024)),
+        distribution=Drawn((128, 1024)),
         trainable="projector",
     )
     shapes = {
@@ -142,7 +142,7 @@ def _both() -> ListedSpace:
         _LLAMA,
         {"vision": _VISION, "audio": _AUDIO},
         cluster={"device": "A100-40GB", "nodes": 1, "ranks_per_node": 5},
-        drawn=Drawn((256, 2048)),
+        distribution=Drawn((256, 2048)),
     )
     shapes = {
         "vision": ((1, 1, 1), (1, 2, 1)),
@@ -159,7 +159,7 @@ def _replicas() -> ListedSpace:
         _LLAMA,
         {"vision": _LARGE_VISION},
         cluster={"device": "L40S", "nodes": 2, "ranks_per_node": 3},
-        drawn=Drawn((128, 3072)),
+        distribution=Drawn((128, 3072)),
     )
     shapes = {
         "vision": ((1, 1, 1), (1, 1, 2), (1, 2, 1)),
@@ -175,7 +175,7 @@ def _tight() -> ListedSpace:
         _QWEN,
         {"vision": _LARGE_VISION},
         cluster={"device": "H200", "nodes": 1, "ranks_per_node": 5, "memory_gib": 40},
-        drawn=Drawn((512, 4096), most_items=3),
+        distribution=Drawn((512, 4096), most_items=3),
     )
     shapes = {
         "vision": ((1, 1, 1), (1, 2, 1)),
@@ -191,7 +191,7 @@ def _slow_nodes() -> ListedSpace:
         _LLAMA | {"num_hidden_layers": 7},
         {"audio": _LARGE_AUDIO},
         cluster={"device": "A10", "nodes": 2, "ranks_per_node": 2, "memory_gib": 80},
-        drawn=Drawn((64, 4096), most_items=3, seed=11),
+        distribution=Drawn((64, 4096), most_items=3, seed=11),
     )
     shapes = {
         "audio": ((1, 1, 1), (1, 1, 2), (1, 2, 1)),
@@ -207,7 +207,7 @@ def _frozen_replicas() -> ListedSpace:
         _QWEN | {"num_hidden_layers": 5},
         {"vision": _LARGE_VISION},
         cluster={"device": "B200", "nodes": 1, "ranks_per_node": 6},
-        drawn=Drawn((256, 3072), seed=23),
+        distribution=Drawn((256, 3072), seed=23),
         trainable="projector",
     )
     shapes = {

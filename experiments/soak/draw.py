@@ -15,7 +15,7 @@ COUNTS = {"descriptors": ("open descriptors", 1), "threads": ("threads", 1)}
 def drawing(series: Mapping[str, Series]) -> Grid:
     """One row per measure, one column per load."""
     rows = [
-        [_panel(load, found, measure, text, unit) for load, found in series.items()]
+        [_panel(load, load_series, measure, text, unit) for load, load_series in series.items()]
         for measure, (text, unit) in (DRAWN | COUNTS).items()
     ]
     return Grid(rows=rows, title="What processes hold in long runs", panel_inches=(4.2, 2.4))

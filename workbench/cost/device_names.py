@@ -41,9 +41,9 @@ def shipped_device(name: str, known: Sequence[str]) -> str:
     """
     if name in known:
         return name
-    wanted = _parts(name)
-    fitting = [candidate for candidate in known if _fits(wanted, _parts(candidate))]
-    fitting = [candidate for candidate in fitting if _parts(candidate).memory == wanted.memory] or fitting
+    parsed = _parts(name)
+    fitting = [candidate for candidate in known if _fits(parsed, _parts(candidate))]
+    fitting = [candidate for candidate in fitting if _parts(candidate).memory == parsed.memory] or fitting
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
@@ -70,6 +70,6 @@ def _parts(name: str) -> _Name:
     return _Name(tuple(part for part in parts if part not in (memory, power)), memory, power)
 
 
-def _fits(wanted: _Name, known: _Name) -> bool:
-    memories = {wanted.memory, known.memory} - {None}
-    return wanted.model == known.model and wanted.power == known.power and len(memories) < 2
+def _fits(name: _Name, candidate: _Name) -> bool:
+    memories = {name.memory, candidate.memory} - {None}
+    return name.model == candidate.model and name.power == candidate.power and len(memories) < 2

@@ -289,8 +289,8 @@ class Execution:
         times = profile.launch or LaunchTimes()
         if self.launch is Launch.GRAPH:
             times = LaunchTimes(kernel_gap_s=times.graph_gap_s)
-        own = {name: getattr(times, name) for name in FROM_PROFILE if getattr(self, name) is None}
-        return replace(self, **own)
+        profile_times = {name: getattr(times, name) for name in FROM_PROFILE if getattr(self, name) is None}
+        return replace(self, **profile_times)
 
     def num_kernels(self, operator: Operator) -> int:
         """Kernels of an operator's forward; a biased matmul adds its bias in a second one."""

@@ -104,21 +104,21 @@ class Surface:
             reading = self._known[coordinates] = Reading(float(np.exp2(log_rate)), inside)
         return reading
 
-    def _shepard(self, at: list[float]) -> float:
+    def _shepard(self, coordinates: list[float]) -> float:
         """The interpolated log rate, from the points that can be among the nearest."""
-        cube = tuple([floor(value / CUBES[-1]) for value in at])
+        cube = tuple([floor(value / CUBES[-1]) for value in coordinates])
         if cube not in self._samples:
-            indices = self._near_indices(at)
+            indices = self._near_indices(coordinates)
             self._samples[cube] = self._coordinates[indices].T.copy(), self._log_rate[indices]
         columns, log_rate = self._samples[cube]
-        distances = columns - np.array(at)[:, None]
+        distances = columns - np.array(coordinates)[:, None]
         return _shepard(np.add.reduce(np.abs(distances, out=distances), axis=0), log_rate)
 
-    def _near_indices(self, at: list[float]) -> NDArray[np.intp]:
+    def _near_indices(self, coordinates: list[float]) -> NDArray[np.intp]:
         """Indices of points that can be nearest in the smallest cube around; each cube is computed once."""
         indices = np.arange(len(self._log_rate))
         for octaves in CUBES:
-            corner = np.floor(np.array(at) / octaves) * octaves
+            corner = np.floor(np.array(coordinates) / octaves) * octaves
             key = (octaves, *corner.tolist())
             if key not in self._near:
                 nearest, farthest = _reach(self._coordinates[indices], corner, corner + octaves)
@@ -270,27 +270,29 @@ class Surface:
         folds = order[1:-1] if self._coordinates.shape[1] == 1 else order
         if len(order) < 2 or not len(folds):
             raise ValueError(f"leave-one-out wants at least two points, or three in a line, got {len(order)}")
-        kept = np.ones(len(order), dtype=bool)
+        is_kept = np.ones(len(order), dtype=bool)
         errors = np.empty(len(folds))
         for position, index in enumerate(folds):
-            kept[index] = False
-            at = self._coordinates[index]
-            predicted = _between(self._coordinates[kept], self._log_rate[kept], at)
+            is_kept[index] = False
+            coordinates = self._coordinates[index]
+            predicted = _between(self._coordinates[is_kept], self._log_rate[is_kept], coordinates)
             errors[position] = abs(np.exp2(predicted - self._log_rate[index]) - 1)
-            kept[index] = True
+            is_kept[index] = True
         return float(np.median(errors)), float(np.quantile(errors, 0.9))
 
 
-def _between(coordinates: NDArray[np.float64], value: NDArray[np.float64], at: NDArray[np.float64]) -> float:
+def _between(
+    coordinates: NDArray[np.float64], value: NDArray[np.float64], query: NDArray[np.float64]
+) -> float:
     if coordinates.shape[1] > 1:
-        return _shepard(np.abs(coordinates - at).sum(axis=1), value)
-    return _on_line(_line(coordinates, value), float(at[0]))
+        return _shepard(np.abs(coordinates - query).sum(axis=1), value)
+    return _on_line(_line(coordinates, value), float(query[0]))
 
 
-def read_line(points: Iterable[tuple[float, float]], at: float) -> float:
+def read_line(points: Iterable[tuple[float, float]], coordinate: float) -> float:
     """The rate at a coordinate by a few points (coordinate, rate), ascending: as `Surface`, uncached."""
     coordinates, values = zip(*[map(_log2, point) for point in points], strict=True)
-    clamped = min(max(_log2(at), coordinates[0]), coordinates[-1])
+    clamped = min(max(_log2(coordinate), coordinates[0]), coordinates[-1])
     return float(np.exp2(_on_line((coordinates, values), clamped)))
 
 
@@ -318,14 +320,14 @@ def _line(coordinates: NDArray[np.float64], value: NDArray[np.float64]) -> _Line
     return distinct.tolist(), (np.bincount(inverse, weights=value) / np.bincount(inverse)).tolist()
 
 
-def _on_line(line: _Line, at: float) -> float:
+def _on_line(line: _Line, coordinate: float) -> float:
     """Linear interpolation, constant beyond the ends."""
     coordinates, values = line
-    index = bisect_right(coordinates, at) - 1
-    if index < 0 or index == len(coordinates) - 1 or coordinates[index] == at:
+    index = bisect_right(coordinates, coordinate) - 1
+    if index < 0 or index == len(coordinates) - 1 or coordinates[index] == coordinate:
         return values[max(index, 0)]
     slope = (values[index + 1] - values[index]) / (coordinates[index + 1] - coordinates[index])
-    return slope * (at - coordinates[index]) + values[index]
+    return slope * (coordinate - coordinates[index]) + values[index]
 
 
 def _shepard(distance: NDArray[np.float64], value: NDArray[np.float64]) -> float:

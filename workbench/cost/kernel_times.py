@@ -250,7 +250,7 @@ class KernelTimes:
         if operator_tokens(operator, work, grid) == 0:
             return 0.0, True
         if run.attention is not AttentionKernel.FUSED:
-            return self._stored_attention_s(operator, work, grid, precision), True
+            return self._scores_s(operator, work, grid, precision, 2, run.scores_passes), True
         length = length_of(operator, work, grid)
         slowdown = self._head_slowdowns.at(operator.head_dim, causal=operator.causal, length=length)
         if self._attention is None or flop == 0:
@@ -288,10 +288,6 @@ class KernelTimes:
         if profile.attention.points and not has_mask:
             yield "attention without a causal mask"
 
-    def _stored_attention_s(self, operator: Attention, work: Work, grid: Grid, precision: str) -> float:
-        """Forward seconds with stored scores: two products over all scores, masked ones too, and passes."""
-        return self._scores_s(operator, work, grid, precision, 2, self.execution.scores_passes)
-
     def stored_backward_s(self, operator: Attention, work: Work, grid: Grid, precision: str) -> float:
         """Backward seconds with stored scores: four products, two for each of the forward's, and passes."""
         if operator_tokens(operator, work, grid) == 0:
@@ -301,7 +297,10 @@ class KernelTimes:
     def _scores_s(
         self, operator: Attention, work: Work, grid: Grid, precision: str, num_products: int, passes: float
     ) -> float:
-        """Seconds of products, each bounded by one read or write of all scores, and of passes over scores."""
+        """Seconds of products over all scores, masked ones too, and of passes over stored scores.
+
+        Each product is bounded by one read or write of all scores.
+        """
         run, queries = self.execution, operator_tokens(operator, work, grid)
         keys = operator.num_keys or work.sums.longest
         scores = queries * keys * operator.num_heads / grid.tp

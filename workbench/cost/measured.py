@@ -114,7 +114,7 @@ class MeasuredLayer:
         read = size.readers, size.context
         inside = (
             self._tokens[0] <= size.tokens <= self._tokens[1]
-            and all(map(_is_between, self._least, read, self._most))
+            and all(map(lambda low, value, high: low <= value <= high, self._least, read, self._most))
             and self._length[0] <= min(row.tokens_in for row in work.rows)
             and max(row.tokens_in for row in work.rows) <= self._length[1]
         )
@@ -159,16 +159,16 @@ class _Column:
     @cached_property
     def _fit(self) -> _Fit | None:
         """The fit; None where no time is above 0."""
-        kept = self._seconds > 0
-        if not kept.any():
+        is_positive = self._seconds > 0
+        if not is_positive.any():
             return None
-        features = np.array([size.features for size in self._sizes])[kept]
-        seconds = self._seconds[kept]
+        features = np.array([size.features for size in self._sizes])[is_positive]
+        seconds = self._seconds[is_positive]
         scale = features.max(axis=0)
         scale[scale == 0] = 1.0
         solution, _ = optimize.nnls(features / scale / seconds[:, None], np.ones(len(seconds)))
         coefficients = solution / scale
-        ratios = zip(compress(self._sizes, kept), seconds / (features @ coefficients), strict=True)
+        ratios = zip(compress(self._sizes, is_positive), seconds / (features @ coefficients), strict=True)
         return _Fit(coefficients, Surface([(*size.place, float(ratio)) for size, ratio in ratios]))
 
     def read(self, size: _Size) -> float:
@@ -182,10 +182,6 @@ class _Column:
         if self._fit is None:
             return 0.0
         return float(np.array(size.features)[1:] @ self._fit.coefficients[1:]) * self._fit.ratio.extremes[0]
-
-
-def _is_between(least: int, value: int, most: int) -> bool:
-    return least <= value <= most
 
 
 def _seconds(points: tuple[LayerPoint, ...], name: str) -> NDArray[np.float64]:

@@ -106,8 +106,8 @@ class CostModel(KernelTimes):
 
         `saved_input`: what these keep of gathered tokens; None: as in the execution.
         """
-        kept = {} if saved_input is None else {"saved_input": saved_input}
-        return self._varied(activations=ActivationCut.SEQUENCE, **kept)
+        fields = {} if saved_input is None else {"saved_input": saved_input}
+        return self._varied(activations=ActivationCut.SEQUENCE, **fields)
 
     def summing_in(self, num_pieces: int) -> "CostModel":
         """The same machine where tensor-parallel ranks add up a product in `num_pieces` pieces."""

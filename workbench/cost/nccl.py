@@ -108,8 +108,10 @@ def broadcast_s(num_bytes: float, group: Group) -> float:
     """
     far = group.link.num_nodes - 1
     near = group.num_ranks - 1 - far
-    chosen = min(RING, key=lambda each: _pass_s(each, num_bytes, group.bus_bytes_per_s, 0, 1, group))
-    return _pass_s(chosen, num_bytes, group.bus_bytes_per_s, near, far, group)
+    protocol = min(
+        RING, key=lambda candidate: _pass_s(candidate, num_bytes, group.bus_bytes_per_s, 0, 1, group)
+    )
+    return _pass_s(protocol, num_bytes, group.bus_bytes_per_s, near, far, group)
 
 
 def all_to_all_s(num_bytes: float, group: Group) -> float:

@@ -112,12 +112,14 @@ class OperatorSums:
         """
         run, grid = self._cost.execution, self._grid
         kernels = self._operators.prepared(layer)
-        there, back = pairs.forward, [pair for _, pair in pairs.backward]
+        forward, backward = pairs.forward, [pair for _, pair in pairs.backward]
         forward_s = run.pass_s(
-            time.forward_s, kernels.num_forward, len(there), grid.tp, added_kernels(there, run)
+            time.forward_s, kernels.num_forward, len(forward), grid.tp, added_kernels(forward, run)
         )
         device_s = time.input_grad_s + time.weight_grad_s
-        backward_s = run.pass_s(device_s, kernels.num_backward, len(back), grid.tp, added_kernels(back, run))
+        backward_s = run.pass_s(
+            device_s, kernels.num_backward, len(backward), grid.tp, added_kernels(backward, run)
+        )
         if kernels.waits:
             forward_s, backward_s = forward_s + run.host_wait_s, backward_s + run.host_wait_s
         if device_s in (0.0, backward_s):

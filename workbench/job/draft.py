@@ -140,10 +140,15 @@ def draft(
     layout, replicas = _layout(graph, machines)
     if data is not None and image_px is not None:
         raise ValueError("--image: sizes of images are those of --data; want one of the two")
-    drawn = (
+    batch_content = (
         equal_samples(parts, graph, text_tokens, image_px) if data is None else like_data(parts, graph, data)
     )
-    batch = {"samples": _samples(machines, replicas), "microbatch_samples": 1, "replicas": replicas, **drawn}
+    batch = {
+        "samples": _samples(machines, replicas),
+        "microbatch_samples": 1,
+        "replicas": replicas,
+        **batch_content,
+    }
     spec |= {"batch": batch, "layouts": layout}
     spec |= {"precision": PRECISION.value, "optimizer_precision": WIDE.value, "profile": machines.device}
     missing = missing_weights(Path(model))
@@ -221,11 +226,11 @@ def _step(step: ProjectorStep) -> dict[str, Any]:
 
 def _check_known(where: str, kind: str) -> None:
     """Raise ValueError unless a family plans models of that type; the message says what is needed."""
-    known = {
+    known_types = {
         *ARCHITECTURES,
         *(alias for architecture in ARCHITECTURES.values() for alias in architecture.aliases),
     }
-    if kind in known:
+    if kind in known_types:
         return
     near = difflib.get_close_matches(kind, ARCHITECTURES, n=1)
     hint = (
@@ -315,9 +320,9 @@ def _comments(parts: Parts | None) -> Iterator[str]:
         return
     for module, number in parts.token_ids.items():
         yield f"{module}: its outputs stand where the text has token {number}"
-    seen: dict[str, str] = {}
+    dropped_weights: dict[str, str] = {}
     for dropped in parts.dropped:
-        seen.setdefault(dropped.what, dropped.weights)
-    for what, weights in seen.items():
+        dropped_weights.setdefault(dropped.what, dropped.weights)
+    for what, weights in dropped_weights.items():
         yield f"left out: {weights}* ({what})"
     yield from parts.notes

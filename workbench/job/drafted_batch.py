@@ -65,8 +65,8 @@ def like_data(parts: Parts | None, graph: ModelGraph, data: Path) -> dict[str, A
         for is_audio, module in encoders.items()
         if any(_items(row, is_audio=is_audio) for row in rows)
     }
-    drawn = {"seed": 0, "text_tokens": [max(1, min(texts)), max(texts)]}
-    return {"mixture": {**drawn, **({"items": items} if items else {})}}
+    mixture = {"seed": 0, "text_tokens": [max(1, min(texts)), max(texts)]}
+    return {"mixture": {**mixture, **({"items": items} if items else {})}}
 
 
 def _encoders(graph: ModelGraph, parts: Parts | None) -> list[Module]:
@@ -88,9 +88,9 @@ def _cut(module: Module, parts: Parts | None, *, is_audio: bool) -> Callable[[An
 
 def _runnable(module: Module, tile: ItemTokens) -> ItemTokens:
     """The tile's tokens as the runtime makes them: it cuts off no padding."""
-    kept, merged = tile.tokens_in - class_tokens(module.layers[0]), merged_tokens(module.layers[-1])
-    made = evenly_near(kept, tile.tokens_out) if merged == 1 else kept // merged
-    return tile._replace(tokens_out=made)
+    tokens_in, merged = tile.tokens_in - class_tokens(module.layers[0]), merged_tokens(module.layers[-1])
+    tokens_out = evenly_near(tokens_in, tile.tokens_out) if merged == 1 else tokens_in // merged
+    return tile._replace(tokens_out=tokens_out)
 
 
 def _mixed(module: Module, rows: Sequence[Sizes], cut: Callable[[Any], Sequence[Any]]) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def _sized(sizes: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
     if all(len(size) == len(PAGE_PX) for size in sizes):
         return {"images": [list(size) for size, _ in Counter(sizes).most_common(MOST_SIZES)]}
     ordered, num = sorted(sizes, key=prod), min(MOST_SIZES, len(sizes))
-    chosen = [ordered[(2 * step + 1) * len(sizes) // (2 * num)] for step in range(num)]
-    images = [list(size) for size in chosen if len(size) == len(PAGE_PX)]
-    videos = [list(size) for size in chosen if len(size) > len(PAGE_PX)]
+    quantiles = [ordered[(2 * step + 1) * len(sizes) // (2 * num)] for step in range(num)]
+    images = [list(size) for size in quantiles if len(size) == len(PAGE_PX)]
+    videos = [list(size) for size in quantiles if len(size) > len(PAGE_PX)]
     return {"videos": videos} | ({"images": images} if images else {})

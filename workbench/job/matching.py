@@ -26,9 +26,9 @@ def cost_for(plan: Plan, given: Profile | None = None) -> CostModel:
     devices = list(dict.fromkeys(node.device for node in plan.cluster.nodes))
     if len(devices) == 1:
         return CostModel(given or _shipped(devices[0]))
-    known = {device: _shipped(device) for device in devices if given is None or device != given.device}
-    main = given or known[devices[0]]
-    return CostModel(main, beside={device: CostModel(profile) for device, profile in known.items()})
+    profile_of = {device: _shipped(device) for device in devices if given is None or device != given.device}
+    main = given or profile_of[devices[0]]
+    return CostModel(main, beside={device: CostModel(profile) for device, profile in profile_of.items()})
 
 
 def named_profile(job: Job, given: str | None, plan: Path) -> str | None:

@@ -153,8 +153,8 @@ def _module(
     zoo = str(spec.zoo)
     if modality == TEXT and projector is not None:
         raise ValueError(f"module {name!r} is the LLM: it has no projector, got {projector.value!r}")
-    known = cornstarch_module if zoo in SIZES else from_shape
-    module = known(zoo, module=name, llm_width=width, projector=projector, trainable=trainable)
+    builder = cornstarch_module if zoo in SIZES else from_shape
+    module = builder(zoo, module=name, llm_width=width, projector=projector, trainable=trainable)
     return replace(module, modality=modality)
 
 

@@ -166,8 +166,10 @@ def _transformer(unet: Unet, width: int, level: int) -> tuple[Operator, ...]:
     num_heads = width // unet.head_dim
     heads = Heads(num=num_heads, num_kv=num_heads, dim=unet.head_dim, causal=False, bias="o")
     positions = unet.latent_side**2
-    own = Keys(width=width, num=positions // 4**level, per_token=scale)
-    prompt = Keys(width=unet.prompt_width, num=unet.prompt_tokens, per_token=unet.prompt_tokens / positions)
+    self_keys = Keys(width=width, num=positions // 4**level, per_token=scale)
+    prompt_keys = Keys(
+        width=unet.prompt_width, num=unet.prompt_tokens, per_token=unet.prompt_tokens / positions
+    )
 
     def matmul(name: str, enter: int, leave: int) -> Matmul:
         return Matmul(name=name, in_features=enter, out_features=leave, bias=True, tokens_scale=scale)
@@ -179,10 +181,10 @@ def _transformer(unet: Unet, width: int, level: int) -> tuple[Operator, ...]:
         _group_norm("transformer_norm", width, level=level),
         matmul("proj_in", width, width),
         pointwise("self_norm", width, 2, *norms),
-        *cross_attention_operators("self", width, heads, own, tokens_scale=scale),
+        *cross_attention_operators("self", width, heads, self_keys, tokens_scale=scale),
         pointwise("self_residual", width, 3),
         pointwise("cross_norm", width, 2, *norms),
-        *cross_attention_operators("cross", width, heads, prompt, tokens_scale=scale),
+        *cross_attention_operators("cross", width, heads, prompt_keys, tokens_scale=scale),
         pointwise("cross_residual", width, 3),
         pointwise("mlp_norm", width, 2, *norms),
         matmul("mlp.gate_up", width, 8 * width),

@@ -189,14 +189,14 @@ def merged_tokens(projector: Layer) -> int:
     return 1
 
 
-def evenly_near(kept: int, wanted: int) -> int:
+def evenly_near(num_tokens: int, wanted: int) -> int:
     """The divisor of `kept` that is nearest to `wanted`; of two the larger.
 
     Example:
         >>> evenly_near(576, 432)
         576
     """
-    divisors = (number for number in range(1, kept + 1) if kept % number == 0)
+    divisors = (number for number in range(1, num_tokens + 1) if num_tokens % number == 0)
     return min(divisors, key=lambda number: (abs(number - wanted), -number))
 
 

@@ -297,7 +297,7 @@ def _check_entrance(model: ModelGraph, edge: Edge) -> None:
             f"cross-attention that one enters, got {list(edge.entered)}"
         )
     if last.kind is LayerKind.PROJECTOR and last.emits is TokenCount.IN:
-        wanted = (
+        hint = (
             f"layers {read}" if read else "a language model such as Llama 3.2 Vision's: it has no such layer"
         )
-        raise ValueError(f"edge {edge.name}: cross-attention reads {edge.source}, want {wanted}")
+        raise ValueError(f"edge {edge.name}: cross-attention reads {edge.source}, want {hint}")

@@ -65,8 +65,8 @@ class ProjectorStep:
     act: str | None = None
 
     def __post_init__(self) -> None:
-        chosen = (self.norm, self.merge, self.linear, self.linear_out or None, self.act)
-        if sum(each is not None for each in chosen) != 1:
+        options = (self.norm, self.merge, self.linear, self.linear_out or None, self.act)
+        if sum(each is not None for each in options) != 1:
             raise ValueError(
                 "a projector's step wants exactly one of norm, merge, linear, linear_out and act"
             )

@@ -95,7 +95,7 @@ class Grouping(StrEnum):
     EVEN_COUNTS = "even microbatches of equal counts"
 
 
-def grouped(job: Job, cost: CostModel, way: Grouping, count: int, replicas: int) -> tuple[Group, ...]:
+def grouped(job: Job, cost: CostModel, rule: Grouping, count: int, replicas: int) -> tuple[Group, ...]:
     """The job's batch in groups by a rule: the first microbatch of every replica, then the second, ...
 
     Args:
@@ -112,7 +112,7 @@ def grouped(job: Job, cost: CostModel, way: Grouping, count: int, replicas: int)
     work = sample_work(job, cost)
     whole = [encoder_s + llm_s for encoder_s, llm_s in zip(*work, strict=True)]
     heaviest = sorted(range(len(ids)), key=lambda index: (-whole[index], index))
-    if way is Grouping.EVEN:
+    if rule is Grouping.EVEN:
         assignments = hierarchical_assignment(
             work.encoder_s, work.llm_s, num_replicas=replicas, num_microbatches=max(1, count // replicas)
         )
@@ -126,9 +126,9 @@ def grouped(job: Job, cost: CostModel, way: Grouping, count: int, replicas: int)
         if sorted(member for group in groups for member in group) != sorted(ids):
             raise ValueError("replicas have unequal numbers of even microbatches")
         return tuple(groups)
-    if way is Grouping.EVEN_COUNTS:
+    if rule is Grouping.EVEN_COUNTS:
         return _of_equal_counts(ids, whole, count)
-    if way is Grouping.EVEN_REPLICAS:
+    if rule is Grouping.EVEN_REPLICAS:
         members = reorder_samples(whole, replicas, longest_first_equal_counts)
         heaviest = [
             index
@@ -141,7 +141,7 @@ def grouped(job: Job, cost: CostModel, way: Grouping, count: int, replicas: int)
         Grouping.HEAVIEST_FIRST: heaviest,
         Grouping.LIGHTEST_FIRST: heaviest[::-1],
         Grouping.EVEN_REPLICAS: heaviest,
-    }[way]
+    }[rule]
     return resized([tuple(ids[index] for index in in_order)], size)
 
 
@@ -162,11 +162,11 @@ _RULES: LruCache[tuple[Grouping, ...]] = LruCache(256)
 
 
 def grouped_again(
-    job: Job, cost: CostModel, way: Grouping, microbatches: Sequence[Microbatch]
+    job: Job, cost: CostModel, rule: Grouping, microbatches: Sequence[Microbatch]
 ) -> tuple[Microbatch, ...]:
     """The job's batch in as many microbatches, grouped by a rule; errors as `grouped`."""
     count, replicas = len(groups_of(job, microbatches)), replicas_of(job, microbatches)
-    return dealt(job, grouped(job, cost, way, count, replicas[llm_of(job)]), replicas)
+    return dealt(job, grouped(job, cost, rule, count, replicas[llm_of(job)]), replicas)
 
 
 def way_of(job: Job, cost: CostModel, microbatches: tuple[Microbatch, ...]) -> Grouping | None:
@@ -181,12 +181,12 @@ def way_of(job: Job, cost: CostModel, microbatches: tuple[Microbatch, ...]) -> G
 
 def _matching_rule(job: Job, cost: CostModel, microbatches: tuple[Microbatch, ...]) -> tuple[Grouping, ...]:
     count, replicas = len(groups_of(job, microbatches)), replicas_of(job, microbatches)
-    known = Identity(job), Identity(cost), count, tuple(replicas.items())
-    for way in Grouping if differ(job.batch) else ():
+    key = Identity(job), Identity(cost), count, tuple(replicas.items())
+    for rule in Grouping if differ(job.batch) else ():
         try:
-            regrouped = _GROUPED.get_or((*known, way), partial(grouped_again, job, cost, way, microbatches))
+            regrouped = _GROUPED.get_or((*key, rule), partial(grouped_again, job, cost, rule, microbatches))
         except ValueError:  # a batch that has no such groups
             continue
         if regrouped == microbatches:
-            return (way,)
+            return (rule,)
     return ()

@@ -136,7 +136,7 @@ def _shapes(draft: Plan, module: str) -> Shapes:
 
 
 def _distinct(draft: Plan, module: str) -> Shapes:
-    of = work_of if draft.token_shards else even_work_of
-    works = Counter(of(draft, m) for m in draft.microbatches if m.module == module)
+    work_of_microbatch = work_of if draft.token_shards else even_work_of
+    works = Counter(work_of_microbatch(draft, m) for m in draft.microbatches if m.module == module)
     total = sum(works.values())
     return [(work, times / total) for work, times in works.items()]

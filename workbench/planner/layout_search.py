@@ -143,15 +143,15 @@ def best_first(families: Sequence[Family]) -> Iterator[Bounded]:
     heapify(waiting)
     numbers = count(len(waiting))
     while waiting:
-        bound_s, number, choice, rest = waiting[0]
+        bound_s, number, choice, followers = waiting[0]
         if choice is not None:
             yield bound_s, choice
-        next_s, next_choice = next(rest, (inf, None))
+        next_s, next_choice = next(followers, (inf, None))
         if next_s == inf:
             heappop(waiting)
             continue
         is_opened = choice is None and next_choice is not None
-        heapreplace(waiting, (next_s, next(numbers) if is_opened else number, next_choice, rest))
+        heapreplace(waiting, (next_s, next(numbers) if is_opened else number, next_choice, followers))
 
 
 def _by_bound(family: Family) -> Iterator[tuple[float, LayoutChoice | None]]:

@@ -123,11 +123,11 @@ class LayoutSpace:
             if not choices:
                 return self._wrong_degrees(module)
             if module is self._llm and not self._divided(choices):
-                tried = sorted({choice.dp for choice in choices})
+                tried_dp = sorted({choice.dp for choice in choices})
                 return (
-                    f"no dp of {module.name!r} among {tried} gives its replicas equal shares of "
+                    f"no dp of {module.name!r} among {tried_dp} gives its replicas equal shares of "
                     f"{len(self._job.batch)} samples in microbatches of {self._job.microbatch_samples}; "
-                    f"nearest: {self._nearest_batch(tried)} samples"
+                    f"nearest: {self._nearest_batch(tried_dp)} samples"
                 )
             least = round(min(map(self._steps.state_bytes, choices)))
             if least > self._steps.memory_bytes:
@@ -375,8 +375,8 @@ def _made(
     mode: Mode, llm: ModuleChoice, parts: Sequence[_Part], index: int, *, offload: bool = False
 ) -> LayoutChoice:
     """The combination at an index in the order of `itertools.product`."""
-    places = np.unravel_index(index, tuple(len(part.choices) for part in parts))
-    encoders = tuple(part.choices[int(choice)] for part, choice in zip(parts, places, strict=True))
+    choice_indices = np.unravel_index(index, tuple(len(part.choices) for part in parts))
+    encoders = tuple(part.choices[int(choice)] for part, choice in zip(parts, choice_indices, strict=True))
     return LayoutChoice(mode=mode, encoders=encoders, llm=llm, offload=offload)
 
 

@@ -221,8 +221,10 @@ class LayoutSteps:
         if choice.offload:  # encoders' state and the LLM's activations are never resident at once
             moved = sum(map(self.prices.moved_bytes, choice.encoders))
             passes_s += moves_s(moved)
-            kept = [llm.in_flight * llm.layers.kept_bytes for llm, *_ in ranks]
-            more = [extra - min(moved, kept_bytes) for extra, kept_bytes in zip(more, kept, strict=True)]
+            llm_kept_bytes = [llm.in_flight * llm.layers.kept_bytes for llm, *_ in ranks]
+            more = [
+                extra - min(moved, kept_bytes) for extra, kept_bytes in zip(more, llm_kept_bytes, strict=True)
+            ]
         return self._step(ranks, passes_s, boundary_s, num_bytes, _counts(chain), more)
 
     def _apart(self, choice: LayoutChoice) -> LayoutStep:

@@ -27,8 +27,8 @@ def stable_batch_samples(job: Job, cost: CostModel, num_ranks: int) -> int:
     indices = range(len(job.batch))
 
     def draw(num_samples: int) -> tuple[float, float]:
-        chosen = rng.choices(indices, k=num_samples)
-        return sum(work.encoder_s[index] for index in chosen), sum(work.llm_s[index] for index in chosen)
+        drawn = rng.choices(indices, k=num_samples)
+        return sum(work.encoder_s[index] for index in drawn), sum(work.llm_s[index] for index in drawn)
 
     trials = num_trials(CONFIDENCE, MOST_FAILURES)
     return stable_batch_size(draw, num_ranks, first=1, most=MOST_SAMPLES, trials=trials)[-1].num_samples

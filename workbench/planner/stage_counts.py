@@ -52,16 +52,16 @@ def best_counts(candidates: CutCandidates, progress: Progress, most: int) -> tup
     best = _Best(most)
     least = sum(dp_of(job, name) * size * options[name][0] for name, size in ranks_per_stage.items())
     refusal = ""
-    for bound, chosen in waiting.by_bound():
+    for bound, stage_counts in waiting.by_bound():
         if bound * ROUNDING > best.limit:
             break
-        counts = dict(zip(options, chosen, strict=True))
+        counts = dict(zip(options, stage_counts, strict=True))
         try:
             candidates.check_memory(counts)
             plan = candidates.plan(counts)
             lowered = lower(plan)
             seconds = candidates.believed_s(lowered)
-            key = (worth.of_plan(seconds, plan), len(plan.ranks), chosen)
+            key = (worth.of_plan(seconds, plan), len(plan.ranks), stage_counts)
             if best.takes(key):
                 check_memory(lowered, memory_table(lowered))
                 best.add(key, plan, seconds)
@@ -135,11 +135,11 @@ class _Worth:
         """The worth of a plan or a draft with stages; ValueError where one of its ranks has no price."""
         return worth_of(self._job, seconds, plan.ranks)
 
-    def at_least(self, seconds: float, chosen: tuple[int, ...]) -> float:
+    def at_least(self, seconds: float, stage_counts: tuple[int, ...]) -> float:
         """A lower bound for stage counts whose ranks are not known yet."""
         if self._job.aim is Aim.SECONDS:
             return seconds
-        ranks = sum(num * count for num, count in zip(self._ranks_each, chosen, strict=True))
+        ranks = sum(num * count for num, count in zip(self._ranks_each, stage_counts, strict=True))
         return seconds * ranks * self._lowest
 
 
@@ -159,23 +159,26 @@ class _CountQueue:
 
     def by_bound(self) -> Iterator[tuple[float, tuple[int, ...]]]:
         """Yield bounds on the worth with their counts, ascending; ties by the counts."""
-        cheap = ((self._candidates.bound_s(c), chosen) for chosen, c in self._counts.items())
-        waiting = [(self._worth.at_least(seconds, chosen), chosen, False) for seconds, chosen in cheap]
+        cheap = ((self._candidates.bound_s(c), stage_counts) for stage_counts, c in self._counts.items())
+        waiting = [
+            (self._worth.at_least(seconds, stage_counts), stage_counts, False)
+            for seconds, stage_counts in cheap
+        ]
         heapify(waiting)
         while waiting:
-            bound, chosen, is_close = heappop(waiting)
+            bound, stage_counts, is_close = heappop(waiting)
             if is_close:
                 self.num_settled += 1
-                yield bound, chosen
+                yield bound, stage_counts
                 continue
             try:
-                closer_s, draft = self._candidates.closer_s(self._counts[chosen])
+                closer_s, draft = self._candidates.closer_s(self._counts[stage_counts])
                 closer = self._worth.of_plan(closer_s, draft)
             except ValueError as error:
                 self.num_settled += 1
                 self.refusal = str(error)
                 continue
-            heappush(waiting, (max(bound, closer), chosen, True))
+            heappush(waiting, (max(bound, closer), stage_counts, True))
 
 
 def _options(job: Job, name: str) -> tuple[int, ...]:

@@ -45,14 +45,14 @@ def check_torchtitan(folder: Folder) -> None:
     parts = parallelism.module_fqns_per_model_part
     assert parts is None or sorted(name for part in parts for name in part) == sorted(names), f"parts {parts}"
     ranks = folder["ranks"]
-    known = (
+    known_keys = (
         parallelism.tensor_parallel_degree
         * parallelism.pipeline_parallel_degree
         * parallelism.context_parallel_degree
         * parallelism.data_parallel_replicate_degree
         * parallelism.data_parallel_shard_degree
     )
-    assert known == ranks, f"degrees make {known} ranks, want {ranks}"
+    assert known_keys == ranks, f"degrees make {known_keys} ranks, want {ranks}"
 
 
 def check_megatron(folder: Folder) -> None:
@@ -106,8 +106,8 @@ def check_specs(space: dict[str, Any]) -> dict[str, Any]:
     for spec in (language, *encoders.values()):
         parts = spec.submodules or {}
         for module_spec in (spec, *parts.get("encoders", {}).values(), *parts.get("input_projections", ())):
-            known = inspect.signature(module_spec.module.__init__).parameters
-            unknown = [] if "kwargs" in known else sorted(set(module_spec.params) - set(known))
+            parameters = inspect.signature(module_spec.module.__init__).parameters
+            unknown = [] if "kwargs" in parameters else sorted(set(module_spec.params) - set(parameters))
             assert not unknown, f"{module_spec.module.__name__} has no {unknown}"
     return encoders
 

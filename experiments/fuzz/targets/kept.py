@@ -25,17 +25,17 @@ def _below_checksum(content: bytes) -> object:
 
 
 def _result(folder: Path) -> Ready:
-    said: list[str] = []
-    results = KeptResults(folder_in(folder), said.append)
+    warnings: list[str] = []
+    results = KeptResults(folder_in(folder), warnings.append)
     results.put(KEY, Kept(record={"candidates": [{"strategy": "fsdp", "seconds": 1.5}]}, best_plan="{}"))
     path = next(results.folder.iterdir())
 
     def read(path: Path) -> None:
         del path
-        said.clear()
+        warnings.clear()
         stored = results.get(KEY)
         if stored is None:
-            raise ValueError(said[0])
+            raise ValueError(warnings[0])
         assert isinstance(stored.record, dict), "as it was kept"
         assert isinstance(stored.best_plan, str), "as it was kept"
 

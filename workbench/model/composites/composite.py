@@ -200,9 +200,9 @@ def unread_blocks(vision: Config, feature_layer: int, names: str) -> tuple[Dropp
     num = count(vision, "num_hidden_layers", 12)
     if not -num - 1 <= feature_layer <= num:
         raise ValueError(f"vision_feature_layer must be from {-num - 1} to {num}, got {feature_layer!r:.60}")
-    kept = feature_layer if feature_layer >= 0 else num + 1 + feature_layer
+    num_kept = feature_layer if feature_layer >= 0 else num + 1 + feature_layer
     what = f"block behind hidden state {feature_layer}, which nothing reads"
-    return tuple(Dropped(weights=f"{names}.{index}.", what=what) for index in range(kept, num))
+    return tuple(Dropped(weights=f"{names}.{index}.", what=what) for index in range(num_kept, num))
 
 
 def check_width(

@@ -344,13 +344,13 @@ def _opt(config: Config) -> Layers:
 
 
 def _refuse_other_opt(config: Config, width: int) -> None:
-    wanted = {
+    supported = {
         "do_layer_norm_before": True,
         "_remove_final_layer_norm": False,
         "layer_norm_elementwise_affine": True,
         "word_embed_proj_dim": width,
     }
-    for key, value in wanted.items():
+    for key, value in supported.items():
         given = config.get(key)
         if given is not None and given != value:
             raise ValueError(f"opt: {key} must be {value}, got {given!r}")

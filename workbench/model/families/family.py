@@ -292,11 +292,11 @@ class Tower:
 
     def _with_stacked(self, projector: Layer) -> Layer:
         """The projector with the features of blocks, carried along by every token, stacked in its output."""
-        own, parts = projector.out_width, self.layers[-1].out_width - self.width
+        width, parts = projector.out_width, self.layers[-1].out_width - self.width
         given = parts * self.merge // (self.stacked - 1)
-        if given != own:
-            raise ValueError(f"its blocks give features of width {given}, want an LLM as wide, got {own}")
-        return replace(projector, out_width=self.stacked * own, stacked=self.stacked)
+        if given != width:
+            raise ValueError(f"its blocks give features of width {given}, want an LLM as wide, got {width}")
+        return replace(projector, out_width=self.stacked * width, stacked=self.stacked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

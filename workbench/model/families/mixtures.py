@@ -33,13 +33,13 @@ def _qwen3_moe(
     heads = {"bias": "qkvo" if flag(config, "attention_bias") else "", "qk_norm": Norm.RMS}
     plain = llama_like(config, defaults=sizes, heads=heads, mlp={})
     slides = flag(config, "use_sliding_window")
-    every, dense = whole(config, "decoder_sparse_step", 1), layer_indices(config, "mlp_only_layers", ())
+    step, dense = whole(config, "decoder_sparse_step", 1), layer_indices(config, "mlp_only_layers", ())
     return _sparse(
         windowed(config, plain, slides=lambda _: slides),
         _experts(
             config, count(config, "num_experts", num), chosen, whole(config, "moe_intermediate_size", width)
         ),
-        lambda block: block not in dense and (block + 1) % every == 0,
+        lambda block: block not in dense and (block + 1) % step == 0,
     )
 
 

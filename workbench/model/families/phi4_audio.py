@@ -161,8 +161,10 @@ def _clip_tokens(config: Config, duration_s: float) -> tuple[ItemTokens, ...]:
     Differs: the last window is not padded, and the stem does not see across window borders.
     """
     total = conformer_tokens(duration_s, reduction=whole(config, "time_reduction", 8)).tokens_in
-    num_full, left = divmod(total, MOST_TOKENS)
-    return (ItemTokens(MOST_TOKENS, MOST_TOKENS),) * num_full + ((ItemTokens(left, left),) if left else ())
+    num_full, remainder = divmod(total, MOST_TOKENS)
+    return (ItemTokens(MOST_TOKENS, MOST_TOKENS),) * num_full + (
+        (ItemTokens(remainder, remainder),) if remainder else ()
+    )
 
 
 def _check_config(config: Config) -> None:
