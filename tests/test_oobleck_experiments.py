@@ -183,7 +183,7 @@ def test_seconds_of_a_sample_are_split_without_rest():
     assert 0 < parts["products_at_tf32_peak"] < parts["layers_with_fused_attention"]
     assert parts["stored_scores"] > parts["layers_with_fused_attention"]  # what the gap was
     assert abs(parts["unexplained"]) < 0.25 * parts["published"]
-    assert "12.1 TFLOP/s a GPU" in found.told("GPT-2")
+    assert "12.1 TFLOP/s a GPU" in found.line("GPT-2")
 
 
 def test_simulated_throughput_is_that_of_the_formula_for_every_system():
