@@ -4,7 +4,7 @@ from workbench.job.job import ModuleLayout
 from workbench.plan.plan import ModuleSettings, Recompute, Sharding
 from workbench.planner.groupings import Grouping
 from workbench.planner.layout_choice import Degrees
-from workbench.report.joint_tables import told_moves
+from workbench.report.joint_tables import described_moves
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.search.joint.arrangement import Arrangement, Placement
 from workbench.search.joint.choice import TokenRule
@@ -19,7 +19,7 @@ from workbench.search.joint.take import Take
 
 
 def told(*moves: Move) -> list[tuple[str, str]]:
-    return list(told_moves([{"question": move.question.value, **move_to_json(move)} for move in moves]))
+    return list(described_moves([{"question": move.question.value, **move_to_json(move)} for move in moves]))
 
 
 def keep(module: str | None, recompute: Recompute = Recompute.NONE) -> Keep:

@@ -1,1 +1,3 @@
-"""Plans as folders that launch under other training systems: one module a system, listed in `registry`."""
+"""Export plans as folders that launch under other training systems: one module per system, listed in
+`registry`.
+"""

@@ -1,4 +1,4 @@
-"""What a target does in place of a plan: steps from the plan as it is to what the target can express."""
+"""Approximate a plan by what a target can express: a sequence of changes, each priced."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,23 +17,23 @@ from workbench.strategies.registry import BY_NAME
 
 
 class Prices(Protocol):
-    """What plans cost: given from outside, since the simulator is not the planner's to import."""
+    """Prices of plans, given from outside because the planner does not import the simulator."""
 
     cost: CostModel
 
     def step_s(self, plan: Plan) -> float:
-        """Seconds of a step; ValueError for a plan that is unsound or does not fit."""
+        """Seconds of a step; ValueError for a plan that is invalid or does not fit."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Something of a plan that a target has otherwise.
+    """A part of a plan that a target does differently.
 
     Args:
         has: what the plan has.
         gets: what the target does instead.
-        make: from the job before to the job behind the change; None: nothing that a prediction is of.
+        make: applies the change to the job; None: it does not affect the prediction.
     """
 
     has: str
@@ -46,7 +46,7 @@ class Difference:
     """A change with its predicted cost.
 
     Args:
-        seconds: a step more than before the change; None: nothing that a prediction is of.
+        seconds: change of the step; None: it does not affect the prediction.
     """
 
     has: str
@@ -56,14 +56,14 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Approximation:
-    """What a target makes of a plan.
+    """A plan as a target runs it.
 
     Args:
-        plan: as it was given.
+        plan: as given.
         step_s: of that plan.
-        becomes: what the target does, as a plan; the given one where nothing differs.
-        becomes_s: of that.
-        differences: between them, in the order in which they were made.
+        becomes: what the target runs, as a plan; the given one if nothing differs.
+        becomes_s: its step.
+        differences: between them, in the order of the changes.
     """
 
     plan: Plan
@@ -74,10 +74,10 @@ class Approximation:
 
 
 def job_of(plan: Plan) -> Job:
-    """The job whose layouts say what the plan's stages do, in places that modules take one after the other.
+    """The job whose layouts describe the plan's stages, with modules placed one after the other.
 
     Raises:
-        ValueError: no layout says it; the message is the part alone.
+        ValueError: no layouts describe them; the message is that part alone.
     """
     placed = placed_modules(plan)
     shared = placing_of(plan) is Placing.SHARED
@@ -99,7 +99,7 @@ def _given_cuts(plan: Plan, placed: Placed) -> tuple[int, ...]:
 
 
 def microbatch_samples(plan: Plan) -> int:
-    """Samples of a microbatch of the language model, the nearest number that divides a replica's batch."""
+    """Samples per microbatch of the language model, rounded to a divisor of a replica's batch."""
     llm = llm_of(plan).name
     counts = [len(each.items) for each in plan.microbatches if each.module == llm]
     share = max(1, len(plan.batch) // len(plan.replicas(llm)))
@@ -108,7 +108,7 @@ def microbatch_samples(plan: Plan) -> int:
 
 
 def planned(job: Job, cost: CostModel) -> Plan:
-    """The plan of a job whose layouts are complete; ValueError where there is none."""
+    """Plan a job with complete layouts; ValueError if that is impossible."""
     settings = {job.settings.of(module.name).sharding for module in job.model.modules}
     if settings == {Sharding.PARAMETERS} and all((each.pp or 1) == 1 for each in job.layouts):
         instances = job.settings.of(job.model.modules[0].name).instances
@@ -117,47 +117,46 @@ def planned(job: Job, cost: CostModel) -> Plan:
 
 
 def approximated(plan: Plan, changes: Sequence[Change], prices: Prices) -> Approximation:
-    """The plan as a target says it, each change priced against what was before it.
+    """Apply a target's changes to the plan one after the other, and price each.
 
-    Samples, tokens, ranks and passes that the plan arranges otherwise than a target would stand first, as one
-    change.
+    Differences in the arrangement of samples, tokens, ranks and passes come first, as one change.
 
     Raises:
-        ValueError: the plan itself cannot be simulated, no layout says it, or what the target does instead
-            cannot be planned or does not fit; then the message is that part, and why.
+        ValueError: the plan itself cannot be simulated, no layouts describe it, or a changed plan is
+            impossible or does not fit; then the message is that part, and why.
     """
     step_s = prices.step_s(plan)
     job = job_of(plan)
-    found: list[Difference] = []
-    before, before_s = plan, step_s
+    differences: list[Difference] = []
+    current, current_s = plan, step_s
     for change in (*_arrangement(plan, job, prices.cost), *changes):
         if change.make is None:
-            found.append(Difference(has=change.has, gets=change.gets, seconds=None))
+            differences.append(Difference(has=change.has, gets=change.gets, seconds=None))
             continue
         try:
             job = change.make(job)
-            behind = planned(job, prices.cost)
-            behind_s = prices.step_s(behind)
+            changed = planned(job, prices.cost)
+            changed_s = prices.step_s(changed)
         except ValueError as error:
             raise ValueError(f"{change.has}; with {change.gets} instead: {error}") from None
-        found.append(Difference(has=change.has, gets=change.gets, seconds=behind_s - before_s))
-        before, before_s = behind, behind_s
+        differences.append(Difference(has=change.has, gets=change.gets, seconds=changed_s - current_s))
+        current, current_s = changed, changed_s
     return Approximation(
-        plan=plan, step_s=step_s, becomes=before, becomes_s=before_s, differences=tuple(found)
+        plan=plan, step_s=step_s, becomes=current, becomes_s=current_s, differences=tuple(differences)
     )
 
 
 def _arrangement(plan: Plan, job: Job, cost: CostModel) -> tuple[Change, ...]:
-    """What the plan arranges in a way that no layout says; none where planning the layouts gives it."""
+    """Arrangement of the plan that no layouts describe; empty if planning the layouts reproduces it."""
     try:
-        usual = planned(job, cost)
+        standard = planned(job, cost)
     except ValueError as error:
         raise ValueError(f"the places and degrees of strategy {plan.strategy}: {error}") from None
     same = {
-        "samples": _grouped(usual) == _grouped(plan),
-        "tokens": usual.token_shards == plan.token_shards,
-        "ranks": [stage.ranks for stage in usual.stages] == [stage.ranks for stage in plan.stages],
-        "order of passes": [p.actions for p in usual.programs] == [p.actions for p in plan.programs],
+        "samples": _grouped(standard) == _grouped(plan),
+        "tokens": standard.token_shards == plan.token_shards,
+        "ranks": [stage.ranks for stage in standard.stages] == [stage.ranks for stage in plan.stages],
+        "order of passes": [p.actions for p in standard.programs] == [p.actions for p in plan.programs],
     }
     parts = [part for part, is_same in same.items() if not is_same]
     if not parts:
@@ -176,23 +175,23 @@ def _grouped(plan: Plan) -> list[tuple[str, int, int, frozenset[object]]]:
 
 
 def with_layouts(job: Job, change: Callable[[ModuleLayout], ModuleLayout]) -> Job:
-    """The job with every layout changed."""
+    """Apply a change to every layout of a job."""
     return replace(job, layouts=tuple(change(layout) for layout in job.layouts))
 
 
 def with_settings(job: Job, change: Callable[[ModuleSettings], ModuleSettings]) -> Job:
-    """The job with every module's settings changed."""
+    """Apply a change to every module's settings."""
     modules = tuple(change(job.settings.of(module.name)) for module in job.model.modules)
     return replace(job, settings=replace(job.settings, modules=modules))
 
 
 def in_settings(has: str, gets: str, change: Callable[[ModuleSettings], ModuleSettings]) -> tuple[Change]:
-    """One change, of every module's settings."""
+    """A single change, of every module's settings."""
     return (Change(has=has, gets=gets, make=lambda job: with_settings(job, change)),)
 
 
 def with_schedule(job: Job, schedule: Schedule) -> Job:
-    """The job under another schedule; where it has other stages, they are balanced anew."""
+    """The job under another schedule; if its stages differ, they are balanced anew."""
     if schedule.virtual_stages == job.schedule.virtual_stages:
         return replace(job, schedule=schedule)
     freed = with_layouts(job, lambda layout: replace(layout, stage_layers=()))
@@ -200,12 +199,12 @@ def with_schedule(job: Job, schedule: Schedule) -> Job:
 
 
 def longest_tokens(plan: Plan) -> int:
-    """Of all samples, in the language model."""
+    """Tokens of the longest sample, in the language model."""
     return max(sample.num_tokens for sample in plan.batch)
 
 
 def padded(job: Job) -> Job:
-    """Every sample as long as the longest, by tokens of text."""
+    """Pad every sample to the longest, with text tokens."""
     longest = max(sample.num_tokens for sample in job.batch)
     return replace(job, batch=tuple(_lengthened(sample, longest) for sample in job.batch))
 
@@ -220,13 +219,13 @@ def _lengthened(sample: Sample, tokens: int) -> Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """A way to a plan that a target can say.
+class Alternative:
+    """A way to derive a plan that a target can express.
 
     Args:
         words: what is done.
         job: from the plan's job, without layouts, to the one that is planned.
-        strategy: that plans it; None: its layouts are complete, and planned as they are.
+        strategy: plans it; None: its layouts are complete, and planned as they are.
     """
 
     words: str
@@ -235,7 +234,7 @@ class Way:
 
 
 def open_job(plan: Plan) -> Job:
-    """The job of a plan with nothing said of its layouts; every strategy can plan it."""
+    """The job of a plan without layouts; every strategy can plan it."""
     return Job(
         name=plan.model.name,
         model=plan.model,
@@ -247,8 +246,8 @@ def open_job(plan: Plan) -> Job:
     )
 
 
-def llm_alone(job: Job) -> Job:
-    """The language model without its other modules; their tokens become text."""
+def llm_only(job: Job) -> Job:
+    """The language model without its other modules, whose tokens become text."""
     llm = job.model.llm
     return replace(
         job,
@@ -262,29 +261,29 @@ def _as_text(sample: Sample) -> Sample:
 
 
 def nearest(
-    plan: Plan, ways: Sequence[Way], refuses: Callable[[Plan], str | None], prices: Prices
+    plan: Plan, alternatives: Sequence[Alternative], refuses: Callable[[Plan], str | None], prices: Prices
 ) -> tuple[str, float] | None:
-    """The fastest plan that a target can say, in words, and its seconds; None where no way leads to one."""
-    found: list[tuple[float, str]] = []
-    for way in ways:
+    """The fastest plan that a target can express, in words, and its seconds; None if no alternative works."""
+    candidates: list[tuple[float, str]] = []
+    for alternative in alternatives:
         try:
-            other = _planned_by(way, plan, prices.cost)
-            if refuses(other) is None:
-                found.append((prices.step_s(other), way.words))
+            candidate = _planned_by(alternative, plan, prices.cost)
+            if refuses(candidate) is None:
+                candidates.append((prices.step_s(candidate), alternative.words))
         except ValueError:
             continue
-    return (min(found)[1], min(found)[0]) if found else None
+    return (min(candidates)[1], min(candidates)[0]) if candidates else None
 
 
-def _planned_by(way: Way, plan: Plan, cost: CostModel) -> Plan:
-    job = way.job(open_job(plan))
-    if way.strategy is None:
+def _planned_by(alternative: Alternative, plan: Plan, cost: CostModel) -> Plan:
+    job = alternative.job(open_job(plan))
+    if alternative.strategy is None:
         return planned(job, cost)
-    return BY_NAME[way.strategy].planner(job, cost, silent)
+    return BY_NAME[alternative.strategy].planner(job, cost, silent)
 
 
 def all_sharded(job: Job) -> Job:
-    """Every module whole on every rank, its weights sharded over all of them."""
+    """Every module on every rank, its weights sharded over all of them."""
     dp = max(
         n for n in range(1, job.cluster.num_ranks + 1) if len(job.batch) % (n * job.microbatch_samples) == 0
     )
@@ -294,15 +293,15 @@ def all_sharded(job: Job) -> Job:
     return with_settings(spread, lambda settings: replace(settings, sharding=Sharding.PARAMETERS))
 
 
-LLM_ALONE = (
-    Way(
+LLM_ONLY = (
+    Alternative(
         words="the language model alone, by strategy megatron-colocated",
         strategy="megatron-colocated",
-        job=llm_alone,
+        job=llm_only,
     ),
-    Way(
+    Alternative(
         words="the language model alone, its weights sharded over all ranks",
-        job=lambda job: all_sharded(llm_alone(job)),
+        job=lambda job: all_sharded(llm_only(job)),
     ),
 )
-"""How systems of one language model can do what they can of a plan."""
+"""For systems with a single language model."""

@@ -1,4 +1,4 @@
-"""The language model of a plan as training systems ask for it, read off its layers and its source."""
+"""The language model of a plan as training systems specify it, inferred from its layers and its source."""
 
 import json
 from collections.abc import Mapping
@@ -11,14 +11,14 @@ from workbench.model.layer import Attention, Layer, LayerKind, Lookup, Matmul, O
 from workbench.model.model_graph import Module
 
 USUAL_ROPE_BASE = 10000.0
-_SUMS_TO_ONE = {"qwen3_moe": False}  # shares of experts, where a configuration that can say it does not
-_BASES = {"mixtral": 1e6}  # of families whose configuration need not say it
+_SUMS_TO_ONE = {"qwen3_moe": False}  # default of `norm_topk_prob` in a configuration
+_BASES = {"mixtral": 1e6}  # default of `rope_theta` in a configuration
 _PRE_NORM = ("attention_norm", "mlp_norm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoder:
-    """A decoder of equal blocks with norms in front.
+    """A decoder of equal blocks with pre-norm.
 
     Args:
         family: `model_type` of its source; empty without one.
@@ -29,13 +29,13 @@ class Decoder:
         is_gated, is_rms, is_tied, is_rotary: MLP with a gate, RMS norms, head with the table, positions.
         qkv_bias, out_bias, mlp_bias: which products have a bias.
         qk_norm: norms of every head's queries and keys.
-        eps: of its norms; None: not said.
-        rope_base: of the rotation.
+        eps: of its norms; None: not stated.
+        rope_base: base frequency of the rotation.
         rope_scaling: as in the configuration; empty: none.
-        most_positions: that it is made for; None: not said.
+        most_positions: that it is built for; None: not stated.
         window: tokens that a query sees; None: all before it.
         num_experts, experts_per_token: 0 without experts.
-        sums_to_one: whether shares of a token's experts are of those alone, not of all experts.
+        sums_to_one: whether the weights of a token's experts sum to one, instead of those of all experts.
     """
 
     family: str
@@ -69,7 +69,7 @@ def decoder_of(module: Module) -> Decoder:
     """The module's sizes.
 
     Raises:
-        ValueError: blocks that differ, or are built otherwise; the message is that part alone.
+        ValueError: blocks that differ, or have another structure; the message is that part alone.
     """
     blocks = [layer for layer in module.layers if layer.kind is LayerKind.BLOCK]
     if len({layer.operators for layer in blocks}) > 1:
@@ -79,7 +79,7 @@ def decoder_of(module: Module) -> Decoder:
     config = config_of(module)
     attention = next(op for op in block.operators if isinstance(op, Attention))
     products = {op.name: op for op in block.operators if isinstance(op, Matmul)}
-    inner = {name.split(".")[-1]: op for name, op in products.items() if name.startswith("mlp.")}
+    mlp_products = {name.split(".")[-1]: op for name, op in products.items() if name.startswith("mlp.")}
     qkv = products.get("q_proj") or products["qkv_proj"]
     table = next(op for op in module.layers[0].operators if isinstance(op, Lookup))
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -90,19 +90,19 @@ def decoder_of(module: Module) -> Decoder:
         family=family,
         num_blocks=len(blocks),
         width=block.out_width,
-        ffn=inner["down"].in_features,
+        ffn=mlp_products["down"].in_features,
         vocab=table.num_rows,
         num_heads=attention.num_heads,
         num_kv_heads=attention.num_kv_heads,
         head_dim=attention.head_dim,
         activation=_activation(block.operators),
-        is_gated=bool(inner.keys() & {"gate", "gate_up"}),
+        is_gated=bool(mlp_products.keys() & {"gate", "gate_up"}),
         is_rms=len(_norm(block).weights) == 1,
         is_tied=any(layer.tied for layer in module.layers),
         is_rotary=any(op.name == "rotary" for op in block.operators),
         qkv_bias=qkv.bias,
         out_bias=products["o_proj"].bias,
-        mlp_bias=inner["down"].bias,
+        mlp_bias=mlp_products["down"].bias,
         qk_norm=any(op.name == "q_norm" for op in block.operators),
         eps=next((config[key] for key in _EPS if key in config), None),
         rope_base=float(base),
@@ -110,7 +110,7 @@ def decoder_of(module: Module) -> Decoder:
         most_positions=config.get("max_position_embeddings"),
         window=attention.window,
         num_experts=experts,
-        experts_per_token=round(experts * inner["down"].tokens_scale) if experts else 0,
+        experts_per_token=round(experts * mlp_products["down"].tokens_scale) if experts else 0,
         sums_to_one=flag(config, "norm_topk_prob", default=_SUMS_TO_ONE.get(family, True)),
     )
 
@@ -119,9 +119,9 @@ _EPS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")
 
 
 def config_of(module: Module) -> dict[str, Any]:
-    """The transformers configuration that the module was made from; empty without one."""
-    found: dict[str, Any] = {} if module.source is None else json.loads(module.source.config)
-    return found
+    """The transformers configuration that the module was built from; empty without one."""
+    config: dict[str, Any] = {} if module.source is None else json.loads(module.source.config)
+    return config
 
 
 def _check_block(module: Module, block: Layer) -> None:
@@ -143,7 +143,7 @@ def _norm(block: Layer) -> Pointwise:
 
 
 def _activation(operators: tuple[Operator, ...]) -> str:
-    """The part behind the last dot of the MLP's pointwise operator."""
+    """The suffix after the last dot of the MLP's pointwise operator."""
     inner = (op for op in operators if isinstance(op, Pointwise) and op.name.startswith("mlp."))
     ends = [op.name.rpartition(".")[2] for op in inner if is_of_expert(op) or op.name.count(".") == 1]
     return next(end for end in ends if end not in ("router_softmax", "join"))

@@ -1,4 +1,4 @@
-"""Makes a folder's files of a plan for a target, or says in one line why there are none."""
+"""Create the files of a plan for a target, or explain in one line why that is impossible."""
 
 from workbench.export.approximation import Approximation, Prices, approximated, nearest
 from workbench.export.folder import FORMAT, MARK, common_files
@@ -10,23 +10,25 @@ __all__ = ["FORMAT", "MARK", "export"]
 
 
 def export(plan: Plan, target: Target, prices: Prices) -> dict[str, str]:
-    """Texts by file name.
+    """Texts of the folder's files by name.
 
     Args:
-        prices: what plans cost.
+        prices: of plans.
 
     Raises:
-        ValueError: the target cannot say the plan: which part, the nearest plan that it can say, and its
-            predicted cost.
+        ValueError: the target cannot express the plan; names the part, the nearest plan that it can
+            express, and its predicted cost.
     """
     part = target.refuses(plan)
     if part is not None:
         raise ValueError(refusal(plan, target, part, prices))
     try:
-        found = _exact(plan, prices) if target.is_exact else approximated(plan, target.changes(plan), prices)
+        approximation = (
+            _exact(plan, prices) if target.is_exact else approximated(plan, target.changes(plan), prices)
+        )
     except ValueError as error:
         raise ValueError(refusal(plan, target, str(error), prices)) from None
-    return dict(target.files(found)) | common_files(target, found)
+    return dict(target.files(approximation)) | common_files(target, approximation)
 
 
 def _exact(plan: Plan, prices: Prices) -> Approximation:
@@ -35,17 +37,17 @@ def _exact(plan: Plan, prices: Prices) -> Approximation:
 
 
 def refusal(plan: Plan, target: Target, part: str, prices: Prices) -> str:
-    """The line that says why not, and what instead."""
-    other = nearest(plan, target.ways, target.refuses, prices)
-    told = f"{target.name} cannot say {part}"
-    if other is None:
+    """The error line: the part that cannot be expressed, and the nearest alternative."""
+    alternative = nearest(plan, target.alternatives, target.refuses, prices)
+    reason = f"{target.name} cannot say {part}"
+    if alternative is None:
         return (
-            f"{told}, and no other plan of this model; nearest: --to torchrun, which runs this one, "
+            f"{reason}, and no other plan of this model; nearest: --to torchrun, which runs this one, "
             f"predicted {prices.step_s(plan) * MS_PER_S:.3f} ms a step"
         )
-    words, seconds = other
+    words, seconds = alternative
     step_s = prices.step_s(plan)
     return (
-        f"{told}; nearest: {words}, predicted {seconds * MS_PER_S:.3f} ms a step "
+        f"{reason}; nearest: {words}, predicted {seconds * MS_PER_S:.3f} ms a step "
         f"({(seconds - step_s) * MS_PER_S:+.3f} ms)"
     )

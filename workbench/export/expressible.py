@@ -1,4 +1,4 @@
-"""Parts of a plan that several systems cannot express, what they do instead, and what that costs."""
+"""Parts of a plan that several systems cannot express, with their replacements."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -13,11 +13,19 @@ CAUSAL = "causal"
 
 
 def unplaced(plan: Plan) -> str | None:
-    """The part of the plan's stages that no layout says; None: layouts say all of them."""
+    """Reason why no layouts describe the plan's stages; None: they do."""
     try:
         placed_modules(plan)
     except ValueError as error:
         return str(error)
+    return None
+
+
+def without_source(plan: Plan) -> str | None:
+    """A module that was not built from a transformers configuration."""
+    for module in plan.model.modules:
+        if module.source is None:
+            return f"module {module.name!r}, which is made from no transformers configuration"
     return None
 
 
@@ -40,7 +48,7 @@ def frozen_parts(plan: Plan) -> str | None:
 
 
 def wide_optimizer(plan: Plan) -> Sequence[Change]:
-    """Systems that keep gradients and optimizer in float32 beside bfloat16 weights."""
+    """For systems that keep gradients and optimizer in float32 with bfloat16 weights."""
     settings = plan.settings
     wide = settings.optimizer_precision or settings.precision
     if wide.num_bytes >= Precision.FLOAT32.num_bytes:
@@ -57,7 +65,7 @@ def wide_optimizer(plan: Plan) -> Sequence[Change]:
 
 
 def equal_lengths(plan: Plan) -> Sequence[Change]:
-    """Systems that pad every sample to the longest."""
+    """For systems that pad every sample to the longest."""
     lengths = sorted({sample.num_tokens for sample in plan.batch})
     if len(lengths) == 1:
         return ()
@@ -71,7 +79,7 @@ def equal_lengths(plan: Plan) -> Sequence[Change]:
 
 
 def one_of_schedules(plan: Plan, allowed: Collection[ScheduleKind]) -> Sequence[Change]:
-    """Where the plan's schedule is none of these: 1F1B instead."""
+    """Use 1F1B if the plan's schedule is not among these."""
     kind = schedule_like(plan).kind
     if kind in allowed:
         return ()
@@ -85,7 +93,7 @@ def one_of_schedules(plan: Plan, allowed: Collection[ScheduleKind]) -> Sequence[
 
 
 def computed_again(plan: Plan, allowed: Collection[BlockModule]) -> Sequence[Change]:
-    """Modules of blocks whose recomputation has no word: their results are kept."""
+    """Keep results of block modules whose recomputation cannot be expressed."""
     refused = sorted(
         {part for each in plan.settings.modules for part in each.computed_again if part not in allowed}
     )
@@ -100,23 +108,23 @@ def computed_again(plan: Plan, allowed: Collection[BlockModule]) -> Sequence[Cha
 
 
 def sharded_as(plan: Plan, instead: Sharding, *refused: Sharding) -> Sequence[Change]:
-    """Where something is sharded in a way that has no word: the sharding instead."""
-    every = {plan.settings.of(module.name).sharding for module in plan.model.modules}
-    found = sorted(every.intersection(refused))
-    if not found:
+    """Replace kinds of sharding that cannot be expressed."""
+    used = {plan.settings.of(module.name).sharding for module in plan.model.modules}
+    inexpressible = sorted(used.intersection(refused))
+    if not inexpressible:
         return ()
 
     def changed(settings: ModuleSettings) -> ModuleSettings:
         return replace(settings, sharding=instead) if settings.sharding in refused else settings
 
-    return in_settings(f"sharding {', '.join(found)}", f"sharding {instead}", changed)
+    return in_settings(f"sharding {', '.join(inexpressible)}", f"sharding {instead}", changed)
 
 
 def sharded_alike(plan: Plan) -> Sequence[Change]:
-    """One sharding for all modules: that of the language model."""
+    """For systems with one kind of sharding for all modules: that of the language model."""
     wanted = plan.settings.of(llm_of(plan).name)
-    every = [plan.settings.of(module.name) for module in plan.model.modules]
-    if all((each.sharding, each.instances) == (wanted.sharding, wanted.instances) for each in every):
+    all_settings = [plan.settings.of(module.name) for module in plan.model.modules]
+    if all((each.sharding, each.instances) == (wanted.sharding, wanted.instances) for each in all_settings):
         return ()
 
     def alike(settings: ModuleSettings) -> ModuleSettings:

@@ -1,4 +1,4 @@
-"""The files that every exported folder has: launcher, batch script, environment, container, README."""
+"""Files common to all exported folders: launcher, batch script, environment, container, README."""
 
 import json
 import os
@@ -29,13 +29,13 @@ _PORT = 29500
 
 
 def ranks_by_node(plan: Plan) -> tuple[int, ...]:
-    """Processes on every node that takes part, in the order of nodes."""
+    """Processes on every node in use, in the order of nodes."""
     counts = Counter(plan.cluster.node_of(rank) for rank in plan.ranks)
     return tuple(counts[node] for node in sorted(counts))
 
 
 def common_files(target: Target, approximation: Approximation) -> dict[str, str]:
-    """Their texts by name."""
+    """Texts of the common files by name."""
     launch = target.launch(approximation)
     return {
         README: _readme(target, approximation),
@@ -63,7 +63,7 @@ def _mark(target: Target, approximation: Approximation) -> Mapping[str, object]:
 
 
 def _launch(plan: Plan, launch: Launch) -> str:
-    """Started once on every node; torchrun starts the node's processes."""
+    """A script to run once on every node; torchrun starts the node's processes."""
     per_node = ranks_by_node(plan)
     if len(set(per_node)) == 1:
         processes = f"PROCESSES={per_node[0]}"
@@ -141,11 +141,14 @@ the program.
 """
 
 
-def _differences(found: tuple[Difference, ...]) -> str:
-    if not found:
+def _differences(differences: tuple[Difference, ...]) -> str:
+    if not differences:
         return "Nothing: this folder does what the plan says."
     lines = ["| the plan has | here instead | predicted cost of a step |", "| --- | --- | --- |"]
-    lines += [f"| {_cell(each.has)} | {_cell(each.gets)} | {_cost(each)} |" for each in found]
+    lines += [
+        f"| {_cell(difference.has)} | {_cell(difference.gets)} | {_cost(difference)} |"
+        for difference in differences
+    ]
     ending = "Each cost is against the line above it; together they lead from one step to the other."
     return "\n".join([*lines, "", ending])
 
@@ -154,10 +157,10 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def _cost(each: Difference) -> str:
-    if each.seconds is None:
+def _cost(difference: Difference) -> str:
+    if difference.seconds is None:
         return "none: not what a prediction is of"
-    return f"{each.seconds * MS_PER_S:+.3f} ms"
+    return f"{difference.seconds * MS_PER_S:+.3f} ms"
 
 
 def _ms(seconds: float) -> str:
@@ -168,10 +171,10 @@ _PROGRAM_MODE, _FOLDER_MODE = 0o755, 0o777
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse early what will not be written over. Nothing is made.
+    """Refuse early what cannot be overwritten; creates nothing.
 
     Raises:
-        ValueError: it is a file, holds something that no export wrote, or lies where nothing may be written.
+        ValueError: it is a file, contains something that no export wrote, or is in an unwritable place.
     """
     if folder.is_symlink() or folder.is_file():
         raise ValueError(f"{folder}: want a folder to write, this is a file or a link")
@@ -191,7 +194,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def write_folder(files: Mapping[str, str], folder: Path) -> None:
-    """Write the files beside the folder's name first, then rename; what was there is replaced whole.
+    """Write the files into a temporary sibling folder, then rename it over the old one as a whole.
 
     Raises:
         ValueError: as `check_folder`.
@@ -200,29 +203,29 @@ def write_folder(files: Mapping[str, str], folder: Path) -> None:
     check_folder(folder)
     folder = folder.resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
+    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
     try:
         for name, text in files.items():
-            path = made / name
+            path = staging / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
             if name.endswith(".sh"):
                 path.chmod(_PROGRAM_MODE)
-        made.chmod(_FOLDER_MODE & ~_umask())
-        _replace(made, folder)
+        staging.chmod(_FOLDER_MODE & ~_umask())
+        _replace(staging, folder)
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
 
 
-def _replace(made: Path, folder: Path) -> None:
-    """An empty folder is renamed over; one of ours is moved aside first, and back where that fails."""
+def _replace(staging: Path, folder: Path) -> None:
+    """Rename over an empty folder; a previous export is moved aside first, and back if that fails."""
     if not folder.exists() or not any(folder.iterdir()):
-        made.replace(folder)
+        staging.replace(folder)
         return
     aside = folder.with_name(f".{folder.name}.{os.getpid()}.old")
     folder.replace(aside)
     try:
-        made.replace(folder)
+        staging.replace(folder)
     except OSError:
         aside.replace(folder)
         raise
@@ -230,7 +233,7 @@ def _replace(made: Path, folder: Path) -> None:
 
 
 def _umask() -> int:
-    """The process's own, which can only be read by setting it."""
+    """The process's umask, which can only be read by setting it."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from workbench.export import expressible
-from workbench.export.approximation import Approximation, Change, Way, all_sharded, in_settings
+from workbench.export.approximation import Alternative, Approximation, Change, all_sharded, in_settings
 from workbench.export.module_layouts import llm_of, placed_modules
 from workbench.export.target import Files, Launch, Target
 from workbench.export.torchrun import PLAN, nccl_environment
@@ -22,10 +22,13 @@ _SOURCE = "fsdp2_train.py"  # of the runtime
 
 
 def _refuses(plan: Plan) -> str | None:
-    for module in plan.model.modules:
-        if module.source is None:
-            return f"module {module.name!r}, which is made from no transformers configuration"
-    return expressible.unplaced(plan) or _cut(plan) or _uneven(plan) or _behind(plan)
+    return (
+        expressible.without_source(plan)
+        or expressible.unplaced(plan)
+        or _cut(plan)
+        or _unequal_counts(plan)
+        or _reader_of_llm(plan)
+    )
 
 
 def _cut(plan: Plan) -> str | None:
@@ -43,24 +46,24 @@ def _cut(plan: Plan) -> str | None:
     return None
 
 
-def _uneven(plan: Plan) -> str | None:
+def _unequal_counts(plan: Plan) -> str | None:
     """Ranks that would gather weights a different number of times."""
     llm = llm_of(plan).name
     counts = {len(plan.microbatches_of.get((llm, replica), ())) for replica in plan.replicas(llm)}
     return "ranks with different numbers of microbatches" if len(counts) > 1 else None
 
 
-def _behind(plan: Plan) -> str | None:
+def _reader_of_llm(plan: Plan) -> str | None:
     """A module that reads the language model's states."""
-    read = next((edge.target for edge in plan.model.edges_out_of(llm_of(plan).name)), None)
-    return None if read is None else f"module {read!r}, which reads the language model"
+    reader = next((edge.target for edge in plan.model.edges_out_of(llm_of(plan).name)), None)
+    return None if reader is None else f"module {reader!r}, which reads the language model"
 
 
 def _changes(plan: Plan) -> Sequence[Change]:
     changes = [
         *expressible.sharded_alike(plan),
         *expressible.sharded_as(plan, Sharding.GRADIENTS, Sharding.OPTIMIZER),
-        *_computed_again(plan),
+        *_whole_blocks(plan),
     ]
     if _encoders_apart(plan):
         changes.append(
@@ -70,7 +73,7 @@ def _changes(plan: Plan) -> Sequence[Change]:
 
 
 def _encoders_apart(plan: Plan) -> bool:
-    """Whether encoders put other samples together than the language model."""
+    """Whether encoders group samples differently from the language model."""
     counts = {
         len(plan.microbatches_of.get((module.name, replica), ()))
         for module in plan.model.modules
@@ -79,8 +82,8 @@ def _encoders_apart(plan: Plan) -> bool:
     return len(counts) > 1
 
 
-def _computed_again(plan: Plan) -> Sequence[Change]:
-    """Parts of a block: the whole block."""
+def _whole_blocks(plan: Plan) -> Sequence[Change]:
+    """Recompute whole blocks instead of parts."""
     if not any(each.computed_again for each in plan.settings.modules):
         return ()
 
@@ -93,7 +96,7 @@ def _computed_again(plan: Plan) -> Sequence[Change]:
 
 
 def layout_words(plan: Plan) -> dict[str, object]:
-    """What `fsdp2.json` says; see the program's `ShardingMesh`."""
+    """Content of `fsdp2.json`; see the program's `ShardingMesh`."""
     settings = plan.settings.of(llm_of(plan).name)
     num_ranks = len(plan.ranks)
     copies = num_ranks if settings.sharding is Sharding.NONE else settings.instances
@@ -121,11 +124,11 @@ def _files(approximation: Approximation) -> Files:
 
 
 def program_text() -> str:
-    """The program, which is a module of the runtime, read and not imported: it wants torch."""
-    found = find_spec("runtime")
-    assert found is not None, "the runtime is installed with the planner"
-    assert found.origin is not None, "it is a package of files"
-    return (Path(found.origin).parent / _SOURCE).read_text(encoding="utf-8")
+    """The program's text, read from the runtime's module without importing it, since that needs torch."""
+    spec = find_spec("runtime")
+    assert spec is not None, "the runtime is installed with the planner"
+    assert spec.origin is not None, "it is a package of files"
+    return (Path(spec.origin).parent / _SOURCE).read_text(encoding="utf-8")
 
 
 def _launch(approximation: Approximation) -> Launch:
@@ -146,10 +149,10 @@ TARGET = Target(
     summary="a training program of plain torch with FSDP2, and the layout that it reads",
     refuses=_refuses,
     changes=_changes,
-    ways=(
-        Way(words="weights sharded over all ranks", job=all_sharded),
-        Way(words="strategy fsdp", strategy="fsdp"),
-        Way(words="strategy hsdp", strategy="hsdp"),
+    alternatives=(
+        Alternative(words="weights sharded over all ranks", job=all_sharded),
+        Alternative(words="strategy fsdp", strategy="fsdp"),
+        Alternative(words="strategy hsdp", strategy="hsdp"),
     ),
     files=_files,
     launch=_launch,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from workbench.export import expressible
 from workbench.export.approximation import (
-    LLM_ALONE,
+    LLM_ONLY,
     Approximation,
     Change,
     longest_tokens,
@@ -19,7 +19,7 @@ from workbench.export.megatron_program import MEGATRON_SEVERAL
 from workbench.export.mimo_config import (
     EXCHANGES,
     LANGUAGE,
-    MIMO_WAYS,
+    MIMO_ALTERNATIVES,
     PROGRAM,
     RECOMPUTED,
     SCHEDULES,
@@ -32,7 +32,7 @@ from workbench.export.mimo_config import (
     tokens_of_item,
     transformer_words,
 )
-from workbench.export.mimo_limits import encoders_of, unsayable
+from workbench.export.mimo_limits import encoders_of, inexpressible
 from workbench.export.module_layouts import Placed, Placing, llm_of, placed_modules
 from workbench.export.target import Files, Launch, Target
 from workbench.export.torchrun import nccl_environment
@@ -41,7 +41,7 @@ from workbench.job.notations.layout_string import layout_string
 from workbench.plan.plan import ModuleSettings, Plan, Sharding
 
 ARGUMENTS, DATA = "arguments.sh", "data.sh"
-Arguments = dict[str, str | None]  # flag -> its value; None: it stands alone
+Arguments = dict[str, str | None]  # flag -> its value; None: a flag without value
 
 _GRID_SIZES = (
     "tensor_model_parallel_size",
@@ -56,12 +56,12 @@ _FLAGS = {
     "num_moe_experts": "--num-experts",
     "rope_scaling": "--use-rope-scaling",
 }
-_NEGATED = ("add_bias_linear",)  # whose flag turns it off
+_NEGATED = ("add_bias_linear",)  # flags that turn the field off
 _FSDP = {Sharding.GRADIENTS: "optim_grads", Sharding.PARAMETERS: "optim_grads_params"}
 
 
 def arguments_of(plan: Plan) -> Arguments:
-    """The flags that say the plan, those of data apart."""
+    """The flags that describe the plan, without those of data."""
     module = llm_of(plan)
     placed = placed_modules(plan)[module.name]
     return {
@@ -80,7 +80,7 @@ def arguments_of(plan: Plan) -> Arguments:
 
 
 def decoder_arguments(decoder: Decoder) -> Arguments:
-    """Those of the model's sizes."""
+    """Flags of the model's sizes."""
     words = transformer_words(decoder) | position_words(decoder)
     if words["num_query_groups"] == words["num_attention_heads"]:
         del words["num_query_groups"]
@@ -100,7 +100,7 @@ def decoder_arguments(decoder: Decoder) -> Arguments:
 
 
 def as_flags(words: Words) -> Arguments:
-    """Fields of megatron-core as the flags that set them."""
+    """Convert fields of megatron-core to the flags that set them."""
     flags: Arguments = {}
     for name, value in words.items():
         flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
@@ -148,7 +148,7 @@ def _sharding_arguments(settings: ModuleSettings) -> Arguments:
 
 
 def _refuses(plan: Plan) -> str | None:
-    return unsayable(plan, (Placing.ALONE, Placing.APART, Placing.SHARED))
+    return inexpressible(plan, (Placing.ALONE, Placing.APART, Placing.SHARED))
 
 
 def _changes(plan: Plan) -> Sequence[Change]:
@@ -163,13 +163,13 @@ def _changes(plan: Plan) -> Sequence[Change]:
 
 
 def as_shell(name: str, flags: Arguments) -> str:
-    """A shell array, one flag with its value a line."""
+    """A shell array, with one flag and its value per line."""
     lines = [flag if value is None else f"{flag} {_quoted(flag, value)}" for flag, value in flags.items()]
     return f"{name}=(\n" + "".join(f"  {line}\n" for line in lines) + ")\n"
 
 
 def _quoted(flag: str, value: str) -> str:
-    """A list of words stays words; all else is one."""
+    """Quote a value as one word, except for lists of words."""
     return value if flag == "--recompute-modules" else shlex.quote(value)
 
 
@@ -190,24 +190,24 @@ def _files(approximation: Approximation) -> Files:
 
 
 def several_tables(plan: Plan) -> Words:
-    """What the program of several modules holds: each configuration knows the sizes of its grid."""
-    found = mimo_tables(plan)
+    """Tables of the program with several modules: each configuration includes the sizes of its grid."""
+    tables = mimo_tables(plan)
     llm = llm_of(plan).name
-    for name, words in found["parallelisms"].items():
-        config = found["language"] if name == LANGUAGE else found["encoders"][name]["config"]
+    for name, words in tables["parallelisms"].items():
+        config = tables["language"] if name == LANGUAGE else tables["encoders"][name]["config"]
         config |= {key: words.get(key, 1) for key in _GRID_SIZES}
         if name != LANGUAGE:
-            found["encoders"][name]["projector"] |= {"tensor_model_parallel_size": words[_GRID_SIZES[0]]}
-    if plan.settings.of(llm).sequence_parallel and found["language"][_GRID_SIZES[0]] > 1:
-        found["language"]["sequence_parallel"] = True
-    if found["language"]["context_parallel_size"] > 1:
-        found["language"]["cp_comm_type"] = EXCHANGES[plan.settings.of(llm).key_exchange]
+            tables["encoders"][name]["projector"] |= {"tensor_model_parallel_size": words[_GRID_SIZES[0]]}
+    if plan.settings.of(llm).sequence_parallel and tables["language"][_GRID_SIZES[0]] > 1:
+        tables["language"]["sequence_parallel"] = True
+    if tables["language"]["context_parallel_size"] > 1:
+        tables["language"]["cp_comm_type"] = EXCHANGES[plan.settings.of(llm).key_exchange]
     tokens = {module.name: tokens_of_item(plan, module) for module in encoders_of(plan)}
-    return found | {"tokens": tokens, "length": max(longest_tokens(plan), 1 + sum(tokens.values()))}
+    return tables | {"tokens": tokens, "length": max(longest_tokens(plan), 1 + sum(tokens.values()))}
 
 
 def _positions(flags: Arguments) -> Arguments:
-    """At least as many positions as a sample has tokens."""
+    """Raise the number of positions to the longest sample's tokens."""
     most = max(int(flags["--max-position-embeddings"] or 0), int(flags["--seq-length"] or 0))
     return flags | {"--max-position-embeddings": str(most)}
 
@@ -239,7 +239,7 @@ TARGET = Target(
     summary="arguments of Megatron-LM's pretrain_gpt.py, or a program of its MIMO classes",
     refuses=_refuses,
     changes=_changes,
-    ways=(*MIMO_WAYS, *LLM_ALONE),
+    alternatives=(*MIMO_ALTERNATIVES, *LLM_ONLY),
     files=_files,
     launch=_launch,
 )

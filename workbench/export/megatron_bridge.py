@@ -11,7 +11,7 @@ from workbench.export.approximation import Approximation, Change, longest_tokens
 from workbench.export.decoder import config_of, decoder_of
 from workbench.export.mimo_config import (
     EXCHANGES,
-    MIMO_WAYS,
+    MIMO_ALTERNATIVES,
     PROGRAM,
     RECOMPUTED,
     SCHEDULES,
@@ -26,7 +26,7 @@ from workbench.export.mimo_config import (
     tokens_of_item,
     transformer_words,
 )
-from workbench.export.mimo_limits import encoders_of, unsayable
+from workbench.export.mimo_limits import encoders_of, inexpressible
 from workbench.export.mimo_programs import ONE_MODULE, SEVERAL_MODULES
 from workbench.export.module_layouts import Placed, Placing, llm_of, placed_modules
 from workbench.export.target import Files, Launch, Target
@@ -36,7 +36,7 @@ from workbench.plan.plan import Plan, Sharding
 
 
 def _refuses(plan: Plan) -> str | None:
-    return unsayable(plan, (Placing.ALONE, Placing.APART))
+    return inexpressible(plan, (Placing.ALONE, Placing.APART))
 
 
 def _changes(plan: Plan) -> Sequence[Change]:
@@ -52,7 +52,7 @@ def _changes(plan: Plan) -> Sequence[Change]:
 
 
 def _grid_words(plan: Plan, placed: Placed) -> Words:
-    """Parallel sizes of a language model alone."""
+    """Parallel sizes of a single language model."""
     layout, settings = placed.layout, plan.settings.of(placed.layout.module)
     words: Words = {
         "tensor_model_parallel_size": layout.tp,
@@ -74,7 +74,7 @@ def _grid_words(plan: Plan, placed: Placed) -> Words:
 
 
 def gpt_words(plan: Plan) -> Words:
-    """Of `GPTModelProvider`: the whole model of a plan of one module."""
+    """Fields of `GPTModelProvider`: the whole model of a plan with one module."""
     module = llm_of(plan)
     decoder = decoder_of(module)
     return {
@@ -90,7 +90,7 @@ def gpt_words(plan: Plan) -> Words:
 
 
 def _data_words(plan: Plan, special: Mapping[str, int]) -> Words:
-    """Of `MockMegatronMIMOProvider`; processors and tokenizer are the user's."""
+    """Fields of `MockMegatronMIMOProvider`; processors and tokenizer are the user's."""
     lengths = {module.name: tokens_of_item(plan, module) for module in encoders_of(plan)}
     return {
         "seq_length": max(longest_tokens(plan), 1 + sum(lengths.values())),
@@ -107,11 +107,11 @@ def _data_words(plan: Plan, special: Mapping[str, int]) -> Words:
 
 
 def tables(plan: Plan) -> Words:
-    """What the program's tables hold, by their names in it."""
+    """Contents of the program's tables, by name."""
     if len(plan.model.modules) == 1:
         return common_tables(plan) | {"language": gpt_words(plan)}
-    found = mimo_tables(plan)
-    return found | {"data": _data_words(plan, found["special"])}
+    common = mimo_tables(plan)
+    return common | {"data": _data_words(plan, common["special"])}
 
 
 def _files(approximation: Approximation) -> Files:
@@ -135,7 +135,7 @@ TARGET = Target(
     summary="a training program of Megatron-Bridge's config classes",
     refuses=_refuses,
     changes=_changes,
-    ways=MIMO_WAYS,
+    alternatives=MIMO_ALTERNATIVES,
     files=_files,
     launch=_launch,
 )

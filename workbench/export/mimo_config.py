@@ -1,4 +1,4 @@
-"""The modules of a plan as megatron-core's configurations, for systems that build them by its MIMO classes.
+"""The modules of a plan as megatron-core's configurations, for systems that build them with its MIMO classes.
 
 Source: megatron-core 0.19.2 (Apache-2.0): TransformerConfig, models/mimo, models/vision/clip_vit_model.py.
 """
@@ -11,8 +11,8 @@ from typing import Any
 
 from workbench.export import expressible
 from workbench.export.approximation import (
+    Alternative,
     Change,
-    Way,
     in_settings,
     longest_tokens,
     microbatch_samples,
@@ -53,7 +53,7 @@ EXCHANGES = {
 
 
 def mimo_changes(plan: Plan) -> Sequence[Change]:
-    """What modules of their own grids have otherwise than a plan of several modules."""
+    """Changes to a plan of several modules for grids per module."""
     return (
         *expressible.equal_lengths(plan),
         *expressible.wide_optimizer(plan),
@@ -67,7 +67,7 @@ def mimo_changes(plan: Plan) -> Sequence[Change]:
 
 
 def _equal_cuts(plan: Plan) -> Sequence[Change]:
-    """Stages of equally many blocks; the first and last have the embedding and the head besides."""
+    """Stages with equally many blocks; the first and last also have the embedding and the head."""
     llm = llm_of(plan)
     placed = placed_modules(plan)[llm.name]
     equal = equal_stage_layers(len(llm.layers), placed.pp)
@@ -83,7 +83,7 @@ def _equal_cuts(plan: Plan) -> Sequence[Change]:
 
 
 def equal_stage_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
-    """Layers of stages of equally many blocks; embedding and head count one each."""
+    """Layers of stages with equally many blocks; embedding and head count one each."""
     if num_stages == 1:
         return (num_layers,)
     blocks = (num_layers - 2) // num_stages
@@ -91,7 +91,7 @@ def equal_stage_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
 
 
 def sequence_whole(plan: Plan, module: Module) -> Sequence[Change]:
-    """Where a module divides its sequence among tensor-parallel ranks and the system does not."""
+    """Disable sequence parallelism of a module for a system without it."""
     tp = placed_modules(plan)[module.name].layout.tp
     if tp == 1 or not plan.settings.of(module.name).sequence_parallel:
         return ()
@@ -103,7 +103,7 @@ def sequence_whole(plan: Plan, module: Module) -> Sequence[Change]:
 
 
 def transformer_words(decoder: Decoder) -> Words:
-    """Of megatron-core's `TransformerConfig`, but for its activation, which is a function."""
+    """Fields of megatron-core's `TransformerConfig` except the activation, which is a function."""
     words: Words = {
         "num_layers": decoder.num_blocks,
         "hidden_size": decoder.width,
@@ -152,7 +152,7 @@ def settings_words(plan: Plan, module: str) -> Words:
 
 
 def position_words(decoder: Decoder) -> Words:
-    """Of `GPTModel`."""
+    """Fields of `GPTModel` for positions."""
     words: Words = {"position_embedding_type": "rope" if decoder.is_rotary else "learned_absolute"}
     if decoder.is_rotary:
         words["rotary_base"] = round(decoder.rope_base)
@@ -164,13 +164,13 @@ def position_words(decoder: Decoder) -> Words:
 def parallelism_words(plan: Plan) -> Words:
     """Module -> fields of `ModuleParallelismConfig`, in the order of the model."""
     layouts = [replace(each.layout, stage_layers=()) for each in placed_modules(plan).values()]
-    said = write_parallelisms(layouts)[PARALLELISMS]
+    parallelisms = write_parallelisms(layouts)[PARALLELISMS]
     llm = llm_of(plan).name
-    return {LANGUAGE if name == llm else name: words for name, words in said.items()}
+    return {LANGUAGE if name == llm else name: words for name, words in parallelisms.items()}
 
 
 def encoder_words(plan: Plan, module: Module) -> Words:
-    """A tower and its projector."""
+    """Tables of a tower and its projector."""
     assert module.source is not None, "its architecture was looked at"
     config = config_of(module)
     block = next(layer for layer in module.layers if layer.kind is LayerKind.BLOCK)
@@ -226,13 +226,13 @@ def _freeze_words(plan: Plan) -> Words:
 
 
 def tokens_of_item(plan: Plan, module: Module) -> int:
-    """Of the longest item of an encoder's."""
+    """Output tokens of an encoder's longest item."""
     items = (segment for sample in plan.batch for segment in sample.of(module.modality))
     return max((segment.tokens_out for segment in items), default=1)
 
 
 def common_tables(plan: Plan) -> Words:
-    """Tables that every program has."""
+    """Tables of every program."""
     module = llm_of(plan)
     decoder, placed = decoder_of(module), placed_modules(plan)[module.name]
     return {
@@ -249,7 +249,7 @@ def common_tables(plan: Plan) -> Words:
 
 
 def mimo_tables(plan: Plan) -> Words:
-    """Tables of a program of several modules."""
+    """Tables of a program with several modules."""
     module = llm_of(plan)
     decoder = decoder_of(module)
     return common_tables(plan) | {
@@ -266,13 +266,13 @@ def mimo_tables(plan: Plan) -> Words:
     }
 
 
-def program_files(program: str, found: Words) -> Files:
-    """A program with its tables in it, and the tables alone."""
+def program_files(program: str, tables: Words) -> Files:
+    """A program with its tables inserted, and the tables alone."""
     shown = {
         name: value if isinstance(value, str) else pformat(value, width=WIDTH, sort_dicts=False)
-        for name, value in found.items()
+        for name, value in tables.items()
     }
-    return {PROGRAM: program.format(**shown), "tables.json": json.dumps(found, indent=2) + "\n"}
+    return {PROGRAM: program.format(**shown), "tables.json": json.dumps(tables, indent=2) + "\n"}
 
 
 def _whole_encoders(job: Job) -> Job:
@@ -280,12 +280,12 @@ def _whole_encoders(job: Job) -> Job:
     return replace(job, layouts=tuple(ModuleLayout(module=name, pp=1) for name in encoders))
 
 
-MIMO_WAYS = (
-    Way(words="strategy megatron-islands", strategy="megatron-islands"),
-    Way(
+MIMO_ALTERNATIVES = (
+    Alternative(words="strategy megatron-islands", strategy="megatron-islands"),
+    Alternative(
         words="strategy megatron-heterogeneous with every encoder on one rank",
         strategy="megatron-heterogeneous",
         job=_whole_encoders,
     ),
 )
-"""How towers that are whole stand beside a language model that is cut."""
+"""Uncut towers beside a language model that is cut."""

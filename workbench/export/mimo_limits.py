@@ -1,4 +1,5 @@
-"""What of a plan megatron-core's MIMO and Megatron-Bridge cannot say: towers, places, data parallelism.
+"""Parts of a plan that megatron-core's MIMO and Megatron-Bridge cannot express: towers, placement, data
+parallelism.
 
 Source: megatron-core 0.19.2 (Apache-2.0), models/mimo: a rank has one module or all of them, modules on the
 same ranks have neither pp nor cp, and later stages of a tower compute nothing (submodules/base.py);
@@ -22,25 +23,25 @@ TOWERS = {"clip_vision_model": "clip", "siglip_vision_model": "siglip"}
 PROJECTORS = {"mlp": "mlp", "linear": "affine"}
 
 
-def unsayable(plan: Plan, placings: Collection[Placing]) -> str | None:
-    """The first part; None: it can say the plan.
+def inexpressible(plan: Plan, placings: Collection[Placing]) -> str | None:
+    """The first part that cannot be expressed; None: there is none.
 
     Args:
-        placings: of several modules that the system has.
+        placings: of several modules, that the system supports.
     """
-    found = (
+    part = (
         expressible.unplaced(plan)
         or inexpressible_decoder(plan)
         or expressible.masked(plan)
         or expressible.too_precise(plan)
     )
-    if found is not None or len(plan.model.modules) == 1:
-        return found or expressible.frozen_parts(plan)
-    return _inexpressible_encoder(plan) or _inexpressible_places(plan, placings)
+    if part is not None or len(plan.model.modules) == 1:
+        return part or expressible.frozen_parts(plan)
+    return _inexpressible_encoder(plan) or _inexpressible_placement(plan, placings)
 
 
 def inexpressible_decoder(plan: Plan) -> str | None:
-    """What of the language model Megatron's GPT cannot be built as; None: it can."""
+    """The property of the language model that Megatron's GPT lacks; None: there is none."""
     try:
         decoder = decoder_of(llm_of(plan))
     except ValueError as error:
@@ -79,7 +80,7 @@ def _partly_frozen(plan: Plan) -> str | None:
     return None
 
 
-def _inexpressible_places(plan: Plan, placings: Collection[Placing]) -> str | None:
+def _inexpressible_placement(plan: Plan, placings: Collection[Placing]) -> str | None:
     placed, placing = placed_modules(plan), placing_of(plan)
     llm = llm_of(plan).name
     if placing not in placings:
@@ -94,14 +95,14 @@ def _inexpressible_places(plan: Plan, placings: Collection[Placing]) -> str | No
             f"dp {each.dp} of {name!r} under dp {placed[llm].dp} of {llm!r}": each.dp < placed[llm].dp,
             f"dp {each.dp} of {name!r} for {samples} samples that run at a time": samples % each.dp > 0,
         }
-        found = next((part for part, is_so in parts.items() if is_so), None)
-        if found is not None:
-            return found
+        part = next((part for part, is_so in parts.items() if is_so), None)
+        if part is not None:
+            return part
     return _inexpressible_chain(plan, placed)
 
 
 def _inexpressible_chain(plan: Plan, placed: Mapping[str, Placed]) -> str | None:
-    """Replicas that do not divide each other, and blocks that do not divide by stages."""
+    """Replicas that do not divide each other, or blocks that do not divide by stages."""
     for one, other in combinations(placed.values(), 2):
         if max(one.dp, other.dp) % min(one.dp, other.dp):
             names = f"{one.layout.module!r} and {other.layout.module!r}"

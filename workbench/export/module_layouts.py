@@ -1,4 +1,4 @@
-"""How a plan lays out each module, read off its stages and said as a job's layouts say it."""
+"""How a plan lays out each module, inferred from its stages and expressed as a job's layouts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from workbench.schedule.spec import StagePlacement
 
 
 class Placing(StrEnum):
-    """How the modules of a plan lie to each other."""
+    """How the modules of a plan share ranks."""
 
     ALONE = "one module"
     APART = "every module on ranks of its own"
@@ -24,13 +24,13 @@ class Placing(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """One module of a plan.
+    """The layout of one module of a plan.
 
     Args:
         layout: degrees, first rank, and the layers of every stage.
         virtual: stages on each of its blocks of ranks.
         ranks: all of them, ascending.
-        blocks: [pp] which stages of the chain lie on each block of ranks, of the first replica.
+        blocks: [pp] indices of the chain's stages on each block of ranks, of the first replica.
     """
 
     layout: ModuleLayout
@@ -56,8 +56,8 @@ def placed_modules(plan: Plan) -> dict[str, Placed]:
     """Every module's layout, in the model's order.
 
     Raises:
-        ValueError: replicas that are cut or spread differently, or that share items: no layout says that.
-            The message is the part of the plan alone.
+        ValueError: replicas that are cut or placed differently, or that share items, which no layouts
+            describe; the message is the part of the plan alone.
 
     Complexity: O(stages + items).
     """
@@ -85,13 +85,13 @@ def _placed(plan: Plan, module: Module) -> Placed:
     chain = replicas[0]
     if len(blocks) > 1 or len({(s.cp, s.tp, s.ep) for s in chain}) > 1:
         raise ValueError(f"stages of {module.name!r} with different degrees")
-    [found] = blocks
-    if len({len(block) for block in found}) > 1:
+    [rank_blocks] = blocks
+    if len({len(block) for block in rank_blocks}) > 1:
         raise ValueError(f"ranks of {module.name!r} with different numbers of stages")
     ranks = sorted({rank for each in replicas for stage in each for rank in stage.flat_ranks})
     layout = ModuleLayout(
         module=module.name,
-        pp=len(found),
+        pp=len(rank_blocks),
         tp=chain[0].tp,
         cp=chain[0].cp,
         ep=chain[0].ep,
@@ -99,11 +99,11 @@ def _placed(plan: Plan, module: Module) -> Placed:
         rank_offset=ranks[0],
         stage_layers=tuple(stage.layers[1] - stage.layers[0] for stage in chain),
     )
-    return Placed(layout=layout, virtual=len(found[0]), ranks=tuple(ranks), blocks=found)
+    return Placed(layout=layout, virtual=len(rank_blocks[0]), ranks=tuple(ranks), blocks=rank_blocks)
 
 
 def _merged(plan: Plan, chain: tuple[Stage, ...]) -> tuple[Stage, ...]:
-    """The chain; where parameters are sharded, units that lie on the same ranks are one stage."""
+    """The chain; with sharded parameters, units on the same ranks are merged into one stage."""
     if plan.settings.of(chain[0].module).sharding is not Sharding.PARAMETERS:
         return chain
     runs = [tuple(run) for _, run in groupby(chain, key=lambda stage: stage.ranks)]
@@ -121,15 +121,15 @@ def _merged(plan: Plan, chain: tuple[Stage, ...]) -> tuple[Stage, ...]:
 
 
 def _blocks(chain: tuple[Stage, ...]) -> tuple[tuple[int, ...], ...]:
-    """Places in the chain by block of ranks, blocks in the order of their first stages."""
-    found: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+    """Indices in the chain by block of ranks, blocks in the order of their first stages."""
+    indices_by_ranks: dict[tuple[tuple[int, ...], ...], list[int]] = {}
     for index, stage in enumerate(chain):
-        found.setdefault(stage.ranks, []).append(index)
-    return tuple(map(tuple, found.values()))
+        indices_by_ranks.setdefault(stage.ranks, []).append(index)
+    return tuple(map(tuple, indices_by_ranks.values()))
 
 
 def _check_items(plan: Plan) -> None:
-    """Every item is in one replica."""
+    """Check that every item is in one replica."""
     for module in plan.model.modules:
         items = [item for m in plan.microbatches if m.module == module.name for item in m.items]
         if len(set(items)) < len(items):
@@ -137,9 +137,9 @@ def _check_items(plan: Plan) -> None:
 
 
 def schedule_like(plan: Plan) -> Schedule:
-    """The first schedule whose properties the language model's programs have; its parameters as usual.
+    """The first schedule with the properties of the language model's programs, with its usual parameters.
 
-    Split backwards on one stage a rank are ZB-H1, in a V ZB-V: their order is the plan's own.
+    Split backwards with one stage per rank map to ZB-H1, in a V to ZB-V: their order is the plan's own.
 
     Raises:
         ValueError: as `placed_modules`.
@@ -150,8 +150,8 @@ def schedule_like(plan: Plan) -> Schedule:
     llm = placed[llm_of(plan).name]
     splits = any(action.kind is Pass.I for action in plan.program_actions)
     several = llm.virtual > 1
-    turns = llm.virtual == 2 and llm.pp > 1 and llm.blocks[0] == (0, 2 * llm.pp - 1)
-    is_vee = several and (splits or turns)
+    is_folded = llm.virtual == 2 and llm.pp > 1 and llm.blocks[0] == (0, 2 * llm.pp - 1)
+    is_vee = several and (splits or is_folded)
     layout = StagePlacement.VEE if is_vee else StagePlacement.ROUND
     kinds = [
         kind
@@ -177,7 +177,7 @@ def _is_forwards_first(kind: ScheduleKind) -> bool:
 
 
 def _forwards_first(programs: Sequence[Sequence[Action]]) -> bool:
-    """Every rank of several microbatches does all its forwards, then all its backwards."""
+    """Whether every rank with several microbatches does all its forwards, then all its backwards."""
     several = [kinds for kinds in map(_passes, programs) if kinds.count(Pass.F) > 1]
     return bool(several) and all(kinds == sorted(kinds, key=lambda k: k is not Pass.F) for kinds in several)
 
@@ -187,7 +187,7 @@ def _passes(actions: Sequence[Action]) -> list[Pass]:
 
 
 def _in_phases(plan: Plan) -> bool:
-    """Ranks that hold several modules, cut over several ranks or not all alike, as phases hold them."""
+    """Whether ranks hold several modules that are cut over several ranks or differently, as in phases."""
     placed = placed_modules(plan)
     shares = any(len({stage.module for stage in stages}) > 1 for stages in plan.stages_on.values())
     grids = {(each.layout.tp, each.layout.cp, each.pp, each.dp) for each in placed.values()}

@@ -1,9 +1,9 @@
-"""A training system that plans are taken to: what it can say of a plan, and the files that say it."""
+"""A training system as a target of exports: what it can express of a plan, and its files."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from workbench.export.approximation import Approximation, Change, Way
+from workbench.export.approximation import Alternative, Approximation, Change
 from workbench.plan.plan import Plan
 
 Files = Mapping[str, str]
@@ -11,13 +11,13 @@ Files = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """How a folder of the target starts.
+    """How a folder of the target is launched.
 
     Args:
-        program: what stands behind torchrun's own arguments, as a line of shell.
+        program: shell words after torchrun's own arguments.
         environment: variables, each with the reason why it is set.
-        container: what the image must have, in sentences.
-        before: lines of shell in front of torchrun.
+        container: requirements of the image, in sentences.
+        before: shell lines before torchrun.
     """
 
     program: str
@@ -28,17 +28,18 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One system.
+    """One training system.
 
     Args:
         name: as it is typed.
-        system: as its makers call it, with the version that the words are of.
-        summary: what the folder holds, in one line.
-        refuses: the first part of a plan that it cannot say at all; None: it can say the plan.
-        changes: what it does otherwise than a plan that it can say, in the order in which that is priced.
-        ways: to plans that it can say.
-        files: its own, by name.
-        launch: how they are started.
+        system: its official name, with the version that the export is for.
+        summary: content of the folder, in one line.
+        refuses: returns the first part of a plan that it cannot express at all; None: there is none.
+        changes: returns what it does differently from a plan that it can express, in the order of pricing.
+        alternatives: ways to derive plans that it can express.
+        files: its own files, by name.
+        launch: how they are launched.
+        is_exact: whether the folder runs the plan itself, without differences.
     """
 
     name: str
@@ -46,8 +47,7 @@ class Target:
     summary: str
     refuses: Callable[[Plan], str | None]
     changes: Callable[[Plan], Sequence[Change]]
-    ways: Sequence[Way]
+    alternatives: Sequence[Alternative]
     files: Callable[[Approximation], Files]
     launch: Callable[[Approximation], Launch]
     is_exact: bool = False
-    """Whether the folder runs the plan itself: nothing of it differs."""

@@ -1,18 +1,11 @@
 """This workbench's own runtime under torchrun: runs any plan as it is."""
 
+from workbench.export import expressible
 from workbench.export.approximation import Approximation
 from workbench.export.target import Files, Launch, Target
 from workbench.plan.codec import dumps
-from workbench.plan.plan import Plan
 
 PLAN = "plan.json"
-
-
-def _refuses(plan: Plan) -> str | None:
-    for module in plan.model.modules:
-        if module.source is None:
-            return f"module {module.name!r}, which is made from no transformers configuration"
-    return None
 
 
 def _files(approximation: Approximation) -> Files:
@@ -32,7 +25,7 @@ def _launch(approximation: Approximation) -> Launch:
 
 
 def nccl_environment() -> dict[str, tuple[str, str]]:
-    """What processes on GPUs want, whichever program they run."""
+    """Environment of processes on GPUs, for any program."""
     return {
         "OMP_NUM_THREADS": ("8", "threads of a process on the host"),
         "CUDA_DEVICE_MAX_CONNECTIONS": ("1", "collectives are queued in the order in which they are issued"),
@@ -45,9 +38,9 @@ TARGET = Target(
     name="torchrun",
     system="this workbench's runtime",
     summary="the plan file, and the runtime of this workbench to run it under torchrun",
-    refuses=_refuses,
+    refuses=expressible.without_source,
     changes=lambda _: (),
-    ways=(),
+    alternatives=(),
     files=_files,
     launch=_launch,
     is_exact=True,

@@ -10,7 +10,7 @@ from typing import Any
 
 from workbench.export import expressible
 from workbench.export.approximation import (
-    LLM_ALONE,
+    LLM_ONLY,
     Approximation,
     Change,
     in_settings,
@@ -63,8 +63,8 @@ def _inexpressible_decoder(plan: Plan) -> str | None:
         "one table for tokens and head on several stages": decoder.is_tied
         and placed_modules(plan)[module.name].pp > 1,
     }
-    found = next((part for part, is_so in parts.items() if is_so), None)
-    return None if found is None else f"{found} of {module.name!r}"
+    part = next((part for part, is_so in parts.items() if is_so), None)
+    return None if part is None else f"{part} of {module.name!r}"
 
 
 def _changes(plan: Plan) -> Sequence[Change]:
@@ -90,7 +90,7 @@ def _key_exchange(plan: Plan) -> Sequence[Change]:
 
 
 def model_words(decoder: Decoder) -> dict[str, Any]:
-    """The table of sizes that the program builds the model from."""
+    """The table of sizes from which the program builds the model."""
     rope: dict[str, Any] = {"max_seq_len": decoder.most_positions, "theta": decoder.rope_base}
     if decoder.rope_scaling:
         rope |= {"scaling": "llama", "scaling_factor": decoder.rope_scaling["factor"]}
@@ -105,7 +105,7 @@ def model_words(decoder: Decoder) -> dict[str, Any]:
 
 
 def parallelism_words(plan: Plan) -> dict[str, Any]:
-    """Of torchtitan's `ParallelismConfig`."""
+    """Fields of torchtitan's `ParallelismConfig`."""
     module = llm_of(plan)
     placed, settings = placed_modules(plan)[module.name], plan.settings.of(module.name)
     words: dict[str, Any] = {
@@ -123,9 +123,9 @@ def parallelism_words(plan: Plan) -> dict[str, Any]:
 
 
 def _parts(placed: Placed) -> list[list[str]]:
-    """The newest name of the head."""
-    found = parts_of(placed.layout.stage_layers)
-    return [[OUTPUT[-1] if name in OUTPUT else name for name in part] for part in found]
+    """Module names per stage, with the newest name of the head."""
+    parts = parts_of(placed.layout.stage_layers)
+    return [[OUTPUT[-1] if name in OUTPUT else name for name in part] for part in parts]
 
 
 def _data_parallel(placed: Placed, settings: ModuleSettings) -> dict[str, Any]:
@@ -139,7 +139,9 @@ def _data_parallel(placed: Placed, settings: ModuleSettings) -> dict[str, Any]:
 
 
 def training_words(plan: Plan) -> dict[str, Any]:
-    """Of torchtitan's `TrainingConfig`: with stages, all microbatches of a step are one local batch."""
+    """Fields of torchtitan's `TrainingConfig`: with stages, all microbatches of a step are one local
+    batch.
+    """
     placed = placed_modules(plan)[llm_of(plan).name]
     share = len(plan.batch) // placed.dp
     wide = (plan.settings.optimizer_precision or plan.settings.precision) is not Precision.BFLOAT16
@@ -186,7 +188,7 @@ TARGET = Target(
     summary="a configuration module for torchtitan's trainer",
     refuses=_refuses,
     changes=_changes,
-    ways=LLM_ALONE,
+    alternatives=LLM_ONLY,
     files=_files,
     launch=_launch,
 )

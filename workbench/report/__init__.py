@@ -1,1 +1,1 @@
-"""Tables, plots, timelines and the HTML page."""
+"""Reports: tables, plots, timelines and the HTML page."""

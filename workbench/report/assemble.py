@@ -1,4 +1,4 @@
-"""Puts template, style, scripts and data of the page into one file."""
+"""Assemble the page's template, style, scripts and data into one file."""
 
 import re
 from collections.abc import Mapping
@@ -19,13 +19,13 @@ def page(*, title: str, body: str, data: str) -> str:
 
 
 def script(main: str) -> str:
-    """One script of a module and all that it imports, each as a function that returns its exports.
+    """Bundle a module and all its imports into one script, each as a function that returns its exports.
 
-    Modules import by `import { a, b } from "./name.js";` and export where they define; a page that is opened
-    from a file may not fetch them one by one.
+    Modules import by `import { a, b } from "./name.js";` and export where they define; a page opened from a
+    file cannot fetch them separately.
 
     Raises:
-        ValueError: a module imports or exports in other words.
+        ValueError: a module with another form of import or export.
     """
     done: dict[str, str] = {}
     _add(main, done)
@@ -38,7 +38,7 @@ def _add(name: str, done: dict[str, str]) -> None:
         if imported not in done:
             _add(imported, done)
     inside = _IMPORT.sub(r"const { \1 } = module_\2;", text)
-    exported = [found for _, found in _EXPORT.findall(inside)]
+    exported = [export for _, export in _EXPORT.findall(inside)]
     inside = _EXPORT.sub(r"\1 \2", inside)
     if re.search(r"^(import|export)\b", inside, re.MULTILINE):
         raise ValueError(f"{name}.js: want imports and exports of names alone, each in one line")

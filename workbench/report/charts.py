@@ -1,4 +1,6 @@
-"""Charts of the report, in the page's own elements and colours: iteration times, predicted over executed."""
+"""Charts of the report in the page's own elements and colours: iteration times, and predicted over
+executed.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,12 +17,12 @@ TOLERANCE = 0.10  # the band drawn around the diagonal
 SIDE, LEFT, BOTTOM, EDGE = 380, 58, 42, 8  # pixels: of the square, and around it
 POINT = 5.0  # radius
 LETTER_WIDTH, LABEL_HEIGHT = 7.0, 13.0
-DIRECTIONS = 16  # in which a label is looked a place for, ring by ring
+DIRECTIONS = 16  # of candidate label positions on each ring
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanTimes:
-    """Iteration times of one plan. `executed_s` is empty where it was only simulated."""
+    """Iteration times of one plan. `executed_s` is empty if it was only simulated."""
 
     label: str
     simulated_s: float | None
@@ -62,7 +64,9 @@ class Box:
 
 
 def bars_html(plans: Sequence[PlanTimes]) -> str:
-    """Iteration time of every plan, simulated above executed, in the order given; as wide as the page."""
+    """Bars of every plan's iteration time, simulated above executed, in the order given; as wide as the
+    page.
+    """
     most_s = max(chain([0.0], *(_times_s(plan) for plan in plans))) or 1.0
     rows = "".join(
         f'<li><span class="label">{number}&ensp;{escape(plan.label)}</span>'
@@ -95,7 +99,7 @@ def _bars(plan: PlanTimes, most_s: float) -> str:
 
 
 def _bar(style: str, values_s: Sequence[float], most_s: float) -> str:
-    """To the median; the line over the range is placed by shares of the bar's own width."""
+    """A bar up to the median; the line over the range is positioned relative to the bar's width."""
     middle_s, low_s, high_s = median(values_s), min(values_s), max(values_s)
     line = ""
     if high_s > low_s and middle_s > 0:
@@ -111,7 +115,7 @@ def _bar(style: str, values_s: Sequence[float], most_s: float) -> str:
 def accuracy_svg(plans: Sequence[PlanTimes]) -> str:
     """Predicted over executed iteration time; lines span the repetitions, the band is +-10 %.
 
-    Points carry the plan's number in the order given, as in `bars_html`, at places where no two meet.
+    Points are labelled with the plan's number in the order given, as in `bars_html`, without overlap.
 
     Raises:
         ValueError: no plan is both simulated and executed.
@@ -147,41 +151,41 @@ def accuracy_svg(plans: Sequence[PlanTimes]) -> str:
 
 
 def _band() -> str:
-    """Where predictions are within the tolerance, clipped by the square."""
+    """The area where predictions are within the tolerance, clipped to the square."""
     left, bottom, side = LEFT, EDGE + SIDE, SIDE
     right, top, less = left + side, EDGE, 1 - TOLERANCE
     reach = side / (1 + TOLERANCE)  # where the upper edge leaves the square
     corners = [(left, bottom), (right, bottom - less * side), (right, top), (left + reach, top)]
-    places = " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
+    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
     even = f'<line class="even" x1="{left}" y1="{bottom}" x2="{right}" y2="{top}"/>'
-    return f'<polygon class="band" points="{places}"/>{even}'
+    return f'<polygon class="band" points="{points}"/>{even}'
 
 
 def axes_svg(across: tuple[float, str], up: tuple[float, str]) -> Iterator[str]:
-    """Grid, numbers and titles of a square chart's axes: (the largest value, the title) of each."""
+    """Grid, numbers and titles of a square chart's axes: (largest value, title) of each."""
     bottom, middle = EDGE + SIDE, EDGE + SIDE / 2
-    for at, label in _ticks(across[0]):
-        x = LEFT + SIDE * at
+    for position, label in _ticks(across[0]):
+        x = LEFT + SIDE * position
         yield f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{EDGE}" y2="{bottom}"/>'
         yield f'<text class="tick" x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{label}</text>'
-    for at, label in _ticks(up[0]):
-        y = bottom - SIDE * at
+    for position, label in _ticks(up[0]):
+        y = bottom - SIDE * position
         yield f'<line class="grid" x1="{LEFT}" x2="{LEFT + SIDE}" y1="{y:.1f}" y2="{y:.1f}"/>'
         yield f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
     yield f'<text x="{LEFT + SIDE / 2}" y="{bottom + 34}" text-anchor="middle">{across[1]}</text>'
-    turned = f'transform="rotate(-90 12 {middle})"'
-    yield f'<text x="12" y="{middle}" text-anchor="middle" {turned}>{up[1]}</text>'
+    rotation = f'transform="rotate(-90 12 {middle})"'
+    yield f'<text x="12" y="{middle}" text-anchor="middle" {rotation}>{up[1]}</text>'
 
 
 def _ticks(most: float) -> Iterator[tuple[float, str]]:
-    """(part of the axis, what is written there)."""
+    """(fraction of the axis, label)."""
     step = nice_step(most, 5)
     for index in range(int(most / step * (1 + 1e-12)) + 1):
         yield index * step / most, f"{index * step:,g}"
 
 
 def scatter_svg(about: str, parts: Iterable[str]) -> str:
-    """A square chart of these elements; `about` is read to whoever does not see it."""
+    """A square chart of these elements; `about` is its description for screen readers."""
     size = f"{LEFT + SIDE + EDGE} {EDGE + SIDE + BOTTOM}"
     head = f'<svg class="scatter" viewBox="0 0 {size}" role="img" aria-label="{about}">'
     return f"{head}{''.join(parts)}</svg>"
@@ -190,7 +194,7 @@ def scatter_svg(about: str, parts: Iterable[str]) -> str:
 def labels_svg(
     texts: Sequence[str], points: Sequence[tuple[float, float]], ranges: Sequence[Box] = ()
 ) -> Iterator[str]:
-    """The points' texts beside them, over nothing that is drawn; a line to its point where one stands far."""
+    """Labels beside the points without overlap; a distant label gets a line to its point."""
     area = Box(LEFT, EDGE, SIDE, SIDE)
     for text, (x, y), box in zip(texts, points, label_boxes(texts, points, area, ranges), strict=True):
         if box is None:
@@ -205,24 +209,24 @@ def labels_svg(
 def label_boxes(
     texts: Sequence[str], points: Sequence[tuple[float, float]], area: Box, drawn: Sequence[Box] = ()
 ) -> tuple[Box | None, ...]:
-    """A place for the text of every point: near it, inside the area, over no point and no other text.
+    """A box for the label of every point: near it, inside the area, over no point and no other label.
 
-    Places are tried on rings around the point, the nearest first, each from its upper right on. None where
-    the area is full.
+    Boxes are tried on rings around the point, nearest first, each starting at its upper right. None if the
+    area is full.
 
     Args:
-        drawn: what else stands there.
+        drawn: other elements to avoid.
 
     Complexity: O(points^2) for each ring that is tried.
     """
-    taken = [*drawn, *(Box(x - POINT, y - POINT, 2 * POINT, 2 * POINT) for x, y in points)]
-    found: list[Box | None] = []
+    occupied = [*drawn, *(Box(x - POINT, y - POINT, 2 * POINT, 2 * POINT) for x, y in points)]
+    boxes: list[Box | None] = []
     for text, point in zip(texts, points, strict=True):
         width = LETTER_WIDTH * len(text)
-        box = next((b for b in _around(point, width, area) if not any(map(b.meets, taken))), None)
-        found.append(box)
-        taken += [] if box is None else [box]
-    return tuple(found)
+        box = next((b for b in _around(point, width, area) if not any(map(b.meets, occupied))), None)
+        boxes.append(box)
+        occupied += [] if box is None else [box]
+    return tuple(boxes)
 
 
 def _around(point: tuple[float, float], width: float, area: Box) -> Iterator[Box]:

@@ -1,4 +1,4 @@
-"""Compares one simulated trace with executed ones: per action kind, per stage and in total."""
+"""Compare a simulated trace with executed ones: per action kind, per stage and in total."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +15,7 @@ from workbench.units import ms
 
 
 class Group(StrEnum):
-    """What a row of the comparison sums up."""
+    """What a row of the comparison summarizes."""
 
     KIND = "action kind"
     STAGE = "stage"
@@ -29,7 +29,7 @@ class ComparedRow:
 
     Args:
         name: of the kind ("F"), stage ("2"), rank ("3") or total ("iteration").
-        count: spans summed up in one trace; ranks of one stage have a span each.
+        count: spans in one trace; ranks of one stage have a span each.
         simulated: seconds, or bytes in the memory group.
         executed: [repetitions] of the same.
     """
@@ -46,12 +46,12 @@ class ComparedRow:
 
     @property
     def error_fraction(self) -> float | None:
-        """Simulated over executed median, minus one; None where nothing was executed."""
+        """Simulated over executed median, minus one; None if nothing was executed."""
         return self.simulated / self.executed_median - 1 if self.executed_median else None
 
     @property
     def spread_fraction(self) -> float | None:
-        """(Slowest - fastest) / median of the repetitions; None with a single one."""
+        """(Slowest - fastest) / median of the repetitions; None for a single one."""
         if len(self.executed) < 2 or not self.executed_median:
             return None
         return (max(self.executed) - min(self.executed)) / self.executed_median
@@ -59,11 +59,11 @@ class ComparedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Rows in the order of `Group`; inside a group by kind, stage or rank.
+    """Rows in the order of `Group`; within a group by kind, stage or rank.
 
     Args:
-        executor: of the traces that the simulated one is held against, executed or emulated.
-        drift: of the machine since it was calibrated, see `workbench.drift`; None where nobody read it.
+        executor: of the traces that the simulated one is compared with, executed or emulated.
+        drift: of the machine since it was calibrated, see `workbench.drift`; None if it was not read.
     """
 
     plan_hash: str
@@ -77,7 +77,7 @@ class Comparison:
 
     @property
     def drifted(self) -> Drifted | None:
-        """The error of the iteration, with drift and without; None where nothing took any time."""
+        """The error of the iteration with and without drift; None if an iteration took no time."""
         total = self.total
         run = Run(predicted_s=total.simulated, executed_s=total.executed, drift=self.drift)
         return drifted([run]) if min(total.executed) > 0 else None
@@ -111,15 +111,15 @@ class Comparison:
 
 
 def compare(simulated: Trace, executed: Sequence[Trace]) -> Comparison:
-    """Hold one prediction against the repetitions of its execution.
+    """Compare one prediction with the repetitions of its execution.
 
-    Durations of a kind or a stage are summed over all spans (lane time); the total is the
-    iteration time; both of the timed repetitions. Memory rows are of the watched ones, for
-    ranks that all of those have samples of.
+    Durations of a kind or a stage are summed over all spans (lane time); the total is the iteration time;
+    both of the timed repetitions. Memory rows are of the watched ones, for ranks with samples in all of
+    them.
 
     Raises:
-        ValueError: no executed trace, executed and emulated ones together, a simulated one among
-            them, a trace of another plan, or one that lacks passes.
+        ValueError: no executed trace, executed and emulated ones together, a simulated one among them, a
+            trace of another plan, or one that lacks passes.
     """
     _check(simulated, executed)
     times = timed(executed)
@@ -162,7 +162,7 @@ def _kind_of(span: Span) -> str:
 
 
 def _stage_of(span: Span) -> str | None:
-    """Stage of a pass; reductions and STEP stand in their kinds' rows alone."""
+    """Stage of a pass; reductions and STEP appear only in their kinds' rows."""
     return str(span.action.stage) if span.action.kind in COMPUTE else None
 
 
@@ -250,16 +250,16 @@ def _passes(trace: Trace) -> set[tuple[int, object]]:
     return {(span.rank, span.action) for span in trace.spans if span.action.kind in COMPUTE}
 
 
-MOST_TOLD = 5
+MOST_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """Seconds of one step in which a rank does one thing.
+    """Seconds of one step that a rank spends on one thing.
 
     Args:
-        stage: whose; None: in the mean over all ranks.
-        what: kind of the action, "communication" that no computation hides, or "idle" without any.
+        stage: of the actions; None: the mean over all ranks.
+        what: kind of the action, exposed "communication", or "idle" time without any.
         simulated_s, executed_s: a rank's, in the mean over those that do it; the median of the repetitions.
     """
 
@@ -279,16 +279,16 @@ class Lost:
 
 
 def lost_time(simulated: Trace, executed: Sequence[Trace]) -> tuple[Lost, ...]:
-    """What takes longer than predicted, worst first, then what takes less; ValueError without spans."""
+    """Excess over the prediction, worst first, then savings; ValueError without spans."""
     predicted = dict(_seconds(simulated))
-    found = [dict(_seconds(trace)) for trace in executed]
-    keys = dict.fromkeys((*predicted, *(key for each in found for key in each)))
+    executed_seconds = [dict(_seconds(trace)) for trace in executed]
+    keys = dict.fromkeys((*predicted, *(key for each in executed_seconds for key in each)))
     lost = [
         Lost(
             stage=stage,
             what=what,
             simulated_s=predicted.get((stage, what), 0.0),
-            executed_s=median(each.get((stage, what), 0.0) for each in found),
+            executed_s=median(each.get((stage, what), 0.0) for each in executed_seconds),
         )
         for stage, what in keys
     ]
@@ -296,8 +296,8 @@ def lost_time(simulated: Trace, executed: Sequence[Trace]) -> tuple[Lost, ...]:
 
 
 def lost_text(lost: Sequence[Lost]) -> str:
-    """The worst of them in one line."""
-    worst = [str(each) for each in lost if each.lost_s > 0][:MOST_TOLD]
+    """The worst excesses in one line."""
+    worst = [str(each) for each in lost if each.lost_s > 0][:MOST_SHOWN]
     return f"largest losses of a rank against the prediction: {', '.join(worst) or 'none'}"
 
 

@@ -1,4 +1,4 @@
-"""The critical path of a trace on the page: spans and messages that it goes through, a table of causes."""
+"""The critical path of a trace on the page: its spans and messages, and a table of causes."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,12 +13,12 @@ from workbench.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticalPath:
-    """What the page shows of a path.
+    """The page's view of a critical path.
 
     Args:
         steps: of the path, earliest first.
-        spans: numbers, as in the trace, of the spans that it goes through, on all their ranks.
-        rows: of the messages that it goes through.
+        spans: indices in the trace of the spans on it, on all their ranks.
+        rows: of the messages on it.
     """
 
     steps: tuple[PathStep, ...]
@@ -26,9 +26,9 @@ class CriticalPath:
     rows: tuple[int, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Ranks and seconds of the steps that have a rank, and what is highlighted."""
-        at = [[step.rank, step.start_s, step.end_s] for step in self.steps if step.rank is not None]
-        return {"spans": self.spans, "rows": self.rows, "steps": at}
+        """Ranks and seconds of the steps with a rank, and what to highlight."""
+        steps = [[step.rank, step.start_s, step.end_s] for step in self.steps if step.rank is not None]
+        return {"spans": self.spans, "rows": self.rows, "steps": steps}
 
 
 def critical_path_of(plan: Plan, trace: Trace) -> CriticalPath:
@@ -37,13 +37,13 @@ def critical_path_of(plan: Plan, trace: Trace) -> CriticalPath:
     steps = critical_path(lowered, trace)
     tasks = [s for s in steps if s.node is not None and s.node < lowered.tasks.num_tasks]
     actions = {step.action for step in tasks if step.action is not None and step.action.stage is not None}
-    alone = {(step.rank, step.action) for step in tasks if step.action is not None}
+    single_rank_actions = {(step.rank, step.action) for step in tasks if step.action is not None}
     return CriticalPath(
         steps=steps,
         spans=tuple(
             index
             for index, span in enumerate(trace.spans)
-            if span.action in actions or (span.rank, span.action) in alone
+            if span.action in actions or (span.rank, span.action) in single_rank_actions
         ),
         rows=tuple(
             step.node - lowered.tasks.num_tasks
@@ -54,15 +54,15 @@ def critical_path_of(plan: Plan, trace: Trace) -> CriticalPath:
 
 
 def causes_html(path: CriticalPath) -> str:
-    """Where the step's time goes along the path: its causes, most first."""
-    found = seconds_by_cause(path.steps)
-    total_s = sum(found.values())
+    """A table of the path's causes, most time first."""
+    seconds_of = seconds_by_cause(path.steps)
+    total_s = sum(seconds_of.values())
     rows = [
         (
             Cell(f"{cause.value}{f', {where}' if where else ''}"),
             number(seconds, milliseconds),
             number(seconds / total_s, lambda share: percent(share, signed=False)),
         )
-        for (cause, where), seconds in found.items()
+        for (cause, where), seconds in seconds_of.items()
     ]
     return sortable_table(("on the critical path", "time", "share"), [rows], left=1)

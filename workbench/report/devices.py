@@ -1,4 +1,4 @@
-"""Which devices traces are of."""
+"""Check which device traces are of."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,20 +10,20 @@ CPU = "cpu"
 
 
 def device_of_trace(trace: Trace) -> str | None:
-    """The kind of device that it ran on, or that its prediction is of; None where it does not say."""
+    """The kind of device of the run or of the prediction; None if the trace does not state it."""
     return next((value for name, value in trace.details if name == DEVICE), None)
 
 
 def check_devices(traces: Sequence[tuple[Path, Trace]], *, wanted: str) -> None:
-    """Refuse traces of another device than `cpu`, or than one kind of GPU.
+    """Refuse traces of another device than `cpu`, or of more than one kind of GPU.
 
     Raises:
-        ValueError: names the first file that is of another device, or does not say of which.
+        ValueError: names the first file of another device, or without a stated one.
     """
     kinds = [device_of_trace(trace) for _, trace in traces]
     gpus = [kind for kind in kinds if kind not in (None, CPU)]
     expected = CPU if wanted == CPU else next(iter(gpus), str(wanted))
     for (path, trace), kind in zip(traces, kinds, strict=True):
         if kind != expected:
-            said = "does not say of which device it is" if kind is None else f"is of device {kind!r}"
-            raise ValueError(f"{path}: this {trace.executor} trace {said}, want {expected!r}")
+            description = "does not say of which device it is" if kind is None else f"is of device {kind!r}"
+            raise ValueError(f"{path}: this {trace.executor} trace {description}, want {expected!r}")

@@ -1,4 +1,4 @@
-"""An elastic training over wall time: nodes, samples a second, loss; from its record alone."""
+"""Plot an elastic training over wall time from its record: nodes, samples per second, loss."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,10 +17,10 @@ Record = Mapping[str, Any]
 
 
 def draw_elastic(record: Record, path: Path) -> None:
-    """A PNG of three panels over one clock; bands are changes, from their first sign until all are ready.
+    """Draw a PNG of three panels over one clock; bands mark changes, from first sign until ready.
 
     Args:
-        record: as `elastic` writes it, with one step at least.
+        record: as `elastic` writes it, with at least one step.
     """
     with rc_context(PLOT_STYLE):
         figure = Figure(figsize=(9.0, 6.4), layout="constrained")
@@ -76,9 +76,9 @@ def _draw_rate(axes: Axes, record: Record) -> None:
         color=EXECUTED,
         label="measured",
     )
-    predicted = {tuple(found["pipelines"]): found["predicted_s"] for found in record["layouts"]}
+    predicted = {tuple(layout["pipelines"]): layout["predicted_s"] for layout in record["layouts"]}
     label = "predicted"
-    for first_s, last_s, pipelines in _stretches(record["steps"]):
+    for first_s, last_s, pipelines in _layout_intervals(record["steps"]):
         seconds = predicted[pipelines]
         if seconds is not None:
             axes.hlines(record["samples"] / seconds, first_s, last_s, color=SIMULATED, label=label)
@@ -88,16 +88,16 @@ def _draw_rate(axes: Axes, record: Record) -> None:
     axes.legend(loc="lower right", ncols=2)
 
 
-def _stretches(steps: Sequence[Record]) -> list[tuple[float, float, tuple[int, ...]]]:
-    """(end of its first step, end of its last one, pipelines) of steps in a row with one layout."""
-    found: list[tuple[float, float, tuple[int, ...]]] = []
+def _layout_intervals(steps: Sequence[Record]) -> list[tuple[float, float, tuple[int, ...]]]:
+    """(end of its first step, end of its last one, pipelines) of consecutive steps with one layout."""
+    intervals: list[tuple[float, float, tuple[int, ...]]] = []
     for step in steps:
         pipelines = tuple(step["pipelines"])
-        if found and found[-1][2] == pipelines:
-            found[-1] = (found[-1][0], step["end_s"], pipelines)
+        if intervals and intervals[-1][2] == pipelines:
+            intervals[-1] = (intervals[-1][0], step["end_s"], pipelines)
         else:
-            found.append((step["end_s"], step["end_s"], pipelines))
-    return found
+            intervals.append((step["end_s"], step["end_s"], pipelines))
+    return intervals
 
 
 def _draw_loss(axes: Axes, record: Record) -> None:

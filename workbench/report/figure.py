@@ -1,4 +1,4 @@
-"""A number in a table: as people read it, with what machines read in its place."""
+"""A number in a table: as people read it, with its values for machines."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,8 +9,8 @@ class Figure(str):
 
     Args:
         text: for people, rounded and with a unit.
-        values: for machines, SI units, by what their columns add to the header: `{"s": 0.0123}`; a value
-            without a unit has the name "".
+        values: for machines, SI units, by the suffix that their columns add to the header: `{"s": 0.0123}`;
+            a value without a unit has the name "".
     """
 
     values: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""What lies in an output folder: plans, and the traces that belong to them by hash."""
+"""The plans of an output folder, and the traces that belong to them by hash."""
 
 import json
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ SEARCH_KEYS = {"candidates", "front", "objective"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One plan and what was made of it; `simulated` and `emulated` are the last ones by file name."""
+    """One plan with its traces; `simulated` and `emulated` are the last ones by file name."""
 
     path: Path
     plan: Plan
@@ -32,7 +32,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """What a search found, as `workbench search --json` prints it: a point for each plan."""
+    """Result of a search, as `workbench search --json` prints it: a point for each plan."""
 
     path: Path
     objective: str
@@ -41,7 +41,7 @@ class Search:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
-    """Plans and searches by file name; `left_out` says of every other JSON file why it is not shown."""
+    """Plans and searches by file name; `left_out` says why every other JSON file is not shown."""
 
     entries: tuple[Entry, ...]
     left_out: tuple[str, ...]
@@ -49,9 +49,9 @@ class Folder:
 
 
 def read_folder(folder: Path) -> Folder:
-    """Read every plan and trace in a folder; files are known by content, not by name.
+    """Read every plan and trace in a folder; files are identified by content, not by name.
 
-    Equal plans are one entry. Traces of no plan in the folder are left out, and say so.
+    Equal plans are one entry. Traces of plans outside the folder are left out, with a note.
 
     Raises:
         ValueError: a file that is no JSON, a corrupt plan, trace or search, or no plan at all.
@@ -110,16 +110,16 @@ def _search(path: Path, document: dict[str, Any]) -> Search:
 
 
 def is_plan(path: Path) -> bool:
-    """Whether a JSON file is a plan, by its content; ValueError or OSError where it cannot be read."""
+    """Whether a JSON file is a plan, by its content; ValueError or OSError if it cannot be read."""
     return bool(_read_json(path).get("format") == FORMAT)
 
 
 def fastest_of(folder: Folder, job: Job) -> Entry:
-    """The entry of a job with the shortest simulated step; ValueError where no plan is of that job."""
-    mine = [e for e in folder.entries if (e.plan.model, e.plan.batch) == (job.model, job.batch)]
-    if not mine:
+    """The entry of a job with the shortest simulated step; ValueError if no plan is of that job."""
+    entries = [e for e in folder.entries if (e.plan.model, e.plan.batch) == (job.model, job.batch)]
+    if not entries:
         raise ValueError(f"no plan in the folder is of job {job.name!r}: other models or other samples")
-    return min(mine, key=lambda e: float("inf") if e.simulated is None else e.simulated.iteration_s)
+    return min(entries, key=lambda e: float("inf") if e.simulated is None else e.simulated.iteration_s)
 
 
 def repetition_paths(path: Path, repetitions: int) -> tuple[Path, ...]:
@@ -142,8 +142,10 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _last(traces: list[tuple[Path, Trace]], plan: Plan, executor: Executor) -> Trace | None:
-    found = [trace for _, trace in traces if is_hash_of(trace.plan_hash, plan) and trace.executor is executor]
-    return found[-1] if found else None
+    matching = [
+        trace for _, trace in traces if is_hash_of(trace.plan_hash, plan) and trace.executor is executor
+    ]
+    return matching[-1] if matching else None
 
 
 def _count(folder: Path) -> int:

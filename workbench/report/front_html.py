@@ -1,4 +1,4 @@
-"""Searches on the report's page: every plan by time and memory, and those that no other beats."""
+"""Searches on the report's page: every plan by time and memory, with the Pareto front."""
 
 from collections.abc import Sequence
 from html import escape
@@ -11,11 +11,11 @@ from workbench.report.tables import mebibytes, milliseconds
 from workbench.search.objectives.pareto import Point
 from workbench.units import GIB, ms
 
-ROOM = 1.08  # of an axis, over the largest value
+ROOM = 1.08  # length of an axis over its largest value
 
 
 def searches_html(searches: Sequence[Search]) -> str:
-    """A chart and a table for each search of the folder; empty where there is none."""
+    """A chart and a table for each search of the folder; empty without any."""
     return "".join(map(_search_html, searches))
 
 
@@ -47,22 +47,22 @@ def _table(tied: Sequence[Tied]) -> str:
 
 
 def front_svg(points: Sequence[Point], tied: Sequence[Tied]) -> str:
-    """Memory of the fullest GPU over the time of a step; the front is numbered in its order.
+    """Memory of the fullest GPU over step time; the front is numbered in its order.
 
     Args:
-        points: one at least.
+        points: at least one.
         tied: their front.
     """
     most_s = ROOM * max(point.time_s for point in points) or 1.0
     most_bytes = ROOM * max(point.memory_bytes for point in points) or 1.0
 
-    def place(point: Point) -> tuple[float, float]:
+    def position(point: Point) -> tuple[float, float]:
         return LEFT + SIDE * point.time_s / most_s, EDGE + SIDE * (1 - point.memory_bytes / most_bytes)
 
-    chosen, costs = [place(each.point) for each in tied], {each.point.costs for each in tied}
-    others = [place(point) for point in points if point.costs not in costs]
+    on_front, costs = [position(each.point) for each in tied], {each.point.costs for each in tied}
+    others = [position(point) for point in points if point.costs not in costs]
     parts = [*axes_svg((ms(most_s), "step, ms"), (most_bytes / GIB, "fullest GPU, GiB"))]
     parts += [f'<circle class="beaten" cx="{x:.1f}" cy="{y:.1f}" r="{POINT - 1}"/>' for x, y in others]
-    parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{POINT}"/>' for x, y in chosen]
-    parts += labels_svg([str(index) for index in range(1, len(chosen) + 1)], chosen)
+    parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{POINT}"/>' for x, y in on_front]
+    parts += labels_svg([str(index) for index in range(1, len(on_front) + 1)], on_front)
     return scatter_svg("memory over step time, a point for each plan of the search", parts)

@@ -1,4 +1,4 @@
-"""One self-contained page about a folder of plans and traces."""
+"""A self-contained page about a folder of plans and traces."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -34,10 +34,10 @@ from workbench.timing.provenance import interval_of, unmeasured_costs
 
 
 def report_html(folder: Folder, *, what_if: WhatIf | None = None) -> str:
-    """The page: an overview of all plans, then a section on each. Fetches nothing from anywhere.
+    """The page: an overview of all plans, then a section on each. Fetches nothing.
 
     Args:
-        what_if: what was simulated of the job's neighbours; None: nobody said which job.
+        what_if: simulated neighbours of the job; None: no job was given.
     """
     entries = sorted(folder.entries, key=_speed)
     models = ", ".join(dict.fromkeys(entry.plan.model.name for entry in entries))
@@ -76,14 +76,14 @@ def _lead(entries: Sequence[Entry]) -> str:
         for entry in entries
     )
     plans = f"{len(entries)} plan{'s' if len(entries) != 1 else ''}"
-    told = [f"{counts['both']} simulated and executed"] if counts["both"] else []
-    told += [f"{counts['simulated']} only simulated"] if counts["simulated"] else []
-    text = f"{plans}: {', '.join(told) or 'no prediction to hold against a run'}. Fastest first."
+    counts_text = [f"{counts['both']} simulated and executed"] if counts["both"] else []
+    counts_text += [f"{counts['simulated']} only simulated"] if counts["simulated"] else []
+    text = f"{plans}: {', '.join(counts_text) or 'no prediction to hold against a run'}. Fastest first."
     return _drift(entries) + text + _accuracy(entries)
 
 
 def _drift(entries: Sequence[Entry]) -> str:
-    """What stands first where the machine was no longer the calibrated one, in the mean over the plans."""
+    """Warning to show first if the machine drifted from its calibration, on average over the plans."""
     pairs = [(entry.simulated, timed(entry.executed)) for entry in entries if entry.simulated]
     drifts = [drift for pair in pairs if (drift := drift_between(*pair)) is not None]
     warning = drift_warning(fmean(drifts)) if drifts else None
@@ -91,7 +91,7 @@ def _drift(entries: Sequence[Entry]) -> str:
 
 
 def _accuracy(entries: Sequence[Entry]) -> str:
-    """Errors over all plans, beside the spread of the runs themselves."""
+    """Errors over all plans, beside the spread of the runs."""
     pairs = [_times(entry) for entry in entries if entry.simulated and entry.executed]
     medians = [(plan, plan.simulated_s, plan.executed_median_s) for plan in pairs]
     errors = [abs(simulated / executed - 1) for _, simulated, executed in medians if simulated and executed]
@@ -100,13 +100,13 @@ def _accuracy(entries: Sequence[Entry]) -> str:
     spreads = [
         (max(p.executed_s) - min(p.executed_s)) / m for p, _, m in medians if m and len(p.executed_s) > 1
     ]
-    beside = f", beside a median spread of the runs of {median(spreads):.1%}" if spreads else ""
-    return f" Median absolute error {median(errors):.1%}, worst {max(errors):.1%}{beside}."
+    spread_text = f", beside a median spread of the runs of {median(spreads):.1%}" if spreads else ""
+    return f" Median absolute error {median(errors):.1%}, worst {max(errors):.1%}{spread_text}."
 
 
 def _overview(entries: Sequence[Entry]) -> str:
     times = [_times(entry) for entry in entries]
-    shown = [plan for plan in times if plan.simulated_s is not None or plan.executed_s]  # the others are last
+    shown = [plan for plan in times if plan.simulated_s is not None or plan.executed_s]  # these come first
     figures = []
     if shown:
         figures.append(("Iteration time per plan", bars_html(shown)))
@@ -117,7 +117,7 @@ def _overview(entries: Sequence[Entry]) -> str:
 
 
 def _plans(entries: Sequence[Entry]) -> str:
-    """All plans beside each other."""
+    """A table of all plans."""
     headers = (
         "#",
         "plan",
@@ -167,7 +167,7 @@ def _unmeasured(entries: Sequence[Entry]) -> str:
 
 
 def _paths(entry: Entry) -> dict[str, CriticalPath]:
-    """Of the traces that are drawn, by their keys."""
+    """Critical paths of the drawn traces, by their keys."""
     drawn = [each for each in traces_of(entry) if each.title]
     return {each.key: critical_path_of(entry.plan, each.trace) for each in drawn}
 
@@ -198,17 +198,17 @@ def _cards(entry: Entry, comparison: Comparison | None) -> str:
     if comparison is not None:
         total = comparison.total
         times = len(total.executed)
-        told = "executed once" if times == 1 else f"executed, median of {times}"
-        cards.append((told, milliseconds(total.executed_median)))
+        label = "executed once" if times == 1 else f"executed, median of {times}"
+        cards.append((label, milliseconds(total.executed_median)))
         cards.append(("error", percent(total.error_fraction, signed=True)))
-        found = comparison.drifted
-        if found is not None and found.drift is not None:
-            cards.append(("drift of the machine", percent(found.drift, signed=True)))
-            cards.append(("error without drift", percent(found.error_corrected, signed=True)))
+        drifted = comparison.drifted
+        if drifted is not None and drifted.drift is not None:
+            cards.append(("drift of the machine", percent(drifted.drift, signed=True)))
+            cards.append(("error without drift", percent(drifted.error_corrected, signed=True)))
         if times > 1:
             cards.append(("spread of the runs", percent(total.spread_fraction, signed=False)))
-    shown = "".join(f'<div class="card"><b>{escape(v)}</b><span>{k}</span></div>' for k, v in cards)
-    return f'<div class="cards">{shown}</div>'
+    html = "".join(f'<div class="card"><b>{escape(v)}</b><span>{k}</span></div>' for k, v in cards)
+    return f'<div class="cards">{html}</div>'
 
 
 def _watching(entry: Entry) -> str:
@@ -222,7 +222,7 @@ def _watching(entry: Entry) -> str:
 
 
 def _causes(paths: Mapping[str, CriticalPath]) -> str:
-    """Of the simulated path, or of the only one."""
+    """Causes of the simulated path, or of the only one."""
     path = paths.get("simulated") or next(iter(paths.values()), None)
     return "" if path is None else f"<h3>What the step's time is</h3>{causes_html(path)}"
 

@@ -1,4 +1,4 @@
-"""What a joint search found: records for scripts, tables for people."""
+"""Results of a joint search: records for scripts, tables for people."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,43 +20,43 @@ Record = Mapping[str, Any]
 
 def joint_record(
     job: str,
-    found: SearchResult,
+    result: SearchResult,
     trace: Trace,
     replays: Sequence[tuple[float, float]],
     asked: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The answer, how far it may be from the best, where it came from, and what it began with.
+    """The answer, its gap to the lower bound, how it was derived, and its starts.
 
     Args:
         trace: the answer's, by the engine.
-        replays: of the other plans that the search held at its end: value and the engine's seconds.
-        asked: the objective and what decides it. Values are its own; of a step they are seconds.
+        replays: of the other incumbents at the end of the search: value and the engine's seconds.
+        asked: the objective and what determines it. Values are its own; of a step they are seconds.
     """
-    best, unit = found.best_start, unit_of(asked)
+    best, unit = result.best_start, unit_of(asked)
     return {
         "job": job,
-        "plan": simulated_record(found.plan, trace) | {"layout": layout_record(found.plan)},
+        "plan": simulated_record(result.plan, trace) | {"layout": layout_record(result.plan)},
         **asked,
-        f"joint_{unit}": found.value,
+        f"joint_{unit}": result.value,
         "best_single": best.name,
         f"best_single_{unit}": best.value,
-        "gain": (best.value or 0.0) / found.value,
-        f"lower_bound_{unit}": found.lower_bound,
-        "gap": found.gap,
-        "candidates": found.candidates,
-        "seconds": found.seconds,
-        "search_s": found.search_s,
-        "candidates_per_s": found.candidates_per_s,
-        "best_from": found.best_from,
+        "gain": (best.value or 0.0) / result.value,
+        f"lower_bound_{unit}": result.lower_bound,
+        "gap": result.gap,
+        "candidates": result.candidates,
+        "seconds": result.seconds,
+        "search_s": result.search_s,
+        "candidates_per_s": result.candidates_per_s,
+        "best_from": result.best_from,
         "path": [
             {
                 "candidate": entry.index,
                 "value": entry.value,
                 "moves": [{"question": move.question.value, **move_to_json(move)} for move in entry.moves],
             }
-            for entry in found.path
+            for entry in result.path
         ],
-        "starts": [_start_record(start, unit) for start in found.starts],
+        "starts": [_start_record(start, unit) for start in result.starts],
         "runners_up": [{"value": value, "replayed_s": seconds} for value, seconds in replays],
     }
 
@@ -68,7 +68,7 @@ def _start_record(start: Start, unit: str) -> dict[str, Any]:
 
 
 def joint_table(record: Record) -> tuple[str, Table, str]:
-    """What was found, the way to it from a strategy's plan, and how hard it was looked for."""
+    """The result, its derivation from a strategy's plan, and the effort of the search."""
     is_time = "joint_s" in record
     shown = milliseconds if is_time else "{:.6g}".format
     unit, better = ("s", "fast") if is_time else ("value", "good")
@@ -85,7 +85,7 @@ def joint_table(record: Record) -> tuple[str, Table, str]:
     table.add_column("change", overflow="fold")
     table.add_column("step" if is_time else "value", justify="right")
     for entry in record["path"]:
-        lines = list(told_moves(entry["moves"]))
+        lines = list(described_moves(entry["moves"]))
         for question, words in lines[:-1]:
             table.add_row(str(entry["candidate"]), question, words, "")
         question, words = lines[-1]
@@ -102,7 +102,7 @@ def joint_table(record: Record) -> tuple[str, Table, str]:
 
 
 def ablation_table(record: Record) -> Table:
-    """A line for every question searched alone, and one for all of them."""
+    """One line for every question searched alone, and one for all of them."""
     is_time = "before_s" in record
     shown, unit = (milliseconds, "s") if is_time else ("{:.6g}".format, "value")
     before = shown(record[f"before_{unit}"])
@@ -119,7 +119,7 @@ def ablation_table(record: Record) -> Table:
 def ablation_record(
     job: str, strategy: str, rows: Sequence[Gain], asked: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A row for every question searched alone, and one for all together; `asked` as of `joint_record`."""
+    """One row for every question searched alone, and one for all together; `asked` as in `joint_record`."""
     unit = unit_of(asked)
     return {
         "job": job,
@@ -140,15 +140,15 @@ def ablation_record(
 
 
 def unit_of(asked: Mapping[str, Any]) -> str:
-    """Behind the names of a record's values."""
+    """Suffix of the names of a record's values."""
     return "s" if asked["objective"] == Objective.ITERATION else "value"
 
 
 DEGREES = ("dp", "pp", "tp", "cp", "ep")
 
 
-def told_moves(moves: Sequence[Record]) -> Iterator[tuple[str, str]]:
-    """Question and words of moves that were made at once; modules that change alike share a line."""
+def described_moves(moves: Sequence[Record]) -> Iterator[tuple[str, str]]:
+    """Question and description of moves made at once; modules that change alike share a line."""
     pending: list[Record] = []
     for move in moves:
         if pending and not _alike(pending[-1], move):
@@ -160,7 +160,7 @@ def told_moves(moves: Sequence[Record]) -> Iterator[tuple[str, str]]:
 
 
 def _alike(first: Record, second: Record) -> bool:
-    """Whether they are one change of two modules."""
+    """Whether they are the same change of two modules."""
     return "module" in first and {**first, "module": second.get("module")} == second
 
 
@@ -169,8 +169,8 @@ def _line(moves: Sequence[Record]) -> tuple[str, str]:
     merged = (
         {**first, "module": ", ".join(str(move["module"]) for move in moves)} if len(moves) > 1 else first
     )
-    tell = _TELLS.get(first["move"], _by_fields)
-    return first["question"], tell(merged)
+    describe = _DESCRIPTIONS.get(first["move"], _by_fields)
+    return first["question"], describe(merged)
 
 
 def _arrange(move: Record) -> str:
@@ -186,7 +186,7 @@ def _replan(move: Record) -> str:
         f"{move['strategy']}'s plan, {_samples(move['microbatch_samples'])}, {_schedule(move['schedule'])}"
     ]
     if move["layouts"]:
-        words.append(_degrees([{"dp": move["replicas"], **_said(each)} for each in move["layouts"]]))
+        words.append(_degrees([{"dp": move["replicas"], **_stated(each)} for each in move["layouts"]]))
     settings = [f"{each['module']} {_settings(each)}" for each in move["modules"]]
     return "; ".join([*words, *settings])
 
@@ -200,12 +200,12 @@ def _take(move: Record) -> str:
 
 
 def _by_fields(move: Record) -> str:
-    """`Exchange first 3, second 5`; what a move leaves open is not said."""
-    fields = {key: value for key, value in _said(move).items() if key not in ("move", "question")}
+    """`Exchange first 3, second 5`; fields that a move leaves open are omitted."""
+    fields = {key: value for key, value in _stated(move).items() if key not in ("move", "question")}
     return f"{move['move']} {', '.join(f'{key} {_plain(value)}' for key, value in fields.items())}"
 
 
-_TELLS: dict[str, Callable[[Record], str]] = {
+_DESCRIPTIONS: dict[str, Callable[[Record], str]] = {
     "Arrange": _arrange,
     "Replan": _replan,
     "Keep": _keep,
@@ -223,8 +223,8 @@ def _degrees(degrees: Sequence[Record]) -> str:
     return ", ".join(f"{each['module']} {_beyond_one(each)}" for each in degrees)
 
 
-def _beyond_one(each: Record) -> str:
-    known = [f"{name} {each[name]}" for name in DEGREES if each.get(name) not in (None, 1)]
+def _beyond_one(degrees: Record) -> str:
+    known = [f"{name} {degrees[name]}" for name in DEGREES if degrees.get(name) not in (None, 1)]
     return " ".join(known) or "one rank"
 
 
@@ -234,12 +234,12 @@ def _samples(number: int) -> str:
 
 def _schedule(schedule: Record) -> str:
     usual = {"virtual_stages": 1, "run_ahead": 0}
-    others = {k: v for k, v in _said(schedule).items() if k != "kind" and v != usual.get(k)}
+    others = {k: v for k, v in _stated(schedule).items() if k != "kind" and v != usual.get(k)}
     return ", ".join([schedule["kind"], *(f"{key} {value}" for key, value in others.items())])
 
 
 def _settings(move: Record) -> str:
-    """Recomputation, sharding and what belongs to it."""
+    """Recomputation, sharding and related settings."""
     words = [f"recompute {move['recompute']}", f"sharding {move['sharding']}"]
     if move.get("instances", 1) > 1:
         words.append(f"in {move['instances']} instances")
@@ -248,13 +248,13 @@ def _settings(move: Record) -> str:
     return ", ".join(words)
 
 
-def _said(record: Record) -> dict[str, Any]:
+def _stated(record: Record) -> dict[str, Any]:
     return {k: v for k, v in record.items() if v is not None and v is not False and v != []}
 
 
 def _plain(value: object) -> str:
     if isinstance(value, Mapping):
-        return " ".join(_plain(each) for each in _said(value).values())
+        return " ".join(_plain(each) for each in _stated(value).values())
     if isinstance(value, list):
         return "; ".join(_plain(each) for each in value)
     return str(value)

@@ -1,4 +1,4 @@
-"""What the page's scripts read: plans with their rows, colours and traces."""
+"""Data that the page's scripts read: plans with their rows, colours and traces."""
 
 import base64
 import gzip
@@ -22,11 +22,11 @@ ID_LETTERS = 12  # of a plan's hash
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageTrace:
-    """A trace that the page carries.
+    """A trace in the page.
 
     Args:
         key: in links to the page.
-        title: over its timeline; empty: it is not drawn, only its memory is.
+        title: above its timeline; empty: only its memory is drawn.
     """
 
     key: str
@@ -35,29 +35,29 @@ class PageTrace:
 
 
 def plan_id(entry: Entry) -> str:
-    """Of a plan in links to the page and in the page itself."""
+    """Id of a plan in links to the page and in the page itself."""
     return entry.plan_hash[:ID_LETTERS]
 
 
 def traces_of(entry: Entry) -> tuple[PageTrace, ...]:
-    """Simulated, executed, emulated, and the repetition whose memory was watched if that is another one."""
-    found = []
+    """Simulated, executed, emulated, and the repetition with watched memory if that is another one."""
+    traces = []
     if entry.simulated is not None:
-        found.append(PageTrace(key="simulated", title="Simulated", trace=entry.simulated))
+        traces.append(PageTrace(key="simulated", title="Simulated", trace=entry.simulated))
     if entry.executed:
         times = timed(entry.executed)
         title = f"Executed, the run nearest the median of {len(times)}" if len(times) > 1 else "Executed"
-        found.append(PageTrace(key="executed", title=title, trace=_middle(times)))
+        traces.append(PageTrace(key="executed", title=title, trace=_middle(times)))
     if entry.emulated is not None:
         title = "Emulated: actions timed alone, one after the other, on one device"
-        found.append(PageTrace(key="emulated", title=title, trace=entry.emulated))
-    if (samples := watched(entry.executed)) and not any(each.trace.memory for each in found[1:2]):
-        found.append(PageTrace(key="watched", title="", trace=_middle(samples)))
-    return tuple(found)
+        traces.append(PageTrace(key="emulated", title=title, trace=entry.emulated))
+    if (samples := watched(entry.executed)) and not any(each.trace.memory for each in traces[1:2]):
+        traces.append(PageTrace(key="watched", title="", trace=_middle(samples)))
+    return tuple(traces)
 
 
 def plan_record(entry: Entry, paths: Mapping[str, CriticalPath]) -> dict[str, Any]:
-    """A plan as the scripts want it; times and bytes stand in the traces. `paths`: by the traces' keys."""
+    """A plan as the scripts need it; times and bytes are in the traces. `paths`: by the traces' keys."""
     plan = entry.plan
     names = [module.name for module in plan.model.modules]
     kinds = _kinds(plan)
@@ -95,10 +95,10 @@ def fills(plan: Plan) -> dict[str, dict[str, tuple[str, str]]]:
     """Module -> pass -> its colour, and that of text on it."""
     hues = module_hues([module.name for module in plan.model.modules])
     passes = [kind for kind in _kinds(plan) if kind in COMPUTE]
-    toned = {name: {kind.value: tone(hue, kind) for kind in passes} for name, hue in hues.items()}
+    fills_by_module = {name: {kind.value: tone(hue, kind) for kind in passes} for name, hue in hues.items()}
     return {
         name: {kind: (fill, text_on(fill)) for kind, fill in of_kind.items()}
-        for name, of_kind in toned.items()
+        for name, of_kind in fills_by_module.items()
     }
 
 
@@ -108,7 +108,7 @@ def _kinds(plan: Plan) -> list[Pass]:
 
 
 def packed_trace(trace: Trace) -> str:
-    """The trace's file, compressed, as text without letters that HTML minds. Equal traces give equal text."""
+    """The trace's file, compressed, as text that is safe in HTML. Equal traces give equal text."""
     return base64.b64encode(gzip.compress(dumps(trace).encode(), mtime=0)).decode()
 
 

@@ -1,4 +1,4 @@
-"""Colours of modules and passes: told apart by colour-blind readers too."""
+"""Colours of modules and passes, distinguishable with colour blindness."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ INK = "#1F2933"
 PAPER = "#FFFFFF"
 BLACK = "#000000"
 
-# Of the page, by what they are for; what is written stands out from `paper` and `wash` by 4.5 at least.
+# Colours of the page by role; text has a contrast of at least 4.5 on `paper` and `wash`.
 LIGHT = {
     "ink": INK,
     "soft": "#52606D",
@@ -66,7 +66,7 @@ def module_hues(modules: Sequence[str]) -> dict[str, str]:
 
 
 def tone(hue: str, kind: Pass) -> str:
-    """The hue as that pass wears it: forwards light, full backwards plain, weight gradients dark."""
+    """A pass's shade of the hue: forwards light, full backwards plain, weight gradients dark."""
     strength = TONES.get(kind, 1.0)
     if strength <= 1:
         return mixed(hue, PAPER, strength)
@@ -74,7 +74,7 @@ def tone(hue: str, kind: Pass) -> str:
 
 
 def text_on(colour: str) -> str:
-    """Black or white, whichever contrasts more: at least 4.5, as WCAG 2.1 asks of small text."""
+    """Black or white, whichever contrasts more: at least 4.5, as WCAG 2.1 requires for small text."""
     return BLACK if contrast(colour, BLACK) >= contrast(colour, PAPER) else PAPER
 
 
@@ -85,7 +85,7 @@ def contrast(colour: str, other: str) -> float:
 
 
 def mixed(colour: str, other: str, share: float) -> str:
-    """So much of one colour, the rest of the other."""
+    """Mix a share of one colour with the rest of the other."""
     pairs = zip(_channels(colour), _channels(other), strict=True)
     return "#" + "".join(f"{round(share * a + (1 - share) * b):02X}" for a, b in pairs)
 

@@ -1,4 +1,4 @@
-"""Plans by what they cost: step time against memory, GPUs and dollars, those on the Pareto front numbered."""
+"""Plot plans by cost: step time against memory, GPUs and dollars, with the Pareto front numbered."""
 
 from collections.abc import Callable, Iterator, Sequence
 from math import hypot
@@ -17,37 +17,37 @@ from workbench.search.objectives.pareto import Point
 from workbench.units import GIB, MIB
 
 FORMATS = ("png", "pdf")
-MOST_NAMED = 16  # of the front, in the legend
-LABEL_PIXELS = 16.0  # apart at least
+MOST_NAMED = 16  # points of the front in the legend
+LABEL_PIXELS = 16.0  # minimum distance of labels
 NAMES_WIDTH = 100  # letters of a line of the legend
-WIDE = 10.0  # a range of times from which on the axis is logarithmic
+WIDE = 10.0  # ratio of times, from which the axis is logarithmic
 
 
-Place = tuple[float, float]
+Position = tuple[float, float]
 
 
 class Panel(NamedTuple):
-    """What is drawn against time."""
+    """A cost to draw against time."""
 
     title: str
     cost: Callable[[Point], float]
 
 
 def draw_search(record: Record, path: Path) -> None:
-    """The plans of a search's record as a picture; see `draw_pareto`."""
+    """Draw the plans of a search's record; see `draw_pareto`."""
     draw_pareto(points_of(record["candidates"]), path, title=f"job {record['job']}")
 
 
 def check_picture(path: Path) -> None:
-    """Raise ValueError unless a picture can be written under that name."""
+    """Raise ValueError unless the file name is one of a supported picture format."""
     if path.suffix.removeprefix(".").lower() not in FORMATS:
         raise ValueError(f"{path}: want a picture named .png or .pdf, got {path.suffix or 'no suffix'!r}")
 
 
 def draw_pareto(points: Sequence[Point], path: Path, *, title: str) -> None:
-    """A PNG or PDF by its suffix: a panel for each of memory, GPUs and, where there are any, dollars.
+    """Draw a PNG or PDF by its suffix: a panel for each of memory, GPUs and, if there are any, dollars.
 
-    The front is that of all costs together, so that a point which another one beats in a panel may be on it.
+    The front is that of all costs together, so a point that is beaten within a panel may be on it.
 
     Raises:
         ValueError: no points, another suffix, or dollars of some points only.
@@ -122,19 +122,21 @@ def _draw_panel(axes: Axes, panel: Panel, points: Sequence[Point], tied: Sequenc
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(visible=True, linewidth=0.5, color=LIGHT["line"])
     axes.set_axisbelow(True)
-    for text, place in _labels(axes, list(zip(times_s, costs, strict=True))[:MOST_NAMED]):
-        axes.annotate(text, place, xytext=(4, 3), textcoords="offset points", color=INK, fontsize=8)
+    for text, position in _labels(axes, list(zip(times_s, costs, strict=True))[:MOST_NAMED]):
+        axes.annotate(text, position, xytext=(4, 3), textcoords="offset points", color=INK, fontsize=8)
 
 
-def _labels(axes: Axes, places: Sequence[Place]) -> Iterator[tuple[str, Place]]:
-    """Numbers of places, those that would stand on one another beside the first of them; limits are set."""
-    pixels = axes.transData.transform(places)
-    told: list[tuple[list[str], int]] = []
+def _labels(axes: Axes, positions: Sequence[Position]) -> Iterator[tuple[str, Position]]:
+    """Numbers of positions; those that would overlap are joined at the first of them. Axis limits must
+    be set.
+    """
+    pixels = axes.transData.transform(positions)
+    labels: list[tuple[list[str], int]] = []
     for number, pixel in enumerate(pixels):
-        near = (held for held, first in told if hypot(*(pixel - pixels[first])) < LABEL_PIXELS)
-        beside = next(near, None)
-        if beside is None:
-            told.append(([str(number + 1)], number))
+        near = (numbers for numbers, first in labels if hypot(*(pixel - pixels[first])) < LABEL_PIXELS)
+        overlapping = next(near, None)
+        if overlapping is None:
+            labels.append(([str(number + 1)], number))
         else:
-            beside.append(str(number + 1))
-    return ((", ".join(held), places[first]) for held, first in told)
+            overlapping.append(str(number + 1))
+    return ((", ".join(numbers), positions[first]) for numbers, first in labels)

@@ -1,4 +1,4 @@
-"""Progress of long work, on stderr: how far it is, how long it has taken, and what is best so far."""
+"""Progress of long work on stderr: steps done, time taken, and the best so far."""
 
 import sys
 from collections.abc import Iterator
@@ -16,21 +16,21 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-LINE_EVERY_S = 10.0  # where nothing can be drawn
+LINE_EVERY_S = 10.0  # interval without a terminal
 
 
 class Ticker:
-    """Progress of one long task: how far it is, and the best result so far."""
+    """Progress of one long task, and the best result so far."""
 
     def at(self, done: int, total: int | None, note: str = "") -> None:
-        """Show that `done` of `total` steps are over; None: nobody knows of how many."""
+        """Show that `done` of `total` steps are done; None: the total is unknown."""
 
     def step(self, note: str = "") -> None:
-        """One step done; `note` is shown until the next one."""
+        """Count one step; `note` is shown until the next one."""
 
 
 class _Bar(Ticker):
-    """On a terminal."""
+    """A progress bar on a terminal."""
 
     def __init__(self, progress: Progress, task: TaskID) -> None:
         self._progress = progress
@@ -44,34 +44,34 @@ class _Bar(Ticker):
 
 
 class _Lines(Ticker):
-    """In a file or a pipe: a plain line now and then, none for what is soon over."""
+    """Plain lines in a file or a pipe at intervals; none for short tasks."""
 
     def __init__(self, title: str, total: int | None) -> None:
         self._title, self._total, self._done = title, total, 0
-        self._began_s = self._told_s = monotonic()
+        self._began_s = self._written_s = monotonic()
 
     def at(self, done: int, total: int | None, note: str = "") -> None:
         self._total = total
-        self._tell(done, note)
+        self._write(done, note)
 
     def step(self, note: str = "") -> None:
-        self._tell(self._done + 1, note)
+        self._write(self._done + 1, note)
 
-    def _tell(self, done: int, note: str) -> None:
+    def _write(self, done: int, note: str) -> None:
         self._done = done
         now_s = monotonic()
-        if now_s - self._told_s < LINE_EVERY_S:
+        if now_s - self._written_s < LINE_EVERY_S:
             return
-        self._told_s = now_s
-        of = "" if self._total is None else f" of {self._total}"
-        said = f", {note}" if note else ""
-        sys.stderr.write(f"{self._title}: {done}{of} after {now_s - self._began_s:.0f} s{said}\n")
+        self._written_s = now_s
+        total_text = "" if self._total is None else f" of {self._total}"
+        suffix = f", {note}" if note else ""
+        sys.stderr.write(f"{self._title}: {done}{total_text} after {now_s - self._began_s:.0f} s{suffix}\n")
         sys.stderr.flush()
 
 
 @contextmanager
 def ticking(title: str, total: int | None, *, quiet: bool) -> Iterator[Ticker]:
-    """A progress bar on stderr, or lines where it is no terminal; nothing where `quiet` is set."""
+    """A progress bar on stderr, or lines if it is no terminal; nothing if `quiet`."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         yield Ticker() if quiet else _Lines(title, total)

@@ -1,4 +1,4 @@
-"""What commands print for machines, as data for one JSON object."""
+"""Output of commands for machines, as data for one JSON object."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,28 +12,28 @@ from workbench.trace import Trace
 
 
 def simulated_record(plan: Plan, trace: Trace) -> dict[str, Any]:
-    """Figures of a predicted step (seconds, bytes, fractions) and what was not measured."""
+    """Metrics of a predicted step (seconds, bytes, fractions), and unmeasured costs."""
     header = {"plan_hash": trace.plan_hash, "strategy": plan.strategy}
     figures = asdict(step_metrics(trace)) | {"mfu": utilisation(trace)}
-    unsure = {
+    uncertainty = {
         "interval_80": interval_record(trace),
         "unmeasured": list(unmeasured_costs(trace)),
         "noise": list(noise_of(trace)),
     }
-    return header | figures | unsure
+    return header | figures | uncertainty
 
 
 def interval_record(trace: Trace) -> dict[str, Any] | None:
-    """Ends of the 80 % interval and the reasons of its width, as deviations of the step's logarithm."""
-    found = interval_of(trace)
-    if found is None:
+    """Ends of the 80 % interval, and the reasons for its width as deviations of the step's logarithm."""
+    interval = interval_of(trace)
+    if interval is None:
         return None
-    doubts = {doubt.about: doubt.deviation for doubt in found.doubts}
-    return {"low_s": found.low_s, "high_s": found.high_s, "doubts": doubts}
+    doubts = {doubt.about: doubt.deviation for doubt in interval.doubts}
+    return {"low_s": interval.low_s, "high_s": interval.high_s, "doubts": doubts}
 
 
 def executed_record(plan: Plan, traces: Sequence[Trace], files: Sequence[Path]) -> dict[str, Any]:
-    """Figures and loss of every executed step, and the files that hold the traces."""
+    """Metrics and loss of every executed step, and the files of its traces."""
     return {
         "plan_hash": traces[0].plan_hash,
         "strategy": plan.strategy,

@@ -1,4 +1,4 @@
-"""What every plan of a search costs, as points, and which of them no other beats."""
+"""Costs of a search's plans as points, and their Pareto front."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -11,9 +11,9 @@ Record = Mapping[str, Any]
 
 
 def points_of(candidates: Sequence[Record]) -> tuple[Point, ...]:
-    """Of the candidates' records, those that have a plan and a memory, in their order.
+    """Points of the candidates' records that have a plan and a memory, in their order.
 
-    Dollars are there where every one has them.
+    Dollars are included if all have them.
 
     Raises:
         ValueError: a figure that is no number >= 0.
@@ -34,17 +34,17 @@ def points_of(candidates: Sequence[Record]) -> tuple[Point, ...]:
 
 
 class Tied(NamedTuple):
-    """Points of a front that cost the same in everything."""
+    """Points of a front with equal costs."""
 
     names: tuple[str, ...]
     point: Point
 
 
 def tied_front(points: Sequence[Point]) -> tuple[Tied, ...]:
-    """The Pareto front, the fastest first; points that cost the same stand behind one another on it."""
+    """The Pareto front, the fastest first; points with equal costs are grouped."""
     on_front = [points[index] for index in front(points)]
-    groups = (list(held) for _, held in groupby(on_front, key=lambda point: point.costs))
-    return tuple(Tied(tuple(point.name for point in held), held[0]) for held in groups)
+    groups = (list(tied) for _, tied in groupby(on_front, key=lambda point: point.costs))
+    return tuple(Tied(tuple(point.name for point in tied), tied[0]) for tied in groups)
 
 
 def _number(record: Record, name: str) -> float:
@@ -55,6 +55,6 @@ def _number(record: Record, name: str) -> float:
 
 
 def front_names(candidates: Sequence[Record]) -> list[str]:
-    """The candidates on the Pareto front, the fastest first; equal ones together."""
+    """Names of the candidates on the Pareto front, the fastest first; equal ones together."""
     points = points_of(candidates)
     return [points[index].name for index in front(points)]

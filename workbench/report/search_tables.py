@@ -1,4 +1,4 @@
-"""What a search found: a record of every strategy, and the table of those that have a plan."""
+"""Results of a search: a record of every strategy, and the table of those with a plan."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from workbench.search.objectives.step_times import standard_error
 from workbench.units import S_PER_HOUR, duration_text
 
 Record = Mapping[str, Any]
-TIED = " ="  # behind a candidate that the best does not beat for sure
+TIED = " ="  # mark of a candidate that may be as fast as the best
 DEGREES = ("pp", "tp", "cp", "dp", "ep")
 PER_MODULE = (*DEGREES, "microbatches", "sharding")
 _STEP_FIGURES = ("iteration_s", "peak_bytes", "ranks", "layout", "step_s")
@@ -32,36 +32,36 @@ def search_record(
 ) -> dict[str, Any]:
     """All candidates, best first.
 
-    A `tie` has an interval that overlaps the best's; `same_as` names the first strategy whose plan is the
-    same, or takes the same time, memory, ranks and layout; `behind` says how far behind the best it is on the
-    same batches, with the standard error of the mean; `front` names the plans that no other beats in time,
-    memory, GPUs and dollars.
+    A `tie` has an interval that overlaps the best's; `same_as` names the first strategy with the same plan,
+    or the same time, memory, ranks and layout; `behind` is the distance to the best on the same batches,
+    with the standard error of the mean; `front` names the plans that no other beats in time, memory, GPUs
+    and dollars.
 
     Args:
-        asked: the objective and what decides it; empty: the step's time.
+        asked: the objective and what determines it; empty: the step's time.
     """
     ties = ({"tie": each.ties(candidates[0])} if each.plan is not None else {} for each in candidates)
-    found = [
+    records = [
         candidate_record(each) | tie | _behind(each, candidates[0])
         for each, tie in zip(candidates, ties, strict=True)
     ]
     firsts: list[dict[str, Any]] = []
-    for record in found:
+    for record in records:
         first = next((other for other in firsts if _equal(record, other)), None)
         if first is not None:
             record["same_as"] = first["strategy"]
         else:
             firsts.append(record)
-    said = asked or {"objective": Objective.ITERATION.value}
-    return {"job": job, **said, "candidates": found, "front": front_names(found)}
+    objective = asked or {"objective": Objective.ITERATION.value}
+    return {"job": job, **objective, "candidates": records, "front": front_names(records)}
 
 
 def _behind(candidate: Candidate, best: Candidate) -> dict[str, Any]:
-    """Batch by batch, so that what all plans have in common falls out; nothing of a single batch."""
+    """Difference to the best batch by batch, so that common variation cancels; empty for a single batch."""
     if candidate.judged is None or best.judged is None or len(best.judged.times.batches_s) < 2:
         return {}
     pairs = zip(candidate.judged.times.batches_s, best.judged.times.batches_s, strict=True)
-    differences = [own - others for own, others in pairs]
+    differences = [seconds - best_seconds for seconds, best_seconds in pairs]
     return {"behind": {"mean_s": fmean(differences), "standard_error_s": standard_error(differences)}}
 
 
@@ -70,7 +70,7 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
     if candidate.plan is None or candidate.trace is None:
         return {"strategy": candidate.strategy, "refusal": candidate.refusal}
     plan = candidate.plan
-    found = {
+    figures = {
         "samples_per_s_per_rank": candidate.samples_per_s_per_rank,
         "ranks": len(plan.ranks),
         "samples": len(plan.batch),
@@ -79,10 +79,10 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
         "layout": layout_record(plan),
     }
     if candidate.dollars_per_sample is not None:
-        found["dollars_per_sample"] = candidate.dollars_per_sample
+        figures["dollars_per_sample"] = candidate.dollars_per_sample
     if candidate.judged is not None:
-        found |= judged_record(candidate.judged)
-    return simulated_record(plan, candidate.trace) | found | {"strategy": candidate.strategy}
+        figures |= judged_record(candidate.judged)
+    return simulated_record(plan, candidate.trace) | figures | {"strategy": candidate.strategy}
 
 
 def memory_of_fullest(plan: Plan, peaks: Mapping[int, int]) -> int:
@@ -94,9 +94,9 @@ def memory_of_fullest(plan: Plan, peaks: Mapping[int, int]) -> int:
 
 
 def judged_record(judged: Judged) -> dict[str, Any]:
-    """What an objective says of a plan, and where it is a limit that the plan misses, that as its refusal."""
+    """An objective's figures of a plan; if the plan misses a limit, that as its refusal."""
     times = judged.times
-    found = {
+    figures = {
         **judged.figures,
         "value": judged.value,
         "batches_s": list(times.batches_s),
@@ -105,16 +105,16 @@ def judged_record(judged: Judged) -> dict[str, Any]:
         "planning_s": times.planning_s,
         "late_plans": times.late,
     }
-    return found | ({"refusal": judged.misses} if judged.misses else {})
+    return figures | ({"refusal": judged.misses} if judged.misses else {})
 
 
 def layout_record(plan: Plan) -> dict[str, dict[str, Any]]:
-    """Degrees, stages, microbatches and sharding of every module, of its first replica."""
-    found: dict[str, dict[str, Any]] = {}
+    """Degrees, stages, microbatches and sharding of every module, for its first replica."""
+    layouts: dict[str, dict[str, Any]] = {}
     for module in plan.model.modules:
         replicas = plan.replicas(module.name)
         chain = plan.chain[module.name, replicas[0]]
-        found[module.name] = {
+        layouts[module.name] = {
             "pp": len({stage.flat_ranks for stage in chain}),
             "stages": len(chain),
             "tp": chain[0].tp,
@@ -124,34 +124,37 @@ def layout_record(plan: Plan) -> dict[str, dict[str, Any]]:
             "microbatches": len(plan.microbatches_of.get((module.name, replicas[0]), ())),
             "sharding": plan.settings.of(module.name).sharding.value,
         }
-    return found
+    return layouts
 
 
-def search_table(found: Record) -> Table:
-    """Plans of a search, best first, equal ones in one line; a strategy without a plan says why."""
-    planned = [record for record in found["candidates"] if "refusal" not in record]
+def search_table(search: Record) -> Table:
+    """Plans of a search, best first, equal ones in one line; refusals in the caption."""
+    planned = [record for record in search["candidates"] if "refusal" not in record]
     best = planned[0]
     has_price = any("dollars_per_sample" in record for record in planned)
     headers = ["strategy", "ranks", *PER_MODULE, "iteration", "80 % within", "memory", "idle", "MFU"]
     headers += ["samples/s\nper rank", *(["$/1,000 samples"] if has_price else [])]
-    columns = objective_columns(found)
+    columns = objective_columns(search)
     headers += [column.header for column in columns]
     table = titled(
-        f"job {found['job']}, best first{asked_text(found)}; values per module: {', '.join(best['layout'])}",
+        f"job {search['job']}, best first{asked_text(search)}; "
+        f"values per module: {', '.join(best['layout'])}",
         headers,
     )
     for record in planned:
         if "same_as" not in record:
-            own = (column.cell(record) for column in columns)
-            table.add_row(*_cells(record, _names(record, planned), best, has_price=has_price), *own)
-    table.caption = "\n".join(_notes(found)) or None
+            objective_cells = (column.cell(record) for column in columns)
+            table.add_row(
+                *_cells(record, _names(record, planned), best, has_price=has_price), *objective_cells
+            )
+    table.caption = "\n".join(_notes(search)) or None
     table.caption_justify = "left"
     return table
 
 
-def fits_text(found: Record) -> str:
-    """Whether there is a plan that fits, and how the best one is: what stands before the table."""
-    candidates = found["candidates"]
+def fits_text(search: Record) -> str:
+    """The line before the table: whether a plan fits, and the best one."""
+    candidates = search["candidates"]
     best = candidates[0]
     num_plans = sum("refusal" not in record for record in candidates)
     within = _interval(best)
@@ -198,8 +201,8 @@ def _cells(record: Record, names: Sequence[str], best: Record, *, has_price: boo
 
 
 def _interval(record: Record) -> str:
-    found = record["interval_80"]
-    return "-" if found is None else span_text(found["low_s"], found["high_s"])
+    interval = record["interval_80"]
+    return "-" if interval is None else span_text(interval["low_s"], interval["high_s"])
 
 
 def per_module(layout: Mapping[str, Mapping[str, Any]], name: str) -> Figure:
@@ -209,16 +212,16 @@ def per_module(layout: Mapping[str, Mapping[str, Any]], name: str) -> Figure:
     return Figure(text, {"": text if not text.isdecimal() else int(text)})
 
 
-def _notes(found: Record) -> list[str]:
-    candidates = found["candidates"]
+def _notes(search: Record) -> list[str]:
+    candidates = search["candidates"]
     is_tied = any(record.get("tie") for record in candidates[1:])
     ties = [f"{TIED.strip()} the interval overlaps the best's: a tie"] if is_tied else []
-    named: dict[str, list[str]] = {}
+    strategies_by_refusal: dict[str, list[str]] = {}
     for each in candidates:
         if "refusal" in each:
-            named.setdefault(each["refusal"], []).append(each["strategy"])
-    refusals = [f"{', '.join(names)}: {refusal}" for refusal, names in named.items()]
-    firsts = [name for name in found["front"] if not _is_double(candidates, name)]
+            strategies_by_refusal.setdefault(each["refusal"], []).append(each["strategy"])
+    refusals = [f"{', '.join(names)}: {refusal}" for refusal, names in strategies_by_refusal.items()]
+    firsts = [name for name in search["front"] if not _is_double(candidates, name)]
     what = "time, memory, GPUs" + (" and dollars" if "dollars_per_sample" in candidates[0] else "")
     fronts = [f"Pareto front of {what}: {', '.join(firsts)}"] if len(firsts) > 1 else []
     return ties + fronts + refusals
@@ -230,38 +233,38 @@ def _is_double(candidates: Sequence[Record], name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A header, and what stands below it for a candidate's record."""
+    """A header, and the cell below it for a candidate's record."""
 
     header: str
     cell: Callable[[Record], str]
 
 
-def asked_text(found: Record) -> str:
-    """`, by goodput over ..., seed 0`; empty where the objective is the step on the job's own batch."""
-    parts = [] if found["objective"] == Objective.ITERATION else [f"by {found['objective']}"]
-    if "batches" in found:
-        many = f"{found['over']} of {found['batches']} batches" if found["batches"] > 1 else "1 batch"
-        parts.append(f"{many}, planning {found['planning']}")
-    if "mtbf_s" in found:
-        parts.append(f"a loss every {duration_text(found['mtbf_s'])}, {found['traces']} traces")
-    if "steps" in found:
-        limit = "" if found["deadline_s"] is None else f" in {duration_text(found['deadline_s'])}"
-        parts.append(f"{found['steps']:,} steps{limit}")
-    if "seed" in found:
-        parts.append(f"seed {found['seed']}")
+def asked_text(search: Record) -> str:
+    """`, by goodput over ..., seed 0`; empty if the objective is the step on the job's own batch."""
+    parts = [] if search["objective"] == Objective.ITERATION else [f"by {search['objective']}"]
+    if "batches" in search:
+        many = f"{search['over']} of {search['batches']} batches" if search["batches"] > 1 else "1 batch"
+        parts.append(f"{many}, planning {search['planning']}")
+    if "mtbf_s" in search:
+        parts.append(f"a loss every {duration_text(search['mtbf_s'])}, {search['traces']} traces")
+    if "steps" in search:
+        limit = "" if search["deadline_s"] is None else f" in {duration_text(search['deadline_s'])}"
+        parts.append(f"{search['steps']:,} steps{limit}")
+    if "seed" in search:
+        parts.append(f"seed {search['seed']}")
     return f", {', '.join(parts)}" if parts else ""
 
 
-def objective_columns(found: Record) -> list[Column]:
-    """Those of what was asked."""
+def objective_columns(search: Record) -> list[Column]:
+    """Columns for the objective."""
     columns = []
-    if "batches" in found:
-        if found["over"] != "mean":
-            columns.append(Column(found["over"], lambda record: milliseconds(record["step_s"])))
+    if "batches" in search:
+        if search["over"] != "mean":
+            columns.append(Column(search["over"], lambda record: milliseconds(record["step_s"])))
         columns += [Column("mean of batches", _mean), Column("planning", _planning)]
-    if found["objective"] == Objective.TRAINING:
+    if search["objective"] == Objective.TRAINING:
         columns += [Column("training", _training), Column("dollars", _dollars), Column("idle\nGPUs", _idle)]
-    if found["objective"] == Objective.GOODPUT:
+    if search["objective"] == Objective.GOODPUT:
         columns += [Column("useful\nsamples/s", _goodput), Column("of its speed", _useful)]
         columns += [Column("goes on from", _recovery), Column("spare\nnodes", _spare)]
     return columns

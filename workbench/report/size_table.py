@@ -12,11 +12,11 @@ from workbench.search.sizing import Goal, Training
 from workbench.units import S_PER_DAY, S_PER_HOUR
 
 
-def size_table(job: str, goal: Goal, found: Sequence[Training]) -> Table:
-    """A line for each number of GPUs."""
+def size_table(job: str, goal: Goal, trainings: Sequence[Training]) -> Table:
+    """One line for each number of GPUs."""
     table = listed(
         f"job {job}, {goal.tokens:.4g} tokens",
-        [(each, each.record) for each in found if each.record is not None],
+        [(training, training.record) for training in trainings if training.record is not None],
         ("GPUs", lambda row: str(row[0].gpus)),
         ("strategy", lambda row: row[1]["strategy"]),
         ("used", lambda row: str(row[1]["ranks"])),
@@ -27,7 +27,9 @@ def size_table(job: str, goal: Goal, found: Sequence[Training]) -> Table:
         ("dollars", lambda row: dollars_text(row[0].dollars)),
         ("meets", lambda row: "yes" if row[0].meets(goal) else "no"),
     )
-    refusals = (f"{each.gpus} GPUs: {each.refusal}" for each in found if each.record is None)
+    refusals = (
+        f"{training.gpus} GPUs: {training.refusal}" for training in trainings if training.record is None
+    )
     table.caption = "\n".join(refusals) or None
     table.caption_justify = "left"
     return table
@@ -48,22 +50,23 @@ def training_record(training: Training, goal: Goal) -> dict[str, Any]:
     }
 
 
-def answer_text(chosen: Training | None, goal: Goal, found: Sequence[Training]) -> str:
-    """The answer in a line: how many GPUs and which plan, or how near the nearest one comes."""
+def answer_text(chosen: Training | None, goal: Goal, trainings: Sequence[Training]) -> str:
+    """The answer in one line: number of GPUs and plan, or how close the nearest one comes."""
     if chosen is not None and chosen.record is not None:
-        return f"{chosen.record['ranks']} GPUs: {_told(chosen)}{_doubt(chosen, goal)}"
-    planned = [each for each in found if each.record is not None]
+        return f"{chosen.record['ranks']} GPUs: {_summary(chosen)}{_doubt(chosen, goal)}"
+    planned = [training for training in trainings if training.record is not None]
     if not planned:
-        return f"no plan on up to {found[-1].gpus} GPUs: {found[-1].refusal}"
+        return f"no plan on up to {trainings[-1].gpus} GPUs: {trainings[-1].refusal}"
     nearest = min(
-        planned, key=lambda each: each.seconds if goal.deadline_s is not None else each.dollars or 0.0
+        planned,
+        key=lambda training: training.seconds if goal.deadline_s is not None else training.dollars or 0.0,
     )
-    tried = ", ".join(str(each.gpus) for each in found)
-    return f"no number of GPUs tried ({tried}) is enough; nearest: {nearest.gpus} GPUs, {_told(nearest)}"
+    tried = ", ".join(str(training.gpus) for training in trainings)
+    return f"no number of GPUs tried ({tried}) is enough; nearest: {nearest.gpus} GPUs, {_summary(nearest)}"
 
 
 def duration_text(seconds: float) -> Figure:
-    """In days, or in hours below two days."""
+    """Days, or hours below two days."""
     days = seconds / S_PER_DAY
     text = f"{days:.3g} days" if days >= 2 else f"{seconds / S_PER_HOUR:.3g} h"
     return Figure(text, {"s": seconds})
@@ -73,7 +76,7 @@ def dollars_text(dollars: float | None) -> Figure:
     return Figure("-" if dollars is None else f"{dollars:,.0f}", {"": dollars})
 
 
-def _told(training: Training) -> str:
+def _summary(training: Training) -> str:
     assert training.record is not None
     paid = "" if training.dollars is None else f", {dollars_text(training.dollars)} dollars"
     return f"strategy {training.record['strategy']}, {duration_text(training.seconds)}{paid}"

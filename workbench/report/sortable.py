@@ -1,4 +1,4 @@
-"""Tables of the page that their headers sort: what a cell shows, and the number that it is sorted by."""
+"""Tables of the page that can be sorted by their headers: displayed text and sort value of each cell."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ MOST_PRINTED = 60  # rows, as style.css has it
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What is shown; `value` is what it is sorted by, None: the text."""
+    """Displayed text; `value` is what it is sorted by, None: the text."""
 
     text: str
     value: float | None = None
@@ -27,13 +27,13 @@ class Cell:
 
 
 def cell(text: str) -> Cell:
-    """Of a figure, sorted by its first value; of other text, by the text."""
+    """A cell for a figure, sorted by its first value, or for other text."""
     value = next(iter(text.values.values()), None) if isinstance(text, Figure) else None
     return Cell(text, value)
 
 
 def number(value: float | None, shown: Callable[[float], str] = str) -> Cell:
-    """A number in its own words; a dash where there is none."""
+    """A cell for a formatted number; a dash for None."""
     return Cell("-") if value is None else Cell(shown(value), value)
 
 
@@ -45,14 +45,14 @@ def sortable_table(
     left: int = 0,
     marks: Callable[[int], str] = lambda position: "",
 ) -> str:
-    """A table whose groups of rows are sorted each for itself.
+    """A table whose groups of rows are sorted separately.
 
     Args:
         headers: of the columns.
-        groups: rows of each, in the order in which they are first shown.
-        titles: of the groups; none: they have none.
-        left: how many columns, from the first, are aligned to the left.
-        marks: attributes of a row by its place in its group.
+        groups: rows of each, in their initial order.
+        titles: of the groups; empty: untitled.
+        left: number of left-aligned columns, from the first.
+        marks: returns attributes of a row by its index in its group.
     """
     styles = [' class="l"' if index < left else "" for index in range(len(headers))]
     head = "".join(

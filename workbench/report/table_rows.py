@@ -23,7 +23,7 @@ _WHOLE, _REAL = re.compile(r"[+-]?\d+"), re.compile(r"[+-]?\d*\.?\d+([eE][+-]?\d
 
 
 class Format(StrEnum):
-    """How commands print their tables."""
+    """Output formats of tables."""
 
     TABLE = "table"
     CSV = "csv"
@@ -32,7 +32,7 @@ class Format(StrEnum):
 
 
 def written(tables: Sequence[Table], form: Format) -> bytes:
-    """The rows of all tables in one format; where there are several, the column `table` has their titles.
+    """Rows of all tables in one format; with several tables, the column `table` has their titles.
 
     Args:
         form: `CSV` with a header, `JSON` as one list of objects, or a `PARQUET` file.
@@ -54,23 +54,23 @@ def written(tables: Sequence[Table], form: Format) -> bytes:
 
 
 def rows_of(tables: Sequence[Table]) -> list[Row]:
-    """One after another; a dash and an empty cell are None."""
+    """Rows of one table after another; a dash or an empty cell is None."""
     several = len(tables) > 1
-    found: list[Row] = []
+    rows: list[Row] = []
     for table in tables:
         title: Row = {"table": str(table.title)} if several else {}
-        found += [title | row for row in _rows(table)]
-    return found
+        rows += [title | row for row in _rows(table)]
+    return rows
 
 
 def _rows(table: Table) -> list[Row]:
-    """A line of a heading alone (`Text`) becomes the column `group` of the lines below it."""
+    """Rows of one table; a heading line (`Text`) becomes the column `group` of the lines below it."""
     columns: dict[str, list[Value]] = {}
     for column in table.columns:
         cells = list(column.cells)
         figure = next((cell for cell in cells if isinstance(cell, Figure)), None)
         for unit in figure.values if figure is not None else {"": None}:
-            name = _free(_named(str(column.header), unit), columns)
+            name = _unique(_named(str(column.header), unit), columns)
             columns[name] = [_value(cell, unit) for cell in cells]
     headings = [cell.plain if isinstance(cell, Text) else None for cell in table.columns[0].cells]
     rows: list[Row] = []
@@ -79,31 +79,31 @@ def _rows(table: Table) -> list[Row]:
         if heading is not None:
             group = heading
             continue
-        above: Row = {"group": group} if any(headings) else {}
-        rows.append(above | {name: values[index] for name, values in columns.items()})
+        group_column: Row = {"group": group} if any(headings) else {}
+        rows.append(group_column | {name: values[index] for name, values in columns.items()})
     return rows
 
 
 def _named(header: str, unit: str) -> str:
-    """`peak memory` and `bytes` as `peak_memory_bytes`."""
+    """Column name, such as `peak_memory_bytes` for `peak memory` and `bytes`."""
     text = f"{header} {unit}".lower()
     for sign, word in _WORDS:
         text = text.replace(sign, word)
     return "_".join(re.findall(r"[a-z0-9]+", text)) or "name"
 
 
-def _free(name: str, taken: dict[str, list[Value]]) -> str:
+def _unique(name: str, taken: dict[str, list[Value]]) -> str:
     number = 2
-    found = name
-    while found in taken:
-        found, number = f"{name}_{number}", number + 1
-    return found
+    candidate = name
+    while candidate in taken:
+        candidate, number = f"{name}_{number}", number + 1
+    return candidate
 
 
 def _value(cell: Any, unit: str) -> Value:
     if isinstance(cell, Figure):
-        found: Value = cell.values.get(unit)
-        return found
+        value: Value = cell.values.get(unit)
+        return value
     text = str(cell).strip()
     if text in ("", "-"):
         return None
@@ -114,7 +114,7 @@ def _value(cell: Any, unit: str) -> Value:
 
 
 def _of_one_kind(values: list[Value]) -> list[Value]:
-    """As a column of a file wants them: text where one of them is."""
+    """Values of one type for a file's column: text if any of them is."""
     kinds = {type(value) for value in values if value is not None}
     if len(kinds) < 2:
         return values

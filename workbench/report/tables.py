@@ -1,4 +1,4 @@
-"""Tables for the terminal: a plan's stages, the comparison, what was not measured."""
+"""Tables for the terminal: a plan's stages, the comparison, unmeasured costs."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -43,7 +43,7 @@ STAGE_HEADERS = (
 
 
 def plan_table(plan: Plan) -> Table:
-    """One line per stage: what it holds, where, and how much of the batch passes through it."""
+    """One line per stage: its layers, its ranks, and its share of the batch."""
     table = titled(f"{plan.model.name}, strategy {plan.strategy}", STAGE_HEADERS)
     for stage in plan.stages:
         table.add_row(*stage_cells(plan, stage))
@@ -51,7 +51,7 @@ def plan_table(plan: Plan) -> Table:
 
 
 def stage_cells(plan: Plan, stage: Stage) -> tuple[str, ...]:
-    """One stage as printed, in the order of `STAGE_HEADERS`."""
+    """Cells of one stage, in the order of `STAGE_HEADERS`."""
     layers = plan.model.module(stage.module).layers[slice(*stage.layers)]
     trained = num_weights(layer for layer in layers if layer.trainable)
     return (
@@ -68,7 +68,7 @@ def stage_cells(plan: Plan, stage: Stage) -> tuple[str, ...]:
 
 
 def comparison_headers(comparison: Comparison) -> tuple[str, ...]:
-    """Of a table of rows as `row_cells` gives them, after their labels."""
+    """Headers for the cells of `row_cells`, after the label's."""
     return "spans", "simulated", f"{comparison.executor} (median)", "error", "spread of the runs"
 
 
@@ -90,19 +90,19 @@ def comparison_table(comparison: Comparison, plan: Plan | None = None) -> Table:
     return table
 
 
-def drift_text(found: Drifted | None) -> str:
-    """Drift, and the error with and without it."""
-    if found is None or found.drift is None or found.error_corrected is None:
+def drift_text(drifted: Drifted | None) -> str:
+    """Drift of the machine, and the error with and without it."""
+    if drifted is None or drifted.drift is None or drifted.error_corrected is None:
         return "machine drift: not measured"
-    speed = "slower" if found.drift > 0 else "faster"
+    speed = "slower" if drifted.drift > 0 else "faster"
     return (
-        f"the machine ran {abs(found.drift):.1%} {speed} than when it was calibrated: "
-        f"error {found.error:+.1%}, corrected {found.error_corrected:+.1%}"
+        f"the machine ran {abs(drifted.drift):.1%} {speed} than when it was calibrated: "
+        f"error {drifted.error:+.1%}, corrected {drifted.error_corrected:+.1%}"
     )
 
 
 def metrics_table(plan: Plan, traces: Sequence[tuple[str, Trace]]) -> Table:
-    """The figures of named traces of one plan, a line each."""
+    """Metrics of named traces of one plan, one line each."""
     title = f"{plan.model.name}, strategy {plan.strategy}, {len(plan.ranks)} ranks"
     figures_of = ("idle", "MFU", "imbalance", "exposed comm.", "peak memory", "loss")
     has_intervals = any(interval_of(trace) is not None for _, trace in traces)
@@ -124,9 +124,9 @@ def metrics_table(plan: Plan, traces: Sequence[tuple[str, Trace]]) -> Table:
 
 
 def interval_text(trace: Trace) -> str:
-    """`12-15 ms`; a dash for what was executed."""
-    found = interval_of(trace)
-    return "-" if found is None else span_text(found.low_s, found.high_s)
+    """`12-15 ms`; a dash for an executed trace."""
+    interval = interval_of(trace)
+    return "-" if interval is None else span_text(interval.low_s, interval.high_s)
 
 
 def span_text(low_s: float, high_s: float) -> Figure:
@@ -136,16 +136,16 @@ def span_text(low_s: float, high_s: float) -> Figure:
 
 
 def held_text(simulated: Trace, executed_s: float) -> str | None:
-    """Whether the predicted interval holds what was executed; None for a trace without one."""
-    found = interval_of(simulated)
-    if found is None:
+    """Whether the predicted interval contains the executed time; None for a trace without one."""
+    interval = interval_of(simulated)
+    if interval is None:
         return None
-    verdict = "holds" if found.holds(executed_s) else "misses"
+    verdict = "holds" if interval.holds(executed_s) else "misses"
     return f"80 % interval {interval_text(simulated)} {verdict} the executed {milliseconds(executed_s)}"
 
 
 def step_names(*, steps: int, warmup: int, repetitions: int) -> list[str]:
-    """What to call the timed steps: optimizer steps count from 1, those of the warm-up included."""
+    """Names of the timed steps: optimizer steps count from 1, including the warm-up."""
     by_step = [f"step {warmup + index}" for index in range(1, steps + 1)]
     if repetitions == 1:
         return by_step
@@ -154,15 +154,15 @@ def step_names(*, steps: int, warmup: int, repetitions: int) -> list[str]:
 
 def losses_text(losses: Sequence[float], warmup: int) -> str:
     """The loss of every optimizer step, in order."""
-    told = [
+    texts = [
         f"{index}{' (warm-up)' if index <= warmup else ''}: {loss:.6f}"
         for index, loss in enumerate(losses, 1)
     ]
-    return f"loss by step  {'   '.join(told)}"
+    return f"loss by step  {'   '.join(texts)}"
 
 
 def titled(title: str, headers: Sequence[str]) -> Table:
-    """An empty table in the one style of all commands; numbers stand to the right."""
+    """An empty table in the common style; numbers are right-aligned."""
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for header in headers:
         table.add_column(header, justify="left" if header in LEFT else "right", no_wrap=True)
@@ -173,7 +173,7 @@ _Row = TypeVar("_Row")
 
 
 def listed(title: str, rows: Iterable[_Row], *columns: tuple[str, Callable[[_Row], str]]) -> Table:
-    """A table with a line for each row; a column is its header and what it shows of a row."""
+    """A table with one line per row; a column is its header and a function of the row."""
     table = titled(title, [header for header, _ in columns])
     for row in rows:
         table.add_row(*(cell(row) for _, cell in columns))
@@ -209,32 +209,32 @@ def demo_table(record: Mapping[str, Any]) -> Table:
 
 
 def _equal_plans(record: Mapping[str, Any]) -> list[list[str]]:
-    """Names of plans of one mix of samples that take the same time to the last bit, on as many ranks."""
-    found: dict[tuple[str, int, float], list[str]] = {}
+    """Names of plans of one mix of samples with exactly equal time, on equally many ranks."""
+    names_by_key: dict[tuple[str, int, float], list[str]] = {}
     for row in record["plans"]:
-        found.setdefault((row["mix"], row["num_ranks"], row["predicted_s"]), []).append(row["plan"])
-    return [names for names in found.values() if len(names) > 1]
+        names_by_key.setdefault((row["mix"], row["num_ranks"], row["predicted_s"]), []).append(row["plan"])
+    return [names for names in names_by_key.values() if len(names) > 1]
 
 
 def fits_table(profile: Profile) -> Table:
-    """How well each table of a profile predicts the points left out of it, one at a time."""
+    """Leave-one-out errors of a profile's tables."""
     return listed(
         f"profile {profile.name}, leave-one-out error",
         profile.fits,
-        ("", lambda found: found.table),
-        ("points", lambda found: str(found.num_points)),
-        ("median", lambda found: percent(found.median, signed=False)),
-        ("90th percentile", lambda found: percent(found.p90, signed=False)),
+        ("", lambda fit: fit.table),
+        ("points", lambda fit: str(fit.num_points)),
+        ("median", lambda fit: percent(fit.median, signed=False)),
+        ("90th percentile", lambda fit: percent(fit.p90, signed=False)),
     )
 
 
 def noise_warning(noise: Sequence[str]) -> tuple[str, ...]:
-    """What stands first where a profile's measurement is not to be trusted; nothing where it is."""
+    """The first line if a profile's measurement is unreliable; else nothing."""
     return (f"NOISY: {'; '.join(noise)}: calibrate again on a quiet machine",) if noise else ()
 
 
 def row_label(row: ComparedRow, plan: Plan | None) -> str:
-    """What the row is about, in the plan's words where there is one."""
+    """Label of a row, in terms of the plan if there is one."""
     if row.group is Group.MEMORY:
         return f"rank {row.name}"
     if row.group is Group.STAGE:
@@ -261,18 +261,18 @@ def stage_label(stage: Stage) -> str:
 
 
 def unmeasured_text(names: Sequence[str]) -> str:
-    """A list of what the prediction rests on without a measurement."""
+    """List of the prediction's unmeasured costs."""
     if not names:
         return "Every cost of this prediction was measured."
     return "\n".join(("Not measured, but scaled or sourced:", *(f"  - {name}" for name in names)))
 
 
 def rests_on_text(unmeasured: Sequence[str], noise: Sequence[str]) -> str:
-    """What the prediction rests on: without a measurement, or on one that is not to be trusted."""
+    """Reasons to doubt the prediction: noisy measurements and unmeasured costs."""
     if not noise:
         return unmeasured_text(unmeasured)
-    found = ["Measured, but unreliable:", *(f"  - {line}" for line in noise)]
-    return "\n".join(found + ([unmeasured_text(unmeasured)] if unmeasured else []))
+    lines = ["Measured, but unreliable:", *(f"  - {line}" for line in noise)]
+    return "\n".join(lines + ([unmeasured_text(unmeasured)] if unmeasured else []))
 
 
 def milliseconds(duration_s: float) -> Figure:
@@ -287,7 +287,7 @@ def mebibytes(num_bytes: float) -> Figure:
 
 
 def percent(fraction: float | None, *, signed: bool) -> Figure:
-    """'-' where there is nothing to divide by."""
+    """A percentage; '-' for None."""
     if fraction is None:
         return Figure("-", {"": None})
     return Figure(f"{fraction:+.1%}" if signed else f"{fraction:.1%}", {"": fraction})
@@ -330,9 +330,9 @@ def facts_table(profile: Profile) -> Table:
     if profile.node_ranks is not None:
         table.add_row("devices joined", str(profile.node_ranks))
     tables = (("matmul", profile.matmul), ("attention", profile.attention), ("pointwise", profile.pointwise))
-    for name, found in tables:
-        known = "measured" if found.measured else "scaled"
-        table.add_row(name, f"{len(found.points)} points, {known}" if found.points else "peak assumed")
+    for name, facts in tables:
+        known = "measured" if facts.measured else "scaled"
+        table.add_row(name, f"{len(facts.points)} points, {known}" if facts.points else "peak assumed")
     return table
 
 

@@ -1,4 +1,4 @@
-"""Which ranks of a plan are one row of a timeline, and how an axis is divided."""
+"""Rows of a plan's timeline, and ticks of an axis."""
 
 from dataclasses import dataclass
 from math import floor, log10
@@ -8,7 +8,7 @@ from workbench.plan.plan import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineRow:
-    """Ranks that hold the same stages; a picture shows the first of them."""
+    """Ranks that hold the same stages; the picture shows the first of them."""
 
     rank: int
     ranks: tuple[int, ...]
@@ -16,14 +16,14 @@ class TimelineRow:
 
 
 def timeline_rows(plan: Plan) -> tuple[TimelineRow, ...]:
-    """Ranks grouped by the stages they hold, in order of their first rank."""
-    held: dict[int, tuple[int, ...]] = {}
+    """Ranks grouped by their stages, in order of their first rank."""
+    stages_of: dict[int, tuple[int, ...]] = {}
     for stage in plan.stages:
         for rank in stage.flat_ranks:
-            held[rank] = (*held.get(rank, ()), stage.id)
+            stages_of[rank] = (*stages_of.get(rank, ()), stage.id)
     groups: dict[tuple[int, ...], list[int]] = {}
-    for rank in sorted(held):
-        groups.setdefault(held[rank], []).append(rank)
+    for rank in sorted(stages_of):
+        groups.setdefault(stages_of[rank], []).append(rank)
     return tuple(TimelineRow(rank=ranks[0], ranks=tuple(ranks), stages=s) for s, ranks in groups.items())
 
 

@@ -18,7 +18,7 @@ TOUCHES = "Two fingers: zoom. Drag: pan. Tap: choose a span. Double tap: zoom to
 
 
 def viewer_html(entry: Entry) -> str:
-    """Timelines over one clock with their filters, then memory; a sentence where there is no trace."""
+    """Timelines over one clock with their filters, then memory; a sentence if there is no trace."""
     traces = traces_of(entry)
     drawn = [each for each in traces if each.title]
     if not drawn:

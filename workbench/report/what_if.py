@@ -1,4 +1,4 @@
-"""Neighbours of a job, each planned and simulated: more or fewer ranks, samples, faster or slower links."""
+"""Plan and simulate neighbours of a job: more or fewer ranks and samples, faster or slower links."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,20 +26,20 @@ from workbench.units import GB, US_PER_S
 HALF, TWICE, FOURFOLD = 0.5, 2.0, 4.0
 
 Predict = Callable[[Plan, CostModel], Trace]
-Words = Mapping[str, Any]  # keys of a job file, with dots, and what they say
+Words = Mapping[str, Any]  # dotted keys of a job file -> values
 
 
 class OutOfTimeError(Exception):
-    """The time for simulations is over: this one does not count."""
+    """The time for simulations is over: the current one does not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """What is varied. The first value is the job's own.
+    """A varied quantity. The first value is the job's own.
 
     Args:
-        name: of what.
-        values: in its own unit; of links, times the job's.
+        name: of the quantity.
+        values: in its own unit; of links, multiples of the job's.
         labels: as they are shown.
     """
 
@@ -50,7 +50,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One neighbour: its place on every axis, what its job file says differently, what became of it."""
+    """One neighbour: its index on every axis, its changes of the job file, and its result."""
 
     at: tuple[int, ...]
     words: Words
@@ -59,12 +59,12 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """What was simulated, of so many neighbours that there are; nothing stands for the others.
+    """Simulated neighbours of a job, out of `num_neighbours`; the others are unknown.
 
     Args:
         job: its name.
-        strategy: that planned every one.
-        seconds: after which no more were begun.
+        strategy: that planned all of them.
+        seconds: after which no more were started.
     """
 
     job: str
@@ -90,11 +90,11 @@ def what_if(
     With other ranks a plan may have other stages or other replicas: both are tried, the faster one counts.
 
     Args:
-        predict: simulates a plan after every check; ValueError where it is refused.
-        folder: where relative paths of the job start.
+        predict: simulates a plan after all checks; raises ValueError where it is refused.
+        folder: base of the job's relative paths.
         seconds: no simulation ends later by more than one step of a search.
         spent_s: seconds since the start.
-        progress: called with (neighbours done, of how many).
+        progress: called with (neighbours done, number of neighbours).
 
     Raises:
         ValueError: there is no such strategy.
@@ -104,18 +104,18 @@ def what_if(
     if strategy not in BY_NAME:
         raise ValueError(f"what-if: strategy {strategy!r}: want one of {', '.join(BY_NAME)}")
     axes = axes_of(spec)
-    places = sorted(product(*(range(len(axis.values)) for axis in axes)), key=_distance)
+    indices = sorted(product(*(range(len(axis.values)) for axis in axes)), key=_distance)
     points: list[Point] = []
 
-    def hurry(*_: object) -> None:
+    def check_time(*_: object) -> None:
         if spent_s() > seconds:
             raise OutOfTimeError
 
     try:
-        for index in places:
-            hurry()
-            progress(len(points), len(places))
-            points.append(_point(spec, strategy, predict, axes, index, folder, hurry))
+        for index in indices:
+            check_time()
+            progress(len(points), len(indices))
+            points.append(_point(spec, strategy, predict, axes, index, folder, check_time))
     except OutOfTimeError:
         pass
     return WhatIf(
@@ -123,31 +123,31 @@ def what_if(
         strategy=strategy,
         axes=axes,
         points=tuple(points),
-        num_neighbours=len(places),
+        num_neighbours=len(indices),
         seconds=seconds,
     )
 
 
-def _distance(place: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-    return sum(step > 0 for step in place), place
+def _distance(index: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    return sum(step > 0 for step in index), index
 
 
 def axes_of(spec: JobSpec) -> tuple[Axis, ...]:
-    """Ranks, samples, samples of a microbatch, links: where the job's words leave room."""
+    """Ranks, samples, samples per microbatch, links, as far as the job can vary them."""
     ranks = _ranks(spec)
-    more = spec.cluster.nodes is not None  # processes of one machine and pools do not grow
+    can_grow = spec.cluster.nodes is not None  # processes of one machine and pools do not grow
     has_links = spec.cluster.pools is None and (spec.cluster.local is None or spec.cluster.intra is not None)
     links = (1.0, HALF, TWICE, FOURFOLD) if has_links else (1.0,)
     return (
-        _counts("ranks", ranks, (HALF, TWICE) if more else (HALF,)),
+        _counts("ranks", ranks, (HALF, TWICE) if can_grow else (HALF,)),
         _counts("samples per step", spec.batch.samples, (HALF, TWICE)),
         _counts("samples per microbatch", spec.batch.microbatch_samples, (HALF, TWICE)),
         Axis(name="link speed", values=links, labels=tuple(f"{factor:g} x" for factor in links)),
     )
 
 
-def _counts(name: str, own: int, factors: tuple[float, ...]) -> Axis:
-    values = (own, *(round(own * factor) for factor in factors if own * factor >= 1))
+def _counts(name: str, current: int, factors: tuple[float, ...]) -> Axis:
+    values = (current, *(round(current * factor) for factor in factors if current * factor >= 1))
     return Axis(name=name, values=values, labels=tuple(f"{value:,}" for value in values))
 
 
@@ -167,15 +167,15 @@ def _point(
     strategy: str,
     predict: Predict,
     axes: tuple[Axis, ...],
-    place: tuple[int, ...],
+    index: tuple[int, ...],
     folder: Path,
-    hurry: Callable[..., None],
+    check_time: Callable[..., None],
 ) -> Point:
-    tried = []
-    for words in words_of(spec, axes, place, folder):
-        candidate = _candidate(with_words(spec, words), strategy, predict, folder, hurry)
-        tried.append(Point(at=place, words=words, candidate=candidate))
-    return min(tried, key=_seconds)
+    candidates = []
+    for words in words_of(spec, axes, index, folder):
+        candidate = _candidate(with_words(spec, words), strategy, predict, folder, check_time)
+        candidates.append(Point(at=index, words=words, candidate=candidate))
+    return min(candidates, key=_seconds)
 
 
 def _seconds(point: Point) -> float:
@@ -184,7 +184,7 @@ def _seconds(point: Point) -> float:
 
 
 def _candidate(
-    spec: JobSpec, strategy: str, predict: Predict, folder: Path, hurry: Callable[..., None]
+    spec: JobSpec, strategy: str, predict: Predict, folder: Path, check_time: Callable[..., None]
 ) -> Candidate:
     try:
         job = job_from_spec(spec, folder=folder)
@@ -192,21 +192,23 @@ def _candidate(
     except ValueError as error:
         return Candidate(strategy=strategy, refusal=str(error))
     planner = {strategy: BY_NAME[strategy].planner}
-    (found,) = search(job, cost, planner, lambda plan: predict(plan, cost), progress=hurry)
-    return found
+    (candidate,) = search(job, cost, planner, lambda plan: predict(plan, cost), progress=check_time)
+    return candidate
 
 
-def words_of(spec: JobSpec, axes: tuple[Axis, ...], place: tuple[int, ...], folder: Path) -> Iterator[Words]:
-    """What a job file of that neighbour says differently; with other ranks, in one way or two."""
-    ranks, samples, microbatch, links = (axis.values[at] for axis, at in zip(axes, place, strict=True))
+def words_of(spec: JobSpec, axes: tuple[Axis, ...], index: tuple[int, ...], folder: Path) -> Iterator[Words]:
+    """Changes of the job file for a neighbour; with other ranks, one or two variants."""
+    ranks, samples, microbatch, links = (
+        axis.values[position] for axis, position in zip(axes, index, strict=True)
+    )
     words: dict[str, Any] = {}
-    if place[1]:
+    if index[1]:
         words["batch.samples"] = int(samples)
-    if place[2]:
+    if index[2]:
         words["batch.microbatch_samples"] = int(microbatch)
-    if place[3]:
+    if index[3]:
         words |= _link_words(spec, links, folder)
-    if not place[0]:
+    if not index[0]:
         yield MappingProxyType(words)
         return
     words |= _rank_words(spec, int(ranks))
@@ -226,7 +228,7 @@ def _rank_words(spec: JobSpec, ranks: int) -> dict[str, Any]:
 
 
 def _link_words(spec: JobSpec, factor: float, folder: Path) -> dict[str, Any]:
-    """Links that many times as fast; where the job gives none, the profile's."""
+    """Links faster by a factor; if the job states none, the profile's."""
     return {
         f"cluster.{scope}.{key}": value
         for scope in ("intra", "inter")
@@ -236,11 +238,11 @@ def _link_words(spec: JobSpec, factor: float, folder: Path) -> dict[str, Any]:
 
 
 def _link(spec: JobSpec, scope: str, folder: Path) -> dict[str, Any] | None:
-    """The link's words; None where there is none to speak of."""
+    """The link's words; None if there is no such link."""
     cluster = spec.cluster
-    given: LinkSpec | None = getattr(cluster, scope)
-    if given is not None:
-        return given.model_dump(exclude_none=True)
+    stated: LinkSpec | None = getattr(cluster, scope)
+    if stated is not None:
+        return stated.model_dump(exclude_none=True)
     if cluster.local is not None or (scope == "inter" and cluster.nodes == 1):
         return None
     file = folder / spec.profile
@@ -251,7 +253,7 @@ def _link(spec: JobSpec, scope: str, folder: Path) -> dict[str, Any] | None:
 
 
 def with_words(spec: JobSpec, words: Words) -> JobSpec:
-    """The job file with other words in it."""
+    """The job file with other values."""
     document = spec.model_dump(exclude_unset=True, exclude_none=True)
     for key, value in words.items():
         *path, last = key.split(".")
@@ -262,48 +264,48 @@ def with_words(spec: JobSpec, words: Words) -> JobSpec:
     return JobSpec.model_validate(document)
 
 
-def what_if_html(found: WhatIf | None) -> str:
-    """The section of the page; says how many neighbours were tried, of how many."""
-    if found is None:
+def what_if_html(result: WhatIf | None) -> str:
+    """The section of the page, with the number of neighbours tried."""
+    if result is None:
         return (
             '<h3>What if</h3><p class="faint">Name the job, and its neighbours are simulated: '
             "workbench report FOLDER --job JOB</p>"
         )
-    tried = len(found.points)
-    refused = sum(point.candidate.plan is None for point in found.points)
-    told = (
-        f"{tried} of {found.num_neighbours} neighbours of job {found.job} were planned by {found.strategy}, "
-        f"the nearest first, in at most {found.seconds:g} s: {tried - refused} were simulated, {refused} "
-        "have no plan. Sliders stop only there; nothing in between is guessed."
+    num_tried = len(result.points)
+    refused = sum(point.candidate.plan is None for point in result.points)
+    summary = (
+        f"{num_tried} of {result.num_neighbours} neighbours of job {result.job} were planned by "
+        f"{result.strategy}, the nearest first, in at most {result.seconds:g} s: {num_tried - refused} were "
+        f"simulated, {refused} have no plan. Sliders stop only there; nothing in between is guessed."
     )
-    if not tried:
-        return f"<h3>What if</h3><p>{escape(told)}</p>"
-    sliders = "".join(_slider(index, axis) for index, axis in enumerate(found.axes))
+    if not num_tried:
+        return f"<h3>What if</h3><p>{escape(summary)}</p>"
+    sliders = "".join(_slider(index, axis) for index, axis in enumerate(result.axes))
     return (
-        f'<section id="what-if"><h3>What if</h3><p class="faint">{escape(told)}</p>'
+        f'<section id="what-if"><h3>What if</h3><p class="faint">{escape(summary)}</p>'
         f'<div class="sliders">{sliders}</div><p class="snapped" role="status"></p>'
         f'<div class="cards outcome" aria-live="polite"></div><pre class="words faint"></pre>'
-        f"<details><summary>All {tried} neighbours</summary>{_table(found)}</details></section>"
+        f"<details><summary>All {num_tried} neighbours</summary>{_table(result)}</details></section>"
     )
 
 
-def _slider(place: int, axis: Axis) -> str:
+def _slider(axis_index: int, axis: Axis) -> str:
     name = escape(axis.name)
     return (
-        f'<label data-axis="{place}"><span>{name}<output></output></span>'
+        f'<label data-axis="{axis_index}"><span>{name}<output></output></span>'
         f'<input type="range" min="0" max="0" step="1" value="0" aria-label="{name}"></label>'
     )
 
 
-def _table(found: WhatIf) -> str:
-    headers = (*(axis.name for axis in found.axes), "iteration", "samples/s", "peak memory", "ranks used")
-    rows = [(*_place_cells(found, point), *_outcome_cells(point)) for point in found.points]
+def _table(result: WhatIf) -> str:
+    headers = (*(axis.name for axis in result.axes), "iteration", "samples/s", "peak memory", "ranks used")
+    rows = [(*_place_cells(result, point), *_outcome_cells(point)) for point in result.points]
     return sortable_table(headers, [rows], marks=lambda index: f' data-point="{index}"')
 
 
-def _place_cells(found: WhatIf, point: Point) -> tuple[Cell, ...]:
-    pairs = zip(found.axes, point.at, strict=True)
-    return tuple(Cell(axis.labels[at], axis.values[at]) for axis, at in pairs)
+def _place_cells(result: WhatIf, point: Point) -> tuple[Cell, ...]:
+    pairs = zip(result.axes, point.at, strict=True)
+    return tuple(Cell(axis.labels[index], axis.values[index]) for axis, index in pairs)
 
 
 def _outcome_cells(point: Point) -> tuple[Cell, ...]:
@@ -319,21 +321,21 @@ def _outcome_cells(point: Point) -> tuple[Cell, ...]:
     )
 
 
-def what_if_record(found: WhatIf | None) -> dict[str, Any] | None:
-    """Axes and points for the page's script: seconds, bytes; None where nothing was asked."""
-    if found is None:
+def what_if_record(result: WhatIf | None) -> dict[str, Any] | None:
+    """Axes and points for the page's script: seconds, bytes; None without a job."""
+    if result is None:
         return None
     return {
-        "axes": [{"name": a.name, "values": a.values, "labels": a.labels} for a in found.axes],
-        "points": [_point_record(point) for point in found.points],
+        "axes": [{"name": a.name, "values": a.values, "labels": a.labels} for a in result.axes],
+        "points": [_point_record(point) for point in result.points],
     }
 
 
 def _point_record(point: Point) -> dict[str, Any]:
     candidate = point.candidate
     words = "\n".join(f"{key}: {value:g}" for key, value in point.words.items())
-    told = f"In the job file:\n{words}" if words else "The job file as it is."
-    record: dict[str, Any] = {"at": point.at, "words": told, "refusal": candidate.refusal or None}
+    words_text = f"In the job file:\n{words}" if words else "The job file as it is."
+    record: dict[str, Any] = {"at": point.at, "words": words_text, "refusal": candidate.refusal or None}
     if candidate.trace is None or candidate.plan is None:
         return record
     interval = interval_of(candidate.trace)
