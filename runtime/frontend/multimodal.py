@@ -126,12 +126,10 @@ class ModalityModule(nn.Module):
         if self.projector is None:
             self.projector = fresh.to(self.module.dtype)
             self.projector.requires_grad_(requires_grad=self.trainable is not Trainable.NONE)
-        wanted = {name: tuple(weight.shape) for name, weight in fresh.named_parameters()}
-        actual = {name: tuple(weight.shape) for name, weight in self.projector.named_parameters()}
-        if wanted != actual:
-            raise ValueError(
-                f"module {module.name!r}: its projector must have weights {wanted}, got {actual}"
-            )
+        want = {name: tuple(weight.shape) for name, weight in fresh.named_parameters()}
+        have = {name: tuple(weight.shape) for name, weight in self.projector.named_parameters()}
+        if want != have:
+            raise ValueError(f"module {module.name!r}: its projector must have weights {want}, got {have}")
 
     def weights(self, architecture: Architecture) -> dict[str, nn.Parameter]:
         """Name in a plan -> the user's parameter, for every weight of the plan's module.
