@@ -24,7 +24,7 @@ GOAL_DIVIDED = 0.08
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sum:
-    """Seconds of one kind of action or of one stage, all ranks together."""
+    """Seconds of one kind of action or of one stage, summed over ranks."""
 
     name: str
     predicted_s: float
@@ -38,13 +38,13 @@ class Sum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRow:
-    """One plan of the suite.
+    """Results of one plan of the suite.
 
     Args:
         causes: parts of the error, see `experiments.fidelity.causes`.
-        exposed_s: predicted and executed communication that nothing hides, mean over ranks.
-        memory: of every rank, where it was watched.
-        unmeasured: what the prediction rests on that nobody measured.
+        exposed_s: predicted and executed communication that no computation hides, mean over ranks.
+        memory: of every rank, where it was observed.
+        unmeasured: inputs of the prediction that were not measured.
     """
 
     name: str
@@ -63,9 +63,9 @@ class PlanRow:
 def plan_row(
     one: Predicted, traces: Sequence[Trace], runs: tuple[Run, ...], watched: Trace | None
 ) -> PlanRow:
-    """Hold a prediction against the executed steps of its plan.
+    """Compare a prediction with the executed steps of its plan.
 
-    The iteration's error is of the predictions that held in each run; what it is made of, of the first.
+    The iteration's error uses the predictions valid in each run; its causes use the first one.
     """
     comparison = compare(one.simulated, traces)
     return PlanRow(
@@ -115,15 +115,15 @@ def _memory(one: Predicted, watched: Trace) -> tuple[MemoryRow, ...]:
 
 
 def summary(rows: Sequence[PlanRow], left_out: Sequence[LeftOut]) -> dict[str, Any]:
-    """The figures that the goals speak of, then everything they are made of.
+    """The figures that the goals refer to, followed by their inputs.
 
-    Headline figures are of the plans with a core for every rank that do not divide weights; memory is of
-    all plans.
+    Headline figures are over the plans with a core per rank that do not divide weights; memory is over all
+    plans.
     """
     pinned = [row for row in rows if row.part in PINNED]
     chosen = pinned or list(rows)
     head = _figures(chosen)
-    memory = [found for row in rows for found in row.memory]
+    memory = [memory_row for row in rows for memory_row in row.memory]
     return {
         "mean_abs_error": head["mean_abs_error"],
         "worst_abs_error": head["worst_abs_error"],
@@ -142,20 +142,20 @@ def summary(rows: Sequence[PlanRow], left_out: Sequence[LeftOut]) -> dict[str, A
             if any(row.part is part for row in rows)
         },
         "memory": asdict(summarise_memory(memory)) if memory else None,
-        "left_out": [asdict(one) for one in left_out],
+        "left_out": [asdict(left_out_plan) for left_out_plan in left_out],
         "goals": _goals(head, memory) | _divided_goal(rows),
         "plans": [_as_json(row) for row in rows],
     }
 
 
 def _mean_of(values: Sequence[float | None]) -> float | None:
-    """None where one is missing."""
+    """The mean, or None where a value is missing."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if values and len(known) == len(values) else None
 
 
 def _corrected(rows: Sequence[PlanRow]) -> float | None:
-    """Mean absolute error of predictions times what the machine had drifted."""
+    """Mean absolute error of the predictions corrected for the machine's drift."""
     errors = [row.timed.drifted.error_corrected for row in rows]
     return _mean_of([None if error is None else abs(error) for error in errors])
 
@@ -174,7 +174,7 @@ def _goals(head: dict[str, Any], memory: Sequence[MemoryRow]) -> dict[str, bool 
 
 
 def _divided_goal(rows: Sequence[PlanRow]) -> dict[str, bool | None]:
-    """Of plans whose ranks have a core too, and meet inside layers or beside them all the time."""
+    """Goal of plans with a core per rank that divide weights, so ranks communicate within layers."""
     timed = [row.timed for row in rows if row.part is Part.DIVIDED]
     error = accuracy(timed, limit=GOAL_WORST).mean_abs_error if timed else None
     name = f"mean absolute error <= {GOAL_DIVIDED:.0%} where ranks divide weights"
@@ -201,20 +201,20 @@ def _figures(rows: Sequence[PlanRow]) -> dict[str, Any]:
 
 def _by_name(sums: Sequence[Sequence[Sum]]) -> dict[str, dict[str, float]]:
     names = dict.fromkeys(one.name for of_plan in sums for one in of_plan)
-    found = {}
+    figures = {}
     for name in names:
-        mine = [one for of_plan in sums for one in of_plan if one.name == name]
-        errors = [one.error for one in mine]
-        found[name] = {
+        of_name = [one for of_plan in sums for one in of_plan if one.name == name]
+        errors = [one.error for one in of_name]
+        figures[name] = {
             "mean_abs_error": statistics.fmean(map(abs, errors)),
             "mean_error": statistics.fmean(errors),
-            "num_plans": len(mine),
+            "num_plans": len(of_name),
         }
-    return found
+    return figures
 
 
 def _causes(rows: Sequence[PlanRow]) -> dict[str, dict[str, float]]:
-    """Cause -> mean part of the error with its sign, and mean size; a plan without it counts as 0."""
+    """Return cause -> signed mean and mean absolute share; plans without the cause count as 0."""
     names = dict.fromkeys(name for row in rows for name in row.causes)
     return {
         name: {
@@ -255,7 +255,7 @@ def _as_json(row: PlanRow) -> dict[str, Any]:
 
 
 def lines(result: dict[str, Any]) -> Iterable[str]:
-    """The result as text: drift and noise first where there is much, plans, parts, kinds, causes, goals."""
+    """Format the result: large drift and noise first, then plans, parts, kinds, causes, goals."""
     warning = drift_warning(result["drift"])
     if warning is not None:
         yield f"{warning} (calibrated again {result['recalibrated']} times)"
