@@ -85,19 +85,19 @@ def _decoder_cases(name: str) -> Iterator[tuple[str, Plan]]:
     model = ModelGraph(name=name, modules=(llm,), edges=())
     texts = tuple(Sample(i, (Segment(TEXT, 0, EXAMPLE_TOKENS, EXAMPLE_TOKENS),)) for i in range(NUM_SAMPLES))
     cut = len(llm.layers) // 2
-    two = ((llm, (0, cut), (0,)), (llm, (cut, len(llm.layers)), (1,)))
-    one = ((llm, (0, len(llm.layers)), (0, 1)),)
-    yield f"{name}, pp 2", plan_of(model, texts, two)
-    yield f"{name}, recompute", plan_of(model, texts, two, recompute=Recompute.FULL)
-    yield f"{name}, tp 2", plan_of(model, texts, one)
-    yield f"{name}, tp 2, recompute", plan_of(model, texts, one, recompute=Recompute.FULL)
+    two_stages = ((llm, (0, cut), (0,)), (llm, (cut, len(llm.layers)), (1,)))
+    one_stage = ((llm, (0, len(llm.layers)), (0, 1)),)
+    yield f"{name}, pp 2", plan_of(model, texts, two_stages)
+    yield f"{name}, recompute", plan_of(model, texts, two_stages, recompute=Recompute.FULL)
+    yield f"{name}, tp 2", plan_of(model, texts, one_stage)
+    yield f"{name}, tp 2, recompute", plan_of(model, texts, one_stage, recompute=Recompute.FULL)
     if any(num_experts(layer) for layer in llm.layers):
-        yield f"{name}, tp 2, ep 2", plan_of(model, texts, one, ep=2)
+        yield f"{name}, tp 2, ep 2", plan_of(model, texts, one_stage, ep=2)
     unequal = tuple(
         Sample(i, (Segment(TEXT, 0, n, n),))
         for i, n in enumerate((EXAMPLE_TOKENS, SHORT) * (NUM_SAMPLES // 2))
     )
-    yield f"{name}, lengths", plan_of(model, unequal, two, samples=2)
+    yield f"{name}, lengths", plan_of(model, unequal, two_stages, samples=2)
     yield f"{name}, frozen", _frozen_plan(name)
 
 

@@ -122,8 +122,8 @@ def swap_neighbours(actions: list[Action], rng: random.Random, _: Plan) -> None:
 def swap_actions(actions: list[Action], rng: random.Random, _: Plan) -> None:
     if len(actions) < 2:
         raise NothingError
-    one, other = rng.sample(range(len(actions)), 2)
-    actions[one], actions[other] = actions[other], actions[one]
+    first, other = rng.sample(range(len(actions)), 2)
+    actions[first], actions[other] = actions[other], actions[first]
 
 
 @of_program
@@ -152,10 +152,10 @@ def give_action_away(plan: Plan, rng: random.Random) -> Plan | None:
     """Move an action to another program."""
     if len(plan.programs) < 2:
         return None
-    one, other = rng.sample(range(len(plan.programs)), 2)
-    actions, taker = list(plan.programs[one].actions), list(plan.programs[other].actions)
+    source, other = rng.sample(range(len(plan.programs)), 2)
+    actions, taker = list(plan.programs[source].actions), list(plan.programs[other].actions)
     taker.insert(rng.randrange(len(taker) + 1), actions.pop(rng.randrange(len(actions))))
-    return with_program(with_program(plan, one, actions), other, taker)
+    return with_program(with_program(plan, source, actions), other, taker)
 
 
 @of_program
@@ -280,8 +280,8 @@ def swap_items(plan: Plan, rng: random.Random) -> Plan | None:
     items = [item for m in plan.microbatches if m.module == module for item in m.items]
     if len(set(items)) < 2:
         return None
-    one, other = rng.sample(sorted(set(items)), 2)
-    pair = {one: other, other: one}
+    first, other = rng.sample(sorted(set(items)), 2)
+    pair = {first: other, other: first}
     return replace(
         plan,
         microbatches=tuple(

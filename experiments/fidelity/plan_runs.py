@@ -206,14 +206,14 @@ class Runs:
                 self._done.append(_Done(prediction, turn, self._execute_one(prediction, turn)))
         progress(num_turns, num_turns, "all plans have run")
 
-    def _execute_one(self, one: Predicted, turn: int) -> tuple[Trace, ...]:
+    def _execute_one(self, prediction: Predicted, turn: int) -> tuple[Trace, ...]:
         """The steps of a plan in a round; stored ones are not executed again."""
-        paths = [self._path(one, f"{turn}.{step}") for step in range(self._steps)]
-        if not all(path.is_file() for path in paths) and one.plan_hash not in self.left_out:
-            traces = self._run(one, steps=self._steps, collect=Collect.NOTHING)
+        paths = [self._path(prediction, f"{turn}.{step}") for step in range(self._steps)]
+        if not all(path.is_file() for path in paths) and prediction.plan_hash not in self.left_out:
+            traces = self._run(prediction, steps=self._steps, collect=Collect.NOTHING)
             for trace, path in zip(traces, paths, strict=False):
                 write_trace(trace, path)
-            self._note(one, turn, traces)
+            self._note(prediction, turn, traces)
         return tuple(read_trace(path) for path in paths if path.is_file())
 
     def _drift(self, turn: int) -> float | None:
@@ -222,7 +222,7 @@ class Runs:
         calibrated_s = yardstick_s(done_in_turn[0].predicted.simulated) if done_in_turn else None
         return drift_of(calibrated_s, [reading for done in done_in_turn for reading in done.readings_s])
 
-    def runs_of(self, one: Predicted) -> tuple[Run, ...]:
+    def runs_of(self, prediction: Predicted) -> tuple[Run, ...]:
         """A plan's runs, each with the prediction valid then and the machine's drift around it."""
         calibrated_s = [yardstick_s(done.predicted.simulated) for done in self._done]
         drifts = smoothed(calibrated_s, [done.readings_s for done in self._done])
@@ -233,7 +233,7 @@ class Runs:
                 drift=drift,
             )
             for done, drift in zip(self._done, drifts, strict=True)
-            if done.predicted.plan_hash == one.plan_hash and done.traces
+            if done.predicted.plan_hash == prediction.plan_hash and done.traces
         )
 
     def watch(self, predictions: Sequence[Predicted], progress: Progress) -> None:
@@ -248,54 +248,56 @@ class Runs:
                     write_trace(trace, path)
         progress(len(predictions), len(predictions), "all plans were watched")
 
-    def timed(self, one: Predicted) -> tuple[Trace, ...]:
+    def timed(self, prediction: Predicted) -> tuple[Trace, ...]:
         """The timed steps of a plan, round by round."""
         names = (f"{turn}.{step}" for turn in range(self._rounds) for step in range(self._steps))
-        paths = (self._path(one, name) for name in names)
+        paths = (self._path(prediction, name) for name in names)
         return tuple(read_trace(path) for path in paths if path.is_file())
 
-    def watched(self, one: Predicted) -> Trace | None:
+    def watched(self, prediction: Predicted) -> Trace | None:
         """The step whose memory was observed; None when there is none."""
-        path = self._path(one, "watched")
+        path = self._path(prediction, "watched")
         return read_trace(path) if path.is_file() else None
 
-    def _note(self, one: Predicted, turn: int, traces: Sequence[Trace]) -> None:
+    def _note(self, prediction: Predicted, turn: int, traces: Sequence[Trace]) -> None:
         """Append the run's duration to `runs.jsonl` and track the largest error."""
         if not traces:
             return
         steps_s = [trace.iteration_s for trace in traces]
-        error = one.simulated.iteration_s / statistics.median(steps_s) - 1
-        note = {"plan": one.case.name, "round": turn, "executed_s": steps_s, "error": error}
+        error = prediction.simulated.iteration_s / statistics.median(steps_s) - 1
+        note = {"plan": prediction.case.name, "round": turn, "executed_s": steps_s, "error": error}
         with self._log.open("a", encoding="utf-8") as log:
             log.write(json.dumps(note) + "\n")
         if abs(error) > self._worst_error:
             self._worst_error = abs(error)
-            self._worst = f" (worst so far {error:+.1%}: {one.case.name})"
+            self._worst = f" (worst so far {error:+.1%}: {prediction.case.name})"
 
     def _of_turn(self, turn: int, predictions: Sequence[Predicted]) -> Iterator[Predicted]:
         return (
             prediction for prediction in predictions if turn == 0 or prediction.case.part is not Part.EMULATED
         )
 
-    def _path(self, one: Predicted, name: str) -> Path:
-        return self._folder / f"{one.plan_hash:.16}.{name}.run.json"
+    def _path(self, prediction: Predicted, name: str) -> Path:
+        return self._folder / f"{prediction.plan_hash:.16}.{name}.run.json"
 
-    def _run(self, one: Predicted, *, steps: int, collect: Collect) -> tuple[Trace, ...]:
+    def _run(self, prediction: Predicted, *, steps: int, collect: Collect) -> tuple[Trace, ...]:
         try:
             if self._pool is None:
-                return execute_emulated(one.plan, self._device, steps=steps, profile=one.profile).steps
-            if one.case.part is Part.EMULATED:
+                return execute_emulated(
+                    prediction.plan, self._device, steps=steps, profile=prediction.profile
+                ).steps
+            if prediction.case.part is Part.EMULATED:
                 settings = RunSettings(steps=steps, warmup=WARMUP, timeout_s=WAIT_S)
                 return emulate_on(
-                    self._pool, one.case.plan, settings, num_processes=PAIR, profile=one.profile
+                    self._pool, prediction.case.plan, settings, num_processes=PAIR, profile=prediction.profile
                 )
             return run_local(
-                one.case.plan,
+                prediction.case.plan,
                 RunSettings(steps=steps, warmup=WARMUP, timeout_s=WAIT_S, collect=collect),
                 pool=self._pool,
             ).traces
         except (ValueError, RankError, WorldFailed) as error:
             kind = "refused" if isinstance(error, ValueError) else "failed"
             reason = f"{kind}: {' '.join(str(error).split())}"
-            self.left_out[one.plan_hash] = LeftOut(name=one.case.name, reason=reason)
+            self.left_out[prediction.plan_hash] = LeftOut(name=prediction.case.name, reason=reason)
             return ()

@@ -61,30 +61,30 @@ class PlanRow:
 
 
 def plan_row(
-    one: Predicted, traces: Sequence[Trace], runs: tuple[Run, ...], watched: Trace | None
+    prediction: Predicted, traces: Sequence[Trace], runs: tuple[Run, ...], watched: Trace | None
 ) -> PlanRow:
     """Compare a prediction with the executed steps of its plan.
 
     The iteration's error uses the predictions valid in each run; its causes use the first one.
     """
-    comparison = compare(one.simulated, traces)
+    comparison = compare(prediction.simulated, traces)
     return PlanRow(
-        name=one.case.name,
-        part=one.case.part,
-        num_ranks=len(one.case.plan.ranks),
-        plan_hash=one.plan_hash,
+        name=prediction.case.name,
+        part=prediction.case.part,
+        num_ranks=len(prediction.case.plan.ranks),
+        plan_hash=prediction.plan_hash,
         timed=Timed(
-            job=f"{one.case.part}/{one.case.job}",
-            predicted_s=one.simulated.iteration_s,
+            job=f"{prediction.case.part}/{prediction.case.job}",
+            predicted_s=prediction.simulated.iteration_s,
             executed_s=tuple(trace.iteration_s for trace in traces),
             runs=runs,
         ),
         kinds=_sums(comparison.of(Group.KIND)),
         stages=_sums(comparison.of(Group.STAGE)),
-        causes=causes(one.lowered, one.prices, traces),
-        exposed_s=(exposed_s(one.simulated), statistics.median(exposed_s(trace) for trace in traces)),
-        memory=() if watched is None else _memory(one, watched),
-        unmeasured=one.prices.unmeasured,
+        causes=causes(prediction.lowered, prediction.prices, traces),
+        exposed_s=(exposed_s(prediction.simulated), statistics.median(exposed_s(trace) for trace in traces)),
+        memory=() if watched is None else _memory(prediction, watched),
+        unmeasured=prediction.prices.unmeasured,
     )
 
 
@@ -101,16 +101,16 @@ def _sums(rows: Iterable[Any]) -> tuple[Sum, ...]:
     )
 
 
-def _memory(one: Predicted, watched: Trace) -> tuple[MemoryRow, ...]:
-    predicted, measured = planned_peak_bytes(one.lowered, one.memory), peak_bytes(watched)
+def _memory(prediction: Predicted, watched: Trace) -> tuple[MemoryRow, ...]:
+    predicted, measured = planned_peak_bytes(prediction.lowered, prediction.memory), peak_bytes(watched)
     return tuple(
         MemoryRow(
-            plan=one.case.name,
+            plan=prediction.case.name,
             rank=rank,
             predicted_bytes=predicted[rank],
             measured_bytes=measured[rank],
         )
-        for rank in one.case.plan.ranks
+        for rank in prediction.case.plan.ranks
     )
 
 
@@ -191,7 +191,7 @@ def _figures(rows: Sequence[PlanRow]) -> dict[str, Any]:
         **asdict(ranked),
         "job_regrets": job_regrets(timed),
         "kinds": _by_name([row.kinds for row in rows]),
-        "stage_mean_abs_error": _mean_abs([one.error for row in rows for one in row.stages]),
+        "stage_mean_abs_error": _mean_abs([stage.error for row in rows for stage in row.stages]),
         "exposed_error_of_iteration": statistics.fmean(
             (row.exposed_s[0] - row.exposed_s[1]) / row.timed.median_s for row in rows
         ),
@@ -200,11 +200,11 @@ def _figures(rows: Sequence[PlanRow]) -> dict[str, Any]:
 
 
 def _by_name(sums: Sequence[Sequence[Sum]]) -> dict[str, dict[str, float]]:
-    names = dict.fromkeys(one.name for of_plan in sums for one in of_plan)
+    names = dict.fromkeys(kind.name for of_plan in sums for kind in of_plan)
     figures = {}
     for name in names:
-        of_name = [one for of_plan in sums for one in of_plan if one.name == name]
-        errors = [one.error for one in of_name]
+        of_name = [kind for of_plan in sums for kind in of_plan if kind.name == name]
+        errors = [kind.error for kind in of_name]
         figures[name] = {
             "mean_abs_error": statistics.fmean(map(abs, errors)),
             "mean_error": statistics.fmean(errors),
@@ -244,12 +244,12 @@ def _as_json(row: PlanRow) -> dict[str, Any]:
         "steps": len(timed.executed_s),
         **asdict(timed.drifted),
         "spread": timed.spread,
-        "kinds": {one.name: asdict(one) | {"error": one.error} for one in row.kinds},
-        "stages": {one.name: asdict(one) | {"error": one.error} for one in row.stages},
+        "kinds": {item.name: asdict(item) | {"error": item.error} for item in row.kinds},
+        "stages": {item.name: asdict(item) | {"error": item.error} for item in row.stages},
         "causes": row.causes,
         "exposed_predicted_s": row.exposed_s[0],
         "exposed_executed_s": row.exposed_s[1],
-        "memory": [asdict(one) | {"error": one.error} for one in row.memory],
+        "memory": [asdict(item) | {"error": item.error} for item in row.memory],
         "unmeasured": list(row.unmeasured),
     }
 
@@ -284,8 +284,8 @@ def lines(result: dict[str, Any]) -> Iterable[str]:
             f"{result['recalibrated']} times calibrated again; mean absolute error "
             f"{result['mean_abs_error']:.2%}, corrected {_signed(result['mean_abs_error_corrected'])}"
         )
-    for one in result["left_out"]:
-        yield f"left out: {one['name']}: {one['reason']}"
+    for left_out in result["left_out"]:
+        yield f"left out: {left_out['name']}: {left_out['reason']}"
     for goal, holds in result["goals"].items():
         yield f"goal: {goal}: {'not measured' if holds is None else 'holds' if holds else 'MISSED'}"
 

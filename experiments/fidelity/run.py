@@ -159,9 +159,11 @@ def run(out: Path, extent: Extent, *, is_quiet: bool, alone: torch.device | None
 
 def rows_of(predicted: Sequence[Predicted], runs: Runs) -> tuple[PlanRow, ...]:
     """Rows of the plans that have been executed."""
-    timed = ((one, runs.timed(one)) for one in predicted)
+    timed = ((prediction, runs.timed(prediction)) for prediction in predicted)
     return tuple(
-        plan_row(one, traces, runs.runs_of(one), runs.watched(one)) for one, traces in timed if traces
+        plan_row(prediction, traces, runs.runs_of(prediction), runs.watched(prediction))
+        for prediction, traces in timed
+        if traces
     )
 
 

@@ -193,11 +193,11 @@ def _timeline(axes: Axes, panel: Timeline) -> None:
     hues = module_hues(tuple(dict.fromkeys(box.module for box in panel.boxes)))
     for module, hue in hues.items():
         for is_forward in (True, False):
-            mine = [box for box in panel.boxes if (box.module, box.is_forward) == (module, is_forward)]
+            of_kind = [box for box in panel.boxes if (box.module, box.is_forward) == (module, is_forward)]
             axes.barh(
-                [box.row for box in mine],
-                [box.end - box.start for box in mine],
-                left=[box.start for box in mine],
+                [box.row for box in of_kind],
+                [box.end - box.start for box in of_kind],
+                left=[box.start for box in of_kind],
                 color=tone(hue, Pass.F if is_forward else Pass.B),
                 edgecolor="white",
                 linewidth=0.3,

@@ -315,7 +315,7 @@ def outcome_of(script: str, parts: Iterable[Evidence], *, profile: str | None = 
     """Compare all evidence of a script with the paper.
 
     Raises:
-        ValueError: a key is printed twice, or a range has a key that the paper does not print.
+        ValueError: a key is printed twice, or a range or bound has a key that the paper does not print.
     """
     parts = tuple(parts)
     numbers = [number for part in parts for number in part.paper]

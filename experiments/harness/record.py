@@ -98,7 +98,7 @@ def of_scripts(texts: Iterable[str]) -> list[dict[str, Any]]:
 
 def judged_again(record: Mapping[str, Any]) -> dict[str, Any]:
     """A result with the verdicts of today's rules, computed only from what it stores."""
-    rows = [row_of(each) for each in record["rows"]]
+    rows = [row_of(stored_row) for stored_row in record["rows"]]
     claims = [{"about": About.PAPER.value} | claim for claim in record["claims"]]
     return {
         **record,

@@ -163,9 +163,13 @@ def stored(names: Sequence[str] = ()) -> dict[str, Any]:
     return summary_of([records[name] for name in chosen(names, tuple(records))])
 
 
-def chosen(names: Sequence[str], known: Sequence[str]) -> list[str]:
+def chosen(names: Sequence[str], declared_scripts: Sequence[str]) -> list[str]:
     """Scripts of these names or papers, in order; ValueError for an unknown name."""
     for name in names:
-        if not any(script == name or script.startswith(f"{name}/") for script in known):
-            raise ValueError(f"no script {name!r}: the scripts are {', '.join(known)}")
-    return [each for each in known if not names or each in names or each.split("/")[0] in names]
+        if not any(script == name or script.startswith(f"{name}/") for script in declared_scripts):
+            raise ValueError(f"no script {name!r}: the scripts are {', '.join(declared_scripts)}")
+    return [
+        candidate
+        for candidate in declared_scripts
+        if not names or candidate in names or candidate.split("/")[0] in names
+    ]
