@@ -106,12 +106,11 @@ def run_local(
     plan: Plan,
     settings: RunSettings,
     *,
-    source: DataSource | None = None,
     pool: Pool | None = None,
     progress: Progress | None = None,
 ) -> RunResult:
     """Run a plan on processes of this machine, one per rank; see `run_lowered`."""
-    return run_lowered(lower(plan), settings, source=source, pool=pool, progress=progress)
+    return run_lowered(lower(plan), settings, pool=pool, progress=progress)
 
 
 def run_lowered(

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from experiments.fidelity.mutant_judge import judge
-from experiments.fidelity.mutant_lanes import LaneKind, Lanes, What
+from experiments.fidelity.mutant_lanes import LaneKind, Lanes, Subject
 from experiments.fidelity.mutant_meaning import Key, Meaning, meaning_of
 from experiments.fidelity.mutant_pool import pool
 from experiments.fidelity.mutant_rows import ROW_OPERATORS
@@ -152,10 +152,10 @@ def test_collectives_in_opposite_orders_stall():
         lanes = Lanes()
         for rank, first in ((0, 0), (1, order[0])):
             for index in (first, 1 - first):
-                lanes.begin(rank, What(LaneKind.SUM, index), (0, 1), {key: 1.0})
-        lanes.begin(0, What(LaneKind.GATHER, ("llm", 0, 1)), (0, 1), {})  # on a lane of its own
+                lanes.begin(rank, Subject(LaneKind.SUM, index), (0, 1), {key: 1.0})
+        lanes.begin(0, Subject(LaneKind.GATHER, ("llm", 0, 1)), (0, 1), {})  # on a lane of its own
         if order == (0, 1):
-            assert [ended.what.of for ended in lanes.advance()] == [0, 1]
+            assert [ended.subject.of for ended in lanes.advance()] == [0, 1]
             assert lanes.stuck() == "rank 0 in gather ('llm', 0, 1) of (0, 1)"
         else:
             with pytest.raises(Stalled, match=r"ranks \(0, 1\) meet at 0 and at 1"):

@@ -13,7 +13,7 @@ STOP_S = 5.0
 
 
 def burner_of(share: float) -> Callable[[], AbstractContextManager[int]]:
-    """Makes a process that wants so much of a core, and ends it; ValueError for a share outside (0, 1]."""
+    """Context with a process that uses such a share of a core; ValueError for a share outside (0, 1]."""
     if not 0 < share <= 1:
         raise ValueError(f"burner: want a share of a core in (0, 1], got {share:g}")
     return partial(_burning, share)
@@ -21,10 +21,10 @@ def burner_of(share: float) -> Callable[[], AbstractContextManager[int]]:
 
 @contextmanager
 def _burning(share: float) -> Iterator[int]:
-    """Gives the process's id. Nobody counts it as their own until it has ended; it ends with this one.
+    """Yield the process's id; the process ends with this one.
 
     Raises:
-        ChildProcessError: it ended before it was told to, so that what ran beside it ran partly alone.
+        ChildProcessError: it ended early, so that part of the block ran without it.
     """
     burner = subprocess.Popen([sys.executable, "-m", __name__, str(share), str(os.getpid())])
     try:
@@ -37,7 +37,7 @@ def _burning(share: float) -> Iterator[int]:
 
 
 def burn(share: float, parent: int) -> None:
-    """Work for so much of every period and sleep for the rest, until the parent is gone."""
+    """Alternate work and sleep within every period, until the parent has gone."""
     while os.getppid() == parent:
         until_s = time.perf_counter() + share * PERIOD_S
         while time.perf_counter() < until_s:

@@ -37,7 +37,7 @@ CROWD = 4
 
 
 class Part(StrEnum):
-    """Which claim a plan belongs to."""
+    """The claim a plan belongs to."""
 
     CLEAN = "clean"  # two ranks, each pinned to a core of its own
     CONTEXT = "context"  # two ranks that share the tokens of the language model
@@ -59,7 +59,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A plan that was refused, and why."""
+    """A plan that was refused, with the reason."""
 
     name: str
     reason: str
@@ -72,11 +72,11 @@ Machine = Callable[[Part, Link], Cluster]
 def cases(
     link: Link, refused: Refused = lambda left_out: None, machine: Machine | None = None
 ) -> tuple[Case, ...]:
-    """All plans, in the order in which they run. What a schedule refuses goes to `refused`.
+    """Return all plans in execution order; those a schedule refuses are passed to `refused`.
 
-    `machine`: what the ranks of a part run on; None: this machine's cores.
+    `machine` makes the cluster that the ranks of a part run on; None: this machine's cores.
     """
-    found: list[Case] = []
+    planned: list[Case] = []
     for part, work, plans in (
         (Part.CLEAN, text_work(), _schedules),
         (Part.CLEAN, text_work(), _text_plans),
@@ -102,8 +102,8 @@ def cases(
             except ValueError as error:
                 refused(LeftOut(name=full, reason=" ".join(str(error).split())))
                 continue
-            found.append(Case(name=full, job=work.name, part=part, plan=plan))
-    return tuple(found)
+            planned.append(Case(name=full, job=work.name, part=part, plan=plan))
+    return tuple(planned)
 
 
 def _cluster_of(part: Part, link: Link) -> Cluster:
@@ -112,13 +112,13 @@ def _cluster_of(part: Part, link: Link) -> Cluster:
     return this_machine(link, CROWD if part is Part.CROWDED else PAIR)
 
 
-def quick(every: Sequence[Case], count: int) -> tuple[Case, ...]:
-    """Up to `count` plans, evenly out of all, so that every part is among them."""
-    if count >= len(every):
-        return tuple(every)
+def quick(all_cases: Sequence[Case], count: int) -> tuple[Case, ...]:
+    """Up to `count` plans spread evenly over all, so that every part is represented."""
+    if count >= len(all_cases):
+        return tuple(all_cases)
     if count < 1:
         raise ValueError(f"want at least one plan, got {count}")
-    return tuple(every[index * len(every) // count] for index in range(count))
+    return tuple(all_cases[index * len(all_cases) // count] for index in range(count))
 
 
 # ---- text: split points, microbatch counts, schedules, replicas, recompute ----
@@ -132,12 +132,12 @@ def text_work() -> Work:
 
 
 def halves(first: int, num_layers: int) -> Cuts:
-    """The language model in two stages."""
+    """Cut the language model into two stages."""
     return {LLM: ((first, (0,)), (num_layers - first, (1,)))}
 
 
 def _schedules(work: Work, cluster: Cluster) -> Plans:
-    """Every kind of schedule that tells a text from others, in microbatches of one text."""
+    """Every kind of schedule applicable to text alone, in microbatches of one text."""
     for kind in ScheduleKind:
         if kind.spec.shares_ranks_in_part:  # without encoders it is 1F1B
             continue
@@ -187,7 +187,7 @@ def image_work(mix: str) -> Work:
 
 
 def _image_plans(work: Work, cluster: Cluster) -> Plans:
-    """Vision has 6 layers, the language model 6."""
+    """Plans of 6 vision layers and 6 language-model layers."""
     six = (1,) * 6
     plan = partial(plan_of, work, cluster)
     apart: Cuts = {"vision": ((6, (0,)),), LLM: ((6, (1,)),)}
@@ -226,13 +226,13 @@ def three_work() -> Work:
 
 
 def _three_plans(work: Work, cluster: Cluster) -> Plans:
-    """Vision has 6 layers, audio 4, the language model 5."""
-    every: dict[str, Cuts] = {
+    """Plans of 6 vision, 4 audio and 5 language-model layers."""
+    cuts_by_name: dict[str, Cuts] = {
         "encoders | llm": {"vision": ((6, (0,)),), "audio": ((4, (0,)),), LLM: ((5, (1,)),)},
         "image | audio + llm": {"vision": ((6, (0,)),), "audio": ((4, (1,)),), LLM: ((5, (1,)),)},
         "encoders + 2 | 3": {"vision": ((6, (0,)),), "audio": ((4, (0,)),), LLM: ((2, (0,)), (3, (1,)))},
     }
-    for name, cuts in every.items():
+    for name, cuts in cuts_by_name.items():
         yield name, partial(plan_of, work, cluster, cuts, samples=(1,) * 6)
 
 
@@ -300,7 +300,7 @@ def masked_work(mask: str) -> Work:
 
 
 def _shared_text_plans(work: Work, cluster: Cluster) -> Plans:
-    """All layers on both ranks."""
+    """Plans with all layers on both ranks."""
     yield from _sharded(work, cluster, {LLM: ((4, (0, 1)),)}, tuple(POLICIES))
 
 
@@ -335,9 +335,9 @@ def crowded_work() -> Work:
 
 
 def _crowded_plans(work: Work, cluster: Cluster) -> Plans:
-    """Vision has 18 layers, audio 6, the language model 6."""
+    """Plans of 18 vision, 6 audio and 6 language-model layers."""
     two: Sequence[tuple[int, tuple[int]]] = ((3, (2,)), (3, (3,)))
-    every: dict[str, Cuts] = {
+    cuts_by_name: dict[str, Cuts] = {
         "9 | 9, audio | llm": {
             "vision": ((9, (0,)), (9, (1,))),
             "audio": ((6, (2,)),),
@@ -346,5 +346,5 @@ def _crowded_plans(work: Work, cluster: Cluster) -> Plans:
         "vision | audio | 3 | 3": {"vision": ((18, (0,)),), "audio": ((6, (1,)),), LLM: two},
         "10 | 8, audio | 3 | 3": {"vision": ((10, (0,)), (8, (1,))), "audio": ((6, (1,)),), LLM: two},
     }
-    for name, cuts in every.items():
+    for name, cuts in cuts_by_name.items():
         yield name, partial(plan_of, work, cluster, cuts, samples=(1,) * 4)

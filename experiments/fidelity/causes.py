@@ -25,14 +25,14 @@ ORDER = tuple(Pass)
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """Medians over the timed steps: seconds of every action's slowest rank, and of each rank's STEP."""
+    """Medians over the timed steps: seconds of every action on its slowest rank, and of each rank's STEP."""
 
     durations_s: Mapping[Action, float]
     steps_s: Mapping[int, float]
 
 
 def executed_medians(traces: Sequence[Trace]) -> Executed:
-    """Out of the spans of all steps of one plan."""
+    """Compute the medians from the spans of all steps of one plan."""
     by_action: dict[Action, list[float]] = {}
     by_rank: dict[int, list[float]] = {}
     for trace in traces:
@@ -45,18 +45,18 @@ def executed_medians(traces: Sequence[Trace]) -> Executed:
         for action, duration_s in slowest.items():
             by_action.setdefault(action, []).append(duration_s)
     return Executed(
-        {action: statistics.median(found) for action, found in by_action.items()},
-        {rank: statistics.median(found) for rank, found in by_rank.items()},
+        {action: statistics.median(durations_s) for action, durations_s in by_action.items()},
+        {rank: statistics.median(durations_s) for rank, durations_s in by_rank.items()},
     )
 
 
 def causes(lowered: Lowered, prices: Price, traces: Sequence[Trace]) -> dict[str, float]:
-    """Cause -> its part of (predicted - executed) / executed; the parts add up to the error.
+    """Return cause -> its share of (predicted - executed) / executed; the shares add up to the error.
 
-    Where cores are shared, executed durations hold the sharing already: they are replaced all
-    at once, in a simulation without it.
+    Where cores are shared, executed durations already include the sharing: they are replaced all at once,
+    in a simulation without sharing.
 
-    Complexity: that of a simulation for each kind of action, and one more.
+    Complexity: one simulation per kind of action, and one more.
     """
     executed = executed_medians(traces)
     executed_s = statistics.median(trace.iteration_s for trace in traces)
@@ -78,7 +78,7 @@ def causes(lowered: Lowered, prices: Price, traces: Sequence[Trace]) -> dict[str
 
 
 def exposed_s(trace: Trace) -> float:
-    """Mean over the ranks of the communication that nothing hides."""
+    """Mean over the ranks of the communication that no computation hides."""
     return statistics.fmean(exposed_communication_s(trace).values())
 
 
@@ -101,7 +101,7 @@ def _shares_cores(lowered: Lowered) -> bool:
 
 
 def _with_cores(lowered: Lowered) -> Lowered:
-    """The same plan with a device of its own for every rank."""
+    """The same plan with a device per rank."""
     cluster = lowered.plan.cluster
     nodes = tuple(replace(node, num_cores=None) for node in cluster.nodes)
     return replace(lowered, plan=replace(lowered.plan, cluster=replace(cluster, nodes=nodes)))

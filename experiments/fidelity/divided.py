@@ -31,7 +31,7 @@ def experts_work() -> Work:
 
 
 def text_plans(work: Work, cluster: Cluster) -> Plans:
-    """Eight layers on both ranks: cut as tensors, sequence parallelism, sharded weights."""
+    """Eight layers on both ranks: tensor parallelism, sequence parallelism, sharded weights."""
     cuts: Cuts = {LLM: ((8, BOTH),)}
     both = partial(plan_of, work, cluster, cuts, samples=(1,) * 8)
     yield "tensor parallel", partial(both, divided=as_tensors)
@@ -43,7 +43,7 @@ def text_plans(work: Work, cluster: Cluster) -> Plans:
 
 
 def image_plans(work: Work, cluster: Cluster) -> Plans:
-    """Encoder and language model on each rank, the weights of both sharded; ranks have unequal images."""
+    """Encoder and language model on each rank, weights of both sharded; ranks have unequal images."""
     whole: list[Cuts] = [{"vision": ((6, (rank,)),), LLM: ((6, (rank,)),)} for rank in BOTH]
     make = partial(plan_of, work, cluster, whole, samples=(1,) * 6, divided=as_shared_weights)
     yield "weights shared out", make
@@ -58,24 +58,24 @@ def expert_plans(work: Work, cluster: Cluster) -> Plans:
 
 
 def as_tensors(draft: Plan) -> Plan:
-    """All ranks of a stage as tensor-parallel ones."""
+    """Make all ranks of a stage tensor-parallel."""
     stages = tuple(replace(stage, ranks=(stage.flat_ranks,)) for stage in draft.stages)
     return replace(draft, stages=stages)
 
 
 def as_sequences(draft: Plan) -> Plan:
-    """As tensors, with sequence parallelism between them."""
+    """Make all ranks of a stage tensor-parallel with sequence parallelism."""
     modules = tuple(replace(module, sequence_parallel=True) for module in draft.settings.modules)
     return replace(as_tensors(draft), settings=replace(draft.settings, modules=modules))
 
 
 def as_experts(draft: Plan) -> Plan:
-    """As tensors, but for experts, which each rank has some of."""
+    """Make all ranks of a stage tensor-parallel, except for experts, which are distributed."""
     tensors = as_tensors(draft)
     return replace(tensors, stages=tuple(replace(stage, ep=len(BOTH)) for stage in tensors.stages))
 
 
 def as_shared_weights(draft: Plan) -> Plan:
-    """Replicas that keep a part of every layer's weights each."""
+    """Shard every layer's weights over the replicas."""
     modules = tuple(replace(module, sharding=Sharding.PARAMETERS) for module in draft.settings.modules)
     return in_units(replace(draft, settings=replace(draft.settings, modules=modules)))

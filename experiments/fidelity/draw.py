@@ -18,7 +18,7 @@ BAND = 0.03
 
 
 def drawing(result: Mapping[str, Any]) -> Grid:
-    """Two panels: seconds of every plan, and its errors."""
+    """Grid of two panels: seconds of every plan, and their errors."""
     title = (
         f"{result['num_plans']} plans; of the {result['pinned']['num_plans']} with a core to a rank that "
         "divide no weights: mean "
@@ -61,7 +61,7 @@ def _times(part: str, rows: Sequence[Mapping[str, Any]]) -> Line:
 
 
 def _kinds(rows: Sequence[Mapping[str, Any]]) -> Lines:
-    """One point per plan and kind of action, beside the iteration."""
+    """Panel with one point per plan and kind of action, besides the iteration."""
     kinds = ["iteration", *dict.fromkeys(kind for row in rows for kind in row["kinds"])]
     lines = [
         _errors(index, kind, part, [row for row in rows if row["part"] == part])
@@ -81,10 +81,10 @@ def _kinds(rows: Sequence[Mapping[str, Any]]) -> Lines:
     )
 
 
-def _errors(place: int, kind: str, part: str, rows: Sequence[Mapping[str, Any]]) -> Line:
-    found = [row if kind == "iteration" else row["kinds"].get(kind) for row in rows]
-    errors = [100 * each["error"] for each in found if each is not None]
-    offsets = [place + 0.5 * (index + 0.5) / len(errors) - 0.25 for index in range(len(errors))]
+def _errors(position: int, kind: str, part: str, rows: Sequence[Mapping[str, Any]]) -> Line:
+    cells = [row if kind == "iteration" else row["kinds"].get(kind) for row in rows]
+    errors = [100 * cell["error"] for cell in cells if cell is not None]
+    offsets = [position + 0.5 * (index + 0.5) / len(errors) - 0.25 for index in range(len(errors))]
     return Line(x=offsets, y=errors, colour=COLOURS[part], style="", marker=".")
 
 

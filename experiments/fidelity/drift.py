@@ -23,7 +23,7 @@ MOST_CORRECTED = 0.10
 
 
 def goals(result: DemoResult) -> dict[str, bool]:
-    """What has to hold beside a burner."""
+    """The goals of the runs beside a burner."""
     drift, corrected = result.drift, result.median_abs_error_corrected
     return {
         f"drift beyond {MOST_DRIFT:.0%} is named": drift_warning(drift) is not None,
@@ -33,14 +33,14 @@ def goals(result: DemoResult) -> dict[str, bool]:
 
 
 def lines(result: DemoResult) -> Iterator[str]:
-    """The figures as text, what is wrong with the machine first."""
+    """Format the figures, problems of the machine first."""
     warning = drift_warning(result.drift)
     if warning is not None:
         yield warning
     yield from noise_warning(result.noise)
     yield f"{'plan':44s} {'executed':>10s} {'error':>7s} {'drift':>7s} {'corrected':>9s} {'spread':>7s}"
     for row in result.plans:
-        drift, corrected = (percent(found, signed=True) for found in (row.drift, row.error_corrected))
+        drift, corrected = (percent(value, signed=True) for value in (row.drift, row.error_corrected))
         yield (
             f"{row.plan:44s} {row.executed_s * 1e3:7.1f} ms {row.error:+7.1%} {drift:>7s} {corrected:>9s} "
             f"{row.spread:7.1%}"
@@ -53,7 +53,7 @@ def lines(result: DemoResult) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when the goals hold, 1 when not, 2 for bad input."""
+    """Exit status: 0 when the goals hold, 1 when not, 2 for bad input."""
     options = _parse(arguments)
     return run_main(lambda: _main(options))
 
@@ -62,9 +62,9 @@ def _main(options: argparse.Namespace) -> int:
     burner = burner_of(options.burn)
     with ticking("drift", None, quiet=options.json) as ticker:
         result = run_demo(options.out, ticker.at, beside=burner)
-    found = goals(result)
+    claims = goals(result)
     print("\n".join(lines(result)))
-    return finish(result.as_json() | {"goals": found}, found, as_json=options.json)
+    return finish(result.as_json() | {"goals": claims}, claims, as_json=options.json)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

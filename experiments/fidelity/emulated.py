@@ -32,7 +32,7 @@ WAIT_S = 60.0  # of any single wait
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Everything that was predicted of a plan, and from which profile."""
+    """Everything predicted for a plan, and the profile it is based on."""
 
     plan: Plan
     profile: Profile
@@ -44,17 +44,17 @@ class Prediction:
 
     @property
     def seconds(self) -> float:
-        """Of the iteration."""
+        """Seconds of the iteration."""
         return self.simulated.iteration_s
 
     @property
     def durations_s(self) -> Mapping[Action, float]:
-        """Of every action, on its slowest rank."""
+        """Seconds of every action, on its slowest rank."""
         return self.prices.durations_s
 
 
 def predict(plan: Plan, profile: Profile) -> Prediction:
-    """Check, price and simulate; ValueError when the plan is refused."""
+    """Check, price and simulate a plan; ValueError when it is refused."""
     lowered, memory = accept(plan)
     prices = price(lowered, CostModel(profile))
     simulated = simulate(lowered, prices.duration_s, step_s=prices.step_s, memory=memory)
@@ -71,12 +71,12 @@ def predict(plan: Plan, profile: Profile) -> Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """An emulated plan.
+    """The result of emulating a plan.
 
     Args:
-        trace: one step, put together of the medians of all actions by the simulator's rules.
-        steps: every timed step, put together of its own times: they show the spread.
-        losses: of every step, warm-up included.
+        trace: one step composed from the medians of all actions by the simulator's rules.
+        steps: every timed step composed from its own times; they show the spread.
+        losses: of every step, including warm-up.
     """
 
     trace: Trace
@@ -85,12 +85,12 @@ class Execution:
 
     @property
     def seconds(self) -> float:
-        """Of the iteration."""
+        """Seconds of the iteration."""
         return self.trace.iteration_s
 
     @property
     def steps_s(self) -> tuple[float, ...]:
-        """Of the iteration, step by step."""
+        """Seconds of the iteration, step by step."""
         return tuple(step.iteration_s for step in self.steps)
 
 
@@ -102,14 +102,14 @@ def execute_emulated(
     profile: Profile | None = None,
     drawn: DrawnWeights | None = None,
 ) -> Execution:
-    """Run a plan's ranks one action at a time on a device, and put their times together.
+    """Emulate a plan's ranks on one device, an action at a time, and compose their times.
 
     Args:
-        device: that plays all ranks.
-        steps: timed, after a warm-up.
-        profile: of the device, for collectives alone, which one device cannot show; None: the shipped
-            one of the cluster's device, where the plan has any.
-        drawn: as of `emulate`.
+        device: emulates all ranks.
+        steps: number of timed steps after warm-up.
+        profile: of the device, used only for collectives, which one device cannot show; None: the
+            shipped profile of the cluster's device, where the plan has collectives.
+        drawn: as in `emulate`.
 
     Raises:
         ValueError: what `accept` and `emulate` refuse, or a profile of another device.
@@ -128,9 +128,9 @@ def execute_emulated(
 
 
 def rehearsed(profile: Profile, runs: Sequence[tuple[Prediction, Execution]]) -> Profile:
-    """The profile with what these runs show: how much longer passes take in a pipeline.
+    """Return the profile with factors fitted to these runs: how much slower passes are in a pipeline.
 
-    The plans must be others than those that are judged; errors as `with_pipeline_factors`.
+    The plans must not be among the judged ones; errors as in `with_pipeline_factors`.
     """
     return with_pipeline_factors(
         profile,

@@ -53,13 +53,13 @@ EXAMPLES: Mapping[str, tuple[Architecture, Example]] = {
 
 
 def cases() -> Iterator[tuple[str, Plan]]:
-    """Name and plan, all on at most `NUM_RANKS` ranks."""
+    """Names and plans, all on at most `NUM_RANKS` ranks."""
     for name in EXAMPLES:
         yield from cases_of(name)
 
 
 def cases_of(name: str) -> Iterator[tuple[str, Plan]]:
-    """Those of one of `EXAMPLES`; their names begin with it."""
+    """The cases of one of `EXAMPLES`; their names begin with it."""
     family, example = EXAMPLES[name]
     if isinstance(family, LanguageModel):
         return _decoder_cases(name)
@@ -67,7 +67,7 @@ def cases_of(name: str) -> Iterator[tuple[str, Plan]]:
 
 
 def module_of(name: str, called: str | None = None, trainable: Trainable = Trainable.ALL) -> Module:
-    """An example as a module; encoders and generators beside a language model's."""
+    """Make a module of an example; encoders and generators are placed beside a language model."""
     family, example = EXAMPLES[name]
     return module_from_config(
         {"model_type": family.model_type, **example.config},
@@ -85,24 +85,24 @@ def _decoder_cases(name: str) -> Iterator[tuple[str, Plan]]:
     model = ModelGraph(name=name, modules=(llm,), edges=())
     texts = tuple(Sample(i, (Segment(TEXT, 0, EXAMPLE_TOKENS, EXAMPLE_TOKENS),)) for i in range(NUM_SAMPLES))
     cut = len(llm.layers) // 2
-    two = ((llm, (0, cut), (0,)), (llm, (cut, len(llm.layers)), (1,)))
-    one = ((llm, (0, len(llm.layers)), (0, 1)),)
-    yield f"{name}, pp 2", plan_of(model, texts, two)
-    yield f"{name}, recompute", plan_of(model, texts, two, recompute=Recompute.FULL)
-    yield f"{name}, tp 2", plan_of(model, texts, one)
-    yield f"{name}, tp 2, recompute", plan_of(model, texts, one, recompute=Recompute.FULL)
+    two_stages = ((llm, (0, cut), (0,)), (llm, (cut, len(llm.layers)), (1,)))
+    one_stage = ((llm, (0, len(llm.layers)), (0, 1)),)
+    yield f"{name}, pp 2", plan_of(model, texts, two_stages)
+    yield f"{name}, recompute", plan_of(model, texts, two_stages, recompute=Recompute.FULL)
+    yield f"{name}, tp 2", plan_of(model, texts, one_stage)
+    yield f"{name}, tp 2, recompute", plan_of(model, texts, one_stage, recompute=Recompute.FULL)
     if any(num_experts(layer) for layer in llm.layers):
-        yield f"{name}, tp 2, ep 2", plan_of(model, texts, one, ep=2)
+        yield f"{name}, tp 2, ep 2", plan_of(model, texts, one_stage, ep=2)
     unequal = tuple(
         Sample(i, (Segment(TEXT, 0, n, n),))
         for i, n in enumerate((EXAMPLE_TOKENS, SHORT) * (NUM_SAMPLES // 2))
     )
-    yield f"{name}, lengths", plan_of(model, unequal, two, samples=2)
+    yield f"{name}, lengths", plan_of(model, unequal, two_stages, samples=2)
     yield f"{name}, frozen", _frozen_plan(name)
 
 
 def _frozen_plan(name: str) -> Plan:
-    """The language model passes gradients through to a projector."""
+    """A frozen language model that passes gradients through to a projector."""
     vision = module_of("siglip", trainable=Trainable.PROJECTOR)
     llm = module_of(name, LLM, Trainable.NONE)
     parts = ((vision, (0, len(vision.layers)), (0,)), (llm, (0, len(llm.layers)), (1,)))
@@ -149,7 +149,7 @@ def plan_of(
     ep: int = 1,
     recompute: Recompute = Recompute.NONE,
 ) -> Plan:
-    """1F1B over stages in that order."""
+    """A 1F1B plan over the stages in that order."""
     stages = tuple(
         Stage(id=i, module=module.name, replica=0, layers=layers, ranks=(ranks,), ep=ep)
         for i, (module, layers, ranks) in enumerate(parts)
@@ -171,22 +171,22 @@ def plan_of(
 
 
 def worst_by_family(rows: Sequence[RankMemory]) -> dict[str, RankMemory]:
-    """Family -> the row that is furthest off."""
-    found: dict[str, RankMemory] = {}
+    """Return family -> the row with the largest error."""
+    worst: dict[str, RankMemory] = {}
     for row in rows:
         family = family_of(row.plan)
-        if family not in found or abs(row.error) > abs(found[family].error):
-            found[family] = row
-    return found
+        if family not in worst or abs(row.error) > abs(worst[family].error):
+            worst[family] = row
+    return worst
 
 
 def family_of(plan: str) -> str:
-    """The longest name of a family that the plan's name begins with."""
+    """The longest family name that is a prefix of the plan's name."""
     return max((name for name in EXAMPLES if plan.startswith(f"{name}, ")), key=len)
 
 
 def run(only: str, pool: Pool) -> list[RankMemory]:
-    """Every case whose name contains `only`, printed as it comes."""
+    """Run every case whose name contains `only`, printing each result as it comes."""
     rows = (row for name, plan in cases() if only in name for row in measure(name, plan, pool))
     return print_rows(
         head(WIDTH), rows, lambda row: line(row, WIDTH) + ("" if abs(row.error) <= GOAL else "  OFF")

@@ -27,7 +27,7 @@ PATIENCE = 5  # an emulation's whole time over that of any single wait in it
 
 
 def text_plans(work: Work, cluster: Cluster) -> Plans:
-    """Eight layers on four and on eight ranks, by several schedules, in microbatches of one text."""
+    """Eight layers on four and on eight ranks, under several schedules, in microbatches of one text."""
     for kind, ranks in (
         (ScheduleKind.ONE_F_ONE_B, (0, 1, 2, 3)),
         (ScheduleKind.GPIPE, (0, 1, 2, 3)),
@@ -43,7 +43,7 @@ def text_plans(work: Work, cluster: Cluster) -> Plans:
 
 
 def image_plans(work: Work, cluster: Cluster) -> Plans:
-    """Six layers of vision and six of the language model, one after the other."""
+    """Six vision layers followed by six language-model layers."""
     for vision, llm in (((6,), (3, 3)), ((3, 3), (2, 2, 2)), ((3, 3), (2, 1, 1, 2))):
         cuts: Cuts = {
             "vision": _stages(vision, first_rank=0),
@@ -53,7 +53,7 @@ def image_plans(work: Work, cluster: Cluster) -> Plans:
 
 
 def three_plans(work: Work, cluster: Cluster) -> Plans:
-    """Two encoders side by side before a language model of five layers."""
+    """Two encoders in parallel before a language model of five layers."""
     for vision, llm in (((6,), (2, 3)), ((3, 3), (2, 1, 2))):
         cuts: Cuts = {
             "vision": _stages(vision, first_rank=0),
@@ -75,10 +75,10 @@ def _bars(layers: tuple[int, ...]) -> str:
 def emulate_on(
     pool: Pool, plan: Plan, settings: RunSettings, *, num_processes: int, profile: Profile | None = None
 ) -> tuple[Trace, ...]:
-    """A plan's emulated traces, one a process; all processes emulate the whole plan at the same time.
+    """Emulate a plan in several processes at the same time; returns a trace per process.
 
     Args:
-        profile: of what one device cannot show, see `compose`.
+        profile: of what one device cannot show, as in `compose`.
 
     Raises:
         ValueError: the plan is refused, or has collectives that no profile prices.
@@ -86,8 +86,8 @@ def emulate_on(
     """
     lowered, _ = accept(plan)
     limit_s = PATIENCE * settings.timeout_s
-    found: list[Emulation] = pool.run(_emulated, num_processes, plan, settings, timeout_s=limit_s)
-    return tuple(compose(lowered, emulation, simulate, profile) for emulation in found)
+    emulations: list[Emulation] = pool.run(_emulated, num_processes, plan, settings, timeout_s=limit_s)
+    return tuple(compose(lowered, emulation, simulate, profile) for emulation in emulations)
 
 
 def _emulated(place: Place, plan: Plan, settings: RunSettings) -> Emulation:

@@ -54,14 +54,14 @@ GOAL_MEAN = 0.03
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory(PeakMemory):
-    """One rank of one plan."""
+    """Predicted and measured memory of one rank of one plan."""
 
     plan: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Over all ranks of all plans; `mean_error` has its sign, `num_exceeded` measured above predicted."""
+    """Figures over all ranks of all plans; `mean_error` is signed, `num_exceeded` predicted too little."""
 
     mean_abs_error: float
     mean_error: float
@@ -72,7 +72,7 @@ class Summary:
 
 
 def cases() -> Iterator[tuple[str, Plan]]:
-    """Name and plan, all on at most `NUM_RANKS` ranks."""
+    """Names and plans, all on at most `NUM_RANKS` ranks."""
     cost = CostModel(ideal_profile())
     cluster = local_cluster(Link(name="any", bytes_per_s=1e9, latency_s=1e-4), 2**40)
     for mix in MIXES:
@@ -87,7 +87,7 @@ def cases() -> Iterator[tuple[str, Plan]]:
 
 @cache
 def tiny_job(mix: str) -> Job:
-    """The tour's job, trained another way."""
+    """The tour's job with other training settings."""
     job = load_job(TINY)
     encoders, llm = TINY_MIXES[mix]
     modules = tuple(
@@ -115,7 +115,7 @@ def variants() -> Iterator[tuple[str, Job, Callable[[Job, CostModel], Plan]]]:
 
 
 def _under_every_strategy(name: str, job: Job, cost: CostModel) -> Iterator[tuple[str, Plan]]:
-    """Strategies that come to the same stages and programs are one case."""
+    """Cases of every strategy; strategies with equal stages and programs are one case."""
     seen: list[tuple[object, ...]] = []
     for strategy in STRATEGIES:
         plan = strategy(job, cost)
@@ -125,7 +125,7 @@ def _under_every_strategy(name: str, job: Job, cost: CostModel) -> Iterator[tupl
 
 
 def measure(name: str, plan: Plan, pool: Pool) -> tuple[RankMemory, ...]:
-    """Predict, then run two steps and take the second's peaks."""
+    """Predict the memory, then run two steps and take the second one's peaks."""
     predicted = planned_peak_bytes(*accept(plan))
     result = run_local(plan, RunSettings(steps=1, warmup=WARMUP, collect=Collect.MEMORY), pool=pool)
     measured = peak_bytes(result.trace)
@@ -148,7 +148,7 @@ def summarise(rows: Sequence[RankMemory]) -> Summary:
 
 
 def line(row: RankMemory, width: int = 45) -> str:
-    """Of a table under `head`."""
+    """Format a row of the table under `head`."""
     return (
         f"{row.plan:{width}s} {row.rank:4d} {row.predicted_bytes / MIB:7.2f} MiB "
         f"{row.measured_bytes / MIB:7.2f} MiB {row.error:+7.2%}"
@@ -159,16 +159,16 @@ def head(width: int = 45) -> str:
     return f"{'plan':{width}s} rank  predicted   measured   error"
 
 
-def summary_line(found: Summary, seconds: float) -> str:
+def summary_line(summary: Summary, seconds: float) -> str:
     return (
-        f"{found.num_plans} plans, {found.num_ranks} ranks, {seconds:.0f} s: "
-        f"mean error {found.mean_error:+.2%}, absolute {found.mean_abs_error:.2%}, "
-        f"worst {found.worst_abs_error:.2%}"
+        f"{summary.num_plans} plans, {summary.num_ranks} ranks, {seconds:.0f} s: "
+        f"mean error {summary.mean_error:+.2%}, absolute {summary.mean_abs_error:.2%}, "
+        f"worst {summary.worst_abs_error:.2%}"
     )
 
 
 def record(rows: Sequence[RankMemory]) -> dict[str, Any]:
-    """What `--json` prints."""
+    """Return what `--json` prints."""
     return asdict(summarise(rows)) | {"rows": [asdict(row) | {"error": row.error} for row in rows]}
 
 

@@ -21,23 +21,23 @@ EXCHANGES = (*MOVES, Pass.REDUCE_SCATTER)
 def of_exchange(
     kinds: Sequence[Pass] = MOVES, drawn: Callable[[random.Random], Any] = lambda rng: None
 ) -> Callable[[Edit], Operator]:
-    """An edit at an action of these kinds: of one program alone, or of all in which a stage of the same
-    layers does the same.
+    """Make an operator that edits at an action of these kinds, in one program or in all in which a stage
+    with the same layers has that action.
 
     Args:
-        drawn: once for all of them, before the action.
+        drawn: draws the edit's parameter, once for all programs and before the action.
     """
 
     def declared(edit: Edit) -> Operator:
         @operator
         @wraps(edit)
         def edited(plan: Plan, rng: random.Random) -> Plan | None:
-            what = drawn(rng)
+            parameter = drawn(rng)
             actions = [action for action in plan.program_actions if action.kind in kinds]
             if not actions:
                 return None
             action = rng.choice(actions)
-            return _edited(plan, rng, action, lambda program, mine: edit(program, mine, what))
+            return _edited(plan, rng, action, lambda program, mine: edit(program, mine, parameter))
 
         return edited
 
@@ -45,7 +45,7 @@ def of_exchange(
 
 
 def _alike(action: Action) -> tuple[Pass, ...]:
-    """Kinds of the same round, or of the same time away."""
+    """Kinds of action that exchange weights like this one: those of a round, or to and from the host."""
     return ROUND if action.kind in ROUND else AWAY
 
 
@@ -63,15 +63,15 @@ def _edited(
     }
     if rng.random() < 0.5:
         twins = {action}
-    found = plan
+    mutant = plan
     for index in reversed(range(len(plan.programs))):  # a program that is cut in two moves those behind it
         for twin in twins & set(plan.programs[index].actions):
             actions = edit(list(plan.programs[index].actions), twin)
             if actions is None:
                 return None
             is_alone = twins == {action}
-            found = with_program(found, index, actions, rng if is_alone else None)
-    return found
+            mutant = with_program(mutant, index, actions, rng if is_alone else None)
+    return mutant
 
 
 def _moved(actions: list[Action], at: int, to: int) -> list[Action]:
@@ -81,7 +81,7 @@ def _moved(actions: list[Action], at: int, to: int) -> list[Action]:
 
 
 def _renumbered(actions: Sequence[Action], stage: int | None, first: int, by: int) -> list[Action]:
-    """Rounds of a stage from `first` on."""
+    """Renumber a stage's rounds from `first` on."""
     return [
         action._replace(microbatch=action.microbatch + by)
         if action.stage == stage
@@ -93,9 +93,9 @@ def _renumbered(actions: Sequence[Action], stage: int | None, first: int, by: in
     ]
 
 
-def _uses(actions: Sequence[Action], mine: Action, places: range) -> list[int]:
-    """Where among these the stage computes."""
-    return [i for i in places if actions[i].stage == mine.stage and actions[i].kind in COMPUTE]
+def _uses(actions: Sequence[Action], exchange: Action, positions: range) -> list[int]:
+    """Indices of these actions at which the stage computes."""
+    return [i for i in positions if actions[i].stage == exchange.stage and actions[i].kind in COMPUTE]
 
 
 def choice(*options: Any) -> Callable[[random.Random], Any]:
@@ -103,119 +103,119 @@ def choice(*options: Any) -> Callable[[random.Random], Any]:
 
 
 @of_exchange(EXCHANGES)
-def drop_exchange(actions: list[Action], mine: Action, _: None) -> list[Action]:
-    return [action for action in actions if action != mine]
+def drop_exchange(actions: list[Action], exchange: Action, _: None) -> list[Action]:
+    return [action for action in actions if action != exchange]
 
 
 @of_exchange(EXCHANGES, choice(-6, -3, -2, -1, 1, 2, 3, 6))
-def move_exchange(actions: list[Action], mine: Action, by: int) -> list[Action]:
-    """By some places."""
-    at = actions.index(mine)
-    return _moved(actions, at, at + by)
+def move_exchange(actions: list[Action], exchange: Action, by: int) -> list[Action]:
+    """Move an exchange by some positions."""
+    index = actions.index(exchange)
+    return _moved(actions, index, index + by)
 
 
 @of_exchange(EXCHANGES, choice(None, 0, 1, 2, 3))
-def renumber_exchange(actions: list[Action], mine: Action, number: int | None) -> list[Action]:
-    """Another round's number; or a round where weights leave the device, or the other way round."""
+def renumber_exchange(actions: list[Action], exchange: Action, number: int | None) -> list[Action]:
+    """Change the round's number, or turn a round's exchange into an on- or offload and vice versa."""
     others = AWAY if number is None else ROUND
-    other = Action(mine.stage, others[_alike(mine).index(mine.kind)], number)
-    return [other if action == mine else action for action in actions]
+    other = Action(exchange.stage, others[_alike(exchange).index(exchange.kind)], number)
+    return [other if action == exchange else action for action in actions]
 
 
 @of_exchange((Pass.FREE, Pass.OFFLOAD))
-def reshard_early(actions: list[Action], mine: Action, _: None) -> list[Action] | None:
-    """Weights go before their last use."""
-    at = actions.index(mine)
-    uses = _uses(actions, mine, range(at))
-    return _moved(actions, at, uses[-1]) if uses else None
+def reshard_early(actions: list[Action], exchange: Action, _: None) -> list[Action] | None:
+    """Free weights before their last use."""
+    index = actions.index(exchange)
+    uses = _uses(actions, exchange, range(index))
+    return _moved(actions, index, uses[-1]) if uses else None
 
 
 @of_exchange((Pass.ALL_GATHER, Pass.ONLOAD), choice(0, 1))
-def unshard_late(actions: list[Action], mine: Action, behind: int) -> list[Action] | None:
-    """Weights come just before their first use, or just behind it."""
-    at = actions.index(mine)
-    uses = _uses(actions, mine, range(at, len(actions)))
-    return _moved(actions, at, uses[0] - 1 + behind) if uses else None
+def unshard_late(actions: list[Action], exchange: Action, offset: int) -> list[Action] | None:
+    """Gather weights just before their first use, or just after it."""
+    index = actions.index(exchange)
+    uses = _uses(actions, exchange, range(index, len(actions)))
+    return _moved(actions, index, uses[0] - 1 + offset) if uses else None
 
 
 @of_exchange((Pass.REDUCE_SCATTER,), lambda rng: rng.random() < 0.5)
-def delay_dealing(actions: list[Action], mine: Action, to_end: bool) -> list[Action] | None:  # noqa: FBT001  (drawn)
-    """Gradients wait for a later action of the same stage, or for the end."""
-    at = actions.index(mine)
-    later = [i for i in range(at + 1, len(actions)) if actions[i].stage == mine.stage]
+def delay_dealing(actions: list[Action], exchange: Action, to_end: bool) -> list[Action] | None:  # noqa: FBT001  (drawn)
+    """Delay a reduce-scatter to a later action of the same stage, or to the end."""
+    index = actions.index(exchange)
+    later = [i for i in range(index + 1, len(actions)) if actions[i].stage == exchange.stage]
     if to_end:
-        return _moved(actions, at, len(actions) - 2)
-    return _moved(actions, at, later[0]) if later else None
+        return _moved(actions, index, len(actions) - 2)
+    return _moved(actions, index, later[0]) if later else None
 
 
 @of_exchange(EXCHANGES)
-def swap_exchanges(actions: list[Action], mine: Action, _: None) -> list[Action] | None:
-    """An exchange and the next one of another stage change places."""
-    at = actions.index(mine)
+def swap_exchanges(actions: list[Action], exchange: Action, _: None) -> list[Action] | None:
+    """Swap an exchange with the next one of another stage."""
+    index = actions.index(exchange)
     others = [
         i
-        for i in range(at + 1, len(actions))
-        if actions[i].kind in (*ROUND, *AWAY) and actions[i].stage != mine.stage
+        for i in range(index + 1, len(actions))
+        if actions[i].kind in (*ROUND, *AWAY) and actions[i].stage != exchange.stage
     ]
     if not others:
         return None
-    actions[at], actions[others[0]] = actions[others[0]], actions[at]
+    actions[index], actions[others[0]] = actions[others[0]], actions[index]
     return actions
 
 
 @of_exchange(MOVES, choice(0, -1))
-def drop_round(actions: list[Action], mine: Action, by: int) -> list[Action]:
-    """All but its passes; those behind it are counted anew, or keep their numbers."""
-    gone = {mine._replace(kind=kind) for kind in _alike(mine)}
-    left = [action for action in actions if action not in gone]
-    return _renumbered(left, mine.stage, (mine.microbatch or 0) + 1, by)
+def drop_round(actions: list[Action], exchange: Action, by: int) -> list[Action]:
+    """Drop a round except its passes; later rounds are renumbered, or keep their numbers."""
+    dropped = {exchange._replace(kind=kind) for kind in _alike(exchange)}
+    others = [action for action in actions if action not in dropped]
+    return _renumbered(others, exchange.stage, (exchange.microbatch or 0) + 1, by)
 
 
 @of_exchange(MOVES, choice(0, 1))
-def double_round(actions: list[Action], mine: Action, by: int) -> list[Action]:
-    """Weights come and go once more behind a round; those behind it are counted anew, or not."""
-    number = mine.microbatch
+def double_round(actions: list[Action], exchange: Action, by: int) -> list[Action]:
+    """Repeat the first two exchanges after a round; later rounds are renumbered, or not."""
+    number = exchange.microbatch
     if number is not None:
-        actions = _renumbered(actions, mine.stage, number + 1, by)
+        actions = _renumbered(actions, exchange.stage, number + 1, by)
         number += 1
     last = max(
         i
         for i, a in enumerate(actions)
-        if a.stage == mine.stage and a.kind in _alike(mine) and a.microbatch == mine.microbatch
+        if a.stage == exchange.stage and a.kind in _alike(exchange) and a.microbatch == exchange.microbatch
     )
-    again = [Action(mine.stage, kind, number) for kind in _alike(mine)[:2]]
-    if mine.microbatch is None:
-        again.reverse()
-    return [*actions[: last + 1], *again, *actions[last + 1 :]]
+    repeated = [Action(exchange.stage, kind, number) for kind in _alike(exchange)[:2]]
+    if exchange.microbatch is None:
+        repeated.reverse()
+    return [*actions[: last + 1], *repeated, *actions[last + 1 :]]
 
 
 @of_exchange()
-def join_rounds(actions: list[Action], mine: Action, _: None) -> list[Action] | None:
-    """Weights stay from one round to the next, which reduce-scatters for both."""
-    if mine.microbatch is None:
+def join_rounds(actions: list[Action], exchange: Action, _: None) -> list[Action] | None:
+    """Keep weights from one round to the next, which reduce-scatters for both."""
+    if exchange.microbatch is None:
         return None
-    number = mine.microbatch
-    gone = {
-        mine._replace(kind=Pass.FREE),
-        mine._replace(kind=Pass.REDUCE_SCATTER),
-        mine._replace(kind=Pass.ALL_GATHER, microbatch=number + 1),
+    number = exchange.microbatch
+    removed = {
+        exchange._replace(kind=Pass.FREE),
+        exchange._replace(kind=Pass.REDUCE_SCATTER),
+        exchange._replace(kind=Pass.ALL_GATHER, microbatch=number + 1),
     }
-    if mine._replace(microbatch=number + 1) not in actions:
+    if exchange._replace(microbatch=number + 1) not in actions:
         return None
-    return _renumbered([a for a in actions if a not in gone], mine.stage, number + 1, -1)
+    return _renumbered([a for a in actions if a not in removed], exchange.stage, number + 1, -1)
 
 
 @operator
 def re_set(plan: Plan, rng: random.Random) -> Plan:
-    """How one module is run."""
+    """Change how one module is run."""
     name = rng.choice(plan.model.modules).name
-    found = plan.settings.of(name)
+    settings_of_module = plan.settings.of(name)
     changed = rng.choice(
         (
-            replace(found, sharding=rng.choice(list(Sharding))),
-            replace(found, instances=rng.choice((1, 2, 3))),
-            replace(found, sequence_parallel=not found.sequence_parallel),
-            replace(found, key_exchange=rng.choice(list(KeyExchange))),
+            replace(settings_of_module, sharding=rng.choice(list(Sharding))),
+            replace(settings_of_module, instances=rng.choice((1, 2, 3))),
+            replace(settings_of_module, sequence_parallel=not settings_of_module.sequence_parallel),
+            replace(settings_of_module, key_exchange=rng.choice(list(KeyExchange))),
         )
     )
     others = tuple(settings for settings in plan.settings.modules if settings.module != name)
@@ -224,16 +224,16 @@ def re_set(plan: Plan, rng: random.Random) -> Plan:
 
 @operator
 def re_deal_experts(plan: Plan, rng: random.Random) -> Plan | None:
-    """Among other numbers of ranks, in one stage or in all of its module."""
-    dealing = [stage for stage in plan.stages if stage.ep > 1]
-    if not dealing:
+    """Distribute experts over another number of ranks, in one stage or in the whole module."""
+    candidates = [stage for stage in plan.stages if stage.ep > 1]
+    if not candidates:
         return None
-    mine, ep, is_alone = rng.choice(dealing), rng.choice((1, 2, 3, 4, 8)), rng.random() < 0.5
+    chosen, ep, is_alone = rng.choice(candidates), rng.choice((1, 2, 3, 4, 8)), rng.random() < 0.5
     return replace(
         plan,
         stages=tuple(
             replace(stage, ep=ep)
-            if stage is mine or (not is_alone and stage.module == mine.module)
+            if stage is chosen or (not is_alone and stage.module == chosen.module)
             else stage
             for stage in plan.stages
         ),

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments.fidelity.mutant_layers import Kept, Layers, place_of
+from experiments.fidelity.mutant_layers import Activations, Layers, position_of
 from experiments.fidelity.mutant_meaning import Meaning, Tokens
 from experiments.fidelity.mutant_verdict import Judgement, Stalled, Verdict, Wrong
 from experiments.fidelity.mutant_weights import TOLERANCE, HeldWeights
@@ -23,25 +23,25 @@ from workbench.schedule.action import COMPUTE, Action, Pass
 
 
 def judge(lowered: Lowered, meaning: Meaning) -> Judgement:
-    """Execute the plan and compare."""
+    """Execute the plan and compare its meaning with the job's."""
     try:
-        found = _Execution(lowered).run()
+        computed = _Execution(lowered).run()
     except Stalled as stalled:
         return Judgement(Verdict.DEADLOCK, str(stalled))
     except Wrong as wrong:
         return Judgement(Verdict.OTHER, str(wrong))
     except (LookupError, ValueError) as error:  # rows that fit no tensor
         return Judgement(Verdict.OTHER, f"{type(error).__name__}: {error}")
-    if not math.isclose(found.loss, meaning.loss, rel_tol=TOLERANCE):
-        return Judgement(Verdict.OTHER, f"loss {found.loss} instead of {meaning.loss}")
+    if not math.isclose(computed.loss, meaning.loss, rel_tol=TOLERANCE):
+        return Judgement(Verdict.OTHER, f"loss {computed.loss} instead of {meaning.loss}")
     for key, value in meaning.gradients.items():
-        if not math.isclose(found.gradients.get(key, 0.0), value, rel_tol=TOLERANCE):
+        if not math.isclose(computed.gradients.get(key, 0.0), value, rel_tol=TOLERANCE):
             return Judgement(Verdict.OTHER, f"gradient of {key} is not the job's")
     return Judgement(Verdict.SAME)
 
 
 class _Execution:
-    """One step of a lowered plan, rank by rank, as far as it gets."""
+    """Execution of one step of a lowered plan, rank by rank, as far as possible."""
 
     def __init__(self, lowered: Lowered) -> None:
         self._lowered, self._plan = lowered, lowered.plan
@@ -52,7 +52,7 @@ class _Execution:
         self._sent: dict[tuple[int, int], Tokens] = {}  # (row, rank)
         self._sends: dict[tuple[Route, int, int], list[int]] = {}
         self._takes: dict[tuple[Route, int, int], list[int]] = {}
-        self._kept: dict[tuple[int, int, int], Kept] = {}  # (rank, stage, microbatch)
+        self._activations: dict[tuple[int, int, int], Activations] = {}  # (rank, stage, microbatch)
         self._loss = 0.0
         self._followers: dict[tuple[int, int], list[Transfer]] = {}
         for row in lowered.transfers:
@@ -60,7 +60,7 @@ class _Execution:
                 self._followers.setdefault((row.after, row.source_rank), []).append(row)
 
     def run(self) -> Meaning:
-        """Raises Stalled or Wrong."""
+        """Run the step; raises Stalled or Wrong."""
         moved = True
         while moved:
             moved = self._weights.advance()
@@ -74,7 +74,7 @@ class _Execution:
             if self._position[rank] + 1 != len(program):
                 raise Wrong(f"rank {rank} steps before its program ends")
         self._check_order()
-        if any(kept.terms for kept in self._kept.values()):
+        if any(activations.terms for activations in self._activations.values()):
             raise Wrong("weight gradients that nobody added")
         if self._sent:
             raise Wrong(f"row {min(self._sent)[0]} was never consumed")
@@ -85,7 +85,7 @@ class _Execution:
         return program[position] if position < len(program) else None
 
     def _try(self, rank: int, action: Action) -> bool:
-        """Do an action if it can be done now; STEP stays where it is, and ends the program."""
+        """Execute an action if its inputs are there; STEP stays in place and ends the program."""
         if action.kind is Pass.STEP:
             return False
         if action.kind not in COMPUTE:
@@ -101,9 +101,9 @@ class _Execution:
             return False
         if set(ranks) - set(self._program) or not all(self._is_ready(r, action) for r in ranks):
             return False
-        taken = self._taken(ranks, action)
+        rows_by_rank = self._received(ranks, action)
         for member in ranks:
-            self._do(member, action, taken[member])
+            self._do(member, action, rows_by_rank[member])
             self._position[member] += 1
         return True
 
@@ -115,14 +115,14 @@ class _Execution:
         return [row for row in rows if rank in row.destination_ranks]
 
     def _has_rows(self, rank: int, action: Action) -> bool:
-        """Whether all have arrived; a broadcast arrives when its leader takes what it follows."""
+        """Whether all rows have arrived; a broadcast arrives when its leader takes the row it follows."""
         return all(
             (row.row, rank) in self._sent
             or (row.route is Route.BROADCAST and (row.after, row.source_rank) in self._sent)
             for row in self._rows(rank, action)
         )
 
-    def _do(self, rank: int, action: Action, taken: Sequence[tuple[Transfer, Tokens]]) -> None:
+    def _do(self, rank: int, action: Action, rows: Sequence[tuple[Transfer, Tokens]]) -> None:
         stage = self._plan.stage[action.stage or 0]
         microbatch = self._microbatch.get((stage.module, stage.replica, action.microbatch or 0))
         if microbatch is None:
@@ -130,25 +130,25 @@ class _Execution:
         self._weights.use(rank, stage)
         key = (rank, stage.id, microbatch.index)
         if action.kind is Pass.F:
-            if key in self._kept:
+            if key in self._activations:
                 raise Wrong(f"{action} twice")
-            self._forward(rank, stage, microbatch, action, taken)
-        elif key not in self._kept:
+            self._forward(rank, stage, microbatch, action, rows)
+        elif key not in self._activations:
             raise Wrong(f"{action} without its forward")
         elif action.kind is Pass.W:
-            self._add_weights(stage, self._kept[key])
+            self._add_weights(stage, self._activations[key])
         else:
-            self._backward(rank, stage, action, self._kept[key], taken)
+            self._backward(rank, stage, action, self._activations[key], rows)
             if action.kind is Pass.B:
-                self._add_weights(stage, self._kept[key])
+                self._add_weights(stage, self._activations[key])
 
-    def _taken(self, ranks: Sequence[int], action: Action) -> dict[int, list[tuple[Transfer, Tokens]]]:
-        """What every rank gets; what their leaders pass on comes before what others wait for."""
-        found: dict[int, list[tuple[Transfer, Tokens]]] = {rank: [] for rank in ranks}
+    def _received(self, ranks: Sequence[int], action: Action) -> dict[int, list[tuple[Transfer, Tokens]]]:
+        """Rows that every rank receives; those that leaders pass on come before those others wait for."""
+        rows_by_rank: dict[int, list[tuple[Transfer, Tokens]]] = {rank: [] for rank in ranks}
         rows = [(row, rank) for rank in ranks for row in self._rows(rank, action)]
-        for row, rank in sorted(rows, key=lambda each: each[0].route is Route.BROADCAST):
-            found[rank].append((row, self._take(row, rank)))
-        return found
+        for row, rank in sorted(rows, key=lambda row_and_rank: row_and_rank[0].route is Route.BROADCAST):
+            rows_by_rank[rank].append((row, self._take(row, rank)))
+        return rows_by_rank
 
     def _take(self, row: Transfer, rank: int) -> Tokens:
         if (row.row, rank) not in self._sent:
@@ -178,18 +178,18 @@ class _Execution:
             raise Wrong(f"row {row.row} has a bad slice")
         self._send(row, np.concatenate(parts))
 
-    def _assemble(self, taken: Sequence[tuple[Transfer, Tokens]], edge: str, size: int) -> Tokens:
-        """One tensor out of rows, which must cover it exactly once."""
+    def _assemble(self, pieces: Sequence[tuple[Transfer, Tokens]], edge: str, size: int) -> Tokens:
+        """Assemble one tensor from rows, which must cover it exactly once."""
         tensor = np.full(size, np.nan)
-        for row, tokens in taken:
+        for row, tokens in pieces:
             if row.edge != edge or row.direction is not Direction.FORWARD:
                 continue
             start = 0
             for piece in row.slices:
-                there = tensor[piece.destination_start : piece.destination_start + piece.num_tokens]
-                if len(there) != piece.num_tokens or not np.isnan(there).all():
+                target = tensor[piece.destination_start : piece.destination_start + piece.num_tokens]
+                if len(target) != piece.num_tokens or not np.isnan(target).all():
                     raise Wrong(f"row {row.row} does not fit where it goes")
-                there[:] = tokens[start : start + piece.num_tokens]
+                target[:] = tokens[start : start + piece.num_tokens]
                 start += piece.num_tokens
         if np.isnan(tensor).any():
             raise Wrong(f"tokens of {edge} are missing")
@@ -201,32 +201,32 @@ class _Execution:
         stage: Stage,
         microbatch: Microbatch,
         action: Action,
-        taken: Sequence[tuple[Transfer, Tokens]],
+        rows: Sequence[tuple[Transfer, Tokens]],
     ) -> None:
         edges = {edge.name for edge in self._plan.model.edges_into(stage.module)} | {stage.module}
-        if any(row.edge not in edges for row, _ in taken):
+        if any(row.edge not in edges for row, _ in rows):
             raise Wrong(f"{action} gets a row of another edge")
-        kept = self._layers.forward(
-            rank, stage, microbatch, lambda edge, size: self._assemble(taken, edge, size)
+        activations = self._layers.forward(
+            rank, stage, microbatch, lambda edge, size: self._assemble(rows, edge, size)
         )
-        if rank == stage.ranks[place_of(stage, rank)][0]:  # tensor-parallel ranks have the same tokens
-            self._loss += kept.loss
-        self._kept[rank, stage.id, microbatch.index] = kept
+        if rank == stage.ranks[position_of(stage, rank)][0]:  # tensor-parallel ranks have the same tokens
+            self._loss += activations.loss
+        self._activations[rank, stage.id, microbatch.index] = activations
         for number in self._lowered.outputs.get(action, ()):
-            self._give(rank, self._lowered.transfers[number], kept.output)
+            self._give(rank, self._lowered.transfers[number], activations.output)
 
     def _backward(
         self,
         rank: int,
         stage: Stage,
         action: Action,
-        kept: Kept,
-        taken: Sequence[tuple[Transfer, Tokens]],
+        activations: Activations,
+        rows: Sequence[tuple[Transfer, Tokens]],
     ) -> None:
-        gradient = kept.loss_weights
+        gradient = activations.loss_weights
         if gradient is None:
-            gradient = _summed(len(kept.output), taken)
-        gradient, of_edge = self._layers.backward(rank, stage, kept, gradient)
+            gradient = _summed(len(activations.output), rows)
+        gradient, of_edge = self._layers.backward(rank, stage, activations, gradient)
         for number in self._lowered.outputs.get(action, ()):
             row = self._lowered.transfers[number]
             tensor = gradient if row.edge == stage.module else of_edge.get(row.edge)
@@ -234,13 +234,13 @@ class _Execution:
                 raise Wrong(f"row {row.row} has no gradient to send")
             self._give(rank, row, tensor)
 
-    def _add_weights(self, stage: Stage, kept: Kept) -> None:
-        for (rank, key), value in kept.terms.items():
+    def _add_weights(self, stage: Stage, activations: Activations) -> None:
+        for (rank, key), value in activations.terms.items():
             self._weights.add(rank, stage, key, value)
-        kept.terms = {}
+        activations.terms = {}
 
     def _check_order(self) -> None:
-        """In order per communicator, every message meets the receive that is posted for it."""
+        """Check that, in order per communicator, every message meets the receive posted for it."""
         for key, sends in self._sends.items():
             takes = self._takes.get(key, [])
             posted = sorted(takes) if key[0] is Route.P2P else takes
@@ -248,15 +248,15 @@ class _Execution:
                 raise Wrong(f"rank {key[1]} sends to rank {key[2]} in another order than it receives")
 
 
-def _summed(size: int, taken: Sequence[tuple[Transfer, Tokens]]) -> Tokens:
-    """The gradient of an output: what all its readers sent back."""
+def _summed(size: int, rows: Sequence[tuple[Transfer, Tokens]]) -> Tokens:
+    """Sum the gradients that the readers of an output sent back."""
     gradient = np.zeros(size)
-    for row, tokens in taken:
+    for row, tokens in rows:
         start = 0
         for piece in row.slices:
-            there = gradient[piece.destination_start : piece.destination_start + piece.num_tokens]
-            if len(there) != piece.num_tokens:
+            target = gradient[piece.destination_start : piece.destination_start + piece.num_tokens]
+            if len(target) != piece.num_tokens:
                 raise Wrong(f"row {row.row} reaches beyond its tensor")
-            there += tokens[start : start + piece.num_tokens]
+            target += tokens[start : start + piece.num_tokens]
             start += piece.num_tokens
     return gradient

@@ -26,19 +26,19 @@ OFFLOADED = Schedule(kind=ScheduleKind.THREE_PHASE, offload=True)
 
 
 def small(mix: str) -> Job:
-    """The tour's job with few samples, on a node of more ranks."""
+    """The tour's job with few samples, on a node with more ranks."""
     return roomy(tiny_job(mix))
 
 
 def roomy(job: Job) -> Job:
-    """Few samples on a node of `NUM_RANKS` ranks, with layouts yet to choose."""
+    """Few samples on a node of `NUM_RANKS` ranks, without layouts."""
     node = replace(job.cluster.nodes[0], num_ranks=NUM_RANKS)
     cluster = Cluster(name="pool", nodes=(node,), intra=job.cluster.intra, inter=job.cluster.inter)
     return replace(job, batch=job.batch[:NUM_SAMPLES], cluster=cluster, layouts=(), max_ranks=None)
 
 
 def with_layouts(job: Job, *, encoders: int, llm: int, **degrees: Any) -> Job:
-    """Stages of every encoder and of the LLM, and the latter's other degrees."""
+    """Set the stages of every encoder and of the LLM, and the LLM's other degrees."""
     layouts = [
         ModuleLayout(module=module.name, pp=llm, **degrees)
         if module.modality == TEXT
@@ -84,15 +84,15 @@ def sharded_parameters(
     stages: int = 1,
     cp: int = 1,
 ) -> Plan:
-    """Every module on every rank of a replica, those of `modules` layer by layer in parts.
+    """Plan with every module on every rank of a replica, those of `modules` sharded layer by layer.
 
     Args:
-        stages: of the LLM; the encoders stand beside the first.
-        cp: of the LLM; then the encoders' first ranks are the same.
+        stages: of the LLM; the encoders share ranks with the first.
+        cp: of the LLM; the encoders then use its first ranks.
     """
     names = [module.name for module in job.model.modules]
     chosen = names if modules is None else modules
-    found: list[Stage] = []
+    built: list[Stage] = []
     for replica in range(replicas):
         first = replica * stages * cp
         for module in job.model.modules:
@@ -102,8 +102,8 @@ def sharded_parameters(
                 start = first + index * cp
                 ranks = tuple((start + shard,) for shard in range(cp))
                 layers = (bounds[index], bounds[index + 1])
-                found.append(
-                    Stage(id=len(found), module=module.name, replica=replica, layers=layers, ranks=ranks)
+                built.append(
+                    Stage(id=len(built), module=module.name, replica=replica, layers=layers, ranks=ranks)
                 )
     settings = [
         ModuleSettings(module=name, sharding=Sharding.PARAMETERS, instances=instances) for name in chosen
@@ -114,7 +114,7 @@ def sharded_parameters(
         microbatch_samples=1,
         settings=Settings(precision=job.settings.precision, modules=tuple(settings)),
     )
-    return with_programs(in_units(replace(draft_plan(chosen_job, "shared out"), stages=tuple(found))))
+    return with_programs(in_units(replace(draft_plan(chosen_job, "shared out"), stages=tuple(built))))
 
 
 def _expert_parallel(cost: CostModel) -> Iterator[tuple[str, Plan]]:
@@ -158,7 +158,7 @@ def _read_aside(cost: CostModel) -> Iterator[tuple[str, Plan]]:
 
 
 def _tied(cost: CostModel) -> Iterator[tuple[str, Plan]]:
-    """Embedding and head of the LLM are one weight."""
+    """Tie the LLM's embedding and head."""
     job = small("all")
     *encoders, last = job.model.modules
     assert last.source is not None, "the tour's modules come from configurations"

@@ -11,79 +11,83 @@ from experiments.fidelity.mutant_verdict import Stalled
 
 
 class LaneKind(StrEnum):
-    """GATHER: parts of weights to all. DEAL: gradients, a part to each. SUM: of a gradient group."""
+    """GATHER: all-gather of weights. DEAL: reduce-scatter of gradients. SUM: all-reduce of a group."""
 
     GATHER = "gather"
     DEAL = "deal"
     SUM = "sum"
 
 
-class What(NamedTuple):
-    """What ranks do together: a unit of sharded weights, by its layers, or a gradient group."""
+class Subject(NamedTuple):
+    """What a collective is about: a unit of sharded weights, by its layers, or a gradient group."""
 
     kind: LaneKind
     of: tuple[str, int, int] | int
 
 
-Brought = Mapping[Key, float]
+Contribution = Mapping[Key, float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Begun:
-    what: What
+    subject: Subject
     ranks: tuple[int, ...]
-    brought: Brought
+    contribution: Contribution
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A collective that all its ranks came to, and what each brought."""
+    """A collective that all its ranks have joined, with each one's contribution."""
 
-    what: What
-    brought: Mapping[int, Brought]
+    subject: Subject
+    contributions: Mapping[int, Contribution]
 
 
 class Lanes:
-    """What every rank has begun and not ended.
+    """Collectives that ranks have begun and not finished.
 
-    A rank has two lanes, of exchanges and of sums, each of which does one thing at a time. Ranks have a
-    channel for either: what one of them sends first the others take first, whatever it is.
+    A rank has two lanes, one for exchanges and one for sums, each with one collective at a time. The ranks
+    of a collective share a channel per lane, which is first in, first out whatever the subject.
     """
 
     def __init__(self) -> None:
         self._lanes: dict[tuple[int, bool], deque[_Begun]] = {}
         self._ranks: dict[tuple[tuple[int, ...], bool], None] = {}  # of channels, an ordered set
 
-    def begin(self, rank: int, what: What, ranks: tuple[int, ...], brought: Brought) -> None:
-        """One rank comes to a collective of `ranks`, itself among them."""
-        is_sum = what.kind is LaneKind.SUM
-        self._lanes.setdefault((rank, is_sum), deque()).append(_Begun(what, ranks, brought))
+    def begin(self, rank: int, subject: Subject, ranks: tuple[int, ...], contribution: Contribution) -> None:
+        """Let one rank join a collective of `ranks`, which include it."""
+        is_sum = subject.kind is LaneKind.SUM
+        self._lanes.setdefault((rank, is_sum), deque()).append(_Begun(subject, ranks, contribution))
         self._ranks[ranks, is_sum] = None
 
     def advance(self) -> list[Ended]:
-        """End all that can end now.
+        """Finish every collective that can finish now.
 
         Raises:
-            Stalled: ranks meet at different things, which never end.
+            Stalled: ranks meet at different collectives, which never finish.
         """
         ended: list[Ended] = []
         for ranks, is_sum in self._ranks:
-            while (found := self._next(ranks, is_sum=is_sum)) is not None:
-                ended.append(found)
+            while (collective := self._next(ranks, is_sum=is_sum)) is not None:
+                ended.append(collective)
         return ended
 
     def _next(self, ranks: tuple[int, ...], *, is_sum: bool) -> Ended | None:
         queues = [self._lanes.get((rank, is_sum)) for rank in ranks]
         heads = [queue[0] for queue in queues if queue and queue[0].ranks == ranks]
-        if len({head.what for head in heads}) > 1:
-            raise Stalled(f"ranks {ranks} meet at {heads[0].what.of} and at {heads[-1].what.of}")
+        if len({head.subject for head in heads}) > 1:
+            raise Stalled(f"ranks {ranks} meet at {heads[0].subject.of} and at {heads[-1].subject.of}")
         if len(heads) < len(ranks):
             return None
         for rank in ranks:
             self._lanes[rank, is_sum].popleft()
-        return Ended(heads[0].what, {rank: head.brought for rank, head in zip(ranks, heads, strict=True)})
+        return Ended(
+            heads[0].subject, {rank: head.contribution for rank, head in zip(ranks, heads, strict=True)}
+        )
 
     def stuck(self) -> str:
-        """What the ranks that wait are at; empty where nobody does."""
+        """The collectives that waiting ranks are at; empty where none waits."""
         heads = [(rank, queue[0]) for (rank, _), queue in self._lanes.items() if queue]
-        return "; ".join(f"rank {rank} in {h.what.kind} {h.what.of} of {h.ranks}" for rank, h in heads[:4])
+        return "; ".join(
+            f"rank {rank} in {h.subject.kind} {h.subject.of} of {h.ranks}" for rank, h in heads[:4]
+        )

@@ -15,11 +15,11 @@ from experiments.fidelity.mutant_meaning import (
     embedded,
     expert_factors,
     experts_of,
+    item_spans,
     layer_factor,
     layer_terms,
     loss_weights,
     numbers,
-    places,
     readings,
 )
 from experiments.fidelity.mutant_weights import own_experts
@@ -29,16 +29,16 @@ from workbench.model.layer import TokenCount
 from workbench.model.model_graph import TEXT, Edge, Module
 from workbench.plan.plan import Microbatch, Plan, Stage
 
-Places = NDArray[np.int64]
+Indices = NDArray[np.int64]
 Assemble = Callable[[str, int], Tokens]  # (edge, size) -> the tensor that its rows make
 
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """How features came into the tokens in front of a layer.
+    """How features entered the tokens in front of a layer.
 
     Args:
-        weights: [tokens, features] what of each feature each token got.
+        weights: [tokens, features] each token's weight of each feature.
     """
 
     edge: str
@@ -47,21 +47,21 @@ class _Reading:
 
 
 @dataclass(slots=True)
-class Kept:
-    """What one rank keeps of a forward.
+class Activations:
+    """Activations that one rank keeps from a forward.
 
     Args:
         inputs: of every layer.
-        maps: of every layer, which of its input's tokens each output token comes from.
-        chosen: of every layer, its output tokens' experts.
-        readings: of features, in the order of layers.
+        maps: of every layer, the index of the input token that each output token comes from.
+        chosen: of every layer, the experts of its output tokens.
+        readings: of features, in layer order.
         output: of the stage.
         loss_weights: of the output's tokens, where they have a loss.
-        terms: of gradients, that no weight has yet: (rank, key) -> value.
+        terms: gradient terms not yet added to a weight: (rank, key) -> value.
     """
 
     inputs: list[Tokens] = field(default_factory=list)
-    maps: list[Places] = field(default_factory=list)
+    maps: list[Indices] = field(default_factory=list)
     chosen: list[Experts] = field(default_factory=list)
     readings: list[_Reading] = field(default_factory=list)
     output: Tokens = field(default_factory=lambda: np.zeros(0))
@@ -80,72 +80,74 @@ class Layers:
         self._plan, self._owners = plan, Owners(plan)
         self._samples = {sample.id: sample for sample in plan.batch}
 
-    def forward(self, rank: int, stage: Stage, microbatch: Microbatch, assemble: Assemble) -> Kept:
-        """Of one rank; what comes from elsewhere is asked of `assemble`."""
+    def forward(self, rank: int, stage: Stage, microbatch: Microbatch, assemble: Assemble) -> Activations:
+        """Run one rank's forward; inputs from other ranks are requested with `assemble`."""
         module = self._plan.model.module(stage.module)
         first, last = stage.layers
-        position, kept = place_of(stage, rank), Kept()
+        position, activations = position_of(stage, rank), Activations()
         count = module.layers[first - 1].emits if first else TokenCount.IN
         owned = self._owners.tokens(microbatch, count, stage.cp)[position]
         hidden = assemble(module.name, len(owned)) if first else self._raw(module, owned)
         for index in range(first, last):
             for edge in self._plan.model.edges_into(module.name):
                 if index in edge.entered:
-                    hidden = self._read(edge, index, microbatch, assemble, (hidden, owned, kept))
+                    hidden = self._read(edge, index, microbatch, assemble, (hidden, owned, activations))
             following = self._owners.tokens(microbatch, module.layers[index].emits, stage.cp)[position]
-            mapped, chosen = self._mapped(module, owned, following), self._chosen(module, index, following)
-            kept.inputs.append(hidden)
-            kept.maps.append(mapped)
-            kept.chosen.append(chosen)
-            hidden = hidden[mapped] * layer_factor(module, index) * expert_factors(module, index, chosen)
+            sources, chosen = self._sources(module, owned, following), self._chosen(module, index, following)
+            activations.inputs.append(hidden)
+            activations.maps.append(sources)
+            activations.chosen.append(chosen)
+            hidden = hidden[sources] * layer_factor(module, index) * expert_factors(module, index, chosen)
             owned = following
-        kept.output = hidden
+        activations.output = hidden
         if module.modality == TEXT and last == len(module.layers):
-            every = {item: loss_weights(self._samples[item.sample]) for item in microbatch.items}
-            kept.loss_weights = np.array([every[item][token] for item, token in owned])
-        return kept
+            weights_of_item = {item: loss_weights(self._samples[item.sample]) for item in microbatch.items}
+            activations.loss_weights = np.array([weights_of_item[item][token] for item, token in owned])
+        return activations
 
     def backward(
-        self, rank: int, stage: Stage, kept: Kept, gradient: Tokens
+        self, rank: int, stage: Stage, activations: Activations, gradient: Tokens
     ) -> tuple[Tokens, dict[str, Tokens]]:
-        """Gradients of the stage's input and of every edge that it reads; weights' go to `kept.terms`."""
+        """Gradients of the stage's input and of every edge it reads; adds to `activations.terms`."""
         module = self._plan.model.module(stage.module)
         of_edge: dict[str, Tokens] = {}
         for index in reversed(range(*stage.layers)):
-            at = index - stage.layers[0]
+            position = index - stage.layers[0]
             if module.layers[index].trainable:
-                terms = gradient * kept.inputs[at][kept.maps[at]]
-                self._note(rank, stage, index, kept, terms)
-            back = np.zeros_like(kept.inputs[at])
-            factors = expert_factors(module, index, kept.chosen[at])
-            np.add.at(back, kept.maps[at], gradient * factors * layer_factor(module, index))
+                terms = gradient * activations.inputs[position][activations.maps[position]]
+                self._add_terms(rank, stage, index, activations, terms)
+            back = np.zeros_like(activations.inputs[position])
+            factors = expert_factors(module, index, activations.chosen[position])
+            np.add.at(back, activations.maps[position], gradient * factors * layer_factor(module, index))
             gradient = back
-            for reading in kept.readings:
+            for reading in activations.readings:
                 if reading.layer == index:
                     returned = gradient @ reading.weights
                     of_edge[reading.edge] = of_edge.get(reading.edge, 0.0) + returned
         return gradient, of_edge
 
-    def _note(self, rank: int, stage: Stage, index: int, kept: Kept, terms: Tokens) -> None:
-        """Own weights see all tokens of the rank; an expert's see those that some rank sends to it.
+    def _add_terms(
+        self, rank: int, stage: Stage, index: int, activations: Activations, terms: Tokens
+    ) -> None:
+        """Add weight terms: own weights see all tokens of the rank, an expert's those that ranks send to it.
 
-        Ranks of expert parallelism send each token once: tensor-parallel ones take turns.
+        Expert-parallel ranks send each token once: tensor-parallel ranks take turns.
         """
-        module, at = self._plan.model.module(stage.module), index - stage.layers[0]
-        found = layer_terms(module, index, kept.chosen[at], terms)
-        for key, value in found.items():
+        module, position = self._plan.model.module(stage.module), index - stage.layers[0]
+        own_terms = layer_terms(module, index, activations.chosen[position], terms)
+        for key, value in own_terms.items():
             if stage.ep == 1 or key.expert is None:
-                kept.terms[rank, key] = kept.terms.get((rank, key), 0.0) + value
+                activations.terms[rank, key] = activations.terms.get((rank, key), 0.0) + value
         if stage.ep == 1:
             return
-        turn = stage.ranks[place_of(stage, rank)].index(rank)
+        turn = stage.ranks[position_of(stage, rank)].index(rank)
         sent = np.where(np.arange(len(terms)) % stage.tp == turn, terms, 0.0)
         start = stage.flat_ranks.index(rank) // stage.ep * stage.ep
         count = num_experts(module.layers[index])
-        for key, value in layer_terms(module, index, kept.chosen[at], sent).items():
+        for key, value in layer_terms(module, index, activations.chosen[position], sent).items():
             for holder in stage.flat_ranks[start : start + stage.ep]:
                 if key.expert is not None and key.expert in own_experts(stage, holder, count):
-                    kept.terms[holder, key] = value
+                    activations.terms[holder, key] = value
 
     def _raw(self, module: Module, owned: Sequence[Token]) -> Tokens:
         values = np.zeros(len(owned))
@@ -165,8 +167,8 @@ class Layers:
         if not num_experts(module.layers[index]):
             return (0,) * len(tokens)
         counts = {item: self._owners.counts(module, item)[0] for item in {item for item, _ in tokens}}
-        every = {item: experts_of(module, index, item, count) for item, count in counts.items()}
-        return tuple(every[item][token] for item, token in tokens)
+        experts_of_item = {item: experts_of(module, index, item, count) for item, count in counts.items()}
+        return tuple(experts_of_item[item][token] for item, token in tokens)
 
     def _read(
         self,
@@ -174,15 +176,15 @@ class Layers:
         index: int,
         microbatch: Microbatch,
         assemble: Assemble,
-        at: tuple[Tokens, Sequence[Token], Kept],
+        state: tuple[Tokens, Sequence[Token], Activations],
     ) -> Tokens:
-        """The tokens with what they take of an edge's features."""
-        hidden, owned, kept = at
+        """Add the features of an edge to the tokens in front of a layer."""
+        hidden, owned, activations = state
         parts: list[Tokens] = []  # [tokens, features] of every item
         position = {token: number for number, token in enumerate(owned)}
         samples = np.array([item.sample for item, _ in owned])
         for sample in dict.fromkeys(item.sample for item in microbatch.items):
-            for item, start, stop in places(self._plan, edge, self._samples[sample]):
+            for item, start, stop in item_spans(self._plan, edge, self._samples[sample]):
                 if self._plan.model.is_context(edge):
                     count = self._count(edge.source, edge.after_layer, item)
                     parts.append(np.outer(samples == sample, readings(edge, index, item, count)))
@@ -196,27 +198,27 @@ class Layers:
                 part[own, range(len(own))] = 1.0
                 parts.append(part)
         matrix = np.concatenate(parts, axis=1) if parts else np.zeros((len(owned), 0))
-        kept.readings.append(_Reading(edge.name, index, matrix))
+        activations.readings.append(_Reading(edge.name, index, matrix))
         return hidden + matrix @ assemble(edge.name, matrix.shape[1])
 
     def _count(self, name: str, layer: int, item: Item) -> int:
-        """Tokens of an item behind a layer."""
+        """Number of tokens of an item after a layer."""
         module = self._plan.model.module(name)
         num_in, num_out = self._owners.counts(module, item)
         return num_in if module.layers[layer].emits is TokenCount.IN else num_out
 
-    def _mapped(self, module: Module, owned: Sequence[Token], following: Sequence[Token]) -> Places:
-        """Which of the tokens before a layer every token behind it comes from."""
+    def _sources(self, module: Module, owned: Sequence[Token], following: Sequence[Token]) -> Indices:
+        """For every token after a layer, the index of the token before it that it comes from."""
         if owned is following or list(owned) == list(following):
             return np.arange(len(owned))
-        where = {token: index for index, token in enumerate(owned)}
-        found = []
+        index_of = {token: index for index, token in enumerate(owned)}
+        indices = []
         for item, token in following:
             num_in, num_out = self._owners.counts(module, item)
-            found.append(where[item, token * num_in // num_out])
-        return np.array(found, dtype=np.int64)
+            indices.append(index_of[item, token * num_in // num_out])
+        return np.array(indices, dtype=np.int64)
 
 
-def place_of(stage: Stage, rank: int) -> int:
-    """The rank's context-parallel place."""
+def position_of(stage: Stage, rank: int) -> int:
+    """The rank's context-parallel position."""
     return next(index for index, row in enumerate(stage.ranks) if rank in row)

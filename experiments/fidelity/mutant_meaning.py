@@ -30,7 +30,7 @@ Experts = tuple[int, ...]  # of every token, the expert to which it is routed
 
 
 class Key(NamedTuple):
-    """A layer's own weights, those of one of its experts, or a tied weight, which is of no layer."""
+    """Key of a weight: a layer's own, one of its experts', or a tied one, which has no layer."""
 
     module: str
     layer: int | None
@@ -47,19 +47,19 @@ class Meaning:
 
 
 def number(*name: object) -> float:
-    """A fixed random number in [0.5, 1.5] for a name."""
+    """A fixed pseudo-random number in [0.5, 1.5] for a name."""
     digest = hashlib.blake2b(repr(name).encode(), digest_size=8).digest()
     return 0.5 + int.from_bytes(digest, "big") / 2**64
 
 
 def numbers(count: int, *name: object) -> Tokens:
-    """One per token."""
+    """Fixed pseudo-random numbers, one per token."""
     seed = int.from_bytes(hashlib.blake2b(repr(name).encode(), digest_size=8).digest(), "big")
     return np.random.default_rng(seed).uniform(0.5, 1.5, count)
 
 
 def meaning_of(plan: Plan) -> Meaning:
-    """Of the job: item after item, without stages, microbatches or rows."""
+    """Compute the job's meaning item by item, without stages, microbatches or rows."""
     language = plan.model.llm
     gradients: dict[Key, float] = {}
     loss = 0.0
@@ -79,8 +79,8 @@ def meaning_of(plan: Plan) -> Meaning:
             gradient = gradient * layer_factor(language, index)
             gradient = gradient * _routed(language, index, sample, gradient)
             for edge in _entering(plan, language, index):
-                for item, start, stop in places(plan, edge, sample):
-                    count = len(through(plan, edge.source, item, sample)[-1])
+                for item, start, stop in item_spans(plan, edge, sample):
+                    count = len(encoder_states(plan, edge.source, item, sample)[-1])
                     returned = (
                         readings(edge, index, item, count) * gradient.sum()
                         if plan.model.is_context(edge)
@@ -97,8 +97,8 @@ def _entering(plan: Plan, module: Module, layer: int) -> list[Edge]:
 def _entered(plan: Plan, edge: Edge, index: int, sample: Sample, hidden: Tokens) -> Tokens:
     """A sample's tokens in front of a layer that reads an edge."""
     hidden = hidden.copy()
-    for item, start, stop in places(plan, edge, sample):
-        features = through(plan, edge.source, item, sample)[-1]
+    for item, start, stop in item_spans(plan, edge, sample):
+        features = encoder_states(plan, edge.source, item, sample)[-1]
         if plan.model.is_context(edge):
             hidden += float(readings(edge, index, item, len(features)) @ features)
         else:
@@ -113,7 +113,7 @@ def _routed(module: Module, index: int, sample: Sample, tokens: Tokens) -> Token
 def _add_language(
     gradients: dict[Key, float], module: Module, index: int, sample: Sample, terms: Tokens
 ) -> None:
-    """Derivatives of what a layer does to one sample, by its own weights and by its experts'."""
+    """Add the derivatives of a layer's work on one sample, by its own weights and its experts'."""
     if not module.layers[index].trainable:
         return
     chosen = experts_of(module, index, Item(sample.id, 0), len(terms))
@@ -122,24 +122,24 @@ def _add_language(
 
 
 def layer_terms(module: Module, index: int, chosen: Experts, terms: Tokens) -> dict[Key, float]:
-    """Derivatives by key: `terms` are input times gradient of the output, token by token.
+    """Derivatives by key; `terms` are input times output gradient, per token.
 
     Args:
         chosen: [tokens] each one's expert.
     """
     whole = float(terms @ expert_factors(module, index, chosen)) * layer_factor(module, index)
-    found = {}
+    terms_by_key = {}
     for key in keys_of(module, index):
         if key.expert is None:
-            found[key] = whole / _own_factor(key)
+            terms_by_key[key] = whole / _own_factor(key)
         else:
-            mine = terms[np.asarray(chosen) == key.expert]
-            found[key] = float(mine.sum()) * layer_factor(module, index)
-    return found
+            own_terms = terms[np.asarray(chosen) == key.expert]
+            terms_by_key[key] = float(own_terms.sum()) * layer_factor(module, index)
+    return terms_by_key
 
 
 def keys_of(module: Module, index: int) -> list[Key]:
-    """A layer's own weights, if it has any that it shares with no other, its tied ones, its experts'."""
+    """Keys of a layer: own weights that no other layer shares, tied ones, experts'."""
     layer = module.layers[index]
     shared = dict.fromkeys(name for _, name in layer.tied)
     own = [Key(module.name, index)] * any(p.name not in shared for p in layer.parameters())
@@ -148,7 +148,7 @@ def keys_of(module: Module, index: int) -> list[Key]:
 
 
 def layer_factor(module: Module, index: int) -> float:
-    """What a layer multiplies every token by, its experts apart."""
+    """The factor of a layer, without its experts."""
     factor = coefficient(module.name, index)
     for name in dict.fromkeys(name for _, name in module.layers[index].tied):
         factor *= _own_factor(Key(module.name, None, shared=name))
@@ -162,7 +162,7 @@ def _own_factor(key: Key) -> float:
 
 
 def experts_of(module: Module, index: int, item: Item, num_tokens: int) -> Experts:
-    """[tokens] The expert to which a layer routes each token of an item; 0 in a layer without."""
+    """Return [tokens] the expert of each token of an item; 0 for a layer without experts."""
     return _chosen(module.name, index, num_experts(module.layers[index]), item, num_tokens)
 
 
@@ -174,7 +174,7 @@ def _chosen(module: str, layer: int, count: int, item: Item, num_tokens: int) ->
 
 
 def expert_factors(module: Module, index: int, chosen: Experts) -> Tokens:
-    """What their experts multiply tokens by; ones in a layer without."""
+    """Return [tokens] the experts' factors; ones for a layer without experts."""
     if not num_experts(module.layers[index]):
         return np.ones(len(chosen))
     return np.array([_expert_coefficient(module.name, index, expert) for expert in chosen])
@@ -186,7 +186,7 @@ def _expert_coefficient(module: str, layer: int, expert: int) -> float:
 
 
 def readings(edge: Edge, layer: int, item: Item, num_tokens: int) -> Tokens:
-    """How much of every feature of an item a cross-attention layer takes in."""
+    """Weights with which a cross-attention layer reads every feature of an item."""
     return numbers(num_tokens, "reading", edge.name, layer, *item)
 
 
@@ -194,12 +194,16 @@ def _backward_encoder(
     plan: Plan, edge: Edge, item: Item, sample: Sample, gradient: Tokens, gradients: dict[Key, float]
 ) -> None:
     module = plan.model.module(edge.source)
-    states = through(plan, edge.source, item, sample)
+    states = encoder_states(plan, edge.source, item, sample)
     for index in reversed(range(len(module.layers))):
-        read = picked(states[index], len(states[index + 1]))
+        read = resized(states[index], len(states[index + 1]))
         _add(gradients, module, index, float(gradient @ read))
         back = np.zeros_like(states[index])
-        np.add.at(back, picks(len(states[index]), len(gradient)), gradient * coefficient(module.name, index))
+        np.add.at(
+            back,
+            source_indices(len(states[index]), len(gradient)),
+            gradient * coefficient(module.name, index),
+        )
         gradient = back
 
 
@@ -214,7 +218,7 @@ def coefficient(module: str, layer: int) -> float:
 
 
 def embedded(plan: Plan, sample: Sample) -> Tokens:
-    """Inputs of the LLM's layer 0 before features: zero where those will stand, else their own."""
+    """Inputs of the LLM's layer 0 before features are added: zero at feature positions."""
     model = plan.model
     placed = {model.module(edge.source).modality for edge in model.edges if not model.is_context(edge)}
     parts = [
@@ -228,8 +232,8 @@ def loss_weights(sample: Sample) -> Tokens:
     return numbers(sample.num_tokens, "loss", sample.id)
 
 
-def places(plan: Plan, edge: Edge, sample: Sample) -> Iterator[tuple[Item, int, int]]:
-    """Where an edge's items stand in one sample's sequence."""
+def item_spans(plan: Plan, edge: Edge, sample: Sample) -> Iterator[tuple[Item, int, int]]:
+    """Positions of an edge's items in one sample's sequence."""
     modality = plan.model.module(edge.source).modality
     start = 0
     for segment in sample.segments:
@@ -238,31 +242,31 @@ def places(plan: Plan, edge: Edge, sample: Sample) -> Iterator[tuple[Item, int, 
         start += segment.tokens_out
 
 
-def through(plan: Plan, name: str, item: Item, sample: Sample) -> list[Tokens]:
-    """An item's tokens before every layer of its encoder, and behind the last."""
+def encoder_states(plan: Plan, name: str, item: Item, sample: Sample) -> list[Tokens]:
+    """An item's tokens before every layer of its encoder, and after the last."""
     module = plan.model.module(name)
     segment = next(s for s in sample.of(module.modality) if s.k == item.k)
     states = [numbers(segment.tokens_in, "raw", name, *item)]
     for index, layer in enumerate(module.layers):
         count = segment.tokens_in if layer.emits is TokenCount.IN else segment.tokens_out
-        states.append(picked(states[-1], count) * coefficient(name, index))
+        states.append(resized(states[-1], count) * coefficient(name, index))
     return states
 
 
-def picks(num_tokens: int, num_kept: int) -> NDArray[np.int64]:
-    """Which of an item's tokens stand behind a layer that changes their number."""
+def source_indices(num_tokens: int, num_kept: int) -> NDArray[np.int64]:
+    """Index of the source token of each token after a layer that changes their number."""
     return np.arange(num_kept) * num_tokens // num_kept
 
 
-def picked(tokens: Tokens, num_kept: int) -> Tokens:
-    return tokens[picks(len(tokens), num_kept)]
+def resized(tokens: Tokens, num_kept: int) -> Tokens:
+    return tokens[source_indices(len(tokens), num_kept)]
 
 
 Token = tuple[Item, int]
 
 
 class Owners:
-    """Which tokens of a microbatch each context-parallel place holds, worked out token by token."""
+    """Tokens of a microbatch owned by each context-parallel position, computed token by token."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -278,7 +282,7 @@ class Owners:
         return segment.tokens_in, segment.tokens_out
 
     def tokens(self, microbatch: Microbatch, count: TokenCount, cp: int) -> list[list[Token]]:
-        """[place] tokens in the order in which the rank there holds them."""
+        """Return [position] the tokens in the order in which that rank stores them."""
         key = (microbatch.module, microbatch.replica, microbatch.index, count)
         if key not in self._known:
             self._known[key] = self._tokens(microbatch, count, cp)
@@ -286,7 +290,7 @@ class Owners:
 
     def _tokens(self, microbatch: Microbatch, count: TokenCount, cp: int) -> list[list[Token]]:
         module = self._plan.model.module(microbatch.module)
-        held: list[list[Token]] = [[] for _ in range(cp)]
+        tokens_by_rank: list[list[Token]] = [[] for _ in range(cp)]
         for row, items in enumerate(microbatch.rows):
             sizes = [self.counts(module, item) for item in items]
             owner = self._owner(microbatch, row, sum(size for size, _ in sizes), cp)
@@ -297,9 +301,9 @@ class Owners:
                     index = owner(start + token * num_in // kept)
                     if index < 0:
                         raise LookupError(f"owner {index} is nobody")
-                    held[index].append((item, token))
+                    tokens_by_rank[index].append((item, token))
                 start += num_in
-        return held
+        return tokens_by_rank
 
     def _owner(self, microbatch: Microbatch, row: int, length: int, cp: int) -> Callable[[int], int]:
         for shard in self._plan.token_shards:

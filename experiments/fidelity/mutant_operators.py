@@ -15,17 +15,17 @@ OPERATORS: list[Operator] = []  # in the order in which they stand here
 
 
 class NothingError(Exception):
-    """There is nothing to edit."""
+    """The plan has nothing that the operator could edit."""
 
 
 def operator(edit: Operator) -> Operator:
-    """An edit that mutants are made by."""
+    """Register an edit that mutants are made by."""
     OPERATORS.append(edit)
     return edit
 
 
 def of_program(edit: Callable[[list[Action], random.Random, Plan], None]) -> Operator:
-    """An edit of one program's actions, in place; NothingError: they have nothing of the kind."""
+    """Make an operator of an in-place edit of one program's actions; NothingError: not applicable."""
 
     @operator
     @wraps(edit)
@@ -42,7 +42,7 @@ def of_program(edit: Callable[[list[Action], random.Random, Plan], None]) -> Ope
 
 
 def of_stage(edit: Callable[[Stage, random.Random, Plan], Stage]) -> Operator:
-    """An edit of one stage."""
+    """Make an operator of an edit of one stage."""
 
     @operator
     @wraps(edit)
@@ -54,7 +54,7 @@ def of_stage(edit: Callable[[Stage, random.Random, Plan], Stage]) -> Operator:
 
 
 def of_microbatch(edit: Callable[[Microbatch, random.Random, Plan], Microbatch]) -> Operator:
-    """An edit of one microbatch."""
+    """Make an operator of an edit of one microbatch."""
 
     @operator
     @wraps(edit)
@@ -67,7 +67,7 @@ def of_microbatch(edit: Callable[[Microbatch, random.Random, Plan], Microbatch])
 
 
 def of_token_shard(edit: Callable[[TokenShard, random.Random], TokenShard]) -> Operator:
-    """An edit of who owns a row's tokens."""
+    """Make an operator of an edit of a row's token owners."""
 
     @operator
     @wraps(edit)
@@ -82,12 +82,12 @@ def of_token_shard(edit: Callable[[TokenShard, random.Random], TokenShard]) -> O
 
 
 def with_one(items: Sequence[T], index: int, changed: T | None) -> tuple[T, ...]:
-    """With another item at that place, or none."""
+    """Replace or remove the item at that index."""
     return (*items[:index], *(() if changed is None else (changed,)), *items[index + 1 :])
 
 
 def with_program(plan: Plan, index: int, actions: Sequence[Action], rng: random.Random | None = None) -> Plan:
-    """On all ranks of the program, or, with an `rng`, one time in three, on one of them alone."""
+    """Set the program on all its ranks or, with an `rng`, one time in three, on only one of them."""
     program = plan.programs[index]
     made = [Program(ranks=program.ranks, actions=tuple(actions))]
     if rng is not None and len(program.ranks) > 1 and rng.random() < 1 / 3:
@@ -122,8 +122,8 @@ def swap_neighbours(actions: list[Action], rng: random.Random, _: Plan) -> None:
 def swap_actions(actions: list[Action], rng: random.Random, _: Plan) -> None:
     if len(actions) < 2:
         raise NothingError
-    one, other = rng.sample(range(len(actions)), 2)
-    actions[one], actions[other] = actions[other], actions[one]
+    first, other = rng.sample(range(len(actions)), 2)
+    actions[first], actions[other] = actions[other], actions[first]
 
 
 @of_program
@@ -134,14 +134,14 @@ def move_action(actions: list[Action], rng: random.Random, _: Plan) -> None:
 
 @of_program
 def retype_action(actions: list[Action], rng: random.Random, plan: Plan) -> None:
-    """Another pass, microbatch or stage."""
+    """Change the pass, microbatch or stage of an action."""
     at = rng.randrange(len(actions))
-    found = actions[at]
+    action = actions[at]
     actions[at] = rng.choice(
         (
-            found._replace(kind=rng.choice(list(Pass))),
-            found._replace(microbatch=rng.randrange(4)),
-            found._replace(stage=rng.choice(plan.stages).id),
+            action._replace(kind=rng.choice(list(Pass))),
+            action._replace(microbatch=rng.randrange(4)),
+            action._replace(stage=rng.choice(plan.stages).id),
             STEP,
         )
     )
@@ -149,31 +149,31 @@ def retype_action(actions: list[Action], rng: random.Random, plan: Plan) -> None
 
 @operator
 def give_action_away(plan: Plan, rng: random.Random) -> Plan | None:
-    """To another program."""
+    """Move an action to another program."""
     if len(plan.programs) < 2:
         return None
-    one, other = rng.sample(range(len(plan.programs)), 2)
-    actions, taker = list(plan.programs[one].actions), list(plan.programs[other].actions)
+    source, other = rng.sample(range(len(plan.programs)), 2)
+    actions, taker = list(plan.programs[source].actions), list(plan.programs[other].actions)
     taker.insert(rng.randrange(len(taker) + 1), actions.pop(rng.randrange(len(actions))))
-    return with_program(with_program(plan, one, actions), other, taker)
+    return with_program(with_program(plan, source, actions), other, taker)
 
 
 @of_program
 def split_backward(actions: list[Action], rng: random.Random, _: Plan) -> None:
-    """A B as I and W, W anywhere later; or only one of them."""
+    """Split a B into I and a W at any later position, or into only one of them."""
     whole = [at for at, action in enumerate(actions) if action.kind is Pass.B]
     if not whole:
         raise NothingError
     at = rng.choice(whole)
-    found = actions[at]
-    actions[at] = found._replace(kind=Pass.I)
+    backward = actions[at]
+    actions[at] = backward._replace(kind=Pass.I)
     if rng.random() < 0.8:
-        actions.insert(rng.randrange(at + 1, len(actions) + 1), found._replace(kind=Pass.W))
+        actions.insert(rng.randrange(at + 1, len(actions) + 1), backward._replace(kind=Pass.W))
 
 
 @of_stage
 def re_peer_stage(stage: Stage, rng: random.Random, plan: Plan) -> Stage:
-    """One of its ranks becomes another rank."""
+    """Replace one rank of a stage by another."""
     rows = [list(row) for row in stage.ranks]
     row = rng.choice(rows)
     row[rng.randrange(len(row))] = rng.randrange(-1, plan.cluster.num_ranks + 1)
@@ -182,7 +182,7 @@ def re_peer_stage(stage: Stage, rng: random.Random, plan: Plan) -> Stage:
 
 @operator
 def swap_ranks(plan: Plan, rng: random.Random) -> Plan | None:
-    """Two stages take each other's ranks, their programs with them or not."""
+    """Swap the ranks of two stages, with or without their programs."""
     if len(plan.stages) < 2:
         return None
     one, other = rng.sample(range(len(plan.stages)), 2)
@@ -193,7 +193,7 @@ def swap_ranks(plan: Plan, rng: random.Random) -> Plan | None:
 
 @operator
 def reverse_grid(plan: Plan, rng: random.Random) -> Plan | None:
-    """Context-parallel places in another order."""
+    """Reorder the context-parallel positions."""
     wide = [index for index, stage in enumerate(plan.stages) if stage.cp > 1]
     if not wide:
         return None
@@ -204,7 +204,7 @@ def reverse_grid(plan: Plan, rng: random.Random) -> Plan | None:
 
 @operator
 def cut_elsewhere(plan: Plan, rng: random.Random) -> Plan:
-    """A boundary moves by one layer, on one side or on both."""
+    """Move a boundary by one layer, on one side or on both."""
     index = rng.randrange(len(plan.stages))
     stage, by = plan.stages[index], rng.choice((-1, 1))
     first, last = stage.layers
@@ -233,7 +233,7 @@ def duplicate_stage(plan: Plan, rng: random.Random) -> Plan:
 
 @of_stage
 def rename_stage(stage: Stage, rng: random.Random, plan: Plan) -> Stage:
-    """Another id, module or replica."""
+    """Change the id, module or replica."""
     other = rng.choice(plan.stages)
     return rng.choice(
         (
@@ -251,15 +251,15 @@ def reorder_stages(plan: Plan, rng: random.Random) -> Plan:
 
 @of_microbatch
 def drop_item(microbatch: Microbatch, rng: random.Random, _: Plan) -> Microbatch:
-    gone = rng.choice(microbatch.items)
+    dropped = rng.choice(microbatch.items)
     return replace(
-        microbatch, rows=tuple(tuple(item for item in row if item != gone) for row in microbatch.rows)
+        microbatch, rows=tuple(tuple(item for item in row if item != dropped) for row in microbatch.rows)
     )
 
 
 @operator
 def move_item(plan: Plan, rng: random.Random) -> Plan | None:
-    """To another microbatch of its module, of any replica; empty rows go."""
+    """Move an item to another microbatch of its module, of any replica; empty rows are removed."""
     index = rng.randrange(len(plan.microbatches))
     giver = plan.microbatches[index]
     takers = [i for i, m in enumerate(plan.microbatches) if i != index and m.module == giver.module]
@@ -275,13 +275,13 @@ def move_item(plan: Plan, rng: random.Random) -> Plan | None:
 
 @operator
 def swap_items(plan: Plan, rng: random.Random) -> Plan | None:
-    """Two items of one module, of any microbatches."""
+    """Swap two items of one module, of any microbatches."""
     module = rng.choice(plan.microbatches).module
     items = [item for m in plan.microbatches if m.module == module for item in m.items]
     if len(set(items)) < 2:
         return None
-    one, other = rng.sample(sorted(set(items)), 2)
-    pair = {one: other, other: one}
+    first, other = rng.sample(sorted(set(items)), 2)
+    pair = {first: other, other: first}
     return replace(
         plan,
         microbatches=tuple(
@@ -295,7 +295,7 @@ def swap_items(plan: Plan, rng: random.Random) -> Plan | None:
 
 @of_microbatch
 def repeat_item(microbatch: Microbatch, rng: random.Random, plan: Plan) -> Microbatch:
-    """The same again, or one of another sample."""
+    """Repeat an item, or add one of another sample."""
     donor = rng.choice(plan.microbatches)
     row = (*microbatch.rows[0], rng.choice(donor.items))
     return replace(microbatch, rows=(row, *microbatch.rows[1:]))
@@ -303,7 +303,7 @@ def repeat_item(microbatch: Microbatch, rng: random.Random, plan: Plan) -> Micro
 
 @of_microbatch
 def regroup_rows(microbatch: Microbatch, rng: random.Random, _: Plan) -> Microbatch:
-    """All items of a microbatch in one row, each in its own, or in another order."""
+    """Put all items of a microbatch in one row, each in its own, or reorder them."""
     items = list(microbatch.items)
     rng.shuffle(items)
     return replace(microbatch, rows=rng.choice(((tuple(items),), tuple((item,) for item in items))))
@@ -311,7 +311,7 @@ def regroup_rows(microbatch: Microbatch, rng: random.Random, _: Plan) -> Microba
 
 @operator
 def renumber_microbatch(plan: Plan, rng: random.Random) -> Plan:
-    """Another index, replica or module; or two of one replica change places."""
+    """Change the index, replica or module, or swap two microbatches of one replica."""
     index = rng.randrange(len(plan.microbatches))
     microbatch, other = plan.microbatches[index], rng.choice(plan.microbatches)
     if rng.random() < 0.5 and other.module == microbatch.module:
@@ -330,19 +330,19 @@ def renumber_microbatch(plan: Plan, rng: random.Random) -> Plan:
 
 @operator
 def drop_microbatch(plan: Plan, rng: random.Random) -> Plan:
-    gone = rng.choice(plan.microbatches)
-    return replace(plan, microbatches=tuple(m for m in plan.microbatches if m is not gone))
+    dropped = rng.choice(plan.microbatches)
+    return replace(plan, microbatches=tuple(m for m in plan.microbatches if m is not dropped))
 
 
 @operator
 def reorder_microbatches(plan: Plan, rng: random.Random) -> Plan:
-    """Of the file alone: their indices stay."""
+    """Change only their order in the file; indices stay."""
     return replace(plan, microbatches=tuple(rng.sample(plan.microbatches, len(plan.microbatches))))
 
 
 @of_token_shard
 def re_own_tokens(shard: TokenShard, rng: random.Random) -> TokenShard:
-    """A block to another owner, which may not exist."""
+    """Give a block to another owner, which may not exist."""
     owners = list(shard.owners)
     owners[rng.randrange(len(owners))] = rng.choice((0, 1, 1, 0, 2, -1))
     return replace(shard, owners=tuple(owners))
@@ -350,7 +350,7 @@ def re_own_tokens(shard: TokenShard, rng: random.Random) -> TokenShard:
 
 @of_token_shard
 def re_shape_tokens(shard: TokenShard, rng: random.Random) -> TokenShard:
-    """Other block sizes, or a block more or less."""
+    """Change block sizes or the number of blocks by one."""
     return rng.choice(
         (
             replace(shard, block_tokens=shard.block_tokens + rng.choice((-1, 1))),
@@ -364,7 +364,7 @@ def re_shape_tokens(shard: TokenShard, rng: random.Random) -> TokenShard:
 
 @operator
 def drop_tokens(plan: Plan, rng: random.Random) -> Plan | None:
-    """A row goes back to zigzag; or its owners stand twice."""
+    """Revert a row to zigzag, or list its owners twice."""
     if not plan.token_shards:
         return None
     index = rng.randrange(len(plan.token_shards))
@@ -375,7 +375,7 @@ def drop_tokens(plan: Plan, rng: random.Random) -> Plan | None:
 
 @operator
 def shrink_memory(plan: Plan, rng: random.Random) -> Plan:
-    """Of every node, by up to a million times."""
+    """Shrink the memory of every node by up to a million times."""
     factor = 10 ** rng.uniform(0, 6)
     nodes = tuple(replace(n, memory_bytes=max(1, int(n.memory_bytes / factor))) for n in plan.cluster.nodes)
     return replace(plan, cluster=replace(plan.cluster, nodes=nodes))

@@ -21,19 +21,26 @@ SCHEDULES = (
 
 
 def pool(mixes: Sequence[str] = tuple(TINY_MIXES)) -> tuple[tuple[str, Plan], ...]:
-    """Names and plans, all of the tiny model on at most `NUM_RANKS` ranks; equal ones once.
+    """Names and distinct plans, all of the tiny model on at most `NUM_RANKS` ranks.
 
     Args:
-        mixes: what is frozen in those that come with every strategy and schedule.
+        mixes: frozen modules of the plans that are made for every strategy and schedule.
     """
-    seen: list[tuple[object, ...]] = []
-    found = []
+    contents: list[tuple[object, ...]] = []
+    plans = []
     for name, plan in _all(mixes):
-        what = (plan.model, plan.stages, plan.programs, plan.microbatches, plan.token_shards, plan.settings)
-        if what not in seen:
-            seen.append(what)
-            found.append((name, plan))
-    return tuple(found)
+        content = (
+            plan.model,
+            plan.stages,
+            plan.programs,
+            plan.microbatches,
+            plan.token_shards,
+            plan.settings,
+        )
+        if content not in contents:
+            contents.append(content)
+            plans.append((name, plan))
+    return tuple(plans)
 
 
 def _all(mixes: Sequence[str]) -> Iterator[tuple[str, Plan]]:

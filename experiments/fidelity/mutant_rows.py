@@ -13,13 +13,13 @@ ROW_OPERATORS: list[RowOperator] = []  # in the order in which they stand here
 
 
 def operator(edit: RowOperator) -> RowOperator:
-    """An edit that mutants are made by."""
+    """Register an edit that mutants are made by."""
     ROW_OPERATORS.append(edit)
     return edit
 
 
 def of_row(edit: Callable[[Lowered, Transfer, random.Random], Lowered]) -> RowOperator:
-    """An edit of one row."""
+    """Make an operator of an edit of one row."""
 
     @operator
     @wraps(edit)
@@ -36,7 +36,7 @@ def _with_row(lowered: Lowered, row: Transfer) -> Lowered:
 
 @of_row
 def drop_row(lowered: Lowered, row: Transfer, rng: random.Random) -> Lowered:
-    """From what its producer sends, its consumer awaits, or both."""
+    """Drop a row from its producer's sends, its consumer's inputs, or both."""
     sides = rng.choice(((True, False), (False, True), (True, True)))
     inputs, outputs = dict(lowered.inputs), dict(lowered.outputs)
     if sides[0]:
@@ -48,16 +48,16 @@ def drop_row(lowered: Lowered, row: Transfer, rng: random.Random) -> Lowered:
 
 @of_row
 def duplicate_row(lowered: Lowered, row: Transfer, _: random.Random) -> Lowered:
-    """Once more, under a number of its own."""
-    again = row._replace(row=len(lowered.transfers))
-    inputs = dict(lowered.inputs) | {row.consumer: (*lowered.inputs[row.consumer], again.row)}
-    outputs = dict(lowered.outputs) | {row.producer: (*lowered.outputs[row.producer], again.row)}
-    return replace(lowered, transfers=(*lowered.transfers, again), inputs=inputs, outputs=outputs)
+    """Duplicate a row under a new number."""
+    copy = row._replace(row=len(lowered.transfers))
+    inputs = dict(lowered.inputs) | {row.consumer: (*lowered.inputs[row.consumer], copy.row)}
+    outputs = dict(lowered.outputs) | {row.producer: (*lowered.outputs[row.producer], copy.row)}
+    return replace(lowered, transfers=(*lowered.transfers, copy), inputs=inputs, outputs=outputs)
 
 
 @operator
 def swap_rows(lowered: Lowered, rng: random.Random) -> Lowered | None:
-    """Two rows take each other's number, and so their place in the order of their communicator."""
+    """Swap the numbers of two rows, and so their order in their communicator."""
     if len(lowered.transfers) < 2:
         return None
     one, other = rng.sample(range(len(lowered.transfers)), 2)
@@ -83,7 +83,7 @@ def swap_rows(lowered: Lowered, rng: random.Random) -> Lowered | None:
 
 @of_row
 def re_peer_row(lowered: Lowered, row: Transfer, rng: random.Random) -> Lowered:
-    """From or to another rank, by the route it had or the one that fits."""
+    """Change the source or destination rank, keeping the route or taking the one that fits."""
     rank = rng.choice(lowered.plan.ranks)
     changed = rng.choice((row._replace(source_rank=rank), row._replace(destination_ranks=(rank,))))
     if rng.random() < 0.5 and changed.route is not Route.BROADCAST:
@@ -94,7 +94,7 @@ def re_peer_row(lowered: Lowered, row: Transfer, rng: random.Random) -> Lowered:
 
 @of_row
 def re_end_row(lowered: Lowered, row: Transfer, rng: random.Random) -> Lowered:
-    """Another producer or consumer, with its tables or without."""
+    """Change the producer or consumer, with or without the tables."""
     action = rng.choice(list(lowered.plan.program_actions))
     inputs, outputs = dict(lowered.inputs), dict(lowered.outputs)
     if rng.random() < 0.5:
@@ -112,7 +112,7 @@ def re_end_row(lowered: Lowered, row: Transfer, rng: random.Random) -> Lowered:
 
 @of_row
 def re_shape_row(lowered: Lowered, row: Transfer, rng: random.Random) -> Lowered:
-    """A slice starts or ends elsewhere, or is missing."""
+    """Move a boundary of a slice, or remove the slice."""
     at = rng.randrange(len(row.slices))
     piece, by = row.slices[at], rng.choice((-1, 1))
     changed = rng.choice(
@@ -130,7 +130,7 @@ def re_shape_row(lowered: Lowered, row: Transfer, rng: random.Random) -> Lowered
 
 @operator
 def shrink_group(lowered: Lowered, rng: random.Random) -> Lowered | None:
-    """A gradient group loses a rank, or a rank's REDUCE_GRAD loses the group."""
+    """Remove a rank from a gradient group, or the group from a rank's REDUCE_GRAD."""
     wide = [group for group in lowered.groups if len(group.ranks) > 1]
     if not wide:
         return None
@@ -139,15 +139,15 @@ def shrink_group(lowered: Lowered, rng: random.Random) -> Lowered | None:
         ranks = tuple(rank for rank in group.ranks if rank != rng.choice(group.ranks))
         groups = [replace(g, ranks=ranks) if g is group else g for g in lowered.groups]
         return replace(lowered, groups=tuple(groups))
-    action = rng.choice([a for a, found in lowered.reductions.items() if group.index in found])
-    left = tuple(index for index in lowered.reductions[action] if index != group.index)
-    return replace(lowered, reductions=lowered.reductions | {action: left})
+    action = rng.choice([a for a, indices in lowered.reductions.items() if group.index in indices])
+    remaining = tuple(index for index in lowered.reductions[action] if index != group.index)
+    return replace(lowered, reductions=lowered.reductions | {action: remaining})
 
 
 @operator
 def reorder_reductions(lowered: Lowered, rng: random.Random) -> Lowered | None:
-    """A REDUCE_GRAD issues its groups in another order."""
-    several = [action for action, found in lowered.reductions.items() if len(found) > 1]
+    """Reorder the groups of a REDUCE_GRAD."""
+    several = [action for action, indices in lowered.reductions.items() if len(indices) > 1]
     if not several:
         return None
     action = rng.choice(several)

@@ -24,7 +24,7 @@ RUN_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A mutant and its parent; refused ones are those in which the validator sees a deadlock."""
+    """A mutant and its parent; sampled refused mutants are those reported as a deadlock."""
 
     operator: str
     plan: Plan
@@ -33,15 +33,15 @@ class Sample:
 
 
 def run_samples(samples: Sequence[Sample]) -> dict[str, object]:
-    """Run all of them on gloo, in float64; what happened, by kind."""
+    """Run all samples on gloo in float64; returns the outcomes by kind."""
     failed, ran = [], []
     with Pool(NUM_RANKS) as pool:
         for sample in samples:
-            found = outcome(sample, pool)
-            if sample.is_accepted and found != "same":
-                failed.append(f"{sample.operator}: {found}")
-            if not sample.is_accepted and not found.startswith("failed"):
-                ran.append(f"{sample.operator}: {found}")
+            result = outcome(sample, pool)
+            if sample.is_accepted and result != "same":
+                failed.append(f"{sample.operator}: {result}")
+            if not sample.is_accepted and not result.startswith("failed"):
+                ran.append(f"{sample.operator}: {result}")
     return {
         "accepted_run": sum(sample.is_accepted for sample in samples),
         "accepted_that_failed": failed,
@@ -51,7 +51,7 @@ def run_samples(samples: Sequence[Sample]) -> dict[str, object]:
 
 
 def outcome(sample: Sample, pool: Pool) -> str:
-    """`same`, `different ...` or `failed ...`."""
+    """Return `same`, `different ...` or `failed ...`."""
     settings = RunSettings(
         precision=Precision.FLOAT64,
         collect=Collect.GRADIENTS,
@@ -69,7 +69,7 @@ def outcome(sample: Sample, pool: Pool) -> str:
 
 
 def compared(plan: Plan, result: RunResult, reference: ReferenceResult) -> str:
-    """What a rank has cut its gradients to is held against the same part of the reference's."""
+    """Compare each rank's gradients with the same parts of the reference's."""
     if not math.isclose(result.losses[0], reference.loss, rel_tol=BOUND):
         return f"different loss: {result.losses[0]} instead of {reference.loss}"
     norm = float(torch.stack([gradient.norm() for gradient in reference.gradients.values()]).norm())

@@ -11,11 +11,11 @@ class Verdict(StrEnum):
 
 
 class Wrong(Exception):  # noqa: N818  (a verdict, not an error)
-    """Something that no execution with the job's meaning does."""
+    """The execution did something that contradicts the job's meaning."""
 
 
 class Stalled(Exception):  # noqa: N818
-    """No rank can go on."""
+    """No rank can continue."""
 
 
 @dataclass(frozen=True, slots=True)

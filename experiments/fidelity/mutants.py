@@ -47,7 +47,7 @@ MOST_NAMED = 20
 
 
 class Gate(StrEnum):
-    """Where a mutant was refused, or that it was not."""
+    """The check that refused a mutant, or that none did."""
 
     ACCEPTED = "accepted"
     CHECK = "refused by check"
@@ -59,7 +59,7 @@ class Gate(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """One edit; `plan` is None for an edit of rows."""
+    """One edited plan; `plan` is None for an edit of rows."""
 
     number: int
     parent: str
@@ -70,7 +70,7 @@ class Mutant:
 
 @dataclass(slots=True)
 class Tally:
-    """Everything that is reported."""
+    """All reported counts."""
 
     by_operator: Counter[tuple[str, Gate, str]] = field(default_factory=Counter)
     seconds: list[float] = field(default_factory=list)
@@ -112,7 +112,7 @@ class Tally:
 
 
 def mutants(plans: Sequence[tuple[str, Plan]], count: int, seed: int) -> Iterator[Mutant]:
-    """Operators in turn, parents at random; an edit that changes nothing is drawn again."""
+    """Yield mutants: operators in turn, random parents; an edit that changes nothing is redrawn."""
     rng = random.Random(seed)
     lowered = {name: lower(plan) for name, plan in plans}
     for number in range(count):
@@ -121,7 +121,7 @@ def mutants(plans: Sequence[tuple[str, Plan]], count: int, seed: int) -> Iterato
 
 
 def _mutant(plans: Sequence[tuple[str, Plan]], number: int, rng: random.Random) -> Mutant:
-    """By the operator whose turn it is, or, where it fits none of many plans, by the next."""
+    """Apply the operator whose turn it is or, where it fits none of many plans, the next one."""
     for turn in range(len(PLAN_OPERATORS) * MOST_DRAWS):
         operator = PLAN_OPERATORS[(number + turn // MOST_DRAWS) % len(PLAN_OPERATORS)]
         name, plan = rng.choice(plans)
@@ -144,7 +144,7 @@ def _mutant_of_rows(
 
 
 def validate(mutant: Mutant) -> tuple[Gate, str]:
-    """What the validator says, and why."""
+    """Return the validator's verdict and message."""
     try:
         if mutant.plan is not None:
             accept(mutant.plan)
@@ -159,7 +159,7 @@ def validate(mutant: Mutant) -> tuple[Gate, str]:
 
 
 def _gate(mutant: Mutant) -> Gate:
-    """Which part of `accept` refused it."""
+    """Return the part of `accept` that refused it."""
     if mutant.plan is None:
         return Gate.DEADLOCK
     for gate, step in ((Gate.CHECK, check), (Gate.LOWER, lower), (Gate.DEADLOCK, _deadlock)):
@@ -175,7 +175,7 @@ def _deadlock(plan: Plan) -> None:
 
 
 def judged(mutant: Mutant, meaning: Meaning, gate: Gate) -> Judgement | None:
-    """What the mutant does; None where it was refused and cannot even be executed."""
+    """Execute the mutant and judge it; None where it was refused and cannot be executed."""
     try:
         lowered = lower(mutant.plan) if mutant.plan is not None else mutant.lowered
         assert lowered is not None
@@ -187,35 +187,35 @@ def judged(mutant: Mutant, meaning: Meaning, gate: Gate) -> Judgement | None:
 
 
 def count_one(tally: Tally, mutant: Mutant, meaning: Meaning) -> tuple[Gate, Judgement | None]:
-    """Validate, judge and note one mutant."""
+    """Validate, judge and count one mutant."""
     start_s = time.perf_counter()
     gate, reason = validate(mutant)
     if mutant.plan is not None:
         tally.seconds.append(time.perf_counter() - start_s)
-    found = judged(mutant, meaning, gate)
-    verdict = "not executable" if found is None else str(found.verdict)
+    judgement = judged(mutant, meaning, gate)
+    verdict = "not executable" if judgement is None else str(judgement.verdict)
     tally.by_operator[mutant.operator, gate, verdict] += 1
     name = f"{mutant.number}: {mutant.operator} on {mutant.parent}"
     if gate is Gate.CRASH:
         tally.crashes.append(f"{name}: {reason}")
     if gate is Gate.ACCEPTED:
-        assert found is not None
-        if mutant.plan is None and found.verdict is Verdict.OTHER:
+        assert judgement is not None
+        if mutant.plan is None and judgement.verdict is Verdict.OTHER:
             tally.rows_of_other_meaning += 1
-        elif found.verdict is not Verdict.SAME:
-            tally.false_accepts.append(f"{name}: {found.verdict}, {found.reason}")
-    elif gate is not Gate.MEMORY and found is not None and found.verdict is Verdict.SAME:
+        elif judgement.verdict is not Verdict.SAME:
+            tally.false_accepts.append(f"{name}: {judgement.verdict}, {judgement.reason}")
+    elif gate is not Gate.MEMORY and judgement is not None and judgement.verdict is Verdict.SAME:
         tally.false_rejects[f"{mutant.operator}: {_shape(reason)}"] += 1
-    return gate, found
+    return gate, judgement
 
 
 def _shape(reason: str) -> str:
-    """A message without its numbers."""
+    """The message without its numbers."""
     return " ".join("#" if any(c.isdigit() for c in word) else word for word in reason.split())[:90]
 
 
 def _drawn(mutant: Mutant, parent: Plan, gate: Gate) -> Sample | None:
-    """The mutant as one to execute, if it is of a kind that is."""
+    """Return the mutant as a sample to execute, if it is of a kind to be executed."""
     if mutant.plan is None or gate not in (Gate.ACCEPTED, Gate.DEADLOCK):
         return None
     accepted = gate is Gate.ACCEPTED
@@ -227,7 +227,7 @@ def _drawn(mutant: Mutant, parent: Plan, gate: Gate) -> Sample | None:
 
 
 def _is_wanted(drawn: Sample, samples: Sequence[Sample], most: int) -> bool:
-    """So many of each kind, all of different plans, none by an operator of one of the last few."""
+    """Whether the sample is used: limited per kind, from new parents, by operators not used recently."""
     kin = [sample for sample in samples if sample.is_accepted == drawn.is_accepted]
     rivals = kin[-len(PLAN_OPERATORS) // 4 :]
     return (

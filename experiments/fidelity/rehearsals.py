@@ -19,9 +19,9 @@ from workbench.schedule.choice import Schedule, ScheduleKind
 
 
 def rehearsals(link: Link, machine: Machine | None = None) -> tuple[Case, ...]:
-    """Plans that are run to calibrate: like those that are judged, at least one a job, and none of them.
+    """Plans executed to calibrate: similar to the judged ones, at least one per job, none of them equal.
 
-    `machine`: what their ranks run on; None: this machine's cores.
+    `machine` makes the cluster that their ranks run on; None: this machine's cores.
     """
     cluster = this_machine(link, PAIR) if machine is None else machine(Part.REHEARSAL, link)
     text, images, frozen = text_work(), image_work("everything"), image_work("projector")

@@ -24,7 +24,7 @@ GOAL_DIVIDED = 0.08
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sum:
-    """Seconds of one kind of action or of one stage, all ranks together."""
+    """Seconds of one kind of action or of one stage, summed over ranks."""
 
     name: str
     predicted_s: float
@@ -38,13 +38,13 @@ class Sum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRow:
-    """One plan of the suite.
+    """Results of one plan of the suite.
 
     Args:
         causes: parts of the error, see `experiments.fidelity.causes`.
-        exposed_s: predicted and executed communication that nothing hides, mean over ranks.
-        memory: of every rank, where it was watched.
-        unmeasured: what the prediction rests on that nobody measured.
+        exposed_s: predicted and executed communication that no computation hides, mean over ranks.
+        memory: of every rank, where it was observed.
+        unmeasured: inputs of the prediction that were not measured.
     """
 
     name: str
@@ -61,30 +61,30 @@ class PlanRow:
 
 
 def plan_row(
-    one: Predicted, traces: Sequence[Trace], runs: tuple[Run, ...], watched: Trace | None
+    prediction: Predicted, traces: Sequence[Trace], runs: tuple[Run, ...], watched: Trace | None
 ) -> PlanRow:
-    """Hold a prediction against the executed steps of its plan.
+    """Compare a prediction with the executed steps of its plan.
 
-    The iteration's error is of the predictions that held in each run; what it is made of, of the first.
+    The iteration's error uses the predictions valid in each run; its causes use the first one.
     """
-    comparison = compare(one.simulated, traces)
+    comparison = compare(prediction.simulated, traces)
     return PlanRow(
-        name=one.case.name,
-        part=one.case.part,
-        num_ranks=len(one.case.plan.ranks),
-        plan_hash=one.plan_hash,
+        name=prediction.case.name,
+        part=prediction.case.part,
+        num_ranks=len(prediction.case.plan.ranks),
+        plan_hash=prediction.plan_hash,
         timed=Timed(
-            job=f"{one.case.part}/{one.case.job}",
-            predicted_s=one.simulated.iteration_s,
+            job=f"{prediction.case.part}/{prediction.case.job}",
+            predicted_s=prediction.simulated.iteration_s,
             executed_s=tuple(trace.iteration_s for trace in traces),
             runs=runs,
         ),
         kinds=_sums(comparison.of(Group.KIND)),
         stages=_sums(comparison.of(Group.STAGE)),
-        causes=causes(one.lowered, one.prices, traces),
-        exposed_s=(exposed_s(one.simulated), statistics.median(exposed_s(trace) for trace in traces)),
-        memory=() if watched is None else _memory(one, watched),
-        unmeasured=one.prices.unmeasured,
+        causes=causes(prediction.lowered, prediction.prices, traces),
+        exposed_s=(exposed_s(prediction.simulated), statistics.median(exposed_s(trace) for trace in traces)),
+        memory=() if watched is None else _memory(prediction, watched),
+        unmeasured=prediction.prices.unmeasured,
     )
 
 
@@ -101,29 +101,29 @@ def _sums(rows: Iterable[Any]) -> tuple[Sum, ...]:
     )
 
 
-def _memory(one: Predicted, watched: Trace) -> tuple[MemoryRow, ...]:
-    predicted, measured = planned_peak_bytes(one.lowered, one.memory), peak_bytes(watched)
+def _memory(prediction: Predicted, watched: Trace) -> tuple[MemoryRow, ...]:
+    predicted, measured = planned_peak_bytes(prediction.lowered, prediction.memory), peak_bytes(watched)
     return tuple(
         MemoryRow(
-            plan=one.case.name,
+            plan=prediction.case.name,
             rank=rank,
             predicted_bytes=predicted[rank],
             measured_bytes=measured[rank],
         )
-        for rank in one.case.plan.ranks
+        for rank in prediction.case.plan.ranks
     )
 
 
 def summary(rows: Sequence[PlanRow], left_out: Sequence[LeftOut]) -> dict[str, Any]:
-    """The figures that the goals speak of, then everything they are made of.
+    """The figures that the goals refer to, followed by their inputs.
 
-    Headline figures are of the plans with a core for every rank that do not divide weights; memory is of
-    all plans.
+    Headline figures are over the plans with a core per rank that do not divide weights; memory is over all
+    plans.
     """
     pinned = [row for row in rows if row.part in PINNED]
     chosen = pinned or list(rows)
     head = _figures(chosen)
-    memory = [found for row in rows for found in row.memory]
+    memory = [memory_row for row in rows for memory_row in row.memory]
     return {
         "mean_abs_error": head["mean_abs_error"],
         "worst_abs_error": head["worst_abs_error"],
@@ -142,20 +142,20 @@ def summary(rows: Sequence[PlanRow], left_out: Sequence[LeftOut]) -> dict[str, A
             if any(row.part is part for row in rows)
         },
         "memory": asdict(summarise_memory(memory)) if memory else None,
-        "left_out": [asdict(one) for one in left_out],
+        "left_out": [asdict(left_out_plan) for left_out_plan in left_out],
         "goals": _goals(head, memory) | _divided_goal(rows),
         "plans": [_as_json(row) for row in rows],
     }
 
 
 def _mean_of(values: Sequence[float | None]) -> float | None:
-    """None where one is missing."""
+    """The mean, or None where a value is missing."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if values and len(known) == len(values) else None
 
 
 def _corrected(rows: Sequence[PlanRow]) -> float | None:
-    """Mean absolute error of predictions times what the machine had drifted."""
+    """Mean absolute error of the predictions corrected for the machine's drift."""
     errors = [row.timed.drifted.error_corrected for row in rows]
     return _mean_of([None if error is None else abs(error) for error in errors])
 
@@ -174,7 +174,7 @@ def _goals(head: dict[str, Any], memory: Sequence[MemoryRow]) -> dict[str, bool 
 
 
 def _divided_goal(rows: Sequence[PlanRow]) -> dict[str, bool | None]:
-    """Of plans whose ranks have a core too, and meet inside layers or beside them all the time."""
+    """Goal of plans with a core per rank that divide weights, so ranks communicate within layers."""
     timed = [row.timed for row in rows if row.part is Part.DIVIDED]
     error = accuracy(timed, limit=GOAL_WORST).mean_abs_error if timed else None
     name = f"mean absolute error <= {GOAL_DIVIDED:.0%} where ranks divide weights"
@@ -191,7 +191,7 @@ def _figures(rows: Sequence[PlanRow]) -> dict[str, Any]:
         **asdict(ranked),
         "job_regrets": job_regrets(timed),
         "kinds": _by_name([row.kinds for row in rows]),
-        "stage_mean_abs_error": _mean_abs([one.error for row in rows for one in row.stages]),
+        "stage_mean_abs_error": _mean_abs([stage.error for row in rows for stage in row.stages]),
         "exposed_error_of_iteration": statistics.fmean(
             (row.exposed_s[0] - row.exposed_s[1]) / row.timed.median_s for row in rows
         ),
@@ -200,21 +200,21 @@ def _figures(rows: Sequence[PlanRow]) -> dict[str, Any]:
 
 
 def _by_name(sums: Sequence[Sequence[Sum]]) -> dict[str, dict[str, float]]:
-    names = dict.fromkeys(one.name for of_plan in sums for one in of_plan)
-    found = {}
+    names = dict.fromkeys(kind.name for of_plan in sums for kind in of_plan)
+    figures = {}
     for name in names:
-        mine = [one for of_plan in sums for one in of_plan if one.name == name]
-        errors = [one.error for one in mine]
-        found[name] = {
+        of_name = [kind for of_plan in sums for kind in of_plan if kind.name == name]
+        errors = [kind.error for kind in of_name]
+        figures[name] = {
             "mean_abs_error": statistics.fmean(map(abs, errors)),
             "mean_error": statistics.fmean(errors),
-            "num_plans": len(mine),
+            "num_plans": len(of_name),
         }
-    return found
+    return figures
 
 
 def _causes(rows: Sequence[PlanRow]) -> dict[str, dict[str, float]]:
-    """Cause -> mean part of the error with its sign, and mean size; a plan without it counts as 0."""
+    """Return cause -> signed mean and mean absolute share; plans without the cause count as 0."""
     names = dict.fromkeys(name for row in rows for name in row.causes)
     return {
         name: {
@@ -244,18 +244,18 @@ def _as_json(row: PlanRow) -> dict[str, Any]:
         "steps": len(timed.executed_s),
         **asdict(timed.drifted),
         "spread": timed.spread,
-        "kinds": {one.name: asdict(one) | {"error": one.error} for one in row.kinds},
-        "stages": {one.name: asdict(one) | {"error": one.error} for one in row.stages},
+        "kinds": {item.name: asdict(item) | {"error": item.error} for item in row.kinds},
+        "stages": {item.name: asdict(item) | {"error": item.error} for item in row.stages},
         "causes": row.causes,
         "exposed_predicted_s": row.exposed_s[0],
         "exposed_executed_s": row.exposed_s[1],
-        "memory": [asdict(one) | {"error": one.error} for one in row.memory],
+        "memory": [asdict(item) | {"error": item.error} for item in row.memory],
         "unmeasured": list(row.unmeasured),
     }
 
 
 def lines(result: dict[str, Any]) -> Iterable[str]:
-    """The result as text: drift and noise first where there is much, plans, parts, kinds, causes, goals."""
+    """Format the result: large drift and noise first, then plans, parts, kinds, causes, goals."""
     warning = drift_warning(result["drift"])
     if warning is not None:
         yield f"{warning} (calibrated again {result['recalibrated']} times)"
@@ -284,8 +284,8 @@ def lines(result: dict[str, Any]) -> Iterable[str]:
             f"{result['recalibrated']} times calibrated again; mean absolute error "
             f"{result['mean_abs_error']:.2%}, corrected {_signed(result['mean_abs_error_corrected'])}"
         )
-    for one in result["left_out"]:
-        yield f"left out: {one['name']}: {one['reason']}"
+    for left_out in result["left_out"]:
+        yield f"left out: {left_out['name']}: {left_out['reason']}"
     for goal, holds in result["goals"].items():
         yield f"goal: {goal}: {'not measured' if holds is None else 'holds' if holds else 'MISSED'}"
 

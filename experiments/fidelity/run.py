@@ -54,7 +54,7 @@ REHEARSED = 4  # steps of a plan in a round
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """How much is run: plans (None: all) of one part or all, rounds, timed steps in a round; and measured."""
+    """How much is run: plans (None: all) of one part or all, rounds, and timed steps in a round."""
 
     plans: int | None = None
     part: Part | None = None
@@ -66,15 +66,15 @@ class Extent:
 
 @dataclass(slots=True, kw_only=True)
 class Pace:
-    """The machine's pace of the moment, which plans show that run to calibrate.
+    """Calibration of the machine's current pace by executing plans that are not judged.
 
     Args:
-        measured: what was measured of layers alone.
-        plans: run to calibrate, none of them judged.
-        judged: plans that are predicted by it.
-        runs_in: the runs of a folder.
-        out: of the suite; every rehearsal has a folder of its own in it.
-        rehearsed: how often the plans have run.
+        measured: profile of isolated layers.
+        plans: executed to calibrate, none of them judged.
+        judged: plans predicted with the calibration.
+        runs_in: makes the runs of a folder.
+        out: folder of the suite; every rehearsal has a subfolder.
+        rehearsed: number of rehearsals so far.
     """
 
     measured: Profile
@@ -86,7 +86,7 @@ class Pace:
     rehearsed: int = 0
 
     def predictions(self) -> tuple[Profile, tuple[Predicted, ...]]:
-        """Rehearse now, and predict all judged plans by that."""
+        """Rehearse now, and predict all judged plans with the result."""
         folder = self.out / "rehearsals" / (str(self.rehearsed) if self.rehearsed else "")
         runs = self.runs_in(folder, steps=REHEARSED)
         with ticking("rehearsals", None, quiet=self.is_quiet) as ticker:
@@ -95,22 +95,22 @@ class Pace:
         return profile, tuple(predict(case, profile) for case in self.judged)
 
     def renewed(self, in_force: Sequence[Predicted], drift: float | None) -> Sequence[Predicted]:
-        """Of the next round: other ones where the machine is not that of the last rehearsal."""
+        """Predictions of the next round: new ones where the machine has drifted since the last rehearsal."""
         if not is_beyond(drift):
             return in_force
-        _, again = self.predictions()
-        write_predictions(again, self.out, f"predictions.{self.rehearsed}.json")
-        return again
+        _, predictions = self.predictions()
+        write_predictions(predictions, self.out, f"predictions.{self.rehearsed}.json")
+        return predictions
 
 
 def run(out: Path, extent: Extent, *, is_quiet: bool, alone: torch.device | None = None) -> dict[str, Any]:
-    """Everything; goes on where an earlier run in the same folder stopped.
+    """Run the suite; continues an earlier run in the same folder.
 
     Args:
-        alone: a device that plays all ranks; None: they are processes of this machine.
+        alone: a device that emulates all ranks; None: they are processes of this machine.
 
     Returns:
-        what `--json` prints; also in `out/fidelity.json`.
+        What `--json` prints; also written to `out/fidelity.json`.
     """
     started_s = time.monotonic()
     left_out: list[LeftOut] = []
@@ -158,20 +158,22 @@ def run(out: Path, extent: Extent, *, is_quiet: bool, alone: torch.device | None
 
 
 def rows_of(predicted: Sequence[Predicted], runs: Runs) -> tuple[PlanRow, ...]:
-    """Rows of the plans that have run."""
-    timed = ((one, runs.timed(one)) for one in predicted)
+    """Rows of the plans that have been executed."""
+    timed = ((prediction, runs.timed(prediction)) for prediction in predicted)
     return tuple(
-        plan_row(one, traces, runs.runs_of(one), runs.watched(one)) for one, traces in timed if traces
+        plan_row(prediction, traces, runs.runs_of(prediction), runs.watched(prediction))
+        for prediction, traces in timed
+        if traces
     )
 
 
-def _chosen(every: Sequence[Case], extent: Extent) -> tuple[Case, ...]:
-    mine = [case for case in every if extent.part in (None, case.part)]
-    return tuple(mine) if extent.plans is None else quick(mine, extent.plans)
+def _chosen(all_cases: Sequence[Case], extent: Extent) -> tuple[Case, ...]:
+    of_part = [case for case in all_cases if extent.part in (None, case.part)]
+    return tuple(of_part) if extent.plans is None else quick(of_part, extent.plans)
 
 
 def _machine_of(device: torch.device) -> Machine:
-    """As many ranks as the emulated part has, on a device of this kind each."""
+    """A machine of as many ranks as the emulated part has, with a device of this kind each."""
     return lambda part, link: emulated_machine(device, MANY, link)
 
 
@@ -189,7 +191,7 @@ def _provenance(profile: Profile, device: torch.device) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when every plan ran and every goal holds, 1 otherwise, 2 for bad input."""
+    """Exit status: 0 when every plan ran and every goal holds, 1 otherwise, 2 for bad input."""
     options = _parse(arguments)
     return run_main(lambda: _main(options, print))
 
@@ -228,7 +230,7 @@ def _emulated_alone(extent: Extent) -> Extent:
 
 
 def _clear(out: Path) -> None:
-    """Remove what an earlier run left; nothing else that lies in the folder."""
+    """Remove the files of an earlier run and nothing else in the folder."""
     for folder in ("runs", "rehearsals"):
         shutil.rmtree(out / folder, ignore_errors=True)
     for pattern in (

@@ -11,12 +11,12 @@ from workbench.drift import Drifted, Run, drifted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """One plan: what was predicted, and what the timed steps took.
+    """One plan's predicted time and its timed steps.
 
     Args:
         job: plans of one job are ranked against each other.
         executed_s: [steps] seconds, at least one.
-        runs: the same steps run by run, each beside the prediction that held then; empty: one held for all.
+        runs: the same steps run by run, each with the prediction valid then; empty: one valid for all.
     """
 
     job: str
@@ -30,7 +30,7 @@ class Timed:
 
     @property
     def drifted(self) -> Drifted:
-        """Errors with drift and without."""
+        """Errors with and without drift."""
         return drifted(self.runs or (Run(self.predicted_s, self.executed_s),))
 
     @property
@@ -46,7 +46,7 @@ class Timed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
-    """Of the iteration times of several plans.
+    """Statistics of the iteration-time errors of several plans.
 
     Args:
         mean_error: with its sign.
@@ -67,7 +67,7 @@ class Accuracy:
 
 
 def accuracy(plans: Sequence[Timed], *, limit: float) -> Accuracy:
-    """Errors of all plans; ValueError for none."""
+    """Compute the errors of all plans; ValueError for none."""
     if not plans:
         raise ValueError("accuracy: want at least one plan, got none")
     errors = [plan.error for plan in plans]
@@ -84,7 +84,7 @@ def accuracy(plans: Sequence[Timed], *, limit: float) -> Accuracy:
 
 
 def sign_test(num_positive: int, num_negative: int) -> float:
-    """Two-sided: how probable is a split at least as uneven if both signs are equally likely.
+    """Two-sided sign test: probability of a split at least as uneven if both signs are equally likely.
 
     Source: Conover 1999, "Practical Nonparametric Statistics", section 3.4. Complexity: O(n).
     """
@@ -97,15 +97,15 @@ def sign_test(num_positive: int, num_negative: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """Over all pairs of plans of one job.
+    """Rank statistics over all pairs of plans of one job.
 
     Args:
         kendall_tau: (pairs in the right order - pairs in the wrong one) / pairs; None without pairs.
-        num_clear: pairs whose executed ranges do not overlap: those that a run can tell apart.
+        num_clear: pairs whose executed ranges do not overlap, so that a run can distinguish them.
         clear_tau: tau of those alone.
-        regret: of the job for which choosing by prediction costs most: executed time of the plan
-            predicted fastest over that of the fastest, minus 1. None without pairs.
-        mean_regret: over the jobs.
+        regret: maximum over the jobs: executed time of the plan predicted fastest over that of the
+            fastest, minus 1. None without pairs.
+        mean_regret: mean over the jobs.
     """
 
     num_pairs: int
@@ -141,7 +141,7 @@ def ranking(plans: Sequence[Timed]) -> Ranking:
 
 
 def job_regrets(plans: Sequence[Timed]) -> dict[str, float]:
-    """Job -> regret, for jobs of at least two plans; the first of equal predictions is chosen."""
+    """Return job -> regret, for jobs of at least two plans; the first of equal predictions is chosen."""
     by_job: dict[str, list[Timed]] = {}
     for plan in plans:
         by_job.setdefault(plan.job, []).append(plan)

@@ -46,9 +46,9 @@ Cuts = Mapping[str, Sequence[tuple[int, Ranks]]]  # module -> (number of layers,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """One step's work. Plans of one job do the same work, so their times can be ranked.
+    """The work of one step; plans of one job do the same work, so their times can be ranked.
 
-    `kernels` decide what the account of memory says layers keep.
+    `kernels` decides which activations the memory model counts as kept.
     """
 
     name: str
@@ -97,7 +97,7 @@ def image_encoder(
 
 
 def audio_encoder(*, width: int, blocks: int, frames: int, llm_width: int, trainable: Trainable) -> Module:
-    """A Whisper encoder on clips of up to so many frames."""
+    """A Whisper encoder on clips of up to that many frames."""
     config = {
         "model_type": "whisper",
         "d_model": width,
@@ -123,12 +123,12 @@ def text_only(llm: Module) -> ModelGraph:
 
 
 def with_encoders(llm: Module, *encoders: Module) -> ModelGraph:
-    """Encoders whose outputs stand among the text."""
+    """Encoders whose outputs are inserted into the text."""
     return connect("+".join(module.modality for module in (*encoders, llm)), *((e, llm) for e in encoders))
 
 
 def text_samples(lengths: Sequence[int]) -> tuple[Sample, ...]:
-    """One text of every length."""
+    """One text of each length."""
     return tuple(Sample(index, (Segment("text", 0, n, n),)) for index, n in enumerate(lengths))
 
 
@@ -138,7 +138,7 @@ def sample(
     """Segments in the order of `parts`, each (modality, tokens in the language model's sequence).
 
     Args:
-        class_tokens: modality -> tokens that its encoder works on besides those, and drops.
+        class_tokens: modality -> additional tokens that its encoder processes and then drops.
     """
     counts: dict[str, int] = {}
     segments = []
@@ -150,14 +150,14 @@ def sample(
 
 
 def this_machine(link: Link, num_ranks: int, *, num_cores: int | None = None) -> Cluster:
-    """Ranks of this machine; they share its cores where there are fewer cores than ranks."""
+    """The ranks of this machine; they share its cores where there are fewer cores than ranks."""
     cores = len(os.sched_getaffinity(0)) if num_cores is None else num_cores
     node = Node(device="cpu", num_ranks=num_ranks, memory_bytes=MEMORY_BYTES // num_ranks, num_cores=cores)
     return Cluster(name="this machine", nodes=(node,), intra=link, inter=link)
 
 
 def emulated_machine(device: torch.device, num_ranks: int, link: Link = ASSUMED) -> Cluster:
-    """Ranks with a device of this kind each: what an emulation on one of them shows."""
+    """Ranks with a device of this kind each, emulated on one such device."""
     memory_bytes = capacity_of(device) or MEMORY_BYTES
     node = Node(device=kind_of_device(device), num_ranks=num_ranks, memory_bytes=memory_bytes)
     return Cluster(name=f"emulated on {device}", nodes=(node,), intra=link, inter=link)
@@ -173,20 +173,20 @@ def plan_of(
     recompute: Recompute = Recompute.NONE,
     divided: Callable[[Plan], Plan] = lambda draft: draft,
 ) -> Plan:
-    """A checked plan.
+    """Make a checked plan.
 
     Args:
         work: what is trained.
-        cluster: where.
-        cuts: the stages of every module, of each replica.
-        samples: how many samples, in batch order, stand in each microbatch: of every module, or
-            module by module; dealt to the replicas in turn.
+        cluster: where it is trained.
+        cuts: the stages of every module, for each replica.
+        samples: number of consecutive samples in each microbatch, for every module or by module;
+            microbatches go to the replicas in turn.
         schedule: None: 1F1B.
         recompute: of every module.
-        divided: what the ranks of a stage, or of replicas, make of it before it gets its programs.
+        divided: changes the plan's parallelism within stages or replicas, before programs are made.
 
     Raises:
-        ValueError: what the schedule or the plan's check refuses.
+        ValueError: the schedule or the plan's check refuses it.
     """
     replicas = [cuts] if isinstance(cuts, Mapping) else list(cuts)
     settings = Settings(
@@ -222,9 +222,9 @@ def _stages(replicas: Sequence[Cuts]) -> tuple[Stage, ...]:
 def _microbatches(
     draft: Plan, samples: Sequence[int] | Mapping[str, Sequence[int]], num_replicas: int
 ) -> tuple[Microbatch, ...]:
-    """Consecutive samples; a module that has no item among them skips the microbatch."""
+    """Group consecutive samples; a module without items among them skips the microbatch."""
     routing = routing_of(draft)
-    found: list[Microbatch] = []
+    microbatches: list[Microbatch] = []
     for module in draft.model.modules:
         sizes = samples[module.name] if isinstance(samples, Mapping) else samples
         if sum(sizes) != len(draft.batch):
@@ -239,8 +239,8 @@ def _microbatches(
             rows = tuple((item,) for s in chunk for item in routing.items(module.name, s.id))
             replica = turn % num_replicas
             if rows:
-                found.append(
+                microbatches.append(
                     Microbatch(module=module.name, replica=replica, index=counts[replica], rows=rows)
                 )
                 counts[replica] += 1
-    return tuple(found)
+    return tuple(microbatches)

@@ -16,14 +16,14 @@ BAD_INPUT = 2  # exit code
 
 
 def command_line(about: str | None) -> argparse.ArgumentParser:
-    """A parser that understands `--json`; `about`, the module's docstring, is its help."""
+    """Return a parser with `--json`; `about`, the module's docstring, is its help."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     return parser
 
 
 def timed(call: Callable[[], T], clock: Callable[[], float] = time.perf_counter) -> tuple[float, T]:
-    """Seconds of a call by a clock, and what it returned."""
+    """Return the seconds of a call by a clock, and its result."""
     start_s = clock()
     result = call()
     return clock() - start_s, result
@@ -35,18 +35,18 @@ def fastest_s(call: Callable[[], object], repeats: int) -> float:
 
 
 def reaches(value: float, must: float, *, at_most: bool) -> bool:
-    """Whether a figure is as high as it must be, or as low."""
+    """Whether a figure is at least, or at most, its goal."""
     return value <= must if at_most else value >= must
 
 
 def print_rows(head: str, rows: Iterable[T], line: Callable[[T], str]) -> list[T]:
-    """A table's rows, each printed as soon as it is there."""
+    """Return a table's rows after printing each as soon as it is available."""
     print(head)
-    found = []
+    printed = []
     for row in rows:
-        found.append(row)
+        printed.append(row)
         print(line(row), flush=True)
-    return found
+    return printed
 
 
 def finish(
@@ -57,15 +57,15 @@ def finish(
     out: Path | None = None,
     holds: bool = True,
 ) -> int:
-    """Print claims and, asked for, the record as the last line.
+    """Print the claims and, if asked, the record as the last line.
 
     Args:
-        record: as JSON has it.
-        out: file for it.
-        holds: what else it is to show.
+        record: JSON-compatible.
+        out: file to write it to.
+        holds: whether everything else holds.
 
     Returns:
-        The exit status: 1 where that or a claim does not hold.
+        The exit status: 1 where `holds` is false or a claim does not hold.
     """
     for claim, is_true in claims.items():
         print(f"claim: {claim}: {'holds' if is_true else 'FAILS'}")
@@ -77,7 +77,7 @@ def finish(
 
 
 def run_main(main: Callable[[], int]) -> int:
-    """The exit status of `main`; what it refuses is said in one line, and is 2."""
+    """Return the exit status of `main`; a ValueError or OSError is printed as one line and gives 2."""
     try:
         return main()
     except (ValueError, OSError) as error:

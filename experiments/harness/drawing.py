@@ -46,7 +46,7 @@ UNDATED = {"png": {"Software": None}, "pdf": {"CreationDate": None, "Creator": N
 
 
 def save(grid: Grid, folder: Path, name: str) -> tuple[Path, ...]:
-    """Write `<name>.png` and `<name>.pdf`; the same bytes for the same grid."""
+    """Write `<name>.png` and `<name>.pdf`, byte for byte reproducible for the same grid."""
     folder.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context(dict(STYLE)):
         figure = drawn(grid)
@@ -58,7 +58,7 @@ def save(grid: Grid, folder: Path, name: str) -> tuple[Path, ...]:
 
 
 def drawn(grid: Grid) -> Figure:
-    """The figure of a grid, open."""
+    """Context with the open figure of a grid."""
     columns = max(len(row) for row in grid.rows)
     width, height = grid.panel_inches
     heights, widths = grid.heights or [1.0] * len(grid.rows), grid.widths or [1.0] * columns
@@ -102,7 +102,7 @@ def _panel(axes: Axes, panel: Panel) -> None:
 
 
 def _plain_numbers(axis: Axis) -> None:
-    """On a logarithmic axis of less than a decade: there powers of ten leave it with one number or none."""
+    """Label a logarithmic axis of less than a decade, on which powers of ten leave at most one number."""
     low, high = axis.get_view_interval()
     if axis.get_scale() == "log" and high < 10 * low:
         axis.set_major_locator(MaxNLocator(nbins=5))
@@ -193,11 +193,11 @@ def _timeline(axes: Axes, panel: Timeline) -> None:
     hues = module_hues(tuple(dict.fromkeys(box.module for box in panel.boxes)))
     for module, hue in hues.items():
         for is_forward in (True, False):
-            mine = [box for box in panel.boxes if (box.module, box.is_forward) == (module, is_forward)]
+            of_kind = [box for box in panel.boxes if (box.module, box.is_forward) == (module, is_forward)]
             axes.barh(
-                [box.row for box in mine],
-                [box.end - box.start for box in mine],
-                left=[box.start for box in mine],
+                [box.row for box in of_kind],
+                [box.end - box.start for box in of_kind],
+                left=[box.start for box in of_kind],
                 color=tone(hue, Pass.F if is_forward else Pass.B),
                 edgecolor="white",
                 linewidth=0.3,
@@ -208,14 +208,16 @@ def _timeline(axes: Axes, panel: Timeline) -> None:
 
 
 def _legend(figure: Figure) -> None:
-    """One for all panels, below them and no wider; a label that several have stands there once."""
-    found: dict[str, Any] = {}
+    """Draw one legend for all panels, below them and no wider, with each label once."""
+    handles: dict[str, Any] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    columns = min(len(found), LEGEND_COLUMNS)
+            handles.setdefault(label, handle)
+    columns = min(len(handles), LEGEND_COLUMNS)
     while columns:
-        legend = figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=columns)
+        legend = figure.legend(
+            list(handles.values()), list(handles), loc="outside lower center", ncols=columns
+        )
         if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
             return
         legend.remove()

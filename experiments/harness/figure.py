@@ -18,15 +18,15 @@ Errors = tuple[Sequence[float], Sequence[float]]  # how far a value may be lower
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """What every panel says of its axes.
+    """Title and axes of a panel.
 
     Args:
         title: of the panel.
         x, y: what the axes measure, with the unit.
         log: "x", "y" or "xy": the axes with logarithmic scales.
-        x_limits, y_limits: None for an end that the data decide.
-        level: where a thin horizontal line stands, such as 1 for ratios.
-        slant: degrees by which names below the axis are turned.
+        x_limits, y_limits: None for an end chosen from the data.
+        level: height of a thin horizontal line, such as 1 for ratios.
+        slant: rotation of the names below the axis, in degrees.
     """
 
     title: str = ""
@@ -41,7 +41,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Bars of one colour and label, or of one each, one bar for each name of the panel."""
+    """Bars of one colour and label, or of one each, with a bar per name of the panel."""
 
     values: Sequence[float]
     colour: str | Sequence[str]
@@ -51,7 +51,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bars(Frame):
-    """A group of bars for each name, or with `stacked` one bar on the other."""
+    """A group of bars per name, stacked with `stacked`."""
 
     names: Sequence[str]
     series: Sequence[Series]
@@ -60,7 +60,7 @@ class Bars(Frame):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """Points and what joins them: `style` "" for points alone, `step` for values that hold until the next."""
+    """Points and their connection: `style` "" for points only, `step` for piecewise constant values."""
 
     x: Sequence[float]
     y: Sequence[float]
@@ -75,7 +75,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """What lies between two lines."""
+    """The area between two lines."""
 
     x: Sequence[float]
     low: Sequence[float]
@@ -95,14 +95,14 @@ class Lines(Frame):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spreads(Frame):
-    """A box from the first to the third quartile for each name, with its median."""
+    """A box from the first to the third quartile per name, with its median."""
 
     values: Mapping[str, Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One pass on a row of a timeline."""
+    """One pass in a row of a timeline."""
 
     row: int
     module: str
@@ -113,7 +113,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline(Frame):
-    """A row for every block of ranks, a hue for every module, lighter for forwards."""
+    """A row per block of ranks, a hue per module, lighter for forwards."""
 
     boxes: Sequence[Box]
 
@@ -123,14 +123,14 @@ Panel = Bars | Lines | Spreads | Timeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """One drawing.
+    """A drawing of panels.
 
     Args:
-        rows: panels, row by row, as many in each; None leaves a place empty.
-        title: above all of them.
+        rows: panels row by row, equally many in each; None leaves a cell empty.
+        title: above all panels.
         panel_inches: width and height of a panel.
-        heights, widths: of rows and columns, in panels; all alike by default.
-        shares_x, shares_y: which panels have the same limits: "none", "all", "row" or "col".
+        heights, widths: of rows and columns, in panels; all equal by default.
+        shares_x, shares_y: which panels share limits: "none", "all", "row" or "col".
     """
 
     rows: Sequence[Sequence[Panel | None]]
@@ -143,7 +143,7 @@ class Grid:
 
 
 def cumulative(values: Sequence[float], colour: str, label: str = "") -> Line:
-    """Over each value the share of all that are at most as large."""
+    """Cumulative distribution: for each value the share of all that are at most as large."""
     return Line(
         x=sorted(values),
         y=[(index + 1) / len(values) for index in range(len(values))],
@@ -153,7 +153,7 @@ def cumulative(values: Sequence[float], colour: str, label: str = "") -> Line:
 
 
 def timelines(panels: Mapping[str, Sequence[Box]], unit: str) -> Grid:
-    """One timeline under the other over one scale."""
+    """Stack timelines over a common scale."""
     rows = [
         [Timeline(title=f"{name}: {_end(boxes):.4g} {unit}", x=unit, y="block of ranks", boxes=boxes)]
         for name, boxes in panels.items()
@@ -167,6 +167,6 @@ def _end(boxes: Sequence[Box]) -> float:
 
 
 def wrapped(panels: Sequence[Panel], num_columns: int) -> list[list[Panel | None]]:
-    """Panels row by row, the last row filled up."""
-    places: list[Panel | None] = [*panels, *[None] * (-len(panels) % num_columns)]
-    return [places[at : at + num_columns] for at in range(0, len(places), num_columns)]
+    """Arrange panels row by row, padding the last row."""
+    cells: list[Panel | None] = [*panels, *[None] * (-len(panels) % num_columns)]
+    return [cells[start : start + num_columns] for start in range(0, len(cells), num_columns)]

@@ -16,7 +16,7 @@ from experiments.harness.figure import Grid
 
 
 class MetricKind(StrEnum):
-    """What a row of ours rests on. Only the first is a reproduction; tables count the four apart."""
+    """The evidence behind a row of ours. Only the first is a reproduction; tables count the four apart."""
 
     MODELS = "reproduced by our models"
     STAGE_TIMES = "by the paper's stage times"
@@ -47,12 +47,12 @@ MOST_IN_RANGE = 2.0  # a range that is wider determines nothing
 
 
 class Verdict(StrEnum):
-    """What to make of a printed number.
+    """The verdict on a printed number.
 
-    OK: within the tolerance, nothing left open. OK_AT_DEFAULT: within it at the likeliest of the settings
-    that the paper leaves open, IN_RANGE: between two named settings of them that lie at most a factor of
-    `MOST_IN_RANGE` apart. UNDETERMINED: they lie further apart, so that nothing is decided, even where the
-    likeliest is near. REFUTED: a bound out of the paper's own numbers excludes the printed one.
+    OK: within the tolerance, nothing left open. OK_AT_DEFAULT: within the tolerance at the likeliest of the
+    settings that the paper leaves open. IN_RANGE: between our values at two named settings, at most a
+    factor of `MOST_IN_RANGE` apart. UNDETERMINED: these are further apart, so that nothing is decided, even
+    where the likeliest is near. REFUTED: a bound from the paper's own numbers excludes the printed one.
     """
 
     OK = "ok"
@@ -81,7 +81,7 @@ _WORST_FIRST = (
 
 
 class About(StrEnum):
-    """What a claim is about; tables count them apart."""
+    """The subject of a claim; tables count them apart."""
 
     PAPER = "the paper"
     METHODS = "our methods"
@@ -90,7 +90,7 @@ class About(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PaperNumber:
-    """A printed number. `rel_tol` is fixed here, before ours is known, and never widened to pass."""
+    """A printed number. `rel_tol` is fixed before ours is known, and never widened to pass."""
 
     key: str
     value: float
@@ -108,12 +108,12 @@ class PaperNumber:
             raise ValueError(f"{self.key}: rel_tol must be in [0, 1), got {self.rel_tol}")
 
     def near(self, ours: float) -> bool:
-        """Within the tolerance; 1e-9 of slack for the rounding of binary fractions."""
+        """Whether the value is within the tolerance, with a slack of 1e-9 for rounding."""
         return abs(ours / self.value - 1) <= self.rel_tol + 1e-9
 
     @property
     def kind(self) -> MetricKind:
-        """By the first word of the key; ValueError where that names no kind of evidence."""
+        """The kind by the first word of the key; ValueError for an unknown one."""
         word = self.key.split("/")[0]
         if word not in EVIDENCE:
             raise ValueError(f"{self.key}: a key begins with {', '.join(EVIDENCE)}, got {word!r}")
@@ -122,7 +122,7 @@ class PaperNumber:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Who wins, where the crossover lies: true or false, apart from absolute numbers."""
+    """A qualitative statement, such as who wins or where the crossover lies, true or false."""
 
     text: str
     holds: bool
@@ -131,13 +131,13 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Unstated:
-    """What the paper leaves open, and how far our value moves over the plausible settings of it.
+    """A quantity the paper leaves open, and the range of our value over its plausible settings.
 
     Args:
-        what: the paper does not state.
-        low, high: least and greatest value of ours.
-        low_at, high_at: the settings that give them, each one that somebody would choose. A range without
-            them excuses nothing.
+        what: the quantity that the paper does not state.
+        low, high: our least and greatest value.
+        low_at, high_at: the settings that give them, each a plausible choice. A range without them
+            excuses nothing.
     """
 
     what: str
@@ -154,7 +154,7 @@ class Unstated:
 
     @classmethod
     def over(cls, what: str, settings: Mapping[str, float]) -> "Unstated":
-        """The range over named settings."""
+        """Make the range over named settings."""
         low_at, high_at = min(settings, key=settings.__getitem__), max(settings, key=settings.__getitem__)
         return cls(what, settings[low_at], settings[high_at], low_at, high_at)
 
@@ -164,7 +164,7 @@ class Unstated:
 
     @property
     def is_wide(self) -> bool:
-        """Too wide to decide anything."""
+        """Whether the range is too wide to decide anything."""
         return self.low != self.high and (self.low <= 0 or self.high > MOST_IN_RANGE * self.low)
 
     def holds(self, number: PaperNumber) -> bool:
@@ -175,11 +175,11 @@ class Unstated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """Limits of a printed number, computed by the script out of other numbers of the paper.
+    """Limits of a printed number, computed by the script from other numbers of the paper.
 
     Args:
-        what: how they follow.
-        low, high: None for an open end. What is rounded in print must be in them already.
+        what: their derivation.
+        low, high: None for an open end. Must already allow for the rounding of printed numbers.
     """
 
     what: str
@@ -192,14 +192,14 @@ class Bound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeRow:
-    """One printed number, ours, and what to make of it.
+    """One printed number, ours, and the verdict.
 
     Args:
         number: the printed one.
         ours: None where nothing was computed.
         unstated: the range over what the paper leaves open.
         bound: limits that the paper's own numbers give.
-        cause: why ours is off, as far as it is known.
+        cause: why ours is off, if known.
     """
 
     number: PaperNumber
@@ -214,7 +214,7 @@ class OutcomeRow:
 
     @property
     def verdict(self) -> Verdict:
-        """Of ours and its range; a function of what the result file keeps of the row."""
+        """Verdict on ours and its range; depends only on what the result file keeps of the row."""
         if self.ours is None:
             return Verdict.MISSING
         if self.bound is not None and self.bound.excludes(self.number.value):
@@ -231,15 +231,15 @@ class OutcomeRow:
 
 @dataclass(slots=True)
 class Evidence:
-    """What one kind of evidence amounts to: numbers of the paper, values of ours, claims, notes, drawings.
+    """The evidence of one kind: numbers of the paper, values of ours, claims, notes, drawings.
 
     Args:
-        ours: every value computed, also those the paper has no number for.
+        ours: every computed value, including those without a number in the paper.
         unstated: ranges over what the paper leaves open.
-        bounds: limits out of the paper's own numbers, by key.
+        bounds: limits from the paper's own numbers, by key.
         causes: why rows are off, by a key or a pattern of keys such as `modelled/*/iteration`.
         plan_hashes, seeds: what the values depend on besides the code.
-        figures: what is drawn of it, by the name of its files.
+        figures: drawings by file name.
     """
 
     paper: list[PaperNumber] = field(default_factory=list)
@@ -254,19 +254,19 @@ class Evidence:
     figures: dict[str, Grid] = field(default_factory=dict)
 
     def add(self, number: PaperNumber, ours: float, unstated: Unstated | None = None) -> None:
-        """One row of the report."""
+        """Add a row to the report."""
         self.paper.append(number)
         self.ours[number.key] = ours
         if unstated is not None:
             self.unstated[number.key] = unstated
 
     def add_range(self, number: PaperNumber, ours: Mapping[str, float] | Sequence[float], what: str) -> None:
-        """One row that depends on `what`, which the paper leaves open: the likeliest value comes first.
+        """Add a row that depends on `what`, which the paper leaves open; the likeliest value comes first.
 
         Args:
             number: the printed one.
-            ours: by the names of the settings; without names the range excuses nothing.
-            what: is left open.
+            ours: values by setting name; without names the range excuses nothing.
+            what: the quantity left open.
         """
         if isinstance(ours, Mapping):
             self.add(number, next(iter(ours.values())), Unstated.over(what, ours))
@@ -274,13 +274,13 @@ class Evidence:
             self.add(number, ours[0], Unstated(what, min(ours), max(ours)))
 
     def claim(self, text: str, holds: bool, about: About = About.PAPER) -> None:  # noqa: FBT001  (its truth)
-        """One claim of the report."""
+        """Add a claim to the report."""
         self.claims.append(Claim(text, holds, about))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A finished script: its evidence, row by row; `profile` names the hardware that was priced."""
+    """A finished script: its evidence row by row; `profile` names the hardware that was priced."""
 
     script: str
     rows: tuple[OutcomeRow, ...]
@@ -297,7 +297,7 @@ class Outcome:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst thing in it; a claim that fails is OFF."""
+        """The worst verdict in it; a claim that fails is OFF."""
         return worst([row.verdict for row in self.rows], [claim.holds for claim in self.claims])
 
     @property
@@ -307,15 +307,15 @@ class Outcome:
 
 def worst(rows: Iterable[Verdict], claims: Iterable[bool]) -> Verdict:
     """The worst verdict of rows and claims; OK where there is neither."""
-    found = {*rows, *(Verdict.OK if holds else Verdict.OFF for holds in claims), Verdict.OK}
-    return next(verdict for verdict in _WORST_FIRST if verdict in found)
+    verdicts = {*rows, *(Verdict.OK if holds else Verdict.OFF for holds in claims), Verdict.OK}
+    return next(verdict for verdict in _WORST_FIRST if verdict in verdicts)
 
 
 def outcome_of(script: str, parts: Iterable[Evidence], *, profile: str | None = None) -> Outcome:
-    """All evidence of a script, held against the paper.
+    """Compare all evidence of a script with the paper.
 
     Raises:
-        ValueError: a key is printed twice, or a range is of a key that is none of the paper's.
+        ValueError: a key is printed twice, or a range or bound has a key that the paper does not print.
     """
     parts = tuple(parts)
     numbers = [number for part in parts for number in part.paper]
@@ -353,5 +353,5 @@ def outcome_of(script: str, parts: Iterable[Evidence], *, profile: str | None = 
 
 
 def _cause(key: str, causes: Mapping[str, str]) -> str:
-    """Of the first pattern that the key matches."""
+    """The cause of the first pattern that matches the key."""
     return next((cause for pattern, cause in causes.items() if fnmatchcase(key, pattern)), "")

@@ -23,7 +23,7 @@ def printed_rows(name: str) -> tuple[PrintedRow, ...]:
     """
     path = REFERENCE / f"{name}.csv"
     if not path.is_file():
-        known = ", ".join(sorted(found.stem for found in REFERENCE.glob("*.csv")))
+        known = ", ".join(sorted(table_path.stem for table_path in REFERENCE.glob("*.csv")))
         raise ValueError(f"no printed table {name!r}: the tables are {known}")
     with path.open(encoding="utf-8", newline="") as file:
         rows = tuple(csv.DictReader(file))
@@ -36,23 +36,23 @@ def printed_rows(name: str) -> tuple[PrintedRow, ...]:
 def rows_that_print(quantity: str) -> tuple[PrintedRow, ...]:
     """Rows of all tables with a column of that name; ValueError where none has it."""
     tables = [printed_rows(path.stem) for path in sorted(REFERENCE.glob("*.csv"))]
-    found = tuple(row for rows in tables for row in rows if quantity in row)
-    if not found:
+    matching = tuple(row for rows in tables for row in rows if quantity in row)
+    if not matching:
         raise ValueError(f"no printed table has a column {quantity!r}")
-    return found
+    return matching
 
 
 def claim_value(claim_id: str) -> float:
-    """The number of a claim made in prose; ValueError where there is none of that name."""
+    """The number of a claim made in prose; ValueError for an unknown name."""
     tables = [table for start, table in CLAIMS.items() if claim_id.startswith(start)]
-    found = [row for table in tables for row in printed_rows(table) if row["claim_id"] == claim_id]
-    if len(found) != 1:
+    matching = [row for table in tables for row in printed_rows(table) if row["claim_id"] == claim_id]
+    if len(matching) != 1:
         raise ValueError(f"no claim {claim_id!r} in {', '.join(tables) or ' or '.join(CLAIMS.values())}")
-    return float(found[0]["value"])
+    return float(matching[0]["value"])
 
 
 def is_true(cell: str) -> bool:
-    """A printed check mark; ValueError for anything but true and false."""
+    """Parse a printed check mark; ValueError for anything but true and false."""
     if cell not in ("true", "false"):
         raise ValueError(f"want true or false, got {cell!r}")
     return cell == "true"

@@ -36,20 +36,20 @@ class StageTimes:
 
     @classmethod
     def from_ms(cls, forward_ms: str, backward_ms: str) -> "StageTimes":
-        """From printed cells."""
+        """Make stage times from printed cells."""
         return cls(float(forward_ms) / 1e3, float(backward_ms) / 1e3)
 
 
 @dataclass(frozen=True, slots=True)
 class PrintedRun:
-    """What a simulated step of printed stage times took."""
+    """Times of a simulated step with printed stage times."""
 
     iteration_s: float
     plan_hash: str
 
 
 def passes_s(times: Callable[[int], StageTimes]) -> Callable[[Action], float]:
-    """Seconds of actions where only passes take time: those of their stage, whatever the microbatch."""
+    """Durations of actions where only passes take time: those of their stage for any microbatch."""
 
     def duration_s(action: Action) -> float:
         if action.stage is None or action.kind not in (Pass.F, Pass.B):
@@ -61,9 +61,9 @@ def passes_s(times: Callable[[int], StageTimes]) -> Callable[[Action], float]:
 
 
 def pipeline_plan(model: ModelGraph, counts: Mapping[str, int], num_microbatches: int) -> Plan:
-    """Modules cut evenly into `counts` stages on ranks of their own; one sample per microbatch.
+    """Modules cut evenly into `counts` stages on separate ranks; one sample per microbatch.
 
-    A stage is one rank here: what tensor parallelism does is inside the printed times.
+    A stage is one rank here: the effect of tensor parallelism is included in the printed times.
     """
     stages: list[Stage] = []
     for module in model.modules:
@@ -92,9 +92,9 @@ def run_printed(
     """Simulate one step whose stages take the printed times.
 
     Args:
-        model: gives the frozen flags, so which stages have a backward at all.
+        model: its frozen flags decide which stages have a backward.
         counts: stages by module name.
-        times: by module name. A stage without gradients has no backward, whatever is printed.
+        times: by module name; a stage without gradients has no backward, whatever is printed.
         num_microbatches: of the step.
     """
     plan = pipeline_plan(model, counts, num_microbatches)
@@ -108,7 +108,7 @@ def run_plan(plan: Plan, times: Callable[[Stage], StageTimes]) -> PrintedRun:
 
 
 def free_cluster(num_ranks: int) -> Cluster:
-    """Ranks between which nothing takes time."""
+    """Ranks whose communication takes no time."""
     node = Node(device="printed", num_ranks=num_ranks, memory_bytes=2**60)
     return uniform("printed", node, num_nodes=1, intra=_FREE, inter=_FREE)
 
@@ -116,7 +116,7 @@ def free_cluster(num_ranks: int) -> Cluster:
 def microbatched(
     name: str, model: ModelGraph, cluster: Cluster, stages: tuple[Stage, ...], num_microbatches: int
 ) -> Plan:
-    """A draft plan with one sample, one item of each modality, per microbatch."""
+    """A draft plan with one sample, with one item of each modality, per microbatch."""
     segments = tuple(Segment(module.modality, 0, 1, 1) for module in model.modules)
     batch = tuple(Sample(id=index, segments=segments) for index in range(num_microbatches))
     job = Job(name=name, model=model, cluster=cluster, batch=batch)

@@ -31,7 +31,7 @@ _opened: set[str] = set()
 
 
 def reads_of(script: str) -> dict[str, Any]:
-    """What the result of `<paper>/<script>`, computed in this process, rests on."""
+    """Return what the result of `<paper>/<script>`, computed in this process, depends on."""
     return {
         "modules": modules_hash(script),
         "files": {name: hash_of(ROOT / name) for name in sorted(opened_files())},
@@ -39,7 +39,7 @@ def reads_of(script: str) -> dict[str, Any]:
 
 
 def forget() -> None:
-    """Begin anew: what functions of the project keep is dropped, too, so that files are opened again."""
+    """Reset the record and clear the project's caches, so that files are opened again."""
     _opened.clear()
     modules = [
         m for name, m in sys.modules.items() if name.partition(".")[0] in PACKAGES and name != __name__
@@ -50,7 +50,7 @@ def forget() -> None:
 
 
 def changed_since(record: Mapping[str, Any]) -> list[str]:
-    """What a stored result read that is different now: `modules`, or names of files; none if current."""
+    """Inputs of a stored result that have changed: `modules`, or file names; empty if current."""
     reads = record.get("reads")
     if reads is None:
         return ["not recorded"]
@@ -59,7 +59,7 @@ def changed_since(record: Mapping[str, Any]) -> list[str]:
 
 
 def modules_hash(script: str) -> str:
-    """Of the source of everything that the script can import."""
+    """Hash of the source of everything that the script can import."""
     return sources_hash(_module_of(script))
 
 
@@ -73,7 +73,7 @@ def _module_of(script: str) -> str:
 
 
 def sources_hash(module: str) -> str:
-    """The same of a module by its dotted name."""
+    """Hash of the sources of everything that a module can import, by its dotted name."""
     parts = [f"{path.relative_to(ROOT)} {_module(path)[0]}" for path in sources_of(module)]
     return blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
 
@@ -81,32 +81,32 @@ def sources_hash(module: str) -> str:
 def sources_of(module: str) -> tuple[Path, ...]:
     """Files of a module and of all that it can import, sorted.
 
-    Complexity: each file is parsed once a process, and counts as it was then.
+    Complexity: each file is parsed once per process; later changes are not seen.
     """
-    found = set(_files(module))
-    left = list(found)
-    while left:
-        new = _module(left.pop())[1] - found
-        found |= new
-        left += new
-    return tuple(sorted(path for path in found if str(path.relative_to(ROOT)) not in WITHOUT_EFFECT))
+    files = set(_files(module))
+    pending = list(files)
+    while pending:
+        new = _module(pending.pop())[1] - files
+        files |= new
+        pending += new
+    return tuple(sorted(path for path in files if str(path.relative_to(ROOT)) not in WITHOUT_EFFECT))
 
 
 def hash_of(path: Path) -> str | None:
-    """Of a file's content; None where there is none."""
+    """Hash of a file's content; None for a missing file."""
     return blake2b(path.read_bytes(), digest_size=16).hexdigest() if path.is_file() else None
 
 
 def opened_files() -> set[str]:
-    """Data files under the project's folder that this process has opened to read, relative to it."""
-    found = set()
+    """Data files in the project's folder that this process has read, as relative paths."""
+    names = set()
     for name in _opened:
         path = Path(name)
         if path.is_relative_to(ROOT) and path.suffix not in CODE and path.is_file():
             relative = path.relative_to(ROOT)
             if not any(part.startswith((".", "__")) for part in relative.parts):
-                found.add(str(relative))
-    return found
+                names.add(str(relative))
+    return names
 
 
 @cache
@@ -137,9 +137,9 @@ def _docstrings(node: ast.AST) -> Iterator[tuple[int, int]]:
 
 
 def _names(tree: ast.Module, path: Path) -> Iterator[str]:
-    """Dotted names that may be modules; what an `__init__` imports by text is asked by name."""
+    """Dotted names that may be modules; strings in an `__init__` do not count: users name lazy imports."""
     lazy = path.name == "__init__.py"
-    statements = [each for each in tree.body if not _is_for_types(each)]
+    statements = [statement for statement in tree.body if not _is_for_types(statement)]
     for node in (inner for statement in statements for inner in ast.walk(statement)):
         match node:
             case ast.Import(names=names):
@@ -160,7 +160,7 @@ def _is_for_types(statement: ast.stmt) -> bool:
 
 
 def _files(name: str) -> Iterator[Path]:
-    """The module's file and those of the packages that it lies in; none for other modules."""
+    """The module's file and those of its packages; none for other modules."""
     parts = name.split(".")
     if parts[0] not in PACKAGES or not all(part.isidentifier() for part in parts):
         return

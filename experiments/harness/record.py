@@ -31,12 +31,12 @@ _ELSEWHERE: ContextVar[Path | None] = ContextVar("results", default=None)
 
 
 def table(outcome: Outcome) -> str:
-    """The comparison as text: one block per kind of evidence, then claims, notes and the verdict."""
+    """Format the comparison: one block per kind of evidence, then claims, notes and the verdict."""
     return "\n".join(_lines(outcome))
 
 
 def as_record(outcome: Outcome) -> dict[str, Any]:
-    """The outcome as the JSON object that `results/` keeps."""
+    """Return the outcome as the JSON object that `results/` stores."""
     return {
         "script": outcome.script,
         "verdict": outcome.verdict,
@@ -58,13 +58,13 @@ def as_record(outcome: Outcome) -> dict[str, Any]:
 
 
 def results_folder() -> Path:
-    """Where result files are written: the repository's, or the one of `results_in`."""
+    """Folder of result files: the repository's, or the one of `results_in`."""
     return _ELSEWHERE.get() or RESULTS
 
 
 @contextmanager
 def results_in(folder: Path) -> Iterator[None]:
-    """Inside, result files are written there; what is read stays the repository's."""
+    """Redirect written result files within the block; reads stay with the repository's."""
     token = _ELSEWHERE.set(folder)
     try:
         yield
@@ -73,7 +73,7 @@ def results_in(folder: Path) -> Iterator[None]:
 
 
 def write(outcome: Outcome) -> Path:
-    """Write the result file; plots and the README's table read only that."""
+    """Write the result file, the only input of plots and the README's table."""
     folder = results_folder()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{outcome.script.replace('/', '_')}.json"
@@ -82,23 +82,23 @@ def write(outcome: Outcome) -> Path:
 
 
 def stored_records() -> list[dict[str, Any]]:
-    """Results of scripts that hold a paper's numbers or claims against ours, judged by today's rules.
+    """Results of scripts that compare numbers or claims of a paper, judged by today's rules.
 
-    By the names of their files; other files of the folder are passed over.
+    In order of file name; other files of the folder are skipped.
     """
     return list(map(judged_again, of_scripts(path.read_text() for path in sorted(RESULTS.glob("*.json")))))
 
 
 def of_scripts(texts: Iterable[str]) -> list[dict[str, Any]]:
-    """Those of these JSON files that are results of scripts."""
+    """Parse the JSON texts, keeping those that are results of scripts."""
     wanted = {"script", "verdict", "rows", "claims"}
-    found = map(json.loads, texts)
-    return [each for each in found if isinstance(each, dict) and wanted <= each.keys()]
+    documents = map(json.loads, texts)
+    return [document for document in documents if isinstance(document, dict) and wanted <= document.keys()]
 
 
 def judged_again(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A result with the verdicts of today's rules, which depend on nothing but what it keeps."""
-    rows = [row_of(each) for each in record["rows"]]
+    """A result with the verdicts of today's rules, computed only from what it stores."""
+    rows = [row_of(stored_row) for stored_row in record["rows"]]
     claims = [{"about": About.PAPER.value} | claim for claim in record["claims"]]
     return {
         **record,
@@ -109,12 +109,12 @@ def judged_again(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def commit(paths: Iterable[Path] = ()) -> str | None:
-    """The commit the code is at, with `-dirty` where it differs; None outside a checkout.
+    """The commit of the code, with `-dirty` where files differ from it; None outside a checkout.
 
-    Results that a run has just written are no code.
+    Results that a run has just written do not count as code.
 
     Args:
-        paths: of files that count; all by default.
+        paths: files to compare; all by default.
     """
     head = _git("rev-parse", "--short=12", "HEAD")
     if head is None:
@@ -123,7 +123,7 @@ def commit(paths: Iterable[Path] = ()) -> str | None:
 
 
 def uncommitted(paths: Iterable[Path] = ()) -> list[str]:
-    """Files that differ from the commit, of these or of all; none outside a checkout."""
+    """Files, of these or of all, that differ from the commit; none outside a checkout."""
     root = RESULTS.parents[1]
     kept_out = f":(exclude){RESULTS.relative_to(root)}"
     only = [str(path.relative_to(root)) for path in paths]
@@ -177,7 +177,7 @@ def _row_line(row: OutcomeRow, width: int) -> str:
 
 
 def range_text(unstated: Unstated) -> str:
-    """Both ends with their settings."""
+    """Format both ends with their settings."""
     low, high = f"{unstated.low:.4g}", f"{unstated.high:.4g}"
     if not unstated.is_named:
         return f"{low} .. {high}"
@@ -185,7 +185,7 @@ def range_text(unstated: Unstated) -> str:
 
 
 def bound_text(bound: Bound) -> str:
-    """The limits and where they come from."""
+    """Format the limits and their origin."""
     ends = [f"at least {bound.low:.4g}"] if bound.low is not None else []
     ends += [f"at most {bound.high:.4g}"] if bound.high is not None else []
     return f"by the paper's own numbers {', '.join(ends)}: {bound.what}"
@@ -211,7 +211,7 @@ def _row_record(row: OutcomeRow) -> dict[str, Any]:
 
 
 def row_of(record: Mapping[str, Any]) -> OutcomeRow:
-    """A row of a result file, to be judged again; older files lack some of its keys."""
+    """Parse a row of a result file to judge it again; older files lack some keys."""
     unstated, bound = record["unstated"], record.get("bound")
     return OutcomeRow(
         number=PaperNumber(
@@ -234,5 +234,5 @@ def _rounded_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rounded(value: float) -> float:
-    """Six digits: enough to compare, few enough to read in a diff."""
+    """Round to six digits: enough to compare, few enough to read in a diff."""
     return float(f"{value:.6g}")

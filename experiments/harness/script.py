@@ -38,12 +38,12 @@ DRAWS = re.compile(r"\.figures(\[| =)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """Calling it computes all evidence and judges it.
+    """A declared script; calling it computes all evidence and judges it.
 
     Args:
         name: `<paper>/<script>`, as the module's path says.
         about: the module's docstring: paper, setup, what is given, what differs.
-        compute: all evidence.
+        compute: computes all evidence.
         profile: of the hardware that is priced, if any.
     """
 
@@ -59,7 +59,7 @@ class Script:
 
 
 def main(run: Script) -> int:
-    """The command of a script: the table, the result file, with `--json` one JSON object as the last line."""
+    """Run the script as a command: table, result file, with `--json` one JSON object as the last line."""
     arguments = command_line(run.about).parse_args()
     return finished(run(), as_json=arguments.json)
 
@@ -71,26 +71,26 @@ def script(
 
     Args:
         profile: of the hardware that is priced, if any.
-        command: what the program does with it, and its exit status.
+        command: runs the script as a program and returns the exit status.
     """
 
     def declared(compute: Callable[[], Parts]) -> Script:
         scope: Mapping[str, Any] = compute.__globals__
         name = scope["__spec__"].name.removeprefix("experiments.").replace(".", "/")
-        found = Script(name=name, about=scope["__doc__"], compute=compute, profile=profile)
+        declared_script = Script(name=name, about=scope["__doc__"], compute=compute, profile=profile)
         if scope["__name__"] == "__main__":
-            raise SystemExit(command(found))
-        return found
+            raise SystemExit(command(declared_script))
+        return declared_script
 
     return declared
 
 
 def finished(outcome: Outcome, *, as_json: bool, more: Mapping[str, Any] | None = None) -> int:
-    """Print the table, write the result file, draw the figures; the exit status is 1 on OFF or MISSING.
+    """Print the table, write the result file, draw the figures; exit status 1 on OFF or MISSING.
 
     Args:
         outcome: of the script.
-        as_json: print the record, too, with `more` in it.
+        as_json: also print the record, merged with `more`.
     """
     print(table(outcome))
     keep(outcome)
@@ -102,7 +102,8 @@ def finished(outcome: Outcome, *, as_json: bool, more: Mapping[str, Any] | None 
 def keep(outcome: Outcome) -> None:
     """Write `results/<paper>_<script>.json` and the figures beside it.
 
-    The checkout's own results come from commits: one whose modules differ from theirs is not written there.
+    The checkout's own results must come from commits: a result whose modules have uncommitted changes is
+    not written there.
     """
     changed = uncommitted(modules_of(outcome.script)) if results_folder() == RESULTS else []
     if changed:
@@ -118,32 +119,32 @@ def keep(outcome: Outcome) -> None:
 
 
 def scripts() -> tuple[str, ...]:
-    """Scripts found on disk, as `<paper>/<script>`: modules of a sub-package that declare one."""
+    """Scripts on disk, as `<paper>/<script>`: modules of a sub-package that declare one."""
     modules = (path for path in FOLDER.glob("*/*.py") if path.parent.name != "harness")
-    found = (path for path in modules if DECLARED.search(path.read_text()))
-    return tuple(sorted(f"{path.parent.name}/{path.stem}" for path in found))
+    names = (path for path in modules if DECLARED.search(path.read_text()))
+    return tuple(sorted(f"{path.parent.name}/{path.stem}" for path in names))
 
 
 def draws_itself(name: str) -> bool:
-    """Whether a script has a drawing of its own."""
+    """Whether a script has its own drawing."""
     path = FOLDER / f"{name}.py"
     return path.is_file() and DRAWS.search(path.read_text()) is not None
 
 
 def reproduce(names: Sequence[str] = (), *, show: Callable[[str], None] | None = None) -> dict[str, Any]:
-    """Run scripts, write their results, and return the counts of their verdicts, see `tally.summary_of`.
+    """Run scripts, write their results, and return the counts of their verdicts (`tally.summary_of`).
 
     Args:
         names: `<paper>/<script>` or `<paper>` each; empty for all.
-        show: called with the table of each script as it ends.
+        show: called with the table of each script when it has finished.
 
     Raises:
         ValueError: no script has that name.
     """
     records = []
-    for each in chosen(names, scripts()):
+    for name in chosen(names, scripts()):
         forget()
-        run: Script = importlib.import_module(f"experiments.{each.replace('/', '.')}").run
+        run: Script = importlib.import_module(f"experiments.{name.replace('/', '.')}").run
         outcome = run()
         keep(outcome)
         if show is not None:
@@ -153,7 +154,7 @@ def reproduce(names: Sequence[str] = (), *, show: Callable[[str], None] | None =
 
 
 def stored(names: Sequence[str] = ()) -> dict[str, Any]:
-    """The same of the results that are kept, judged by today's rules; nothing is run.
+    """Return the counts for stored results, judged by today's rules, without running anything.
 
     Raises:
         ValueError: there is no result of that name.
@@ -162,9 +163,13 @@ def stored(names: Sequence[str] = ()) -> dict[str, Any]:
     return summary_of([records[name] for name in chosen(names, tuple(records))])
 
 
-def chosen(names: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Scripts of these names or papers, in order; ValueError where there is none of a name."""
+def chosen(names: Sequence[str], declared_scripts: Sequence[str]) -> list[str]:
+    """Scripts of these names or papers, in order; ValueError for an unknown name."""
     for name in names:
-        if not any(script == name or script.startswith(f"{name}/") for script in known):
-            raise ValueError(f"no script {name!r}: the scripts are {', '.join(known)}")
-    return [each for each in known if not names or each in names or each.split("/")[0] in names]
+        if not any(script == name or script.startswith(f"{name}/") for script in declared_scripts):
+            raise ValueError(f"no script {name!r}: the scripts are {', '.join(declared_scripts)}")
+    return [
+        candidate
+        for candidate in declared_scripts
+        if not names or candidate in names or candidate.split("/")[0] in names
+    ]

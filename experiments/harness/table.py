@@ -17,7 +17,7 @@ class Cell:
     Args:
         column: of the CSV file.
         unit: of the numbers.
-        rel_tol: how near ours must be, or what says so of a cell as it is printed.
+        rel_tol: relative tolerance, or a function that returns it for a cell as printed.
     """
 
     column: str
@@ -31,16 +31,16 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Cells of a printed table, each held against what `compute` makes of its row.
+    """Cells of a printed table, each compared with what `compute` returns for its row.
 
     Args:
         csv: name of the printed table.
-        where: its name in print.
-        key: of a row; the name of a cell follows it.
-        cells: by name. Cells that are empty in print are passed over.
-        compute: ours of a row, by the names of cells.
+        where: its name in the paper.
+        key: of a row; the cell's name is appended.
+        cells: by name. Cells that are empty in print are skipped.
+        compute: computes our values of a row, by cell name.
         unstated: what the paper leaves open, where `compute` gives more than one value.
-        holds: rows that are compared; all by default.
+        holds: selects the rows to compare; all by default.
     """
 
     csv: str
@@ -52,7 +52,7 @@ class Table:
     holds: Callable[[PrintedRow], bool] = lambda _: True
 
     def evidence(self) -> Evidence:
-        """One row of the report for every cell."""
+        """Return one row of the report per cell."""
         evidence = Evidence()
         for row in printed_rows(self.csv):
             filled = {name: cell for name, cell in self.cells.items() if row[cell.column]}

@@ -16,10 +16,10 @@ Record = Mapping[str, Any]  # a result
 
 
 def counts(records: Sequence[Record]) -> dict[str, Any]:
-    """What the results amount to, as one JSON object.
+    """Summarise the results as one JSON object.
 
-    `determined`: rows that the papers determine, `determined_ok`: of them those within the tolerance;
-    `undetermined_near`: undetermined rows whose likeliest setting is near all the same;
+    `determined`: rows that the papers determine; `determined_ok`: those of them within the tolerance;
+    `undetermined_near`: undetermined rows whose likeliest setting is near nonetheless;
     `off_without_cause`: keys of rows that are OFF without a reason; `failing`: scripts with a
     row that is OFF or MISSING or a claim that fails; `stale`: scripts whose modules or data
     have changed since.
@@ -47,34 +47,38 @@ def counts(records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def counts_text(name: str, found: Mapping[str, Any]) -> str:
-    """Counts in lines to read."""
-    lines = [f"{name}: {found['determined_ok']} of {found['determined']} rows that the paper determines fit"]
-    for what, verdicts in found["by_evidence"].items():
+def counts_text(name: str, totals: Mapping[str, Any]) -> str:
+    """Format the counts."""
+    lines = [
+        f"{name}: {totals['determined_ok']} of {totals['determined']} rows that the paper determines fit"
+    ]
+    for what, verdicts in totals["by_evidence"].items():
         lines.append(f"  {what}: {', '.join(f'{count} {v}' for v, count in verdicts.items()) or 'none'}")
-    for about, held in found["claims"].items():
-        lines.append(f"  claims about {about}: {held['hold']} hold, {held['fail']} fail")
+    for about, of_subject in totals["claims"].items():
+        lines.append(f"  claims about {about}: {of_subject['hold']} hold, {of_subject['fail']} fail")
     lines.append(
-        f"  {len(found['off_without_cause'])} OFF without a cause, {len(found['stale'])} of "
-        f"{found['scripts']} results stale"
+        f"  {len(totals['off_without_cause'])} OFF without a cause, {len(totals['stale'])} of "
+        f"{totals['scripts']} results stale"
     )
     return "\n".join(lines)
 
 
 def by_evidence(rows: Iterable[Record]) -> dict[str, dict[str, int]]:
-    """Rows of each kind of evidence by verdict; verdicts without any are left out."""
-    found = Counter((row["evidence"], row["verdict"]) for row in rows)
-    return {kind.value: {v.value: found[kind, v] for v in Verdict if found[kind, v]} for kind in MetricKind}
+    """Count rows by kind of evidence and verdict; verdicts without any are left out."""
+    numbers = Counter((row["evidence"], row["verdict"]) for row in rows)
+    return {
+        kind.value: {v.value: numbers[kind, v] for v in Verdict if numbers[kind, v]} for kind in MetricKind
+    }
 
 
 def by_subject(claims: Iterable[Record]) -> dict[str, dict[str, int]]:
-    """Claims that hold and that fail, by what they are about."""
-    found = Counter((claim["about"], bool(claim["holds"])) for claim in claims)
-    return {about.value: {"hold": found[about, True], "fail": found[about, False]} for about in About}
+    """Count claims that hold and that fail, by subject."""
+    numbers = Counter((claim["about"], bool(claim["holds"])) for claim in claims)
+    return {about.value: {"hold": numbers[about, True], "fail": numbers[about, False]} for about in About}
 
 
 def by_paper(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """Results by the folder of their scripts."""
+    """Group results by the folder of their scripts."""
     papers: dict[str, list[Record]] = {}
     for record in records:
         papers.setdefault(record["script"].split("/")[0], []).append(record)
@@ -82,32 +86,32 @@ def by_paper(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 
 def summary_of(records: Sequence[Record]) -> dict[str, Any]:
-    """Each script's verdict and counts; under `papers` those of each paper, under `all` those of all."""
+    """Each script's verdict and counts; under `papers` those of each paper, under `all` the total."""
     return {
         **{record["script"]: _script_counts(record) for record in records},
-        "papers": {paper: counts(found) for paper, found in by_paper(records).items()},
+        "papers": {paper: counts(results) for paper, results in by_paper(records).items()},
         "all": counts(records),
     }
 
 
 def _script_counts(record: Record) -> dict[str, Any]:
-    found = Counter(row["verdict"] for row in record["rows"])
-    held = sum(bool(claim["holds"]) for claim in record["claims"])
+    verdicts = Counter(row["verdict"] for row in record["rows"])
+    num_holding = sum(bool(claim["holds"]) for claim in record["claims"])
     return {
         "verdict": record["verdict"],
-        **{f"rows_{verdict.value.replace(' ', '_').lower()}": found[verdict] for verdict in Verdict},
-        "claims_hold": held,
-        "claims_fail": len(record["claims"]) - held,
+        **{f"rows_{verdict.value.replace(' ', '_').lower()}": verdicts[verdict] for verdict in Verdict},
+        "claims_hold": num_holding,
+        "claims_fail": len(record["claims"]) - num_holding,
         "changed": changed_since(record),
     }
 
 
 def changes(before: Sequence[Record], now: Sequence[Record]) -> dict[str, Any]:
-    """By paper: rows determined and within tolerance before and now, and those that are no longer determined.
+    """By paper: determined and fitting rows before and now, and rows no longer determined.
 
     Args:
-        before: results with the verdicts that they held then.
-        now: results with today's.
+        before: results with their stored verdicts.
+        now: results with today's verdicts.
     """
     old, new = _rows_by_paper(before), _rows_by_paper(now)
     return {
@@ -128,7 +132,7 @@ def changes(before: Sequence[Record], now: Sequence[Record]) -> dict[str, Any]:
 
 
 def records_at(commit: str) -> list[Record]:
-    """Results of scripts as a commit has them; ValueError where git does not know it."""
+    """Results of scripts as of a commit; ValueError where git does not know it."""
     folder = RESULTS.relative_to(ROOT)
     listed = _git("ls-tree", "--name-only", commit, f"{folder}/").splitlines()
     return list(of_scripts(_git("show", f"{commit}:{name}") for name in listed if name.endswith(".json")))
@@ -142,11 +146,11 @@ def _git(*arguments: str) -> str:
 
 
 def _rows_by_paper(records: Sequence[Record]) -> dict[str, dict[str, Record]]:
-    found: dict[str, dict[str, Record]] = {}
+    rows_by_paper: dict[str, dict[str, Record]] = {}
     for record in records:
         paper, _, name = record["script"].partition("/")
-        found.setdefault(paper, {}).update({f"{name}: {row['key']}": row for row in record["rows"]})
-    return found
+        rows_by_paper.setdefault(paper, {}).update({f"{name}: {row['key']}": row for row in record["rows"]})
+    return rows_by_paper
 
 
 def _count(rows: Mapping[str, Record], verdicts: Sequence[Verdict]) -> int:
@@ -155,16 +159,20 @@ def _count(rows: Mapping[str, Record], verdicts: Sequence[Verdict]) -> int:
 
 def _why(row: Record) -> str:
     """The unstated quantity with both ends, or the bound."""
-    found = row_of(row)
-    if row["verdict"] == Verdict.REFUTED and found.bound is not None:
-        return f"refuted, {bound_text(found.bound)}"
-    return "" if found.unstated is None else f"{found.unstated.what}: {range_text(found.unstated)}"
-
-
-def changes_text(paper: str, found: Mapping[str, Any]) -> str:
-    """A paper's counts, and a line for each row that left."""
-    head = (
-        f"{paper}: determined {found['determined_before']} -> {found['determined']}, within tolerance "
-        f"{found['determined_ok_before']} -> {found['determined_ok']}, {len(found['left'])} rows left"
+    outcome_row = row_of(row)
+    if row["verdict"] == Verdict.REFUTED and outcome_row.bound is not None:
+        return f"refuted, {bound_text(outcome_row.bound)}"
+    return (
+        ""
+        if outcome_row.unstated is None
+        else f"{outcome_row.unstated.what}: {range_text(outcome_row.unstated)}"
     )
-    return "\n".join([head, *(f"  {key}: {why}" for key, why in found["left"].items())])
+
+
+def changes_text(paper: str, changed: Mapping[str, Any]) -> str:
+    """Format a paper's counts, and a line for each row that is no longer determined."""
+    head = (
+        f"{paper}: determined {changed['determined_before']} -> {changed['determined']}, within tolerance "
+        f"{changed['determined_ok_before']} -> {changed['determined_ok']}, {len(changed['left'])} rows left"
+    )
+    return "\n".join([head, *(f"  {key}: {why}" for key, why in changed["left"].items())])

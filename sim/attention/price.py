@@ -68,9 +68,9 @@ def row_tiles(tiles: Tiles, *, num_slots: int = 1, partial_tile: float = 1.0) ->
     return work.reshape(tiles.num_row_blocks, num_slots)
 
 
-def column_tiles(tiles: Tiles, *, partial_tile: float = 1.0) -> Floats:
+def column_tiles(tiles: Tiles) -> Floats:
     """[key blocks] work of the gradients of each block of keys and values."""
-    return _sums(tiles.columns.astype(np.int64), weights(tiles, partial_tile), tiles.num_col_blocks)
+    return _sums(tiles.columns.astype(np.int64), weights(tiles), tiles.num_col_blocks)
 
 
 def _sums(index: Ints, weight: Floats, length: int) -> Floats:

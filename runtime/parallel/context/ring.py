@@ -46,7 +46,7 @@ class RingAttention:
         return output
 
     def block(self, step: int) -> int:
-        """The member whose keys are here at a step: first this one's, then the previous member's."""
+        """The member whose keys are present at a step: first this one's, then the previous member's."""
         return (self.shares.member - step) % self.group.size
 
     def view(self, member: int, window: int | None, scale: float) -> View | None:
@@ -76,20 +76,16 @@ class _Ring(torch.autograd.Function):
         ring, dtype = call.attention, wide(q_HTD.dtype)
         y_HTD = q_HTD.new_zeros(q_HTD.shape, dtype=dtype)
         lse_HT = y_HTD.new_full(y_HTD.shape[:2], float("-inf"))
-        here = _padded(torch.stack((k_GTD, v_GTD)), ring)
+        block = _padded(torch.stack((k_GTD, v_GTD)), ring)
         for step in range(ring.group.size):
-            moves: tuple[Pending, ...] = ()
-            following = here
-            if step + 1 < ring.group.size:
-                following = torch.empty_like(here)
-                moves = ring.group.pass_on(following, here)
+            following, moves = _next_block(ring, block, step)
             view = ring.view(ring.block(step), call.window, call.scale)
             if view is not None:
-                k, v = here[:, :, : len(view.mask.keys)]
+                k, v = block[:, :, : len(view.mask.keys)]
                 y_HTD, lse_HT = merge((y_HTD, lse_HT), view_forward(q_HTD, k, v, view))
             for move in moves:
                 move.wait()
-            here = following
+            block = following
         output = y_HTD.to(q_HTD.dtype)
         ctx.save_for_backward(q_HTD, k_GTD, v_GTD, output, lse_HT)
         ctx.call = call
@@ -101,27 +97,31 @@ class _Ring(torch.autograd.Function):
         q_HTD, k_GTD, v_GTD, y_HTD, lse_HT = ctx.saved_tensors
         call: _Call = ctx.call
         ring = call.attention
-        here = _padded(torch.stack((k_GTD, v_GTD)), ring)
+        block = _padded(torch.stack((k_GTD, v_GTD)), ring)
         dq_HTD = torch.zeros_like(q_HTD, dtype=wide(q_HTD.dtype))
-        sums = torch.zeros_like(here, dtype=dq_HTD.dtype)  # of the current block
+        sums = torch.zeros_like(block, dtype=dq_HTD.dtype)  # of the current block
         for step in range(ring.group.size):
-            moves: tuple[Pending, ...] = ()
-            following = here
-            if step + 1 < ring.group.size:
-                following = torch.empty_like(here)
-                moves = ring.group.pass_on(following, here)
+            following, moves = _next_block(ring, block, step)
             view = ring.view(ring.block(step), call.window, call.scale)
             if view is not None:
-                k, v = here[:, :, : len(view.mask.keys)]
+                k, v = block[:, :, : len(view.mask.keys)]
                 dq, dk, dv = view_backward(dy_HTD, (q_HTD, k, v, y_HTD, lse_HT), view)
                 dq_HTD += dq
                 sums[:, :, : len(view.mask.keys)] += torch.stack((dk, dv))
             passed = torch.empty_like(sums)
             for move in (*moves, *ring.group.pass_on(passed, sums)):
                 move.wait()
-            here, sums = following, passed
+            block, sums = following, passed
         dk_GTD, dv_GTD = sums[:, :, : k_GTD.shape[1]].to(k_GTD.dtype)
         return dq_HTD.to(q_HTD.dtype), dk_GTD, dv_GTD, None
+
+
+def _next_block(ring: RingAttention, block: Tensor, step: int) -> tuple[Tensor, tuple[Pending, ...]]:
+    """Start to pass the block on; returns the buffer of the next one and its transfers, none at the end."""
+    if step + 1 == ring.group.size:
+        return block, ()
+    following = torch.empty_like(block)
+    return following, ring.group.pass_on(following, block)
 
 
 def _padded(keys_values: Tensor, ring: RingAttention) -> Tensor:
