@@ -122,6 +122,8 @@ def _encoder_data(plan: Plan, stage: Stage, microbatch: Microbatch, source: Data
         tokens_out=tuple(segment.tokens_out for segment in found),
         raw=raw,
         grids=tuple(segment.grid for segment in found),
+        unpadded=tuple(segment.unpadded for segment in found),
+        tile_tokens=tuple(segment.tile_tokens for segment in found),
         # Of the LLM's states a generator reads those at its items' places, in the items' order.
         chosen=chosen,
         placed={name: torch.arange(len(place_E)) for name, place_E in chosen.items()},

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import isqrt
 from typing import Any, ClassVar, NamedTuple
 
@@ -11,7 +12,10 @@ from transformers import PreTrainedModel
 
 from runtime.models.adapter import Adapter, Context, InnerLayer, StageLayer
 from runtime.models.projector import ClassToken, ProjectorLayer, StepsProjectorLayer, steps_or_none
+from runtime.models.tile_rows import TileRows
 from workbench.data.sample import Segment
+from workbench.model.families.tiles import shrunk
+from workbench.model.item_tokens import native_tokens, packs_tiles, source_config
 from workbench.model.projector import merged_by
 
 # Shape suffixes: N = items of one size, T = packed tokens, D = hidden width.
@@ -35,7 +39,7 @@ class EmbedItems(StageLayer):
 
     def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
         del hidden_TD, features
-        items = context.data.raw
+        items = [piece for item in context.data.raw for piece in self.pieces(item)]
         sizes: dict[tuple[int, ...], list[int]] = {}
         for index, item in enumerate(items):
             sizes.setdefault(tuple(item.shape), []).append(index)
@@ -44,6 +48,10 @@ class EmbedItems(StageLayer):
             alike = torch.stack([items[index] for index in members])
             embedded.update(zip(members, self.embed(alike), strict=True))
         return torch.cat([embedded[index] for index in range(len(items))])
+
+    def pieces(self, item: Tensor) -> tuple[Tensor, ...]:
+        """What of an item is embedded by itself."""
+        return (item,)
 
     @abstractmethod
     def embed(self, items: Tensor) -> Tensor:
@@ -94,13 +102,20 @@ class EncoderAdapter(Adapter):
         """The last layer: final norm, unless an earlier state is read, and projector."""
         if self.feature_layer is not None:
             norm, norm_name = None, ""
-        steps, class_token = steps_or_none(self.projector), self.class_token
+        steps = steps_or_none(self.projector)
+        others: dict[str, Any] = {"class_token": self.class_token}
+        if packs_tiles(self.module):
+            others["rows"] = self._rows
         if steps is None:
-            kind = self.named_projector
-            return kind(self.projector, self.widths, self.std, norm, norm_name, class_token=class_token)
-        return StepsProjectorLayer(
-            steps, self.widths, self.std, self.grid_of, norm, norm_name, class_token=class_token
-        )
+            return self.named_projector(self.projector, self.widths, self.std, norm, norm_name, **others)
+        return StepsProjectorLayer(steps, self.widths, self.std, self.grid_of, norm, norm_name, **others)
+
+    @property
+    def _rows(self) -> TileRows:
+        native, config = native_tokens(self.module), source_config(self.module)
+        assert native is not None, "its tiles have one size"
+        along = isqrt(native[1])
+        return TileRows(along, partial(shrunk, config, along))
 
     @property
     def merged_side(self) -> int:

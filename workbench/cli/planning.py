@@ -61,7 +61,10 @@ class Wanted:
     )
     tiling: Tiling = field(
         default=Tiling.NONE,
-        metadata=asked("of images of --sizes in an encoder of one size; anyres: as its model cuts them"),
+        metadata=asked(
+            "of images of --sizes in an encoder of one size; anyres: as its model cuts them, which an "
+            "encoder with image_newline always does"
+        ),
     )
     execution: Path | None = field(
         default=None, metadata=asked("JSON file of the training system's rates and host times")

@@ -155,12 +155,20 @@ def _spread(plan: Plan, factor: float) -> tuple[Sample, ...]:
 
 
 def _scaled(segment: Segment, factor: float) -> Segment:
-    """So many times the tokens, at least one; an image's grid is left to its encoder's guess."""
+    """So many times the tokens, at least one; an image's grid is left to its encoder's guess.
+
+    An image in tiles has so many times the tiles instead, at least one beside the overview.
+    """
     if factor == 1.0:
         return segment
     if segment.modality == TEXT:
         tokens = max(1, round(factor * segment.tokens_in))
         return replace(segment, tokens_in=tokens, tokens_out=tokens)
+    if segment.num_tiles > 1:
+        tiles = max(2, round(factor * segment.num_tiles))
+        outputs = max(1, round(segment.tokens_out * tiles / segment.num_tiles))
+        inside = tiles * segment.tile_tokens
+        return replace(segment, tokens_in=inside, tokens_out=outputs, grid=(1, tiles - 1))
     merged = max(1, segment.tokens_in // segment.tokens_out)  # tokens of the encoder to each of its outputs
     outputs = max(1, round(factor * segment.tokens_out))
     return replace(segment, tokens_in=outputs * merged, tokens_out=outputs, grid=None)

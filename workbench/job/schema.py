@@ -201,7 +201,7 @@ class ItemSpec(Strict):
         each: items of a fixed sample.
         most: the most items of a mixture's sample, which has 1 to that many.
         missing: share of a mixture's samples that have none.
-        images: (height, width) in pixels, for encoders of any size.
+        images: (height, width) in pixels, for encoders of any size and those that put tiles together.
         videos: (height, width, seconds), for encoders whose model says which frames it looks at.
         seconds: of audio; a clip longer than the encoder's window becomes several items.
         tokens: (into the encoder's blocks, into the LLM's sequence) of an item.

@@ -23,7 +23,7 @@ INDEX_BYTES = 8
 
 # Memory-bound operators whose backward needs no tensor of the forward.
 RESIDUAL = "residual"
-LINEAR = (RESIDUAL, "pool", "add_positions", "class_token", "scale")
+LINEAR = (RESIDUAL, "pool", "add_positions", "class_token", "image_newline", "scale")
 SCALE = "_scale"  # learned factors, one a channel
 ROTARY = "rotary"
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from workbench.balance.tokens.policies import longest_first
 from workbench.cost.model import CostModel
-from workbench.cost.quadratic import Quadratic
 from workbench.data.sample import Item
 from workbench.job.job import Job
 from workbench.model.model_graph import TEXT
@@ -113,9 +112,9 @@ def _microbatches(job: Job, draft: Plan, cost: CostModel, parts: int) -> tuple[M
         if module.modality == TEXT:
             found += mine
             continue
-        seconds = module_quadratic(job, cost, module)
-        tokens = {
-            Item(sample.id, segment.k): segment.tokens_in
+        quadratic = module_quadratic(job, cost, module)
+        seconds = {
+            Item(sample.id, segment.k): segment.num_tiles * quadratic.seconds(segment.tile_tokens)
             for sample in job.batch
             for segment in sample.of(module.modality)
         }
@@ -124,7 +123,7 @@ def _microbatches(job: Job, draft: Plan, cost: CostModel, parts: int) -> tuple[M
                 group
                 for microbatch in mine
                 if microbatch.replica == replica
-                for group in _even(microbatch.items, seconds, tokens, parts)
+                for group in _even(microbatch.items, seconds, parts)
             ]
             found += [
                 Microbatch(
@@ -135,12 +134,10 @@ def _microbatches(job: Job, draft: Plan, cost: CostModel, parts: int) -> tuple[M
     return tuple(found)
 
 
-def _even(
-    items: Sequence[Item], seconds: Quadratic, tokens: Mapping[Item, int], parts: int
-) -> tuple[tuple[Item, ...], ...]:
+def _even(items: Sequence[Item], seconds: Mapping[Item, float], parts: int) -> tuple[tuple[Item, ...], ...]:
     """Up to so many groups of even work, none empty."""
     count = min(parts, len(items))
-    owners = longest_first([seconds.seconds(tokens[item]) for item in items], count)
+    owners = longest_first([seconds[item] for item in items], count)
     groups = (
         tuple(item for item, owner in zip(items, owners, strict=True) if owner == part)
         for part in range(count)
