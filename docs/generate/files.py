@@ -58,7 +58,8 @@ with the keys `id` (whole number, once), `segments` (a list in sequence order of
 `{{"image": FILE}}` and `{{"audio": FILE}}`, at least one text) and, at will, `mask` (see [Masks](#masks)).
 Files are PNG and WAV, inside the folder and named relative to it. Texts are read as their UTF-8 bytes:
 tokens 0 to 255, {BOS} begins and {EOS} ends a sample, {PLACEHOLDER_TOKEN} stands for an image or a
-clip, so the model's vocabulary has at least {VOCAB_SIZE}.
+clip, so the model's vocabulary has at least {VOCAB_SIZE}. An image takes the encoder's own size; before a
+tower of LLaVA-NeXT or LLaVA-OneVision it is cut into tiles by its own.
 `python -m runtime.data.dataset make FOLDER` draws a small one."""
 
 MASKS = """`mask` of a job's `batch`, of a line of a data folder and of `Sample.mask` in Python is a name, or

@@ -21,17 +21,19 @@ from workbench.model.projector import merged_by
 # Shape suffixes: N = items of one size, T = packed tokens, D = hidden width.
 
 PIXELS = "pixel_values"
+IMAGES = "batch_num_images"  # of each sample, before towers where several in one are a tile each
 SIZES = "image_sizes"  # (height, width) of images that lie padded in one tensor
 GRIDS = "image_grid_thw"  # (steps, rows, columns) of images and videos that are given as patches
 
 
 class ItemSize(NamedTuple):
-    """Tokens of an item inside its encoder and behind it, grid of an image, number and time of a frame."""
+    """Tokens of an item inside its encoder and behind it, and what its `Segment` says besides."""
 
     tokens_in: int
     tokens_out: int
     grid: tuple[int, int] | None = None
     frame: tuple[int, int] | None = None
+    unpadded: tuple[int, int] | None = None
 
 
 class EmbedItems(StageLayer):
@@ -105,13 +107,14 @@ class EncoderAdapter(Adapter):
         steps = steps_or_none(self.projector)
         others: dict[str, Any] = {"class_token": self.class_token}
         if packs_tiles(self.module):
-            others["rows"] = self._rows
+            others["rows"] = self.tile_rows
         if steps is None:
             return self.named_projector(self.projector, self.widths, self.std, norm, norm_name, **others)
         return StepsProjectorLayer(steps, self.widths, self.std, self.grid_of, norm, norm_name, **others)
 
     @property
-    def _rows(self) -> TileRows:
+    def tile_rows(self) -> TileRows:
+        """How its projector puts tiles together, where it does."""
         native, config = native_tokens(self.module), source_config(self.module)
         assert native is not None, "its tiles have one size"
         along = isqrt(native[1])
@@ -130,6 +133,8 @@ class EncoderAdapter(Adapter):
     def input_keys(self, model: PreTrainedModel) -> tuple[str, ...]:
         """The names under which a batch has the inputs of this model; the first holds the items."""
         items = self.items_key or str(model.main_input_name)
+        if packs_tiles(self.module):
+            return items, SIZES, IMAGES
         return (items,) if self.beside_key is None else (items, self.beside_key)
 
     @abstractmethod

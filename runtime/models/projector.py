@@ -66,6 +66,20 @@ class LinearProjector(nn.Module):
 
 PROJECTORS: Mapping[str, type[nn.Module]] = {"linear": LinearProjector, "mlp": MLPProjector}
 
+
+def kind_of(projector: str | nn.Module) -> str:
+    """What jobs call a projector; ValueError for one that they cannot name."""
+    if projector == Projector.MERGER:
+        return str(Projector.MERGER)
+    for kind, made in PROJECTORS.items():
+        if projector == kind or type(projector) is made:
+            return kind
+    classes = ", ".join(made.__name__ for made in PROJECTORS.values())
+    raise ValueError(
+        f"projector must be one of {', '.join(PROJECTORS)}, merger, or a {classes}, got {projector!r}"
+    )
+
+
 GridOf = Callable[[int, tuple[int, int] | None], tuple[int, int] | None]
 """(tokens of an item, its grid where the plan names one) -> (rows, columns); None: a run of tokens."""
 
