@@ -20,13 +20,20 @@ from experiments.doors.whole_configs import CONFIGS
 from experiments.doors.whole_models import ID_KEYS, IMAGE, known_keys, modules_of, whole_model
 from runtime.data.batches import SyntheticSource, microbatch_data
 from runtime.emulation.emulate import emulate
+from runtime.models.choose import adapter_of
+from runtime.models.weights import weights_of
 from runtime.run_settings import Collect, RunSettings
 from runtime.world.pool import Pool
 from tests.command_line import accept
 from tests.plans import disjoint_plan
+from tests.split_programs import split, weights_last
 from tests.test_parity import assert_same
+from workbench.cost.model import CostModel
+from workbench.cost.profile import ideal_profile
 from workbench.data.corpus import ItemTokens, Tiled, sample_of
 from workbench.data.sample import Sample, Segment
+from workbench.explain.sensitivity import sensitivities
+from workbench.export.mimo_limits import unsayable
 from workbench.job.sample_sizes import sized_batch
 from workbench.masks.tiles import area
 from workbench.model.composites.composite import LLM, Parts, name_in_composite
@@ -37,6 +44,7 @@ from workbench.model.model_graph import ModelGraph, Module, connect
 from workbench.plan.build import with_programs
 from workbench.plan.codec import dumps, loads
 from workbench.plan.lower import lower
+from workbench.plan.lowered import Lowered
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Sharding
 from workbench.plan.runnable import check_runnable
 from workbench.plan.runnable_items import check_segment
@@ -260,6 +268,45 @@ def test_replicas_that_shard_weights_train_as_one_process_does(pool: Pool) -> No
         plan = with_programs(replace(plan, settings=plan.settings.with_module(said), programs=()))
     check_runnable(plan)
     assert_same(plan, pool)
+
+
+def test_a_split_backward_trains_as_one_process_does(pool: Pool) -> None:
+    """The token that ends rows is no product's weight."""
+    assert_same(split(planned("llava_next", *two_samples("llava_next")), weights_last), pool)
+
+
+def test_a_job_of_single_tiles_reads_the_same_checkpoint(folder: Path) -> None:
+    """As those did that were drafted before tiles were put together."""
+    kind = "llava_next"
+    whole(kind, folder / kind)
+    part = parts_of(kind).modules["vision"]
+    config = {key: value for key, value in part.config.items() if key != "image_newline"}
+    tower = modules_of({**parts_of(kind).modules, "vision": replace(part, config=config)})["vision"]
+    for module, has_token in ((tower, False), (vision(kind), True)):
+        read = weights_of(folder / kind, adapter_of(module))
+        assert ("image_newline" in read.stored) is has_token
+
+
+def test_systems_that_cannot_put_tiles_together_say_so() -> None:
+    plan = planned("llava_next", said_sample("llava_next", SIZES["square"]))
+    found = unsayable(replace(plan, settings=replace(plan.settings, precision=Precision.FLOAT32)), ())
+    assert found == "tiles of images that 'vision' puts together"
+
+
+def test_larger_images_have_more_tiles() -> None:
+    """How `explain` varies sizes: by whole tiles."""
+    plan = planned("llava_next", said_sample("llava_next", SIZES["square"]))
+    seen: set[tuple[int, int]] = set()
+
+    def step_s(lowered: Lowered, cost: CostModel) -> float:
+        del cost
+        (image,) = lowered.plan.batch[0].of("vision")
+        seen.add((image.num_tiles, image.tile_tokens))
+        return 1.0
+
+    found = {each.about: each for each in sensitivities(lower(plan), CostModel(ideal_profile()), step_s)}
+    assert not found["tokens of vision"].refusal
+    assert seen == {(4, 17), (5, 17), (6, 17)}
 
 
 TILES = Segment("vision", 0, 5 * 16, 16 + 6 * 9, grid=(2, 2), unpadded=(6, 8))

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from workbench.data.corpus import ItemTokens, Video
 from workbench.model.composites.composite import Composite
 from workbench.model.config_fields import Config, flag, whole
-from workbench.model.families.tiles import NEWLINE, PHI_4, Tiles, anyres
+from workbench.model.families.tiles import NEWLINE, PHI_4, SHRINKS, Tiles, anyres
 from workbench.model.layer import Layer, Pointwise, TokenCount
 from workbench.model.model_graph import GENERATED, TEXT
 from workbench.model.projector import (
@@ -341,7 +341,7 @@ class Encoder(Architecture):
         projector = tower.projector(used, llm_width)
         if flag(config, NEWLINE):
             self._check_packs(config, projector)
-            projector = _with_newline(projector)
+            projector = _with_newline(projector, shrinks=config.get(SHRINKS) is not None)
         return (*tower.layers, projector), used
 
     def _check_packs(self, config: Config, projector: Layer) -> None:
@@ -352,9 +352,15 @@ class Encoder(Architecture):
             raise ValueError(f"{NEWLINE}: tiles are put together unmerged; want a projector without a merge")
 
 
-def _with_newline(projector: Layer) -> Layer:
-    """With the token that ends a row, and the copy that puts rows together."""
+def _with_newline(projector: Layer, *, shrinks: bool) -> Layer:
+    """With the token that ends a row, and the copy that puts rows together.
+
+    What shrinks features behind the projector leaves no count of those before: all of the tiles are counted.
+    """
     width = projector.out_width
+    if shrinks:
+        operators = tuple(replace(each, tokens=TokenCount.IN) for each in projector.operators)
+        projector = replace(projector, operators=operators)
     newline = Pointwise(
         name=NEWLINE, width=width, num_passes=2, weights=(("weight", width),), tokens=TokenCount.OUT
     )
