@@ -265,3 +265,34 @@ def test_what_llava_drops_behind_an_encoder_is_its_class_token(kind: str, strate
             take_apart(config)
         return
     assert take_apart(config)
+
+
+TWO_IMAGES = """
+name: two
+model:
+  modules:
+    vision: {config: {model_type: siglip_vision_model, image_size: 16, patch_size: 4, hidden_size: 24,
+      num_attention_heads: 2, intermediate_size: 40, num_hidden_layers: 2, image_newline: true, SAID}}
+    llm: {config: {model_type: llama, hidden_size: 48, intermediate_size: 80, num_hidden_layers: 2,
+      num_attention_heads: 4, vocab_size: 96}}
+cluster: {device: H100, nodes: 1, ranks_per_node: 2}
+batch: {samples: 2, fixed: {text_tokens: 9, items: {vision: {each: EACH, images: [[32, 32]]}}}}
+profile: H100
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "each", "tokens"),
+    [
+        ("vision_aspect_ratio: anyres_max_9", 1, [(80, 88)]),
+        ("vision_aspect_ratio: anyres_max_9", 2, [(16, 17)] * 2),
+        ("hidden_act: gelu", 2, [(80, 88)] * 2),
+    ],
+    ids=["onevision", "onevision, two", "next, two"],
+)
+def test_images_in_tiles_that_share_a_sample_are_a_tile_each_where_their_model_says_so(
+    said: str, each: int, tokens: list[tuple[int, int]], tmp_path: Path
+) -> None:
+    (tmp_path / "job.yaml").write_text(TWO_IMAGES.replace("SAID", said).replace("EACH", str(each)))
+    for sample in load_job(tmp_path / "job.yaml").batch:
+        assert [(part.tokens_in, part.tokens_out) for part in sample.of("vision")] == tokens

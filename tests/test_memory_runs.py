@@ -15,8 +15,12 @@ from tests.split_programs import split, weights_anywhere, weights_last
 from tests.test_compare import SIMULATED, executed
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile
-from workbench.job.job import Job
+from workbench.data.corpus import sample_of
+from workbench.job.job import Job, ModuleLayout
+from workbench.model.families.family import EXAMPLE_VIT
 from workbench.model.hf_config import module_from_config
+from workbench.model.item_tokens import image_tokens
+from workbench.model.model_graph import connect
 from workbench.plan.build import with_programs
 from workbench.plan.plan import Plan, Stage
 from workbench.report.compare import Group, compare
@@ -108,6 +112,26 @@ def tied_job() -> Job:
 CASES["tied, in a V"] = lambda: folded(tied_job())
 CASES["tied, in a V, all W last"] = lambda: split(folded(tied_job()), weights_last)
 CASES["masks of samples"] = lambda: cornstarch.plan(masked(tiny_job("all")), COST)
+
+
+CASES["images in tiles"] = lambda: tiled({})
+CASES["images in tiles, shrunk"] = lambda: tiled({"vision_aspect_ratio": "anyres_max_4"})
+
+
+def tiled(said: dict[str, str]) -> Plan:
+    """Images of 4 to 9 tiles and an overview, little of them padding."""
+    job = tiny_job("all")
+    llm = job.model.module("llm")
+    grids = [[32 * rows, 32 * columns] for rows in range(1, 4) for columns in range(1, 4)]
+    config = {"model_type": "siglip_vision_model", **EXAMPLE_VIT, "vision_use_head": False}
+    config |= {"image_newline": True, "image_grid_pinpoints": grids, **said}
+    vision = module_from_config(config, name="vision", modality="vision", llm_width=llm.layers[0].out_width)
+    sizes = ((64, 64), (60, 96), (96, 96), (90, 30))
+    images = [("vision", image_tokens(vision, *size)) for size in sizes]
+    batch = tuple(sample_of(index, [8, 16], [image]) for index, image in enumerate(images))
+    layouts = (ModuleLayout(module="vision", pp=1), ModuleLayout(module="llm", pp=2))
+    model = connect("tiles", [vision, llm])
+    return cornstarch.plan(replace(job, model=model, batch=batch, layouts=layouts), COST)
 
 
 def masked(job: Job) -> Job:

@@ -249,7 +249,7 @@ def test_tiles_of_an_image_of_mllama_are_one_item(tmp_path: Path) -> None:
     assert tile_tokens(module, 1080, 1920) == (native_tokens(module),)
 
 
-@pytest.mark.parametrize("name", ["internvl", "idefics3", "llama4", "llava_next"])
+@pytest.mark.parametrize("name", ["internvl", "idefics3", "llama4"])
 def test_a_batch_like_large_images_has_their_tiles(name: str, tmp_path: Path) -> None:
     """All of which the runtime takes, though it cuts off no padding."""
     job = drafted(tmp_path, name, "--data", str(tmp_path / "sizes.jsonl"))

@@ -22,6 +22,7 @@ from runtime.models.llama4 import scaled_to_one, turned
 from runtime.models.mixture import WideRouter
 from runtime.models.norm import replace_parts, widen_norms
 from runtime.models.patch_attention import rotated
+from workbench.data.corpus import Tiled
 from workbench.data.sample import Sample, Segment
 from workbench.masks.patterns import CAUSAL
 from workbench.model.composites.composite import AUDIO, LLM, VISION, Part, Parts
@@ -248,7 +249,9 @@ def segments_of(module: Module) -> tuple[Segment, ...]:
         seconds = LONG_CLIP_S if module.source.architecture in IN_SECONDS else CLIP_S
         sizes: Sequence[tuple[int, int]] = clip_tokens(module, seconds)
     else:
-        sizes = (native_tokens(module) or image_tokens(module, 16, 24),)
+        size = native_tokens(module) or image_tokens(module, 16, 24)
+        assert not isinstance(size, Tiled), "its tiles have one size"
+        sizes = (size,)
     return tuple(Segment(module.modality, k, *tokens) for k, tokens in enumerate(sizes))
 
 

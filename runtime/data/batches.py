@@ -122,6 +122,8 @@ def _encoder_data(plan: Plan, stage: Stage, microbatch: Microbatch, source: Data
         tokens_out=tuple(segment.tokens_out for segment in segments),
         raw=raw,
         grids=tuple(segment.grid for segment in segments),
+        unpadded=tuple(segment.unpadded for segment in segments),
+        tile_tokens=tuple(segment.tile_tokens for segment in segments),
         # A generator reads the LLM's states at the positions of its items, in the items' order.
         chosen=chosen,
         placed={name: torch.arange(len(place_E)) for name, place_E in chosen.items()},

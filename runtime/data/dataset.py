@@ -3,7 +3,8 @@
 import argparse
 import sys
 import wave
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,15 +16,18 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from runtime.data.image_tiles import tiles_of
 from runtime.data.mel import HOP, SAMPLE_HZ, log_mel
 from runtime.data.records import AUDIO, IMAGE, INDEX, VOCAB_SIZE, Record, read_records, text_tokens
 from runtime.data.scenes import make
 from runtime.models.audio import WhisperAdapter
 from runtime.models.choose import adapter_of
 from runtime.models.vision import VisionAdapter
+from workbench.data.corpus import Tiled
 from workbench.data.sample import Sample, Segment
 from workbench.job.job import Job
 from workbench.masks.patterns import CAUSAL
+from workbench.model.item_tokens import ends_lone_tiles, image_tokens, packs_tiles
 from workbench.model.model_graph import TEXT, ModelGraph
 
 _A = TypeVar("_A", VisionAdapter, WhisperAdapter)
@@ -34,8 +38,8 @@ BAD_INPUT = 2  # exit code
 class FolderSource:
     """The data of a folder, by sample id; a `runtime.data.batches.DataSource`.
 
-    Images are resized to the encoder's size and scaled to [-1, 1]; clips become log-mel frames, trimmed or
-    padded with silence to the length in the plan.
+    Images are resized to the encoder's size, or cut into tiles if the plan says so, and scaled to [-1, 1];
+    clips become log-mel frames, trimmed or padded with silence to the length in the plan.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -43,14 +47,14 @@ class FolderSource:
         self.records = {record.id: record for record in read_records(folder)}
 
     def raw(self, sample: int, segment: Segment, shape: tuple[int, ...]) -> Tensor:
-        """Pixels for a shape of three dims, mel frames for one of two."""
-        kind = IMAGE if len(shape) == 3 else AUDIO
+        """Pixels for a shape of three dims, of tiles for one of four, mel frames for one of two."""
+        kind = AUDIO if len(shape) == 2 else IMAGE
         path = self.folder / self._content(sample, kind, segment)
-        return (
-            read_image(path, shape)
-            if kind == IMAGE
-            else _trimmed_or_padded(log_mel(read_wave(path), shape[0]), shape)
-        )
+        if segment.grid is not None and segment.num_tiles > 1:
+            return read_tiles(path, shape, segment.grid)
+        if kind == IMAGE:
+            return read_image(path, shape)
+        return _trimmed_or_padded(log_mel(read_wave(path), shape[0]), shape)
 
     def token_ids(self, sample: int, segment: Segment, vocab_size: int) -> Tensor:
         """The bytes of a text; the first of a sample starts with BOS, the last ends with EOS."""
@@ -74,8 +78,9 @@ class FolderSource:
 def samples_of(folder: Path, model: ModelGraph) -> tuple[Sample, ...]:
     """Samples of a folder as plans need them: the sizes of every example in the model's encoders.
 
-    Images have the encoder's size; a clip has the tokens that its encoder makes of its mel frames, up to the
-    encoder's last position; one of several windows of Qwen's Omni models is refused.
+    Images have the encoder's size, or are cut into tiles that it puts together. A clip has the tokens that
+    its encoder makes of its mel frames, up to the encoder's last position; one of several windows of Qwen's
+    Omni models is refused.
 
     Raises:
         ValueError: a kind of data for which the model has no encoder, or several.
@@ -124,8 +129,7 @@ class _Sizes:
                 num = len(text_tokens(record, k))
                 segments.append(Segment(TEXT, k, num, num))
             elif kind == IMAGE:
-                modality, vision = self._vision
-                segments.append(Segment(modality, k, *vision.native_tokens))
+                segments.append(self._image(record, k, content))
             else:
                 modality, audio = self._audio
                 clip = self.folder / content
@@ -136,6 +140,19 @@ class _Sizes:
                     raise ValueError(f"clip {clip}: {error}") from None
                 segments.append(Segment(modality, k, size.tokens_in, size.tokens_out))
         return Sample(record.id, tuple(segments), record.mask)
+
+    def _image(self, record: Record, k: int, content: str) -> Segment:
+        modality, vision = self._vision
+        native = vision.native_tokens
+        if not packs_tiles(vision.module):
+            return Segment(modality, k, *native)
+        if len(record.of(IMAGE)) > 1 and ends_lone_tiles(vision.module):
+            return Segment(modality, k, native[0], native[1] + 1)
+        path = self.folder / content
+        with opened_image(path) as image:
+            found = image_tokens(vision.module, image.height, image.width)
+        assert isinstance(found, Tiled), "it puts tiles together"
+        return Segment(modality, k, *found.tokens, grid=found.grid, unpadded=found.unpadded)
 
     @cached_property
     def _vision(self) -> tuple[str, VisionAdapter]:
@@ -159,16 +176,36 @@ class _Sizes:
 def read_image(path: Path, shape: tuple[int, ...]) -> Tensor:
     """[C, H, W] in [-1, 1], resized bilinearly; grey for one channel, colour for three."""
     channels, height, width = shape
-    if channels not in (1, 3):
-        raise ValueError(f"image {path}: can be read with 1 or 3 channels, want {channels}")
+    resized = _converted(path, channels).resize((width, height), Image.Resampling.BILINEAR)
+    return _pixels_of_image(resized, channels)
+
+
+def read_tiles(path: Path, shape: tuple[int, ...], grid: tuple[int, int]) -> Tensor:
+    """[tiles, C, H, W] in [-1, 1]: an overview, then a grid of tiles, as `tiles_of` cuts them."""
+    _, channels, side, _ = shape
+    tiles = tiles_of(_converted(path, channels), grid, side)
+    return torch.stack([_pixels_of_image(tile, channels) for tile in tiles])
+
+
+@contextmanager
+def opened_image(path: Path) -> Iterator[Image.Image]:
+    """An image whose pixels are read when they are asked for; ValueError where it cannot be read."""
     try:
         with Image.open(path) as image:
-            resized = image.convert("L" if channels == 1 else "RGB").resize(
-                (width, height), Image.Resampling.BILINEAR
-            )
+            yield image
     except OSError as error:
         raise ValueError(f"image {path}: cannot be read: {error}") from None
-    return pixels_of(np.array(resized).reshape(height, width, channels).transpose(2, 0, 1))
+
+
+def _converted(path: Path, channels: int) -> Image.Image:
+    if channels not in (1, 3):
+        raise ValueError(f"image {path}: can be read with 1 or 3 channels, want {channels}")
+    with opened_image(path) as image:
+        return image.convert("L" if channels == 1 else "RGB")
+
+
+def _pixels_of_image(image: Image.Image, channels: int) -> Tensor:
+    return pixels_of(np.array(image).reshape(image.height, image.width, channels).transpose(2, 0, 1))
 
 
 def pixels_of(bytes_CHW: NDArray[np.uint8]) -> Tensor:

@@ -76,4 +76,5 @@ def _describe(segment: Segment | None) -> str:
     name = f"{segment.modality}[{segment.k}]"
     inside = "" if segment.tokens_in == segment.tokens_out else f" from {segment.tokens_in}"
     cut = "" if segment.grid is None else f" of {segment.grid[0]} x {segment.grid[1]}"
-    return f"{name} of {segment.tokens_out} tokens{inside}{cut}"
+    filled = "" if segment.unpadded is None else f" filled by {segment.unpadded[0]} x {segment.unpadded[1]}"
+    return f"{name} of {segment.tokens_out} tokens{inside}{cut}{filled}"

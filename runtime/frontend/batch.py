@@ -17,10 +17,12 @@ from runtime.frontend.callbacks import (
     merge_special_tokens,
 )
 from runtime.frontend.items import items_of, size_of
+from runtime.frontend.tiles import Read, tiled_items
 from runtime.models.attention_mask import AttentionMask
 from runtime.models.encoder import EncoderAdapter, ItemSize
 from workbench.data.sample import Sample, Segment
 from workbench.masks.patterns import CAUSAL, canonical, check_masks, sample_bitfield
+from workbench.model.item_tokens import packs_tiles
 from workbench.model.model_graph import TEXT, Module
 
 # Shape suffixes: T = tokens of a sample, D = width of the language model.
@@ -102,14 +104,9 @@ def prepare(
     texts = _texts(batch)
     inputs = {name: _own_input(batch, name, encoders) for name in encoders}
     _refuse_unknown(batch, encoders)
-    items = {name: _items(name, encoder, inputs[name], texts) for name, encoder in encoders.items()}
-    sizes = {
-        name: [
-            [size_of(encoder.adapter, item, name, index) for item in sample_items]
-            for index, sample_items in enumerate(items[name])
-        ]
-        for name, encoder in encoders.items()
-    }
+    reads = {name: _items(name, encoder, inputs[name], texts) for name, encoder in encoders.items()}
+    items = {name: [[read.item for read in per_sample] for per_sample in reads[name]] for name in encoders}
+    sizes = {name: [[read.size for read in per_sample] for per_sample in reads[name]] for name in encoders}
     outputs: EncoderOutputs = {
         name: [
             tuple(torch.empty(size.tokens_out, encoders[name].width, device="meta") for size in per_sample)
@@ -212,8 +209,8 @@ def _refuse_unknown(batch: Mapping[str, Any], encoders: Mapping[str, EncoderInpu
 
 def _items(
     name: str, encoder: EncoderInput, inputs: dict[str, Any], texts: Sequence[Tensor]
-) -> list[tuple[Tensor, ...]]:
-    """[samples] the encoder's items of each sample, after its callback."""
+) -> list[tuple[Read, ...]]:
+    """[samples] the encoder's items of each sample and their sizes, after its callback."""
     if not inputs:
         return [()] * len(texts)
     if encoder.before is not None:
@@ -223,7 +220,13 @@ def _items(
         raise ValueError(f"encoder {name!r} reads {key!r}, its input has {', '.join(inputs)}")
     token = encoder.token_id
     places = [None if token is None else int((ids_T == token).sum()) for ids_T in texts]
-    return items_of(encoder.adapter, key, inputs, places)
+    if packs_tiles(encoder.adapter.module):
+        return tiled_items(encoder.adapter, key, inputs, places)
+    found = items_of(encoder.adapter, key, inputs, places)
+    return [
+        tuple(Read(item, size_of(encoder.adapter, item, name, index)) for item in held)
+        for index, held in enumerate(found)
+    ]
 
 
 def _sample(

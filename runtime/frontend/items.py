@@ -1,7 +1,7 @@
 """How a user's encoder reads its inputs: their keys, the items in them, and the size of each item."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from runtime.models.vision_rotary import QwenVisionAdapter
 from workbench.data.sample import Segment
 
 # Shape suffixes: C = channels, Y, X = height, width of an image, T = tokens, P = patches, D = numbers of one.
+
+
+Given = TypeVar("Given")
 
 
 def reader_of(model: PreTrainedModel, adapter: Adapter) -> EncoderAdapter:
@@ -84,7 +87,7 @@ def _of_sample(entry: Any, num_dims: int, name: str, index: int) -> tuple[Tensor
 
 def _cropped(images_of_samples: list[tuple[Tensor, ...]], sizes: Any, name: str) -> list[tuple[Tensor, ...]]:
     """Every image without its padding; `sizes` lists all images in order, or per sample."""
-    flat = [tuple(size) for size in _flattened(sizes)]
+    flat = [tuple(size) for size in flattened(sizes)]
     num = sum(map(len, images_of_samples))
     if len(flat) != num:
         raise ValueError(f"encoder {name!r}: {SIZES} must name {num} images, got {len(flat)}")
@@ -101,18 +104,18 @@ def _crop(image_CYX: Tensor, size: tuple[int, ...], name: str) -> Tensor:
     return image_CYX[:, :height, :width]
 
 
-def _flattened(rows: Any) -> list[list[int]]:
+def flattened(rows: Any) -> list[list[int]]:
     """[n, k] integers, from a tensor, or from one tensor or None per sample."""
     if isinstance(rows, Tensor):
         return [[int(value) for value in row] for row in rows.reshape(-1, rows.shape[-1])]
-    return [row for entry in rows if entry is not None for row in _flattened(torch.as_tensor(entry))]
+    return [row for entry in rows if entry is not None for row in flattened(torch.as_tensor(entry))]
 
 
 def _cut_images(
     adapter: QwenVisionAdapter, pixels: Any, grids: Any, places: Sequence[int | None]
 ) -> list[tuple[Tensor, ...]]:
     name = adapter.module.name
-    thw = _flattened(grids)
+    thw = flattened(grids)
     wrong = next((grid for grid in thw if min(grid) < 1), None)
     if wrong is not None:
         raise ValueError(f"encoder {name!r}: {GRIDS} must be >= 1 step, row and column, got {wrong}")
@@ -128,9 +131,9 @@ def _cut_images(
     ]
     if isinstance(grids, Tensor):
         tokens = [rows * columns // adapter.merge**2 for rows, columns in sides]
-        return _per_sample(items, _counts(tokens, places, name))
-    steps = [0 if entry is None else sum(grid[0] for grid in _flattened([entry])) for entry in grids]
-    return _per_sample(items, steps)
+        return per_sample(items, counts(tokens, places, name))
+    steps = [0 if entry is None else sum(grid[0] for grid in flattened([entry])) for entry in grids]
+    return per_sample(items, steps)
 
 
 def _item(adapter: QwenVisionAdapter, index: int, own_PD: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -151,7 +154,7 @@ def _joined(pixels: Any, name: str) -> Tensor:
     return torch.cat(parts) if parts else torch.empty(0, 0)
 
 
-def _counts(tokens: Sequence[int], places: Sequence[int | None], name: str) -> list[int]:
+def counts(tokens: Sequence[int], places: Sequence[int | None], name: str) -> list[int]:
     """[samples] number of images of each sample, by its special tokens: one per image, or one per token."""
     tokens_of_sample = [count for count in places if count is not None]
     if len(tokens_of_sample) != len(places):
@@ -180,9 +183,10 @@ def _counts(tokens: Sequence[int], places: Sequence[int | None], name: str) -> l
     return counts
 
 
-def _per_sample(images: list[Tensor], counts: Sequence[int]) -> list[tuple[Tensor, ...]]:
+def per_sample(images: Sequence[Given], numbers: Sequence[int]) -> list[tuple[Given, ...]]:
+    """The first so many to the first sample, and so on."""
     rest = iter(images)
-    return [tuple(next(rest) for _ in range(count)) for count in counts]
+    return [tuple(next(rest) for _ in range(number)) for number in numbers]
 
 
 def size_of(adapter: EncoderAdapter, item: Tensor, name: str, index: int) -> ItemSize:

@@ -15,14 +15,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from runtime.frontend.alone import features_of
 from runtime.frontend.architecture import Architecture, architecture_of
 from runtime.frontend.batch import EncoderInput, PreparedBatch, prepare, visible
 from runtime.frontend.callbacks import BeforeEncoder, BeforeLLM
 from runtime.frontend.items import reader_of
-from runtime.frontend.stage import AfterCallback, AroundProjector, Outputs, call_checked
-from runtime.models.adapter import PLACEHOLDER, Adapter
-from runtime.models.projector import PROJECTORS
+from runtime.frontend.stage import AfterCallback, AroundProjector
+from runtime.frontend.tiles import words_of
+from runtime.models.adapter import PLACEHOLDER
+from runtime.models.projector import PROJECTORS, kind_of
 from workbench.data.sample import Item
+from workbench.model.families.tiles import NEWLINE
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import TEXT, ModelGraph, Module, connect
 from workbench.model.projector import Projector
@@ -47,6 +50,10 @@ class ModalityModule(nn.Module):
             model. None: the language model.
         proj: another spelling of `projector`.
         trainable: which parts are trainable.
+        tiles: says that images come as an overview and tiles, whose features the projector puts together row
+            by row, each ended by the weight `image_newline`, as LLaVA-NeXT and LLaVA-OneVision do. It may say
+            `image_grid_pinpoints` and `vision_aspect_ratio`, as their configurations do. None: items stand in
+            the text as they are.
         preprocess_callback: before the encoder: maps its inputs to its inputs. One image may become
             several, rows of a tensor with one more dim. It runs where the batch is prepared.
         postprocess_module_callback: between encoder and projector, inside the stage that holds the
@@ -64,6 +71,7 @@ class ModalityModule(nn.Module):
         *,
         proj: str | nn.Module | None = None,
         trainable: Trainable | str = Trainable.ALL,
+        tiles: Mapping[str, Any] | None = None,
         preprocess_callback: BeforeEncoder | None = None,
         postprocess_module_callback: AfterCallback | None = None,
         postprocess_projector_callback: AfterCallback | None = None,
@@ -74,15 +82,18 @@ class ModalityModule(nn.Module):
                 f"'proj' is another spelling of 'projector': give one, got {projector} and {proj}"
             )
         chosen = proj if projector is None else projector
-        self.kind = None if chosen is None else _kind_of(chosen)
+        self.kind = None if chosen is None else kind_of(chosen)
         self.module = model
         self.projector = chosen if isinstance(chosen, nn.Module) else None
-        self.trainable = Trainable(trainable)
+        self.trainable, self.tiles = Trainable(trainable), words_of(tiles)
+        self.image_newline: nn.Parameter | None = None
         self.preprocess_callback = preprocess_callback
         self.around = AroundProjector(
             after_encoder=postprocess_module_callback, after_projector=postprocess_projector_callback
         )
         self.train()
+        if self.tiles and (self.kind is None or self.around != AroundProjector()):
+            raise ValueError("tiles are put together by a projector, around which there are no callbacks")
         if self.kind == Projector.MERGER and postprocess_module_callback is not None:
             raise ValueError("projector 'merger' is part of its model: nothing stands between the two")
         if self.trainable is not Trainable.ALL:
@@ -96,6 +107,7 @@ class ModalityModule(nn.Module):
         """The module as in plans, all layers trainable; an encoder needs `llm_width`, the LLM none."""
         config = json.loads(self.module.config.to_json_string(use_diff=False))
         kept = {key: value for key, value in config.items() if key not in _DERIVED and value is not None}
+        kept |= self.tiles
         if (self.kind is None) != (llm_width is None):
             raise ValueError(
                 f"module {name!r} is {'the language model' if llm_width is None else 'an encoder'}: want "
@@ -126,6 +138,10 @@ class ModalityModule(nn.Module):
         if self.projector is None:
             self.projector = fresh.to(self.module.dtype)
             self.projector.requires_grad_(requires_grad=self.trainable is not Trainable.NONE)
+        if self.tiles and self.image_newline is None:
+            first = torch.randn(widths[1], dtype=self.module.dtype) * widths[1] ** -0.5
+            is_trained = self.trainable is not Trainable.NONE
+            self.image_newline = nn.Parameter(first, requires_grad=is_trained)
         want = {name: tuple(weight.shape) for name, weight in fresh.named_parameters()}
         have = {name: tuple(weight.shape) for name, weight in self.projector.named_parameters()}
         if want != have:
@@ -146,6 +162,8 @@ class ModalityModule(nn.Module):
                     parameters.setdefault(bare, parameter)
         if self.projector is not None:
             parameters |= {f"projector.{name}": p for name, p in self.projector.named_parameters()}
+        if self.image_newline is not None:
+            parameters[NEWLINE] = self.image_newline
         for name, shape in shapes.items():
             if name not in parameters or tuple(parameters[name].shape) != shape:
                 have = tuple(parameters[name].shape) if name in parameters else "none"
@@ -157,24 +175,25 @@ class ModalityModule(nn.Module):
 
     def trains(self, name: str, parameter: nn.Parameter) -> bool:
         """Whether the weight of that name in a plan is currently trained."""
-        part = self.projector if name.startswith("projector.") else self.module
+        part = self.projector if name.startswith(("projector.", NEWLINE)) else self.module
         assert part is not None
         return parameter.requires_grad and part.training
 
+    @property
+    def held(self) -> tuple[PreTrainedModel, nn.Module | None, nn.Parameter | None]:
+        """Its model, its projector, and the token that ends rows of tiles."""
+        return self.module, self.projector, self.image_newline
+
+    def untrained_weights(self) -> Iterator[nn.Parameter]:
+        """Weights of parts that are not in training mode; `image_newline` follows the projector."""
+        for part in (self.module, self.projector):
+            if part is not None and not part.training:
+                yield from part.parameters()
+        if self.image_newline is not None and self.projector is not None and not self.projector.training:
+            yield self.image_newline
+
 
 EncoderModule = ModalityModule  # the ICML version's name
-
-
-def _kind_of(projector: str | nn.Module) -> str:
-    if projector == Projector.MERGER:
-        return str(Projector.MERGER)
-    for kind, made in PROJECTORS.items():
-        if projector == kind or type(projector) is made:
-            return kind
-    classes = ", ".join(made.__name__ for made in PROJECTORS.values())
-    raise ValueError(
-        f"projector must be one of {', '.join(PROJECTORS)}, merger, or a {classes}, got {projector!r}"
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,7 +332,8 @@ class MultimodalModule(nn.Module):
         features: dict[tuple[str, Item], Tensor] = {}
         with self._frozen_parts():
             for name, part in self.leaves():
-                features |= self._features(name, part, known[name].adapter, prepared)
+                reader, held = reader_of(part.module, known[name].adapter), part.held
+                features |= features_of(name, held, part.around, reader, prepared)
             sums = [self._sample_loss(index, prepared, features) for index in range(len(prepared.samples))]
         count = sum(num for _, num in sums)
         if not count:
@@ -323,14 +343,8 @@ class MultimodalModule(nn.Module):
     @contextmanager
     def _frozen_parts(self) -> Iterator[None]:
         """Disable gradients of the weights of parts that are not in training mode, as on the ranks."""
-        frozen = [
-            weight
-            for part in self.parts().values()
-            for module in (part.module, part.projector)
-            if module is not None and not module.training
-            for weight in module.parameters()
-            if weight.requires_grad
-        ]
+        weights = (weight for part in self.parts().values() for weight in part.untrained_weights())
+        frozen = [weight for weight in weights if weight.requires_grad]
         for weight in frozen:
             weight.requires_grad = False
         try:
@@ -338,27 +352,6 @@ class MultimodalModule(nn.Module):
         finally:
             for weight in frozen:
                 weight.requires_grad = True
-
-    def _features(
-        self, name: str, part: ModalityModule, adapter: Adapter, prepared: PreparedBatch
-    ) -> dict[tuple[str, Item], Tensor]:
-        """Features of every item of one encoder, after its projector."""
-        items = {Item(i, k): x for (i, encoder, k), x in prepared.source.items.items() if encoder == name}
-        if not items:
-            return {}
-        model, reader = part.module, reader_of(part.module, adapter)
-        encoded: Outputs = tuple(
-            reader.features(model, item.to(model.device, model.dtype)) for item in items.values()
-        )
-        inputs = {"items": tuple(map(tuple, items)), "num_tokens": tuple(map(len, encoded))}
-        if part.around.after_encoder is not None:
-            encoded = call_checked(part.around.after_encoder, inputs, encoded)
-        projected: Outputs = encoded
-        if part.projector is not None:
-            projected = tuple(part.projector(x_TD) for x_TD in encoded)
-        if part.around.after_projector is not None:
-            projected = call_checked(part.around.after_projector, inputs, projected)
-        return {(name, item): y_TD for item, y_TD in zip(items, projected, strict=True)}
 
     def _sample_loss(
         self, index: int, prepared: PreparedBatch, features: Mapping[tuple[str, Item], Tensor]

@@ -73,7 +73,7 @@ class MicrobatchData:
         tokens_in: per item, tokens within the blocks of its module.
         tokens_out: per item, tokens after its module (the LLM: equal to `tokens_in`).
         raw: per item, input of the first encoder layer: pixels [C, H, W], of a step of a video
-            [C, frames, H, W], or mel [bins, frames].
+            [C, frames, H, W], of an image in tiles [tiles, C, H, W], or mel [bins, frames].
         input_ids: [T] tokens of the LLM's first stage; `PLACEHOLDER` at features.
         labels: [T] targets of the LLM's last stage; `NO_TARGET` where the next token is not text.
         placed: edge name -> [E] positions, in the packed LLM tensor, of that edge's features.
@@ -88,6 +88,8 @@ class MicrobatchData:
         carries_from: first layer whose output carries a gradient on some context-parallel rank;
             None: none does, or there is one rank.
         grids: per item of an encoder, the grid of its segment.
+        unpadded: per item of an encoder, as in its segment.
+        tile_tokens: per item, tokens of each part that attends to itself alone; empty: as `tokens_in`.
         context_images: edge name -> the images of it that cross-attention reads, in the order of its
             features.
         item_ids: [T] index of every token's item, -1 for padding; present where `context_images` is.
@@ -111,6 +113,8 @@ class MicrobatchData:
     embedded: Tensor | None = None
     pooling: Pools | None = None
     grids: tuple[tuple[int, int] | None, ...] = ()
+    unpadded: tuple[tuple[int, int] | None, ...] = ()
+    tile_tokens: tuple[int, ...] = ()
     context_images: Mapping[str, tuple[ContextImage, ...]] = field(default_factory=dict)
     item_ids: Tensor | None = None
     num_held: int | None = None
@@ -119,6 +123,14 @@ class MicrobatchData:
     def num_tokens(self) -> int:
         """Number of tokens within the blocks of the module, on this rank."""
         return sum(self.tokens_in) if self.num_held is None else self.num_held
+
+    @property
+    def attended(self) -> tuple[int, ...]:
+        """Tokens of what is attended in full, one after the other: items, or tiles of an item."""
+        if not self.tile_tokens:
+            return self.tokens_in
+        pairs = zip(self.tokens_in, self.tile_tokens, strict=True)
+        return tuple(each for total, each in pairs for _ in range(total // each))
 
 
 ATTENTION = PACKED_SDPA
@@ -353,7 +365,7 @@ class Adapter(ABC):
         del dtype
         if self.undivided and data.attention is not None:
             raise ValueError(f"module {self.module.name!r}: {self.undivided}; want cp 1")
-        return Context(data=data, packing=data.attention or pack(data.tokens_in, device))
+        return Context(data=data, packing=data.attention or pack(data.attended, device))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Hugging Face name -> shape of every weight of the whole module; tied ones once."""

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import isqrt
 from typing import Any, ClassVar, NamedTuple
 
@@ -11,23 +12,28 @@ from transformers import PreTrainedModel
 
 from runtime.models.adapter import Adapter, Context, InnerLayer, StageLayer
 from runtime.models.projector import ClassToken, ProjectorLayer, StepsProjectorLayer, steps_or_none
+from runtime.models.tile_rows import TileRows
 from workbench.data.sample import Segment
+from workbench.model.families.tiles import shrunk
+from workbench.model.item_tokens import native_tokens, packs_tiles, source_config
 from workbench.model.projector import merged_by
 
 # Shape suffixes: N = items of one size, T = packed tokens, D = hidden width.
 
 PIXELS = "pixel_values"
+IMAGES = "batch_num_images"  # of each sample, before towers where several in one are a tile each
 SIZES = "image_sizes"  # (height, width) of images that are padded into one tensor
 GRIDS = "image_grid_thw"  # (steps, rows, columns) of images and videos given as patches
 
 
 class ItemSize(NamedTuple):
-    """Tokens of an item within its encoder and after it, grid of an image, number and time of a frame."""
+    """Tokens of an item within its encoder and after it, and what its `Segment` says besides."""
 
     tokens_in: int
     tokens_out: int
     grid: tuple[int, int] | None = None
     frame: tuple[int, int] | None = None
+    unpadded: tuple[int, int] | None = None
 
 
 class EmbedItems(StageLayer):
@@ -35,7 +41,7 @@ class EmbedItems(StageLayer):
 
     def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
         del hidden_TD, features
-        items = context.data.raw
+        items = [piece for item in context.data.raw for piece in self.pieces(item)]
         sizes: dict[tuple[int, ...], list[int]] = {}
         for index, item in enumerate(items):
             sizes.setdefault(tuple(item.shape), []).append(index)
@@ -44,6 +50,10 @@ class EmbedItems(StageLayer):
             alike = torch.stack([items[index] for index in members])
             embedded.update(zip(members, self.embed(alike), strict=True))
         return torch.cat([embedded[index] for index in range(len(items))])
+
+    def pieces(self, item: Tensor) -> tuple[Tensor, ...]:
+        """What of an item is embedded by itself."""
+        return (item,)
 
     @abstractmethod
     def embed(self, items: Tensor) -> Tensor:
@@ -94,13 +104,21 @@ class EncoderAdapter(Adapter):
         """The last layer: final norm, unless an earlier state is read, and projector."""
         if self.feature_layer is not None:
             norm, norm_name = None, ""
-        steps, class_token = steps_or_none(self.projector), self.class_token
+        steps = steps_or_none(self.projector)
+        others: dict[str, Any] = {"class_token": self.class_token}
+        if packs_tiles(self.module):
+            others["rows"] = self.tile_rows
         if steps is None:
-            kind = self.named_projector
-            return kind(self.projector, self.widths, self.std, norm, norm_name, class_token=class_token)
-        return StepsProjectorLayer(
-            steps, self.widths, self.std, self.grid_of, norm, norm_name, class_token=class_token
-        )
+            return self.named_projector(self.projector, self.widths, self.std, norm, norm_name, **others)
+        return StepsProjectorLayer(steps, self.widths, self.std, self.grid_of, norm, norm_name, **others)
+
+    @property
+    def tile_rows(self) -> TileRows:
+        """How its projector puts tiles together, where it does."""
+        native, config = native_tokens(self.module), source_config(self.module)
+        assert native is not None, "its tiles have one size"
+        along = isqrt(native[1])
+        return TileRows(along, partial(shrunk, config, along))
 
     @property
     def merged_side(self) -> int:
@@ -115,6 +133,8 @@ class EncoderAdapter(Adapter):
     def input_keys(self, model: PreTrainedModel) -> tuple[str, ...]:
         """Names of this model's inputs in a batch; the first holds the items."""
         items = self.items_key or str(model.main_input_name)
+        if packs_tiles(self.module):
+            return items, SIZES, IMAGES
         return (items,) if self.beside_key is None else (items, self.beside_key)
 
     @abstractmethod

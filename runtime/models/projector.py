@@ -11,8 +11,11 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from runtime.models.adapter import Context, CutKind, CutRules, InnerLayer, MicrobatchData
+from runtime.models.initialise import Fill, normal
 from runtime.models.norm import WideRMSNorm
 from runtime.models.patch_grid import blockwise
+from runtime.models.tile_rows import TileRows, put_together, without_padding
+from workbench.model.families.tiles import NEWLINE
 from workbench.model.projector import GATED, Merge, Projector, ProjectorStep, Steps, from_text, is_pair
 from workbench.model.transformer import Norm
 
@@ -62,6 +65,20 @@ class LinearProjector(nn.Module):
 
 
 PROJECTORS: Mapping[str, type[nn.Module]] = {"linear": LinearProjector, "mlp": MLPProjector}
+
+
+def kind_of(projector: str | nn.Module) -> str:
+    """What jobs call a projector; ValueError for one that they cannot name."""
+    if projector == Projector.MERGER:
+        return str(Projector.MERGER)
+    for kind, made in PROJECTORS.items():
+        if projector == kind or type(projector) is made:
+            return kind
+    classes = ", ".join(made.__name__ for made in PROJECTORS.values())
+    raise ValueError(
+        f"projector must be one of {', '.join(PROJECTORS)}, merger, or a {classes}, got {projector!r}"
+    )
+
 
 GridOf = Callable[[int, tuple[int, int] | None], tuple[int, int] | None]
 """(tokens of an item, its grid where the plan names one) -> (rows, columns); None: a run of tokens."""
@@ -157,6 +174,7 @@ class ProjectorLayer(InnerLayer):
         norm: the encoder's final norm, or None where its features are taken without one.
         norm_name: its name in a checkpoint.
         class_token: its position in each item.
+        rows: how features of tiles are put together; None: an item's tokens stay in order.
     """
 
     cuts: CutRules = (("projector.linear_1", CutKind.COLUMN), ("projector.linear_2", CutKind.ROW))
@@ -170,22 +188,33 @@ class ProjectorLayer(InnerLayer):
         norm_name: str = "",
         *,
         class_token: ClassToken = ClassToken.NONE,
+        rows: TileRows | None = None,
     ) -> None:
-        super().__init__({"norm": norm_name, "projector": "projector"}, std)
+        super().__init__({"norm": norm_name, "projector": "projector", NEWLINE: NEWLINE}, std)
         if not isinstance(projector, nn.Module):
             if projector is None or projector not in PROJECTORS:
                 raise ValueError(f"projector must be one of {', '.join(PROJECTORS)}, got {projector!r}")
             projector = PROJECTORS[projector](*widths)
         self.norm, self.projector = norm, projector
-        self.class_token = class_token
+        self.class_token, self.rows = class_token, rows
+        self.image_newline = None if rows is None else nn.Parameter(torch.empty(widths[1]))
 
     def run(self, x_TD: Tensor, context: Context) -> Tensor:
         y_TD: Tensor = self.projector(self._reduced(x_TD if self.norm is None else self.norm(x_TD), context))
-        return y_TD
+        if self.rows is None or self.image_newline is None:
+            return y_TD
+        return put_together(y_TD, context.data, self.image_newline, self.rows)
+
+    def fill(self, name: str) -> Fill:
+        if name == NEWLINE and self.image_newline is not None:
+            return normal(len(self.image_newline) ** -0.5)
+        return super().fill(name)
 
     def _reduced(self, x_TD: Tensor, context: Context) -> Tensor:
         """Reduce the tokens on this rank."""
         pooling = context.data.pooling
+        if self.rows is not None:
+            return without_padding(x_TD, context.data, self.class_token.without, self.rows.along)
         if pooling is None:
             return self._reduce(x_TD, context.data)
         return pooling.own(self._reduce(pooling.whole(x_TD), context.data))

@@ -26,6 +26,9 @@ from workbench.data.sample import Segment
 # Shape suffixes: N = images, C = channels, H = height, W = width, T = packed tokens, D = hidden width.
 
 
+IMAGE_DIMS = 3
+
+
 def grid_of(num_patches: int) -> tuple[int, int]:
     """(rows, columns) of an image of that many patches: the most square grid, wider than high."""
     rows = next(r for r in range(math.isqrt(num_patches), 0, -1) if num_patches % r == 0)
@@ -45,6 +48,10 @@ class EmbedImages(EmbedItems):
         if hasattr(embeddings, "position_ids"):
             with torch.device("cpu"):  # the only buffer; on the meta device it would have no values
                 embeddings.position_ids = torch.arange(embeddings.position_ids.numel()).expand((1, -1))
+
+    def pieces(self, item: Tensor) -> tuple[Tensor, ...]:
+        """An image, or each of its tiles."""
+        return (item,) if item.dim() == IMAGE_DIMS else tuple(item)
 
     def embed(self, pixels_NCHW: Tensor) -> Tensor:
         x_NTD: Tensor = self.embeddings(pixels_NCHW)
@@ -88,7 +95,7 @@ def square_px(side: int | Sequence[int]) -> int:
 class VisionAdapter(EncoderAdapter):
     """What vision transformers of one configured image size share: sizes of images, list of layers."""
 
-    item_dims = 3
+    item_dims = IMAGE_DIMS
     prefixes: tuple[str, ...] = ("", "vision_model.", "vision_tower.", "vision_tower.vision_model.")
 
     @property
@@ -105,6 +112,15 @@ class VisionAdapter(EncoderAdapter):
         return square_px(self.config.image_size) // self.patch_px
 
     def raw_shape(self, segment: Segment) -> tuple[int, ...]:
+        if segment.num_tiles > 1:
+            native = self.native_tokens[0]
+            if segment.tile_tokens != native:
+                raise ValueError(
+                    f"segment {segment.modality}[{segment.k}]: want tiles of {native} tokens, got "
+                    f"{segment.tile_tokens}"
+                )
+            sides = (self.side * self.patch_px,) * 2
+            return (segment.num_tiles, self.config.num_channels, *sides)
         patches = segment.tokens_in - self.num_class_tokens
         if patches < 1:
             raise ValueError(

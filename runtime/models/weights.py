@@ -19,7 +19,9 @@ from runtime.models.stored_tensors import Pieces, Stored, as_stored, located, na
 from workbench.bounded_file import entry_in
 from workbench.model.checkpoint import CONFIG, INDEX, SINGLE, composite_of, weight_map
 from workbench.model.composites.composite import Parts, name_in_composite, spellings
+from workbench.model.families.tiles import NEWLINE
 from workbench.model.hf_config import read_config
+from workbench.model.item_tokens import packs_tiles
 from workbench.model.model_graph import ModelGraph, Module
 
 DTYPE_KEYS = ("dtype", "torch_dtype")  # in newer and older releases of transformers
@@ -125,7 +127,10 @@ def _of_composite(folder: Path, parts: Parts, adapter: Adapter) -> WeightReader:
         for each in part.weights.values()
         for start in spellings(each)
     )
-    dropped = tuple(start for each in parts.dropped for start in spellings(each.weights))
+    left_out = [each.weights for each in parts.dropped]
+    if not packs_tiles(adapter.module):
+        left_out.append(f"model.{NEWLINE}")  # of a job whose images are single tiles
+    dropped = tuple(start for each in left_out for start in spellings(each))
     extra = [
         name
         for name in file_of.keys() - names_of(stored)

@@ -22,6 +22,7 @@ from runtime.preprocess.loader import ServedLoader, Subscription
 from runtime.preprocess.stream import Content, Skipped
 from runtime.step_plans import NextBatches, batches_after
 from workbench.data.sample import Segment
+from workbench.model.item_tokens import packs_tiles
 from workbench.model.model_graph import ModelGraph
 from workbench.plan.plan import Plan
 
@@ -35,10 +36,20 @@ def rule_of(model: ModelGraph) -> SquareRule:
     vision = [adapter for adapter in adapters if isinstance(adapter, VisionAdapter)]
     if len(vision) != 1:
         raise ValueError(f"model {model.name!r}: want one encoder of images, got {len(vision)}")
+    _refuse_tiles(model)
     config = vision[0].config
     patch_px = int(config.patch_size)
     whole_px = int(config.image_size) // patch_px * patch_px  # the convolution ignores the rest
     return SquareRule(image_px=whole_px, patch_px=patch_px, channels=int(config.num_channels))
+
+
+def _refuse_tiles(model: ModelGraph) -> None:
+    for module in model.modules:
+        if packs_tiles(module):
+            raise ValueError(
+                f"module {module.name!r} puts tiles of images together, which a preprocessing server does "
+                "not make; want --data FOLDER"
+            )
 
 
 class ServedSource:
@@ -144,6 +155,8 @@ def source_of(data: str | None, keys: Path | None, plan: Plan, *, timeout_s: flo
         ValueError: keys for a folder, data or a server that cannot be read, data of another batch.
     """
     source = _named(data, keys, timeout_s)
+    if isinstance(source, ServedSource):
+        _refuse_tiles(plan.model)
     if source is not None:
         refuse_others(plan, source.records, source.folder, f"--data {data}")
     return source

@@ -65,7 +65,8 @@ class Wanted:
     tiling: Tiling = field(
         default=Tiling.NONE,
         metadata=asked(
-            "images of --sizes in a fixed-size encoder: one image, or tiles as the model cuts them"
+            "images of --sizes in a fixed-size encoder: one image, or tiles as the model cuts them, which an "
+            "encoder with image_newline always does"
         ),
     )
     execution: Path | None = field(

@@ -25,12 +25,20 @@ class ItemTokens(NamedTuple):
     tokens_out: int
 
 
+class Tiled(NamedTuple):
+    """An image cut into an overview and a grid of tiles; `Segment` says what grid and unpadded are."""
+
+    tokens: ItemTokens
+    grid: tuple[int, int]
+    unpadded: tuple[int, int]
+
+
 class Frame(NamedTuple):
     """What an encoder sees at once of a video: its tokens, its `Segment.frame`, and the number of text
     tokens before it.
     """
 
-    tokens: ItemTokens
+    tokens: ItemTokens | Tiled
     at: tuple[int, int] | None = None
     text_tokens: int = 0
 
@@ -41,7 +49,7 @@ class Video(NamedTuple):
     frames: tuple[Frame, ...]
 
 
-ItemSize = ItemTokens | Video  # of one position in a sample
+ItemSize = ItemTokens | Tiled | Video  # of one position in a sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,8 +310,10 @@ def sample_of(sample_id: int, text_tokens: Sequence[int], items: Sequence[tuple[
     segments: list[Segment] = []
     count: dict[str, int] = {}
 
-    def add(modality: str, tokens: ItemTokens, at: tuple[int, int] | None = None) -> None:
-        segments.append(Segment(modality, count.get(modality, 0), *tokens, frame=at))
+    def add(modality: str, size: ItemTokens | Tiled, at: tuple[int, int] | None = None) -> None:
+        tokens, grid, unpadded = size if isinstance(size, Tiled) else (size, None, None)
+        k = count.get(modality, 0)
+        segments.append(Segment(modality, k, *tokens, grid=grid, frame=at, unpadded=unpadded))
         count[modality] = count.get(modality, 0) + 1
 
     for index, num_tokens in enumerate(gaps):

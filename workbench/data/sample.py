@@ -26,6 +26,8 @@ class Segment:
             derives it from the number of tokens.
         frame: for one step of a video, which an encoder sees at once: (number of the step, from 0, its offset
             to step 0 on the LLM's time axis); steps of a video are consecutive segments. None: no video.
+        unpadded: for an image cut into an overview and a `grid` of tiles, which do not attend to each other:
+            (rows, columns) of the grid's features that the image covers. None: the item is seen at once.
     """
 
     modality: str
@@ -34,6 +36,7 @@ class Segment:
     tokens_out: int
     grid: tuple[int, int] | None = field(default=None, metadata={WHERE_SET: True})
     frame: tuple[int, int] | None = field(default=None, metadata={WHERE_SET: True})
+    unpadded: tuple[int, int] | None = field(default=None, metadata={WHERE_SET: True})
 
     def __post_init__(self) -> None:
         if self.tokens_in < 1 or self.tokens_out < 1:
@@ -48,6 +51,26 @@ class Segment:
                 f"segment {self.modality}[{self.k}]: want a frame's number and time >= 0, 0 at 0, "
                 f"got {self.frame}"
             )
+        if self.unpadded is not None and (
+            min(self.unpadded) < 1 or self.grid is None or self.tokens_in % self.num_tiles
+        ):
+            raise ValueError(
+                f"segment {self.modality}[{self.k}]: want an overview and a grid of tiles of equally many "
+                f"tokens, and unpadded >= 1 x 1, got {self.tokens_in} tokens, grid {self.grid} and "
+                f"{self.unpadded}"
+            )
+
+    @property
+    def num_tiles(self) -> int:
+        """Parts of it, equally long, whose tokens see each other alone; 1: it is seen at once."""
+        if self.unpadded is None or self.grid is None:
+            return 1
+        return 1 + self.grid[0] * self.grid[1]
+
+    @property
+    def tile_tokens(self) -> int:
+        """That enter the blocks of each of these parts."""
+        return self.tokens_in // self.num_tiles
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from workbench.data.corpus import ItemSize, ItemTokens, Video, sample_of
+from workbench.data.corpus import ItemSize, ItemTokens, Tiled, Video, sample_of
 from workbench.data.sample import Sample
 
-ImageRule = Callable[[int, int], Sequence[ItemTokens]]  # height and width in px -> items
+ImageRule = Callable[[int, int], Sequence[ItemTokens | Tiled]]  # height and width in px -> items
 VideoRule = Callable[[int, int, float], Video]  # height and width in px, seconds
 AudioRule = Callable[[float], Sequence[ItemTokens]]  # seconds -> items
 
@@ -60,9 +60,14 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How a model's encoders cut images, videos and clips into items; None: no such encoder."""
+    """How a model's encoders cut images, videos and clips into items; None: no such encoder.
+
+    Args:
+        beside: for an image that is not alone in its sample; None: as `image`.
+    """
 
     image: ImageRule | None = None
+    beside: ImageRule | None = None
     video: VideoRule | None = None
     audio: AudioRule | None = None
 
@@ -82,8 +87,9 @@ def samples_of(
 
 def _sample(number: int, size: Sizes, rules: Rules, modality: Mapping[str, str]) -> Sample:
     vision, audio = modality["vision"], modality["audio"]
+    image_rule = rules.image if len(size.images) == 1 else rules.beside or rules.image
     items_after_text: list[tuple[str, Sequence[ItemSize]]] = [
-        *((vision, rules.image(*sides) if rules.image else ()) for sides in size.images),
+        *((vision, image_rule(*sides) if image_rule else ()) for sides in size.images),
         *((vision, (rules.video(*video),) if rules.video else ()) for video in size.videos),
         *((audio, rules.audio(seconds) if rules.audio else ()) for seconds in size.audio_s),
     ]

@@ -160,12 +160,20 @@ def _spread(plan: Plan, factor: float) -> tuple[Sample, ...]:
 
 
 def _scaled(segment: Segment, factor: float) -> Segment:
-    """Scale the number of tokens, at least one; an image's grid is left to its encoder's default."""
+    """Scale the number of tokens, at least one; an image's grid is left to its encoder's default.
+
+    Of an image in tiles, scale the number of tiles, at least one beside the overview.
+    """
     if factor == 1.0:
         return segment
     if segment.modality == TEXT:
         tokens = max(1, round(factor * segment.tokens_in))
         return replace(segment, tokens_in=tokens, tokens_out=tokens)
+    if segment.num_tiles > 1:
+        tiles = max(2, round(factor * segment.num_tiles))
+        outputs = max(1, round(segment.tokens_out * tiles / segment.num_tiles))
+        inside = tiles * segment.tile_tokens
+        return replace(segment, tokens_in=inside, tokens_out=outputs, grid=(1, tiles - 1))
     merged = max(1, segment.tokens_in // segment.tokens_out)  # encoder tokens per output
     outputs = max(1, round(factor * segment.tokens_out))
     return replace(segment, tokens_in=outputs * merged, tokens_out=outputs, grid=None)

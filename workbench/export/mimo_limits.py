@@ -14,6 +14,7 @@ from workbench.export.approximation import microbatch_samples
 from workbench.export.decoder import decoder_of
 from workbench.export.module_layouts import Placed, Placing, llm_of, placed_modules, placing_of
 from workbench.model.families.registry import ARCHITECTURES
+from workbench.model.item_tokens import packs_tiles
 from workbench.model.layer import LayerKind
 from workbench.model.model_graph import Module
 from workbench.plan.plan import Plan
@@ -65,6 +66,8 @@ def _inexpressible_encoder(plan: Plan) -> str | None:
         if source is None or source.architecture not in TOWERS:
             kind = "no configuration" if source is None else source.architecture
             return f"module {module.name!r} ({kind}): megatron-core's towers are {' and '.join(TOWERS)}"
+        if packs_tiles(module):
+            return f"tiles of images that {module.name!r} puts together"
         if source.projector not in PROJECTORS:
             return f"the projector of {module.name!r}"
         if source.feature_layer is not None and TOWERS[source.architecture] != "clip":  # it ends in no norm

@@ -16,6 +16,7 @@ from workbench.model.item_tokens import (
     clip_tokens,
     evenly_near,
     merged_tokens,
+    packs_tiles,
     takes_any_size,
     tile_tokens,
     video_of,
@@ -81,9 +82,14 @@ def _cut(module: Module, parts: Parts | None, *, is_audio: bool) -> Callable[[An
     """The rule that turns an image or clip into items: windows of a clip, tiles of an image, or its size."""
     if is_audio:
         return lambda duration_s: clip_tokens(module, duration_s)
-    if parts is not None and TILES in parts.notes and not takes_any_size(module):
+    if parts is not None and TILES in parts.notes and not _is_sized(module):
         return lambda size: tile_tokens(module, *size)
     return lambda size: [size]
+
+
+def _is_sized(module: Module) -> bool:
+    """Whether sizes of images tell it how many tokens they make."""
+    return takes_any_size(module) or packs_tiles(module)
 
 
 def _runnable(module: Module, tile: ItemTokens) -> ItemTokens:
@@ -106,7 +112,7 @@ def _mixed(module: Module, rows: Sequence[Sizes], cut: Callable[[Any], Sequence[
     if isinstance(sizes[0], ItemTokens):
         tokens: ItemTokens = sorted(sizes)[len(sizes) // 2]
         entry["tokens"] = list(tokens if is_audio else _runnable(module, tokens))
-    elif takes_any_size(module):
+    elif _is_sized(module):
         entry |= _sized(sizes)
     return entry
 

@@ -16,7 +16,7 @@ from workbench.data.corpus import (
     fixed_samples,
     mixed_samples,
 )
-from workbench.data.sample import Sample
+from workbench.data.sample import Sample, Segment
 from workbench.job.links import link_of, num_cards
 from workbench.job.notations.checked_values import nearest_of
 from workbench.job.sample_sizes import sized_batch
@@ -32,7 +32,14 @@ from workbench.job.schema import (
 from workbench.model.families.family import Generator
 from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.hf_config import modality_of, module_from_config, part_for, read_config
-from workbench.model.item_tokens import check_item, clip_tokens, image_tokens, native_tokens, video_of
+from workbench.model.item_tokens import (
+    check_item,
+    clip_tokens,
+    ends_lone_tiles,
+    image_tokens,
+    native_tokens,
+    video_of,
+)
 from workbench.model.model_graph import GENERATED, TEXT, ModelGraph, Module, connect
 from workbench.model.module_order import producers_first
 from workbench.model.processor_config import read_processor, with_processor
@@ -226,8 +233,25 @@ def _memory_bytes(spec: ClusterSpec, profile: Profile | None) -> int:
 def batch_of(spec: BatchSpec, model: ModelGraph, *, folder: Path) -> tuple[Sample, ...]:
     """The samples of one step; sizes that the file leaves out are the encoders' native ones."""
     masks = (spec.mask,) if isinstance(spec.mask, str) else spec.mask
-    samples = _drawn(spec, model, folder)
+    samples = [_with_lone_tiles(sample, model) for sample in _drawn(spec, model, folder)]
     return tuple(replace(sample, mask=mask) for sample, mask in zip(samples, cycle(masks), strict=False))
+
+
+def _with_lone_tiles(sample: Sample, model: ModelGraph) -> Sample:
+    """Images that share a sample are a tile each, where their model makes no more of them."""
+    alone = {
+        module.modality: native_tokens(module)
+        for module in model.modules
+        if ends_lone_tiles(module) and len(sample.of(module.modality)) > 1
+    }
+
+    def of(segment: Segment) -> Segment:
+        native = alone.get(segment.modality)
+        if native is None or segment.num_tiles == 1:
+            return segment
+        return Segment(segment.modality, segment.k, native[0], native[1] + 1)
+
+    return replace(sample, segments=tuple(map(of, sample.segments))) if alone else sample
 
 
 def _drawn(spec: BatchSpec, model: ModelGraph, folder: Path) -> tuple[Sample, ...]:

@@ -15,9 +15,11 @@ from workbench.data.size_files import read_sizes
 from workbench.data.sizes import ImageRule, Rules, Sizes, samples_of
 from workbench.model.item_tokens import (
     clip_tokens,
+    ends_lone_tiles,
     family_of,
     image_tokens,
     native_tokens,
+    packs_tiles,
     source_config,
     takes_any_size,
     tile_tokens,
@@ -30,7 +32,10 @@ if TYPE_CHECKING:
 
 
 class Tiling(StrEnum):
-    """How an encoder of one image size takes an image: at that size, or as tiles by its model's rule."""
+    """How an encoder of one image size takes an image: at that size, or as tiles by its model's rule.
+
+    An encoder whose model puts tiles together takes tiles either way.
+    """
 
     NONE = "none"
     ANYRES = "anyres"
@@ -91,6 +96,7 @@ def _samples(model: ModelGraph, sizes: Sequence[Sizes], tiling: Tiling) -> tuple
     vision, audio = _encoder(model, "image", sizes), _encoder(model, "audio", sizes)
     rules = Rules(
         image=_image_rule(vision, tiling) if vision else None,
+        beside=_beside_rule(vision) if vision else None,
         video=partial(video_of, vision) if vision else None,
         audio=partial(clip_tokens, audio) if audio else None,
     )
@@ -142,10 +148,19 @@ def _kind(module: Module) -> str:
 
 
 def _image_rule(module: Module, tiling: Tiling) -> ImageRule:
-    if takes_any_size(module):
+    if takes_any_size(module) or packs_tiles(module):
         return lambda height_px, width_px: (image_tokens(module, height_px, width_px),)
     native = native_tokens(module)
     assert native is not None, "else it takes any size"
     if tiling is Tiling.NONE:
         return lambda height_px, width_px: (ItemTokens(*native),)
     return lambda height_px, width_px: tile_tokens(module, height_px, width_px)
+
+
+def _beside_rule(module: Module) -> ImageRule | None:
+    """Of images that share a sample, where it is another: each a tile, with the token that ends a row."""
+    if not ends_lone_tiles(module):
+        return None
+    native = native_tokens(module)
+    assert native is not None, "its tiles have one size"
+    return lambda height_px, width_px: (ItemTokens(native[0], native[1] + 1),)

@@ -206,7 +206,8 @@ class ItemSpec(Strict):
         each: only in `fixed`: items per sample.
         most: only in `mixture`: a sample with items has 1 to this many.
         missing: only in `mixture`: share of samples without items.
-        images: (height, width) in pixels, for encoders with variable input size.
+        images: (height, width) in pixels, for encoders with variable input size and those that put tiles
+            together.
         videos: (height, width, seconds), for encoders whose model defines which frames it samples.
         seconds: length of an audio clip; a clip longer than the encoder's window becomes several items.
         tokens: (tokens into the encoder's blocks, tokens into the LLM's sequence) per item.

@@ -21,7 +21,7 @@ from workbench.model.layer import (
 
 # Memory-bound operators whose backward needs no tensor of the forward.
 RESIDUAL = "residual"
-LINEAR = (RESIDUAL, "pool", "add_positions", "class_token", "scale")
+LINEAR = (RESIDUAL, "pool", "add_positions", "class_token", "image_newline", "scale")
 SCALE = "_scale"  # learned factors, one per channel
 ROTARY = "rotary"
 

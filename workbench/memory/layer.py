@@ -37,7 +37,7 @@ from workbench.plan.plan import Settings
 MOST_CACHED = 4096  # layers under settings
 
 # Memory-bound operators whose backward needs nothing of the forward: sums, rotations, means.
-LINEAR = ("residual", "rotary", "pool", "add_positions", "class_token", "scale")
+LINEAR = ("residual", "rotary", "pool", "add_positions", "class_token", "image_newline", "scale")
 
 
 class LayerBytes(NamedTuple):

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from math import isqrt
 from typing import Any
 
-from workbench.data.corpus import ItemTokens, Video
+from workbench.data.corpus import ItemTokens, Tiled, Video
 from workbench.data.sample import Sample
 from workbench.model.config_aliases import without_aliases
+from workbench.model.config_fields import flag
 from workbench.model.families.family import Architecture, Encoder, LanguageModel
 from workbench.model.families.registry import ARCHITECTURES
+from workbench.model.families.tiles import NEWLINE, SHRINKS
 from workbench.model.layer import Attention, Layer, Lookup, Matmul, Pointwise
 from workbench.model.mmdit import JOINT, TEXT
 from workbench.model.model_graph import ModelGraph, Module
@@ -43,8 +45,18 @@ def takes_any_size(module: Module) -> bool:
     return has_rule or native_tokens(module) is None
 
 
-def image_tokens(module: Module, height_px: int, width_px: int) -> ItemTokens:
-    """Tokens of an image in an encoder of any size.
+def packs_tiles(module: Module) -> bool:
+    """Whether an image is one item of several tiles, whose features its projector puts together."""
+    return isinstance(family_of(module), Encoder) and flag(source_config(module), NEWLINE)
+
+
+def ends_lone_tiles(module: Module) -> bool:
+    """Whether images that share a sample are one tile each and a token that ends its row: LLaVA-OneVision."""
+    return packs_tiles(module) and source_config(module).get(SHRINKS) is not None
+
+
+def image_tokens(module: Module, height_px: int, width_px: int) -> ItemTokens | Tiled:
+    """Tokens of an image in an encoder of any size, or in one of one size that puts tiles together.
 
     Where its projector merges squares of patches, images are resized to whole squares.
 
@@ -53,6 +65,8 @@ def image_tokens(module: Module, height_px: int, width_px: int) -> ItemTokens:
             image.
     """
     family = family_of(module)
+    if packs_tiles(module):
+        return tile_tokens(module, height_px, width_px)[0]
     if not isinstance(family, Encoder) or family.image_tokens is None:
         if native_tokens(module) is None:
             raise ValueError(
@@ -68,8 +82,10 @@ def image_tokens(module: Module, height_px: int, width_px: int) -> ItemTokens:
     return ItemTokens(inside, inside // merged)
 
 
-def tile_tokens(module: Module, height_px: int, width_px: int) -> tuple[ItemTokens, ...]:
-    """Of an image before an encoder of one size, one item a tile, as the model's processor cuts it.
+def tile_tokens(module: Module, height_px: int, width_px: int) -> tuple[ItemTokens | Tiled, ...]:
+    """Of an image before an encoder of one size, as the model's processor cuts it.
+
+    One item a tile, or one of all tiles where the projector puts them together.
 
     Raises:
         ValueError: the encoder takes any size, or does not say its own.
@@ -133,7 +149,7 @@ def _longest(module: Module, sample: Sample) -> int:
     """Tokens of the longest sequence that a module attends over in a sample; 0 without work."""
     if isinstance(family_of(module), LanguageModel):
         return sample.num_tokens
-    return max((segment.tokens_in for segment in sample.of(module.modality)), default=0)
+    return max((segment.tile_tokens for segment in sample.of(module.modality)), default=0)
 
 
 def _num_positions(module: Module) -> int | None:

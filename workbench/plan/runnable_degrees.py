@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import chain
 
-from workbench.model.item_tokens import family_of
+from workbench.model.item_tokens import family_of, packs_tiles
 from workbench.model.layer import Attention, Layer, Matmul, Shard
 from workbench.model.model_graph import Module
 from workbench.plan.lru_cache import Identity, LruCache
@@ -34,6 +34,8 @@ def _reasons(module: Module, tp: int, cp: int) -> Iterator[str]:
     family = family_of(module)
     if cp > 1 and family is not None and not family.shares_tokens:
         yield f"{family.model_type} does not share tokens over ranks; want cp 1, got {cp}"
+    if cp > 1 and packs_tiles(module):
+        yield f"tiles are put together on one rank; want cp 1, got {cp}"
     operators = chain.from_iterable(layer.operators for layer in module.layers)
     if cp > 1 and any(isinstance(operator, Attention) and operator.is_capped for operator in operators):
         yield f"attention over several ranks has no soft cap; want cp 1, got {cp}"

@@ -7,6 +7,7 @@ from workbench.data.sample import Segment
 from workbench.model.config_fields import whole
 from workbench.model.families.dit import TIME_TOKENS
 from workbench.model.families.family import Encoder, Generator
+from workbench.model.families.tiles import shrunk
 from workbench.model.item_tokens import (
     check_item,
     class_tokens,
@@ -14,6 +15,7 @@ from workbench.model.item_tokens import (
     family_of,
     merged_tokens,
     native_tokens,
+    packs_tiles,
     source_config,
 )
 from workbench.model.layer import TokenCount
@@ -30,15 +32,46 @@ def check_segment(module: Module, segment: Segment) -> None:
         _check_generated(segment)
     if not isinstance(family, Encoder):
         return
-    check_item(module, ItemTokens(segment.tokens_in, segment.tokens_out))
+    check_item(module, ItemTokens(segment.tile_tokens, segment.tokens_out))
     longest = family.longest_item and family.longest_item(source_config(module))
     if longest is not None and segment.tokens_in > longest:
         raise ValueError(f"takes up to {longest} tokens, got {segment.tokens_in}")
     is_read = module.layers[-1].emits is TokenCount.IN
     if is_read or family.takes_native_only(source_config(module)):
         _check_native(module, segment)
-    if not is_read:
+    if segment.unpadded is not None or _is_ended(module, segment):
+        _check_packed(module, segment)
+    elif not is_read:
         _check_projected(module, segment)
+
+
+def _is_ended(module: Module, segment: Segment) -> bool:
+    """Whether a tile alone has the token that ends a row."""
+    kept = segment.tokens_in - class_tokens(module.layers[0])
+    return packs_tiles(module) and segment.tokens_out == kept + 1
+
+
+def _check_packed(module: Module, segment: Segment) -> None:
+    """Of an image in tiles, or of a tile alone with the token that ends a row."""
+    native = native_tokens(module)
+    if not packs_tiles(module) or native is None:
+        raise ValueError("its tiles are put together, and its encoder has no image_newline")
+    if segment.tile_tokens != native[0]:
+        raise ValueError(f"want tiles of {native[0]} tokens, got {segment.tile_tokens}")
+    made = native[1] + 1
+    if segment.unpadded is not None and segment.grid is not None:
+        along = isqrt(native[1])
+        room = segment.grid[0] * along, segment.grid[1] * along
+        for filled, most in zip(segment.unpadded, room, strict=True):
+            if filled > most or (most - filled) % 2:
+                raise ValueError(
+                    f"want {segment.unpadded[0]} x {segment.unpadded[1]} unpadded features within "
+                    f"{room[0]} x {room[1]}, as much padding on both sides"
+                )
+        height, width = shrunk(source_config(module), along, segment.unpadded)
+        made = native[1] + height * (width + 1)
+    if segment.tokens_out != made:
+        raise ValueError(f"its projector makes {made} tokens, got {segment.tokens_out}")
 
 
 def _check_projected(module: Module, segment: Segment) -> None:

@@ -103,11 +103,11 @@ def work_of(plan: Plan, microbatch: Microbatch) -> Work:
 def works_of(plan: Plan, microbatch: Microbatch) -> tuple[Work, ...]:
     """Return tokens and query-key pairs of every row, on each context-parallel rank that may be the slowest.
 
-    Encoder items attend in full at their IN count, samples in the LLM by their mask; items of a row do not
-    attend to each other. Owners come from token shards, without them from zigzag; a draft that has no stages
-    yet counts as split evenly. Every row counts as cp times a rank's share, so that an even split of it is
-    that rank's work. A rank is left out if another has at least its tokens and pairs; the one with the most
-    pairs is first.
+    Encoder items attend in full at their IN count, an image in tiles tile by tile, samples in the LLM by
+    their mask; items of a row do not attend to each other. Owners come from token shards, without them from
+    zigzag; a draft that has no stages yet counts as split evenly. Every row counts as cp times a rank's
+    share, so that an even split of it is that rank's work. A rank is left out if another has at least its
+    tokens and pairs; the one with the most pairs is first.
 
     Differs: zigzag of a row of equal items under a causal or full mask counts as even, which it is but for
     the last of its 2 cp blocks, which may be short.
@@ -214,9 +214,16 @@ def _item(plan: Plan, module: Module, item: Item) -> tuple[int, int, int]:
     sample = plan.sample[item.sample]
     if module.modality == TEXT:
         return sample.num_tokens, sample.num_tokens, attention_area(sample)
+    segment = _segment(plan, module, item)
+    return segment.tokens_in, segment.tokens_out, segment.tokens_in * segment.tile_tokens
+
+
+def _segment(plan: Plan, module: Module, item: Item) -> Segment:
+    """Of an encoder's item, or a generator's."""
+    sample = plan.sample[item.sample]
     for segment in sample.of(module.modality):
         if segment.k == item.k:
-            return segment.tokens_in, segment.tokens_out, segment.tokens_in**2
+            return segment
     raise ValueError(f"sample {sample.id} has no {module.modality} item {item.k} for module {module.name!r}")
 
 
@@ -259,6 +266,8 @@ def _is_even(plan: Plan, module: Module, items: tuple[Item, ...]) -> bool:
     """Whether zigzag splits a row evenly: a token and its mirror image see as many as any other such pair."""
     if module.modality == TEXT and any(plan.sample[i.sample].mask not in (CAUSAL, FULL) for i in items):
         return False
+    if module.modality != TEXT and any(_segment(plan, module, item).num_tiles > 1 for item in items):
+        return False  # tiles lie across the blocks
     return len({_item(plan, module, item) for item in items}) <= 1
 
 
@@ -266,7 +275,8 @@ def row_mask(plan: Plan, module: Module, items: tuple[Item, ...]) -> Bitfield:
     """Return which IN tokens of one row attend to which."""
     if module.modality == TEXT:
         return sample_bitfield([[plan.sample[item.sample] for item in items]])
-    return concatenate([full(_item(plan, module, item)[0]) for item in items])
+    segments = [_segment(plan, module, item) for item in items]
+    return concatenate([full(each.tile_tokens) for each in segments for _ in range(each.num_tiles)])
 
 
 def _row_of_owner(row: RowWork, module: Module, share: _Share, num_owners: int) -> RowWork:

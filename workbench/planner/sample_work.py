@@ -123,7 +123,7 @@ def _out_per_in(job: Job, module: Module) -> float:
 
 def _encoder_s(sample: Sample, encoders: Sequence[Module], quadratics: dict[str, Quadratic]) -> float:
     return sum(
-        quadratics[module.name].seconds(segment.tokens_in)
+        segment.num_tiles * quadratics[module.name].seconds(segment.tile_tokens)
         for module in encoders
         for segment in sample.of(module.modality)
     )

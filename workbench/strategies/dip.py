@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from workbench.balance.tokens.policies import longest_first
 from workbench.cost.model import CostModel
-from workbench.cost.quadratic import Quadratic
 from workbench.data.sample import Item
 from workbench.job.job import Job
 from workbench.model.model_graph import TEXT
@@ -112,9 +111,9 @@ def _microbatches(job: Job, draft: Plan, cost: CostModel, parts: int) -> tuple[M
         if module.modality == TEXT:
             microbatches += module_microbatches
             continue
-        seconds = module_quadratic(job, cost, module)
-        tokens = {
-            Item(sample.id, segment.k): segment.tokens_in
+        quadratic = module_quadratic(job, cost, module)
+        seconds = {
+            Item(sample.id, segment.k): segment.num_tiles * quadratic.seconds(segment.tile_tokens)
             for sample in job.batch
             for segment in sample.of(module.modality)
         }
@@ -123,7 +122,7 @@ def _microbatches(job: Job, draft: Plan, cost: CostModel, parts: int) -> tuple[M
                 group
                 for microbatch in module_microbatches
                 if microbatch.replica == replica
-                for group in _balanced(microbatch.items, seconds, tokens, parts)
+                for group in _balanced(microbatch.items, seconds, parts)
             ]
             microbatches += [
                 Microbatch(
@@ -135,11 +134,11 @@ def _microbatches(job: Job, draft: Plan, cost: CostModel, parts: int) -> tuple[M
 
 
 def _balanced(
-    items: Sequence[Item], seconds: Quadratic, tokens: Mapping[Item, int], parts: int
+    items: Sequence[Item], seconds: Mapping[Item, float], parts: int
 ) -> tuple[tuple[Item, ...], ...]:
     """At most `parts` groups of balanced work, none empty."""
     count = min(parts, len(items))
-    owners = longest_first([seconds.seconds(tokens[item]) for item in items], count)
+    owners = longest_first([seconds[item] for item in items], count)
     groups = (
         tuple(item for item, owner in zip(items, owners, strict=True) if owner == part)
         for part in range(count)

@@ -12,6 +12,10 @@ TILES = (
     "an image becomes several tiles, each an item: say how many by `each`, or `most` in a mixture, or count "
     "those of your images by `init --data FILE` or `plan --sizes FILE --tiling anyres`"
 )
+PACKED = (
+    "an image is one item of several tiles: give sizes by `images`, as `init --data FILE` does, or count "
+    "those of your images by `plan --sizes FILE`"
+)
 VISION_TOWER = {"": "model.vision_tower."}  # prefixes of weights of most image encoders
 AUDIO_TOWER = {"": "model.audio_tower."}
 PROJECTOR = {"projector.": "model.multi_modal_projector."}

@@ -6,6 +6,7 @@ from typing import Any
 from workbench.model.composites.composite import (
     DROPS_FIRST,
     KEEPS_ALL,
+    PACKED,
     PROJECTOR,
     TILES,
     VISION,
@@ -24,6 +25,7 @@ from workbench.model.composites.composite import (
     whole_or,
 )
 from workbench.model.config_fields import Config, flag, number, text, whole
+from workbench.model.families.tiles import GRIDS, NEWLINE, USUAL_PX
 from workbench.model.projector import Merge, Projector, ProjectorKind, ProjectorStep
 from workbench.model.transformer import Norm
 
@@ -54,7 +56,6 @@ _HEADS = {  # of encoders, that no projector reads
         _HEAD,
     ),
 }
-_NEWLINE = Dropped(weights="model.image_newline", what="learned token at the end of a row of tiles")
 
 
 def _llava(config: Config) -> Parts:
@@ -66,16 +67,16 @@ def _llava(config: Config) -> Parts:
 def _llava_next(config: Config) -> Parts:
     vision = _tiled(config, part_config(config, "vision_config", _CLIP, _CLIP_336), {})
     check_selected(config, vision, DROPS_FIRST)
-    return _llava_parts(config, vision, "llama", feature_layer=-2, dropped=(_NEWLINE,), notes=(TILES,))
+    return _llava_parts(config, vision, "llama", feature_layer=-2, notes=(PACKED,))
 
 
 def _llava_onevision(config: Config) -> Parts:
     vision = _tiled(config, part_config(config, "vision_config", _SIGLIP, _SIGLIP_384), _ONEVISION)
     check_selected(config, vision, KEEPS_ALL)
-    return _llava_parts(config, vision, "qwen2", feature_layer=-1, dropped=(_NEWLINE,), notes=(TILES,))
+    return _llava_parts(config, vision, "qwen2", feature_layer=-1, notes=(PACKED,))
 
 
-_GRID_KEYS = ("image_grid_pinpoints", "vision_aspect_ratio")
+_USUAL_TILES = 2  # along a side of an image, where a job says nothing
 _ONEVISION = {
     "image_grid_pinpoints": [[384 * rows, 384 * columns] for rows in range(1, 7) for columns in range(1, 7)],
     "vision_aspect_ratio": "anyres_max_9",
@@ -88,8 +89,8 @@ def _tiled(config: Config, vision: Config, absent: Config) -> dict[str, Any]:
     Args:
         absent: what it means where it says nothing.
     """
-    said = {key: config[key] for key in _GRID_KEYS if config.get(key) is not None}
-    return {**vision, **absent, **said}
+    said = {key: config[key] for key in (GRIDS, *absent) if config.get(key) is not None}
+    return {**vision, **absent, **said, NEWLINE: True}
 
 
 def _llava_parts(
@@ -98,16 +99,21 @@ def _llava_parts(
     llm: str,
     *,
     feature_layer: int,
-    dropped: tuple[Dropped, ...] = (),
     notes: tuple[str, ...] = (),
 ) -> Parts:
     kind = str(vision["model_type"])
     layer = whole_or(config, "vision_feature_layer", feature_layer)
     heads, projector = _HEADS.get(kind, ()), _projector(config)
-    part = Part(config=vision, weights=_names(projector), projector=projector, feature_layer=layer)
+    names, items = _names(projector), dict[str, Any]()
+    if NEWLINE in vision:
+        names = names | {NEWLINE: f"model.{NEWLINE}"}
+        usual, grids = [_USUAL_TILES * whole(vision, "image_size", USUAL_PX)] * 2, vision.get(GRIDS)
+        if grids is None or (isinstance(grids, list | tuple) and usual in grids):
+            items = {"images": [usual]}
+    part = Part(config=vision, weights=names, items=items, projector=projector, feature_layer=layer)
     unread = unread_blocks(vision, layer, "model.vision_tower.encoder.layers")
     inner = text_config(config, llm, ties=False)
-    return joined(config, {VISION: part}, inner, dropped=(*heads, *unread, *dropped), notes=notes)
+    return joined(config, {VISION: part}, inner, dropped=(*heads, *unread), notes=notes)
 
 
 def _names(projector: ProjectorKind) -> dict[str, str]:

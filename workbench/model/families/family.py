@@ -7,11 +7,19 @@ from typing import Any, ClassVar
 
 from workbench.data.corpus import ItemTokens, Video
 from workbench.model.composites.composite import Composite
-from workbench.model.config_fields import Config, whole
-from workbench.model.families.tiles import Tiles, anyres
-from workbench.model.layer import Layer, TokenCount
+from workbench.model.config_fields import Config, flag, whole
+from workbench.model.families.tiles import NEWLINE, PHI_4, SHRINKS, Tiles, anyres
+from workbench.model.layer import Layer, Pointwise, TokenCount
 from workbench.model.model_graph import GENERATED, TEXT
-from workbench.model.projector import Projection, Projector, ProjectorKind, projector_layer, shown
+from workbench.model.projector import (
+    POOL,
+    SHUFFLE,
+    Projection,
+    Projector,
+    ProjectorKind,
+    projector_layer,
+    shown,
+)
 from workbench.model.shape import Shape
 from workbench.model.transformer import Norm
 
@@ -331,8 +339,34 @@ class Encoder(Architecture):
             tower = tower.up_to(ending.feature_layer)
         if llm_width is None:
             raise ValueError("an encoder needs llm_width, the width its projector ends with")
-        projector = tower.projectors[0] if ending.projector is None else ending.projector
-        return (*tower.layers, tower.projector(projector, llm_width)), projector
+        kind = tower.projectors[0] if ending.projector is None else ending.projector
+        projector = tower.projector(kind, llm_width)
+        if flag(config, NEWLINE):
+            self._check_packs(config, projector)
+            projector = _with_newline(projector, shrinks=config.get(SHRINKS) is not None)
+        return (*tower.layers, projector), kind
+
+    def _check_packs(self, config: Config, projector: Layer) -> None:
+        """Raise ValueError where features of tiles cannot be put together row by row."""
+        if self.tiles is not anyres or self.image_tokens is not None or config.get(PHI_4) is not None:
+            raise ValueError(f"{self.model_type} puts no tiles together; leave out {NEWLINE}")
+        if any(operator.name in (POOL, SHUFFLE) for operator in projector.operators):
+            raise ValueError(f"{NEWLINE}: tiles are put together unmerged; want a projector without a merge")
+
+
+def _with_newline(projector: Layer, *, shrinks: bool) -> Layer:
+    """Add the token that ends a row, and the copy that puts rows together.
+
+    If features are shrunk after the projector, their number before is unknown: all of the tiles are counted.
+    """
+    width = projector.out_width
+    if shrinks:
+        operators = tuple(replace(operator, tokens=TokenCount.IN) for operator in projector.operators)
+        projector = replace(projector, operators=operators)
+    newline = Pointwise(
+        name=NEWLINE, width=width, num_passes=2, weights=(("weight", width),), tokens=TokenCount.OUT
+    )
+    return replace(projector, operators=(*projector.operators, newline))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

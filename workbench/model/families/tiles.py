@@ -1,4 +1,6 @@
-"""Larger images before towers of one size: how the processors of their models cut them, an item a tile.
+"""Larger images before towers of one size: how the processors of their models cut them.
+
+A tile is an item of its own, or where the model puts features of tiles together, the image is one.
 
 The keys of a configuration that say it are words of the composite or of the checkpoint's processor.
 """
@@ -7,13 +9,14 @@ from collections.abc import Callable, Mapping
 from math import ceil, isqrt, sqrt
 from typing import Any
 
-from workbench.data.corpus import ANYRES_GRIDS, ItemTokens, anyres_grid
+from workbench.data.corpus import ANYRES_GRIDS, ItemTokens, Tiled, anyres_grid
 from workbench.data.tilings import idefics3_tiles, internvl_tiles, llama4_tiles, phi4_canvas, unpadded
-from workbench.model.config_fields import Config, text, whole
+from workbench.model.config_fields import Config, flag, text, whole
 
-Tiles = Callable[[Config, ItemTokens, int, int], tuple[ItemTokens, ...]]
+Tiles = Callable[[Config, ItemTokens, int, int], tuple[ItemTokens | Tiled, ...]]
 
 GRIDS, SHRINKS, PHI_4 = "image_grid_pinpoints", "vision_aspect_ratio", "dynamic_hd"
+NEWLINE = "image_newline"  # whether a learned token ends each row of an image's tiles, put together
 _MAX = "anyres_max_"
 USUAL_PX = 224  # of a tower that does not say its image size
 MOST_TILES = 4096  # of an image, far beyond any processor's
@@ -51,16 +54,20 @@ def whole_image(config: Config, tile: ItemTokens, height_px: int, width_px: int)
     return (tile,)
 
 
-def anyres(config: Config, tile: ItemTokens, height_px: int, width_px: int) -> tuple[ItemTokens, ...]:
+def anyres(config: Config, tile: ItemTokens, height_px: int, width_px: int) -> tuple[ItemTokens | Tiled, ...]:
     """LLaVA-NeXT's grids, or those of the configuration; Phi-4's rule where it has its key.
+
+    Where a learned token ends rows (`image_newline`), the image is one item: an overview, then the rows of
+    its tiles, put together and without padding, each with that token.
 
     What of the grid only holds padding does not reach the LLM, and where LLaVA-OneVision has more than its
     most tiles, it shrinks features to those of so many; an equal share of what is left counts for each tile.
 
     Source: `pack_image_features` and `unpad_image` of transformers' LLaVA-NeXT and LLaVA-OneVision, and its
     image processor of Phi-4.
-    Differs: no tokens stand for the ends of rows, or in Phi-4 between the tiles and the whole. A tile counts
-    whole that has no square of tokens, or in Phi-4 not one for every second patch each way.
+    Differs: without `image_newline` no tokens stand for the ends of rows, nor in Phi-4 between the tiles and
+    the whole. A tile counts whole that has no square of tokens, or in Phi-4 not one for every second patch
+    each way.
 
     Raises:
         ValueError: grids that are no multiples of the image size, or an image that leaves a tile no token.
@@ -69,14 +76,49 @@ def anyres(config: Config, tile: ItemTokens, height_px: int, width_px: int) -> t
     if config.get(PHI_4) is not None:
         return _phi4(config, tile, side, (height_px, width_px))
     rows, columns = anyres_grid(height_px, width_px, tile_px=side, grids=_grids(config, side))
-    along, most = isqrt(tile.tokens_out), _most_tiles(config)
+    along, is_packed = isqrt(tile.tokens_out), flag(config, NEWLINE)
     if along**2 != tile.tokens_out:
+        if is_packed:
+            raise ValueError(f"{NEWLINE}: want a tile of a square of tokens, got {tile.tokens_out}")
         return (tile,) * (1 + rows * columns)
-    height, width = unpadded(height_px, width_px, rows * along, columns * along)
-    ratio = 0.0 if most is None else sqrt(height * width / (most * along**2))
-    if ratio > _SHRINKS_BEYOND:
-        height, width = int(height // ratio), int(width // ratio)
+    filled = unpadded(height_px, width_px, rows * along, columns * along)
+    if is_packed:
+        return (_packed(config, tile, (rows, columns), filled, (height_px, width_px)),)
+    height, width = shrunk(config, along, filled)
     return _shared(tile, rows * columns, height * width, (height_px, width_px))
+
+
+def shrunk(config: Config, along: int, filled: tuple[int, int]) -> tuple[int, int]:
+    """(rows, columns) of features that reach the LLM, of those that an image fills.
+
+    LLaVA-OneVision interpolates them to those of its most tiles, where there are more than a tenth more.
+
+    Args:
+        along: features of a tile in either direction.
+    """
+    most = _most_tiles(config)
+    ratio = 0.0 if most is None else sqrt(filled[0] * filled[1] / (most * along**2))
+    if ratio <= _SHRINKS_BEYOND:
+        return filled
+    return int(filled[0] // ratio), int(filled[1] // ratio)
+
+
+def _packed(
+    config: Config,
+    tile: ItemTokens,
+    grid: tuple[int, int],
+    filled: tuple[int, int],
+    image_px: tuple[int, int],
+) -> Tiled:
+    """An overview and a grid of tiles, of which the image fills so many (rows, columns) of features."""
+    height, width = (0, 0) if min(filled) < 1 else shrunk(config, isqrt(tile.tokens_out), filled)
+    if min(height, width) < 1:
+        raise ValueError(
+            f"image of {image_px[0]} x {image_px[1]} px: no feature of its {grid[0]} x {grid[1]} tiles "
+            "reaches the LLM; nearest: sides less unlike"
+        )
+    tokens = ItemTokens(tile.tokens_in * (1 + grid[0] * grid[1]), tile.tokens_out + height * (width + 1))
+    return Tiled(tokens, grid, filled)
 
 
 def _phi4(config: Config, tile: ItemTokens, side: int, image_px: tuple[int, int]) -> tuple[ItemTokens, ...]:

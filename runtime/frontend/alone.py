@@ -1,0 +1,54 @@
+"""What users' own models make of items, one by one in one process."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from runtime.frontend.batch import PreparedBatch
+from runtime.frontend.stage import AroundProjector, Outputs, call_checked
+from runtime.frontend.tiles import tile_features
+from runtime.models.encoder import EncoderAdapter
+from workbench.data.sample import Item
+
+# Shape suffixes: T = tokens of an item, D = width of the language model.
+
+
+def features_of(
+    name: str,
+    parts: tuple[PreTrainedModel, nn.Module | None, nn.Parameter | None],
+    around: AroundProjector,
+    reader: EncoderAdapter,
+    prepared: PreparedBatch,
+) -> dict[tuple[str, Item], Tensor]:
+    """(name, item) -> [T, D] behind its projector, of every item of one encoder.
+
+    Args:
+        name: of the encoder in plans.
+        parts: its model, its projector where it is none of the model's own, and the token that ends rows
+            where it puts tiles together.
+        around: callbacks around the projector.
+        reader: the encoder's adapter.
+        prepared: the batch.
+    """
+    model, projector, newline_D = parts
+    held = {Item(i, k): x for (i, of, k), x in prepared.source.items.items() if of == name}
+    if not held:
+        return {}
+    given = {item: x.to(model.device, model.dtype) for item, x in held.items()}
+    if newline_D is not None and projector is not None:
+        segments = {
+            Item(index, part.k): part for index, each in enumerate(prepared.samples) for part in each.of(name)
+        }
+        return {
+            (name, item): tile_features(reader, model, projector, newline_D, x, segments[item])
+            for item, x in given.items()
+        }
+    encoded: Outputs = tuple(reader.features(model, x) for x in given.values())
+    inputs: dict[str, Any] = {"items": tuple(map(tuple, held)), "num_tokens": tuple(map(len, encoded))}
+    if around.after_encoder is not None:
+        encoded = call_checked(around.after_encoder, inputs, encoded)
+    projected = encoded if projector is None else tuple(projector(x_TD) for x_TD in encoded)
+    if around.after_projector is not None:
+        projected = call_checked(around.after_projector, inputs, projected)
+    return {(name, item): y_TD for item, y_TD in zip(held, projected, strict=True)}
