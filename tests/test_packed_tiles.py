@@ -33,7 +33,7 @@ from workbench.cost.profile import ideal_profile
 from workbench.data.corpus import ItemTokens, Tiled, sample_of
 from workbench.data.sample import Sample, Segment
 from workbench.explain.sensitivity import sensitivities
-from workbench.export.mimo_limits import unsayable
+from workbench.export.mimo_limits import inexpressible
 from workbench.job.sample_sizes import sized_batch
 from workbench.masks.tiles import area
 from workbench.model.composites.composite import LLM, Parts, name_in_composite
@@ -289,8 +289,8 @@ def test_a_job_of_single_tiles_reads_the_same_checkpoint(folder: Path) -> None:
 
 def test_systems_that_cannot_put_tiles_together_say_so() -> None:
     plan = planned("llava_next", said_sample("llava_next", SIZES["square"]))
-    found = unsayable(replace(plan, settings=replace(plan.settings, precision=Precision.FLOAT32)), ())
-    assert found == "tiles of images that 'vision' puts together"
+    part = inexpressible(replace(plan, settings=replace(plan.settings, precision=Precision.FLOAT32)), ())
+    assert part == "tiles of images that 'vision' puts together"
 
 
 def test_larger_images_have_more_tiles() -> None:
