@@ -77,6 +77,6 @@ def test_rows_come_from_the_measurement(tmp_path: Path) -> None:
 
 def test_a_hail_of_one_iteration(tmp_path: Path) -> None:
     """Too short for a death; what is made of the counts is what it is after a thousand."""
-    found = survived(tmp_path / "x", 1, seed=0, cores=os.sched_getaffinity(0))
+    found = survived(tmp_path / "x", 1, cores=os.sched_getaffinity(0))
     assert found.exactly_once
     assert (found.iterations, found.examples, found.servers_killed) == (1, BATCH_SIZE, 0)

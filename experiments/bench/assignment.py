@@ -29,7 +29,7 @@ GOAL_MS = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssignmentRow:
-    """One size: milliseconds of an assignment, and heaviest over mean LLM work of microbatches."""
+    """Times of an assignment for one batch size, and the heaviest over the mean LLM work of microbatches."""
 
     num_samples: int
     printed_ms_p50: float
@@ -43,7 +43,7 @@ class AssignmentRow:
 
 
 def measure(num_samples: int) -> AssignmentRow:
-    """Time both matchings on the same draws, alternating."""
+    """Time both matchings on the same random batches, alternating."""
     times_ms: dict[Matching, list[float]] = {bottleneck_match: [], even_match: []}
     residual: dict[str, list[float]] = {"without": [], "printed": [], "even": []}
     deviation: dict[str, list[float]] = {"printed": [], "even": []}
@@ -70,7 +70,7 @@ def measure(num_samples: int) -> AssignmentRow:
 
 
 def draw(num_samples: int, seed: int) -> tuple[list[float], list[float]]:
-    """Encoder and LLM seconds of every sample."""
+    """Random encoder and LLM seconds of every sample."""
     rng = random.Random(seed)
     encoder_s = [rng.lognormvariate(0.0, 0.8) * 0.02 for _ in range(num_samples)]
     return encoder_s, [rng.lognormvariate(0.0, 0.8) * 0.04 for _ in range(num_samples)]
@@ -79,7 +79,7 @@ def draw(num_samples: int, seed: int) -> tuple[list[float], list[float]]:
 def assign(
     encoder_s: Sequence[float], llm_s: Sequence[float], match: Matching
 ) -> tuple[MicrobatchAssignment, ...]:
-    """The assignment that is timed."""
+    """Assign the samples to replicas: the timed operation."""
     return hierarchical_assignment(
         encoder_s,
         llm_s,

@@ -65,7 +65,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Heads of one grid, and whose queries."""
+    """The heads of one kernel launch, and whose queries it computes."""
 
     heads: int
     local: bool
@@ -80,7 +80,7 @@ LAUNCHES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """Makespans over the optimum, the mean and the worst of the draws; seconds are their mean."""
+    """Simulated makespan over the optimum, mean and worst over the draws; seconds are means."""
 
     mask: str
     length: str
@@ -92,7 +92,7 @@ class Cell:
 
 
 def rows_of(mask: str, length: int, seed: int, *, local: bool) -> Floats:
-    """[rows] tiles of every block of queries: all, or those of rank 0."""
+    """Return [rows] the tiles of each block of queries: of all ranks, or of rank 0."""
     field = MASKS[mask](length, seed=seed)
     tiles = classify(field, field, BLOCK, BLOCK)
     rows = row_tiles(tiles)
@@ -100,7 +100,7 @@ def rows_of(mask: str, length: int, seed: int, *, local: bool) -> Floats:
 
 
 def makespan(rows: Floats, launch: Launch, timing: UnitTiming, kernel: str) -> tuple[float, float]:
-    """Simulated seconds, and their ratio to what no schedule can beat."""
+    """Return the simulated seconds and their ratio to a lower bound of any schedule."""
     order, split = KERNELS[kernel]
     units = compute_units(PROFILE)
     pieces = cut(rows, split, launch.heads, units, timing, order)
@@ -112,10 +112,10 @@ def makespan(rows: Floats, launch: Launch, timing: UnitTiming, kernel: str) -> t
 
 
 def simulated() -> list[Cell]:
-    """Every mask, length, launch and kernel."""
+    """Simulate every mask, length, launch and kernel."""
     cost = CostModel(load_profile(PROFILE))
     timing = gpu_of(cost, ATTENTION, precision="bfloat16", num_units=compute_units(PROFILE)).timing
-    found = []
+    cells = []
     for mask in MASKS:
         for length, tokens in SIMULATED_LENGTHS.items():
             for name, launch in LAUNCHES.items():
@@ -123,7 +123,7 @@ def simulated() -> list[Cell]:
                 draws = [rows_of(mask, tokens, seed, local=launch.local) for seed in seeds]
                 for kernel in KERNELS:
                     runs = [makespan(rows, launch, timing, kernel) for rows in draws]
-                    found.append(
+                    cells.append(
                         Cell(
                             mask=mask,
                             length=length,
@@ -134,49 +134,53 @@ def simulated() -> list[Cell]:
                             worst=max(ratio for _, ratio in runs),
                         )
                     )
-    return found
+    return cells
 
 
 def published(folder: Path = RESULTS) -> dict[str, dict[str, float]]:
-    """[script] ratios that a paper prints: how many, and how far ours are off in the median and at most."""
-    found = {}
+    """Compare with the papers' ratios: per script the count, the median and largest deviation."""
+    deviations = {}
     for name in PUBLISHED:
         path = folder / f"{name}.json"
         rows = json.loads(path.read_text())["rows"] if path.is_file() else []
         errors = [abs(row["ours"] / row["paper"] - 1) for row in rows if row["unit"] == "x" and row["ours"]]
         if errors:
-            found[name] = {"ratios": len(errors), "median": statistics.median(errors), "most": max(errors)}
-    return found
+            deviations[name] = {
+                "ratios": len(errors),
+                "median": statistics.median(errors),
+                "most": max(errors),
+            }
+    return deviations
 
 
 def evenness() -> dict[str, dict[str, dict[str, float]]]:
-    """[mask][length][policy] busiest rank over the mean of 8, mean of the draws."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    """Return [mask][length][policy] the busiest of 8 ranks over the mean, averaged over the draws."""
+    evenness_by_mask: dict[str, dict[str, dict[str, float]]] = {}
     for mask, draw in MULTIMODAL.items():
         for length, tokens in LENGTHS.items():
             fields = [draw(tokens, seed=seed) for seed in SEEDS]
             works = [row_work(classify(field, field, BLOCK, BLOCK)) for field in fields]
-            found.setdefault(mask, {})[length] = {
+            evenness_by_mask.setdefault(mask, {})[length] = {
                 policy: statistics.fmean(max_over_mean(w, assign(w, NUM_RANKS), NUM_RANKS) for w in works)
                 for policy, assign in POLICIES.items()
             }
-    return found
+    return evenness_by_mask
 
 
 def activities() -> dict[str, dict[str, Any]]:
-    """[policy] busy share of every GPU over one layer of ICML Figure 6."""
+    """Return [policy] the busy share of every GPU over one layer of ICML Figure 6."""
     bed, llm = a40_testbed(), llm_of("LLM-L")
-    found: dict[str, dict[str, Any]] = {}
+    activity_by_policy: dict[str, dict[str, Any]] = {}
     for policy in FOUR:
         run = run_policy(bed, llm, LENGTHS["64k"], MAIN, policy)
         edges = np.linspace(0.0, run.makespan_s, NUM_BINS + 1)
         shares = [run.activity(rank, edges).round(3).tolist() for rank in range(len(run.launches))]
-        found[policy] = {"seconds": run.makespan_s, "share": shares}
-    return found
+        activity_by_policy[policy] = {"seconds": run.makespan_s, "share": shares}
+    return activity_by_policy
 
 
 def claims(cells: Sequence[Cell]) -> dict[str, bool]:
-    """What holds on every draw of every cell."""
+    """Return the claims that have to hold on every draw of every cell."""
 
     def worst(kernel: str, launch: str = "", length: str = "") -> float:
         return max(

@@ -45,7 +45,7 @@ PANELS = {
 
 
 def attention_figures(record: Record) -> dict[str, Grid]:
-    """Three drawings by name."""
+    """Draw the three figures; returns them by name."""
     return {
         "attention_evenness": _evenness(record["max_over_mean"]),
         "attention_launches": _launches(record["simulated"]),
@@ -54,7 +54,7 @@ def attention_figures(record: Record) -> dict[str, Grid]:
 
 
 def _evenness(by_mask: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Grid:
-    """A panel per mask, a group of bars per length, what is above 1 on a logarithmic scale."""
+    """Draw the imbalance above 1 on a logarithmic scale: a panel per mask, a group of bars per length."""
     panels = [
         Bars(
             title=mask,
@@ -64,7 +64,9 @@ def _evenness(by_mask: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Grid:
             names=list(lengths),
             series=[
                 Series(
-                    values=[max(of[policy] - 1, 1e-5) for of in lengths.values()], colour=colour, label=label
+                    values=[max(by_policy[policy] - 1, 1e-5) for by_policy in lengths.values()],
+                    colour=colour,
+                    label=label,
                 )
                 for policy, (label, colour) in POLICIES.items()
             ],
@@ -76,7 +78,7 @@ def _evenness(by_mask: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Grid:
 
 
 def _launches(cells: Sequence[Record]) -> Grid:
-    """A panel per length and launch, a group of bars per mask."""
+    """Draw the launches: a panel per length and launch, a group of bars per mask."""
     lengths, launches, masks = (
         list(dict.fromkeys(cell[name] for cell in cells)) for name in ("length", "launch", "mask")
     )
@@ -105,23 +107,23 @@ def _launches(cells: Sequence[Record]) -> Grid:
 
 
 def _activity(policies: Mapping[str, Record]) -> Grid:
-    """A panel per policy, a line per GPU, one time axis."""
+    """Draw the activity over one time axis: a panel per policy, a line per GPU."""
     panels = []
     for policy, title in PANELS.items():
-        found = policies[policy]
+        activity = policies[policy]
         lines = [
             Line(
-                x=[1e3 * found["seconds"] * (index + 0.5) / len(share) for index in range(len(share))],
+                x=[1e3 * activity["seconds"] * (index + 0.5) / len(share) for index in range(len(share))],
                 y=share,
-                colour=mixed(SKY, INK, 1 - gpu / len(found["share"])),
+                colour=mixed(SKY, INK, 1 - gpu / len(activity["share"])),
                 label=f"GPU {gpu}",
                 width=0.8,
             )
-            for gpu, share in enumerate(found["share"])
+            for gpu, share in enumerate(activity["share"])
         ]
         panels.append(
             Lines(
-                title=f"{title}: {1e3 * found['seconds']:.1f} ms",
+                title=f"{title}: {1e3 * activity['seconds']:.1f} ms",
                 x="milliseconds",
                 y="share of busy compute units",
                 y_limits=(0, 1.05),

@@ -44,7 +44,7 @@ SEED = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A job whose layouts say how many stages each module has, and their cuts."""
+    """A job with the stage count and the cuts of every module."""
 
     job: Job
     cuts: dict[str, Cuts]
@@ -52,7 +52,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Candidates a second, by CPU and by wall clock, and before; the ratio is of CPU seconds each.
+    """Candidates judged per second of CPU and of wall time, and by the earlier way for comparison.
 
     Args:
         best_s: step of the best candidate.
@@ -70,19 +70,19 @@ class Rates:
 
 
 def even_cuts(num_layers: int, num_stages: int) -> Cuts:
-    """As even as can be."""
+    """Cut every module into stages as evenly as possible."""
     bounds = [round(index * num_layers / num_stages) for index in range(num_stages + 1)]
     return tuple(pairwise(bounds))
 
 
 def start(job: Job, stages: dict[str, int]) -> Candidate:
-    """The job with every module cut evenly."""
+    """The candidate with every module cut evenly."""
     cuts = {m.name: even_cuts(len(m.layers), stages[m.name]) for m in job.model.modules}
     return Candidate(job=job, cuts=cuts)
 
 
 def walk(first: Candidate, moves: Sequence[Callable[[Candidate, Random], Candidate]]) -> Iterator[Candidate]:
-    """Without end; candidates that one move made of each other."""
+    """Yield candidates without end, each one random move from the one before."""
     rng = Random(SEED)
     while True:
         yield first
@@ -90,7 +90,7 @@ def walk(first: Candidate, moves: Sequence[Callable[[Candidate, Random], Candida
 
 
 def with_other_cut(candidate: Candidate, rng: Random) -> Candidate:
-    """One layer from a stage to its neighbour; the same where that would leave a stage without any."""
+    """Move one layer to a neighbouring stage; unchanged where that would empty a stage."""
     module = rng.choice([name for name, cuts in candidate.cuts.items() if len(cuts) > 1])
     cuts = candidate.cuts[module]
     bounds = [0, *(last for _, last in cuts)]
@@ -102,36 +102,36 @@ def with_other_cut(candidate: Candidate, rng: Random) -> Candidate:
 
 
 def with_other_microbatch(candidate: Candidate, rng: Random) -> Candidate:
-    """Samples of a microbatch."""
+    """Draw another number of samples per microbatch."""
     share = len(candidate.job.batch) // candidate.job.replicas
     sizes = [size for size in (1, 2, 3, 4) if share % size == 0]
     return replace(candidate, job=replace(candidate.job, microbatch_samples=rng.choice(sizes)))
 
 
 def with_other_stages(candidate: Candidate, rng: Random) -> Candidate:
-    """One or two of an encoder."""
+    """Give an encoder one or two stages."""
     module = rng.choice(["vision", "audio"])
     cuts = even_cuts(len(candidate.job.model.module(module).layers), rng.choice((1, 2)))
     return replace(candidate, cuts={**candidate.cuts, module: cuts})
 
 
 def with_other_ranks(candidate: Candidate, rng: Random) -> Candidate:
-    """One or two tensor-parallel ranks of an encoder."""
+    """Give an encoder one or two tensor-parallel ranks."""
     module = rng.choice(["vision", "audio"])
     layout = replace(layout_of(candidate.job, module), tp=rng.choice((1, 2)))
-    others = (each for each in candidate.job.layouts if each.module != module)
+    others = (other for other in candidate.job.layouts if other.module != module)
     return replace(candidate, job=replace(candidate.job, layouts=(*others, layout)))
 
 
 def built(candidate: Candidate, cost: CostModel) -> Plan:
-    """Every replica written out."""
+    """Build the plan with every replica written out."""
     draft = draft_plan(candidate.job, "candidate")
     stages = disjoint_stages(candidate.job, candidate.cuts)
     return scheduled(replace(draft, stages=stages), candidate.job.schedule, cost)
 
 
 def folded(candidate: Candidate, cost: CostModel) -> Plan | Folded:
-    """One replica, where there are several."""
+    """Build the plan of one replica where there are several."""
     if candidate.job.replicas == 1:
         return built(candidate, cost)
     one = one_replica(candidate.job)
@@ -139,7 +139,7 @@ def folded(candidate: Candidate, cost: CostModel) -> Plan | Folded:
 
 
 def judged(candidate: Candidate, cost: CostModel) -> float | str:
-    """Seconds of its step, or why it is refused."""
+    """Return the seconds of the candidate's step, or the reason why it is refused."""
     try:
         with collector_paused():
             return candidate_s(folded(candidate, cost), cost)
@@ -148,7 +148,7 @@ def judged(candidate: Candidate, cost: CostModel) -> float | str:
 
 
 def judged_before(candidate: Candidate, cost: CostModel) -> float | str:
-    """The same, alone and in full."""
+    """Return the same as `judged`, from the full plan and with empty caches."""
     clear_caches()
     try:
         lowered, _ = accept(built(candidate, cost))
@@ -158,31 +158,31 @@ def judged_before(candidate: Candidate, cost: CostModel) -> float | str:
 
 
 def rates(candidates: Sequence[Candidate], cost: CostModel, num_before: int) -> Rates:
-    """Judge all of them one way, and some the other; nothing is remembered when it begins."""
+    """Judge all candidates one way and a sample of them the other, starting from empty caches."""
     judged_before(candidates[0], cost)  # compiles, and fills the cost model
     clear_caches()
     cpu_s, wall_s = time.process_time(), time.perf_counter()
-    found = [judged(candidate, cost) for candidate in candidates]
+    answers = [judged(candidate, cost) for candidate in candidates]
     cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
-    again = range(0, len(candidates), max(1, len(candidates) // num_before))
+    indices = range(0, len(candidates), max(1, len(candidates) // num_before))
     before_s = time.process_time()
-    before = [judged_before(candidates[index], cost) for index in again]
-    before_per_s = len(again) / (time.process_time() - before_s)
-    times_s = [each for each in found if isinstance(each, float)]
+    before = [judged_before(candidates[index], cost) for index in indices]
+    before_per_s = len(indices) / (time.process_time() - before_s)
+    times_s = [answer for answer in answers if isinstance(answer, float)]
     return Rates(
-        num_candidates=len(found),
-        num_refused=len(found) - len(times_s),
-        per_cpu_s=len(found) / cpu_s,
-        per_wall_s=len(found) / wall_s,
+        num_candidates=len(answers),
+        num_refused=len(answers) - len(times_s),
+        per_cpu_s=len(answers) / cpu_s,
+        per_wall_s=len(answers) / wall_s,
         before_per_cpu_s=before_per_s,
-        ratio=len(found) / cpu_s / before_per_s,
+        ratio=len(answers) / cpu_s / before_per_s,
         best_s=min(times_s),
-        is_equal=before == [found[index] for index in again],
+        is_equal=before == [answers[index] for index in indices],
     )
 
 
 def gpus_24(num_candidates: int) -> tuple[list[Candidate], CostModel]:
-    """The walk of the example, and its machine."""
+    """Walk from the example job; returns the candidates and the cost model of its machine."""
     job = load_job(VALM)
     moves = (with_other_cut, with_other_cut, with_other_microbatch, with_other_stages, with_other_ranks)
     steps = walk(start(job, {"vision": 2, "audio": 2, "llm": 8}), moves)
@@ -190,7 +190,7 @@ def gpus_24(num_candidates: int) -> tuple[list[Candidate], CostModel]:
 
 
 def many_gpus(num_candidates: int, case: Case) -> tuple[list[Candidate], CostModel]:
-    """The walk of a large case, and its machine."""
+    """Walk from a large job; returns the candidates and the cost model of its machine."""
     layouts = tuple(ModuleLayout(module=name, tp=tp) for name, (_, tp) in case.layout.items())
     job = Job(
         name=case.name,
@@ -209,50 +209,50 @@ def many_gpus(num_candidates: int, case: Case) -> tuple[list[Candidate], CostMod
     return [next(steps) for _ in range(num_candidates)], CostModel(load_profile(PROFILE))
 
 
-def show(name: str, found: Rates) -> None:
-    """One line."""
+def show(name: str, rates_of_size: Rates) -> None:
+    """Print one line for a size."""
     print(
-        f"{name:>6} GPUs: {found.num_candidates} candidates ({found.num_refused} refused), "
-        f"{found.per_cpu_s:.1f} a CPU second, {found.per_wall_s:.1f} a second, before "
-        f"{found.before_per_cpu_s:.2f}: {found.ratio:.0f} times, "
-        f"{'equal' if found.is_equal else 'UNEQUAL'}; best {found.best_s:.4g} s",
+        f"{name:>6} GPUs: {rates_of_size.num_candidates} candidates ({rates_of_size.num_refused} refused), "
+        f"{rates_of_size.per_cpu_s:.1f} a CPU second, {rates_of_size.per_wall_s:.1f} a second, before "
+        f"{rates_of_size.before_per_cpu_s:.2f}: {rates_of_size.ratio:.0f} times, "
+        f"{'equal' if rates_of_size.is_equal else 'UNEQUAL'}; best {rates_of_size.best_s:.4g} s",
         flush=True,
     )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The three sizes; exit status 1 where the two ways differ or a goal is missed."""
+    """Measure the three sizes; exit status 1 where the two ways differ or a goal is missed."""
     parser = command_line(__doc__)
     parser.add_argument("--candidates", type=int, default=1000, help="at 24 GPUs; a tenth of it at more")
     arguments = parser.parse_args(argv)
-    few = max(4, arguments.candidates // 10)
+    num_large = max(4, arguments.candidates // 10)
     large = CASES[2]
-    found = {
+    rates_by_size = {
         "24": rates(*gpus_24(arguments.candidates), num_before=20),
-        "1296": rates(*many_gpus(few, large), num_before=2),
+        "1296": rates(*many_gpus(num_large, large), num_before=2),
     }
-    for name, each in found.items():
-        show(name, each)
+    for name, rates_of_size in rates_by_size.items():
+        show(name, rates_of_size)
     huge = replace(large, name="10008 GPUs", replicas=139)
-    candidates, cost = many_gpus(few, huge)
+    candidates, cost = many_gpus(num_large, huge)
     clear_caches()
     cpu_s, wall_s = time.process_time(), time.perf_counter()
     times_s = [judged(candidate, cost) for candidate in candidates]
     cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
-    best_s = min(each for each in times_s if isinstance(each, float))
-    print(f" 10008 GPUs: {few} candidates in {cpu_s:.1f} CPU s, {wall_s:.1f} s; best {best_s:.4g} s")
+    best_s = min(rates_of_size for rates_of_size in times_s if isinstance(rates_of_size, float))
+    print(f" 10008 GPUs: {num_large} candidates in {cpu_s:.1f} CPU s, {wall_s:.1f} s; best {best_s:.4g} s")
     record = {
-        "candidates_per_s_24": found["24"].per_cpu_s,
-        "candidates_per_s_1296": found["1296"].per_cpu_s,
+        "candidates_per_s_24": rates_by_size["24"].per_cpu_s,
+        "candidates_per_s_1296": rates_by_size["1296"].per_cpu_s,
         "seconds_10000": wall_s,
         "cpu_seconds_10000": cpu_s,
-        "candidates_10000": few,
-        "rates": {name: asdict(each) for name, each in found.items()},
+        "candidates_10000": num_large,
+        "rates": {name: asdict(rates_of_size) for name, rates_of_size in rates_by_size.items()},
     }
     claims = {
-        "both ways give the same": all(each.is_equal for each in found.values()),
+        "both ways give the same": all(rates_of_size.is_equal for rates_of_size in rates_by_size.values()),
         "as many a second as the goals say": all(
-            found[name].per_cpu_s >= goal for name, goal in GOALS_PER_S.items()
+            rates_by_size[name].per_cpu_s >= goal for name, goal in GOALS_PER_S.items()
         ),
         f"all on 10,008 GPUs in {GOAL_10000_S:g} s": wall_s < GOAL_10000_S,
     }

@@ -30,11 +30,11 @@ def _nothing(seconds: float) -> None:
 
 
 def _compute(seconds: float) -> None:
-    """Products of the size of a small layer's."""
-    given, weight = torch.ones(128, 512), torch.ones(512, 512)
+    """Run matrix products of a small layer's size."""
+    inputs, weight = torch.ones(128, 512), torch.ones(512, 512)
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
-        torch.mm(given, weight)
+        torch.mm(inputs, weight)
 
 
 BEFORE: Mapping[str, Callable[[float], None]] = {
@@ -57,7 +57,7 @@ COLLECTIVES: Mapping[str, Callable[[Tensor, Tensor], object]] = {
 
 
 def latency(place: Place, collective: str, before: str, before_s: float) -> float:
-    """Seconds of a collective on this rank, the median over rounds."""
+    """Return the median seconds of a collective on this rank."""
     del place
     whole, part = torch.zeros(NUM_ELEMENTS), torch.zeros(NUM_ELEMENTS // 2)
     seconds = []
@@ -70,28 +70,28 @@ def latency(place: Place, collective: str, before: str, before_s: float) -> floa
 
 
 def measured() -> dict[str, dict[str, float]]:
-    """Collective -> what came before it -> milliseconds on the slower rank."""
-    found: dict[str, dict[str, float]] = {}
+    """Return collective -> preceding work -> milliseconds on the slower rank."""
+    milliseconds: dict[str, dict[str, float]] = {}
     with Pool(2) as pool:
         for collective in COLLECTIVES:
-            row = found.setdefault(collective, {})
+            row = milliseconds.setdefault(collective, {})
             for before in BEFORE:
                 for length_ms in BEFORE_MS if before != "nothing" else (0.0,):
-                    told = pool.run(latency, 2, collective, before, length_ms / 1e3)
+                    latencies_s = pool.run(latency, 2, collective, before, length_ms / 1e3)
                     name = before if before == "nothing" else f"{before} {length_ms:g} ms"
-                    row[name] = max(told) * 1e3
-    return found
+                    row[name] = max(latencies_s) * 1e3
+    return milliseconds
 
 
 def main() -> int:
-    """Measure and show."""
+    """Measure the latencies and print them."""
     arguments = command_line(__doc__).parse_args()
-    found = measured()
-    names = list(next(iter(found.values())))
-    print(f"{'before':16s}" + "".join(f"{collective:>18s}" for collective in found))
+    milliseconds = measured()
+    names = list(next(iter(milliseconds.values())))
+    print(f"{'before':16s}" + "".join(f"{collective:>18s}" for collective in milliseconds))
     for name in names:
-        print(f"{name:16s}" + "".join(f"{row[name]:15.2f} ms" for row in found.values()))
-    record = {"device": header_here().device_name, "milliseconds": found}
+        print(f"{name:16s}" + "".join(f"{row[name]:15.2f} ms" for row in milliseconds.values()))
+    record = {"device": header_here().device_name, "milliseconds": milliseconds}
     return finish(record, as_json=arguments.json)
 
 

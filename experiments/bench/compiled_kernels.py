@@ -49,7 +49,7 @@ MERGES = {"softmax_kernel": "merge outputs", "sum_kernel": "merge gradients"}
 
 
 class Mask(Enum):
-    """What the kernels are specialised for besides the head width; all are causal."""
+    """The mask properties the kernels are specialised for besides the head width; all are causal."""
 
     PLAIN = "one segment, lengths of whole blocks"
     RAGGED = "one segment, lengths that end within a block"
@@ -59,10 +59,10 @@ class Mask(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
-    """One kernel; its instructions are those a warp executes per tile of tile_queries by tile_keys.
+    """One compiled kernel; instruction counts are those a warp executes per tile.
 
-    A kernel that multiplies no tiles has None for what belongs to them. `async_wait` is the number of
-    copies that every wait within the loops leaves under way: 0 is a loop that waits for all.
+    Fields about tiles are None for a kernel that multiplies none. `async_wait` is the number of copies
+    that every wait within the loops leaves in flight; 0: the loop waits for all.
     """
 
     registers: int
@@ -80,7 +80,7 @@ class Compiled:
 
 
 class OfflineDriver:
-    """What Triton asks of a driver in order to compile. It starts nothing."""
+    """A Triton driver that can compile but launches nothing."""
 
     def get_current_target(self) -> GPUTarget:
         """The GPU to compile for."""
@@ -97,7 +97,7 @@ class OfflineDriver:
 
 @contextlib.contextmanager
 def offline() -> Iterator[dict[str, Compiled]]:
-    """Launches within compile instead of running; yields what they made, by kernel."""
+    """Context in which launches compile instead of run; yields the compiled kernels by name."""
     made: dict[str, Compiled] = {}
     launch = JITFunction.run
 
@@ -123,7 +123,7 @@ def offline() -> Iterator[dict[str, Compiled]]:
 
 
 def kernel_name(function: str, options: dict[str, Any]) -> str:
-    """What the kernel does, with its head width if it has one."""
+    """Name a kernel by what it computes, with its head width if it has one."""
     if "D" not in options:
         return function.removesuffix("_kernel")
     if function == "keys_kernel":
@@ -135,10 +135,10 @@ def kernel_name(function: str, options: dict[str, Any]) -> str:
 
 
 def read(compiled: Any, options: dict[str, Any], log: str) -> Compiled:
-    """Registers and spills from the assembler's log, instructions from what the disassembler shows."""
-    found = tile_loops(disassembled(compiled.asm["cubin"]))
-    lengths = [len(loop.body) for loop in found] if found else [None, None]
-    waits = [copies_in_flight(loop, compiled.asm["ttgir"]) for loop in found or ()]
+    """Parse registers and spills from the assembler's log, and instructions from the disassembly."""
+    loops = tile_loops(disassembled(compiled.asm["cubin"]))
+    lengths = [len(loop.body) for loop in loops] if loops else [None, None]
+    waits = [copies_in_flight(loop, compiled.asm["ttgir"]) for loop in loops or ()]
     ptx = compiled.asm["ptx"]
     return Compiled(
         registers=_number(r"Used (\d+) registers", log),
@@ -147,8 +147,8 @@ def read(compiled: Any, options: dict[str, Any], log: str) -> Compiled:
         instructions_full=lengths[0],
         instructions_partial=lengths[1],
         async_wait=min(waits, default=None),
-        tile_queries=options["BLOCK_M"] if found else None,
-        tile_keys=options["BLOCK_N"] if found else None,
+        tile_queries=options["BLOCK_M"] if loops else None,
+        tile_keys=options["BLOCK_N"] if loops else None,
         num_warps=compiled.metadata.num_warps,
         wgmma=ptx.count("wgmma.mma_async"),
         mma=ptx.count("mma.sync"),
@@ -157,11 +157,11 @@ def read(compiled: Any, options: dict[str, Any], log: str) -> Compiled:
 
 
 def copies_in_flight(loop: Loop, ttgir: str) -> int:
-    """Copies that every wait of the loop leaves under way.
+    """Number of copies that every wait of the loop leaves in flight.
 
-    The assembler says it of ordinary asynchronous copies. Those of the copy engine are issued at the end
-    of a step, for the buffer that it set free, and waited for by a ring of barriers, one a buffer: the
-    step that waits for one has all but it and the one just used under way.
+    The assembler gives it for ordinary asynchronous copies. Those of the copy engine are issued at the end
+    of a step, into the buffer that it freed, and awaited through a ring of barriers, one per buffer: a
+    step that waits for one has all buffers in flight but that one and the one just used.
     """
     left = [] if loop.groups_in_flight is None else [loop.groups_in_flight]
     if loop.engine_copies:
@@ -171,14 +171,14 @@ def copies_in_flight(loop: Loop, ttgir: str) -> int:
 
 
 def _number(pattern: str, log: str) -> int:
-    found = re.search(pattern, log)
-    if found is None:
+    match = re.search(pattern, log)
+    if match is None:
         raise ValueError(f"assembler's log: want {pattern!r}, got {log!r}")
-    return int(found[1])
+    return int(match[1])
 
 
 def disassembled(cubin: bytes) -> str:
-    """The text of `nvdisasm -c`."""
+    """Return the output of `nvdisasm -c`."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kernel.cubin")
         path.write_bytes(cubin)
@@ -187,7 +187,7 @@ def disassembled(cubin: bytes) -> str:
 
 
 def fields_of(mask: Mask) -> TokenFields:
-    """A causal mask of one group that is specialised as named."""
+    """Build a causal mask of one group with the named specialisation."""
     num_tokens = TOKENS - SHORT_OF_A_BLOCK if mask is Mask.RAGGED else TOKENS
     position = torch.arange(num_tokens, dtype=torch.int32)
     word = torch.ones(num_tokens, dtype=torch.int64)
@@ -204,7 +204,7 @@ def fields_of(mask: Mask) -> TokenFields:
 
 
 def launch_all(mask: KernelMask, head_dim: int) -> None:
-    """Plan, forward and both backwards, as their launchers launch them."""
+    """Launch plan, forward and both backwards through their launchers."""
     plan = make_plan(mask)
 
     def tensor(heads: int) -> torch.Tensor:
@@ -218,7 +218,7 @@ def launch_all(mask: KernelMask, head_dim: int) -> None:
 
 
 def launch_merges(head_dim: int) -> None:
-    """What merges partial results of lists that were cut: one block of one head in two pieces."""
+    """Launch the kernels that merge partial results: one block of one head in two pieces."""
     table = torch.zeros(4, 2, dtype=torch.int32)
     launch = Tasks(table=table, split_block=table[0, :1], split_start=table[1], num_slots=2)
     part = torch.zeros(1, 2, BLOCK, head_dim)
@@ -228,16 +228,16 @@ def launch_merges(head_dim: int) -> None:
 
 
 def compiled_kernels(head_dims: Sequence[int], masks: Sequence[Mask]) -> dict[str, Compiled]:
-    """Every kernel of every width and mask, named after them."""
-    found: dict[str, Compiled] = {}
+    """Compile every kernel for every width and mask; returns them by name."""
+    kernels: dict[str, Compiled] = {}
     for mask in masks:
         fields = fields_of(mask)
         for head_dim in head_dims:
             with offline() as made:
                 launch_all(kernel_mask(fields, fields), head_dim)
                 launch_merges(head_dim)
-            found |= {f"{name} {mask.name.lower()}": kernel for name, kernel in made.items()}
-    return found
+            kernels |= {f"{name} {mask.name.lower()}": kernel for name, kernel in made.items()}
+    return kernels
 
 
 def main(argv: Sequence[str] | None = None) -> int:

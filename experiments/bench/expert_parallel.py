@@ -61,7 +61,7 @@ UNMEASURED = Link(name="unmeasured", bytes_per_s=1e9, latency_s=0.0)
 
 
 def moe_plan(tp: int, cp: int, ep: int, cost: CostModel, link: Link = UNMEASURED) -> Plan:
-    """The model on one stage of tp x cp ranks."""
+    """Plan of the model on one stage of tp x cp ranks."""
     llm = module_from_config(MODEL, name="llm", modality=TEXT)
     job = Job(
         name="experts",
@@ -76,7 +76,7 @@ def moe_plan(tp: int, cp: int, ep: int, cost: CostModel, link: Link = UNMEASURED
 
 
 def calibrated(pool: Pool, budget_s: float) -> Profile:
-    """This machine, for the layers of one rank and of two that share tokens."""
+    """Profile this machine for the layers of one rank and of two that share tokens."""
     anywhere = CostModel(load_profile("A40"))  # stages are given: costs decide nothing
     plans = [moe_plan(*grid, anywhere) for grid in ((1, 2, 1), (1, 1, 1))]
     settings = BenchSettings(concurrency=NUM_RANKS, budget_s=budget_s)
@@ -84,24 +84,24 @@ def calibrated(pool: Pool, budget_s: float) -> Profile:
 
 
 def executed_s(plans: Sequence[Plan], pool: Pool, rounds: int) -> list[list[float]]:
-    """Of every plan the steps' seconds; plans take turns."""
-    found: list[list[float]] = [[] for _ in plans]
+    """Execute the plans in turns; returns the seconds of every plan's steps."""
+    seconds_of_plans: list[list[float]] = [[] for _ in plans]
     for _ in range(rounds):
-        for plan, seconds in zip(plans, found, strict=True):
+        for plan, seconds in zip(plans, seconds_of_plans, strict=True):
             result = run_local(plan, RunSettings(warmup=2, steps=3), pool=pool)
             seconds += [trace.iteration_s for trace in result.traces]
-    return found
+    return seconds_of_plans
 
 
 def fresh_choices() -> list[Tensor]:
-    """[T, K] experts of each token, by block and sample, of a router as it is initialised."""
+    """Return [T, K] the experts a freshly initialised router chooses, by block and sample."""
     plan = moe_plan(1, 1, 1, CostModel(load_profile("A40")))
     module = build_stage_module(plan, plan.stages[0], seed=0, dtype=torch.float32)
-    found: list[Tensor] = []
+    choices: list[Tensor] = []
     for layer in module.layers:
         assert isinstance(layer, StageLayer)
         for mixture in layer.mixtures().values():
-            mixture.module.gate.register_forward_hook(lambda _, __, output: found.append(output[2]))
+            mixture.module.gate.register_forward_hook(lambda _, __, output: choices.append(output[2]))
     for microbatch in plan.microbatches:
         data = microbatch_data(
             plan,
@@ -114,46 +114,46 @@ def fresh_choices() -> list[Tensor]:
         )
         with torch.no_grad():
             module(StageInput(None, data))
-    return found
+    return choices
 
 
 def busiest(experts: Tensor, num_experts: int, ep: int) -> float:
-    """Of [T, K] choices the rows of the rank that gets most, over the mean; neighbours share a rank."""
+    """Rows of the busiest rank over the mean for [T, K] choices; neighbouring experts share a rank."""
     counts = torch.bincount(experts.reshape(-1), minlength=num_experts).view(ep, -1).sum(1)
     return float(counts.max() / counts.double().mean())
 
 
 def routing() -> dict[str, float]:
-    """By degree: the busiest rank's share as counted, mean over blocks and samples, and as assumed."""
+    """By degree, the busiest rank's share as counted (mean over blocks and samples) and as assumed."""
     choices = fresh_choices()
-    found: dict[str, float] = {}
+    busiest_by_degree: dict[str, float] = {}
     for ep in DEGREES:
         counted = [busiest(experts_TK, NUM_EXPERTS, ep) for experts_TK in choices]
-        found[f"busiest.ep{ep}.counted"] = statistics.mean(counted)
-        found[f"busiest.ep{ep}.assumed"] = busiest_share(TOKENS * CHOSEN, ep)
-    return found
+        busiest_by_degree[f"busiest.ep{ep}.counted"] = statistics.mean(counted)
+        busiest_by_degree[f"busiest.ep{ep}.assumed"] = busiest_share(TOKENS * CHOSEN, ep)
+    return busiest_by_degree
 
 
 def judged(rounds: int, budget_s: float) -> dict[str, float]:
-    """By grid: seconds predicted and executed (median), the error, and the runs' quartiles apart."""
+    """By grid: predicted and executed (median) seconds, the error, and the quartile spread of the runs."""
     with Pool(NUM_RANKS) as pool:
         profile = calibrated(pool, budget_s)
         cost = CostModel(profile)
         link = profile.machine_link("intra").link
         plans = {name: moe_plan(*grid, cost, link) for name, grid in GRIDS.items()}
-        told = {name: predict(*accept(plan), cost).iteration_s for name, plan in plans.items()}
+        predicted_s = {name: predict(*accept(plan), cost).iteration_s for name, plan in plans.items()}
         seconds = executed_s(list(plans.values()), pool, rounds)
-    found: dict[str, float] = {}
-    for name, each in zip(plans, seconds, strict=True):
-        median, quarters = statistics.median(each), statistics.quantiles(each, n=4)
-        found[f"{name}.predicted_s"], found[f"{name}.executed_s"] = told[name], median
-        found[f"{name}.error"] = told[name] / median - 1
-        found[f"{name}.spread"] = (quarters[2] - quarters[0]) / median
-    return found
+    values: dict[str, float] = {}
+    for name, step_s in zip(plans, seconds, strict=True):
+        median, quarters = statistics.median(step_s), statistics.quantiles(step_s, n=4)
+        values[f"{name}.predicted_s"], values[f"{name}.executed_s"] = predicted_s[name], median
+        values[f"{name}.error"] = predicted_s[name] / median - 1
+        values[f"{name}.spread"] = (quarters[2] - quarters[0]) / median
+    return values
 
 
 def main() -> int:
-    """Predictions, runs, counts; there is no goal to miss."""
+    """Print predictions, runs and counts; there is no goal to miss."""
     parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--budget-s", type=float, default=0.1, help="of each kind of pass that is measured")

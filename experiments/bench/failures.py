@@ -30,7 +30,7 @@ REL_TOL = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRow:
-    """One system on one trace; CPU seconds of one simulation each way."""
+    """CPU seconds of one simulation of one system on one trace, both ways."""
 
     system: str
     interval: str
@@ -52,24 +52,24 @@ class FailureRow:
 
 
 def trace_of(interval: str) -> Availability:
-    """A week of leaving and joining."""
+    """A week of nodes leaving and joining."""
     leaves = 1 / (HOURS_BETWEEN_LEAVES[interval] * MOST_NODES)
     rates = Rates(leaves_per_node_h=leaves, joins_per_missing_h=JOINS_PER_MISSING_H)
     return warned(random_trace(MOST_NODES, rates, DAYS * 86400, SEED), NOTICE_S)
 
 
-def agree(ours: FailureRun, played: FailureRun) -> bool:
-    """Whether both say the same, to a billionth of the window."""
-    seconds = zip(ours.spent_s, played.spent_s, strict=True)
+def agree(counted: FailureRun, stepwise: FailureRun) -> bool:
+    """Whether both simulations agree to a billionth of the window."""
+    seconds = zip(counted.spent_s, stepwise.spent_s, strict=True)
     return (
-        ours.num_recoveries == played.num_recoveries
-        and math.isclose(ours.samples, played.samples, rel_tol=REL_TOL)
-        and all(abs(mine - theirs) <= REL_TOL * ours.window_s for (_, mine), (_, theirs) in seconds)
+        counted.num_recoveries == stepwise.num_recoveries
+        and math.isclose(counted.samples, stepwise.samples, rel_tol=REL_TOL)
+        and all(abs(one_s - other_s) <= REL_TOL * counted.window_s for (_, one_s), (_, other_s) in seconds)
     )
 
 
 def measure(name: str, interval: str) -> FailureRow:
-    """Both ways, alternating."""
+    """Time both simulations, alternating."""
     system, trace = BUILDERS[name](MODEL), trace_of(interval)
     seconds: dict[str, list[float]] = {"counted": [], "stepwise": []}
     runs: dict[str, FailureRun] = {}
@@ -92,7 +92,7 @@ def measure(name: str, interval: str) -> FailureRow:
 
 
 def as_json(rows: list[FailureRow]) -> dict[str, object]:
-    """Rows, the spread of the ratio, and simulated hours per second of the slowest."""
+    """Return the rows, the range of the ratio, and simulated hours per second of the slowest."""
     return {
         "rows": [
             asdict(row) | {"ratio": row.ratio, "simulated_h_per_s": row.simulated_h_per_s} for row in rows

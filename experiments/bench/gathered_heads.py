@@ -41,7 +41,7 @@ GOAL = 1.1
 
 
 class Shape(NamedTuple):
-    """One layer on one machine."""
+    """One attention layer on one machine."""
 
     device: str
     bytes_per_s: float
@@ -58,7 +58,7 @@ def shapes() -> Iterator[Shape]:
 
 
 def seconds(shape: Shape, cost: CostModel) -> dict[int, float]:
-    """Of a forward and a backward, by heads of keys and values of a launch: all divisors."""
+    """Seconds of a forward and a backward, by the number of key and value heads per launch (all divisors)."""
     num_heads, num_kv_heads, width = shape.heads
     operator = Attention(
         name="attention", num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=width, causal=False
@@ -67,7 +67,7 @@ def seconds(shape: Shape, cost: CostModel) -> dict[int, float]:
     owned = [shape.num_tokens // shape.cp] * shape.cp
     link = Link(name="link", bytes_per_s=shape.bytes_per_s, latency_s=LATENCY_S)
     queries, keys = _tiles(shape)
-    local, found = num_kv_heads // shape.tp, {}
+    local, seconds_by_heads = num_kv_heads // shape.tp, {}
     for count in (n for n in range(1, local + 1) if local % n == 0):
         launches = launches_of(operator, tp=shape.tp, kv_heads_per_launch=count)
         wires = wires_of(cost, operator, launches, owned, precision=PRECISION, link=link)
@@ -75,11 +75,11 @@ def seconds(shape: Shape, cost: CostModel) -> dict[int, float]:
             ([queries[:, None]] * shape.cp, gpu, Wires(gather_s=wires.gather_s)),
             ([keys] * shape.cp, backward_gpu(cost, operator, gpu), wires),
         )
-        found[count] = sum(
-            simulate_attention(rows, launches, units, each, Kernel()).makespan_s
-            for rows, units, each in passes
+        seconds_by_heads[count] = sum(
+            simulate_attention(rows, launches, units, collectives, Kernel()).makespan_s
+            for rows, units, collectives in passes
         )
-    return found
+    return seconds_by_heads
 
 
 def _tiles(shape: Shape) -> tuple[Floats, Floats]:
@@ -93,15 +93,15 @@ def _tiles(shape: Shape) -> tuple[Floats, Floats]:
 
 
 def measured() -> dict[str, float]:
-    """Of all shapes, over the best of each: one head, ours, all."""
+    """For all shapes, times over the best: one head per launch, our choice, all heads."""
     machines = {device: CostModel(load_profile(device)) for device, _ in LINKS}
     ratios: dict[str, list[float]] = {"one": [], "ours": [], "all": []}
     for shape in shapes():
-        found = seconds(shape, machines[shape.device])
+        seconds_by_heads = seconds(shape, machines[shape.device])
         num_heads, num_kv_heads = (heads // shape.tp for heads in shape.heads[:2])
         ours = heads_per_gather(num_heads, num_kv_heads, shape.num_tokens // shape.cp)
         for name, count in (("one", 1), ("ours", ours), ("all", num_kv_heads)):
-            ratios[name].append(found[count] / min(found.values()))
+            ratios[name].append(seconds_by_heads[count] / min(seconds_by_heads.values()))
     record: dict[str, float] = {"num_shapes": len(ratios["ours"])}
     for name, values in ratios.items():
         record |= {f"{name}_mean": statistics.mean(values), f"{name}_worst": max(values)}
@@ -109,7 +109,7 @@ def measured() -> dict[str, float]:
 
 
 def main() -> int:
-    """Print the times over the best; 1 where ours is further off than the goal in the mean."""
+    """Print the times over the best; exit status 1 where our mean is further off than the goal."""
     options = command_line(__doc__).parse_args()
     record = measured()
     for key, value in record.items():

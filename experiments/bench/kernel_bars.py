@@ -16,7 +16,7 @@ JUDGED = (16384, 65536)  # tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedForward:
-    """Our forward on one mask and launch shape, by list scheduling and by the clock."""
+    """Our forward on one mask and launch shape: list-scheduled and measured time."""
 
     mask: str
     length: int
@@ -31,7 +31,7 @@ class SimulatedForward:
 
 
 def simulated_forwards(rows: Iterable[KernelRow]) -> list[SimulatedForward]:
-    """Every cell of width 128; the model's unit, a FULL tile, is the median over causal cells."""
+    """Simulate every cell of width 128; the unit, a FULL tile, is the median over causal cells."""
     modelled = [
         (row, row.modelled, row.seconds)
         for row in rows
@@ -56,7 +56,7 @@ def simulated_forwards(rows: Iterable[KernelRow]) -> list[SimulatedForward]:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One row: `value` None means not measured."""
+    """One goal with its value; `value` None means not measured."""
 
     key: str
     meaning: str
@@ -72,7 +72,7 @@ class Bar:
 
 
 def bars(rows: Iterable[KernelRow]) -> list[Bar]:
-    """K1 to K13."""
+    """Return the goals K1 to K13 with their values."""
     t = _Table(rows)
     flex_forward = t.ratios("forward", Who.FLEX, "full", MULTIMODAL)
     flex_backward = t.ratios("backward", Who.FLEX, "full", MULTIMODAL)
@@ -128,7 +128,7 @@ def bars(rows: Iterable[KernelRow]) -> list[Bar]:
 
 
 def least_ratios(rows: Iterable[KernelRow]) -> dict[str, float | None]:
-    """The smallest rival's time over ours of whole launches: None unless all masks and lengths have both.
+    """Smallest ratio of a rival's time to ours over whole launches; None unless all cells have both.
 
     FlexAttention on EP, EE and MP, each pass by itself; cuDNN on causal, both passes.
     """
@@ -141,28 +141,28 @@ def least_ratios(rows: Iterable[KernelRow]) -> dict[str, float | None]:
 
 
 class _Table:
-    """What was measured: passes of cells by contender, plans, and whether bits repeat."""
+    """The measurements: passes of cells by contender, plans, and whether bits repeat."""
 
     def __init__(self, rows: Iterable[KernelRow]) -> None:
-        every = list(rows)
-        timed = [row for row in every if row.seconds is not None]
-        bits = [row.error is None for row in every if row.kind == BITS]
+        all_rows = list(rows)
+        timed = [row for row in all_rows if row.seconds is not None]
+        bits = [row.error is None for row in all_rows if row.kind == BITS]
         self.plan_s = {row.who: row.seconds for row in timed if row.kind == PLAN}
         self.equal_bits = float(all(bits)) if bits else None
         self.forwards = [row for row in timed if row.direction == "forward"]
         self.by = {(*row.cell, row.who, row.direction): row for row in timed}
 
     def seconds(self, cell: tuple[str, int, str, int], who: Who, what: str) -> float | None:
-        """Of "forward", "backward" or "both"; None where one was not measured."""
+        """Seconds of "forward", "backward" or "both"; None where one was not measured."""
         passes = ("forward", "backward") if what == "both" else (what,)
-        found = [self.by.get((*cell, who.name, each)) for each in passes]
-        times = [row.seconds for row in found if row is not None and row.seconds is not None]
+        rows = [self.by.get((*cell, who.name, direction)) for direction in passes]
+        times = [row.seconds for row in rows if row is not None and row.seconds is not None]
         return sum(times) if len(times) == len(passes) else None
 
     def ours(self, kind: str, masks: tuple[str, ...]) -> list[KernelRow]:
-        """Our forwards on cells of a kind."""
-        mine = [row for row in self.forwards if row.who == Who.OURS.name]
-        return [row for row in mine if row.kind == kind and row.mask in masks]
+        """Our forward times on cells of a kind."""
+        forwards = [row for row in self.forwards if row.who == Who.OURS.name]
+        return [row for row in forwards if row.kind == kind and row.mask in masks]
 
     def ratios(self, what: str, other: Who, kind: str, masks: tuple[str, ...]) -> list[float]:
         """Time of `other` over ours, for every cell that has both."""
@@ -170,34 +170,34 @@ class _Table:
             (self.seconds(row.cell, other, what), self.seconds(row.cell, Who.OURS, what))
             for row in self.ours(kind, masks)
         ]
-        return [theirs / mine for theirs, mine in both if theirs is not None and mine is not None]
+        return [other_s / ours_s for other_s, ours_s in both if other_s is not None and ours_s is not None]
 
     def least_ratio(self, passes: tuple[str, ...], other: Who, masks: tuple[str, ...]) -> float | None:
-        """Over passes, masks, JUDGED lengths and draws."""
-        found = []
+        """The smallest ratio over passes, masks, JUDGED lengths and draws."""
+        all_ratios = []
         for what, mask, length in product(passes, masks, JUDGED):
             cells = [row for row in self.by.values() if (row.mask, row.length) == (mask, length)]
             ratios = _Table(cells).ratios(what, other, "full", (mask,))
             if not ratios:
                 return None
-            found += ratios
-        return min(found)
+            all_ratios += ratios
+        return min(all_ratios)
 
     def rate(self, cell: tuple[str, int, str, int], who: Who, what: str) -> float | None:
-        """FLOP/s of a pass, as if a backward counted one forward."""
+        """FLOP/s of a pass, with a backward counted as one forward."""
         row, seconds = self.by.get((*cell, who.name, what)), self.seconds(cell, who, what)
         return (row.flop or 0.0) / seconds if row is not None and seconds else None
 
     def rate_ratio(self, what: str, baseline: Who) -> float | None:
-        """Our FLOP/s on EE and EP over the baseline's on the causal mask, geomean over cells."""
+        """Our FLOP/s on EE and EP over the baseline's on the causal mask: geometric mean over cells."""
         both = [
             (self.rate(row.cell, Who.OURS, what), self.rate(causal_cell(row.length), baseline, what))
             for row in self.ours("full", ("EE", "EP"))
         ]
-        return _geomean([mine / theirs for mine, theirs in both if mine and theirs])
+        return _geomean([ours / baseline for ours, baseline in both if ours and baseline])
 
     def retained(self, mask: str, length: int) -> float | None:
-        """Our forward FLOP/s on a mask over our own on the causal mask of that length."""
+        """Our forward FLOP/s on a mask over our own on the causal mask of the same length."""
         own = self.rate(causal_cell(length), Who.OURS, "forward")
         mine = [row for row in self.ours("full", (mask,)) if row.length == length]
         rates = [self.rate(row.cell, Who.OURS, "forward") for row in mine]
@@ -207,13 +207,13 @@ class _Table:
         return _geomean(self.ratios("both", Who.FLEX, kind, ("causal", *MULTIMODAL)))
 
     def model_error(self) -> float | None:
-        """Median relative error of the model but for the causal cells that give its unit."""
+        """Median relative error of the model, without the causal cells that calibrate its unit."""
         errors = [abs(row.error) for row in simulated_forwards(self.forwards) if row.mask != "causal"]
         return statistics.median(errors) if errors else None
 
 
 def causal_cell(length: int) -> tuple[str, int, str, int]:
-    """The whole launch that rates are held against."""
+    """The whole causal launch that rates are compared with."""
     return "causal", length, "full", 0
 
 

@@ -40,7 +40,7 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Contender(Enum):
-    """Who computes a cell."""
+    """An implementation that computes a cell."""
 
     OURS = "ours"
     WHOLE = "ours, longest first, no split"
@@ -72,7 +72,7 @@ BACKENDS = {Contender.FLASH: SDPBackend.FLASH_ATTENTION, Contender.CUDNN: SDPBac
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One launch shape: all queries of a mask, or those of rank 0 of `ranks` under longest first."""
+    """One launch shape: all queries of a mask, or those of rank 0 of `ranks` placed longest first."""
 
     mask: str
     length: int
@@ -91,7 +91,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stage:
-    """A cell set up on a device: the same tensors for everyone.
+    """The tensors of a cell on a device, shared by all contenders.
 
     `forward_flop` counts attended pairs exactly, 4 D per pair and head; a backward is 2.5 times that.
     """
@@ -107,7 +107,7 @@ class Stage:
 
 
 def set_up(cell: Cell, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Stage:
-    """Mask, tiles as the runtime plans them, and random tensors of a cell."""
+    """Build mask, tiles (as the runtime plans them) and random tensors of a cell."""
     keys = MASKS[cell.mask](cell.length, seed=cell.seed)
     queries = keys.take(_rank_tokens(keys, cell.ranks)) if cell.ranks > 1 else keys
     mask, plan = AttentionMask(queries, keys, device).planned()
@@ -130,13 +130,13 @@ def set_up(cell: Cell, device: torch.device, dtype: torch.dtype = torch.bfloat16
 
 
 def _rank_tokens(tokens: Bitfield, ranks: int) -> np.ndarray:
-    """Tokens of rank 0 when blocks go longest first to the lightest rank."""
+    """Tokens of rank 0 after longest-first placement of the blocks."""
     owner = longest_first(row_work(classify(tokens, tokens, BLOCK, BLOCK)), ranks)
     return np.flatnonzero(np.repeat(owner, BLOCK)[: len(tokens)] == 0)
 
 
 def attention_of(contender: Contender, stage: Stage) -> Attention:
-    """The contender's attention of that stage, its mask made ahead of time.
+    """Return the contender's attention function for a stage, with its mask precomputed.
 
     Raises:
         ValueError: SDPA on a mask that is not causal over all its tokens.
@@ -167,10 +167,10 @@ def _flex(contender: Contender, stage: Stage) -> Attention:
 
 @cache
 def compiled_flex(mode: str | None) -> Any:
-    """One compiled function for all cells, so that masks of one length and predicate share its code.
+    """Compile FlexAttention once for all cells; masks of one length and predicate share the code.
 
-    Sizes are constants of the code, as whoever wants FlexAttention's speed has them: each length compiles
-    once for masks with windows or segments and once for those without.
+    Sizes are compile-time constants, as FlexAttention needs for full speed: each length compiles once for
+    masks with windows or segments and once for those without.
     """
     dynamo.cache_size_limit = MOST_CODES
     functorch.donated_buffer = False  # a backward runs many times over one graph
@@ -178,7 +178,7 @@ def compiled_flex(mode: str | None) -> Any:
 
 
 def runs_on(contender: Contender, device: torch.device) -> bool:
-    """Whether the device can do what a contender of ours needs.
+    """Whether the device supports a contender.
 
     GPUs older than Hopper have no copy engine, and that of Triton's interpreter does not add.
     """
@@ -186,20 +186,20 @@ def runs_on(contender: Contender, device: torch.device) -> bool:
 
 
 def has_backward(contender: Contender, device: torch.device) -> bool:
-    """FlexAttention has none on a CPU."""
+    """Whether the contender has a backward; FlexAttention has none on a CPU."""
     return device.type == "cuda" or contender not in FLEX
 
 
 def has_flash_backend() -> bool:
-    """Whether this torch knows FlexAttention's FLASH backend and the package that it compiles is there."""
-    known = "BACKEND" in getattr(FlexKernelOptions, "__annotations__", {})
-    return known and find_spec("flash_attn") is not None and find_spec("flash_attn.cute") is not None
+    """Whether this torch has FlexAttention's FLASH backend and the package it compiles with is installed."""
+    has_option = "BACKEND" in getattr(FlexKernelOptions, "__annotations__", {})
+    return has_option and find_spec("flash_attn") is not None and find_spec("flash_attn.cute") is not None
 
 
 def flex_mask(mask: KernelMask) -> BlockMask:
-    """The same predicate and the same tiles for FlexAttention: what `made_flex_mask` gives.
+    """Return FlexAttention's block mask of the same predicate and tiles, as `made_flex_mask` does.
 
-    That one compares all pairs at once: of 64k tokens tens of GB, which benches that share a GPU have not.
+    That function compares all pairs at once: tens of GB at 64k tokens, too much for benches that share a GPU.
     """
     kinds = device_tiles(mask, BLOCK, BLOCK)
     (partial, partial_at), (full, full_at) = (_ordered(kinds == kind) for kind in (PARTIAL, FULL))
@@ -210,13 +210,13 @@ def flex_mask(mask: KernelMask) -> BlockMask:
 
 
 def _ordered(is_kind: Tensor) -> tuple[Tensor, Tensor]:
-    """Of every row, how many columns are of a kind, and all columns, those first: [1, 1, R], [1, 1, R, C]."""
+    """Number of columns of a kind in every row, and all columns, those first: [1, 1, R], [1, 1, R, C]."""
     columns = torch.argsort(is_kind.to(torch.uint8), dim=1, descending=True, stable=True)
     return is_kind.sum(1).to(torch.int32)[None, None], columns.to(torch.int32)[None, None]
 
 
 def made_flex_mask(mask: KernelMask) -> BlockMask:
-    """FlexAttention's own block mask of the predicate, on the same folded words.
+    """Make FlexAttention's own block mask of the predicate from the same folded words.
 
     Not compiled: the compiler of torch 2.11 takes minutes for the sort in it (seen on an H100's machine).
     """

@@ -53,7 +53,7 @@ GOALS = {  # (limit, whether it is the most)
 
 
 def triton_folder(version: str) -> Path:
-    """A folder that holds that Triton and nothing else, made by pip where it is missing.
+    """Return a folder that holds only that Triton version; installed with pip if missing.
 
     Raises:
         ValueError: pip cannot get it.
@@ -75,7 +75,7 @@ def triton_folder(version: str) -> Path:
 
 
 def compile_with(version: str, arguments: Sequence[str] = ()) -> dict[str, Any]:
-    """The record of `experiments.bench.compiled_kernels` under that Triton.
+    """Run `experiments.bench.compiled_kernels` under that Triton; returns its record.
 
     Raises:
         ValueError: the compilation failed, or another Triton answered.
@@ -105,7 +105,7 @@ def _last_line(text: str) -> str:
 
 
 def figures(kernels: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """What the goals are about."""
+    """Return the figures that the goals refer to."""
     plain = kernels[f"forward {WIDTH} plain"]
     forward, backward = (
         [
@@ -125,7 +125,7 @@ def figures(kernels: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
 
 
 def show(record: Mapping[str, Any]) -> None:
-    """A row a kernel, then the goals."""
+    """Print a row per kernel, then the goals."""
     for compiled in (record, *record["others"]):
         versions = compiled["versions"]
         print(f"triton {versions['triton']}, ptxas {versions['ptxas']}")

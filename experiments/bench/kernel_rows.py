@@ -16,7 +16,7 @@ PLAN, BITS = "plan", "bits"  # kinds of units that are no passes of a cell
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRow:
-    """One contender's pass on one cell: a median, or the line that says why there is none.
+    """One contender's pass on one cell: a median time, or the error.
 
     Args:
         kind: of the cell: "full", "cp g=4", "cp g=1", "hd64" or "hd256"; or `PLAN` or `BITS`.
@@ -44,7 +44,7 @@ class KernelRow:
 
     @property
     def key(self) -> str:
-        """What it was that was measured; a file has each once."""
+        """What the row measures; unique within a file."""
         cell = f"{PART}/{self.kind}/{self.mask}#{self.seed}/{self.length}/{self.head_dim}/{self.dtype}"
         return f"{cell}/{self.direction}/{self.who}"
 
@@ -54,10 +54,10 @@ class KernelRow:
 
 
 class RowFile:
-    """The rows of one device and one set of versions; every change is on disk when `add` returns."""
+    """Rows of one device and set of versions in a file; every change is on disk when `add` returns."""
 
     def __init__(self, path: Path | None, device: str, versions: dict[str, str | None]) -> None:
-        """Go on with the rows that are there; without a path they are kept in memory.
+        """Load the rows of the file; without a path they are kept in memory.
 
         Raises:
             ValueError: the file is no such file, of another format, device or other versions, or the
@@ -73,7 +73,7 @@ class RowFile:
                 self.rows = {row.key: row for row in self._read(path)}
 
     def add(self, rows: Sequence[KernelRow]) -> None:
-        """Keep new rows; one whose key is there already stays as it was, errors too."""
+        """Add new rows; a row whose key exists is ignored, even if the stored one is an error."""
         for row in rows:
             self.rows.setdefault(row.key, row)
         if self._path is not None:

@@ -58,7 +58,7 @@ BACKWARD = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileRow:
-    """One pass under one tiling: a median, or the line that says why there is none.
+    """One pass under one tiling: a median time, or the error.
 
     A backward of two passes, as KEYS and QUERIES have it, counts as a whole.
     """
@@ -77,7 +77,7 @@ class TileRow:
 def rows_of(
     mask: str, head_dim: int, passes: Sequence[Pass], device: torch.device, seconds: float | None
 ) -> list[TileRow]:
-    """All tilings of some passes on one mask; None: each is run once and not timed."""
+    """Measure all tilings of some passes on one mask; `seconds` None: each runs once, untimed."""
     heads, kv_heads = HEADS.get(head_dim, (32, 32))
     cell = Cell(mask, LENGTH, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
     stage = set_up(cell, device)
@@ -126,7 +126,7 @@ def _pass_rows(
 
 
 def _call(stage: Stage, which: Pass, tile: Tiling) -> Callable[[], object]:
-    """The pass alone: forwards keep nothing, backwards go over one graph."""
+    """Return a callable of the pass alone: forwards keep nothing, backwards reuse one graph."""
     options = Options(backward=BACKWARD[which], tilings=((which, tile),))
     trained = which is not Pass.FORWARD
     q, k, v = (x.detach().requires_grad_(trained) for x in (stage.q, stage.k, stage.v))
@@ -138,7 +138,7 @@ def _call(stage: Stage, which: Pass, tile: Tiling) -> Callable[[], object]:
 
 
 def describe(row: TileRow) -> str:
-    """One line of the table."""
+    """Format a row as a line of the table."""
     queries, keys, warps, stages = row.tile
     mark = "*" if row.is_table else " "
     line = f"{row.mask:7s} {row.head_dim:4d} {row.which:8s}{mark} {queries:3d}x{keys:<3d} w{warps} s{stages}"
@@ -148,7 +148,7 @@ def describe(row: TileRow) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0; 2 for bad input, such as no GPU."""
+    """Measure the tilings; exit status 2 for bad input, such as no GPU."""
     arguments = _parser().parse_args(argv)
     return run_main(lambda: _main(arguments))
 
@@ -159,10 +159,10 @@ def _main(arguments: argparse.Namespace) -> int:
     rows: list[TileRow] = []
     for width in arguments.widths:
         for mask in arguments.masks:
-            found = rows_of(mask, width, passes, device, None if arguments.compile else arguments.seconds)
-            for row in found:
+            new_rows = rows_of(mask, width, passes, device, None if arguments.compile else arguments.seconds)
+            for row in new_rows:
                 print(describe(row), flush=True)
-            rows += found
+            rows += new_rows
     if arguments.json:
         print(
             json.dumps(

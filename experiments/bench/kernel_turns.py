@@ -40,7 +40,7 @@ Clock = Callable[[Callable[[], object]], float]
 
 
 def event_clock(device: torch.device) -> Clock:
-    """Seconds on the device between two events, the L2 cache flushed and the host ahead before the first."""
+    """Return a clock of device seconds between two events, with a flushed L2 cache and the host ahead."""
     flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device)
 
     def clock(call: Callable[[], object]) -> float:
@@ -57,7 +57,7 @@ def event_clock(device: torch.device) -> Clock:
 
 
 def host_clock(call: Callable[[], object]) -> float:
-    """Seconds on the host, for what runs there."""
+    """Measure a call in host seconds, for what runs on the CPU."""
     begin_s = time.perf_counter()
     call()
     return time.perf_counter() - begin_s
@@ -65,7 +65,7 @@ def host_clock(call: Callable[[], object]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What is measured at once: contenders on one cell, the first of them ours."""
+    """Contenders measured together on one cell; the first one is ours."""
 
     kind: str
     cell: Cell
@@ -73,14 +73,14 @@ class Unit:
 
 
 def directions(unit: Unit, who: Contender, device: torch.device) -> tuple[str, ...]:
-    """What is measured of a contender."""
+    """The passes measured for a contender."""
     if unit.kind in (PLAN, BITS):
         return (unit.kind,)
     return ("forward", "backward") if has_backward(who, device) else ("forward",)
 
 
 def row_of(unit: Unit, dtype: torch.dtype, direction: str, who: Contender, **measured: Any) -> KernelRow:
-    """A row; without `measured` it is good for its key only."""
+    """Make a row; without `measured` only its key is meaningful."""
     cell = unit.cell
     return KernelRow(
         kind=unit.kind,
@@ -98,62 +98,65 @@ def row_of(unit: Unit, dtype: torch.dtype, direction: str, who: Contender, **mea
 def unit_rows(
     unit: Unit, device: torch.device, dtype: torch.dtype, clock: Clock, seconds: float
 ) -> list[KernelRow]:
-    """The rows of a unit; a contender that cannot run, or computes something else, has its error in them."""
+    """Measure a unit; a contender that fails or computes something else gets a row with its error."""
     stage = set_up(unit.cell, device, dtype)
     if unit.kind == PLAN:
         return _plan_rows(unit, stage, clock)
     if unit.kind == BITS:
         return _bit_rows(unit, stage)
     able, rows = [], []
-    for each in unit.who:
+    for contender in unit.who:
         try:
-            measure(unit, stage, [unit.who[0], each], _no_clock, seconds=0.0)
-            able.append(each)
+            measure(unit, stage, [unit.who[0], contender], _no_clock, seconds=0.0)
+            able.append(contender)
         except Exception as error:  # whatever a compiler or a library raises is that contender's result
             line = f"{type(error).__name__}: {' '.join(str(error).split())}"[:LONGEST_ERROR]
-            ways = directions(unit, each, device)
-            rows += [row_of(unit, dtype, direction, each, error=line) for direction in ways]
+            passes = directions(unit, contender, device)
+            rows += [row_of(unit, dtype, direction, contender, error=line) for direction in passes]
     return rows + (measure(unit, stage, able, clock, seconds) if able else [])
 
 
 def measure(
     unit: Unit, stage: Stage, who: Sequence[Contender], clock: Clock, seconds: float
 ) -> list[KernelRow]:
-    """Rows of all contenders' passes, taking turns for about `seconds` each.
+    """Measure all contenders' passes in turns, for about `seconds` each.
 
     Raises:
         ValueError: a contender's output is not that of the first one.
     """
-    inputs = {each: _inputs(each, stage) for each in who}
-    runs = {each: attention_of(each, stage) for each in who}
+    inputs = {contender: _inputs(contender, stage) for contender in who}
+    runs = {contender: attention_of(contender, stage) for contender in who}
     outputs: dict[Contender, Tensor] = {}
-    for each in who:
-        outputs[each] = first_run(runs[each], inputs[each], stage.do)
-        _check_parity(each, outputs[each].detach(), outputs[who[0]].detach(), stage.cell)
+    for contender in who:
+        outputs[contender] = first_run(runs[contender], inputs[contender], stage.do)
+        _check_parity(contender, outputs[contender].detach(), outputs[who[0]].detach(), stage.cell)
     times_s: dict[tuple[Contender, str], list[float]] = {
-        (each, direction): [] for each in who for direction in directions(unit, each, stage.q.device)
+        (contender, direction): []
+        for contender in who
+        for direction in directions(unit, contender, stage.q.device)
     }
     begin = time.perf_counter()
     least = LEAST_ROUNDS if stage.q.is_cuda else 1
     for done in range(MOST_ROUNDS):
         if done >= least and time.perf_counter() - begin > seconds * len(who):
             break
-        for each in who:
-            times_s[each, "forward"].append(clock(partial(runs[each], *inputs[each])))
-            if outputs[each].requires_grad:
-                times_s[each, "backward"].append(clock(_gradient(outputs[each], inputs[each], stage.do)))
+        for contender in who:
+            times_s[contender, "forward"].append(clock(partial(runs[contender], *inputs[contender])))
+            if outputs[contender].requires_grad:
+                backward = _gradient(outputs[contender], inputs[contender], stage.do)
+                times_s[contender, "backward"].append(clock(backward))
     return [
         row_of(
             unit,
             stage.q.dtype,
             direction,
-            each,
-            seconds=statistics.median(found),
-            spread=quartile_spread(found),
+            contender,
+            seconds=statistics.median(times),
+            spread=quartile_spread(times),
             flop=stage.forward_flop,
-            modelled=_modelled(stage) if (each, direction) == (Contender.OURS, "forward") else None,
+            modelled=_modelled(stage) if (contender, direction) == (Contender.OURS, "forward") else None,
         )
-        for (each, direction), found in times_s.items()
+        for (contender, direction), times in times_s.items()
     ]
 
 
@@ -163,7 +166,7 @@ def _inputs(who: Contender, stage: Stage) -> list[Tensor]:
 
 
 def first_run(run: Attention, inputs: list[Tensor], do: Tensor) -> Tensor:
-    """Output of a first forward, and backward if there is one: what compiles, compiles now."""
+    """Run a first forward, and a backward if there is one, so that everything is compiled."""
     out = run(*inputs)
     if out.requires_grad:
         torch.autograd.grad(out, inputs, do, retain_graph=True)
@@ -198,18 +201,18 @@ def _no_clock(_call: Callable[[], object]) -> float:
 
 
 def _plan_rows(unit: Unit, stage: Stage, clock: Clock) -> list[KernelRow]:
-    """Making the plan of a mask whose folded words lie on the device: ours, and FlexAttention's."""
+    """Time making the plan of a mask whose folded words are on the device: ours and FlexAttention's."""
     rows = []
-    for each, make in ((Contender.OURS, make_plan), (Contender.FLEX, made_flex_mask)):
+    for contender, make in ((Contender.OURS, make_plan), (Contender.FLEX, made_flex_mask)):
         make(stage.mask)
         times = [clock(partial(make, stage.mask)) for _ in range(PLAN_ROUNDS)]
-        found = {"seconds": statistics.median(times), "spread": quartile_spread(times)}
-        rows.append(row_of(unit, stage.q.dtype, PLAN, each, **found))
+        summary = {"seconds": statistics.median(times), "spread": quartile_spread(times)}
+        rows.append(row_of(unit, stage.q.dtype, PLAN, contender, **summary))
     return rows
 
 
 def _bit_rows(unit: Unit, stage: Stage) -> list[KernelRow]:
-    """Whether runs of the deterministic mode have equal bits; if not, that is the row's error."""
+    """Check that runs of the deterministic mode are bitwise equal; if not, the row has an error."""
     attention = attention_of(Contender.DETERMINISTIC, stage)
     runs = []
     for _ in range(SAME_BITS_RUNS):

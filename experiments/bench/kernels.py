@@ -55,7 +55,7 @@ SLOW = (Contender.FLEX_TUNED, Contender.FLEX_FLASH)  # compile for minutes
 
 
 def cells(lengths: Sequence[int], seeds: int) -> Iterator[tuple[str, Cell]]:
-    """(kind, cell), those that the goals speak of first: whole launches by length, ranks, widths, draws."""
+    """Yield (kind, cell) in priority order for the goals: whole launches by length, ranks, widths, draws."""
     for seed in range(seeds):
         for length in lengths:
             for mask in MASKS:
@@ -70,7 +70,7 @@ def cells(lengths: Sequence[int], seeds: int) -> Iterator[tuple[str, Cell]]:
 
 
 def small_units() -> list[Unit]:
-    """A few that an interpreter gets through in seconds."""
+    """Units small enough for the interpreter."""
     tiny = {mask: Cell(mask, SMALL_LENGTH, heads=2, kv_heads=1, head_dim=64) for mask in ("causal", "MP")}
     return [
         Unit("full", tiny["causal"], (Contender.OURS, Contender.FLEX, Contender.FLASH)),
@@ -80,10 +80,10 @@ def small_units() -> list[Unit]:
     ]
 
 
-def units(found: Sequence[tuple[str, Cell]]) -> Iterator[Unit]:
-    """First draws against rivals; plans; first draws of our variants; more draws; slow compilers."""
-    first = [(kind, cell) for kind, cell in found if cell.seed == 0]
-    more = [(kind, cell) for kind, cell in found if cell.seed]
+def units(listed: Sequence[tuple[str, Cell]]) -> Iterator[Unit]:
+    """Yield units in order: first draws against rivals; plans; our variants; more draws; slow compilers."""
+    first = [(kind, cell) for kind, cell in listed if cell.seed == 0]
+    more = [(kind, cell) for kind, cell in listed if cell.seed]
     yield from _against(RIVALS, first)
     ours = [cell for kind, cell in first if kind == "full" and cell.mask == "EE"]
     if ours:
@@ -93,18 +93,18 @@ def units(found: Sequence[tuple[str, Cell]]) -> Iterator[Unit]:
     yield from _against(VARIANTS, first)
     yield from _against(RIVALS, more)
     yield from _against(VARIANTS, more)
-    for each in SLOW:
-        yield from _against((each,), first)
+    for contender in SLOW:
+        yield from _against((contender,), first)
 
 
-def _against(others: Sequence[Contender], found: Sequence[tuple[str, Cell]]) -> Iterator[Unit]:
-    for kind, cell in found:
+def _against(others: Sequence[Contender], listed: Sequence[tuple[str, Cell]]) -> Iterator[Unit]:
+    for kind, cell in listed:
         able = contenders_of(kind, cell)
-        yield Unit(kind, cell, (Contender.OURS, *(each for each in others if each in able)))
+        yield Unit(kind, cell, (Contender.OURS, *(contender for contender in others if contender in able)))
 
 
 def contenders_of(kind: str, cell: Cell) -> list[Contender]:
-    """Who runs a cell. SDPA knows causal alone; max-autotune compiles for minutes, so it skips widths."""
+    """Contenders that can run a cell: SDPA only causal; max-autotune, slow to compile, no other widths."""
     plain = [Contender.FLEX, Contender.OURS, Contender.ENGINE, Contender.WHOLE, Contender.DETERMINISTIC]
     if kind == "full":
         plain += [Contender.FLEX_TUNED, Contender.FIXED, Contender.PUBLISHED]
@@ -117,24 +117,26 @@ def contenders_of(kind: str, cell: Cell) -> list[Contender]:
 
 
 def missing(unit: Unit, file: RowFile, device: torch.device, dtype: torch.dtype) -> Unit | None:
-    """The unit with ours and those that have no row yet; None where all have."""
+    """The part of the unit that has no rows yet, with ours for comparison; None if complete."""
     lacking = [
-        each
-        for each in unit.who
+        contender
+        for contender in unit.who
         if any(
-            row_of(unit, dtype, direction, each).key not in file.rows
-            for direction in directions(unit, each, device)
+            row_of(unit, dtype, direction, contender).key not in file.rows
+            for direction in directions(unit, contender, device)
         )
     ]
     if not lacking:
         return None
-    return replace(unit, who=(unit.who[0], *(each for each in lacking if each is not unit.who[0])))
+    return replace(
+        unit, who=(unit.who[0], *(contender for contender in lacking if contender is not unit.who[0]))
+    )
 
 
 def go_on(
-    found: Sequence[Unit], file: RowFile, device: torch.device, *, limit_s: float, seconds: float
+    planned: Sequence[Unit], file: RowFile, device: torch.device, *, limit_s: float, seconds: float
 ) -> int:
-    """Measure what has no row yet, until the next unit may not end in time.
+    """Measure units without rows until the next one may exceed the time limit.
 
     Returns:
         How many units are left.
@@ -142,10 +144,10 @@ def go_on(
     is_gpu = device.type == "cuda"
     clock, dtype = (event_clock(device), torch.bfloat16) if is_gpu else (host_clock, torch.float16)
     begin_s, longest_s = time.perf_counter(), FIRST_UNIT_S if is_gpu else 0.0
-    left = [todo for unit in found if (todo := missing(unit, file, device, dtype)) is not None]
-    while left and time.perf_counter() - begin_s + longest_s <= limit_s:
+    unfinished = [todo for unit in planned if (todo := missing(unit, file, device, dtype)) is not None]
+    while unfinished and time.perf_counter() - begin_s + longest_s <= limit_s:
         start_s = time.perf_counter()
-        todo = missing(left.pop(0), file, device, dtype)
+        todo = missing(unfinished.pop(0), file, device, dtype)
         if todo is None:
             continue
         rows = unit_rows(todo, device, dtype, clock, seconds)
@@ -153,11 +155,11 @@ def go_on(
         for row in rows:
             print(describe(row), flush=True)
         longest_s = max(longest_s, time.perf_counter() - start_s)
-    return len(left)
+    return len(unfinished)
 
 
 def describe(row: KernelRow) -> str:
-    """One line of the table."""
+    """Format a row as a line of the table."""
     line = f"{row.key:64s}"
     if row.seconds is None:
         return f"{line} {row.error or 'ok'}"
@@ -169,7 +171,7 @@ def describe(row: KernelRow) -> str:
 
 
 def record(file: RowFile) -> dict[str, Any]:
-    """What `--json` prints: the goals' ratios, bars, simulated forwards and every row."""
+    """Return what `--json` prints: the goals' ratios, bars, simulated forwards and every row."""
     rows = list(file.rows.values())
     counted = [] if file.head["device"] == INTERPRETED else rows
     judged = bars(counted)
@@ -184,25 +186,25 @@ def record(file: RowFile) -> dict[str, Any]:
     }
 
 
-def show(found: dict[str, Any], left: int) -> None:
-    """The end of a call, for people."""
-    for bar in found["bars"]:
+def show(result: dict[str, Any], left: int) -> None:
+    """Print the summary of a call."""
+    for bar in result["bars"]:
         value = "-" if bar["value"] is None else f"{bar['value']:.4g}"
         sign = "<=" if bar["at_most"] else ">="
         print(f"{bar['key']:10s} {bar['meaning']:66s} {value:>9s} {sign} {bar['must']:g} {bar['verdict']}")
-    for row in found["simulated"]:
+    for row in result["simulated"]:
         print(
             f"simulated {row['kind']:7s} {row['mask']:6s} {row['length'] // 1024:3d}k "
             f"{row['simulated_s'] * 1e3:9.3f} ms, measured {row['measured_s'] * 1e3:9.3f} ms, "
             f"error {row['error']:+.1%}"
         )
     for name in ("flex_forward_min", "flex_backward_min", "cudnn_causal_min"):
-        print(f"{name:18s} {'not measured' if found[name] is None else format(found[name], '.4g')}")
-    print(f"{len(found['rows'])} rows, {len(found['failed'])} of them errors; {left} units left")
+        print(f"{name:18s} {'not measured' if result[name] is None else format(result[name], '.4g')}")
+    print(f"{len(result['rows'])} rows, {len(result['failed'])} of them errors; {left} units left")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 where all that was measured is as it must be; 2 for bad input."""
+    """Run the benchmark; exit status 0 where every measured goal is met, 2 for bad input."""
     arguments = _parser().parse_args(argv)
     if arguments.device == "cpu" and isinstance(forward_kernel, triton.runtime.JITFunction):
         return _interpreted(sys.argv[1:] if argv is None else argv)
@@ -216,12 +218,15 @@ def _main(arguments: argparse.Namespace) -> int:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else INTERPRETED
     versions = {"torch": torch.__version__, "triton": triton.__version__, "cuda": torch.version.cuda}
     file = RowFile(arguments.out, name, versions)
-    wanted = {Contender[each] for each in arguments.contenders} | {Contender.OURS}
-    able = {each for each in Contender if runs_on(each, device)}
-    found = small_units() if arguments.small else list(units(list(cells(arguments.lengths, arguments.seeds))))
+    wanted = {Contender[name] for name in arguments.contenders} | {Contender.OURS}
+    able = {contender for contender in Contender if runs_on(contender, device)}
+    if arguments.small:
+        planned = small_units()
+    else:
+        planned = list(units(list(cells(arguments.lengths, arguments.seeds))))
     chosen = [
-        replace(unit, who=tuple(each for each in unit.who if each in able & wanted or len(wanted) == 1))
-        for unit in found
+        replace(unit, who=tuple(who for who in unit.who if who in able & wanted or len(wanted) == 1))
+        for unit in planned
         if not arguments.cells or any(word in f"{unit.kind} {unit.cell.name}" for word in arguments.cells)
     ]
     left = go_on(chosen, file, device, limit_s=arguments.limit, seconds=arguments.seconds)
@@ -233,7 +238,7 @@ def _main(arguments: argparse.Namespace) -> int:
 
 
 def _interpreted(argv: Sequence[str]) -> int:
-    """The same in a process whose Triton interprets: it decides so when it is imported."""
+    """Run the same in a process whose Triton interprets, which is decided at import."""
     command = [sys.executable, "-m", "experiments.bench.kernels", *argv]
     return subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, check=False).returncode
 
@@ -253,7 +258,11 @@ def _parser() -> argparse.ArgumentParser:
         "--cells", nargs="+", default=[], help="only cells with one of these words in their name"
     )
     parser.add_argument(
-        "--contenders", nargs="+", default=[], choices=[each.name for each in Contender], metavar="NAME"
+        "--contenders",
+        nargs="+",
+        default=[],
+        choices=[contender.name for contender in Contender],
+        metavar="NAME",
     )
     parser.add_argument("--seeds", type=int, default=5, help="draws of each random mask")
     parser.add_argument("--seconds", type=float, default=1.0, help="of measuring, per contender and cell")

@@ -35,7 +35,7 @@ WIDE = LLAMA | {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 512}
 
 
 def step_seconds(job: ElasticJob, steps: int) -> tuple[list[float], tuple[float, ...]]:
-    """Seconds of each step after the first ones, and all losses."""
+    """Return the seconds of each step after warm-up, and all losses."""
     with ElasticTraining(job, ("a", "b")) as training:
         training.train(WARM_UP + steps)
         ends = [done.end_s for done in training.steps][WARM_UP - 1 :]
@@ -43,18 +43,18 @@ def step_seconds(job: ElasticJob, steps: int) -> tuple[list[float], tuple[float,
 
 
 def measure(rounds: int, steps: int) -> dict[str, float | bool]:
-    """Medians of both ways, their spread, and whether the losses agree."""
+    """Return medians of both ways, their spread, and whether the losses agree."""
     job = elastic_job(2, config=WIDE, wait_s=20.0)
-    taken: dict[Reduction, list[float]] = {way: [] for way in Reduction}
+    seconds_by_way: dict[Reduction, list[float]] = {way: [] for way in Reduction}
     losses: set[tuple[float, ...]] = set()
     for _ in range(rounds):
         for way in Reduction:
-            seconds, found = step_seconds(replace(job, reduction=way), steps)
-            taken[way] += seconds
-            losses.add(found)
-    medians = {way: statistics.median(seconds) for way, seconds in taken.items()}
+            seconds, step_losses = step_seconds(replace(job, reduction=way), steps)
+            seconds_by_way[way] += seconds
+            losses.add(step_losses)
+    medians = {way: statistics.median(seconds) for way, seconds in seconds_by_way.items()}
     result: dict[str, float | bool] = {f"{way.replace(' ', '_')}_s": medians[way] for way in Reduction}
-    for way, seconds in taken.items():
+    for way, seconds in seconds_by_way.items():
         quarters = statistics.quantiles(seconds, n=4)
         result[f"{way.replace(' ', '_')}_quartiles_apart_s"] = quarters[2] - quarters[0]
     result["gain"] = medians[Reduction.AFTER_BACKWARD] / medians[Reduction.LAYERWISE] - 1
@@ -63,7 +63,7 @@ def measure(rounds: int, steps: int) -> dict[str, float | bool]:
 
 
 def simulated_gains() -> dict[str, float]:
-    """Gain by the weight of the sums; forwards take half of a backward, all layers equally long."""
+    """Gain by weight of the reductions; a forward takes half a backward, layers are equally long."""
     job = elastic_job(2)
     lowered = lower(plan_step(job, start_layout(job, ("a", "b")), job.batch(0)))
     overlapped = layerwise(lowered, lambda module, layer: 1.0)
@@ -71,7 +71,7 @@ def simulated_gains() -> dict[str, float]:
     for weight in WEIGHTS:
         units = {Pass.F: 0.5, Pass.B: 1.0, Pass.REDUCE_GRAD: weight, Pass.STEP: 0.0}
         plain, fast = (
-            simulate(lowered, partial(_units, units), overlapped=each) for each in ({}, overlapped)
+            simulate(lowered, partial(_units, units), overlapped=pairs) for pairs in ({}, overlapped)
         )
         gains[f"simulated_gain_at_{weight:g}"] = (
             max(s.end_s for s in plain.spans) / max(s.end_s for s in fast.spans) - 1

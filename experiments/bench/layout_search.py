@@ -30,7 +30,7 @@ SMALL = (16, "1B", "7B", 16)
 
 
 def job_on(num_gpus: int, encoder: str, llm: str, num_samples: int) -> Job:
-    """A row of the paper's kind."""
+    """A job of the kind in the paper's table."""
     workload = Workload(
         encoder=encoder,
         llm=llm,
@@ -43,12 +43,12 @@ def job_on(num_gpus: int, encoder: str, llm: str, num_samples: int) -> Job:
 
 
 def fresh() -> CostModel:
-    """The machine with nothing priced yet."""
+    """A cost model of the machine with an empty cache."""
     return CostModel(machine().profile, machine().execution)
 
 
 def search_timed(job: Job, mode: Mode) -> tuple[float, FoundLayout | None]:
-    """Seconds of one search and what it found; None where nothing fits."""
+    """Return the seconds of one search and its result; None where nothing fits."""
     cost = fresh()
 
     def search() -> FoundLayout | None:
@@ -60,7 +60,7 @@ def search_timed(job: Job, mode: Mode) -> tuple[float, FoundLayout | None]:
 
 
 def gap(job: Job, mode: Mode) -> float | None:
-    """How much slower the found step is than the best of all; None where nothing fits."""
+    """Relative slowdown of the search's step against the best of all; None where nothing fits."""
     cost = fresh()
     try:
         best = exhaustive_layout(job, cost, mode)
@@ -70,19 +70,19 @@ def gap(job: Job, mode: Mode) -> float | None:
 
 
 def main() -> int:
-    """Searches, then the gaps; exit status 1 where a goal is missed."""
+    """Run the searches and print the gaps; exit status 1 where a goal is missed."""
     arguments = command_line(__doc__).parse_args()
     search_timed(job_on(*SMALL), Mode.HOMOGENEOUS)  # compiles the recurrence
     record: dict[str, float | int | str | None] = {}
     for num_gpus, (encoder, llm, num_samples) in CLUSTERS.items():
         for mode, name in NAMES.items():
-            seconds, found = search_timed(job_on(num_gpus, encoder, llm, num_samples), mode)
+            seconds, layout = search_timed(job_on(num_gpus, encoder, llm, num_samples), mode)
             key = f"{name}.{num_gpus}"
             record[f"{key}_s"] = seconds
-            record[f"{key}_layouts"] = None if found is None else found.num_layouts
-            record[f"{key}_priced"] = None if found is None else found.num_priced
-            record[f"{key}_found"] = "none fits" if found is None else str(found.choice)
-            record[f"{key}_step_s"] = None if found is None else found.step.step_s
+            record[f"{key}_layouts"] = None if layout is None else layout.num_layouts
+            record[f"{key}_priced"] = None if layout is None else layout.num_priced
+            record[f"{key}_found"] = "none fits" if layout is None else str(layout.choice)
+            record[f"{key}_step_s"] = None if layout is None else layout.step.step_s
             print(f"{key}: {seconds:.2f} s, {record[f'{key}_found']}", flush=True)
     for mode, name in NAMES.items():
         record[f"{name}.16_gap"] = gap(job_on(*SMALL), mode)

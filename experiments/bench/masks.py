@@ -43,7 +43,7 @@ REPEATS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskRow:
-    """The plan of one mask: milliseconds, and for the longest the growth of a process in MiB."""
+    """Plan of one mask: milliseconds, and for the longest the memory growth of a process in MiB."""
 
     mask: str
     length: str
@@ -76,7 +76,7 @@ def measure(mask: str, length: str) -> MaskRow:
 
 
 def peak_mib(mask: str, length: str, plan: str) -> float:
-    """Growth of a fresh process at its highest while it makes this plan."""
+    """Peak memory growth of a fresh process that makes this plan."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
         return fresh.submit(_growth_mib, mask, length, plan).result()
 
@@ -94,19 +94,19 @@ def _growth_mib(mask: str, length: str, plan: str) -> float:
 
 
 def _highest_kib() -> int:
-    """Of this process alone: `getrusage` would still count what it was forked from."""
+    """Peak of this process alone; `getrusage` would include what it was forked from."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
 def against_flex(mask: str) -> tuple[float, float, bool]:
-    """(ours in ms, PyTorch's in ms, whether the tiles are the same) at 4,096 tokens."""
+    """Return (our ms, PyTorch's ms, whether the tiles are equal) at 4,096 tokens."""
     field = MASKS[mask](FLEX_LENGTH)
     t = {name: torch.tensor(array.astype(np.int64)) for name, array in field.arrays()}
 
     def rule(b: object, h: object, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        seen = (t["segment"][q] == t["segment"][k]) & (t["allow"][q] & t["own"][k] != 0)
-        return seen & ((t["causal"][q] == 0) | (t["position"][k] <= t["position"][q]))
+        same_segment = (t["segment"][q] == t["segment"][k]) & (t["allow"][q] & t["own"][k] != 0)
+        return same_segment & ((t["causal"][q] == 0) | (t["position"][k] <= t["position"][q]))
 
     def flex() -> object:
         return create_block_mask(rule, None, None, FLEX_LENGTH, FLEX_LENGTH, device="cpu")
@@ -115,12 +115,12 @@ def against_flex(mask: str) -> tuple[float, float, bool]:
     counts, columns = block_mask.full_kv_num_blocks, block_mask.full_kv_indices
     assert counts is not None
     assert columns is not None
-    ours = _kinds(classify(field, field))
-    theirs = block_mask.to_dense()[0, 0].numpy()
-    full = np.zeros_like(ours)
+    our_kinds = _kinds(classify(field, field))
+    flex_dense = block_mask.to_dense()[0, 0].numpy()
+    full = np.zeros_like(our_kinds)
     for row, count in enumerate(counts[0, 0].tolist()):
         full[row, columns[0, 0, row, :count].numpy()] = 1
-    same = bool(((ours != 0) == (theirs != 0)).all() and ((ours == FULL) == (full == 1)).all())
+    same = bool(((our_kinds != 0) == (flex_dense != 0)).all() and ((our_kinds == FULL) == (full == 1)).all())
     return _fastest_ms(lambda: classify(field, field)), _fastest_ms(flex), same
 
 

@@ -30,23 +30,23 @@ MOST_RANKS = 8
 
 
 def run(only: str = "") -> dict[str, object]:
-    """All figures; cases whose name has `only` in it."""
+    """Run the cases whose name contains `only`; returns all figures."""
     start_s = time.perf_counter()
     chosen = [case for case in cases() if only in case.name]
     if not chosen:
         raise ValueError(f"no case has {only!r} in its name; nearest: '1f1b'")
     rows, failures = [], []
     with Pool(MOST_RANKS) as pool:
-        for done, (case, found) in enumerate(run_all(chosen, pool), 1):
+        for done, (case, outcome) in enumerate(run_all(chosen, pool), 1):
             rows.append(
-                {"case": case.name, "ranks": len(case.plan.ranks), "seconds": round(found.seconds, 2)}
+                {"case": case.name, "ranks": len(case.plan.ranks), "seconds": round(outcome.seconds, 2)}
             )
-            if found.what != SAME:
-                failures.append(f"{case.name}: {found.what}")
+            if outcome.what != SAME:
+                failures.append(f"{case.name}: {outcome.what}")
                 sys.stderr.write(f"\n{failures[-1][:300]}\n")
             sys.stderr.write(f"\r{done} of {len(chosen)}, {len(failures)} failed: {case.name:<50.50}")
         sys.stderr.write("\n")
-        old = {case.name: found.what for case, found in hangs_of_before(chosen, pool)}
+        old = {case.name: outcome.what for case, outcome in hangs_of_before(chosen, pool)}
         first = chosen[0].plan
         dead, stopped = (dead_rank(first, pool, number) for number in (signal.SIGKILL, signal.SIGSTOP))
         manners = caught(first, pool)
@@ -77,17 +77,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(options: argparse.Namespace) -> int:
     if options.out is not None:
         check_writable(options.out)
-    found = run(options.only)
+    result = run(options.only)
     if options.out is not None:
         record = {"script": "bench/nccl_manners", "commit": commit(), "torch": torch.__version__}
-        write_text(json.dumps(record | found, indent=1) + "\n", options.out)
+        write_text(json.dumps(record | result, indent=1) + "\n", options.out)
     if options.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(result, indent=1))
     else:
-        for name, value in found.items():
+        for name, value in result.items():
             if name != "rows":
                 print(f"{name}: {value}")
-    return 0 if not found["nccl_manners_failures"] else 1
+    return 0 if not result["nccl_manners_failures"] else 1
 
 
 if __name__ == "__main__":

@@ -36,10 +36,10 @@ ENOUGH_BYTES = 2**42
 
 
 def batch_of(job: Job, length: int, seed: int) -> tuple[Sample, ...]:
-    """Samples of about that many tokens: text with one to eight images and a clip among it."""
+    """Samples of about that many tokens: text with one to eight images and a clip each."""
     rng = np.random.default_rng(seed)
     sizes = {s.modality: (s.tokens_in, s.tokens_out) for s in job.batch[0].segments if s.modality != "text"}
-    found = []
+    samples = []
     for index in range(NUM_SAMPLES):
         segments: list[Segment] = []
         for modality, (tokens_in, tokens_out) in sizes.items():
@@ -50,14 +50,14 @@ def batch_of(job: Job, length: int, seed: int) -> tuple[Sample, ...]:
         rest = max(1, length - sum(s.tokens_out for s in segments))
         number = sum(s.modality == "text" for s in segments)
         mask = MASKS[int(rng.integers(len(MASKS)))]
-        found.append(
+        samples.append(
             Sample(NUM_SAMPLES * seed + index, (*segments, Segment("text", number, rest, rest)), mask)
         )
-    return tuple(found)
+    return tuple(samples)
 
 
 def job_of(length: int) -> Job:
-    """The first batch on enough ranks and memory."""
+    """The first batch on enough ranks with enough memory."""
     job = load_job(JOB)
     nodes = tuple(replace(node, memory_bytes=ENOUGH_BYTES) for node in job.cluster.nodes)
     layouts = tuple(
@@ -69,7 +69,7 @@ def job_of(length: int) -> Job:
 
 
 def measured(length: int) -> dict[str, float]:
-    """Milliseconds of planning, median and longest, and of the shortest step."""
+    """Milliseconds of planning (median and longest) and of the shortest step."""
     job, cost = job_of(length), CostModel(load_profile("A40"))
     plan = cornstarch.plan(job, cost)
     answers = [answer_for(plan, batch_of(job, length, seed), next_plan) for seed in range(1, NUM_BATCHES + 1)]
@@ -87,12 +87,12 @@ def measured(length: int) -> dict[str, float]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = command_line(__doc__).parse_args(argv)
-    found = {name: measured(length) for name, length in LENGTHS.items()}
-    for name, each in found.items():
-        print(f"{name:6}" + "".join(f"{key:>20} {value:10.1f}" for key, value in each.items()))
-    hidden = all(each["planning_ms_most"] <= each["shortest_step_ms"] for each in found.values())
+    milliseconds = {name: measured(length) for name, length in LENGTHS.items()}
+    for name, of_length in milliseconds.items():
+        print(f"{name:6}" + "".join(f"{key:>20} {value:10.1f}" for key, value in of_length.items()))
+    hidden = all(row["planning_ms_most"] <= row["shortest_step_ms"] for row in milliseconds.values())
     claims = {"planning takes less than the shortest step": hidden}
-    return finish({**found, "claims": claims}, claims, as_json=arguments.json)
+    return finish({**milliseconds, "claims": claims}, claims, as_json=arguments.json)
 
 
 if __name__ == "__main__":

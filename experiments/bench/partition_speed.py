@@ -20,7 +20,7 @@ REPEATS = 3
 
 @dataclass(frozen=True, slots=True)
 class PartitionRow:
-    """Seconds of one chain of N layers in K stages; `same` says whether the bottlenecks are equal."""
+    """Seconds to cut one chain of N layers into K stages; `same` says whether the bottlenecks are equal."""
 
     num_layers: int
     num_stages: int
@@ -35,7 +35,7 @@ class PartitionRow:
 
 
 def measure(num_layers: int, num_stages: int, seed: int = 0) -> PartitionRow:
-    """Time the three on one random chain."""
+    """Time the three algorithms on one random chain."""
     rng = random.Random(seed)
     cost_s = [rng.lognormvariate(0, 0.5) * 1e-3 for _ in range(num_layers)]
     printed, ours, only = [], [], []

@@ -34,7 +34,7 @@ NUM_PLANS = {GPUS_24.name: (20, 5), GPUS_1296.name: (4, 1)}  # of equal replicas
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRate:
-    """Plans a second of one case, and CPU seconds of each step of a plan, on average."""
+    """Plans per second of one case, and mean CPU seconds of each planning phase."""
 
     name: str
     num_plans: int
@@ -43,19 +43,19 @@ class PlanRate:
 
 
 def plan_rates() -> Iterator[PlanRate]:
-    """Of both sizes: with equal replicas, then with a drawn batch."""
+    """Measure both sizes: with equal replicas, then with a random batch."""
     profile = load_profile(PROFILE)
     for case in (GPUS_24, GPUS_1296):
         drawn = replace(case, name=f"{case.name}, drawn", is_drawn=True)
-        for one, num_plans in zip((case, drawn), NUM_PLANS[case.name], strict=True):
-            yield plan_rate(one, profile, num_plans)
+        for variant, num_plans in zip((case, drawn), NUM_PLANS[case.name], strict=True):
+            yield plan_rate(variant, profile, num_plans)
 
 
 def plan_rate(case: Case, profile: Profile, num_plans: int) -> PlanRate:
     """Time plans 1..n of a case; plan 0 goes first, untimed, to compile the sweep's loop."""
     _seconds(case, 0, profile)
-    each = [_seconds(case, number, profile) for number in range(1, num_plans + 1)]
-    totals = {step: sum(seconds[step] for seconds in each) for step in STEPS}
+    measurements = [_seconds(case, number, profile) for number in range(1, num_plans + 1)]
+    totals = {step: sum(seconds[step] for seconds in measurements) for step in STEPS}
     return PlanRate(
         name=case.name,
         num_plans=num_plans,
@@ -65,7 +65,7 @@ def plan_rate(case: Case, profile: Profile, num_plans: int) -> PlanRate:
 
 
 def _seconds(case: Case, number: int, profile: Profile) -> dict[str, float]:
-    """CPU seconds of each step of one plan's way, with nothing remembered of the plan before."""
+    """CPU seconds of each phase of planning, starting from empty caches."""
     layer_bytes.cache_clear()
     clear_caches()
     clock_s = [time.process_time()]

@@ -59,9 +59,9 @@ class Cell:
         return self.divided_objective_s is None or self.objective_s <= self.divided_objective_s * (1 + 1e-12)
 
 
-def transformer_chain(num_layers: int, gpus_per_node: int, seed: int = 0) -> LayerChain:
-    """Layers of one width with the spread of measured times; any GPUs of a node may share one."""
-    rng = random.Random(seed)
+def transformer_chain(num_layers: int, gpus_per_node: int) -> LayerChain:
+    """A chain of layers of one width with the spread of measured times, on any GPUs of a node."""
+    rng = random.Random(0)
     scale = [1.0] * num_layers
     scale[0], scale[-1] = 0.4, 1.6
     times = tuple(
@@ -75,7 +75,7 @@ def transformer_chain(num_layers: int, gpus_per_node: int, seed: int = 0) -> Lay
 
 
 def grid() -> list[tuple[int, int, int, float | None]]:
-    """Layers, nodes, GPUs per node, printed seconds: every printed cell, then the larger goal."""
+    """Layers, nodes, GPUs per node and printed seconds: every printed cell, then the larger goal."""
     return [*map(printed_cell, rows_that_print(PRINTED)), (256, 64, 8, None)]
 
 
@@ -106,19 +106,19 @@ def measure(num_layers: int, num_nodes: int, num_gpus: int, paper_s: float | Non
 def _divide(
     chain: LayerChain, num_gpus: int, num_nodes: int, limit_s: float
 ) -> tuple[Template | None, float | None]:
-    """Divide and conquer within the limit; nothing where it is given none or too little."""
+    """Run divide and conquer within the limit; None where the limit is zero or exceeded."""
     if limit_s <= 0:
         return None, None
     start = time.perf_counter()
     try:
-        found = divided_template(chain, num_gpus, num_nodes, lambda: time.perf_counter() - start < limit_s)
+        template = divided_template(chain, num_gpus, num_nodes, lambda: time.perf_counter() - start < limit_s)
     except GaveUpError:
         return None, None
-    return found, time.perf_counter() - start
+    return template, time.perf_counter() - start
 
 
 def replan_s() -> float:
-    """Seconds from a lost node among 64 to the new layout, its copies and its batch distribution."""
+    """Seconds from losing one of 64 nodes to the new layout, its copies and its batch distribution."""
     planned = plan_templates(transformer_chain(96, 1), 1, 64, 2)
     sizes = [8, 8, 8, 8, 7, 7, 6, 6, 6]
     layout = first_layout([f"node{k}" for k in range(64)], sizes)
@@ -139,7 +139,7 @@ def warm_up() -> None:
 
 
 def as_json(cells: list[Cell]) -> dict[str, object]:
-    """`grid.<layers>.<nodes>.<gpus>` by cell, and the claims."""
+    """Return `grid.<layers>.<nodes>.<gpus>` by cell, and the claims."""
     nested: dict[str, dict[str, dict[str, dict[str, float | None]]]] = {}
     for cell in cells:
         by_nodes = nested.setdefault(str(cell.num_layers), {}).setdefault(str(cell.num_nodes), {})

@@ -87,7 +87,7 @@ CELLS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """What the simulator says of a cell, and out of what: a batch decoded, produced, and unpacked."""
+    """The simulated stall of a cell and its inputs: seconds to decode, produce and unpack a batch."""
 
     decode_ms: float
     produce_ms: float
@@ -98,12 +98,14 @@ class Predicted:
 
 
 def predicted(cell: Cell, folder: Path, core: int) -> Predicted:
-    """Decodes every image of the folder, then produces it; unpacking a batch is timed alone."""
+    """Measure decoding, producing and unpacking for a cell, then simulate it."""
     keep_freed_memory()  # as producers do, so that a trainer's own decode is not charged for less
     num = cell.num_images
     decoded = [decode_s(folder / record.of(IMAGE)[0]) for record in read_records(folder)]
     produced = produce_s(folder, RULE, batch_size=num, window=WINDOW, core=core)
-    decode_of_batch_s, produce_of_batch_s = (sum(each) / BATCHES_OF_FOLDER for each in (decoded, produced))
+    decode_of_batch_s, produce_of_batch_s = (
+        sum(seconds) / BATCHES_OF_FOLDER for seconds in (decoded, produced)
+    )
     step_s = cell.step_over_decode * decode_of_batch_s
     setup = Preprocessing(
         produce_s=in_batches(produced, num),
@@ -112,36 +114,36 @@ def predicted(cell: Cell, folder: Path, core: int) -> Predicted:
         nodes=(CpuNode(cores=1, num_producers=1),),
         unpack_s=unpack_s(folder, num),
     )
-    apart = disaggregated_stalls_s(setup)
+    stalls_s = disaggregated_stalls_s(setup)
     return Predicted(
         decode_ms=ms(decode_of_batch_s),
         produce_ms=ms(produce_of_batch_s),
         unpack_ms=ms(setup.unpack_s),
         step_ms=ms(step_s),
         colocated_ms_p50=ms(statistics.median(colocated_stalls_s(in_batches(decoded, num)))),
-        disaggregated_ms_p50=ms(statistics.median(apart[WINDOW:])),
+        disaggregated_ms_p50=ms(statistics.median(stalls_s[WINDOW:])),
     )
 
 
 def in_batches(seconds: Sequence[float], num_images: int) -> tuple[tuple[float, ...], ...]:
-    """A folder's examples, batch after batch, again and again."""
+    """Return seconds of a folder's examples by batch, repeated up to `SIMULATED` batches."""
     starts = range(0, len(seconds), num_images)
     batches = [tuple(seconds[start : start + num_images]) for start in starts]
     return tuple(batches[position % len(batches)] for position in range(SIMULATED))
 
 
 def decode_s(path: Path) -> float:
-    """Of a core's time, the faster of two passes over one image: the first may find cold caches."""
+    """Core seconds to decode one image: the faster of two passes, as the first may miss caches."""
     return min(timed(lambda: preprocess_image(path, RULE), time.process_time)[0] for _ in range(2))
 
 
 def unpack_s(folder: Path, num_images: int) -> float:
-    """Of a batch that has arrived: the median of five."""
+    """Seconds to unpack a batch that has arrived: the median of five."""
     framed = [
         example_frames(preprocess(record, folder, RULE)) for record in read_records(folder)[:num_images]
     ]
     header = packed("batch", position=0, microbatches=[[header] for header, _ in framed], skipped=[])
-    buffers = tuple(buffer for _, held in framed for buffer in held)
+    buffers = tuple(buffer for _, buffers_of_example in framed for buffer in buffers_of_example)
 
     def unpack() -> Batch:
         return batch_of_message(Message(parse_answer(header), buffers))
@@ -150,56 +152,56 @@ def unpack_s(folder: Path, num_images: int) -> float:
 
 
 def measured(cell: Cell, folder: Path, expected: Predicted, core: int) -> dict[str, float]:
-    """Milliseconds of stall, both ways; apart, without the iterations that fill the window."""
+    """Stalls of both loaders in milliseconds; the disaggregated ones after its window is full."""
     step_s = expected.step_ms / 1000
     num = min(MOST, max(FEWEST, int(BUDGET_S / step_s)))
-    own = ColocatedLoader(folder, RULE, batch_size=cell.num_images, order=OrderSettings())
-    colocated = stalls_of(own, max(FEWEST // 2, num // 2), step_s=step_s)
+    colocated_loader = ColocatedLoader(folder, RULE, batch_size=cell.num_images, order=OrderSettings())
+    colocated = stalls_of(colocated_loader, max(FEWEST // 2, num // 2), step_s=step_s)
     with server_process(folder, cell.num_images, WINDOW, cores={core}) as server:
         loader = ServedLoader(Subscription(address=server.address, timeout_s=WAIT_S))
         try:
             stalls_of(loader, WINDOW, step_s=step_s)
-            apart = stalls_of(loader, num, step_s=step_s)
+            disaggregated = stalls_of(loader, num, step_s=step_s)
         finally:
             loader.close()
     return {
         "iterations": num,
         "colocated_ms_p50": ms(colocated.quantile_s(0.5)),
         "colocated_ms_p99": ms(colocated.quantile_s(0.99)),
-        "disaggregated_ms_p50": ms(apart.quantile_s(0.5)),
-        "disaggregated_ms_p99": ms(apart.quantile_s(0.99)),
+        "disaggregated_ms_p50": ms(disaggregated.quantile_s(0.5)),
+        "disaggregated_ms_p99": ms(disaggregated.quantile_s(0.99)),
     }
 
 
 def claims(
     cells: dict[str, dict[str, float]], expected: dict[str, dict[str, float]], chaos: Chaos | None
 ) -> dict[str, bool]:
-    """Which hold; the paper's words are seconds and milliseconds."""
-    hidden = {name: found for name, found in cells.items() if "starved" not in name}
-    found = {
+    """Return claim -> whether it holds; the paper only says "seconds" and "milliseconds"."""
+    hiding = {name: cell for name, cell in cells.items() if "starved" not in name}
+    holds = {
         f"apart, the median stall is below {ms(NOTHING_S):g} ms where the step is as long as the decode": all(
-            each["disaggregated_ms_p50"] < ms(NOTHING_S) for each in hidden.values()
+            cell["disaggregated_ms_p50"] < ms(NOTHING_S) for cell in hiding.values()
         ),
         "apart, it is a hundredth of the colocated one or less": all(
-            100 * each["disaggregated_ms_p50"] <= each["colocated_ms_p50"] for each in hidden.values()
+            100 * cell["disaggregated_ms_p50"] <= cell["colocated_ms_p50"] for cell in hiding.values()
         ),
         "the largest colocated stall is of the order of a second": max(
-            each["colocated_ms_p50"] for each in cells.values()
+            cell["colocated_ms_p50"] for cell in cells.values()
         )
         > 500,
         "colocated stalls are predicted within 25 %": all(
-            abs(each["colocated_ms_p50"] / expected[name]["colocated_ms_p50"] - 1) <= 0.25
-            for name, each in cells.items()
+            abs(cell["colocated_ms_p50"] / expected[name]["colocated_ms_p50"] - 1) <= 0.25
+            for name, cell in cells.items()
         ),
         "apart, stall and step together are predicted within 15 %": all(
-            abs(_iteration_ms(each, expected[name]) / _iteration_ms(expected[name], expected[name]) - 1)
+            abs(_iteration_ms(cell, expected[name]) / _iteration_ms(expected[name], expected[name]) - 1)
             <= 0.15
-            for name, each in cells.items()
+            for name, cell in cells.items()
         ),
     }
     if chaos is not None:
-        found["every example exactly once in every epoch"] = chaos.exactly_once
-    return found
+        holds["every example exactly once in every epoch"] = chaos.exactly_once
+    return holds
 
 
 def _iteration_ms(cell: dict[str, float], expected: dict[str, float]) -> float:
@@ -219,7 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(scratch: Path, cells: Sequence[Cell], chaos_iterations: int, out: Path) -> dict[str, Any]:
-    """Draw, predict and write that down, then execute and write that beside it."""
+    """Draw, predict and write the prediction, then execute and write the measurement beside it."""
     folders = {}
     for cell in cells:
         folder = scratch / f"{cell.num_images}-{cell.side_px}"
@@ -234,7 +236,7 @@ def run(scratch: Path, cells: Sequence[Cell], chaos_iterations: int, out: Path) 
         "commit": commit(),
         "date": datetime.now(UTC).date().isoformat(),
         "device": f"{platform.machine()} CPU, {os.cpu_count()} cores; server and producer on one of them",
-        "predicted": {name: asdict(each) for name, each in expected.items()},
+        "predicted": {name: asdict(cell_prediction) for name, cell_prediction in expected.items()},
     }
     out.write_text(json.dumps(record, indent=1) + "\n")
     with on_cores({min(cores)}):
@@ -242,7 +244,7 @@ def run(scratch: Path, cells: Sequence[Cell], chaos_iterations: int, out: Path) 
             cell.name: measured(cell, folders[cell.name], expected[cell.name], max(cores)) for cell in cells
         }
     out.write_text(json.dumps(record, indent=1) + "\n")
-    chaos = survived(scratch / "chaos", chaos_iterations, seed=0, cores=cores) if chaos_iterations else None
+    chaos = survived(scratch / "chaos", chaos_iterations, cores=cores) if chaos_iterations else None
     record["chaos"] = None if chaos is None else asdict(chaos)
     record["claims"] = claims(record["executed"], record["predicted"], chaos)
     out.write_text(json.dumps(record, indent=1) + "\n")
@@ -261,17 +263,17 @@ def show(record: dict[str, Any]) -> None:
         "p99",
     )
     print(f"{'ms of stall':20}" + "".join(f"{column:>14}" for column in columns))
-    for name, found in record["executed"].items():
+    for name, executed in record["executed"].items():
         expected = record["predicted"][name]
         values = (
             expected["decode_ms"],
             expected["produce_ms"],
-            found["colocated_ms_p50"],
+            executed["colocated_ms_p50"],
             expected["colocated_ms_p50"],
-            found["colocated_ms_p99"],
-            found["disaggregated_ms_p50"],
+            executed["colocated_ms_p99"],
+            executed["disaggregated_ms_p50"],
             expected["disaggregated_ms_p50"],
-            found["disaggregated_ms_p99"],
+            executed["disaggregated_ms_p99"],
         )
         print(f"{name:20}" + "".join(f"{value:14.3f}" for value in values))
     if record["chaos"] is not None:

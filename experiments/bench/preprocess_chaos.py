@@ -18,13 +18,14 @@ SIDE_PX = 96
 PRODUCERS = 2
 WINDOW = 3
 WAIT_S = 60.0
+SEED = 0
 PRODUCER_DIES, TRAINER_DIES = 0.05, 0.01  # chances per iteration
 SERVER_DEATHS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chaos:
-    """What happened, and whether every finished iteration had its own examples, each once."""
+    """The injected failures, and whether every finished iteration had its own examples, each once."""
 
     iterations: int
     examples: int
@@ -34,48 +35,48 @@ class Chaos:
     exactly_once: bool
 
 
-def survived(folder: Path, iterations: int, *, seed: int, cores: set[int]) -> Chaos:
-    """Run so many iterations; what a trainer had not finished when it died, the next one does again.
+def survived(folder: Path, iterations: int, *, cores: set[int]) -> Chaos:
+    """Run the iterations with failures; a trainer that dies repeats its unfinished iteration.
 
     The trainer's checkpoint is the number of iterations it has finished, its only memory.
     """
-    draw_photographs(folder, BATCH_SIZE * NUM_BATCHES, SIDE_PX, seed=seed)
+    draw_photographs(folder, BATCH_SIZE * NUM_BATCHES, SIDE_PX, seed=SEED)
     ids = [record.id for record in read_records(folder)]
-    rng = random.Random(seed)
+    rng = random.Random(SEED)
     deaths = set(rng.sample(range(1, iterations), min(SERVER_DEATHS, iterations - 1)))
-    hail = _Hail(folder, rng, cores)
+    killer = _Killer(folder, rng, cores)
     seen: Counter[int] = Counter()
     right = True
     finished = 0
     try:
         while finished < iterations:
-            batch = hail.loader(finished).next()
-            hail.maybe_kill_a_producer()
+            batch = killer.loader(finished).next()
+            killer.maybe_kill_a_producer()
             if rng.random() < TRAINER_DIES:
-                hail.kill_trainer()
+                killer.kill_trainer()
                 continue
             start = finished % NUM_BATCHES * BATCH_SIZE
-            found = [example.id for example in batch.examples]
-            right &= batch.position == finished and sorted(found) == ids[start : start + BATCH_SIZE]
-            seen.update(found)
+            ids_of_batch = [example.id for example in batch.examples]
+            right &= batch.position == finished and sorted(ids_of_batch) == ids[start : start + BATCH_SIZE]
+            seen.update(ids_of_batch)
             finished += 1
             if finished in deaths:
-                hail.kill_server()
+                killer.kill_server()
     finally:
-        hail.close()
-    whole, rest = divmod(iterations, NUM_BATCHES)
-    expected = {each: whole + (index < rest * BATCH_SIZE) for index, each in enumerate(ids)}
+        killer.close()
+    num_epochs, rest = divmod(iterations, NUM_BATCHES)
+    expected = {example_id: num_epochs + (index < rest * BATCH_SIZE) for index, example_id in enumerate(ids)}
     return Chaos(
         iterations=iterations,
         examples=seen.total(),
-        producers_killed=hail.producers_killed,
-        trainers_killed=hail.trainers_killed,
-        servers_killed=hail.servers_killed,
+        producers_killed=killer.producers_killed,
+        trainers_killed=killer.trainers_killed,
+        servers_killed=killer.servers_killed,
         exactly_once=right and seen == Counter(expected),
     )
 
 
-class _Hail:
+class _Killer:
     def __init__(self, folder: Path, rng: random.Random, cores: set[int]) -> None:
         self._folder, self._rng, self._cores = folder, rng, cores
         self._server: ServerProcess = self._start(0)
@@ -83,7 +84,7 @@ class _Hail:
         self.producers_killed = self.trainers_killed = self.servers_killed = 0
 
     def loader(self, finished: int) -> ServedLoader:
-        """The trainer's end; a new trainer starts after what was finished."""
+        """The trainer's client; a restarted trainer continues after the last finished iteration."""
         if self._loader is None:
             subscription = Subscription(address=self._server.address, name="chaos", timeout_s=WAIT_S)
             self._loader = ServedLoader(subscription, start=finished)
@@ -98,14 +99,14 @@ class _Hail:
             self.producers_killed += 1
 
     def kill_trainer(self) -> None:
-        """Its socket vanishes without a word to the server."""
+        """Close its socket without telling the server."""
         assert self._loader is not None
         self._loader.abandon()
         self._loader = None
         self.trainers_killed += 1
 
     def kill_server(self) -> None:
-        """Another one takes its port; the trainer is not told."""
+        """Replace the server by another one on its port; the trainer is not told."""
         port = int(self._server.address.rsplit(":", 1)[1])
         self._server.kill()
         assert self._server.process.stdout is not None

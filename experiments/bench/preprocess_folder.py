@@ -22,7 +22,7 @@ MANY = 10**6  # batches: more than anybody waits for
 
 
 def draw_photographs(folder: Path, number: int, side_px: int, *, seed: int) -> None:
-    """One JPEG and one text an example: large soft shapes under fine grain, as photographs have."""
+    """Write one JPEG and one text per example: large soft shapes under fine grain, like photographs."""
     folder.mkdir()
     rng = np.random.default_rng(seed)
     lines = []
@@ -38,13 +38,13 @@ def draw_photographs(folder: Path, number: int, side_px: int, *, seed: int) -> N
 
 @dataclass(frozen=True, slots=True)
 class ServerProcess:
-    """Where it listens, and the process."""
+    """A running server: its address and process."""
 
     address: str
     process: subprocess.Popen[str]
 
     def kill(self) -> None:
-        """Without a chance to say good-bye."""
+        """Kill it without letting it close its connections."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(END_S)
 
@@ -52,7 +52,7 @@ class ServerProcess:
 def start_server(
     folder: Path, batch_size: int, window: int, *, producers: int = 1, port: int = 0, cores: set[int]
 ) -> ServerProcess:
-    """The command `workbench preprocess serve`, it and its producers on those cores alone."""
+    """Start `workbench preprocess serve` with the server and its producers pinned to the cores."""
     sizes = {"max-pixels": 2**22, "batch-size": batch_size, "window": window}
     numbers = sizes | {"producers": producers, "port": port}
     options = [f"--{name}={value}" for name, value in numbers.items()]
@@ -66,7 +66,7 @@ def start_server(
 
 
 def _started(arguments: list[str], cores: set[int]) -> "subprocess.Popen[str]":
-    """A command of `workbench preprocess` on those cores alone."""
+    """Start a command of `workbench preprocess` pinned to the cores."""
     command = [sys.executable, "-c", "from workbench.cli.app import main; main()", "preprocess", *arguments]
     with on_cores(cores):
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -74,7 +74,7 @@ def _started(arguments: list[str], cores: set[int]) -> "subprocess.Popen[str]":
 
 @contextmanager
 def on_cores(cores: set[int]) -> Iterator[None]:
-    """This process on those cores alone, and what it starts."""
+    """Pin this process and its children to the cores within the block."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -85,7 +85,7 @@ def on_cores(cores: set[int]) -> Iterator[None]:
 
 @contextmanager
 def taking_batches(address: str, *, cores: set[int]) -> Iterator[None]:
-    """A trainer without a step, as a process on those cores alone, until the end of the block."""
+    """Run a trainer that computes nothing, pinned to the cores, until the end of the block."""
     with _started(["run", address, f"--batches={MANY}", "--json"], cores) as process:
         try:
             yield
@@ -97,7 +97,7 @@ def taking_batches(address: str, *, cores: set[int]) -> Iterator[None]:
 def server_process(
     folder: Path, batch_size: int, window: int, *, producers: int = 1, cores: set[int]
 ) -> Iterator[ServerProcess]:
-    """A server until the end of the block."""
+    """Run a server until the end of the block."""
     server = start_server(folder, batch_size, window, producers=producers, cores=cores)
     try:
         yield server
@@ -106,7 +106,7 @@ def server_process(
 
 
 def end(server: ServerProcess) -> None:
-    """Ask it to end, and close its pipe."""
+    """Ask the process to end, and close its pipe."""
     server.process.terminate()
     try:
         server.process.wait(END_S)

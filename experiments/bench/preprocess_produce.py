@@ -21,11 +21,11 @@ TRAVEL_S = 0.005  # that a task is waited for before the server looks for what e
 
 
 def produce_s(folder: Path, rule: Rule, *, batch_size: int, window: int, core: int) -> tuple[float, ...]:
-    """[examples] seconds of each example of a folder of whole batches: the median of five passes.
+    """Return [examples] core seconds to produce each example of whole batches: the median of five passes.
 
-    This process is the producer and the server, by turns, on that core, and another one where this was
-    is the trainer, who takes each batch at once. What counts is this process's time on the core from one
-    task to the next: what others have of the core does not.
+    This process is alternately the producer and the server on that core; another one, elsewhere, is the
+    trainer, which takes each batch at once. Counted is this process's core time from one task to the next;
+    what other processes use of the core is not.
 
     Raises:
         ValueError: the next task does not come within a minute.
@@ -45,7 +45,7 @@ def produce_s(folder: Path, rule: Rule, *, batch_size: int, window: int, core: i
                 lent_s.append(time.process_time())
                 producer.send(*answer_to(task, folder))
     passes_s = np.diff(lent_s)[num:].reshape(PASSES, num)
-    return tuple(float(each) for each in np.median(passes_s, axis=0))
+    return tuple(float(seconds) for seconds in np.median(passes_s, axis=0))
 
 
 def _next_task(server: Server, producer: Connection) -> Message:

@@ -34,7 +34,7 @@ NOISES: Mapping[str, tuple[bytes, ...]] = {
 
 
 def status_waits(address: str, noise: tuple[bytes, ...], *, num: int) -> list[float]:
-    """Seconds to each answer, with messages of noise before every question; noisy peers come anew."""
+    """Seconds until each answer, with noise sent before every question; noisy peers reconnect."""
     waits_s = []
     subscription = Subscription(address=address, timeout_s=TIMEOUT_S)
     with closing(ServedLoader(subscription)) as loader, zmq.Context() as context:
@@ -51,7 +51,7 @@ def status_waits(address: str, noise: tuple[bytes, ...], *, num: int) -> list[fl
 def shout(
     context: "zmq.Context[zmq.Socket[bytes]]", address: str, noise: tuple[bytes, ...]
 ) -> list["zmq.Socket[bytes]"]:
-    """Peers that have sent noise, each fewer messages than drop it."""
+    """Send noise from several peers, each with fewer messages than would disconnect it."""
     sockets = []
     for _ in range(-(-PER_QUESTION // MOST_BAD) if noise else 0):
         socket = context.socket(zmq.DEALER)
@@ -64,7 +64,7 @@ def shout(
 
 def measured(num: int) -> dict[str, dict[str, float]]:
     """Median and 99th percentile in seconds, by kind of noise."""
-    found = {}
+    quantiles = {}
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"
         make(data, num_samples=8, seed=0, kinds=("image",))
@@ -76,22 +76,22 @@ def measured(num: int) -> dict[str, dict[str, float]]:
         try:
             for name, noise in NOISES.items():
                 waits_s = sorted(status_waits(server.address, noise, num=num))
-                found[name] = {"p50_s": waits_s[num // 2], "p99_s": waits_s[num * 99 // 100]}
+                quantiles[name] = {"p50_s": waits_s[num // 2], "p99_s": waits_s[num * 99 // 100]}
         finally:
             stop.set()
             thread.join()
-    return found
+    return quantiles
 
 
 def main() -> int:
     """Print a line per kind of noise."""
     parser = command_line(__doc__)
     parser.add_argument("--count", type=int, default=NUM, help="questions per kind of noise")
-    said = parser.parse_args()
-    found = measured(said.count)
-    for name, times in found.items():
+    arguments = parser.parse_args()
+    quantiles = measured(arguments.count)
+    for name, times in quantiles.items():
         print(f"{name:>14}: p50 {1e3 * times['p50_s']:.1f} ms, p99 {1e3 * times['p99_s']:.1f} ms")
-    return finish(found, as_json=said.json)
+    return finish(quantiles, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -28,10 +28,10 @@ TIMEOUT_S = 300.0
 
 
 def seconds(place: Place, rounds: int) -> dict[str, list[float]]:
-    """On one rank, by way of summing: the seconds of every round."""
+    """Seconds of every round on one rank, by way of summing."""
     del place
     torch.set_num_threads(1)
-    there = [torch.zeros(ELEMENTS) for _ in range(NUM_GROUPS)]
+    buffers = [torch.zeros(ELEMENTS) for _ in range(NUM_GROUPS)]
     gradients = [[torch.randn(ELEMENTS // PIECES) for _ in range(PIECES)] for _ in range(NUM_GROUPS)]
     whole = [torch.zeros(NUM_GROUPS * ELEMENTS)]
     x = torch.randn(PRODUCT, PRODUCT)
@@ -39,23 +39,23 @@ def seconds(place: Place, rounds: int) -> dict[str, list[float]]:
     def compute() -> None:
         torch.mm(x, x)
 
-    ways: dict[str, tuple[Callable[[], Sequence[Tensor]], Callable[[], None] | None]] = {
-        "there": (lambda: there, None),
+    variants: dict[str, tuple[Callable[[], Sequence[Tensor]], Callable[[], None] | None]] = {
+        "there": (lambda: buffers, None),
         "made": (lambda: [torch.cat(pieces) for pieces in gradients], None),
         "beside": (lambda: [torch.cat(pieces) for pieces in gradients], compute),
         "one": (lambda: whole, None),
         "one_beside": (lambda: whole, compute),
     }
-    found: dict[str, list[float]] = {name: [] for name in ways}
+    seconds_by_way: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(rounds):
-        for name, (make, meanwhile) in ways.items():
+        for name, (make, meanwhile) in variants.items():
             dist.barrier()
-            found[name].append(_sum_s(make, meanwhile))
-    return found
+            seconds_by_way[name].append(_sum_s(make, meanwhile))
+    return seconds_by_way
 
 
 def _sum_s(make: Callable[[], Sequence[Tensor]], meanwhile: Callable[[], None] | None) -> float:
-    """Until the last of the collectives has ended, whichever thread sees it."""
+    """Seconds until the last of the collectives has completed, whichever thread observes it."""
     ended = threading.Event()
     ends_s: list[float] = []
     start_s = time.perf_counter()
@@ -80,14 +80,14 @@ def _sum_s(make: Callable[[], Sequence[Tensor]], meanwhile: Callable[[], None] |
 
 
 def judged(by_rank: Sequence[dict[str, list[float]]]) -> dict[str, float]:
-    """Of the slower rank the lower quartile, in seconds, and what sharing a core costs."""
-    found = {}
+    """Lower quartile of the slower rank in seconds, and the cost of sharing a core."""
+    figures = {}
     for name in by_rank[0]:
-        rounds = sorted(max(times) for times in zip(*(ours[name] for ours in by_rank), strict=True))
-        found[f"{name}_s"] = rounds[len(rounds) // 4]
-    found["shared"] = found["beside_s"] / found["made_s"]
-    found["one_shared"] = found["one_beside_s"] / found["one_s"]
-    return found
+        rounds = sorted(max(times) for times in zip(*(of_rank[name] for of_rank in by_rank), strict=True))
+        figures[f"{name}_s"] = rounds[len(rounds) // 4]
+    figures["shared"] = figures["beside_s"] / figures["made_s"]
+    figures["one_shared"] = figures["one_beside_s"] / figures["one_s"]
+    return figures
 
 
 def main() -> int:

@@ -27,7 +27,7 @@ ROUNDS, GOAL_S = 3, 0.010
 
 
 def jobs() -> dict[str, ElasticJob]:
-    """By how the ranks of a node hold their weights."""
+    """Jobs by how the ranks of a node hold their weights."""
     whole = elastic_job(len(NODES), ranks_per_node=2, layers_per_rank=2)
     halves = elastic_job(len(NODES), ranks_per_node=2, ranks_per_stage=2, layers_per_rank=4)
     return {"whole": whole, "sharded": replace(halves, sharding=Sharding.PARAMETERS)}
@@ -41,7 +41,7 @@ def changes(job: ElasticJob) -> Iterator[tuple[NodeLayout, tuple[str, ...], tupl
 
 
 def measure(job: ElasticJob, rounds: int, folder: Path) -> tuple[list[float], list[float]]:
-    """Seconds to plan anew and to look up, of every change in every round."""
+    """Seconds to plan anew and to look up, for every change in every round."""
     anew_s, found_s = [], []
     folders: dict[NodeLayout, Path] = {}
     for layout, _, _ in changes(job):

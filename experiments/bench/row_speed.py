@@ -58,7 +58,7 @@ OF_H100 = {"sequence": 4096, "vocab": 131072, "gpu": "H100"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowTime:
-    """What one row took."""
+    """Time to predict one row."""
 
     name: str
     num_passes: int
@@ -67,7 +67,7 @@ class RowTime:
 
 @dataclass(frozen=True, slots=True)
 class RowRates:
-    """All rows together."""
+    """Rates over all rows."""
 
     rows: tuple[RowTime, ...]
 
@@ -92,7 +92,7 @@ def row_rates() -> RowRates:
         for sizes in table
     ]
     predictor = RowPredictor(iteration_s)
-    return RowRates(tuple(_timed(predictor, each) for each in (cells[0], cells[-1], *cells))[2:])
+    return RowRates(tuple(_timed(predictor, cell) for cell in (cells[0], cells[-1], *cells))[2:])
 
 
 def _timed(predictor: RowPredictor, cells: dict[str, object]) -> RowTime:

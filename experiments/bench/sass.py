@@ -15,37 +15,37 @@ COPIES_LEFT = re.compile(r"(?<!WARPGROUP\.)\bDEPBAR\.LE SB\d+, 0x([0-9a-f]+)")
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """The instructions of one pass through a loop, every branch within it not taken."""
+    """Instructions of one pass through a loop, with no branch inside taken."""
 
     body: tuple[str, ...]
 
     @property
     def multiplies(self) -> bool:
-        """Whether it holds a product of tiles."""
+        """Whether the loop contains a matrix product."""
         return any(MATRIX.search(line) for line in self.body)
 
     @property
     def leaves(self) -> bool:
-        """Whether the kernel ends in it: then the branch comes back from a rare path behind the end."""
+        """Whether the kernel exits inside: then the branch returns from a rare path placed behind the end."""
         return "EXIT" in self.body
 
     @property
     def groups_in_flight(self) -> int | None:
-        """Groups of asynchronous copies that every wait of the loop leaves under way; None without a wait."""
-        left = [int(found[1], 16) for line in self.body if (found := COPIES_LEFT.search(line))]
+        """Groups of asynchronous copies that every wait of the loop leaves in flight; None without a wait."""
+        left = [int(match[1], 16) for line in self.body if (match := COPIES_LEFT.search(line))]
         return min(left, default=None)
 
     @property
     def engine_copies(self) -> int:
-        """Copies of tiles by the copy engine (TMA)."""
+        """Number of tile copies by the copy engine (TMA)."""
         return sum("UTMALDG" in line for line in self.body)
 
 
 def loops(text: str) -> list[Loop]:
-    """Every loop, in the order of their ends: from the target of a backward branch to the branch."""
+    """Find every loop, from the target of a backward branch to the branch, ordered by end."""
     lines: list[str] = []
     start: dict[str, int] = {}
-    found: list[Loop] = []
+    complete: list[Loop] = []
     for line in text.splitlines():
         if label := LABEL.match(line):
             start[label[1]] = len(lines)
@@ -54,20 +54,20 @@ def loops(text: str) -> list[Loop]:
             branch = BRANCH.search(instruction[1])
             if branch and branch[1] in start:
                 loop = Loop(tuple(lines[start[branch[1]] :]))
-                found += [] if loop.leaves else [loop]
-    return found
+                complete += [] if loop.leaves else [loop]
+    return complete
 
 
 def tile_loops(text: str) -> tuple[Loop, Loop] | None:
-    """The loops over FULL and over PARTIAL tiles, or None for a kernel that multiplies no tiles.
+    """The loops over FULL and PARTIAL tiles, or None for a kernel that multiplies no tiles.
 
     Raises:
         ValueError: another number of loops with products than two.
     """
-    found = [loop for loop in loops(text) if loop.multiplies]
-    if not found:
+    with_products = [loop for loop in loops(text) if loop.multiplies]
+    if not with_products:
         return None
-    if len(found) != 2:
-        raise ValueError(f"loops with products: want 2 (full and partial tiles), got {len(found)}")
-    full, partial = sorted(found, key=lambda loop: len(loop.body))
+    if len(with_products) != 2:
+        raise ValueError(f"loops with products: want 2 (full and partial tiles), got {len(with_products)}")
+    full, partial = sorted(with_products, key=lambda loop: len(loop.body))
     return full, partial

@@ -43,7 +43,7 @@ BARE_TIMEOUTS = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedRow:
-    """What one plan took, in CPU seconds.
+    """CPU seconds of planning and simulating one plan.
 
     Args:
         planning_s: building, hashing, lowering and pricing it, once.
@@ -116,7 +116,7 @@ def measure(case: Case) -> tuple[SpeedRow, Lowered, Callable[[Action], float], M
 
 
 def _num_actions(plan: Plan) -> int:
-    """Distinct actions of stages, and one STEP per rank."""
+    """Number of distinct actions of stages, plus one STEP per rank."""
     of_stages = {
         action for program in plan.programs for action in program.actions if action.stage is not None
     }
@@ -126,19 +126,19 @@ def _num_actions(plan: Plan) -> int:
 def against_textbook(
     lowered: Lowered, duration_s: Callable[[Action], float], memory: MemoryTable
 ) -> dict[str, float | bool]:
-    """Both simulators on one plan, alternating; the fastest of each."""
-    ours: list[float] = []
-    theirs: list[float] = []
+    """Time both simulators on one plan, alternating; the fastest of each."""
+    engine_s: list[float] = []
+    textbook_s: list[float] = []
     iterations: list[float] = []
     for _ in range(REPEATS):
-        for times, run in ((ours, simulate), (theirs, simulate_textbook)):
+        for times, run in ((engine_s, simulate), (textbook_s, simulate_textbook)):
             seconds, trace = timed(partial(run, lowered, duration_s, memory=memory), time.process_time)
             times.append(seconds)
             iterations.append(trace.iteration_s)
     return {
-        "engine_s": min(ours),
-        "textbook_s": min(theirs),
-        "textbook_over_engine": min(theirs) / min(ours),
+        "engine_s": min(engine_s),
+        "textbook_s": min(textbook_s),
+        "textbook_over_engine": min(textbook_s) / min(engine_s),
         "same_iteration_s": len(set(iterations)) == 1,
     }
 

@@ -19,7 +19,7 @@ MOST_LAYERS, MOST_GPUS, MOST_NODES = 6, 4, 3
 
 
 def all_cuts(chain: LayerChain, gpus_per_node: int, num_nodes: int) -> Iterator[tuple[Cut, ...]]:
-    """Every sequence of stages that keeps the node rule and memory and uses all layers and GPUs.
+    """Yield every sequence of stages that fits nodes and memory and uses all layers and GPUs.
 
     Complexity: exponential in layers and GPUs.
     """
@@ -58,7 +58,7 @@ def least_planned_s(chain: LayerChain, gpus_per_node: int, num_nodes: int) -> fl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallCases:
-    """Templates of one chain and node count each; `num_unfit` of them fit in neither search."""
+    """Counts of compared templates; `num_unfit` of them fit in neither search."""
 
     num_compared: int
     num_unfit: int
@@ -70,18 +70,18 @@ class SmallCases:
 
 
 def random_chain(rng: random.Random, num_layers: int, max_width: int) -> LayerChain:
-    """A chain of uneven layers that gain more or less from several GPUs; sometimes short of memory."""
+    """A chain of uneven layers with varied speed-up from several GPUs; sometimes short of memory."""
     widths = tuple(w for w in range(1, max_width + 1) if w == 1 or rng.random() < 0.8)
     speedup = rng.choice((0.3, 0.7, 1.0))
     work = [rng.choice((1.0, 1.0, 2.0, rng.uniform(0.1, 5.0))) for _ in range(num_layers)]
     time_s = tuple(tuple(w / width**speedup for width in widths) for w in work)
-    held = tuple(tuple(rng.randint(1, 9) * 12 // width for width in widths) for _ in work)
-    capacity = rng.choice((math.inf, sum(row[0] for row in held) / rng.uniform(1.0, 3.0)))
-    return LayerChain(widths=widths, time_s=time_s, held_bytes=held, capacity_bytes=capacity)
+    held_bytes = tuple(tuple(rng.randint(1, 9) * 12 // width for width in widths) for _ in work)
+    capacity = rng.choice((math.inf, sum(row[0] for row in held_bytes) / rng.uniform(1.0, 3.0)))
+    return LayerChain(widths=widths, time_s=time_s, held_bytes=held_bytes, capacity_bytes=capacity)
 
 
 def small_chains(seed: int, num: int) -> Iterator[tuple[LayerChain, int, int]]:
-    """(chain, GPUs per node, nodes at most)."""
+    """Yield (chain, GPUs per node, maximum nodes)."""
     rng = random.Random(seed)
     for _ in range(num):
         gpus = rng.randint(1, MOST_GPUS)
@@ -89,16 +89,18 @@ def small_chains(seed: int, num: int) -> Iterator[tuple[LayerChain, int, int]]:
 
 
 def compare(num_chains: int = NUM_CHAINS) -> SmallCases:
-    """Every node count of every chain: the same objective, or no template in both."""
+    """Compare the objectives of both searches for every chain and node count."""
     compared = unfit = equal = 0
     for chain, gpus, most_nodes in small_chains(SEED, num_chains):
-        found = exact_templates(chain, gpus, range(1, most_nodes + 1))
+        templates = exact_templates(chain, gpus, range(1, most_nodes + 1))
         for nodes in range(1, most_nodes + 1):
             best_s = least_planned_s(chain, gpus, nodes)
             if best_s is None:
                 unfit += 1
-                equal += nodes not in found
+                equal += nodes not in templates
             else:
                 compared += 1
-                equal += nodes in found and math.isclose(found[nodes].planned_s, best_s, rel_tol=REL_TOL)
+                equal += nodes in templates and math.isclose(
+                    templates[nodes].planned_s, best_s, rel_tol=REL_TOL
+                )
     return SmallCases(num_compared=compared, num_unfit=unfit, num_equal=equal)

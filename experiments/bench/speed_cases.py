@@ -23,7 +23,7 @@ INFINIBAND = Link(name="InfiniBand NDR", bytes_per_s=50e9, latency_s=5e-6)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One plan: module -> (pipeline stages, tensor-parallel degree), in the order of its ranks.
+    """Parameters of one plan: module -> (pipeline stages, tensor-parallel degree), in rank order.
 
     `is_drawn`: every sample has sizes of its own, so that no two replicas are equal.
     """
@@ -66,7 +66,7 @@ CASES = (
 
 
 def model(llm: str, number: int = 0) -> ModelGraph:
-    """SigLIP and Whisper with their projectors in front of an LLM; the projectors and the LLM train.
+    """SigLIP and Whisper with projectors in front of an LLM; the projectors and the LLM are trained.
 
     Layers of models with other numbers have other names, and so are equal to none of this one's.
     """
@@ -87,7 +87,7 @@ def _renamed(module: Module, number: int) -> Module:
 
 
 def plan_of(case: Case, number: int = 0) -> Plan:
-    """The plan of a case on nodes of eight GPUs.
+    """Plan of a case on nodes of eight GPUs.
 
     Plans of other numbers have other names of layers, other cuts into stages where a module has several,
     and other sizes of all samples.
@@ -105,14 +105,14 @@ def plan_of(case: Case, number: int = 0) -> Plan:
 
 
 def cluster_of(case: Case) -> Cluster:
-    """As many nodes as the case's ranks take."""
+    """A cluster with as many nodes as the case's ranks need."""
     num_ranks = case.replicas * sum(stages * tp for stages, tp in case.layout.values())
     node = Node(device=PROFILE, num_ranks=8, memory_bytes=80 * 10**9)
     return uniform("bench", node, num_nodes=-(-num_ranks // 8), intra=NVLINK, inter=INFINIBAND)
 
 
 def _stages(case: Case, graph: ModelGraph, number: int) -> Iterator[Stage]:
-    """Replica by replica, module by module, layers cut evenly but for one cut, which the number moves."""
+    """Stages replica by replica and module by module, cut evenly except for one cut set by the number."""
     stage, rank = 0, 0
     for replica in range(case.replicas):
         for module, (pp, tp) in case.layout.items():
@@ -131,7 +131,7 @@ def _cuts(module: Module, num_stages: int, number: int) -> list[tuple[int, int]]
 
 
 def samples_of(case: Case, number: int = 0) -> tuple[Sample, ...]:
-    """The batch of a case; of other numbers, samples of other sizes."""
+    """The batch of a case; another number draws samples of other sizes."""
     return tuple(_samples(case, number))
 
 

@@ -28,7 +28,7 @@ BARE = "bare"  # the interpreter alone
 
 
 def commands(folder: Path) -> Mapping[str, tuple[str, ...]]:
-    """What is started, by name."""
+    """The started commands by name."""
     program = "from workbench.cli.app import main; main()"
     plan = ("plan", "examples/tiny.yaml", "--profile", PROFILE, "-o", str(folder / "plan.json"))
     return {
@@ -40,7 +40,7 @@ def commands(folder: Path) -> Mapping[str, tuple[str, ...]]:
 
 
 def seconds_of(script: Sequence[str], bytecode: Path) -> tuple[float, float]:
-    """(From start to end, on a core) of one process; CalledProcessError where it fails."""
+    """Return (wall seconds, core seconds) of one process; CalledProcessError where it fails."""
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(bytecode)}
     command = [sys.executable, "-c", *script]
     start_s, used_s = time.perf_counter(), _used_s()
@@ -49,27 +49,27 @@ def seconds_of(script: Sequence[str], bytecode: Path) -> tuple[float, float]:
 
 
 def _used_s() -> float:
-    """Core seconds of all processes that were waited for."""
+    """Core seconds of all reaped child processes."""
     return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
 
 
 def measure(repeats: int) -> dict[str, float]:
-    """Medians by name, and their ratios to the interpreter's: of the clock, and of core seconds."""
+    """Medians by name and their ratios to the bare interpreter's, of wall and of core seconds."""
     with tempfile.TemporaryDirectory() as folder:
-        wanted = commands(Path(folder))
-        times_s: dict[str, list[tuple[float, float]]] = {name: [] for name in wanted}
-        for script in wanted.values():
+        scripts = commands(Path(folder))
+        times_s: dict[str, list[tuple[float, float]]] = {name: [] for name in scripts}
+        for script in scripts.values():
             seconds_of(script, Path(folder))  # files are read into memory, bytecode is written
         for _ in range(repeats):
-            for name, script in wanted.items():
+            for name, script in scripts.items():
                 times_s[name].append(seconds_of(script, Path(folder)))
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for kind, column in (("", 0), ("_core", 1)):
-        medians = {name: statistics.median(each[column] for each in times_s[name]) for name in wanted}
+        medians = {name: statistics.median(times[column] for times in times_s[name]) for name in scripts}
         for name, median_s in medians.items():
-            found[f"{name}{kind}_s"] = median_s
-            found[f"{name}{kind}_over_bare"] = median_s / medians[BARE]
-    return found
+            figures[f"{name}{kind}_s"] = median_s
+            figures[f"{name}{kind}_over_bare"] = median_s / medians[BARE]
+    return figures
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -79,15 +79,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.repeats < 1:
         parser.error(f"--repeats must be 1 or more, got {options.repeats}")
-    found = measure(options.repeats)
+    figures = measure(options.repeats)
     load = os.getloadavg()[0]
     for name in commands(Path()):
-        clock = f"{found[f'{name}_s']:7.3f} s {found[f'{name}_over_bare']:6.1f} x"
-        core = f"{found[f'{name}_core_s']:7.3f} s {found[f'{name}_core_over_bare']:6.1f} x of a core"
+        clock = f"{figures[f'{name}_s']:7.3f} s {figures[f'{name}_over_bare']:6.1f} x"
+        core = f"{figures[f'{name}_core_s']:7.3f} s {figures[f'{name}_core_over_bare']:6.1f} x of a core"
         goal = f"; goal on a quiet machine: {GOALS_S[name]} s" if name in GOALS_S else ""
         sys.stdout.write(f"{name:7}{clock}, {core}{goal}\n")
     sys.stdout.write(f"load of the machine: {load:.1f}\n")
-    return finish(found | {"load": load, "repeats": options.repeats}, as_json=options.json)
+    return finish(figures | {"load": load, "repeats": options.repeats}, as_json=options.json)
 
 
 if __name__ == "__main__":

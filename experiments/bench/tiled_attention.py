@@ -39,7 +39,7 @@ OPERATOR = Attention(name="attention", num_heads=32, num_kv_heads=8, head_dim=12
 
 
 class Row(NamedTuple):
-    """Seconds by tiles over seconds by the table."""
+    """Seconds from tiles over seconds from the table."""
 
     device: str
     length: int
@@ -56,7 +56,7 @@ def rows() -> Iterator[Row]:
 
 
 def beside(device: str, cost: CostModel, length: int) -> Row:
-    """Of one causal row on one rank."""
+    """Price one causal row on one rank both ways."""
     work = Work((RowWork(length, length, length * (length + 1) // 2),))
     forward_s, _ = cost.attention_s(OPERATOR, work, Grid(), PRECISION)
     backward_s = forward_s * ATTENTION_BACKWARD_FLOP / cost.attention_backward_rate(OPERATOR, work, Grid())
@@ -76,9 +76,9 @@ def _tiled_s(length: int, forward: Gpu, backward: Gpu) -> Iterator[float]:
 
 
 def main() -> int:
-    """Print all rows, and the least and most of both."""
+    """Print all rows, and the least and largest ratio of both passes."""
     options = command_line(__doc__).parse_args()
-    found = print_rows(
+    printed = print_rows(
         "device  tokens  anchored: forward  backward  long: forward  backward",
         rows(),
         lambda row: (
@@ -86,9 +86,11 @@ def main() -> int:
             f"{row.long_forward:14.2f} {row.long_backward:9.2f}"
         ),
     )
-    record: dict[str, object] = {"rows": [row._asdict() for row in found]}
+    record: dict[str, object] = {"rows": [row._asdict() for row in printed]}
     for name in ("anchored", "long"):
-        ratios = [getattr(row, f"{name}_{way}") for row in found for way in ("forward", "backward")]
+        ratios = [
+            getattr(row, f"{name}_{direction}") for row in printed for direction in ("forward", "backward")
+        ]
         record |= {f"{name}_least": min(ratios), f"{name}_most": max(ratios)}
     return finish(record, as_json=options.json)
 

@@ -72,7 +72,7 @@ PLACED: dict[str, Callable[[int], Bitfield]] = {
 
 
 def longest_first_heapq(work: Sequence[int], num_ranks: int) -> list[int]:
-    """The same owners by `sorted` and `heapq`: what the compiled path is measured against."""
+    """Longest-first owners by `sorted` and `heapq`: the baseline of the compiled path."""
     owners = [0] * len(work)
     lightest = [(0, rank) for rank in range(num_ranks)]
     for block in sorted(range(len(work)), key=work.__getitem__, reverse=True):
@@ -83,7 +83,7 @@ def longest_first_heapq(work: Sequence[int], num_ranks: int) -> list[int]:
 
 
 def work_of(draw: Draw, length: int, seed: int) -> Work:
-    """[B] tiles of each block of queries."""
+    """Return [B] the tiles of each block of queries."""
     mask = draw(length, seed=seed)
     return row_work(classify_runs(mask, mask, BLOCK, BLOCK))
 
@@ -93,7 +93,7 @@ def tiles_of(mask: Bitfield) -> Tiles:
 
 
 def seconds_of(calls: Sequence[Callable[[], object]], repeats: int) -> list[float]:
-    """Wall time of every call, the calls in turn, after one round that is not counted."""
+    """Wall seconds of every call; the calls take turns, after one uncounted round."""
     for call in calls:
         call()
     times = []
@@ -105,44 +105,44 @@ def seconds_of(calls: Sequence[Callable[[], object]], repeats: int) -> list[floa
 
 
 def speed() -> dict[str, float]:
-    """Keys `lpt_1m_*` in milliseconds, and how many times as long heapq takes."""
+    """Return the keys `lpt_1m_*` in milliseconds, and how many times longer heapq takes."""
     works = [work_of(draw, MILLION, seed) for draw in MASKS.values() for seed in SEEDS_OF_MILLION]
     works += [np.random.default_rng(seed).permutation(work) for seed, work in enumerate(works)]
-    found: dict[str, float] = {"blocks_of_1m_tokens": works[0].size}
+    milliseconds: dict[str, float] = {"blocks_of_1m_tokens": works[0].size}
     for num_ranks in RANKS:
         for name, policy in (("lpt", tokens.longest_first), ("lpt_exchanged", longest_first_exchanged)):
             compiled = seconds_of([partial(policy, work, num_ranks) for work in works], CALLS)
-            found[f"{name}_1m_{num_ranks}_ranks_ms_p50"] = ms(median(compiled))
-            found[f"{name}_1m_{num_ranks}_ranks_ms_p95"] = ms(float(np.quantile(compiled, 0.95)))
+            milliseconds[f"{name}_1m_{num_ranks}_ranks_ms_p50"] = ms(median(compiled))
+            milliseconds[f"{name}_1m_{num_ranks}_ranks_ms_p95"] = ms(float(np.quantile(compiled, 0.95)))
         plain = [work.tolist() for work in works]
         slow = seconds_of([partial(longest_first_heapq, work, num_ranks) for work in plain], len(plain))
-        found[f"heapq_1m_{num_ranks}_ranks_ms_p50"] = ms(median(slow))
-        found[f"heapq_over_lpt_1m_{num_ranks}_ranks"] = (
-            ms(median(slow)) / found[f"lpt_1m_{num_ranks}_ranks_ms_p50"]
+        milliseconds[f"heapq_1m_{num_ranks}_ranks_ms_p50"] = ms(median(slow))
+        milliseconds[f"heapq_over_lpt_1m_{num_ranks}_ranks"] = (
+            ms(median(slow)) / milliseconds[f"lpt_1m_{num_ranks}_ranks_ms_p50"]
         )
         for work, listed in zip(works, plain, strict=True):
             if tokens.longest_first(work, num_ranks).tolist() != longest_first_heapq(listed, num_ranks):
                 raise AssertionError(f"longest_first differs from heapq on {num_ranks} ranks")
-    return found
+    return milliseconds
 
 
 def tile_plans() -> dict[str, float]:
-    """Milliseconds from a mask to its tiles: the median over draws of the mask that takes longest."""
-    found = {}
+    """Milliseconds from a mask to its tiles: the median over draws of the slowest mask."""
+    milliseconds = {}
     for name, length in (("64k", 65_536), ("1m", MILLION)):
         slowest = 0.0
         for mask, draw in MASKS.items():
             fields = [draw(length, seed=seed) for seed in SEEDS_OF_MILLION]
             times = seconds_of([partial(tiles_of, field) for field in fields], len(fields))
-            found[f"tile_plan_{name}_ms_{mask}"] = ms(median(times))
+            milliseconds[f"tile_plan_{name}_ms_{mask}"] = ms(median(times))
             slowest = max(slowest, ms(median(times)))
-        found[f"tile_plan_{name}_ms"] = slowest
-    return found
+        milliseconds[f"tile_plan_{name}_ms"] = slowest
+    return milliseconds
 
 
 @dataclass(frozen=True, slots=True)
 class Evenness:
-    """[mask][length][policy] max/mean on some ranks, and the claims that hold on every draw."""
+    """Result of `evenness`: [mask][length][policy] max/mean, and the claims that hold on every draw."""
 
     mean: dict[str, dict[str, dict[str, float]]]
     worst: dict[str, dict[str, dict[str, float]]]
@@ -150,54 +150,58 @@ class Evenness:
 
 
 def evenness(num_ranks: int) -> Evenness:
-    """Every policy on every mask and length."""
+    """Evaluate every policy on every mask and length."""
     result = Evenness({}, {}, {})
-    held: dict[str, list[bool]] = {}
+    holds_by_claim: dict[str, list[bool]] = {}
     for mask, draw in MASKS.items():
         for name, length in LENGTHS.items():
             works = [work_of(draw, length, seed) for seed in SEEDS]
-            found = of_policies(works, num_ranks)
+            by_policy = of_policies(works, num_ranks)
             for judged in JUDGED:
-                for claim, holds in claims_of(judged, found, num_ranks).items():
-                    held.setdefault(claim, []).append(holds)
-            result.mean.setdefault(mask, {})[name] = {policy: fmean(each) for policy, each in found.items()}
-            result.worst.setdefault(mask, {})[name] = {policy: max(each) for policy, each in found.items()}
-    result.claims.update({claim: all(holds) for claim, holds in held.items()})
+                for claim, holds in claims_of(judged, by_policy, num_ranks).items():
+                    holds_by_claim.setdefault(claim, []).append(holds)
+            result.mean.setdefault(mask, {})[name] = {
+                policy: fmean(ratios) for policy, ratios in by_policy.items()
+            }
+            result.worst.setdefault(mask, {})[name] = {
+                policy: max(ratios) for policy, ratios in by_policy.items()
+            }
+    result.claims.update({claim: all(holds) for claim, holds in holds_by_claim.items()})
     return result
 
 
 def of_policies(works: Sequence[Work], num_ranks: int) -> dict[str, list[float]]:
-    """[policy] max/mean of each draw, with rivals, the least possible and the 99 % bound of random."""
-    found = {
+    """Return [policy] max/mean of each draw, with rivals, the lower bound and random's 99 % bound."""
+    ratios = {
         policy: [tokens.max_over_mean(work, assign(work, num_ranks), num_ranks) for work in works]
         for policy, assign in POLICIES.items()
     }
     for name, rival in RIVALS.items():
-        found[name] = [rival(work.tolist(), num_ranks) * num_ranks / work.sum() for work in works]
-    found["least_possible"] = [least_possible(work, num_ranks) * num_ranks / work.sum() for work in works]
-    found["random_bound"] = [random_bound(work, num_ranks, failure_probability=0.01) for work in works]
-    return found
+        ratios[name] = [rival(work.tolist(), num_ranks) * num_ranks / work.sum() for work in works]
+    ratios["least_possible"] = [least_possible(work, num_ranks) * num_ranks / work.sum() for work in works]
+    ratios["random_bound"] = [random_bound(work, num_ranks, failure_probability=0.01) for work in works]
+    return ratios
 
 
-def claims_of(judged: str, found: dict[str, list[float]], num_ranks: int) -> dict[str, bool]:
-    """The goals for one policy on the draws of one mask and length."""
-    ours, least, dealt = found[judged], found["least_possible"], found["sorted_round_robin"]
-    where = f"{judged} on {num_ranks} ranks"
+def claims_of(judged: str, ratios: dict[str, list[float]], num_ranks: int) -> dict[str, bool]:
+    """Check the goals of one policy on the draws of one mask and length."""
+    ours, least, round_robins = ratios[judged], ratios["least_possible"], ratios["sorted_round_robin"]
+    name = f"{judged} on {num_ranks} ranks"
     return {
-        f"{where}: at most 1.01": max(ours) <= 1.01,
-        f"{where}: at most 1.01 in the mean of the draws": fmean(ours) <= 1.01,
-        f"{where}: within 1 % of the least possible": all(
+        f"{name}: at most 1.01": max(ours) <= 1.01,
+        f"{name}: at most 1.01 in the mean of the draws": fmean(ours) <= 1.01,
+        f"{name}: within 1 % of the least possible": all(
             o <= 1.01 * bound for o, bound in zip(ours, least, strict=True)
         ),
-        f"{where}: never worse than sorted round robin": all(
-            o <= theirs for o, theirs in zip(ours, dealt, strict=True)
+        f"{name}: never worse than sorted round robin": all(
+            o <= round_robin for o, round_robin in zip(ours, round_robins, strict=True)
         ),
     }
 
 
 def placements(num_ranks: int) -> dict[str, dict[str, float]]:
-    """Planning time and moved bytes of DCP's idea beside longest first, 64k tokens."""
-    found = {}
+    """Planning time and moved bytes of DCP's placement beside longest first, at 64k tokens."""
+    rows = {}
     for name, draw in PLACED.items():
         mask = draw(PLACED_LENGTH)
         tiles = tiles_of(mask)
@@ -207,7 +211,7 @@ def placements(num_ranks: int) -> dict[str, dict[str, float]]:
         owners = tokens.longest_first(reads.row_work, num_ranks)
         planning = seconds_of([partial(place_blocks, reads, num_ranks)], 5)
         longest_first = seconds_of([partial(tokens.longest_first, reads.row_work, num_ranks)], CALLS)
-        found[name] = {
+        rows[name] = {
             "placement_ms": ms(median(planning)),
             "longest_first_ms": ms(median(longest_first)),
             "placement_mb": placed.moved_bytes / 1e6,
@@ -216,7 +220,7 @@ def placements(num_ranks: int) -> dict[str, dict[str, float]]:
             "placement_max_over_mean": placed.max_over_mean,
             "longest_first_max_over_mean": tokens.max_over_mean(reads.row_work, owners, num_ranks),
         }
-    return found
+    return rows
 
 
 def show(title: str, table: dict[str, dict[str, dict[str, float]]]) -> None:
@@ -239,28 +243,28 @@ def main() -> int:
     timed = {**speed(), **tile_plans()}
     for key, value in timed.items():
         print(f"{key:40} {value:12.3f}")
-    found = {num_ranks: evenness(num_ranks) for num_ranks in RANKS}
-    for num_ranks, each in found.items():
-        show(f"max/mean on {num_ranks} ranks, mean", each.mean)
-        show(f"max/mean on {num_ranks} ranks, worst", each.worst)
+    by_ranks = {num_ranks: evenness(num_ranks) for num_ranks in RANKS}
+    for num_ranks, of_ranks in by_ranks.items():
+        show(f"max/mean on {num_ranks} ranks, mean", of_ranks.mean)
+        show(f"max/mean on {num_ranks} ranks, worst", of_ranks.worst)
     placed = placements(RANKS[0])
     show_placements(placed)
-    claims = {claim: holds for each in found.values() for claim, holds in each.claims.items()}
+    claims = {claim: holds for of_ranks in by_ranks.values() for claim, holds in of_ranks.claims.items()}
     print(
         f"\nplans distribute tokens by {USED}; the goals are its own, plain longest_first is for comparison"
     )
     result = {
         **timed,
         "policy_of_plans": USED,
-        "max_over_mean": found[8].mean,
-        "max_over_mean_worst": found[8].worst,
-        "max_over_mean_64_ranks": found[64].mean,
-        "max_over_mean_64_ranks_worst": found[64].worst,
+        "max_over_mean": by_ranks[8].mean,
+        "max_over_mean_worst": by_ranks[8].worst,
+        "max_over_mean_64_ranks": by_ranks[64].mean,
+        "max_over_mean_64_ranks_worst": by_ranks[64].worst,
         "block_placement": placed,
         "claims": claims,
     }
     finish(result, claims, as_json=arguments.json)
-    return 0 if all(holds for claim, holds in found[8].claims.items() if claim.startswith(USED)) else 1
+    return 0 if all(holds for claim, holds in by_ranks[8].claims.items() if claim.startswith(USED)) else 1
 
 
 if __name__ == "__main__":

@@ -13,13 +13,13 @@ NEVER = np.int64(1) << 60
 
 
 class GaveUpError(Exception):
-    """The caller stopped the search before it had an answer."""
+    """The caller stopped the search before it finished."""
 
 
 def divided_template(
     chain: LayerChain, gpus_per_node: int, num_nodes: int, may_go_on: Callable[[], bool] = lambda: True
 ) -> Template | None:
-    """The template that divide and conquer finds for a number of nodes.
+    """Find the template for a number of nodes by divide and conquer.
 
     Oobleck chapter, section 2.4.1.2, Eq. 2.1-2.4: layers, stages and GPUs are split in two at once,
     whole nodes first, then GPUs of a node; the answers of both parts give T1, T3 and the slowest stage
@@ -48,7 +48,7 @@ def divided_template(
 
 
 class _Tables:
-    """Levels 0..M-1 are 1..M GPUs of one node, level M + n - 2 is n nodes."""
+    """Tables by level: levels 0..M-1 are 1..M GPUs of one node, level M + n - 2 is n nodes."""
 
     def __init__(self, chain: LayerChain, gpus_per_node: int, num_nodes: int) -> None:
         self._chain, self._node_gpus, self._num_nodes = chain, gpus_per_node, num_nodes
@@ -68,7 +68,7 @@ class _Tables:
         self._place_single_stages()
 
     def fill_parts(self, may_go_on: Callable[[], bool]) -> None:
-        """All subproblems; of the largest, only the whole model is asked for."""
+        """Solve all subproblems; the largest only for the whole model."""
         num = self._chain.num_layers
         for level, stages in self._todo:
             if not may_go_on():
@@ -82,7 +82,7 @@ class _Tables:
                 fill(*self._arrays, splits, slot, stages)
 
     def answer(self) -> Template | None:
-        """The best over all stage counts of the whole model on all nodes."""
+        """Return the best template of the whole model on all nodes over all stage counts."""
         level, num = self._num_levels - 1, self._chain.num_layers
         run = place_of(num, 0, num)
         best, chosen = int(NEVER), 0
@@ -126,7 +126,7 @@ class _Tables:
         return self._nodes(level), self._nodes(level) * self._node_gpus
 
     def _splits(self, level: int) -> Ints:
-        """Pairs of levels that make up one: GPUs of a node, or whole nodes."""
+        """Pairs of levels that a level may be cut into: GPUs of a node, or whole nodes."""
         if level < self._node_gpus:
             pairs = [(gpus - 1, level - gpus) for gpus in range(1, level + 1)]
         else:
@@ -150,7 +150,7 @@ class _Tables:
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
 def place_of(num_layers: int, first: int, end: int) -> int:
-    """Where layers first..end-1 stand in a table of all runs."""
+    """Index of layers first..end-1 in a table of all runs."""
     return first * num_layers - first * (first - 1) // 2 + end - first - 1
 
 
@@ -158,7 +158,7 @@ def place_of(num_layers: int, first: int, end: int) -> int:
 def fill(  # noqa: PLR0913, PLR0917  (tables of one struct of arrays)
     t1: Ints, t3: Ints, slow: Ints, where: Ints, slots: Ints, splits: Ints, slot: int, num_stages: int
 ) -> None:
-    """Every run of layers of one (GPUs, stages): the best split into two smaller problems.
+    """Fill every run of layers of one (GPUs, stages) with the best split into two smaller problems.
 
     Complexity: O(splits x stages x layers**3 / 6).
     """

@@ -19,7 +19,7 @@ Flow = Generator[Event, object, None]
 
 
 def play_failures(system: System, trace: Availability, until_s: float | None = None) -> FailureRun:
-    """What `simulate_failures` says, every iteration a stretch of its own.
+    """Compute the result of `simulate_failures` by simulating every iteration by itself.
 
     Raises:
         ValueError: a window that is not positive.
@@ -39,7 +39,7 @@ def play_failures(system: System, trace: Availability, until_s: float | None = N
 
 
 class _First(Event):
-    """A timeout that comes before all others of its instant."""
+    """A timeout scheduled before all others of the same instant."""
 
     def __init__(self, env: Environment, delay_s: float, then: Callable[[], None]) -> None:
         super().__init__(env)
@@ -50,7 +50,7 @@ class _First(Event):
 
 
 class _Job:
-    """The training job: what it does next, and what its time went into."""
+    """The training job: its next action and the account of its time."""
 
     def __init__(self, env: Environment, system: System, usable: frozenset[str]) -> None:
         self._env, self._system = env, system
@@ -66,7 +66,7 @@ class _Job:
         self._doing: tuple[Spent, float] = (Spent.WAITING, 0.0)
 
     def happen(self, instant: Instant) -> None:
-        """Nodes leave, become usable and are warned of."""
+        """Apply an event: nodes leave, become usable or are warned."""
         self._usable = (self._usable - instant.left) | instant.usable
         self._doomed = (self._doomed - instant.left) | instant.warned
         self._grown |= bool(instant.usable)
@@ -82,7 +82,7 @@ class _Job:
             self._process.interrupt(Spent.WAITING)
 
     def result(self, window_s: float, node_s: float) -> FailureRun:
-        """Close the books at the end of the window."""
+        """Close the accounts at the end of the window."""
         kind, since_s = self._doing
         if kind is Spent.EFFECTIVE:
             self._end_iteration(since_s, window_s)
@@ -99,7 +99,7 @@ class _Job:
         )
 
     def run(self) -> Flow:
-        """Until the window ends."""
+        """Simulate until the window ends."""
         process = self._env.active_process
         assert process is not None, "a process runs it"
         self._process = process
@@ -114,7 +114,7 @@ class _Job:
                     self._take_over()
 
     def _take_over(self) -> None:
-        """The new configuration replaces the old one, whose iteration is cut off."""
+        """Switch to the new configuration; the iteration in progress is cut off."""
         self._members, self._num_recoveries = set(self._usable), self._num_recoveries + 1
         self._must_save, self._must_recover = False, not self._system.rate(len(self._members))
 
@@ -136,7 +136,7 @@ class _Job:
             yield from self._iterate()
 
     def _copy(self, copy_s: float) -> Flow:
-        """What is at risk now counts after that time, unless it was undone before."""
+        """Count the iterations at risk as saved after that time, unless undone before."""
         num_undone = self._num_undone
         yield self._env.timeout(copy_s)
         if num_undone == self._num_undone:
@@ -186,7 +186,7 @@ class _Job:
         self._at_risk.append(len(self._iterations) - 1)
 
     def _keep(self, count: int | None = None) -> None:
-        """The first of what is at risk, by default all, count from now on."""
+        """Count the first iterations at risk, by default all, as final."""
         for index in self._at_risk[:count]:
             kept = self._iterations[index]
             idle_s = kept.iteration_s * self._system.idle_share(kept.num_nodes)
@@ -198,7 +198,7 @@ class _Job:
         self._num_copied = 0
 
     def _undo(self) -> None:
-        """A member is gone: back to the last checkpoint."""
+        """Roll back to the last checkpoint after losing a member."""
         for index in self._at_risk:
             lost = self._iterations[index]
             self._spent[Spent.LOST] += lost.iteration_s

@@ -17,7 +17,7 @@ from workbench.balance.orchestration.task import Orchestration, Task
 
 
 def orchestrate_relaxed(task: Task) -> Orchestration:
-    """Every (tp, dp) of all units, GPUs as real numbers in closed form, then rounded to what fits.
+    """Search every (tp, dp) of all units with GPUs as real numbers in closed form, then round.
 
     Source: DistTrain, section 4.3. For given (tp, dp) the warm-up is constant, and the convex program
     min max(a/x, b/y, c/z) with x + y + z <= N has a closed solution: GPUs in proportion to the work,
@@ -71,7 +71,7 @@ def _rounded(task: Task, combination: Sequence[Sequence[Option]]) -> list[Option
 
 
 class StageBounds(NamedTuple):
-    """One unit of given (tp, dp): seconds of its whole pipeline, and what a stage and all of them take."""
+    """One unit of given (tp, dp): seconds of its whole pipeline, GPUs per stage, least and most stages."""
 
     work_s: float
     gpus_per_stage: int
@@ -80,7 +80,7 @@ class StageBounds(NamedTuple):
 
 
 def relaxed_stages(units: Sequence[StageBounds], num_gpus: int) -> list[float]:
-    """Real-valued stages of every unit that minimise the slowest stage, by bisection over its seconds.
+    """Real-valued stage counts that minimise the slowest stage, by bisection over its seconds.
 
     Source: DistTrain, section 4.3, which gives the convex program to a solver. Here: for a slowest stage
     of t seconds a unit wants work / t stages, clipped to its bounds; the least t whose stages suffice.

@@ -64,23 +64,23 @@ class _Textbook:
         self._links: dict[tuple[str, int], Resource] = {}
 
     def run(self, program: Program) -> ProcessGenerator:
-        """Do a rank's actions in order."""
-        rank, held = program.ranks[0], self._memory.static_bytes.get(program.ranks[0], 0)
+        """Execute a rank's actions in order."""
+        rank, held_bytes = program.ranks[0], self._memory.static_bytes.get(program.ranks[0], 0)
         for index, action in enumerate(program.actions):
             for row in self._lowered.inputs.get(action, ()):
                 yield self._arrived[row]
             start_s = self.env.now
-            held += self._memory.acquired_bytes[rank][index]
-            self.samples.append(MemorySample(rank, start_s, held))
+            held_bytes += self._memory.acquired_bytes[rank][index]
+            self.samples.append(MemorySample(rank, start_s, held_bytes))
             yield self.env.timeout(self._duration_s(action))
-            held -= self._memory.released_bytes[rank][index]
-            self.samples.append(MemorySample(rank, self.env.now, held))
+            held_bytes -= self._memory.released_bytes[rank][index]
+            self.samples.append(MemorySample(rank, self.env.now, held_bytes))
             self.spans.append(Span(rank, Lane.COMPUTE, action, start_s, self.env.now))
             for row in self._lowered.outputs.get(action, ()):
                 self.env.process(self.send(self._lowered.transfers[row]))
 
     def send(self, row: Transfer) -> ProcessGenerator:
-        """Carry one row: wait for the link, occupy it, travel."""
+        """Carry one row: wait for the link, occupy it, then add the latency."""
         ready_s, destination = self.env.now, row.destination_rank
         if destination != row.source_rank:
             resource, link = self._link(row)
@@ -106,7 +106,7 @@ class _Textbook:
 
 
 def _nothing(lowered: Lowered) -> MemoryTable:
-    """The account of actions that take no memory."""
+    """A memory table in which no action acquires or releases memory."""
     moved: dict[int, Sequence[int]] = {
         rank: [0] * len(program) for rank, program in lowered.plan.program.items()
     }
@@ -114,14 +114,14 @@ def _nothing(lowered: Lowered) -> MemoryTable:
 
 
 def timeouts_per_s(num_processes: int, num_timeouts: int) -> float:
-    """Timeouts a second of CPU time, waited for by processes that each have a length of their own."""
+    """SimPy timeouts per CPU second, each awaited by a process with a delay of its own."""
     env = Environment()
-    each = -(-num_timeouts // num_processes)
+    timeouts_each = -(-num_timeouts // num_processes)
     for process in range(num_processes):
-        env.process(_wait(env, 1.0 + process / num_processes, each))
+        env.process(_wait(env, 1.0 + process / num_processes, timeouts_each))
     started = time.process_time()
     env.run()
-    return num_processes * each / (time.process_time() - started)
+    return num_processes * timeouts_each / (time.process_time() - started)
 
 
 def _wait(env: Environment, length_s: float, times: int) -> ProcessGenerator:

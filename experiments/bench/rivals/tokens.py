@@ -13,15 +13,15 @@ def multifit(work: Sequence[int], num_ranks: int) -> int:
     decreasing = sorted(work, reverse=True)
     low = max(decreasing[0], -(-sum(decreasing) // num_ranks))
     high = 2 * low  # always enough for first fit decreasing
-    found = high
+    best = high
     while low < high:
         capacity = (low + high) // 2
         heaviest = _first_fit(decreasing, capacity, num_ranks)
         if heaviest is None:
             low = capacity + 1
         else:
-            high, found = capacity, heaviest
-    return found
+            high, best = capacity, heaviest
+    return best
 
 
 def differencing(work: Sequence[int], num_ranks: int) -> int:
