@@ -41,6 +41,7 @@ from workbench.model.composites.registry import take_apart
 from workbench.model.hf_config import module_from_config
 from workbench.model.item_tokens import image_tokens
 from workbench.model.model_graph import ModelGraph, Module, connect
+from workbench.model.projector import ProjectorStep
 from workbench.plan.build import with_programs
 from workbench.plan.codec import dumps, loads
 from workbench.plan.lower import lower
@@ -336,9 +337,14 @@ def test_other_towers_put_nothing_together() -> None:
     tower = modules_of(dict(take_apart(CONFIGS["llava, mistral, no bias"]).modules))["vision"]
     with pytest.raises(ValueError, match="its tiles are put together, and its encoder has no image_newline"):
         check_segment(tower, TILES)
-    config = {"model_type": "pixtral", "image_newline": True, "hidden_size": 16, "num_attention_heads": 2}
-    with pytest.raises(ValueError, match="pixtral puts no tiles together; leave out image_newline"):
-        module_from_config(config, name="eyes", modality="vision", llm_width=16)
+    for kind in ("pixtral", "aimv2_vision_model", "whisper"):
+        config = {"model_type": kind, "image_newline": True}
+        with pytest.raises(ValueError, match=f"{kind} puts no tiles together; leave out image_newline"):
+            module_from_config(config, name="eyes", modality="vision", llm_width=16)
+    merging = (ProjectorStep(merge=4), ProjectorStep(linear_out=True))
+    config = dict(parts_of("llava_next").modules["vision"].config)
+    with pytest.raises(ValueError, match="tiles are put together unmerged; want a projector without a merge"):
+        module_from_config(config, name="eyes", modality="vision", llm_width=16, projector=merging)
 
 
 @pytest.mark.parametrize("said", [{"grid": None}, {"unpadded": (0, 8)}, {"tokens_in": 81}])

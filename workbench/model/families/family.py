@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from workbench.data.corpus import ItemTokens, Video
 from workbench.model.composites.composite import Composite
 from workbench.model.config_fields import Config, flag, whole
-from workbench.model.families.tiles import NEWLINE, PHI_4, SHRINKS, Tiles, anyres
+from workbench.model.families.tiles import NEWLINE, PHI_4, SHRINKS, Tiles, anyres, of_grids
 from workbench.model.layer import Layer, Pointwise, TokenCount
 from workbench.model.model_graph import GENERATED, TEXT
 from workbench.model.projector import (
@@ -348,7 +348,7 @@ class Encoder(Architecture):
 
     def _check_packs(self, config: Config, projector: Layer) -> None:
         """Raise ValueError where features of tiles cannot be put together row by row."""
-        if self.tiles is not anyres or self.image_tokens is not None or config.get(PHI_4) is not None:
+        if self.processed is not of_grids or config.get(PHI_4) is not None:
             raise ValueError(f"{self.model_type} puts no tiles together; leave out {NEWLINE}")
         if any(operator.name in (POOL, SHUFFLE) for operator in projector.operators):
             raise ValueError(f"{NEWLINE}: tiles are put together unmerged; want a projector without a merge")
