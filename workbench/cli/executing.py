@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 
 from workbench.cli.console import print_result, warn
-from workbench.cli.options import ExecutionFile, Json, PlanFile, PlanProfile, takes
+from workbench.cli.options import ExecutionFile, Json, PlanFile, PlanProfile, with_flags_of
 from workbench.cost.profile import load_profile
 from workbench.drift import drift_warning
 from workbench.job.device import Device
@@ -76,7 +76,7 @@ def simulate_command(
     )
 
 
-@takes(RunOptions, warmup=1, repetitions=lambda said: EMULATED_REPETITIONS if said["emulate"] else 1)
+@with_flags_of(RunOptions, warmup=1, repetitions=lambda said: EMULATED_REPETITIONS if said["emulate"] else 1)
 def run_command(
     plan: PlanFile,
     local: Annotated[

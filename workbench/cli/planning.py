@@ -10,7 +10,7 @@ import typer
 from workbench.cli.console import print_result, show, warn
 from workbench.cli.job_reading import read_job
 from workbench.cli.judging import JudgeFlag, Strategy, planners_by
-from workbench.cli.options import Json, PlanFile, takes
+from workbench.cli.options import Json, PlanFile, with_flags_of
 from workbench.cost.model import CostModel
 from workbench.explain.warnings import warnings_of
 from workbench.job.job import Job
@@ -105,7 +105,7 @@ class Wanted:
             warn(f"this plan can be simulated, not run: {refusal}")
 
 
-@takes(Wanted)
+@with_flags_of(Wanted)
 def plan_command(
     job: Annotated[Path, typer.Argument(help="job file", metavar="JOB")],
     output: Annotated[Path, typer.Option("-o", "--output", help="plan file to write")],

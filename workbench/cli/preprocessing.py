@@ -12,7 +12,7 @@ import typer
 from workbench.cli.console import print_result, show
 from workbench.cli.job_reading import read_job
 from workbench.cli.options import Json
-from workbench.cli.table_format import lists
+from workbench.cli.table_format import with_format_flag
 from workbench.report.progress import ticking
 from workbench.report.tables import milliseconds, titled
 from workbench.termination import noting
@@ -159,7 +159,7 @@ def produce_command(
 
 
 @app.command("run")
-@lists
+@with_format_flag
 def run_command(
     address: Address,
     batches: Annotated[int, typer.Option(help="number of batches")] = 10,

@@ -9,7 +9,7 @@ from workbench.bounded_file import MOST_SETTINGS_BYTES, read_bounded
 from workbench.calibrate.device_sheet import check_sheet, read_sheet, shipped_sheet, shipped_sheets
 from workbench.cli.console import print_result
 from workbench.cli.options import Json
-from workbench.cli.table_format import lists
+from workbench.cli.table_format import with_format_flag
 from workbench.cost.profile import Profile, load_profile, parse_profile, write_profile
 from workbench.report.tables import facts_table, fits_table, profile_record, unmeasured_text
 from workbench.whole_file import check_writable
@@ -22,7 +22,7 @@ app = typer.Typer(
 
 
 @app.command("new")
-@lists
+@with_format_flag
 def new_command(
     name: Annotated[str, typer.Argument(help="name of the profile", metavar="NAME")],
     from_sheet: Annotated[
@@ -48,7 +48,7 @@ def new_command(
 
 
 @app.command("show")
-@lists
+@with_format_flag
 def show_command(
     name: Annotated[str, typer.Argument(help="name of a shipped profile, or file", metavar="NAME")],
     as_json: Json = False,

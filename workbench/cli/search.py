@@ -9,7 +9,7 @@ import typer
 from workbench.cli.console import print_result, warn
 from workbench.cli.joint_searching import Sought, Told, search_jointly
 from workbench.cli.judging import JudgeFlag, planners_by
-from workbench.cli.options import Json, takes
+from workbench.cli.options import Json, with_flags_of
 from workbench.cli.planning import Wanted
 from workbench.cli.searching import Drawn, NoCache, check_drawable, draw, judging, kept_results, searched
 from workbench.job.job import Job
@@ -28,9 +28,9 @@ from workbench.search.objectives.template_plans import TemplatePlanner
 from workbench.strategies.registry import PLANNERS, PRICED
 
 
-@takes(Wanted)
-@takes(ObjectiveOptions)
-@takes(Told)
+@with_flags_of(Wanted)
+@with_flags_of(ObjectiveOptions)
+@with_flags_of(Told)
 def search_command(
     job: Annotated[Path, typer.Argument(help="job file", metavar="JOB")],
     output: Annotated[
