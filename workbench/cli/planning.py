@@ -163,14 +163,14 @@ def check_command(
     ] = None,
 ) -> None:
     """Check that a plan is valid, fits in memory and cannot deadlock; show stages and programs."""
-    checked = read_plan(plan)
+    parsed_plan = read_plan(plan)
     if job is not None:
-        check_job(checked, read_job(job), plan)
-    accept(checked)
-    check_runnable_here(checked)
+        check_job(parsed_plan, read_job(job), plan)
+    accept(parsed_plan)
+    check_runnable_here(parsed_plan)
     programs = titled("programs", ("ranks",))
     programs.add_column("actions", overflow="fold")
-    for program in checked.programs:
+    for program in parsed_plan.programs:
         programs.add_row(rank_runs(program.ranks), " ".join(map(str, program.actions)))
-    accepted = f"accepted: sound, fits, free of deadlock; hash {plan_hash(checked)[:12]}"
-    show(accepted, plan_table(checked), programs)
+    accepted = f"accepted: sound, fits, free of deadlock; hash {plan_hash(parsed_plan)[:12]}"
+    show(accepted, plan_table(parsed_plan), programs)
