@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from workbench.cli.console import emit_json, show, warn
-from workbench.cli.job_reading import warn_of_misspelt
+from workbench.cli.job_reading import warn_of_misspelt_keys
 from workbench.cli.options import Json
 from workbench.job.draft import LARGEST_IMAGE_PX, Draft, Train, draft, machines_of
 from workbench.model.model_graph import ModelGraph
@@ -42,7 +42,7 @@ def init_command(
     machines = machines_of(gpus, nodes)
     made = draft(model, machines, train=train, text_tokens=text_tokens, image_px=_pixels(image), data=data)
     write_text(made.text, output)
-    warn_of_misspelt(made.model)
+    warn_of_misspelt_keys(made.model)
     for refusal in _refusals_to_run(made.model):
         warn(f"plans of this job can be simulated, not run: {refusal}")
     if as_json:
