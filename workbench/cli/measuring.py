@@ -52,7 +52,7 @@ def calibrate_command(
     rows: Annotated[
         Path | None, typer.Option(help="file of measured rows; an existing one is continued")
     ] = None,
-    more: Annotated[
+    extra_rows: Annotated[
         list[Path] | None,
         typer.Option(
             "--with", help="further rows of this machine, such as those of runtime.measure.microbench"
@@ -73,7 +73,7 @@ def calibrate_command(
     for path in (output, rows):
         if path is not None:
             check_writable(path)
-    other_measurements = [read_measurement(path) for path in more or ()]
+    other_measurements = [read_measurement(path) for path in extra_rows or ()]
     plans = [_calibration_plan(job) for job in ([read_job(path) for path in jobs] if jobs else _demo_jobs())]
     concurrency = min(len(plans[0].ranks), plans[0].cluster.nodes[0].num_cores or 1)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def calibrate_command(
         "rows": len(measurement.rows),
         "unmeasured": profile.unmeasured,
         "noise": profile.noise,
-        "fits": [asdict(fitted) for fitted in profile.fits],
+        "fits": [asdict(layer_fit) for layer_fit in profile.fits],
     }
     warning, unmeasured = noise_warning(profile.noise), unmeasured_text(profile.unmeasured)
     print_result(record, *warning, fits_table(profile), unmeasured, f"written to {output}", as_json=as_json)
