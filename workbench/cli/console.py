@@ -35,7 +35,7 @@ _COLLECTED: ContextVar[list[Table] | None] = ContextVar("collected", default=Non
 
 
 def one_line(error: Exception) -> str:
-    """The error's message without line breaks; for a failed file operation preceded by the file."""
+    """The error's message without line breaks; a failed file operation is preceded by its file."""
     if isinstance(error, OSError) and error.strerror:
         prefix = f"{error.filename}: " if error.filename else ""
         return f"{prefix}{error.strerror}"

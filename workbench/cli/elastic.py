@@ -194,7 +194,7 @@ def _plan(
 
 
 def _forecast(training: _PlannedTraining, events: StepEvents, steps: int) -> "Task":
-    """Predict all layouts and their step times; ValueError if a step is longer than the limit of a wait."""
+    """Predict all layouts and their step times; ValueError if a step takes longer than --timeout."""
     from runtime.elastic.forecast import check_waits, forecast_layouts, predict_steps
     from sim.predict import predict
     from workbench.cli.elastic_training import Task
@@ -225,9 +225,9 @@ def _train(
     task: "Task", start: "Progress | None", saving: "Saving | None", out: Path | None, *, as_json: bool
 ) -> None:
     """Print the prediction, train, and print the outcome."""
-    from workbench.cli.elastic_training import end, print_forecast, print_outcome, run_task
+    from workbench.cli.elastic_training import finish, print_forecast, print_outcome, run_task
 
     print_forecast(task, out, quiet=as_json)
     result = run_task(task, start, saving, quiet=as_json)
     print_outcome(task, result, out, as_json=as_json)
-    end(result)
+    finish(result)

@@ -62,15 +62,15 @@ def run_task(task: Task, start: Progress | None, saving: Saving | None, *, quiet
         end_times_s: list[float] = []
 
         def show_step(training: ElasticTraining) -> None:
-            step = training.steps[-1]
-            end_times_s.append(step.end_s)
+            last_step = training.steps[-1]
+            end_times_s.append(last_step.end_s)
             rate = (
                 f"{task.samples / (end_times_s[-1] - end_times_s[-2]):.3g} samples/s"
                 if len(end_times_s) > 1
                 else ""
             )
-            nodes = f"{sum(step.sizes)} nodes as {sizes_text(step.sizes)}"
-            ticker.at(step.step + 1, task.steps, f"loss {step.loss:.6f}, {nodes}, {rate}")
+            nodes = f"{sum(last_step.sizes)} nodes as {sizes_text(last_step.sizes)}"
+            ticker.at(last_step.step + 1, task.steps, f"loss {last_step.loss:.6f}, {nodes}, {rate}")
 
         ticker.at(first, task.steps)
         return run_elastic(
@@ -134,7 +134,7 @@ def print_outcome(task: Task, result: Ran, out: Path | None, *, as_json: bool) -
     show(*(f"written to {path}" for path in output_files))
 
 
-def end(result: Ran) -> None:
+def finish(result: Ran) -> None:
     """Print where progress was saved; exit with the code of the refusal or signal that ended training."""
     save_note = (
         ""
@@ -154,7 +154,7 @@ def end(result: Ran) -> None:
 def forecast_table(
     name: str, forecast: Forecast, predictions: Mapping[Sizes, StepPrediction], samples: int
 ) -> Table:
-    """One line per interval of steps."""
+    """Table with one row per interval of steps between changes of the layout."""
     return listed(
         f"{name}, predicted before it runs",
         [(interval, predictions[interval.layout.sizes]) for interval in forecast.intervals],
@@ -172,7 +172,7 @@ def forecast_table(
 
 
 def changes_table(result: Ran) -> Table:
-    """One line per change of the layout, with the step that came after it."""
+    """Table with one row per change of the layout, and the first step after it."""
     return listed(
         "node changes",
         zip((None, *result.changes), result.changes, strict=False),
@@ -194,7 +194,7 @@ def changes_table(result: Ran) -> Table:
 
 
 def times_table(times: Sequence[LayoutTimes]) -> Table:
-    """One line per layout."""
+    """Table of predicted and measured step times, one row per layout."""
     return listed(
         "step time by layout",
         times,

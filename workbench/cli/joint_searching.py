@@ -119,7 +119,7 @@ class SearchRequest(NamedTuple):
 
     @property
     def candidate_judge(self) -> Judge:
-        """What evaluates candidates; by default the seconds of a step."""
+        """The judge of candidates: that of the criterion, or else the seconds of a step."""
         from sim.predict import IterationJudge
 
         return self.criterion.judge or IterationJudge(self.cost)

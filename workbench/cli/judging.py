@@ -24,7 +24,7 @@ JudgeFlag = Annotated[
 
 
 def planners_by(judge: JudgedBy, names: Collection[str]) -> dict[str, Planner]:
-    """Planners of these strategies whose best plans the simulator chooses among, or their own estimate."""
+    """Planners of these strategies; the simulator or their own estimate chooses among their best plans."""
     if judge is JudgedBy.PLANNER:
         return {name: BY_NAME[name].planner for name in names}
     from sim.predict import candidate_s

@@ -35,13 +35,13 @@ def layout_command(
     Notations: Megatron-Bridge, Megatron's layout string, torchtitan, Cornstarch.
     """
     _refuse_plan(job)
-    new_job = read_job(job)
+    loaded_job = read_job(job)
     strategy: dict[str, str] = {}
     if notation is not None:
-        new_job = with_layout_file(new_job, notation)
+        loaded_job = with_layout_file(loaded_job, notation)
         placing = placing_of(content_of(notation))
         strategy = {} if placing is None else {"strategy": MEANT[placing].name}
-    layouts = write_layouts(new_job, to)
+    layouts = write_layouts(loaded_job, to)
     if output is not None:
         check_writable(output)
         content = job_with_layouts(job, output, layouts["layouts"]) if to is Notation.JOB else layouts

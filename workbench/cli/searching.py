@@ -44,6 +44,7 @@ class Criterion(NamedTuple):
     """What plans are ranked by.
 
     Args:
+        objective: the quantity to optimise.
         judge: evaluates plans; None: seconds of a step on the job's own batch.
         cache_key: text of all inputs of the judge, part of the key of a cached result.
     """
@@ -165,7 +166,7 @@ def cached_search(
 
 
 def _none_text(job: str, refusals: Sequence[str]) -> str:
-    """Error text for a job without a plan; lack of memory comes first."""
+    """Error text for a job without a plan: the first refusal for lack of memory, or else the first one."""
     too_large = [refusal for refusal in refusals if "does not fit" in refusal]
     first = "does not fit: " if too_large else ""
     return f"{first}no strategy has a plan for job {job!r}; {(too_large or refusals)[0]}"
