@@ -5,17 +5,17 @@ from pathlib import Path
 import pytest
 
 from tests.test_joint_search import small
-from workbench.cli.joint_searching import Sought, Told, fixed_of, search_jointly, stop_of
-from workbench.cli.searching import Judging
+from workbench.cli.joint_searching import JointFlags, SearchRequest, fixed_of, search_jointly, stop_of
+from workbench.cli.searching import Criterion
 from workbench.planner.judged import JudgedBy
 from workbench.search.joint.question import Question
 from workbench.search.joint.terms import Stop
 
 
 def test_ends_are_read():
-    assert stop_of(Told()) == Stop(seconds=60.0)
-    assert stop_of(Told(budget="2m", gap="2.5%")) == Stop(seconds=120.0, gap=0.025)
-    assert stop_of(Told(candidates=7)) == Stop(candidates=7)
+    assert stop_of(JointFlags()) == Stop(seconds=60.0)
+    assert stop_of(JointFlags(budget="2m", gap="2.5%")) == Stop(seconds=120.0, gap=0.025)
+    assert stop_of(JointFlags(candidates=7)) == Stop(candidates=7)
 
 
 def test_fixed_questions_are_read():
@@ -40,13 +40,13 @@ def test_fixed_questions_are_read():
     ],
 )
 def test_what_is_typed_wrong_is_refused_before_any_search(said, reason):
-    sought = Sought(small(), None, Judging(), {}, JudgedBy.SIMULATOR, 0)
+    request = SearchRequest(small(), None, Criterion(), {}, JudgedBy.SIMULATOR, 0)
     with pytest.raises(ValueError, match=reason):
-        search_jointly(sought, Told(**said), None, None, as_json=True)
+        search_jointly(request, JointFlags(**said), None, None, as_json=True)
 
 
 def test_flags_of_a_joint_search_want_it():
-    Told().check_absent()
+    JointFlags().check_absent()
     for said in ({"budget": "3s"}, {"fix": ["layout=dip"]}, {"workers": 2}, {"ablate": "dip"}):
         with pytest.raises(ValueError, match="wants --joint"):
-            Told(**said).check_absent()
+            JointFlags(**said).check_absent()

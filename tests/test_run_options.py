@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from runtime import launch
 from runtime.run_settings import RunSettings
 from workbench.cli.app import COMMANDS
-from workbench.cli.options import takes
+from workbench.cli.options import with_flags_of
 from workbench.job.device import Device
 from workbench.job.run_options import RunOptions, StepOptions, add_arguments, flags_of
 from workbench.plan.plan import Precision
@@ -62,7 +62,7 @@ def test_both_entry_points_take_the_same_options():
     program = typer.Typer()
 
     @program.command()
-    @takes(RunOptions)
+    @with_flags_of(RunOptions)
     def command(plan: str, *, options: RunOptions) -> None:
         assert plan == "plan.json"
         taken.append(options)
@@ -100,7 +100,7 @@ def test_what_is_not_said_is_the_default_that_the_command_names():
     program = typer.Typer()
 
     @program.command()
-    @takes(RunOptions, warmup=1, repetitions=lambda said: 3 if said["often"] else 1)
+    @with_flags_of(RunOptions, warmup=1, repetitions=lambda said: 3 if said["often"] else 1)
     def command(*, often: bool = False, options: RunOptions) -> None:
         del often
         taken.append(options)

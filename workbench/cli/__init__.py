@@ -1,1 +1,1 @@
-"""The commands, by what they are about. Each function is one command; its parameters are its flags."""
+"""The commands, grouped by subject. A function `*_command` is a command; its parameters are its flags."""

@@ -1,4 +1,4 @@
-"""The program `workbench`: every command by its name; a command's module is imported when it is called."""
+"""The program `workbench`: all commands by name. The module of a command is imported when it is called."""
 
 from dataclasses import dataclass
 from importlib import import_module, metadata
@@ -10,35 +10,35 @@ from typer.main import get_command
 
 from workbench.cli.console import OneLineErrors
 from workbench.cli.extras import DISTRIBUTION, missing_text
-from workbench.cli.table_format import lists
+from workbench.cli.table_format import with_format_flag
 from workbench.collector import collector_paused
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command that is listed before it is imported.
+    """A command that can be listed without importing its module.
 
     Args:
-        module: of `workbench.cli`.
-        function: in it, or a program of several commands.
-        summary: the first paragraph of its help.
-        lists: whether it prints tables and so takes `--format`; commands of a program say it themselves.
+        module: name of a module in `workbench.cli`.
+        function: name in the module of a command function, or of a typer program with several commands.
+        summary: first paragraph of the help.
+        has_tables: whether it prints tables and so takes `--format`; commands of a group add it themselves.
     """
 
     module: str
     function: str
     summary: str
-    lists: bool = True
+    has_tables: bool = True
 
     @collector_paused(many=10_000)
     def load(self, name: str) -> Any:
-        """The command itself."""
-        found = getattr(import_module(f"workbench.cli.{self.module}"), self.function)
-        if not isinstance(found, typer.Typer):
-            alone = typer.Typer(add_completion=False)
-            alone.command(name)(lists(found) if self.lists else found)
-            found = alone
-        return get_command(found)
+        """Import the module and return the click command."""
+        function = getattr(import_module(f"workbench.cli.{self.module}"), self.function)
+        if not isinstance(function, typer.Typer):
+            program = typer.Typer(add_completion=False)
+            program.command(name)(with_format_flag(function) if self.has_tables else function)
+            function = program
+        return get_command(function)
 
 
 COMMANDS = {
@@ -77,7 +77,7 @@ COMMANDS = {
         "layouts",
         "layout_command",
         "Show the layouts of a job in the notation of another system, or read them from such a file.",
-        lists=False,
+        has_tables=False,
     ),
     "export": Command(
         "exporting",
@@ -88,7 +88,7 @@ COMMANDS = {
         "schemas",
         "schema_command",
         "Print the JSON Schema of job, profile or plan files, for completion and checks in editors.",
-        lists=False,
+        has_tables=False,
     ),
     "models": Command(
         "models",
@@ -131,7 +131,7 @@ COMMANDS = {
         "ingesting",
         "trace_command",
         "Convert a trace to the format of another tool. Perfetto opens trace files directly.",
-        lists=False,
+        has_tables=False,
     ),
     "calibrate": Command("measuring", "calibrate_command", "Measure this machine and write its profile."),
     "profile": Command("profiles", "app", "Create, show and check profiles of devices."),
@@ -139,13 +139,13 @@ COMMANDS = {
         "measuring",
         "report_command",
         "Write a self-contained HTML page about a folder of plans and traces.",
-        lists=False,
+        has_tables=False,
     ),
     "reproduce": Command(
         "measuring",
         "reproduce_command",
         "Rerun experiments and compare them with the numbers in the papers.",
-        lists=False,
+        has_tables=False,
     ),
     "demo": Command(
         "measuring",
@@ -158,30 +158,32 @@ COMMANDS = {
 
 
 class Commands(OneLineErrors):
-    """The group of all commands: listed by their summaries, loaded when one is called."""
+    """The group of all commands: listed by their summaries, imported on demand."""
 
     def __init__(self, **settings: Any) -> None:
-        listed = {name: TyperCommand(name=name, short_help=each.summary) for name, each in COMMANDS.items()}
+        listed = {
+            name: TyperCommand(name=name, short_help=command.summary) for name, command in COMMANDS.items()
+        }
         super().__init__(**(settings | {"commands": listed}))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """The command that the arguments name, and the arguments left for it."""
+        """The name and the command that the arguments start with, and the remaining arguments."""
         name, _, rest = super().resolve_command(ctx, args)
         return name, COMMANDS[args[0]].load(args[0]), rest
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command that is named; ValueError where it needs a package that an extra brings."""
+        """Run the named command; ValueError if it needs a package of an extra that is not installed."""
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as error:
-            text = missing_text(ctx.invoked_subcommand or ctx.info_name, error)
-            if text is None:
+            message = missing_text(ctx.invoked_subcommand or ctx.info_name, error)
+            if message is None:
                 raise
-            raise ValueError(text) from error
+            raise ValueError(message) from error
 
 
-def _say_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"{DISTRIBUTION} {metadata.version(DISTRIBUTION)}")
         raise typer.Exit
 
@@ -198,7 +200,7 @@ app = typer.Typer(
 def _options(
     version: Annotated[
         bool,
-        typer.Option("--version", help="print the version and exit", callback=_say_version, is_eager=True),
+        typer.Option("--version", help="print the version and exit", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
     pass

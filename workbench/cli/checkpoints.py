@@ -1,4 +1,4 @@
-"""The command that takes over saves of the earlier format."""
+"""The command that converts checkpoints of the earlier format."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +10,7 @@ from workbench.cli.console import show
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Convert checkpoints in the earlier format."
 )
-app.callback()(lambda: None)  # so that one command is still named
+app.callback()(lambda: None)  # keeps `import` a subcommand although it is the only one
 
 
 @app.command("import")

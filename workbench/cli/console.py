@@ -1,4 +1,4 @@
-"""How commands speak: one line per error, one JSON object for machines."""
+"""Output of commands: tables and texts, one line per error or warning, one JSON object for programs."""
 
 import json
 import re
@@ -25,53 +25,57 @@ from workbench.plain_text import plain
 from workbench.report.table_rows import Format, written
 from workbench.termination import Ended, ending_by_signal
 
-BAD_INPUT = 2  # exit code
-PIPE_COLUMNS = 120  # of text that goes to a file or a pipe, where no table is wider
-MOST_COLUMNS = 240  # beyond which columns of prose are wrapped
-PROSE_COLUMNS = 40  # of a column that may be wrapped
-LEAST_ROWS = 2  # that can have something in common
-_KEPT: ContextVar[list[Table] | None] = ContextVar("kept", default=None)
-"""Tables of the command that runs, where its format is not for people."""
+BAD_INPUT = 2  # exit code of invalid input
+PIPE_COLUMNS = 120  # minimum width of output to a file or a pipe
+MAX_COLUMNS = 240  # width at which columns of prose are wrapped
+PROSE_COLUMNS = 40  # minimum width of a column that may be wrapped
+MIN_ROWS = 2  # of a table whose constant columns move to the caption
+_COLLECTED: ContextVar[list[Table] | None] = ContextVar("collected", default=None)
+"""Tables of the running command if they are written in a format for programs; None: they are printed."""
 
 
 def one_line(error: Exception) -> str:
-    """The error's message without line breaks; a failed file operation names its file first."""
+    """The error's message without line breaks; a failed file operation is preceded by its file."""
     if isinstance(error, OSError) and error.strerror:
-        named = f"{error.filename}: " if error.filename else ""
-        return f"{named}{error.strerror}"
-    text = _usage(error.format_message()) if isinstance(error, typer.TyperException) else str(error)
+        prefix = f"{error.filename}: " if error.filename else ""
+        return f"{prefix}{error.strerror}"
+    text = _usage_error(error.format_message()) if isinstance(error, typer.TyperException) else str(error)
     return " ".join(text.split()) or type(error).__name__
 
 
-def _usage(message: str) -> str:
-    """What is wrong with an argument; of a choice that is not there also the nearest one."""
+def _usage_error(message: str) -> str:
+    """The message of a usage error; for an invalid choice with the nearest valid one."""
     text = message.replace("Value error, ", "", 1)
-    said = re.search(r"'([^']*)' is not one of (.*)\.$", text)
-    near = [] if said is None else get_close_matches(said[1], re.findall(r"'([^']*)'", said[2]), n=1)
-    return f"{text} Did you mean {near[0]!r}?" if near else text
+    choice_error = re.search(r"'([^']*)' is not one of (.*)\.$", text)
+    nearest = (
+        []
+        if choice_error is None
+        else get_close_matches(choice_error[1], re.findall(r"'([^']*)'", choice_error[2]), n=1)
+    )
+    return f"{text} Did you mean {nearest[0]!r}?" if nearest else text
 
 
 def warn(text: str) -> None:
-    """One line on stderr about something that will work, but not as well as it could."""
+    """Print a warning as one line on stderr."""
     sys.stderr.write(f"workbench: warning: {plain(text)}\n")
 
 
 def print_error(text: str) -> None:
-    """One line on stderr about what is wrong."""
+    """Print an error as one line on stderr."""
     sys.stderr.write(f"workbench: error: {plain(text)}\n")
 
 
-def _tell_compiling() -> None:
-    """To whoever waits for it."""
+def _report_compiling() -> None:
+    """Explain the wait on a terminal."""
     if sys.stderr.isatty():
         sys.stderr.write("workbench: compiling to machine code, about ten seconds, only once\n")
 
 
-INTERRUPTED = 128 + signal.SIGINT
+INTERRUPTED_CODE = 128 + signal.SIGINT
 
 
 class OneLineErrors(TyperGroup):
-    """A command group that turns bad input into one line on stderr and exit code 2.
+    """A command group that reports invalid input as one line on stderr, with exit code 2.
 
     Errors of other types are bugs and keep their traceback.
     """
@@ -79,42 +83,45 @@ class OneLineErrors(TyperGroup):
     def main(self, *args: Any, **extra: Any) -> NoReturn:
         """Run the command line and exit."""
         try:
-            with ending_by_signal(), telling(_tell_compiling):
+            with ending_by_signal(), telling(_report_compiling):
                 code = super().main(*args, **(extra | {"standalone_mode": False}))
         except (ValueError, OSError, typer.TyperException) as error:
             print_error(one_line(error))
             sys.exit(BAD_INPUT)
         except (typer.Abort, KeyboardInterrupt):
-            code = INTERRUPTED
+            code = INTERRUPTED_CODE
         except Ended as ended:
             sys.stderr.write(f"workbench: ended by {ended.name}\n")
             sys.exit(ended.code)
-        if code == INTERRUPTED:  # typer makes it of Ctrl-C
+        if code == INTERRUPTED_CODE:  # typer's code for Ctrl-C
             sys.stderr.write("workbench: interrupted\n")
         sys.exit(code if isinstance(code, int) else 0)
 
 
 def show(*parts: Table | str) -> None:
-    """Print for people, or keep tables for the format that was asked for; then texts go to stderr.
+    """Print tables and texts; inside `in_format` collect the tables and print the texts on stderr.
 
-    As wide as the terminal, or in a file or pipe wide enough for prose; never so narrow that a figure is cut.
-    On a terminal that is narrower, what all rows of a table have in common stands below it.
+    The width is that of the terminal, or at least `PIPE_COLUMNS` in a file or pipe; it is never so small
+    that a figure is cut. In a table wider than the terminal, constant columns move to the caption.
     """
-    kept = _KEPT.get()
-    if kept is not None:
-        kept.extend(part for part in parts if isinstance(part, Table))
+    collected = _COLLECTED.get()
+    if collected is not None:
+        collected.extend(part for part in parts if isinstance(part, Table))
         texts = [part for part in parts if isinstance(part, str)]
         texts += [str(part.caption) for part in parts if isinstance(part, Table) and part.caption]
         sys.stderr.write("".join(f"{plain(text)}\n" for text in texts))
         return
     console = Console(highlight=False, emoji=False)
     if console.is_terminal:
-        parts = tuple(_fitted(part, console.width) if isinstance(part, Table) else part for part in parts)
-    free = Console(highlight=False, emoji=False, width=MOST_COLUMNS)
+        parts = tuple(
+            _without_constant_columns(part, console.width) if isinstance(part, Table) else part
+            for part in parts
+        )
+    wide_console = Console(highlight=False, emoji=False, width=MAX_COLUMNS)
     tables = [part for part in parts if isinstance(part, Table)]
-    width = max((_uncut_columns(table) for table in tables), default=0)
+    width = max((_min_width(table) for table in tables), default=0)
     if not console.is_terminal:
-        widths = (Measurement.get(free, free.options, table).maximum for table in tables)
+        widths = (Measurement.get(wide_console, wide_console.options, table).maximum for table in tables)
         width = max(PIPE_COLUMNS, width, *widths)
     console = Console(
         highlight=False, emoji=False, width=max(width, console.width if console.is_terminal else 0)
@@ -126,29 +133,30 @@ def show(*parts: Table | str) -> None:
             console.print(part)
 
 
-def _fitted(table: Table, width: int) -> Table:
-    """The table, or where it is wider, without columns whose figures are all equal: its caption says them."""
-    if _uncut_columns(table) <= width or table.row_count < LEAST_ROWS:
+def _without_constant_columns(table: Table, width: int) -> Table:
+    """The table; if it is wider than `width`, without constant columns, whose values go to the caption."""
+    if _min_width(table) <= width or table.row_count < MIN_ROWS:
         return table
-    kept, shared = table.columns[:1], []
+    varying, shared = table.columns[:1], []
     for column in table.columns[1:]:
         cells = set(map(str, column.cells))
         if len(cells) == 1 and (cell := cells.pop()):
             shared.append(" ".join((*str(column.header).split(), cell)))
         else:
-            kept.append(column)
+            varying.append(column)
     if not shared:
         return table
-    found = copy(table)
-    found.columns = [replace(column, _index=index) for index, column in enumerate(kept)]  # rich pads by it
-    said = f"same in all rows: {', '.join(shared)}"
-    found.caption = f"{said}\n{table.caption}" if table.caption else said
-    found.caption_justify = "left"
-    return found
+    narrowed = copy(table)
+    # rich pads columns by their index
+    narrowed.columns = [replace(column, _index=index) for index, column in enumerate(varying)]
+    caption = f"same in all rows: {', '.join(shared)}"
+    narrowed.caption = f"{caption}\n{table.caption}" if table.caption else caption
+    narrowed.caption_justify = "left"
+    return narrowed
 
 
-def _uncut_columns(table: Table) -> int:
-    """Columns of text that a table takes whose figures stand whole; prose is wrapped."""
+def _min_width(table: Table) -> int:
+    """Smallest width in characters of a table in which no figure is cut; prose may be wrapped."""
     width = 1
     for column in table.columns:
         lines = [line for cell in (column.header, *column.cells) for line in str(cell).splitlines()]
@@ -158,36 +166,36 @@ def _uncut_columns(table: Table) -> int:
 
 
 @contextmanager
-def in_format(form: Format) -> Iterator[None]:
-    """Inside, `show` keeps tables; at the end their rows are written to stdout in this format.
+def in_format(table_format: Format) -> Iterator[None]:
+    """Context in which `show` collects tables; at its end their rows are written to stdout in this format.
 
     Raises:
-        ValueError: Parquet would go to a terminal.
+        ValueError: Parquet output to a terminal.
     """
-    if form is Format.TABLE:
+    if table_format is Format.TABLE:
         yield
         return
-    if form is Format.PARQUET and sys.stdout.isatty():
+    if table_format is Format.PARQUET and sys.stdout.isatty():
         raise ValueError("--format parquet is binary: want it in a file, e.g. > table.parquet")
-    kept: list[Table] = []
-    token = _KEPT.set(kept)
+    collected: list[Table] = []
+    token = _COLLECTED.set(collected)
     try:
         yield
     finally:
-        _KEPT.reset(token)
-        if kept:
+        _COLLECTED.reset(token)
+        if collected:
             sys.stdout.flush()
-            sys.stdout.buffer.write(written(kept, form))
+            sys.stdout.buffer.write(written(collected, table_format))
             sys.stdout.flush()
 
 
 def emit_json(result: Mapping[str, Any]) -> None:
-    """Print for machines: one object on the last line; a number that is none, as a loss can be, as text."""
+    """Print one JSON object as the last line; numbers that are not finite, such as a loss, are strings."""
     sys.stdout.write(json.dumps(finite(result), sort_keys=True, allow_nan=False) + "\n")
 
 
 def print_result(record: Mapping[str, Any], *parts: Table | str, as_json: bool) -> None:
-    """Print a result: its record for machines, or tables and texts for people."""
+    """Print a result: its record as JSON, or tables and texts."""
     if as_json:
         emit_json(record)
     else:

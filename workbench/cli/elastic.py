@@ -1,4 +1,4 @@
-"""The command that trains on nodes that come and go: real processes of this machine, killed as told."""
+"""The command `elastic`: training on local processes that stand for nodes, which are killed and join."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -98,28 +98,30 @@ def elastic_command(
 
     _check_flags(timeout, checkpoint, checkpoint_every)
     _check_outputs(out, checkpoint)
-    happens = parsed_trace(trace, step_s, event, notice_s)
+    node_trace = parsed_trace(trace, step_s, event, notice_s)
     shape = Shape(
         job=read_job(job),
         nodes=nodes,
         ranks_per_node=ranks_per_node,
         ranks_per_stage=ranks_per_stage,
-        trace=None if happens is None else happens.trace,
+        trace=None if node_trace is None else node_trace.trace,
     )
     cost = cost_of(shape.job, profile, execution)
-    reads = _step_data(shape.on_nodes(), data, seed)
-    planned = _plan(shape, cost, reads, faults=faults, sharding=sharding, seed=seed, wait_s=timeout)
-    start = None if resume is None else latest_progress(planned.job, resume, warn)
-    until = last_step(steps, happens, start)
-    begun = 0 if start is None else start.step
-    events = events_of(event or (), happens, shape, first=begun, steps=until, warn=warn)
-    task = _forecast(planned, events, until)
-    saving = None if checkpoint is None else _saving(planned.job, checkpoint, checkpoint_every)
+    step_data = _step_data(shape.on_nodes(), data, seed)
+    planned_training = _plan(
+        shape, cost, step_data, faults=faults, sharding=sharding, seed=seed, wait_s=timeout
+    )
+    start = None if resume is None else latest_progress(planned_training.job, resume, warn)
+    end_step = last_step(steps, node_trace, start)
+    first_step = 0 if start is None else start.step
+    events = events_of(event or (), node_trace, shape, first=first_step, steps=end_step, warn=warn)
+    task = _forecast(planned_training, events, end_step)
+    saving = None if checkpoint is None else _saving(planned_training.job, checkpoint, checkpoint_every)
     _train(task, start, saving, out, as_json=as_json)
 
 
 def _check_flags(timeout: float, checkpoint: Path | None, checkpoint_every: int | None) -> None:
-    """ValueError where they do not go together, or say no time."""
+    """Raise ValueError for flags that contradict each other, or an invalid --timeout."""
     if checkpoint_every is not None and checkpoint is None:
         raise ValueError("elastic: --checkpoint-every wants --checkpoint FOLDER")
     if not 0 < timeout <= S_PER_DAY:
@@ -127,80 +129,90 @@ def _check_flags(timeout: float, checkpoint: Path | None, checkpoint_every: int 
 
 
 def _check_outputs(out: Path | None, checkpoint: Path | None) -> None:
-    """ValueError where a file could not be written in one of the folders, which may not be there yet."""
+    """Raise ValueError unless files can be written to the folders, which need not exist yet."""
     from workbench.cli.elastic_training import PLOT, PREDICTIONS, RECORD
 
     outputs = [] if out is None else [out / name for name in (RECORD, PREDICTIONS, PLOT)]
-    saved = [] if checkpoint is None else [checkpoint / "progress"]  # any name does
-    for path in (*outputs, *saved):
+    save_paths = [] if checkpoint is None else [checkpoint / "progress"]  # any file name there
+    for path in (*outputs, *save_paths):
         check_writable(path)
 
 
 def _step_data(job: Job, folder: Path | None, seed: int) -> "StepData":
-    """Samples of a folder, or random ones."""
+    """Samples of a data folder, or random ones without one."""
     from runtime.elastic.step_data import drawn, read_folder
 
     return drawn(job, seed) if folder is None else read_folder(job, folder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Planned:
-    """What is trained on which templates, and what predicts its steps.
+class _PlannedTraining:
+    """A training, its templates, and what its step times are predicted with.
 
     Args:
-        machine: that all nodes are processes of.
-        cost: of it.
-        looks: steps of a layout that are predicted.
+        cluster: the machine whose processes stand for all nodes.
+        cost: cost model of that machine.
+        num_predicted_steps: number of steps to predict per layout, of which the mean is taken.
     """
 
-    found: ElasticTemplates
+    templates: ElasticTemplates
     job: "ElasticJob"
-    machine: Cluster
+    cluster: Cluster
     cost: CostModel
-    looks: int
+    num_predicted_steps: int
 
 
 def _plan(
     shape: "Shape",
     cost: CostModel,
-    reads: "StepData",
+    step_data: "StepData",
     *,
     faults: int,
     sharding: Sharding,
     seed: int,
     wait_s: float,
-) -> _Planned:
-    """Templates for all numbers of nodes, and the training on them."""
+) -> _PlannedTraining:
+    """Plan templates for all numbers of nodes, and describe the training on them."""
     from runtime.elastic.run import elastic_job
 
-    found = elastic_templates(
-        reads.job,
+    templates = elastic_templates(
+        step_data.job,
         cost,
         num_nodes=shape.num_nodes,
         num_faults=faults,
         sharing=shape.ranks_per_stage,
         sharding=sharding,
     )
-    trained = elastic_job(found, reads, seed=seed, wait_s=wait_s, num_cores=shape.num_cores)
-    return _Planned(found=found, job=trained, machine=shape.job.cluster, cost=cost, looks=reads.looks)
+    job = elastic_job(templates, step_data, seed=seed, wait_s=wait_s, num_cores=shape.num_cores)
+    return _PlannedTraining(
+        templates=templates,
+        job=job,
+        cluster=shape.job.cluster,
+        cost=cost,
+        num_predicted_steps=step_data.looks,
+    )
 
 
-def _forecast(planned: _Planned, events: StepEvents, steps: int) -> "Task":
-    """The layouts that will come, and seconds of a step of each; ValueError where waits end before one."""
+def _forecast(training: _PlannedTraining, events: StepEvents, steps: int) -> "Task":
+    """Predict all layouts and their step times; ValueError if a step takes longer than --timeout."""
     from runtime.elastic.forecast import check_waits, forecast_layouts, predict_steps
     from sim.predict import predict
     from workbench.cli.elastic_training import Task
 
-    found, job = planned.found, planned.job
+    templates, job = training.templates, training.job
     forecast = forecast_layouts(job, events, steps)
-    simulated = partial(predict, cost=planned.cost)
-    predictions = predict_steps(found, job, forecast, planned.machine, simulated, planned.looks)
+    simulate = partial(predict, cost=training.cost)
+    predictions = predict_steps(
+        templates, job, forecast, training.cluster, simulate, training.num_predicted_steps
+    )
     check_waits(predictions.values(), job.wait_s)
-    return Task(found=found, job=job, events=events, steps=steps, forecast=forecast, predictions=predictions)
+    return Task(
+        templates=templates, job=job, events=events, steps=steps, forecast=forecast, predictions=predictions
+    )
 
 
 def _saving(job: "ElasticJob", folder: Path, every: int | None) -> "Saving":
-    """Where progress goes; ValueError where it cannot, or the disk has no room for it."""
+    """Settings of saves; ValueError if the folder cannot be written or its disk is too full."""
     from runtime.elastic.run import NUM_SAVES, Saving
     from runtime.state.save_folder import check_folder
 
@@ -212,10 +224,10 @@ def _saving(job: "ElasticJob", folder: Path, every: int | None) -> "Saving":
 def _train(
     task: "Task", start: "Progress | None", saving: "Saving | None", out: Path | None, *, as_json: bool
 ) -> None:
-    """Show what is predicted, do it, and show what came of it."""
-    from workbench.cli.elastic_training import end, print_forecast, print_outcome, run_task
+    """Print the prediction, train, and print the outcome."""
+    from workbench.cli.elastic_training import finish, print_forecast, print_outcome, run_task
 
     print_forecast(task, out, quiet=as_json)
-    ran = run_task(task, start, saving, quiet=as_json)
-    print_outcome(task, ran, out, as_json=as_json)
-    end(ran)
+    result = run_task(task, start, saving, quiet=as_json)
+    print_outcome(task, result, out, as_json=as_json)
+    finish(result)

@@ -1,4 +1,4 @@
-"""Commands that give a plan times: simulate, run, compare."""
+"""Commands that predict or measure the step time of a plan: simulate, run, compare."""
 
 import sys
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 
 from workbench.cli.console import print_result, warn
-from workbench.cli.options import ExecutionFile, Json, PlanFile, PlanProfile, takes
+from workbench.cli.options import ExecutionFile, Json, PlanFile, PlanProfile, with_flags_of
 from workbench.cost.profile import load_profile
 from workbench.drift import drift_warning
 from workbench.job.device import Device
@@ -62,21 +62,23 @@ def simulate_command(
 
     if trace is not None:
         check_writable(trace)
-    found = read_plan(plan)
-    lowered, memory = accept(found)
-    cost = under(cost_of_file(plan, found, profile), execution)
-    simulated = predict_within(lowered, memory, cost)
+    parsed_plan = read_plan(plan)
+    lowered, memory = accept(parsed_plan)
+    cost = under(cost_of_file(plan, parsed_plan, profile), execution)
+    simulated_trace = predict_within(lowered, memory, cost)
     if trace is not None:
-        write_trace(simulated, trace)
+        write_trace(simulated_trace, trace)
     print_result(
-        simulated_record(found, simulated),
-        metrics_table(found, [("simulated", simulated)]),
-        rests_on_text(unmeasured_costs(simulated), noise_of(simulated)),
+        simulated_record(parsed_plan, simulated_trace),
+        metrics_table(parsed_plan, [("simulated", simulated_trace)]),
+        rests_on_text(unmeasured_costs(simulated_trace), noise_of(simulated_trace)),
         as_json=as_json,
     )
 
 
-@takes(RunOptions, warmup=1, repetitions=lambda said: EMULATED_REPETITIONS if said["emulate"] else 1)
+@with_flags_of(
+    RunOptions, warmup=1, repetitions=lambda flags: EMULATED_REPETITIONS if flags["emulate"] else 1
+)
 def run_command(
     plan: PlanFile,
     local: Annotated[
@@ -96,41 +98,43 @@ def run_command(
     as_json: Json = False,
 ) -> None:
     """Run steps of a plan on this machine."""
-    run = _runner(local, emulate, options.device, profile)
+    runner = _runner(local, emulate, options.device, profile)
     if options.next_samples and (options.data is None or not local):
         raise ValueError("run: --next-samples reads a data folder; want --local and --data FOLDER")
     if (options.resume or options.checkpoint is not None) and (options.checkpoint is None or not local):
         raise ValueError("run: checkpoints need processes; want --local and --checkpoint FOLDER")
-    found = read_plan(plan)
+    parsed_plan = read_plan(plan)
     if options.weights is not None:
-        check_weights(options.weights, [module.name for module in found.model.modules])
+        check_weights(options.weights, [module.name for module in parsed_plan.model.modules])
     from runtime.launch import prepare
 
-    lowered, _ = accept(found)
+    lowered, _ = accept(parsed_plan)
     if options.trace is not None:
         check_writable(options.trace)
-    settings, source = prepare(options, found)
+    settings, source = prepare(options, parsed_plan)
     if settings.checkpoints is not None and settings.checkpoints.passed_over is not None:
         warn(settings.checkpoints.passed_over)
-    ran = run(lowered, settings, source, quiet=as_json)
-    files = repetition_paths(options.trace, len(ran.traces)) if options.trace else ()
-    for path, made in zip(files, ran.traces, strict=False):
-        write_trace(made, path)
-    written = (*files, *((options.export,) if options.export is not None else ()))
+    result = runner(lowered, settings, source, quiet=as_json)
+    files = repetition_paths(options.trace, len(result.traces)) if options.trace else ()
+    for path, step_trace in zip(files, result.traces, strict=False):
+        write_trace(step_trace, path)
+    output_files = (*files, *((options.export,) if options.export is not None else ()))
     print_result(
-        executed_record(found, ran.traces, files) | {"losses": list(ran.losses)} | ran.peak_record,
-        metrics_table(found, list(zip(ran.names, ran.traces, strict=True))),
-        losses_text(ran.losses, options.warmup),
-        *((unmeasured_text(unmeasured_costs(ran.traces[0])),) if emulate else ()),
-        *ran.peak_texts,
-        *(f"written to {path}" for path in written),
+        executed_record(parsed_plan, result.traces, files)
+        | {"losses": list(result.losses)}
+        | result.peak_record,
+        metrics_table(parsed_plan, list(zip(result.names, result.traces, strict=True))),
+        losses_text(result.losses, options.warmup),
+        *((unmeasured_text(unmeasured_costs(result.traces[0])),) if emulate else ()),
+        *result.peak_texts,
+        *(f"written to {path}" for path in output_files),
         as_json=as_json,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
-    """A plan that was run: traces and their names, losses, and the peak of memory where it was measured."""
+class RunResult:
+    """Result of a run: traces and their names, losses, and peak memory if it was measured."""
 
     names: list[str]
     traces: tuple[Trace, ...]
@@ -154,16 +158,16 @@ class Ran:
         )
 
 
-class Run(Protocol):
+class Runner(Protocol):
     """One way to run a plan."""
 
     def __call__(
         self, lowered: Lowered, settings: "RunSettings", source: "DataSource | None", *, quiet: bool
-    ) -> Ran: ...
+    ) -> RunResult: ...
 
 
-def _runner(local: bool, emulate: bool, device: Device | None, profile: str | None) -> Run:
-    """How the flags say that a plan is run; ValueError where they do not go together."""
+def _runner(local: bool, emulate: bool, device: Device | None, profile: str | None) -> Runner:
+    """The way to run a plan that the flags select; ValueError for flags that exclude each other."""
     if local and emulate:
         raise ValueError("run: --local and --emulate exclude each other; want one of them")
     if not local and not emulate:
@@ -172,28 +176,32 @@ def _runner(local: bool, emulate: bool, device: Device | None, profile: str | No
             "torchrun --nproc-per-node RANKS -m runtime.launch PLAN"
         )
     if emulate:
-        return partial(_emulated, device=device, profile=profile)
+        return partial(_run_emulated, device=device, profile=profile)
     if profile is not None:
         raise ValueError("run: --profile is only for --emulate; want --emulate, or no --profile")
     if device is Device.CUDA:
         raise ValueError(
             "run: --local starts processes on the CPU; want --emulate --device cuda, or torchrun"
         )
-    return _executed
+    return _run_local
 
 
-def _executed(lowered: Lowered, settings: "RunSettings", source: "DataSource | None", *, quiet: bool) -> Ran:
+def _run_local(
+    lowered: Lowered, settings: "RunSettings", source: "DataSource | None", *, quiet: bool
+) -> RunResult:
     from runtime.launch import run_lowered
 
-    reached = _Reached()
-    with ticking(f"running on {len(lowered.plan.ranks)} ranks", None, quiet=quiet) as ticker, reached:
-        result = run_lowered(lowered, settings, source=source, progress=reached.noting(_telling(ticker)))
+    report = _InterruptReport()
+    with ticking(f"running on {len(lowered.plan.ranks)} ranks", None, quiet=quiet) as ticker, report:
+        result = run_lowered(
+            lowered, settings, source=source, progress=report.recording(_update_progress(ticker))
+        )
     names = step_names(steps=settings.steps, warmup=settings.warmup, repetitions=settings.repetitions)
     names = names[-len(result.traces) :]  # a resumed run took the last ones
-    return Ran(names=names, traces=result.traces, losses=result.losses)
+    return RunResult(names=names, traces=result.traces, losses=result.losses)
 
 
-def _emulated(
+def _run_emulated(
     lowered: Lowered,
     settings: "RunSettings",
     source: "DataSource | None",
@@ -201,7 +209,7 @@ def _emulated(
     device: Device | None,
     profile: str | None,
     quiet: bool,
-) -> Ran:
+) -> RunResult:
     from runtime.emulation.compose import check_collectives, compose
     from runtime.emulation.emulate import emulate
     from runtime.emulation.peak_memory import peak_memory
@@ -209,35 +217,39 @@ def _emulated(
     from runtime.world.failure import RankError
     from sim.step.engine import simulate
 
-    where = device_of(device)
-    facts = load_profile(profile) if profile is not None else None
-    if facts is not None:
-        check_profile(facts, kind_of_device(where))
-    check_collectives(lowered, facts)
-    title = f"emulating {len(lowered.plan.ranks)} ranks on {where}"
+    emulation_device = device_of(device)
+    device_profile = load_profile(profile) if profile is not None else None
+    if device_profile is not None:
+        check_profile(device_profile, kind_of_device(emulation_device))
+    check_collectives(lowered, device_profile)
+    title = f"emulating {len(lowered.plan.ranks)} ranks on {emulation_device}"
     is_alone = len(lowered.plan.ranks) == 1
     try:
         with ticking(title, None, quiet=quiet) as ticker:
-            result = emulate(lowered, settings, device=where, source=source, progress=_telling(ticker))
-            peak = peak_memory(lowered, settings, device=where, source=source) if is_alone else None
+            result = emulate(
+                lowered, settings, device=emulation_device, source=source, progress=_update_progress(ticker)
+            )
+            peak = (
+                peak_memory(lowered, settings, device=emulation_device, source=source) if is_alone else None
+            )
     except RankError as error:
         raise ValueError(str(error)) from error
     name = f"emulated, median of {result.num_timed} steps"
-    traces = (compose(lowered, result, simulate, facts),)
-    return Ran(names=[name], traces=traces, losses=result.losses, peak=peak)
+    traces = (compose(lowered, result, simulate, device_profile),)
+    return RunResult(names=[name], traces=traces, losses=result.losses, peak=peak)
 
 
-class _Reached:
-    """Says on standard error how far a run came that a signal ends."""
+class _InterruptReport:
+    """Context that reports on stderr how many steps were done if a signal ends the run."""
 
     def __init__(self) -> None:
-        self._text = "before the end of its first step"
+        self._progress = "before the end of its first step"
 
-    def noting(self, progress: Callable[[int, int, float], None]) -> Callable[[int, int, float], None]:
-        """The same, and it is noted."""
+    def recording(self, progress: Callable[[int, int, float], None]) -> Callable[[int, int, float], None]:
+        """A progress callback that also records the last step for the report."""
 
         def note(done: int, total: int, loss: float) -> None:
-            self._text = f"after {done} of {total} steps, loss {loss:.6f}"
+            self._progress = f"after {done} of {total} steps, loss {loss:.6f}"
             progress(done, total, loss)
 
         return note
@@ -247,10 +259,10 @@ class _Reached:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and issubclass(kind, Ended | KeyboardInterrupt):
-            sys.stderr.write(f"workbench: run ended {self._text}\n")
+            sys.stderr.write(f"workbench: run ended {self._progress}\n")
 
 
-def _telling(ticker: Ticker) -> Callable[[int, int, float], None]:
+def _update_progress(ticker: Ticker) -> Callable[[int, int, float], None]:
     return lambda done, total, loss: ticker.at(done, total, f"loss {loss:.6f}")
 
 
@@ -275,26 +287,27 @@ def compare_command(
         check_devices(traces, wanted=device)
     prediction, *runs = (trace for _, trace in traces)
     comparison = compare(prediction, runs)
-    given = plan or (simulated if is_plan(simulated) else None)
-    named = read_plan(given) if given is not None else None
-    if named is not None and not is_hash_of(comparison.plan_hash, named):
+    plan_file = plan or (simulated if is_plan(simulated) else None)
+    named_plan = read_plan(plan_file) if plan_file is not None else None
+    if named_plan is not None and not is_hash_of(comparison.plan_hash, named_plan):
         raise ValueError(
-            f"{given}: the traces are of plan {comparison.plan_hash:.16}, this is {plan_hash(named):.16}"
+            f"{plan_file}: the traces are of plan {comparison.plan_hash:.16}, "
+            f"this is {plan_hash(named_plan):.16}"
         )
-    lost = lost_time(prediction, timed(runs))
-    more = {"interval_80": interval_record(prediction), "lost": [asdict(each) for each in lost]}
+    lost_times = lost_time(prediction, timed(runs))
+    extra = {"interval_80": interval_record(prediction), "lost": [asdict(lost) for lost in lost_times]}
     print_result(
-        comparison.as_json() | more,
-        *_lines(drift_warning(comparison.drift)),
-        comparison_table(comparison, named),
-        *_lines(held_text(prediction, comparison.total.executed_median)),
-        lost_text(lost),
+        comparison.as_json() | extra,
+        *_optional_line(drift_warning(comparison.drift)),
+        comparison_table(comparison, named_plan),
+        *_optional_line(held_text(prediction, comparison.total.executed_median)),
+        lost_text(lost_times),
         as_json=as_json,
     )
 
 
 def _prediction(path: Path, profile: str | None) -> Trace:
-    """A simulated trace, or that of a plan."""
+    """The simulated trace in a file, or of the plan in it."""
     if not is_plan(path):
         if profile is not None:
             raise ValueError(
@@ -303,10 +316,10 @@ def _prediction(path: Path, profile: str | None) -> Trace:
         return read_trace(path)
     from sim.predict import predict_within
 
-    found = read_plan(path)
-    lowered, memory = accept(found)
-    return predict_within(lowered, memory, cost_of_file(path, found, profile))
+    plan = read_plan(path)
+    lowered, memory = accept(plan)
+    return predict_within(lowered, memory, cost_of_file(path, plan, profile))
 
 
-def _lines(line: str | None) -> tuple[str, ...]:
+def _optional_line(line: str | None) -> tuple[str, ...]:
     return () if line is None else (line,)

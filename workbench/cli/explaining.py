@@ -1,4 +1,4 @@
-"""Commands that say why: explain, diff."""
+"""Commands that explain step times: explain, diff."""
 
 from pathlib import Path
 from time import monotonic
@@ -43,8 +43,8 @@ JOB_SUFFIXES = (".yaml", ".yml")
 BUDGET_S = 60.0
 
 
-class _Asked(NamedTuple):
-    """What is to be explained, on which machine; the job where it is known."""
+class _ExplainInputs(NamedTuple):
+    """The plan to explain, the cost model of its machines, and its job if known."""
 
     plan: Plan
     cost: CostModel
@@ -73,85 +73,89 @@ def explain_command(
     """
     from sim.predict import predict_within, prices_of, step_s
 
-    asked = _asked(plan, strategy, job, profile, execution)
-    lowered, memory = accept(asked.plan)
-    trace = predict_within(lowered, memory, asked.cost)
-    account = account_of(lowered, trace, asked.cost, prices_of)
-    if asked.job is not None:
-        for line in warnings_of(asked.plan, asked.job):
+    inputs = _inputs_of(plan, strategy, job, profile, execution)
+    lowered, memory = accept(inputs.plan)
+    trace = predict_within(lowered, memory, inputs.cost)
+    account = account_of(lowered, trace, inputs.cost, prices_of)
+    if inputs.job is not None:
+        for line in warnings_of(inputs.plan, inputs.job):
             warn(line)
-    tried, note = (
-        _changes(asked, budget, quiet=as_json) if changes else (None, "no changes tried: --changes 0")
+    attempted, note = (
+        _changes(inputs, budget, quiet=as_json) if changes else (None, "no changes tried: --changes 0")
     )
-    sensitive = sorted(sensitivities(lowered, asked.cost, step_s), key=lambda each: -each.span_s)
-    found = Explanation(
-        plan=asked.plan,
+    by_span = sorted(sensitivities(lowered, inputs.cost, step_s), key=lambda sensitivity: -sensitivity.span_s)
+    explanation = Explanation(
+        plan=inputs.plan,
         trace=trace,
         account=account,
-        changes=tried,
+        changes=attempted,
         refusal=note,
-        sensitivities=tuple(sensitive),
+        sensitivities=tuple(by_span),
     )
     print_result(
-        explanation_record(found, changes),
-        metrics_table(asked.plan, [("simulated", trace)]),
+        explanation_record(explanation, changes),
+        metrics_table(inputs.plan, [("simulated", trace)]),
         *account_tables(account, trace.iteration_s),
-        *(() if tried is None else changes_tables(tried, changes)),
+        *(() if attempted is None else changes_tables(attempted, changes)),
         *((note,) if note else ()),
-        sensitivity_table(found.sensitivities, trace.iteration_s),
+        sensitivity_table(explanation.sensitivities, trace.iteration_s),
         as_json=as_json,
     )
 
 
-def _asked(
+def _inputs_of(
     file: Path, strategy: Strategy | None, job: Path | None, profile: str | None, execution: Path | None
-) -> _Asked:
+) -> _ExplainInputs:
     if file.suffix not in JOB_SUFFIXES:
-        return _of_plan(file, strategy, job, profile, execution)
+        return _inputs_of_plan(file, strategy, job, profile, execution)
     if job is not None:
         raise ValueError(f"explain: {file} is a job file; want no --job, or a plan file")
-    wanted = read_job(file)
-    cost = cost_of(wanted, profile, execution)
-    name = strategy or DEFAULT_STRATEGY
-    return _Asked(planners_by(JudgedBy.SIMULATOR, [name])[name](wanted, cost, silent), cost, wanted)
+    planned_job = read_job(file)
+    cost = cost_of(planned_job, profile, execution)
+    chosen_strategy = strategy or DEFAULT_STRATEGY
+    return _ExplainInputs(
+        planners_by(JudgedBy.SIMULATOR, [chosen_strategy])[chosen_strategy](planned_job, cost, silent),
+        cost,
+        planned_job,
+    )
 
 
-def _of_plan(
+def _inputs_of_plan(
     file: Path, strategy: Strategy | None, job: Path | None, profile: str | None, execution: Path | None
-) -> _Asked:
+) -> _ExplainInputs:
     if strategy is not None:
         raise ValueError(
             f"explain: {file} is a plan, which has a strategy; want no --strategy, or a job file"
         )
     plan = read_plan(file)
     if job is not None:
-        own = read_job(job)
-        check_job(plan, own, file)
-        return _Asked(plan, cost_of(own, profile, execution), own)
-    return _Asked(plan, under(cost_of_file(file, plan, profile), execution), None)
+        plan_job = read_job(job)
+        check_job(plan, plan_job, file)
+        return _ExplainInputs(plan, cost_of(plan_job, profile, execution), plan_job)
+    return _ExplainInputs(plan, under(cost_of_file(file, plan, profile), execution), None)
 
 
-def _changes(asked: _Asked, budget_s: float, *, quiet: bool) -> tuple[Changes | None, str]:
-    """What became of the plan's neighbours, and what to know of it."""
+def _changes(inputs: _ExplainInputs, budget_s: float, *, quiet: bool) -> tuple[Changes | None, str]:
+    """Outcome of trying the plan's neighbours, None if they cannot be planned, and a note for the user."""
     from sim.predict import step_s
 
-    name = replanned_by(asked.plan)
+    name = replanned_by(inputs.plan)
     planners = planners_by(JudgedBy.SIMULATOR, (*PLANNERS, name))
     try:
-        origin = origin_of(asked.plan, asked.cost, planners[name], asked.job)
+        origin = origin_of(inputs.plan, inputs.cost, planners[name], inputs.job)
     except ValueError as error:
         return None, f"no changes tried: {name} cannot plan these layouts: {error}"
     end_s = monotonic() + budget_s
-    judge = Judge(planners=planners, cost=asked.cost, step_s=step_s, is_over=lambda: monotonic() > end_s)
-    todo = tuple(neighbours(origin.job, [other for other in PLANNERS if other != name], asked.job))
-    with ticking("trying changes", len(todo), quiet=quiet) as ticker:
-        found = try_changes(judge.judged(asked.plan), origin, todo, judge, ticker.at)
+    judge = Judge(planners=planners, cost=inputs.cost, step_s=step_s, is_over=lambda: monotonic() > end_s)
+    candidates = tuple(neighbours(origin.job, [other for other in PLANNERS if other != name], inputs.job))
+    with ticking("trying changes", len(candidates), quiet=quiet) as ticker:
+        changes = try_changes(judge.judged(inputs.plan), origin, candidates, judge, ticker.at)
     note = (
         ""
         if origin.is_exact
         else f"{name} makes a different plan of these layouts; changes are relative to that one"
     )
-    return found, note
+    return changes, note
 
 
 def diff_command(
@@ -169,9 +173,9 @@ def diff_command(
     changes of each table add up to the difference of the two steps.
     """
     sides = [_side(file, profile, execution) for file in (first, second)]
-    found = difference(*sides)
+    comparison = difference(*sides)
     names = (first.name, second.name) if first.name != second.name else ("A", "B")
-    print_result(difference_record(found), *difference_tables(found, names), as_json=as_json)
+    print_result(difference_record(comparison), *difference_tables(comparison, names), as_json=as_json)
 
 
 def _side(file: Path, profile: str | None, execution: Path | None) -> Side:

@@ -18,18 +18,18 @@ from workbench.plan.codec import read_plan
 from workbench.plan.plan import Plan
 from workbench.timing.accept import accept
 
-To = StrEnum("To", {name: name for name in BY_NAME})  # type: ignore[misc]
-"""Targets by the names users type; of the registry, which no type checker can read."""
+Target = StrEnum("Target", {name: name for name in BY_NAME})  # type: ignore[misc]
+"""Names of the target systems, from the registry; its members are unknown to type checkers."""
 
 
 class SimulatedPrices:
-    """What plans cost, by the simulator."""
+    """Step times of plans by the simulator."""
 
     def __init__(self, cost: CostModel) -> None:
         self.cost = cost
 
     def step_s(self, plan: Plan) -> float:
-        """Seconds of a step; ValueError for a plan that is unsound or does not fit."""
+        """Seconds of a step; ValueError for an invalid plan or one that does not fit in memory."""
         from sim.predict import predict
 
         return predict(*accept(plan), self.cost).iteration_s
@@ -37,7 +37,7 @@ class SimulatedPrices:
 
 def export_command(
     plan: PlanFile,
-    to: Annotated[To, typer.Option(help="target system")],
+    to: Annotated[Target, typer.Option(help="target system")],
     output: Annotated[Path, typer.Option("-o", "--output", help="folder to write", metavar="DIR")],
     profile: PlanProfile = None,
     execution: ExecutionFile = None,
@@ -49,9 +49,9 @@ def export_command(
     README that lists each difference between plan and system with its predicted cost.
     """
     check_folder(output)
-    found = read_plan(plan)
-    prices = SimulatedPrices(under(cost_of_file(plan, found, profile), execution))
-    files = export(found, BY_NAME[to], prices)
+    parsed_plan = read_plan(plan)
+    prices = SimulatedPrices(under(cost_of_file(plan, parsed_plan, profile), execution))
+    files = export(parsed_plan, BY_NAME[to], prices)
     write_folder(files, output)
     print_result(
         {"folder": str(output), "target": to.value, "files": sorted(files)},

@@ -1,4 +1,4 @@
-"""Packages that the planner does without: which extra of the installation brings each."""
+"""Optional packages, and the extra of the installation that provides each."""
 
 from importlib.util import find_spec
 
@@ -17,11 +17,11 @@ EXTRAS = {
     "data": {"pandas": "pandas", "pyarrow": "pyarrow"},
     "ray": {"ray": "ray"},
 }
-"""Of every extra, its packages: the name that is imported to the name that is installed."""
+"""Extra -> its packages, from import name to the name of the distribution."""
 
 
 def missing_text(command: str, error: ModuleNotFoundError) -> str | None:
-    """`run needs torch: pip install 'multimodal-workbench[run]'`; None where no extra brings the module."""
+    """`run needs torch: pip install 'multimodal-workbench[run]'`; None if no extra provides the module."""
     imported = (error.name or "").partition(".")[0]
     for extra, packages in EXTRAS.items():
         if imported in packages:
@@ -30,11 +30,11 @@ def missing_text(command: str, error: ModuleNotFoundError) -> str | None:
 
 
 def install_text(extra: str) -> str:
-    """The command that brings an extra."""
+    """The command that installs an extra."""
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
 def has_extra(extra: str) -> bool:
-    """Whether all its packages that this platform can have are installed."""
-    wanted = [name for name in EXTRAS[extra] if name != "triton"]  # Linux alone has wheels
-    return all(find_spec(name) is not None for name in wanted)
+    """Whether all its packages that exist for this platform are installed."""
+    modules = [name for name in EXTRAS[extra] if name != "triton"]  # Linux alone has wheels
+    return all(find_spec(name) is not None for name in modules)

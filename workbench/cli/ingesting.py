@@ -1,4 +1,4 @@
-"""Commands about files of other tools: ingest what they recorded, write traces in their formats."""
+"""Commands for files of other tools: ingest their recordings, and write traces in their formats."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -52,30 +52,32 @@ def ingest_command(
     as_json: Json = False,
 ) -> None:
     """Convert recordings of other tools: traces, link speeds, kernel times, memory."""
-    found = files_of(files)
-    kinds = {path: kind_of(path) for path in found}
-    first = kinds[found[0]]
+    paths = files_of(files)
+    kinds = {path: kind_of(path) for path in paths}
+    file_kind = kinds[paths[0]]
     for path, kind in kinds.items():
-        if kind is not first:
-            raise ValueError(f"{found[0]} and {path}: {first} and {kind}; want files of one kind")
-    for flag, said, wanted in (
+        if kind is not file_kind:
+            raise ValueError(f"{paths[0]} and {path}: {file_kind} and {kind}; want files of one kind")
+    for flag, is_given, required_kind in (
         ("--plan", plan is not None, FileKind.RECORDING),
         ("--pp", pp != 1, FileKind.RECORDING),
         ("--profile", profile is not None, FileKind.NCCL_TESTS),
     ):
-        if said and first is not wanted:
-            raise ValueError(f"ingest: {flag} is for {wanted}, {found[0]} is {first}; want no {flag}")
+        if is_given and file_kind is not required_kind:
+            raise ValueError(
+                f"ingest: {flag} is for {required_kind}, {paths[0]} is {file_kind}; want no {flag}"
+            )
     if output is not None:
         check_writable(output)
-    if first is FileKind.RECORDING:
-        named = None if plan is None else read_plan(plan)
-        _tell_traces(ingest(read_ranks(found), plan=named, pp=pp), output, as_json=as_json)
-    elif first is FileKind.SNAPSHOT:
-        _tell_traces([read_snapshot(path) for path in found], output, as_json=as_json)
-    elif first is FileKind.NCCL_TESTS:
-        _ingest_links(found, profile, output, as_json=as_json)
+    if file_kind is FileKind.RECORDING:
+        recorded_plan = None if plan is None else read_plan(plan)
+        _print_traces(ingest(read_ranks(paths), plan=recorded_plan, pp=pp), output, as_json=as_json)
+    elif file_kind is FileKind.SNAPSHOT:
+        _print_traces([read_snapshot(path) for path in paths], output, as_json=as_json)
+    elif file_kind is FileKind.NCCL_TESTS:
+        _ingest_links(paths, profile, output, as_json=as_json)
     else:
-        _ingest_kernels(found, output, as_json=as_json)
+        _ingest_kernels(paths, output, as_json=as_json)
 
 
 class TraceFormat(StrEnum):
@@ -97,11 +99,11 @@ def trace_command(
     """Convert a trace to the format of another tool. Perfetto opens trace files directly."""
     write = {TraceFormat.HTA: write_hta, TraceFormat.CHAKRA: write_chakra}[to]
     paths = write(read_trace(trace), output)
-    written = (f"written to {path}" for path in paths)
-    print_result({"files": [str(path) for path in paths]}, *written, as_json=as_json)
+    lines = (f"written to {path}" for path in paths)
+    print_result({"files": [str(path) for path in paths]}, *lines, as_json=as_json)
 
 
-def _tell_traces(traces: Sequence[Trace], output: Path | None, *, as_json: bool) -> None:
+def _print_traces(traces: Sequence[Trace], output: Path | None, *, as_json: bool) -> None:
     files = repetition_paths(output, len(traces)) if output is not None else ()
     for path, trace in zip(files, traces, strict=False):
         write_trace(trace, path)
@@ -143,14 +145,14 @@ def _ingest_links(files: Sequence[Path], base: str | None, output: Path | None, 
     if base is not None and output is not None:
         name = output.name.removesuffix(".json")
         write_profile(with_nccl_tests(load_profile(base), runs, name), output)
-    kept = [{key: value for key, value in asdict(row).items() if key != "spread"} for row in rows]
-    result = {"output": None if output is None else str(output), "rows": kept}
+    row_records = [{key: value for key, value in asdict(row).items() if key != "spread"} for row in rows]
+    result = {"output": None if output is None else str(output), "rows": row_records}
     table = titled("links", ("", "link", "ranks", "sizes", "largest", "time", "GB/s"))
     for run in runs:
         size, time_s = run.timed[-1]
         speed = f"{size / time_s / 1e9:.4g}"
-        shown = (mebibytes(size), milliseconds(time_s), speed)
-        table.add_row(run.program, run.link, str(run.num_ranks), str(len(run.timed)), *shown)
+        cells = (mebibytes(size), milliseconds(time_s), speed)
+        table.add_row(run.program, run.link, str(run.num_ranks), str(len(run.timed)), *cells)
     print_result(result, table, *((f"written to {output}",) if output is not None else ()), as_json=as_json)
 
 

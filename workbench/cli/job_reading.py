@@ -1,4 +1,4 @@
-"""A job file as commands read it: with a word about what in its models has no effect."""
+"""Job files as commands read them: with a warning about keys of model configurations without effect."""
 
 from pathlib import Path
 
@@ -9,17 +9,17 @@ from workbench.model.model_graph import ModelGraph
 
 
 def read_job(path: Path) -> Job:
-    """The job; a warning for each key of a model's configuration that looks misspelt.
+    """Read a job file; warn of each key of a model configuration that looks misspelt.
 
     Raises:
         ValueError: as `load_job`.
     """
     job = load_job(path)
-    warn_of_misspelt(job.model)
+    warn_of_misspelt_keys(job.model)
     return job
 
 
-def warn_of_misspelt(model: ModelGraph) -> None:
-    """A line on stderr for each key of the modules' configurations that looks misspelt."""
+def warn_of_misspelt_keys(model: ModelGraph) -> None:
+    """Print a warning for each key of the modules' configurations that looks misspelt."""
     for line in misspelt_lines(model):
         warn(line)

@@ -1,4 +1,4 @@
-"""The joint search as a command: what it is told, what it shows while it runs, what it found."""
+"""The joint search of `search --joint`: its flags, progress bar, result, replay and ablation."""
 
 import re
 import signal
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from workbench.bounded_file import MOST_BYTES, read_bounded
 from workbench.cli.console import print_result, warn
 from workbench.cli.judging import Strategy
-from workbench.cli.searching import Judging, draw
+from workbench.cli.searching import Criterion, draw
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.job.run_options import asked
@@ -49,21 +49,23 @@ from workbench.timing.accept import accept
 from workbench.units import duration_s
 from workbench.whole_file import check_writable, write_text
 
-BUDGET = "60s"
-ENDING = "interrupted: finishing the current candidate, then showing the best plan; again: ends at once"
-_PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
+DEFAULT_BUDGET = "60s"
+INTERRUPT_NOTE = (
+    "interrupted: finishing the current candidate, then showing the best plan; again: ends at once"
+)
+_PERCENTAGE = re.compile(r"(\d+(?:\.\d+)?)%")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """What the command line says of a joint search, as it was typed; None: nothing."""
+class JointFlags:
+    """Flags of a joint search, unparsed; None: not given."""
 
     joint: bool = field(
         default=False, metadata=asked("search all decisions together, starting from every strategy's plan")
     )
     budget: str | None = field(
         default=None,
-        metadata=asked(f"end --joint after this time; default: {BUDGET} if no other end is given"),
+        metadata=asked(f"end --joint after this time; default: {DEFAULT_BUDGET} if no other end is given"),
     )
     gap: str | None = field(
         default=None, metadata=asked("end --joint this close to the lower bound, such as 2%")
@@ -87,261 +89,274 @@ class Told:
 
     @property
     def worker_spec(self) -> WorkerSpec:
-        """Who evaluates."""
+        """Processes that evaluate candidates: a number of local ones, or of workers on a Ray cluster."""
         return self.workers if self.ray is None else RayWorkers(address=self.ray, num=self.workers)
 
     def check_absent(self) -> None:
-        """ValueError where something is said that only a joint search takes."""
-        for each in fields(self):
-            if getattr(self, each.name) not in (each.default, []):
-                raise ValueError(f"search: --{each.name} wants --joint")
+        """Raise ValueError if any of these flags is given, for a search without --joint."""
+        for flag in fields(self):
+            if getattr(self, flag.name) not in (flag.default, []):
+                raise ValueError(f"search: --{flag.name} wants --joint")
 
 
-class Sought(NamedTuple):
-    """What a search is of.
+class SearchRequest(NamedTuple):
+    """Inputs of a search.
 
     Args:
-        job, cost: what is planned, for which machines.
-        judging: what is best.
-        planners: whose plans it ranks; a joint search starts from them, and has them plan anew.
-        judge: whom these were held against.
-        seed: of all draws.
+        job, cost: the job to plan, and the cost model of its machines.
+        criterion: what plans are ranked by.
+        planners: by strategy; a joint search starts from their plans, and calls them again for new ones.
+        judge: what chose among the best plans of each strategy.
+        seed: random seed of the search.
     """
 
     job: Job
     cost: CostModel
-    judging: Judging
+    criterion: Criterion
     planners: Mapping[str, Planner]
     judge: JudgedBy
     seed: int
 
     @property
-    def value_of(self) -> Judge:
-        """The judge of candidates."""
+    def candidate_judge(self) -> Judge:
+        """The judge of candidates: that of the criterion, or else the seconds of a step."""
         from sim.predict import IterationJudge
 
-        return self.judging.judge or IterationJudge(self.cost)
+        return self.criterion.judge or IterationJudge(self.cost)
 
     @property
-    def lower(self) -> LowerBound:
-        """Of the judge's values."""
-        return lower_bound_s if self.judging.judge is None else bound_for(self.judging.judge)
+    def lower_bound(self) -> LowerBound:
+        """Lower bound on the values of `candidate_judge`."""
+        return lower_bound_s if self.criterion.judge is None else bound_for(self.criterion.judge)
 
     @property
-    def asked(self) -> Mapping[str, Any]:
-        """The objective and what decides it."""
-        judge = self.judging.judge
+    def description(self) -> Mapping[str, Any]:
+        """The objective and its parameters, as JSON data."""
+        judge = self.criterion.judge
         return {"objective": Objective.ITERATION.value} if judge is None else judge.asked
 
 
 def search_jointly(
-    sought: Sought, told: Told, results: KeptResults | None, pareto: Path | None, *, as_json: bool
+    request: SearchRequest,
+    flags: JointFlags,
+    results: KeptResults | None,
+    pareto: Path | None,
+    *,
+    as_json: bool,
 ) -> tuple[Plan, Callable[[], None]]:
-    """The best plan, and what prints the search; ValueError for what the search refuses.
+    """Search jointly; return the best plan and a function that prints the result.
 
-    A search without a budget of time finds the same again, so its result is kept in `results`.
+    A search without a time limit is deterministic, so its result is cached in `results`.
 
     Args:
-        pareto: picture of the plans that it began with, of those that it held at its end, and of all others
-            that none beats by more than a little; None: none is drawn.
+        pareto: file for a plot of the starts, the best plans at the end, and all other candidates close to
+            the Pareto front; None: no plot.
+
+    Raises:
+        ValueError: contradictory or invalid flags, or a job that the search refuses.
     """
-    stop, fixed = stop_of(told), fixed_of(told.fix or ())
-    _check_together(told, pareto)
-    sought = sought._replace(job=aimed(sought.job, sought.judging.objective))
-    if told.log is not None:
-        check_writable(told.log)
-    if told.replay is not None:
-        return _replay(sought, told.replay, as_json=as_json)
-    if told.ablate is not None:
-        return _ablate(sought, told, as_json=as_json)
+    stop, fixed_questions = stop_of(flags), fixed_of(flags.fix or ())
+    _check_exclusive(flags, pareto)
+    request = request._replace(job=aimed(request.job, request.criterion.objective))
+    if flags.log is not None:
+        check_writable(flags.log)
+    if flags.replay is not None:
+        return _replay(request, flags.replay, as_json=as_json)
+    if flags.ablate is not None:
+        return _ablate(request, flags, as_json=as_json)
     scope = Scope(
-        seed=sought.seed,
-        fixed=fixed,
-        planners=sought.planners,
-        lower=sought.lower,
+        seed=request.seed,
+        fixed=fixed_questions,
+        planners=request.planners,
+        lower=request.lower_bound,
         keeps_front=pareto is not None,
     )
-    key = _result_key(sought, stop, scope)
-    results = None if stop.seconds is not None or told.log is not None or pareto is not None else results
-    known = None if results is None else results.get(key)
-    if known is not None:
+    key = _result_key(request, stop, scope)
+    results = None if stop.seconds is not None or flags.log is not None or pareto is not None else results
+    cached = None if results is None else results.get(key)
+    if cached is not None:
         warn("cached result of the same job, machines and code; --no-cache searches again")
-        return loads(known.best_plan), _printed(known.record, as_json=as_json)
-    found, is_cut_short = _search(sought, stop, scope, told, quiet=as_json)
-    if told.log is not None:
-        write_text("".join(f"{line}\n" for line in log_lines(sought.job, scope, found)), told.log)
-    record, drawn = _record(sought, found), []
+        return loads(cached.best_plan), _printer(cached.record, as_json=as_json)
+    result, is_interrupted = _search(request, stop, scope, flags, quiet=as_json)
+    if flags.log is not None:
+        write_text("".join(f"{line}\n" for line in log_lines(request.job, scope, result)), flags.log)
+    record, notes = _record(request, result), []
     if pareto is not None:
-        plans = _plans_record(sought, found)
+        plans = _plans_record(request, result)
         record |= {"plans": plans["candidates"], "front": plans["front"]}
-        drawn.append(draw(plans, pareto))
-    if results is not None and not is_cut_short:
-        results.put(key, Kept(record=record, best_plan=dumps(found.plan)))
-    return found.plan, _printed(record, *drawn, as_json=as_json)
+        notes.append(draw(plans, pareto))
+    if results is not None and not is_interrupted:
+        results.put(key, Kept(record=record, best_plan=dumps(result.plan)))
+    return result.plan, _printer(record, *notes, as_json=as_json)
 
 
-def _result_key(sought: Sought, stop: Stop, scope: Scope) -> str:
-    """Of everything that decides what a search finds."""
-    decided = ("joint", repr(stop), str(scope.seed), repr(scope.fixed), *sought.planners, sought.judge)
+def _result_key(request: SearchRequest, stop: Stop, scope: Scope) -> str:
+    """Cache key of all inputs that determine the result of a search."""
+    inputs = ("joint", repr(stop), str(scope.seed), repr(scope.fixed), *request.planners, request.judge)
     return result_key(
-        sought.job, sought.cost, decided, f"{sought.judging.objective} {sought.judging.decided}"
+        request.job, request.cost, inputs, f"{request.criterion.objective} {request.criterion.cache_key}"
     )
 
 
 def _search(
-    sought: Sought, stop: Stop, scope: Scope, told: Told, *, quiet: bool
+    request: SearchRequest, stop: Stop, scope: Scope, flags: JointFlags, *, quiet: bool
 ) -> tuple[SearchResult, bool]:
-    """What is found, and whether the user ended the search before."""
+    """The result, and whether the user interrupted the search."""
     with (
-        _told_on("joint search", stop, unit_of(sought.asked), quiet=quiet) as progress,
-        noting(signal.SIGINT, answer=ENDING) as interrupts,
+        _progress_bar("joint search", stop, unit_of(request.description), quiet=quiet) as progress,
+        noting(signal.SIGINT, answer=INTERRUPT_NOTE) as interrupts,
     ):
-        found = joint_search(
-            sought.job,
-            sought.cost,
-            sought.value_of,
+        result = joint_search(
+            request.job,
+            request.cost,
+            request.candidate_judge,
             stop=replace(stop, is_asked=lambda: bool(interrupts)),
             scope=scope,
-            workers=told.worker_spec,
+            workers=flags.worker_spec,
             progress=progress,
         )
-        return found, bool(interrupts)
+        return result, bool(interrupts)
 
 
-def _record(sought: Sought, found: SearchResult) -> dict[str, Any]:
-    """As JSON, with the trace of the best plan and the times of the others."""
+def _record(request: SearchRequest, result: SearchResult) -> dict[str, Any]:
+    """The result as JSON data, with the trace of the best plan and the step times of the runners-up."""
     from sim.predict import predict, predict_within
 
-    cost = sought.cost
-    trace = predict_within(*accept(found.plan), cost)
-    replays = [(value, predict(*accept(plan), cost).iteration_s) for value, plan in found.runners_up]
-    return joint_record(sought.job.name, found, trace, replays, sought.asked)
+    cost = request.cost
+    trace = predict_within(*accept(result.plan), cost)
+    runners_up = [(value, predict(*accept(plan), cost).iteration_s) for value, plan in result.runners_up]
+    return joint_record(request.job.name, result, trace, runners_up, request.description)
 
 
-def _check_together(told: Told, pareto: Path | None) -> None:
-    """ValueError for flags that are of another kind of search than the one that is asked for."""
-    both = {"--replay": told.replay, "--ablate": told.ablate}
-    said = [name for name, value in both.items() if value is not None]
-    if len(said) > 1:
-        raise ValueError(f"search: got {' and '.join(said)}; want one of the two")
-    unused = {"--log": told.log, "--pareto": pareto, "--fix": told.fix or None}
-    lost = next((name for name, value in unused.items() if value is not None), None)
-    if said and lost is not None:
-        raise ValueError(f"search: {said[0]} takes no {lost}; want one of the two")
+def _check_exclusive(flags: JointFlags, pareto: Path | None) -> None:
+    """Raise ValueError for flags that exclude each other: --replay, --ablate, and those of a new search."""
+    modes = {"--replay": flags.replay, "--ablate": flags.ablate}
+    given_modes = [name for name, value in modes.items() if value is not None]
+    if len(given_modes) > 1:
+        raise ValueError(f"search: got {' and '.join(given_modes)}; want one of the two")
+    other_flags = {"--log": flags.log, "--pareto": pareto, "--fix": flags.fix or None}
+    conflict = next((name for name, value in other_flags.items() if value is not None), None)
+    if given_modes and conflict is not None:
+        raise ValueError(f"search: {given_modes[0]} takes no {conflict}; want one of the two")
 
 
-def _plans_record(sought: Sought, found: SearchResult) -> dict[str, Any]:
-    """The record of a search whose strategies' plans are the plans that this one began with and kept."""
+def _plans_record(request: SearchRequest, result: SearchResult) -> dict[str, Any]:
+    """Record of a search among the starts, the runners-up and the Pareto front, for the plot."""
     from sim.predict import predict_within
 
-    plans = {"joint": found.plan}
-    plans |= {f"joint, held {number}": plan for number, (_, plan) in enumerate(found.runners_up, 2)}
-    plans |= {f"joint, candidate {index}": plan for index, plan in found.front}
-    plans |= {start.name: start.plan for start in found.starts if start.plan is not None}
+    plans = {"joint": result.plan}
+    plans |= {f"joint, held {number}": plan for number, (_, plan) in enumerate(result.runners_up, 2)}
+    plans |= {f"joint, candidate {index}": plan for index, plan in result.front}
+    plans |= {start.name: start.plan for start in result.starts if start.plan is not None}
     candidates = search(
-        sought.job,
-        sought.cost,
-        {name: partial(_made, plan) for name, plan in plans.items()},
-        lambda plan: predict_within(*accept(plan), sought.cost),
-        objective=sought.judging.objective,
-        judge=sought.judging.judge,
+        request.job,
+        request.cost,
+        {name: partial(_existing_plan, plan) for name, plan in plans.items()},
+        lambda plan: predict_within(*accept(plan), request.cost),
+        objective=request.criterion.objective,
+        judge=request.criterion.judge,
     )
-    return search_record(sought.job.name, candidates, sought.asked)
+    return search_record(request.job.name, candidates, request.description)
 
 
-def _made(plan: Plan, job: Job, cost: CostModel, progress: Progress) -> Plan:
-    """A planner of a plan that is there."""
+def _existing_plan(plan: Plan, job: Job, cost: CostModel, progress: Progress) -> Plan:
+    """A planner that returns the given plan."""
     return plan
 
 
-def _printed(record: dict[str, Any], *lines: str, as_json: bool) -> Callable[[], None]:
+def _printer(record: dict[str, Any], *lines: str, as_json: bool) -> Callable[[], None]:
     return lambda: print_result(record, *joint_table(record), *lines, as_json=as_json)
 
 
-def stop_of(told: Told) -> Stop:
-    """When the search ends: a minute where nothing is said."""
-    nothing = told.budget is None and told.gap is None and told.candidates is None
-    budget = BUDGET if nothing else told.budget
+def stop_of(flags: JointFlags) -> Stop:
+    """When the search ends; after `DEFAULT_BUDGET` if no limit is given."""
+    has_no_limit = flags.budget is None and flags.gap is None and flags.candidates is None
+    budget = DEFAULT_BUDGET if has_no_limit else flags.budget
     return Stop(
         seconds=None if budget is None else duration_s(budget, "--budget"),
-        gap=None if told.gap is None else _share(told.gap),
-        candidates=told.candidates,
+        gap=None if flags.gap is None else _parse_percent(flags.gap),
+        candidates=flags.candidates,
     )
 
 
-def _share(text: str) -> float:
-    found = _PERCENT.fullmatch(text.strip())
-    if found is None:
+def _parse_percent(text: str) -> float:
+    match = _PERCENTAGE.fullmatch(text.strip())
+    if match is None:
         raise ValueError(f"search: want --gap as a percentage such as 2%, got {text!r}")
-    return float(found[1]) / 100
+    return float(match[1]) / 100
 
 
-def fixed_of(said: Sequence[str]) -> dict[Question, str]:
-    """`question=strategy` read; ValueError for anything else, or two strategies for one question."""
-    found: dict[Question, str] = {}
-    for text in said:
+def fixed_of(texts: Sequence[str]) -> dict[Question, str]:
+    """Parse `question=strategy` texts; ValueError for other texts, or two strategies for one question."""
+    answers: dict[Question, str] = {}
+    for text in texts:
         question, _, strategy = text.partition("=")
         if question not in set(Question) or strategy not in BY_NAME:
             raise ValueError(
                 f"search: want --fix QUESTION=STRATEGY with one of {', '.join(Question)} and a strategy's "
                 f"name, got {text!r}"
             )
-        if found.setdefault(Question(question), strategy) != strategy:
+        if answers.setdefault(Question(question), strategy) != strategy:
             raise ValueError(
-                f"search: --fix {question} names both {found[Question(question)]} and {strategy}; want one"
+                f"search: --fix {question} names both {answers[Question(question)]} and {strategy}; want one"
             )
-    if set(found) == set(Question):
+    if set(answers) == set(Question):
         raise ValueError("search: --fix names every question, so there is nothing to search; want fewer")
-    return found
+    return answers
 
 
 @contextmanager
-def _told_on(title: str, stop: Stop, unit: str, *, quiet: bool) -> Iterator[Callable[[State], None]]:
-    """A bar by candidates or seconds, with the best, the bound and the pace beside it."""
+def _progress_bar(title: str, stop: Stop, unit: str, *, quiet: bool) -> Iterator[Callable[[State], None]]:
+    """Progress bar by candidates or seconds that also shows the best value, the lower bound and the rate."""
     total = stop.candidates or (None if stop.seconds is None else round(stop.seconds))
-    behind = " s" if unit == "s" else ""
-    counted = title if stop.candidates or total is None else f"{title}, seconds"
-    with ticking(counted, total, quiet=quiet) as ticker:
+    suffix = " s" if unit == "s" else ""
+    label = title if stop.candidates or total is None else f"{title}, seconds"
+    with ticking(label, total, quiet=quiet) as ticker:
 
         def progress(state: State) -> None:
-            spent = round(state.seconds)
-            done = state.candidates if stop.candidates else spent if total is None else min(spent, total)
-            pace = state.candidates / state.seconds if state.seconds else 0.0
+            elapsed_s = round(state.seconds)
+            done = (
+                state.candidates if stop.candidates else elapsed_s if total is None else min(elapsed_s, total)
+            )
+            rate = state.candidates / state.seconds if state.seconds else 0.0
             note = (
-                f"best {state.best:.4g}{behind} from {state.best_from}, "
-                f"bound {state.lower_bound:.4g}{behind}, gap {state.gap:.1%}, {state.candidates} candidates, "
-                f"{pace:.3g} candidates/s"
+                f"best {state.best:.4g}{suffix} from {state.best_from}, "
+                f"bound {state.lower_bound:.4g}{suffix}, gap {state.gap:.1%}, {state.candidates} candidates, "
+                f"{rate:.3g} candidates/s"
             )
             ticker.at(done, total, note)
 
         yield progress
 
 
-def _replay(sought: Sought, log: Path, *, as_json: bool) -> tuple[Plan, Callable[[], None]]:
-    """Over several batches a value has the time to plan them, which is measured."""
-    is_timed, unit = "planning" in sought.asked, unit_of(sought.asked)
+def _replay(request: SearchRequest, log: Path, *, as_json: bool) -> tuple[Plan, Callable[[], None]]:
+    """Build the best plan of a log again.
+
+    With --batches, a value contains measured planning time, so it can differ from the logged one.
+    """
+    is_timed, unit = "planning" in request.description, unit_of(request.description)
     plan, value = replayed(
-        sought.job,
-        sought.cost,
-        sought.value_of,
-        sought.planners,
+        request.job,
+        request.cost,
+        request.candidate_judge,
+        request.planners,
         read_bounded(log, MOST_BYTES).splitlines(),
         is_timed=is_timed,
     )
     record: Mapping[str, Any] = {
-        "job": sought.job.name,
+        "job": request.job.name,
         "replayed": str(log),
         "iteration_s" if unit == "s" else unit: value,
     }
-    shown = f"{value:.6g} s" if unit == "s" else f"{value:.6g} by {sought.asked['objective']}"
-    behind = "" if is_timed else ", as logged"
-    return plan, lambda: print_result(record, f"{log}: {shown}{behind}", as_json=as_json)
+    value_text = f"{value:.6g} s" if unit == "s" else f"{value:.6g} by {request.description['objective']}"
+    suffix = "" if is_timed else ", as logged"
+    return plan, lambda: print_result(record, f"{log}: {value_text}{suffix}", as_json=as_json)
 
 
-def _ablate(sought: Sought, told: Told, *, as_json: bool) -> tuple[Plan, Callable[[], None]]:
-    job, cost, judge = sought.job, sought.cost, sought.value_of
-    strategy, stop, workers = str(told.ablate), stop_of(told), told.worker_spec
-    scope = Scope(seed=sought.seed, planners=sought.planners, lower=sought.lower)
+def _ablate(request: SearchRequest, flags: JointFlags, *, as_json: bool) -> tuple[Plan, Callable[[], None]]:
+    job, cost, judge = request.job, request.cost, request.candidate_judge
+    strategy, stop, workers = str(flags.ablate), stop_of(flags), flags.worker_spec
+    scope = Scope(seed=request.seed, planners=request.planners, lower=request.lower_bound)
     rows: list[Gain] = []
     with ticking("ablation", len(Question) + 1, quiet=as_json) as ticker:
         starts = searched_starts(job, cost, judge, stop=stop, scope=scope, workers=workers)
@@ -349,6 +364,6 @@ def _ablate(sought: Sought, told: Told, *, as_json: bool) -> tuple[Plan, Callabl
         for row in ablated(job, cost, judge, strategy, scope=scope, stop=stop, workers=workers):
             rows.append(row)
             ticker.step(f"{', '.join(row.open)}: {row.factor:.3f} times better")
-    record = ablation_record(job.name, strategy, rows, sought.asked)
+    record = ablation_record(job.name, strategy, rows, request.description)
     best: SearchResult = rows[-1].found
     return best.plan, lambda: print_result(record, ablation_table(record), as_json=as_json)

@@ -1,4 +1,4 @@
-"""How commands hold strategies' plans against the simulator, and the flag that leaves it out."""
+"""Planners for commands: each strategy's best plans are judged by the simulator, or by its own estimate."""
 
 from collections.abc import Collection
 from enum import StrEnum
@@ -11,7 +11,7 @@ from workbench.planner.strategy_spec import Planner
 from workbench.strategies.registry import BY_NAME
 
 Strategy = StrEnum("Strategy", {name: name for name in BY_NAME})  # type: ignore[misc]
-"""Strategies by the names users type; of the registry, which no type checker can read."""
+"""Names of the strategies, from the registry; its members are unknown to type checkers."""
 
 JudgeFlag = Annotated[
     JudgedBy,
@@ -24,7 +24,7 @@ JudgeFlag = Annotated[
 
 
 def planners_by(judge: JudgedBy, names: Collection[str]) -> dict[str, Planner]:
-    """Planners of these strategies, held against the simulator or as published."""
+    """Planners of these strategies; the simulator or their own estimate chooses among their best plans."""
     if judge is JudgedBy.PLANNER:
         return {name: BY_NAME[name].planner for name in names}
     from sim.predict import candidate_s

@@ -1,4 +1,4 @@
-"""The command that shows a job's layouts in another system's words, or takes them from it."""
+"""The command that converts a job's layouts to or from the notation of another system."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +15,7 @@ from workbench.plan.codec import FORMAT
 from workbench.strategies.encoder_placement import MEANT, with_layout_file
 from workbench.whole_file import check_writable, write_text
 
-_START_BYTES = 256  # of a plan file: its first key says what it is
+_START_BYTES = 256  # enough of a plan file to contain its first key, the format
 
 
 def layout_command(
@@ -35,27 +35,27 @@ def layout_command(
     Notations: Megatron-Bridge, Megatron's layout string, torchtitan, Cornstarch.
     """
     _refuse_plan(job)
-    wanted = read_job(job)
+    loaded_job = read_job(job)
     strategy: dict[str, str] = {}
     if notation is not None:
-        wanted = with_layout_file(wanted, notation)
+        loaded_job = with_layout_file(loaded_job, notation)
         placing = placing_of(content_of(notation))
         strategy = {} if placing is None else {"strategy": MEANT[placing].name}
-    said = write_layouts(wanted, to)
+    layouts = write_layouts(loaded_job, to)
     if output is not None:
         check_writable(output)
-        held = job_with_layouts(job, output, said["layouts"]) if to is Notation.JOB else said
-        write_text(_yaml(held), output)
+        content = job_with_layouts(job, output, layouts["layouts"]) if to is Notation.JOB else layouts
+        write_text(_yaml(content), output)
     if as_json:
-        emit_json({"notation": to.value, **strategy, **said})
+        emit_json({"notation": to.value, **strategy, **layouts})
         return
-    show(_yaml(said).rstrip(), *([] if output is None else [f"written to {output}"]))
+    show(_yaml(layouts).rstrip(), *([] if output is None else [f"written to {output}"]))
     for name in strategy.values():
         show(f"a job file cannot express the placement of its modality_parallelism: use --strategy {name}")
 
 
 def _refuse_plan(path: Path) -> None:
-    """Say where plans are taken away, before a plan is read as a job with unknown keys."""
+    """Raise ValueError for a plan file, whose keys would otherwise be reported as unknown keys of a job."""
     with path.open("rb") as file:
         start = file.read(_START_BYTES).decode(errors="replace")
     if FORMAT in start:

@@ -1,4 +1,4 @@
-"""Commands about this machine and about experiments: calibrate, report, reproduce, demo."""
+"""Commands that measure this machine and run experiments: calibrate, report, reproduce, demo."""
 
 import json
 from contextlib import nullcontext
@@ -52,7 +52,7 @@ def calibrate_command(
     rows: Annotated[
         Path | None, typer.Option(help="file of measured rows; an existing one is continued")
     ] = None,
-    more: Annotated[
+    extra_rows: Annotated[
         list[Path] | None,
         typer.Option(
             "--with", help="further rows of this machine, such as those of runtime.measure.microbench"
@@ -69,28 +69,28 @@ def calibrate_command(
     from runtime.world.device import device_of
     from runtime.world.pool import Pool
 
-    measured = device_of(device)
-    for index in (output, rows):
-        if index is not None:
-            check_writable(index)
-    others = [read_measurement(path) for path in more or ()]
-    plans = [_any_plan(job) for job in ([read_job(path) for path in jobs] if jobs else _demo_jobs())]
+    bench_device = device_of(device)
+    for path in (output, rows):
+        if path is not None:
+            check_writable(path)
+    other_measurements = [read_measurement(path) for path in extra_rows or ()]
+    plans = [_calibration_plan(job) for job in ([read_job(path) for path in jobs] if jobs else _demo_jobs())]
     concurrency = min(len(plans[0].ranks), plans[0].cluster.nodes[0].num_cores or 1)
     output.parent.mkdir(parents=True, exist_ok=True)
     workers = max(2, concurrency, *(len(plan.ranks) for plan in plans))
-    processes = Pool(workers) if device is Device.CPU else nullcontext()  # a GPU is measured by this one
-    with processes as pool, ticking(f"measuring {measured}", None, quiet=as_json) as ticker:
-        settings = BenchSettings(concurrency=concurrency, visits=visits, device=measured)
+    processes = Pool(workers) if device is Device.CPU else nullcontext()  # a GPU is measured in this process
+    with processes as pool, ticking(f"measuring {bench_device}", None, quiet=as_json) as ticker:
+        settings = BenchSettings(concurrency=concurrency, visits=visits, device=bench_device)
         measurement = measure(plans, pool, settings=settings, path=rows, progress=ticker.at)
     mixing = Mixing.ALLOWED if mix_versions else Mixing.REFUSED
-    profile = fit(name or output.name.removesuffix(".json"), [measurement, *others], mixing)
+    profile = fit(name or output.name.removesuffix(".json"), [measurement, *other_measurements], mixing)
     write_profile(profile, output)
     record = {
         "profile": profile.name,
         "rows": len(measurement.rows),
         "unmeasured": profile.unmeasured,
         "noise": profile.noise,
-        "fits": [asdict(found) for found in profile.fits],
+        "fits": [asdict(layer_fit) for layer_fit in profile.fits],
     }
     warning, unmeasured = noise_warning(profile.noise), unmeasured_text(profile.unmeasured)
     print_result(record, *warning, fits_table(profile), unmeasured, f"written to {output}", as_json=as_json)
@@ -112,17 +112,17 @@ def report_command(
     from workbench.report.html import report_html
 
     path = output or folder / "report.html"
-    found = read_folder(folder)
-    neighbours = None
+    contents = read_folder(folder)
+    variants = None
     if job is not None:
-        fastest = fastest_of(found, read_job(job))
-        neighbours = _what_if(job, fastest.plan.strategy, profile_name_beside(fastest.path), what_if_s)
-    write_text(report_html(found, what_if=neighbours), path)
+        fastest = fastest_of(contents, read_job(job))
+        variants = _what_if(job, fastest.plan.strategy, profile_name_beside(fastest.path), what_if_s)
+    write_text(report_html(contents, what_if=variants), path)
     show(f"written to {path}")
 
 
 def _what_if(job: Path, strategy: str, profile: str | None, seconds: float) -> WhatIf:
-    """Simulations of the job's neighbours, planned by that strategy; the profile stands in for the job's."""
+    """Simulate variants of a job, planned by one strategy; a given profile replaces that of the job."""
     from sim.predict import predict_within
 
     began_s, spec = perf_counter(), read_spec(job)
@@ -143,7 +143,7 @@ def _what_if(job: Path, strategy: str, profile: str | None, seconds: float) -> W
 def reproduce_command(
     names: Annotated[list[str], typer.Argument(help="all, PAPER or PAPER/SCRIPT", metavar="NAME...")],
     out: Annotated[Path, typer.Option("--out", help="folder for result files and plots")] = Path("results"),
-    kept: Annotated[
+    use_stored: Annotated[
         bool, typer.Option("--stored", help="run nothing; count the results stored in the checkout")
     ] = False,
     since: Annotated[
@@ -157,28 +157,28 @@ def reproduce_command(
     from experiments.harness.script import reproduce, scripts, stored
     from experiments.harness.tally import changes, changes_text, counts_text, records_at
 
-    wanted = () if "all" in names else names
-    if since is not None and not kept:
+    selected = () if "all" in names else names
+    if since is not None and not use_stored:
         raise ValueError("--since compares stored results; want --stored with it")
-    if kept:
-        summary = stored(wanted)
-        said = [counts_text(paper, counts) for paper, counts in summary["papers"].items()]
-        said.append(counts_text("all", summary["all"]))
+    if use_stored:
+        summary = stored(selected)
+        texts = [counts_text(paper, counts) for paper, counts in summary["papers"].items()]
+        texts.append(counts_text("all", summary["all"]))
         if since is not None:
             summary["changes"] = changes(records_at(since), stored_records())
-            said += [changes_text(paper, found) for paper, found in summary["changes"].items()]
+            texts += [changes_text(paper, differences) for paper, differences in summary["changes"].items()]
     else:
         check_writable(out / "results.json")
         with ticking("reproducing", len(scripts()), quiet=as_json) as ticker, results_in(out):
-            said = []
+            texts = []
 
-            def tell(table: str) -> None:
-                said.append(table)
+            def show_table(table: str) -> None:
+                texts.append(table)
                 ticker.step(table.splitlines()[-1])
 
-            summary = reproduce(wanted, show=tell)
-        said += [counts_text("all", summary["all"]), f"result files and plots are in {out}"]
-    print_result(summary, *said, as_json=as_json)
+            summary = reproduce(selected, show=show_table)
+        texts += [counts_text("all", summary["all"]), f"result files and plots are in {out}"]
+    print_result(summary, *texts, as_json=as_json)
     if summary["all"]["failing"]:
         raise typer.Exit(1)
 
@@ -197,11 +197,11 @@ def demo_command(
     from experiments.fidelity.burner import burner_of
     from workbench.report.html import report_html
 
-    beside = nullcontext if burn is None else burner_of(burn)
+    load = nullcontext if burn is None else burner_of(burn)
     with ticking("demo", None, quiet=False) as ticker:
-        result = run_demo(out, ticker.at, beside)
-    neighbours = _what_if(out / JOB_FILE, result.fastest, None, DEMO_WHAT_IF_S)
-    write_text(report_html(read_folder(out), what_if=neighbours), out / "report.html")
+        result = run_demo(out, ticker.at, load)
+    variants = _what_if(out / JOB_FILE, result.fastest, None, DEMO_WHAT_IF_S)
+    write_text(report_html(read_folder(out), what_if=variants), out / "report.html")
     record = result.as_json()
     if json_file is not None:
         write_text(json.dumps(record, indent=1) + "\n", json_file)
@@ -210,8 +210,8 @@ def demo_command(
     show(demo_table(record), f"report: {out / 'report.html'}")
 
 
-def _any_plan(job: Job) -> Plan:
-    """A plan of the job, whichever: calibration asks only what it is made of."""
+def _calibration_plan(job: Job) -> Plan:
+    """Any plan of the job: calibration depends only on its layers."""
     return cornstarch.plan(job, CostModel(ideal_profile()))
 
 

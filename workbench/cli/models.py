@@ -1,4 +1,4 @@
-"""The command that says which models there are."""
+"""The command that lists the supported models: models."""
 
 from collections.abc import Collection, Sequence
 
@@ -21,16 +21,16 @@ def models_command(*, json: Json = False) -> None:
 
     Also lists the composite models of transformers and what `workbench init` does with them.
     """
-    known, whole = _of_runtime()
-    composites = {each.model_type: _composite_record(each) for each in whole}
-    records = {family.name: _record(family, known) for family in FAMILIES} | composites
-    lacking = f"to see what can run, and all composite models: {install_text('run')}"
-    lack = (lacking,) if known is None else ()
-    print_result(records, _table(known), _composites(whole, known), *lack, as_json=json)
+    runnable, composite_models = _known_models()
+    composites = {model.model_type: _composite_record(model) for model in composite_models}
+    records = {family.name: _record(family, runnable) for family in FAMILIES} | composites
+    hint = f"to see what can run, and all composite models: {install_text('run')}"
+    hints = (hint,) if runnable is None else ()
+    print_result(records, _table(runnable), _composites(composite_models, runnable), *hints, as_json=json)
 
 
-def _of_runtime() -> tuple[Collection[str] | None, Sequence[Whole]]:
-    """Architectures that can run, None where no runtime is installed; composites that are known here."""
+def _known_models() -> tuple[Collection[str] | None, Sequence[Whole]]:
+    """Architectures that can run, None if the runtime is not installed; and the known composite models."""
     if not has_extra("run"):
         return None, [Whole(model_type=kind, parts={}) for kind in sorted(COMPOSITES)]
     from runtime.models.choose import ADAPTERS
@@ -39,17 +39,17 @@ def _of_runtime() -> tuple[Collection[str] | None, Sequence[Whole]]:
     return ADAPTERS, composite_models()
 
 
-def _composite_record(whole: Whole) -> dict[str, object]:
+def _composite_record(model: Whole) -> dict[str, object]:
     return {
         "role": "composite",
-        "taken_apart": whole.is_taken_apart,
-        "parts": dict(whole.parts),
-        "outcome": whole.outcome,
+        "taken_apart": model.is_taken_apart,
+        "parts": dict(model.parts),
+        "outcome": model.outcome,
     }
 
 
-def _words(title: str, headers: Sequence[str]) -> Table:
-    """An empty table of words: left-aligned, and what stands last may wrap."""
+def _text_table(title: str, headers: Sequence[str]) -> Table:
+    """An empty table of left-aligned text, whose last column may wrap."""
     table = titled(title, headers)
     for column in table.columns:
         column.justify = "left"
@@ -57,43 +57,45 @@ def _words(title: str, headers: Sequence[str]) -> Table:
     return table
 
 
-def _composites(whole: Sequence[Whole], known: Collection[str] | None) -> Table:
-    """Those that are taken apart first."""
-    table = _words("composite models of transformers", ("model_type", "name", "workbench init"))
-    for each in sorted(whole, key=lambda one: (not one.is_taken_apart, one.model_type)):
-        name = COMPOSITES[each.model_type].name if each.is_taken_apart else ""
-        stuck = [] if known is None or not each.is_taken_apart else _stuck(each, known)
-        outcome = f"{each.outcome}; planned, not run: {', '.join(stuck)}" if stuck else each.outcome
-        table.add_row(each.model_type, name, outcome)
+def _composites(models: Sequence[Whole], runnable: Collection[str] | None) -> Table:
+    """Table of the composite models, those that `workbench init` splits first."""
+    table = _text_table("composite models of transformers", ("model_type", "name", "workbench init"))
+    for model in sorted(models, key=lambda model: (not model.is_taken_apart, model.model_type)):
+        name = COMPOSITES[model.model_type].name if model.is_taken_apart else ""
+        unrunnable = [] if runnable is None or not model.is_taken_apart else _parts_not_run(model, runnable)
+        outcome = (
+            f"{model.outcome}; planned, not run: {', '.join(unrunnable)}" if unrunnable else model.outcome
+        )
+        table.add_row(model.model_type, name, outcome)
     return table
 
 
-def _stuck(whole: Whole, known: Collection[str]) -> list[str]:
-    """Parts of families that are planned and cannot run, by the names of the table above."""
-    kinds = whole.parts.values()
-    return [kind for kind, family in ARCHITECTURES.items() if kind in kinds and not family.runs(known)]
+def _parts_not_run(model: Whole, runnable: Collection[str]) -> list[str]:
+    """Parts of a composite model that can be planned but not run, by `model_type`."""
+    kinds = model.parts.values()
+    return [kind for kind, family in ARCHITECTURES.items() if kind in kinds and not family.runs(runnable)]
 
 
-def _record(family: Family, known: Collection[str] | None) -> dict[str, str | bool | None]:
+def _record(family: Family, runnable: Collection[str] | None) -> dict[str, str | bool | None]:
     return {
         "role": family.role,
         "model_type": family.model_type,
         "zoo": family.zoo,
         "plans": family.plans,
-        "runs": None if known is None else family.runs(known),
+        "runs": None if runnable is None else family.runs(runnable),
         "reason": family.reason,
     }
 
 
-def _table(known: Collection[str] | None) -> Table:
-    table = _words("models", HEADERS)
+def _table(runnable: Collection[str] | None) -> Table:
+    table = _text_table("models", HEADERS)
     for family in FAMILIES:
         table.add_row(
             family.name,
             family.role,
             family.model_type or family.zoo or "-",
             "yes" if family.plans else "no",
-            "?" if known is None else "yes" if family.runs(known) else "no",
+            "?" if runnable is None else "yes" if family.runs(runnable) else "no",
             family.reason,
         )
     return table

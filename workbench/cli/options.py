@@ -1,4 +1,4 @@
-"""Parameters that several commands share."""
+"""Parameters shared by several commands, and the decorator that turns a dataclass into flags."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from workbench.job.run_options import flags_of
 
 Command = Callable[..., None]
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
-Rule = Callable[[Mapping[str, Any]], Any]  # a default that follows from what else was said
+Rule = Callable[[Mapping[str, Any]], Any]  # computes a default from the values of the command's flags
 
 PlanFile = Annotated[Path, typer.Argument(help="plan file", metavar="PLAN")]
 ExecutionFile = Annotated[
@@ -31,50 +31,53 @@ PlanProfile = Annotated[
 Profile = Annotated[str | None, typer.Option(help="profile name or file; replaces the one in the job")]
 
 
-def takes(kind: type, **defaults: Any) -> Callable[[Command], Command]:
-    """Makes a command's parameter of this dataclass into flags, one for each of its fields.
+def with_flags_of(kind: type, **defaults: Any) -> Callable[[Command], Command]:
+    """Decorator that replaces a command's parameter of type `kind` with one flag per field of that dataclass.
+
+    The decorated command collects the flags into a `kind` again before it calls the function.
 
     Args:
-        kind: of `workbench.job.run_options`.
-        defaults: where they are not the fields' own; a `Rule` finds one for what was not said.
+        kind: a dataclass whose fields have metadata by `workbench.job.run_options.asked`.
+        defaults: by field name, where they differ from the field's own; a `Rule` computes the default of a
+            flag that was not given.
     """
     flags = flags_of(kind)
     rules: dict[str, Rule] = {name: rule for name, rule in defaults.items() if callable(rule)}
 
     def flag_parameters() -> list[inspect.Parameter]:
-        found = []
+        parameters = []
         for flag in flags:
-            is_ruled = flag.field in rules
-            typed: Any = flag.type | None if is_ruled else flag.type
-            default = None if is_ruled else defaults.get(flag.field, flag.default)
-            hint = Annotated[typed, typer.Option(flag.name, help=flag.help)]
-            found.append(inspect.Parameter(flag.field, KEYWORD, default=default, annotation=hint))
-        return found
+            has_rule = flag.field in rules
+            value_type: Any = flag.type | None if has_rule else flag.type
+            default = None if has_rule else defaults.get(flag.field, flag.default)
+            hint = Annotated[value_type, typer.Option(flag.name, help=flag.help)]
+            parameters.append(inspect.Parameter(flag.field, KEYWORD, default=default, annotation=hint))
+        return parameters
 
     def expand(command: Command) -> Command:
         signature = inspect.signature(command)
-        own = signature.parameters.values()
-        [name_of_kind] = [parameter.name for parameter in own if parameter.annotation is kind]
+        original = signature.parameters.values()
+        [replaced] = [parameter.name for parameter in original if parameter.annotation is kind]
 
-        def taking(**given: Any) -> None:
-            bound = flagged.bind(**given)
+        def with_options(**arguments: Any) -> None:
+            bound = expanded.bind(**arguments)
             bound.apply_defaults()
-            said = bound.arguments
-            asked = said | {name: rule(said) for name, rule in rules.items() if said[name] is None}
-            values = {flag.field: asked.pop(flag.field) for flag in flags}
-            command(**asked, **{name_of_kind: kind(**values)})
+            given = bound.arguments
+            resolved = given | {name: rule(given) for name, rule in rules.items() if given[name] is None}
+            values = {flag.field: resolved.pop(flag.field) for flag in flags}
+            command(**resolved, **{replaced: kind(**values)})
 
         parameters = [
-            each
-            for parameter in own
-            for each in (
-                flag_parameters() if parameter.name == name_of_kind else [parameter.replace(kind=KEYWORD)]
+            new
+            for parameter in original
+            for new in (
+                flag_parameters() if parameter.name == replaced else [parameter.replace(kind=KEYWORD)]
             )
         ]
-        taking.__doc__, taking.__name__ = command.__doc__, command.__name__
-        taking.__annotations__ = {each.name: each.annotation for each in parameters}
-        flagged = inspect.Signature(parameters)
-        vars(taking)["__signature__"] = flagged
-        return taking
+        with_options.__doc__, with_options.__name__ = command.__doc__, command.__name__
+        with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        expanded = inspect.Signature(parameters)
+        vars(with_options)["__signature__"] = expanded
+        return with_options
 
     return expand

@@ -1,4 +1,4 @@
-"""Commands that make and judge plans: plan, check."""
+"""Commands that make and check plans: plan, check."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,7 @@ import typer
 from workbench.cli.console import print_result, show, warn
 from workbench.cli.job_reading import read_job
 from workbench.cli.judging import JudgeFlag, Strategy, planners_by
-from workbench.cli.options import Json, PlanFile, takes
+from workbench.cli.options import Json, PlanFile, with_flags_of
 from workbench.cost.model import CostModel
 from workbench.explain.warnings import warnings_of
 from workbench.job.job import Job
@@ -40,8 +40,8 @@ DEFAULT_STRATEGY = Strategy("cornstarch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What is planned for which machines, where that is not as the job file says; as flags."""
+class PlanInputs:
+    """Flags that replace parts of a job file: samples, layouts, profile and execution file."""
 
     profile: str | None = field(
         default=None, metadata=asked("profile name or file; replaces the one in the job")
@@ -74,38 +74,38 @@ class Wanted:
         metadata=asked("execution file: kernels, rates and host times of the training system"),
     )
 
-    def check_seed(self, drawing: Mapping[str, bool]) -> None:
-        """Raise ValueError for a seed where nothing is drawn.
+    def check_seed(self, random_inputs: Mapping[str, bool]) -> None:
+        """Raise ValueError for a seed if no random input is requested.
 
         Args:
-            drawing: flags that have something drawn, and whether they are there.
+            random_inputs: flag -> whether it was given, for all flags whose inputs are drawn at random.
         """
-        if self.seed and not any(drawing.values()):
-            *others, last = drawing
+        if self.seed and not any(random_inputs.values()):
+            *others, last = random_inputs
             names = f"{', '.join(others)} or {last}" if others else last
             raise ValueError(
                 f"--seed {self.seed} has no effect without {names}; want one of them, or no --seed"
             )
 
     def job(self, file: Path, strategy: str | None = None) -> Job:
-        """The job file's, with samples and layouts from elsewhere where they are asked for."""
-        found = read_job(file)
+        """The job of a file, with samples and layouts replaced as the flags say."""
+        job = read_job(file)
         if self.sizes is not None:
-            found = with_sizes(found, self.sizes, seed=self.seed, tiling=self.tiling)
-        return found if self.layout is None else with_layout_file(found, self.layout, strategy)
+            job = with_sizes(job, self.sizes, seed=self.seed, tiling=self.tiling)
+        return job if self.layout is None else with_layout_file(job, self.layout, strategy)
 
     def cost(self, job: Job) -> CostModel:
-        """Its machines'."""
+        """The cost model of the job's machines, with the profile and execution file of the flags."""
         return cost_of(job, self.profile, self.execution)
 
     def write(self, plan: Plan, job: Job, output: Path) -> None:
-        """Write a plan file that names the profile; warn where the plan can be simulated only."""
+        """Write a plan file with a reference to the profile; warn if the plan can only be simulated."""
         write_plan(plan, output, profile=named_profile(job, self.profile, output))
         if refusal := refusal_to_run(plan):
             warn(f"this plan can be simulated, not run: {refusal}")
 
 
-@takes(Wanted)
+@with_flags_of(PlanInputs)
 def plan_command(
     job: Annotated[Path, typer.Argument(help="job file", metavar="JOB")],
     output: Annotated[Path, typer.Option("-o", "--output", help="plan file to write")],
@@ -114,45 +114,45 @@ def plan_command(
         ScheduleKind | None, typer.Option(help="pipeline schedule; replaces the one in the job")
     ] = None,
     data: Annotated[Path | None, typer.Option(help="data folder whose samples are the batch")] = None,
-    wanted: Wanted = Wanted(),
+    inputs: PlanInputs = PlanInputs(),
     judge: JudgeFlag = JudgedBy.SIMULATOR,
     as_json: Json = False,
 ) -> None:
     """Make a plan of a job with one strategy."""
     check_writable(output)
-    wanted.check_seed({"--sizes": wanted.sizes is not None})
-    if wanted.sizes is not None and data is not None:
+    inputs.check_seed({"--sizes": inputs.sizes is not None})
+    if inputs.sizes is not None and data is not None:
         raise ValueError("plan: --sizes and --data both bring samples; want one of them")
-    planned = wanted.job(job, strategy)
+    planned_job = inputs.job(job, strategy)
     if schedule is not None:
-        planned = replace(planned, schedule=usual(schedule))
-    cost = wanted.cost(planned)
+        planned_job = replace(planned_job, schedule=usual(schedule))
+    cost = inputs.cost(planned_job)
     if data is not None:
         from runtime.data.dataset import with_data
 
-        planned = with_data(planned, data)
+        planned_job = with_data(planned_job, data)
     with ticking(f"planning {strategy}", None, quiet=as_json) as ticker:
 
         def progress(done: int, total: int, best_s: float) -> None:
             ticker.at(done, total, f"best so far {milliseconds(best_s)}" if best_s < float("inf") else "")
 
-        made = planners_by(judge, [strategy])[strategy](planned, cost, progress)
-    accept(made)
+        result = planners_by(judge, [strategy])[strategy](planned_job, cost, progress)
+    accept(result)
     if BY_NAME[strategy].batch_level:
-        warning = too_small(planned, cost, len(made.ranks) // planned.replicas)
+        warning = too_small(planned_job, cost, len(result.ranks) // planned_job.replicas)
         if warning is not None:
             warn(warning)
-    for line in warnings_of(made, planned):
+    for line in warnings_of(result, planned_job):
         warn(line)
-    wanted.write(made, planned, output)
+    inputs.write(result, planned_job, output)
     record = {
         "plan": str(output),
-        "plan_hash": plan_hash(made),
-        "strategy": made.strategy,
-        "run_refusal": refusal_to_run(made) or None,
+        "plan_hash": plan_hash(result),
+        "strategy": result.strategy,
+        "run_refusal": refusal_to_run(result) or None,
     }
     print_result(
-        record, plan_table(made), f"written to {output}, hash {plan_hash(made)[:12]}", as_json=as_json
+        record, plan_table(result), f"written to {output}, hash {plan_hash(result)[:12]}", as_json=as_json
     )
 
 
@@ -163,14 +163,14 @@ def check_command(
     ] = None,
 ) -> None:
     """Check that a plan is valid, fits in memory and cannot deadlock; show stages and programs."""
-    found = read_plan(plan)
+    parsed_plan = read_plan(plan)
     if job is not None:
-        check_job(found, read_job(job), plan)
-    accept(found)
-    check_runnable_here(found)
+        check_job(parsed_plan, read_job(job), plan)
+    accept(parsed_plan)
+    check_runnable_here(parsed_plan)
     programs = titled("programs", ("ranks",))
     programs.add_column("actions", overflow="fold")
-    for program in found.programs:
+    for program in parsed_plan.programs:
         programs.add_row(rank_runs(program.ranks), " ".join(map(str, program.actions)))
-    accepted = f"accepted: sound, fits, free of deadlock; hash {plan_hash(found)[:12]}"
-    show(accepted, plan_table(found), programs)
+    accepted = f"accepted: sound, fits, free of deadlock; hash {plan_hash(parsed_plan)[:12]}"
+    show(accepted, plan_table(parsed_plan), programs)

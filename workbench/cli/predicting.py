@@ -1,4 +1,4 @@
-"""The command that prices a table of language models: predict."""
+"""The command that predicts runs of language models in a table: predict."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,10 +51,10 @@ def predict_command(
         iteration_s, profile=machine, execution=None if execution is None else load_execution(execution)
     )
     began_s = perf_counter()
-    outcomes = _outcomes(table, predictor, quiet=as_json)
-    took_s = perf_counter() - began_s
+    outcomes = _predict_rows(table, predictor, quiet=as_json)
+    elapsed_s = perf_counter() - began_s
     write_text(table.with_predictions(outcomes), output)
-    _tell(output, outcomes, took_s, quiet=as_json)
+    _print_summary(output, outcomes, elapsed_s, quiet=as_json)
     if any(isinstance(outcome, str) for outcome in outcomes):
         raise typer.Exit(2)
 
@@ -62,25 +62,27 @@ def predict_command(
 predict_command.__doc__ = HELP
 
 
-def _outcomes(table: CsvTable, predictor: RowPredictor, *, quiet: bool) -> list[Prediction | str]:
-    """Of every row: what is predicted, or its error, which is printed."""
-    found: list[Prediction | str] = []
+def _predict_rows(table: CsvTable, predictor: RowPredictor, *, quiet: bool) -> list[Prediction | str]:
+    """Per row its prediction, or its error text, which is also printed."""
+    outcomes: list[Prediction | str] = []
     with ticking("predicting", len(table.cells), quiet=quiet) as ticker:
         for index, cells in enumerate(table.cells):
             try:
-                found.append(predictor.predict(read_row(cells), unsaid_of(cells)))
+                outcomes.append(predictor.predict(read_row(cells), unsaid_of(cells)))
             except ValueError as error:
                 print_error(f"{table.where(index)}: {error}")
-                found.append(str(error))
+                outcomes.append(str(error))
             ticker.step()
-    return found
+    return outcomes
 
 
-def _tell(output: Path, outcomes: Sequence[Prediction | str], took_s: float, *, quiet: bool) -> None:
+def _print_summary(
+    output: Path, outcomes: Sequence[Prediction | str], elapsed_s: float, *, quiet: bool
+) -> None:
     predictions = [outcome for outcome in outcomes if isinstance(outcome, Prediction)]
     num_bad = len(outcomes) - len(predictions)
-    rate = len(predictions) / took_s
-    too_large = sum(found.spare_bytes < 0 for found in predictions)
+    rate = len(predictions) / elapsed_s
+    too_large = sum(prediction.spare_bytes < 0 for prediction in predictions)
     if quiet:
         emit_json(
             {
@@ -94,15 +96,15 @@ def _tell(output: Path, outcomes: Sequence[Prediction | str], took_s: float, *, 
         return
     if not predictions:
         return
-    seconds = sorted(found.iteration_s for found in predictions)
+    seconds = sorted(prediction.iteration_s for prediction in predictions)
     table = titled(
         "predictions", ("rows", "fastest", "median", "slowest", "most memory", "do not fit", "bad")
     )
-    most = max(found.peak_bytes for found in predictions)
+    max_bytes = max(prediction.peak_bytes for prediction in predictions)
     table.add_row(
         str(len(predictions)),
-        *(Figure(f"{took_s:.4g} s", {"s": took_s}) for took_s in (seconds[0], median(seconds), seconds[-1])),
-        Figure(f"{most / GB:.4g} GB", {"bytes": most}),
+        *(Figure(f"{time_s:.4g} s", {"s": time_s}) for time_s in (seconds[0], median(seconds), seconds[-1])),
+        Figure(f"{max_bytes / GB:.4g} GB", {"bytes": max_bytes}),
         str(too_large),
         str(num_bad),
     )

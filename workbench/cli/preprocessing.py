@@ -1,4 +1,4 @@
-"""Commands of preprocessing apart from training: keys, serve, produce, run, status."""
+"""Commands for preprocessing outside the training processes: keys, serve, produce, run, status."""
 
 import math
 import signal
@@ -12,7 +12,7 @@ import typer
 from workbench.cli.console import print_result, show
 from workbench.cli.job_reading import read_job
 from workbench.cli.options import Json
-from workbench.cli.table_format import lists
+from workbench.cli.table_format import with_format_flag
 from workbench.report.progress import ticking
 from workbench.report.tables import milliseconds, titled
 from workbench.termination import noting
@@ -28,7 +28,7 @@ app = typer.Typer(
     help="Preprocess images in processes separate from training.",
 )
 
-_E = TypeVar("_E", bound=StrEnum)
+_Choice = TypeVar("_Choice", bound=StrEnum)
 
 Address = Annotated[str, typer.Argument(help="tcp://HOST:PORT of the server", metavar="ADDRESS")]
 ClientKeyFile = Annotated[Path | None, typer.Option("--keys", help="client keys, see `preprocess keys`")]
@@ -88,13 +88,15 @@ def serve_command(
 
     settings = ServerSettings(
         folder=data,
-        rule=_rule(job, image_px, patch_px, max_pixels),
+        rule=_image_rule(job, image_px, patch_px, max_pixels),
         batch_size=batch_size,
         window=window,
         order=OrderSettings(
-            reordering=_one_of(Reordering, reorder, "--reorder"), microbatch=microbatch, num_stages=stages
+            reordering=_parse_choice(Reordering, reorder, "--reorder"),
+            microbatch=microbatch,
+            num_stages=stages,
         ),
-        malformed=_one_of(Malformed, malformed, "--malformed"),
+        malformed=_parse_choice(Malformed, malformed, "--malformed"),
         lease_s=lease,
         num_producers=producers,
         host=host,
@@ -104,13 +106,13 @@ def serve_command(
     if keys is not None or is_open:
         _serve(settings, keys, seconds)
         return
-    with ScratchFolder("preprocess-") as made:
-        write_keys(made)
-        _serve(settings, made / SERVER_FILE, seconds, made=made)
+    with ScratchFolder("preprocess-") as key_folder:
+        write_keys(key_folder)
+        _serve(settings, key_folder / SERVER_FILE, seconds, key_folder=key_folder)
 
 
 def _check_serving(seconds: float | None, keys: Path | None, *, is_open: bool) -> None:
-    """Raise ValueError for no time to serve in, and for keys where everybody is let in."""
+    """Raise ValueError for an invalid --seconds, or for keys together with --open."""
     if seconds is not None and not 0 < seconds < math.inf:
         raise ValueError(f"serve: --seconds must be > 0 and finite, got {seconds}")
     if is_open and keys is not None:
@@ -118,26 +120,26 @@ def _check_serving(seconds: float | None, keys: Path | None, *, is_open: bool) -
 
 
 def _serve(
-    settings: "ServerSettings", keys: Path | None, seconds: float | None, *, made: Path | None = None
+    settings: "ServerSettings", keys: Path | None, seconds: float | None, *, key_folder: Path | None = None
 ) -> None:
-    """Serve for so long, or until an interrupt.
+    """Serve batches until a time limit or a signal.
 
     Args:
-        keys: the server's; None: whoever is on this machine may connect.
-        seconds: None: until an interrupt.
-        made: folder with the keys of the others, where they are of this run.
+        keys: file with the server's keys; None: every user of this machine may connect.
+        seconds: time limit; None: until SIGINT or SIGTERM.
+        key_folder: folder with keys that were created for this run, which is printed; None: no such folder.
     """
     from runtime.preprocess.keys import read_server_keys
     from runtime.preprocess.server import Server
 
     server = Server(settings, None if keys is None else read_server_keys(keys))
-    # an exception could be lost in a library's callback
-    with noting(signal.SIGINT, signal.SIGTERM) as asked:
+    # signals are recorded, not raised: a library's callback could swallow an exception
+    with noting(signal.SIGINT, signal.SIGTERM) as signals:
         typer.echo(f"serving {settings.folder} at {server.address}")
-        if made is not None:
-            typer.echo(f"keys for producers, trainers and readers, valid while it runs: {made}")
+        if key_folder is not None:
+            typer.echo(f"keys for producers, trainers and readers, valid while it runs: {key_folder}")
         end_s = math.inf if seconds is None else time.monotonic() + seconds
-        server.serve(lambda: bool(asked) or time.monotonic() >= end_s)
+        server.serve(lambda: bool(signals) or time.monotonic() >= end_s)
 
 
 @app.command("produce")
@@ -154,12 +156,12 @@ def produce_command(
     from runtime.preprocess.producer import produce
 
     client = None if keys is None else read_client_keys(keys)
-    done = produce(address, data, keys=client, name=None, silence_s=silence)
-    show(f"{done} examples prepared")
+    num_prepared = produce(address, data, keys=client, name=None, silence_s=silence)
+    show(f"{num_prepared} examples prepared")
 
 
 @app.command("run")
-@lists
+@with_format_flag
 def run_command(
     address: Address,
     batches: Annotated[int, typer.Option(help="number of batches")] = 10,
@@ -178,27 +180,29 @@ def run_command(
     try:
         start = loader.position
         with ticking("taking batches", batches, quiet=as_json) as ticker:
-            found = stalls_of(loader, batches, step_s=step_ms / 1000, on_batch=ticker.step)
+            stalls = stalls_of(loader, batches, step_s=step_ms / 1000, on_batch=ticker.step)
         loader.finish()
     finally:
         loader.close()
     record = {
         "first_position": start,
         "batches": batches,
-        "examples": found.num_examples,
-        "skipped": [[each.id, each.path] for each in found.skipped],
-        "stall_ms_p50": ms(found.quantile_s(0.5)),
-        "stall_ms_p99": ms(found.quantile_s(0.99)),
+        "examples": stalls.num_examples,
+        "skipped": [[example.id, example.path] for example in stalls.skipped],
+        "stall_ms_p50": ms(stalls.quantile_s(0.5)),
+        "stall_ms_p99": ms(stalls.quantile_s(0.99)),
     }
     table = titled(
         "batches", ("first", "batches", "examples", "left out", "stall, median", "99th percentile")
     )
     table.add_row(
-        *(str(value) for value in (start, batches, found.num_examples, len(found.skipped))),
-        milliseconds(found.quantile_s(0.5)),
-        milliseconds(found.quantile_s(0.99)),
+        *(str(value) for value in (start, batches, stalls.num_examples, len(stalls.skipped))),
+        milliseconds(stalls.quantile_s(0.5)),
+        milliseconds(stalls.quantile_s(0.99)),
     )
-    print_result(record, table, *(f"left out: {each.reason}" for each in found.skipped), as_json=as_json)
+    print_result(
+        record, table, *(f"left out: {example.reason}" for example in stalls.skipped), as_json=as_json
+    )
 
 
 @app.command("status")
@@ -218,16 +222,16 @@ def status_command(
     print_result(status, *(f"{key}: {value}" for key, value in status.items()), as_json=as_json)
 
 
-def _one_of(kind: type[_E], value: str, option: str) -> _E:
+def _parse_choice(kind: type[_Choice], value: str, option: str) -> _Choice:
     if value not in list(kind):
         raise ValueError(f"serve: {option} must be one of {', '.join(kind)}, got {value!r}")
     return kind(value)
 
 
-def _rule(job: Path | None, image_px: int | None, patch_px: int, max_pixels: int | None) -> "Rule":
+def _image_rule(job: Path | None, image_px: int | None, patch_px: int, max_pixels: int | None) -> "Rule":
     from runtime.preprocess.images import QwenRule, SquareRule
 
-    if sum(given is not None for given in (job, image_px, max_pixels)) > 1:
+    if sum(option is not None for option in (job, image_px, max_pixels)) > 1:
         raise ValueError("serve: --job, --image-px and --max-pixels exclude each other")
     if job is not None:
         from runtime.preprocess.source import rule_of

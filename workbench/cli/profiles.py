@@ -1,4 +1,4 @@
-"""Commands on profiles of devices: new, show, check."""
+"""Commands for profiles of devices: new, show, check."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +9,7 @@ from workbench.bounded_file import MOST_SETTINGS_BYTES, read_bounded
 from workbench.calibrate.device_sheet import check_sheet, read_sheet, shipped_sheet, shipped_sheets
 from workbench.cli.console import print_result
 from workbench.cli.options import Json
-from workbench.cli.table_format import lists
+from workbench.cli.table_format import with_format_flag
 from workbench.cost.profile import Profile, load_profile, parse_profile, write_profile
 from workbench.report.tables import facts_table, fits_table, profile_record, unmeasured_text
 from workbench.whole_file import check_writable
@@ -22,7 +22,7 @@ app = typer.Typer(
 
 
 @app.command("new")
-@lists
+@with_format_flag
 def new_command(
     name: Annotated[str, typer.Argument(help="name of the profile", metavar="NAME")],
     from_sheet: Annotated[
@@ -44,17 +44,17 @@ def new_command(
     check_writable(path)
     profile = profile_of(read_sheet(from_sheet), like, name=name)
     write_profile(profile, path)
-    _tell(profile, {"output": str(path)}, f"written to {path}", as_json=as_json)
+    _print_profile(profile, {"output": str(path)}, f"written to {path}", as_json=as_json)
 
 
 @app.command("show")
-@lists
+@with_format_flag
 def show_command(
     name: Annotated[str, typer.Argument(help="name of a shipped profile, or file", metavar="NAME")],
     as_json: Json = False,
 ) -> None:
     """Show the rates in a profile, their accuracy, and what was not measured."""
-    _tell(load_profile(name), {}, as_json=as_json)
+    _print_profile(load_profile(name), {}, as_json=as_json)
 
 
 @app.command("check")
@@ -65,16 +65,16 @@ def check_command(
     """Check a profile or data sheet; report the first invalid field."""
     if file.suffix == ".csv":
         sheet = read_sheet(file)
-        check_sheet(sheet, [shipped_sheet(each) for each in shipped_sheets()])
-        found: dict[str, Any] = {"device": sheet.device, "presumed": list(sheet.presumed)}
-        told = f"{file}: valid; presumed: {', '.join(sheet.presumed) or 'nothing'}"
+        check_sheet(sheet, [shipped_sheet(name) for name in shipped_sheets()])
+        record: dict[str, Any] = {"device": sheet.device, "presumed": list(sheet.presumed)}
+        summary = f"{file}: valid; presumed: {', '.join(sheet.presumed) or 'nothing'}"
     else:
         profile = parse_profile(read_bounded(file, MOST_SETTINGS_BYTES), where=str(file))
-        found = {"device": profile.device, "presumed": list(profile.presumed)}
-        told = f"{file}: valid; {len(profile.unmeasured)} costs were not measured"
-    print_result({"file": str(file)} | found, told, as_json=as_json)
+        record = {"device": profile.device, "presumed": list(profile.presumed)}
+        summary = f"{file}: valid; {len(profile.unmeasured)} costs were not measured"
+    print_result({"file": str(file)} | record, summary, as_json=as_json)
 
 
-def _tell(profile: Profile, more: dict[str, Any], *texts: str, as_json: bool) -> None:
+def _print_profile(profile: Profile, extra: dict[str, Any], *texts: str, as_json: bool) -> None:
     tables, unmeasured = (facts_table(profile), fits_table(profile)), unmeasured_text(profile.unmeasured)
-    print_result(profile_record(profile) | more, *tables, unmeasured, *texts, as_json=as_json)
+    print_result(profile_record(profile) | extra, *tables, unmeasured, *texts, as_json=as_json)

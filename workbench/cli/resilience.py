@@ -1,4 +1,4 @@
-"""Commands for nodes that come and go: what a job does on fewer of them, and how far it gets on a trace."""
+"""Commands for clusters whose nodes fail and return: templates, failures."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,16 +38,18 @@ def templates_command(
     as_json: Json = False,
 ) -> None:
     """Show pipeline templates of a job, and its throughput for each number of nodes."""
-    found = _templates(_on_nodes(job, nodes, ranks_per_node), nodes, faults, profile, execution)
-    counts = range(found.planned.specification.threshold, found.planned.specification.num_nodes + 1)
-    specification = found.planned.specification
+    templates = _elastic_templates(
+        _job_on_nodes(job, nodes, ranks_per_node), nodes, faults, profile, execution
+    )
+    counts = range(templates.planned.specification.threshold, templates.planned.specification.num_nodes + 1)
+    specification = templates.planned.specification
     print_result(
-        _templates_record(found, counts),
-        template_table(found),
-        _count_table(found, counts),
-        f"training needs at least {_num(specification.threshold, 'node')}: "
-        f"{_num(faults + 1, 'pipeline')} of at least {_num(specification.smallest, 'node')}, to "
-        f"tolerate {_num(faults, 'simultaneous failure')}",
+        _template_record(templates, counts),
+        template_table(templates),
+        _count_table(templates, counts),
+        f"training needs at least {_counted(specification.threshold, 'node')}: "
+        f"{_counted(faults + 1, 'pipeline')} of at least {_counted(specification.smallest, 'node')}, to "
+        f"tolerate {_counted(faults, 'simultaneous failure')}",
         as_json=as_json,
     )
 
@@ -96,25 +98,27 @@ def failures_command(
 
     if dollars is not None and dollars < 0:
         raise ValueError(f"failures: --dollars-per-node-hour must be >= 0, got {dollars}")
-    wanted = _on_nodes(job, nodes, ranks_per_node)
-    happens = _availability(wanted, trace, leaves, joins, hours, seed, nodes)
-    most = max((count for _, count in happens.num_nodes()), default=0)
-    found = _templates(wanted, nodes or most, faults, profile, execution)
-    if most > found.planned.specification.num_nodes:
-        warn(f"{happens.name} has up to {most} nodes; nodes beyond {nodes} are not used")
+    base_job = _job_on_nodes(job, nodes, ranks_per_node)
+    availability = _availability(base_job, trace, leaves, joins, hours, seed, nodes)
+    max_nodes = max((count for _, count in availability.num_nodes()), default=0)
+    templates = _elastic_templates(base_job, nodes or max_nodes, faults, profile, execution)
+    if max_nodes > templates.planned.specification.num_nodes:
+        warn(f"{availability.name} has up to {max_nodes} nodes; nodes beyond {nodes} are not used")
     settings = Recovery(
         recover_s=recover_s,
         restart_s=restart_s,
         checkpoint_every=checkpoint_every,
         storage_bytes_per_s=storage_gb_per_s * 1e9,
     )
-    until_s = (happens.end_s or None) if hours is None else hours * HOUR_S
+    duration_s = (availability.end_s or None) if hours is None else hours * HOUR_S
     runs = [
-        simulate_failures(system, warned(happens, notice_s) if notice_s else happens, until_s)
-        for system in settings.systems(found)
+        simulate_failures(system, warned(availability, notice_s) if notice_s else availability, duration_s)
+        for system in settings.systems(templates)
     ]
-    record = {"trace": happens.name, "systems": {r.system: _run_record(r, dollars) for r in runs}}
-    print_result(record, _run_table(f"{found.job.name} on {happens.name}", runs, dollars), as_json=as_json)
+    record = {"trace": availability.name, "systems": {run.system: _run_record(run, dollars) for run in runs}}
+    print_result(
+        record, _run_table(f"{templates.job.name} on {availability.name}", runs, dollars), as_json=as_json
+    )
 
 
 def _availability(
@@ -131,25 +135,25 @@ def _availability(
     if hours is not None and not 0 < hours < float("inf"):
         raise ValueError(f"failures: --hours must be > 0, got {hours}")
     if trace is not None:
-        found = parse_trace(trace.name, read_bounded(trace))
-        if not found.events:
+        availability = parse_trace(trace.name, read_bounded(trace))
+        if not availability.events:
             raise ValueError(f"{trace}: no node joins; want an add event at t_s 0 for each initial node")
-        return found
+        return availability
     assert leaves is not None, "one of the two is given"
     count = nodes or len(job.cluster.nodes)
     rates = Rates(leaves_per_node_h=leaves, joins_per_missing_h=joins)
     return random_trace(count, rates, (hours or 24.0) * HOUR_S, seed)
 
 
-def _templates(
+def _elastic_templates(
     job: Job, nodes: int | None, faults: int, profile: str | None, execution: Path | None
 ) -> ElasticTemplates:
     count = len(job.cluster.nodes) if nodes is None else nodes
     return elastic_templates(job, cost_of(job, profile, execution), num_nodes=count, num_faults=faults)
 
 
-def _on_nodes(path: Path, nodes: int | None, ranks_per_node: int | None) -> Job:
-    """The job; processes of this machine are nodes as `elastic` makes them."""
+def _job_on_nodes(path: Path, nodes: int | None, ranks_per_node: int | None) -> Job:
+    """Read a job; ranks of a `local` cluster are grouped into nodes as in `elastic`."""
     job = read_job(path)
     if not is_local(job):
         if ranks_per_node is not None:
@@ -159,58 +163,58 @@ def _on_nodes(path: Path, nodes: int | None, ranks_per_node: int | None) -> Job:
             )
         return job
     width = ranks_per_node or 1
-    natural = num_process_nodes(job, width)
-    if natural < 1:
+    num_job_nodes = num_process_nodes(job, width)
+    if num_job_nodes < 1:
         raise ValueError(
             f"job {job.name!r} has {job.cluster.num_ranks} ranks: want --ranks-per-node at most that, "
             f"got {width}"
         )
-    return on_process_nodes(job, num_nodes=nodes or natural, ranks_per_node=width)
+    return on_process_nodes(job, num_nodes=nodes or num_job_nodes, ranks_per_node=width)
 
 
-def template_table(found: ElasticTemplates) -> Table:
-    """One line per size of a pipeline."""
+def template_table(templates: ElasticTemplates) -> Table:
+    """Table of the templates, one row per number of nodes of a pipeline."""
     return listed(
-        f"{found.job.name}, templates",
-        found.planned.templates,
+        f"{templates.job.name}, templates",
+        templates.planned.templates,
         ("nodes", lambda template: str(template.num_nodes)),
         ("stages", lambda template: str(len(template.stages))),
         ("GPUs a stage", lambda template: str(template.stages[0].num_gpus)),
         ("layers of the stages", lambda template: " ".join(str(s.end - s.first) for s in template.stages)),
         ("microbatch", lambda template: milliseconds(template.microbatch_s)),
-        ("samples of it, at most", lambda template: str(min(found.microbatch_capacity(template)))),
+        ("samples of it, at most", lambda template: str(min(templates.microbatch_capacity(template)))),
     )
 
 
-def _count_table(found: ElasticTemplates, counts: range) -> Table:
+def _count_table(templates: ElasticTemplates, counts: range) -> Table:
     return listed(
         "throughput by number of nodes",
         reversed(counts),
         ("nodes", str),
-        ("pipelines of", lambda count: " + ".join(map(str, found.at(count).sizes))),
-        ("iteration", lambda count: milliseconds(len(found.job.batch) / found.samples_per_s(count))),
-        ("samples/s", lambda count: f"{found.samples_per_s(count):.4g}"),
-        ("a grid, samples/s", lambda count: f"{found.grid_samples_per_s(count):.4g}"),
+        ("pipelines of", lambda count: " + ".join(map(str, templates.at(count).sizes))),
+        ("iteration", lambda count: milliseconds(len(templates.job.batch) / templates.samples_per_s(count))),
+        ("samples/s", lambda count: f"{templates.samples_per_s(count):.4g}"),
+        ("a grid, samples/s", lambda count: f"{templates.grid_samples_per_s(count):.4g}"),
     )
 
 
-def _num(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _templates_record(found: ElasticTemplates, counts: range) -> dict[str, Any]:
+def _template_record(templates: ElasticTemplates, counts: range) -> dict[str, Any]:
     return {
-        "threshold": found.planned.specification.threshold,
+        "threshold": templates.planned.specification.threshold,
         "templates": {
             template.num_nodes: [[s.first, s.end, s.num_gpus] for s in template.stages]
-            for template in found.planned.templates
+            for template in templates.planned.templates
         },
         "microbatch_capacity": {
-            template.num_nodes: list(found.microbatch_capacity(template))
-            for template in found.planned.templates
+            template.num_nodes: list(templates.microbatch_capacity(template))
+            for template in templates.planned.templates
         },
-        "samples_per_s": {count: found.samples_per_s(count) for count in counts},
-        "grid_samples_per_s": {count: found.grid_samples_per_s(count) for count in counts},
+        "samples_per_s": {count: templates.samples_per_s(count) for count in counts},
+        "grid_samples_per_s": {count: templates.grid_samples_per_s(count) for count in counts},
     }
 
 
@@ -232,8 +236,8 @@ def _run_record(run: "FailureRun", dollars: float | None) -> Mapping[str, float]
 def _run_table(title: str, runs: "list[FailureRun]", dollars: float | None) -> Table:
     from sim.failures.run import Spent
 
-    shown = (Spent.EFFECTIVE, Spent.RECOVERY, Spent.LOST, Spent.CHECKPOINT, Spent.WAITING)
-    hourly = () if dollars is None else (dollars,)
+    kinds = (Spent.EFFECTIVE, Spent.RECOVERY, Spent.LOST, Spent.CHECKPOINT, Spent.WAITING)
+    prices = () if dollars is None else (dollars,)
     return listed(
         f"{title}, {runs[0].window_s / HOUR_S:.4g} h",
         runs,
@@ -241,6 +245,6 @@ def _run_table(title: str, runs: "list[FailureRun]", dollars: float | None) -> T
         ("samples", lambda run: f"{run.samples:,.0f}"),
         ("samples/s", lambda run: f"{run.samples_per_s:.4g}"),
         ("recoveries", lambda run: str(run.num_recoveries)),
-        *((kind.value, lambda run, kind=kind: percent(run.fraction(kind), signed=False)) for kind in shown),
-        *(("dollars/million", lambda run, d=d: f"{run.dollars_per_sample(d) * 1e6:,.2f}") for d in hourly),
+        *((kind.value, lambda run, kind=kind: percent(run.fraction(kind), signed=False)) for kind in kinds),
+        *(("dollars/million", lambda run, d=d: f"{run.dollars_per_sample(d) * 1e6:,.2f}") for d in prices),
     )

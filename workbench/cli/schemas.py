@@ -14,7 +14,7 @@ from workbench.plan.codec import plan_schema
 from workbench.whole_file import write_text
 
 
-class File(StrEnum):
+class SchemaFile(StrEnum):
     """Kinds of files that have a schema."""
 
     JOB = "job"
@@ -23,14 +23,18 @@ class File(StrEnum):
 
 
 def schema_command(
-    file: Annotated[File, typer.Argument(help="kind of file: job, profile or plan", metavar="FILE")],
+    file: Annotated[SchemaFile, typer.Argument(help="kind of file: job, profile or plan", metavar="FILE")],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="file to write; default: standard output")
     ] = None,
 ) -> None:
     """Print the JSON Schema of job, profile or plan files, for completion and checks in editors."""
-    made = {File.JOB: job_schema, File.PROFILE: profile_schema, File.PLAN: plan_schema}[file]()
-    text = json.dumps(made, indent=1) + "\n"
+    schemas = {
+        SchemaFile.JOB: job_schema,
+        SchemaFile.PROFILE: profile_schema,
+        SchemaFile.PLAN: plan_schema,
+    }
+    text = json.dumps(schemas[file](), indent=1) + "\n"
     if output is None:
         typer.echo(text, nl=False)
         return

@@ -7,11 +7,19 @@ from typing import Annotated
 import typer
 
 from workbench.cli.console import print_result, warn
-from workbench.cli.joint_searching import Sought, Told, search_jointly
+from workbench.cli.joint_searching import JointFlags, SearchRequest, search_jointly
 from workbench.cli.judging import JudgeFlag, planners_by
-from workbench.cli.options import Json, takes
-from workbench.cli.planning import Wanted
-from workbench.cli.searching import Drawn, NoCache, check_drawable, draw, judging, kept_results, searched
+from workbench.cli.options import Json, with_flags_of
+from workbench.cli.planning import PlanInputs
+from workbench.cli.searching import (
+    BatchSource,
+    NoCache,
+    cached_search,
+    check_drawable,
+    criterion_of,
+    draw,
+    kept_results,
+)
 from workbench.job.job import Job
 from workbench.plan.codec import loads
 from workbench.planner.judged import JudgedBy
@@ -28,9 +36,9 @@ from workbench.search.objectives.template_plans import TemplatePlanner
 from workbench.strategies.registry import PLANNERS, PRICED
 
 
-@takes(Wanted)
-@takes(ObjectiveOptions)
-@takes(Told)
+@with_flags_of(PlanInputs)
+@with_flags_of(ObjectiveOptions)
+@with_flags_of(JointFlags)
 def search_command(
     job: Annotated[Path, typer.Argument(help="job file", metavar="JOB")],
     output: Annotated[
@@ -41,8 +49,8 @@ def search_command(
         list[ScheduleKind] | None,
         typer.Option(help="pipeline schedules to try; replace the one in the job; repeatable"),
     ] = None,
-    wanted: Wanted = Wanted(),  # noqa: B008  (it is frozen)
-    asked: ObjectiveOptions = ObjectiveOptions(),  # noqa: B008  (it is frozen)
+    inputs: PlanInputs = PlanInputs(),  # noqa: B008  (it is frozen)
+    options: ObjectiveOptions = ObjectiveOptions(),  # noqa: B008  (it is frozen)
     ranks: Annotated[
         list[int] | None,
         typer.Option(
@@ -57,101 +65,108 @@ def search_command(
     ] = None,
     judge: JudgeFlag = JudgedBy.SIMULATOR,
     no_cache: NoCache = False,
-    told: Told = Told(),  # noqa: B008  (it is frozen)
+    joint_flags: JointFlags = JointFlags(),  # noqa: B008  (it is frozen)
     as_json: Json = False,
 ) -> None:
     """Plan a job with every strategy, simulate the plans and rank them."""
     if pareto is not None:
         check_drawable(pareto)
-    _check_seed(wanted, asked, told)
-    if told.joint:
+    _check_seed(inputs, options, joint_flags)
+    if joint_flags.joint:
         _check_joint({"--schedule": schedule, "--ranks": ranks})
     else:
-        told.check_absent()
-    planned = wanted.job(job)
-    cost = wanted.cost(planned)
-    drawn = Drawn(wanted.seed, wanted.sizes, wanted.tiling)
-    judged = judging(objective, asked, job, planned, cost, drawn)
+        joint_flags.check_absent()
+    planned_job = inputs.job(job)
+    cost = inputs.cost(planned_job)
+    source = BatchSource(inputs.seed, inputs.sizes, inputs.tiling)
+    criterion = criterion_of(objective, options, job, planned_job, cost, source)
     results = None if no_cache else kept_results()
-    if told.joint:
-        planners = _varied(_planners(judge, is_priced=planned.has_prices), objective, (), asked)
-        sought = Sought(planned, cost, judged, planners, judge, wanted.seed)
-        best, emit = search_jointly(sought, told, results, pareto, as_json=as_json)
+    if joint_flags.joint:
+        planners = _extended(_planners(judge, is_priced=planned_job.has_prices), objective, (), options)
+        request = SearchRequest(planned_job, cost, criterion, planners, judge, inputs.seed)
+        best, emit = search_jointly(request, joint_flags, results, pareto, as_json=as_json)
         if output is not None:
-            wanted.write(best, planned, output)
+            inputs.write(best, planned_job, output)
         emit()
         return
     planners = _planners(judge, is_priced=objective.is_money)
     planners = with_schedules(planners, [usual(kind) for kind in schedule or ()])
-    planners = _varied(planners, objective, ranks or (), asked, fewer=_fewer_ranks(objective, planned))
-    found = _search_each(Sought(planned, cost, judged, planners, judge, wanted.seed), results, quiet=as_json)
-    written = []
+    planners = _extended(
+        planners, objective, ranks or (), options, fewer=_fewer_ranks(objective, planned_job)
+    )
+    result = _search_each(
+        SearchRequest(planned_job, cost, criterion, planners, judge, inputs.seed), results, quiet=as_json
+    )
+    notes = []
     if output is not None:
-        wanted.write(loads(found.best_plan), planned, output)
-        written.append(f"best plan written to {output}")
+        inputs.write(loads(result.best_plan), planned_job, output)
+        notes.append(f"best plan written to {output}")
     if pareto is not None:
-        written.append(draw(found.record, pareto))
-    print_result(found.record, fits_text(found.record), search_table(found.record), *written, as_json=as_json)
+        notes.append(draw(result.record, pareto))
+    print_result(
+        result.record, fits_text(result.record), search_table(result.record), *notes, as_json=as_json
+    )
 
 
-def _check_seed(wanted: Wanted, asked: ObjectiveOptions, told: Told) -> None:
-    """Raise ValueError for a seed where nothing of a search is drawn."""
-    wanted.check_seed(
+def _check_seed(inputs: PlanInputs, options: ObjectiveOptions, joint_flags: JointFlags) -> None:
+    """Raise ValueError for a seed if no part of the search is random."""
+    inputs.check_seed(
         {
-            "--sizes": wanted.sizes is not None,
-            "--batches": asked.batches is not None,
-            "--mtbf": asked.mtbf is not None,
-            "--joint": told.joint,
+            "--sizes": inputs.sizes is not None,
+            "--batches": options.batches is not None,
+            "--mtbf": options.mtbf is not None,
+            "--joint": joint_flags.joint,
         }
     )
 
 
-def _check_joint(said: Mapping[str, object]) -> None:
-    """Raise ValueError for what only a search without --joint takes."""
-    flag = next((name for name, value in said.items() if value), None)
+def _check_joint(values: Mapping[str, object]) -> None:
+    """Raise ValueError for flags that --joint does not take."""
+    flag = next((name for name, value in values.items() if value), None)
     if flag is not None:
         raise ValueError(f"search: --joint already searches what {flag} sets; want one of the two")
 
 
 def _planners(judge: JudgedBy, *, is_priced: bool) -> dict[str, Planner]:
-    """Of all strategies; of those that look at prices where they count."""
+    """Planners of all strategies; those that minimise dollars only if prices count."""
     return planners_by(judge, (*PLANNERS, *(PRICED if is_priced else ())))
 
 
-def _varied(
+def _extended(
     planners: Mapping[str, Planner],
     objective: Objective,
     counts: Sequence[int],
-    asked: ObjectiveOptions,
+    options: ObjectiveOptions,
     fewer: Sequence[int] = (),
 ) -> dict[str, Planner]:
-    """The planners as an objective tries them: on other ranks, for seconds too, and templates.
+    """The planners with the variants that an objective needs: other rank counts, seconds, templates.
 
     Args:
-        counts: of ranks, instead of the job's; none: the job's, and `fewer`.
+        counts: numbers of ranks that replace the job's; empty: the job's and `fewer`.
+        fewer: further numbers of ranks to try if `counts` is empty.
     """
-    found = dict(planners)
-    if objective is Objective.TRAINING and asked.deadline is not None:
-        found = for_seconds_too(found)
-    found = with_ranks(found, counts) if counts else found | with_ranks(found, fewer)
+    varied = dict(planners)
+    if objective is Objective.TRAINING and options.deadline is not None:
+        varied = for_seconds_too(varied)
+    varied = with_ranks(varied, counts) if counts else varied | with_ranks(varied, fewer)
     if objective is Objective.GOODPUT:
-        found[TEMPLATES] = TemplatePlanner(asked.recovery_costs.copies - 1)
-    return found
+        varied[TEMPLATES] = TemplatePlanner(options.recovery_costs.copies - 1)
+    return varied
 
 
 def _fewer_ranks(objective: Objective, job: Job) -> Sequence[int]:
-    """Numbers of ranks to try besides the job's where what is best counts them: a half and a quarter."""
+    """Half and a quarter of the job's ranks if the objective depends on their number; else none."""
     if not objective.counts_ranks or job.pools:
         return ()
     num = job.usable_ranks
     return [count for count in (num // 2, num // 4) if count]
 
 
-def _search_each(sought: Sought, results: KeptResults | None, *, quiet: bool) -> Kept:
-    """What comes of a plan by every planner; its warnings are told."""
-    job, cost, judged, planners, judge, _ = sought
+def _search_each(request: SearchRequest, results: KeptResults | None, *, quiet: bool) -> Kept:
+    """Search among the plans of all planners, and print the warnings of the result."""
+    job, cost, criterion, planners, judge, _ = request
     with ticking("searching", len(planners), quiet=quiet) as ticker:
-        found = searched(job, cost, planners, judged, ticker.at, results, judge)
-    for line in found.record["warnings"]:
+        result = cached_search(job, cost, planners, criterion, ticker.at, results, judge)
+    for line in result.record["warnings"]:
         warn(line)
-    return found
+    return result

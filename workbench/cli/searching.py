@@ -1,4 +1,4 @@
-"""How commands search: once for the same question, with what was found kept in the user's cache."""
+"""Search shared by commands: results are cached in the user's cache folder and reused for equal inputs."""
 
 import os
 import sys
@@ -28,59 +28,70 @@ from workbench.timing.accept import accept
 from workbench.whole_file import check_writable
 
 
-class Drawn(NamedTuple):
-    """Where batches come from: the job file's data, or others."""
+class BatchSource(NamedTuple):
+    """Source of batches: data of the job file, or sizes of samples given by flags."""
 
     seed: int
     sizes: str | None
     tiling: Tiling
 
     def batches(self, path: Path, job: Job, num: int) -> Batches:
-        """So many, the same for the same seed."""
+        """Draw `num` batches; equal seeds give equal batches."""
         return step_batches(path, job, num, seed=self.seed, sizes=self.sizes, tiling=self.tiling)
 
 
-class Judging(NamedTuple):
-    """An objective, its judge, and all that decides it; no judge: the step on the job's own batch."""
+class Criterion(NamedTuple):
+    """What plans are ranked by.
+
+    Args:
+        objective: the quantity to optimise.
+        judge: evaluates plans; None: seconds of a step on the job's own batch.
+        cache_key: text of all inputs of the judge, part of the key of a cached result.
+    """
 
     objective: Objective = Objective.ITERATION
     judge: PlanJudge | None = None
-    decided: str = ""
+    cache_key: str = ""
 
 
-def judging(
-    objective: Objective, said: ObjectiveOptions, path: Path, job: Job, cost: CostModel, drawn: Drawn
-) -> Judging:
-    """What a search's flags ask for.
+def criterion_of(
+    objective: Objective,
+    options: ObjectiveOptions,
+    path: Path,
+    job: Job,
+    cost: CostModel,
+    source: BatchSource,
+) -> Criterion:
+    """The criterion that the flags of a search describe.
 
     Raises:
-        ValueError: flags that contradict each other, or data or traces that are refused.
+        ValueError: contradictory flags, or invalid data or traces.
     """
     from sim.judge import executors_of
 
-    said.check(objective)
-    if said.batches is None and objective is Objective.ITERATION:
-        return Judging()
-    batches = drawn.batches(path, job, said.batches) if said.batches is not None else ()
+    options.check(objective)
+    if options.batches is None and objective is Objective.ITERATION:
+        return Criterion()
+    batches = source.batches(path, job, options.batches) if options.batches is not None else ()
     judge = judge_for(
-        objective, said, job, cost, batches=batches, seed=drawn.seed, executors=executors_of(cost)
+        objective, options, job, cost, batches=batches, seed=source.seed, executors=executors_of(cost)
     )
-    content = "" if said.failures is None else read_bounded(said.failures)
-    return Judging(objective, judge, repr((said, batches, drawn.seed, content)))
+    failure_trace = "" if options.failures is None else read_bounded(options.failures)
+    return Criterion(objective, judge, repr((options, batches, source.seed, failure_trace)))
 
 
 NoCache = Annotated[bool, typer.Option("--no-cache", help="do not read or write cached results")]
 
 
 def kept_results() -> KeptResults:
-    """In the folder for such files: `$XDG_CACHE_HOME/multimodal-workbench`, by default in `~/.cache`."""
+    """The cache of search results, in `$XDG_CACHE_HOME/multimodal-workbench`, by default below `~/.cache`."""
     home = os.environ.get("XDG_CACHE_HOME")
     folder = Path(home) if home else Path.home() / ".cache"
     return KeptResults(folder / "multimodal-workbench" / "search", warn)
 
 
 def check_drawable(path: Path) -> None:
-    """Raise ValueError unless a picture can be drawn there."""
+    """Raise ValueError unless a plot can be written to this file."""
     from workbench.report.pareto_plot import check_picture
 
     check_picture(path)
@@ -88,71 +99,74 @@ def check_drawable(path: Path) -> None:
 
 
 def draw(record: Mapping[str, Any], path: Path) -> str:
-    """The plans of a search's record as a picture; says so."""
+    """Write a plot of the plans in a search's record; return a line that names the file."""
     from workbench.report.pareto_plot import draw_search
 
     draw_search(record, path)
     return f"plans drawn in {path}"
 
 
-def searched(
+def cached_search(
     job: Job,
     cost: CostModel,
     planners: Mapping[str, Planner],
-    judging: Judging,
+    criterion: Criterion,
     progress: Callable[[int, int, str], None],
     results: KeptResults | None,
     judge: JudgedBy,
 ) -> Kept:
-    """What a search finds, or found before.
+    """The result of a search, from the cache if it is there.
 
     Args:
-        results: where it is looked up and kept; None: nowhere.
-        judging: what is best.
-        judge: whom the planners' plans were held against.
+        criterion: what plans are ranked by.
+        results: cache to read and to write; None: no cache.
+        judge: what chose among the best plans of each strategy.
 
     Raises:
-        ValueError: no strategy has a plan, where memory is what lacks, that stands first; or none meets a
-            limit, with the nearest one.
+        ValueError: no strategy has a plan, and the message starts with "does not fit" if one lacks memory; or
+            no plan meets a limit, and the message names the nearest one.
     """
     from sim.predict import predict_within
 
-    objective = judging.objective
-    key = result_key(job, cost, (*planners, judge), f"{objective} {judging.decided}")
-    known = None if results is None else results.get(key)
-    if known is not None:
+    objective = criterion.objective
+    key = result_key(job, cost, (*planners, judge), f"{objective} {criterion.cache_key}")
+    cached = None if results is None else results.get(key)
+    if cached is not None:
         sys.stderr.write(
             "workbench: cached result of the same job, machines and code; --no-cache searches again\n"
         )
-        return known
-    found = search(
+        return cached
+    candidates = search(
         job,
         cost,
         planners,
         lambda plan: predict_within(*accept(plan), cost),
         progress,
         objective,
-        judging.judge,
+        criterion.judge,
     )
-    best = found[0].plan
+    best = candidates[0].plan
     if best is None:
-        raise ValueError(_none_text(job.name, [candidate.refusal for candidate in found]))
-    if found[0].judged is not None and found[0].judged.misses:
+        raise ValueError(_none_text(job.name, [candidate.refusal for candidate in candidates]))
+    if candidates[0].judged is not None and candidates[0].judged.misses:
         raise ValueError(
-            f"no plan of job {job.name!r} meets the limit; nearest: {found[0].strategy}: "
-            f"{found[0].judged.misses}"
+            f"no plan of job {job.name!r} meets the limit; nearest: {candidates[0].strategy}: "
+            f"{candidates[0].judged.misses}"
         )
-    plans = [candidate.plan for candidate in found if candidate.plan is not None]
+    plans = [candidate.plan for candidate in candidates if candidate.plan is not None]
     warnings = [*unlike_layouts(best, job), *(line for plan in plans for line in waste_of(plan, job))]
-    asked = {"objective": objective.value} if judging.judge is None else judging.judge.asked
-    kept = Kept(record={**search_record(job.name, found, asked), "warnings": warnings}, best_plan=dumps(best))
+    description = {"objective": objective.value} if criterion.judge is None else criterion.judge.asked
+    result = Kept(
+        record={**search_record(job.name, candidates, description), "warnings": warnings},
+        best_plan=dumps(best),
+    )
     if results is not None:
-        results.put(key, kept)
-    return kept
+        results.put(key, result)
+    return result
 
 
 def _none_text(job: str, refusals: Sequence[str]) -> str:
-    """Why there is no plan: that none fits, where that is what is wrong."""
+    """Error text for a job without a plan: the first refusal for lack of memory, or else the first one."""
     too_large = [refusal for refusal in refusals if "does not fit" in refusal]
     first = "does not fit: " if too_large else ""
     return f"{first}no strategy has a plan for job {job!r}; {(too_large or refusals)[0]}"

@@ -1,4 +1,4 @@
-"""The command that says how many GPUs a training wants: size."""
+"""The command that finds the number of GPUs that a training needs: size."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from workbench.cli.console import print_result
 from workbench.cli.job_reading import read_job
 from workbench.cli.judging import JudgeFlag, Strategy, planners_by
 from workbench.cli.options import ExecutionFile, JobFile, Json, Profile
-from workbench.cli.searching import Judging, NoCache, kept_results, searched
+from workbench.cli.searching import Criterion, NoCache, cached_search, kept_results
 from workbench.job.machines import cost_of
 from workbench.planner.judged import JudgedBy
 from workbench.report.progress import ticking
@@ -58,33 +58,35 @@ def size_command(
         deadline_s=None if deadline is None else duration_s(deadline, "--deadline"),
         budget_dollars=budget_dollars,
     )
-    wanted = read_job(job)
+    base_job = read_job(job)
     if goal.deadline_s is None and goal.budget_dollars is None:
         raise ValueError("size: want --deadline, --budget-dollars or both")
-    if goal.budget_dollars is not None and wanted.dollars_per_rank_hour is None:
-        raise ValueError(f"size: --budget-dollars wants cluster.dollars_per_gpu_hour in job {wanted.name!r}")
+    if goal.budget_dollars is not None and base_job.dollars_per_rank_hour is None:
+        raise ValueError(
+            f"size: --budget-dollars wants cluster.dollars_per_gpu_hour in job {base_job.name!r}"
+        )
     planners = planners_by(judge, strategy or tuple(PLANNERS))
-    steps = num_steps(wanted, tokens)
+    steps = num_steps(base_job, tokens)
     results = None if no_cache else kept_results()
-    cost = cost_of(wanted, profile, execution)
+    cost = cost_of(base_job, profile, execution)
 
     def train(count: int) -> Training:
-        there = on_gpus(wanted, count)
+        resized_job = on_gpus(base_job, count)
         with ticking(f"{count} GPUs", len(planners), quiet=as_json) as ticker:
             try:
-                found = searched(there, cost, planners, Judging(), ticker.at, results, judge)
+                result = cached_search(resized_job, cost, planners, Criterion(), ticker.at, results, judge)
             except ValueError as error:
                 return Training(gpus=count, steps=steps, record=None, refusal=str(error))
-        best = found.record["candidates"][0]
+        best = result.record["candidates"][0]
         return Training(
-            gpus=count, steps=steps, record=best, dollars_per_gpu_hour=wanted.dollars_per_rank_hour
+            gpus=count, steps=steps, record=best, dollars_per_gpu_hour=base_job.dollars_per_rank_hour
         )
 
-    tried = sized(goal, iter(sorted(gpus)) if gpus else gpu_counts(wanted), train)
-    chosen = answer(goal, tried)
-    records = [training_record(each, goal) for each in tried]
-    record = {"job": wanted.name, "gpus": None if chosen is None else chosen.gpus, "tried": records}
-    text = answer_text(chosen, goal, tried)
-    print_result(record, text, size_table(wanted.name, goal, tried), as_json=as_json)
+    attempts = sized(goal, iter(sorted(gpus)) if gpus else gpu_counts(base_job), train)
+    chosen = answer(goal, attempts)
+    records = [training_record(training, goal) for training in attempts]
+    record = {"job": base_job.name, "gpus": None if chosen is None else chosen.gpus, "tried": records}
+    text = answer_text(chosen, goal, attempts)
+    print_result(record, text, size_table(base_job.name, goal, attempts), as_json=as_json)
     if chosen is None:
         raise typer.Exit(1)

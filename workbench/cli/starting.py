@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from workbench.cli.console import emit_json, show, warn
-from workbench.cli.job_reading import warn_of_misspelt
+from workbench.cli.job_reading import warn_of_misspelt_keys
 from workbench.cli.options import Json
 from workbench.job.draft import LARGEST_IMAGE_PX, Draft, Train, draft, machines_of
 from workbench.model.model_graph import ModelGraph
@@ -40,31 +40,33 @@ def init_command(
     """Write a job file for a model. A composite model is split into encoders, projectors and LLM."""
     check_writable(output)
     machines = machines_of(gpus, nodes)
-    made = draft(model, machines, train=train, text_tokens=text_tokens, image_px=_pixels(image), data=data)
-    write_text(made.text, output)
-    warn_of_misspelt(made.model)
-    for refusal in _refusals_to_run(made.model):
+    job_draft = draft(
+        model, machines, train=train, text_tokens=text_tokens, image_px=_parse_image_size(image), data=data
+    )
+    write_text(job_draft.text, output)
+    warn_of_misspelt_keys(job_draft.model)
+    for refusal in _run_refusals(job_draft.model):
         warn(f"plans of this job can be simulated, not run: {refusal}")
     if as_json:
-        emit_json({"job": str(output), **_record(made)})
+        emit_json({"job": str(output), **_record(job_draft)})
         return
     table = listed(
         f"{model} on {gpus}",
-        made.model.modules,
+        job_draft.model.modules,
         ("module", lambda module: module.name),
         ("modality", lambda module: module.modality),
         ("layers", lambda module: str(len(module.layers))),
         ("weights", lambda module: f"{module.num_parameters:,}"),
         ("trainable", lambda module: f"{module.num_trained:,}"),
     )
-    if made.missing:
-        count, first = len(made.missing), made.missing[0]
+    if job_draft.missing:
+        count, first = len(job_draft.missing), job_draft.missing[0]
         show(f"{count} weight files are missing ({first}, ...); planning does not need them")
     show(table, f"written to {output}; next: workbench search {output}")
 
 
-def _refusals_to_run(model: ModelGraph) -> Iterator[str]:
-    """Why the runtime has no layers of a module, however it is divided."""
+def _run_refusals(model: ModelGraph) -> Iterator[str]:
+    """One text per module that the runtime cannot run in any layout."""
     for module in model.modules:
         try:
             check_family(module)
@@ -72,27 +74,27 @@ def _refusals_to_run(model: ModelGraph) -> Iterator[str]:
             yield str(error)
 
 
-def _record(made: Draft) -> dict[str, Any]:
+def _record(job_draft: Draft) -> dict[str, Any]:
     modules = {
         module.name: {"layers": len(module.layers), "weights": module.num_parameters}
-        for module in made.model.modules
+        for module in job_draft.model.modules
     }
     record = {
         "modules": modules,
-        "missing": list(made.missing),
-        "run_refusals": list(_refusals_to_run(made.model)),
+        "missing": list(job_draft.missing),
+        "run_refusals": list(_run_refusals(job_draft.model)),
     }
-    if made.parts is None:
+    if job_draft.parts is None:
         return record
     return {
         **record,
-        "token_ids": dict(made.parts.token_ids),
-        "dropped": {dropped.weights: dropped.what for dropped in made.parts.dropped},
-        "notes": list(made.parts.notes),
+        "token_ids": dict(job_draft.parts.token_ids),
+        "dropped": {dropped.weights: dropped.what for dropped in job_draft.parts.dropped},
+        "notes": list(job_draft.parts.notes),
     }
 
 
-def _pixels(image: str | None) -> tuple[int, int] | None:
+def _parse_image_size(image: str | None) -> tuple[int, int] | None:
     if image is None:
         return None
     height, _, width = image.partition("x")

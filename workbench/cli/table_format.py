@@ -14,8 +14,8 @@ Command = Callable[..., None]
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
-def lists(command: Command) -> Command:
-    """Gives a command that prints tables the flag `--format`."""
+def with_format_flag(command: Command) -> Command:
+    """Decorator that adds the flag `--format` to a command that prints tables."""
     signature = inspect.signature(command)
     hint = Annotated[
         Format,
@@ -27,13 +27,13 @@ def lists(command: Command) -> Command:
     json_flags = [name for name in ("as_json", "json") if name in signature.parameters]
 
     @wraps(command)
-    def listing(*, table_format: Format, **said: Any) -> None:
-        if table_format is not Format.TABLE and any(said[name] for name in json_flags):
+    def with_format(*, table_format: Format, **arguments: Any) -> None:
+        if table_format is not Format.TABLE and any(arguments[name] for name in json_flags):
             raise ValueError(f"--json and --format {table_format} exclude each other")
         with in_format(table_format):
-            command(**said)
+            command(**arguments)
 
-    parameters = [each.replace(kind=KEYWORD) for each in signature.parameters.values()]
-    listing.__annotations__ = command.__annotations__ | {flag.name: hint}
-    vars(listing)["__signature__"] = signature.replace(parameters=[*parameters, flag])
-    return listing
+    parameters = [parameter.replace(kind=KEYWORD) for parameter in signature.parameters.values()]
+    with_format.__annotations__ = command.__annotations__ | {flag.name: hint}
+    vars(with_format)["__signature__"] = signature.replace(parameters=[*parameters, flag])
+    return with_format

@@ -148,7 +148,7 @@ TARGETS = (
         readers=(
             "workbench.elastic.availability:parse_trace",
             "workbench.cli.resilience:_availability",
-            "workbench.cli.searching:judging",
+            "workbench.cli.searching:criterion_of",
             "workbench.search.objectives.options:_trace_of",
             "runtime.elastic.local_nodes:parsed_trace",
         ),
