@@ -56,7 +56,11 @@ def test_features_equal_those_of_the_whole_model(
     features.backward(cotangent)
     held = dict(theirs.named_parameters())
     grads = {key: held[name_in_composite(parts.modules[called], key)] for key, _ in ours.named_weights()}
-    scale = torch.stack([weight.grad.norm() for weight in grads.values()]).norm()
+    unread = {key for key, weight in grads.items() if weight.grad is None}
+    assert unread <= {"image_newline"}, "it ends rows of several tiles, and here is one"
+    scale = torch.stack([weight.grad.norm() for key, weight in grads.items() if key not in unread]).norm()
     for key, weight in ours.named_weights():
+        if key in unread:
+            continue
         grad = grads[key].grad.T if key.startswith("projector.2.") and name == "gemma3" else grads[key].grad
         assert (weight.grad - grad).norm() <= 1e-10 * scale, key

@@ -43,7 +43,7 @@ TRUSTED = "torch's earlier format, read by the one command that asks for trust"
 UNFUZZED = {
     "runtime.data.scenes:_write_wave": WRITES,
     "runtime.elastic.member:_listen": OWN,
-    "runtime.elastic.nodes:_hear": OWN,
+    "runtime.elastic.nodes:_receive": OWN,
     "runtime.elastic.prepared:read_prepared": OWN,
     "runtime.elastic.forecast:rehearse": OWN,
     "runtime.elastic.world:read_lowered": OWN,

@@ -76,7 +76,7 @@ def test_other_moves():
         ("grouping", "2 samples a microbatch"),
         ("grouping", "even microbatches"),
         ("tokens", "tokens stripe"),
-        ("tokens", "as cornstarch has it"),
+        ("tokens", "as in cornstarch"),
         ("grouping", "Exchange first 3, second 5"),
         ("order", "ShiftLayer module llm, place 0, by -1"),
     ]

@@ -275,7 +275,7 @@ def test_the_command_takes_and_gives_notations(tmp_path: Path) -> None:
         yaml.safe_dump({"encoder_specs": {}, "modality_parallelism": "colocated"}), encoding="utf-8"
     )
     said = run(app, ["layout", str(job), "--from", str(spec)])
-    assert said.output.splitlines()[-1].endswith("plan with --strategy encoders-colocated-frozen-aware")
+    assert said.output.splitlines()[-1].endswith("use --strategy encoders-colocated-frozen-aware")
     (tmp_path / "layout.txt").write_text("Et*3|tx", encoding="utf-8")
     refused = run(app, ["layout", str(job), "--from", str(tmp_path / "layout.txt")])
     assert refused.exit_code == 2

@@ -306,7 +306,7 @@ def test_larger_images_have_more_tiles() -> None:
         return 1.0
 
     found = {each.about: each for each in sensitivities(lower(plan), CostModel(ideal_profile()), step_s)}
-    assert not found["tokens of vision"].refusal
+    assert not found["vision tokens"].refusal
     assert seen == {(4, 17), (5, 17), (6, 17)}
 
 

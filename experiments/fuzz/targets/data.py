@@ -91,12 +91,12 @@ TARGETS = (
     Target(
         name="image-png",
         make=partial(_image, "PNG"),
-        readers=("runtime.preprocess.images:read_pixels", "runtime.data.dataset:read_image"),
+        readers=("runtime.preprocess.images:read_pixels", "runtime.data.dataset:opened_image"),
     ),
     Target(
         name="image-jpeg", make=partial(_image, "JPEG"), readers=("runtime.preprocess.images:read_pixels",)
     ),
-    Target(name="clip", make=_clip, readers=("runtime.data.dataset:_opened",)),
+    Target(name="clip", make=_clip, readers=("runtime.data.dataset:_open_wave",)),
     Target(
         name="keys-server", make=partial(_keys, "server.json"), readers=("runtime.preprocess.keys:_read",)
     ),

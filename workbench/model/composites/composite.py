@@ -92,6 +92,9 @@ class Composite:
     take_apart: Callable[[Config], Parts]
 
 
+SIGLIP_HEAD = Dropped(weights="model.vision_tower.head.", what="SigLIP's pooling head")
+
+
 def name_in_composite(part: Part, name: str) -> str:
     """The name of a part's weight in the composite's checkpoint."""
     prefix = max((start for start in part.weights if name.startswith(start)), key=len)

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Mapping
 
-from workbench.model.composites import sound, vision
+from workbench.model.composites import llava, sound, vision
 from workbench.model.composites.composite import Composite, Parts
 from workbench.model.config_fields import Config
 from workbench.model.families.registry import ARCHITECTURES
@@ -11,6 +11,7 @@ from workbench.model.families.registry import ARCHITECTURES
 COMPOSITES: Mapping[str, Composite] = {
     each.model_type: each
     for each in (
+        *llava.COMPOSITES,
         *vision.COMPOSITES,
         *sound.COMPOSITES,
         *(composite for family in ARCHITECTURES.values() for composite in family.composites),
