@@ -98,11 +98,17 @@ class PlanInputs:
         """The cost model of the job's machines, with the profile and execution file of the flags."""
         return cost_of(job, self.profile, self.execution)
 
-    def write(self, plan: Plan, job: Job, output: Path) -> None:
-        """Write a plan file with a reference to the profile; warn if the plan can only be simulated."""
+    def write(self, plan: Plan, job: Job, output: Path) -> str:
+        """Write a plan file with a reference to the profile; warn if the plan can only be simulated.
+
+        Returns:
+            Why it cannot run; empty where it can.
+        """
         write_plan(plan, output, profile=named_profile(job, self.profile, output))
-        if refusal := refusal_to_run(plan):
+        refusal = refusal_to_run(plan)
+        if refusal:
             warn(f"this plan can be simulated, not run: {refusal}")
+        return refusal
 
 
 @with_flags_of(PlanInputs)
@@ -144,12 +150,12 @@ def plan_command(
             warn(warning)
     for line in warnings_of(result, planned_job):
         warn(line)
-    inputs.write(result, planned_job, output)
+    refusal = inputs.write(result, planned_job, output)
     record = {
         "plan": str(output),
         "plan_hash": plan_hash(result),
         "strategy": result.strategy,
-        "run_refusal": refusal_to_run(result) or None,
+        "run_refusal": refusal or None,
     }
     print_result(
         record, plan_table(result), f"written to {output}, hash {plan_hash(result)[:12]}", as_json=as_json

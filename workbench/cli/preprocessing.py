@@ -67,7 +67,7 @@ def serve_command(
     lease: Annotated[float, typer.Option(help="seconds that a producer has for one example")] = 60.0,
     host: Annotated[
         str, typer.Option(help="address to listen on; addresses beyond this machine need --keys")
-    ] = ("127.0.0.1"),
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port; 0: any free one")] = 0,
     keys: Annotated[
         Path | None, typer.Option(help="server keys, see `preprocess keys`; default: created for this run")

@@ -1,6 +1,6 @@
 """The command that searches among plans: search."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -22,13 +22,14 @@ from workbench.cli.searching import (
 )
 from workbench.job.job import Job
 from workbench.plan.codec import loads
+from workbench.plan.plan import Plan
 from workbench.planner.judged import JudgedBy
 from workbench.planner.strategy_spec import Planner
 from workbench.report.progress import ticking
 from workbench.report.search_tables import fits_text, search_table
 from workbench.schedule.choice import ScheduleKind, usual
 from workbench.search.drive import for_seconds_too, with_ranks, with_schedules
-from workbench.search.kept_results import Kept, KeptResults
+from workbench.search.kept_results import KeptResults
 from workbench.search.objectives.objective import Objective
 from workbench.search.objectives.options import ObjectiveOptions
 from workbench.search.objectives.template_plans import NAME as TEMPLATES
@@ -85,27 +86,16 @@ def search_command(
         planners = _extended(_planners(judge, is_priced=planned_job.has_prices), objective, (), options)
         request = SearchRequest(planned_job, cost, criterion, planners, judge, inputs.seed)
         best, emit = search_jointly(request, joint_flags, results, pareto, as_json=as_json)
-        if output is not None:
-            inputs.write(best, planned_job, output)
-        emit()
-        return
-    planners = _planners(judge, is_priced=objective.is_money)
-    planners = with_schedules(planners, [usual(kind) for kind in schedule or ()])
-    planners = _extended(
-        planners, objective, ranks or (), options, fewer=_fewer_ranks(objective, planned_job)
-    )
-    result = _search_each(
-        SearchRequest(planned_job, cost, criterion, planners, judge, inputs.seed), results, quiet=as_json
-    )
-    notes = []
+    else:
+        planners = _planners(judge, is_priced=objective.is_money)
+        planners = with_schedules(planners, [usual(kind) for kind in schedule or ()])
+        fewer = _fewer_ranks(objective, planned_job)
+        planners = _extended(planners, objective, ranks or (), options, fewer)
+        request = SearchRequest(planned_job, cost, criterion, planners, judge, inputs.seed)
+        best, emit = _search_each(request, results, output, pareto, as_json=as_json)
     if output is not None:
-        inputs.write(loads(result.best_plan), planned_job, output)
-        notes.append(f"best plan written to {output}")
-    if pareto is not None:
-        notes.append(draw(result.record, pareto))
-    print_result(
-        result.record, fits_text(result.record), search_table(result.record), *notes, as_json=as_json
-    )
+        inputs.write(best, planned_job, output)
+    emit()
 
 
 def _check_seed(inputs: PlanInputs, options: ObjectiveOptions, joint_flags: JointFlags) -> None:
@@ -162,11 +152,28 @@ def _fewer_ranks(objective: Objective, job: Job) -> Sequence[int]:
     return [count for count in (num // 2, num // 4) if count]
 
 
-def _search_each(request: SearchRequest, results: KeptResults | None, *, quiet: bool) -> Kept:
-    """Search among the plans of all planners, and print the warnings of the result."""
+def _search_each(
+    request: SearchRequest,
+    results: KeptResults | None,
+    output: Path | None,
+    pareto: Path | None,
+    *,
+    as_json: bool,
+) -> tuple[Plan, Callable[[], None]]:
+    """Rank the plans of all planners, and warn as the result does.
+
+    Returns:
+        The best plan, and what prints the result.
+    """
     job, cost, criterion, planners, judge, _ = request
-    with ticking("searching", len(planners), quiet=quiet) as ticker:
+    with ticking("searching", len(planners), quiet=as_json) as ticker:
         result = cached_search(job, cost, planners, criterion, ticker.at, results, judge)
     for line in result.record["warnings"]:
         warn(line)
-    return result
+    notes = [] if output is None else [f"best plan written to {output}"]
+    if pareto is not None:
+        notes.append(draw(result.record, pareto))
+    record = result.record
+    return loads(result.best_plan), lambda: print_result(
+        record, fits_text(record), search_table(record), *notes, as_json=as_json
+    )

@@ -9,6 +9,7 @@ from workbench.cli.job_reading import read_job
 from workbench.cli.judging import JudgeFlag, Strategy, planners_by
 from workbench.cli.options import ExecutionFile, JobFile, Json, Profile
 from workbench.cli.searching import Criterion, NoCache, cached_search, kept_results
+from workbench.job.job import Job
 from workbench.job.machines import cost_of
 from workbench.planner.judged import JudgedBy
 from workbench.report.progress import ticking
@@ -53,18 +54,10 @@ def size_command(
 
     The GPUs are of the job's kind, and the batch stays the same. Exit code 1 if no tried number is enough.
     """
-    goal = Goal(
-        tokens=tokens,
-        deadline_s=None if deadline is None else duration_s(deadline, "--deadline"),
-        budget_dollars=budget_dollars,
-    )
+    deadline_s = None if deadline is None else duration_s(deadline, "--deadline")
+    goal = Goal(tokens=tokens, deadline_s=deadline_s, budget_dollars=budget_dollars)
     base_job = read_job(job)
-    if goal.deadline_s is None and goal.budget_dollars is None:
-        raise ValueError("size: want --deadline, --budget-dollars or both")
-    if goal.budget_dollars is not None and base_job.dollars_per_rank_hour is None:
-        raise ValueError(
-            f"size: --budget-dollars wants cluster.dollars_per_gpu_hour in job {base_job.name!r}"
-        )
+    _check_goal(goal, base_job)
     planners = planners_by(judge, strategy or tuple(PLANNERS))
     steps = num_steps(base_job, tokens)
     results = None if no_cache else kept_results()
@@ -90,3 +83,11 @@ def size_command(
     print_result(record, text, size_table(base_job.name, goal, attempts), as_json=as_json)
     if chosen is None:
         raise typer.Exit(1)
+
+
+def _check_goal(goal: Goal, job: Job) -> None:
+    """Raise ValueError for a goal without a limit, or a budget where GPUs have no price."""
+    if goal.deadline_s is None and goal.budget_dollars is None:
+        raise ValueError("size: want --deadline, --budget-dollars or both")
+    if goal.budget_dollars is not None and job.dollars_per_rank_hour is None:
+        raise ValueError(f"size: --budget-dollars wants cluster.dollars_per_gpu_hour in job {job.name!r}")
