@@ -1,5 +1,6 @@
-"""Attention of packed patches whose queries and keys are rotated by their positions in an image."""
+"""Attention of packed items; of patches whose queries and keys are rotated by their positions in an image."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,8 +19,8 @@ def rotated(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
     return (wide * cos_TD[:, None] + turned * sin_TD[:, None]).to(x_THD.dtype)
 
 
-class PatchAttention(nn.Module):
-    """Attention by transformers' own matmuls, because theirs rotates only in float32."""
+class PackedAttention(nn.Module):
+    """Full attention inside each item of a packing, by the matmuls of a module of transformers."""
 
     def __init__(self, attention: Any) -> None:
         super().__init__()
@@ -27,6 +28,16 @@ class PatchAttention(nn.Module):
             self.add_module(name, product)
         self.head_dim: int = attention.head_dim
         self.scaling: float = attention.scaling
+
+    def attend(self, heads_THD: Sequence[Tensor], packing: Packing) -> Tensor:
+        """[T, H * D] of queries, keys and values."""
+        q_1HTD, k_1HTD, v_1HTD = (x_THD.transpose(0, 1)[None] for x_THD in heads_THD)
+        y_1THD, _ = packed_sdpa(self, q_1HTD, k_1HTD, v_1HTD, packing, scaling=self.scaling, is_causal=False)
+        return y_1THD[0].flatten(1)
+
+
+class PatchAttention(PackedAttention):
+    """Attention of patches, rotated in the wider of float32 and the input's type (transformers: float32)."""
 
     def heads(self, x_TD: Tensor) -> tuple[Tensor, ...]:
         """[T, H, D] of queries, keys and values."""
@@ -44,12 +55,6 @@ class PatchAttention(nn.Module):
         """[T, D]; arguments are named as in transformers' blocks."""
         module: Any = self
         q_THD, k_THD, v_THD = self.heads(hidden_states)
-        q_1HTD, k_1HTD, v_1HTD = (
-            x_THD.transpose(0, 1)[None]
-            for x_THD in (rotated(q_THD, *position_embeddings), rotated(k_THD, *position_embeddings), v_THD)
-        )
-        y_1THD, _ = packed_sdpa(
-            self, q_1HTD, k_1HTD, v_1HTD, cu_seqlens, scaling=self.scaling, is_causal=False
-        )
-        y_TD: Tensor = module.proj(y_1THD[0].flatten(1))
+        q_THD, k_THD = (rotated(x_THD, *position_embeddings) for x_THD in (q_THD, k_THD))
+        y_TD: Tensor = module.proj(self.attend((q_THD, k_THD, v_THD), cu_seqlens))
         return y_TD

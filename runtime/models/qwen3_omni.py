@@ -10,10 +10,11 @@ from transformers import PreTrainedModel
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni
 
 from runtime.models.adapter import Context, StageLayer
-from runtime.models.attention import Packing, packed_sdpa
+from runtime.models.attention import Packing
 from runtime.models.audio import AudioBlock, WhisperAdapter, check_one_window
 from runtime.models.encoder import ItemSize, given_to
 from runtime.models.omni import Sinusoids
+from runtime.models.patch_attention import PackedAttention
 from runtime.models.vision_stacked import Qwen3VisionAdapter
 from workbench.data.sample import Segment
 from workbench.model.families.qwen3_omni_audio import CHUNK_TOKENS, NUM_CONVOLUTIONS, frames_of, tokens_of
@@ -61,26 +62,14 @@ class ChunkStem(StageLayer):
         return x_NTD
 
 
-class ClipAttention(nn.Module):
-    """Attention inside each window, out of transformers' own matmuls."""
-
-    def __init__(self, attention: omni.Qwen3OmniMoeAudioAttention) -> None:
-        super().__init__()
-        for name, product in attention.named_children():
-            self.add_module(name, product)
-        self.head_dim, self.scaling = attention.head_dim, attention.scaling
+class ClipAttention(PackedAttention):
+    """Attention of clips, window by window."""
 
     def forward(self, hidden_states: Tensor, cu_seqlens: Packing) -> Tensor:
         """[T, D]; the arguments have the names that transformers' layers give them."""
-        products = (self.get_submodule(f"{letter}_proj") for letter in "qkv")
-        q_1HTD, k_1HTD, v_1HTD = (
-            product(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(0, 1)[None]
-            for product in products
-        )
-        y_1THD, _ = packed_sdpa(
-            self, q_1HTD, k_1HTD, v_1HTD, cu_seqlens, scaling=self.scaling, is_causal=False
-        )
-        y_TD: Tensor = self.get_submodule("out_proj")(y_1THD[0].flatten(1))
+        projections = [self.get_submodule(f"{letter}_proj") for letter in "qkv"]
+        heads_THD = [project(hidden_states).unflatten(-1, (-1, self.head_dim)) for project in projections]
+        y_TD: Tensor = self.get_submodule("out_proj")(self.attend(heads_THD, cu_seqlens))
         return y_TD
 
 

@@ -206,13 +206,9 @@ def _thinker(config: Config) -> Parts:
     return joined(config, {VISION: pages, AUDIO: clips}, llm, dropped=(unread,))
 
 
-_OMNI_3_TEXT = {"hidden_size": 2048, "vocab_size": 3584, "num_hidden_layers": 28}
-
-
 def _thinker_3(config: Config) -> Parts:
     """Images as Qwen3-VL reads them; clips by convolutions, in windows of their own; experts in the LLM."""
-    llm = {**_OMNI_3_TEXT, **text_config(config, "qwen3_omni_moe_text", ties=False)}
-    llm = {**llm, "model_type": "qwen3_omni_moe_text"}
+    llm = {**text_config(config, "", ties=False), "model_type": "qwen3_omni_moe_text"}
     seen = {**part_config(config, "vision_config", ""), "model_type": "qwen3_omni_moe_vision_encoder"}
     heard = {**part_config(config, "audio_config", ""), "model_type": "qwen3_omni_moe_audio_encoder"}
     check_width(config, seen, "out_hidden_size", llm, 2048)

@@ -311,15 +311,11 @@ QWEN3_VL = Encoder(
     unprocessed=_UNPROCESSED,
     image_tokens=_image_tokens_3,
 )
-QWEN3_OMNI_VISION = Encoder(
+QWEN3_OMNI_VISION = replace(
+    QWEN3_VL,
     name="Qwen3-Omni vision",
-    role="vision",
     model_type="qwen3_omni_moe_vision_encoder",
     examples={"qwen3-omni vision": _EXAMPLE_3},
-    shares_tokens=False,
-    native_tokens=_native_tokens,
-    make=_qwen3_vl,
-    processed=_processed,
-    unprocessed=_UNPROCESSED,
-    image_tokens=_image_tokens_3,
+    aliases=(),
+    video=None,
 )
