@@ -142,7 +142,7 @@ def test_images_that_do_not_fit_are_named(changes: dict[str, Any], words: str) -
 
 
 def test_words_of_tiles_are_checked() -> None:
-    with pytest.raises(ValueError, match="tiles says 'grids'; want image_grid_pinpoints and vision_aspect"):
+    with pytest.raises(ValueError, match="tiles has the key 'grids'; want image_grid_pinpoints, vision_"):
         ModalityModule(user_models.clip(), "mlp", tiles={"grids": GRIDS})
     with pytest.raises(ValueError, match="around which there are no callbacks"):
         ModalityModule(

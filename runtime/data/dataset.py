@@ -27,7 +27,7 @@ from workbench.data.corpus import Tiled
 from workbench.data.sample import Sample, Segment
 from workbench.job.job import Job
 from workbench.masks.patterns import CAUSAL
-from workbench.model.item_tokens import ends_lone_tiles, image_tokens, packs_tiles
+from workbench.model.item_tokens import ends_lone_tiles, image_tokens, lone_tile, packs_tiles
 from workbench.model.model_graph import TEXT, ModelGraph
 
 _A = TypeVar("_A", VisionAdapter, WhisperAdapter)
@@ -143,16 +143,15 @@ class _Sizes:
 
     def _image(self, record: Record, k: int, content: str) -> Segment:
         modality, vision = self._vision
-        native = vision.native_tokens
         if not packs_tiles(vision.module):
-            return Segment(modality, k, *native)
+            return Segment(modality, k, *vision.native_tokens)
         if len(record.of(IMAGE)) > 1 and ends_lone_tiles(vision.module):
-            return Segment(modality, k, native[0], native[1] + 1)
+            return Segment(modality, k, *lone_tile(vision.module))
         path = self.folder / content
         with opened_image(path) as image:
-            found = image_tokens(vision.module, image.height, image.width)
-        assert isinstance(found, Tiled), "it puts tiles together"
-        return Segment(modality, k, *found.tokens, grid=found.grid, unpadded=found.unpadded)
+            tiled = image_tokens(vision.module, image.height, image.width)
+        assert isinstance(tiled, Tiled), "the tower puts tiles together"
+        return Segment(modality, k, *tiled.tokens, grid=tiled.grid, unpadded=tiled.unpadded)
 
     @cached_property
     def _vision(self) -> tuple[str, VisionAdapter]:

@@ -1,4 +1,4 @@
-"""What users' own models make of items, one by one in one process."""
+"""Features of items by users' own models, one by one in one process."""
 
 from typing import Any
 
@@ -21,34 +21,36 @@ def features_of(
     reader: EncoderAdapter,
     prepared: PreparedBatch,
 ) -> dict[tuple[str, Item], Tensor]:
-    """(name, item) -> [T, D] behind its projector, of every item of one encoder.
+    """(name, item) -> [T, D] features after the projector, of every item of one encoder.
 
     Args:
         name: of the encoder in plans.
-        parts: its model, its projector where it is none of the model's own, and the token that ends rows
-            where it puts tiles together.
+        parts: its model, its projector unless it is the model's own, and `image_newline` if it puts tiles
+            together.
         around: callbacks around the projector.
         reader: the encoder's adapter.
         prepared: the batch.
     """
     model, projector, newline_D = parts
-    held = {Item(i, k): x for (i, of, k), x in prepared.source.items.items() if of == name}
-    if not held:
+    items = {Item(i, k): x for (i, encoder, k), x in prepared.source.items.items() if encoder == name}
+    if not items:
         return {}
-    given = {item: x.to(model.device, model.dtype) for item, x in held.items()}
+    inputs = {item: x.to(model.device, model.dtype) for item, x in items.items()}
     if newline_D is not None and projector is not None:
         segments = {
-            Item(index, part.k): part for index, each in enumerate(prepared.samples) for part in each.of(name)
+            Item(index, segment.k): segment
+            for index, sample in enumerate(prepared.samples)
+            for segment in sample.of(name)
         }
         return {
             (name, item): tile_features(reader, model, projector, newline_D, x, segments[item])
-            for item, x in given.items()
+            for item, x in inputs.items()
         }
-    encoded: Outputs = tuple(reader.features(model, x) for x in given.values())
-    inputs: dict[str, Any] = {"items": tuple(map(tuple, held)), "num_tokens": tuple(map(len, encoded))}
+    encoded: Outputs = tuple(reader.features(model, x) for x in inputs.values())
+    about: dict[str, Any] = {"items": tuple(map(tuple, items)), "num_tokens": tuple(map(len, encoded))}
     if around.after_encoder is not None:
-        encoded = call_checked(around.after_encoder, inputs, encoded)
+        encoded = call_checked(around.after_encoder, about, encoded)
     projected = encoded if projector is None else tuple(projector(x_TD) for x_TD in encoded)
     if around.after_projector is not None:
-        projected = call_checked(around.after_projector, inputs, projected)
-    return {(name, item): y_TD for item, y_TD in zip(held, projected, strict=True)}
+        projected = call_checked(around.after_projector, about, projected)
+    return {(name, item): y_TD for item, y_TD in zip(items, projected, strict=True)}

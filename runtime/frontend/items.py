@@ -131,7 +131,7 @@ def _cut_images(
     ]
     if isinstance(grids, Tensor):
         tokens = [rows * columns // adapter.merge**2 for rows, columns in sides]
-        return per_sample(items, counts(tokens, places, name))
+        return per_sample(items, num_images(tokens, places, name))
     steps = [0 if entry is None else sum(grid[0] for grid in flattened([entry])) for entry in grids]
     return per_sample(items, steps)
 
@@ -154,7 +154,7 @@ def _joined(pixels: Any, name: str) -> Tensor:
     return torch.cat(parts) if parts else torch.empty(0, 0)
 
 
-def counts(tokens: Sequence[int], places: Sequence[int | None], name: str) -> list[int]:
+def num_images(tokens: Sequence[int], places: Sequence[int | None], name: str) -> list[int]:
     """[samples] number of images of each sample, by its special tokens: one per image, or one per token."""
     tokens_of_sample = [count for count in places if count is not None]
     if len(tokens_of_sample) != len(places):

@@ -1,4 +1,4 @@
-"""Users' images in several tiles, whose features are put together: how a batch gives them, what they make."""
+"""Users' images in several tiles: how a batch holds them, and their features put together."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from runtime.frontend.items import counts, flattened, per_sample
+from runtime.frontend.items import flattened, num_images, per_sample
 from runtime.models.adapter import MicrobatchData
 from runtime.models.encoder import IMAGES, SIZES, EncoderAdapter, ItemSize
 from runtime.models.tile_rows import put_together, without_padding
@@ -15,7 +15,7 @@ from runtime.models.vision import IMAGE_DIMS
 from workbench.data.corpus import Tiled
 from workbench.data.sample import Item, Segment
 from workbench.model.families.tiles import GRIDS, NEWLINE, SHRINKS
-from workbench.model.item_tokens import ends_lone_tiles, image_tokens, native_tokens
+from workbench.model.item_tokens import ends_lone_tiles, image_tokens, lone_tile
 
 # Shape suffixes: N = tiles, C = channels, Y, X = height, width of a tile, T = tokens, D = width.
 
@@ -28,57 +28,55 @@ class Read(NamedTuple):
 
 
 def words_of(tiles: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What a tower's configuration says of tiles; ValueError for a word that says nothing of them."""
+    """Keys about tiles of a tower's configuration; ValueError for any other key."""
     if tiles is None:
         return {}
-    for word in tiles:
-        if word not in (GRIDS, SHRINKS):
-            raise ValueError(f"tiles says {word!r}; want {GRIDS} and {SHRINKS}, or nothing")
+    for key in tiles:
+        if key not in (GRIDS, SHRINKS):
+            raise ValueError(f"tiles has the key {key!r}; want {GRIDS}, {SHRINKS} or none")
     return {**tiles, NEWLINE: True}
 
 
 def tiled_items(
     adapter: EncoderAdapter, key: str, inputs: Mapping[str, Any], places: Sequence[int | None]
 ) -> list[tuple[Read, ...]]:
-    """Per sample its images, each [N, C, Y, X]: an overview and the tiles of its grid.
+    """[samples] images of each, [N, C, Y, X]: an overview and the tiles of its grid.
 
-    An input is one tensor [images, N, C, Y, X] of the whole batch, in which N is that of the largest image,
-    or per sample one image, a tensor or a sequence of several, or None. `image_sizes` has (height, width) of
-    every image. Where `batch_num_images` says that several share a sample, each is a single tile before
-    LLaVA-OneVision's tower, as in transformers.
+    An input is one tensor [images, N, C, Y, X] for the whole batch, padded to the N of the largest image, or
+    per sample one image, a tensor or a sequence of several, or None. `image_sizes` has (height, width) of
+    every image. If several share a sample by `batch_num_images`, each is a single tile for LLaVA-OneVision's
+    tower, as in transformers.
 
     Args:
         adapter: of the encoder.
-        key: that holds the images.
+        key: of the images.
         inputs: by key, after the callback.
-        places: per sample, how many special tokens of this encoder its text has; None: it has none yet.
+        places: per sample, number of special tokens of this encoder in its text; None: not there yet.
 
     Raises:
-        ValueError: what does not fit, with the encoder named.
+        ValueError: inputs that do not fit; the message names the encoder.
     """
-    name, held = adapter.module.name, inputs[key]
+    name, values = adapter.module.name, inputs[key]
     if inputs.get(SIZES) is None:
         raise ValueError(
             f"encoder {name!r} puts tiles together: give {SIZES}, (height, width) of every image"
         )
     sizes_px = [(int(height), int(width)) for height, width in flattened(inputs[SIZES])]
-    listed = held.dim() == IMAGE_DIMS + 2 if isinstance(held, Tensor) else False
-    if not listed and len(held) != len(places):
-        raise ValueError(f"encoder {name!r}: want input for {len(places)} samples, got {len(held)}")
-    by_sample = None if listed else [_images(entry, name) for entry in held]
-    images = list(held) if by_sample is None else [image for entry in by_sample for image in entry]
+    is_whole_batch = isinstance(values, Tensor) and values.dim() == IMAGE_DIMS + 2
+    if not is_whole_batch and len(values) != len(places):
+        raise ValueError(f"encoder {name!r}: want input for {len(places)} samples, got {len(values)}")
+    by_sample = None if is_whole_batch else [_images(entry, name) for entry in values]
+    images = list(values) if by_sample is None else [image for entry in by_sample for image in entry]
     if len(images) != len(sizes_px):
         raise ValueError(f"encoder {name!r}: {SIZES} must name {len(images)} images, got {len(sizes_px)}")
-    alone = _alone(adapter, inputs.get(IMAGES), len(images))
+    alone = _are_alone(adapter, inputs.get(IMAGES), len(images))
     reads = [
-        _read(adapter, image, size_px, is_alone=each)
-        for image, size_px, each in zip(images, sizes_px, alone, strict=True)
+        _read(adapter, image, size_px, is_alone=is_alone)
+        for image, size_px, is_alone in zip(images, sizes_px, alone, strict=True)
     ]
     if by_sample is None:
-        own = counts([read.size.tokens_out for read in reads], places, name)
-    else:
-        own = [len(entry) for entry in by_sample]
-    return per_sample(reads, own)
+        return per_sample(reads, num_images([read.size.tokens_out for read in reads], places, name))
+    return per_sample(reads, [len(entry) for entry in by_sample])
 
 
 def _images(entry: Any, name: str) -> list[Tensor]:
@@ -87,19 +85,19 @@ def _images(entry: Any, name: str) -> list[Tensor]:
     if isinstance(entry, Tensor) and entry.dim() == IMAGE_DIMS + 1:
         return [entry]
     images = list(entry)
-    if any(not isinstance(each, Tensor) or each.dim() != IMAGE_DIMS + 1 for each in images):
+    if any(not isinstance(image, Tensor) or image.dim() != IMAGE_DIMS + 1 for image in images):
         raise ValueError(f"encoder {name!r}: an image is its tiles, [tiles, channels, height, width]")
     return images
 
 
-def _alone(adapter: EncoderAdapter, said: Any, num: int) -> list[bool]:
-    """Per image whether it is cut into tiles, as no other is in its sample."""
-    if said is None or not ends_lone_tiles(adapter.module):
+def _are_alone(adapter: EncoderAdapter, images_per_sample: Any, num: int) -> list[bool]:
+    """[images] whether each is cut into tiles, as it is the only one of its sample."""
+    if images_per_sample is None or not ends_lone_tiles(adapter.module):
         return [True] * num
-    numbers = [int(each) for each in said]
+    numbers = [int(number) for number in images_per_sample]
     if sum(numbers) != num:
         raise ValueError(f"encoder {adapter.module.name!r}: {IMAGES} counts {sum(numbers)} images, got {num}")
-    return [each == 1 for each in numbers for _ in range(each)]
+    return [number == 1 for number in numbers for _ in range(number)]
 
 
 def _read(adapter: EncoderAdapter, image: Tensor, size_px: tuple[int, int], *, is_alone: bool) -> Read:
@@ -115,13 +113,11 @@ def _read(adapter: EncoderAdapter, image: Tensor, size_px: tuple[int, int], *, i
 
 
 def _size(adapter: EncoderAdapter, size_px: tuple[int, int], *, is_alone: bool) -> ItemSize:
-    native = native_tokens(adapter.module)
-    assert native is not None, "its tiles have one size"
     if not is_alone:
-        return ItemSize(native[0], native[1] + 1)
-    found = image_tokens(adapter.module, *size_px)
-    assert isinstance(found, Tiled), "asked of what puts tiles together"
-    return ItemSize(*found.tokens, grid=found.grid, unpadded=found.unpadded)
+        return ItemSize(*lone_tile(adapter.module))
+    tiled = image_tokens(adapter.module, *size_px)
+    assert isinstance(tiled, Tiled), "the tower puts tiles together"
+    return ItemSize(*tiled.tokens, grid=tiled.grid, unpadded=tiled.unpadded)
 
 
 def tile_features(
@@ -132,16 +128,16 @@ def tile_features(
     image: Tensor,
     segment: Segment,
 ) -> Tensor:
-    """[T, D] of one image behind the user's own model and projector."""
+    """[T, D] features of one image, by the user's own model and projector."""
     tiles = (image,) if image.dim() == IMAGE_DIMS else tuple(image)
-    seen_TD = torch.cat([adapter.features(model, tile_CYX) for tile_CYX in tiles])
+    features_TD = torch.cat([adapter.features(model, tile_CYX) for tile_CYX in tiles])
     rows = adapter.tile_rows
     data = MicrobatchData(
         items=(Item(0, segment.k),),
-        tokens_in=(len(seen_TD),),
+        tokens_in=(len(features_TD),),
         tokens_out=(segment.tokens_out,),
         grids=(segment.grid,),
         unpadded=(segment.unpadded,),
     )
-    kept_TD = without_padding(seen_TD, data, lambda tile_TD: tile_TD, rows.along)
-    return put_together(projector(kept_TD), data, newline_D, rows)
+    unpadded_TD = without_padding(features_TD, data, lambda tile_TD: tile_TD, rows.along)
+    return put_together(projector(unpadded_TD), data, newline_D, rows)

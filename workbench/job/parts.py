@@ -37,6 +37,7 @@ from workbench.model.item_tokens import (
     clip_tokens,
     ends_lone_tiles,
     image_tokens,
+    lone_tile,
     native_tokens,
     video_of,
 )
@@ -238,20 +239,20 @@ def batch_of(spec: BatchSpec, model: ModelGraph, *, folder: Path) -> tuple[Sampl
 
 
 def _with_lone_tiles(sample: Sample, model: ModelGraph) -> Sample:
-    """Images that share a sample are a tile each, where their model makes no more of them."""
-    alone = {
-        module.modality: native_tokens(module)
+    """Make images that share a sample a single tile each, if their model does so."""
+    lone_tiles = {
+        module.modality: lone_tile(module)
         for module in model.modules
         if ends_lone_tiles(module) and len(sample.of(module.modality)) > 1
     }
 
-    def of(segment: Segment) -> Segment:
-        native = alone.get(segment.modality)
-        if native is None or segment.num_tiles == 1:
+    def shortened(segment: Segment) -> Segment:
+        tile = lone_tiles.get(segment.modality)
+        if tile is None or segment.num_tiles == 1:
             return segment
-        return Segment(segment.modality, segment.k, native[0], native[1] + 1)
+        return Segment(segment.modality, segment.k, *tile)
 
-    return replace(sample, segments=tuple(map(of, sample.segments))) if alone else sample
+    return replace(sample, segments=tuple(map(shortened, sample.segments))) if lone_tiles else sample
 
 
 def _drawn(spec: BatchSpec, model: ModelGraph, folder: Path) -> tuple[Sample, ...]:

@@ -18,6 +18,7 @@ from workbench.model.item_tokens import (
     ends_lone_tiles,
     family_of,
     image_tokens,
+    lone_tile,
     native_tokens,
     packs_tiles,
     source_config,
@@ -161,6 +162,4 @@ def _beside_rule(module: Module) -> ImageRule | None:
     """Of images that share a sample, where it is another: each a tile, with the token that ends a row."""
     if not ends_lone_tiles(module):
         return None
-    native = native_tokens(module)
-    assert native is not None, "its tiles have one size"
-    return lambda height_px, width_px: (ItemTokens(native[0], native[1] + 1),)
+    return lambda height_px, width_px: (lone_tile(module),)

@@ -55,6 +55,13 @@ def ends_lone_tiles(module: Module) -> bool:
     return packs_tiles(module) and source_config(module).get(SHRINKS) is not None
 
 
+def lone_tile(module: Module) -> ItemTokens:
+    """Tokens of an image that is a single tile in a module that puts tiles together, and the token behind."""
+    native = native_tokens(module)
+    assert native is not None, "its tiles have one size"
+    return ItemTokens(native[0], native[1] + 1)
+
+
 def image_tokens(module: Module, height_px: int, width_px: int) -> ItemTokens | Tiled:
     """Tokens of an image in an encoder of any size, or in one of one size that puts tiles together.
 
@@ -189,12 +196,8 @@ def _latent_tokens(module: Module) -> tuple[int, int] | None:
         ratio = text[0].tokens_scale if text and isinstance(text[0], Matmul) else 0.0
         patches = round(keys[JOINT] / (1.0 + ratio))
         return patches, max(1, keys[JOINT] - patches)
-    self_and_cross = keys.get("self.attention"), keys.get("cross.attention")
-    return (
-        None
-        if self_and_cross[0] is None or self_and_cross[1] is None
-        else (self_and_cross[0], self_and_cross[1])
-    )
+    latent, prompt = keys.get("self.attention"), keys.get("cross.attention")
+    return None if latent is None or prompt is None else (latent, prompt)
 
 
 def merged_tokens(projector: Layer) -> int:
@@ -206,7 +209,7 @@ def merged_tokens(projector: Layer) -> int:
 
 
 def evenly_near(num_tokens: int, wanted: int) -> int:
-    """The divisor of `kept` that is nearest to `wanted`; of two the larger.
+    """The divisor of `num_tokens` that is nearest to `wanted`; of two the larger.
 
     Example:
         >>> evenly_near(576, 432)

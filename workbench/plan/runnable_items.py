@@ -7,12 +7,13 @@ from workbench.data.sample import Segment
 from workbench.model.config_fields import whole
 from workbench.model.families.dit import TIME_TOKENS
 from workbench.model.families.family import Encoder, Generator
-from workbench.model.families.tiles import shrunk
+from workbench.model.families.tiles import packed_tokens
 from workbench.model.item_tokens import (
     check_item,
     class_tokens,
     evenly_near,
     family_of,
+    lone_tile,
     merged_tokens,
     native_tokens,
     packs_tiles,
@@ -47,18 +48,17 @@ def check_segment(module: Module, segment: Segment) -> None:
 
 def _is_ended(module: Module, segment: Segment) -> bool:
     """Whether a tile alone has the token that ends a row."""
-    kept = segment.tokens_in - class_tokens(module.layers[0])
-    return packs_tiles(module) and segment.tokens_out == kept + 1
+    return packs_tiles(module) and segment.tokens_out == lone_tile(module).tokens_out
 
 
 def _check_packed(module: Module, segment: Segment) -> None:
-    """Of an image in tiles, or of a tile alone with the token that ends a row."""
+    """Check the size of an image in tiles, or of a tile alone with the token that ends a row."""
     native = native_tokens(module)
     if not packs_tiles(module) or native is None:
         raise ValueError("its tiles are put together, and its encoder has no image_newline")
     if segment.tile_tokens != native[0]:
         raise ValueError(f"want tiles of {native[0]} tokens, got {segment.tile_tokens}")
-    made = native[1] + 1
+    num_out = lone_tile(module).tokens_out
     if segment.unpadded is not None and segment.grid is not None:
         along = isqrt(native[1])
         room = segment.grid[0] * along, segment.grid[1] * along
@@ -68,10 +68,9 @@ def _check_packed(module: Module, segment: Segment) -> None:
                     f"want {segment.unpadded[0]} x {segment.unpadded[1]} unpadded features within "
                     f"{room[0]} x {room[1]}, as much padding on both sides"
                 )
-        height, width = shrunk(source_config(module), along, segment.unpadded)
-        made = native[1] + height * (width + 1)
-    if segment.tokens_out != made:
-        raise ValueError(f"its projector makes {made} tokens, got {segment.tokens_out}")
+        num_out = packed_tokens(source_config(module), native[1], segment.unpadded)
+    if segment.tokens_out != num_out:
+        raise ValueError(f"its projector makes {num_out} tokens, got {segment.tokens_out}")
 
 
 def _check_projected(module: Module, segment: Segment) -> None:

@@ -111,14 +111,24 @@ def _packed(
     image_px: tuple[int, int],
 ) -> Tiled:
     """An overview and a grid of tiles, of which the image fills so many (rows, columns) of features."""
-    height, width = (0, 0) if min(filled) < 1 else shrunk(config, isqrt(tile.tokens_out), filled)
-    if min(height, width) < 1:
+    num_tokens = 0 if min(filled) < 1 else packed_tokens(config, tile.tokens_out, filled)
+    if num_tokens <= tile.tokens_out:
         raise ValueError(
             f"image of {image_px[0]} x {image_px[1]} px: no feature of its {grid[0]} x {grid[1]} tiles "
             "reaches the LLM; nearest: sides less unlike"
         )
-    tokens = ItemTokens(tile.tokens_in * (1 + grid[0] * grid[1]), tile.tokens_out + height * (width + 1))
-    return Tiled(tokens, grid, filled)
+    return Tiled(ItemTokens(tile.tokens_in * (1 + grid[0] * grid[1]), num_tokens), grid, filled)
+
+
+def packed_tokens(config: Config, tile_tokens: int, filled: tuple[int, int]) -> int:
+    """Tokens of the overview and of the rows put together, each with the token that ends it; 0 rows: none.
+
+    Args:
+        tile_tokens: that a tile emits.
+        filled: (rows, columns) of features that the image covers.
+    """
+    height, width = shrunk(config, isqrt(tile_tokens), filled)
+    return tile_tokens + (height * (width + 1) if width else 0)
 
 
 def _phi4(config: Config, tile: ItemTokens, side: int, image_px: tuple[int, int]) -> tuple[ItemTokens, ...]:
