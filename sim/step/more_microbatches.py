@@ -17,7 +17,7 @@ from workbench.timing.price import Price
 
 Orders = tuple[tuple[Action, ...], ...]
 
-KINDS = (Pass.B, Pass.F)  # in the order of `issue_key`
+KINDS = (Pass.B, Pass.F)  # by name, as rows of one tick are ordered
 
 
 class MoreMicrobatches:
@@ -82,7 +82,7 @@ def _ends_s(durations_s: Floats, wires_of_rows: Wires, waits: _Waits) -> Floats:
 
 
 class _Passes(NamedTuple):
-    """The passes, numbered by stage, kind and microbatch, so that numbers ascend as `issue_key` does.
+    """The passes, numbered by stage, kind and microbatch: the order of rows that are issued in one tick.
 
     Args:
         microbatches: M, their number.

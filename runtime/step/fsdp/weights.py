@@ -48,7 +48,7 @@ class ShardedWeights:
     Differs: as in its first version, parts are of the flat tensor, not of each weight.
 
     Args:
-        held: the weights, all trainable or all frozen.
+        weights: all trainable or all frozen.
         ranks: among which they are sharded, including this one.
         rank: this one.
         group: the process group of the ranks; None: the world.
