@@ -1,4 +1,4 @@
-"""An image as an overview and a grid of tiles, as LLaVA-NeXT's and LLaVA-OneVision's processors cut it."""
+"""Cut an image into an overview and a grid of tiles, as the processors of LLaVA-NeXT and LLaVA-OneVision."""
 
 from math import ceil
 
@@ -6,15 +6,15 @@ from PIL import Image
 
 
 def tiles_of(image: Image.Image, grid: tuple[int, int], side_px: int) -> list[Image.Image]:
-    """The whole image brought to a tile, then the tiles of its canvas, row by row.
+    """The whole image resized to a tile, then the tiles of its canvas, row by row.
 
-    On the canvas it keeps its shape, in the middle; the rest is black.
+    On the canvas, the image keeps its aspect ratio and is centred; the rest is black.
 
     Source: `get_image_patches` of transformers' LLaVA-NeXT image processor.
 
     Args:
         grid: (rows, columns) of the canvas.
-        side_px: of a tile.
+        side_px: side of a tile.
     """
     height, width = grid[0] * side_px, grid[1] * side_px
     higher, wider = height / image.height, width / image.width

@@ -1,4 +1,4 @@
-"""Qwen3-Omni's towers: of clips, chunk by chunk and window by window, and of images."""
+"""Qwen3-Omni's audio encoder and vision tower."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,11 +23,11 @@ from workbench.model.families.qwen3_omni_audio import CHUNK_TOKENS, NUM_CONVOLUT
 
 
 class ChunkStem(StageLayer):
-    """Layer 0: convolutions over chunks of mel frames, and positions that begin anew with each chunk.
+    """Layer 0: convolutions over chunks of mel frames, and positions that restart in each chunk.
 
-    Differs: transformers fills a chunk up to the longest of its batch; here every chunk is filled up to a
-    whole one, so that a clip has the same features in every batch. The two are equal where any clip of the
-    batch holds a whole chunk.
+    Differs: transformers pads a chunk to the longest of its batch; here every chunk is padded to a full one,
+    so that a clip has the same features in every batch. Both are equal if any clip of the batch has a full
+    chunk.
     """
 
     def __init__(self, adapter: "Qwen3OmniAudioAdapter") -> None:
@@ -84,8 +84,8 @@ class ClipBlock(AudioBlock):
 class Qwen3OmniAudioAdapter(WhisperAdapter):
     """Qwen3-Omni's audio encoder; features are its final norm's output.
 
-    Tokens attend within windows of chunks, and no window sees another, so each is an item. Its own MLP is
-    what a composite has as its projector; a module that is read alone leaves it out.
+    Tokens attend within windows of chunks only, so each window is an item. The encoder's own MLP is the
+    projector of a composite, and is left out if the encoder is used alone.
     """
 
     config_class = omni.Qwen3OmniMoeAudioEncoderConfig
@@ -98,12 +98,12 @@ class Qwen3OmniAudioAdapter(WhisperAdapter):
 
     @property
     def chunk(self) -> int:
-        """Mel frames that are convolved together."""
+        """Mel frames of a chunk."""
         return 2 * int(self.config.n_window)
 
     @property
     def max_tokens(self) -> int:
-        """Of a full window."""
+        """Tokens of a full window."""
         return int(self.config.n_window_infer) // self.chunk * CHUNK_TOKENS
 
     @property
@@ -131,7 +131,7 @@ class Qwen3OmniAudioAdapter(WhisperAdapter):
         return item.split(self.max_frames, dim=1)
 
     def features(self, model: PreTrainedModel, item: Tensor) -> Tensor:
-        """What its own `proj1` would read; a part of a chunk beside a whole one, so that it is filled up."""
+        """Input of the model's own `proj1`; a partial chunk runs next to a full one, so that it is padded."""
         length = item.shape[1]
         if length >= self.chunk:
             return given_to("proj1", model, item, torch.tensor([length], device=item.device))
@@ -153,7 +153,7 @@ class Qwen3OmniAudioAdapter(WhisperAdapter):
 
 
 class Qwen3OmniVisionAdapter(Qwen3VisionAdapter):
-    """Its tower of images: Qwen3-VL's, but for what its mergers are called."""
+    """Qwen3-VL's vision tower with other names of its mergers."""
 
     config_class = omni.Qwen3OmniMoeVisionEncoderConfig
     rotary_class = omni.Qwen3OmniMoeVisionRotaryEmbedding

@@ -1,7 +1,7 @@
-"""Features of an image's tiles put together row by row, each row ended by a learned token.
+"""Features of an image's tiles, concatenated row by row with a learned token at the end of each row.
 
 Source: `pack_image_features` and `unpad_image` of transformers' LLaVA-NeXT and LLaVA-OneVision.
-Differs: padding is cut off before the projector, which works token by token, and not behind it.
+Differs: padding is cut off before the projector, which processes tokens independently, not after it.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,11 +22,11 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class TileRows:
-    """How one model puts tiles together.
+    """How a model concatenates features of tiles.
 
     Args:
-        along: features of a tile in either direction.
-        shrunk: (rows, columns) that reach the LLM of those that an image fills.
+        along: number of features along a side of a tile.
+        shrunk: (rows, columns) that an image covers -> (rows, columns) that reach the LLM.
     """
 
     along: int
@@ -34,7 +34,7 @@ class TileRows:
 
 
 class _Image(NamedTuple):
-    """One item of a microbatch; grid and unpadded None: a tile alone."""
+    """One item of a microbatch; without `grid` and `unpadded` a single tile."""
 
     name: tuple[int, int]
     tokens_in: int
@@ -46,11 +46,11 @@ class _Image(NamedTuple):
 def without_padding(
     x_TD: Tensor, data: MicrobatchData, kept: Callable[[Tensor], Tensor], along: int
 ) -> Tensor:
-    """[T', D]: of each image its overview, then the features that it fills, row by row.
+    """[T', D] features of each image without padding: its overview, then the canvas, row by row.
 
     Args:
-        x_TD: tile after tile.
-        kept: of a tile, its features without a class token.
+        x_TD: features of all tiles.
+        kept: maps features of a tile to those without a class token.
         along: as in `TileRows`.
     """
     images = list(_images(data))
@@ -71,10 +71,10 @@ def _filled(x_TD: Tensor, image: _Image, kept: Callable[[Tensor], Tensor], along
 
 
 def put_together(y_TD: Tensor, data: MicrobatchData, newline_D: Tensor, rows: TileRows) -> Tensor:
-    """What reaches the LLM of what `without_padding` left, behind the projector.
+    """Tokens in the LLM's sequence, from the projected output of `without_padding`.
 
     Raises:
-        ValueError: an item that makes another number of tokens than the plan says.
+        ValueError: an item with a different number of tokens than in the plan.
     """
     images = list(_images(data))
     items = y_TD.split([_num_filled(image, rows.along) for image in images])
@@ -88,23 +88,23 @@ def _num_filled(image: _Image, along: int) -> int:
 def _ended(y_TD: Tensor, image: _Image, newline_D: Tensor, rows: TileRows) -> Tensor:
     overview_PD, features_TD = y_TD.split([rows.along**2, len(y_TD) - rows.along**2])
     if image.unpadded is None:
-        made = y_TD if image.tokens_out == len(y_TD) else torch.cat([y_TD, newline_D[None]])
+        out_TD = y_TD if image.tokens_out == len(y_TD) else torch.cat([y_TD, newline_D[None]])
     else:
         features_YXD = _interpolated(features_TD.unflatten(0, image.unpadded), rows.shrunk(image.unpadded))
         ends_Y1D = newline_D.expand(len(features_YXD), 1, -1)
-        made = torch.cat([overview_PD, torch.cat([features_YXD, ends_Y1D], dim=1).flatten(0, 1)])
-    if len(made) != image.tokens_out:
+        out_TD = torch.cat([overview_PD, torch.cat([features_YXD, ends_Y1D], dim=1).flatten(0, 1)])
+    if len(out_TD) != image.tokens_out:
         raise ValueError(
-            f"item {image.name}: its projector makes {len(made)} tokens, the plan says {image.tokens_out}"
+            f"item {image.name}: its projector makes {len(out_TD)} tokens, the plan says {image.tokens_out}"
         )
-    return made
+    return out_TD
 
 
 def _interpolated(x_YXD: Tensor, size: Pair) -> Tensor:
     if tuple(x_YXD.shape[:2]) == size:
         return x_YXD
-    made = functional.interpolate(x_YXD.permute(2, 0, 1)[None], size, mode="bilinear")
-    return made[0].permute(1, 2, 0)
+    y_1DYX = functional.interpolate(x_YXD.permute(2, 0, 1)[None], size, mode="bilinear")
+    return y_1DYX[0].permute(1, 2, 0)
 
 
 def _images(data: MicrobatchData) -> Iterator[_Image]:

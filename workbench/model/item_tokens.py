@@ -56,7 +56,7 @@ def ends_lone_tiles(module: Module) -> bool:
 
 
 def lone_tile(module: Module) -> ItemTokens:
-    """Tokens of an image that is a single tile in a module that puts tiles together, and the token behind."""
+    """Size of an image that is a single tile of a module that puts tiles together; one token ends it."""
     native = native_tokens(module)
     assert native is not None, "its tiles have one size"
     return ItemTokens(native[0], native[1] + 1)

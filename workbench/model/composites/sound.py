@@ -207,7 +207,7 @@ def _thinker(config: Config) -> Parts:
 
 
 def _thinker_3(config: Config) -> Parts:
-    """Images as Qwen3-VL reads them; clips by convolutions, in windows of their own; experts in the LLM."""
+    """Qwen3-VL's vision tower, an audio encoder with convolutions and windows, and an LLM with experts."""
     llm = {**text_config(config, "", ties=False), "model_type": "qwen3_omni_moe_text"}
     seen = {**part_config(config, "vision_config", ""), "model_type": "qwen3_omni_moe_vision_encoder"}
     heard = {**part_config(config, "audio_config", ""), "model_type": "qwen3_omni_moe_audio_encoder"}
@@ -244,7 +244,7 @@ _ASR_TEXT = {
 
 
 def _qwen3_asr(config: Config) -> Parts:
-    """Qwen3-Omni's audio encoder under other names, its MLP a projector of the composite; Qwen3 behind it."""
+    """Qwen3-Omni's audio encoder under other names, an MLP as projector, and Qwen3."""
     llm = text_config(config, "qwen3", absent=_ASR_TEXT, ties=True)
     named = {**_ASR_HEARD, **part_config(config, "audio_config", "")}
     positions = whole(named, "max_position_embeddings", CHUNK_TOKENS)
@@ -261,13 +261,13 @@ def _qwen3_asr(config: Config) -> Parts:
 
 
 def _own_mlp(heard: Config, usual: int) -> Steps:
-    """A square matmul, the encoder's activation, a matmul to the LLM's width; `usual`: its own width."""
+    """A square matmul, the encoder's activation, a matmul to the LLM's width; `usual`: default `d_model`."""
     act = text(heard, "activation_function", "gelu")
     return (ProjectorStep(linear=whole(heard, "d_model", usual)), ProjectorStep(act=act), _OUT)
 
 
 def _of_thinker(config: Config, kind: str, take_apart: Callable[[Config], Parts], vocoder: str) -> Parts:
-    """The thinker of a model that speaks, under names that say so.
+    """The thinker of a model with a talker, with the prefix of its weights.
 
     Args:
         config: of the whole model.

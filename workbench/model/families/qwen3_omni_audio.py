@@ -8,11 +8,11 @@ from workbench.model.module_layers import block_layers
 from workbench.model.transformer import Norm, residual, vit_block
 
 NUM_CONVOLUTIONS = 3  # of kernel 3 x 3 and stride 2, over mel bins and frames
-CHUNK_TOKENS = 13  # of a whole chunk; transformers counts so many whatever `n_window` is
+CHUNK_TOKENS = 13  # of a full chunk; transformers assumes this for every `n_window`
 
 
 def convolved(length: int) -> int:
-    """Mel bins or frames that the convolutions leave of so many; 0 of none.
+    """Number of mel bins or frames that remain of `length` after the convolutions.
 
     Example:
         >>> convolved(100), convolved(1), convolved(0)
@@ -24,18 +24,18 @@ def convolved(length: int) -> int:
 
 
 def chunk_frames(config: Config) -> int:
-    """Mel frames that are convolved together; positions begin anew with each."""
+    """Mel frames of a chunk: chunks are convolved separately, and positions restart in each."""
     return 2 * whole(config, "n_window", 50)
 
 
 def window_frames(config: Config) -> int:
-    """Mel frames whose tokens attend to one another: whole chunks."""
+    """Mel frames of an attention window, a whole number of chunks."""
     chunk = chunk_frames(config)
     return whole(config, "n_window_infer", 800) // chunk * chunk
 
 
 def tokens_of(frames: int, chunk: int) -> int:
-    """Tokens of so many frames, cut into chunks.
+    """Number of tokens of a clip with this number of mel frames.
 
     Source: `_get_feat_extract_output_lengths` of transformers' Qwen3-Omni.
     """
@@ -44,7 +44,7 @@ def tokens_of(frames: int, chunk: int) -> int:
 
 
 def frames_of(tokens: int, chunk: int) -> range:
-    """Numbers of frames that become so many tokens; the inverse of `tokens_of`.
+    """All numbers of mel frames that yield this number of tokens; the inverse of `tokens_of`.
 
     Example:
         >>> frames_of(15, 100)
@@ -56,7 +56,7 @@ def frames_of(tokens: int, chunk: int) -> range:
 
 
 def _audio(config: Config) -> Tower:
-    """Blocks as Whisper's, but for a bias of keys; a final norm. Its own MLP is the composite's projector."""
+    """Whisper's blocks with a bias on keys, and a final norm. Its own MLP is the composite's projector."""
     width, num_heads = whole(config, "d_model", 1280), whole(config, "encoder_attention_heads", 20)
     heads_of(config, width=width, num=num_heads)
     block = vit_block(
@@ -70,9 +70,9 @@ def _audio(config: Config) -> Tower:
 
 
 def _stem(config: Config, width: int) -> Layer:
-    """Three convolutions, each a matmul over its places, then a matmul over a token's bins and channels.
+    """Three convolutions, each a matmul per output position, then a matmul over a token's bins and channels.
 
-    Differs: every chunk is taken to be whole; transformers fills the last one of a clip up as well.
+    Differs: every chunk is priced as a full one, as transformers pads the last chunk of a clip.
     """
     bins, frames = whole(config, "num_mel_bins", 128), chunk_frames(config)
     channels, read = whole(config, "downsample_hidden_size", 480), 1
@@ -98,7 +98,7 @@ def _window_tokens(config: Config) -> int:
 
 
 def _clip_tokens(config: Config, duration_s: float) -> tuple[ItemTokens, ...]:
-    """An item for each window, none of which sees another."""
+    """One item per window, because windows do not attend to each other."""
     chunk, window = chunk_frames(config), window_frames(config)
     num_full, left = divmod(mel_frames(duration_s), window)
     sizes = [tokens_of(frames, chunk) for frames in (*(window,) * num_full, *((left,) if left else ()))]
@@ -106,7 +106,7 @@ def _clip_tokens(config: Config, duration_s: float) -> tuple[ItemTokens, ...]:
 
 
 def _check_config(config: Config) -> None:
-    """Raise ValueError for chunks or windows that transformers' own count of tokens does not hold for."""
+    """Raise ValueError for chunks or windows for which transformers' own count of tokens is wrong."""
     chunk = chunk_frames(config)
     if convolved(chunk) != CHUNK_TOKENS:
         raise ValueError(

@@ -1,6 +1,6 @@
 """Larger images before towers of one size: how the processors of their models cut them.
 
-A tile is an item of its own, or where the model puts features of tiles together, the image is one.
+Each tile is an item, unless the model puts features of tiles together: then the image is one item.
 
 The keys of a configuration that say it are words of the composite or of the checkpoint's processor.
 """
@@ -57,8 +57,8 @@ def whole_image(config: Config, tile: ItemTokens, height_px: int, width_px: int)
 def anyres(config: Config, tile: ItemTokens, height_px: int, width_px: int) -> tuple[ItemTokens | Tiled, ...]:
     """LLaVA-NeXT's grids, or those of the configuration; Phi-4's rule where it has its key.
 
-    Where a learned token ends rows (`image_newline`), the image is one item: an overview, then the rows of
-    its tiles, put together and without padding, each with that token.
+    With `image_newline`, the image is one item: an overview, then the rows of its tiles without padding, each
+    with a learned token at its end.
 
     What of the grid only holds padding does not reach the LLM, and where LLaVA-OneVision has more than its
     most tiles, it shrinks features to those of so many; an equal share of what is left counts for each tile.
@@ -89,12 +89,12 @@ def anyres(config: Config, tile: ItemTokens, height_px: int, width_px: int) -> t
 
 
 def shrunk(config: Config, along: int, filled: tuple[int, int]) -> tuple[int, int]:
-    """(rows, columns) of features that reach the LLM, of those that an image fills.
+    """(rows, columns) of features that reach the LLM, from those that an image covers.
 
-    LLaVA-OneVision interpolates them to those of its most tiles, where there are more than a tenth more.
+    LLaVA-OneVision interpolates to the features of its largest number of tiles if there are over 10 % more.
 
     Args:
-        along: features of a tile in either direction.
+        along: number of features along a side of a tile.
     """
     most = _most_tiles(config)
     ratio = 0.0 if most is None else sqrt(filled[0] * filled[1] / (most * along**2))
@@ -110,7 +110,7 @@ def _packed(
     filled: tuple[int, int],
     image_px: tuple[int, int],
 ) -> Tiled:
-    """An overview and a grid of tiles, of which the image fills so many (rows, columns) of features."""
+    """An overview and a grid of tiles; `filled`: (rows, columns) of features that the image covers."""
     num_tokens = 0 if min(filled) < 1 else packed_tokens(config, tile.tokens_out, filled)
     if num_tokens <= tile.tokens_out:
         raise ValueError(
@@ -121,10 +121,10 @@ def _packed(
 
 
 def packed_tokens(config: Config, tile_tokens: int, filled: tuple[int, int]) -> int:
-    """Tokens of the overview and of the rows put together, each with the token that ends it; 0 rows: none.
+    """Number of tokens of the overview and of the rows, each row with its learned token.
 
     Args:
-        tile_tokens: that a tile emits.
+        tile_tokens: number of tokens that a tile emits.
         filled: (rows, columns) of features that the image covers.
     """
     height, width = shrunk(config, isqrt(tile_tokens), filled)
