@@ -1,8 +1,8 @@
-"""Make stale results anew, one script after the other.
+"""Recompute stale results, one script after the other.
 
-Stale is a result whose modules or data differ from those that it was made of, or that a checkout with
-changes wrote. A script that reads results of others comes after them. Each runs in a process of its own
-and writes its result as it ends, so that a run that was cut off goes on where it stopped.
+A result is stale if its modules or data differ from those that it was computed from, or if a checkout with
+changes wrote it. A script that reads results of others comes after them. Each runs in a process of its own
+and writes its result as it ends, so that an interrupted run resumes where it stopped.
 Run:     python -m experiments.renew [NAME...] [--list] [--limit SECONDS] [--json]
 """
 

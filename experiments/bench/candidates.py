@@ -1,14 +1,14 @@
-"""How many candidate plans a second a search can judge: on one core, each differing little from others.
+"""Candidate plans per second that a search can evaluate on one core, each differing little from the others.
 
-Setup:   24 GPUs: examples/valm.yaml. Every candidate is one step of a walk that a local search could take:
-         a cut between two stages moved by a layer, another number of samples in a microbatch, of stages of an
-         encoder, or of tensor-parallel ranks. 1,296 GPUs: the job of `sim_speed`, 18 equal replicas; cuts
-         and microbatches change. Each candidate goes all the way: stages assigned, samples batched, programs
-         made, checked, lowered, deadlock and memory checked, priced, swept. 10,000 GPUs: the same job by
-         139 replicas.
-Ours:    candidates over CPU seconds of the one thread, and over wall seconds, refused ones included. Before:
-         the same candidates with nothing remembered of others and replicas written out, by `accept` and
-         `step_s`, of some of them. Both give the same seconds to the last bit, or the same refusal.
+Setup:   24 GPUs: examples/valm.yaml. Every candidate is one step of a walk that a local search could take: a
+         cut between two stages moves by a layer, or the number of samples in a microbatch, of stages of an
+         encoder, or of tensor-parallel ranks changes. 1,296 GPUs: the job of `sim_speed`, 18 equal replicas;
+         cuts and microbatches change. Each candidate passes every step: stages assigned, samples batched,
+         programs made, checked, lowered, deadlock and memory checked, priced, swept. 10,000 GPUs: the same
+         job with 139 replicas.
+Ours:    candidates divided by CPU seconds of the one thread, and by wall seconds, refused ones included.
+         Before: some of the same candidates without caches and with replicas written out, by `accept` and
+         `step_s`. Both give the same seconds to the last bit, or the same refusal.
 Run:     python -m experiments.bench.candidates [--json]
 """
 

@@ -1,9 +1,8 @@
-"""Compile the attention kernels for a GPU that need not be there, and read what the compiler made of them.
+"""Compile the attention kernels for a GPU that need not be present, and report the compiler's output.
 
-The launchers themselves run, on small tensors of the CPU: a driver that only names its target stands
-in for CUDA's, so every kernel is compiled with the arguments, tiles and options of a real launch, and
-none is started. Only torch, triton, numpy and the kernels are imported, so that any interpreter that
-has a Triton can run it.
+The real launchers run on small CPU tensors, with a driver in place of CUDA's that only names its target. So
+every kernel is compiled with the arguments, tiles and options of a real launch, and none is started. Only
+torch, triton, numpy and the kernels are imported, so any interpreter with Triton can run it.
 
 Run: python -m experiments.bench.compiled_kernels [--head-dims 64 128] [--masks PLAIN ...]; one JSON object
 """

@@ -1,4 +1,4 @@
-"""The bars that the attention kernels are held against, K1 to K13, from measured times alone."""
+"""The bars for the attention kernels, K1 to K13, computed from measured times alone."""
 
 import math
 import statistics

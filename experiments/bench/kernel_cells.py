@@ -1,4 +1,4 @@
-"""Cells of the kernel benchmark: a mask, its tensors on a device, and who computes them how."""
+"""Cells of the kernel benchmark: a mask, its tensors on a device, and the implementations that compute it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

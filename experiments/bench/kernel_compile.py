@@ -1,14 +1,14 @@
-"""What compilers make of the attention kernels for Hopper (sm_90a), bfloat16, without a GPU.
+"""Compiler output for the attention kernels on Hopper (sm_90a), bfloat16, without a GPU.
 
-Setup:   every kernel as its launcher launches it (tiles, warps, stages, aligned strides), head widths 64
-         and 128, under causal masks: one segment, lengths that end within a block, several segments, and
-         a window. Compiled by Triton 3.6.0, which lies in a folder of its own (made by pip on first use),
-         and by the installed Triton; disassembled by the tool that each one ships.
+Setup:   every kernel as its launcher launches it (tiles, warps, stages, aligned strides), head widths 64 and
+         128, under causal masks: one segment, lengths that end within a block, several segments, and a
+         window. Compiled by Triton 3.6.0, which pip installs into a separate folder on first use, and by the
+         installed Triton; disassembled by the tool that each one ships.
 Ours:    registers, spilled bytes, shared memory, and instructions of the loops over full and partial tiles,
-         counted in the assembler: what a warp executes per tile of the kernel. Nothing is timed.
-         Figures at the top are of head width 128 by the first Triton named, where the goals are judged;
-         spills and waits are the worst over the masks with lengths of whole blocks, the partial tile is
-         that of one segment.
+         counted in the assembly: what a warp executes per tile of the kernel. Nothing is timed. Top-level
+         figures are those of head width 128 and the first Triton named, to which the goals apply; spills and
+         waits are the worst over the masks with lengths of whole blocks, the partial tile is that of one
+         segment.
 Run:     python -m experiments.bench.kernel_compile [--json] [--triton 3.6.0 installed] [--out PATH]
 """
 

@@ -1,4 +1,4 @@
-"""Contenders of the kernel benchmark take turns on one cell: medians and spreads, or why there are none."""
+"""Contenders of the kernel benchmark take turns on one cell: medians and spreads, or the reason for none."""
 
 import statistics
 import time

@@ -1,18 +1,18 @@
 """Bitfield attention against FlexAttention and SDPA on one device: bars K1 to K13, and the goals' ratios.
 
-Setup:   bf16, batch 1, 32 query and 8 key/value heads of width 128; causal, EP, EE and MP masks from
-         fixed seeds; one rank of 8 with one key/value head; widths 64 and 256. Contenders of a cell take
-         turns on the same tensors with the L2 cache flushed between them; medians and spreads count. FLOP
-         by exact mask area, never by blocks; the backward counts 2.5 forwards. Every rival's mask is made
-         ahead; making it is timed apart (K7), from the same folded words on the device.
-Order:   what the goals speak of first: whole launches at 16k and 64k, then variants of ours, ranks and
-         widths, more draws, and last what compiles for minutes. With --out every finished row is in the
-         file, and a call that finds rows there goes on after them.
+Setup:   bf16, batch 1, 32 query and 8 key/value heads of width 128; causal, EP, EE and MP masks from fixed
+         seeds; one rank of 8 with one key/value head; widths 64 and 256. Contenders of a cell take turns on
+         the same tensors with the L2 cache flushed between them; medians and spreads are compared. FLOP by
+         exact mask area, never by blocks; the backward counts 2.5 forwards. Every rival's mask is built
+         beforehand; building it is timed separately (K7), from the same folded words on the device.
+Order:   the cells of the goals first: whole launches at 16k and 64k, then our variants, ranks and widths,
+         more draws, and last the cells that take minutes to compile. With --out every finished row is written
+         to the file, and a call that finds rows there resumes after them.
 Run:     python -m experiments.bench.kernels [--json] [--device cuda|cpu] [--small] [--limit SECONDS]
          [--lengths 16384 ...] [--cells WORD ...] [--contenders NAME ...] [--seeds N] [--seconds S]
          [--out PATH]
          Exit code 1 where a contender failed or a bar is off. On a CPU kernels run under Triton's
-         interpreter: only --small ends there, and its times are not judged.
+         interpreter: only --small finishes there, and its times are not compared with the bars.
 """
 
 import argparse

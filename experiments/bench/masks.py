@@ -1,11 +1,11 @@
-"""How long the tiles of a mask take, and how much memory, up to a million tokens.
+"""Time and memory to compute the tiles of a mask, up to a million tokens.
 
 Setup:   Causal, and the EP, EE and MP masks of Cornstarch (v1 Figure 11) from a fixed seed; 128 x 128 tiles;
          a byte for each pair of tokens would be 1 TiB at a million.
-Ours:    `workbench.masks.tiles`: as runs of equal tiles, and listed one by one; the fastest of
-         several repeats on one thread, after compiling. Memory is what a fresh process grows by at its
-         highest, the bitfield itself not counted (Linux with glibc).
-Beside:  PyTorch's `create_block_mask`, eager on the CPU, of the same mask at 4,096 tokens, in the same run.
+Ours:    `workbench.masks.tiles`: as runs of equal tiles, and listed one by one; the fastest of several
+         repeats on one thread, after compiling. Memory is the peak growth of a fresh process, without the
+         bitfield itself (Linux with glibc).
+Also:    PyTorch's `create_block_mask`, eager on the CPU, of the same mask at 4,096 tokens, in the same run.
 Run:     python -m experiments.bench.masks [--json]
 """
 

@@ -2,10 +2,10 @@
 
 Setup:   two gloo ranks, each pinned to a core as the runtime pins them; the gradient groups of one stage
          (six of 143,000 float32 elements) are summed by six collectives started one after the other.
-Ours:    seconds until the last one ends, least quartile over the rounds: buffers that are there; buffers
-         made of gradients first, as `runtime.step.gradients` makes them; the same while the rank goes on
-         computing, as passes beside a REDUCE_GRAD do; and one collective over all elements, alone and
-         beside computing. `shared` is the ratio that sharing the core costs.
+Ours:    seconds until the last one ends, first quartile over the rounds: with existing buffers; with buffers
+         filled from gradients first, as `runtime.step.gradients` does; the same while the rank keeps
+         computing, as passes during a REDUCE_GRAD do; and one collective over all elements, alone and during
+         computation. `shared` is the slowdown from sharing the core.
 Run:     python -m experiments.bench.reduction [--rounds 60] [--json]
 """
 

@@ -1,8 +1,8 @@
-"""How long it takes to plan anew when a node is lost or joins, and to look up what was planned before.
+"""Time to replan when a node is lost or joins, and to look up a plan prepared before.
 
-Setup:   the chaos study's model on 8 nodes of 2 ranks, each with its own layers, or half of every weight
-         of theirs; every single loss, and one node that joins the layout without the last one.
-Ours:    seconds to the orders of the ranks, both ways, in this process, in turns.
+Setup:   the chaos study's model on 8 nodes of 2 ranks, each rank with its own layers or with half of every
+         weight of its node's; every single loss, and one node that joins the layout without the last one.
+Ours:    seconds until the ranks' orders are known, both ways, in this process, alternating.
 Goal:    a look-up takes at most 10 ms at the 95th percentile.
 Run:     python -m experiments.bench.replanning [--rounds 3] [--json]
 """

@@ -1,10 +1,10 @@
-"""How fast tokens are distributed over context-parallel ranks, and how evenly by which policy.
+"""Speed and balance of distributing tokens over context-parallel ranks, by policy.
 
 Paper:   Cornstarch v1 section 4.3.2: 1 M tokens in blocks of 128 within 1 ms; Figure 12, Table 4.
 Setup:   EP, EE and MP masks, 20 draws each; work is non-empty 128 x 128 tiles per block of queries.
-Ours:    wall time on one core, median and 95th percentile over calls that see different work in
-         turn (equal work would train the branch predictor); max/mean is the mean over the draws, as the
-         paper's Table 4 is over 50, and the worst of them beside it; claims hold on every draw.
+Ours:    wall time on one core, median and 95th percentile over calls that see different work in turn (equal
+         work would train the branch predictor); max/mean as the mean over the draws, as the paper's Table 4
+         has it over 50, and as the worst of them; claims hold on every draw.
 Differs: the papers print neither their mixtures nor the documents of MP, nor a figure of max/mean.
 Run:     python -m experiments.bench.tokens [--json]
 """

@@ -1,6 +1,6 @@
-"""Rounds of chaos: a random component, fault and instant, then a check that nobody hurt had a part in.
+"""Rounds of chaos: a random component, fault and instant, then a check independent of the faulted programs.
 
-Setup:   `run`, torchrun, `elastic`, saves, runs that go on from a save, the preprocessing service and
+Setup:   `run`, torchrun, `elastic`, saves, runs that resume from a save, the preprocessing service and
          `search`, small and in float64: a user's commands, forked from a process that has imported torch.
 Ours:    losses against those of one undisturbed process, saves byte by byte against their SHA-256,
          processes by a mark in their environment, files by the round's own folders.

@@ -1,7 +1,7 @@
-"""The communication broker: what passes between units of unequal data parallelism, three ways and two paces.
+"""The communication broker between units of unequal data parallelism: three topologies, two ways to send.
 
-Paper:   Z. Zhang et al., "DistTrain", sections 4.1 and 6: gcd of the data-parallel sizes many brokers, whose
-         bandwidth grows with the training; asynchronous sends. Words only, no figure.
+Paper:   Z. Zhang et al., "DistTrain", sections 4.1 and 6: as many brokers as the gcd of the data-parallel
+         sizes, whose bandwidth grows with the training; asynchronous sends. Words only, no figure.
 Setup:   Llama3-7B activations of 8,192 tokens; an A100 node's NICs (4 x 200 Gbit/s, section 7) shared by its
          8 GPUs. Figure 9's sizes (2, 3 and 1 replicas), and larger ones; both units equally fast on the
          whole; 12 microbatches for each replica of the larger unit, forward only.

@@ -1,11 +1,11 @@
 """Figure 17: stalls for preprocessing by number and size of images, with and without disaggregation.
 
-Paper:   Z. Zhang et al., "DistTrain", section 7.3; bars without values. Words: seconds without, milliseconds
-         with disaggregation, one data-parallel group.
+Paper:   Z. Zhang et al., "DistTrain", section 7.3; bars without values. The text: seconds without,
+         milliseconds with disaggregation, one data-parallel group.
 Setup:   `experiments.bench.preprocess` on this machine: JPEG images decoded, resized and cut into patches;
          the training step is an idle wait of 1.5 times the decode; server and producer on one core.
-Ours:    read from the file that the bench leaves; nothing is executed here.
-Differs: image counts and sizes are ours: the paper's are only in the drawing.
+Ours:    read from the benchmark's result file; nothing is executed here.
+Differs: image counts and sizes are ours: the paper gives its own only in the drawing.
 Run:     python -m experiments.bench.preprocess, then python -m experiments.disttrain.figure17 [--json]
 """
 

@@ -4,7 +4,7 @@ Source: Z. Zhang et al., "DistTrain", sections 2.1, 4.1 to 4.3, 6 and 7, appendi
 DistTrain and DistMM*, which has all its techniques but the orchestration (section 7), cut activations by
 sequence and overlap the collectives of tensor parallelism with products (StepCCL), in four pieces as in
 `experiments.disttrain.figure22`; Megatron-LM cuts activations by sequence, and its products wait.
-All three are judged by the same formula: the first microbatch through all stages, then the slowest stage
+All three are evaluated by the same formula: the first microbatch through all stages, then the slowest stage
 for each other, which is exact for 1F1B over equal microbatches, then every module's gradients.
 """
 

@@ -1,4 +1,4 @@
-"""The doors of the workbench, one part a module: models in, folders that launch, traces back.
+"""Interfaces of the workbench, a module for each part: models in, folders that launch, traces back.
 
 Run: python -m experiments.doors [--json] [--part export] [--out PATH]
 """

@@ -1,11 +1,11 @@
-"""How many plans of every strategy leave by `workbench export`, and whether the systems take the folders.
+"""How many plans of every strategy `workbench export` writes, and whether the systems accept the folders.
 
 Setup:   twelve jobs, half of several modules (`export_jobs`), planned by every strategy; each plan to every
-         target. A target that says a plan writes a folder, which the system itself then reads (`targets`):
-         torchtitan by its config manager, Megatron-LM by its parser and TransformerConfig, Megatron-Bridge by
-         its config classes. fsdp2 and torchrun folders run in the tests; here a folder that was made counts.
-         Megatron's folders of two modules, on ranks of their own and on the same ones, also train two steps
-         on gloo: megatron-core's own code runs, and the CPU answers for CUDA.
+         target. A target that can express a plan writes a folder, which the system itself then reads
+         (`targets`): torchtitan by its config manager, Megatron-LM by its parser and TransformerConfig,
+         Megatron-Bridge by its config classes. fsdp2 and torchrun folders run in the tests; here writing them
+         is enough. Megatron's folders of two modules, on ranks of their own and on the same ones, also train
+         two steps on gloo: megatron-core's own code runs, with the CPU in place of CUDA.
 Given:   nothing.
 Run:     python -m experiments.doors [--json]
 """

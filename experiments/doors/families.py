@@ -1,4 +1,4 @@
-"""Composites of transformers taken apart: as many weights, module by module, and the same first loss.
+"""Composites of transformers, module by module: the same number of weights, and the same first loss.
 
 Every small configuration of `composite_configs` is built by transformers on the meta device and, where its
 parts run, in float64 with a checkpoint that the runtime reads.

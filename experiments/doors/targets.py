@@ -1,7 +1,7 @@
-"""Exported folders held against the systems they are for, in environments that are none of ours.
+"""Checks exported folders with the systems they are for, in separate environments.
 
-The packages are fetched once into the user's cache, apart from the project's environment, which lends them
-torch alone; where the package index does not answer they are not held, and that is said.
+The packages are fetched once into the user's cache, apart from the project's environment, which provides
+torch alone. Where the package index does not answer, nothing is checked, and the result says so.
 """
 
 import json

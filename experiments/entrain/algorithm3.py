@@ -1,9 +1,9 @@
-"""Algorithm 3: degrees chosen by the formula, beside what the simulator says of the same configurations.
+"""Algorithm 3: degrees chosen by the formula, compared with simulations of the same configurations.
 
 Paper:   I. Jang, dissertation, section 4.4.3, Algorithm 3, Equation 4.2.
 Setup:   Qwen2.5-VL vision and Llama 3 on 16 A40s, 128 samples, four a microbatch; dp, tp and pp are free.
 Given:   nothing printed; Tables 4.1 and C.1 fix tp 2 and dp 4 by hand.
-Differs: cp stays 1. The formula knows mean stage times, no bubbles of unequal microbatches.
+Differs: cp stays 1. The formula has mean stage times, no bubbles of unequal microbatches.
 Ours:    the best configurations by formula and evenly spaced worse ones, planned and simulated.
 """
 

@@ -8,8 +8,8 @@ Given:   "about 12 GB" more under DIP on rank 7; curves are not printed, nor whe
 Differs: sizes are ours; DistTrain has Entrain's stages. Under DIP a rank keeps encoder activations of all 32
          microbatches, so its peak grows with the batch; whether that fits decides if it can run at all. The
          paper has Entrain run forwards ahead as far as memory allows and take hardly more memory than 1F1B,
-         which cannot both be: its curve is held against `entrain-in-turn`, without eager forwards, and
-         `entrain` stands beside it.
+         which cannot both be true: its curve is compared with `entrain-in-turn`, without eager forwards, and
+         `entrain` is shown beside it.
 Ours:    simulated with the memory of every action, about 10 s a data set; draws the curves.
 """
 

@@ -1,4 +1,4 @@
-"""One replica's samples in a pipeline without messages, on which every method is tried."""
+"""One replica's samples in a pipeline without messages, on which every method is evaluated."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

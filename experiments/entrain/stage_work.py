@@ -1,7 +1,7 @@
 """Seconds of many samples on every stage of a module, by a quadratic in tokens for each layer.
 
-Source: Entrain (dissertation, section 4.4.1). What takes a planner a pass through the cost model per
-microbatch is a matrix here, so that hundreds of batches can be studied.
+Source:  Entrain (dissertation, section 4.4.1). A planner passes through the cost model once per microbatch;
+         here that is a matrix, so that hundreds of batches can be studied.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Single edits of a plan: one thing dropped, swapped, doubled, moved, given to another, cut differently."""
+"""Single edits of a plan: one thing dropped, swapped, doubled, moved, reassigned, or cut differently."""
 
 import random
 from collections.abc import Callable, Sequence

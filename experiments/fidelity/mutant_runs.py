@@ -1,4 +1,4 @@
-"""Mutants on real processes: those that were accepted must train as their parents, the others hang."""
+"""Mutants on real processes: accepted ones must train like their parents, the others must hang."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Where weights and gradients are on every rank of a step: whole, sharded or away; gradients summed."""
+"""Weights and gradients on every rank during a step: whole, sharded or offloaded; gradients summed."""
 
 import math
 from collections import Counter

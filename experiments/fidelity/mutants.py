@@ -3,11 +3,11 @@
 Setup:   valid plans of many kinds (`mutant_pool`), each mutant one edit away from one of them
          (`mutant_operators`, `mutant_exchanges`); the validator is `plan.accept`: check, lower,
          deadlock, memory.
-Judge:   `mutant_judge`, which shares no code with the validator's checks, on every accepted mutant;
-         on the refused ones too, as far as it can execute them, to find what was refused for nothing.
-         A sample of accepted and of deadlock-refused mutants is run on gloo with a short timeout.
-Rows:    edits of lowered plans (`mutant_rows`), which no file can hold; `check_deadlock` alone judges
-         those, and promises only that nobody waits for ever.
+Judge:   `mutant_judge`, which shares no code with the validator's checks, on every accepted mutant; on the
+         refused ones too, as far as it can execute them, to find valid plans that were refused. A sample of
+         accepted and of deadlock-refused mutants is run on gloo with a short timeout.
+Rows:    edits of lowered plans (`mutant_rows`), which no file can contain; `check_deadlock` alone checks
+         those, and promises only that no rank waits for ever.
 Run:     python -m experiments.fidelity.mutants [--count 10000] [--seed 0] [--json]
 """
 

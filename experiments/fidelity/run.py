@@ -1,15 +1,15 @@
-"""The workbench judges itself: every plan predicted, then executed, and the difference explained.
+"""Fidelity of predictions: every plan predicted, then executed, and the difference explained.
 
 Setup:   gloo ranks on this machine with one thread each; two ranks pinned to a core of their own,
          three or four ranks on two cores, and up to eight by emulation. Real transformers layers,
          random weights and data.
-Ours:    one calibration, with ten plans that run for it and are not judged; all predictions are
-         written, with the plans' hashes, before the first judged plan runs; then all run round by
-         round, so that drift of the machine meets all alike. A yardstick is read beside every step; where
-         the machine has drifted by more than a tenth in a round, rehearsals run again before the next.
-         On a GPU, which is one device, the emulated part alone: one process calibrates, and the
-         GPU plays all ranks, those of the rehearsals too. Messages and collectives take an assumed
-         link's time in prediction and emulation alike.
+Ours:    one calibration, with ten plans that run for it and are not judged; all predictions are written, with
+         the plans' hashes, before the first judged plan runs; then all run round by round, so that drift of
+         the machine affects all alike. A yardstick is read at every step; where the machine has drifted by
+         more than a tenth in a round, rehearsals run again before the next.
+         On a GPU, which is one device, the emulated part alone: one process calibrates, and the GPU executes
+         all ranks, those of the rehearsals too. Messages and collectives take an assumed link's time in
+         prediction and emulation alike.
 Run:     python -m experiments.fidelity.run [--device DEVICE] [--json] [--plans N] [--part PART] [--quick]
          [--resume]
 """

@@ -1,4 +1,4 @@
-"""`python -m experiments.fuzz`: every input and message mutated, and what does not end in one line.
+"""`python -m experiments.fuzz`: every input and message mutated; reported is what does not end in one line.
 
 Every input follows from the seed, the name of its target and its number: `--only TARGET --first N --count 1`
 makes it again.

@@ -1,4 +1,4 @@
-"""The campaign of one GPU: everything that it can show, in calls that each go on where the last one stopped.
+"""The campaign on one GPU: all its measurements, in calls that each resume where the last one stopped.
 
 Run:     python -m experiments.gpu_day --out DIR [--from DIR ...] [--only PART ...] [--cells WORD ...]
          [--share I/N] [--limit SECONDS] [--device cuda|cpu] [--small] [--json]

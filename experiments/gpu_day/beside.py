@@ -1,7 +1,7 @@
-"""A first call: parts that no clock decides, side by side, while other processes compile for later calls.
+"""A first call: parts without timings, side by side, while other processes compile for later calls.
 
 Where time on a GPU is short, compiling must not take it: with TRITON_CACHE_DIR, TORCHINDUCTOR_CACHE_DIR and
-NUMBA_CACHE_DIR set to folders that stay, what is compiled here is found by the calls that follow. Rows of the
+NUMBA_CACHE_DIR set to folders that stay, the calls that follow reuse what is compiled here. Rows of the
 kernels' part that these processes make are dropped: they were timed beside others.
 
 Run:     python -m experiments.gpu_day.beside --out DIR [--limit SECONDS] [--device cuda|cpu] [--small]

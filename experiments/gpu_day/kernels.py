@@ -1,4 +1,4 @@
-"""Part: the attention kernels beside FlexAttention, cuDNN, flash and our other backwards, in turns."""
+"""Part: the attention kernels and, in turns, FlexAttention, cuDNN, flash and our other backwards."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace

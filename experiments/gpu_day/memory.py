@@ -1,4 +1,4 @@
-"""The peak memory that plans of one rank are said to have, beside that of the allocator."""
+"""Predicted peak memory of plans of one rank, compared with the allocator's."""
 
 from experiments.gpu_day.campaign import Cell, Measured, Session
 from experiments.gpu_day.jobs import DRAWN, on_one_rank

@@ -1,4 +1,4 @@
-"""Part: products, attention, copies: what prices layers that nobody has measured."""
+"""Part: products, attention, copies, which price layers that were not measured themselves."""
 
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,7 @@
 """Part: plans rehearsed, then others predicted, then those executed: each rank's actions on one device.
 
-The predictions are a cell of their own between rehearsals and judged plans, and its row has the hash
-of the file. A judged plan runs only beside that very file.
+The predictions are a cell of their own between rehearsals and judged plans, and its row has the hash of the
+file. A judged plan runs only with exactly that file.
 """
 
 import datetime

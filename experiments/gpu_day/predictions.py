@@ -1,4 +1,4 @@
-"""The file of predictions: written whole before any of its plans runs, and held to by every run."""
+"""The file of predictions: written whole before any of its plans runs, and checked by every run."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""The profile of a device out of the rows of a campaign: of its layers alone for plans, of all for a file.
+"""A device's profile from the rows of a campaign: from layers alone for plans, from all for a file.
 
 Run:     python -m experiments.gpu_day.profile DIR -o FILE: the profile of the rows in a folder.
 """

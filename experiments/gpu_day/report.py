@@ -1,4 +1,4 @@
-"""What stored rows of a GPU day say, whatever commit measured them, and what the shipped profile said before.
+"""Figures from stored rows of a GPU day, whatever commit measured them, and from the shipped profile before.
 
 Run:     python -m experiments.gpu_day.report [DIR] [--json]
 """

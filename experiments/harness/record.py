@@ -1,4 +1,4 @@
-"""An outcome as the text that a command prints and as the file that it leaves in `results/`."""
+"""An outcome as the text that a command prints and as the file that it writes to `results/`."""
 
 import json
 import os

@@ -7,19 +7,19 @@ Setup:   the tiny LLaVA of `loss_curves` on gloo processes. bfloat16 with gradie
          of the optimizer in float32, gradients clipped to 1; and all curves of Figures 6, 10, 12 and 13
          in float32.
 Ours:    the baseline is run again in eight orders of its sums: microbatches come in another order, and
-         tensor-parallel ranks bring other parts. At every step these losses span a range. Counted is at
-         how many steps a layout's loss lies inside; beside it, at how many steps each order of the
-         baseline lies inside the range of all others, which is what equal arithmetic amounts to. Added
-         after the first run, in float32: four more runs of the baseline whose samples are dealt into
-         other microbatches, of four and of two, because layouts with replicas group them so.
-Judged:  fixed before the first run. A layout follows the baseline if its loss differs from the mean
-         over the orders by no more than 1e-3 of the loss in bfloat16 (whose numbers are 4e-3 apart), and
-         by no more than 1e-5 in float32 (parity's bound), at every step.
+         tensor-parallel ranks contribute other parts. At every step these losses span a range. Reported is at
+         how many steps a layout's loss lies inside; also, at how many steps each order of the baseline lies
+         inside the range of all others, which is what equal arithmetic amounts to. Added after the first run,
+         in float32: four more runs of the baseline whose samples are grouped into other microbatches, of four
+         and of two, because layouts with replicas group them so.
+Rule:    fixed before the first run. A layout follows the baseline if its loss differs from the mean over the
+         orders by no more than 1e-3 of the loss in bfloat16 (whose numbers are 4e-3 apart), and by no more
+         than 1e-5 in float32 (parity's bound), at every step.
 Differs: 50 steps instead of 1000 (100 in float32), 16 samples instead of 96, the same ones in every
          step; the schedule of Table A6 over these steps, its warm-up in proportion.
 Run:     python -m experiments.mimo.figure11 [--json] [--steps N] [--limit-s N] [--fresh]
 
-Curves are kept as they come, by plan hash, optimizer and steps: a run that was ended goes on.
+Curves are stored as each run ends, by plan hash, optimizer and steps, so an interrupted command resumes.
 """
 
 import statistics

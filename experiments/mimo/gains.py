@@ -1,4 +1,4 @@
-"""Gains of layouts over a baseline, simulated and printed, and how they are judged."""
+"""Gains of layouts over a baseline, simulated and printed, and their verdicts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

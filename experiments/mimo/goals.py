@@ -1,11 +1,11 @@
-"""What the simulated tables of the layout paper must show: every goal, and whether it holds.
+"""The goals of the layout paper's simulated tables, and whether each holds.
 
 Paper:   Karnati et al., Tables A2 to A5, Figure 8.
 Setup:   as each table's script, under the rules of `protocol.toml`, which was committed before a score was
          seen; gains by printed step times.
 Given:   the printed layouts; two numbers of the machine, fitted on homogeneous step times alone.
-Differs: sizes are ours. A note tells what another reading, or a machine as profiled, would give; no goal is
-         judged by it.
+Differs: sizes are ours. A note gives the values for another reading, and for a machine as profiled; no goal
+         uses them.
 Ours:    plans of the strategies, simulated, about 4 minutes on one CPU core.
 """
 

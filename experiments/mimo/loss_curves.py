@@ -7,15 +7,15 @@ Setup:   every configuration executed on up to eight gloo processes: a tiny LLaV
          in Table A6 at its first learning rate.
 Ours:    losses of every step in float64 against the homogeneous baseline of the same figure, and
          gradients, weights and both moments after the last step against one process.
-Differs: float64 instead of float32, 16 samples and the same batch in every step unless told otherwise, a
-         constant learning rate; the paper shows ranges of losses, of which no number is printed in the text.
+Differs: float64 instead of float32, by default 16 samples and the same batch in every step, a constant
+         learning rate; the paper shows ranges of losses, of which no number is printed in the text.
          With `--samples 96 --batches 100 --steps 100 --figures 6 10` every step has another batch of the
-         printed size, each planned anew while the step before runs; its summary is a file of its own.
+         printed size, each planned while the step before runs; its summary is a file of its own.
 Run:     python -m experiments.mimo.loss_curves [--json] [--steps N] [--samples N] [--batches N]
          [--figures F ...] [--limit-s N] [--fresh]
 
-Curves of the one batch are kept as they come, by plan hash and steps: a run that was ended goes on where it
-stopped.
+Curves of the one batch are stored as each run ends, by plan hash and steps, so an interrupted command
+resumes.
 """
 
 import sys

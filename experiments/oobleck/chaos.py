@@ -1,4 +1,4 @@
-"""Section 2.5: nodes are killed and join at random while training goes on, and the losses stay what they are.
+"""Section 2.5: nodes are killed and join at random during training, and the losses do not change.
 
 Paper:   I. Jang, dissertation, sections 2.5 and 2.6: survivors keep their state, missing layers are copied,
          the iteration that was cut off is repeated. It prints no recovery time to compare with.
@@ -6,8 +6,8 @@ Setup:   8 nodes of 2 ranks, each a gloo process; f = 1 and n0 = 2, so that 4 no
          6 blocks, tied embeddings, AdamW, float32, new samples in every step. Nodes get SIGKILL in a
          forward, a backward, a reduction, after their vote, or while a recovery from another kill runs;
          one to four at once; nodes join at random, and some are warned instead of killed.
-Ours:    executed. The same job undisturbed gives the losses to compare with. After a refusal new nodes go
-         on from the progress it saved or, where the last copy of a layer was lost, from the last save.
+Ours:    executed. The same job undisturbed gives the losses to compare with. After a refusal new nodes resume
+         from the progress it saved or, where the last copy of a layer was lost, from the last save.
 Times:   detection is from SIGKILL to the supervisor's first sign of it; stopping, until all survivors answer;
          planning, groups and copying (slowest rank) as the processes measure them.
 Run:     python -m experiments.oobleck.chaos [--kills 50] [--seed 0] [--json]

@@ -1,9 +1,8 @@
-"""The rules by which the authors' published simulator plays Varuna and Bamboo, restated.
+"""The rules by which the authors' published simulator simulates Varuna and Bamboo, restated.
 
-Source: github.com/SymbioticLab/Oobleck, branch `sosp23-artifact` @ 7966556, tools/simulator,
-varuna_simulator.py and bamboo_simulator.py (MIT), read and written anew. They are not how
-`sim.failures.simulate` plays a job, and not what the chapter's text says; they are what its printed averages
-come from:
+Source:  github.com/SymbioticLab/Oobleck, branch `sosp23-artifact` @ 7966556, tools/simulator,
+         varuna_simulator.py and bamboo_simulator.py (MIT), read and written anew. They are neither the rules
+         of `sim.failures.simulate` nor the chapter's text; the printed averages come from them:
 
 - Nodes meet before they train, and meet again after a loss; training goes on meanwhile as before, the lost
   node included. When they have met, the next iteration starts; the one that runs is dropped, its time

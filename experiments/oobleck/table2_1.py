@@ -1,15 +1,15 @@
-"""Table 2.1: which model runs under which system, by the memory model.
+"""Table 2.1: which models run under which system, by the memory model.
 
 Paper:   I. Jang, dissertation, section 2.7.1, Table 2.1: microbatch sizes, X where not even 1 fits.
 Setup:   30 A40 with 40 GB as printed, one per node, float32 tensors (TF32 is a mode of computing).
 Given:   microbatches, twice the model states and no recomputation for Bamboo (section 2.7.1).
-Differs: sequence lengths are not printed (the models' own: 512, 1024, 2048), nor are pipeline depths:
-         Varuna and Oobleck may take any, Bamboo the 6 nodes by which its throughput changes. Attention
-         keeps its scores, as kernels of that time did. Bamboo runs the layers of its own repository,
-         single operators with a second attention in GPT-2, though 24 such blocks have more weights than
-         the 345 million printed; a redundant stage keeps its activations too. BERT-Large with twice the
-         starred microbatch is 13 % below the limit in ours: context, buffers of communication and gaps
-         between allocations are not in the model, as no source states them.
+Differs: sequence lengths are not printed (the models' own: 512, 1024, 2048), nor are pipeline depths: Varuna
+         and Oobleck may take any, Bamboo the 6 nodes by which its throughput changes. Attention stores its
+         scores, as kernels of that time did. Bamboo runs the layers of its own repository, single operators
+         with a second attention in GPT-2, though 24 such blocks have more weights than the 345 million
+         printed; a redundant stage stores its activations too. BERT-Large with twice the starred microbatch
+         is 13 % below the limit in ours: context, buffers of communication and gaps between allocations are
+         not in the model, as no source states them.
 Ours:    bytes of the busiest stage, under a second on one CPU core.
 """
 

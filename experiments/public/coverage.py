@@ -1,8 +1,8 @@
 """Whether 80 % intervals hold 80 % of published runs, each data set left out in turn.
 
 Source:  the rows of `experiments.public.all`.
-Ours:    intervals as `workbench predict` writes them, and the same times one number: that with which 80 %
-         of the rows of all other data sets lie inside. A page's blanks count as unsaid.
+Ours:    intervals as `workbench predict` writes them, and the same scaled by one number: that with which 80 %
+         of the rows of all other data sets lie inside. What a page leaves blank counts as unstated.
 Goals:   75 to 90 % of every data set of 20 rows or more, and of all; a median width (of the whole interval,
          over the prediction) of 25 % at most where a profile was measured, of 50 % where it was derived.
 """

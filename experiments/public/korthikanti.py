@@ -5,10 +5,10 @@ Paper:   V. Korthikanti et al., "Reducing Activation Recomputation in Large Tran
 Setup:   tp 8, pp up to 64, interleaved where the paper says so, 8 to 512 A100-80GB with 8 x HDR a node.
 Ours:    the path of `workbench predict`: plan, lowering, price, sweep, lines of the memory account;
          bytes are those of a first-stage GPU.
-Differs: the printed bytes follow the paper's formulas: they leave out embedding, head, loss, receive
-         buffers and the one layer that is being computed again; ours hold them.
-         Iterations of many microbatches are continued from two shorter ones, between which a
-         pipeline is in its steady state.
+Differs: the printed bytes follow the paper's formulas, which leave out embedding, head, loss, receive buffers
+         and the one layer that is being recomputed; ours include them.
+         Iterations of many microbatches are extrapolated from two shorter ones, between which a pipeline is
+         in its steady state.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Every registered strategy with what its own paper searches, each as long as the joint search."""
+"""Every registered strategy with the search space of its own paper, each as long as the joint search."""
 
 import random
 import time

@@ -1,4 +1,4 @@
-"""One job: the joint search beside the best single strategy, on the same devices and with the same time."""
+"""One job: the joint search and the best single strategy, on the same devices and with the same time."""
 
 import statistics
 import time

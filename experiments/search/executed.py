@@ -1,13 +1,13 @@
-"""The joint search's plan, the best single strategy's and two between them, executed and predicted before.
+"""The joint search's plan, the best single strategy's and two between them, predicted and then executed.
 
 Setup:   a SigLIP in front of a Llama, all trained, 24 samples of unequal sizes. Four gloo ranks on this
          machine's cores, and eight ranks with a core each by emulation. Stages of one rank, since layers are
-         measured whole: layouts, cuts, schedules, replicas and grouping are what is searched.
-Ours:    layers are measured; strategies and joint search plan with that profile; predictions of all parts
-         are written with the plans' hashes, and only then does any plan run, all in turn, round after round.
+         measured whole: the search is over layouts, cuts, schedules, replicas and grouping.
+Ours:    layers are measured; strategies and joint search plan with that profile; predictions of all parts are
+         written with the plans' hashes, and only then does any plan run, all in turn, round after round.
          Gains are ratios of medians over rounds with percentile intervals of the bootstrap. Emulated plans
-         take turns in blocks of steps, since each start costs as much as several. What was measured,
-         searched and run lies in the folder: `--resume` goes on behind it.
+         take turns in blocks of steps, since each start costs as much as several. Measurements, searches and
+         runs are stored in the folder, and `--resume` continues from them.
 Run:     python -m experiments.search.executed [--json] [--rounds N] [--candidates N] [--part PART] [--resume]
          [--out FOLDER]
 """

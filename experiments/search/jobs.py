@@ -1,7 +1,7 @@
 """The suite: setups of five papers, a shipped job, two models of a hub, drawn data, prices, failures.
 
-Layouts are left open everywhere: tp, cp, pp and dp of every module are what is searched. Devices are the
-same for all who search, `Job.cluster` up to `Job.max_ranks`.
+Layouts are left open everywhere: the search is over tp, cp, pp and dp of every module. Devices are the same
+for all searches, `Job.cluster` up to `Job.max_ranks`.
 """
 
 from collections.abc import Callable, Mapping

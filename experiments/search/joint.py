@@ -1,13 +1,13 @@
 """The joint search against the papers' own strategies: gains, regret, what each question gives, speed.
 
-Setup:   the jobs of `experiments.search.jobs` with layouts left open. Every registered strategy searches
-         what its own paper searches (`workbench.search.joint.own_spaces`), as long as the joint search, on
-         the same devices; all plans are judged by the same simulator. Times of searches are CPU seconds of
-         one process, which other load does not lengthen. Cornstarch's planner and its unaware baseline with
-         the simulator as their judge, each as long as `longer`: `aware`.
-         Spaces that are listed whole: `regret`. Questions one by one: `ablation`. Candidates a second:
+Setup:   the jobs of `experiments.search.jobs` with layouts left open. Every registered strategy searches the
+         space of its own paper (`workbench.search.joint.own_spaces`), as long as the joint search, on the
+         same devices; the same simulator evaluates all plans. Times of searches are CPU seconds of one
+         process, which other load does not lengthen. Cornstarch's planner and its unaware baseline with the
+         simulator as their judge, each as long as `longer`: `aware`.
+         Spaces that are listed in full: `regret`. Questions one by one: `ablation`. Candidates a second:
          `speeds`. Winner and others executed: `executed`, apart.
-Differs: jobs are smaller than the papers', each says how; corpora stand for data sets.
+Differs: jobs are smaller than the papers', each says how; corpora replace data sets.
 Run:     python -m experiments.search.joint [--job NAME] [--space NAME] [--part PART] [--budget SECONDS]
          [--seed N] [--processes N] [--json] [--out PATH]
 """

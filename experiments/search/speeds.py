@@ -1,4 +1,4 @@
-"""How fast the joint search goes through candidates: on 24, 1,296 and 10,008 GPUs.
+"""Candidates per second of the joint search: on 24, 1,296 and 10,008 GPUs.
 
 Setup:   the cases of `bench.speed_cases` as jobs, with their layouts; the third has the replicas of the
          second until it takes 10,000 GPUs. The start is one strategy's plan, so that candidates are timed.

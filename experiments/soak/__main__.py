@@ -1,4 +1,4 @@
-"""Long runs: memory, descriptors and threads of every process, sampled, and how fast each grows.
+"""Long runs: memory, descriptors and threads of every process, sampled, and the growth of each.
 
 Setup:   2,000 steps of a small model as a run with saves and as elastic training, and 20,000 requests of the
          preprocessing service; each load in a process of its own, its ranks, nodes and producers sampled by

@@ -1,4 +1,4 @@
-"""DistTrain's own way to degrees: a convex program for every (tp, dp), rounded to what fits."""
+"""DistTrain's own choice of degrees: a convex program for every (tp, dp), rounded to degrees that fit."""
 
 from collections.abc import Sequence
 from itertools import product

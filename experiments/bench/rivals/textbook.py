@@ -1,4 +1,4 @@
-"""The textbook way in SimPy, to compare with: a process per rank and message, a Resource per link.
+"""The textbook model in SimPy, for comparison: a process per rank and message, a Resource per link.
 
 Shorter than the engine and good enough where links are never contended. But a Resource
 grants requests in the order in which processes were created, so with contention times depend

@@ -1,4 +1,4 @@
-"""Holds exported folders against the systems they are for; runs in an environment that has these, not ours.
+"""Checks exported folders with the systems they are for; runs in an environment that has these, not ours.
 
 Reads one JSON object from stdin, {"target", "bridge", "folders": [...]}, and writes a JSON list: per folder
 null, or why the system refuses it.

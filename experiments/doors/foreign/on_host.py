@@ -1,4 +1,4 @@
-"""Runs a program of megatron-core on a host without GPUs: the CPU answers for CUDA, gloo for NCCL.
+"""Runs a program of megatron-core on a host without GPUs: the CPU replaces CUDA, gloo replaces NCCL.
 
 Run: torchrun --nproc-per-node N on_host.py PROGRAM [ARGUMENT ...]
 """
