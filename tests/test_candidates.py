@@ -277,7 +277,7 @@ def test_optimizer_instances_that_do_not_divide_all_ranks_are_refused_in_the_sam
         pytest.param(
             {"layouts": (ModuleLayout(module="llm", dp=2),)}, "replicas or places", id="own-degrees"
         ),
-        pytest.param({"microbatch_samples": 5}, "does not divide by 5 x 4", id="samples-left-over"),
+        pytest.param({"microbatch_samples": 5}, "is not a multiple of 5 x 4", id="samples-left-over"),
     ],
 )
 def test_jobs_without_equal_replicas_have_no_one_replica(change: dict[str, object], reason: str) -> None:

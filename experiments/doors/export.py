@@ -98,7 +98,7 @@ def parsed(target: Target, plans: Sequence[Made]) -> dict[str, Any]:
 
 def _part(message: str, target: Target) -> str:
     """The part of the plan that a refusal is about, without names and details."""
-    part = message.removeprefix(f"{target.name} cannot say ").split(";")[0].split(", and no other")[0]
+    part = message.removeprefix(f"{target.name} cannot express ").split(";")[0].split(", nor any other")[0]
     return part.split(": ")[0]
 
 

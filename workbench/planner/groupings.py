@@ -72,7 +72,7 @@ def resized(groups: Sequence[Group], size: int) -> tuple[Group, ...]:
     """
     members = [member for group in groups for member in group]
     if size < 1 or len(members) % size:
-        raise ValueError(f"{len(members)} samples are no multiple of microbatches of {size}")
+        raise ValueError(f"{len(members)} samples are not a multiple of microbatches of {size}")
     starts = range(0, len(members), size)
     return tuple(tuple(sorted(members[start : start + size])) for start in starts)
 
@@ -151,7 +151,7 @@ def _of_equal_counts(ids: Sequence[int], work_s: Sequence[float], count: int) ->
     Replicas take groups in turn, so that groups that run at the same time are alike.
     """
     if len(ids) % count:
-        raise ValueError(f"{len(ids)} samples are no {count} groups of equal counts")
+        raise ValueError(f"{len(ids)} samples do not divide into {count} equal groups")
     groups = reorder_samples(work_s, count, longest_first_equal_counts)
     lightest = sorted(groups, key=lambda indices: sum(work_s[index] for index in indices))
     return tuple(tuple(sorted(ids[index] for index in indices)) for indices in lightest)

@@ -48,7 +48,7 @@ def orchestrate_cheapest(task: Task) -> Orchestration:
     offer under one.
     """
     if min((task.pool(unit).dollars_per_hour for unit in task.units), default=0.0) <= 0:
-        raise ValueError("the cheapest orchestration wants dollars_per_hour > 0 for the pool of every unit")
+        raise ValueError("the cheapest orchestration needs dollars_per_hour > 0 for the pool of every unit")
     best: Orchestration | None = None
     least = inf
     for at_least, pace in sorted((_at_least_dollars(task, pace), pace) for pace in paces(task)):

@@ -283,9 +283,9 @@ def why_nothing_fits(task: Task) -> str:
     for unit in task.units:
         if not any(True for pace in paces(task) for _ in options_of(task, unit, pace)):
             pool = task.pool(unit)
-            return f"unit {unit.name!r} fits on {pool.num_gpus} GPUs of {pool.gpu_bytes:.3g} bytes in no way"
+            return f"unit {unit.name!r} does not fit on {pool.num_gpus} GPUs of {pool.gpu_bytes:.3g} bytes"
     short = [f"{_fewest(task, pool)} GPUs at least, got {pool.num_gpus}" for pool in _short(task)]
-    return f"the units need {', '.join(short) or 'degrees that go together'}"
+    return f"the units need {', '.join(short) or 'degrees that are feasible together'}"
 
 
 def _short(task: Task) -> list[Pool]:
