@@ -275,7 +275,7 @@ def test_optimizer_instances_that_do_not_divide_all_ranks_are_refused_in_the_sam
     ("change", "reason"),
     [
         pytest.param(
-            {"layouts": (ModuleLayout(module="llm", dp=2),)}, "replicas or places", id="own-degrees"
+            {"layouts": (ModuleLayout(module="llm", dp=2),)}, "their own dp or rank_offset", id="own-degrees"
         ),
         pytest.param({"microbatch_samples": 5}, "is not a multiple of 5 x 4", id="samples-left-over"),
     ],

@@ -189,7 +189,7 @@ def read_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> Manifest:
             for key, tensor in tensors.items():
                 tensor.copy_(file.get_tensor(key))
     except (SafetensorError, RuntimeError) as error:
-        raise TornError(f"{folder / TENSORS} does not match {MANIFEST} ({error})") from None
+        raise TornError(f"{folder / TENSORS} is not what {MANIFEST} says ({error})") from None
     return manifest
 
 
