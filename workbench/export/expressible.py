@@ -122,12 +122,12 @@ def sharded_as(plan: Plan, instead: Sharding, *refused: Sharding) -> Sequence[Ch
 
 def sharded_alike(plan: Plan) -> Sequence[Change]:
     """For systems with one kind of sharding for all modules: that of the language model."""
-    wanted = plan.settings.of(llm_of(plan).name)
+    of_llm = plan.settings.of(llm_of(plan).name)
     all_settings = [plan.settings.of(module.name) for module in plan.model.modules]
-    if all((each.sharding, each.instances) == (wanted.sharding, wanted.instances) for each in all_settings):
+    if all((each.sharding, each.instances) == (of_llm.sharding, of_llm.instances) for each in all_settings):
         return ()
 
     def alike(settings: ModuleSettings) -> ModuleSettings:
-        return replace(settings, sharding=wanted.sharding, instances=wanted.instances)
+        return replace(settings, sharding=of_llm.sharding, instances=of_llm.instances)
 
-    return in_settings("modules that are sharded differently", f"sharding {wanted.sharding} for all", alike)
+    return in_settings("modules that are sharded differently", f"sharding {of_llm.sharding} for all", alike)

@@ -38,7 +38,7 @@ def groups_of(job: Job, microbatches: Sequence[Microbatch]) -> tuple[Group, ...]
     return tuple(tuple(dict.fromkeys(item.sample for item in m.items)) for m in ordered)
 
 
-def dealt(job: Job, groups: Sequence[Group], replicas: Mapping[str, int]) -> tuple[Microbatch, ...]:
+def round_robin(job: Job, groups: Sequence[Group], replicas: Mapping[str, int]) -> tuple[Microbatch, ...]:
     """Microbatches of all modules, the groups assigned to the LLM's replicas round-robin.
 
     If all modules have as many replicas as the LLM, they have the same groups; otherwise samples are
@@ -166,7 +166,7 @@ def grouped_again(
 ) -> tuple[Microbatch, ...]:
     """The job's batch in as many microbatches, grouped by a rule; errors as `grouped`."""
     count, replicas = len(groups_of(job, microbatches)), replicas_of(job, microbatches)
-    return dealt(job, grouped(job, cost, rule, count, replicas[llm_of(job)]), replicas)
+    return round_robin(job, grouped(job, cost, rule, count, replicas[llm_of(job)]), replicas)
 
 
 def way_of(job: Job, cost: CostModel, microbatches: tuple[Microbatch, ...]) -> Grouping | None:
