@@ -7,8 +7,8 @@ from math import inf
 from workbench.balance.orchestration.exact import (
     CHEAPEST,
     Option,
+    evaluated,
     fronts_under,
-    judged,
     options_of,
     paces,
     suffices,
@@ -100,7 +100,7 @@ def _candidates(task: Task, pace: int, limit: float) -> Iterator[Orchestration]:
         cheapest = _cheapest(task, prices, fronts, steady_s)
         if cheapest is not None:
             limit = min(limit, cheapest[0])
-            yield judged(task, pace, cheapest[1])
+            yield evaluated(task, pace, cheapest[1])
 
 
 def _cheapest(
