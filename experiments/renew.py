@@ -30,8 +30,8 @@ def stale(names: Sequence[str] = ()) -> list[str]:
         ValueError: no script has that name.
     """
     records = {record["script"]: record for record in stored_records()}
-    wanted = chosen(names, tuple(sorted({*scripts(), *records})))
-    return in_order([name for name in wanted if is_stale(records.get(name))], records)
+    selected = chosen(names, tuple(sorted({*scripts(), *records})))
+    return in_order([name for name in selected if is_stale(records.get(name))], records)
 
 
 def is_stale(record: Record | None) -> bool:
@@ -73,8 +73,8 @@ def renew(name: str, limit_s: float) -> str:
         return f"not done after {limit_s:.0f} s"
     if not is_stale(next((each for each in stored_records() if each["script"] == name), None)):
         return ""
-    said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}, and a result that is stale"]
-    return said[-1]
+    lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}, and a result that is stale"]
+    return lines[-1]
 
 
 def main() -> int:
@@ -97,8 +97,8 @@ def main() -> int:
         why = "" if arguments.list else renew(name, arguments.limit)
         if why:
             failed[name] = why
-        said = "stale" if arguments.list else f"{perf_counter() - began_s:.0f} s {why}".rstrip()
-        print(f"{index}/{len(names)} {name}: {said}", flush=True)
+        state = "stale" if arguments.list else f"{perf_counter() - began_s:.0f} s {why}".rstrip()
+        print(f"{index}/{len(names)} {name}: {state}", flush=True)
     if arguments.json:
         print(json.dumps({"stale": names, "failed": failed}))
     return 1 if failed or (arguments.list and names) else 0

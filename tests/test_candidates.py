@@ -96,10 +96,10 @@ def test_a_strategys_plan_takes_what_predict_says(name: str, kind: str, tmp_path
 def test_a_walk_gives_what_each_candidate_gives_alone() -> None:
     moves = (bench.with_other_cut, bench.with_other_cut, bench.with_other_microbatch)
     walk = list(islice(bench.walk(candidate_of(job_of()), moves), 12))
-    fast = [bench.judged(each, COST) for each in walk]
+    fast = [bench.evaluated(each, COST) for each in walk]
     assert len(set(fast)) > 2
     clear_caches()
-    assert fast == [bench.judged_before(each, COST) for each in walk]
+    assert fast == [bench.evaluated_uncached(each, COST) for each in walk]
 
 
 def training_alone(job: Job, trained: Set[int]) -> Job:

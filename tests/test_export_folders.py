@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments.doors.export_jobs import export_jobs
-from experiments.doors.targets import HELD, Folder, fetched, refusals, shell_arguments
+from experiments.doors.targets import CHECKED, Folder, fetched, refusals, shell_arguments
 from sim.predict import predict
 from workbench.cost.model import CostModel
 from workbench.export.decoder import decoder_of
@@ -228,7 +228,7 @@ def packages() -> Path:
     return found
 
 
-@pytest.mark.parametrize("target", HELD)
+@pytest.mark.parametrize("target", CHECKED)
 def test_the_systems_themselves_take_the_folders(target, packages, pipeline, islands):
     plans = {"llama": pipeline, "frozen-tower": islands}
     folders = [

@@ -97,7 +97,7 @@ class OfflineDriver:
 @contextlib.contextmanager
 def offline() -> Iterator[dict[str, Compiled]]:
     """Context in which launches compile instead of run; yields the compiled kernels by name."""
-    made: dict[str, Compiled] = {}
+    compiled_of: dict[str, Compiled] = {}
     launch = JITFunction.run
 
     def compile_only(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
@@ -106,8 +106,8 @@ def offline() -> Iterator[dict[str, Compiled]]:
         with contextlib.redirect_stdout(log):
             compiled = launch(kernel, *arguments, grid=grid, warmup=True, **options)
         name = kernel_name(kernel.__name__, options)
-        if log.getvalue() and name not in made:  # not for an earlier launch
-            made[name] = read(compiled, options, log.getvalue())
+        if log.getvalue() and name not in compiled_of:  # not for an earlier launch
+            compiled_of[name] = read(compiled, options, log.getvalue())
         return compiled
 
     triton.runtime.driver.set_active(OfflineDriver())
@@ -116,7 +116,7 @@ def offline() -> Iterator[dict[str, Compiled]]:
         knobs.nvidia.dump_ptxas_log = True
         JITFunction.run = compile_only
         try:
-            yield made
+            yield compiled_of
         finally:
             JITFunction.run = launch
 
@@ -232,10 +232,10 @@ def compiled_kernels(head_dims: Sequence[int], masks: Sequence[Mask]) -> dict[st
     for mask in masks:
         fields = fields_of(mask)
         for head_dim in head_dims:
-            with offline() as made:
+            with offline() as compiled_of:
                 launch_all(kernel_mask(fields, fields), head_dim)
                 launch_merges(head_dim)
-            kernels |= {f"{name} {mask.name.lower()}": kernel for name, kernel in made.items()}
+            kernels |= {f"{name} {mask.name.lower()}": kernel for name, kernel in compiled_of.items()}
     return kernels
 
 

@@ -134,7 +134,7 @@ def routing() -> dict[str, float]:
     return busiest_by_degree
 
 
-def judged(rounds: int, budget_s: float) -> dict[str, float]:
+def step_times(rounds: int, budget_s: float) -> dict[str, float]:
     """By grid: predicted and executed (median) seconds, the error, and the quartile spread of the runs."""
     with Pool(NUM_RANKS) as pool:
         profile = calibrated(pool, budget_s)
@@ -160,7 +160,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.rounds < 1 or arguments.budget_s <= 0:
         parser.error(f"want >= 1 round and a budget > 0, got {arguments.rounds}, {arguments.budget_s}")
-    record = judged(arguments.rounds, arguments.budget_s) | routing()
+    record = step_times(arguments.rounds, arguments.budget_s) | routing()
     for name in GRIDS:
         print(
             f"{name:8} predicted {record[f'{name}.predicted_s'] * 1e3:7.1f} ms, executed "

@@ -174,13 +174,13 @@ def record(file: RowFile) -> dict[str, Any]:
     """Return what `--json` prints: the goals' ratios, bars, simulated forwards and every row."""
     rows = list(file.rows.values())
     counted = [] if file.head["device"] == INTERPRETED else rows
-    judged = bars(counted)
+    bars_of_rows = bars(counted)
     return {
         **file.head,
         "date": time.strftime("%Y-%m-%d"),
         **least_ratios(counted),
         "failed": [f"{row.key}: {row.error}" for row in rows if row.error is not None],
-        "bars": [{**asdict(bar), "verdict": bar.verdict} for bar in judged],
+        "bars": [{**asdict(bar), "verdict": bar.verdict} for bar in bars_of_rows],
         "simulated": [asdict(row) | {"error": row.error} for row in simulated_forwards(counted)],
         "rows": [{"key": row.key, **asdict(row)} for row in rows],
     }
@@ -218,14 +218,14 @@ def _main(arguments: argparse.Namespace) -> int:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else INTERPRETED
     versions = {"torch": torch.__version__, "triton": triton.__version__, "cuda": torch.version.cuda}
     file = RowFile(arguments.out, name, versions)
-    wanted = {Contender[name] for name in arguments.contenders} | {Contender.OURS}
+    selected = {Contender[name] for name in arguments.contenders} | {Contender.OURS}
     able = {contender for contender in Contender if runs_on(contender, device)}
     if arguments.small:
         planned = small_units()
     else:
         planned = list(units(list(cells(arguments.lengths, arguments.seeds))))
     chosen = [
-        replace(unit, who=tuple(who for who in unit.who if who in able & wanted or len(wanted) == 1))
+        replace(unit, who=tuple(who for who in unit.who if who in able & selected or len(selected) == 1))
         for unit in planned
         if not arguments.cells or any(word in f"{unit.kind} {unit.cell.name}" for word in arguments.cells)
     ]

@@ -87,9 +87,9 @@ def _growth_mib(mask: str, length: str, plan: str) -> float:
     ctypes.CDLL(None).malloc_trim(0)  # freed memory that the process still holds would hide growth
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # Linux: forget the highest so far
     before_kib = _highest_kib()
-    made = PLANS[plan](field)
+    tiles_plan = PLANS[plan](field)
     growth_kib = _highest_kib() - before_kib
-    del made
+    del tiles_plan
     return growth_kib * KIB / MIB
 
 

@@ -79,7 +79,7 @@ def _sum_s(make: Callable[[], Sequence[Tensor]], meanwhile: Callable[[], None] |
     return max(ends_s) - start_s
 
 
-def judged(by_rank: Sequence[dict[str, list[float]]]) -> dict[str, float]:
+def summarised(by_rank: Sequence[dict[str, list[float]]]) -> dict[str, float]:
     """Lower quartile of the slower rank in seconds, and the cost of sharing a core."""
     figures = {}
     for name in by_rank[0]:
@@ -96,7 +96,7 @@ def main() -> int:
     arguments = parser.parse_args()
     with Pool(NUM_RANKS) as pool:
         by_rank = pool.run(seconds, NUM_RANKS, arguments.rounds, timeout_s=TIMEOUT_S)
-    result = judged(by_rank)
+    result = summarised(by_rank)
     for name in ("there", "made", "beside", "one", "one_beside"):
         print(f"{name:12} {result[f'{name}_s'] * 1e3:8.2f} ms")
     print(

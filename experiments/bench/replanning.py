@@ -42,7 +42,7 @@ def changes(job: ElasticJob) -> Iterator[tuple[NodeLayout, tuple[str, ...], tupl
 
 def measure(job: ElasticJob, rounds: int, folder: Path) -> tuple[list[float], list[float]]:
     """Seconds to plan anew and to look up, for every change in every round."""
-    anew_s, found_s = [], []
+    replan_s, lookup_s = [], []
     folders: dict[NodeLayout, Path] = {}
     for layout, _, _ in changes(job):
         if layout not in folders:
@@ -58,9 +58,9 @@ def measure(job: ElasticJob, rounds: int, folder: Path) -> tuple[list[float], li
             def look_up() -> None:
                 assert read_prepared(folders[layout], layout, lost, joining) is not None  # noqa: B023
 
-            anew_s.append(timed(anew)[0])
-            found_s.append(timed(look_up)[0])
-    return anew_s, found_s
+            replan_s.append(timed(anew)[0])
+            lookup_s.append(timed(look_up)[0])
+    return replan_s, lookup_s
 
 
 def main() -> int:

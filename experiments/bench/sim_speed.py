@@ -46,7 +46,7 @@ class SpeedRow:
 
     Args:
         planning_s: building, hashing, lowering and pricing it, once.
-        engine_s: one simulation, from a lowered plan that nobody has looked at, with trace.
+        engine_s: one simulation, from a lowered plan not analysed before, with trace.
         bare_timeouts_per_s: of SimPy alone, with a process a GPU.
         compile_s: making a sweep of it, once.
         sweep_s: one timing by the sweep, prices asked anew.

@@ -59,7 +59,7 @@ POLICIES: dict[str, tokens.Policy] = {
 }
 RIVALS = {"multifit": multifit, "differencing": differencing}
 USED = longest_first_exchanged.__name__  # by `plan.token_shards` as strategies and later batches call it
-JUDGED = ("longest_first", USED)
+CLAIMED = ("longest_first", USED)
 # The patterns of DCP's evaluation, and two of Cornstarch's.
 PLACED: dict[str, Callable[[int], Bitfield]] = {
     "causal": builders.causal,
@@ -157,8 +157,8 @@ def evenness(num_ranks: int) -> Evenness:
         for name, length in LENGTHS.items():
             works = [work_of(draw, length, seed) for seed in SEEDS]
             by_policy = of_policies(works, num_ranks)
-            for judged in JUDGED:
-                for claim, holds in claims_of(judged, by_policy, num_ranks).items():
+            for policy in CLAIMED:
+                for claim, holds in claims_of(policy, by_policy, num_ranks).items():
                     holds_by_claim.setdefault(claim, []).append(holds)
             result.mean.setdefault(mask, {})[name] = {
                 policy: fmean(ratios) for policy, ratios in by_policy.items()
@@ -183,10 +183,10 @@ def of_policies(works: Sequence[Work], num_ranks: int) -> dict[str, list[float]]
     return ratios
 
 
-def claims_of(judged: str, ratios: dict[str, list[float]], num_ranks: int) -> dict[str, bool]:
+def claims_of(policy: str, ratios: dict[str, list[float]], num_ranks: int) -> dict[str, bool]:
     """Check the goals of one policy on the draws of one mask and length."""
-    ours, least, round_robins = ratios[judged], ratios["least_possible"], ratios["sorted_round_robin"]
-    name = f"{judged} on {num_ranks} ranks"
+    ours, least, round_robins = ratios[policy], ratios["least_possible"], ratios["sorted_round_robin"]
+    name = f"{policy} on {num_ranks} ranks"
     return {
         f"{name}: at most 1.01": max(ours) <= 1.01,
         f"{name}: at most 1.01 in the mean of the draws": fmean(ours) <= 1.01,

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write_record(options.out, settings, played)
     record = write_record(options.out, settings, played)
     print(json.dumps(record) if options.json else json.dumps(record, indent=1))
-    return 0 if all(one_round.found.is_clean for one_round in played) else 1
+    return 0 if all(one_round.findings.is_clean for one_round in played) else 1
 
 
 def write_record(out: Path, settings: Mapping[str, Any], played: Sequence[Played]) -> dict[str, Any]:

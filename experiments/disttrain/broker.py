@@ -31,7 +31,7 @@ class Case:
     """A pair of unit sizes."""
 
     boundary: Boundary
-    found: dict[tuple[Topology, Sending], Crossing]
+    crossings: dict[tuple[Topology, Sending], Crossing]
 
     @property
     def name(self) -> str:
@@ -44,8 +44,8 @@ class Case:
 
     def over_best(self, topology: Topology, sending: Sending) -> float:
         """End time over that of direct, asynchronous sends."""
-        best = self.found[Topology.ALL_PAIRS, Sending.ASYNCHRONOUS].end_s
-        return self.found[topology, sending].end_s / best
+        best = self.crossings[Topology.ALL_PAIRS, Sending.ASYNCHRONOUS].end_s
+        return self.crossings[topology, sending].end_s / best
 
 
 def case(up_dp: int, down_dp: int) -> Case:
@@ -68,8 +68,8 @@ def claims(cases: list[Case]) -> list[Claim]:
     """Claims on who wins, and by how much."""
     ahead = Sending.ASYNCHRONOUS
     scaled = all(
-        one_case.found[Topology.BROKERS, ahead].busiest_s * one_case.boundary.num_brokers
-        <= 2 * one_case.found[Topology.LEADERS, ahead].busiest_s + 1e-9
+        one_case.crossings[Topology.BROKERS, ahead].busiest_s * one_case.boundary.num_brokers
+        <= 2 * one_case.crossings[Topology.LEADERS, ahead].busiest_s + 1e-9
         for one_case in cases
     )
     return [
@@ -99,7 +99,7 @@ def claims(cases: list[Case]) -> list[Claim]:
             all(
                 (crossing.paused_s == 0.0) is (sending is ahead)
                 for one_case in cases
-                for (_, sending), crossing in one_case.found.items()
+                for (_, sending), crossing in one_case.crossings.items()
             ),
         ),
         Claim(
@@ -132,8 +132,8 @@ def run() -> Evidence:
         for topology in Topology:
             key = f"simulated/{one_case.name}/{topology}"
             ours[f"{key}/connections"] = one_case.boundary.num_connections(topology)
-            ours[f"{key}/busiest_nic_ms"] = ms(one_case.found[topology, Sending.ASYNCHRONOUS].busiest_s)
+            ours[f"{key}/busiest_nic_ms"] = ms(one_case.crossings[topology, Sending.ASYNCHRONOUS].busiest_s)
             for sending in Sending:
                 ours[f"{key}/{sending}/over_best"] = one_case.over_best(topology, sending)
-                ours[f"{key}/{sending}/paused_ms"] = ms(one_case.found[topology, sending].paused_s)
+                ours[f"{key}/{sending}/paused_ms"] = ms(one_case.crossings[topology, sending].paused_s)
     return Evidence(ours=ours, claims=claims(cases), notes=[note(one_case) for one_case in cases])

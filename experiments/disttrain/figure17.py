@@ -33,7 +33,7 @@ def executed(path: Path = MEASURED) -> Stalls:
     return {name: cell for name, cell in record.get("executed", {}).items() if STARVED not in name}
 
 
-def judged(stalls: Stalls) -> Evidence:
+def evidence_of(stalls: Stalls) -> Evidence:
     """Evidence comparing seconds with milliseconds."""
     evidence = Evidence()
     for name, cell in stalls.items():
@@ -57,4 +57,4 @@ def judged(stalls: Stalls) -> Evidence:
 
 @script()
 def run() -> Evidence:
-    return judged(executed())
+    return evidence_of(executed())

@@ -36,7 +36,7 @@ TP_SIZES = (4, 8)
 EACH_WAY = replace(NVLINK, name="NVLink, 300 GB/s each way", bytes_per_s=300e9)
 REL_TOL = 0.02  # of gains printed as 1.1 to 1.17
 UNSTATED = "pieces per product, cut of activations, reading of 300 GB/s, remaps paid or hidden"
-SMALL_REMAP = 0.03  # of an iteration: what "usually negligible" is held against
+SMALL_REMAP = 0.03  # of an iteration: counts as "usually negligible"
 BYTES = Precision.BFLOAT16.num_bytes
 WORK = Work((RowWork(TOKENS, TOKENS, TOKENS * (TOKENS + 1) // 2),))
 

@@ -21,7 +21,7 @@ from workbench.units import ms
 MODEL, LLM_PP = "MLLM-72B", 10
 MODULES = ("encoder", "LLM stage", "generator")
 SIDES_PX = (512, 1024)
-SIGNIFICANT = 2.0  # the longest over the shortest forward that "vary significantly" is held against
+SIGNIFICANT = 2.0  # the longest over the shortest forward that counts as "vary significantly"
 
 
 def configurations() -> tuple[tuple[int, int], ...]:

@@ -280,7 +280,7 @@ class Systems:
         iteration_s = first + llm_pp * middle + last + (rounds - 1) * max(first, middle, last)
         iteration_s += _reduction_s(llm, NODE_GPUS * llm_pp, dp)
         iteration_s += sum(_reduction_s(part, 1, dp * NODE_GPUS) for part in (encoder, generator))
-        return self._judged(num_gpus, iteration_s, batch)
+        return self._result_of(num_gpus, iteration_s, batch)
 
     def monolithic_stages(self, llm_pp: int) -> tuple[StageTimes, StageTimes, StageTimes]:
         """Seconds of a microbatch on Megatron-LM's encoder, one of its LLM stages, and its generator."""
@@ -321,9 +321,9 @@ class Systems:
         )
 
     def _result(self, orchestration: Orchestration, batch: int) -> Result:
-        return self._judged(orchestration.num_gpus, orchestration.iteration_s, batch)
+        return self._result_of(orchestration.num_gpus, orchestration.iteration_s, batch)
 
-    def _judged(self, num_gpus: int, iteration_s: float, batch: int) -> Result:
+    def _result_of(self, num_gpus: int, iteration_s: float, batch: int) -> Result:
         peak = self._cost.profile.peak(Precision.BFLOAT16)
         flop = batch * sum(part.sample_flop for part in self._parts)
         return Result(

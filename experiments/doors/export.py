@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any
 
 from experiments.doors.export_jobs import export_jobs, small_job
-from experiments.doors.targets import HELD, Folder, fetched, refusals, trained
+from experiments.doors.targets import CHECKED, Folder, fetched, refusals, trained
 from sim.predict import predict
 from workbench.cost.model import CostModel
 from workbench.export.export import export
@@ -51,7 +51,7 @@ class Simulated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
+class PricedPlan:
     """A plan with the simulated prices of its job's machines."""
 
     job: str
@@ -59,7 +59,7 @@ class Made:
     prices: Simulated
 
 
-def plans_of(jobs: Sequence[Job]) -> list[Made]:
+def plans_of(jobs: Sequence[Job]) -> list[PricedPlan]:
     """Plans of all registered strategies for all jobs, where there is one."""
     plans = []
     for job in jobs:
@@ -70,11 +70,11 @@ def plans_of(jobs: Sequence[Job]) -> list[Made]:
                 prices.step_s(plan)
             except ValueError:
                 continue
-            plans.append(Made(job=job.name, plan=plan, prices=prices))
+            plans.append(PricedPlan(job=job.name, plan=plan, prices=prices))
     return plans
 
 
-def parsed(target: Target, plans: Sequence[Made]) -> dict[str, Any]:
+def parsed(target: Target, plans: Sequence[PricedPlan]) -> dict[str, Any]:
     """Counts of tried plans, expressible ones and accepted folders of a target, and reasons for the others.
 
     `accepted` is null where the system's packages cannot be fetched, so that nothing was checked.
@@ -93,7 +93,7 @@ def parsed(target: Target, plans: Sequence[Made]) -> dict[str, Any]:
         "refused": sum(reasons.values()),
         "reasons": dict(reasons.most_common()),
     }
-    return record | _held(target, folders)
+    return record | _checked(target, folders)
 
 
 def _part(message: str, target: Target) -> str:
@@ -102,8 +102,8 @@ def _part(message: str, target: Target) -> str:
     return part.split(": ")[0]
 
 
-def _held(target: Target, folders: Sequence[Folder]) -> dict[str, Any]:
-    if target.name not in HELD:
+def _checked(target: Target, folders: Sequence[Folder]) -> dict[str, Any]:
+    if target.name not in CHECKED:
         return {"accepted": len(folders), "held_by": "its own runs in the tests"}
     packages = _packages()
     if packages is None:

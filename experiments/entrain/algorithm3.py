@@ -26,7 +26,7 @@ NUM_SAMPLES, SIMULATED, LLM = 128, 16, "Llama3-3b"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class Simulated:
     """A configuration with both scores; None: it does not fit in memory."""
 
     configuration: Configuration
@@ -38,14 +38,14 @@ def job(dataset: str) -> Job:
     return replace(job_of(dataset, LLM, batch_of(dataset, NUM_SAMPLES, 1)), layouts=())
 
 
-def judged(open_job: Job, configuration: Configuration) -> Judged:
+def simulated(open_job: Job, configuration: Configuration) -> Simulated:
     """Plan and simulate one configuration."""
     plan = entrain.plan(configuration.job(open_job), a40_cost())
     try:
         simulated_s = candidate_s(plan, a40_cost())
     except ValueError:
-        return Judged(configuration=configuration, simulated_s=None)
-    return Judged(configuration=configuration, simulated_s=simulated_s)
+        return Simulated(configuration=configuration, simulated_s=None)
+    return Simulated(configuration=configuration, simulated_s=simulated_s)
 
 
 def spread(configurations: Sequence[Configuration], count: int) -> tuple[Configuration, ...]:
@@ -65,7 +65,7 @@ def data_set_evidence(dataset: str) -> Evidence:
     """Evidence on both rankings of a data set's configurations."""
     evidence = Evidence()
     ordered = configurations(job(dataset), a40_cost())
-    planned = [judged(job(dataset), configuration) for configuration in spread(ordered, SIMULATED)]
+    planned = [simulated(job(dataset), configuration) for configuration in spread(ordered, SIMULATED)]
     fitting = [candidate for candidate in planned if candidate.simulated_s]
     formula_s = [candidate.configuration.formula_s for candidate in fitting]
     simulated_s = [candidate.simulated_s or 0.0 for candidate in fitting]

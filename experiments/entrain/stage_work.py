@@ -74,7 +74,7 @@ class StageWork(NamedTuple):
     def microbatches_s(self, which: "Which", microbatches: Sequence[Sequence[int]]) -> Seconds:
         """[microbatches, stages] seconds of one pass over each."""
         table: Seconds = (self.forward_s, self.backward_s, self.weight_s)[which]
-        summed_s = np.array([table[list(places)].sum(axis=0) for places in microbatches])
+        summed_s = np.array([table[list(positions)].sum(axis=0) for positions in microbatches])
         pass_s: Seconds = np.maximum(summed_s + self.calls_s[which], self.host_s[which])
         if self.noise_seed is None:
             return pass_s

@@ -69,7 +69,9 @@ def _main(options: argparse.Namespace) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = command_line(__doc__)
-    parser.add_argument("--burn", type=float, default=HALF, help="share of a core that somebody takes")
+    parser.add_argument(
+        "--burn", type=float, default=HALF, help="share of a core that the other process takes"
+    )
     parser.add_argument("--out", type=Path, default=Path("out/drift"), help="folder for profile and steps")
     return parser.parse_args(arguments)
 

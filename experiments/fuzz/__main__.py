@@ -22,8 +22,8 @@ from workbench.whole_file import check_writable, write_text
 
 def main() -> int:
     """Run the fuzzer; exit code 1 where anything was found."""
-    options = _said()
-    before = None if options.out is None else held(options.out, options.seed)
+    options = _options()
+    before = None if options.out is None else previous_run(options.out, options.seed)
     settings = Fuzzing(
         count=options.count,
         seed=options.seed,
@@ -45,7 +45,7 @@ def main() -> int:
     return int(bool(record["findings"]))
 
 
-def held(out: Path, seed: int) -> dict[str, Any]:
+def previous_run(out: Path, seed: int) -> dict[str, Any]:
     """The record in a file, checked before any input is tried.
 
     Raises:
@@ -81,7 +81,7 @@ def _show(done: int, total: int, num_findings: int) -> None:
     print(f"{done} of {total}, {num_findings} kinds of findings", file=sys.stderr)
 
 
-def _said() -> Namespace:
+def _options() -> Namespace:
     parser = command_line(__doc__)
     parser.add_argument("--count", type=int, default=100_000, help="inputs in all, shared among the targets")
     parser.add_argument("--seed", type=int, default=0)

@@ -47,14 +47,14 @@ def measured_profile(parts: Mapping[str, Values]) -> Profile:
 def _measurement(part: str, values: Values) -> Measurement:
     if HEADER not in values:
         raise ValueError(f"profile: want the row {HEADER!r} of {part}; run --only {part}")
-    said = dict(values[HEADER])
-    said["versions"] = tuple((name, version) for name, version in said["versions"])
-    header = Header(**{each.name: said[each.name] for each in fields(Header)})
+    values_of_header = dict(values[HEADER])
+    values_of_header["versions"] = tuple((name, version) for name, version in values_of_header["versions"])
+    header = Header(**{each.name: values_of_header[each.name] for each in fields(Header)})
     rows = tuple(
         row_of(row, f"{part}: {key}")
-        for key, found in values.items()
+        for key, measured in values.items()
         if key != HEADER
-        for row in found["rows"]
+        for row in measured["rows"]
     )
     return Measurement(header, rows)
 

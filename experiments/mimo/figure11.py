@@ -153,7 +153,7 @@ def deviation(curve: Curve, other_curves: Sequence[Curve]) -> float:
     return float(max(abs(loss - mean) / mean for loss, mean in pairs))
 
 
-def judged(played: Sequence[Played], curves: Mapping[Played, Curve], steps: int) -> dict[str, Any]:
+def verdicts(played: Sequence[Played], curves: Mapping[Played, Curve], steps: int) -> dict[str, Any]:
     """By arithmetic and trained modules: the range of the baseline, and every layout against it."""
     groups = []
     for arithmetic in Arithmetic:
@@ -270,7 +270,7 @@ def main() -> int:
         KEPT.path.unlink(missing_ok=True)
     played = chosen()
     curves = play(played, arguments.steps, arguments.limit_s)
-    result = judged(played, curves, arguments.steps)
+    result = verdicts(played, curves, arguments.steps)
     print(report(result))
     save(drawing({p: curves[p] for p in played if p in curves}), PLOTS, "mimo_figure11")
     return finish(result, out=SUMMARY, as_json=arguments.json, holds=result["holds"])

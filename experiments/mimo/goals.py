@@ -83,15 +83,15 @@ def run() -> Parts:
     modes = [tablea5.modes_of(row) for row in printed_rows("mimo_tableA5")]
     gains = {name: gains_of(f"Table {name}", of_table, assumptions()) for name, of_table in rows.items()}
     over_nc = tablea5.modes_gains(printed_rows("mimo_tableA5"), modes)
-    judged = signs([*gains.values(), over_nc])
+    by_signs = signs([*gains.values(), over_nc])
     for name, of_table in rows.items():
-        judged.notes += missed(f"Table {name}", of_table, gains[name])
+        by_signs.notes += missed(f"Table {name}", of_table, gains[name])
     cut = replace(assumptions(), under_context=Images.CUT)
     for name in ("A3", "A4"):
-        judged.notes.append(f"read otherwise ({CUT}), {gains_of(f'Table {name}', rows[name], cut)}")
+        by_signs.notes.append(f"read otherwise ({CUT}), {gains_of(f'Table {name}', rows[name], cut)}")
     other_evidence = Evidence()
     tablea3.growth(other_evidence, rows["A3"])
     tablea5.crossover(other_evidence, printed_rows("mimo_tableA5"), modes)
     for claim in (*other_evidence.claims, *figure8.run().claims):
-        judged.claim(claim.text, claim.holds, About.BOOKKEEPING)
-    return [judged, steps(rows), one_llm(rows["A2"])]
+        by_signs.claim(claim.text, claim.holds, About.BOOKKEEPING)
+    return [by_signs, steps(rows), one_llm(rows["A2"])]

@@ -63,15 +63,15 @@ def figure_of(run: Run) -> str:
     return "6" if run.trains_llm else "10"
 
 
-def judged(judged_runs: Sequence[Run], records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summary_of(runs_of: Sequence[Run], records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Distances of runs from their baseline and from one process, and ranges of curves by figure."""
     baselines = {
         run.figure: record["losses"]
-        for run, record in zip(judged_runs, records, strict=False)
+        for run, record in zip(runs_of, records, strict=False)
         if run.config == BASELINE and "losses" in record
     }
     rows, figures = [], dict[str, list[list[float]]]()
-    for run, record in zip(judged_runs, records, strict=False):
+    for run, record in zip(runs_of, records, strict=False):
         baseline = baselines.get(figure_of(run))
         row = {"name": run.name, "num_ranks": record["num_ranks"], "failed": record.get("failed")}
         if "losses" in record and baseline is not None:
@@ -85,7 +85,7 @@ def judged(judged_runs: Sequence[Run], records: Sequence[dict[str, Any]]) -> dic
         if max(row.get("from_baseline", 1.0), row.get("state", 1.0)) > BOUND or row["failed"]
     ]
     return {
-        "runs": len(judged_runs),
+        "runs": len(runs_of),
         "executed": sum("state" in row for row in rows),
         "off": off,
         "worst_from_baseline": max((row.get("from_baseline", 0.0) for row in rows), default=0.0),
@@ -95,7 +95,7 @@ def judged(judged_runs: Sequence[Run], records: Sequence[dict[str, Any]]) -> dic
             for figure, curves in figures.items()
         },
         "rows": rows,
-        "holds": not off and len(records) == len(judged_runs),
+        "holds": not off and len(records) == len(runs_of),
     }
 
 
@@ -115,7 +115,7 @@ def main() -> int:
     with TemporaryDirectory() as folder:
         store = KEPT if data == ONE_BATCH else replace(KEPT, path=Path(folder, KEPT.path.name))
         record_of = partial(curve, steps=arguments.steps, data=data)
-        result = judged(selected, store.play(selected, record_of, arguments.limit_s))
+        result = summary_of(selected, store.play(selected, record_of, arguments.limit_s))
     result |= {"steps": arguments.steps, "bound": BOUND}
     if data != ONE_BATCH:
         result |= asdict(data)

@@ -149,7 +149,7 @@ def _exchange_s(model: str, rate: float) -> float:
 
 
 USEFUL = "what Bamboo's runtime adds to an iteration beside one more forward of each stage"
-JUDGED, REL_TOL = (30, 23, 16), 0.25
+CHECKED_NODES, REL_TOL = (30, 23, 16), 0.25
 FORMULA_TOL = 0.05
 PLANNED = {
     "oobleck": modelled.oobleck_rates,
@@ -219,7 +219,7 @@ def rates_evidence() -> Evidence:
                 rate = simulated_rate(system, model, nodes)
                 key = f"modelled/{model.replace(' ', '-')}/{system}/{nodes}"
                 errors.append(PLANNED[system](model)[nodes] / rate - 1)
-                if nodes in JUDGED:
+                if nodes in CHECKED_NODES:
                     where = "published throughputs"
                     number = PaperNumber(key, published[nodes], "samples/s", where, REL_TOL)
                     if system == "bamboo":

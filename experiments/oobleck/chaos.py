@@ -253,14 +253,16 @@ class Chaos:
     def _judge(self, training: ElasticTraining, message: str) -> None:
         """Count a refusal, and whether it was necessary, by the layers on each node of the layout."""
         self.ordeal.refusals.append(message)
-        alive = {m: layers for m, layers in self._held(training).items() if training.nodes.process_ids(m)}
+        alive = {
+            m: layers for m, layers in self._layers_on(training).items() if training.nodes.process_ids(m)
+        }
         staying = alive.keys() - self._warned
         enough = len(staying) >= self._job.templates.specification.threshold
-        held_layers = {layer for layers in alive.values() for layer in layers}
-        if enough and len(held_layers) == len(self._job.chain.owners):
+        layers_left = {layer for layers in alive.values() for layer in layers}
+        if enough and len(layers_left) == len(self._job.chain.owners):
             self.ordeal.num_wrong_refusals += 1
 
-    def _held(self, training: ElasticTraining) -> dict[str, set[int]]:
+    def _layers_on(self, training: ElasticTraining) -> dict[str, set[int]]:
         layers_of: dict[str, set[int]] = {}
         for member, layers in held_by(self._job, training.layout).items():
             layers_of.setdefault(member.node, set()).update(layers)

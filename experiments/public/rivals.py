@@ -121,7 +121,7 @@ def by_llm_analysis(rows: Sequence[LlmRow], python: str) -> list[Answer]:
         check=False,
     )
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise ValueError(f"--python {python}: want an interpreter with llm-analysis, got: {last}")
     answers = iter(json.loads(done.stdout.splitlines()[-1]))
     return [f"no words for {reason}" if (reason := unsayable(row)) else next(answers) for row in rows]

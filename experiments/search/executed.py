@@ -198,10 +198,10 @@ def run(
         with ticking("calibrating", None, quiet=is_quiet) as ticker:
             profile = plan_runs.calibrate(tuple(unpriced(parts)), pool, out, ticker.at, budget_s=0.2)
         calibrated_s = time.monotonic() - started_s
-        judged = [_predicted(part, profile, out, candidates, own_budget_s) for part in parts]
+        predicted = [_predicted(part, profile, out, candidates, own_budget_s) for part in parts]
         records = {
             one.part.value: _executed(one, out / one.part, pool, rounds=rounds, is_quiet=is_quiet)
-            for one in judged
+            for one in predicted
         }
     return {
         **made_by("search/executed", rounds),

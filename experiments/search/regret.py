@@ -33,7 +33,7 @@ from workbench.search.joint.terms import Scope, Stop
 CANDIDATES = 1000
 LIMIT_S = 600.0
 STARTS = 4
-TOLD = 1000  # choices between two reports
+REPORT_EVERY = 1000  # choices between two reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ def listed(space: ListedSpace, progress: Callable[[int], None] = lambda done: No
     values: dict[str, float | None] = {}
     answers: dict[str, set[str]] = {}
     choices = space.choices()
-    for number, some in enumerate(iter(lambda: tuple(islice(choices, TOLD)), ())):
-        progress(number * TOLD)
+    for number, some in enumerate(iter(lambda: tuple(islice(choices, REPORT_EVERY)), ())):
+        progress(number * REPORT_EVERY)
         with collector_paused():
             _list(space, some, values, answers)
         gc.collect()  # what was derived of plans that are gone
