@@ -81,7 +81,7 @@ def main() -> int:
     """The command; the exit status is 1 where a result is still stale, 2 on bad input."""
     parser = command_line(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="PAPER or PAPER/SCRIPT; all by default")
-    parser.add_argument("--list", action="store_true", help="say what is stale and run nothing")
+    parser.add_argument("--list", action="store_true", help="list stale results and run nothing")
     parser.add_argument("--limit", type=float, default=LONGEST_S, metavar="SECONDS", help="for each script")
     arguments = parser.parse_args()
     try:

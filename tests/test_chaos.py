@@ -76,7 +76,7 @@ def test_rounds_are_kept_for_the_same_draws_alone(tmp_path):
     write_record(out, asked, [played])
     assert kept_rounds(out, asked) == [played]
     assert kept_rounds(out, asked, ["run"]) == []
-    with pytest.raises(ValueError, match=r"its seed is 0, want 1 to go on"):
+    with pytest.raises(ValueError, match=r"its seed is 0, want 1 to resume"):
         kept_rounds(out, asked | {"seed": 1})
 
 

@@ -79,7 +79,7 @@ def test_equal_stages_have_no_bubbles_but_at_the_ends():
 def test_figure_17_reads_what_was_executed(tmp_path: Path):
     path = tmp_path / "bench.json"
     with pytest.raises(
-        ValueError, match=r"bench.json: not there; run python -m experiments.bench.preprocess"
+        ValueError, match=r"bench.json does not exist; run python -m experiments.bench.preprocess"
     ):
         executed(path)
     path.write_text(json.dumps({"executed": {"40 x 1024": CELL, "10 x 512, starved": CELL}}))

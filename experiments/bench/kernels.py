@@ -266,7 +266,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seeds", type=int, default=5, help="draws of each random mask")
     parser.add_argument("--seconds", type=float, default=1.0, help="of measuring, per contender and cell")
-    parser.add_argument("--out", type=Path, help="JSON file of rows, to go on with in a later call")
+    parser.add_argument("--out", type=Path, help="JSON file of rows, from which a later call resumes")
     return parser
 
 

@@ -87,7 +87,7 @@ def kept_rounds(out: Path, settings: Mapping[str, Any], anew: Sequence[str] = ()
     if record["asked"] != settings:
         differs = next(key for key in settings if record["asked"].get(key) != settings[key])
         raise ValueError(
-            f"{out}: its {differs} is {record['asked'].get(differs)}, want {settings[differs]} to go on"
+            f"{out}: its {differs} is {record['asked'].get(differs)}, want {settings[differs]} to resume"
         )
     return [played_from(row) for row in record["all"] if row["component"] not in anew]
 
@@ -98,10 +98,16 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of components, faults and instants")
     parser.add_argument("--round", type=int, help="this one of the seed's rounds alone")
     parser.add_argument("--component", action="append", choices=COMPONENTS, help="these alone; repeatable")
-    parser.add_argument("--fault", action="append", type=Fault, choices=list(Fault), help="likewise")
-    parser.add_argument("--go-on", action="store_true", help="take over the rounds that --out has already")
     parser.add_argument(
-        "--anew", action="append", default=[], choices=COMPONENTS, help="but not those of these; repeatable"
+        "--fault", action="append", type=Fault, choices=list(Fault), help="these alone; repeatable"
+    )
+    parser.add_argument("--go-on", action="store_true", help="keep the rounds that --out has already")
+    parser.add_argument(
+        "--anew",
+        action="append",
+        default=[],
+        choices=COMPONENTS,
+        help="except those of these components; repeatable",
     )
     parser.add_argument("--out", type=Path, default=OUT / "chaos.json", help="file for all rounds")
     return parser.parse_args(arguments)

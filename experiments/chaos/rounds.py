@@ -90,7 +90,7 @@ class Rounds:
             if fault in faults and (fault is not Fault.FULL_DISK or can_mount())
         ]
         if not self._chosen:
-            raise SystemExit("error: none of these components is put under any of these faults")
+            raise SystemExit("error: no component has any of these faults")
 
     def play(self, number: int) -> Played:
         """Play one round."""

@@ -28,7 +28,7 @@ Stalls = Mapping[str, Mapping[str, float]]
 def executed(path: Path = MEASURED) -> Stalls:
     """Bar -> milliseconds, for steps as long as the decode; ValueError where nothing was executed."""
     if not path.exists():
-        raise ValueError(f"{path}: not there; run python -m experiments.bench.preprocess first")
+        raise ValueError(f"{path} does not exist; run python -m experiments.bench.preprocess first")
     record = json.loads(path.read_text(encoding="utf-8"))
     return {name: cell for name, cell in record.get("executed", {}).items() if STARVED not in name}
 

@@ -43,7 +43,7 @@ class SimulatedRow:
 def measured_rows(path: Path = MEASURED) -> dict[int, SimulatedRow]:
     """Rows by side in pixels; ValueError where they have not been measured here."""
     if not path.exists():
-        raise ValueError(f"{path}: not there; run python -m experiments.bench.preprocess first")
+        raise ValueError(f"{path} does not exist; run python -m experiments.bench.preprocess first")
     rows = json.loads(path.read_text(encoding="utf-8"))["predicted"]
     return {
         side: SimulatedRow(

@@ -293,7 +293,7 @@ def main() -> int:
         type=int,
         help=f"default {ROUNDS}, of deeper pipelines {DEEP_ROUNDS}, emulated {EMULATED_ROUNDS}",
     )
-    parser.add_argument("--resume", action="store_true", help="go on with what lies in the folder")
+    parser.add_argument("--resume", action="store_true", help="continue from the files in the folder")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--stages", type=int, default=TWO.stages, help="of each module (default 1)")
     parser.add_argument("--emulate", action="store_true", help="one process plays all ranks")

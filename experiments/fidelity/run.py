@@ -246,13 +246,13 @@ def _clear(out: Path) -> None:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = command_line(__doc__)
-    parser.add_argument("--device", choices=NAMES, default=CPU.type, help="what runs the plans")
+    parser.add_argument("--device", choices=NAMES, default=CPU.type, help="device that runs the plans")
     parser.add_argument("--plans", type=int, help="so many plans, evenly out of all; default: all")
     parser.add_argument(
         "--part", type=Part, choices=[part for part in Part if part is not Part.REHEARSAL], help="these alone"
     )
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_PLANS} plans, one round")
-    parser.add_argument("--resume", action="store_true", help="go on with what lies in the folder")
+    parser.add_argument("--resume", action="store_true", help="continue from the files in the folder")
     parser.add_argument("--out", type=Path, default=OUT, help="folder for predictions and steps")
     return parser.parse_args(arguments)
 

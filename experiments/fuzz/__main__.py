@@ -88,7 +88,7 @@ def _options() -> Namespace:
     parser.add_argument("--only", nargs="*", choices=sorted(TARGETS), metavar="TARGET", help="these targets")
     parser.add_argument("--first", type=int, default=0, help="number of each target's first input")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--out", type=Path, help="JSON file to write; what it has of other targets stays")
+    parser.add_argument("--out", type=Path, help="JSON file to write; its other targets stay")
     parser.add_argument("--keep", type=Path, help="folder for one input of each kind of finding")
     return parser.parse_args()
 

@@ -130,7 +130,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         nargs="+",
         default=[],
         metavar="DIR",
-        help="rows of earlier calls, to go on with",
+        help="rows of earlier calls, to resume from",
     )
     names = ", ".join(part.name for part in PARTS)
     parser.add_argument("--only", nargs="+", default=[], metavar="PART", help=f"some of {names}")

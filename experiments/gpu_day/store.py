@@ -84,7 +84,7 @@ def opened(out: Path, earlier: Sequence[Path], parts: Iterable[str], device_name
         taken = [name for name in names if (out / f"{name}.jsonl").exists()]
         if taken:
             raise ValueError(
-                f"--out {out}: holds rows of {taken[0]} already; want --from {out} to go on with them"
+                f"--out {out}: holds rows of {taken[0]} already; want --from {out} to resume from them"
             )
     store = Store(out)
     for folder in earlier:

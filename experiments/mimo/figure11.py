@@ -263,7 +263,7 @@ def report(result: Mapping[str, Any]) -> str:
 def main() -> int:
     parser = command_line(__doc__)
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--limit-s", type=float, default=7200.0, help="stop after this, to go on later")
+    parser.add_argument("--limit-s", type=float, default=7200.0, help="stop after this, to resume later")
     parser.add_argument("--fresh", action="store_true", help="run everything again")
     arguments = parser.parse_args()
     if arguments.fresh:

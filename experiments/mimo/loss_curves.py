@@ -105,7 +105,7 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=ONE_BATCH.num_samples, help="of a batch")
     parser.add_argument("--batches", type=int, default=1, help="that differ, one a step")
     parser.add_argument("--figures", nargs="+", default=[], help="of the paper; all by default")
-    parser.add_argument("--limit-s", type=float, default=3600.0, help="stop after this, to go on later")
+    parser.add_argument("--limit-s", type=float, default=3600.0, help="stop after this, to resume later")
     parser.add_argument("--fresh", action="store_true", help="run everything again")
     arguments = parser.parse_args()
     if arguments.fresh:

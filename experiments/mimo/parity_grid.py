@@ -159,7 +159,7 @@ def holds(result: dict[str, Any]) -> bool:
 
 def main() -> int:
     parser = command_line(__doc__)
-    parser.add_argument("--limit-s", type=float, default=3600.0, help="stop after this, to go on later")
+    parser.add_argument("--limit-s", type=float, default=3600.0, help="stop after this, to resume later")
     parser.add_argument("--fresh", action="store_true", help="run everything again")
     arguments = parser.parse_args()
     if arguments.fresh:

@@ -305,7 +305,7 @@ def main() -> int:
         "--own-budget", type=float, default=OWN_BUDGET_S, help="CPU seconds of every strategy's"
     )
     parser.add_argument("--part", choices=[part.value for part in RANKS], action="append")
-    parser.add_argument("--resume", action="store_true", help="go on with what lies in the folder")
+    parser.add_argument("--resume", action="store_true", help="continue from the files in the folder")
     parser.add_argument("--out", type=Path, default=OUT)
     arguments = parser.parse_args()
     if arguments.rounds < 2 or arguments.candidates < 1 or arguments.own_budget <= 0:

@@ -245,7 +245,7 @@ def main() -> int:
     parser = command_line(__doc__)
     parser.add_argument("--job", choices=JOBS, action="append", help="only this one; repeatable")
     listed = [space.name for space in spaces()]
-    parser.add_argument("--space", choices=listed, action="append", help="of regret, likewise")
+    parser.add_argument("--space", choices=listed, action="append", help="of regret, as --job")
     parser.add_argument("--part", choices=PARTS, action="append", help="only this one; repeatable")
     parser.add_argument(
         "--budget",
@@ -258,7 +258,7 @@ def main() -> int:
     parser.add_argument(
         "--out",
         type=Path,
-        help="JSON file to write; it is kept row by row, and rows of this commit are not made anew; default: "
+        help="JSON file to write, row by row; rows of this commit are not computed again; default: "
         "one of this budget and seed in out/search",
     )
     arguments = parser.parse_args()
