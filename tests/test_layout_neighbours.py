@@ -2,9 +2,13 @@
 
 from dataclasses import replace
 
+import pytest
+
 from experiments.search.jobs import EXAMPLES
 from experiments.search.spaces import spaces
 from sim.predict import IterationJudge
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
 from workbench.job.job import load_job
 from workbench.job.machines import cost_of
 from workbench.planner.groupings import llm_of
@@ -22,8 +26,8 @@ SPACE = next(space for space in spaces() if space.name == "audio frozen")  # fou
 CHOICE: Choice = next(iter(SPACE.choices()))
 
 
-def islands(audio: Degrees, llm: Degrees) -> Arrangement:
-    return Arrangement(placement=Placement.ISLANDS, degrees=(audio, llm))
+def islands(*degrees: Degrees) -> Arrangement:
+    return Arrangement(placement=Placement.ISLANDS, degrees=degrees)
 
 
 AUDIO, LLM = Degrees(module="audio"), Degrees(module="llm")
@@ -60,6 +64,27 @@ def test_none_takes_more_ranks_than_there_are_or_comes_twice():
         assert start not in found
         assert len(found) == len(set(found))
         assert all(each.num_ranks(llm_of(SPACE.job)) <= 4 for each in found)
+
+
+@pytest.mark.parametrize(
+    "llm",
+    [
+        Degrees(module="llm", tp=2, cp=2, pp=2, ep=4),
+        Degrees(module="llm", tp=2, cp=2, dp=2, ep=4),
+        Degrees(module="llm", cp=4, pp=2, ep=2),
+        Degrees(module="llm", tp=2, pp=4, ep=2),
+    ],
+    ids=str,
+)
+def test_experts_stay_distributed_over_ranks_of_their_grid(llm: Degrees):
+    """Whatever changes, the experts can be distributed over the new grid."""
+    job, cost = load_job(EXAMPLES / "experts.yaml"), CostModel(load_profile("H100"))
+    job = replace(job, cluster=load_job(EXAMPLES / "valm.yaml").cluster)  # 24 ranks
+    choice = choice_of(job, BY_NAME["megatron-heterogeneous"].planner(job, cost, lambda *_: None), cost)
+    encoders = (Degrees(module=m.name) for m in job.model.modules if m.name != "llm")
+    found = list(arrangements_near(job, choice, islands(*encoders, llm)))
+    assert {each.of("llm").ep for each in found} >= {llm.ep}
+    assert all(each.of("llm").tp * each.of("llm").cp % each.of("llm").ep == 0 for each in found)
 
 
 def test_modules_change_pools_and_stay_in_those_that_take_them():

@@ -242,6 +242,11 @@ def test_what_fits_nowhere_is_refused_in_one_line(mode):
             r"no dp of 'llm' among \[1, 2, 4, 8\] .* nearest: 8 samples",
             id="batch",
         ),
+        pytest.param(
+            {"layouts": (ModuleLayout(module="vision"), ModuleLayout(module="llm", tp=2))},
+            "the grid of 'llm', tp 2 and cp 1, but the layout of 'vision' has tp 1 and cp 1; nearest: equal",
+            id="grids",
+        ),
         pytest.param({"memory_gb": 0.1}, "of 'llm' take [0-9]+ bytes a rank at least", id="state"),
     ],
 )

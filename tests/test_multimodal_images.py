@@ -11,12 +11,10 @@ from transformers.models.phi4_multimodal import modeling_phi4_multimodal as phi4
 from transformers.models.pixtral import modeling_pixtral as pixtral
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
-from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 
 from runtime.frontend.multimodal import ModalityModule, MultimodalModule
 from runtime.frontend.parallel import Ranks
 from runtime.models.norm import widen_norms
-from runtime.models.patch_attention import rotated
 from runtime.models.patch_grid import patches_of, step_of
 from tests import tiny_models, user_models
 from tests.test_adapters_encoders import CASES
@@ -32,13 +30,7 @@ IDS = ([1, VISION, 2, 3], [VISION, 4, VISION, 5], [6, 7])
 
 @pytest.fixture(autouse=True)
 def _rotations_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers turns queries and keys of Qwen's towers in float32 alone."""
-
-    def turned(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        return rotated(q, cos, sin), rotated(k, cos, sin)
-
-    for family in (qwen2, qwen2_5):
-        monkeypatch.setattr(family, "apply_rotary_pos_emb_vision", turned)
+    user_models.rotate_in_given_precision(monkeypatch, qwen2, qwen2_5)
 
 
 def pixtral_tower() -> PreTrainedModel:
@@ -219,11 +211,6 @@ def test_grids_that_do_not_fit(changes: dict[str, Any], what: str) -> None:
 
 
 def test_what_is_refused_about_towers() -> None:
-    config = qwen3.Qwen3VLVisionConfig(
-        **QWEN, hidden_size=32, out_hidden_size=tiny_models.WIDTH, deepstack_visual_indexes=[0]
-    )
-    with pytest.raises(ValueError, match=r"'vision': its blocks give features .* a job file can have both"):
-        model_of(qwen3.Qwen3VLVisionModel(config).double(), "merger")
     with pytest.raises(ValueError, match="there is nothing between the two"):
         model_of(qwen2_tower(), "merger", postprocess_module_callback=user_models.squashed)
     with pytest.raises(ValueError, match="projector must be 'merger', got 'mlp'"):

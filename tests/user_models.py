@@ -1,7 +1,9 @@
 """Tiny transformers models as users hand them in, batches for them, and callbacks that processes can find."""
 
+from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from transformers import (
@@ -26,6 +28,7 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from runtime.frontend.multimodal import ModalityModule, MultimodalModule
 from runtime.models.norm import widen_norms
+from runtime.models.patch_attention import rotated
 from tests import tiny_models
 
 LLAMA = tiny_models.LLAMA
@@ -151,3 +154,13 @@ def broken(inputs: dict[str, Any], output: tuple[Tensor, ...]) -> tuple[Tensor, 
 
 def broken_before(inputs: dict[str, Any]) -> dict[str, Any]:
     return {"pixel_values": inputs["pixels"]}
+
+
+def rotate_in_given_precision(monkeypatch: pytest.MonkeyPatch, *families: ModuleType) -> None:
+    """Let Qwen's towers rotate queries and keys in their own precision; transformers uses float32 only."""
+
+    def turned(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return rotated(q, cos, sin), rotated(k, cos, sin)
+
+    for family in families:
+        monkeypatch.setattr(family, "apply_rotary_pos_emb_vision", turned)

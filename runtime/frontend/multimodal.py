@@ -12,17 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import PreTrainedModel
 
-from runtime.frontend.alone import features_of
+from runtime.frontend.alone import features_of, sample_loss
 from runtime.frontend.architecture import Architecture, architecture_of
-from runtime.frontend.batch import EncoderInput, PreparedBatch, prepare, visible
+from runtime.frontend.batch import EncoderInput, PreparedBatch, prepare
 from runtime.frontend.callbacks import BeforeEncoder, BeforeLLM
 from runtime.frontend.items import reader_of
 from runtime.frontend.stage import AfterCallback, AroundProjector
 from runtime.frontend.tiles import words_of
-from runtime.models.adapter import PLACEHOLDER
 from runtime.models.projector import PROJECTORS, kind_of
 from workbench.data.sample import Item
 from workbench.model.families.tiles import NEWLINE
@@ -30,8 +28,6 @@ from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import TEXT, ModelGraph, Module, connect
 from workbench.model.projector import Projector
 from workbench.model.trainable import Trainable
-
-# Shape suffixes: T = tokens of a sample, D = width of the language model.
 
 LLM = "llm"  # the language model's name in plans
 _DERIVED = ("transformers_version", "_name_or_path", "architectures", "dtype", "torch_dtype")
@@ -113,17 +109,13 @@ class ModalityModule(nn.Module):
                 f"module {name!r} is {'the language model' if llm_width is None else 'an encoder'}: want "
                 f"{'no' if llm_width is None else 'a'} projector, got {self.kind}"
             )
-        module = module_from_config(
+        return module_from_config(
             kept,
             name=name,
             modality=TEXT if llm_width is None else name,
             projector=None if self.kind is None else Projector(self.kind),
             llm_width=llm_width,
         )
-        if module.layers[-1].stacked > 1:
-            what = "its blocks give features for the LLM's first blocks (DeepStack), which are not added here"
-            raise ValueError(f"module {name!r}: {what}; a job file can have both")
-        return module
 
     def fit_projector(self, module: Module) -> None:
         """Create the projector once the language model's width is known, or check the given one.
@@ -334,7 +326,11 @@ class MultimodalModule(nn.Module):
             for name, part in self.leaves():
                 reader, held = reader_of(part.module, known[name].adapter), part.held
                 features |= features_of(name, held, part.around, reader, prepared)
-            sums = [self._sample_loss(index, prepared, features) for index in range(len(prepared.samples))]
+            llm = self.parts()[LLM].module
+            sums = [
+                sample_loss(llm, known[LLM], prepared, index, features)
+                for index in range(len(prepared.samples))
+            ]
         count = sum(num for _, num in sums)
         if not count:
             raise ValueError("the batch has no text token to predict")
@@ -352,27 +348,6 @@ class MultimodalModule(nn.Module):
         finally:
             for weight in frozen:
                 weight.requires_grad = True
-
-    def _sample_loss(
-        self, index: int, prepared: PreparedBatch, features: Mapping[tuple[str, Item], Tensor]
-    ) -> tuple[Tensor, int]:
-        """Loss summed over the next text tokens of one sample, and their number."""
-        model = self.parts()[LLM].module
-        embed = model.get_input_embeddings()
-        ids, embedded = [], []
-        for segment in prepared.samples[index].segments:
-            if segment.modality == TEXT:
-                ids_T = prepared.source.token_ids(index, segment, model.config.vocab_size).to(model.device)
-                embedded.append(embed(ids_T))
-            else:
-                embedded.append(features[segment.modality, Item(index, segment.k)])
-                ids_T = torch.full((segment.tokens_out,), PLACEHOLDER, device=model.device)
-            ids.append(ids_T)
-        seen = visible(prepared.samples[index], self.architectures()[LLM].module, model.device)
-        logits_TV = model(inputs_embeds=torch.cat(embedded)[None], attention_mask=seen).logits[0]
-        next_T = torch.cat(ids)[1:]
-        loss = functional.cross_entropy(logits_TV[:-1], next_T, ignore_index=PLACEHOLDER, reduction="sum")
-        return loss, int((next_T != PLACEHOLDER).sum())
 
 
 def _check_encoder(name: str, encoder: object) -> None:

@@ -81,7 +81,7 @@ def fastest_layout(
     result = _best(
         steps, best_first(families), lambda bound_s, best_s: bound_s * ROUNDING > best_s, accepts, report
     )
-    return _best_layout(job, mode, result, total, space.obstacle)
+    return _best_layout(job, mode, result, total, lambda: _unlike_grids(job, mode) or space.obstacle())
 
 
 def exhaustive_layout(
@@ -92,7 +92,7 @@ def exhaustive_layout(
     space = _space(steps, None, freedom)
     layouts = list(space.layouts(mode))
     result = _best(steps, layouts, lambda bound_s, best_s: False, any_layout, silent)
-    return _best_layout(job, mode, result, len(layouts), space.obstacle)
+    return _best_layout(job, mode, result, len(layouts), lambda: _unlike_grids(job, mode) or space.obstacle())
 
 
 def likely_layouts(job: Job, cost: CostModel, mode: Mode, most: int) -> tuple[FoundLayout, ...]:
@@ -202,6 +202,22 @@ def _best_layout(
         raise ValueError(f"job {job.name!r}: {_refusal(mode, result.smallest, obstacle)}")
     choice, step = result.best
     return FoundLayout(choice=choice, step=step, num_layouts=num_layouts, num_priced=result.num_priced)
+
+
+def _unlike_grids(job: Job, mode: Mode) -> str | None:
+    """The first encoder whose layout in the job excludes a homogeneous layout; None: there is none."""
+    given = {layout.module: layout for layout in job.layouts}
+    llm = given.pop(job.model.llm.name, None)
+    if mode is not Mode.HOMOGENEOUS or llm is None:
+        return None
+    for name, layout in given.items():
+        if (layout.tp, layout.cp) != (llm.tp, llm.cp):
+            return (
+                f"encoders share the grid of {llm.module!r}, tp {llm.tp} and cp {llm.cp}, but the layout of "
+                f"{name!r} has tp {layout.tp} and cp {layout.cp}; nearest: equal ones, or no layout of "
+                f"{name!r}"
+            )
+    return None
 
 
 def _refusal(

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations, product
 from operator import le
+from typing import Any
 
 from workbench.explain.neighbours import ChangeKind, neighbours
 from workbench.job.device_pools import check_taken
@@ -128,10 +129,8 @@ def _replicas_traded(arrangement: Arrangement) -> Iterator[tuple[Degrees, ...]]:
                 each.dp % 2 == 0
             )
             for degree, dp in pairs:
-                if degree * each.tp * each.cp // value % each.ep and name != "pp":
-                    continue
-                other = replace(each, **{name: degree, "dp": dp})
-                yield tuple(other if d is each else d for d in arrangement.degrees)
+                for other in _changed(each, **{name: degree, "dp": dp}):
+                    yield tuple(other if d is each else d for d in arrangement.degrees)
 
 
 def _other_replicas(job: Job, arrangement: Arrangement) -> Iterator[tuple[Degrees, ...]]:
@@ -174,9 +173,7 @@ def _sizes_near(degrees: Degrees) -> Iterator[Degrees]:
         others = {2 * value, value // 2 if value % 2 == 0 else 0}
         others |= {value + 1, value - 1} if name == "pp" else set()
         for other in sorted(others - {0}):
-            changed = replace(degrees, **{name: other})
-            if changed.tp * changed.cp % changed.ep == 0:
-                yield changed
+            yield from _changed(degrees, **{name: other})
 
 
 def _other_depths(arrangement: Arrangement) -> Iterator[tuple[Degrees, ...]]:
@@ -197,9 +194,9 @@ def _swapped(arrangement: Arrangement) -> Iterator[tuple[Degrees, ...]]:
     """Swap two degrees of one module; its number of ranks stays."""
     for each in arrangement.degrees:
         for one, other in combinations(("tp", "cp", "pp"), 2):
-            swapped = replace(each, **{one: getattr(each, other), other: getattr(each, one)})
-            if swapped != each and swapped.tp * swapped.cp % each.ep == 0:
-                yield tuple(swapped if d is each else d for d in arrangement.degrees)
+            for swapped in _changed(each, **{one: getattr(each, other), other: getattr(each, one)}):
+                if swapped != each:
+                    yield tuple(swapped if d is each else d for d in arrangement.degrees)
 
 
 def _filled(degrees: tuple[Degrees, ...], num_ranks: int) -> Iterator[tuple[Degrees, ...]]:
@@ -209,9 +206,15 @@ def _filled(degrees: tuple[Degrees, ...], num_ranks: int) -> Iterator[tuple[Degr
         for name in ("pp", "cp"):
             value = getattr(each, name)
             extra = free // (each.num_ranks // value)
-            if extra > 0 and (name == "pp" or (value + extra) * each.tp % each.ep == 0):
-                larger = replace(each, **{name: value + extra})
+            for larger in _changed(each, **{name: value + extra}) if extra > 0 else ():
                 yield tuple(larger if other is each else other for other in degrees)
+
+
+def _changed(degrees: Degrees, **changes: Any) -> Iterator[Degrees]:
+    """The degrees with some changed; none if the experts cannot be distributed over the new grid."""
+    tp, cp = changes.get("tp", degrees.tp), changes.get("cp", degrees.cp)
+    if tp * cp % degrees.ep == 0:
+        yield replace(degrees, **changes)
 
 
 def _fitted(job: Job, placement: Placement, degrees: tuple[Degrees, ...]) -> tuple[Degrees, ...]:
