@@ -185,14 +185,14 @@ def plan_all(profile: Profile, progress: Progress) -> tuple[Planned, ...]:
     """Every strategy on every mix, checked, priced and simulated."""
     cost = CostModel(profile)
     cluster = local_cluster(profile.machine_link("intra").link, profile.memory_bytes)
-    found: list[Planned] = []
+    plans: list[Planned] = []
     for mix in MIXES:
         for strategy in STRATEGIES:
             plan = strategy(demo_job(mix, cluster), cost)
             name = f"{plan.strategy}.{mix}"
-            progress(len(found), len(MIXES) * len(STRATEGIES), f"planning {name}")
-            found.append(predicted(name, mix, plan, cost))
-    return tuple(found)
+            progress(len(plans), len(MIXES) * len(STRATEGIES), f"planning {name}")
+            plans.append(predicted(name, mix, plan, cost))
+    return tuple(plans)
 
 
 def predicted(name: str, mix: str, plan: Plan, cost: CostModel) -> Planned:
@@ -202,7 +202,7 @@ def predicted(name: str, mix: str, plan: Plan, cost: CostModel) -> Planned:
 
 
 def write_predictions(planned: tuple[Planned, ...], path: Path) -> None:
-    """What was predicted, before anything runs that it is held against."""
+    """What was predicted, before anything runs that it is compared with."""
     rows = [
         {"plan": item.name, "plan_hash": item.plan_hash, "predicted_s": item.predicted_s} for item in planned
     ]
@@ -216,10 +216,10 @@ def execute_all(
 
     Where it drifted in a round, it is before the next one, for which the same plans are predicted anew.
     """
-    found: list[Ran] = []
+    runs: list[Ran] = []
     recalibrated = 0
     for turn in range(ROUNDS):
-        if turn > 0 and is_beyond(_drift_of(found[-len(planned) :])):
+        if turn > 0 and is_beyond(_drift_of(runs[-len(planned) :])):
             recalibrated += 1
             profile = calibrate(pool, out / f"profile.{recalibrated}.json", progress)
             cost = CostModel(profile)
@@ -227,10 +227,10 @@ def execute_all(
             write_predictions(planned, out / f"predictions.{recalibrated}.json")
         with beside():
             for item in planned:
-                progress(len(found), ROUNDS * len(planned), f"running {item.name}")
+                progress(len(runs), ROUNDS * len(planned), f"running {item.name}")
                 ran = run_local(item.plan, RunSettings(steps=STEPS, warmup=WARMUP), pool=pool)
-                found.append(Ran(planned=item, traces=ran.traces))
-    return found, recalibrated
+                runs.append(Ran(planned=item, traces=ran.traces))
+    return runs, recalibrated
 
 
 def _drift_of(ran: Sequence[Ran]) -> float | None:
@@ -240,13 +240,13 @@ def _drift_of(ran: Sequence[Ran]) -> float | None:
 
 def watch_all(planned: tuple[Planned, ...], pool: Pool, progress: Progress) -> tuple[Trace, ...]:
     """One more step of every plan with its memory watched, which makes it slower: it is not timed."""
-    found = []
+    traces = []
     for done, item in enumerate(planned):
         progress(done, len(planned), f"watching the memory of {item.name}")
-        found.append(
+        traces.append(
             run_local(item.plan, RunSettings(warmup=WARMUP, collect=Collect.MEMORY), pool=pool).trace
         )
-    return tuple(found)
+    return tuple(traces)
 
 
 def summarise(

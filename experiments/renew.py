@@ -1,8 +1,8 @@
-"""Make stale results anew, one script after the other.
+"""Recompute stale results, one script after the other.
 
-Stale is a result whose modules or data differ from those that it was made of, or that a checkout with
-changes wrote. A script that reads results of others comes after them. Each runs in a process of its own
-and writes its result as it ends, so that a run that was cut off goes on where it stopped.
+A result is stale if its modules or data differ from those that it was computed from, or if a checkout with
+changes wrote it. A script that reads results of others comes after them. Each runs in a process of its own
+and writes its result as it ends, so that an interrupted run resumes where it stopped.
 Run:     python -m experiments.renew [NAME...] [--list] [--limit SECONDS] [--json]
 """
 
@@ -30,8 +30,8 @@ def stale(names: Sequence[str] = ()) -> list[str]:
         ValueError: no script has that name.
     """
     records = {record["script"]: record for record in stored_records()}
-    wanted = chosen(names, tuple(sorted({*scripts(), *records})))
-    return in_order([name for name in wanted if is_stale(records.get(name))], records)
+    selected = chosen(names, tuple(sorted({*scripts(), *records})))
+    return in_order([name for name in selected if is_stale(records.get(name))], records)
 
 
 def is_stale(record: Record | None) -> bool:
@@ -73,15 +73,15 @@ def renew(name: str, limit_s: float) -> str:
         return f"not done after {limit_s:.0f} s"
     if not is_stale(next((each for each in stored_records() if each["script"] == name), None)):
         return ""
-    said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}, and a result that is stale"]
-    return said[-1]
+    lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}, and a result that is stale"]
+    return lines[-1]
 
 
 def main() -> int:
     """The command; the exit status is 1 where a result is still stale, 2 on bad input."""
     parser = command_line(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="PAPER or PAPER/SCRIPT; all by default")
-    parser.add_argument("--list", action="store_true", help="say what is stale and run nothing")
+    parser.add_argument("--list", action="store_true", help="list stale results and run nothing")
     parser.add_argument("--limit", type=float, default=LONGEST_S, metavar="SECONDS", help="for each script")
     arguments = parser.parse_args()
     try:
@@ -97,8 +97,8 @@ def main() -> int:
         why = "" if arguments.list else renew(name, arguments.limit)
         if why:
             failed[name] = why
-        said = "stale" if arguments.list else f"{perf_counter() - began_s:.0f} s {why}".rstrip()
-        print(f"{index}/{len(names)} {name}: {said}", flush=True)
+        state = "stale" if arguments.list else f"{perf_counter() - began_s:.0f} s {why}".rstrip()
+        print(f"{index}/{len(names)} {name}: {state}", flush=True)
     if arguments.json:
         print(json.dumps({"stale": names, "failed": failed}))
     return 1 if failed or (arguments.list and names) else 0

@@ -260,7 +260,7 @@ def _launch(options_by_name: dict[str, Any]) -> int:
         missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in os.environ]
         if missing:
             raise ValueError(
-                f"{missing[0]} is not set: start me with torchrun, "
+                f"{missing[0]} is not set: start this with torchrun, "
                 "e.g. torchrun --nproc-per-node 4 -m runtime.launch plan.json"
             )
         device = launched_device(options.device)
@@ -330,7 +330,7 @@ def prepare(options: RunOptions, plan: Plan) -> tuple[RunSettings, DataSource | 
     if options.job is not None and not options.next_samples:
         raise ValueError("--job groups the next samples; want --next-samples")
     if options.resume and options.checkpoint is None:
-        raise ValueError("--resume goes on from a folder of checkpoints; want --checkpoint FOLDER")
+        raise ValueError("--resume continues from a folder of checkpoints; want --checkpoint FOLDER")
     rule = None if options.job is None else _rule_of(options.job, plan)
     source = source_of(options.data, options.data_keys, plan, timeout_s=options.timeout_s)
     following = following_of(source if options.next_samples else None, plan)

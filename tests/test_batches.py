@@ -127,7 +127,8 @@ def test_a_segment_that_nothing_brings_to_the_llm_is_refused() -> None:
     sample = Sample(9, (Segment(TEXT, 0, 2, 2), Segment("video", 0, 4, 4)))
     plan = tiny_models.plan_of(tiny_models.two_encoders(), (sample,))
     with pytest.raises(
-        ValueError, match="no module brings 'video' to the LLM or makes it; it has audio, text, vision"
+        ValueError,
+        match="no module encodes 'video' for the LLM or makes it; the plan has audio, text, vision",
     ):
         microbatch_data(plan, plan.stages[-1], plan.microbatches[-1], SOURCE, dtype=torch.float32)
     missing = Microbatch(module="vision", replica=0, index=0, rows=((Item(9, 0),),))

@@ -7,7 +7,7 @@ from runtime.world.pool import Pool
 def test_the_slower_rank_counts_and_ratios_are_of_quartiles():
     ways = {"there": 1.0, "made": 2.0, "beside": 5.0, "one": 1.0, "one_beside": 3.0}
     one, other = ({name: [s * k * r for r in (1, 2, 3, 4)] for name, s in ways.items()} for k in (1, 2))
-    found = reduction.judged([one, other])
+    found = reduction.summarised([one, other])
     assert found["made_s"] == 8.0
     assert (found["shared"], found["one_shared"]) == (2.5, 3.0)
 

@@ -96,10 +96,10 @@ def test_a_strategys_plan_takes_what_predict_says(name: str, kind: str, tmp_path
 def test_a_walk_gives_what_each_candidate_gives_alone() -> None:
     moves = (bench.with_other_cut, bench.with_other_cut, bench.with_other_microbatch)
     walk = list(islice(bench.walk(candidate_of(job_of()), moves), 12))
-    fast = [bench.judged(each, COST) for each in walk]
+    fast = [bench.evaluated(each, COST) for each in walk]
     assert len(set(fast)) > 2
     clear_caches()
-    assert fast == [bench.judged_before(each, COST) for each in walk]
+    assert fast == [bench.evaluated_uncached(each, COST) for each in walk]
 
 
 def training_alone(job: Job, trained: Set[int]) -> Job:
@@ -275,9 +275,9 @@ def test_optimizer_instances_that_do_not_divide_all_ranks_are_refused_in_the_sam
     ("change", "reason"),
     [
         pytest.param(
-            {"layouts": (ModuleLayout(module="llm", dp=2),)}, "replicas or places", id="own-degrees"
+            {"layouts": (ModuleLayout(module="llm", dp=2),)}, "their own dp or rank_offset", id="own-degrees"
         ),
-        pytest.param({"microbatch_samples": 5}, "does not divide by 5 x 4", id="samples-left-over"),
+        pytest.param({"microbatch_samples": 5}, "is not a multiple of 5 x 4", id="samples-left-over"),
     ],
 )
 def test_jobs_without_equal_replicas_have_no_one_replica(change: dict[str, object], reason: str) -> None:

@@ -70,13 +70,13 @@ def test_who_is_killed_already_is_told_from_who_lives_on():
 def test_rounds_are_kept_for_the_same_draws_alone(tmp_path):
     out = tmp_path / "chaos.json"
     found = Findings(code=2, said="killed", orphans=["one"], recovery_s=2.0)
-    played = Played(number=3, component="run", fault=Fault.KILL_WORKER, seconds=1.0, found=found)
+    played = Played(number=3, component="run", fault=Fault.KILL_WORKER, seconds=1.0, findings=found)
     asked = {"device": "a", "seed": 0}
     assert kept_rounds(out, asked) == []
     write_record(out, asked, [played])
     assert kept_rounds(out, asked) == [played]
     assert kept_rounds(out, asked, ["run"]) == []
-    with pytest.raises(ValueError, match=r"its seed is 0, want 1 to go on"):
+    with pytest.raises(ValueError, match=r"its seed is 0, want 1 to resume"):
         kept_rounds(out, asked | {"seed": 1})
 
 
@@ -220,7 +220,7 @@ class TestFindings:
     def test_sums_count_what_was_found(self):
         bad = Findings(orphans=["one", "two"], lost_steps=3, wrong_losses=1, recovery_s=2.0)
         rounds = [
-            Played(number=number, component="run", fault=Fault.KILL_WORKER, seconds=1.0, found=found)
+            Played(number=number, component="run", fault=Fault.KILL_WORKER, seconds=1.0, findings=found)
             for number, found in enumerate((Findings(recovery_s=1.0), bad))
         ]
         total = summary(rounds)

@@ -157,7 +157,7 @@ def test_the_latest_whole_one_is_found_behind_a_torn_one(lowered, saved, tmp_pat
     told = checkpoints_in(tmp_path, 2, Begin.LATEST, identity(lowered)).passed_over
     assert told is not None
     assert told.startswith(f"checkpoint {later} is torn: ")
-    assert told.endswith(f"; going on from {tmp_path / f'step-{STEPS:010}'}")
+    assert told.endswith(f"; resuming from {tmp_path / f'step-{STEPS:010}'}")
 
 
 def test_nothing_is_said_where_the_newest_one_is_whole(lowered, saved):

@@ -91,7 +91,7 @@ def test_the_earlier_format_is_imported_by_those_who_trust_it(lowered, pool, sav
     whole = latest_whole(tmp_path / "new", identity(lowered))
     assert_same(result, run_lowered(lowered, saving(tmp_path / "new", whole), pool=pool))
     again = workbench(*command, "--trust")
-    assert "holds something; want a new folder" in again.output
+    assert "is not empty; want a new folder" in again.output
 
 
 def test_tensors_are_safetensors_with_their_sums_and_kinds(tmp_path):
@@ -178,7 +178,7 @@ def test_a_folder_has_one_writer_until_it_ends(lowered, tmp_path, capsys):
 def test_writers_of_other_machines_are_not_taken_for_ended(tmp_path):
     owner = Owner(host="elsewhere", boot="", space="", pid=1, start=0)
     (tmp_path / LOCK).write_text(owner.as_json())
-    with pytest.raises(ValueError, match=r"1 on 'elsewhere', which cannot be asked.*remove .*writer.json"):
+    with pytest.raises(ValueError, match=r"1 on 'elsewhere', which cannot be checked.*remove .*writer.json"):
         refuse_writer(tmp_path, wait_s=0.0)
     (tmp_path / LOCK).write_text('{"host": "\x1b"}')
     with pytest.raises(ValueError, match=r"writer.json: cannot be read"):

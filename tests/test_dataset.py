@@ -213,9 +213,7 @@ def test_make_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[
             id="no-name",
         ),
         pytest.param("", "no examples in it", id="empty"),
-        pytest.param(
-            '{"id": 1, "segments": [{"text": "x"}]}\n' * 2, "line 2: id 1 is there twice", id="twice"
-        ),
+        pytest.param('{"id": 1, "segments": [{"text": "x"}]}\n' * 2, "line 2: id 1 occurs twice", id="twice"),
     ],
 )
 def test_wrong_folders_are_named(tmp_path: Path, line: str, message: str) -> None:

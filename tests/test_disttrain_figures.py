@@ -7,7 +7,7 @@ import pytest
 
 from experiments.disttrain.figure3 import MODEL, MODULES, SIDES_PX, configurations, forward_ms
 from experiments.disttrain.figure4 import CASES, LLM_PP, MICROBATCHES, idle_fractions
-from experiments.disttrain.figure17 import executed, judged
+from experiments.disttrain.figure17 import evidence_of, executed
 from experiments.disttrain.prose import COVERED, figure_11
 from experiments.disttrain.systems import PROFILE, Images, Systems, Workload
 from experiments.harness.printed import printed_rows
@@ -79,12 +79,12 @@ def test_equal_stages_have_no_bubbles_but_at_the_ends():
 def test_figure_17_reads_what_was_executed(tmp_path: Path):
     path = tmp_path / "bench.json"
     with pytest.raises(
-        ValueError, match=r"bench.json: not there; run python -m experiments.bench.preprocess"
+        ValueError, match=r"bench.json does not exist; run python -m experiments.bench.preprocess"
     ):
         executed(path)
     path.write_text(json.dumps({"executed": {"40 x 1024": CELL, "10 x 512, starved": CELL}}))
     assert list(executed(path)) == ["40 x 1024"]
-    assert [claim.holds for claim in judged(executed(path)).claims] == [True, True, True]
+    assert [claim.holds for claim in evidence_of(executed(path)).claims] == [True, True, True]
 
 
 @pytest.mark.parametrize(
@@ -95,13 +95,13 @@ def test_figure_17_reads_what_was_executed(tmp_path: Path):
     ],
 )
 def test_figure_17_can_fail(change: dict[str, float], holds: list[bool]):
-    assert [claim.holds for claim in judged({"bar": CELL | change}).claims] == holds
+    assert [claim.holds for claim in evidence_of({"bar": CELL | change}).claims] == holds
 
 
 def test_nothing_executed_is_no_success(tmp_path: Path):
     path = tmp_path / "bench.json"
     path.write_text(json.dumps({"predicted": {}}))
-    assert not any(claim.holds for claim in judged(executed(path)).claims)
+    assert not any(claim.holds for claim in evidence_of(executed(path)).claims)
 
 
 def test_figure_11_puts_a_small_sample_beside_each_large_one():

@@ -13,7 +13,7 @@ from workbench.strategies.disttrain import task_of
 
 def candidate(pp: int, printed_s: float, whole_s: float, simulated_s: float | None) -> Candidate:
     found = Orchestration(degrees=(Degrees(tp=1, dp=1, pp=pp),), warmup_s=0.0, steady_s=1.0, reduction_s=0.0)
-    return Candidate(found=found, printed_s=printed_s, whole_s=whole_s, simulated_s=simulated_s)
+    return Candidate(orchestration=found, printed_s=printed_s, whole_s=whole_s, simulated_s=simulated_s)
 
 
 def test_regret_is_over_what_fits():

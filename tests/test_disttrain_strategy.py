@@ -66,7 +66,7 @@ def test_what_does_not_fit_is_named():
     job = vision_job(4)
     node = replace(job.cluster.nodes[0], memory_bytes=1000)
     small = replace(job, cluster=replace(job.cluster, nodes=(node,) * len(job.cluster.nodes)))
-    with pytest.raises(ValueError, match="unit 'vision' fits on 4 GPUs of 1e\\+03 bytes in no way"):
+    with pytest.raises(ValueError, match="unit 'vision' does not fit on 4 GPUs of 1e\\+03 bytes"):
         disttrain.plan(small, COST)
 
 

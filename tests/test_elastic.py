@@ -69,7 +69,7 @@ def test_warned_nodes_give_what_they_hold_before_they_go():
         matches_one_process(training)
         assert training.changes[-1].cause is Cause.WARNING
         assert training.layout.num_nodes == 2
-        with pytest.raises(ValueError, match="node 'a' was warned but is not at work; there are c, b"):
+        with pytest.raises(ValueError, match="node 'a' was warned but is not training; nodes are c, b"):
             training.warn(("a",))
 
 

@@ -97,7 +97,7 @@ def test_a_torn_save_is_told_before_an_older_one_goes_on(
     assert "of step 2" in told.stdout
     (warning,) = (line for line in told.stderr.splitlines() if "warning" in line)
     assert warning.startswith(f"workbench: warning: {saves / 'step2'} holds no whole progress: {words}")
-    assert warning.endswith("; passed over, going on from step1 with step 2")
+    assert warning.endswith("; skipped, resuming from step1 with step 2")
 
 
 def test_where_nothing_else_is_saved_a_torn_save_is_refused_by_name(saved: Path, tmp_path: Path):

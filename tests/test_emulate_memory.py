@@ -81,5 +81,5 @@ def test_more_ranks_than_the_machine_holds_are_refused(monkeypatch: pytest.Monke
 
 
 def test_memory_is_watched_of_one_rank_alone():
-    with pytest.raises(ValueError, match="it is watched of plans of one rank, got 5"):
+    with pytest.raises(ValueError, match="it is measured for plans of one rank, got 5"):
         emulate(lower(PLANS["everything"]()), replace(SETTINGS, collect=Collect.MEMORY))

@@ -11,7 +11,7 @@ from experiments.cornstarch.modelled import a40_cost
 from experiments.entrain.bubble_filling import filled_s
 from experiments.entrain.methods import METHODS, assigned, dip_windows, replicas_of
 from experiments.entrain.regrouping import iteration_s
-from experiments.entrain.replica import Deferring, Held, Replica, chain_of, stage_memory
+from experiments.entrain.replica import Deferring, PipelineMemory, Replica, chain_of, stage_memory
 from experiments.entrain.series import one_sample_stages
 from experiments.entrain.stage_work import Judge, Which
 from experiments.entrain.workload import CORPUS_OF, batch_of, job_of
@@ -74,7 +74,7 @@ def test_memory_is_that_of_the_planners_account(planner, recompute: str):
         )
         for module, of in (("vision", own.recompute), ("llm", Recompute.NONE))
     ]
-    held = Held(parts, 1e99)
+    held = PipelineMemory(parts, 1e99)
     number = {s.id: n for n, s in enumerate((*plan.chain["vision", 0], *plan.chain["llm", 0]))}
     for rank in plan.ranks:
         passes = [a._replace(stage=number[a.stage]) for a in plan.program[rank] if a.kind in (Pass.F, Pass.B)]

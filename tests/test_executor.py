@@ -232,7 +232,7 @@ def test_what_no_rank_can_execute_is_refused() -> None:
     gathered = replace(program, actions=(Action(3, Pass.ONLOAD), *program.actions))
     programs = tuple(gathered if p is program else p for p in plan.programs)
     lowered = replace(lower(plan), plan=replace(plan, programs=programs))
-    message = "rank 3: 3ONLOAD brings back a stage that has not left"
+    message = "rank 3: 3ONLOAD onloads a stage that is not offloaded"
     with pytest.raises(ValueError, match=message):
         executor_of(lowered, 3)
 

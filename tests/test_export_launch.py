@@ -142,7 +142,7 @@ def test_a_plan_that_a_target_cannot_say_ends_with_code_2_and_no_folder(plan, tm
     write_plan(plan, tmp_path / "plan.json")
     profile = ("--profile", ROOT / "examples" / "elastic-cpu.json")
     told = ("export", tmp_path / "plan.json", "--to", "torchtitan", "-o", tmp_path / "out", *profile)
-    words = "torchtitan cannot say modules beside the language model ('vision')"
+    words = "torchtitan cannot express modules beside the language model ('vision')"
     refuse(*told, words=words, folder=tmp_path)
 
 

@@ -162,7 +162,7 @@ def test_items_of_users_are_as_large_as_those_of_plans(name: str) -> None:
         assert adapter.item_size(shape)[:2] == example.tokens
     else:
         with pytest.raises(
-            ValueError, match="no rule says what items MllamaVisionModel reads; a job file can"
+            ValueError, match="there is no rule for the items of MllamaVisionModel; a job file can"
         ):
             reader_of(MllamaVisionModel(adapter.config), adapter)
 

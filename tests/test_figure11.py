@@ -8,9 +8,9 @@ from experiments.mimo.figure11 import (
     chosen,
     deviation,
     is_baseline,
-    judged,
     key_of,
     steps_inside,
+    verdicts,
 )
 from experiments.mimo.figure11_runs import Arithmetic, Mix, Played, optimizer, plan_of, train
 from experiments.mimo.loss_curves_runs import runs
@@ -79,11 +79,11 @@ def test_a_layout_that_leaves_the_range_is_counted_and_one_that_leaves_the_bound
     assert abs(deviation([2.0001, 1.0, 0.6], orders) - 0.2) < 1e-9
     same = [p for p in chosen() if p.arithmetic is Arithmetic.BFLOAT16 and not p.run.trains_llm]
     curves = {p: list(orders[p.order % 2]) for p in same}
-    found = judged(same, curves, 3)["groups"][0]
+    found = verdicts(same, curves, 3)["groups"][0]
     assert found["orders_inside_the_others"] == {"least": 3, "median": 3}
     assert not found["off"]
     far = next(p for p in same if not is_baseline(p.run))
-    off = judged(same, curves | {far: [2.0, 1.0, 0.6]}, 3)
+    off = verdicts(same, curves | {far: [2.0, 1.0, 0.6]}, 3)
     assert off["groups"][0]["off"] == [far.run.name]
     assert not off["holds"]
 

@@ -14,7 +14,7 @@ from workbench.plan import build as building
 from workbench.plan.alike import alike_replicas, components
 from workbench.plan.folded import checked_part, judged_part
 from workbench.plan.plan import ModuleSettings, Plan, Sharding
-from workbench.planner.groupings import dealt
+from workbench.planner.groupings import round_robin
 from workbench.planner.layout_choice import Degrees
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
 from workbench.search.joint.arrangement import Arrangement, Placement, stages_of
@@ -69,7 +69,7 @@ def placed(
     groups = tuple((sample.id,) for sample in job.batch)
     choice = Choice(
         stages=(),
-        microbatches=dealt(job, groups, {name: dp for name, (dp, _, _) in sizes.items()}),
+        microbatches=round_robin(job, groups, {name: dp for name, (dp, _, _) in sizes.items()}),
         schedule=schedule,
         settings=job.settings,
     )

@@ -12,10 +12,10 @@ from experiments.cornstarch_icml.figure5 import (
     NUM_GPUS,
     NUM_STAGES,
     Method,
+    evidence_of,
     fsdp_bound,
     fsdp_job,
     gains,
-    judged,
     megatron_counts,
     models,
     pipeline_job,
@@ -60,7 +60,7 @@ def test_the_printed_gain_over_fsdp_is_more_than_its_own_stage_times_allow() -> 
 
 
 def test_claims_hold_where_they_do_and_fail_where_they_do_not() -> None:
-    good, bad = judged(runs()), judged(runs(cornstarch_s=4.0))
+    good, bad = evidence_of(runs()), evidence_of(runs(cornstarch_s=4.0))
     assert [claim.holds for claim in good.claims] == [True] * 5
     assert [claim.holds for claim in bad.claims] == [False, True, True, True, True]
     assert good.ours["modelled/mean_gain_over_fsdp"] == pytest.approx(3.5)
@@ -84,6 +84,6 @@ def test_fsdp_has_two_samples_a_gpu() -> None:
 
 def test_nine_models_and_a_picture(tmp_path) -> None:
     assert len(models()) == 9
-    record = json.loads(json.dumps({"script": "cornstarch_icml/figure5", "ours": judged(runs()).ours}))
+    record = json.loads(json.dumps({"script": "cornstarch_icml/figure5", "ours": evidence_of(runs()).ours}))
     assert has_throughputs(record)
     assert all(path.stat().st_size > 10_000 for path in save(throughputs(record), tmp_path, "one"))

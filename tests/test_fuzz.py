@@ -15,11 +15,11 @@ import pytest
 
 from experiments.doors.whole_configs import CONFIGS
 from experiments.fuzz import trees
-from experiments.fuzz.__main__ import beside, held
+from experiments.fuzz.__main__ import beside, previous_run
 from experiments.fuzz.run import Fuzzing, fuzzed
 from experiments.fuzz.target import Ending, Ready, Target, TargetKind, UnclearError, judged, naming
 from experiments.fuzz.targets.registry import TARGETS
-from experiments.fuzz.worker import made_of
+from experiments.fuzz.worker import prepared
 from runtime.preprocess.answers import ANSWERS
 from runtime.preprocess.messages import KINDS_OF
 from workbench.model.composites.registry import COMPOSITES
@@ -135,7 +135,7 @@ SHORT = (*QUICK, "heard-batch", "served-producer-done")
 
 @pytest.mark.parametrize("name", QUICK)
 def test_good_inputs_are_taken(tmp_path, name):
-    ready = made_of(TARGETS[name], tmp_path)
+    ready = prepared(TARGETS[name], tmp_path)
     for index in range(len(ready.seeds)):
         result = judged(ready, ready.good(index))
         assert (result.ending, result.passed_parse) == (Ending.ACCEPTED, True), result.text
@@ -153,7 +153,7 @@ def test_a_short_run_finds_nothing():
     "path", sorted(FINDINGS.glob("*/*")), ids=lambda path: f"{path.parent.name}/{path.name}"
 )
 def test_what_was_found_stays_mended(tmp_path, path):
-    ready = made_of(TARGETS[path.parent.name], tmp_path)
+    ready = prepared(TARGETS[path.parent.name], tmp_path)
     result = judged(ready, path.read_bytes())
     assert result.ending in (Ending.ACCEPTED, Ending.REFUSED), result.text
 
@@ -221,19 +221,19 @@ def test_a_record_stays_beside_that_of_other_targets(tmp_path):
     old = {"seed": 0, "commit": "a", "seconds": 1.0, "findings": [{"target": "x"}, {"target": "y"}]}
     out.write_text(json.dumps(old | {"targets": {"x": {"inputs": 5, "hangs": 1}, "y": {"inputs": 3}}}))
     new = {"seed": 0, "commit": "b", "seconds": 2.0, "findings": [], "targets": {"x": {"inputs": 7}}}
-    record = beside(new, held(out, 0))
+    record = beside(new, previous_run(out, 0))
     assert (record["inputs"], record["hangs"], record["seconds"]) == (10, 0, 3.0)
     assert record["findings"] == [{"target": "y"}]
     assert record["targets"]["x"]["commit"] == "b"
     with pytest.raises(ValueError, match="its seed is 0, got --seed 1; nearest: 0, or another --out"):
-        held(out, 1)
+        previous_run(out, 1)
     out.write_text("[]")
     with pytest.raises(ValueError, match=r"want a record of `python -m experiments\.fuzz`"):
-        held(out, 0)
+        previous_run(out, 0)
 
 
 def test_inputs_follow_from_seed_target_and_number(tmp_path):
-    ready = made_of(TARGETS["keys-client"], tmp_path)
+    ready = prepared(TARGETS["keys-client"], tmp_path)
     first, again, other = (ready.mutant(Random(f"0:a:{number}")) for number in (5, 5, 6))
     assert first == again != other
 

@@ -13,7 +13,7 @@ from experiments.gpu_day import beside
 from experiments.gpu_day.campaign import PARTS, Extent, Session
 from experiments.gpu_day.jobs import judged, rehearsed
 from experiments.gpu_day.plans import measure
-from experiments.gpu_day.predictions import FORETOLD, JUDGED, read_predictions
+from experiments.gpu_day.predictions import JUDGED, PREDICTED, read_predictions
 from experiments.gpu_day.profile import HEADER, LAYERS
 from experiments.gpu_day.profile import main as profile_main
 from experiments.gpu_day.store import PREDICTIONS, read_rows, write_rows
@@ -103,12 +103,12 @@ def test_predictions_were_written_before_any_judged_plan_ran(campaign):
     folder, _ = campaign
     rows = list(read_rows(folder / "plans.jsonl").values())
     places = {row.key: index for index, row in enumerate(rows)}
-    digest = rows[places[FORETOLD]].values["digest"]
+    digest = rows[places[PREDICTED]].values["digest"]
     predicted = {one.plan_hash: one.predicted_s for one in read_predictions(folder, digest).plans}
     runs = [row for row in rows if row.values["kind"] == JUDGED]
     assert {row.values["plan_hash"] for row in runs} == set(predicted)
     for row in runs:
-        assert places[row.key] > places[FORETOLD]
+        assert places[row.key] > places[PREDICTED]
         assert row.values["digest"] == digest
         assert row.values["predicted_s"] == predicted[row.values["plan_hash"]]
 
@@ -139,7 +139,7 @@ def test_nothing_is_predicted_before_all_rehearsals(copied):
     del rows[rehearsal]
     write_rows(copied.folder / "plans.jsonl", "plans", rows.values())
     with pytest.raises(ValueError, match="nothing is predicted"):
-        measure(copied, FORETOLD)
+        measure(copied, PREDICTED)
 
 
 def test_a_profile_of_another_device_is_refused(copied):

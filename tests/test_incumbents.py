@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from experiments.search.spaces import spaces
-from workbench.planner.groupings import dealt, groups_of, resized
+from workbench.planner.groupings import groups_of, resized, round_robin
 from workbench.search.joint.choice import Choice, draft_of
 from workbench.search.joint.evaluate import changed
 from workbench.search.joint.grouping import exchanged
@@ -51,7 +51,7 @@ def test_another_number_of_microbatches_has_a_seat_of_its_own():
     ids = [sample.id for sample in SPACE.job.batch]
     counts = dict.fromkeys((each.module for each in held.microbatches), 1)
     single, paired = (
-        Incumbent(value, replace(held, microbatches=dealt(SPACE.job, groups, counts)), 0, "drawn")
+        Incumbent(value, replace(held, microbatches=round_robin(SPACE.job, groups, counts)), 0, "drawn")
         for value, groups in ((2.1, [(each,) for each in ids]), (2.0, [(ids[0], ids[1]), (ids[2], ids[3])]))
     )
     assert admitted([paired], single) == [paired, single]
@@ -110,6 +110,6 @@ def test_no_choice_that_is_quick_to_come_by_is_proposed_twice(seed):
 def test_samples_stand_in_a_microbatch_in_one_order_however_they_came_there():
     ids = [sample.id for sample in SPACE.job.batch]
     assert resized([(each,) for each in reversed(ids)], 2) == (tuple(ids[2:]), tuple(ids[:2]))
-    pairs = dealt(SPACE.job, ((ids[0], ids[2]), (ids[1], ids[3])), {"audio": 1, "llm": 1})
+    pairs = round_robin(SPACE.job, ((ids[0], ids[2]), (ids[1], ids[3])), {"audio": 1, "llm": 1})
     swapped = exchanged(SPACE.job, pairs, ids[0], ids[3])
     assert groups_of(SPACE.job, swapped) == ((ids[2], ids[3]), (ids[0], ids[1]))

@@ -134,7 +134,7 @@ def test_given_degrees_get_their_ranks():
     ("changed", "words"),
     [
         ({"microbatch_samples": 5}, "nearest: 20 or 25 samples"),
-        ({"max_ranks": 4}, "nearest: 6 ranks, what the layouts ask for"),
+        ({"max_ranks": 4}, "nearest: 6 ranks, the fewest that the layouts need"),
     ],
 )
 def test_no_configuration_names_the_nearest_job(changed, words: str):

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from experiments.bench import kernel_bars, kernel_turns, kernels
-from experiments.bench.kernel_bars import JUDGED, bars, least_ratios
+from experiments.bench.kernel_bars import BAR_TOKENS, bars, least_ratios
 from experiments.bench.kernel_cells import (
     Cell,
     attention_of,
+    built_flex_mask,
     flex_mask,
-    made_flex_mask,
     runs_on,
     set_up,
 )
@@ -50,7 +50,7 @@ def test_flex_attention_computes_the_same(ranks: int):
 @pytest.mark.parametrize("mask", ["causal", "EP", "EE", "MP"])
 def test_flex_attention_gets_the_tiles_that_it_would_make_itself(mask: str):
     stage = set_up(Cell(mask, 1000, **TINY), torch.device(DEVICE), torch.float16)
-    ours, made = flex_mask(stage.mask), made_flex_mask(stage.mask)
+    ours, made = flex_mask(stage.mask), built_flex_mask(stage.mask)
     for side in ("kv", "full_kv", "q", "full_q"):
         counts = getattr(made, f"{side}_num_blocks")
         assert torch.equal(getattr(ours, f"{side}_num_blocks"), counts)
@@ -237,7 +237,7 @@ def test_what_the_goals_speak_of_is_measured_first():
     """Causal, EP, EE and MP at 16k and 64k against the rivals; what compiles for minutes is last."""
     found = list(kernels.units(list(kernels.cells(kernels.LENGTHS, 2))))
     assert [(unit.cell.mask, unit.cell.length) for unit in found[:8]] == [
-        (mask, length) for length in JUDGED for mask in ("causal", "EP", "EE", "MP")
+        (mask, length) for length in BAR_TOKENS for mask in ("causal", "EP", "EE", "MP")
     ]
     assert found[0].who == (Who.OURS, Who.FLEX, Who.CUDNN, Who.FLASH)
     assert {unit.who for unit in found[1:4]} == {(Who.OURS, Who.FLEX)}
@@ -293,14 +293,14 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_least_ratios_need_every_mask_and_length():
     """The smallest rival's time over ours; null as soon as one cell is missing."""
-    cells = list(product(("causal", "EP", "EE", "MP"), JUDGED))
+    cells = list(product(("causal", "EP", "EE", "MP"), BAR_TOKENS))
     ours = [row for mask, length in cells for row in timed(Who.OURS, 1.0, 2.0, mask=mask, length=length)]
     flex = [
         row
         for mask, length in cells
         for row in timed(Who.FLEX, 1.25 if (mask, length) == cells[3] else 1.5, 5.0, mask=mask, length=length)
     ]
-    cudnn = [row for length in JUDGED for row in timed(Who.CUDNN, 0.8, 1.5, mask="causal", length=length)]
+    cudnn = [row for length in BAR_TOKENS for row in timed(Who.CUDNN, 0.8, 1.5, mask="causal", length=length)]
     assert least_ratios([*ours, *flex, *cudnn]) == {
         "flex_forward_min": 1.25,
         "flex_backward_min": 2.5,

@@ -177,7 +177,7 @@ def test_outside_torchrun_the_cure_is_named(
         monkeypatch.delenv(name, raising=False)
     write_plan(plan, tmp_path / "plan.json")
     assert main([str(tmp_path / "plan.json")]) == 2
-    assert "start me with torchrun" in capsys.readouterr().err
+    assert "start this with torchrun" in capsys.readouterr().err
 
 
 def torchrun(num_processes: int, *arguments: str) -> "subprocess.CompletedProcess[str]":

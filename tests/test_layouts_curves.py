@@ -86,8 +86,8 @@ def test_judges_against_the_baseline_of_what_trains():
     other = replace(base, figure="13a", config="other")
     fine = {"num_ranks": 1, "state": {"weight": 0.0}, "losses": [4.0, 3.0]}
     off = fine | {"losses": [4.0, 3.1]}
-    assert loss_curves.judged([base, other], [fine, fine])["holds"]
-    told = loss_curves.judged([base, other], [fine, off])
+    assert loss_curves.summary_of([base, other], [fine, fine])["holds"]
+    told = loss_curves.summary_of([base, other], [fine, off])
     assert [row["name"] for row in told["off"]] == ["figure 13a: other"]
     assert abs(told["step_range"]["13a"] - 0.1) < 1e-12
-    assert not loss_curves.judged([base, other], [fine])["holds"], "a curve that is missing"
+    assert not loss_curves.summary_of([base, other], [fine])["holds"], "a curve that is missing"

@@ -276,7 +276,7 @@ SHARED = {"rank_offset": 0}
         ),
         (
             {"vision": SHARED, "llm": SHARED | {"pp": None}},
-            "on the same ranks want pp, module 'llm' has none",
+            "on the same ranks need pp, module 'llm' has none",
         ),
         (
             {"vision": SHARED | {"dp": 2}, "llm": SHARED | {"tp": 2}},

@@ -66,5 +66,5 @@ def test_work_and_time_follow_the_mask():
 
 
 def test_a_folder_says_its_masks_itself():
-    with pytest.raises(ValueError, match=r"says the masks; leave mask 'gemma' out of job 'masks'"):
+    with pytest.raises(ValueError, match=r"sets the masks; remove mask 'gemma' from job 'masks'"):
         with_data(job_of("gemma"), Path("examples"))

@@ -138,7 +138,7 @@ def test_special_tokens_in_pieces_are_named() -> None:
 
 def test_a_callback_before_the_llm_that_loses_a_sample() -> None:
     model = user_models.valm(preprocess_callback=lambda outputs, inputs: {"input_ids": []})
-    with pytest.raises(ValueError, match="the callback before the LLM made 0 samples of 4"):
+    with pytest.raises(ValueError, match="the callback before the LLM must return 4 samples, got 0"):
         model.prepare(user_models.batch())
 
 

@@ -93,7 +93,7 @@ def test_processes_that_differ_are_named_on_all_of_them(pool: Pool) -> None:
     other["input_ids"] = [ids[ids != user_models.VISION] for ids in other["input_ids"]]
     batches = [user_models.batch()] * 3 + [other]
     for complaint in pool.run(execute_own, 4, batches, 2, timeout_s=40.0):
-        assert complaint.startswith("process 3: its batch is not the first process's")
+        assert complaint.startswith("process 3: its batch differs from the first process's")
     for complaint in pool.run(execute_own, 4, [user_models.batch()] * 4, 1, timeout_s=40.0):
         assert complaint == "the plan runs on 3 ranks, got 4 processes"
     refused = user_models.batch() | {"pixel_values": [None] * 4}

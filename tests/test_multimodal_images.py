@@ -211,7 +211,7 @@ def test_grids_that_do_not_fit(changes: dict[str, Any], what: str) -> None:
 
 
 def test_what_is_refused_about_towers() -> None:
-    with pytest.raises(ValueError, match="nothing stands between the two"):
+    with pytest.raises(ValueError, match="there is nothing between the two"):
         model_of(qwen2_tower(), "merger", postprocess_module_callback=user_models.squashed)
     with pytest.raises(ValueError, match="projector must be 'merger', got 'mlp'"):
         model_of(qwen2_tower(), "mlp")
@@ -221,7 +221,7 @@ def test_what_is_refused_about_towers() -> None:
         model_of(pixtral_tower(), "mlp").prepare(
             {"input_ids": ids()[:1], "pixel_values": [user_models.image(9, 17)]}
         )
-    with pytest.raises(ValueError, match="image_sizes says 30 x 8 of an image"):
+    with pytest.raises(ValueError, match="image_sizes has 30 x 8 for an image"):
         model_of(pixtral_tower(), "mlp").prepare(
             {"input_ids": ids()[:1], **padded(images()[:1]), "image_sizes": torch.tensor([[30, 8]])}
         )

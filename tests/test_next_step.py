@@ -13,7 +13,7 @@ from workbench.plan.check import check
 from workbench.plan.following import next_plan
 from workbench.plan.plan import Plan
 from workbench.planner.assembly import scheduled
-from workbench.planner.groupings import Grouping, dealt, grouped_again, groups_of, replicas_of, way_of
+from workbench.planner.groupings import Grouping, grouped_again, groups_of, replicas_of, round_robin, way_of
 from workbench.schedule.choice import ScheduleKind, usual
 from workbench.strategies.next_step import next_step
 from workbench.strategies.registry import PLANNERS, STRATEGIES
@@ -118,7 +118,7 @@ def test_samples_that_no_way_has_put_there_keep_their_places() -> None:
     first, made = job_of(0), in_a_search(Grouping.EVEN_COUNTS)
     groups = groups_of(first, made.microbatches)
     swapped = [(groups[1][0], *groups[0][1:]), (groups[0][0], *groups[1][1:]), *groups[2:]]
-    draft = replace(made, microbatches=dealt(first, swapped, replicas_of(first, made.microbatches)))
+    draft = replace(made, microbatches=round_robin(first, swapped, replicas_of(first, made.microbatches)))
     moved = scheduled(replace(draft, programs=()), first.schedule, cost())
     assert way_of(first, cost(), moved.microbatches) is None
     assert next_step(moved, batch_of(1), first, cost()) == next_plan(moved, batch_of(1))

@@ -242,12 +242,12 @@ def test_a_job_says_its_layouts_in_every_notation(notation: Notation) -> None:
 @pytest.mark.parametrize(
     ("notation", "llm", "what"),
     [
-        (Notation.BRIDGE, {"stage_layers": (3, 3)}, "cannot say stage_layers of 'llm'"),
+        (Notation.BRIDGE, {"stage_layers": (3, 3)}, "cannot express stage_layers of 'llm'"),
         (Notation.BRIDGE, {"pp": None}, "leaves it open"),
         (Notation.MEGATRON, {}, "has no stage_layers"),
-        (Notation.MEGATRON, {"stage_layers": (3, 3), "dp": 2}, "cannot say dp of 'llm', got 2"),
-        (Notation.TORCHTITAN, {"stage_layers": (3, 3), "rank_offset": 8}, "cannot say rank_offset"),
-        (Notation.CORNSTARCH, {"dp": 2}, "cannot say dp"),
+        (Notation.MEGATRON, {"stage_layers": (3, 3), "dp": 2}, "cannot express dp of 'llm', got 2"),
+        (Notation.TORCHTITAN, {"stage_layers": (3, 3), "rank_offset": 8}, "cannot express rank_offset"),
+        (Notation.CORNSTARCH, {"dp": 2}, "cannot express dp"),
         (Notation.CORNSTARCH, {"pp": None}, "leaves pp open"),
     ],
 )

@@ -291,7 +291,7 @@ def test_a_job_of_single_tiles_reads_the_same_checkpoint(folder: Path) -> None:
 def test_systems_that_cannot_put_tiles_together_say_so() -> None:
     plan = planned("llava_next", said_sample("llava_next", SIZES["square"]))
     part = inexpressible(replace(plan, settings=replace(plan.settings, precision=Precision.FLOAT32)), ())
-    assert part == "tiles of images that 'vision' puts together"
+    assert part == "tiles of images that 'vision' combines"
 
 
 def test_larger_images_have_more_tiles() -> None:

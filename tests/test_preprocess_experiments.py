@@ -67,7 +67,7 @@ def test_producers_that_hide_the_decode() -> None:
 def test_rows_come_from_the_measurement(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     with pytest.raises(
-        ValueError, match=r"x.json: not there; run python -m experiments.bench.preprocess first"
+        ValueError, match=r"x.json does not exist; run python -m experiments.bench.preprocess first"
     ):
         measured_rows(path)
     cell = {"decode_ms": 400.0, "produce_ms": 480.0, "unpack_ms": 4.0}

@@ -160,7 +160,7 @@ def test_keys_keep_others_out(folder: Path, tmp_path: Path) -> None:
     assert [path.name for path in paths] == ["server.json", "producer.json", "trainer.json", "reader.json"]
     assert {path.stat().st_mode & 0o777 for path in paths} == {0o600}
     server_path, _, client_path, _ = paths
-    with pytest.raises(ValueError, match="there already"):
+    with pytest.raises(ValueError, match="exists already"):
         write_keys(tmp_path / "keys")
     keys = read_client_keys(client_path)
     public, secret = client_pair()
@@ -205,7 +205,9 @@ def test_texts_alone_come_without_images(folder: Path) -> None:
 
 
 def test_waits_end_by_name(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"data folder .*nowhere: not there; want where this host sees"):
+    with pytest.raises(
+        ValueError, match=r"data folder .*nowhere: does not exist; want the path of the server"
+    ):
         produce("tcp://127.0.0.1:9", folder / "nowhere", keys=None, name=None, silence_s=0.2)
     with pytest.raises(ValueError, match=r"no server at tcp://127.0.0.1:9: waited 0.2 s"):
         produce("tcp://127.0.0.1:9", folder, keys=None, name=None, silence_s=0.2)
@@ -214,7 +216,7 @@ def test_waits_end_by_name(folder: Path) -> None:
         loading(server) as loader,
     ):
         loader._subscription = replace(loader._subscription, timeout_s=0.3)  # the welcome may take longer
-        with pytest.raises(ValueError, match=r"batch 0 of server tcp://.*: not there within 0.3 s"):
+        with pytest.raises(ValueError, match=r"batch 0 of server tcp://.*: did not arrive within 0.3 s"):
             loader.next()
 
 

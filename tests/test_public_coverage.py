@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.public.all import Scored
-from experiments.public.coverage import LEVEL, Held, coverage, held, median_width, stretch
+from experiments.public.coverage import LEVEL, PricedRow, coverage, median_width, priced_rows, stretch
 from experiments.public.published import published
 from workbench.timing.interval import Doubt, interval
 
 
-def rows(sizes: list[float]) -> list[Held]:
-    return [Held("a", size, 0.2, "measured") for size in sizes]
+def rows(sizes: list[float]) -> list[PricedRow]:
+    return [PricedRow("a", size, 0.2, "measured") for size in sizes]
 
 
 @given(st.lists(st.floats(0.01, 10, allow_nan=False), min_size=5, max_size=60))
@@ -31,7 +31,7 @@ def test_a_row_at_the_end_of_its_interval_is_one_half_width_off():
     found = interval(row.measured, (Doubt("x", 0.1),))
     off_s = row.measured * row.measured / found.low_s
     scored = Scored(row=row, iteration_s=off_s, low_s=found.low_s, high_s=found.high_s)
-    (alone,) = held([scored])
+    (alone,) = priced_rows([scored])
     assert alone.half_widths == pytest.approx(1.0)
     assert alone.log_width == pytest.approx(2 * 0.1 * 1.2816)
     assert scored.is_inside

@@ -191,7 +191,7 @@ def test_two_plans_between_stand_at_thirds():
 def test_parts_of_a_record_are_kept_and_another_budget_is_refused(monkeypatch):
     row = {"joint_s": 1.0, "best_single_s": 2.0, "lower_bound": 0.5}
     monkeypatch.setitem(joint.PARTS, "jobs", lambda asked, progress: {"jobs": {"b": row}})
-    asked = joint.Asked(names=("b",), budget_s=2.0, seed=1, processes=1)
+    asked = joint.Options(names=("b",), budget_s=2.0, seed=1, processes=1)
     before = {
         "budget_s": 2.0,
         "seed": 1,
@@ -202,7 +202,7 @@ def test_parts_of_a_record_are_kept_and_another_budget_is_refused(monkeypatch):
     assert record["jobs"].keys() == record["made"]["jobs"].keys() == {"a", "b"}
     assert record["made"]["jobs"]["a"] == "then"
     assert (record["never_worse"], record["geomean_gain"], record["most_geomean_gain"]) == (False, 1.0, 4.0)
-    with pytest.raises(ValueError, match="holds budget 3 s and seed 1, asked for are 2 s and 1"):
+    with pytest.raises(ValueError, match="holds budget 3 s and seed 1, want 2 s and 1"):
         joint.gathered((), asked, {"budget_s": 3.0, "seed": 1}, print)
 
 
@@ -216,7 +216,7 @@ def test_layouts_of_islands_are_asked_for_where_these_have_few_sizes(monkeypatch
 
 
 def test_rows_of_this_commit_are_not_made_anew(monkeypatch):
-    asked = joint.Asked(names=("a", "b", "c"), budget_s=2.0, seed=1, processes=2)
+    asked = joint.Options(names=("a", "b", "c"), budget_s=2.0, seed=1, processes=2)
     made = {"made": {"aware": {"a": {"commit": "here"}, "b": {"commit": "there"}}}}
     monkeypatch.setattr(joint, "commit", lambda: "here")
     assert [some.names for some in joint.rows("aware", asked, made)] == [["b", "c"]]

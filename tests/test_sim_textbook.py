@@ -49,7 +49,7 @@ def test_the_textbook_way_serves_whoever_was_created_first_the_engine_the_lowest
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        pytest.param(lambda: lowered({(0, 1): "0F0"}, stages={0: (0, 1)}), "wants one rank", id="ranks"),
+        pytest.param(lambda: lowered({(0, 1): "0F0"}, stages={0: (0, 1)}), "needs one rank", id="ranks"),
         pytest.param(lambda: lowered({(0,): "0F0 0REDUCE_GRAD"}), "has no reductions", id="reductions"),
         pytest.param(lambda: lowered({(0,): "0F0"}, cluster=one_node(1, num_cores=1)), "cores", id="cores"),
     ],

@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.soak.__main__ import judged, lines, main
+from experiments.soak.__main__ import growths, lines, main
 from experiments.soak.draw import drawing
 from experiments.soak.growth import growth, theil_sen
-from experiments.soak.sampling import Held, Series, held
+from experiments.soak.sampling import Resources, Series, resources_of
 
 
 def test_a_descriptor_a_thread_and_a_megabyte_are_seen():
-    before = held(os.getpid())
+    before = resources_of(os.getpid())
     with tempfile.TemporaryFile():
         ballast = mmap.mmap(-1, 2**24)  # no allocator has such pages already
         ballast.write(b"x" * 2**24)
-        after = held(os.getpid())
+        after = resources_of(os.getpid())
     assert after.descriptors == before.descriptors + 1
     assert after.uss_bytes - before.uss_bytes >= 2**23
     assert len(ballast) == 2**24
@@ -72,9 +72,9 @@ def test_leaks_are_named_and_drawn():
     for step in range(40):
         series.done.append(50 * step)
         for name, more in (("rank 0", 0), ("rank 1", 1)):
-            each = Held(rss_bytes=10**8, uss_bytes=10**7, descriptors=10 + more * step, threads=2)
+            each = Resources(rss_bytes=10**8, uss_bytes=10**7, descriptors=10 + more * step, threads=2)
             series.by_process.setdefault(name, []).append(each)
-    record = judged({"run": series})
+    record = growths({"run": series})
     assert record["leaks"] == ["run/rank 1/descriptors"]
     assert record["growth"]["run/rank 1/descriptors"]["per_1000"] == pytest.approx(20)
     assert lines(record)[-1] == "leaks: run/rank 1/descriptors"
@@ -85,13 +85,13 @@ def test_pages_that_a_fork_copies_are_no_leak():
     series = Series()
     for step in range(40):
         series.done.append(50 * step)
-        copied = Held(rss_bytes=10**8, uss_bytes=10**7 + 10**5 * step, descriptors=9, threads=2)
-        leaking = Held(
+        copied = Resources(rss_bytes=10**8, uss_bytes=10**7 + 10**5 * step, descriptors=9, threads=2)
+        leaking = Resources(
             rss_bytes=10**8 + 10**5 * step, uss_bytes=10**7 + 10**5 * step, descriptors=9, threads=2
         )
         series.by_process.setdefault("fork", []).append(copied)
         series.by_process.setdefault("leaks", []).append(leaking)
-    assert judged({"run": series})["leaks"] == ["run/leaks/rss_bytes", "run/leaks/uss_bytes"]
+    assert growths({"run": series})["leaks"] == ["run/leaks/rss_bytes", "run/leaks/uss_bytes"]
 
 
 def test_a_process_that_is_gone_leaves_the_sample_out():

@@ -1,10 +1,10 @@
-"""Time of one hierarchical assignment per global batch, and how even it leaves the microbatches.
+"""Time of one hierarchical assignment of a global batch, and the balance of the resulting microbatches.
 
 Paper:   Entrain (dissertation) section 4.5, Algorithm 4; it prints no planning time.
 Setup:   4 replicas, 4 samples a microbatch on average (its section 4.7.1); encoder and LLM seconds of a
          sample are independent and lognormal; median and 95th percentile over repeats on new draws.
-Ours:    `workbench.balance.microbatches.assignment`, printed matching against the even one.
-         `residual` is the heaviest microbatch over the mean, LLM side, before and after deferral.
+Ours:    `workbench.balance.microbatches.assignment`, with the printed matching and with the even one.
+         `residual` is the LLM work of the heaviest microbatch over the mean, before and after deferral.
 Goal:    below 1 % of a step of 1 s at 512 samples.
 Run:     python -m experiments.bench.assignment [--json]
 """

@@ -3,12 +3,12 @@
 Setup:   one attention forward, 32 query and 8 key/value heads of 128, units and rates of the H200 profile.
          Launches: all heads of a whole sequence; one key/value head with a group of 4, and of 1, on one
          rank of 8 under the policy that plans use. Causal, EP, EE and MP masks, 5 draws.
-Ours:    makespan over the optimum. For whole rows that is max(work / units, longest row); where rows may be
-         cut, work / units, which nothing can beat and small grids cannot reach: a merge costs a launch.
-         Everything is computed, nothing timed.
+Ours:    the makespan divided by the optimum. With whole rows the optimum is max(work / units, longest row).
+         Where rows may be cut it is work / units, a lower bound that small grids cannot reach, because a
+         merge costs a launch. Everything is computed, nothing is timed.
 Papers:  ratios between methods of Cornstarch v1 Table 4 and ICML Tables 3 to 5 and 7 to 10, from the
          result files of their scripts.
-Differs: no GPU was available, so the simulation has not been held against kernels on one; that part of
+Differs: no GPU was available, so the simulation has not been compared with kernels on one; that part of
          `experiments.bench.kernels` is not measured.
 Run:     python -m experiments.bench.attention [--json] [--out PATH]; plots: python -m experiments.plots
 """

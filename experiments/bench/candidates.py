@@ -1,14 +1,14 @@
-"""How many candidate plans a second a search can judge: on one core, each differing little from others.
+"""Candidate plans per second that a search can evaluate on one core, each differing little from the others.
 
-Setup:   24 GPUs: examples/valm.yaml. Every candidate is one step of a walk that a local search could take:
-         a cut between two stages moved by a layer, another number of samples in a microbatch, of stages of an
-         encoder, or of tensor-parallel ranks. 1,296 GPUs: the job of `sim_speed`, 18 equal replicas; cuts
-         and microbatches change. Each candidate goes all the way: stages assigned, samples batched, programs
-         made, checked, lowered, deadlock and memory checked, priced, swept. 10,000 GPUs: the same job by
-         139 replicas.
-Ours:    candidates over CPU seconds of the one thread, and over wall seconds, refused ones included. Before:
-         the same candidates with nothing remembered of others and replicas written out, by `accept` and
-         `step_s`, of some of them. Both give the same seconds to the last bit, or the same refusal.
+Setup:   24 GPUs: examples/valm.yaml. Every candidate is one step of a walk that a local search could take: a
+         cut between two stages moves by a layer, or the number of samples in a microbatch, of stages of an
+         encoder, or of tensor-parallel ranks changes. 1,296 GPUs: the job of `sim_speed`, 18 equal replicas;
+         cuts and microbatches change. Each candidate passes every step: stages assigned, samples batched,
+         programs made, checked, lowered, deadlock and memory checked, priced, swept. 10,000 GPUs: the same
+         job with 139 replicas.
+Ours:    candidates divided by CPU seconds of the one thread, and by wall seconds, refused ones included.
+         Before: some of the same candidates without caches and with replicas written out, by `accept` and
+         `step_s`. Both give the same seconds to the last bit, or the same refusal.
 Run:     python -m experiments.bench.candidates [--json]
 """
 
@@ -138,7 +138,7 @@ def folded(candidate: Candidate, cost: CostModel) -> Plan | Folded:
     return one.folded(built(replace(candidate, job=one.job), cost))
 
 
-def judged(candidate: Candidate, cost: CostModel) -> float | str:
+def evaluated(candidate: Candidate, cost: CostModel) -> float | str:
     """Return the seconds of the candidate's step, or the reason why it is refused."""
     try:
         with collector_paused():
@@ -147,8 +147,8 @@ def judged(candidate: Candidate, cost: CostModel) -> float | str:
         return str(error)
 
 
-def judged_before(candidate: Candidate, cost: CostModel) -> float | str:
-    """Return the same as `judged`, from the full plan and with empty caches."""
+def evaluated_uncached(candidate: Candidate, cost: CostModel) -> float | str:
+    """Return the same as `evaluated`, from the full plan and with empty caches."""
     clear_caches()
     try:
         lowered, _ = accept(built(candidate, cost))
@@ -159,14 +159,14 @@ def judged_before(candidate: Candidate, cost: CostModel) -> float | str:
 
 def rates(candidates: Sequence[Candidate], cost: CostModel, num_before: int) -> Rates:
     """Judge all candidates one way and a sample of them the other, starting from empty caches."""
-    judged_before(candidates[0], cost)  # compiles, and fills the cost model
+    evaluated_uncached(candidates[0], cost)  # compiles, and fills the cost model
     clear_caches()
     cpu_s, wall_s = time.process_time(), time.perf_counter()
-    answers = [judged(candidate, cost) for candidate in candidates]
+    answers = [evaluated(candidate, cost) for candidate in candidates]
     cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
     indices = range(0, len(candidates), max(1, len(candidates) // num_before))
     before_s = time.process_time()
-    before = [judged_before(candidates[index], cost) for index in indices]
+    before = [evaluated_uncached(candidates[index], cost) for index in indices]
     before_per_s = len(indices) / (time.process_time() - before_s)
     times_s = [answer for answer in answers if isinstance(answer, float)]
     return Rates(
@@ -237,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     candidates, cost = many_gpus(num_large, huge)
     clear_caches()
     cpu_s, wall_s = time.process_time(), time.perf_counter()
-    times_s = [judged(candidate, cost) for candidate in candidates]
+    times_s = [evaluated(candidate, cost) for candidate in candidates]
     cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
     best_s = min(rates_of_size for rates_of_size in times_s if isinstance(rates_of_size, float))
     print(f" 10008 GPUs: {num_large} candidates in {cpu_s:.1f} CPU s, {wall_s:.1f} s; best {best_s:.4g} s")

@@ -1,8 +1,8 @@
-"""How long a collective takes when ranks come to it from something else, beside one right after another.
+"""Latency of a collective after idling, sleeping or computing, compared with collectives back to back.
 
-Setup:   two gloo ranks, each pinned to a core of its own where there are enough; a tensor of 256 KiB. Before
-         every collective both ranks do nothing, sleep, or compute for some milliseconds.
-Ours:    the median of 60 collectives. Calibration times them right after each other.
+Setup:   two gloo ranks, each pinned to its own core where there are enough; a tensor of 256 KiB. Before every
+         collective both ranks do nothing, sleep, or compute for some milliseconds.
+Ours:    the median of 60 collectives. Calibration times them back to back.
 Run:     python -m experiments.bench.collective_latency [--json]
 """
 

@@ -1,9 +1,8 @@
-"""Compile the attention kernels for a GPU that need not be there, and read what the compiler made of them.
+"""Compile the attention kernels for a GPU that need not be present, and report the compiler's output.
 
-The launchers themselves run, on small tensors of the CPU: a driver that only names its target stands
-in for CUDA's, so every kernel is compiled with the arguments, tiles and options of a real launch, and
-none is started. Only torch, triton, numpy and the kernels are imported, so that any interpreter that
-has a Triton can run it.
+The real launchers run on small CPU tensors, with a driver in place of CUDA's that only names its target. So
+every kernel is compiled with the arguments, tiles and options of a real launch, and none is started. Only
+torch, triton, numpy and the kernels are imported, so any interpreter with Triton can run it.
 
 Run: python -m experiments.bench.compiled_kernels [--head-dims 64 128] [--masks PLAIN ...]; one JSON object
 """
@@ -98,7 +97,7 @@ class OfflineDriver:
 @contextlib.contextmanager
 def offline() -> Iterator[dict[str, Compiled]]:
     """Context in which launches compile instead of run; yields the compiled kernels by name."""
-    made: dict[str, Compiled] = {}
+    compiled_of: dict[str, Compiled] = {}
     launch = JITFunction.run
 
     def compile_only(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
@@ -107,8 +106,8 @@ def offline() -> Iterator[dict[str, Compiled]]:
         with contextlib.redirect_stdout(log):
             compiled = launch(kernel, *arguments, grid=grid, warmup=True, **options)
         name = kernel_name(kernel.__name__, options)
-        if log.getvalue() and name not in made:  # not for an earlier launch
-            made[name] = read(compiled, options, log.getvalue())
+        if log.getvalue() and name not in compiled_of:  # not for an earlier launch
+            compiled_of[name] = read(compiled, options, log.getvalue())
         return compiled
 
     triton.runtime.driver.set_active(OfflineDriver())
@@ -117,7 +116,7 @@ def offline() -> Iterator[dict[str, Compiled]]:
         knobs.nvidia.dump_ptxas_log = True
         JITFunction.run = compile_only
         try:
-            yield made
+            yield compiled_of
         finally:
             JITFunction.run = launch
 
@@ -233,10 +232,10 @@ def compiled_kernels(head_dims: Sequence[int], masks: Sequence[Mask]) -> dict[st
     for mask in masks:
         fields = fields_of(mask)
         for head_dim in head_dims:
-            with offline() as made:
+            with offline() as compiled_of:
                 launch_all(kernel_mask(fields, fields), head_dim)
                 launch_merges(head_dim)
-            kernels |= {f"{name} {mask.name.lower()}": kernel for name, kernel in made.items()}
+            kernels |= {f"{name} {mask.name.lower()}": kernel for name, kernel in compiled_of.items()}
     return kernels
 
 

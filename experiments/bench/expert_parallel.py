@@ -1,13 +1,13 @@
-"""Expert parallelism: predicted beside executed, and whether tokens spread as the cost model says.
+"""Expert parallelism: predicted and executed step times, and whether tokens spread as the cost model assumes.
 
 Paper:   none; DistTrain (section 4.1) takes expert parallelism to behave as tensor parallelism does.
 Setup:   a Mixtral of 2 blocks (width 256, 4 experts of 512, 2 a token), 4 samples of 256 tokens one by one,
-         float32, two gloo ranks on two cores: tokens shared (cp 2) or weights shared (tp 2), each with
-         experts as before and with expert parallelism (ep 2). This machine is measured first, predictions
-         are made before any plan runs, and plans run in turns.
-Ours:    seconds of a step, predicted and the median of the runs with their spread; rows of the busiest rank
-         over the mean, as a fresh router sends them and as the cost model assumes.
-Differs: a fresh router is not a trained one.
+         float32, two gloo ranks on two cores: tokens divided (cp 2) or weights divided (tp 2), each without
+         and with expert parallelism (ep 2). This machine is measured first, predictions are made before any
+         plan runs, and plans alternate.
+Ours:    seconds of a step, predicted and as the median of the runs with their spread; rows of the busiest
+         rank over the mean, with a freshly initialised router and as the cost model assumes.
+Differs: a freshly initialised router is not a trained one.
 Run:     python -m experiments.bench.expert_parallel [--rounds 3] [--json]
 """
 
@@ -134,7 +134,7 @@ def routing() -> dict[str, float]:
     return busiest_by_degree
 
 
-def judged(rounds: int, budget_s: float) -> dict[str, float]:
+def step_times(rounds: int, budget_s: float) -> dict[str, float]:
     """By grid: predicted and executed (median) seconds, the error, and the quartile spread of the runs."""
     with Pool(NUM_RANKS) as pool:
         profile = calibrated(pool, budget_s)
@@ -160,7 +160,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.rounds < 1 or arguments.budget_s <= 0:
         parser.error(f"want >= 1 round and a budget > 0, got {arguments.rounds}, {arguments.budget_s}")
-    record = judged(arguments.rounds, arguments.budget_s) | routing()
+    record = step_times(arguments.rounds, arguments.budget_s) | routing()
     for name in GRIDS:
         print(
             f"{name:8} predicted {record[f'{name}.predicted_s'] * 1e3:7.1f} ms, executed "

@@ -1,9 +1,9 @@
-"""How fast failures are simulated: counted between changes of nodes, beside one event per iteration.
+"""Speed of failure simulation: counting between changes of nodes, compared with one event per iteration.
 
 Setup:   BERT-Large on up to 30 nodes for a week; a node leaves every 10 minutes or every 6 hours on average
          and comes back after half an hour; a warning of 30 s. Every system of the Oobleck chapter.
-Ours:    `sim.failures.simulate`, and `rivals.failures_stepwise` on the same system and trace, in turns
-         in one run; the fastest of several, in CPU seconds of one thread. Seconds by kind, samples and
+Ours:    `sim.failures.simulate` and `rivals.failures_stepwise` on the same system and trace, alternating in
+         one run; the fastest of several, in CPU seconds of one thread. Seconds by kind, samples and
          recoveries of both must agree to a billionth.
 Run:     python -m experiments.bench.failures [--json]
 """

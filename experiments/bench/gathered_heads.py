@@ -1,12 +1,12 @@
 """Simulated time of context-parallel attention by the number of heads that are gathered at a time.
 
-Paper:   Cornstarch (ICML) section 4.3.2 gathers keys and values head by head; it says no times by number.
-Setup:   forward and backward of one layer whose tokens are shared evenly: multi-head encoders in full,
-         grouped-query LLMs under a causal mask in stripes; 577 to 32,768 tokens, cp 2 to 8, tp 1 and 2;
-         A40 and H100, each with a fast and a slow link.
-Ours:    `heads_per_gather` against one head at a time, all at once, and the best divisor of each shape.
-         `*_mean` and `*_worst` are times over that of the best. Nothing of it has run on a GPU.
-Looked at: these shapes, before 128 programs was chosen among 64, 128, 192, 256, 384 and 512.
+Paper:   Cornstarch (ICML) section 4.3.2 gathers keys and values head by head; it prints no times by number.
+Setup:   forward and backward of one layer whose tokens are divided evenly: multi-head encoders with full
+         attention, grouped-query LLMs with a causal mask divided in stripes; 577 to 32,768 tokens, cp 2 to 8,
+         tp 1 and 2; A40 and H100, each with a fast and a slow link.
+Ours:    `heads_per_gather` compared with one head at a time, all at once, and the best divisor of each shape.
+         `*_mean` and `*_worst` are times over that of the best. None of this has run on a GPU.
+Tuned:   on these shapes, 128 programs were chosen among 64, 128, 192, 256, 384 and 512.
 Goal:    within 10 % of the best in the mean.
 Run:     python -m experiments.bench.gathered_heads [--json]
 """

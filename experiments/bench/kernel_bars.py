@@ -1,4 +1,4 @@
-"""The bars that the attention kernels are held against, K1 to K13, from measured times alone."""
+"""The bars for the attention kernels, K1 to K13, computed from measured times alone."""
 
 import math
 import statistics
@@ -11,7 +11,7 @@ from experiments.bench.kernel_rows import BITS, PLAN, KernelRow
 from experiments.harness.command import reaches
 
 MULTIMODAL = ("EP", "EE", "MP")
-JUDGED = (16384, 65536)  # tokens
+BAR_TOKENS = (16384, 65536)  # tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ def bars(rows: Iterable[KernelRow]) -> list[Bar]:
     local_split = t.ratios("forward", Who.WHOLE, "cp g=4", ("EE", "MP"))
     single_split = t.ratios("forward", Who.WHOLE, "cp g=1", ("EE", "MP"))
     plan_s, flex_plan_s = t.plan_s.get(Who.OURS.name), t.plan_s.get(Who.FLEX.name)
-    made = None if plan_s is None or flex_plan_s is None else flex_plan_s / plan_s
+    plan_ratio = None if plan_s is None or flex_plan_s is None else flex_plan_s / plan_s
     return [
         Bar("K1", "forward: FlexAttention / ours, geomean of EP, EE, MP", 1.10, _geomean(flex_forward)),
         Bar("K1 worst", "the same, worst cell", 1.00, min(flex_forward, default=None)),
@@ -101,7 +101,7 @@ def bars(rows: Iterable[KernelRow]) -> list[Bar]:
         Bar("K5 bwd", "the same, backward", 0.50, t.rate_ratio("backward", Who.CUDNN)),
         Bar("K6 EE", "FLOP/s on EE at 64k / own causal", 0.85, t.retained("EE", 65536)),
         Bar("K6 MP", "FLOP/s on MP at 16k / own causal", 0.60, t.retained("MP", 16384)),
-        Bar("K7", "create_block_mask / plan of 64k tokens", 10.0, made),
+        Bar("K7", "create_block_mask / plan of 64k tokens", 10.0, plan_ratio),
         Bar("K7 time", "plan of 64k tokens, seconds", 0.5e-3, plan_s, at_most=True),
         Bar("K8", "one rank of 8, one KV head, group of 4: FlexAttention / ours", 1.40, _geomean(local)),
         Bar("K8 split", "the same: no split / split where it pays", 1.15, _geomean(local_split)),
@@ -173,9 +173,9 @@ class _Table:
         return [other_s / ours_s for other_s, ours_s in both if other_s is not None and ours_s is not None]
 
     def least_ratio(self, passes: tuple[str, ...], other: Who, masks: tuple[str, ...]) -> float | None:
-        """The smallest ratio over passes, masks, JUDGED lengths and draws."""
+        """The smallest ratio over passes, masks, lengths of `BAR_TOKENS` and draws."""
         all_ratios = []
-        for what, mask, length in product(passes, masks, JUDGED):
+        for what, mask, length in product(passes, masks, BAR_TOKENS):
             cells = [row for row in self.by.values() if (row.mask, row.length) == (mask, length)]
             ratios = _Table(cells).ratios(what, other, "full", (mask,))
             if not ratios:

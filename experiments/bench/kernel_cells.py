@@ -1,4 +1,4 @@
-"""Cells of the kernel benchmark: a mask, its tensors on a device, and who computes them how."""
+"""Cells of the kernel benchmark: a mask, its tensors on a device, and the implementations that compute it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -197,7 +197,7 @@ def has_flash_backend() -> bool:
 
 
 def flex_mask(mask: KernelMask) -> BlockMask:
-    """Return FlexAttention's block mask of the same predicate and tiles, as `made_flex_mask` does.
+    """Return FlexAttention's block mask of the same predicate and tiles, as `built_flex_mask` does.
 
     That function compares all pairs at once: tens of GB at 64k tokens, too much for benches that share a GPU.
     """
@@ -215,7 +215,7 @@ def _ordered(is_kind: Tensor) -> tuple[Tensor, Tensor]:
     return is_kind.sum(1).to(torch.int32)[None, None], columns.to(torch.int32)[None, None]
 
 
-def made_flex_mask(mask: KernelMask) -> BlockMask:
+def built_flex_mask(mask: KernelMask) -> BlockMask:
     """Make FlexAttention's own block mask of the predicate from the same folded words.
 
     Not compiled: the compiler of torch 2.11 takes minutes for the sort in it (seen on an H100's machine).

@@ -1,14 +1,14 @@
-"""What compilers make of the attention kernels for Hopper (sm_90a), bfloat16, without a GPU.
+"""Compiler output for the attention kernels on Hopper (sm_90a), bfloat16, without a GPU.
 
-Setup:   every kernel as its launcher launches it (tiles, warps, stages, aligned strides), head widths 64
-         and 128, under causal masks: one segment, lengths that end within a block, several segments, and
-         a window. Compiled by Triton 3.6.0, which lies in a folder of its own (made by pip on first use),
-         and by the installed Triton; disassembled by the tool that each one ships.
+Setup:   every kernel as its launcher launches it (tiles, warps, stages, aligned strides), head widths 64 and
+         128, under causal masks: one segment, lengths that end within a block, several segments, and a
+         window. Compiled by Triton 3.6.0, which pip installs into a separate folder on first use, and by the
+         installed Triton; disassembled by the tool that each one ships.
 Ours:    registers, spilled bytes, shared memory, and instructions of the loops over full and partial tiles,
-         counted in the assembler: what a warp executes per tile of the kernel. Nothing is timed.
-         Figures at the top are of head width 128 by the first Triton named, where the goals are judged;
-         spills and waits are the worst over the masks with lengths of whole blocks, the partial tile is
-         that of one segment.
+         counted in the assembly: what a warp executes per tile of the kernel. Nothing is timed. Top-level
+         figures are those of head width 128 and the first Triton named, to which the goals apply; spills and
+         waits are the worst over the masks with lengths of whole blocks, the partial tile is that of one
+         segment.
 Run:     python -m experiments.bench.kernel_compile [--json] [--triton 3.6.0 installed] [--out PATH]
 """
 
@@ -29,7 +29,7 @@ from workbench.whole_file import check_writable
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = "installed"
-JUDGED = "3.6.0"
+REFERENCE = "3.6.0"
 FOLDERS = Path.home() / ".cache" / "multimodal-workbench"
 TIMEOUT_S = 900.0
 COLUMNS = (
@@ -63,14 +63,14 @@ def triton_folder(version: str) -> Path:
         return folder
     FOLDERS.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=FOLDERS) as unfinished:
-        made = Path(unfinished, "triton")
-        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(made)]
+        unpacked = Path(unfinished, "triton")
+        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(unpacked)]
         done = subprocess.run(
             [*command, f"triton=={version}"], capture_output=True, text=True, check=False, timeout=TIMEOUT_S
         )
         if done.returncode:
             raise ValueError(f"triton {version}: pip cannot install it: {_last_line(done.stderr)}")
-        shutil.move(made, folder)
+        shutil.move(unpacked, folder)
     return folder
 
 
@@ -141,7 +141,7 @@ def show(record: Mapping[str, Any]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = command_line(__doc__)
     parser.add_argument(
-        "--triton", nargs="+", default=[JUDGED, INSTALLED], metavar="VERSION", help=f"or {INSTALLED!r}"
+        "--triton", nargs="+", default=[REFERENCE, INSTALLED], metavar="VERSION", help=f"or {INSTALLED!r}"
     )
     parser.add_argument("--out", type=Path, help="JSON file to write")
     arguments = parser.parse_args(argv)
@@ -151,18 +151,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         check_writable(arguments.out)
-    judged_one, *others = [compile_with(version) for version in arguments.triton]
-    judged = figures(judged_one["kernels"])
+    reference, *others = [compile_with(version) for version in arguments.triton]
+    reference_figures = figures(reference["kernels"])
     record = {
         "script": "bench/kernel_compile",
         "commit": commit(),
-        "versions": judged_one["versions"],
-        **judged,
+        "versions": reference["versions"],
+        **reference_figures,
         "verdicts": {
-            name: "ok" if reaches(judged[name], must, at_most=at_most) else "OFF"
+            name: "ok" if reaches(reference_figures[name], must, at_most=at_most) else "OFF"
             for name, (must, at_most) in GOALS.items()
         },
-        "kernels": judged_one["kernels"],
+        "kernels": reference["kernels"],
         "others": [{**figures(other["kernels"]), **other} for other in others],
     }
     show(record)

@@ -1,4 +1,4 @@
-"""Rows of the kernel benchmark: one for each cell, pass and contender, in a file to go on with."""
+"""Rows of the kernel benchmark: one for each cell, pass and contender, in a file from which a run resumes."""
 
 import json
 from collections.abc import Sequence

@@ -1,10 +1,11 @@
-"""Tiles of the attention kernels on one GPU: each pass under every tiling that may fit, beside the table's.
+"""Tilings of the attention kernels on one GPU: each pass with every tiling that may fit, and the table's own.
 
 Setup:   bf16, batch 1, 32 query and 8 key/value heads of width 128 (or 32 heads of another width), 16,384
-         tokens, masks causal, EE and MP. Tilings take turns on the same tensors with the L2 cache
-         flushed between them; medians count. FLOP by exact mask area. With --compile nothing is timed: every
+         tokens, masks causal, EE and MP. Tilings take turns on the same tensors with the L2 cache flushed
+         between them; medians are compared. FLOP by exact mask area. With --compile nothing is timed: every
          tiling is compiled and run once, which fills Triton's cache for a later call.
-Ours:    the row of `tilings.py` for that device is marked; a tiling that does not fit has its error.
+Ours:    the row of `tilings.py` for that device is marked; a tiling that does not fit is listed with its
+         error.
 Run:     python -m experiments.bench.kernel_tiles [--json] [--widths 128 ...] [--masks causal EE MP]
          [--passes FORWARD FUSED ...] [--seconds S] [--compile]
 """

@@ -1,4 +1,4 @@
-"""Contenders of the kernel benchmark take turns on one cell: medians and spreads, or why there are none."""
+"""Contenders of the kernel benchmark take turns on one cell: medians and spreads, or the reason for none."""
 
 import statistics
 import time
@@ -17,8 +17,8 @@ from experiments.bench.kernel_cells import (
     Contender,
     Stage,
     attention_of,
+    built_flex_mask,
     has_backward,
-    made_flex_mask,
     set_up,
 )
 from experiments.bench.kernel_rows import BITS, PLAN, KernelRow
@@ -203,7 +203,7 @@ def _no_clock(_call: Callable[[], object]) -> float:
 def _plan_rows(unit: Unit, stage: Stage, clock: Clock) -> list[KernelRow]:
     """Time making the plan of a mask whose folded words are on the device: ours and FlexAttention's."""
     rows = []
-    for contender, make in ((Contender.OURS, make_plan), (Contender.FLEX, made_flex_mask)):
+    for contender, make in ((Contender.OURS, make_plan), (Contender.FLEX, built_flex_mask)):
         make(stage.mask)
         times = [clock(partial(make, stage.mask)) for _ in range(PLAN_ROUNDS)]
         summary = {"seconds": statistics.median(times), "spread": quartile_spread(times)}

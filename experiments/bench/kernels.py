@@ -1,18 +1,18 @@
 """Bitfield attention against FlexAttention and SDPA on one device: bars K1 to K13, and the goals' ratios.
 
-Setup:   bf16, batch 1, 32 query and 8 key/value heads of width 128; causal, EP, EE and MP masks from
-         fixed seeds; one rank of 8 with one key/value head; widths 64 and 256. Contenders of a cell take
-         turns on the same tensors with the L2 cache flushed between them; medians and spreads count. FLOP
-         by exact mask area, never by blocks; the backward counts 2.5 forwards. Every rival's mask is made
-         ahead; making it is timed apart (K7), from the same folded words on the device.
-Order:   what the goals speak of first: whole launches at 16k and 64k, then variants of ours, ranks and
-         widths, more draws, and last what compiles for minutes. With --out every finished row is in the
-         file, and a call that finds rows there goes on after them.
+Setup:   bf16, batch 1, 32 query and 8 key/value heads of width 128; causal, EP, EE and MP masks from fixed
+         seeds; one rank of 8 with one key/value head; widths 64 and 256. Contenders of a cell take turns on
+         the same tensors with the L2 cache flushed between them; medians and spreads are compared. FLOP by
+         exact mask area, never by blocks; the backward counts 2.5 forwards. Every rival's mask is built
+         beforehand; building it is timed separately (K7), from the same folded words on the device.
+Order:   the cells of the goals first: whole launches at 16k and 64k, then our variants, ranks and widths,
+         more draws, and last the cells that take minutes to compile. With --out every finished row is written
+         to the file, and a call that finds rows there resumes after them.
 Run:     python -m experiments.bench.kernels [--json] [--device cuda|cpu] [--small] [--limit SECONDS]
          [--lengths 16384 ...] [--cells WORD ...] [--contenders NAME ...] [--seeds N] [--seconds S]
          [--out PATH]
          Exit code 1 where a contender failed or a bar is off. On a CPU kernels run under Triton's
-         interpreter: only --small ends there, and its times are not judged.
+         interpreter: only --small finishes there, and its times are not compared with the bars.
 """
 
 import argparse
@@ -174,13 +174,13 @@ def record(file: RowFile) -> dict[str, Any]:
     """Return what `--json` prints: the goals' ratios, bars, simulated forwards and every row."""
     rows = list(file.rows.values())
     counted = [] if file.head["device"] == INTERPRETED else rows
-    judged = bars(counted)
+    bars_of_rows = bars(counted)
     return {
         **file.head,
         "date": time.strftime("%Y-%m-%d"),
         **least_ratios(counted),
         "failed": [f"{row.key}: {row.error}" for row in rows if row.error is not None],
-        "bars": [{**asdict(bar), "verdict": bar.verdict} for bar in judged],
+        "bars": [{**asdict(bar), "verdict": bar.verdict} for bar in bars_of_rows],
         "simulated": [asdict(row) | {"error": row.error} for row in simulated_forwards(counted)],
         "rows": [{"key": row.key, **asdict(row)} for row in rows],
     }
@@ -218,14 +218,14 @@ def _main(arguments: argparse.Namespace) -> int:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else INTERPRETED
     versions = {"torch": torch.__version__, "triton": triton.__version__, "cuda": torch.version.cuda}
     file = RowFile(arguments.out, name, versions)
-    wanted = {Contender[name] for name in arguments.contenders} | {Contender.OURS}
+    selected = {Contender[name] for name in arguments.contenders} | {Contender.OURS}
     able = {contender for contender in Contender if runs_on(contender, device)}
     if arguments.small:
         planned = small_units()
     else:
         planned = list(units(list(cells(arguments.lengths, arguments.seeds))))
     chosen = [
-        replace(unit, who=tuple(who for who in unit.who if who in able & wanted or len(wanted) == 1))
+        replace(unit, who=tuple(who for who in unit.who if who in able & selected or len(selected) == 1))
         for unit in planned
         if not arguments.cells or any(word in f"{unit.kind} {unit.cell.name}" for word in arguments.cells)
     ]
@@ -266,7 +266,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seeds", type=int, default=5, help="draws of each random mask")
     parser.add_argument("--seconds", type=float, default=1.0, help="of measuring, per contender and cell")
-    parser.add_argument("--out", type=Path, help="JSON file of rows, to go on with in a later call")
+    parser.add_argument("--out", type=Path, help="JSON file of rows, from which a later call resumes")
     return parser
 
 

@@ -1,14 +1,14 @@
-"""What it gains to sum each layer's gradients beside the backward of the layers before it.
+"""Gain from summing each layer's gradients during the backward of the layers before it.
 
 Paper:   Oobleck chapter, section 2.6.1: layers are synchronised one by one, and the communication overlaps
          the computation. It prints no gain.
 Setup:   two nodes of one rank, each a whole Llama of 6 blocks (width 256); samples of 4 to 9 tokens, three
-         microbatches a rank, so that sums weigh as much as passes. Both ways in turns, in rounds.
-Ours:    seconds of a step between votes of the elastic runtime, medians over all rounds; the losses of
-         both ways are the same bits. Beside it the simulator's gain for the same plan where sums take no
-         time from passes, by what all sums of a rank take in units of one microbatch's backward.
-Differs: gloo's sums take a core themselves, so two ranks on two cores have nothing idle to gain; links that
-         carry data by themselves would.
+         microbatches a rank, so that sums take about as long as passes. Both ways alternate, in rounds.
+Ours:    seconds of a step between votes of the elastic runtime, medians over all rounds; both ways have the
+         same losses, bit for bit. Also the simulator's gain for the same plan where sums take no time from
+         passes, by the time of all sums of a rank in units of one microbatch's backward.
+Differs: gloo's sums occupy a core themselves, so two ranks on two cores have no idle time to gain; links that
+         transfer data without a core would.
 Run:     python -m experiments.bench.layerwise [--rounds 5] [--steps 12] [--json]
 """
 

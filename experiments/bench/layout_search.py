@@ -1,9 +1,10 @@
-"""How long the search over layouts takes, and how far it stays from pricing every layout.
+"""Time of the search over layouts, and its gap to pricing every layout.
 
 Setup:   the layout paper's 1B + 14B on 72 H100s (288 samples), 3B + 70B on 256 and 3B + 120B on 512 (as many
          samples as GPUs), 8K tokens, half of them vision; all degrees, recomputation, 1 to 8 optimizer
-         instances. On 16 GPUs (1B + 7B, 16 samples) the best is held against all layouts priced.
-Ours:    seconds of `fastest_layout` per strategy and cluster, a fresh cost model each; goal < 60 s, gap 0.
+         instances. On 16 GPUs (1B + 7B, 16 samples) the best is compared with all layouts priced.
+Ours:    seconds of `fastest_layout` per strategy and cluster, with a fresh cost model each; goal < 60 s, gap
+         0.
 Differs: the paper does not say how it searched.
 Run:     python -m experiments.bench.layout_search [--json]
 """

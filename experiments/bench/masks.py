@@ -1,11 +1,11 @@
-"""How long the tiles of a mask take, and how much memory, up to a million tokens.
+"""Time and memory to compute the tiles of a mask, up to a million tokens.
 
 Setup:   Causal, and the EP, EE and MP masks of Cornstarch (v1 Figure 11) from a fixed seed; 128 x 128 tiles;
          a byte for each pair of tokens would be 1 TiB at a million.
-Ours:    `workbench.masks.tiles`: as runs of equal tiles, and listed one by one; the fastest of
-         several repeats on one thread, after compiling. Memory is what a fresh process grows by at its
-         highest, the bitfield itself not counted (Linux with glibc).
-Beside:  PyTorch's `create_block_mask`, eager on the CPU, of the same mask at 4,096 tokens, in the same run.
+Ours:    `workbench.masks.tiles`: as runs of equal tiles, and listed one by one; the fastest of several
+         repeats on one thread, after compiling. Memory is the peak growth of a fresh process, without the
+         bitfield itself (Linux with glibc).
+Also:    PyTorch's `create_block_mask`, eager on the CPU, of the same mask at 4,096 tokens, in the same run.
 Run:     python -m experiments.bench.masks [--json]
 """
 
@@ -87,9 +87,9 @@ def _growth_mib(mask: str, length: str, plan: str) -> float:
     ctypes.CDLL(None).malloc_trim(0)  # freed memory that the process still holds would hide growth
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # Linux: forget the highest so far
     before_kib = _highest_kib()
-    made = PLANS[plan](field)
+    tiles_plan = PLANS[plan](field)
     growth_kib = _highest_kib() - before_kib
-    del made
+    del tiles_plan
     return growth_kib * KIB / MIB
 
 

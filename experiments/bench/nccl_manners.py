@@ -1,11 +1,11 @@
-"""Every strategy and schedule on gloo with NCCL's manners: does the runtime bear them?
+"""Every strategy and schedule on gloo with NCCL's behaviour: does the runtime cope with it?
 
-Setup:   gloo ranks of this machine, in float64; device, communicators and futures as NCCL has them
-         (`experiments.nccl.manners`). Held against one process on the whole batch.
-Ours:    what came of each case as built; of 1F1B and GPipe with receives posted first and a wait for the
-         device after each action; of each manner alone with an executor that lacks what it wants; and the
-         seconds until a job ends whose rank was killed, or stopped, in the middle of a step.
-Differs: no GPU and no NCCL takes part. A manner is what NCCL's documentation and torch's source say of it.
+Setup:   gloo ranks of this machine, in float64; device, communicators and futures behave as NCCL's
+         (`experiments.nccl.manners`). Compared with one process on the whole batch.
+Ours:    the outcome of each case as built; of 1F1B and GPipe with receives posted first and a wait for the
+         device after each action; of each behaviour alone with an executor that lacks what it requires; and
+         the seconds until a job ends of which one rank was killed, or stopped, in the middle of a step.
+Differs: no GPU and no NCCL takes part. Behaviours follow NCCL's documentation and torch's source.
 Run:     python -m experiments.bench.nccl_manners [--json] [--only TEXT] [--out PATH]
 """
 

@@ -1,10 +1,10 @@
-"""How long the plan of the next batch takes, beside the step that it hides behind.
+"""Planning time of the next batch, compared with the step that hides it.
 
 Setup:   the model of examples/valm.yaml on A40s, encoders on 2 ranks each, the language model in two stages
-         of 8 context-parallel ranks. Batches of 4 samples of 16k, 32k and 64k tokens, of other lengths and
+         of 8 context-parallel ranks. Batches of 4 samples of 16k, 32k and 64k tokens, with new lengths and
          masks every time.
 Ours:    wall time of planning, checking and lowering, as the planner's process does it, the median over
-         batches that follow the first; the step is simulated. Memory of the A40 is not judged.
+         batches that follow the first; the step is simulated. Memory of the A40 is not checked.
 Run:     python -m experiments.bench.next_batch [--json]
 """
 

@@ -1,4 +1,4 @@
-"""How long DistTrain's orchestration takes, exactly and as printed, at the paper's cluster sizes.
+"""Time of DistTrain's orchestration, exact and as printed, at the paper's cluster sizes.
 
 Paper:   DistTrain section 7.2, Table 3: 133, 441, 641 and 922 ms at 112, 324, 648 and 1,296 GPUs.
 Setup:   ViT-H, Llama 3 70B and the SD 2.1 UNet (MLLM-72B) on A100-80GB; a sample has 8,192 LLM tokens, two

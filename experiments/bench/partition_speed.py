@@ -1,4 +1,4 @@
-"""How much faster the parametric search cuts a chain than the paper's dynamic programme.
+"""Speedup of the parametric search over the paper's dynamic programme when cutting a chain.
 
 Paper:   Cornstarch (ICML) section 4.1, Eq. 5-6: hundreds of layers, tens of stages, O(N^2 K).
 Setup:   random layer costs; both in one run, alternating, the fastest of several repeats each.

@@ -1,13 +1,13 @@
-"""How many plans a second become times: on one core, every plan another one.
+"""Plans per second from model to time: on one core, all different.
 
-Setup:   the cases of `speed_cases` on 24 and 1,296 GPUs. Each plan goes all the way: model described, plan
-         built and checked, hashed, lowered, priced with a cost model of its own, memory checked, compiled
-         into a sweep and timed by it. Plans differ in the names of their layers, in cuts into stages and
-         in the sizes of samples. So they share no layer, stage or microbatch, and nothing that is kept
-         by one of these; shared are the profile, read from its file, and compiled code. Replicas of
-         one plan are equal, as those of a plan by sizes on average are; in the drawn cases
-         every sample has sizes of its own, and no two replicas or microbatches are equal.
-Ours:    plans over CPU seconds of the one thread, all plans of a case together.
+Setup:   the cases of `speed_cases` on 24 and 1,296 GPUs. Each plan passes every step: model described, plan
+         built and checked, hashed, lowered, priced with its own cost model, memory checked, compiled into a
+         sweep and timed by it. Plans differ in the names of their layers, in cuts into stages and in the
+         sizes of samples. So they share no layer, stage or microbatch, and nothing that is cached by these.
+         They share the profile, read from its file, and compiled code. Replicas of one plan are equal, as in
+         a plan for average sizes; in the drawn cases every sample has its own sizes, and no two replicas or
+         microbatches are equal.
+Ours:    plans divided by CPU seconds of the one thread, over all plans of a case together.
 Run:     python -m experiments.bench.sim_speed --json
 """
 

@@ -1,13 +1,13 @@
-"""How long a pipeline template takes to plan: the exact search beside divide and conquer and the paper.
+"""Planning time of a pipeline template: the exact search, divide and conquer, and the paper's figures.
 
 Paper:   Oobleck chapter, section 2.7.4.1, Table 2.3: 0.28 to 3,297.92 s on the authors' machine, one
          template per cell; and two larger goals of our own.
 Setup:   a chain of equal transformer layers whose times differ by 2 % as measured ones do, with a
          heavier first and last layer; m GPUs make a layer m times as fast and cost 0.2 ms; any number
          of GPUs of a node may share a stage. Both searches in one run, compiled beforehand.
-Ours:    `exact_templates`, the exact minimum, also held against brute force on small chains;
-         `divided_template`, the paper's algorithm, given up on after `--limit-s` per cell (the claim
-         compares the cells it finished).
+Ours:    `exact_templates`, the exact minimum, also compared with brute force on small chains;
+         `divided_template`, the paper's algorithm, stopped after `--limit-s` per cell (the claim compares the
+         cells that it finished).
 Differs: the paper's cells include reading layer profiles, if anything; its seconds are another machine's.
 Run:     python -m experiments.bench.planner [--json] [--limit-s SECONDS]
 """

@@ -1,13 +1,13 @@
-"""How long a trainer stalls for its images, preprocessing them itself or leaving it to a server.
+"""A trainer's stalls for its images, if it preprocesses them itself or leaves that to a server.
 
 Setup:   JPEG images of 512 and 1,024 pixels a side, 10 and 40 an iteration, brought to Qwen2-VL's sizes and
          cut into patches. One data-parallel group. The training step is an idle wait of 1.5 times the decode,
          and once of half of it, where no prefetching can hide everything. Server and one producer on one
          core, the trainer on another. Then 1,000 iterations over small images while producers, trainers and
          the server itself are killed at random.
-Ours:    executed; the simulator's stalls are written down before anything is executed, from what single
-         images take of a core of this machine: their decode where the trainer does it, and all of producing
-         them (`preprocess_produce`) where a server does.
+Ours:    executed. The simulator's stalls are recorded before anything is executed, from core seconds of
+         single images on this machine: their decode where the trainer does it, and all work to produce them
+         (`preprocess_produce`) where a server does.
 Paper:   DistTrain, section 7.3, Figure 17: seconds without, milliseconds with disaggregation.
 Differs: the baseline decodes on one core between two steps; the paper does not say how many loader
          processes its baseline has, nor how large its values are except by words and bars.

@@ -1,4 +1,4 @@
-"""Iterations under a hail of kills: whoever dies, no example is lost or seen twice."""
+"""Iterations while processes are killed at random: no example is lost or seen twice."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""Photographs out of a seed; a preprocessing server, and a trainer of one, as processes of their own."""
+"""Photographs drawn from a seed; a preprocessing server and its trainer as separate processes."""
 
 import os
 import signal

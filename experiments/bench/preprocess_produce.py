@@ -1,4 +1,4 @@
-"""What one example takes of a core that producer and server share: its decode, and all of handing it over."""
+"""Core seconds of one example where producer and server share a core: its decode, and the whole hand-over."""
 
 import os
 import time

@@ -1,7 +1,7 @@
-"""How long a preprocessing server takes to say how it is while others shout: median and 99th percentile.
+"""Latency of a preprocessing server's status while other peers send noise: median and 99th percentile.
 
-`python -m experiments.bench.preprocess_status --json`. The server is a thread of this process, so its time is
-shared with the shouting.
+`python -m experiments.bench.preprocess_status --json`. The server is a thread of this process, so it shares
+its time with the noise.
 """
 
 import json

@@ -2,10 +2,10 @@
 
 Setup:   two gloo ranks, each pinned to a core as the runtime pins them; the gradient groups of one stage
          (six of 143,000 float32 elements) are summed by six collectives started one after the other.
-Ours:    seconds until the last one ends, least quartile over the rounds: buffers that are there; buffers
-         made of gradients first, as `runtime.step.gradients` makes them; the same while the rank goes on
-         computing, as passes beside a REDUCE_GRAD do; and one collective over all elements, alone and
-         beside computing. `shared` is the ratio that sharing the core costs.
+Ours:    seconds until the last one ends, first quartile over the rounds: with existing buffers; with buffers
+         filled from gradients first, as `runtime.step.gradients` does; the same while the rank keeps
+         computing, as passes during a REDUCE_GRAD do; and one collective over all elements, alone and during
+         computation. `shared` is the slowdown from sharing the core.
 Run:     python -m experiments.bench.reduction [--rounds 60] [--json]
 """
 
@@ -79,7 +79,7 @@ def _sum_s(make: Callable[[], Sequence[Tensor]], meanwhile: Callable[[], None] |
     return max(ends_s) - start_s
 
 
-def judged(by_rank: Sequence[dict[str, list[float]]]) -> dict[str, float]:
+def summarised(by_rank: Sequence[dict[str, list[float]]]) -> dict[str, float]:
     """Lower quartile of the slower rank in seconds, and the cost of sharing a core."""
     figures = {}
     for name in by_rank[0]:
@@ -96,7 +96,7 @@ def main() -> int:
     arguments = parser.parse_args()
     with Pool(NUM_RANKS) as pool:
         by_rank = pool.run(seconds, NUM_RANKS, arguments.rounds, timeout_s=TIMEOUT_S)
-    result = judged(by_rank)
+    result = summarised(by_rank)
     for name in ("there", "made", "beside", "one", "one_beside"):
         print(f"{name:12} {result[f'{name}_s'] * 1e3:8.2f} ms")
     print(

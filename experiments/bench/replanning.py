@@ -1,8 +1,8 @@
-"""How long it takes to plan anew when a node is lost or joins, and to look up what was planned before.
+"""Time to replan when a node is lost or joins, and to look up a plan prepared before.
 
-Setup:   the chaos study's model on 8 nodes of 2 ranks, each with its own layers, or half of every weight
-         of theirs; every single loss, and one node that joins the layout without the last one.
-Ours:    seconds to the orders of the ranks, both ways, in this process, in turns.
+Setup:   the chaos study's model on 8 nodes of 2 ranks, each rank with its own layers or with half of every
+         weight of its node's; every single loss, and one node that joins the layout without the last one.
+Ours:    seconds until the ranks' orders are known, both ways, in this process, alternating.
 Goal:    a look-up takes at most 10 ms at the 95th percentile.
 Run:     python -m experiments.bench.replanning [--rounds 3] [--json]
 """
@@ -42,7 +42,7 @@ def changes(job: ElasticJob) -> Iterator[tuple[NodeLayout, tuple[str, ...], tupl
 
 def measure(job: ElasticJob, rounds: int, folder: Path) -> tuple[list[float], list[float]]:
     """Seconds to plan anew and to look up, for every change in every round."""
-    anew_s, found_s = [], []
+    replan_s, lookup_s = [], []
     folders: dict[NodeLayout, Path] = {}
     for layout, _, _ in changes(job):
         if layout not in folders:
@@ -58,9 +58,9 @@ def measure(job: ElasticJob, rounds: int, folder: Path) -> tuple[list[float], li
             def look_up() -> None:
                 assert read_prepared(folders[layout], layout, lost, joining) is not None  # noqa: B023
 
-            anew_s.append(timed(anew)[0])
-            found_s.append(timed(look_up)[0])
-    return anew_s, found_s
+            replan_s.append(timed(anew)[0])
+            lookup_s.append(timed(look_up)[0])
+    return replan_s, lookup_s
 
 
 def main() -> int:

@@ -1,10 +1,10 @@
-"""How fast rows of language models are predicted: on one core, every row another plan.
+"""Speed of predicting rows of language models: on one core, every row a different plan.
 
 Setup:   the ten models of Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU
          Clusters Using Megatron-LM", SC, table 1 (up to 64 stages and 512 microbatches a replica), and
          eleven of the sizes that Megatron-Core's README reports on H100s, with virtual stages and small
          degrees of data parallelism of our choice. And one of 64 stages and 3,072 microbatches.
-Ours:    CPU seconds of the one thread, from a row to its time and bytes; two rows go first, untimed, to
+Ours:    CPU seconds of the one thread, from a row to its time and bytes; two rows run first, untimed, to
          compile the sweep's loop and read the profiles. No two rows have the same plan.
 Run:     python -m experiments.bench.sim_speed --json
 """

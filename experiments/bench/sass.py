@@ -1,6 +1,6 @@
-"""Loops in the assembler of a compiled kernel: what a warp executes again and again.
+"""Loops in the assembly of a compiled kernel: the instructions that a warp repeats.
 
-The text is that of `nvdisasm -c`: labels on lines of their own, one instruction a line.
+The input is the output of `nvdisasm -c`: labels on lines of their own, one instruction a line.
 """
 
 import re

@@ -1,16 +1,15 @@
-"""How fast the simulator is: actions per second, and one iteration on 24 and on 1,296 GPUs.
+"""Speed of the simulator: actions per second, and one iteration on 24 and on 1,296 GPUs.
 
 Setup:   vision + audio + LLM of published sizes, 1F1B over the model's DAG, priced with the H100
          profile; links, memory over time and the trace are on in every figure.
-Ours:    time of `sim.step.engine.simulate` alone, the fastest of several repeats, in CPU seconds of its
-         one thread: wall time where it has a core to itself. An action counts once, on however
-         many ranks it runs. The same plan of 24 stages on one GPU each
-         also goes through SimPy's textbook way (`rivals.textbook`), in the same run, alternating.
-         Beside it, in the same run and in turns, SimPy alone: a process a GPU that waits one timeout after
-         another. Actions a second over those timeouts a second says what the engine adds to the clock.
-         The sweep (`sim.step.sweep`) times every plan too, compiled once; its times must be equal.
-         Plans a second, all different, from model to time: see `plan_speed`. Rows of `workbench predict`:
-         see `row_speed`.
+Ours:    time of `sim.step.engine.simulate` alone, the fastest of several repeats, in CPU seconds of its one
+         thread: wall time where it has a core to itself. An action counts once, on however many ranks it
+         runs. The same plan of 24 stages on one GPU each also runs in SimPy's textbook model
+         (`rivals.textbook`), in the same run, alternating. So does SimPy alone: a process per GPU that waits
+         one timeout after another. Actions a second over those timeouts a second shows what the engine adds
+         to the clock. The sweep (`sim.step.sweep`) times every plan too, compiled once; its times must be
+         equal. Plans a second, all different, from model to time: see `plan_speed`. Rows of `workbench
+         predict`: see `row_speed`.
 Run:     python -m experiments.bench.sim_speed [--json]
 """
 
@@ -47,7 +46,7 @@ class SpeedRow:
 
     Args:
         planning_s: building, hashing, lowering and pricing it, once.
-        engine_s: one simulation, from a lowered plan that nobody has looked at, with trace.
+        engine_s: one simulation, from a lowered plan not analysed before, with trace.
         bare_timeouts_per_s: of SimPy alone, with a process a GPU.
         compile_s: making a sweep of it, once.
         sweep_s: one timing by the sweep, prices asked anew.

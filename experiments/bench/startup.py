@@ -1,10 +1,9 @@
-"""How long the program takes to start, over what the interpreter alone takes.
+"""Start-up time of the program, relative to the interpreter's alone.
 
-Setup:   `workbench --help`, `workbench plan examples/tiny.yaml` and `python -c pass`, one after the other and
-         over again, each a process of its own on the same machine; medians. Each has started once before,
-         and has left its bytecode in a folder of this bench, whatever the environment says of bytecode.
-Ours:    seconds from start to end and seconds of a core, and how many times those of `python -c pass`
-         in the same run.
+Setup:   `workbench --help`, `workbench plan examples/tiny.yaml` and `python -c pass`, in turns and
+         repeatedly, each in a process of its own on the same machine; medians. Each has started once before
+         and has left its bytecode in this benchmark's folder, whatever the environment sets for bytecode.
+Ours:    wall seconds and core seconds, and both over those of `python -c pass` in the same run.
 Run:     python -m experiments.bench.startup [--json] [--repeats N]
 """
 

@@ -1,11 +1,11 @@
-"""Attention simulated tile by tile beside what a profile's table says of the same launch.
+"""Attention simulated tile by tile, compared with a profile's table for the same launch.
 
-Ours:    the time of `sim.attention`, which prices attention whose tokens ranks share, over that of the table,
-         which prices all other, where both can tell: one causal row on one rank. 1 is the same price.
-         `anchored`: as plans are priced; `long`: were a tile to take what it takes in a launch of 16,384
-         tokens, with loads, launches and units that wait as all that short rows lose.
+Ours:    the time of `sim.attention`, which prices attention under context parallelism, over that of the
+         table, which prices all other attention, where both apply: one causal row on one rank. 1 is the same
+         price. `anchored`: as plans are priced; `long`: with a tile's time in a launch of 16,384 tokens, so
+         that short rows lose only by loads, launches and waiting units.
 Setup:   32 heads of queries and 8 of keys, 128 wide, bfloat16, A40 and H100; lengths of whole tiles and not.
-Goal:    anchored within 2 %; no run with shared tokens on GPUs says more.
+Goal:    anchored within 2 %; no run under context parallelism on GPUs is available to say more.
 Run:     python -m experiments.bench.tiled_attention [--json]
 """
 

@@ -1,10 +1,10 @@
-"""How fast tokens are distributed over context-parallel ranks, and how evenly by which policy.
+"""Speed and balance of distributing tokens over context-parallel ranks, by policy.
 
 Paper:   Cornstarch v1 section 4.3.2: 1 M tokens in blocks of 128 within 1 ms; Figure 12, Table 4.
 Setup:   EP, EE and MP masks, 20 draws each; work is non-empty 128 x 128 tiles per block of queries.
-Ours:    wall time on one core, median and 95th percentile over calls that see different work in
-         turn (equal work would train the branch predictor); max/mean is the mean over the draws, as the
-         paper's Table 4 is over 50, and the worst of them beside it; claims hold on every draw.
+Ours:    wall time on one core, median and 95th percentile over calls that see different work in turn (equal
+         work would train the branch predictor); max/mean as the mean over the draws, as the paper's Table 4
+         has it over 50, and as the worst of them; claims hold on every draw.
 Differs: the papers print neither their mixtures nor the documents of MP, nor a figure of max/mean.
 Run:     python -m experiments.bench.tokens [--json]
 """
@@ -59,7 +59,7 @@ POLICIES: dict[str, tokens.Policy] = {
 }
 RIVALS = {"multifit": multifit, "differencing": differencing}
 USED = longest_first_exchanged.__name__  # by `plan.token_shards` as strategies and later batches call it
-JUDGED = ("longest_first", USED)
+CLAIMED = ("longest_first", USED)
 # The patterns of DCP's evaluation, and two of Cornstarch's.
 PLACED: dict[str, Callable[[int], Bitfield]] = {
     "causal": builders.causal,
@@ -157,8 +157,8 @@ def evenness(num_ranks: int) -> Evenness:
         for name, length in LENGTHS.items():
             works = [work_of(draw, length, seed) for seed in SEEDS]
             by_policy = of_policies(works, num_ranks)
-            for judged in JUDGED:
-                for claim, holds in claims_of(judged, by_policy, num_ranks).items():
+            for policy in CLAIMED:
+                for claim, holds in claims_of(policy, by_policy, num_ranks).items():
                     holds_by_claim.setdefault(claim, []).append(holds)
             result.mean.setdefault(mask, {})[name] = {
                 policy: fmean(ratios) for policy, ratios in by_policy.items()
@@ -183,10 +183,10 @@ def of_policies(works: Sequence[Work], num_ranks: int) -> dict[str, list[float]]
     return ratios
 
 
-def claims_of(judged: str, ratios: dict[str, list[float]], num_ranks: int) -> dict[str, bool]:
+def claims_of(policy: str, ratios: dict[str, list[float]], num_ranks: int) -> dict[str, bool]:
     """Check the goals of one policy on the draws of one mask and length."""
-    ours, least, round_robins = ratios[judged], ratios["least_possible"], ratios["sorted_round_robin"]
-    name = f"{judged} on {num_ranks} ranks"
+    ours, least, round_robins = ratios[policy], ratios["least_possible"], ratios["sorted_round_robin"]
+    name = f"{policy} on {num_ranks} ranks"
     return {
         f"{name}: at most 1.01": max(ours) <= 1.01,
         f"{name}: at most 1.01 in the mean of the draws": fmean(ours) <= 1.01,

@@ -1,6 +1,6 @@
-"""Rounds of chaos: a random component, fault and instant, then a check that nobody hurt had a part in.
+"""Rounds of chaos: a random component, fault and instant, then a check independent of the faulted programs.
 
-Setup:   `run`, torchrun, `elastic`, saves, runs that go on from a save, the preprocessing service and
+Setup:   `run`, torchrun, `elastic`, saves, runs that resume from a save, the preprocessing service and
          `search`, small and in float64: a user's commands, forked from a process that has imported torch.
 Ours:    losses against those of one undisturbed process, saves byte by byte against their SHA-256,
          processes by a mark in their environment, files by the round's own folders.
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write_record(options.out, settings, played)
     record = write_record(options.out, settings, played)
     print(json.dumps(record) if options.json else json.dumps(record, indent=1))
-    return 0 if all(one_round.found.is_clean for one_round in played) else 1
+    return 0 if all(one_round.findings.is_clean for one_round in played) else 1
 
 
 def write_record(out: Path, settings: Mapping[str, Any], played: Sequence[Played]) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def kept_rounds(out: Path, settings: Mapping[str, Any], anew: Sequence[str] = ()
     if record["asked"] != settings:
         differs = next(key for key in settings if record["asked"].get(key) != settings[key])
         raise ValueError(
-            f"{out}: its {differs} is {record['asked'].get(differs)}, want {settings[differs]} to go on"
+            f"{out}: its {differs} is {record['asked'].get(differs)}, want {settings[differs]} to resume"
         )
     return [played_from(row) for row in record["all"] if row["component"] not in anew]
 
@@ -98,10 +98,16 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of components, faults and instants")
     parser.add_argument("--round", type=int, help="this one of the seed's rounds alone")
     parser.add_argument("--component", action="append", choices=COMPONENTS, help="these alone; repeatable")
-    parser.add_argument("--fault", action="append", type=Fault, choices=list(Fault), help="likewise")
-    parser.add_argument("--go-on", action="store_true", help="take over the rounds that --out has already")
     parser.add_argument(
-        "--anew", action="append", default=[], choices=COMPONENTS, help="but not those of these; repeatable"
+        "--fault", action="append", type=Fault, choices=list(Fault), help="these alone; repeatable"
+    )
+    parser.add_argument("--go-on", action="store_true", help="keep the rounds that --out has already")
+    parser.add_argument(
+        "--anew",
+        action="append",
+        default=[],
+        choices=COMPONENTS,
+        help="except those of these components; repeatable",
     )
     parser.add_argument("--out", type=Path, default=OUT / "chaos.json", help="file for all rounds")
     return parser.parse_args(arguments)

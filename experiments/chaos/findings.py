@@ -27,8 +27,8 @@ class Expected:
         code = program.process.returncode
         if code not in self.codes:
             return f"exit code {code}, want {sorted(self.codes)}: {program.last_line:.300}"
-        text = program.last_line if self.is_last else program.said
-        if "Traceback" in program.said and self.is_last:
+        text = program.last_line if self.is_last else program.stderr_text
+        if "Traceback" in program.stderr_text and self.is_last:
             return f"a traceback: {program.last_line:.300}"
         if not re.search(self.words, text):
             return f"want {self.words!r}, got {program.last_line:.300}"

@@ -1,8 +1,8 @@
-"""Programs as forks of this process, which has imported torch already: a start takes no seconds of a core.
+"""Programs as forks of this process, which has imported torch already, so that a start costs no core seconds.
 
-A fork has its parent's environment in /proc, whatever it sets later, unless the bytes themselves change. So
-this process starts with room for a mark there, and every fork writes its own; what it forks or starts has
-the mark, too.
+In /proc a fork has its parent's environment, whatever it sets later, unless the bytes themselves change. So
+this process starts with room for a mark there, and every fork writes its own; processes that the fork starts
+have that mark, too.
 """
 
 import ctypes

@@ -90,7 +90,7 @@ def end_all(mark: str) -> None:
         time.sleep(LOOK_EVERY_S)
 
 
-def once_found(find: Callable[[], list[int]], within_s: float) -> list[int]:
+def wait_for_some(find: Callable[[], list[int]], within_s: float) -> list[int]:
     """The first non-empty result of `find`; empty where it does not come in time."""
     deadline = time.monotonic() + within_s
     while not (result := find()) and time.monotonic() < deadline:

@@ -33,7 +33,7 @@ class _Link:
 
     near: socket.socket
     far: socket.socket
-    held: list[tuple[float, socket.socket, bytes]] = field(default_factory=list)
+    delayed: list[tuple[float, socket.socket, bytes]] = field(default_factory=list)
 
 
 class Proxy:
@@ -104,11 +104,11 @@ class Proxy:
             self._drop(link)
         elif not manners.is_deaf:
             other = link.far if end is link.near else link.near
-            link.held.append((time.monotonic() + manners.delay_s, other, piece))
+            link.delayed.append((time.monotonic() + manners.delay_s, other, piece))
 
     def _pass_on(self, link: _Link) -> None:
-        while link.held and link.held[0][0] <= time.monotonic():
-            _, end, piece = link.held.pop(0)
+        while link.delayed and link.delayed[0][0] <= time.monotonic():
+            _, end, piece = link.delayed.pop(0)
             try:
                 end.settimeout(1.0)
                 end.sendall(piece)

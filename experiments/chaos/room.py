@@ -29,7 +29,7 @@ class Program:
         return self.process.pid
 
     @property
-    def said(self) -> str:
+    def stderr_text(self) -> str:
         return self.err.read_text(errors="replace")
 
     @property
@@ -39,7 +39,7 @@ class Program:
     @property
     def last_line(self) -> str:
         """The last line of its standard error."""
-        lines = [line for line in self.said.splitlines() if line.strip()]
+        lines = [line for line in self.stderr_text.splitlines() if line.strip()]
         return lines[-1] if lines else ""
 
 

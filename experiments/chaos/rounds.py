@@ -43,23 +43,27 @@ class Played:
     component: str
     fault: Fault
     seconds: float
-    found: Findings
+    findings: Findings
     commit: str | None = None
 
     @property
     def record(self) -> dict[str, Any]:
         fields_of = {"number": self.number, "component": self.component, "fault": str(self.fault)}
-        return fields_of | {"seconds": self.seconds, "commit": self.commit} | asdict(self.found)
+        return fields_of | {"seconds": self.seconds, "commit": self.commit} | asdict(self.findings)
 
     @property
     def line(self) -> str:
-        verdict = "clean" if self.found.is_clean else "NOT CLEAN"
+        verdict = "clean" if self.findings.is_clean else "NOT CLEAN"
         again = (
-            "" if self.found.recovery_s is None else f", at work again after {self.found.recovery_s:.2f} s"
+            ""
+            if self.findings.recovery_s is None
+            else f", at work again after {self.findings.recovery_s:.2f} s"
         )
-        noticed = "" if self.found.noticed_s is None else f", noticed after {self.found.noticed_s:.2f} s"
-        head = f"round {self.number}: {self.component}, {self.fault}: {verdict}, code {self.found.code}"
-        details = "" if self.found.is_clean else f"\n  {asdict(self.found)}"
+        noticed = (
+            "" if self.findings.noticed_s is None else f", noticed after {self.findings.noticed_s:.2f} s"
+        )
+        head = f"round {self.number}: {self.component}, {self.fault}: {verdict}, code {self.findings.code}"
+        details = "" if self.findings.is_clean else f"\n  {asdict(self.findings)}"
         return f"{head}{noticed}{again} ({self.seconds:.1f} s){details}"
 
 
@@ -67,7 +71,7 @@ def played_from(record: Mapping[str, Any]) -> Played:
     """The round of a `Played.record`."""
     plain_fields = {key: record[key] for key in ("number", "component", "seconds", "commit")}
     findings = {field.name: record[field.name] for field in fields(Findings)}
-    return Played(**plain_fields, fault=Fault(record["fault"]), found=Findings(**findings))
+    return Played(**plain_fields, fault=Fault(record["fault"]), findings=Findings(**findings))
 
 
 class Rounds:
@@ -86,7 +90,7 @@ class Rounds:
             if fault in faults and (fault is not Fault.FULL_DISK or can_mount())
         ]
         if not self._chosen:
-            raise SystemExit("error: none of these components is put under any of these faults")
+            raise SystemExit("error: no component has any of these faults")
 
     def play(self, number: int) -> Played:
         """Play one round."""
@@ -97,7 +101,7 @@ class Rounds:
         with room(seed) as index:
             findings = self._components[name].play(index, fault, seed, rng)
         seconds = round(time.monotonic() - start_s, 3)
-        return Played(number=number, component=name, fault=fault, seconds=seconds, found=findings)
+        return Played(number=number, component=name, fault=fault, seconds=seconds, findings=findings)
 
     @cached_property
     def _components(self) -> dict[str, Component]:
@@ -114,7 +118,7 @@ class Rounds:
         with room("begun") as opened:
             planned = opened.start("plan", *workbench(None, "", "plan", job, "-o", plan))
             if planned.process.wait(BEGUN_S):
-                raise RuntimeError(planned.said)
+                raise RuntimeError(planned.stderr_text)
             if "resume" in self._names:
                 self._begin(opened, plan)
         return {**trainers(plan, elastic, self._folder / "saves"), **other_components}
@@ -130,7 +134,7 @@ class Rounds:
 
 def summary(played: Sequence[Played]) -> dict[str, Any]:
     """Sums over rounds, quantiles of recovery, and counts of faults."""
-    findings = [finding.found for finding in played]
+    findings = [finding.findings for finding in played]
     again_s = [finding.recovery_s for finding in findings if finding.recovery_s is not None]
     noticed_s = [finding.noticed_s for finding in findings if finding.noticed_s is not None]
     return {

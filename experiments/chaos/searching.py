@@ -59,7 +59,7 @@ class Searching:
         with room("search") as index:
             program = self._start(index, "undisturbed", None, "")
             if program.process.wait(ENDED_S):
-                raise RuntimeError(program.said)
+                raise RuntimeError(program.stderr_text)
             return self._plan(index).read_bytes()
 
     def play(self, room: Room, fault: Fault, seed: str, rng: random.Random) -> Findings:

@@ -1,4 +1,4 @@
-"""A trainer that takes batches from a preprocessing server and notes what was in them, one line a batch.
+"""A trainer that takes batches from a preprocessing server and records their content, one line a batch.
 
 Run:     python -m experiments.chaos.trainer ADDRESS NOTES BATCHES TIMEOUT_S
 """

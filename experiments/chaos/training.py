@@ -19,8 +19,8 @@ from experiments.chaos.processes import (
     grandchildren,
     left_after,
     marked,
-    once_found,
     until,
+    wait_for_some,
 )
 from experiments.chaos.room import Program, Room, workbench
 from experiments.chaos.saves import losses, named, whole
@@ -31,7 +31,7 @@ GONE_S = 2.0  # that processes may outlive their supervisor
 NOTICED_S = 5.0  # within which a stopped process is
 BEGUN_S, ENDED_S = 240.0, 240.0
 LATEST_S = 1.5  # after the first save, or the start
-FOUND_S = 5.0  # that a worker is looked for
+SEARCH_S = 5.0  # that a worker is looked for
 DISK_BYTES = 6 * 2**20
 SAVE_EVERY = 2  # steps; a save that was begun before the fault says nothing of recovery
 WAIT_S = 60  # of any single wait of what trains, on a machine that is busy with others too
@@ -48,7 +48,7 @@ class Trainer:
         workers: (mark, supervisor) -> processes that a fault may hit.
         expected: expected ends by fault.
         second: the expected end of a second supervisor of the same folder.
-        told: losses by step, from the output of a round's programs.
+        losses_from: losses by step, from the output of a round's programs.
         begun: a folder of saves to resume from; None: start afresh, with the fault after the first save.
     """
 
@@ -56,7 +56,7 @@ class Trainer:
     workers: Callable[[str, int], list[int]]
     expected: Expectations
     second: Expected
-    told: Callable[[Room, list[Program]], dict[int, float]]
+    losses_from: Callable[[Room, list[Program]], dict[int, float]]
     undisturbed: tuple[float, ...]
     begun: Path | None = None
 
@@ -113,7 +113,7 @@ class Trainer:
         elif fault not in OF_WORKERS:
             return strike(fault, program.pid, rng)
         else:
-            workers = once_found(lambda: self.workers(room.mark, program.pid), FOUND_S)
+            workers = wait_for_some(lambda: self.workers(room.mark, program.pid), SEARCH_S)
             if workers:
                 return strike(fault, rng.choice(workers), rng)
         return None
@@ -160,7 +160,7 @@ class Trainer:
     def _judge(self, room: Room, noted: int, programs: list[Program], findings: Findings) -> None:
         latest = whole(room.saves)
         findings.lost_steps += max(0, noted - (latest.step if latest else 0))
-        losses_by_step = self.told(room, programs)
+        losses_by_step = self.losses_from(room, programs)
         findings.wrong_losses += num_wrong(losses_by_step, self.undisturbed)
         findings.lost_steps += sum(
             step not in losses_by_step for step in range(len(self.undisturbed)) if step >= noted
@@ -301,14 +301,14 @@ def trainers(plan: Path, job: Path, begun: Path) -> dict[str, Trainer]:
         workers=children,
         expected=RUN,
         second=ends(2, words=TAKEN),
-        told=of_saves,
+        losses_from=of_saves,
         undisturbed=run_losses(plan),
     )
     elastic = replace(
         run,
         command=elastic_command(job),
         expected=ELASTIC,
-        told=of_records,
+        losses_from=of_records,
         undisturbed=elastic_losses(job),
     )
     torchrun = replace(

@@ -1,20 +1,20 @@
 """Cornstarch (ICML) against DCP: Tables 4, 8, 9 and 10 (one attention layer) and 5 (an iteration).
 
 Given:   mask -> tiles -> owners by LPT, rows cut, keys and values gathered head by head (Cornstarch); the
-         same tiles placed to move few keys and values, and only what a rank reads sent to it, point to
-         point, in 4 divisions of which the next one's transfer hides behind the current one's computing
-         (DCP, played by `workbench.balance.tokens.block_placement`, which says how its search is simplified).
+         same tiles placed so that few keys and values move, and each rank receives only what it reads, point
+         to point, in 4 divisions, the transfer of each hidden behind the computation of the one before (DCP,
+         modelled by `workbench.balance.tokens.block_placement`, which says how its search is simplified).
 Fitted:  a kernel that visits every causal tile whatever the mask, its seconds times a factor plus a constant.
-         Both come from Cornstarch's causal times at 64k and 256k (Table 8), and are judged on its others.
-Differs: heads, the patterns' parameters and what DCP's GPUs share are not printed, nor how the
-         authors' kernels visit masks. Shown: 32 heads over 8 key-value heads of 128, DCP's own parameters at
-         every length, an adaptor shared by the 4 GPUs of a node, kernels that skip empty tiles, the forward.
+         Both are fitted to Cornstarch's causal times at 64k and 256k (Table 8), and tested on its others.
+Differs: heads, the patterns' parameters and what DCP's GPUs share are not printed, nor how the authors'
+         kernels visit masks. Shown: 32 heads over 8 key-value heads of 128, DCP's own parameters at every
+         length, an adaptor shared by the 4 GPUs of a node, kernels that skip empty tiles, the forward.
          Whether recompute and backward are timed too is open, as for Table 3.
-         Printed times hardly depend on the pattern: at 256k Cornstarch's three masks besides causal take
-         0.84 to 1.00 of causal's, though lambda has a 32nd of its pairs, blocks a 200th, questions a half:
-         a kernel that skips nothing does that. DCP's times grow with the square of the length for lambda too:
-         its masks grow with the length, or its kernel skips nothing either. And 32k takes longer than 64k in
-         all four tables, which follows from no mask, tile or message.
+         Printed times hardly depend on the pattern: at 256k Cornstarch's three masks besides causal take 0.84
+         to 1.00 of causal's time, though lambda has a 32nd of its pairs, blocks a 200th, questions a half: a
+         kernel that skips nothing gives such times. DCP's times grow with the square of the length for lambda
+         too: its masks grow with the length, or its kernel skips nothing either. And 32k takes longer than
+         64k in all four tables, which no mask, tile or message explains.
 """
 
 from collections.abc import Callable, Mapping

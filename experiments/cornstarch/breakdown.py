@@ -1,4 +1,4 @@
-"""Forward and backward of one encoder and one LLM, trained or frozen: a paper's breakdown against ours."""
+"""Forward and backward of one encoder and one LLM, trained or frozen: a paper's breakdown and ours."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

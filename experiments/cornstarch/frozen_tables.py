@@ -1,8 +1,8 @@
-"""Tables 3, 10 and 11 of Cornstarch v1: the printed stage times held against the printed throughputs.
+"""Tables 3, 10 and 11 of Cornstarch v1: the printed stage times compared with the printed throughputs.
 
-Setup:   A40 GPUs, 24 microbatches of one sample (1k text tokens, one 1280x720 image or a 30 s clip),
-         tensor parallelism of Table 9, activation checkpointing, encoder and LLM frozen. Tokens of images
-         and clips are those that section 6.1's totals leave; pixels, and what PCIe gives, are not stated.
+Setup:   A40 GPUs, 24 microbatches of one sample (1k text tokens, one 1280x720 image or a 30 s clip), tensor
+         parallelism of Table 9, activation checkpointing, encoder and LLM frozen. Tokens of images and clips
+         follow from section 6.1's totals; pixels and the bandwidth of PCIe are not stated.
 Given:   printed stage times -> simulated throughput per GPU and gains ([printed]), once with the stage
          counts of Table 9 ("stated"), once with those that the stage times imply ("implied").
 """

@@ -1,6 +1,6 @@
-"""The frozen-aware tables: printed rows and the stages that they imply; ours out of cost model and planner.
+"""The frozen-aware tables: printed rows and the stages that they imply; our rows by cost model and planner.
 
-Cutting a module differently moves no work: printed times of a stage tell how many stages there are.
+Cutting a module differently moves no work, so printed times of a stage imply the number of stages.
 """
 
 import math

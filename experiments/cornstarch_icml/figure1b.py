@@ -4,7 +4,7 @@ Paper:   I. Jang et al., "Efficient Distributed MLLM Training with Cornstarch", 
 Setup:   one A40, activation checkpointing. Batch, text and image size are not stated.
 Given:   the frozen flags -> backward over forward by the frozen rule ([rule]); model sizes and plausible
          inputs -> times and ratios of the A40 profile ([modelled]).
-Differs: the printed encoder times hold its projector, 0.5 ms of backward where all else is frozen.
+Differs: the printed encoder times include its projector, 0.5 ms of backward where all else is frozen.
 Ours:    computed, no simulation.
 """
 

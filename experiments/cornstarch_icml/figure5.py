@@ -160,7 +160,7 @@ def gains(runs: Runs, baseline: Method) -> dict[str, list[float]]:
     }
 
 
-def judged(runs: Runs) -> Evidence:
+def evidence_of(runs: Runs) -> Evidence:
     """Evidence: throughputs, mean gains, and section 5.2's claims on who is ahead where."""
     evidence = Evidence()
     for name, by_setting in runs.items():
@@ -268,4 +268,4 @@ def _setup(parameter: str) -> str:
 def run() -> Evidence:
     cost = a40_cost()
     runs = {name: runs_of(name, cost) for name in models()}
-    return judged(runs)
+    return evidence_of(runs)

@@ -3,8 +3,8 @@
 Paper:   I. Jang et al., "Efficient Distributed MLLM Training with Cornstarch", ICML, section 5.4, Figure 6.
 Setup:   as Table 3, LLM-L, 64k tokens; a line per GPU.
 Given:   as Table 3: starts and ends of all blocks on the 84 units of each of 8 GPUs.
-Differs: the plot has no numbers, so only what the text says of it is checked: a dip at the end of every head
-         where rows are whole, hardly any where they are cut; GPUs that run dry early unless tokens are
+Differs: the plot has no numbers, so only the text's claims are checked: a dip at the end of every head where
+         rows are whole, hardly any where they are cut; GPUs that run out of work early unless tokens are
          balanced across them. A unit that merges counts as busy.
 Ours:    simulated on one CPU core, about 1 s.
 """

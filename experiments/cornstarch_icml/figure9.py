@@ -3,8 +3,8 @@
 Paper:   I. Jang et al., "Efficient Distributed MLLM Training with Cornstarch", ICML, appendix E, Figure 9.
 Setup:   as Table 7, 64k tokens; a line per GPU.
 Given:   as Table 7: starts and ends of all blocks on the 84 units of each of 8 GPUs, two launches at a time.
-Differs: the plot has no numbers; checked is what the text says: heads overlap inside a layer, the end of the
-         layer has nothing to overlap with.
+Differs: the plot has no numbers, so only the text's claims are checked: heads overlap inside a layer, the end
+         of the layer has nothing to overlap with.
 Ours:    simulated on one CPU core, about 1 s.
 """
 

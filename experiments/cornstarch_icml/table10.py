@@ -2,7 +2,7 @@
 
 Paper:   I. Jang et al., "Efficient Distributed MLLM Training with Cornstarch", ICML, appendix F, Table 10.
 Setup:   one attention layer on 16 A40; a question of a fifth and four answers.
-Given:   as `experiments.cornstarch.attention_dcp` says, and what differs likewise.
+Given:   as in `experiments.cornstarch.attention_dcp`, with the same differences.
 Ours:    simulated on one CPU core, about 5 s.
 """
 

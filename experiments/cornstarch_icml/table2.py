@@ -5,18 +5,18 @@ Setup:   24 A40, global batch 48 in microbatches of 4: 12 microbatches; 1k text 
          a 2-minute clip; encoders colocated, only the projectors trained.
 Given:   printed stage times -> simulated iteration time ([printed]); model sizes and inputs -> stage times
          and gains of our own cost model ([modelled]).
-Differs: pipeline and tensor degrees are not printed. The backward times of one LLM cut into k stages are
-         1/k of each other, and fit whole counts within 1 %: 2, 1, 3, 1, 1, 1 (small), 4, 3, 5, 1, 3, 1
-         (medium), 5, 5, 5, 3, 5, 2 (large). With at most 5 of them, 6 stages of 4 GPUs fill the 24 GPUs;
-         that is the setting shown, and the range covers every other one.
-         With them the LLM's forward of our cost model is 0.82 to 1.07 of the printed one in all 18 rows. Its
+Differs: pipeline and tensor degrees are not printed. The backward times of one LLM cut into k stages are 1/k
+         of each other, and fit whole counts within 1 %: 2, 1, 3, 1, 1, 1 (small), 4, 3, 5, 1, 3, 1 (medium),
+         5, 5, 5, 3, 5, 2 (large). With at most 5 of them, 6 stages of 4 GPUs fill the 24 GPUs; that is the
+         setting shown, and the range covers every other one.
+         With them the LLM's forward by our cost model is 0.82 to 1.07 of the printed one in all 18 rows. Its
          backward is 2 forwards with recompute and a frozen LLM; printed are 3.4 (small) to 10.7 (medium), and
          the large gains, 1.7 to 2.46, come from that: with 2 forwards ours stay below 1.25.
-         The backward that ours lack is that of attention, by the width of its heads: with a rate for heads of
-         64 fitted on SSS and one for heads of 128 on MMM, the other 16 backwards follow ([fitted]). Rows of
-         one LLM follow from one another by its stages; those of the large LLM are the test.
-         No degrees explain the iteration times of the small LLM: LLS takes 50 times its slowest stage
-         with 12 microbatches, where a pipeline of 6 stages needs 12 plus at most 5.
+         The backward time missing in ours is that of attention, by the width of its heads: with a rate for
+         heads of 64 fitted on SSS and one for heads of 128 on MMM, the other 16 backwards follow ([fitted]).
+         Rows of one LLM follow from one another by its stages; those of the large LLM are the test.
+         No degrees explain the iteration times of the small LLM: LLS takes 50 times its slowest stage with 12
+         microbatches, where a pipeline of 6 stages needs 12 plus at most 5.
 Ours:    simulated on one CPU core, seconds.
 """
 

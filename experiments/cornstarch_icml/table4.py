@@ -2,7 +2,7 @@
 
 Paper:   I. Jang et al., "Efficient Distributed MLLM Training with Cornstarch", ICML, section 5.5, Table 4.
 Setup:   one attention layer on 16 A40; 64 sinks and a window of 4,096.
-Given:   as `experiments.cornstarch.attention_dcp` says, and what differs likewise.
+Given:   as in `experiments.cornstarch.attention_dcp`, with the same differences.
 Ours:    simulated on one CPU core, about 5 s.
 """
 

@@ -3,12 +3,12 @@
 Paper:   I. Jang et al., "Efficient Distributed MLLM Training with Cornstarch", ICML, section 5.5, Table 5.
 Setup:   planning, one forward and one backward on 16 A40, 32k and 128k tokens, DCP's four patterns.
 Given:   attention as in Tables 4, 8, 9 and 10, its backward by the profile, other layers by our cost model.
-         Planning is measured here: tiles and LPT, and the placement that stands for DCP's.
+         Planning is measured here: tiles and LPT, and the placement that models DCP's.
 Differs: the batch and whether layers are recomputed are not printed. Shown: one sequence, no recompute, all
          weights trained; the range goes up to the 48 sequences of section 5.1 with recompute. Planning is in
          no number of ours, because it depends on the host: the claims compare it. Our placement takes a
-         fraction of a second; DCP's published planner partitions hypergraphs of single tiles with KaHyPar
-         and takes seconds, which the printed differences of 9 to 74 s are read as.
+         fraction of a second. DCP's published planner partitions hypergraphs of single tiles with KaHyPar and
+         takes seconds; we read the printed differences of 9 to 74 s as that.
 Ours:    simulated on one CPU core, about 3 s.
 """
 

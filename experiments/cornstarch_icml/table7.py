@@ -4,9 +4,9 @@ Paper:   I. Jang et al., "Efficient Distributed MLLM Training with Cornstarch", 
 Setup:   as Table 3; tokens balanced across GPUs, heads on several streams.
 Given:   as Table 3; two launches side by side, each waiting for its own keys and values.
 Differs: as Table 3; the number of streams is not printed (shown: 2). In ours a unit that runs out of blocks
-         of one launch takes the next launch's at once, so all tails but the last vanish and streams win
-         over cutting rows, which pays for pieces, partial results and merging. Printed is the reverse:
-         what keeps launches from running side by side on the authors' GPUs is not in the model.
+         of one launch takes the next launch's at once, so all tails but the last vanish and streams win over
+         cutting rows, which pays for pieces, partial results and merging. The paper prints the reverse: what
+         prevents concurrent launches on the authors' GPUs is not in the model.
 Ours:    simulated on one CPU core, about 6 s.
 """
 

@@ -1,8 +1,8 @@
 """Table 8: causal attention, Cornstarch against DCP, 32k to 256k tokens.
 
 Paper:   I. Jang et al., "Efficient Distributed MLLM Training with Cornstarch", ICML, appendix F, Table 8.
-Setup:   one attention layer on 16 A40; every token sees what stands before it.
-Given:   as `experiments.cornstarch.attention_dcp` says, and what differs likewise.
+Setup:   one attention layer on 16 A40; every token attends to the tokens before it.
+Given:   as in `experiments.cornstarch.attention_dcp`, with the same differences.
 Ours:    simulated on one CPU core, about 5 s.
 """
 

@@ -1,8 +1,8 @@
 """Table 9: causal blockwise attention, Cornstarch against DCP, 32k to 256k tokens.
 
 Paper:   I. Jang et al., "Efficient Distributed MLLM Training with Cornstarch", ICML, appendix F, Table 9.
-Setup:   one attention layer on 16 A40; blocks of 256, two at a time, and a last one that sees all.
-Given:   as `experiments.cornstarch.attention_dcp` says, and what differs likewise.
+Setup:   one attention layer on 16 A40; blocks of 256, two at a time, and a last one that attends to all.
+Given:   as in `experiments.cornstarch.attention_dcp`, with the same differences.
 Ours:    simulated on one CPU core, about 5 s.
 """
 

@@ -1,8 +1,8 @@
 """Figure 10: two encoders and the medium LLM, three ways to place the encoders.
 
 Paper:   I. Jang et al., "Cornstarch", arXiv v1, section 6.2.2, Figure 10.
-Setup:   stages of Table 6; else, and what is given, as `experiments.cornstarch.end_to_end` says.
-Differs: the bars have no numbers in the text; judged is what the text says of them.
+Setup:   stages of Table 6; otherwise, and for what is given, as in `experiments.cornstarch.end_to_end`.
+Differs: the bars have no numbers in the text, so only the text's claims are checked.
 Ours:    simulated on one CPU core, some minutes.
 """
 

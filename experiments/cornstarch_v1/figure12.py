@@ -3,9 +3,9 @@
 Paper:   I. Jang et al., Cornstarch, arXiv v1, section 6.5, Figure 12.
 Setup:   as Table 4; one sampled mask each of EP, EE and MP.
 Given:   the same layer as `table4`: mask -> tiles -> owners -> seconds of every rank.
-Differs: 20 masks of each kind instead of one. The bars print no numbers, so only what the text says of
-         them is checked. It says that all policies balance EP; in contiguous runs the last rank has the
-         last eighth of a mostly causal mask, and Table 4 itself has the naive ring 1.27 times slower there.
+Differs: 20 masks of each kind instead of one. The bars print no numbers, so only the text's claims are
+         checked. The text says that all policies balance EP; in contiguous runs the last rank has the last
+         eighth of a mostly causal mask, and in Table 4 itself the naive ring is 1.27 times slower there.
 Ours:    simulated on one CPU core, about 3 s.
 """
 

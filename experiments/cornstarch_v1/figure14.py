@@ -1,8 +1,8 @@
 """Figure 14: one encoder and the large LLM, three ways to place the encoder.
 
 Paper:   I. Jang et al., "Cornstarch", arXiv v1, appendix B.2, Figure 14.
-Setup:   stages of Table 5; else, and what is given, as `experiments.cornstarch.end_to_end` says.
-Differs: neither the bars nor the text of this figure has numbers; judged is who is ahead.
+Setup:   stages of Table 5; otherwise, and for what is given, as in `experiments.cornstarch.end_to_end`.
+Differs: neither the bars nor the text of this figure has numbers, so only who is ahead is checked.
 Ours:    simulated on one CPU core, some minutes.
 """
 

@@ -1,8 +1,8 @@
 """Figure 15: two encoders and the small or large LLM, three ways to place the encoders.
 
 Paper:   I. Jang et al., "Cornstarch", arXiv v1, appendix B.3, Figure 15.
-Setup:   stages of Table 6; else, and what is given, as `experiments.cornstarch.end_to_end` says.
-Differs: neither the bars nor the text of this figure has numbers; judged is who is ahead.
+Setup:   stages of Table 6; otherwise, and for what is given, as in `experiments.cornstarch.end_to_end`.
+Differs: neither the bars nor the text of this figure has numbers, so only who is ahead is checked.
 Ours:    simulated on one CPU core, some minutes.
 """
 

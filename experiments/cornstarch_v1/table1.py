@@ -1,9 +1,10 @@
 """Table 1: layers, width and parameters of the nine models.
 
 Paper:   I. Jang et al., "Cornstarch", arXiv v1, Table 1.
-Given:   as `experiments.cornstarch.model_sizes` says.
-Differs: a count is held to 2 % or to half a unit of its last printed digit. The printed 8b and 18b of
-         EVA-CLIP are those of the whole models with their text towers; the vision towers have 7.5 and 17.6.
+Given:   as in `experiments.cornstarch.model_sizes`.
+Differs: a count must match within 2 % or within half a unit of its last printed digit. The printed 8b and 18b
+         of EVA-CLIP are those of the whole models with their text towers; the vision towers have 7.5 and
+         17.6.
 Ours:    computed, no simulation.
 """
 

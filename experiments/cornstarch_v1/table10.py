@@ -1,8 +1,8 @@
 """Table 10: frozen-aware against frozen-unaware partitioning, small LLM.
 
 Paper:   I. Jang et al., "Cornstarch", arXiv v1, appendix D.2, Table 10, configurations of Table 9.
-Setup:   and what is given, as `experiments.cornstarch.frozen_tables` says.
-Differs: frozen-aware VLM-S and VLM-L lose in print, and lose in the simulator too.
+Setup:   as in `experiments.cornstarch.frozen_tables`, also for what is given.
+Differs: in print frozen-aware VLM-S and VLM-L are slower, as they are in the simulator.
          Printed throughputs are about 7 times what the stage times give with tensor parallelism 2; see
          experiments/LOG.md.
 Ours:    simulated on one CPU core, seconds.

@@ -1,7 +1,7 @@
 """Table 3: frozen-aware against frozen-unaware partitioning, medium LLM.
 
 Paper:   I. Jang et al., "Cornstarch", arXiv v1, section 6.4, Table 3, configurations of Table 9.
-Setup:   and what is given, as `experiments.cornstarch.frozen_tables` says.
+Setup:   as in `experiments.cornstarch.frozen_tables`, also for what is given.
 Differs: Table 9 gives VLM-S 3 LLM stages without and 6 with frozen awareness, yet stages of both take the
          same time; the backward times imply 5 and 6. They contradict 8 of the 12 LLM stage counts.
          Section 6.4 adds the LLM's forward (67.03 ms) to the encoder's, 137.45 ms, instead of its backward.

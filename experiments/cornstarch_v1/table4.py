@@ -5,14 +5,14 @@ Setup:   one attention layer of Llama 3.1 70B (64 heads, 8 key-value heads of 12
          tokens, mean of 50 random masks of each kind; keys and values gathered head by head.
 Given:   the mask -> tiles of 128 x 128 -> owners of blocks -> tiles on the units of every GPU -> the slowest
          rank's seconds. Checked: times relative to LPT, and LPT's own.
-Differs: what the masks hold besides their kind is not printed (shares and item lengths of modalities, packed
-         documents), nor how many heads a GPU computes, how many are gathered at once, and whether a time is
-         the slowest rank's or the ranks' mean. Shown: all heads, 2 key-value heads at once, the slowest rank,
-         the builders' mixture.
-         Two things hold for any of that. 64 heads at 64k take more than the printed LPT time even at the
-         A40's peak, so fewer heads were timed. And independent random owners cannot come within 1 % of LPT
-         on the slowest of 8 ranks: at 16k there are 16 blocks a rank. Printed random times fit the mean over
-         ranks, or a drawing that deals equal numbers.
+Differs: apart from their kind, the masks' parameters are not printed (shares and item lengths of modalities,
+         packed documents), nor how many heads a GPU computes, how many are gathered at once, and whether a
+         time is the slowest rank's or the ranks' mean. Shown: all heads, 2 key-value heads at once, the
+         slowest rank, the builders' mixture.
+         Two facts are independent of these. 64 heads at 64k take more than the printed LPT time even at the
+         A40's peak, so fewer heads were timed. And independent random owners cannot come within 1 % of LPT on
+         the slowest of 8 ranks: at 16k there are 16 blocks a rank. Printed random times fit the mean over
+         ranks, or a draw that gives all ranks equal numbers.
 Ours:    simulated on one CPU core, about 15 s.
 """
 

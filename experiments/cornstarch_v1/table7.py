@@ -1,9 +1,9 @@
 """Table 7: modality parallelism against colocated encoders, small LLM.
 
 Paper:   I. Jang et al., "Cornstarch", arXiv v1, appendix C, Table 7.
-Setup:   and what is given, as `experiments.cornstarch.modality_tables` says.
+Setup:   as in `experiments.cornstarch.modality_tables`, also for what is given.
 Differs: Table 6, whose stages these are, states TP 2 and CP 2, which takes more GPUs than there are.
-         Absolute throughputs are excluded by the stage times of Tables 3, 10 and 11.
+         The stage times of Tables 3, 10 and 11 rule out the absolute throughputs.
 Ours:    simulated on one CPU core, seconds.
 """
 

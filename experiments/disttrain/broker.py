@@ -1,7 +1,7 @@
-"""The communication broker: what passes between units of unequal data parallelism, three ways and two paces.
+"""The communication broker between units of unequal data parallelism: three topologies, two ways to send.
 
-Paper:   Z. Zhang et al., "DistTrain", sections 4.1 and 6: gcd of the data-parallel sizes many brokers, whose
-         bandwidth grows with the training; asynchronous sends. Words only, no figure.
+Paper:   Z. Zhang et al., "DistTrain", sections 4.1 and 6: as many brokers as the gcd of the data-parallel
+         sizes, whose bandwidth grows with the training; asynchronous sends. Words only, no figure.
 Setup:   Llama3-7B activations of 8,192 tokens; an A100 node's NICs (4 x 200 Gbit/s, section 7) shared by its
          8 GPUs. Figure 9's sizes (2, 3 and 1 replicas), and larger ones; both units equally fast on the
          whole; 12 microbatches for each replica of the larger unit, forward only.
@@ -31,7 +31,7 @@ class Case:
     """A pair of unit sizes."""
 
     boundary: Boundary
-    found: dict[tuple[Topology, Sending], Crossing]
+    crossings: dict[tuple[Topology, Sending], Crossing]
 
     @property
     def name(self) -> str:
@@ -44,8 +44,8 @@ class Case:
 
     def over_best(self, topology: Topology, sending: Sending) -> float:
         """End time over that of direct, asynchronous sends."""
-        best = self.found[Topology.ALL_PAIRS, Sending.ASYNCHRONOUS].end_s
-        return self.found[topology, sending].end_s / best
+        best = self.crossings[Topology.ALL_PAIRS, Sending.ASYNCHRONOUS].end_s
+        return self.crossings[topology, sending].end_s / best
 
 
 def case(up_dp: int, down_dp: int) -> Case:
@@ -68,8 +68,8 @@ def claims(cases: list[Case]) -> list[Claim]:
     """Claims on who wins, and by how much."""
     ahead = Sending.ASYNCHRONOUS
     scaled = all(
-        one_case.found[Topology.BROKERS, ahead].busiest_s * one_case.boundary.num_brokers
-        <= 2 * one_case.found[Topology.LEADERS, ahead].busiest_s + 1e-9
+        one_case.crossings[Topology.BROKERS, ahead].busiest_s * one_case.boundary.num_brokers
+        <= 2 * one_case.crossings[Topology.LEADERS, ahead].busiest_s + 1e-9
         for one_case in cases
     )
     return [
@@ -99,7 +99,7 @@ def claims(cases: list[Case]) -> list[Claim]:
             all(
                 (crossing.paused_s == 0.0) is (sending is ahead)
                 for one_case in cases
-                for (_, sending), crossing in one_case.found.items()
+                for (_, sending), crossing in one_case.crossings.items()
             ),
         ),
         Claim(
@@ -132,8 +132,8 @@ def run() -> Evidence:
         for topology in Topology:
             key = f"simulated/{one_case.name}/{topology}"
             ours[f"{key}/connections"] = one_case.boundary.num_connections(topology)
-            ours[f"{key}/busiest_nic_ms"] = ms(one_case.found[topology, Sending.ASYNCHRONOUS].busiest_s)
+            ours[f"{key}/busiest_nic_ms"] = ms(one_case.crossings[topology, Sending.ASYNCHRONOUS].busiest_s)
             for sending in Sending:
                 ours[f"{key}/{sending}/over_best"] = one_case.over_best(topology, sending)
-                ours[f"{key}/{sending}/paused_ms"] = ms(one_case.found[topology, sending].paused_s)
+                ours[f"{key}/{sending}/paused_ms"] = ms(one_case.crossings[topology, sending].paused_s)
     return Evidence(ours=ours, claims=claims(cases), notes=[note(one_case) for one_case in cases])

@@ -1,11 +1,12 @@
-"""Sections 3 and 6: a job is killed again and again while it saves, and ends as one that was left alone.
+"""Sections 3 and 6: a job that is killed repeatedly while it saves ends like one that is never killed.
 
 Paper:   DistTrain, sections 3 and 6: asynchronous checkpoints, restart from the latest. It prints no number.
-Setup:   a Llama of 6 blocks on 2 stages x 2 replicas, AdamW, float32, four gloo processes, a checkpoint
-         after every step. The whole job (ranks and the processes that save) gets SIGKILL up to 150 ms after
-         a save has begun, and the next job goes on from the latest whole checkpoint.
-Ours:    executed. Losses and weights at the end are compared bit by bit with a job that was left alone.
-         Stall: what a save takes from the training; the fork alone unless the save before it still runs.
+Setup:   a Llama of 6 blocks on 2 stages x 2 replicas, AdamW, float32, four gloo processes, a checkpoint after
+         every step. The whole job (ranks and the processes that save) gets SIGKILL up to 150 ms after a save
+         has begun, and the next job resumes from the latest whole checkpoint.
+Ours:    executed. Losses and weights at the end are compared bit by bit with a job that was never killed.
+         Stall: the time that a save takes from the training; the fork alone unless the save before it still
+         runs.
 Run:     python -m experiments.disttrain.checkpoints [--kills 20] [--seed 0] [--json]
 """
 

@@ -6,9 +6,9 @@ Setup:   encoder, LLM and generator in one pipeline; batches of 128, 64 and 40 s
          microbatch. A step ends with the slowest DP group. Mean over 20 batches.
 Given:   batch sizes, and that smaller models have more DP groups.
 Differs: degrees are not stated: DP 16 and 8 for MLLM-9B, 8 and 4 for 15B, 4 and 2 for 72B, LLM stages 1, 2
-         and 4, 2 and 4, and 8; of them the range. Sizes are of a corpus shaped like section 2.3's LAION.
+         and 4, 2 and 4, and 8; the range covers these. Sizes are of a corpus shaped like section 2.3's LAION.
          Encoder and generator take time in proportion to image tokens, forward a third, and on average as
-         long as an LLM stage, as orchestration wants it; the LLM's 8,192 tokens always take the same time.
+         long as an LLM stage, which orchestration aims for; the LLM's 8,192 tokens always take the same time.
 Ours:    the recurrence of 1F1B, no messages; about 5 s.
 """
 

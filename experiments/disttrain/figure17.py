@@ -1,11 +1,11 @@
 """Figure 17: stalls for preprocessing by number and size of images, with and without disaggregation.
 
-Paper:   Z. Zhang et al., "DistTrain", section 7.3; bars without values. Words: seconds without, milliseconds
-         with disaggregation, one data-parallel group.
+Paper:   Z. Zhang et al., "DistTrain", section 7.3; bars without values. The text: seconds without,
+         milliseconds with disaggregation, one data-parallel group.
 Setup:   `experiments.bench.preprocess` on this machine: JPEG images decoded, resized and cut into patches;
          the training step is an idle wait of 1.5 times the decode; server and producer on one core.
-Ours:    read from the file that the bench leaves; nothing is executed here.
-Differs: image counts and sizes are ours: the paper's are only in the drawing.
+Ours:    read from the benchmark's result file; nothing is executed here.
+Differs: image counts and sizes are ours: the paper gives its own only in the drawing.
 Run:     python -m experiments.bench.preprocess, then python -m experiments.disttrain.figure17 [--json]
 """
 
@@ -28,12 +28,12 @@ Stalls = Mapping[str, Mapping[str, float]]
 def executed(path: Path = MEASURED) -> Stalls:
     """Bar -> milliseconds, for steps as long as the decode; ValueError where nothing was executed."""
     if not path.exists():
-        raise ValueError(f"{path}: not there; run python -m experiments.bench.preprocess first")
+        raise ValueError(f"{path} does not exist; run python -m experiments.bench.preprocess first")
     record = json.loads(path.read_text(encoding="utf-8"))
     return {name: cell for name, cell in record.get("executed", {}).items() if STARVED not in name}
 
 
-def judged(stalls: Stalls) -> Evidence:
+def evidence_of(stalls: Stalls) -> Evidence:
     """Evidence comparing seconds with milliseconds."""
     evidence = Evidence()
     for name, cell in stalls.items():
@@ -57,4 +57,4 @@ def judged(stalls: Stalls) -> Evidence:
 
 @script()
 def run() -> Evidence:
-    return judged(executed())
+    return evidence_of(executed())

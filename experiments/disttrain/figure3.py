@@ -1,13 +1,13 @@
 """Figure 3: forward time of the three modules by number and size of images, with Megatron-LM.
 
-Paper:   Z. Zhang et al., "DistTrain", section 2.2; bars without values. Words: the LLM's forward time is the
-         same throughout, those of encoder and generator vary significantly.
+Paper:   Z. Zhang et al., "DistTrain", section 2.2; bars without values. The text: the LLM's forward time is
+         the same throughout, those of encoder and generator vary significantly.
 Setup:   MLLM-72B, one stage of the LLM at PP 10 and TP 8; encoder and generator whole on each GPU of the
          group, which divide the images.
-Ours:    seconds by the cost model; all numbers of images of 512 and 1,024 pixels a side that fit into 8,192
-         tokens, powers of two, as many read as drawn.
-Differs: which configurations the bars are is not in the text, nor how kernels are launched: here one by one
-         by the host; a note says how times move where kernels are replayed as recorded.
+Ours:    seconds by the cost model; all powers of two of images of 512 and 1,024 pixels a side that fit into
+         8,192 tokens, with as many images read as drawn.
+Differs: the text does not say which configurations the bars show, nor how kernels are launched: here one by
+         one by the host; a note gives the spread of times where kernels are replayed as recorded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from workbench.units import ms
 MODEL, LLM_PP = "MLLM-72B", 10
 MODULES = ("encoder", "LLM stage", "generator")
 SIDES_PX = (512, 1024)
-SIGNIFICANT = 2.0  # the longest over the shortest forward that "vary significantly" is held against
+SIGNIFICANT = 2.0  # the longest over the shortest forward that counts as "vary significantly"
 
 
 def configurations() -> tuple[tuple[int, int], ...]:

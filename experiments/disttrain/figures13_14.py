@@ -3,10 +3,10 @@
 Paper:   Z. Zhang et al., "DistTrain", section 7.1; the figures' bars are not printed, the prose gives ranges.
 Setup:   ViT-Huge, Llama of Table 2 and the SD 2.1 UNet; batch 1,920; A100-class nodes of 8 GPUs.
 Ours:    orchestration by `workbench.balance.orchestration.exact`, seconds by the cost model.
-Differs: images in a sample are not stated, nor the size of those read; every figure comes with its range over
-         the plausible ones, and counts of GPUs with that over what throughput is worth fewer GPUs.
-         DistTrain's collectives overlap (StepCCL), Megatron-LM's do not; both cut activations by sequence.
-         Preprocessing and stragglers, which the paper's gain includes, are not in ours.
+Differs: the number of images in a sample is not stated, nor the size of those read. Every figure has its
+         range over the plausible ones; numbers of GPUs also have one over the throughput given up for fewer
+         of them. DistTrain's collectives overlap (StepCCL), Megatron-LM's do not; both cut activations by
+         sequence. Preprocessing and stragglers, which the paper's gain includes, are not in ours.
 """
 
 from experiments.disttrain.gains import (

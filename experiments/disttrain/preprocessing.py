@@ -3,12 +3,12 @@
 Paper:   Z. Zhang et al., "DistTrain", section 7.3, Figure 17: preprocessing takes the trainer seconds without
          disaggregation and milliseconds with it; iterations take seconds to tens of seconds. The bars' values
          are not printed.
-Setup:   one data-parallel group, iterations of 2 s, 8 to 128 images of 512 and 1,024 pixels a side; an
-         image's decode, and what it takes to produce it, are the row that `experiments.bench.preprocess`
-         measured on one core; a server's work for it counts as its producer's.
+Setup:   one data-parallel group, iterations of 2 s, 8 to 128 images of 512 and 1,024 pixels a side; the
+         seconds to decode and to produce an image are the row that `experiments.bench.preprocess` measured on
+         one core; a server's work for it counts as its producer's.
 Ours:    simulated by `sim.preprocess`: CPU nodes of 16 cores, as many of them as hide the work.
-Differs: the trainer without disaggregation decodes between its steps on the cores that are given per GPU;
-         the paper does not say how many its baseline has. Both one core and eight are shown.
+Differs: the trainer without disaggregation decodes between its steps on the CPU cores of one GPU; the paper
+         does not say how many cores its baseline has. Both one core and eight are shown.
 """
 
 import json
@@ -43,7 +43,7 @@ class SimulatedRow:
 def measured_rows(path: Path = MEASURED) -> dict[int, SimulatedRow]:
     """Rows by side in pixels; ValueError where they have not been measured here."""
     if not path.exists():
-        raise ValueError(f"{path}: not there; run python -m experiments.bench.preprocess first")
+        raise ValueError(f"{path} does not exist; run python -m experiments.bench.preprocess first")
     rows = json.loads(path.read_text(encoding="utf-8"))["predicted"]
     return {
         side: SimulatedRow(

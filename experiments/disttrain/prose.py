@@ -1,8 +1,7 @@
-"""Numbers of DistTrain's prose that no figure has: examples, sizes, bounds and what disagrees with itself.
+"""Numbers of DistTrain's prose that no figure has: examples, sizes, bounds and contradictions.
 
 Paper:   Z. Zhang et al., "DistTrain", sections 1, 2.3, 4.1, 5.2, 7.1 and the abstract.
-Setup:   `reference/disttrain_claims.csv`; each of its rows is held against something here or by another
-         script (`COVERED`).
+Setup:   `reference/disttrain_claims.csv`; each of its rows is checked here or by another script (`COVERED`).
 Ours:    the algorithms and formulas of the workbench; sizes by arithmetic.
 Differs: Figure 11 shows four samples without sizes: two large and two small ones are assumed.
 """

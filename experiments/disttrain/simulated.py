@@ -39,7 +39,7 @@ FABRIC = Link(name="RDMA, one GPU's part", bytes_per_s=systems.FABRIC_BYTES_PER_
 class Candidate:
     """Degrees, both formulas' seconds, and the simulated ones; None: it does not fit."""
 
-    found: Orchestration
+    orchestration: Orchestration
     printed_s: float
     whole_s: float
     simulated_s: float | None
@@ -79,10 +79,14 @@ def candidates(job: Job, cost: CostModel) -> tuple[Candidate, ...]:
         for task in (printed, whole)
         for orchestration in best_of_every_pace(task)
     }
-    return tuple(_judged(job, cost, printed, whole, orchestration) for orchestration in by_degrees.values())
+    return tuple(
+        _candidate(job, cost, printed, whole, orchestration) for orchestration in by_degrees.values()
+    )
 
 
-def _judged(job: Job, cost: CostModel, printed: Task, whole: Task, orchestration: Orchestration) -> Candidate:
+def _candidate(
+    job: Job, cost: CostModel, printed: Task, whole: Task, orchestration: Orchestration
+) -> Candidate:
     simulated_s: float | None = None
     try:
         plan = megatron_heterogeneous.plan(with_degrees(job, orchestration), cost)
@@ -90,7 +94,7 @@ def _judged(job: Job, cost: CostModel, printed: Task, whole: Task, orchestration
     except ValueError:
         pass  # does not fit: that is what is counted
     return Candidate(
-        found=orchestration,
+        orchestration=orchestration,
         printed_s=evaluate(printed, orchestration.degrees).iteration_s,
         whole_s=evaluate(whole, orchestration.degrees).iteration_s,
         simulated_s=simulated_s,
@@ -115,7 +119,7 @@ def add_model(evidence: Evidence, model: str, tried: tuple[Candidate, ...]) -> N
             f"{key}/tau": float(tau),
             f"{key}/regret": chosen_s / least_s - 1,
         }
-        degrees = ", ".join(f"{d.tp}x{d.dp}x{d.pp}" for d in best.found.degrees)
+        degrees = ", ".join(f"{d.tp}x{d.dp}x{d.pp}" for d in best.orchestration.degrees)
         evidence.notes.append(
             f"{model}, {name}: {error:+.1%} off the simulator in the mean, tau {tau:.2f}; {len(fitting)} of "
             f"{len(tried)} fit, of these it picks {degrees}: {chosen_s:.2f} s, "

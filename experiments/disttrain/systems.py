@@ -4,7 +4,7 @@ Source: Z. Zhang et al., "DistTrain", sections 2.1, 4.1 to 4.3, 6 and 7, appendi
 DistTrain and DistMM*, which has all its techniques but the orchestration (section 7), cut activations by
 sequence and overlap the collectives of tensor parallelism with products (StepCCL), in four pieces as in
 `experiments.disttrain.figure22`; Megatron-LM cuts activations by sequence, and its products wait.
-All three are judged by the same formula: the first microbatch through all stages, then the slowest stage
+All three are evaluated by the same formula: the first microbatch through all stages, then the slowest stage
 for each other, which is exact for 1F1B over equal microbatches, then every module's gradients.
 """
 
@@ -280,7 +280,7 @@ class Systems:
         iteration_s = first + llm_pp * middle + last + (rounds - 1) * max(first, middle, last)
         iteration_s += _reduction_s(llm, NODE_GPUS * llm_pp, dp)
         iteration_s += sum(_reduction_s(part, 1, dp * NODE_GPUS) for part in (encoder, generator))
-        return self._judged(num_gpus, iteration_s, batch)
+        return self._result_of(num_gpus, iteration_s, batch)
 
     def monolithic_stages(self, llm_pp: int) -> tuple[StageTimes, StageTimes, StageTimes]:
         """Seconds of a microbatch on Megatron-LM's encoder, one of its LLM stages, and its generator."""
@@ -321,9 +321,9 @@ class Systems:
         )
 
     def _result(self, orchestration: Orchestration, batch: int) -> Result:
-        return self._judged(orchestration.num_gpus, orchestration.iteration_s, batch)
+        return self._result_of(orchestration.num_gpus, orchestration.iteration_s, batch)
 
-    def _judged(self, num_gpus: int, iteration_s: float, batch: int) -> Result:
+    def _result_of(self, num_gpus: int, iteration_s: float, batch: int) -> Result:
         peak = self._cost.profile.peak(Precision.BFLOAT16)
         flop = batch * sum(part.sample_flop for part in self._parts)
         return Result(

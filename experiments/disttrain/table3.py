@@ -3,7 +3,7 @@
 Paper:   Z. Zhang et al., "DistTrain", section 7.2: 133 to 922 ms, below a second everywhere.
 Setup:   MLLM-72B as in `experiments.bench.orchestration`, which also has 10,000 GPUs and the printed way.
 Ours:    `workbench.balance.orchestration.exact`, exact integers; the median of five searches on this machine.
-Differs: another machine and another language; only who is faster is held against the paper.
+Differs: another machine and another language; only who is faster is compared with the paper.
 """
 
 import statistics

@@ -1,4 +1,4 @@
-"""The doors of the workbench, one part a module: models in, folders that launch, traces back.
+"""Interfaces of the workbench, a module for each part: models in, folders that launch, traces back.
 
 Run: python -m experiments.doors [--json] [--part export] [--out PATH]
 """
@@ -23,7 +23,7 @@ def main() -> int:
     existing = [name for name in PARTS if find_spec(f"experiments.doors.{name}") is not None]
     parser = command_line(__doc__)
     parser.add_argument("--part", choices=existing, action="append", help="only this one; repeatable")
-    parser.add_argument("--out", type=Path, help="JSON file to write; what it has of other parts stays")
+    parser.add_argument("--out", type=Path, help="JSON file to write; its other parts stay")
     arguments = parser.parse_args()
     if arguments.out is not None:
         check_writable(arguments.out)

@@ -1,4 +1,4 @@
-"""What mlc-chakra's schema finds in a folder of execution traces; run where it is installed."""
+"""Reads a folder of execution traces with mlc-chakra's schema; runs where that is installed."""
 
 import json
 import sys

@@ -1,11 +1,11 @@
-"""How many plans of every strategy leave by `workbench export`, and whether the systems take the folders.
+"""How many plans of every strategy `workbench export` writes, and whether the systems accept the folders.
 
 Setup:   twelve jobs, half of several modules (`export_jobs`), planned by every strategy; each plan to every
-         target. A target that says a plan writes a folder, which the system itself then reads (`targets`):
-         torchtitan by its config manager, Megatron-LM by its parser and TransformerConfig, Megatron-Bridge by
-         its config classes. fsdp2 and torchrun folders run in the tests; here a folder that was made counts.
-         Megatron's folders of two modules, on ranks of their own and on the same ones, also train two steps
-         on gloo: megatron-core's own code runs, and the CPU answers for CUDA.
+         target. A target that can express a plan writes a folder, which the system itself then reads
+         (`targets`): torchtitan by its config manager, Megatron-LM by its parser and TransformerConfig,
+         Megatron-Bridge by its config classes. fsdp2 and torchrun folders run in the tests; here writing them
+         is enough. Megatron's folders of two modules, on ranks of their own and on the same ones, also train
+         two steps on gloo: megatron-core's own code runs, with the CPU in place of CUDA.
 Given:   nothing.
 Run:     python -m experiments.doors [--json]
 """
@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any
 
 from experiments.doors.export_jobs import export_jobs, small_job
-from experiments.doors.targets import HELD, Folder, fetched, refusals, trained
+from experiments.doors.targets import CHECKED, Folder, fetched, refusals, trained
 from sim.predict import predict
 from workbench.cost.model import CostModel
 from workbench.export.export import export
@@ -51,7 +51,7 @@ class Simulated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
+class PricedPlan:
     """A plan with the simulated prices of its job's machines."""
 
     job: str
@@ -59,7 +59,7 @@ class Made:
     prices: Simulated
 
 
-def plans_of(jobs: Sequence[Job]) -> list[Made]:
+def plans_of(jobs: Sequence[Job]) -> list[PricedPlan]:
     """Plans of all registered strategies for all jobs, where there is one."""
     plans = []
     for job in jobs:
@@ -70,11 +70,11 @@ def plans_of(jobs: Sequence[Job]) -> list[Made]:
                 prices.step_s(plan)
             except ValueError:
                 continue
-            plans.append(Made(job=job.name, plan=plan, prices=prices))
+            plans.append(PricedPlan(job=job.name, plan=plan, prices=prices))
     return plans
 
 
-def parsed(target: Target, plans: Sequence[Made]) -> dict[str, Any]:
+def parsed(target: Target, plans: Sequence[PricedPlan]) -> dict[str, Any]:
     """Counts of tried plans, expressible ones and accepted folders of a target, and reasons for the others.
 
     `accepted` is null where the system's packages cannot be fetched, so that nothing was checked.
@@ -93,17 +93,17 @@ def parsed(target: Target, plans: Sequence[Made]) -> dict[str, Any]:
         "refused": sum(reasons.values()),
         "reasons": dict(reasons.most_common()),
     }
-    return record | _held(target, folders)
+    return record | _checked(target, folders)
 
 
 def _part(message: str, target: Target) -> str:
     """The part of the plan that a refusal is about, without names and details."""
-    part = message.removeprefix(f"{target.name} cannot say ").split(";")[0].split(", and no other")[0]
+    part = message.removeprefix(f"{target.name} cannot express ").split(";")[0].split(", nor any other")[0]
     return part.split(": ")[0]
 
 
-def _held(target: Target, folders: Sequence[Folder]) -> dict[str, Any]:
-    if target.name not in HELD:
+def _checked(target: Target, folders: Sequence[Folder]) -> dict[str, Any]:
+    if target.name not in CHECKED:
         return {"accepted": len(folders), "held_by": "its own runs in the tests"}
     packages = _packages()
     if packages is None:

@@ -1,4 +1,4 @@
-"""Composites of transformers taken apart: as many weights, module by module, and the same first loss.
+"""Composites of transformers, module by module: the same number of weights, and the same first loss.
 
 Every small configuration of `composite_configs` is built by transformers on the meta device and, where its
 parts run, in float64 with a checkpoint that the runtime reads.
@@ -106,5 +106,6 @@ def wide_vision_rotations() -> Iterator[None]:
 def _all_of_a_kind(kinds: Mapping[str, str], holds: Mapping[str, bool]) -> int:
     """The number of kinds all of whose configurations hold."""
     return len(
-        {kinds[name] for name in holds} - {kinds[name] for name, is_held in holds.items() if not is_held}
+        {kinds[name] for name in holds}
+        - {kinds[name] for name, holds_true in holds.items() if not holds_true}
     )

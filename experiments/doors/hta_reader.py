@@ -1,4 +1,4 @@
-"""What HolisticTraceAnalysis says of a folder of traces; run where it is installed."""
+"""Reads a folder of traces with HolisticTraceAnalysis; runs where that is installed."""
 
 import json
 import logging

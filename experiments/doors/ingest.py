@@ -1,4 +1,4 @@
-"""Recordings in, traces out: torch.profiler beside our own notes, HTA and Chakra beside our own figures.
+"""Recordings in, traces out: torch.profiler compared with our traces, HTA and Chakra with our figures.
 
 Setup:   the demo's model, a quarter of its batch, on gloo processes that torch.profiler records; and four
          strategies' simulated steps of the whole job on A40s, written for HolisticTraceAnalysis and Chakra.

@@ -1,7 +1,7 @@
-"""Exported folders held against the systems they are for, in environments that are none of ours.
+"""Checks exported folders with the systems they are for, in separate environments.
 
-The packages are fetched once into the user's cache, apart from the project's environment, which lends them
-torch alone; where the package index does not answer they are not held, and that is said.
+The packages are fetched once into the user's cache, apart from the project's environment, which provides
+torch alone. Where the package index does not answer, nothing is checked, and the result says so.
 """
 
 import json
@@ -43,7 +43,7 @@ TORCHTITAN = (
     "pillow",
 )
 WHEELS = ("megatron-core==0.19.2", "megatron-bridge==0.6.2")  # for Python 3.12, read as files
-HELD = ("megatron", "megatron-bridge", "torchtitan")
+CHECKED = ("megatron", "megatron-bridge", "torchtitan")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +112,8 @@ def refusals(target: str, folders: Sequence[Folder], packages: Path) -> list[str
         env=environment,
     )
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise ValueError(f"{target} cannot be asked: {last}")
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise ValueError(f"{target}: the check cannot run: {last}")
     answers: list[str | None] = json.loads(done.stdout.splitlines()[-1])
     return answers
 

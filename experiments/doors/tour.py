@@ -1,7 +1,7 @@
-"""The tour's way from a configuration to a folder that launches, timed: init, search, explain, export.
+"""The tour from a configuration to a folder that launches, timed: init, search, explain, export.
 
 Setup:   LLaVA-1.5-7B's own configuration on 16 H100, each command a process of its own as a user starts it.
-Ours:    seconds on the clock, and of the processes on one CPU.
+Ours:    wall seconds, and CPU seconds of the processes on one CPU.
 """
 
 import os

@@ -1,7 +1,8 @@
-"""HolisticTraceAnalysis and mlc-chakra, in a folder of their own beside the project's packages.
+"""HolisticTraceAnalysis and mlc-chakra, in a separate folder beside the project's packages.
 
-HTA wants jupyterlab, which its analyses do not need, and breaks on pandas 3 (a column of small numbers that
-gets larger ones); so neither is installed with its dependencies, and a pandas 2 lies beside them.
+HTA requires jupyterlab, which its analyses do not need, and fails with pandas 3 (a column of small numbers
+that receives larger ones). So neither is installed with its dependencies, and pandas 2 is installed beside
+them.
 """
 
 import json

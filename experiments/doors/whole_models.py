@@ -282,7 +282,7 @@ def known_keys(name: str) -> set[str]:
     return set(whole_model(CONFIGS[name]).config.to_dict())
 
 
-def said_to(
+def processor_outputs(
     name: str, model: Any, ids: Tensor, sample: Sample, raw: Mapping[str, Items]
 ) -> dict[str, Tensor]:
     """A processor's outputs besides tokens, where the model reads them.
@@ -345,7 +345,7 @@ def whole_loss(name: str, model: Any, plan: Plan) -> float:
     is_feature, width = llm_input.input_ids < 0, embedded.shape[1]
     embedded = torch.where(is_feature[:, None], 0.0, embedded)
     embedded[is_feature] = torch.cat([each[:, :width] for each in features])
-    more_inputs = said_to(name, model, ids, sample, raw)
+    more_inputs = processor_outputs(name, model, ids, sample, raw)
     stacked = features[0][:, width:]
     if stacked.numel():  # the whole model gives them to its language model by itself, of pixels alone
         is_image = is_feature & (is_feature.cumsum(0) <= len(stacked))

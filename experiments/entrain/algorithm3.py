@@ -1,9 +1,9 @@
-"""Algorithm 3: degrees chosen by the formula, beside what the simulator says of the same configurations.
+"""Algorithm 3: degrees chosen by the formula, compared with simulations of the same configurations.
 
 Paper:   I. Jang, dissertation, section 4.4.3, Algorithm 3, Equation 4.2.
 Setup:   Qwen2.5-VL vision and Llama 3 on 16 A40s, 128 samples, four a microbatch; dp, tp and pp are free.
 Given:   nothing printed; Tables 4.1 and C.1 fix tp 2 and dp 4 by hand.
-Differs: cp stays 1. The formula knows mean stage times, no bubbles of unequal microbatches.
+Differs: cp stays 1. The formula has mean stage times, no bubbles of unequal microbatches.
 Ours:    the best configurations by formula and evenly spaced worse ones, planned and simulated.
 """
 
@@ -26,7 +26,7 @@ NUM_SAMPLES, SIMULATED, LLM = 128, 16, "Llama3-3b"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class Simulated:
     """A configuration with both scores; None: it does not fit in memory."""
 
     configuration: Configuration
@@ -38,14 +38,14 @@ def job(dataset: str) -> Job:
     return replace(job_of(dataset, LLM, batch_of(dataset, NUM_SAMPLES, 1)), layouts=())
 
 
-def judged(open_job: Job, configuration: Configuration) -> Judged:
+def simulated(open_job: Job, configuration: Configuration) -> Simulated:
     """Plan and simulate one configuration."""
     plan = entrain.plan(configuration.job(open_job), a40_cost())
     try:
         simulated_s = candidate_s(plan, a40_cost())
     except ValueError:
-        return Judged(configuration=configuration, simulated_s=None)
-    return Judged(configuration=configuration, simulated_s=simulated_s)
+        return Simulated(configuration=configuration, simulated_s=None)
+    return Simulated(configuration=configuration, simulated_s=simulated_s)
 
 
 def spread(configurations: Sequence[Configuration], count: int) -> tuple[Configuration, ...]:
@@ -65,7 +65,7 @@ def data_set_evidence(dataset: str) -> Evidence:
     """Evidence on both rankings of a data set's configurations."""
     evidence = Evidence()
     ordered = configurations(job(dataset), a40_cost())
-    planned = [judged(job(dataset), configuration) for configuration in spread(ordered, SIMULATED)]
+    planned = [simulated(job(dataset), configuration) for configuration in spread(ordered, SIMULATED)]
     fitting = [candidate for candidate in planned if candidate.simulated_s]
     formula_s = [candidate.configuration.formula_s for candidate in fitting]
     simulated_s = [candidate.simulated_s or 0.0 for candidate in fitting]

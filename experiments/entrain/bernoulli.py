@@ -4,9 +4,9 @@ Paper:   I. Jang, dissertation, sections 4.4.2 and 4.7.3, Algorithm 2, Tables 4.
 Setup:   16 GPUs of one replica; 59 batches against a reference at 1, 4, 16, 64 and 256 samples.
 Given:   sizes of the tables' batches. Sizes of images and texts are ours: LLaVA-150k, ChartQA and CocoQA
          from measured tables (see `workbench.data.corpora`), SynthChartNet assumed throughout.
-Differs: the data sets are not available, so no allocation is compared with a printed one; checked are the
-         claims: allocations get fewer as batches grow, and by 256 samples one is left. Where the mean
-         ratio lies near a rounding edge no batch size settles; the mean ratio is printed for that.
+Differs: the data sets are not available, so no allocation is compared with a printed one; the claims are
+         checked: allocations get fewer as batches grow, and by 256 samples one is left. Where the mean ratio
+         lies near a rounding edge no batch size settles; the mean ratio is printed for that.
 Ours:    20,000 samples a data set through our cost model of an A40 at tp 2, about 10 s.
 """
 

@@ -1,13 +1,13 @@
-"""Entrain's plan against 1F1B in random order, executed on this machine, and predicted before.
+"""Entrain's plan against 1F1B in random order, predicted and then executed on this machine.
 
-Setup:   two gloo ranks, each with a core of its own: a SigLIP on one, a Llama on the other, all trained;
-         48 samples in 24 microbatches. Charts cut into tiles and their tables as text, sizes drawn from
-         the corpus that is skewed most, at half its resolution; every third sample is its text alone, as
-         instruction mixes hold conversations without images. Both ranks have about the same work. The
-         batch was fixed by simulation before the first run: predicted are 1.12 and 1.23 times. With
-         `--stages 2` and more each module has as many ranks and the LLM as many blocks, so that pipelines get
-         deeper; DIP has both modules on all ranks. `--emulate`: one process plays all ranks, one action at a
-         time, each alone on its core, as machines with fewer cores than ranks cannot show more.
+Setup:   two gloo ranks, each with a core of its own: a SigLIP on one, a Llama on the other, all trained; 48
+         samples in 24 microbatches. Charts cut into tiles and their tables as text, with sizes drawn from the
+         most skewed corpus, at half its resolution; every third sample is its text alone, as instruction
+         mixes contain conversations without images. Both ranks have about the same work. The batch was fixed
+         by simulation before the first run: predicted are 1.12 and 1.23 times. With `--stages 2` and more
+         each module has as many ranks and the LLM as many blocks, so that pipelines get deeper; DIP has both
+         modules on all ranks. `--emulate`: one process executes all ranks, one action at a time, each alone
+         on its core, because machines with fewer cores than ranks cannot show more.
 Ours:    layers are measured, every plan is simulated and its prediction written; then all plans run in
          turn, round after round. Ratios are of medians over rounds, the orders' mean over a plan's.
 Differs: the paper runs 16 A40s; two cores show that the gain is real, not how large it is there.
@@ -293,7 +293,7 @@ def main() -> int:
         type=int,
         help=f"default {ROUNDS}, of deeper pipelines {DEEP_ROUNDS}, emulated {EMULATED_ROUNDS}",
     )
-    parser.add_argument("--resume", action="store_true", help="go on with what lies in the folder")
+    parser.add_argument("--resume", action="store_true", help="continue from the files in the folder")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--stages", type=int, default=TWO.stages, help="of each module (default 1)")
     parser.add_argument("--emulate", action="store_true", help="one process plays all ranks")

@@ -3,11 +3,11 @@
 Paper:   I. Jang, dissertation, section 4.5.2, Figure 4.10b.
 Setup:   six microbatches of 3, 4, 8, 6, 6 and 9 units of LLM work; MB3, MB4 and MB6 are overloaded.
 Given:   the loads before deferral, which `experiments.entrain.figures4_9_11` derives from the figure.
-Differs: samples inside a microbatch are not printed: shown are those of `figures4_9_11`, the range covers
-         all ways to cut the overloaded microbatch's load into samples. Of two subsets equally near to half
-         the difference ours moves the smaller one, so MB3 and MB5 stay at 8 and 6 where print has 6 and 8;
+Differs: samples inside a microbatch are not printed: shown are those of `figures4_9_11`, the range covers all
+         ways to cut the overloaded microbatch's load into samples. Of two subsets equally near to half the
+         difference ours moves the smaller one, so MB3 and MB5 stay at 8 and 6 where the paper prints 6 and 8;
          which of them moves is not stated either, so the range has both.
-         The samples shown lower the heavier of MB6 and MB5 from 9 to 8, which print leaves at 9; MB6 as
+         The samples shown lower the heavier of MB6 and MB5 from 9 to 8, which the paper leaves at 9; MB6 as
          samples of 6 and 3 gives 9 there, and the heavier of its other pairs as printed.
 Ours:    `workbench.balance.microbatches.deferral`, at once.
 """

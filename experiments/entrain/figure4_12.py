@@ -3,16 +3,16 @@
 Paper:   I. Jang, dissertation, section 4.7.2, Figure 4.12; printed is only "up to 1.40x".
 Setup:   512 samples, 4 replicas, 16 A40s of 48 GB each, tp 2; per batch the ratio of two times; 95 %
          intervals by bootstrap over batches. Twice: with stages by our costs, and with Tables 4.1 and C.1's.
-Given:   nothing printed. Batches are those of `experiments.entrain.series`; the first one is computed anew.
-Differs: sizes of samples are ours. All methods live within memory: Entrain's forwards run as far ahead as it
+Given:   nothing printed. Batches are those of `experiments.entrain.series`; the first one is computed again.
+Differs: sizes of samples are ours. All methods stay within memory: Entrain's forwards run as far ahead as it
          allows (section 4.5.3), DIP takes windows where all microbatches do not fit, or recomputes its
-         encoder where that is faster. DIP settles sub-microbatches and recomputation on an earlier batch.
+         encoder where that is faster. DIP fixes sub-microbatches and recomputation on an earlier batch.
          DistTrain is shown twice: with Entrain's stages, and with those of one sample, as the paper runs it;
-         so is random order. Messages take no time; Optimus is a greedy rule that favours it. DIP and
-         Optimus colocate: all ranks do both modules' work, so that no ratio of GPUs has to be rounded. Where
-         the LLM has most of the work DIP beats plain Entrain, which the paper does not find.
+         so is random order. Messages take no time; Optimus is a greedy rule that favours it. DIP and Optimus
+         colocate: all ranks do both modules' work, so that no ratio of GPUs has to be rounded. Where the LLM
+         has most of the work DIP beats plain Entrain, which the paper does not find.
          `entrain-graded` is ours: small microbatches at both ends, an order for the pipeline, and one block
-         of ranks that holds the end of the encoder and the beginning of the LLM. It is held against all
+         of ranks that has the end of the encoder and the beginning of the LLM. It is compared with all
          methods but Optimus, whose rule is a bound rather than a plan.
 Ours:    reads the series; about 10 s.
 """

@@ -8,8 +8,8 @@ Given:   "about 12 GB" more under DIP on rank 7; curves are not printed, nor whe
 Differs: sizes are ours; DistTrain has Entrain's stages. Under DIP a rank keeps encoder activations of all 32
          microbatches, so its peak grows with the batch; whether that fits decides if it can run at all. The
          paper has Entrain run forwards ahead as far as memory allows and take hardly more memory than 1F1B,
-         which cannot both be: its curve is held against `entrain-in-turn`, without eager forwards, and
-         `entrain` stands beside it.
+         which cannot both be true: its curve is compared with `entrain-in-turn`, without eager forwards, and
+         `entrain` is shown beside it.
 Ours:    simulated with the memory of every action, about 10 s a data set; draws the curves.
 """
 
@@ -37,9 +37,9 @@ def curves_of(dataset: str, llm: str, system: str, recompute: Recompute = Recomp
     """Rank -> its memory over a step."""
     curves: dict[int, Curve] = {}
     for sample in traced(dataset, llm, system, recompute).trace.memory:
-        seconds, held_gb = curves.setdefault(sample.rank, ([], []))
+        seconds, used_gb = curves.setdefault(sample.rank, ([], []))
         seconds.append(sample.time_s)
-        held_gb.append(sample.num_bytes / GB)
+        used_gb.append(sample.num_bytes / GB)
     return dict(sorted(curves.items()))
 
 
@@ -51,11 +51,11 @@ def panel_evidence(dataset: str, llm: str, curves: Mapping[str, Mapping[int, Cur
         for system, curve_of_rank in curves.items()
     }
     where, key = f"{dataset}, {llm}", f"modelled/{llm}/{dataset}"
-    for system, held_gb in peaks_gb.items():
-        evidence.ours[f"{key}/{system}_peak_gb"] = max(held_gb)
-        listed = " ".join(f"{peak_gb:.1f}" for peak_gb in held_gb)
+    for system, used_gb in peaks_gb.items():
+        evidence.ours[f"{key}/{system}_peak_gb"] = max(used_gb)
+        listed = " ".join(f"{peak_gb:.1f}" for peak_gb in used_gb)
         evidence.notes.append(f"{where}, {system}: GB by rank {listed}")
-    most = {system: max(held_gb) for system, held_gb in peaks_gb.items()}
+    most = {system: max(used_gb) for system, used_gb in peaks_gb.items()}
     evidence.claim(
         f"{where}: DIP needs most ({most['dip']:.1f} GB, Entrain {most[ENTRAIN]:.1f});",
         most["dip"] >= max(most[ENTRAIN], most["disttrain"], most["1f1b"]),
@@ -97,7 +97,7 @@ def drawing(curves_of_panel: Mapping[tuple[str, str], Mapping[str, Mapping[int, 
                 x="seconds of a step",
                 y="held, GB",
                 y_limits=(0, None),
-                lines=[_held(rank, curve) for rank, curve in list(curves[system].items())[::2]],
+                lines=[_memory_line(rank, curve) for rank, curve in list(curves[system].items())[::2]],
             )
             for system in DRAWN
         ]
@@ -106,10 +106,10 @@ def drawing(curves_of_panel: Mapping[tuple[str, str], Mapping[str, Mapping[int, 
     return Grid(rows=rows, panel_inches=(4.3, 2.4), shares_y="row")
 
 
-def _held(rank: int, curve: Curve) -> Line:
-    seconds, held_gb = curve
+def _memory_line(rank: int, curve: Curve) -> Line:
+    seconds, used_gb = curve
     colour = mixed(SKY, INK, 1 - rank / NUM_RANKS)
-    return Line(x=seconds, y=held_gb, colour=colour, label=f"rank {rank}", width=0.6, step=True)
+    return Line(x=seconds, y=used_gb, colour=colour, label=f"rank {rank}", width=0.6, step=True)
 
 
 @script(profile="A40")

@@ -6,8 +6,8 @@ Given:   the two means. Both contradict the paper's own tables of allocations at
          stand for the whole data set: 9:7 of 16 GPUs (Table C.3) are ratios of 1.13 to 1.46, not 2.43, and
          8:8 (Table 4.2) are 0.88 to 1.13, not 1.27. Work that is not compared by GPU seconds might be meant.
 Differs: sizes are ours and so are layer times, so the means are compared only as numbers; a FLOP-free ratio
-         of GPU seconds depends on the A40's efficiency for each module. Figure 4.6, bubbles by method, is
-         what `experiments.entrain.figure4_12` measures as step times.
+         of GPU seconds depends on the A40's efficiency for each module. Figure 4.6, bubbles by method,
+         appears as step times in `experiments.entrain.figure4_12`.
 Ours:    20,000 samples a data set; about 10 s.
 """
 

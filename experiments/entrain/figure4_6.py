@@ -1,4 +1,4 @@
-"""Figure 4.6: idle share of pipelines under existing systems, beside one with perfectly even work.
+"""Figure 4.6: idle share of pipelines under existing systems, compared with perfectly even work.
 
 Paper:   I. Jang, dissertation, section 4.2.2, Figure 4.6: four data sets, 100 iterations, 4 stages,
          16 microbatches. "Imbalance-driven bubbles compound the irreducible data-dependency bubbles."

@@ -94,8 +94,8 @@ def _graded(replica: Replica, schedule: Schedule) -> Taken:
         for (pipeline, _, lead), ordered, _ in improved[:BUILT]
     ]
     _, pipeline, ordered, lead = min(built, key=lambda result: result[0])
-    judged = _pipelines(replica)[[candidate is pipeline for candidate in planned_pipelines].index(True)]
-    seconds = _within_memory_s(Deferring(judged, ordered, schedule), lead)
+    evaluated = _pipelines(replica)[[candidate is pipeline for candidate in planned_pipelines].index(True)]
+    seconds = _within_memory_s(Deferring(evaluated, ordered, schedule), lead)
     return Taken(seconds, *_forwards(replica, ordered.encoder, ordered.llm))
 
 
@@ -157,7 +157,7 @@ def _dip_s(replica: Replica, choice: DipChoice) -> tuple[float, int]:
     work_s = with_recompute.encoder_work(blocks).forward_s.sum(axis=1)
     cut = [_even(chunk, work_s, choice.parts) for chunk in chunks]
     chain = ReplicaChain(tuple(part for of_chunk in cut for part in of_chunk), {}, chunks)
-    memory = pipeline.held(chain)
+    memory = pipeline.memory(chain)
     for num_windows in range(1, len(chunks) + 1):
         layout = _three_phases(tuple(map(len, cut)), blocks, -(-len(chunks) // num_windows))
         if memory.fits(tuple(layout.programs.values())):

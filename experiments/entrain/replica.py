@@ -1,4 +1,4 @@
-"""One replica's samples in a pipeline without messages, on which every method is tried."""
+"""One replica's samples in a pipeline without messages, on which every method is evaluated."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -55,7 +55,7 @@ class StageMemory(NamedTuple):
     def microbatches_bytes(self, microbatches: Sequence[Sequence[int]]) -> tuple[Bytes, Bytes]:
         """[microbatches, stages] kept and working."""
         kept, working = (
-            np.array([table[list(places)].sum(axis=0) for places in microbatches])
+            np.array([table[list(positions)].sum(axis=0) for positions in microbatches])
             for table in (self.kept_bytes, self.working_bytes)
         )
         return kept, working
@@ -111,7 +111,7 @@ def _probed(llm: str, module: str, cuts: Cuts, recompute: Recompute) -> Plan:
     return replace(draft, stages=tuple(stages))
 
 
-class Held:
+class PipelineMemory:
     """Memory of a pipeline's passes, by stage."""
 
     def __init__(
@@ -152,7 +152,7 @@ class Held:
         return all(self.peak_bytes(program) <= self.capacity_bytes for program in programs)
 
 
-Places = tuple[int, ...]
+Positions = tuple[int, ...]
 BLOCKS = 8  # of two GPUs each: the 16 of a replica
 
 
@@ -208,7 +208,7 @@ class Replica:
     def num_microbatches(self) -> int:
         return len(self.samples) // self.microbatch_samples
 
-    def chunks(self, order: Sequence[int]) -> tuple[Places, ...]:
+    def chunks(self, order: Sequence[int]) -> tuple[Positions, ...]:
         """Consecutive samples of an order as microbatches."""
         size = self.microbatch_samples
         return tuple(tuple(order[start : start + size]) for start in range(0, len(order), size))
@@ -225,17 +225,17 @@ class Taken(NamedTuple):
 class ReplicaChain(NamedTuple):
     """Encoder stages before the LLM's, with separate microbatches."""
 
-    encoder: tuple[Places, ...]
+    encoder: tuple[Positions, ...]
     followers: Mapping[int, int]
-    llm: tuple[Places, ...]
+    llm: tuple[Positions, ...]
 
 
 def chain_of(assignment: MicrobatchAssignment) -> ReplicaChain:
     """Encoder microbatches split by consumer, the deferred part right after the kept one."""
-    parts: list[Places] = []
+    parts: list[Positions] = []
     followers: dict[int, int] = {}
-    for places, deferred in zip(assignment.encoder, assignment.deferred, strict=True):
-        kept = tuple(index for index in places if index not in deferred)
+    for positions, deferred in zip(assignment.encoder, assignment.deferred, strict=True):
+        kept = tuple(index for index in positions if index not in deferred)
         if kept and deferred:
             followers[len(parts) + 1] = len(parts)
         parts += [part for part in (kept, deferred) if part]
@@ -244,8 +244,8 @@ def chain_of(assignment: MicrobatchAssignment) -> ReplicaChain:
 
 def nodes_of(chain: ReplicaChain, num_encoder: int, num_llm: int) -> tuple[ScheduleNode, ...]:
     """Schedule nodes of the encoder's stages, from 0 on, then the LLM's."""
-    produced = {position: number for number, places in enumerate(chain.encoder) for position in places}
-    reads = tuple(tuple(sorted({produced[position] for position in places})) for places in chain.llm)
+    produced = {position: number for number, positions in enumerate(chain.encoder) for position in positions}
+    reads = tuple(tuple(sorted({produced[position] for position in positions})) for positions in chain.llm)
     last = num_encoder + num_llm - 1
     nodes = []
     for stage in range(last + 1):
@@ -322,10 +322,10 @@ class Pipeline(NamedTuple):
         apart = [(stage,) for stage in range(total)]
         return [*apart[: depth - 1], (depth - 1, depth), *apart[depth + 1 :]]
 
-    def held(self, chain: ReplicaChain) -> Held:
+    def memory(self, chain: ReplicaChain) -> PipelineMemory:
         """Bytes of a chain's microbatches on all stages."""
         parts = ((self.encoder_memory, chain.encoder), (self.llm_memory, chain.llm))
-        return Held(parts, MEMORY_BYTES)
+        return PipelineMemory(parts, MEMORY_BYTES)
 
 
 class Deferring:
@@ -350,7 +350,7 @@ class Deferring:
 
     def most_ahead(self) -> int:
         """The most microbatches of run-ahead that fit in memory, by bisection; 0 where none fits."""
-        memory = self._pipeline.held(self._chain)
+        memory = self._pipeline.memory(self._chain)
         fitting, too_far = 0, len(self._chain.encoder) - len(self._chain.followers)
         while too_far - fitting > 1:
             middle = (fitting + too_far) // 2

@@ -1,14 +1,15 @@
 """Step times and imbalance of many global batches under every method, which figures and tables read.
 
 Paper:   I. Jang, dissertation, section 4.7: batches of 512 samples, 4 replicas of 16 GPUs, tp 2.
-Setup:   A step ends when the slowest replica does. Stage counts are those of the data set's mean ratio for
+Setup:   a step ends when the slowest replica does. Stage counts are those of the data set's mean ratio for
          all methods alike, but `-own` ones have DistTrain's, from one sample; or all are as printed. Other
-         studies change who judges, what the encoder's backward computes again, or the charts' assumed sizes.
-         What a method settles before it runs, as DIP its sub-microbatches, it settles on another batch.
+         studies change the costs that evaluate a step, what the encoder's backward recomputes, or the charts'
+         assumed sizes. What a method fixes before it runs, as DIP its sub-microbatches, it fixes on another
+         batch.
 Differs: pipelines without messages (`experiments.entrain.replica`), which stay within a few per cent of the
          simulator; `experiments.entrain.regrouping` runs single batches through that.
 Ours:    about 3 s a batch of all data sets and 8 s with the slow methods, which see the first batches only;
-         goes on where it stopped.
+         resumes where it stopped.
 Run:     python -m experiments.entrain.series [--llm NAME] [--study NAME] [--batches N] [--compared]
 """
 

@@ -1,7 +1,7 @@
 """Seconds of many samples on every stage of a module, by a quadratic in tokens for each layer.
 
-Source: Entrain (dissertation, section 4.4.1). What takes a planner a pass through the cost model per
-microbatch is a matrix here, so that hundreds of batches can be studied.
+Source:  Entrain (dissertation, section 4.4.1). A planner passes through the cost model once per microbatch;
+         here that is a matrix, so that hundreds of batches can be studied.
 """
 
 from collections.abc import Sequence
@@ -74,7 +74,7 @@ class StageWork(NamedTuple):
     def microbatches_s(self, which: "Which", microbatches: Sequence[Sequence[int]]) -> Seconds:
         """[microbatches, stages] seconds of one pass over each."""
         table: Seconds = (self.forward_s, self.backward_s, self.weight_s)[which]
-        summed_s = np.array([table[list(places)].sum(axis=0) for places in microbatches])
+        summed_s = np.array([table[list(positions)].sum(axis=0) for positions in microbatches])
         pass_s: Seconds = np.maximum(summed_s + self.calls_s[which], self.host_s[which])
         if self.noise_seed is None:
             return pass_s

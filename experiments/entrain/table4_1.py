@@ -3,9 +3,9 @@
 Paper:   I. Jang, dissertation, section 4.7.1, Table 4.1; appendix C.3, Table C.1.
 Setup:   a replica of 16 GPUs at tp 2; DistTrain profiles 1 sample, DIP 4, Entrain 256; 59 random draws.
 Given:   sizes profiled. DIP colocates, so that its 8 and 8 follow from 16 GPUs at tp 2.
-Differs: sizes of samples and layer times are ours, so no allocation is expected to match; printed cells stand
-         beside how often ours come up. What is checked: one sample leaves the depths to chance where sizes
-         vary, 256 do not.
+Differs: sizes of samples and layer times are ours, so no allocation is expected to match; printed cells are
+         shown with the frequency of ours. Checked: one sample leaves the depths to chance where sizes vary,
+         256 do not.
 Ours:    20,000 samples a data set through our cost model of an A40; about 10 s.
 """
 

@@ -1,11 +1,12 @@
-"""Section 4.7 judged with costs that the balancer has not seen, with recomputation, and on other charts.
+"""Section 4.7 with costs that the balancer has not seen, with recomputation, and on other charts.
 
 Paper:   I. Jang, dissertation, sections 4.7.2 and 4.7.4: "up to 1.40x" and "up to 10.6x" are of runs on GPUs,
-         whose seconds no balancer knows.
+         whose exact seconds no balancer has.
 Setup:   as `experiments.entrain.figure4_12`. By study: every microbatch's pass off by a normal error of 3 %
-         (`noise`, also with the printed stages); attention twice as slow as believed (`attention`); the
-         encoder's forward once more in its backward for all (`recompute`); SynthChartNet with half or twice
-         the text, and with charts of 72 or 200 dpi instead of the 120 that the corpus assumes (`charts`).
+         (`noise`, also with the printed stages); attention twice as slow as the balancer assumes
+         (`attention`); the encoder's forward once more in its backward for all (`recompute`); SynthChartNet
+         with half or twice the text, and with charts of 72 or 200 dpi instead of the 120 that the corpus
+         assumes (`charts`).
 Differs: sizes of samples are ours.
 Ours:    reads the series of these studies, see `experiments.entrain.series`.
 """

@@ -1,1 +1,1 @@
-"""The workbench against itself: what it predicts beside what its runtime does."""
+"""The workbench against itself: its predictions compared with runs of its own runtime."""

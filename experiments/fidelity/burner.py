@@ -1,4 +1,4 @@
-"""A process that keeps a part of one core busy, as somebody else's would."""
+"""A process that keeps a part of one core busy, as another user's would."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The plans of the fidelity suite: what is varied, one thing at a time, on this machine's cores."""
+"""The plans of the fidelity suite on this machine's cores: one thing is varied at a time."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,9 +1,8 @@
 """Splits the error of one prediction by cause, by simulating again with executed durations.
 
-Durations of one kind of action after the other are replaced by executed medians; the change of
-the simulated iteration is that kind's part of the error. What is left when all are replaced is
-what a timeline of exact durations misses: messages, waiting, and what happens between actions.
-So the parts add up to the error.
+Durations of one kind of action after the other are replaced by executed medians; the change of the simulated
+iteration is that kind's part of the error. The rest, when all are replaced, is what a timeline of exact
+durations misses: messages, waiting, and whatever happens between actions. So the parts add up to the error.
 """
 
 import statistics

@@ -1,4 +1,4 @@
-"""Plans whose two ranks divide a layer's weights between them: to compute with, or only to keep."""
+"""Plans whose two ranks divide a layer's weights between them: for computing, or for storage only."""
 
 from dataclasses import replace
 from functools import partial

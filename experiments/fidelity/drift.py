@@ -1,8 +1,8 @@
-"""Drift of the machine, made on purpose: somebody takes half a core once calibration is over.
+"""Deliberate drift of the machine: another process takes half a core once calibration is over.
 
 Setup:   the demo's plans, calibrated on this machine as it is; while they run, a process beside them works
          for half of every 20 ms, on any core.
-Ours:    drift is named, and predictions times it come within a tenth of what was executed.
+Ours:    drift is reported, and predictions multiplied by it come within a tenth of the executed times.
 Run:     python -m experiments.fidelity.drift [--json] [--burn SHARE] [--out FOLDER]
 """
 
@@ -69,7 +69,9 @@ def _main(options: argparse.Namespace) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = command_line(__doc__)
-    parser.add_argument("--burn", type=float, default=HALF, help="share of a core that somebody takes")
+    parser.add_argument(
+        "--burn", type=float, default=HALF, help="share of a core that the other process takes"
+    )
     parser.add_argument("--out", type=Path, default=Path("out/drift"), help="folder for profile and steps")
     return parser.parse_args(arguments)
 

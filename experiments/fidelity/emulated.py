@@ -1,4 +1,4 @@
-"""What a plan takes with a device for every rank: predicted from a profile, and emulated on one device."""
+"""Step time of a plan with a device for every rank: predicted from a profile, and emulated on one device."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

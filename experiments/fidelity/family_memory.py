@@ -1,9 +1,9 @@
-"""Predicted peak memory beside the measured one for every model family that runs.
+"""Predicted and measured peak memory for every model family that runs.
 
 Setup:   gloo ranks on this machine; every architecture with an adapter, small, in float32: two pipeline
          stages, the same with recompute and with texts of two lengths side by side, weights shared by
          two ranks, expert parallelism, and frozen language models behind a trained projector.
-Ours:    as in `experiments.fidelity.memory`, which holds the settings of one model apart.
+Ours:    as in `experiments.fidelity.memory`, which covers the settings of one model.
 Differs: fresh weights route tokens less evenly than assumed; errors beyond the goal are Mixtral's.
 Run:     python -m experiments.fidelity.family_memory [--only NAME] [--json]
 """

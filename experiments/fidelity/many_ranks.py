@@ -1,9 +1,9 @@
 """Plans of more ranks than this machine has: predicted like all others, executed by emulation.
 
 Every core emulates all ranks of a plan by itself, at the same time as the others, because layers were
-calibrated beside others too. An emulation times each action alone and puts the timeline together by
-the dependency rules, so what these plans judge is the price of actions, not how messages and ranks
-get in each other's way.
+calibrated at the same time as others, too. An emulation times each action alone and puts the timeline
+together by the dependency rules, so these plans test the prices of actions, not contention between messages
+and ranks.
 """
 
 from dataclasses import replace

@@ -1,10 +1,10 @@
-"""Predicted peak memory of every rank beside the measured one.
+"""Predicted and measured peak memory of every rank.
 
 Setup:   gloo ranks on this machine; the demo's model on a small batch and the tiny model of
          examples/tiny.yaml, under every strategy and several mixes of frozen and trained
          modules, and with recompute, larger microbatches, two replicas and other precisions.
-Ours:    the peak of `workbench.memory.account`'s account, written down before the run; measured is
-         the second step, every storage counted as it is made and dropped.
+Ours:    the peak of `workbench.memory.account`'s account, recorded before the run; measured is the second
+         step, with every storage counted as it is allocated and freed.
 Run:     python -m experiments.fidelity.memory [--json]
 """
 

@@ -1,10 +1,10 @@
-"""Says what a plan computes, by another way than the planner's: numbers pushed through its rows.
+"""Computes what a plan does, independently of the planner: numbers are pushed through its rows.
 
-The judge executes the lowered plan on the surrogate of `mutant_meaning` under its own model of
-communication: messages matched by tag that never block their sender, passes that need all ranks of
-their stage and its weights, collectives beside them that meet in order (`mutant_weights`); and checks
-that messages meet in order where they match by order. Where it stalls, the plan deadlocks; where
-loss or gradients are not those of the job, it computes something else.
+The judge executes the lowered plan on the surrogate of `mutant_meaning` under its own model of communication:
+messages matched by tag that never block their sender, passes that need all ranks of their stage and its
+weights, collectives beside them that meet in order (`mutant_weights`). It also checks that messages meet in
+order where they match by order. Where it stalls, the plan deadlocks; where loss or gradients are not those of
+the job, it computes something else.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Valid plans of stages that do more than pass: they shard weights, divide experts, leave, read aside."""
+"""Valid plans whose stages also shard weights, divide experts, are offloaded, or use cross-attention."""
 
 import json
 from collections.abc import Iterator, Sequence

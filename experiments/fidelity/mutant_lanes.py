@@ -1,4 +1,4 @@
-"""Collectives that ranks begin beside their passes: they meet in order, or nobody ever comes out."""
+"""Collectives that ranks start beside their passes: they must meet in order, or they never complete."""
 
 from collections import deque
 from collections.abc import Mapping

@@ -1,13 +1,13 @@
-"""What a job computes, item by item and without any plan, under a surrogate for its model.
+"""The result of a job, item by item and without any plan, under a surrogate for its model.
 
-A layer of the surrogate multiplies every token by a number of its own, by those of its tied weights
-and, where it has experts, by that of the expert to which the token is routed. Features replace the
-tokens of their segments; those that are read by cross-attention are added up and given to every
-token of their sample. The loss is a sum of tokens, each with its own weight. So every item's way
-through every layer leaves a trace in the layers' gradients that nothing else can cancel.
+A layer of the surrogate multiplies every token by a number of its own, by those of its tied weights and,
+where it has experts, by that of the expert to which the token is routed. Features replace the tokens of their
+segments; those for cross-attention are added up and given to every token of their sample. The loss is a sum
+of tokens, each with its own weight. So every item's path through every layer leaves a trace in the layers'
+gradients that nothing else can cancel.
 
-Differs: from training, attention does not mix tokens, so that a rank needs nobody's keys; a token
-has one expert.
+Differs: from training, attention does not mix tokens, so that a rank needs no other rank's keys; a token has
+         one expert.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Single edits of a plan: one thing dropped, swapped, doubled, moved, given to another, cut differently."""
+"""Single edits of a plan: one thing dropped, swapped, doubled, moved, reassigned, or cut differently."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -89,15 +89,15 @@ def with_one(items: Sequence[T], index: int, changed: T | None) -> tuple[T, ...]
 def with_program(plan: Plan, index: int, actions: Sequence[Action], rng: random.Random | None = None) -> Plan:
     """Set the program on all its ranks or, with an `rng`, one time in three, on only one of them."""
     program = plan.programs[index]
-    made = [Program(ranks=program.ranks, actions=tuple(actions))]
+    edited = [Program(ranks=program.ranks, actions=tuple(actions))]
     if rng is not None and len(program.ranks) > 1 and rng.random() < 1 / 3:
         alone = rng.choice(program.ranks)
         rest = tuple(rank for rank in program.ranks if rank != alone)
-        made = [
+        edited = [
             Program(ranks=(alone,), actions=tuple(actions)),
             Program(ranks=rest, actions=program.actions),
         ]
-    return replace(plan, programs=(*plan.programs[:index], *made, *plan.programs[index + 1 :]))
+    return replace(plan, programs=(*plan.programs[:index], *edited, *plan.programs[index + 1 :]))
 
 
 @of_program

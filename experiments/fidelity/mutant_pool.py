@@ -1,4 +1,4 @@
-"""Valid plans, as unlike each other as they come: what mutants are made from."""
+"""Valid plans, as diverse as possible, from which mutants are made."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

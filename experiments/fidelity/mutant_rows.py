@@ -1,4 +1,4 @@
-"""Single edits of a lowered plan: of a transfer row, its place, or a gradient group."""
+"""Single edits of a lowered plan: of a transfer row, its position, or a gradient group."""
 
 import random
 from collections.abc import Callable, Mapping

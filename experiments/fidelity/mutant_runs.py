@@ -1,4 +1,4 @@
-"""Mutants on real processes: those that were accepted must train as their parents, the others hang."""
+"""Mutants on real processes: accepted ones must train like their parents, the others must hang."""
 
 import math
 from collections.abc import Sequence
@@ -76,7 +76,7 @@ def compared(plan: Plan, result: RunResult, reference: ReferenceResult) -> str:
     for state in result.states:
         parts = held_parts(plan, state.rank)
         for key, gradient in state.gradients.items():
-            wanted = parts.get(key, torch.clone)(reference.gradients[key])
-            if float((gradient - wanted).norm()) > BOUND * norm:
+            expected = parts.get(key, torch.clone)(reference.gradients[key])
+            if float((gradient - expected).norm()) > BOUND * norm:
                 return f"different gradient of {key} on rank {state.rank}"
     return "same"

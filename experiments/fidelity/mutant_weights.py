@@ -1,4 +1,4 @@
-"""Where weights and gradients are on every rank of a step: whole, sharded or away; gradients summed."""
+"""Weights and gradients on every rank during a step: whole, sharded or offloaded; gradients summed."""
 
 import math
 from collections import Counter
@@ -106,7 +106,7 @@ class HeldWeights:
         values: dict[Key, float] = {}
         for stage in self._plan.stages:
             for rank in stage.flat_ranks:
-                for key in held_keys(self._plan, stage, rank):
+                for key in keys_on_rank(self._plan, stage, rank):
                     value = self._value(rank, key, stage)
                     if not math.isclose(value, values.setdefault(key, value), rel_tol=TOLERANCE):
                         raise Wrong(f"ranks step with different gradients of {key}, rank {rank} is one")
@@ -120,7 +120,7 @@ class HeldWeights:
         subject = self._subject(LaneKind.GATHER if action.kind is Pass.ALL_GATHER else LaneKind.DEAL, action)
         contribution: dict[Key, float] = {}
         if subject.kind is LaneKind.DEAL:
-            mine = held_keys(self._plan, stage, rank)
+            mine = keys_on_rank(self._plan, stage, rank)
             contribution = {key: self._added.pop((rank, stage.id, key), 0.0) for key in mine}
             if not contribution:  # nothing of it trains
                 return
@@ -143,7 +143,7 @@ class HeldWeights:
     def _keys(self, weights: Weights, rank: int) -> list[Key]:
         """Keys of a group's weights that a rank holds."""
         stages = [stage for stage in self._plan.stages_on.get(rank, ()) if stage.module == weights.module]
-        keys = {key: stage.ep for stage in stages for key in held_keys(self._plan, stage, rank)}
+        keys = {key: stage.ep for stage in stages for key in keys_on_rank(self._plan, stage, rank)}
         return [
             key
             for key, ep in keys.items()
@@ -193,7 +193,7 @@ def units_of(plan: Plan) -> dict[int, tuple[int, ...]]:
     return {stage: tuple(sorted(ranks[key])) for stage, key in keys.items()}
 
 
-def held_keys(plan: Plan, stage: Stage, rank: int) -> list[Key]:
+def keys_on_rank(plan: Plan, stage: Stage, rank: int) -> list[Key]:
     """Keys of the trained weights of a stage that one of its ranks holds; of distributed experts its own."""
     keys = []
     layers = plan.model.module(stage.module).layers

@@ -3,11 +3,11 @@
 Setup:   valid plans of many kinds (`mutant_pool`), each mutant one edit away from one of them
          (`mutant_operators`, `mutant_exchanges`); the validator is `plan.accept`: check, lower,
          deadlock, memory.
-Judge:   `mutant_judge`, which shares no code with the validator's checks, on every accepted mutant;
-         on the refused ones too, as far as it can execute them, to find what was refused for nothing.
-         A sample of accepted and of deadlock-refused mutants is run on gloo with a short timeout.
-Rows:    edits of lowered plans (`mutant_rows`), which no file can hold; `check_deadlock` alone judges
-         those, and promises only that nobody waits for ever.
+Judge:   `mutant_judge`, which shares no code with the validator's checks, on every accepted mutant; on the
+         refused ones too, as far as it can execute them, to find valid plans that were refused. A sample of
+         accepted and of deadlock-refused mutants is run on gloo with a short timeout.
+Rows:    edits of lowered plans (`mutant_rows`), which no file can contain; `check_deadlock` alone checks
+         those, and promises only that no rank waits for ever.
 Run:     python -m experiments.fidelity.mutants [--count 10000] [--seed 0] [--json]
 """
 
@@ -226,7 +226,7 @@ def _drawn(mutant: Mutant, parent: Plan, gate: Gate) -> Sample | None:
     return Sample(operator=mutant.operator, plan=mutant.plan, parent=parent, is_accepted=accepted)
 
 
-def _is_wanted(drawn: Sample, samples: Sequence[Sample], most: int) -> bool:
+def _is_needed(drawn: Sample, samples: Sequence[Sample], most: int) -> bool:
     """Whether the sample is used: limited per kind, from new parents, by operators not used recently."""
     kin = [sample for sample in samples if sample.is_accepted == drawn.is_accepted]
     rivals = kin[-len(PLAN_OPERATORS) // 4 :]
@@ -251,7 +251,7 @@ def main() -> int:
     for mutant in mutants(plans, options.count, options.seed):
         gate, _ = count_one(tally, mutant, meanings[mutant.parent])
         drawn = _drawn(mutant, by_name[mutant.parent], gate)
-        if drawn is not None and _is_wanted(drawn, samples, options.executed):
+        if drawn is not None and _is_needed(drawn, samples, options.executed):
             samples.append(drawn)
         if mutant.number % 1000 == 999:
             print(f"{mutant.number + 1} mutants, {time.perf_counter() - start_s:.0f} s", file=sys.stderr)

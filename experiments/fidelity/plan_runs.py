@@ -1,10 +1,10 @@
-"""Predicts plans before they run, then runs them round by round; every step is kept as a file.
+"""Predicts plans before they run, then runs them round by round; every step is stored as a file.
 
 Files of a folder: `measurement.json` and `profile.json` (this machine), `rehearsals/` (plans run to
-calibrate), `predictions.json` (written before the first judged plan runs; `predictions.<number>.json`
-where rehearsals ran again), `<hash>.plan.json`, `<hash>.sim.json`, `runs/<hash>.<round>.<step>.run.json`,
-`runs/<hash>.watched.run.json`, and `runs.jsonl` (a line for every run as it ends).
-What is there already is not done again.
+calibrate), `predictions.json` (written before the first judged plan runs; `predictions.<number>.json` where
+rehearsals ran again), `<hash>.plan.json`, `<hash>.sim.json`, `runs/<hash>.<round>.<step>.run.json`,
+`runs/<hash>.watched.run.json`, and `runs.jsonl` (a line for every run as it ends). Existing files are not
+computed again.
 """
 
 import json

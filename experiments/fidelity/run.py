@@ -1,15 +1,15 @@
-"""The workbench judges itself: every plan predicted, then executed, and the difference explained.
+"""Fidelity of predictions: every plan predicted, then executed, and the difference explained.
 
 Setup:   gloo ranks on this machine with one thread each; two ranks pinned to a core of their own,
          three or four ranks on two cores, and up to eight by emulation. Real transformers layers,
          random weights and data.
-Ours:    one calibration, with ten plans that run for it and are not judged; all predictions are
-         written, with the plans' hashes, before the first judged plan runs; then all run round by
-         round, so that drift of the machine meets all alike. A yardstick is read beside every step; where
-         the machine has drifted by more than a tenth in a round, rehearsals run again before the next.
-         On a GPU, which is one device, the emulated part alone: one process calibrates, and the
-         GPU plays all ranks, those of the rehearsals too. Messages and collectives take an assumed
-         link's time in prediction and emulation alike.
+Ours:    one calibration, with ten plans that run for it and are not judged; all predictions are written, with
+         the plans' hashes, before the first judged plan runs; then all run round by round, so that drift of
+         the machine affects all alike. A yardstick is read at every step; where the machine has drifted by
+         more than a tenth in a round, rehearsals run again before the next.
+         On a GPU, which is one device, the emulated part alone: one process calibrates, and the GPU executes
+         all ranks, those of the rehearsals too. Messages and collectives take an assumed link's time in
+         prediction and emulation alike.
 Run:     python -m experiments.fidelity.run [--device DEVICE] [--json] [--plans N] [--part PART] [--quick]
          [--resume]
 """
@@ -246,13 +246,13 @@ def _clear(out: Path) -> None:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = command_line(__doc__)
-    parser.add_argument("--device", choices=NAMES, default=CPU.type, help="what runs the plans")
+    parser.add_argument("--device", choices=NAMES, default=CPU.type, help="device that runs the plans")
     parser.add_argument("--plans", type=int, help="so many plans, evenly out of all; default: all")
     parser.add_argument(
         "--part", type=Part, choices=[part for part in Part if part is not Part.REHEARSAL], help="these alone"
     )
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_PLANS} plans, one round")
-    parser.add_argument("--resume", action="store_true", help="go on with what lies in the folder")
+    parser.add_argument("--resume", action="store_true", help="continue from the files in the folder")
     parser.add_argument("--out", type=Path, default=OUT, help="folder for predictions and steps")
     return parser.parse_args(arguments)
 

@@ -1,4 +1,4 @@
-"""How good predictions are: errors beside spreads, sign, ranking. Plain numbers in, plain numbers out."""
+"""Accuracy of predictions: errors compared with spreads, sign, ranking. Plain numbers in and out."""
 
 import math
 import statistics

@@ -1,4 +1,4 @@
-"""`python -m experiments.fuzz`: every input and message mutated, and what does not end in one line.
+"""`python -m experiments.fuzz`: every input and message mutated; reported is what does not end in one line.
 
 Every input follows from the seed, the name of its target and its number: `--only TARGET --first N --count 1`
 makes it again.
@@ -22,8 +22,8 @@ from workbench.whole_file import check_writable, write_text
 
 def main() -> int:
     """Run the fuzzer; exit code 1 where anything was found."""
-    options = _said()
-    before = None if options.out is None else held(options.out, options.seed)
+    options = _options()
+    before = None if options.out is None else previous_run(options.out, options.seed)
     settings = Fuzzing(
         count=options.count,
         seed=options.seed,
@@ -45,7 +45,7 @@ def main() -> int:
     return int(bool(record["findings"]))
 
 
-def held(out: Path, seed: int) -> dict[str, Any]:
+def previous_run(out: Path, seed: int) -> dict[str, Any]:
     """The record in a file, checked before any input is tried.
 
     Raises:
@@ -81,14 +81,14 @@ def _show(done: int, total: int, num_findings: int) -> None:
     print(f"{done} of {total}, {num_findings} kinds of findings", file=sys.stderr)
 
 
-def _said() -> Namespace:
+def _options() -> Namespace:
     parser = command_line(__doc__)
     parser.add_argument("--count", type=int, default=100_000, help="inputs in all, shared among the targets")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", choices=sorted(TARGETS), metavar="TARGET", help="these targets")
     parser.add_argument("--first", type=int, default=0, help="number of each target's first input")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--out", type=Path, help="JSON file to write; what it has of other targets stays")
+    parser.add_argument("--out", type=Path, help="JSON file to write; its other targets stay")
     parser.add_argument("--keep", type=Path, help="folder for one input of each kind of finding")
     return parser.parse_args()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from experiments.fuzz.tally import Tally
 from experiments.fuzz.target import Target
-from experiments.fuzz.worker import CHUNK, Chunk, Taken, made_of, rng_of, taken
+from experiments.fuzz.worker import CHUNK, Chunk, Taken, prepared, rng_of, taken
 
 SHOW_EVERY_S = 30.0
 
@@ -72,7 +72,7 @@ def _keep(targets: Mapping[str, Target], settings: Fuzzing, firsts: list[Taken],
     """Make these inputs again, and write them as `TARGET/NUMBER-ENDING`."""
     with tempfile.TemporaryDirectory(prefix="fuzz-") as scratch:
         ready_targets = {
-            name: made_of(targets[name], Path(scratch)) for name in dict.fromkeys(e.target for e in firsts)
+            name: prepared(targets[name], Path(scratch)) for name in dict.fromkeys(e.target for e in firsts)
         }
         for finding in firsts:
             content = ready_targets[finding.target].mutant(

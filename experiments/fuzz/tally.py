@@ -1,4 +1,4 @@
-"""Counts of a fuzzing run, and what was found."""
+"""Counts of a fuzzing run, and its findings."""
 
 import re
 from collections import Counter

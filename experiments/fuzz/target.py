@@ -93,7 +93,7 @@ class Ending(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Judgement:
     """The judgement of one input."""
 
     ending: Ending
@@ -125,7 +125,7 @@ UNMEANT = re.compile(
 )
 
 
-def judged(ready: Ready, content: bytes) -> Judged:
+def judged(ready: Ready, content: bytes) -> Judgement:
     """Let the target read the bytes, and judge the outcome."""
     passed = _passes(ready, content)
     try:
@@ -140,8 +140,8 @@ def judged(ready: Ready, content: bytes) -> Judged:
     except BaseException as error:
         ending, text = Ending.TRACEBACK, "".join(traceback.format_exception(error)[-4:])
     if ready.out is not None and (leftover := _left(ready.out, ending)):
-        return Judged(Ending.HALF_WRITTEN, passed, leftover)
-    return Judged(ending, passed, text)
+        return Judgement(Ending.HALF_WRITTEN, passed, leftover)
+    return Judgement(ending, passed, text)
 
 
 def _passes(ready: Ready, content: bytes) -> bool:

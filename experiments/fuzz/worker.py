@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from experiments.fuzz.target import Ending, Judged, Ready, Target, judged
+from experiments.fuzz.target import Ending, Judgement, Ready, Target, judged
 from workbench.supervised import Parent, as_parent, end_with
 
 HANG_S = 10.0  # by the clock; of a second chance by the cores', as the machine may be busy
@@ -45,7 +45,7 @@ class Taken:
 
     target: str
     number: int
-    judged: Judged
+    judged: Judgement
 
 
 @dataclass(slots=True)
@@ -142,7 +142,7 @@ def _buried(
         waiting.append(Chunk(chunk.target, number, chunk.end))
         return
     text = f"ended by {-code}" if ending is Ending.NATIVE_CRASH else f"{ending}, after {HANG_S:g} s at most"
-    yield Taken(chunk.target, number, Judged(ending, passed_parse=False, text=text))
+    yield Taken(chunk.target, number, Judgement(ending, passed_parse=False, text=text))
     if number + 1 < chunk.end:
         waiting.append(Chunk(chunk.target, number + 1, chunk.end))
 
@@ -187,7 +187,7 @@ def _work(
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         if chunk.target not in ready_of:
             try:
-                ready_of[chunk.target] = made_of(targets[chunk.target], folder)
+                ready_of[chunk.target] = prepared(targets[chunk.target], folder)
             except Exception:
                 pipe.send(f"{chunk.target}: no good inputs were made: {traceback.format_exc()}")
                 return
@@ -203,7 +203,7 @@ def _work(
         pipe.send(None)
 
 
-def made_of(target: Target, folder: Path) -> Ready:
+def prepared(target: Target, folder: Path) -> Ready:
     """The target's valid inputs, in a separate folder."""
     target_folder = folder / target.name.replace("/", "-")
     target_folder.mkdir()
@@ -212,7 +212,7 @@ def made_of(target: Target, folder: Path) -> Ready:
     return ready
 
 
-def one(ready: Ready, rng: Random) -> Judged:
+def one(ready: Ready, rng: Random) -> Judgement:
     """Make an input and judge it."""
     return judged(ready, ready.mutant(rng))
 

@@ -1,1 +1,1 @@
-"""Everything that one GPU can show, measured by one command that goes on where an earlier call stopped."""
+"""All measurements on one GPU, by one command that resumes where an earlier call stopped."""

@@ -1,4 +1,4 @@
-"""The campaign of one GPU: everything that it can show, in calls that each go on where the last one stopped.
+"""The campaign on one GPU: all its measurements, in calls that each resume where the last one stopped.
 
 Run:     python -m experiments.gpu_day --out DIR [--from DIR ...] [--only PART ...] [--cells WORD ...]
          [--share I/N] [--limit SECONDS] [--device cuda|cpu] [--small] [--json]
@@ -55,11 +55,11 @@ def _main(options: argparse.Namespace, parts: tuple[Part, ...], facts: str) -> i
     return 1 if result["parts_failed"] else 0
 
 
-def _share(said: str) -> tuple[int, int]:
+def _share(text: str) -> tuple[int, int]:
     """`2/5`; ValueError for anything else."""
-    number, _, of = said.partition("/")
+    number, _, of = text.partition("/")
     if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
-        raise ValueError(f"--share: want I/N with 1 <= I <= N, such as 2/5, got {said!r}")
+        raise ValueError(f"--share: want I/N with 1 <= I <= N, such as 2/5, got {text!r}")
     return int(number), int(of)
 
 
@@ -77,8 +77,8 @@ def _ratios(worker: Worker, rows: Mapping[str, Rows]) -> dict[str, float | None]
     kernels = rows.get("kernels")
     if not kernels:
         return {}
-    found: dict[str, float | None] = worker.call(KERNELS, "ratios", kernels, timeout_s=START_S)
-    return found
+    ratios: dict[str, float | None] = worker.call(KERNELS, "ratios", kernels, timeout_s=START_S)
+    return ratios
 
 
 def summary(states: dict[str, PartState], rows: Mapping[str, Rows], here: Here) -> dict[str, Any]:
@@ -90,24 +90,24 @@ def summary(states: dict[str, PartState], rows: Mapping[str, Rows], here: Here) 
         "parts_done": sum(state.is_done for state in states.values()),
         "parts_failed": sum(bool(state.failures) for state in states.values()),
         "failures": [failure for state in states.values() for failure in state.failures],
-        "rows": {name: len(found) for name, found in rows.items()},
+        "rows": {name: len(rows_of_part) for name, rows_of_part in rows.items()},
         "missing": list(MISSING),
     }
 
 
 def lines(result: dict[str, Any], states: dict[str, PartState]) -> list[str]:
     """The end of a call, for people."""
-    found = []
+    summary_lines = []
     for name, state in states.items():
         total = "?" if state.num_cells is None else state.num_cells
         word = "failed" if state.failures else "done" if state.is_done else "left"
-        found.append(f"{name:12s} {state.num_done}/{total} {word}")
-    found += [f"FAILED {failure}" for failure in result["failures"]]
-    found += [f"MISSING {what}: needs more than one GPU" for what in result["missing"]]
+        summary_lines.append(f"{name:12s} {state.num_done}/{total} {word}")
+    summary_lines += [f"FAILED {failure}" for failure in result["failures"]]
+    summary_lines += [f"MISSING {what}: needs more than one GPU" for what in result["missing"]]
     for name in FIGURES:
         value = result[name]
-        found.append(f"{name:18s} {'not measured' if value is None else f'{value:.4g}'}")
-    return found
+        summary_lines.append(f"{name:18s} {'not measured' if value is None else f'{value:.4g}'}")
+    return summary_lines
 
 
 FIGURES = tuple(figures({}, {}))
@@ -130,7 +130,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         nargs="+",
         default=[],
         metavar="DIR",
-        help="rows of earlier calls, to go on with",
+        help="rows of earlier calls, to resume from",
     )
     names = ", ".join(part.name for part in PARTS)
     parser.add_argument("--only", nargs="+", default=[], metavar="PART", help=f"some of {names}")

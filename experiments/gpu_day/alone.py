@@ -1,4 +1,4 @@
-"""Part: what one rank shows by itself: the peak memory of plans, and a world of one."""
+"""Part: measurements of a single rank: the peak memory of plans, and a world of one."""
 
 from experiments.gpu_day import memory, world
 from experiments.gpu_day.campaign import Cell, Measured, Session

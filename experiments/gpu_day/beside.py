@@ -1,7 +1,7 @@
-"""A first call: parts that no clock decides, side by side, while other processes compile for later calls.
+"""A first call: parts without timings, side by side, while other processes compile for later calls.
 
 Where time on a GPU is short, compiling must not take it: with TRITON_CACHE_DIR, TORCHINDUCTOR_CACHE_DIR and
-NUMBA_CACHE_DIR set to folders that stay, what is compiled here is found by the calls that follow. Rows of the
+NUMBA_CACHE_DIR set to folders that stay, the calls that follow reuse what is compiled here. Rows of the
 kernels' part that these processes make are dropped: they were timed beside others.
 
 Run:     python -m experiments.gpu_day.beside --out DIR [--limit SECONDS] [--device cuda|cpu] [--small]
@@ -55,10 +55,10 @@ def shares() -> tuple[Share, ...]:
 
 def command(share: Share, folder: Path, options: argparse.Namespace) -> list[str]:
     """That process's command line."""
-    said = [sys.executable, "-m", "experiments.gpu_day", "--out", str(folder), "--only", share.part]
-    said += ["--share", f"{share.number}/{share.of}", "--device", options.device]
-    said += ["--limit", str(options.limit), *(["--small"] if options.small else [])]
-    return said
+    words = [sys.executable, "-m", "experiments.gpu_day", "--out", str(folder), "--only", share.part]
+    words += ["--share", f"{share.number}/{share.of}", "--device", options.device]
+    words += ["--limit", str(options.limit), *(["--small"] if options.small else [])]
+    return words
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -84,10 +84,17 @@ def _main(options: argparse.Namespace) -> int:
         for share in late:
             sys.stderr.write(f"{share.name}: ended, {GRACE_S:g} s behind its limit; its rows stay\n")
         kept = [folder for share, folder in folders.items() if share.part in KEPT]
-        made = [str(folder) for folder in kept if any(folder.glob("*.jsonl"))]
-        said = ["--out", str(options.out), *(["--from", *made] if made else []), "--only", *KEPT, "--json"]
-        said += ["--device", options.device, "--limit", str(max(LEAST_LIMIT_S, deadline.left_s()))]
-        code = campaign([*said, *(["--small"] if options.small else [])])
+        earlier = [str(folder) for folder in kept if any(folder.glob("*.jsonl"))]
+        words = [
+            "--out",
+            str(options.out),
+            *(["--from", *earlier] if earlier else []),
+            "--only",
+            *KEPT,
+            "--json",
+        ]
+        words += ["--device", options.device, "--limit", str(max(LEAST_LIMIT_S, deadline.left_s()))]
+        code = campaign([*words, *(["--small"] if options.small else [])])
         return code or int(bool(late))
 
 
@@ -113,8 +120,8 @@ def _running(
     try:
         for share, folder in folders.items():
             with _log(folder).open("wb") as log:
-                said = command(share, folder, options)
-                processes[share] = subprocess.Popen(said, stdout=subprocess.DEVNULL, stderr=log)
+                words = command(share, folder, options)
+                processes[share] = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=log)
         yield processes
     finally:
         for process in processes.values():

@@ -1,4 +1,4 @@
-"""What the campaign is made of: parts, the cells that each measures one by one, and how much is asked for."""
+"""The campaign: its parts, the cells that each measures one by one, and its extent."""
 
 import difflib
 from dataclasses import dataclass, field

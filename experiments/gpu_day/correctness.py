@@ -67,16 +67,16 @@ def cases(extent: Extent) -> tuple[Case, ...]:
         tiny = Case("EE", 45, head_dim=64, dtype="fp32", heads=2, kv_heads=1)
         return (tiny, replace(tiny, mask="causal", length=33, options="deterministic"))
     usual = Case("EE", 1027)
-    found = [replace(usual, mask=mask, length=length) for mask in MASKS for length in (1027, 2048)]
-    found += [replace(usual, mask="causal", length=length) for length in (5, 127, 129, 640)]
-    found += [replace(usual, head_dim=width) for width in HEAD_DIMS if width != usual.head_dim]
-    found += [replace(usual, dtype=dtype) for dtype in ("fp16", "fp32")]
-    found += [replace(usual, options=options) for options in ("split", "whole", "deterministic")]
+    varied = [replace(usual, mask=mask, length=length) for mask in MASKS for length in (1027, 2048)]
+    varied += [replace(usual, mask="causal", length=length) for length in (5, 127, 129, 640)]
+    varied += [replace(usual, head_dim=width) for width in HEAD_DIMS if width != usual.head_dim]
+    varied += [replace(usual, dtype=dtype) for dtype in ("fp16", "fp32")]
+    varied += [replace(usual, options=options) for options in ("split", "whole", "deterministic")]
     # A width of 72: what the copy engine leaves alone beyond it, no interpreter tells.
-    found += [replace(usual, head_dim=width, options="engine") for width in (usual.head_dim, 72)]
-    found += [replace(usual, heads=heads, kv_heads=kv) for heads, kv in ((4, 4), (6, 1))]
-    found.append(replace(usual, batch=3, length=333))
-    return tuple(found)
+    varied += [replace(usual, head_dim=width, options="engine") for width in (usual.head_dim, 72)]
+    varied += [replace(usual, heads=heads, kv_heads=kv) for heads, kv in ((4, 4), (6, 1))]
+    varied.append(replace(usual, batch=3, length=333))
+    return tuple(varied)
 
 
 def cells(session: Session) -> tuple[Cell, ...]:
@@ -119,8 +119,8 @@ def poisoned_memory() -> Iterator[None]:
     """`torch.empty` and `empty_like` of floats hand out NaN: what no kernel writes shows up."""
     empty, empty_like = torch.empty, torch.empty_like
 
-    def filled(made: Tensor) -> Tensor:
-        return made.fill_(torch.nan) if made.is_floating_point() else made
+    def filled(tensor: Tensor) -> Tensor:
+        return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
 
     torch.empty = lambda *a, **k: filled(empty(*a, **k))
     torch.empty_like = lambda *a, **k: filled(empty_like(*a, **k))

@@ -1,4 +1,4 @@
-"""Does the cells that have no row yet, part by part, until all are done or the time is up."""
+"""Measures the cells that have no row yet, part by part, until all are done or the time is up."""
 
 import datetime
 import hashlib

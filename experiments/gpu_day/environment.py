@@ -73,18 +73,18 @@ def measure(session: Session, key: str) -> Measured:
 
 
 def _imports() -> Measured:
-    found: dict[str, str] = {}
+    import_errors: dict[str, str] = {}
     for name in IMPORTS:
         try:
             importlib.import_module(name)
         except ImportError as error:
-            found[name] = str(error)
+            import_errors[name] = str(error)
         else:
-            found[name] = ""
-    failing = {name: why for name, why in found.items() if why}
+            import_errors[name] = ""
+    failing = {name: why for name, why in import_errors.items() if why}
     if failing:
         raise ValueError("; ".join(f"{name} does not import: {why}" for name, why in failing.items()))
-    return Measured({"imported": list(found)}, f"{len(found)} modules")
+    return Measured({"imported": list(import_errors)}, f"{len(import_errors)} modules")
 
 
 def _host(device: torch.device) -> Measured:
@@ -98,8 +98,8 @@ def _host(device: torch.device) -> Measured:
         "linear": lambda: functional.linear(small, small, weight),
         "layer_norm": lambda: functional.layer_norm(small, (SMALL,), weight, weight),
     }
-    found = {f"{name}_s": _issue_s(call, device) for name, call in calls.items()}
-    return Measured(found, f"{found['add_s'] * 1e6:.3g} us a launch")
+    issue_s = {f"{name}_s": _issue_s(call, device) for name, call in calls.items()}
+    return Measured(issue_s, f"{issue_s['add_s'] * 1e6:.3g} us a launch")
 
 
 def _issue_s(call: Callable[[], object], device: torch.device) -> float:
@@ -117,8 +117,8 @@ def _issue_s(call: Callable[[], object], device: torch.device) -> float:
 def _properties(device: str) -> dict[str, Any]:
     if device == "cpu":
         return {"properties": None}
-    found = torch.cuda.get_device_properties(device_of(device))
-    return {"properties": {name: getattr(found, name, None) for name in PROPERTIES}}
+    properties = torch.cuda.get_device_properties(device_of(device))
+    return {"properties": {name: getattr(properties, name, None) for name in PROPERTIES}}
 
 
 def _product(clock: Clock, size: int, budget_s: float) -> Measured:

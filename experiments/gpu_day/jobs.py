@@ -165,10 +165,10 @@ def plan(
         name += ", recompute"
     num_ranks = 1 + max(*layout.vision, *layout.audio, *layout.llm)
     cluster = emulated_machine(device_of(session.device), num_ranks)
-    made = plan_of(
+    built = plan_of(
         one, cluster, layout.cuts(one.model), samples=samples, schedule=schedule, recompute=recompute
     )
-    return Named(name=name, plan=made)
+    return Named(name=name, plan=built)
 
 
 def _sizes(extent: Extent) -> list[tuple[int, ...]]:

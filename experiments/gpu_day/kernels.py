@@ -1,4 +1,4 @@
-"""Part: the attention kernels beside FlexAttention, cuDNN, flash and our other backwards, in turns."""
+"""Part: the attention kernels and, in turns, FlexAttention, cuDNN, flash and our other backwards."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -35,13 +35,13 @@ def cells(session: Session) -> tuple[Cell, ...]:
 def _units(session: Session) -> dict[str, Unit]:
     """By name; on a CPU, where nothing is judged and FlexAttention starts slowly, one without it."""
     is_small = session.extent is Extent.SMALL
-    found = small_units() if is_small else list(units(list(launches(LENGTHS, seeds=1))))
-    whole = [unit for unit in found if unit.kind == WHOLE and Contender.FLEX in unit.who]
+    all_units = small_units() if is_small else list(units(list(launches(LENGTHS, seeds=1))))
+    whole = [unit for unit in all_units if unit.kind == WHOLE and Contender.FLEX in unit.who]
     if session.device == "cpu":
         chosen = [replace(whole[0], who=(Contender.OURS, Contender.FLASH))]
     else:
         whole = [replace(unit, who=(*unit.who, *BACKWARDS)) for unit in whole]
-        chosen = [*whole, *(unit for unit in found if unit.kind in (PLAN, BITS))]
+        chosen = [*whole, *(unit for unit in all_units if unit.kind in (PLAN, BITS))]
     return {_name(unit): unit for unit in chosen}
 
 
@@ -83,5 +83,5 @@ def ratios(session: Session, values: Mapping[str, Mapping[str, Any]]) -> dict[st
     """The smallest ratios that the goals speak of; None where not measured, and of an interpreter never."""
     if session.device == "cpu":
         return least_ratios(())
-    rows = [KernelRow(**row) for found in values.values() for row in found["rows"]]
+    rows = [KernelRow(**row) for measured in values.values() for row in measured["rows"]]
     return least_ratios(rows)

@@ -1,4 +1,4 @@
-"""Part: the layers of the plans and the executor: all that the plans' predictions start from."""
+"""Part: the layers of the plans and the executor, on which the plans' predictions are based."""
 
 from functools import cache
 

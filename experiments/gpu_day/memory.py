@@ -1,4 +1,4 @@
-"""The peak memory that plans of one rank are said to have, beside that of the allocator."""
+"""Predicted peak memory of plans of one rank, compared with the allocator's."""
 
 from experiments.gpu_day.campaign import Cell, Measured, Session
 from experiments.gpu_day.jobs import DRAWN, on_one_rank
@@ -25,13 +25,13 @@ def measure(session: Session, key: str) -> Measured:
     """
     named = next(named for named in on_one_rank(session) if named.name == key)
     lowered, _ = accept(named.plan)
-    found = peak_memory(lowered, RunSettings(), device=device_of(session.device), drawn=DRAWN)
+    peak = peak_memory(lowered, RunSettings(), device=device_of(session.device), drawn=DRAWN)
     values = {
         "plan": named.name,
         "plan_hash": plan_hash(named.plan),
-        "predicted_bytes": found.predicted_bytes,
-        "measured_bytes": found.measured_bytes,
-        "error": found.error,
+        "predicted_bytes": peak.predicted_bytes,
+        "measured_bytes": peak.measured_bytes,
+        "error": peak.error,
     }
-    note = f"{found.error:+.2%} of {gib(found.measured_bytes):.3g} GiB"
-    return Measured(values, note, -abs(found.error))
+    note = f"{peak.error:+.2%} of {gib(peak.measured_bytes):.3g} GiB"
+    return Measured(values, note, -abs(peak.error))

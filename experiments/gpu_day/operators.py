@@ -1,4 +1,4 @@
-"""Part: products, attention, copies: what prices layers that nobody has measured."""
+"""Part: products, attention, copies, which price layers that were not measured themselves."""
 
 from dataclasses import replace
 from functools import cache
@@ -46,8 +46,8 @@ def measure(session: Session, key: str) -> Measured:
 def _operators(session: Session) -> dict[str, operators.Cell]:
     """By name, in order."""
     device = device_of(session.device)
-    found = operator_cells(device, PRECISION[session.device], _sizes(session, device))
-    return {cell.key: cell for cell in found}
+    cells_of_operators = operator_cells(device, PRECISION[session.device], _sizes(session, device))
+    return {cell.key: cell for cell in cells_of_operators}
 
 
 def _sizes(session: Session, device: torch.device) -> CellSizes:

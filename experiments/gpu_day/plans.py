@@ -1,7 +1,7 @@
 """Part: plans rehearsed, then others predicted, then those executed: each rank's actions on one device.
 
-The predictions are a cell of their own between rehearsals and judged plans, and its row has the hash
-of the file. A judged plan runs only beside that very file.
+The predictions are a cell of their own between rehearsals and judged plans, and its row has the hash of the
+file. A judged plan runs only with exactly that file.
 """
 
 import datetime
@@ -17,8 +17,8 @@ from experiments.gpu_day.jobs import judged as judged_plans
 from experiments.gpu_day.jobs import rehearsed as rehearsed_plans
 from experiments.gpu_day.layers import cells as layer_cells
 from experiments.gpu_day.predictions import (
-    FORETOLD,
     JUDGED,
+    PREDICTED,
     REHEARSAL,
     Foretold,
     Predictions,
@@ -54,7 +54,7 @@ def cells(session: Session) -> tuple[Cell, ...]:
     rounds = range(1, ROUNDS[session.extent] + 1)
     return (
         *(Cell(f"{REHEARSAL}: {named.name}", BOUND_S) for named in rehearsed_plans(session)),
-        Cell(FORETOLD, BOUND_S),
+        Cell(PREDICTED, BOUND_S),
         *(
             Cell(f"{JUDGED}, round {number}: {named.name}", BOUND_S)
             for number in rounds
@@ -72,7 +72,7 @@ def measure(session: Session, key: str) -> Measured:
     """
     profile = measured_profile({LAYERS: values_in(session.folder, LAYERS)})
     check_profile(profile, kind_of_device(device_of(session.device)))
-    if key == FORETOLD:
+    if key == PREDICTED:
         return _forecast(session, profile)
     named = next(
         named
@@ -103,10 +103,10 @@ def _rehearse(session: Session, named: Named, profile: Profile) -> Measured:
 
 def _forecast(session: Session, measured: Profile) -> Measured:
     profile = _with_rehearsals(session, measured)
-    foretold = []
+    predictions_of_plans = []
     for named in judged_plans(session):
         predicted = predict(named.plan, profile)
-        foretold.append(
+        predictions_of_plans.append(
             Foretold(
                 plan=named.name,
                 plan_hash=predicted.plan_hash,
@@ -118,24 +118,24 @@ def _forecast(session: Session, measured: Profile) -> Measured:
         profile_hash=profile_hash(profile),
         device_name=facts(session)["device_name"],
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        plans=tuple(foretold),
+        plans=tuple(predictions_of_plans),
     )
     write_predictions(predictions, session.folder)
-    values = {"kind": FORETOLD, "digest": predictions.digest, "profile_hash": predictions.profile_hash}
-    return Measured(values, f"{len(foretold)} plans, none of them run yet")
+    values = {"kind": PREDICTED, "digest": predictions.digest, "profile_hash": predictions.profile_hash}
+    return Measured(values, f"{len(predictions_of_plans)} plans, none of them run yet")
 
 
 def _judge(session: Session, named: Named, profile: Profile) -> Measured:
-    digest = values_in(session.folder, PART).get(FORETOLD, {}).get("digest", "")
-    foretold = read_predictions(session.folder, digest).of(plan_hash(named.plan))
+    digest = values_in(session.folder, PART).get(PREDICTED, {}).get("digest", "")
+    prediction = read_predictions(session.folder, digest).of(plan_hash(named.plan))
     executed = _execute(session, named, profile)
-    error = foretold.predicted_s / executed.seconds - 1
+    error = prediction.predicted_s / executed.seconds - 1
     values = {
         "kind": JUDGED,
         "plan": named.name,
-        "plan_hash": foretold.plan_hash,
+        "plan_hash": prediction.plan_hash,
         "digest": digest,
-        "predicted_s": foretold.predicted_s,
+        "predicted_s": prediction.predicted_s,
         "executed_s": list(executed.steps_s),
         "losses": list(executed.losses),
         "kinds_s": _kinds_s(executed.trace),

@@ -1,4 +1,4 @@
-"""The file of predictions: written whole before any of its plans runs, and held to by every run."""
+"""The file of predictions: written whole before any of its plans runs, and checked by every run."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ from experiments.gpu_day.store import FORMAT_VERSION, PREDICTIONS
 from workbench.whole_file import write_text
 
 FORMAT = "multimodal-workbench predictions"
-REHEARSAL, JUDGED, FORETOLD = "rehearsal", "judged", "predictions"  # kinds of rows of plans
+REHEARSAL, JUDGED, PREDICTED = "rehearsal", "judged", "predictions"  # kinds of rows of plans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +43,10 @@ class Predictions:
 
     def of(self, plan_hash: str) -> Foretold:
         """The prediction of a plan; ValueError where there is none."""
-        found = next((one for one in self.plans if one.plan_hash == plan_hash), None)
-        if found is None:
+        plan = next((one for one in self.plans if one.plan_hash == plan_hash), None)
+        if plan is None:
             raise ValueError(f"plan {plan_hash:.16} was not predicted: it does not run")
-        return found
+        return plan
 
 
 def write_predictions(predictions: Predictions, folder: Path) -> None:
@@ -85,7 +85,7 @@ def read_predictions(folder: Path, digest: str) -> Predictions:
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         plans = tuple(Foretold(**one) for one in content["plans"])
-        found = Predictions(
+        predictions = Predictions(
             profile_hash=content["profile_hash"],
             device_name=content["device_name"],
             date=content["date"],
@@ -93,12 +93,12 @@ def read_predictions(folder: Path, digest: str) -> Predictions:
         )
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: not a file of predictions: {error}") from None
-    if found.digest != digest or content.get("digest") != digest:
+    if predictions.digest != digest or content.get("digest") != digest:
         raise ValueError(
-            f"{path}: predictions were changed after they were written: hash {found.digest:.16}, "
+            f"{path}: predictions were changed after they were written: hash {predictions.digest:.16}, "
             f"want {digest:.16}; plans judged by them do not count"
         )
-    return found
+    return predictions
 
 
 def _digest(content: dict[str, Any]) -> str:

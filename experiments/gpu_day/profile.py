@@ -1,4 +1,4 @@
-"""The profile of a device out of the rows of a campaign: of its layers alone for plans, of all for a file.
+"""A device's profile from the rows of a campaign: from layers alone for plans, from all for a file.
 
 Run:     python -m experiments.gpu_day.profile DIR -o FILE: the profile of the rows in a folder.
 """
@@ -47,14 +47,14 @@ def measured_profile(parts: Mapping[str, Values]) -> Profile:
 def _measurement(part: str, values: Values) -> Measurement:
     if HEADER not in values:
         raise ValueError(f"profile: want the row {HEADER!r} of {part}; run --only {part}")
-    said = dict(values[HEADER])
-    said["versions"] = tuple((name, version) for name, version in said["versions"])
-    header = Header(**{each.name: said[each.name] for each in fields(Header)})
+    values_of_header = dict(values[HEADER])
+    values_of_header["versions"] = tuple((name, version) for name, version in values_of_header["versions"])
+    header = Header(**{each.name: values_of_header[each.name] for each in fields(Header)})
     rows = tuple(
         row_of(row, f"{part}: {key}")
-        for key, found in values.items()
+        for key, measured in values.items()
         if key != HEADER
-        for row in found["rows"]
+        for row in measured["rows"]
     )
     return Measurement(header, rows)
 

@@ -1,4 +1,4 @@
-"""What stored rows of a GPU day say, whatever commit measured them, and what the shipped profile said before.
+"""Figures from stored rows of a GPU day, whatever commit measured them, and from the shipped profile before.
 
 Run:     python -m experiments.gpu_day.report [DIR] [--json]
 """
@@ -16,7 +16,7 @@ from experiments.bench.kernel_bars import least_ratios
 from experiments.bench.kernel_rows import KernelRow
 from experiments.fidelity.score import Timed
 from experiments.gpu_day.campaign import PARTS
-from experiments.gpu_day.predictions import FORETOLD, JUDGED, REHEARSAL, read_predictions
+from experiments.gpu_day.predictions import JUDGED, PREDICTED, REHEARSAL, read_predictions
 from experiments.gpu_day.profile import HEADER, OPERATORS, values_in
 from experiments.gpu_day.store import StoredRow, rows_in
 from experiments.gpu_day.summary import figures, judged_plans
@@ -88,7 +88,7 @@ def report(folder: Path) -> dict[str, Any]:
         ValueError: the folder has no rows, or damaged ones.
     """
     rows = {part.name: rows_in(folder, part.name) for part in PARTS}
-    every = [row for found in rows.values() for row in found.values()]
+    every = [row for of_part in rows.values() for row in of_part.values()]
     if not every:
         raise ValueError(f"{folder}: want the folder of a GPU day, it has no rows")
     values = {name: values_in(folder, name) for name in rows}
@@ -96,7 +96,7 @@ def report(folder: Path) -> dict[str, Any]:
         "device": " and ".join(sorted({row.device_name for row in every})),
         "versions": every[0].versions,
         "dates": [min(row.date for row in every)[:10], max(row.date for row in every)[:10]],
-        "parts": {name: _counts(found.values()) for name, found in rows.items()},
+        "parts": {name: _counts(of_part.values()) for name, of_part in rows.items()},
         "failures": [f"{row.key}: {row.error}" for row in every if row.error is not None],
         **figures(values, least_ratios(_kernel_rows(values["kernels"]))),
         "kernels": [asdict(one) for one in kernel_times(values["kernels"])],
@@ -114,13 +114,13 @@ def _counts(rows: Collection[StoredRow]) -> dict[str, float]:
 
 
 def _kernel_rows(values: Mapping[str, Mapping[str, Any]]) -> list[KernelRow]:
-    return [KernelRow(**row) for found in values.values() for row in found["rows"]]
+    return [KernelRow(**row) for measured in values.values() for row in measured["rows"]]
 
 
 def kernel_times(values: Mapping[str, Mapping[str, Any]]) -> Iterator[KernelTime]:
     """Passes that were timed, in the order of the campaign."""
-    for found in values.values():
-        rows = [KernelRow(**row) for row in found["rows"]]
+    for measured in values.values():
+        rows = [KernelRow(**row) for row in measured["rows"]]
         ours = {row.direction: row.seconds for row in rows if row.who == OURS}
         for row in rows:
             mine = ours.get(row.direction)
@@ -139,12 +139,14 @@ def kernel_times(values: Mapping[str, Mapping[str, Any]]) -> Iterator[KernelTime
 
 def _plans(folder: Path, values: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Judged plans, with the error of what all ranks' forwards, backwards, ... take together."""
-    judged = judged_plans(values)
-    if not judged:
+    timed_plans = judged_plans(values)
+    if not timed_plans:
         return []
-    foretold = {one.plan: one for one in read_predictions(folder, values[FORETOLD]["digest"]).plans}
+    predicted_of = {one.plan: one for one in read_predictions(folder, values[PREDICTED]["digest"]).plans}
     kinds_s = {row["plan"]: row["kinds_s"] for row in values.values() if row["kind"] == JUDGED}
-    return [_plan(name, timed, foretold[name].kinds_s, kinds_s[name]) for name, timed in judged.items()]
+    return [
+        _plan(name, timed, predicted_of[name].kinds_s, kinds_s[name]) for name, timed in timed_plans.items()
+    ]
 
 
 def _plan(
@@ -166,16 +168,16 @@ def pass_times(values: Mapping[str, Mapping[str, Any]]) -> Iterator[PassTimes]:
         if row.get("kind") != REHEARSAL:
             continue
         simulated_s = _passes_s([row["simulated"]] if "simulated" in row else [])
-        for (stage, kind), found in sorted(_passes_s(row["steps"]).items()):
+        for (stage, kind), times_s in sorted(_passes_s(row["steps"]).items()):
             simulated = simulated_s.get((stage, kind))
             yield PassTimes(
                 plan=row["plan"],
                 stage=stage,
                 kind=kind,
                 simulated_s=None if simulated is None else statistics.median(simulated),
-                fastest_s=min(found),
-                median_s=statistics.median(found),
-                slowest_s=max(found),
+                fastest_s=min(times_s),
+                median_s=statistics.median(times_s),
+                slowest_s=max(times_s),
             )
 
 
@@ -203,8 +205,8 @@ def unseen(values: Mapping[str, Mapping[str, Any]]) -> Iterator[Unseen]:
         return
     model = CostModel(load_profile(device))
     errors: dict[str, list[float]] = {}
-    for key, found in values.items():
-        for row in found.get("rows", ()):
+    for key, measured in values.items():
+        for row in measured.get("rows", ()):
             compared = _error(model, row_of(row, key))
             if compared is not None:
                 what, error = compared
@@ -229,44 +231,44 @@ def _error(model: CostModel, row: Row) -> tuple[str, float] | None:
     return None
 
 
-def lines(found: Mapping[str, Any]) -> Iterator[str]:
+def lines(record: Mapping[str, Any]) -> Iterator[str]:
     """For people."""
-    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    yield f"{found['device']}, {' to '.join(dict.fromkeys(found['dates']))}: {versions}"
-    for name, counts in found["parts"].items():
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    yield f"{record['device']}, {' to '.join(dict.fromkeys(record['dates']))}: {versions}"
+    for name, counts in record["parts"].items():
         yield f"{name:12s} {counts['rows']:4d} rows, {counts['failed']} failed, {counts['seconds']:.0f} s"
-    yield from (f"FAILED {failure}" for failure in found["failures"])
-    for key, rate in found["ceilings"].items():
+    yield from (f"FAILED {failure}" for failure in record["failures"])
+    for key, rate in record["ceilings"].items():
         unit = "TFLOP/s" if key.startswith("product") else "TB/s"
         yield f"{key:20s} {rate / 1e12:8.3f} {unit}"
-    for row in found["kernels"]:
+    for row in record["kernels"]:
         yield (
             f"{row['mask']:7s} {row['length'] // 1024:3d}k {row['direction']:8s} {row['who']:6s} "
             f"{row['seconds'] * 1e3:8.3f} ms +-{row['spread']:5.1%} {row['flop_per_s'] / 1e12:6.1f} TFLOP/s, "
             f"{row['ratio']:.3f} times ours"
         )
-    for row in found["plans"]:
+    for row in record["plans"]:
         yield (
             f"{row['plan']:74s} predicted {row['predicted_s'] * 1e3:7.1f} ms, executed "
             f"{row['executed_s'] * 1e3:7.1f} ms, {row['error']:+.1%}, steps spread by {row['spread']:.0%}; "
             + ", ".join(f"{kind} {error:+.1%}" for kind, error in row["kinds"].items())
         )
-    for row in found["passes"]:
-        said = "" if row["simulated_s"] is None else f", simulated {row['simulated_s'] * 1e3:6.2f}"
+    for row in record["passes"]:
+        prediction = "" if row["simulated_s"] is None else f", simulated {row['simulated_s'] * 1e3:6.2f}"
         yield (
             f"rehearsed {row['plan']:64s} stage {row['stage']:2d} {row['kind']} "
             f"{row['fastest_s'] * 1e3:6.2f} to {row['slowest_s'] * 1e3:6.2f} ms, "
-            f"median {row['median_s'] * 1e3:6.2f}{said}"
+            f"median {row['median_s'] * 1e3:6.2f}{prediction}"
         )
-    for plan, error in found["memory"].items():
+    for plan, error in record["memory"].items():
         yield f"memory {plan:70s} {error:+.2%}"
-    for row in found["unseen"]:
+    for row in record["unseen"]:
         yield (
             f"shipped profile, {row['what']}: {row['count']} rows, {row['mean_error']:.1%} off in the mean, "
             f"worst {row['worst_error']:.1%}"
         )
     for name in figures({}, {}):
-        value = found[name]
+        value = record[name]
         yield f"{name:18s} {'not measured' if value is None else format(value, '.4g')}"
 
 
@@ -278,11 +280,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
 
     def show() -> int:
-        found = report(options.folder)
-        for line in lines(found):
+        record = report(options.folder)
+        for line in lines(record):
             sys.stdout.write(f"{line}\n")
         if options.json:
-            sys.stdout.write(f"{json.dumps(found)}\n")
+            sys.stdout.write(f"{json.dumps(record)}\n")
         return 0
 
     return run_main(show)

@@ -74,7 +74,7 @@ def opened(out: Path, earlier: Sequence[Path], parts: Iterable[str], device_name
         earlier: of a cell that several have a row of, the last one's counts; so of predictions.
 
     Raises:
-        ValueError: `out` holds rows that nobody asked to go on with, one of `earlier` is no folder or holds
+        ValueError: `out` holds rows that it may not continue, one of `earlier` is no folder or holds
             none, or the rows are of another format version or of another device.
     """
     names = tuple(parts)
@@ -84,7 +84,7 @@ def opened(out: Path, earlier: Sequence[Path], parts: Iterable[str], device_name
         taken = [name for name in names if (out / f"{name}.jsonl").exists()]
         if taken:
             raise ValueError(
-                f"--out {out}: holds rows of {taken[0]} already; want --from {out} to go on with them"
+                f"--out {out}: holds rows of {taken[0]} already; want --from {out} to resume from them"
             )
     store = Store(out)
     for folder in earlier:
@@ -102,14 +102,14 @@ def opened(out: Path, earlier: Sequence[Path], parts: Iterable[str], device_name
 def _rows_of(folder: Path, parts: Sequence[str], device_name: str) -> dict[str, dict[str, StoredRow]]:
     if not folder.is_dir():
         raise ValueError(f"--from {folder}: want the folder of an earlier call, there is none")
-    found = {name: read_rows(path) for name in parts if (path := folder / f"{name}.jsonl").is_file()}
-    if not found:
+    rows_of_parts = {name: read_rows(path) for name in parts if (path := folder / f"{name}.jsonl").is_file()}
+    if not rows_of_parts:
         raise ValueError(
             f"--from {folder}: want the folder of an earlier call, it has no {parts[0]}.jsonl or other rows"
         )
-    for name, rows in found.items():
+    for name, rows in rows_of_parts.items():
         _check_device(folder / f"{name}.jsonl", rows.values(), device_name)
-    return found
+    return rows_of_parts
 
 
 def write_rows(path: Path, part: str, rows: Iterable[StoredRow]) -> None:

@@ -1,4 +1,4 @@
-"""What the rows of a campaign say in a few figures; null where they do not say it."""
+"""The rows of a campaign in a few figures; null where the rows for one are missing."""
 
 import statistics
 from collections.abc import Mapping

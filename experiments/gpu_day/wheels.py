@@ -31,15 +31,15 @@ def pins(constraints: str, names: Sequence[str] = LACKING) -> tuple[str, ...]:
     Raises:
         ValueError: one has no pin there.
     """
-    found = {}
+    versions = {}
     for line in constraints.splitlines():
         name, separator, version = line.partition("#")[0].strip().partition("==")
         if separator:
-            found[_canonical(name)] = version
-    without = [name for name in names if _canonical(name) not in found]
+            versions[_canonical(name)] = version
+    without = [name for name in names if _canonical(name) not in versions]
     if without:
         raise ValueError(f"constraints: want a pin of {without[0]}, there is none")
-    return tuple(f"{name}=={found[_canonical(name)]}" for name in names)
+    return tuple(f"{name}=={versions[_canonical(name)]}" for name in names)
 
 
 def download_command(pinned: Sequence[str], folder: Path, python: str = PYTHON) -> list[str]:

@@ -1,4 +1,4 @@
-"""The process that measures: one at a time, ended and started anew when a cell fails, hangs or kills it."""
+"""The process that measures: one at a time, replaced when a cell fails, hangs or kills it."""
 
 import gc
 import importlib

@@ -1,6 +1,6 @@
-"""A world of one rank: how it starts, what its collectives cost, and a step with its trace.
+"""A world of one rank: how it starts, the cost of its collectives, and a step with its trace.
 
-On a GPU the world is NCCL's, on a CPU gloo's. What more ranks would show is missing.
+On a GPU the world is NCCL's, on a CPU gloo's. Measurements that need more ranks are missing.
 """
 
 import statistics

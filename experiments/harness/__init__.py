@@ -1,1 +1,1 @@
-"""What an experiment is made of: printed numbers, evidence, verdicts, figures, and one command line."""
+"""The parts of an experiment: printed numbers, evidence, verdicts, figures, and one command line."""

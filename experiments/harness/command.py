@@ -1,4 +1,4 @@
-"""What the commands of experiments have in common: flags, tables, claims, an end; how long calls take."""
+"""Shared by the commands of experiments: flags, tables, claims, exit status, and timing of calls."""
 
 import argparse
 import json

@@ -63,7 +63,7 @@ def drawn(grid: Grid) -> Figure:
     width, height = grid.panel_inches
     heights, widths = grid.heights or [1.0] * len(grid.rows), grid.widths or [1.0] * columns
     figure: Figure
-    figure, places = plt.subplots(
+    figure, axes_grid = plt.subplots(
         len(grid.rows),
         columns,
         figsize=(width * sum(widths), height * sum(heights)),
@@ -73,7 +73,7 @@ def drawn(grid: Grid) -> Figure:
         sharex=grid.shares_x,
         sharey=grid.shares_y,
     )
-    for row, panels in zip(places, grid.rows, strict=True):
+    for row, panels in zip(axes_grid, grid.rows, strict=True):
         for axes, panel in zip(row, panels, strict=True):
             if panel is None:
                 axes.set_visible(False)

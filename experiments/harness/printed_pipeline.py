@@ -1,4 +1,4 @@
-"""A paper's printed stage times through the simulator: the iteration they amount to.
+"""A paper's printed stage times in the simulator: the iteration time that follows from them.
 
 The plan is a real one (stages of a zoo model, graph-aware 1F1B programs, lowered); only the
 durations are the paper's. Links cost nothing, because the papers print no transfer times and

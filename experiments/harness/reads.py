@@ -1,10 +1,10 @@
-"""What a result rests on: modules of the project that its script can import, and data files that it opened.
+"""The inputs of a result: modules of the project that its script can import, and data files that it opened.
 
-Both are kept as hashes of their content, so that a result is stale where one of them has changed, and only
+Both are stored as hashes of their content, so that a result is stale where one of them has changed, and only
 there, whatever has been committed since. Docstrings do not count. Modules are those that the script's source,
 and in turn theirs, names in an import statement anywhere, or as text that is a module's whole name. Data
 files are those under the project's folder that this process has opened since its start, or since `forget`;
-what other processes that it started opened is not seen.
+files opened by other processes that it started are not seen.
 """
 
 import ast

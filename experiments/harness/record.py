@@ -1,4 +1,4 @@
-"""An outcome as the text that a command prints and as the file that it leaves in `results/`."""
+"""An outcome as the text that a command prints and as the file that it writes to `results/`."""
 
 import json
 import os
@@ -91,9 +91,9 @@ def stored_records() -> list[dict[str, Any]]:
 
 def of_scripts(texts: Iterable[str]) -> list[dict[str, Any]]:
     """Parse the JSON texts, keeping those that are results of scripts."""
-    wanted = {"script", "verdict", "rows", "claims"}
+    required = {"script", "verdict", "rows", "claims"}
     documents = map(json.loads, texts)
-    return [document for document in documents if isinstance(document, dict) and wanted <= document.keys()]
+    return [document for document in documents if isinstance(document, dict) and required <= document.keys()]
 
 
 def judged_again(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A printed table as a declaration: which cells, how near, and what we compute for a row."""
+"""A printed table as a declaration: its cells, their tolerances, and our computation for a row."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

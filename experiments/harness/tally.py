@@ -1,6 +1,7 @@
-"""Counts over result files: rows by evidence and verdict, claims by subject, what is stale; and since when.
+"""Counts over result files: rows by evidence and verdict, claims by subject, stale results; and changes.
 
-What became of the papers' rows since a commit: how many each determines, and which left that set.
+Changes are those of the papers' rows since a commit: how many each paper has determined, and which no longer
+are.
 """
 
 import subprocess

@@ -1,13 +1,13 @@
-"""Figure 8, executed: bytes and seconds of what crosses from an encoder's grid to the LLM's, in real runs.
+"""Figure 8, executed: bytes and seconds of messages from an encoder's grid to the LLM's, in real runs.
 
 Paper:   Karnati et al., Figure 8 and appendix A.4: below 1 % of the step.
 Setup:   a small SigLIP with projector before a small Llama, all trained, on gloo processes under unequal
          grids, colocated in three phases or apart; 16 samples of two images of 64 patches, float32.
-Ours:    messages between modules in the traces of executed steps: bytes beside the plan's; seconds from when
-         one is sent and its receiver has ended the pass before, until either side saw it through, of the
-         rank that sends longest; the median of the steps.
-Differs: processes of one machine share its cores and memory, so that seconds hold for this machine and what
-         else it did; bytes hold for every machine. `figure8` has the printed sizes, simulated.
+Ours:    messages between modules in the traces of executed steps. Bytes are compared with the plan's. Seconds
+         run from when a message is sent and its receiver has ended the pass before, until either side has
+         completed it; of the rank that sends longest, the median of the steps.
+Differs: processes of one machine share its cores and memory, so seconds apply to this machine under the load
+         it had; bytes apply to every machine. `figure8` has the printed sizes, simulated.
 Run:     python -m experiments.mimo.bridge [--json] [--steps N]
 """
 

@@ -1,7 +1,8 @@
 """Two numbers of the machine, fitted on the layout paper's homogeneous step times alone.
 
 Paper:   Karnati et al., column H of Tables A2 to A4.
-Setup:   the printed layouts as plans, simulated; `protocol.toml` says what is tried and how it is chosen.
+Setup:   the printed layouts as plans, simulated; `protocol.toml` lists the values tried and the rule of
+         choice.
 Given:   53 printed homogeneous times; no time of another layout, no gain.
 Differs: one rate for all collectives and one time for all launches; on a real machine both depend on sizes.
 Ours:    prices of 25 machines on the same plans, about 6 minutes on one CPU core.

@@ -7,19 +7,19 @@ Setup:   the tiny LLaVA of `loss_curves` on gloo processes. bfloat16 with gradie
          of the optimizer in float32, gradients clipped to 1; and all curves of Figures 6, 10, 12 and 13
          in float32.
 Ours:    the baseline is run again in eight orders of its sums: microbatches come in another order, and
-         tensor-parallel ranks bring other parts. At every step these losses span a range. Counted is at
-         how many steps a layout's loss lies inside; beside it, at how many steps each order of the
-         baseline lies inside the range of all others, which is what equal arithmetic amounts to. Added
-         after the first run, in float32: four more runs of the baseline whose samples are dealt into
-         other microbatches, of four and of two, because layouts with replicas group them so.
-Judged:  fixed before the first run. A layout follows the baseline if its loss differs from the mean
-         over the orders by no more than 1e-3 of the loss in bfloat16 (whose numbers are 4e-3 apart), and
-         by no more than 1e-5 in float32 (parity's bound), at every step.
+         tensor-parallel ranks contribute other parts. At every step these losses span a range. Reported is at
+         how many steps a layout's loss lies inside; also, at how many steps each order of the baseline lies
+         inside the range of all others, which is what equal arithmetic amounts to. Added after the first run,
+         in float32: four more runs of the baseline whose samples are grouped into other microbatches, of four
+         and of two, because layouts with replicas group them so.
+Rule:    fixed before the first run. A layout follows the baseline if its loss differs from the mean over the
+         orders by no more than 1e-3 of the loss in bfloat16 (whose numbers are 4e-3 apart), and by no more
+         than 1e-5 in float32 (parity's bound), at every step.
 Differs: 50 steps instead of 1000 (100 in float32), 16 samples instead of 96, the same ones in every
          step; the schedule of Table A6 over these steps, its warm-up in proportion.
 Run:     python -m experiments.mimo.figure11 [--json] [--steps N] [--limit-s N] [--fresh]
 
-Curves are kept as they come, by plan hash, optimizer and steps: a run that was ended goes on.
+Curves are stored as each run ends, by plan hash, optimizer and steps, so an interrupted command resumes.
 """
 
 import statistics
@@ -153,7 +153,7 @@ def deviation(curve: Curve, other_curves: Sequence[Curve]) -> float:
     return float(max(abs(loss - mean) / mean for loss, mean in pairs))
 
 
-def judged(played: Sequence[Played], curves: Mapping[Played, Curve], steps: int) -> dict[str, Any]:
+def verdicts(played: Sequence[Played], curves: Mapping[Played, Curve], steps: int) -> dict[str, Any]:
     """By arithmetic and trained modules: the range of the baseline, and every layout against it."""
     groups = []
     for arithmetic in Arithmetic:
@@ -263,14 +263,14 @@ def report(result: Mapping[str, Any]) -> str:
 def main() -> int:
     parser = command_line(__doc__)
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--limit-s", type=float, default=7200.0, help="stop after this, to go on later")
+    parser.add_argument("--limit-s", type=float, default=7200.0, help="stop after this, to resume later")
     parser.add_argument("--fresh", action="store_true", help="run everything again")
     arguments = parser.parse_args()
     if arguments.fresh:
         KEPT.path.unlink(missing_ok=True)
     played = chosen()
     curves = play(played, arguments.steps, arguments.limit_s)
-    result = judged(played, curves, arguments.steps)
+    result = verdicts(played, curves, arguments.steps)
     print(report(result))
     save(drawing({p: curves[p] for p in played if p in curves}), PLOTS, "mimo_figure11")
     return finish(result, out=SUMMARY, as_json=arguments.json, holds=result["holds"])

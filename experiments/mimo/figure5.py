@@ -5,7 +5,8 @@ Setup:   (a) C over H at 8K, half of the tokens vision; (b) C over H from 16K to
          with a 120B LLM at 8K by size of the encoder, in tokens a second; (d) the same per GPU.
 Given:   the printed layouts, see the tables.
 Differs: the figure does not say which rows it draws: (a) takes those with half of the tokens vision, (b) all
-         of Table A3. Sizes are ours; gains are judged by printed step times, in (c) and (d) by printed gains.
+         of Table A3. Sizes are ours; gains are compared by printed step times, in (c) and (d) by printed
+         gains.
 Ours:    plans of the strategies, simulated, about 2 minutes on one CPU core.
 """
 

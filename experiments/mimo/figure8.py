@@ -1,9 +1,9 @@
-"""Figure 8: what crosses from encoder to LLM takes less than 1 % of the step.
+"""Figure 8: messages from encoder to LLM take less than 1 % of the step.
 
 Paper:   Karnati et al., Figure 8 and appendix A.4.
 Setup:   3B + 70B at 8K on 256 H100s, 12.5 % to 87.5 % of the tokens vision; colocated: encoder dp 32, LLM
          dp 16, so that pairs of replicas gather; apart: encoder dp 8 on 8 more GPUs.
-Differs: the figure's values are not in the text, so only its bound is judged; sizes are ours.
+Differs: the figure's values are not in the text, so only its bound is checked; sizes are ours.
 Ours:    plans of the strategies, simulated, about 20 s on one CPU core; `bridge` measures the same messages.
 """
 

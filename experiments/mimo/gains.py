@@ -1,4 +1,4 @@
-"""Gains of layouts over a baseline, simulated and printed, and how they are judged."""
+"""Gains of layouts over a baseline, simulated and printed, and their verdicts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from workbench.units import GB
 
 RATIO_TOL = 0.05
 PERCENT = 100.0
-TAU_WANTED = 0.7
+LEAST_TAU = 0.7
 CUT = "H's encoder cut under cp"
 UNSTATED = "sizes +-20 %, patches per token; where H has cp, its encoder cut or whole"
 CAUSE = (
@@ -65,8 +65,8 @@ class Gains:
             share >= least,
             About.METHODS,
         )
-        ranks = f"{self.name}: Kendall tau {self.tau:.2f} (want {TAU_WANTED});"
-        evidence.claim(ranks, self.tau >= TAU_WANTED, About.METHODS)
+        ranks = f"{self.name}: Kendall tau {self.tau:.2f} (want {LEAST_TAU});"
+        evidence.claim(ranks, self.tau >= LEAST_TAU, About.METHODS)
         evidence.notes.append(f"{self.name}: mean absolute error of the gains {self.error_points:.1f} points")
 
 

@@ -1,11 +1,11 @@
-"""What the simulated tables of the layout paper must show: every goal, and whether it holds.
+"""The goals of the layout paper's simulated tables, and whether each holds.
 
 Paper:   Karnati et al., Tables A2 to A5, Figure 8.
 Setup:   as each table's script, under the rules of `protocol.toml`, which was committed before a score was
          seen; gains by printed step times.
 Given:   the printed layouts; two numbers of the machine, fitted on homogeneous step times alone.
-Differs: sizes are ours. A note tells what another reading, or a machine as profiled, would give; no goal is
-         judged by it.
+Differs: sizes are ours. A note gives the values for another reading, and for a machine as profiled; no goal
+         uses them.
 Ours:    plans of the strategies, simulated, about 4 minutes on one CPU core.
 """
 
@@ -83,15 +83,15 @@ def run() -> Parts:
     modes = [tablea5.modes_of(row) for row in printed_rows("mimo_tableA5")]
     gains = {name: gains_of(f"Table {name}", of_table, assumptions()) for name, of_table in rows.items()}
     over_nc = tablea5.modes_gains(printed_rows("mimo_tableA5"), modes)
-    judged = signs([*gains.values(), over_nc])
+    by_signs = signs([*gains.values(), over_nc])
     for name, of_table in rows.items():
-        judged.notes += missed(f"Table {name}", of_table, gains[name])
+        by_signs.notes += missed(f"Table {name}", of_table, gains[name])
     cut = replace(assumptions(), under_context=Images.CUT)
     for name in ("A3", "A4"):
-        judged.notes.append(f"read otherwise ({CUT}), {gains_of(f'Table {name}', rows[name], cut)}")
+        by_signs.notes.append(f"read otherwise ({CUT}), {gains_of(f'Table {name}', rows[name], cut)}")
     other_evidence = Evidence()
     tablea3.growth(other_evidence, rows["A3"])
     tablea5.crossover(other_evidence, printed_rows("mimo_tableA5"), modes)
     for claim in (*other_evidence.claims, *figure8.run().claims):
-        judged.claim(claim.text, claim.holds, About.BOOKKEEPING)
-    return [judged, steps(rows), one_llm(rows["A2"])]
+        by_signs.claim(claim.text, claim.holds, About.BOOKKEEPING)
+    return [by_signs, steps(rows), one_llm(rows["A2"])]

@@ -7,15 +7,15 @@ Setup:   every configuration executed on up to eight gloo processes: a tiny LLaV
          in Table A6 at its first learning rate.
 Ours:    losses of every step in float64 against the homogeneous baseline of the same figure, and
          gradients, weights and both moments after the last step against one process.
-Differs: float64 instead of float32, 16 samples and the same batch in every step unless told otherwise, a
-         constant learning rate; the paper shows ranges of losses, of which no number is printed in the text.
+Differs: float64 instead of float32, by default 16 samples and the same batch in every step, a constant
+         learning rate; the paper shows ranges of losses, of which no number is printed in the text.
          With `--samples 96 --batches 100 --steps 100 --figures 6 10` every step has another batch of the
-         printed size, each planned anew while the step before runs; its summary is a file of its own.
+         printed size, each planned while the step before runs; its summary is a file of its own.
 Run:     python -m experiments.mimo.loss_curves [--json] [--steps N] [--samples N] [--batches N]
          [--figures F ...] [--limit-s N] [--fresh]
 
-Curves of the one batch are kept as they come, by plan hash and steps: a run that was ended goes on where it
-stopped.
+Curves of the one batch are stored as each run ends, by plan hash and steps, so an interrupted command
+resumes.
 """
 
 import sys
@@ -63,15 +63,15 @@ def figure_of(run: Run) -> str:
     return "6" if run.trains_llm else "10"
 
 
-def judged(judged_runs: Sequence[Run], records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summary_of(runs_of: Sequence[Run], records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Distances of runs from their baseline and from one process, and ranges of curves by figure."""
     baselines = {
         run.figure: record["losses"]
-        for run, record in zip(judged_runs, records, strict=False)
+        for run, record in zip(runs_of, records, strict=False)
         if run.config == BASELINE and "losses" in record
     }
     rows, figures = [], dict[str, list[list[float]]]()
-    for run, record in zip(judged_runs, records, strict=False):
+    for run, record in zip(runs_of, records, strict=False):
         baseline = baselines.get(figure_of(run))
         row = {"name": run.name, "num_ranks": record["num_ranks"], "failed": record.get("failed")}
         if "losses" in record and baseline is not None:
@@ -85,7 +85,7 @@ def judged(judged_runs: Sequence[Run], records: Sequence[dict[str, Any]]) -> dic
         if max(row.get("from_baseline", 1.0), row.get("state", 1.0)) > BOUND or row["failed"]
     ]
     return {
-        "runs": len(judged_runs),
+        "runs": len(runs_of),
         "executed": sum("state" in row for row in rows),
         "off": off,
         "worst_from_baseline": max((row.get("from_baseline", 0.0) for row in rows), default=0.0),
@@ -95,7 +95,7 @@ def judged(judged_runs: Sequence[Run], records: Sequence[dict[str, Any]]) -> dic
             for figure, curves in figures.items()
         },
         "rows": rows,
-        "holds": not off and len(records) == len(judged_runs),
+        "holds": not off and len(records) == len(runs_of),
     }
 
 
@@ -105,7 +105,7 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=ONE_BATCH.num_samples, help="of a batch")
     parser.add_argument("--batches", type=int, default=1, help="that differ, one a step")
     parser.add_argument("--figures", nargs="+", default=[], help="of the paper; all by default")
-    parser.add_argument("--limit-s", type=float, default=3600.0, help="stop after this, to go on later")
+    parser.add_argument("--limit-s", type=float, default=3600.0, help="stop after this, to resume later")
     parser.add_argument("--fresh", action="store_true", help="run everything again")
     arguments = parser.parse_args()
     if arguments.fresh:
@@ -115,7 +115,7 @@ def main() -> int:
     with TemporaryDirectory() as folder:
         store = KEPT if data == ONE_BATCH else replace(KEPT, path=Path(folder, KEPT.path.name))
         record_of = partial(curve, steps=arguments.steps, data=data)
-        result = judged(selected, store.play(selected, record_of, arguments.limit_s))
+        result = summary_of(selected, store.play(selected, record_of, arguments.limit_s))
     result |= {"steps": arguments.steps, "bound": BOUND}
     if data != ONE_BATCH:
         result |= asdict(data)

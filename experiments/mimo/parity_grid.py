@@ -4,13 +4,13 @@ Setup:   tp 1, 2, 4 x dp 1..4 x pp 1, 2 x cp 1, 2 for each module; a tiny SigLIP
          trained; with two encoders a tiny Whisper too. Modules apart under graph-aware 1F1B, and on the
          same ranks in three phases. One AdamW step in float64 on gloo processes.
 Ours:    loss, gradients and weights after the step against one process on the whole batch. The grid of one
-         encoder is run wholly; of two encoders, so many triples that every pair of layouts of two
-         modules, where some triple with it fits, stands in one.
+         encoder is run in full. Of two encoders, enough triples are run to include every pair of layouts of
+         two modules for which some triple fits.
 Differs: of the 48 layouts of the product, 21 have more than eight ranks, fit nowhere and are not counted.
 Run:     python -m experiments.mimo.parity_grid [--json] [--limit-s N] [--fresh]
 
-Outcomes are kept as they come, by plan hash: a run that was ended goes on where it stopped, and a plan
-that changed is run again. `--fresh` forgets them.
+Outcomes are stored as each run ends, by plan hash, so an interrupted command resumes, and a plan that changed
+is run again. `--fresh` deletes them.
 """
 
 import sys
@@ -159,7 +159,7 @@ def holds(result: dict[str, Any]) -> bool:
 
 def main() -> int:
     parser = command_line(__doc__)
-    parser.add_argument("--limit-s", type=float, default=3600.0, help="stop after this, to go on later")
+    parser.add_argument("--limit-s", type=float, default=3600.0, help="stop after this, to resume later")
     parser.add_argument("--fresh", action="store_true", help="run everything again")
     arguments = parser.parse_args()
     if arguments.fresh:

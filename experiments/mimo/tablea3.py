@@ -1,4 +1,4 @@
-"""Table A3: long contexts, encoders kept whole on shared GPUs against encoders that inherit the LLM's grid.
+"""Table A3: long contexts, encoders not divided on shared GPUs against encoders that inherit the LLM's grid.
 
 Paper:   Karnati et al., Table A3.
 Setup:   a 1B encoder with 7B and 14B LLMs, 16K to 128K, printed layouts on both sides.
@@ -6,7 +6,7 @@ Given:   layouts, batch sizes; forward and backward alone are timed. Two numbers
          homogeneous step times (`calibration`).
 Differs: sizes are ours; one sample a microbatch on both sides, where the table prints one number of
          microbatches for layouts of different dp. Whether H's ranks under cp encode whole images follows from
-         printed memory, see `protocol.toml`; the other reading is told beside.
+         printed memory, see `protocol.toml`; a note has the other reading.
 Ours:    plans of the strategies, simulated, about 1 minute on one CPU core.
 """
 

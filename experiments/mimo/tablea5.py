@@ -3,8 +3,8 @@
 Paper:   Karnati et al., Table A5.
 Setup:   H and C as in Table A2; NC has the printed encoder island of 8 GPUs.
 Given:   all layouts that are printed. The LLM's layout under NC is printed for 6B and more (Table A4); for
-         smaller encoders it is C's on the ranks that remain, so that both modes are held to layouts of
-         one hand. Two numbers of the machine are fitted on homogeneous step times (`calibration`).
+         smaller encoders it is C's on the ranks that remain, so that both modes have layouts from one source.
+         Two numbers of the machine are fitted on homogeneous step times (`calibration`).
 Differs: sizes are ours; where C is printed as equal to H, ours is the better of H and Table A2's C.
 Ours:    plans of the strategies, simulated, about 1 minute on one CPU core.
 """

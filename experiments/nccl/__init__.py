@@ -1,1 +1,1 @@
-"""Emulates NCCL's behaviour on gloo, to test without GPUs what a distributed run meets on them."""
+"""Emulates NCCL's behaviour on gloo, to test distributed runs for it without GPUs."""

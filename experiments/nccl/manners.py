@@ -1,7 +1,7 @@
-"""A device of the host that queues works as NCCL does, over gloo.
+"""A device of the host that queues communication as NCCL does, over gloo.
 
-What is computed is done when a call returns; what is sent or summed is queued. The computation's stream is
-the host's thread: where that stream waits, the host stands still, as a GPU would.
+Computations are done when a call returns; sends and sums are queued. The computation's stream is the host's
+thread: where that stream waits, the host blocks, as a GPU would.
 """
 
 import threading

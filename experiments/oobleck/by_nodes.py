@@ -1,16 +1,16 @@
-"""Throughput of every system by number of nodes: published, and out of our own simulator.
+"""Throughput of every system by number of nodes: published, and by our own simulator.
 
-Paper:   I. Jang, dissertation, section 2.7; the numbers stand in the published simulator, not in print.
+Paper:   I. Jang, dissertation, section 2.7; the numbers are in the published simulator, not in print.
 Setup:   15 to 30 nodes of one A40 each, models, batches and microbatches of Table 2.1.
 Ours:    exact templates and fastest instantiations (Oobleck), the best grid of equal pipelines (Varuna),
          pipelines of six nodes of which each also runs its successor's forward (Bamboo); A40 profile, TF32,
          operators of transformers as they were in 2023; 1F1B through the sweep, without links: about half a
          minute on one CPU core.
 Differs: sequence lengths are not printed (the models' own: 512, 1024, 2048); TF32 is taken as twice the time
-         of bfloat16. Where the published seconds go is split in the notes: most of what a model with fused
+         of bfloat16. The notes split where the published seconds go: most of what a model with fused
          attention cannot explain is the traffic of stored scores and spelled-out activations. Bamboo's
-         published throughput is a third of what its extra forwards leave; so is its published share of
-         useful work, of which section 2.7.4.2 says that it holds more than redundant computation.
+         published throughput is a third of what its extra forwards leave; so is its published share of useful
+         work, which by section 2.7.4.2 includes more than redundant computation.
 """
 
 from dataclasses import dataclass
@@ -149,7 +149,7 @@ def _exchange_s(model: str, rate: float) -> float:
 
 
 USEFUL = "what Bamboo's runtime adds to an iteration beside one more forward of each stage"
-JUDGED, REL_TOL = (30, 23, 16), 0.25
+CHECKED_NODES, REL_TOL = (30, 23, 16), 0.25
 FORMULA_TOL = 0.05
 PLANNED = {
     "oobleck": modelled.oobleck_rates,
@@ -219,7 +219,7 @@ def rates_evidence() -> Evidence:
                 rate = simulated_rate(system, model, nodes)
                 key = f"modelled/{model.replace(' ', '-')}/{system}/{nodes}"
                 errors.append(PLANNED[system](model)[nodes] / rate - 1)
-                if nodes in JUDGED:
+                if nodes in CHECKED_NODES:
                     where = "published throughputs"
                     number = PaperNumber(key, published[nodes], "samples/s", where, REL_TOL)
                     if system == "bamboo":

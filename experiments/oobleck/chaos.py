@@ -1,4 +1,4 @@
-"""Section 2.5: nodes are killed and join at random while training goes on, and the losses stay what they are.
+"""Section 2.5: nodes are killed and join at random during training, and the losses do not change.
 
 Paper:   I. Jang, dissertation, sections 2.5 and 2.6: survivors keep their state, missing layers are copied,
          the iteration that was cut off is repeated. It prints no recovery time to compare with.
@@ -6,8 +6,8 @@ Setup:   8 nodes of 2 ranks, each a gloo process; f = 1 and n0 = 2, so that 4 no
          6 blocks, tied embeddings, AdamW, float32, new samples in every step. Nodes get SIGKILL in a
          forward, a backward, a reduction, after their vote, or while a recovery from another kill runs;
          one to four at once; nodes join at random, and some are warned instead of killed.
-Ours:    executed. The same job undisturbed gives the losses to compare with. After a refusal new nodes go
-         on from the progress it saved or, where the last copy of a layer was lost, from the last save.
+Ours:    executed. The same job undisturbed gives the losses to compare with. After a refusal new nodes resume
+         from the progress it saved or, where the last copy of a layer was lost, from the last save.
 Times:   detection is from SIGKILL to the supervisor's first sign of it; stopping, until all survivors answer;
          planning, groups and copying (slowest rank) as the processes measure them.
 Run:     python -m experiments.oobleck.chaos [--kills 50] [--seed 0] [--json]
@@ -253,14 +253,16 @@ class Chaos:
     def _judge(self, training: ElasticTraining, message: str) -> None:
         """Count a refusal, and whether it was necessary, by the layers on each node of the layout."""
         self.ordeal.refusals.append(message)
-        alive = {m: layers for m, layers in self._held(training).items() if training.nodes.process_ids(m)}
+        alive = {
+            m: layers for m, layers in self._layers_on(training).items() if training.nodes.process_ids(m)
+        }
         staying = alive.keys() - self._warned
         enough = len(staying) >= self._job.templates.specification.threshold
-        held_layers = {layer for layers in alive.values() for layer in layers}
-        if enough and len(held_layers) == len(self._job.chain.owners):
+        layers_left = {layer for layers in alive.values() for layer in layers}
+        if enough and len(layers_left) == len(self._job.chain.owners):
             self.ordeal.num_wrong_refusals += 1
 
-    def _held(self, training: ElasticTraining) -> dict[str, set[int]]:
+    def _layers_on(self, training: ElasticTraining) -> dict[str, set[int]]:
         layers_of: dict[str, set[int]] = {}
         for member, layers in held_by(self._job, training.layout).items():
             layers_of.setdefault(member.node, set()).update(layers)

@@ -3,9 +3,9 @@
 Paper:   I. Jang, dissertation, appendix A.1 and A.2, Theorems 1 and 2.
 Setup:   every N up to 64, every n0 and every f that N allows (8,104 jobs); in each, random nodes fail, one
          to eight at a time, until training stops.
-Claims:  after each failure all nodes left are in pipelines of n0 to N - f n0 nodes, f + 1 or more, with
-         every missing layer copied from a survivor; or fewer than (f + 1) n0 nodes are left, or more
-         than f failed at once and took the last copy of a layer with them, and either is said.
+Claims:  after each failure all nodes left are in pipelines of n0 to N - f n0 nodes, f + 1 or more, with every
+         missing layer copied from a survivor; or fewer than (f + 1) n0 nodes are left, or more than f failed
+         at once and took the last copy of a layer with them, and either is reported.
 Ours:    `workbench.elastic`, one sequence a job: about half a minute on one CPU core.
 """
 

@@ -1,7 +1,7 @@
-"""Section 2.5, borrowing: what is copied after one lost node, against the best donor and the last node.
+"""Section 2.5, borrowing: bytes copied after one lost node, compared with the best donor and the last node.
 
 Paper:   I. Jang, dissertation, section 2.5, Figure 2.8b: a pipeline below n0 nodes borrows from other
-         pipelines; of which one, and which of its nodes, is not said.
+         pipelines; from which one, and which of its nodes, is not stated.
 Setup:   GPT-3 2.7b and 6.7b, one-GPU nodes of 40 GB (section 2.7.1), and of 8 GB less for longer
          smallest pipelines; 10 to 30 nodes in a random instantiation with a pipeline of n0 nodes and
          a longer one. In 21 draws each one node of a pipeline of n0 is lost: 84 failures.
@@ -9,7 +9,7 @@ Compared: the best donor, by brute force: of every pipeline that can lend, every
          pipeline that borrows, all others in their order; and the last node of the largest pipeline.
          Copying: every layer in stripes from all nodes that hold it, against whole layers, each from the
          holder that has sent least; bytes of the busiest sender, and of the busiest port either way.
-Ours:    `workbench.elastic.reconfigure.survive`: donor and places with the fewest bytes to copy.
+Ours:    `workbench.elastic.reconfigure.survive`: donor and positions with the fewest bytes to copy.
 """
 
 import random

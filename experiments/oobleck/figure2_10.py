@@ -3,11 +3,11 @@
 Paper:   I. Jang, dissertation, section 2.7.3, Figure 2.10; the figure's numbers are not printed.
 Setup:   30 nodes at most, 15 at least, one A40 each, nodes leave and join by spot traces with a warning.
 Given:   throughput by number of nodes, batch, time to recover and to save, as in the published simulator.
-Differs: as Table 2.2. New nodes are taken in at the end of the running iteration, by a recovery. The
-         text says that Varuna hung on GPT-3 6.7b; in ours, as in every reading of what is unstated, it gets
-         through the traces' quiet hours. By the published rules it does hang: of two restarts at once the
-         second ends without nodes. Two systems more than the figure's: Varuna without cost of saving, and a
-         plain job on 24 nodes with the others as spares.
+Differs: as Table 2.2. New nodes join at the end of the running iteration, by a recovery. The text says that
+         Varuna hung on GPT-3 6.7b; in ours, as in every reading of what is unstated, it gets through the
+         traces' quiet hours. By the published rules it does hang: of two restarts at once the second ends
+         without nodes. Two systems more than the figure's: Varuna without cost of saving, and a plain job on
+         24 nodes with the others as spares.
 Ours:    the failure simulator, about 5 s on one CPU core; the plot reads the series it writes.
 """
 

@@ -1,4 +1,4 @@
-"""Figure 2.11 and Figure 2.1: what the time of training goes into when nodes fail.
+"""Figure 2.11 and Figure 2.1: fractions of training time by cause when nodes fail.
 
 Paper:   I. Jang, dissertation, section 2.7.4.2, Figure 2.11, and section 2.2.3, Figure 2.1; the figures'
          numbers are not printed, the text's bounds are.

@@ -3,10 +3,10 @@
 Paper:   I. Jang, dissertation, section 2.3.2, Figure 2.2 and the text beside it: three pipelines of four
          stages go on after any two node failures, and may go on after eight.
 Setup:   one node a stage, f = 2. Every set of nodes, 4,094 of them, fails at once.
-Differs: the figure does not say on how few nodes a pipeline fits. Ours goes on only with (f + 1) n0 nodes:
+Differs: the figure does not say on how few nodes a pipeline fits. Ours continues only with (f + 1) n0 nodes:
          with n0 = 1 the four that eight failures leave are enough, with n0 = 2 six are the most that fail.
-Ours:    `workbench.elastic.reconfigure`, where every node left must work and get all it lacks: ten
-         seconds on one CPU core.
+Ours:    `workbench.elastic.reconfigure`, where every node left must work and get all layers that it lacks:
+         ten seconds on one CPU core.
 """
 
 from collections import Counter

@@ -5,8 +5,8 @@ Paper:   I. Jang, dissertation, section 2.4.1.2: the iteration time that templat
 Setup:   every template of GPT-3 2.7b on up to 30 nodes, 4 microbatches per stage, and the three fastest
          ways to split 18 nodes; A40 times of our own cost model.
 Differs: the formula follows the slowest stage alone. Seven stages that are almost as slow as the first one
-         and stand behind six short ones fill and drain up to four stage times later than it says: 5.4 % of
-         four microbatches per stage, beyond the 5 % set beforehand, and 0.3 % with eight times as many.
+         and follow six short ones fill and drain up to four stage times later than the formula predicts: 5.4
+         % of four microbatches per stage, beyond the 5 % set beforehand, and 0.3 % with eight times as many.
 Ours:    the same pipelines as plans, 1F1B programs, through the sweep, without links: about 10 s.
 """
 

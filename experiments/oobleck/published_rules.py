@@ -1,9 +1,8 @@
-"""The rules by which the authors' published simulator plays Varuna and Bamboo, restated.
+"""The rules by which the authors' published simulator simulates Varuna and Bamboo, restated.
 
-Source: github.com/SymbioticLab/Oobleck, branch `sosp23-artifact` @ 7966556, tools/simulator,
-varuna_simulator.py and bamboo_simulator.py (MIT), read and written anew. They are not how
-`sim.failures.simulate` plays a job, and not what the chapter's text says; they are what its printed averages
-come from:
+Source:  github.com/SymbioticLab/Oobleck, branch `sosp23-artifact` @ 7966556, tools/simulator,
+         varuna_simulator.py and bamboo_simulator.py (MIT), read and written anew. They are neither the rules
+         of `sim.failures.simulate` nor the chapter's text; the printed averages come from them:
 
 - Nodes meet before they train, and meet again after a loss; training goes on meanwhile as before, the lost
   node included. When they have met, the next iteration starts; the one that runs is dropped, its time
@@ -27,7 +26,7 @@ from workbench.elastic.availability import Availability, Change
 CREATION_MS, GLOBAL_MEETING_MS, NUM_STAGES, SLOWDOWN = 45_000, 30_000, 12, 1.5
 LIKELY_AGAIN = 0.05  # nodes whose loss ends a pipeline, above which Bamboo meets
 
-Place = tuple[int, int]  # pipeline, stage
+Position = tuple[int, int]  # pipeline, stage
 
 
 class _EventKind(IntEnum):
@@ -53,7 +52,7 @@ class _Event:
 @dataclass(slots=True)
 class _Node:
     is_usable: bool = False
-    places: list[Place] = field(default_factory=list)
+    positions: list[Position] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -128,7 +127,7 @@ class _Played:
         self._num_pipelines = len(arrivals) // NUM_STAGES
         num_placed = self._num_pipelines * NUM_STAGES
         for order, name in enumerate(arrivals):
-            self._nodes[name].places = [divmod(order, NUM_STAGES)] if order < num_placed else []
+            self._nodes[name].positions = [divmod(order, NUM_STAGES)] if order < num_placed else []
         self._num_waiting = len(arrivals) - num_placed
         self._meeting, self._num_meetings = None, self._num_meetings + 1
         if self._num_pipelines:
@@ -217,22 +216,22 @@ class _Bamboo(_Played):
 
     def _leave(self, node: _Node, now_ms: int) -> None:
         """Give a node's stage to its predecessor, if neither has two stages already."""
-        if node.places and not self._is_taken_over(node):
+        if node.positions and not self._is_taken_over(node):
             self._meet(now_ms, _EventKind.MET_GLOBALLY)
         elif self._meeting is None and self._num_pipelines and self._lost_at is None:
             self._lost_at, self._is_prolonged = (len(self._iterations), now_ms), False
             self._iteration_ms = int(self._iteration_ms * self._slowdown)
 
     def _is_taken_over(self, node: _Node) -> bool:
-        if len(node.places) > 1:
+        if len(node.positions) > 1:
             return False
-        pipeline, stage = node.places[0]
+        pipeline, stage = node.positions[0]
         before = (pipeline, (stage - 1) % NUM_STAGES)
         for other in self._nodes.values():
-            if before in other.places:
-                if len(other.places) > 1:
+            if before in other.positions:
+                if len(other.positions) > 1:
                     return False
-                other.places.append(node.places[0])
+                other.positions.append(node.positions[0])
                 return True
         return True
 
@@ -250,7 +249,7 @@ class _Bamboo(_Played):
             self._push(now_ms + self._iteration_ms, _EventKind.ITERATION_ENDS)
 
     def _wants_to_meet(self) -> bool:
-        doubled = sum(len(node.places) > 1 for node in self._nodes.values())
+        doubled = sum(len(node.positions) > 1 for node in self._nodes.values())
         active = self._num_pipelines * NUM_STAGES - doubled
         risky = 2 * doubled / active > LIKELY_AGAIN
         more = (active + self._num_waiting) // NUM_STAGES > self._num_pipelines

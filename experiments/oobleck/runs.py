@@ -1,4 +1,4 @@
-"""Every system of the Oobleck chapter on a trace, and rows of printed averages beside ours."""
+"""Every system of the Oobleck chapter on a trace, and rows of printed averages and ours."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace

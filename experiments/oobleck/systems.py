@@ -1,7 +1,7 @@
 """The systems of the Oobleck chapter as the failure simulator sees them, and the traces they run on.
 
-Throughputs and times to recover are those of the authors' published simulator. What it does with
-them is not copied: `sim.failures.simulate` has rules of its own, see `simulate_failures`.
+Throughputs and times to recover are those of the authors' published simulator. Its use of them is not copied:
+`sim.failures.simulate` has rules of its own, see `simulate_failures`.
 """
 
 from collections.abc import Mapping

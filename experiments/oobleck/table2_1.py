@@ -1,15 +1,15 @@
-"""Table 2.1: which model runs under which system, by the memory model.
+"""Table 2.1: which models run under which system, by the memory model.
 
 Paper:   I. Jang, dissertation, section 2.7.1, Table 2.1: microbatch sizes, X where not even 1 fits.
 Setup:   30 A40 with 40 GB as printed, one per node, float32 tensors (TF32 is a mode of computing).
 Given:   microbatches, twice the model states and no recomputation for Bamboo (section 2.7.1).
-Differs: sequence lengths are not printed (the models' own: 512, 1024, 2048), nor are pipeline depths:
-         Varuna and Oobleck may take any, Bamboo the 6 nodes by which its throughput changes. Attention
-         keeps its scores, as kernels of that time did. Bamboo runs the layers of its own repository,
-         single operators with a second attention in GPT-2, though 24 such blocks have more weights than
-         the 345 million printed; a redundant stage keeps its activations too. BERT-Large with twice the
-         starred microbatch is 13 % below the limit in ours: context, buffers of communication and gaps
-         between allocations are not in the model, as no source states them.
+Differs: sequence lengths are not printed (the models' own: 512, 1024, 2048), nor are pipeline depths: Varuna
+         and Oobleck may take any, Bamboo the 6 nodes by which its throughput changes. Attention stores its
+         scores, as kernels of that time did. Bamboo runs the layers of its own repository, single operators
+         with a second attention in GPT-2, though 24 such blocks have more weights than the 345 million
+         printed; a redundant stage stores its activations too. BERT-Large with twice the starred microbatch
+         is 13 % below the limit in ours: context, buffers of communication and gaps between allocations are
+         not in the model, as no source states them.
 Ours:    bytes of the busiest stage, under a second on one CPU core.
 """
 
@@ -78,19 +78,19 @@ def _block_bytes(model: str, layer: Layer, microbatch: int) -> int:
     return microbatch * modelled.TOKENS[model] * per_token
 
 
-BAMBOO_ASKED = (("BERT-Large", 4), ("BERT-Large", 8), ("GPT-2", 1), ("GPT-2", 2), ("GPT-3 Medium", 1))
+BAMBOO_CASES = (("BERT-Large", 4), ("BERT-Large", 8), ("GPT-2", 1), ("GPT-2", 2), ("GPT-3 Medium", 1))
 CARD_BYTES = 48e9  # of an A40; section 2.7.1 prints 40 GB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class LayerMemory:
     """[layers] bytes of weights, gradients and optimizer; bytes of a microbatch until its backward."""
 
     states: tuple[int, ...]
     kept: tuple[int, ...]
 
 
-def held_by(model: str, microbatch: int, system: str) -> Held:
+def memory_of(model: str, microbatch: int, system: str) -> LayerMemory:
     """Memory of a model's layers: Bamboo's from its repository, the others' from transformers."""
     layers = modelled.graph(model).modules[0].layers
     if system == "bamboo":
@@ -98,18 +98,18 @@ def held_by(model: str, microbatch: int, system: str) -> Held:
     else:
         parameters = tuple(layer.num_parameters for layer in layers)
         kept_bytes = modelled.kept_bytes(model, microbatch)
-    return Held(states=tuple(count * modelled.STATE_BYTES for count in parameters), kept=kept_bytes)
+    return LayerMemory(states=tuple(count * modelled.STATE_BYTES for count in parameters), kept=kept_bytes)
 
 
 def least_peak_bytes(model: str, system: str, microbatch: int) -> int:
     """Peak bytes of the fullest GPU, at the pipeline depth where they are least."""
-    memory = held_by(model, microbatch, system)
+    memory = memory_of(model, microbatch, system)
     if system == "bamboo":
         return redundant_peak_bytes(model, microbatch, memory)
     return min(_peak_bytes(model, microbatch, memory, depth) for depth in range(1, MOST_NODES + 1))
 
 
-def redundant_peak_bytes(model: str, microbatch: int, memory: Held) -> int:
+def redundant_peak_bytes(model: str, microbatch: int, memory: LayerMemory) -> int:
     """Peak bytes where stages also hold their successor's states and microbatches, without recomputation."""
     stages = _even_cut(len(memory.kept), modelled.BAMBOO_DEPTH)
     bytes_of_stages = []
@@ -122,7 +122,7 @@ def redundant_peak_bytes(model: str, microbatch: int, memory: Held) -> int:
     )
 
 
-def _peak_bytes(model: str, microbatch: int, memory: Held, depth: int) -> int:
+def _peak_bytes(model: str, microbatch: int, memory: LayerMemory, depth: int) -> int:
     """Peak bytes with inputs of all layers in flight, and the recomputed layer."""
     boundary = (
         microbatch
@@ -178,9 +178,9 @@ def memory_evidence() -> Evidence:
 def layers_evidence() -> Evidence:
     """Evidence on Bamboo's bytes with transformers' layers, and with the card's whole memory."""
     evidence = Evidence()
-    for model, microbatch in BAMBOO_ASKED:
+    for model, microbatch in BAMBOO_CASES:
         peak = least_peak_bytes(model, "bamboo", microbatch)
-        other = redundant_peak_bytes(model, microbatch, held_by(model, microbatch, "oobleck"))
+        other = redundant_peak_bytes(model, microbatch, memory_of(model, microbatch, "oobleck"))
         key = f"modelled/{model.replace(' ', '-')}/bamboo/microbatch_{microbatch}"
         evidence.ours |= {f"{key}/own_layers_bytes": peak, f"{key}/transformers_layers_bytes": other}
         evidence.notes.append(

@@ -1,10 +1,10 @@
-"""Table 2.3: how long planning takes.
+"""Table 2.3: planning time.
 
 Paper:   I. Jang, dissertation, section 2.7.4.1, Table 2.3, 0.28 to 3,297.92 s.
 Setup:   chains of 24 to 96 layers on 8 to 24 nodes of 1 to 8 GPUs, one template each.
-Differs: seconds of another machine are no number to be met; what is claimed is the order of
-         magnitude, and that the exact search is never worse than divide and conquer, which is compared
-         on the cells of up to 32 layers here, on all of them by `experiments.bench.planner`.
+Differs: another machine's seconds are no target. The claims are the order of magnitude, and that the exact
+         search is never worse than divide and conquer, which is compared on the cells of up to 32 layers
+         here, on all of them by `experiments.bench.planner`.
 Ours:    both searches on one CPU core, compiled beforehand.
 """
 

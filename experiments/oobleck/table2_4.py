@@ -3,9 +3,9 @@
 Paper:   I. Jang, dissertation, section 2.7.4.3, Table 2.4.
 Setup:   30 nodes, one lost every 6 h, 1 h, 10 min down to 15; BERT-Large and GPT-3 6.7b.
 Given:   throughput by number of nodes, batch, time to restart and to save, as in the published simulator.
-Differs: see `table2_2`. Printed for Varuna without cost of saving is more than a job can reach that stops
-         for every restart: 264 samples/s of 276 at a failure every 10 min leave 25 s per failure, the
-         published restart takes 60. By the published rules, restated, all 12 cells are within 3 %.
+Differs: see `table2_2`. The number printed for Varuna without cost of saving is more than a job can reach
+         that stops for every restart: 264 samples/s of 276 at a failure every 10 min leave 25 s per failure,
+         the published restart takes 60. By the published rules, restated, all 12 cells are within 3 %.
          Without cost of saving, a checkpoint every 2 iterations.
 Ours:    the failure simulator, under a second on one CPU core.
 """

@@ -2,12 +2,12 @@
 
 Source:  experiments/public/data, nine files of eight projects; `workbench/llm_table/frameworks.toml` fills
          what a page leaves blank by one rule a framework.
-Ours:    the path of `workbench predict` with the shipped defaults: plan, lowering, price, sweep. Of these,
-         the numbers fitted to a framework (`experiments.public.fitted` says how they do on rows that they
-         were not fitted to) are left out for `mape_unfitted`.
-Setup:   an error is the relative difference from what the page prints, seconds where it prints a
-         throughput; above zero: predicted too slow. Refused are rows that `predict` has no words or no
-         device for; unscorable are those without cells, counted apart.
+Ours:    the path of `workbench predict` with the shipped defaults: plan, lowering, price, sweep. For
+         `mape_unfitted`, the numbers fitted to a framework are left out (`experiments.public.fitted` has
+         their errors on rows that they were not fitted to).
+Setup:   an error is the relative difference from the printed value, in seconds where the page prints a
+         throughput; above zero: predicted too slow. Refused are rows whose notation or device `predict`
+         lacks; unscorable are those without cells, counted apart.
 Run:     python -m experiments.public.all [--json]
 """
 

@@ -1,8 +1,8 @@
 """Whether 80 % intervals hold 80 % of published runs, each data set left out in turn.
 
 Source:  the rows of `experiments.public.all`.
-Ours:    intervals as `workbench predict` writes them, and the same times one number: that with which 80 %
-         of the rows of all other data sets lie inside. A page's blanks count as unsaid.
+Ours:    intervals as `workbench predict` writes them, and the same scaled by one number: that with which 80 %
+         of the rows of all other data sets lie inside. What a page leaves blank counts as unstated.
 Goals:   75 to 90 % of every data set of 20 rows or more, and of all; a median width (of the whole interval,
          over the prediction) of 25 % at most where a profile was measured, of 50 % where it was derived.
 """
@@ -25,7 +25,7 @@ WIDEST = {"measured": 0.25, "derived": 0.5}
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class PricedRow:
     """A priced row with its error in half widths of its interval.
 
     Args:
@@ -41,7 +41,7 @@ class Held:
     kind: str
 
 
-def held(rows: Sequence[Scored]) -> tuple[Held, ...]:
+def priced_rows(rows: Sequence[Scored]) -> tuple[PricedRow, ...]:
     """All rows that have a price."""
     priced = []
     for prediction in rows:
@@ -50,26 +50,26 @@ def held(rows: Sequence[Scored]) -> tuple[Held, ...]:
         width = math.log(prediction.high_s / prediction.low_s)
         off = abs(math.log(prediction.row.measured / prediction.row.predicted(prediction.iteration_s)))
         kind = "measured" if load_profile(prediction.row.cells["gpu"]).like is None else "derived"
-        priced.append(Held(prediction.row.data_set, off / (width / 2), width, kind))
+        priced.append(PricedRow(prediction.row.data_set, off / (width / 2), width, kind))
     return tuple(priced)
 
 
-def stretch(rows: Sequence[Held]) -> float:
+def stretch(rows: Sequence[PricedRow]) -> float:
     """The factor on all intervals with which they contain `LEVEL` of these rows."""
     return float(np.quantile([row.half_widths for row in rows], LEVEL))
 
 
-def coverage(rows: Sequence[Held], times: float = 1.0) -> float:
+def coverage(rows: Sequence[PricedRow], times: float = 1.0) -> float:
     """Share of rows inside intervals widened by a factor."""
     return float(np.mean([row.half_widths <= times for row in rows]))
 
 
-def median_width(rows: Sequence[Held], times: float = 1.0) -> float:
+def median_width(rows: Sequence[PricedRow], times: float = 1.0) -> float:
     """The median of interval width over prediction."""
     return float(np.median([2 * math.sinh(times * row.log_width / 2) for row in rows]))
 
 
-def _figures(name: str, rows: Sequence[Held], times: float) -> dict[str, float]:
+def _figures(name: str, rows: Sequence[PricedRow], times: float) -> dict[str, float]:
     return {
         f"{name}/rows": float(len(rows)),
         f"{name}/coverage": coverage(rows),
@@ -83,7 +83,7 @@ def _figures(name: str, rows: Sequence[Held], times: float) -> dict[str, float]:
 @script()
 def run() -> Evidence:
     """Evidence: coverage and width of every data set, with and without the factor fitted on the others."""
-    rows = held(scored(published()))
+    rows = priced_rows(scored(published()))
     evidence = Evidence()
     names = tuple(dict.fromkeys(row.data_set for row in rows))
     left_out = []

@@ -1,12 +1,12 @@
-"""Devices that were measured, each left out and predicted from another by the two data sheets.
+"""Measured devices, each left out and predicted from another by the two data sheets.
 
 Setup:   products and causal attention of A100, H100, H200 and L40S (aiconfigurator), products and
          memory-bound operators of A40, A100 and H100 (vidur), collectives inside a node of A100, H100 and
          H200; L20 has no measurement of its own. Sizes of training only: products of 1 GFLOP, sequences of
          1,024 tokens, tensors and messages of 1 MiB and more.
-Ours:    the rules of `workbench profile new`; beside them products scaled by the ratio of peaks alone.
-         Fits of the profiles that ship are means over the pairs of one architecture, or of two.
-Beside:  an all-reduce of eight GB200 over NVLink, printed by lixueduan.com/posts/ai/13-gb200-mnnvl-nccl-test.
+Ours:    the rules of `workbench profile new`; also products scaled by the ratio of peaks alone. Fits of the
+         profiles that ship are means over the pairs of one architecture, or of two.
+Also:    an all-reduce of eight GB200 over NVLink, printed by lixueduan.com/posts/ai/13-gb200-mnnvl-nccl-test.
 """
 
 import numpy as np

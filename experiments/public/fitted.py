@@ -1,11 +1,11 @@
-"""The few numbers fitted to training systems: on one half of their rows, judged on the other, and on all.
+"""The few numbers fitted to training systems, on one half of their rows; tested on the other, and on all.
 
-Source:  experiments/public/data. `experiments/public/record/rows.md` says what was looked at before a
-         number was chosen.
+Source:  experiments/public/data. `experiments/public/record/rows.md` says what was examined before a number
+         was chosen.
 Ours:    the path of `workbench predict`, with a system's numbers free.
-Setup:   halves are by model, in the order of their names; where a system has one model, by number of
-         GPUs. What ships (`workbench/llm_table/frameworks.toml`) is fitted to all rows; how well that does
-         elsewhere is what the halves say.
+Setup:   halves are by model, in the order of their names; where a system has one model, by number of GPUs.
+         The shipped numbers (`workbench/llm_table/frameworks.toml`) are fitted to all rows; the halves show
+         how well they do elsewhere.
 Run:     python -m experiments.public.fitted [--json]
 """
 

@@ -5,10 +5,10 @@ Paper:   V. Korthikanti et al., "Reducing Activation Recomputation in Large Tran
 Setup:   tp 8, pp up to 64, interleaved where the paper says so, 8 to 512 A100-80GB with 8 x HDR a node.
 Ours:    the path of `workbench predict`: plan, lowering, price, sweep, lines of the memory account;
          bytes are those of a first-stage GPU.
-Differs: the printed bytes follow the paper's formulas: they leave out embedding, head, loss, receive
-         buffers and the one layer that is being computed again; ours hold them.
-         Iterations of many microbatches are continued from two shorter ones, between which a
-         pipeline is in its steady state.
+Differs: the printed bytes follow the paper's formulas, which leave out embedding, head, loss, receive buffers
+         and the one layer that is being recomputed; ours include them.
+         Iterations of many microbatches are extrapolated from two shorter ones, between which a pipeline is
+         in its steady state.
 """
 
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ MODES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Predicted:
     """One model under one mode: seconds of an iteration, bytes on a first-stage GPU."""
 
     iteration_s: float
@@ -101,7 +101,7 @@ def printed() -> tuple[PaperNumber, ...]:
     return tuple(numbers)
 
 
-def predictions(row: LlmRow, predictor: RowPredictor) -> dict[str, Found]:
+def predictions(row: LlmRow, predictor: RowPredictor) -> dict[str, Predicted]:
     """Predictions of every mode of one model, from two lowered plans."""
     short, long = (
         _lowered(replace(row, global_batch=num * row.pp * row.micro_batch), predictor) for num in (1, 2)
@@ -112,7 +112,7 @@ def predictions(row: LlmRow, predictor: RowPredictor) -> dict[str, Found]:
         plans = [_set(lowered, mode_row) for lowered in (short, long)]
         cost = predictor.cost(mode_row)
         seconds = [iteration_s(lowered, price(lowered, cost)) for lowered in plans]
-        by_mode[mode] = Found(
+        by_mode[mode] = Predicted(
             continued_s(seconds[0], seconds[1], row.num_microbatches / row.pp),
             activation_bytes(plans[1])[0],
             held_bytes(plans[1], mode_row, 0),
@@ -138,7 +138,7 @@ def _set(lowered: Lowered, row: LlmRow) -> Lowered:
     return replace(lowered, plan=replace(lowered.plan, settings=settings_of(row)))
 
 
-def _values(model: str, mode: str, predicted: Found, none: Found) -> dict[str, float]:
+def _values(model: str, mode: str, predicted: Predicted, none: Predicted) -> dict[str, float]:
     name = f"modelled/{model}/{mode}"
     return {
         f"{name}/seconds": predicted.iteration_s,

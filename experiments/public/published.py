@@ -1,4 +1,4 @@
-"""Published training runs as rows of ours: what a page prints, what a convention fills, what was measured.
+"""Published training runs as our rows: printed values, conventions for blanks, and measured times.
 
 Source: `experiments/public/data`, whose README names the pages and their licences.
 """

@@ -5,10 +5,10 @@ Ours:    as in `experiments.public.all`. Roofline: the same plans, on a machine 
          data sheet's peak of FLOP/s or of bytes/s, whichever takes longer; links as in the profile.
 Setup:   llm-analysis with its own default efficiency of 1, and with 0.5, which its constants name as
          Megatron's, in an environment of its own, since it pins transformers < 5; `--python PATH` runs it,
-         and what it said is kept in `results/public_llm_analysis.json`, which runs without `--python` read.
-         GPUs are told to it by our data sheets. Refused are rows that a predictor has no words for.
+         and its output is stored in `results/public_llm_analysis.json`, which runs without `--python` read.
+         It takes GPUs from our data sheets. Refused are rows that a predictor cannot express.
 Differs: llm-analysis has no virtual stages and no overlap; rows with them are priced without. Where a page
-         prints TFLOP/s or MFU, an error is relative to that: of what is twice as fast, 100 %.
+         prints TFLOP/s or MFU, an error is relative to that: 100 % for a prediction that is twice as fast.
 Run:     python -m experiments.public.rivals [--python PATH] [--json]
 """
 
@@ -121,7 +121,7 @@ def by_llm_analysis(rows: Sequence[LlmRow], python: str) -> list[Answer]:
         check=False,
     )
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise ValueError(f"--python {python}: want an interpreter with llm-analysis, got: {last}")
     answers = iter(json.loads(done.stdout.splitlines()[-1]))
     return [f"no words for {reason}" if (reason := unsayable(row)) else next(answers) for row in rows]

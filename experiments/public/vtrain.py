@@ -5,10 +5,10 @@ Setup:   GPT of hidden 1024 or 2048, one node of 2 to 8 A100, tp x dp x pp; full
 Ours:    `workbench predict`'s own path: plan, lowering, price, sweep. Free are numbers of
          `workbench.cost.execution`, fitted on 144 rows drawn with seed 0; errors are those of the
          other 1,296. All-reduces are read from the source's NCCL rows.
-Differs: the file's iterations without pipeline are exactly linear in microbatches (see the notes),
-         so its rows were put together out of few timings, not timed one by one. The worst rows
-         are those of such a timing that stands apart from its neighbours (tp 8 at one sample a
-         microbatch, tp 4 at two); no smooth cost follows them.
+Differs: the file's iterations without pipeline are exactly linear in microbatches (see the notes), so its
+         rows were combined from few timings, not timed one by one. The worst rows come from a timing that
+         deviates from its neighbours (tp 8 at one sample a microbatch, tp 4 at two); no smooth cost
+         reproduces them.
 Run:     python -m experiments.public.vtrain [--json]
 """
 

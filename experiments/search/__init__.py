@@ -1,1 +1,1 @@
-"""The joint search beside every strategy's own: jobs, baselines, exhaustive spaces, executed plans."""
+"""The joint search and every strategy's own: jobs, baselines, exhaustive spaces, executed plans."""

@@ -1,4 +1,4 @@
-"""Every registered strategy with what its own paper searches, each as long as the joint search."""
+"""Every registered strategy with the search space of its own paper, each as long as the joint search."""
 
 import random
 import time
@@ -26,18 +26,18 @@ class Values(Protocol):
         """The value of a plan, to be minimised; ValueError where the plan is refused."""
 
 
-class OutOfTime(Exception):  # noqa: N818  (no error: the planner is told to stop)
+class OutOfTime(Exception):  # noqa: N818  (no error: it stops the planner)
     """A planner's own search was stopped."""
 
 
 def stopper(end_s: float, clock: Callable[[], float]) -> Progress:
     """A progress callback that stops a planner at a time, between two of its candidates."""
 
-    def told(done: int, total: int, best_s: float) -> None:
+    def report(done: int, total: int, best_s: float) -> None:
         if clock() > end_s:
             raise OutOfTime
 
-    return told
+    return report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""One job: the joint search beside the best single strategy, on the same devices and with the same time."""
+"""One job: the joint search and the best single strategy, on the same devices and with the same time."""
 
 import statistics
 import time
@@ -85,14 +85,18 @@ UNITS = {
     Objective.GOODPUT: "s a sample that counts",
 }
 ROUNDING = 1 + 1e-9
-CAUSES_TOLD = 4
+MOST_CAUSES = 4
 
 
 def prepared(suite_job: SuiteJob) -> tuple[Job, CostModel, Judge]:
     """The job with open layouts, its cost model, and the common judge."""
     job = opened(suite_job.make())
     cost = suite_job.cost(job)
-    return job, cost, judge_of(job, cost, suite_job.objective, suite_job.said, suite_job.batches())
+    return (
+        job,
+        cost,
+        judge_of(job, cost, suite_job.objective, suite_job.objective_options, suite_job.batches()),
+    )
 
 
 def planners_of(job: Job) -> Mapping[str, Planner]:
@@ -198,7 +202,7 @@ def causes_lines(jobs: Mapping[str, Mapping[str, Any]]) -> Sequence[str]:
 
 
 def _largest(causes: Mapping[str, float]) -> str:
-    most = sorted(causes.items(), key=lambda cause_and_share: -cause_and_share[1])[:CAUSES_TOLD]
+    most = sorted(causes.items(), key=lambda cause_and_share: -cause_and_share[1])[:MOST_CAUSES]
     return ", ".join(f"{cause} {share:.0%}" for cause, share in most)
 
 

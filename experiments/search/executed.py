@@ -1,13 +1,13 @@
-"""The joint search's plan, the best single strategy's and two between them, executed and predicted before.
+"""The joint search's plan, the best single strategy's and two between them, predicted and then executed.
 
 Setup:   a SigLIP in front of a Llama, all trained, 24 samples of unequal sizes. Four gloo ranks on this
          machine's cores, and eight ranks with a core each by emulation. Stages of one rank, since layers are
-         measured whole: layouts, cuts, schedules, replicas and grouping are what is searched.
-Ours:    layers are measured; strategies and joint search plan with that profile; predictions of all parts
-         are written with the plans' hashes, and only then does any plan run, all in turn, round after round.
+         measured whole: the search is over layouts, cuts, schedules, replicas and grouping.
+Ours:    layers are measured; strategies and joint search plan with that profile; predictions of all parts are
+         written with the plans' hashes, and only then does any plan run, all in turn, round after round.
          Gains are ratios of medians over rounds with percentile intervals of the bootstrap. Emulated plans
-         take turns in blocks of steps, since each start costs as much as several. What was measured,
-         searched and run lies in the folder: `--resume` goes on behind it.
+         take turns in blocks of steps, since each start costs as much as several. Measurements, searches and
+         runs are stored in the folder, and `--resume` continues from them.
 Run:     python -m experiments.search.executed [--json] [--rounds N] [--candidates N] [--part PART] [--resume]
          [--out FOLDER]
 """
@@ -198,10 +198,10 @@ def run(
         with ticking("calibrating", None, quiet=is_quiet) as ticker:
             profile = plan_runs.calibrate(tuple(unpriced(parts)), pool, out, ticker.at, budget_s=0.2)
         calibrated_s = time.monotonic() - started_s
-        judged = [_predicted(part, profile, out, candidates, own_budget_s) for part in parts]
+        predicted = [_predicted(part, profile, out, candidates, own_budget_s) for part in parts]
         records = {
             one.part.value: _executed(one, out / one.part, pool, rounds=rounds, is_quiet=is_quiet)
-            for one in judged
+            for one in predicted
         }
     return {
         **made_by("search/executed", rounds),
@@ -305,7 +305,7 @@ def main() -> int:
         "--own-budget", type=float, default=OWN_BUDGET_S, help="CPU seconds of every strategy's"
     )
     parser.add_argument("--part", choices=[part.value for part in RANKS], action="append")
-    parser.add_argument("--resume", action="store_true", help="go on with what lies in the folder")
+    parser.add_argument("--resume", action="store_true", help="continue from the files in the folder")
     parser.add_argument("--out", type=Path, default=OUT)
     arguments = parser.parse_args()
     if arguments.rounds < 2 or arguments.candidates < 1 or arguments.own_budget <= 0:

@@ -1,7 +1,7 @@
 """The suite: setups of five papers, a shipped job, two models of a hub, drawn data, prices, failures.
 
-Layouts are left open everywhere: tp, cp, pp and dp of every module are what is searched. Devices are the
-same for all who search, `Job.cluster` up to `Job.max_ranks`.
+Layouts are left open everywhere: the search is over tp, cp, pp and dp of every module. Devices are the same
+for all searches, `Job.cluster` up to `Job.max_ranks`.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,7 +47,7 @@ class SuiteJob:
         make: makes the job.
         cost: its cost model.
         objective: what is minimised.
-        said: parameters of the objective.
+        objective_options: parameters of the objective.
         batches: drawn samples of further steps, over which the objective is averaged; empty: the job's own.
     """
 
@@ -57,7 +57,7 @@ class SuiteJob:
     differs: str = ""
     cost: Callable[[Job], CostModel] = lambda job: cost_of(job, None, None)
     objective: Objective = Objective.ITERATION
-    said: ObjectiveOptions = field(default_factory=ObjectiveOptions)
+    objective_options: ObjectiveOptions = field(default_factory=ObjectiveOptions)
     batches: Callable[[], tuple[tuple[Sample, ...], ...]] = field(default=tuple)
 
 
@@ -207,7 +207,7 @@ _ALL = (
         differs="32 samples of 64",
         make=_failing,
         objective=Objective.GOODPUT,
-        said=ObjectiveOptions(mtbf="150m"),
+        objective_options=ObjectiveOptions(mtbf="150m"),
     ),
 )
 

@@ -1,13 +1,13 @@
 """The joint search against the papers' own strategies: gains, regret, what each question gives, speed.
 
-Setup:   the jobs of `experiments.search.jobs` with layouts left open. Every registered strategy searches
-         what its own paper searches (`workbench.search.joint.own_spaces`), as long as the joint search, on
-         the same devices; all plans are judged by the same simulator. Times of searches are CPU seconds of
-         one process, which other load does not lengthen. Cornstarch's planner and its unaware baseline with
-         the simulator as their judge, each as long as `longer`: `aware`.
-         Spaces that are listed whole: `regret`. Questions one by one: `ablation`. Candidates a second:
+Setup:   the jobs of `experiments.search.jobs` with layouts left open. Every registered strategy searches the
+         space of its own paper (`workbench.search.joint.own_spaces`), as long as the joint search, on the
+         same devices; the same simulator evaluates all plans. Times of searches are CPU seconds of one
+         process, which other load does not lengthen. Cornstarch's planner and its unaware baseline with the
+         simulator as their judge, each as long as `longer`: `aware`.
+         Spaces that are listed in full: `regret`. Questions one by one: `ablation`. Candidates a second:
          `speeds`. Winner and others executed: `executed`, apart.
-Differs: jobs are smaller than the papers', each says how; corpora stand for data sets.
+Differs: jobs are smaller than the papers', each says how; corpora replace data sets.
 Run:     python -m experiments.search.joint [--job NAME] [--space NAME] [--part PART] [--budget SECONDS]
          [--seed N] [--processes N] [--json] [--out PATH]
 """
@@ -37,11 +37,11 @@ LONGER = 6  # times the budget: a third of what 19 strategies' searches take tog
 GOAL_GAIN, GOAL_REGRET = 1.15, 0.01
 OVERALL = "never worse: {never_worse}, geometric mean {geomean_gain:.3f} of at most {most_geomean_gain:.3f}"
 
-Told = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Options:
     """The options of the command.
 
     Args:
@@ -59,33 +59,33 @@ class Asked:
     processes: int
 
 
-def told(what: str) -> None:
+def report(what: str) -> None:
     """Progress, a line each, beside the record on standard output; whole where several processes tell."""
     sys.stderr.write(f"{what}\n")
 
 
-def compared_job(name: str, options: Asked, progress: Told) -> dict[str, Any]:
+def compared_job(name: str, options: Options, progress: Report) -> dict[str, Any]:
     """Joint search and best single strategy."""
     return compared.compared(JOBS[name], budget_s=options.budget_s, seed=options.seed, progress=progress)
 
 
-def longer_job(name: str, options: Asked, progress: Told) -> dict[str, Any]:
+def longer_job(name: str, options: Options, progress: Report) -> dict[str, Any]:
     """The joint search with `LONGER` times the budget, the total time of the strategies' searches."""
     budget_s = LONGER * options.budget_s
     return compared.joint_alone(JOBS[name], budget_s=budget_s, seed=options.seed, progress=progress)
 
 
-def aware_job(name: str, options: Asked, progress: Told) -> dict[str, Any]:
+def aware_job(name: str, options: Options, progress: Report) -> dict[str, Any]:
     """Cornstarch's planner beside its unaware baseline, both judged by the simulator."""
     return compared.aware_of(JOBS[name], limit_s=LONGER * options.budget_s, progress=progress)
 
 
-def ablated_job(name: str, options: Asked, progress: Told) -> dict[str, Any]:
+def ablated_job(name: str, options: Options, progress: Report) -> dict[str, Any]:
     """The gain of each question."""
     return compared.ablation_of(JOBS[name], budget_s=options.budget_s, progress=progress)
 
 
-def regret_of_space(name: str, options: Asked, progress: Told) -> dict[str, Any]:
+def regret_of_space(name: str, options: Options, progress: Report) -> dict[str, Any]:
     """Regret in an exhaustively listed space, with a budget of candidates."""
     space = next(space for space in spaces() if space.name == name)
     return regret.regret_of(
@@ -106,25 +106,25 @@ class Part:
     """
 
     key: str
-    row_of: Callable[[str, Asked, Told], dict[str, Any]]
+    row_of: Callable[[str, Options, Report], dict[str, Any]]
 
-    def __call__(self, options: Asked, progress: Told) -> dict[str, Any]:
+    def __call__(self, options: Options, progress: Report) -> dict[str, Any]:
         """The rows of all named jobs or spaces, made by several processes."""
         if options.processes == 1:
             return {self.key: {name: self.row_of(name, options, progress) for name in options.names}}
         with ProcessPoolExecutor(options.processes, get_context("spawn"), max_tasks_per_child=1) as pool:
-            waited = {name: pool.submit(self.row_of, name, options, told) for name in options.names}
+            waited = {name: pool.submit(self.row_of, name, options, report) for name in options.names}
             return {self.key: {name: future.result() for name, future in waited.items()}}
 
 
-def of_speed(options: Asked, progress: Told) -> dict[str, Any]:
+def of_speed(options: Options, progress: Report) -> dict[str, Any]:
     """The speeds, in candidates a second."""
     progress("speeds")
     return speeds.speeds(seed=options.seed)
 
 
 WHOLE = "speed"  # the part that has no rows
-PARTS: Mapping[str, Callable[[Asked, Told], dict[str, Any]]] = {
+PARTS: Mapping[str, Callable[[Options, Report], dict[str, Any]]] = {
     "jobs": Part("jobs", compared_job),
     "longer": Part("longer", longer_job),
     "aware": Part("aware", aware_job),
@@ -135,7 +135,7 @@ PARTS: Mapping[str, Callable[[Asked, Told], dict[str, Any]]] = {
 
 
 def gathered(
-    parts: Sequence[str], options: Asked, before: Mapping[str, Any], progress: Told
+    parts: Sequence[str], options: Options, before: Mapping[str, Any], progress: Report
 ) -> dict[str, Any]:
     """The record of some parts and jobs, merged with an earlier record of the same budget and seed.
 
@@ -145,7 +145,7 @@ def gathered(
     settings = {"budget_s": options.budget_s, "seed": options.seed}
     if before and {key: before[key] for key in settings} != settings:
         raise ValueError(
-            f"the record holds budget {before['budget_s']:g} s and seed {before['seed']}, asked for are "
+            f"the record holds budget {before['budget_s']:g} s and seed {before['seed']}, want "
             f"{options.budget_s:g} s and {options.seed}; nearest: another --out"
         )
     record: dict[str, Any] = {
@@ -174,7 +174,7 @@ def current(record: Mapping[str, Any]) -> dict[str, Any]:
     return summarised | summed(summarised)
 
 
-def rows(part: str, options: Asked, record: Mapping[str, Any]) -> Iterator[Asked]:
+def rows(part: str, options: Options, record: Mapping[str, Any]) -> Iterator[Options]:
     """Yield the rows of a part that are run together: as many as processes, without those in the record.
 
     A row counts as present if the same commit made it, without uncommitted changes.
@@ -183,9 +183,9 @@ def rows(part: str, options: Asked, record: Mapping[str, Any]) -> Iterator[Asked
     names = listed if part == "regret" else options.names
     if part == WHOLE:
         names = [WHOLE]
-    here, made_by = commit(), record.get("made", {}).get(part, {})
+    here, computed_by = commit(), record.get("made", {}).get(part, {})
     if here is not None and not here.endswith("-dirty"):
-        names = [name for name in names if made_by.get(name, {}).get("commit") != here]
+        names = [name for name in names if computed_by.get(name, {}).get("commit") != here]
     for first in range(0, len(names), options.processes):
         yield replace(options, names=names[first : first + options.processes])
 
@@ -245,7 +245,7 @@ def main() -> int:
     parser = command_line(__doc__)
     parser.add_argument("--job", choices=JOBS, action="append", help="only this one; repeatable")
     listed = [space.name for space in spaces()]
-    parser.add_argument("--space", choices=listed, action="append", help="of regret, likewise")
+    parser.add_argument("--space", choices=listed, action="append", help="of regret, as --job")
     parser.add_argument("--part", choices=PARTS, action="append", help="only this one; repeatable")
     parser.add_argument(
         "--budget",
@@ -258,7 +258,7 @@ def main() -> int:
     parser.add_argument(
         "--out",
         type=Path,
-        help="JSON file to write; it is kept row by row, and rows of this commit are not made anew; default: "
+        help="JSON file to write, row by row; rows of this commit are not computed again; default: "
         "one of this budget and seed in out/search",
     )
     arguments = parser.parse_args()
@@ -269,7 +269,7 @@ def main() -> int:
     out: Path = arguments.out or OUT / f"joint-{arguments.budget:g}s-seed-{arguments.seed}.json"
     check_writable(out)
 
-    options = Asked(
+    options = Options(
         names=arguments.job or tuple(JOBS),
         spaces=arguments.space or (),
         budget_s=arguments.budget,
@@ -278,15 +278,15 @@ def main() -> int:
     )
     before = json.loads(out.read_text()) if out.exists() else {}
     try:
-        record = gathered((), options, before, told)
+        record = gathered((), options, before, report)
         for part in arguments.part or PARTS:
             for some in rows(part, options, record):
-                record = gathered((part,), some, record, told)
+                record = gathered((part,), some, record, report)
                 write_text(json.dumps(record, indent=1) + "\n", out)
     except ValueError as error:
         parser.error(str(error))
     print("\n".join(lines(record)))
-    told(f"kept in {out}")
+    report(f"kept in {out}")
     return finish(record, as_json=arguments.json, holds=holds(record))
 
 

@@ -18,7 +18,7 @@ def judge_of(
     job: Job,
     cost: CostModel,
     objective: Objective,
-    said: ObjectiveOptions,
+    options: ObjectiveOptions,
     batches: Sequence[Sequence[Sample]],
     *,
     seed: int = 0,
@@ -33,4 +33,4 @@ def judge_of(
     if objective is Objective.ITERATION and not batches:
         return IterationJudge(cost)
     executors = replace(executors_of(cost), clock=time.process_time)
-    return judge_for(objective, said, job, cost, batches=batches, seed=seed, executors=executors)
+    return judge_for(objective, options, job, cost, batches=batches, seed=seed, executors=executors)

@@ -12,7 +12,7 @@ from workbench.plan.lru_cache import LruCache
 from workbench.plan.plan import KeyExchange, ModuleSettings, Plan, Settings
 from workbench.planner.assembly import disjoint_stages
 from workbench.planner.block_cuts import Cuts
-from workbench.planner.groupings import Group, dealt
+from workbench.planner.groupings import Group, round_robin
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
 from workbench.search.joint.choice import Choice, TokenRule, build
 from workbench.search.joint.evaluate import plan_of
@@ -63,7 +63,7 @@ class ListedSpace:
             if replicas * sum(tp * cp * pp for tp, cp, pp in shapes.values()) > self.job.cluster.num_ranks:
                 continue
             counts = dict.fromkeys(shapes, replicas)
-            grouped = [dealt(self.job, each, counts) for each in groupings if len(each) % replicas == 0]
+            grouped = [round_robin(self.job, each, counts) for each in groupings if len(each) % replicas == 0]
             for schedule in self.schedules:
                 shaped_job = _with_shapes(self.job, shapes, replicas, schedule)
                 cut = [disjoint_stages(shaped_job, cuts) for cuts in self._cuts(shapes)]

@@ -1,12 +1,12 @@
-"""The joint search in spaces that are listed whole: how far from the optimum it stays.
+"""The joint search in spaces that are listed in full: its distance from the optimum.
 
 Setup:   seven jobs of a vision or audio encoder, or both, and a language model, on one or two nodes of seven
          kinds of device, four drawn samples of unequal sizes; see `spaces`. Each space combines shapes of
          modules and cuts next to even ones, three schedules, every order of samples in microbatches, and all
          rules by which context-parallel ranks own tokens and ways in which keys travel. Every plan is built,
-         checked for soundness, deadlock and memory, and timed by the sweep: a bound passes over none.
-Ours:    the joint search with a judge that knows the listed plans alone, and so many candidates with a
-         value, in CPU seconds of one process; it starts from four plans that are drawn, since strategies'
+         checked for soundness, deadlock and memory, and timed by the sweep: no bound skips any.
+Ours:    the joint search with a judge that has a value only for the listed plans, and so many candidates with
+         a value, in CPU seconds of one process; it starts from four plans that are drawn, since strategies'
          plans lie outside.
 """
 
@@ -33,7 +33,7 @@ from workbench.search.joint.terms import Scope, Stop
 CANDIDATES = 1000
 LIMIT_S = 600.0
 STARTS = 4
-TOLD = 1000  # choices between two reports
+REPORT_EVERY = 1000  # choices between two reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ def listed(space: ListedSpace, progress: Callable[[int], None] = lambda done: No
     values: dict[str, float | None] = {}
     answers: dict[str, set[str]] = {}
     choices = space.choices()
-    for number, some in enumerate(iter(lambda: tuple(islice(choices, TOLD)), ())):
-        progress(number * TOLD)
+    for number, some in enumerate(iter(lambda: tuple(islice(choices, REPORT_EVERY)), ())):
+        progress(number * REPORT_EVERY)
         with collector_paused():
             _list(space, some, values, answers)
         gc.collect()  # what was derived of plans that are gone

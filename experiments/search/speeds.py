@@ -1,4 +1,4 @@
-"""How fast the joint search goes through candidates: on 24, 1,296 and 10,008 GPUs.
+"""Candidates per second of the joint search: on 24, 1,296 and 10,008 GPUs.
 
 Setup:   the cases of `bench.speed_cases` as jobs, with their layouts; the third has the replicas of the
          second until it takes 10,000 GPUs. The start is one strategy's plan, so that candidates are timed.
@@ -47,14 +47,14 @@ def rate_of(case: Case, candidates: int, *, seed: int) -> dict[str, Any]:
     """Candidates a second of one case, and the search's result."""
     samples_seen: list[tuple[float, int]] = []
 
-    def told(state: State) -> None:
+    def report(state: State) -> None:
         samples_seen.append((time.process_time(), state.candidates))
 
     job = job_of(case)
     cost = CostModel(load_profile(PROFILE))
     scope = Scope(seed=seed, planners={START: PLANNERS[START]})
     stop = Stop(candidates=candidates, seconds=LIMIT_S, clock=time.process_time)
-    result = joint_search(job, cost, IterationJudge(cost), stop=stop, scope=scope, progress=told)
+    result = joint_search(job, cost, IterationJudge(cost), stop=stop, scope=scope, progress=report)
     (first_s, _), (last_s, counted) = samples_seen[0], samples_seen[-1]
     return _record(result) | {"candidates_per_s": counted / max(last_s - first_s, 1e-9)}
 

@@ -1,4 +1,4 @@
-"""Long runs: memory, descriptors and threads of every process, sampled, and how fast each grows.
+"""Long runs: memory, descriptors and threads of every process, sampled, and the growth of each.
 
 Setup:   2,000 steps of a small model as a run with saves and as elastic training, and 20,000 requests of the
          preprocessing service; each load in a process of its own, its ranks, nodes and producers sampled by
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "device": f"{platform.machine()} CPU, {os.cpu_count()} cores",
         "per": PER,
         "seconds": seconds,
-        **judged(series),
+        **growths(series),
     }
     write_text(json.dumps(record, indent=1) + "\n", arguments_given.out / "soak.json")
     paths = save(drawing(series), arguments_given.out, "soak")
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if not record["leaks"] else 1
 
 
-def judged(series: dict[str, Series]) -> dict[str, Any]:
+def growths(series: dict[str, Series]) -> dict[str, Any]:
     """Growth of every measure of every process and load, and the names of those that leak."""
     rows = {
         f"{load}/{process}/{measure}": growth(load_series.done, load_series.values(process, measure))
@@ -88,8 +88,8 @@ def _is_copied(name: str, growing: Sequence[str]) -> bool:
     return measure == "uss_bytes" and f"{process}/rss_bytes" not in growing
 
 
-def _record(growth_found: Growth) -> dict[str, Any]:
-    return asdict(growth_found) | {"is_flat": growth_found.is_flat}
+def _record(growth_of_series: Growth) -> dict[str, Any]:
+    return asdict(growth_of_series) | {"is_flat": growth_of_series.is_flat}
 
 
 def lines(record: dict[str, Any]) -> list[str]:

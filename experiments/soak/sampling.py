@@ -11,7 +11,7 @@ PRIVATE = ("Private_Clean:", "Private_Dirty:")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class Resources:
     """Resources of a process: resident bytes, private ones of these, open descriptors, threads."""
 
     rss_bytes: int
@@ -20,17 +20,17 @@ class Held:
     threads: int
 
 
-MEASURES = tuple(Held.__dataclass_fields__)
+MEASURES = tuple(Resources.__dataclass_fields__)
 
 
-def held(pid: int) -> Held:
+def resources_of(pid: int) -> Resources:
     """The resources of a process at this moment; OSError where it does not exist."""
     folder = PROC / str(pid)
     kib: dict[str, int] = {}
     for line in (folder / "smaps_rollup").read_text().splitlines()[1:]:
         name, value, *_ = line.split()
         kib[name] = int(value)
-    return Held(
+    return Resources(
         rss_bytes=KIB * kib["Rss:"],
         uss_bytes=KIB * sum(kib[name] for name in PRIVATE),
         descriptors=sum(1 for _ in (folder / "fd").iterdir()),
@@ -43,12 +43,12 @@ class Series:
     """Samples of named processes over steps or requests."""
 
     done: list[int] = field(default_factory=list)
-    by_process: dict[str, list[Held]] = field(default_factory=dict)
+    by_process: dict[str, list[Resources]] = field(default_factory=dict)
 
     def sample(self, done: int, processes: Mapping[str, int]) -> None:
         """Sample all processes; where one has just ended, the sample is dropped for all."""
         with suppress(OSError):
-            now = {name: held(pid) for name, pid in processes.items()}
+            now = {name: resources_of(pid) for name, pid in processes.items()}
             self.done.append(done)
             for name, resources in now.items():
                 self.by_process.setdefault(name, []).append(resources)

@@ -85,7 +85,7 @@ def microbatch_data(
     """
     module = plan.model.module(stage.module)
     if (1 if context is None else context.size) != stage.cp:
-        raise ValueError(f"stage {stage.id} wants a context group of {stage.cp} ranks, got {context}")
+        raise ValueError(f"stage {stage.id}: want a context group of {stage.cp} ranks, got {context}")
     if module.modality == TEXT:
         data = _llm_data(plan, stage, microbatch, source)
     else:
@@ -248,8 +248,8 @@ def _check_served(plan: Plan, samples: list[Sample], edges: tuple[Edge, ...]) ->
         for segment in sample.segments:
             if segment.modality not in served:
                 raise ValueError(
-                    f"sample {sample.id}: no module brings {segment.modality!r} to the LLM or makes it; "
-                    f"it has {', '.join(sorted(served))}"
+                    f"sample {sample.id}: no module encodes {segment.modality!r} for the LLM or makes it; "
+                    f"the plan has {', '.join(sorted(served))}"
                 )
 
 

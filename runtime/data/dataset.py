@@ -103,7 +103,7 @@ def with_data(job: Job, folder: Path) -> Job:
     masks = {sample.mask for sample in job.batch} - {CAUSAL}
     if masks:
         raise ValueError(
-            f"data folder {folder}: its {INDEX} says the masks; leave mask {min(masks)!r:.60} out of job "
+            f"data folder {folder}: its {INDEX} sets the masks; remove mask {min(masks)!r:.60} from job "
             f"{job.name!r}"
         )
     samples = samples_of(folder, job.model)

@@ -53,7 +53,7 @@ def read_records(folder: Path) -> tuple[Record, ...]:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ValueError(f"{path} line {number}: not an example: {error}") from None
         if record.id in ids:
-            raise ValueError(f"{path} line {number}: id {record.id} is there twice")
+            raise ValueError(f"{path} line {number}: id {record.id} occurs twice")
         ids.add(record.id)
         records.append(record)
     if not records:
@@ -63,7 +63,7 @@ def read_records(folder: Path) -> tuple[Record, ...]:
 
 def _record(data: dict[str, Any]) -> Record:
     if data.keys() - {"mask"} != {"id", "segments"} or not isinstance(data["id"], int):
-        raise ValueError("want the keys id (a whole number), segments and, at will, mask")
+        raise ValueError("want the keys id (a whole number), segments and optionally mask")
     if isinstance(data["id"], bool) or abs(data["id"]) > MOST_ID:
         raise ValueError(f"want an id of at most {MOST_ID}, got {data['id']!r:.60}")
     mask = data.get("mask", CAUSAL)

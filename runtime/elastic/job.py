@@ -104,7 +104,7 @@ class ElasticJob:
         self._check_sharding()
         if self.optimizer.clip_norm is not None:
             raise ValueError(
-                "clipping sums a norm after the step was agreed on, so a death there would leave it "
+                "clipping sums a norm after the step was agreed on, so a failure there would leave it "
                 f"half done: want clip_norm None, got {self.optimizer.clip_norm}"
             )
         if len(self.chain.owners) != self.templates.templates[0].num_layers:

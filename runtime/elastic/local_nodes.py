@@ -94,8 +94,8 @@ def _check_job(job: Job) -> None:
             )
     if job.settings.modules:
         raise ValueError(
-            f"{where}: recompute, instances, key_exchange and sequence_parallel are not done in elastic "
-            f"training, --sharding is of all modules; {job.settings.modules[0].module!r} sets one"
+            f"{where}: recompute, instances, key_exchange and sequence_parallel are not supported in elastic "
+            f"training, --sharding applies to all modules; {job.settings.modules[0].module!r} sets one"
         )
     wide = job.settings.optimizer_precision
     if wide not in (None, job.settings.precision):
@@ -104,7 +104,7 @@ def _check_job(job: Job) -> None:
         raise ValueError(f"{where}: want schedule 1f1b, got {job.schedule.kind}")
     if job.replicas != 1:
         raise ValueError(
-            f"{where}: templates say how many pipelines there are; want replicas 1, got {job.replicas}"
+            f"{where}: templates set the number of pipelines; want replicas 1, got {job.replicas}"
         )
 
 
@@ -123,7 +123,7 @@ def parsed_trace(
     if event:
         raise ValueError("elastic: --trace and --event exclude each other")
     if step_s is None:
-        raise ValueError("elastic: --trace wants --step-s, the seconds of it that a step stands for")
+        raise ValueError("elastic: --trace needs --step-s, its seconds per step")
     availability = parse_trace(trace.name, read_bounded(trace))
     if not availability.events:
         raise ValueError(f"{trace}: no node ever joins; those of its first instant are there at the start")
@@ -167,14 +167,15 @@ def events_of(
             happens.trace, happens.step_s, happens.notice_s, first=first, steps=steps
         )
         if num_late:
-            warn(f"{happens.trace.name}: {num_late} events come after {steps} steps, and do not happen")
+            warn(f"{happens.trace.name}: {num_late} events come after {steps} steps, and are ignored")
     if len(events.start) > num_nodes:
         raise ValueError(
-            f"elastic: {len(events.start)} nodes are there at the start, "
+            f"elastic: {len(events.start)} nodes are present at the start, "
             f"templates are planned for {num_nodes}: want --nodes {len(events.start)}"
         )
     if events.most_nodes > num_nodes:
         warn(
-            f"up to {events.most_nodes} nodes are there; those beyond {num_nodes} wait for room, see --nodes"
+            f"up to {events.most_nodes} nodes are present; those beyond {num_nodes} wait for room, "
+            "see --nodes"
         )
     return events

@@ -118,7 +118,7 @@ class MemberProcess:
 
     def _begin(self, order: Begin) -> None:
         if self._held and self._step != order.step:
-            raise ValueError(f"held state has seen {self._step} steps, the others' {order.step}")
+            raise ValueError(f"this rank's state is of step {self._step}, the others' of step {order.step}")
         self._moment.value = Moment.GROUPS
         self._leave()
         start_s = time.perf_counter()

@@ -142,7 +142,7 @@ def carry_out(
     for move in moves:
         if move.source_rank == rank:
             if move.owner not in held:
-                raise ValueError(f"rank {rank} does not hold layer {move.owner} that it is to give")
+                raise ValueError(f"rank {rank} does not have layer {move.owner}, which it must send")
             if move.owner not in giving:
                 giving[move.owner] = torch.cat(
                     [tensor.detach().reshape(-1) for tensor in _tensors(held[move.owner])]

@@ -158,7 +158,7 @@ def _check_model(job: ElasticJob, folder: Path, model: str, owners: list[Any], n
     if num_parts != _num_parts(job):
         raise ValueError(
             f"{folder} holds weights in {num_parts} parts, the job keeps them in {_num_parts(job)}: "
-            f"want stages of {num_parts} ranks that share them out, or none that do if that is 1"
+            f"want stages whose {num_parts} ranks shard them, or no sharding if that is 1"
         )
 
 
@@ -174,7 +174,7 @@ def _check_parts(folder: Path, stamp: dict[str, Any]) -> None:
         raise old_format(folder)
     sums = stamp.get("manifests")
     if not isinstance(sums, dict) or sums.keys() != folders:
-        raise TornError(f"{folder / STAMP} is of other folders than are there")
+        raise TornError(f"{folder / STAMP} lists other folders than there are")
     for name, sha256 in sums.items():
         if manifest_sha256(folder / name) != sha256:
             raise TornError(f"{folder / name} is not what was written")

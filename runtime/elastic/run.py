@@ -131,7 +131,7 @@ def latest_progress(job: ElasticJob, folder: Path, warn: Callable[[str], None]) 
             torn.append(str(error))
             continue
         for reason in torn:
-            warn(f"{reason}; passed over, going on from {save.name} with step {progress.step + 1}")
+            warn(f"{reason}; skipped, resuming from {save.name} with step {progress.step + 1}")
         return progress
     raise TornError("; ".join(torn))
 
@@ -180,7 +180,7 @@ def run_elastic(
                 if saving is not None and saving.every and training.step % saving.every == 0:
                     unsaved = log.save(training)
                     if unsaved is not None:
-                        warn(f"after {training.step} steps {unsaved}; training goes on")
+                        warn(f"after {training.step} steps {unsaved}; training continues")
         except (CannotContinueError, ElasticFailed) as error:
             refusal = str(error)
         unsaved = log.save(training) if training.steps else None

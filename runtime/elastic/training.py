@@ -113,7 +113,7 @@ class ElasticTraining:
         for node in nodes:
             if node not in present:
                 raise ValueError(
-                    f"node {node!r} was warned but is not at work; there are {', '.join(present)}"
+                    f"node {node!r} was warned but is not training; nodes are {', '.join(present)}"
                 )
         self._warned += [node for node in nodes if node not in self._warned]
 

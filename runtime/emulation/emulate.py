@@ -135,7 +135,7 @@ def emulate(
         )
     if settings.collect is Collect.MEMORY and len(lowered.plan.ranks) > 1:
         raise ValueError(
-            f"emulated ranks share this process's memory: it is watched of plans of one rank, "
+            f"emulated ranks share this process's memory: it is measured for plans of one rank, "
             f"got {len(lowered.plan.ranks)}"
         )
     order = legal_order(lowered)

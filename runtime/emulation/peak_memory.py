@@ -50,7 +50,9 @@ def peak_memory(
         ValueError: a plan of several ranks, and what `emulate` refuses.
     """
     if len(lowered.plan.ranks) != 1:
-        raise ValueError(f"peak memory is measured of plans of one rank, got {len(lowered.plan.ranks)} ranks")
+        raise ValueError(
+            f"peak memory is measured for plans of one rank, got {len(lowered.plan.ranks)} ranks"
+        )
     (rank,) = lowered.plan.ranks
     watched = replace(settings, steps=1, warmup=WARMUP, repetitions=1, collect=Collect.MEMORY, export=None)
     emulation = emulate(lowered, watched, device=device, source=source, drawn=drawn)

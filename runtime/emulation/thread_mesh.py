@@ -47,7 +47,7 @@ class Rendezvous:
 
     def describe(self) -> str:
         missing = [rank for rank in self.ranks if rank not in self.parts]
-        return f"{self.kind} of ranks {list(self.ranks)}, where ranks {missing} have not come"
+        return f"{self.kind} of ranks {list(self.ranks)}, which ranks {missing} have not reached"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ class Mailbox:
         rendezvous = self._rendezvous.setdefault(key, Rendezvous(kind, ranks, combine))
         if rendezvous.kind != kind:
             there = sorted(rendezvous.parts)
-            raise RankError(f"rank {rank} comes to {kind}, but ranks {there} are at {rendezvous.kind}")
+            raise RankError(f"rank {rank} reached {kind}, but ranks {there} are at {rendezvous.kind}")
         rendezvous.parts[rank] = part
         if len(rendezvous.parts) == len(ranks):
             with self.turns.aside(self.turns.runners[rank]):

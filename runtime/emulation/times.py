@@ -157,7 +157,7 @@ def _meetings(works: Mapping[int, OwnWork]) -> Iterator[dict[int, CollectiveSpan
             waiting.extend(met)
     if any(done[rank] < len(work.exchanges) for rank, work in works.items()):
         counts = sorted({len(work.exchanges) for work in works.values()})
-        raise ValueError(f"ranks {list(works)} came to different numbers of collectives: {counts}")
+        raise ValueError(f"ranks {list(works)} reached different numbers of collectives: {counts}")
 
 
 def _moment_s(delays_s: Sequence[tuple[float, float]], own_s: float) -> float:

@@ -104,7 +104,7 @@ class Turns:
             able = [rank for rank in missing if self.runners[rank].can_go_on]
             if not able:
                 stuck = "; ".join(_describe(self.runners[rank]) for rank in missing)
-                raise RankError(f"nobody can go on: {stuck}")
+                raise RankError(f"no rank can continue: {stuck}")
             for rank in able:
                 self.give(rank)
 

@@ -118,7 +118,9 @@ def prepare(
     merge = merge_special_tokens(token_ids) if before_llm is None else before_llm
     merged = called(merge, "before the LLM", outputs, {IDS: list(texts)})
     if len(merged[IDS]) != len(texts):
-        raise ValueError(f"the callback before the LLM made {len(merged[IDS])} samples of {len(texts)}")
+        raise ValueError(
+            f"the callback before the LLM must return {len(texts)} samples, got {len(merged[IDS])}"
+        )
     samples, kept = [], {}
     for index, ids_T in enumerate(merged[IDS]):
         sample_sizes = {name: sizes[name][index] for name in encoders}

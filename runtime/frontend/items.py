@@ -28,8 +28,8 @@ def reader_of(model: PreTrainedModel, adapter: Adapter) -> EncoderAdapter:
     if isinstance(adapter, EncoderAdapter):
         return adapter
     raise ValueError(
-        f"module {adapter.module.name!r}: no rule says what items {type(model).__name__} reads; a job file "
-        "can plan and run it"
+        f"module {adapter.module.name!r}: there is no rule for the items of {type(model).__name__}; "
+        "a job file can plan and run it"
     )
 
 
@@ -99,7 +99,7 @@ def _crop(image_CYX: Tensor, size: tuple[int, ...], name: str) -> Tensor:
     height, width = (int(side) for side in size)
     if not (0 < height <= image_CYX.shape[1] and 0 < width <= image_CYX.shape[2]):
         raise ValueError(
-            f"encoder {name!r}: {SIZES} says {height} x {width} of an image of {tuple(image_CYX.shape)}"
+            f"encoder {name!r}: {SIZES} has {height} x {width} for an image of {tuple(image_CYX.shape)}"
         )
     return image_CYX[:, :height, :width]
 
@@ -159,8 +159,7 @@ def num_images(tokens: Sequence[int], places: Sequence[int | None], name: str) -
     tokens_of_sample = [count for count in places if count is not None]
     if len(tokens_of_sample) != len(places):
         raise ValueError(
-            f"encoder {name!r}: no token says which sample an image is of; give {GRIDS} and {PIXELS} "
-            "per sample"
+            f"encoder {name!r}: no token assigns images to samples; give {GRIDS} and {PIXELS} per sample"
         )
     if sum(tokens_of_sample) == len(tokens):
         return tokens_of_sample

@@ -91,7 +91,7 @@ class ModalityModule(nn.Module):
         if self.tiles and (self.kind is None or self.around != AroundProjector()):
             raise ValueError("tiles are put together by a projector, around which there are no callbacks")
         if self.kind == Projector.MERGER and postprocess_module_callback is not None:
-            raise ValueError("projector 'merger' is part of its model: nothing stands between the two")
+            raise ValueError("projector 'merger' is part of its model: there is nothing between the two")
         if self.trainable is not Trainable.ALL:
             model.requires_grad_(requires_grad=False)
         if self.trainable is Trainable.PROJECTOR and self.kind == Projector.MERGER:

@@ -333,9 +333,9 @@ def _checked_ranks(model: MultimodalModule, spec: MultimodalSpec) -> int:
 def _difference(plan: Plan, job: Job) -> str | None:
     """Description of how this process's job differs from the plan's; None where it does not."""
     if plan.batch != job.batch:
-        return "its batch is not the first process's: every process is given the whole batch"
+        return "its batch differs from the first process's: give every process the whole batch"
     if plan.model != job.model:
-        return "its model, or what of it is trained, is not the first process's"
+        return "its model, or its trained part, differs from the first process's"
     return None
 
 

@@ -71,7 +71,7 @@ class LocalRanks(Runner):
         build.check_pickles()
         pool = self._given or self._own
         if pool is None:
-            raise ValueError("this model was closed; lay it out anew")
+            raise ValueError("this model was closed; lay it out again")
         result = run_lowered(lowered, settings, source=source, build=build, pool=pool)
         return Ran(losses=result.losses, states=result.states, trace=result.traces[-1])
 

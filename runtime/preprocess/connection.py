@@ -74,7 +74,7 @@ class Connection:
         try:
             message = Message(parse_answer(first.buffer), tuple(frame.buffer for frame in rest))
         except ValueError as error:
-            raise ValueError(f"server {self.address} says what is no message: {plain(str(error))}") from None
+            raise ValueError(f"server {self.address} sent an invalid message: {plain(str(error))}") from None
         reason = plain(str(message.header.get("reason", "")))
         if message.kind == "fatal":
             raise ValueError(f"server {self.address} has given up: {reason}")

@@ -68,7 +68,7 @@ def write_keys(folder: Path) -> tuple[Path, ...]:
     contents |= {folder / f"{role}.json": asdict(keys) for role, keys in clients.items()}
     for path in contents:
         if path.exists():
-            raise ValueError(f"keys {path}: there already; give another folder")
+            raise ValueError(f"keys {path}: exists already; give another folder")
     for path, content in contents.items():
         path.touch(mode=PRIVATE, exist_ok=False)
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

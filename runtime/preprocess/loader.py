@@ -135,7 +135,7 @@ class ServedLoader:
                 break
             if now_s >= end_s:
                 raise ValueError(
-                    f"batch {position} of server {self._subscription.address}: not there within "
+                    f"batch {position} of server {self._subscription.address}: did not arrive within "
                     f"{self._subscription.timeout_s:g} s"
                 )
             self._take(self._connection.receive(min(ASK_AGAIN_S, end_s - now_s)))

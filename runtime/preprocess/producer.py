@@ -42,7 +42,9 @@ def produce(
             error.
     """
     if not folder.is_dir():
-        raise ValueError(f"data folder {folder}: not there; want where this host sees the server's")
+        raise ValueError(
+            f"data folder {folder}: does not exist; want the path of the server's folder on this host"
+        )
     if not 0 < silence_s <= S_PER_DAY:
         raise ValueError(f"silence must be > 0 s and at most a day, got {silence_s}")
     keep_freed_memory()

@@ -162,7 +162,7 @@ class Server:
         """Receive messages, process all short and some long ones, then send tasks and batches."""
         for letter in self._doorway.received(0.0 if len(self._inbox) else POLL_S):
             if not self._inbox.add(letter):
-                self._refuse(letter.peer, "too many messages, or bytes, wait to be heard")
+                self._refuse(letter.peer, "too many messages, or bytes, are queued")
         now_s = time.monotonic()
         for letter in self._inbox.short():
             self._hear(letter.peer, letter.role, letter.frames)

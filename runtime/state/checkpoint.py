@@ -73,7 +73,7 @@ class Checkpoints:
         """A warning about newer but torn checkpoints; None without any."""
         if self.start is None or not self.start.torn:
             return None
-        return f"{'; '.join(self.start.torn)}; going on from {self.start.folder}"
+        return f"{'; '.join(self.start.torn)}; resuming from {self.start.folder}"
 
     def check(self, repetitions: int, num_steps: int) -> None:
         """Raise ValueError where a run of that many steps cannot be saved, or is already complete."""

@@ -159,7 +159,7 @@ def _checked(folder: Path, identity: Identity) -> Whole:
             raise TornError(f"{part / MANIFEST} is not what was written")
         check_tensors(part)
     if type(step) is not int or step < 1:
-        raise TornError(f"it says step {step!r:.60}")
+        raise TornError(f"its step is {step!r:.60}")
     return Whole(folder=folder, step=step)
 
 

@@ -57,7 +57,7 @@ def import_old(old: Path, new: Path) -> tuple[Path, ...]:
         ValueError: nothing of the previous format, or a torn save; `new` is not empty.
     """
     if new.exists() and (not new.is_dir() or any(new.iterdir())):
-        raise ValueError(f"{new} holds something; want a new folder")
+        raise ValueError(f"{new} is not empty; want a new folder")
     if (old / OLD_PROGRESS).is_file():
         return (_import_progress(old, new),)
     steps = [folder for folder in finished(old) if list(folder.glob(f"rank-*/{OLD_TENSORS}/{OLD_METADATA}"))]

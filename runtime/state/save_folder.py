@@ -115,7 +115,7 @@ def _reason(folder: Path, writer: Owner | str | None) -> str | None:
             return f"{folder} is being written to by {writer}; want another folder"
         case Life.UNKNOWN:
             return (
-                f"{folder} belongs to {writer}, which cannot be asked from here; "
+                f"{folder} belongs to {writer}, which cannot be checked from here; "
                 f"if it has ended, remove {folder / LOCK}"
             )
         case Life.ENDED:

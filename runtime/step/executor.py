@@ -119,7 +119,7 @@ class Executor:
             if action.kind in ROUND and action.stage not in self._sharded:
                 raise ValueError(f"rank {self.rank}: {action} is of a stage whose weights are not sharded")
             if action.kind is Pass.ONLOAD and away not in self.program[: self.program.index(action)]:
-                raise ValueError(f"rank {self.rank}: {action} brings back a stage that has not left")
+                raise ValueError(f"rank {self.rank}: {action} onloads a stage that is not offloaded")
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:

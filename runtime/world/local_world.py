@@ -123,7 +123,7 @@ def _tcp_store(environment: Mapping[str, str], where: str, rank: int, wait_s: fl
             multi_tenant=True,
         )
     except dist.DistError as error:
-        doing = "cannot listen" if listens else f"nobody answers within {wait_s:g} s"
+        doing = "cannot listen" if listens else f"no answer within {wait_s:g} s"
         raise RankError(
             f"{doing} at {where}, where all ranks meet: {first_line(error)}", peers=(0,)
         ) from error
@@ -148,7 +148,7 @@ def _meet(store: Store, where: str, *, rank: int, size: int, wait_s: float) -> N
         if absent:
             named = ", ".join(map(str, absent[:NUM_NAMED])) + ", ..." * (len(absent) > NUM_NAMED)
             raise RankError(
-                f"{len(absent)} of {size} ranks have not come to {where} within {wait_s:g} s: {named}",
+                f"{len(absent)} of {size} ranks have not reached {where} within {wait_s:g} s: {named}",
                 peers=tuple(absent),
             ) from error
 

@@ -151,7 +151,7 @@ def _arrangement(plan: Plan, job: Job, cost: CostModel) -> tuple[Change, ...]:
     try:
         standard = planned(job, cost)
     except ValueError as error:
-        raise ValueError(f"the places and degrees of strategy {plan.strategy}: {error}") from None
+        raise ValueError(f"the ranks and degrees of strategy {plan.strategy}: {error}") from None
     same = {
         "samples": _grouped(standard) == _grouped(plan),
         "tokens": standard.token_shards == plan.token_shards,
@@ -164,7 +164,7 @@ def _arrangement(plan: Plan, job: Job, cost: CostModel) -> tuple[Change, ...]:
     return (
         Change(
             has=f"{', '.join(parts)} as strategy {plan.strategy} arranges them",
-            gets="samples in the order in which they come, ranks and passes in the system's own order",
+            gets="samples in the batch's order, ranks and passes in the system's own order",
             make=lambda before: before,
         ),
     )

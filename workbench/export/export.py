@@ -39,10 +39,10 @@ def _exact(plan: Plan, prices: Prices) -> Approximation:
 def refusal(plan: Plan, target: Target, part: str, prices: Prices) -> str:
     """The error line: the part that cannot be expressed, and the nearest alternative."""
     alternative = nearest(plan, target.alternatives, target.refuses, prices)
-    reason = f"{target.name} cannot say {part}"
+    reason = f"{target.name} cannot express {part}"
     if alternative is None:
         return (
-            f"{reason}, and no other plan of this model; nearest: --to torchrun, which runs this one, "
+            f"{reason}, nor any other plan of this model; nearest: --to torchrun, which runs this one, "
             f"predicted {prices.step_s(plan) * MS_PER_S:.3f} ms a step"
         )
     words, seconds = alternative

@@ -25,7 +25,7 @@ def without_source(plan: Plan) -> str | None:
     """A module that was not built from a transformers configuration."""
     for module in plan.model.modules:
         if module.source is None:
-            return f"module {module.name!r}, which is made from no transformers configuration"
+            return f"module {module.name!r}, which has no transformers configuration"
     return None
 
 
@@ -71,7 +71,7 @@ def equal_lengths(plan: Plan) -> Sequence[Change]:
         return ()
     return (
         Change(
-            has=f"samples of {lengths[0]} to {lengths[-1]} tokens, each as long as it is",
+            has=f"samples of {lengths[0]} to {lengths[-1]} tokens, each at its own length",
             gets=f"every sample padded to {longest_tokens(plan)} tokens",
             make=padded,
         ),
@@ -104,7 +104,7 @@ def computed_again(plan: Plan, allowed: Collection[BlockModule]) -> Sequence[Cha
         parts = tuple(part for part in settings.computed_again if part in allowed)
         return replace(settings, computed_again=parts)
 
-    return in_settings(f"{', '.join(refused)} of blocks computed again", "their results kept", kept)
+    return in_settings(f"{', '.join(refused)} of blocks recomputed", "their results kept", kept)
 
 
 def sharded_as(plan: Plan, instead: Sharding, *refused: Sharding) -> Sequence[Change]:
@@ -122,12 +122,12 @@ def sharded_as(plan: Plan, instead: Sharding, *refused: Sharding) -> Sequence[Ch
 
 def sharded_alike(plan: Plan) -> Sequence[Change]:
     """For systems with one kind of sharding for all modules: that of the language model."""
-    wanted = plan.settings.of(llm_of(plan).name)
+    of_llm = plan.settings.of(llm_of(plan).name)
     all_settings = [plan.settings.of(module.name) for module in plan.model.modules]
-    if all((each.sharding, each.instances) == (wanted.sharding, wanted.instances) for each in all_settings):
+    if all((each.sharding, each.instances) == (of_llm.sharding, of_llm.instances) for each in all_settings):
         return ()
 
     def alike(settings: ModuleSettings) -> ModuleSettings:
-        return replace(settings, sharding=wanted.sharding, instances=wanted.instances)
+        return replace(settings, sharding=of_llm.sharding, instances=of_llm.instances)
 
-    return in_settings("modules that are sharded differently", f"sharding {wanted.sharding} for all", alike)
+    return in_settings("modules that are sharded differently", f"sharding {of_llm.sharding} for all", alike)

@@ -143,13 +143,13 @@ the program.
 
 def _differences(differences: tuple[Difference, ...]) -> str:
     if not differences:
-        return "Nothing: this folder does what the plan says."
+        return "Nothing: this folder executes the plan exactly."
     lines = ["| the plan has | here instead | predicted cost of a step |", "| --- | --- | --- |"]
     lines += [
         f"| {_cell(difference.has)} | {_cell(difference.gets)} | {_cost(difference)} |"
         for difference in differences
     ]
-    ending = "Each cost is against the line above it; together they lead from one step to the other."
+    ending = "Each cost is relative to the line above it; their sum is the difference between the two steps."
     return "\n".join([*lines, "", ending])
 
 
@@ -159,7 +159,7 @@ def _cell(text: str) -> str:
 
 def _cost(difference: Difference) -> str:
     if difference.seconds is None:
-        return "none: not what a prediction is of"
+        return "not predicted"
     return f"{difference.seconds * MS_PER_S:+.3f} ms"
 
 
@@ -181,7 +181,7 @@ def check_folder(folder: Path) -> None:
     check_writable(folder / MARK)
     if folder.exists() and any(folder.iterdir()) and not _is_ours(folder):
         raise ValueError(
-            f"{folder}: holds files that no export wrote; want a new folder, or one of `workbench export`"
+            f"{folder}: has files that no export wrote; want a new folder, or one of `workbench export`"
         )
 
 

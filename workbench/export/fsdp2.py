@@ -92,7 +92,7 @@ def _whole_blocks(plan: Plan) -> Sequence[Change]:
             return settings
         return replace(settings, computed_again=(), recompute=Recompute.FULL)
 
-    return in_settings("parts of blocks computed again", "whole blocks computed again", whole)
+    return in_settings("parts of blocks recomputed", "whole blocks recomputed", whole)
 
 
 def layout_words(plan: Plan) -> dict[str, object]:

@@ -218,8 +218,8 @@ def _launch(approximation: Approximation) -> Launch:
         return Launch(
             program=PROGRAM,
             environment=environment,
-            container="An image with megatron-core 0.19.2 and what it wants: torch and Transformer Engine, "
-            "as NVIDIA's PyTorch images have it. Without the latter its own layers stand in.",
+            container="An image with megatron-core 0.19.2 and what it requires: torch and Transformer "
+            "Engine, as NVIDIA's PyTorch images have it. Without the latter its own layers stand in.",
         )
     if any(each.sharding in _FSDP for each in approximation.becomes.settings.modules):
         environment["CUDA_DEVICE_MAX_CONNECTIONS"] = ("8", "gathering weights runs beside other work")
@@ -229,7 +229,7 @@ def _launch(approximation: Approximation) -> Launch:
         before=f"source ./{ARGUMENTS}\nsource ./{DATA}\n",
         environment=environment,
         container="A checkout of Megatron-LM at core_v0.19.2, its folder in `MEGATRON_LM`, and what it "
-        "wants: torch, Transformer Engine and Apex, as in NVIDIA's PyTorch images.",
+        "requires: torch, Transformer Engine and Apex, as in NVIDIA's PyTorch images.",
     )
 
 

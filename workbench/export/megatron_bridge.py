@@ -124,7 +124,7 @@ def _launch(approximation: Approximation) -> Launch:
     return Launch(
         program=PROGRAM,
         environment=nccl_environment(),
-        container="An image with Megatron-Bridge 0.6 and what it wants: megatron-core 0.19, torch, "
+        container="An image with Megatron-Bridge 0.6 and what it requires: megatron-core 0.19, torch, "
         "Transformer Engine, as NVIDIA's NeMo images have it. Processors and tokenizer in DATA are yours.",
     )
 

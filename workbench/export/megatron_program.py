@@ -56,8 +56,8 @@ def grid_of(words: dict) -> HyperCommGrid:
 
 def groups_of(grid: HyperCommGrid, is_language: bool) -> ProcessGroupCollection | None:
     """Of this rank, None outside of the module; every rank calls it for every module, in one order."""
-    made = {name: grid.create_pg(name.split("-")) for name in DENSE}
-    made |= {name: grid.create_pg(name.split("-"), view="expert") for name in EXPERT}
+    process_groups = {name: grid.create_pg(name.split("-")) for name in DENSE}
+    process_groups |= {name: grid.create_pg(name.split("-"), view="expert") for name in EXPERT}
     chains = [list(ranks) for ranks in grid.get_rank_enum("pp")]
     ends = [(ranks, dist.new_group(sorted({ranks[0], ranks[-1]}))) for ranks in chains]
     firsts = [(ranks, dist.new_group([ranks[0]])) for ranks in chains]
@@ -67,24 +67,24 @@ def groups_of(grid: HyperCommGrid, is_language: bool) -> ProcessGroupCollection 
     end = next((group for ranks, group in ends if rank in (ranks[0], ranks[-1])), None)
     first = next((group for ranks, group in firsts if rank == ranks[0]), None)
     return ProcessGroupCollection(
-        tp=made["tp"],
-        cp=made["cp"],
-        pp=made["pp"],
-        dp=made["dp"],
-        dp_cp=made["dp-cp"],
-        dp_cp_gtp_remat=made["dp-cp"],
-        intra_dp_cp=made["dp-cp"],
-        tp_cp=made["tp-cp"],
-        tp_dp_cp=made["tp-dp-cp"],
-        mp=made["tp-pp"],
-        intra_dist_opt=made["tp-cp-dp-pp"],
-        ep=made["ep"],
-        expt_tp=made["expt_tp"],
-        expt_dp=made["expt_dp"],
-        expt_dp_gtp_remat=made["expt_dp"],
-        intra_expt_dp=made["expt_dp"],
-        tp_ep=made["expt_tp-ep"],
-        tp_ep_pp=made["expt_tp-ep-pp"],
+        tp=process_groups["tp"],
+        cp=process_groups["cp"],
+        pp=process_groups["pp"],
+        dp=process_groups["dp"],
+        dp_cp=process_groups["dp-cp"],
+        dp_cp_gtp_remat=process_groups["dp-cp"],
+        intra_dp_cp=process_groups["dp-cp"],
+        tp_cp=process_groups["tp-cp"],
+        tp_dp_cp=process_groups["tp-dp-cp"],
+        mp=process_groups["tp-pp"],
+        intra_dist_opt=process_groups["tp-cp-dp-pp"],
+        ep=process_groups["ep"],
+        expt_tp=process_groups["expt_tp"],
+        expt_dp=process_groups["expt_dp"],
+        expt_dp_gtp_remat=process_groups["expt_dp"],
+        intra_expt_dp=process_groups["expt_dp"],
+        tp_ep=process_groups["expt_tp-ep"],
+        tp_ep_pp=process_groups["expt_tp-ep-pp"],
         embd=end if is_language else None,
         pos_embd=first if is_language else None,
     )
@@ -125,19 +125,19 @@ def model_of(grids: dict, groups: dict) -> MimoModel:
 def wrapped(model: MimoModel, groups: dict) -> dict:
     """Modules of this rank, each with the sums of its gradients over its own replicas."""
     ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=IS_SHARDED)
-    found = {}
+    by_name = {}
     for name, own in groups.items():
         if own is None:
             continue
         module = model.language_model if name == LANGUAGE_KEY else model.modality_submodules[name]
         config = module.config if name == LANGUAGE_KEY else module.encoders["tower"].config
-        found[name] = DistributedDataParallel(config, ddp, module, pg_collection=own)
-        found[name].broadcast_params()
+        by_name[name] = DistributedDataParallel(config, ddp, module, pg_collection=own)
+        by_name[name].broadcast_params()
         if name == LANGUAGE_KEY:
-            model.language_model = found[name]
+            model.language_model = by_name[name]
         else:
-            model.modality_submodules[name] = found[name]
-    return found
+            model.modality_submodules[name] = by_name[name]
+    return by_name
 
 
 def finalized(modules: dict, groups: dict):
@@ -159,8 +159,8 @@ def finalized(modules: dict, groups: dict):
 def batches(grids: dict, step: int) -> Iterator[dict]:
     """Random images and text, alike on every rank; put your own here."""
     samples = TRAIN["micro_batch_size"]
-    for place in range(TRAIN["global_batch_size"] // samples):
-        chance = torch.Generator().manual_seed(SEED + step * TRAIN["global_batch_size"] + place)
+    for index in range(TRAIN["global_batch_size"] // samples):
+        chance = torch.Generator().manual_seed(SEED + step * TRAIN["global_batch_size"] + index)
         ids = torch.randint(1, VOCAB - len(ENCODERS), (samples, LENGTH), generator=chance)
         start = 0
         for name, count in TOKENS.items():
@@ -176,8 +176,8 @@ def batches(grids: dict, step: int) -> Iterator[dict]:
             "position_ids": torch.arange(LENGTH).expand(samples, -1),
         }
         own = [name for name, grid in grids.items() if grid.is_current_rank_in_grid()]
-        whose = LANGUAGE_KEY if LANGUAGE_KEY in own else own[0]
-        batch = {key: share(value, grids[whose]) for key, value in language.items()}
+        module = LANGUAGE_KEY if LANGUAGE_KEY in own else own[0]
+        batch = {key: share(value, grids[module]) for key, value in language.items()}
         inputs = {name: {"tower": {"x": share(x, grids[name])}} for name, x in seen.items() if name in own}
         yield batch | {"modality_inputs": inputs}
 
@@ -195,7 +195,7 @@ def share(whole: torch.Tensor, grid: HyperCommGrid) -> torch.Tensor:
 
 
 def loss_of(mask: torch.Tensor, losses: torch.Tensor):
-    """Sum over the tokens that count, their number, and both to be told."""
+    """Sum over the tokens that count, their number, and both for the report."""
     total, count = (losses.float() * mask).sum(), mask.sum().int()
     return total, count, {"loss": torch.stack([total.detach(), count.float()])}
 
@@ -206,7 +206,7 @@ def forward_step(iterator: Iterator[dict], model: MimoModel):
     return output, partial(loss_of, mask)
 
 
-def told(losses: list, groups: dict) -> float | None:
+def reported(losses: list, groups: dict) -> float | None:
     """Mean loss over the tokens of all replicas, on the last stage."""
     own = groups[LANGUAGE_KEY]
     if own is None or own.pp.rank() != own.pp.size() - 1:
@@ -227,9 +227,9 @@ def main() -> None:
     grids = {name: grid_of(words) for name, words in MODULE_PARALLELISMS.items()}
     groups = {name: groups_of(grid, name == LANGUAGE_KEY) for name, grid in grids.items()}
     own = {name: each for name, each in groups.items() if each is not None}
-    place = groups[LANGUAGE_KEY] or next(iter(own.values()))
+    of_rank = groups[LANGUAGE_KEY] or next(iter(own.values()))
     parallel_state._set_global_memory_buffer()
-    model_parallel_cuda_manual_seed(SEED, tp_rank=place.tp.rank(), ep_rank=place.ep.rank(), etp_rank=0)
+    model_parallel_cuda_manual_seed(SEED, tp_rank=of_rank.tp.rank(), ep_rank=of_rank.ep.rank(), etp_rank=0)
     model = model_of(grids, groups)
     modules = wrapped(model, groups)
     model.config.finalize_model_grads_func = finalized(modules, groups)
@@ -270,7 +270,7 @@ def main() -> None:
             forward_only=False,
         )
         optimizer.step()
-        loss = told(losses, groups)
+        loss = reported(losses, groups)
         if loss is not None and own[LANGUAGE_KEY].tp.rank() == own[LANGUAGE_KEY].dp_cp.rank() == 0:
             print(f"step {step} loss {loss:.6f}", flush=True)
     dist.destroy_process_group()

@@ -67,7 +67,7 @@ def _inexpressible_encoder(plan: Plan) -> str | None:
             kind = "no configuration" if source is None else source.architecture
             return f"module {module.name!r} ({kind}): megatron-core's towers are {' and '.join(TOWERS)}"
         if packs_tiles(module):
-            return f"tiles of images that {module.name!r} puts together"
+            return f"tiles of images that {module.name!r} combines"
         if source.projector not in PROJECTORS:
             return f"the projector of {module.name!r}"
         if source.feature_layer is not None and TOWERS[source.architecture] != "clip":  # it ends in no norm

@@ -143,11 +143,11 @@ def vit_layer() -> ModuleSpec:
     return get_vit_layer_with_transformer_engine_spec() if HAS_ENGINE else get_vit_layer_with_local_spec()
 
 
-def gpt_layer(normalization: str, told: dict) -> ModuleSpec:
+def gpt_layer(normalization: str, options: dict) -> ModuleSpec:
     """A block of the language model, likewise."""
     if HAS_ENGINE:
-        return get_gpt_layer_with_transformer_engine_spec(**told)
-    return get_gpt_layer_local_spec(**told, normalization=normalization)
+        return get_gpt_layer_with_transformer_engine_spec(**options)
+    return get_gpt_layer_local_spec(**options, normalization=normalization)
 
 
 def encoder_spec(words: dict) -> ModuleSpec:
@@ -180,12 +180,12 @@ def encoder_spec(words: dict) -> ModuleSpec:
 
 def language_spec() -> ModuleSpec:
     """The language model."""
-    told = {{"num_experts": LANGUAGE.get("num_moe_experts"), "qk_layernorm": LANGUAGE["qk_layernorm"]}}
+    options = {{"num_experts": LANGUAGE.get("num_moe_experts"), "qk_layernorm": LANGUAGE["qk_layernorm"]}}
     return ModuleSpec(
         module=GPTModel,
         params={{
             "config": config_of(LANGUAGE, ACTIVATION),
-            "transformer_layer_spec": gpt_layer(LANGUAGE["normalization"], told),
+            "transformer_layer_spec": gpt_layer(LANGUAGE["normalization"], options),
             "vocab_size": VOCAB,
             **POSITIONS,
         }},

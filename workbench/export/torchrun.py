@@ -30,7 +30,7 @@ def nccl_environment() -> dict[str, tuple[str, str]]:
         "OMP_NUM_THREADS": ("8", "threads of a process on the host"),
         "CUDA_DEVICE_MAX_CONNECTIONS": ("1", "collectives are queued in the order in which they are issued"),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": ("1", "a failed collective ends the process"),
-        "NCCL_DEBUG": ("WARN", "NCCL says what is wrong"),
+        "NCCL_DEBUG": ("WARN", "NCCL prints warnings"),
     }
 
 

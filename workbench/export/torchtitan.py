@@ -57,7 +57,7 @@ def _inexpressible_decoder(plan: Plan) -> str | None:
         "biases": decoder.qkv_bias or decoder.out_bias or decoder.mlp_bias,
         "a sliding window": decoder.window is not None,
         "layer norms": not decoder.is_rms,
-        "positions that are no rotation": not decoder.is_rotary,
+        "positions that are not rotary": not decoder.is_rotary,
         f"an MLP of {decoder.activation}": not decoder.is_gated or decoder.activation != "silu",
         "scaled positions": bool(decoder.rope_scaling) and decoder.rope_scaling.get("rope_type") != "llama3",
         "one table for tokens and head on several stages": decoder.is_tied
@@ -176,7 +176,7 @@ def _launch(approximation: Approximation) -> Launch:
     return Launch(
         program=f"-m torchtitan.train --module {MODULE} --config {CONFIG}",
         environment=nccl_environment() | {"PYTHONPATH": (".", f"where {MODULE} is found")},
-        container="Python 3.11 or later with torchtitan 0.3 and the torch that it asks for. The folder "
+        container="Python 3.11 or later with torchtitan 0.3 and the torch that it requires. The folder "
         "`tokenizer` beside the configuration holds the model's tokenizer; data are samples of "
         "torchtitan's.",
     )

@@ -38,7 +38,7 @@ def groups_of(job: Job, microbatches: Sequence[Microbatch]) -> tuple[Group, ...]
     return tuple(tuple(dict.fromkeys(item.sample for item in m.items)) for m in ordered)
 
 
-def dealt(job: Job, groups: Sequence[Group], replicas: Mapping[str, int]) -> tuple[Microbatch, ...]:
+def round_robin(job: Job, groups: Sequence[Group], replicas: Mapping[str, int]) -> tuple[Microbatch, ...]:
     """Microbatches of all modules, the groups assigned to the LLM's replicas round-robin.
 
     If all modules have as many replicas as the LLM, they have the same groups; otherwise samples are
@@ -72,7 +72,7 @@ def resized(groups: Sequence[Group], size: int) -> tuple[Group, ...]:
     """
     members = [member for group in groups for member in group]
     if size < 1 or len(members) % size:
-        raise ValueError(f"{len(members)} samples are no multiple of microbatches of {size}")
+        raise ValueError(f"{len(members)} samples are not a multiple of microbatches of {size}")
     starts = range(0, len(members), size)
     return tuple(tuple(sorted(members[start : start + size])) for start in starts)
 
@@ -151,7 +151,7 @@ def _of_equal_counts(ids: Sequence[int], work_s: Sequence[float], count: int) ->
     Replicas take groups in turn, so that groups that run at the same time are alike.
     """
     if len(ids) % count:
-        raise ValueError(f"{len(ids)} samples are no {count} groups of equal counts")
+        raise ValueError(f"{len(ids)} samples do not divide into {count} equal groups")
     groups = reorder_samples(work_s, count, longest_first_equal_counts)
     lightest = sorted(groups, key=lambda indices: sum(work_s[index] for index in indices))
     return tuple(tuple(sorted(ids[index] for index in indices)) for indices in lightest)
@@ -166,7 +166,7 @@ def grouped_again(
 ) -> tuple[Microbatch, ...]:
     """The job's batch in as many microbatches, grouped by a rule; errors as `grouped`."""
     count, replicas = len(groups_of(job, microbatches)), replicas_of(job, microbatches)
-    return dealt(job, grouped(job, cost, rule, count, replicas[llm_of(job)]), replicas)
+    return round_robin(job, grouped(job, cost, rule, count, replicas[llm_of(job)]), replicas)
 
 
 def way_of(job: Job, cost: CostModel, microbatches: tuple[Microbatch, ...]) -> Grouping | None:

@@ -81,7 +81,7 @@ def fastest_layout(
     result = _best(
         steps, best_first(families), lambda bound_s, best_s: bound_s * ROUNDING > best_s, accepts, report
     )
-    return _found_layout(job, mode, result, total, lambda: _unlike_grids(job, mode) or space.obstacle())
+    return _best_layout(job, mode, result, total, lambda: _unlike_grids(job, mode) or space.obstacle())
 
 
 def exhaustive_layout(
@@ -92,9 +92,7 @@ def exhaustive_layout(
     space = _space(steps, None, freedom)
     layouts = list(space.layouts(mode))
     result = _best(steps, layouts, lambda bound_s, best_s: False, any_layout, silent)
-    return _found_layout(
-        job, mode, result, len(layouts), lambda: _unlike_grids(job, mode) or space.obstacle()
-    )
+    return _best_layout(job, mode, result, len(layouts), lambda: _unlike_grids(job, mode) or space.obstacle())
 
 
 def likely_layouts(job: Job, cost: CostModel, mode: Mode, most: int) -> tuple[FoundLayout, ...]:
@@ -197,7 +195,7 @@ def _best(
     return _Progress(best, smallest, priced)
 
 
-def _found_layout(
+def _best_layout(
     job: Job, mode: Mode, result: _Progress, num_layouts: int, obstacle: Callable[[], str | None]
 ) -> FoundLayout:
     if result.best is None:

@@ -181,7 +181,8 @@ class LayoutSpace:
     def _joint(self, llm: ModuleChoice, grids: list[list[ModuleChoice]]) -> Layouts:
         parts = [_part(choices, self._steps.passes_s) for choices in grids]
         return Layouts(
-            self._steps.joint_s(llm, _every(np.add, parts)), partial(_made, Mode.HOMOGENEOUS, llm, parts)
+            self._steps.joint_s(llm, _every(np.add, parts)),
+            partial(_combination, Mode.HOMOGENEOUS, llm, parts),
         )
 
     def _colocated(self) -> Iterator[Family]:
@@ -215,7 +216,7 @@ class LayoutSpace:
 
         def at(index: int) -> LayoutChoice:
             index, option = divmod(index, len(offloads))
-            return _made(Mode.COLOCATED, llm, parts, index, offload=offloads[option])
+            return _combination(Mode.COLOCATED, llm, parts, index, offload=offloads[option])
 
         return Layouts(np.stack(bounds_s, axis=-1).ravel(), at)
 
@@ -255,7 +256,7 @@ class LayoutSpace:
         parts = [_part(island, partial(self._steps.busy_s, llm=llm)) for island in islands]
         slowest_s = _every(np.maximum, parts)
         bounds_s = np.maximum(slowest_s, self._steps.llm_s(llm))
-        return Layouts(bounds_s, partial(_made, Mode.APART, llm, parts))
+        return Layouts(bounds_s, partial(_combination, Mode.APART, llm, parts))
 
     def _sharded(self) -> Iterator[Family]:
         for llm, parts in self._alike():
@@ -371,7 +372,7 @@ def _every(joined: np.ufunc, parts: Iterable[_Part]) -> Floats:
     return reduce(lambda seconds, part: joined.outer(seconds, part.seconds).ravel(), parts, np.zeros(1))
 
 
-def _made(
+def _combination(
     mode: Mode, llm: ModuleChoice, parts: Sequence[_Part], index: int, *, offload: bool = False
 ) -> LayoutChoice:
     """The combination at an index in the order of `itertools.product`."""

@@ -101,7 +101,7 @@ class LayoutSteps:
         Complexity: O(layers + stages x microbatches), besides pricing new layers; then O(1).
         """
         if choice not in self._steps:
-            self._steps[choice] = self._found(choice)
+            self._steps[choice] = self._step_of(choice)
         return self._steps[choice]
 
     def of(self, job: Job) -> "LayoutSteps":
@@ -110,7 +110,7 @@ class LayoutSteps:
         other.job = job
         return other
 
-    def _found(self, choice: LayoutChoice) -> LayoutStep:
+    def _step_of(self, choice: LayoutChoice) -> LayoutStep:
         if choice.mode in (Mode.SHARDED, Mode.HYBRID):
             return sharded_step(self.prices, choice, self.job.microbatch_samples)
         return {

@@ -41,14 +41,14 @@ def one_replica(job: Job) -> OneReplica:
     """
     if any(part.rank_offset is not None or part.dp not in (None, job.replicas) for part in job.layouts):
         raise ValueError(
-            f"job {job.name!r}: modules with replicas or places of their own have no one replica"
+            f"job {job.name!r}: modules with their own dp or rank_offset do not form one replica"
         )
     if job.pools:
-        raise ValueError(f"job {job.name!r}: pools differ, and so do replicas on them")
+        raise ValueError(f"job {job.name!r}: pools differ, so replicas on them differ")
     size, replicas = job.microbatch_samples, job.replicas
     if len(job.batch) % (size * replicas):
         raise ValueError(
-            f"job {job.name!r}: a batch of {len(job.batch)} samples does not divide by {size} x {replicas}"
+            f"job {job.name!r}: a batch of {len(job.batch)} samples is not a multiple of {size} x {replicas}"
         )
     batches = _BATCHES.get_or((Identity(job.batch), size, replicas), lambda: _batches(job))
     if not equal_batches(batches):

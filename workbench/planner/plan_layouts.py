@@ -12,13 +12,13 @@ class Placing(StrEnum):
     """Whether layouts give a module's rank offset and replicas, or leave them open."""
 
     LEFT = "left to the strategy"
-    SAID = "said"
+    GIVEN = "given"
 
 
 def layouts_of(plan: Plan, replicas: int, placing: Placing) -> tuple[ModuleLayout, ...]:
     """The layout of every module, in the model's order.
 
-    Where placing is SAID, rank offsets are given, and dp where it differs from `replicas`.
+    Where placing is GIVEN, rank offsets are given, and dp where it differs from `replicas`.
     """
     layouts = []
     for module in plan.model.modules:
@@ -28,7 +28,7 @@ def layouts_of(plan: Plan, replicas: int, placing: Placing) -> tuple[ModuleLayou
             replace(
                 layout,
                 dp=None if placing is Placing.LEFT or layout.dp == replicas else layout.dp,
-                rank_offset=min(ranks) if placing is Placing.SAID else None,
+                rank_offset=min(ranks) if placing is Placing.GIVEN else None,
             )
         )
     return tuple(layouts)

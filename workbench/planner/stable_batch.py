@@ -39,10 +39,10 @@ def too_small(job: Job, cost: CostModel, num_ranks: int) -> str | None:
     try:
         least = stable_batch_samples(job, cost, num_ranks)
     except ValueError as error:
-        return f"job {job.name!r}: batches of any size ask for different splits of {num_ranks} ranks: {error}"
+        return f"job {job.name!r}: batches of any size need different splits of {num_ranks} ranks: {error}"
     if len(job.batch) >= least:
         return None
     return (
         f"job {job.name!r}: a batch of {len(job.batch)} samples is below b_min, {least}: other batches may "
-        f"ask for another split of the {num_ranks} ranks between encoders and LLM"
+        f"need another split of the {num_ranks} ranks between encoders and LLM"
     )

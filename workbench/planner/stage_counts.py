@@ -85,7 +85,7 @@ def worth_of(job: Job, seconds: float, ranks: Sequence[int]) -> float:
         return seconds
     rate = job.dollars_per_hour(ranks)
     if rate is None:
-        raise ValueError(f"job {job.name!r}: aim {Aim.DOLLARS} wants dollars_per_hour for every pool")
+        raise ValueError(f"job {job.name!r}: aim {Aim.DOLLARS} needs dollars_per_hour for every pool")
     return seconds * rate
 
 

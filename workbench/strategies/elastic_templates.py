@@ -292,7 +292,7 @@ def _check(job: Job, num_nodes: int) -> Node:
     """Check the job and return the only kind of node."""
     kinds = set(job.cluster.nodes)
     if len(kinds) > 1:
-        raise ValueError(f"{job.name}: templates want nodes of one kind, the cluster has {len(kinds)}")
+        raise ValueError(f"{job.name}: templates need nodes of one kind, the cluster has {len(kinds)}")
     if num_nodes < 1:
         raise ValueError(f"{job.name}: want 1 node or more, got {num_nodes}")
     size, batch_samples = job.microbatch_samples, len(job.batch)

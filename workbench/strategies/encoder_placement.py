@@ -41,7 +41,7 @@ def with_layout_file(job: Job, path: Path, strategy: str | None = None) -> Job:
         raise ValueError(message if message.startswith(f"{path}: ") else f"{path}: {message}") from None
     if placing is not None and strategy is not None and strategy not in PLACINGS[placing]:
         raise ValueError(
-            f"{path}: modality_parallelism {placing!r} is not what strategy {strategy} does; "
+            f"{path}: modality_parallelism {placing!r} does not match strategy {strategy}; "
             f"nearest: --strategy {MEANT[placing].name}"
         )
     return with_layouts

@@ -115,9 +115,9 @@ def _candidates(
         yield _Candidate(cut=cut, assignments=assignments, times=times, lead=lead)
 
 
-def _leads(num_places: int) -> Iterator[int]:
+def _leads(num_microbatches: int) -> Iterator[int]:
     yield 0
-    yield from takewhile(num_places.__gt__, entrain.powers_of_two())
+    yield from takewhile(num_microbatches.__gt__, entrain.powers_of_two())
 
 
 def _gradings(job: Job, cost: CostModel) -> Iterator[tuple[MicrobatchAssignment, ...]]:

@@ -144,7 +144,7 @@ class _Search:
         """Why there is no configuration, and the nearest job that has one."""
         job, least = self._job, sum(self._least)
         if self.num_ranks < least:
-            return f"nearest: {least} ranks, what the layouts ask for at least"
+            return f"nearest: {least} ranks, the fewest that the layouts need"
         stated = ", ".join(f"{x.module} tp {x.tp} pp {x.pp or 'open'}" for x in job.layouts)
         return f"no tp x pp fits heads, layers and nodes with the layouts given ({stated or 'none'})"
 

@@ -139,7 +139,7 @@ def _check_equal_spans(job: Job, spans: Sequence[Span]) -> None:
                 f"no dp of {per_dp} ranks each gives {most.num_ranks}; nearest: {dp * per_dp} with dp {dp}"
             )
         raise ValueError(
-            f"{NAME}: modules on the same ranks want equally many, {span.module!r} has {span.num_ranks} "
+            f"{NAME}: modules on the same ranks need equally many, {span.module!r} has {span.num_ranks} "
             f"ranks, {most.module!r} {most.num_ranks}; {nearest}"
         )
 
@@ -149,7 +149,7 @@ def _check_all_given(job: Job) -> None:
         layout = layout_of(job, module.name)
         if layout.pp is None and not layout.stage_layers:
             raise ValueError(
-                f"{NAME}: modules on the same ranks want pp, module {module.name!r} has none; nearest: pp 1"
+                f"{NAME}: modules on the same ranks need pp, module {module.name!r} has none; nearest: pp 1"
             )
 
 

@@ -1,1 +1,1 @@
-"""Algorithms as printed or as first written, kept to be compared with: oracles of benches and tests."""
+"""Algorithms as printed or as first written, kept for comparison: oracles of benchmarks and tests."""

@@ -1,6 +1,6 @@
-"""`sim.failures.simulate` played step by step in SimPy: an event per iteration, checkpoint and recovery.
+"""`sim.failures.simulate` step by step in SimPy: an event per iteration, checkpoint and recovery.
 
-The slower form that `sim.failures.simulate` replaces; kept to hold it against, and to be timed beside it.
+The slower form that `sim.failures.simulate` replaces, kept to compare results and times with.
 """
 
 from collections.abc import Callable, Generator

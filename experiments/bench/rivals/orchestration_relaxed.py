@@ -1,4 +1,4 @@
-"""DistTrain's own way to degrees: a convex program for every (tp, dp), rounded to what fits."""
+"""DistTrain's own choice of degrees: a convex program for every (tp, dp), rounded to degrees that fit."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from workbench.balance.orchestration.exact import (
     Option,
+    evaluated,
     is_better,
-    judged,
     options_of,
     paces,
     why_nothing_fits,
@@ -42,7 +42,7 @@ def orchestrate_relaxed(task: Task) -> Orchestration:
         for combination in product(*choices):
             rounded = _rounded(task, combination)
             if rounded is not None:
-                candidate = judged(task, pace, rounded)
+                candidate = evaluated(task, pace, rounded)
                 if best is None or is_better(candidate, best):
                     best = candidate
     if best is None:
@@ -58,16 +58,16 @@ def _rounded(task: Task, combination: Sequence[Sequence[Option]]) -> list[Option
         StageBounds(one[0].stage_s * one[0].pp, one[0].tp * one[0].dp, one[0].pp, one[-1].pp)
         for one in combination
     ]
-    wanted = relaxed_stages(bounds, task.num_gpus)
-    places = [
+    relaxed = relaxed_stages(bounds, task.num_gpus)
+    indices = [
         min(range(len(options)), key=lambda index: (abs(options[index].pp - pp), index))
-        for options, pp in zip(combination, wanted, strict=True)
+        for options, pp in zip(combination, relaxed, strict=True)
     ]
-    while sum(o[index].num_gpus for o, index in zip(combination, places, strict=True)) > task.num_gpus:
-        lowered = [unit for unit, index in enumerate(places) if index > 0]
-        unit = min(lowered, key=lambda u: (combination[u][places[u] - 1].stage_s, u))
-        places[unit] -= 1
-    return [options[index] for options, index in zip(combination, places, strict=True)]
+    while sum(o[index].num_gpus for o, index in zip(combination, indices, strict=True)) > task.num_gpus:
+        lowered = [unit for unit, index in enumerate(indices) if index > 0]
+        unit = min(lowered, key=lambda u: (combination[u][indices[u] - 1].stage_s, u))
+        indices[unit] -= 1
+    return [options[index] for options, index in zip(combination, indices, strict=True)]
 
 
 class StageBounds(NamedTuple):

@@ -1,4 +1,4 @@
-"""The textbook way in SimPy, to compare with: a process per rank and message, a Resource per link.
+"""The textbook model in SimPy, for comparison: a process per rank and message, a Resource per link.
 
 Shorter than the engine and good enough where links are never contended. But a Resource
 grants requests in the order in which processes were created, so with contention times depend
@@ -31,11 +31,11 @@ def simulate_textbook(
     plan = lowered.plan
     for stage in plan.stages:
         if len(stage.flat_ranks) > 1:
-            raise ValueError(f"stage {stage.id}: the textbook way wants one rank, got {stage.flat_ranks}")
+            raise ValueError(f"stage {stage.id}: the textbook model needs one rank, got {stage.flat_ranks}")
     if any(action.kind is Pass.REDUCE_GRAD for program in plan.programs for action in program.actions):
-        raise ValueError("REDUCE_GRAD: the textbook way has no reductions")
+        raise ValueError("REDUCE_GRAD: the textbook model has no reductions")
     if any(node.num_cores is not None for node in plan.cluster.nodes):
-        raise ValueError("the textbook way gives every rank a device of its own, this cluster shares cores")
+        raise ValueError("the textbook model gives every rank a device of its own, this cluster shares cores")
     textbook = _Textbook(lowered, duration_s, memory)
     for program in plan.programs:
         textbook.env.process(textbook.run(program))

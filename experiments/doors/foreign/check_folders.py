@@ -1,4 +1,4 @@
-"""Holds exported folders against the systems they are for; runs in an environment that has these, not ours.
+"""Checks exported folders with the systems they are for; runs in an environment that has these, not ours.
 
 Reads one JSON object from stdin, {"target", "bridge", "folders": [...]}, and writes a JSON list: per folder
 null, or why the system refuses it.
@@ -88,7 +88,7 @@ def check_program(folder: Folder) -> None:
     """Check what a program of several modules builds, without weights and groups: specs and grids."""
     from megatron.core.models.mimo.config.base_configs import MimoModelConfig
 
-    space = made_by(folder)
+    space = program_names(folder)
     encoders = check_specs(space)
     os.environ["WORLD_SIZE"] = str(folder["ranks"])
     grids = {name: space["grid_of"](words) for name, words in space["MODULE_PARALLELISMS"].items()}
@@ -112,7 +112,7 @@ def check_specs(space: dict[str, Any]) -> dict[str, Any]:
     return encoders
 
 
-def made_by(folder: Folder) -> dict[str, Any]:
+def program_names(folder: Folder) -> dict[str, Any]:
     """Names of the folder's program, without running it; imports from Megatron-Bridge are mocked."""
     tree = ast.parse(folder["files"]["train.py"])
     space: dict[str, Any] = {"__name__": "program"}
@@ -130,7 +130,7 @@ def check_bridge(folder: Folder, root: str) -> None:
     from megatron.core.transformer import TransformerConfig
 
     tables = json.loads(folder["files"]["tables.json"])
-    space = made_by(folder)
+    space = program_names(folder)
     fields = {field.name for field in dataclasses.fields(TransformerConfig)}
     if "parallelisms" not in tables:
         provider_fields = fields | fields_of(Path(root) / "models/gpt_provider.py", "GPTModelProvider")
@@ -194,6 +194,6 @@ def refusal(target: str, folder: Folder, root: str) -> str | None:
     return None
 
 
-asked = json.loads(sys.stdin.read())
-answers = [refusal(asked["target"], folder, asked["bridge"]) for folder in asked["folders"]]
+request = json.loads(sys.stdin.read())
+answers = [refusal(request["target"], folder, request["bridge"]) for folder in request["folders"]]
 sys.stdout.write("\n" + json.dumps(answers) + "\n")

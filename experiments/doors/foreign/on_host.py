@@ -1,4 +1,4 @@
-"""Runs a program of megatron-core on a host without GPUs: the CPU answers for CUDA, gloo for NCCL.
+"""Runs a program of megatron-core on a host without GPUs: the CPU replaces CUDA, gloo replaces NCCL.
 
 Run: torchrun --nproc-per-node N on_host.py PROGRAM [ARGUMENT ...]
 """
@@ -31,11 +31,11 @@ class Tracker:
 def on_cpu(make: Make) -> Make:
     """A maker of tensors that makes them on the CPU."""
 
-    def made(*args: Any, **words: Any) -> Any:
+    def make_on_cpu(*args: Any, **words: Any) -> Any:
         is_cuda = str(words.get("device", "")).startswith("cuda")
         return make(*args, **words | ({"device": "cpu"} if is_cuda else {}))
 
-    return made
+    return make_on_cpu
 
 
 def by_gloo(make: Make) -> Make:

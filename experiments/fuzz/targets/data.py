@@ -73,7 +73,7 @@ def _clip(folder: Path) -> Ready:
     make(data_folder, num_samples=NUM_SAMPLES, seed=0, kinds=("audio",))
     seeds = [clip.read_bytes()[:2000] for clip in sorted(data_folder.rglob("*.wav"))]
     form = Form(None, lambda content: wave.open(BytesIO(content)))  # noqa: SIM115  (in memory)
-    return reading(form, folder / "clip.wav", seeds, read_wave, lambda found: torch.set_num_threads(1))
+    return reading(form, folder / "clip.wav", seeds, read_wave, lambda parsed: torch.set_num_threads(1))
 
 
 def _keys(name: str, folder: Path) -> Ready:

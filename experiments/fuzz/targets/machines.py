@@ -83,7 +83,11 @@ def _fields(value: Any) -> dict[str, Any]:
 def _measured(folder: Path) -> Ready:
     seeds = [JSON_LINES.parse((CORPUS / "measured.jsonl").read_bytes())]
     return reading(
-        JSON_LINES, folder / "measured.jsonl", seeds, read_measurement, lambda found: fit("new", [found])
+        JSON_LINES,
+        folder / "measured.jsonl",
+        seeds,
+        read_measurement,
+        lambda measurement: fit("new", [measurement]),
     )
 
 

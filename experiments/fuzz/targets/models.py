@@ -83,8 +83,8 @@ def _processor(name: str, folder: Path) -> Ready:
         row |= {"video_width": 1280, "video_height": 720, "video_seconds": 8.5}
     sizes.write_text(f"{json.dumps(row)}\n" * 4)
 
-    def use(said: object) -> None:
-        del said
+    def use(parsed: object) -> None:
+        del parsed
         init_command(str(folder), GPUS, out / "job.yaml", data=sizes, as_json=True)
 
     return reading(JSON, path, PROCESSORS[name], read_processor, use, out=out)

@@ -90,8 +90,8 @@ def _in_spelling(document: Any, version: int) -> Any:
 def _trace(version: int, folder: Path) -> Ready:
     (_, trace), path = _traces(folder), folder / "trace.json"
 
-    def use(found: object) -> None:
-        del found
+    def use(parsed: object) -> None:
+        del parsed
         compare_command(trace, [path], as_json=True)
 
     return reading(JSON, path, [_in_spelling(json.loads(trace.read_bytes()), version)], read_trace, use)

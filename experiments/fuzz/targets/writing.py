@@ -81,7 +81,7 @@ def reading(
     path: Path,
     seeds: Sequence[Any],
     read: Callable[[Path], T],
-    then: Callable[[T], object] = lambda found: None,
+    then: Callable[[T], object] = lambda parsed: None,
     *,
     called: str | None = None,
     out: Path | None = None,

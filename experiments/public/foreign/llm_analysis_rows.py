@@ -1,7 +1,7 @@
 """Seconds of rows by llm-analysis: a JSON list of arguments on stdin, one of seconds or errors on stdout.
 
-Runs in an environment where `pip install llm-analysis` was done, which pins an older transformers. Settings
-are the package's own defaults: its efficiencies, its latencies.
+Runs in an environment with `pip install llm-analysis`, which pins an older transformers. Settings are the
+package's own defaults: its efficiencies, its latencies.
 """
 
 import contextlib

@@ -39,7 +39,7 @@ class SubsetSums:
     def subset(self, total: int) -> tuple[int, ...]:
         """Return ascending indices in `units` of a subset with that sum; ValueError when none has it."""
         if total < 0 or not (self._rows[-1] >> total) & 1:
-            raise ValueError(f"no subset has the sum {total}; want one that `nearest` gives")
+            raise ValueError(f"no subset has the sum {total}; want a sum from `nearest`")
         chosen = []
         for index in reversed(range(len(self._units))):
             if not (self._rows[index] >> total) & 1:

@@ -76,7 +76,9 @@ def _problem(
     if sorted(microbatch for unit in units for microbatch in unit) != list(range(num)) or () in map(
         tuple, units
     ):
-        raise ValueError(f"units must hold each of {num} microbatches once and none be empty, got {units}")
+        raise ValueError(
+            f"units must contain each of {num} microbatches once, and none be empty, got {units}"
+        )
     ahead = np.array(leads or [0] * stages)
     if len(ahead) != stages or (np.diff(ahead) > 0).any() or ahead[-1] < 0:
         raise ValueError(f"want {stages} leads >= 0 that never rise along the chain, got {tuple(leads)}")

@@ -7,8 +7,8 @@ from math import inf
 from workbench.balance.orchestration.exact import (
     CHEAPEST,
     Option,
+    evaluated,
     fronts_under,
-    judged,
     options_of,
     paces,
     suffices,
@@ -48,7 +48,7 @@ def orchestrate_cheapest(task: Task) -> Orchestration:
     offer under one.
     """
     if min((task.pool(unit).dollars_per_hour for unit in task.units), default=0.0) <= 0:
-        raise ValueError("the cheapest orchestration wants dollars_per_hour > 0 for the pool of every unit")
+        raise ValueError("the cheapest orchestration needs dollars_per_hour > 0 for the pool of every unit")
     best: Orchestration | None = None
     least = inf
     for at_least, pace in sorted((_at_least_dollars(task, pace), pace) for pace in paces(task)):
@@ -100,7 +100,7 @@ def _candidates(task: Task, pace: int, limit: float) -> Iterator[Orchestration]:
         cheapest = _cheapest(task, prices, fronts, steady_s)
         if cheapest is not None:
             limit = min(limit, cheapest[0])
-            yield judged(task, pace, cheapest[1])
+            yield evaluated(task, pace, cheapest[1])
 
 
 def _cheapest(

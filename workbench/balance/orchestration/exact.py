@@ -27,7 +27,7 @@ def evaluate(task: Task, degrees: Sequence[Degrees]) -> Orchestration:
         if not options:
             raise ValueError(f"unit {unit.name!r}: {chosen} does not divide the batch or does not fit")
         options_chosen.append(options[0])
-    return judged(task, pace, options_chosen)
+    return evaluated(task, pace, options_chosen)
 
 
 def orchestrate(task: Task) -> Orchestration:
@@ -246,7 +246,7 @@ def _least_once(task: Task, pace: int, fronts: Sequence[Sequence[Option]]) -> Or
         once_s = sum(option.once_s for option in chosen) + last_option.once_s
         if best is None or (once_s, used + last_option.num_gpus) < best[:2]:
             best = once_s, used + last_option.num_gpus, (*chosen, last_option)
-    return None if best is None else judged(task, pace, best[2])
+    return None if best is None else evaluated(task, pace, best[2])
 
 
 def _pool_gpus(chosen: Sequence[Option], pools: Sequence[str], pool: str) -> int:
@@ -256,7 +256,7 @@ def _pool_gpus(chosen: Sequence[Option], pools: Sequence[str], pool: str) -> int
     )
 
 
-def judged(task: Task, pace: int, chosen: Sequence[Option]) -> Orchestration:
+def evaluated(task: Task, pace: int, chosen: Sequence[Option]) -> Orchestration:
     """Apply the formula to one option of every unit; see `evaluate`."""
     num_rounds = task.batch_samples // (pace * task.microbatch_samples)
     return Orchestration(
@@ -283,9 +283,9 @@ def why_nothing_fits(task: Task) -> str:
     for unit in task.units:
         if not any(True for pace in paces(task) for _ in options_of(task, unit, pace)):
             pool = task.pool(unit)
-            return f"unit {unit.name!r} fits on {pool.num_gpus} GPUs of {pool.gpu_bytes:.3g} bytes in no way"
+            return f"unit {unit.name!r} does not fit on {pool.num_gpus} GPUs of {pool.gpu_bytes:.3g} bytes"
     short = [f"{_fewest(task, pool)} GPUs at least, got {pool.num_gpus}" for pool in _short(task)]
-    return f"the units need {', '.join(short) or 'degrees that go together'}"
+    return f"the units need {', '.join(short) or 'degrees that are feasible together'}"
 
 
 def _short(task: Task) -> list[Pool]:

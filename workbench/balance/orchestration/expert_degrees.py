@@ -16,6 +16,6 @@ def expert_degrees(num_ranks: int, num_experts: int) -> tuple[int, ...]:
     return tuple(degree for degree in range(1, common + 1) if common % degree == 0)
 
 
-def nearest_expert_degree(wanted: int, num_ranks: int, num_experts: int) -> int:
-    """Return the possible degree nearest to the wanted one; of two the smaller."""
-    return min(expert_degrees(num_ranks, num_experts), key=lambda ep: (abs(ep - wanted), ep))
+def nearest_expert_degree(requested: int, num_ranks: int, num_experts: int) -> int:
+    """Return the possible degree nearest to the requested one; of two the smaller."""
+    return min(expert_degrees(num_ranks, num_experts), key=lambda ep: (abs(ep - requested), ep))

@@ -105,7 +105,7 @@ class Task:
         _check_pools(self)
         names = [unit.name for unit in self.units]
         if self.pacing not in names or len(set(names)) < len(names):
-            raise ValueError(f"units must differ and hold the pacing one, got {names} and {self.pacing!r}")
+            raise ValueError(f"units must differ and include the pacing one, got {names} and {self.pacing!r}")
         if min(self.microbatch_samples, self.num_gpus, self.virtual_stages) < 1:
             raise ValueError(
                 "want >= 1 sample a microbatch, >= 1 GPU and >= 1 virtual stage, got "

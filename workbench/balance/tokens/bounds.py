@@ -54,13 +54,13 @@ def random_bound(work: ArrayLike, num_ranks: int, *, failure_probability: float)
     """
     if not 0 < failure_probability < 1:
         raise ValueError(f"failure_probability must be in (0, 1), got {failure_probability}")
-    wanted = log(num_ranks / failure_probability) / _means_per_block(work, num_ranks)
+    required = log(num_ranks / failure_probability) / _means_per_block(work, num_ranks)
     below, above = 0.0, num_ranks - 1.0
-    if _rate(above) < wanted:
+    if _rate(above) < required:
         return float(num_ranks)
     for _ in range(100):  # halves the gap until float64 has no number between
         middle = (below + above) / 2
-        below, above = (middle, above) if _rate(middle) < wanted else (below, middle)
+        below, above = (middle, above) if _rate(middle) < required else (below, middle)
     return 1 + above
 
 

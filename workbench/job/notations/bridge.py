@@ -93,7 +93,7 @@ def write_parallelisms(layouts: Sequence[ModuleLayout], *, dp: int = 1) -> dict[
     for layout in layouts:
         if layout.stage_layers:
             raise ValueError(
-                f"{PARALLELISMS} cannot say stage_layers of {layout.module!r}, got "
+                f"{PARALLELISMS} cannot express stage_layers of {layout.module!r}, got "
                 f"{list(layout.stage_layers)}"
             )
         if layout.pp is None:

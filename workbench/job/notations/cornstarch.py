@@ -148,7 +148,7 @@ def _spec(layout: ModuleLayout) -> ParallelSpec:
     for name, absent in (("ep", 1), ("dp", None), ("rank_offset", None), ("stage_layers", ())):
         if getattr(layout, name) != absent:
             raise ValueError(
-                f"a ParallelSpec cannot say {name} of {layout.module!r}, got {getattr(layout, name)}"
+                f"a ParallelSpec cannot express {name} of {layout.module!r}, got {getattr(layout, name)}"
             )
     if layout.pp is None:
         raise ValueError(f"a ParallelSpec wants pp_size of {layout.module!r}; its layout leaves pp open")

@@ -202,7 +202,7 @@ def _check_sayable(llm: ModuleLayout, notation: Notation, sayable: Mapping[str, 
     if not llm.stage_layers:
         raise ValueError(f"{notation} says where {llm.module!r} is cut; its layout has no stage_layers")
     if llm.ep > 1:
-        raise ValueError(f"{notation} cannot say ep of {llm.module!r}, got {llm.ep}")
+        raise ValueError(f"{notation} cannot express ep of {llm.module!r}, got {llm.ep}")
     for name in ("dp", "rank_offset"):
         if name not in sayable.values() and getattr(llm, name) is not None:
-            raise ValueError(f"{notation} cannot say {name} of {llm.module!r}, got {getattr(llm, name)}")
+            raise ValueError(f"{notation} cannot express {name} of {llm.module!r}, got {getattr(llm, name)}")

@@ -9,7 +9,7 @@ from workbench.job.job import Job
 from workbench.plan.plan import Microbatch
 from workbench.plan.routing import Routing, routing_of
 from workbench.planner.assembly import empty_draft
-from workbench.planner.groupings import dealt, groups_of, llm_of, replicas_of
+from workbench.planner.groupings import groups_of, llm_of, replicas_of, round_robin
 
 
 def exchanged(
@@ -28,7 +28,7 @@ def exchanged(
             tuple(sorted(other.get(member, member) for member in group)) if other.keys() & {*group} else group
             for group in groups
         )
-        return dealt(job, swapped, replicas)
+        return round_robin(job, swapped, replicas)
     routing = routing_of(empty_draft(job, "joint"))
     result = list(microbatches)
     for module in job.model.modules:
@@ -41,7 +41,8 @@ def exchanged(
 
 def _has_llm_groups(job: Job, microbatches: Sequence[Microbatch]) -> bool:
     """Whether all modules have the LLM's groups."""
-    return dealt(job, groups_of(job, microbatches), replicas_of(job, microbatches)) == tuple(microbatches)
+    groups, replicas = groups_of(job, microbatches), replicas_of(job, microbatches)
+    return round_robin(job, groups, replicas) == tuple(microbatches)
 
 
 def _exchanged(routing: Routing, microbatches: list[Microbatch], first: int, second: int) -> list[Microbatch]:
@@ -123,7 +124,7 @@ def reordered(
         replica_groups = groups[replica::num]
         replica_groups.insert(end, replica_groups.pop(start))
         groups[replica::num] = replica_groups
-        return dealt(job, groups, replicas)
+        return round_robin(job, groups, replicas)
 
     def index(old: int) -> int:
         if old == start:

@@ -7,12 +7,12 @@ from typing import ClassVar
 from workbench.plan.plan import Microbatch
 from workbench.planner.groupings import (
     Grouping,
-    dealt,
     grouped_again,
     groups_of,
     llm_of,
     replicas_of,
     resized,
+    round_robin,
 )
 from workbench.search.joint.choice import Choice
 from workbench.search.joint.grouping import exchanged, moved, reordered
@@ -72,7 +72,7 @@ class Resize:
     def apply(self, space: Space, choice: Choice) -> Choice:
         groups = resized(groups_of(space.job, choice.microbatches), self.samples)
         replicas = replicas_of(space.job, choice.microbatches)
-        return regrouped(choice, dealt(space.job, groups, replicas))
+        return regrouped(choice, round_robin(space.job, groups, replicas))
 
 
 @dataclass(frozen=True, slots=True)

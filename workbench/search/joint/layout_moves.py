@@ -10,7 +10,7 @@ from workbench.model.layer import Layer
 from workbench.plan.plan import Program, Sharding, Stage
 from workbench.planner.assembly import cut
 from workbench.planner.block_cuts import even_blocks
-from workbench.planner.groupings import dealt, groups_of, llm_of, replicas_of, resized
+from workbench.planner.groupings import groups_of, llm_of, replicas_of, resized, round_robin
 from workbench.planner.layer_cost import believed_layers_s
 from workbench.planner.layout_choice import Degrees
 from workbench.planner.planner_cost import FROZEN_AWARE
@@ -44,7 +44,7 @@ class Arrange:
                 groups = resized(groups, self.samples)
             elif len(groups) < most and len(job.batch) % most == 0:
                 groups = resized(groups, len(job.batch) // most)
-            microbatches = dealt(job, groups, replicas)
+            microbatches = round_robin(job, groups, replicas)
         schedule = choice.schedule
         if self.arrangement.placement is Placement.EVERYWHERE and not schedule.kind.spec.shares_ranks_in_part:
             schedule = usual_in_phases()

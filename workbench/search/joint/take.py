@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from workbench.planner.groupings import dealt, groups_of, replicas_of
+from workbench.planner.groupings import groups_of, replicas_of, round_robin
 from workbench.search.joint.choice import Choice
 from workbench.search.joint.grouping_moves import regrouped
 from workbench.search.joint.layout_moves import Reschedule
@@ -35,7 +35,7 @@ def _with_layout(space: Space, choice: Choice, other: Choice) -> Choice:
     """The other choice's stages; samples keep their order, and the schedule if it uses the same layout."""
     microbatches, replicas = choice.microbatches, replicas_of(space.job, other.microbatches)
     if replicas_of(space.job, microbatches) != replicas:
-        microbatches = dealt(space.job, groups_of(space.job, microbatches), replicas)
+        microbatches = round_robin(space.job, groups_of(space.job, microbatches), replicas)
     schedule, other_schedule = choice.schedule, other.schedule
     same_layout = (
         schedule.virtual_stages == other_schedule.virtual_stages
@@ -63,7 +63,7 @@ def _with_order(space: Space, choice: Choice, other: Choice) -> Choice:
 def _with_grouping(space: Space, choice: Choice, other: Choice) -> Choice:
     microbatches, replicas = other.microbatches, replicas_of(space.job, choice.microbatches)
     if replicas_of(space.job, microbatches) != replicas:
-        microbatches = dealt(space.job, groups_of(space.job, microbatches), replicas)
+        microbatches = round_robin(space.job, groups_of(space.job, microbatches), replicas)
     return regrouped(choice, microbatches)
 
 
