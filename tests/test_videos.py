@@ -244,7 +244,7 @@ def test_positions_are_those_of_transformers(
         del said["second_per_grid_ts"]
     ids = torch.where(said["mm_token_type_ids"] == 0, 1, VIDEO)
     wanted, _ = whole.model.get_rope_index(ids, **said)
-    assert torch.equal(axes_of(planned(kind), [sample]), wanted[:, 0])
+    assert torch.equal(axes_of(planned(kind).model.modules, [sample]), wanted[:, 0])
 
 
 @cache

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from runtime.data.batches import axes_of, has_axes
 from runtime.frontend.alone import features_of
 from runtime.frontend.architecture import Architecture, architecture_of
 from runtime.frontend.batch import EncoderInput, PreparedBatch, prepare, visible
@@ -368,8 +369,11 @@ class MultimodalModule(nn.Module):
                 embedded.append(features[segment.modality, Item(index, segment.k)])
                 ids_T = torch.full((segment.tokens_out,), PLACEHOLDER, device=model.device)
             ids.append(ids_T)
-        seen = visible(prepared.samples[index], self.architectures()[LLM].module, model.device)
-        logits_TV = model(inputs_embeds=torch.cat(embedded)[None], attention_mask=seen).logits[0]
+        sample, modules = prepared.samples[index], [known.module for known in self.architectures().values()]
+        seen, more = visible(sample, modules[-1], model.device), {}
+        if has_axes(modules[-1]):
+            more["position_ids"] = axes_of(modules, [sample])[:, None].to(model.device)
+        logits_TV = model(inputs_embeds=torch.cat(embedded)[None], attention_mask=seen, **more).logits[0]
         next_T = torch.cat(ids)[1:]
         loss = functional.cross_entropy(logits_TV[:-1], next_T, ignore_index=PLACEHOLDER, reduction="sum")
         return loss, int((next_T != PLACEHOLDER).sum())
