@@ -5,11 +5,13 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from workbench.cost.expert_parallel import COMBINE
+from workbench.memory.delta_rule import eager_rule_working
 from workbench.memory.eager import (
     BIAS,
     OVERLAP,
     RESIDUAL,
     ROTARY,
+    ByToken,
     activation_tensors,
     is_head_major,
     is_parallel,
@@ -20,7 +22,17 @@ from workbench.memory.setting import Setting
 from workbench.memory.weight_gradients import WeightGradients, run_order
 from workbench.model.experts import is_of_expert
 from workbench.model.frozen import Needs
-from workbench.model.layer import Attention, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise, Shard
+from workbench.model.layer import (
+    Attention,
+    DeltaRule,
+    Layer,
+    LayerKind,
+    Lookup,
+    Matmul,
+    Operator,
+    Pointwise,
+    Shard,
+)
 
 GATE_UP = "gate_up"  # one product for both halves of a gated MLP
 ROWS_FORWARD, ROWS_BACKWARD = 4, 3  # copies of the rows that distributed experts received
@@ -178,6 +190,8 @@ class _OperatorBytes:
 
     def forward(self, operator: Operator) -> float:
         """Return the bytes of a forward that keeps nothing: the operator's, and the layer's input."""
+        if isinstance(operator, DeltaRule):
+            return self._hidden + eager_rule_working(operator, self._setting).forward
         tokens = self._setting.tokens(operator)
         input_bytes = 0.0
         if self._layer.kind is LayerKind.BLOCK:
@@ -187,6 +201,8 @@ class _OperatorBytes:
 
     def beside_kept(self, operator: Operator) -> float:
         """Return the bytes of a forward besides what it and the operators before it keep."""
+        if isinstance(operator, DeltaRule):
+            return eager_rule_working(operator, self._setting).beside_kept
         beside = self._scores(operator, 1) + self._rows(operator, ROWS_FORWARD)
         return self._setting.tokens(operator) * self._extra_width(operator) + beside
 
@@ -198,6 +214,9 @@ class _OperatorBytes:
         """
         sizes, waiting = [], 0.0
         for previous, operator, following in _neighbours(self._layer.operators):
+            if isinstance(operator, DeltaRule):
+                sizes.append(eager_rule_working(operator, self._setting).backward)
+                continue
             width = self._backward_width(operator)
             if isinstance(operator, Matmul) and self._hands_on(following):
                 width -= self._written(operator)  # whose gradient is the stream's, or was received
@@ -244,7 +263,7 @@ class _OperatorBytes:
         cut = self._tp if operator.shard is Shard.ROW else 1
         return operator.in_features / OVERLAP.get(operator.name, 1.0) * self._size / cut
 
-    def _forward_width(self, operator: Operator) -> float:
+    def _forward_width(self, operator: ByToken) -> float:
         """Return bytes per token."""
         size, setting = self._size, self._setting
         if isinstance(operator, Attention):
@@ -266,7 +285,7 @@ class _OperatorBytes:
             tensors += 1  # gate and up, halves of one tensor, stay until both are done with
         return operator.width * tensors * size / setting.cut(operator)
 
-    def _extra_width(self, operator: Operator) -> float:
+    def _extra_width(self, operator: ByToken) -> float:
         """Return bytes per token of one tensor of the operator."""
         size, setting = self._size, self._setting
         if isinstance(operator, Attention):
@@ -282,7 +301,7 @@ class _OperatorBytes:
             return 0.0  # the stream
         return operator.width * size / setting.cut(operator)
 
-    def _backward_width(self, operator: Operator) -> float:
+    def _backward_width(self, operator: ByToken) -> float:
         size, setting = self._size, self._setting
         if isinstance(operator, Attention):
             queries, both = _attention_widths(operator)

@@ -1,8 +1,8 @@
 """Gradients of a layer's weights while its backward is at each of its operators."""
 
-from workbench.cost.expert_parallel import FOR_ALL, ROUTER
+from workbench.cost.expert_parallel import ROUTER
 from workbench.memory.setting import Setting
-from workbench.model.experts import SHARED, is_of_expert
+from workbench.model.experts import SHARED, SHARED_GATE, SHARED_GATED, is_of_expert
 from workbench.model.layer import Layer, Matmul, Operator, Shard
 
 OPERATORS_OF_EXPERT = 3  # gate and up in one, the activation, down
@@ -11,10 +11,12 @@ OPERATORS_OF_EXPERT = 3  # gate and up in one, the activation, down
 def run_order(layer: Layer) -> list[int]:
     """Return operators' indices in run order: an undistributed expert for all tokens before the router."""
     indices = range(len(layer.operators))
-    shared = [index for index in indices if layer.operators[index].name.startswith(SHARED)]
+    gate = (SHARED_GATE, SHARED_GATED)
+    names = [operator.name for operator in layer.operators]
+    shared = [index for index in indices if names[index].startswith(SHARED) and names[index] not in gate]
     if not shared:
         return list(indices)
-    router = next(index for index in indices if layer.operators[index].name == ROUTER)
+    router = names.index(ROUTER)
     rest = [index for index in indices[router:] if index not in shared]
     return [*indices[:router], *shared, *rest]
 
@@ -25,21 +27,23 @@ class WeightGradients:
     Those of experts are parts of one tensor for all experts of the layer. Where a mixture slices its experts
     out of it one at a time (Mixtral in transformers), the gradient of each is a tensor for all of them, zeros
     but for its part: with the sum so far and the new sum there are three of the gates' and ups' and one of
-    the downs'. Where it splits them at once (Llama 4 and distributed experts) the parts wait until all exist,
-    and are then joined, the downs first.
+    the downs'. Where it splits them at once (Llama 4, whose expert for all has no gate, and distributed
+    experts) the parts wait until all exist, and are then joined, the downs first.
     """
 
     def __init__(self, layer: Layer, setting: Setting) -> None:
         self._own = [_gradient_bytes(operator, setting) for operator in layer.operators]
         self._order = run_order(layer)
         self._expert_indices = [i for i, op in enumerate(layer.operators) if is_of_expert(op)]
-        self._is_apart = setting.grid.ep > 1 or any(
-            op.name.startswith((SHARED, FOR_ALL)) for op in layer.operators
-        )
+        names = [operator.name for operator in layer.operators]
+        has_shared = any(name.startswith(SHARED) for name in names)
+        self._is_apart = setting.grid.ep > 1 or (has_shared and SHARED_GATE not in names)
         matmuls = [self._own[i] for i in self._expert_indices if isinstance(layer.operators[i], Matmul)]
         self._ups, self._downs = sum(matmuls[::2]), sum(matmuls[1::2])
-        names = [layer.operators[i].name.rpartition(".")[0] for i in self._expert_indices]
-        self._lasts = {i for i, name in zip(self._expert_indices, names, strict=True) if name == names[-1]}
+        experts = [names[i].rpartition(".")[0] for i in self._expert_indices]
+        self._lasts = {
+            i for i, name in zip(self._expert_indices, experts, strict=True) if name == experts[-1]
+        }
 
     @property
     def total(self) -> float:
