@@ -127,14 +127,14 @@ def config_of(module: Module) -> dict[str, Any]:
 
 def _check_block(module: Module, block: Layer) -> None:
     names = [op.name for op in block.operators]
-    norms = [op.name for op in block.operators if isinstance(op, Pointwise) and op.name.endswith("_norm")]
-    outer = [name for name in norms if name not in ("q_norm", "k_norm")]
-    if outer != list(_PRE_NORM) or names[0] != _PRE_NORM[0]:
-        raise ValueError(f"blocks of {module.name!r} with norms elsewhere than before attention and MLP")
     if any(isinstance(op, DeltaRule) for op in block.operators):
         raise ValueError(f"blocks of {module.name!r} with linear attention")
     if GATE in names:
         raise ValueError(f"attention of {module.name!r} with gates")
+    norms = [op.name for op in block.operators if isinstance(op, Pointwise) and op.name.endswith("_norm")]
+    outer = [name for name in norms if name not in ("q_norm", "k_norm")]
+    if outer != list(_PRE_NORM) or names[0] != _PRE_NORM[0]:
+        raise ValueError(f"blocks of {module.name!r} with norms elsewhere than before attention and MLP")
     if sum(isinstance(op, Attention) for op in block.operators) != 1:
         raise ValueError(f"blocks of {module.name!r} with several attentions")
     if any(op.name.startswith(SHARED) for op in block.operators):
