@@ -22,6 +22,7 @@ from transformers.models.pixtral import modeling_pixtral as pixtral
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
+from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni_3
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 
@@ -164,6 +165,14 @@ CASES = {
         STACKED | {"model_type": "qwen3_vl_vision"},
         ((48, 12), (60, 15)),
         qwen3_tower,
+        qwen_features,
+        projected=False,
+    ),
+    "qwen3.5-vision": Case(
+        {key: value for key, value in STACKED.items() if key != "deepstack_visual_indexes"}
+        | {"model_type": "qwen3_5_vision"},
+        ((48, 12), (60, 15)),
+        lambda c: qwen3_5.Qwen3_5VisionModel(qwen3_5.Qwen3_5VisionConfig.from_dict(c)),
         qwen_features,
         projected=False,
     ),

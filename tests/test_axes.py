@@ -43,7 +43,7 @@ def test_axes_are_those_of_transformers(grids: list[tuple[int, int]], data: st.D
     ids = torch.where(is_image.bool(), IMAGE, 1)
     grid = torch.tensor([[1, *sides] for sides in grids]) if grids else None
     wanted, _ = WHOLE.model.get_rope_index(ids[None], is_image[None], image_grid_thw=grid)
-    assert torch.equal(axes_of(PLAN, [sample]), wanted[:, 0])
+    assert torch.equal(axes_of(PLAN.model.modules, [sample]), wanted[:, 0])
 
 
 PLAN = plan_of("qwen2_vl")

@@ -52,7 +52,7 @@ def qwen(model_type: str, patch_px: int, limits: tuple[tuple[str, int], ...]) ->
     return encoder(model_type, wide | more)
 
 
-QWENS = [("qwen2_vl_vision", 14), ("qwen2_5_vl_vision", 14), ("qwen3_vl_vision", 16)]
+QWENS = [("qwen2_vl_vision", 14), ("qwen2_5_vl_vision", 14), ("qwen3_vl_vision", 16), ("qwen3_5_vision", 16)]
 
 
 @given(kind=st.sampled_from(QWENS), limits=st.sampled_from([{}, QWEN_2, QWEN_3]), height=SIDES, width=SIDES)

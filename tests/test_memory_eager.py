@@ -48,6 +48,21 @@ WHISPER = {
     "max_source_positions": 64,
 }
 SLIDING = DECODER | {"head_dim": 16, "sliding_window": 50, "pad_token_id": 0, "query_pre_attn_scalar": 16}
+HYBRID = DECODER | {
+    "model_type": "qwen3_5_text",
+    "head_dim": 16,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]},
+}
+GATED_EXPERTS = {
+    "num_experts": 3,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 96,
+    "shared_expert_intermediate_size": 80,
+}
 CONFIGS = {
     "llama": DECODER | {"model_type": "llama"},
     "qwen2": DECODER | {"model_type": "qwen2"},
@@ -83,6 +98,15 @@ MORE = {
         "num_experts_per_tok": 2,
         "interleave_moe_layer_step": 1,
     },
+    "qwen3.5, linear": HYBRID | {"layer_types": ["linear_attention"]},
+    "qwen3.5, as many keys": HYBRID | {"layer_types": ["linear_attention"], "linear_num_key_heads": 4},
+    "qwen3.5, full": HYBRID | {"layer_types": ["full_attention"]},
+    "qwen3.5, experts": HYBRID
+    | GATED_EXPERTS
+    | {"model_type": "qwen3_5_moe_text", "layer_types": ["full_attention"]},
+    "qwen3-next": HYBRID
+    | GATED_EXPERTS
+    | {"model_type": "qwen3_next", "layer_types": ["linear_attention"], "rope_parameters": None},
     "gpt2": {
         "model_type": "gpt2",
         "n_embd": WIDTH,

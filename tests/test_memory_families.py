@@ -8,7 +8,7 @@ from runtime.world.pool import Pool
 
 # Where the account was furthest off before it knew: scores and logits that are bent, gradients of
 # stacked experts, norms without weights, gates and tapped outputs, a merger that is cut, biases of
-# scores, and an activation whose result is the next product's input.
+# scores, an activation whose result is the next product's input, states of a delta rule, and gates.
 WORST = (
     "gemma2, tp 2",
     "mixtral, recompute",
@@ -17,6 +17,8 @@ WORST = (
     "qwen2.5-vl, tp 2",
     "phi-4 audio, all",
     "opt, lengths",
+    "qwen3.5 text, lengths",
+    "qwen3.5 text with experts, pp 2",
 )
 
 

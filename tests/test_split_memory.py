@@ -71,7 +71,8 @@ def measured(name: str, index: int, needs: Needs, lengths: tuple[int, ...]) -> t
 def accounted(name: str, index: int, needs: Needs, lengths: tuple[int, ...]) -> SplitBytes:
     data = items_of(name, lengths)
     work = Work((RowWork(sum(data.tokens_in), sum(data.tokens_out), sum(n * n for n in data.tokens_in)),))
-    setting = Setting(work, Grid(), 4, len(set(lengths)) > 1)
+    inside = tuple(sorted(data.tokens_in))
+    setting = Setting(work, Grid(), 4, len(set(lengths)) > 1, lengths=inside)
     return layer_split_bytes(module_of(name).layers[index], needs, setting, Kernels.EAGER)
 
 
@@ -91,6 +92,17 @@ def test_account_is_what_layers_leave(name: str, index: int, lengths: tuple[int,
     assert in_first <= account.input_pass
     if index == BLOCK:
         assert account.input_pass <= (1.25 if name == "phi" else 1.05) * in_first
+    assert in_second <= account.weight_pass <= 1.5 * in_second
+
+
+@pytest.mark.parametrize("lengths", [*LENGTHS.values(), (200,)], ids=[*LENGTHS, "chunks"])
+@pytest.mark.parametrize("name", ["qwen3.5, linear", "qwen3.5, full"])
+def test_account_of_linear_and_gated_attention(name: str, lengths: tuple[int, ...]) -> None:
+    needs = NEEDS["trained, through"]
+    left, in_first, in_second = measured(name, BLOCK, needs, lengths)
+    account = accounted(name, BLOCK, needs, lengths)
+    assert left <= account.left <= 1.02 * left
+    assert in_first <= account.input_pass <= 1.08 * in_first
     assert in_second <= account.weight_pass <= 1.5 * in_second
 
 

@@ -41,7 +41,7 @@ VIDEO, IMAGE = 91, 90
 F64 = torch.float64
 STEP = 2  # frames
 SIDES = st.integers(8, 3000)
-KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
 
 
 @cache
@@ -231,7 +231,7 @@ def said_to(sample: Sample, grids: list[tuple[int, int, int]], each_s: float) ->
 GRID = st.tuples(st.integers(1, 4), *(st.integers(1, 4).map(lambda side: 2 * side),) * 2)
 
 
-@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"])
 @settings(deadline=None, max_examples=20)
 @given(grids=st.lists(GRID, min_size=1, max_size=3), interval=st.integers(1, 36).map(lambda n: n / 4))
 def test_positions_are_those_of_transformers(
@@ -244,7 +244,7 @@ def test_positions_are_those_of_transformers(
         del said["second_per_grid_ts"]
     ids = torch.where(said["mm_token_type_ids"] == 0, 1, VIDEO)
     wanted, _ = whole.model.get_rope_index(ids, **said)
-    assert torch.equal(axes_of(planned(kind), [sample]), wanted[:, 0])
+    assert torch.equal(axes_of(planned(kind).model.modules, [sample]), wanted[:, 0])
 
 
 @cache

@@ -53,6 +53,20 @@ OMNI_3_HEARD = {
     "downsample_hidden_size": 6,
     "output_dim": WIDTH,
 }
+HYBRID = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "mrope_section": [1, 1, 1],
+        "partial_rotary_factor": 0.5,
+    },
+}
+SEEN_5 = {key: value for key, value in QWEN3_SEEN.items() if key != "deepstack_visual_indexes"}
 CASES: dict[str, dict[str, Any]] = {
     "llava": {"text_config": {"model_type": "llama", **TEXT}, "vision_config": VIT},
     "llava, mistral, no bias": {
@@ -166,6 +180,11 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3_vl_moe": {
         "text_config": {**TEXT, **AXES, **EXPERTS, "tie_word_embeddings": False},
         "vision_config": QWEN3_SEEN,
+    },
+    "qwen3_5": {"text_config": {**TEXT, **HYBRID}, "vision_config": SEEN_5},
+    "qwen3_5_moe": {
+        "text_config": {**TEXT, **HYBRID, **EXPERTS, "shared_expert_intermediate_size": 20},
+        "vision_config": SEEN_5,
     },
     "qwen2_5_omni_thinker": {
         "text_config": {**TEXT, **AXES, "tie_word_embeddings": False},

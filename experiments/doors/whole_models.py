@@ -13,15 +13,19 @@ from transformers.models.llama4 import modeling_llama4 as llama4
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
+from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
+from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as qwen3_5_moe
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni_3
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 
 from experiments.doors.whole_configs import CONFIGS
 from runtime.data.batches import SyntheticSource, microbatch_data
+from runtime.models.delta_net import DELTA_NETS
 from runtime.models.llama4 import scaled_to_one, turned
 from runtime.models.mixture import WideRouter
 from runtime.models.norm import replace_parts, widen_norms
 from runtime.models.patch_attention import rotated
+from runtime.models.wide_float import in_float64
 from workbench.data.corpus import Tiled
 from workbench.data.sample import Sample, Segment
 from workbench.masks.patterns import CAUSAL
@@ -33,7 +37,7 @@ from workbench.plan.plan import Plan
 
 Items = Sequence[Tensor]  # of one modality, in one tensor where they are alike
 F64 = torch.float64
-GEMMA_OFFSET = 1.0
+OFFSET, ADDS_ONE = 1.0, ("Gemma", "Qwen3_5")  # of norms' weights, by the start of their classes' names
 MASKS = {"gemma3": "gemma", "paligemma": "prefix_lm"}  # of samples, where not all of it is causal
 TILED = ("llava_next", "llava_onevision")  # put learned tokens between the rows of an image
 IMAGE, SOUND = 90, 91  # the ids that stand where an image or a clip does
@@ -115,12 +119,14 @@ def wide_router(router: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
     return torch.full_like(logits, float("-inf")).scatter_(1, index, value).sigmoid(), logits
 
 
+VISION_CODE = (omni, qwen2, qwen2_5, qwen3, qwen3_5, qwen3_5_moe, omni_3)
 DETOURS: tuple[tuple[Any, str, Any], ...] = (  # of transformers through float32, and what goes without
-    *((each, "apply_rotary_pos_emb_vision", wide_rotation) for each in (omni, qwen2, qwen2_5, qwen3, omni_3)),
+    *((each, "apply_rotary_pos_emb_vision", wide_rotation) for each in VISION_CODE),
     (llama4, "vision_apply_rotary_emb", wide_turns),
     (llama4, "apply_rotary_emb", lambda q, k, angles: (turned(q, angles), turned(k, angles))),
     (llama4.Llama4TextL2Norm, "forward", lambda norm, x: scaled_to_one(x, norm.eps)),
     (llama4.Llama4Router, "forward", wide_router),
+    *((each, "forward", in_float64(each.forward)) for each in DELTA_NETS),
 )
 
 
@@ -208,6 +214,8 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "qwen2_5_vl": seen_by_qwen,
     "qwen3_vl": seen_by_qwen,
     "qwen3_vl_moe": seen_by_qwen,
+    "qwen3_5": seen_by_qwen,
+    "qwen3_5_moe": seen_by_qwen,
     "qwen2_audio": heard_whole,
     "audioflamingo3": heard_by_flamingo,
     "voxtral": heard,
@@ -230,7 +238,7 @@ def whole_model(config: dict[str, Any]) -> Any:
     for norm in {
         type(module) for module in built_model.modules() if type(module).__name__.endswith("RMSNorm")
     }:
-        widen_norms(built_model, norm, GEMMA_OFFSET if norm.__name__.startswith("Gemma") else 0.0)
+        widen_norms(built_model, norm, OFFSET if norm.__name__.startswith(ADDS_ONE) else 0.0)
     for router in {
         type(module) for module in built_model.modules() if type(module).__name__.endswith("TopKRouter")
     }:

@@ -1,6 +1,6 @@
 """Input data of stages: pixels, mel frames, tokens and targets of one microbatch."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Protocol
@@ -130,7 +130,8 @@ def _encoder_data(plan: Plan, stage: Stage, microbatch: Microbatch, source: Data
     )
 
 
-def _has_axes(module: Module) -> bool:
+def has_axes(module: Module) -> bool:
+    """Whether it is a language model whose positions have three axes."""
     assert module.source is not None, "adapters are made from sources"
     family = DECODERS.get(module.source.architecture)
     return family is not None and family.rotates_by_axes
@@ -200,7 +201,7 @@ def _llm_data(plan: Plan, stage: Stage, microbatch: Microbatch, source: DataSour
         labels=labels_T if stage.layers[1] == num_layers else None,
         placed={name: place_E for name, place_E in placed.items() if len(place_E)},
         context_images={name: images for name, images in context_images.items() if images},
-        axes=axes_of(plan, samples) if _has_axes(plan.model.module(stage.module)) else None,
+        axes=axes_of(plan.model.modules, samples) if has_axes(plan.model.module(stage.module)) else None,
         item_ids=torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
         if context_images
         else None,
@@ -302,7 +303,7 @@ def _context_images(plan: Plan, edge: Edge, samples: list[Sample]) -> tuple[Cont
     )
 
 
-def axes_of(plan: Plan, samples: Sequence[Sample]) -> Tensor:
+def axes_of(modules: Iterable[Module], samples: Sequence[Sample]) -> Tensor:
     """[3, T] int64 positions of three axes (M-RoPE): time, row and column, sample after sample, each from 0.
 
     Text advances on all axes together; an image's tokens share one time, each at its row and column; what
@@ -313,7 +314,7 @@ def axes_of(plan: Plan, samples: Sequence[Sample]) -> Tensor:
     """
     grids = {
         module.modality: adapter
-        for module in plan.model.modules
+        for module in modules
         if module.modality != TEXT and isinstance(adapter := adapter_of(module), GridAdapter)
     }
     return torch.cat([_axes_of_sample(sample, grids) for sample in samples], dim=1)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from runtime.data.batches import axes_of, has_axes
 from runtime.frontend.architecture import Architecture
 from runtime.frontend.batch import PreparedBatch, visible
 from runtime.frontend.stage import AroundProjector, Outputs, call_checked
@@ -18,7 +19,8 @@ from runtime.models.encoder import EncoderAdapter
 from workbench.data.sample import Item
 from workbench.model.model_graph import TEXT
 
-# Shape suffixes: T = tokens of an item or of a sample, D = width of the language model, V = vocabulary.
+# Shape suffixes: T = tokens of an item or of a sample, D = width of the language model, V = vocabulary,
+# A = axes of positions.
 
 
 def features_of(
@@ -68,7 +70,7 @@ def features_of(
 
 def sample_loss(
     model: PreTrainedModel,
-    known: Architecture,
+    architectures: Sequence[Architecture],
     prepared: PreparedBatch,
     index: int,
     features: Mapping[tuple[str, Item], Tensor],
@@ -77,11 +79,12 @@ def sample_loss(
 
     Args:
         model: the user's language model.
-        known: its architecture.
+        architectures: of all parts, its own the last.
         prepared: the batch.
         index: of the sample.
         features: as `features_of`, of all encoders.
     """
+    *_, known = architectures
     embed, sample = model.get_input_embeddings(), prepared.samples[index]
     ids: list[Tensor] = []
     features_of_segments: list[tuple[Tensor, ...]] = []  # of each segment [T, D]: its tokens, then others
@@ -95,9 +98,13 @@ def sample_loss(
             ids_T = torch.full((segment.tokens_out,), PLACEHOLDER, device=model.device)
         ids.append(ids_T)
     tokens_TD, *others = _in_sequence(features_of_segments)
+    more: dict[str, Tensor] = {}
+    if has_axes(known.module):
+        axes_AT = axes_of([each.module for each in architectures], [sample])
+        more["position_ids"] = axes_AT[:, None].to(model.device)
     seen = visible(sample, known.module, model.device)
     with _added_to_blocks(model, known, others):
-        logits_TV = model(inputs_embeds=tokens_TD[None], attention_mask=seen).logits[0]
+        logits_TV = model(inputs_embeds=tokens_TD[None], attention_mask=seen, **more).logits[0]
     next_T = torch.cat(ids)[1:]
     loss = functional.cross_entropy(logits_TV[:-1], next_T, ignore_index=PLACEHOLDER, reduction="sum")
     return loss, int((next_T != PLACEHOLDER).sum())

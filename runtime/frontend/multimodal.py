@@ -328,7 +328,7 @@ class MultimodalModule(nn.Module):
                 features |= features_of(name, held, part.around, reader, prepared)
             llm = self.parts()[LLM].module
             sums = [
-                sample_loss(llm, known[LLM], prepared, index, features)
+                sample_loss(llm, tuple(known.values()), prepared, index, features)
                 for index in range(len(prepared.samples))
             ]
         count = sum(num for _, num in sums)

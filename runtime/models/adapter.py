@@ -159,8 +159,8 @@ class Context:
 class CutKind(Enum):
     """How tensor parallelism partitions a module's weights.
 
-    FUSED: several column cuts side by side in one weight. PARTIAL: whole, but applied to partitioned
-    activations, so that each member has a part of the gradient.
+    FUSED: several column cuts side by side in one weight. HEADS: vectors with a number per head. PARTIAL:
+    whole, but applied to partitioned activations, so that each member has a part of the gradient.
     """
 
     WHOLE = "whole"
@@ -168,6 +168,7 @@ class CutKind(Enum):
     ROW = "row"
     FUSED = "fused"
     EXPERTS = "experts"
+    HEADS = "heads"
     PARTIAL = "partial"
 
 
@@ -191,7 +192,15 @@ class StageLayer(nn.Module, ABC):
     """
 
     cuts: CutRules = ()
-    regions: tuple[str, ...] = ("self_attn", "cross_attn", "attn", "attention", "mlp", "feed_forward")
+    regions: tuple[str, ...] = (
+        "self_attn",
+        "cross_attn",
+        "linear_attn",
+        "attn",
+        "attention",
+        "mlp",
+        "feed_forward",
+    )
     mixture_kinds: MixtureKinds = ()
 
     def __init__(self, prefixes: Mapping[str, str], std: float) -> None:

@@ -17,7 +17,7 @@ from runtime.models.vision import ClipAdapter, Idefics3Adapter, SiglipAdapter
 from runtime.models.vision_llama4 import Llama4VisionAdapter
 from runtime.models.vision_rotary import PixtralAdapter, Qwen2VisionAdapter, Qwen25VisionAdapter
 from runtime.models.vision_scaled import Dinov2Adapter, InternVitAdapter
-from runtime.models.vision_stacked import Qwen3VisionAdapter
+from runtime.models.vision_stacked import Qwen3VisionAdapter, Qwen35VisionAdapter
 from workbench.model.model_graph import Module
 from workbench.plan.runnable import check_family
 
@@ -36,6 +36,7 @@ ADAPTERS: Mapping[str, Callable[[Module], Adapter]] = {
     "qwen2_vl_vision": Qwen2VisionAdapter,
     "qwen2_5_vl_vision": Qwen25VisionAdapter,
     "qwen3_vl_vision": Qwen3VisionAdapter,
+    "qwen3_5_vision": Qwen35VisionAdapter,
     "qwen2_5_omni_vision_encoder": OmniVisionAdapter,
     "whisper": WhisperAdapter,
     "voxtral_encoder": VoxtralAdapter,

@@ -23,6 +23,7 @@ from runtime.models.adapter import (
     StageLayer,
 )
 from runtime.models.attention import pack, positions
+from runtime.models.initialise import Fill
 from runtime.models.mixture import MixtureKinds, WideRouter
 from runtime.models.norm import WideRMSNorm, replace_parts, widen_norms
 from runtime.models.separate_experts import SeparateExperts
@@ -62,6 +63,8 @@ class DecoderFamily:
         scales_embedding: whether token embeddings are multiplied by sqrt(width).
         head_bias: whether the head has a bias.
         adapt: replaces parts of a layer by our own, with the same names of weights.
+        fills: (ending of a block's local name, initial distribution) where it is another than usual.
+        ignored: prefixes of checkpoint tensors that the language model does not use.
         cuts, mixture_kinds: as of a `StageLayer`, of its blocks.
         separate_experts: names of experts that checkpoints store one by one; None: they do not.
         transposes_experts: whether they may store them as [experts, in, out].
@@ -83,6 +86,8 @@ class DecoderFamily:
     scales_embedding: bool = False
     head_bias: bool = False
     adapt: Callable[[nn.Module], None] | None = None
+    fills: tuple[tuple[str, Fill], ...] = ()
+    ignored: tuple[str, ...] = ()
     cuts: CutRules = ()
     mixture_kinds: MixtureKinds = ()
     separate_experts: SeparateExperts | None = None
@@ -149,7 +154,7 @@ class DecoderBlock(InnerLayer):
 
     def __init__(self, config: PretrainedConfig, family: DecoderFamily, index: int) -> None:
         super().__init__({"block": f"{family.layers}.{index}"}, _std(config))
-        self.cuts, self.mixture_kinds = family.cuts, family.mixture_kinds
+        self.cuts, self.mixture_kinds, self.fills = family.cuts, family.mixture_kinds, family.fills
         self.block = family.layer(config, layer_idx=index)
         self.rotation = config.layer_types[index] if family.rotates_by_layer_type else ONE_ROTATION
         if family.router is not None:
@@ -158,6 +163,10 @@ class DecoderBlock(InnerLayer):
             family.adapt(self)
         if family.norm is not None:
             widen_norms(self, family.norm, family.norm_offset)
+
+    def fill(self, name: str) -> Fill:
+        own = next((fill for ending, fill in self.fills if name.endswith(ending)), None)
+        return super().fill(name) if own is None else own
 
     def run(self, x_TD: Tensor, context: Context) -> Tensor:
         y_1TD: Tensor = self.block(
@@ -208,10 +217,10 @@ class DecoderAdapter(Adapter):
     """A decoder-only language model."""
 
     rotary_name = "model.rotary_emb"
-    ignored = ("model.rotary_emb.",)
 
     def __init__(self, module: Module, family: DecoderFamily) -> None:
         self.family = family
+        self.ignored = (f"{self.rotary_name}.", *family.ignored)
         super().__init__(module)
         self._rotary = None if family.rotary is None else family.rotary(config=self.config)
 

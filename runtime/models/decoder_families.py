@@ -18,15 +18,19 @@ from transformers.models.phi3 import modeling_phi3 as phi3
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2_vl
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
+from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
+from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as qwen3_5_moe
 from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe
+from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as qwen3_omni
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3_vl
 from transformers.models.qwen3_vl_moe import modeling_qwen3_vl_moe as qwen3_vl_moe
 
-from runtime.models.adapter import CutKind
+from runtime.models import delta_net
+from runtime.models.adapter import CutKind, CutRules
 from runtime.models.decoder import DecoderFamily, PositionTable
 from runtime.models.llama4 import ChosenExperts, Llama4Mixture, RoutedExperts, adapt
-from runtime.models.mixture import MixtralMixture, WideRouter
+from runtime.models.mixture import MixtralMixture, Mixture, WideRouter
 from runtime.models.separate_experts import SeparateExperts
 
 CLASSES = {"config": "Config", "layer": "DecoderLayer", "rotary": "RotaryEmbedding", "norm": "RMSNorm"}
@@ -41,12 +45,20 @@ def family(modeling: ModuleType, name: str, **differs: Any) -> DecoderFamily:
 
 
 def sparse_family(
-    modeling: ModuleType, name: str, separate: SeparateExperts | None, **differs: Any
+    modeling: ModuleType,
+    name: str,
+    separate: SeparateExperts | None,
+    *,
+    mixture: type[Mixture] = MixtralMixture,
+    cuts: CutRules = (),
+    **differs: Any,
 ) -> DecoderFamily:
     """A family whose blocks have experts routed as in Mixtral.
 
     Args:
         separate: names of experts that its checkpoints store one by one; None: they do not.
+        mixture: of its experts.
+        cuts: of other parts of its blocks.
         differs: as of `family`.
     """
     router, experts, block = (
@@ -56,13 +68,20 @@ def sparse_family(
         modeling,
         name,
         router=router,
-        cuts=((experts, CutKind.EXPERTS), (WideRouter, CutKind.PARTIAL)),
-        mixture_kinds=((block, MixtralMixture),),
+        cuts=((experts, CutKind.EXPERTS), (WideRouter, CutKind.PARTIAL), *cuts),
+        mixture_kinds=((block, mixture),),
         separate_experts=separate,
         **differs,
     )
 
 
+HYBRID: Mapping[str, Any] = {  # gated DeltaNet in some blocks
+    "adapt": delta_net.adapt,
+    "cuts": delta_net.CUTS,
+    "fills": delta_net.FILLS,
+    "ignored": ("mtp.",),  # a head that predicts several tokens
+    "norm_offset": 1.0,
+}
 DECODERS: Mapping[str, DecoderFamily] = {
     "llama": family(llama, "Llama"),
     "llama4_text": family(
@@ -85,6 +104,27 @@ DECODERS: Mapping[str, DecoderFamily] = {
         SeparateExperts(),
         config=qwen3_omni.Qwen3OmniMoeTextConfig,
         rotates_by_axes=True,
+    ),
+    "qwen3_next": sparse_family(
+        qwen3_next, "Qwen3Next", SeparateExperts(), mixture=delta_net.GatedMixture, **HYBRID
+    ),
+    "qwen3_5_text": family(
+        qwen3_5,
+        "Qwen3_5",
+        config=qwen3_5.Qwen3_5TextConfig,
+        rotary=qwen3_5.Qwen3_5TextRotaryEmbedding,
+        rotates_by_axes=True,
+        **HYBRID,
+    ),
+    "qwen3_5_moe_text": sparse_family(
+        qwen3_5_moe,
+        "Qwen3_5Moe",
+        SeparateExperts(),
+        mixture=delta_net.GatedMixture,
+        config=qwen3_5_moe.Qwen3_5MoeTextConfig,
+        rotary=qwen3_5_moe.Qwen3_5MoeTextRotaryEmbedding,
+        rotates_by_axes=True,
+        **HYBRID,
     ),
     "qwen3_moe": sparse_family(qwen3_moe, "Qwen3Moe", SeparateExperts()),
     "mistral": family(mistral, "Mistral"),

@@ -1,6 +1,7 @@
 """Components of a layer with a mixture of experts, independent of its architecture's names."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +55,7 @@ class Mixture(ABC):
         return list(zip(experts.gate_up_proj.unbind(0), experts.down_proj.unbind(0), strict=True))
 
     @property
-    def for_all(self) -> nn.Module | None:
+    def for_all(self) -> Callable[[Tensor], Tensor] | None:
         """The shared expert for all tokens; None where there is none."""
         return None
 

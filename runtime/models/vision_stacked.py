@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 
 from runtime.models.adapter import Context, CutKind, StageLayer
@@ -111,9 +112,13 @@ class Qwen3VisionAdapter(QwenVisionAdapter):
     mergers: str = "deepstack_merger_list"  # the list of those inside the tower
     merger_matmuls: tuple[str, str] = ("linear_fc1", "linear_fc2")
 
+    def configured(self, fields: dict[str, Any]) -> PretrainedConfig:
+        """With the width of the language model behind it."""
+        return super().configured({**fields, "out_hidden_size": self.module.layers[-1].feature_width})
+
     def __init__(self, module: Module) -> None:
         super().__init__(module)
-        self.merged: list[int] = list(self.config.deepstack_visual_indexes)
+        self.merged: list[int] = list(getattr(self.config, "deepstack_visual_indexes", ()))
 
     @property
     def width(self) -> int:
@@ -121,7 +126,7 @@ class Qwen3VisionAdapter(QwenVisionAdapter):
 
     def features(self, model: PreTrainedModel, item: Tensor) -> Tensor:
         output = self.seen(model, item)
-        return torch.cat((output.pooler_output, *output.deepstack_features), dim=1)
+        return torch.cat((output.pooler_output, *getattr(output, "deepstack_features", ())), dim=1)
 
     def first(self) -> StageLayer:
         return EmbedStacked(self, self.patches_class(self.config))
@@ -144,3 +149,12 @@ class Qwen3VisionAdapter(QwenVisionAdapter):
         """A merger; `behind`: of a block, with its norm after patches are concatenated."""
         merger_class: Callable[..., nn.Module] = self.merger_class
         return merger_class(self.config, use_postshuffle_norm=behind)
+
+
+class Qwen35VisionAdapter(Qwen3VisionAdapter):
+    """Qwen3.5's: Qwen3-VL's without features of blocks inside it."""
+
+    config_class = qwen3_5.Qwen3_5VisionConfig
+    rotary_class = qwen3_5.Qwen3_5VisionRotaryEmbedding
+    patches_class, layer_class = qwen3_5.Qwen3_5VisionPatchEmbed, qwen3_5.Qwen3_5VisionBlock
+    merger_class = qwen3_5.Qwen3_5VisionPatchMerger

@@ -13,12 +13,21 @@ from typing import NamedTuple
 
 from workbench.cost.collectives import Collective
 from workbench.cost.roofline import Grid, Work, operator_tokens
-from workbench.model.experts import JOIN, SHARED, expert_index, is_of_expert, num_experts
+from workbench.model.experts import (
+    JOIN,
+    SHARED,
+    SHARED_GATE,
+    SHARED_GATED,
+    expert_index,
+    is_of_expert,
+    num_experts,
+)
 from workbench.model.layer import Layer, Matmul, Operator, Pointwise, Shard
 
 ROUTER = "mlp.router"
 COMBINE = "mlp.combine"  # where results are back at their tokens
 FOR_ALL = "mlp.for_all"  # the shared expert: an ordinary MLP
+FOR_ALL_GATE, FOR_ALL_GATED = (FOR_ALL + name.removeprefix(SHARED) for name in (SHARED_GATE, SHARED_GATED))
 COUNT_BYTES = 8
 
 

@@ -294,6 +294,11 @@ class KernelTimes:
             return 0.0
         return self._scores_s(operator, work, grid, precision, 4, self.execution.scores_backward_passes)
 
+    def chunks_s(self, flop: float, num_bytes: float, product: Gemm, precision: str) -> float:
+        """Seconds of kernels over chunks: of their FLOP at the rate of such a product, or of their bytes."""
+        rate = self._rate(product, precision) * self.product_share
+        return max(self._floor(flop / rate), self.moved_s(num_bytes)) if flop else 0.0
+
     def _scores_s(
         self, operator: Attention, work: Work, grid: Grid, precision: str, num_products: int, passes: float
     ) -> float:

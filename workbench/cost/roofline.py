@@ -4,10 +4,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from workbench.cost.delta_rule import delta_rule_flop
 from workbench.model.experts import JOIN, SHARED, is_of_expert
 from workbench.model.layer import (
     ANY,
     Attention,
+    DeltaRule,
     Layer,
     Lookup,
     Matmul,
@@ -212,11 +214,13 @@ ATTENTION_BACKWARD_FLOP = 2.5
 
 
 def forward_flop(operator: Operator, work: Work, grid: Grid) -> float:
-    """Forward FLOP of a matmul or attention; 0 for other operators, which count by bytes."""
+    """Forward FLOP of a matmul, attention or delta rule; 0 for other operators, which count by bytes."""
     if isinstance(operator, Matmul):
         return gemm_of(operator, work, grid).flop
     if isinstance(operator, Attention):
         return attention_flop(operator, work, grid)
+    if isinstance(operator, DeltaRule):
+        return delta_rule_flop(operator, operator_tokens(operator, work, grid), grid.tp).forward
     return 0.0
 
 
@@ -253,7 +257,7 @@ def placed_messages(layer: Layer, work: Work, grid: Grid, element_bytes: int) ->
         if isinstance(operator, Pointwise) and operator.name == JOIN:
             forward.append((index, rows * operator.width * element_bytes))
             sharded = False
-        if isinstance(operator, Attention) or operator.shard is Shard.REPLICATED:
+        if isinstance(operator, Attention | DeltaRule) or operator.shard is Shard.REPLICATED:
             continue
         if isinstance(operator, Matmul) and (is_of_expert(operator) or operator.name.startswith(SHARED)):
             if not sharded:

@@ -7,8 +7,9 @@ from typing import Any
 
 from workbench.model.config_fields import flag
 from workbench.model.experts import SHARED, is_of_expert, num_experts
-from workbench.model.layer import Attention, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise
+from workbench.model.layer import Attention, DeltaRule, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise
 from workbench.model.model_graph import Module
+from workbench.model.transformer import GATE
 
 USUAL_ROPE_BASE = 10000.0
 _SUMS_TO_ONE = {"qwen3_moe": False}  # default of `norm_topk_prob` in a configuration
@@ -126,6 +127,10 @@ def config_of(module: Module) -> dict[str, Any]:
 
 def _check_block(module: Module, block: Layer) -> None:
     names = [op.name for op in block.operators]
+    if any(isinstance(op, DeltaRule) for op in block.operators):
+        raise ValueError(f"blocks of {module.name!r} with linear attention")
+    if GATE in names:
+        raise ValueError(f"attention of {module.name!r} with gates")
     norms = [op.name for op in block.operators if isinstance(op, Pointwise) and op.name.endswith("_norm")]
     outer = [name for name in norms if name not in ("q_norm", "k_norm")]
     if outer != list(_PRE_NORM) or names[0] != _PRE_NORM[0]:

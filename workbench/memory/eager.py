@@ -3,12 +3,15 @@
 from itertools import pairwise
 from typing import NamedTuple
 
-from workbench.cost.expert_parallel import COMBINE
+from workbench.cost.expert_parallel import COMBINE, FOR_ALL_GATE, FOR_ALL_GATED
+from workbench.memory.delta_rule import eager_rule_bytes
 from workbench.memory.setting import INDEX_BYTES, Setting
-from workbench.model.experts import JOIN, is_of_expert
+from workbench.model.delta_net import GATED_NORM
+from workbench.model.experts import JOIN, SHARED_GATE, SHARED_GATED, is_of_expert
 from workbench.model.frozen import Needs
 from workbench.model.layer import (
     Attention,
+    DeltaRule,
     Layer,
     LayerKind,
     Lookup,
@@ -18,6 +21,7 @@ from workbench.model.layer import (
     Shard,
     reads_alike,
 )
+from workbench.model.transformer import GATE
 
 # Memory-bound operators whose backward needs no tensor of the forward.
 RESIDUAL = "residual"
@@ -47,6 +51,10 @@ BIAS = "bias_values"  # a table of numbers that are added to scores
 OVERLAP = {"conv1": 3.0, "conv2": 1.5, "conv.0": 2.25, "conv2d1": 2.25, "conv2d2": 2.25, "conv2d3": 2.25}
 
 
+ByToken = Matmul | Attention | Pointwise | Lookup
+"""Operators whose tensors have as many rows as there are tokens; a delta rule's have whole chunks."""
+
+
 class Kept(NamedTuple):
     """What a layer keeps from its forward to its backward, on one rank.
 
@@ -71,7 +79,9 @@ def eager_kept(layer: Layer, needs: Needs, setting: Setting) -> Kept:
       layer norm: its input and two float32 a vector;
       matmul: where trained, its input, once for adjacent ones that share it;
       rotation: nothing of its own (its tables belong to the microbatch, see `shared_bytes`);
-      attention: query, key, value, output, and a float32 a head and query;
+      attention: query, key, value, output, and a float32 a head and query; where a gate follows, the
+      output as it reads it and the gate;
+      delta rule: see `eager_rule_bytes`;
       activation: its input; where gated, its output and the other factor too;
       experts' results: each as it was and times its share, with its token;
       loss: log-probabilities in float32 and the targets; embedding: indices, and, where features
@@ -108,11 +118,12 @@ def shared_bytes(layer: Layer, needs: Needs, setting: Setting) -> int:
 
     Cosines and sines of every position, and, where attention gathers, two indices a token.
     """
-    attention = next((op for op in layer.operators if isinstance(op, Attention)), None)
+    attention = next((op for op in layer.operators if isinstance(op, Attention | DeltaRule)), None)
     if not needs.any or attention is None:
         return 0
-    rotates = any(op.name.endswith(ROTARY) for op in layer.operators)
-    tables = 2 * attention.head_dim * setting.element_bytes if rotates else 0
+    tables = 0
+    if isinstance(attention, Attention) and any(op.name.endswith(ROTARY) for op in layer.operators):
+        tables = 2 * attention.head_dim * setting.element_bytes
     indices = 2 * INDEX_BYTES if setting.is_gathered else 0
     return round(setting.tokens(attention) * (tables + indices))
 
@@ -127,6 +138,7 @@ class _LayerAccount:
         self._previous: Operator | None = None
         self._is_biased = any(op.name == BIAS for op in layer.operators)
         self._rotates = any(op.name.endswith(ROTARY) for op in layer.operators)
+        self._is_gated = any(op.name == GATE for op in layer.operators)
         self._copies = setting.copies_attention or is_head_major(layer)
         self.by_operator: list[float] = []
         self.total: float = 0.0
@@ -134,15 +146,18 @@ class _LayerAccount:
 
     def step(self, operator: Operator) -> None:
         before = self.total
-        width = self._kept_width(operator)
-        self.total += self._setting.tokens(operator) * width + self._kept_scores(operator)
+        if isinstance(operator, DeltaRule):
+            self.total += eager_rule_bytes(operator, self._setting, is_trained=self._trained)
+        else:
+            width = self._kept_width(operator)
+            self.total += self._setting.tokens(operator) * width + self._kept_scores(operator)
         self.by_operator.append(self.total - before)
         if isinstance(operator, Matmul | Lookup) or (isinstance(operator, Pointwise) and operator.weights):
             self._live = self._live or self._trained
         if not operator.name.endswith(ROTARY):
             self._previous = operator
 
-    def _kept_width(self, operator: Operator) -> float:
+    def _kept_width(self, operator: ByToken) -> float:
         """Return bytes per token."""
         size, tp = self._setting.element_bytes, self._setting.grid.tp
         if isinstance(operator, Lookup):
@@ -215,6 +230,8 @@ class _LayerAccount:
         is parallel to the attention and shares its norm.
         """
         previous = self._previous
+        if operator.name in (SHARED_GATE, FOR_ALL_GATE):  # reads what its expert reads
+            return True
         if isinstance(previous, Attention):
             return not self._copies and not previous.is_capped
         if _is_relu(previous) and operator.shard is Shard.ROW:
@@ -239,6 +256,15 @@ class _LayerAccount:
             # Which expert, its rows' tokens and positions, scores and shares.
             chosen = 3 * INDEX_BYTES + 2 * wide
             return num_chosen * (2 * operator.width * size + chosen) + wide
+        return self._activation(operator)
+
+    def _activation(self, operator: Pointwise) -> float:
+        """Return what an activation keeps, or a gate: itself and what it multiplies."""
+        size = self._setting.element_bytes
+        if operator.name == GATE:
+            return 2 * operator.width * size
+        if operator.name in (SHARED_GATED, FOR_ALL_GATED):
+            return (operator.width + 1) * size
         tensors = activation_tensors(operator)
         return operator.width * (tensors + 2 if operator.num_passes > 2 else tensors) * size
 
@@ -250,6 +276,10 @@ class _LayerAccount:
             normalised = operator.width * size if self._trained else 0.0
             if not self._live:
                 return normalised
+            if operator.name == GATED_NORM:  # the gate, activated too, and what it multiplies
+                normalised += operator.width * (2 * wide + size)
+            if operator.name == "q_norm" and self._is_gated and size == wide:  # a view beside the gates
+                normalised += operator.width * size
             if size == wide:
                 self._enter(operator, operator.width * size / self._setting.cut(operator))
             self.total += operator.width * wide  # the scale itself, where it is 1 + weight
@@ -303,12 +333,13 @@ def is_head_major(layer: Layer) -> bool:
     """Whether attention stores queries head by head, so that its output is copied.
 
     In transformers: Whisper, the one architecture whose queries have a bias and keys none; Phi-3 (one
-    projection, without a bias) and Phi (attention parallel to the MLP), which concatenate queries from
-    rotated and other parts.
+    projection, without a bias), Phi (attention parallel to the MLP) and Qwen3.5 (gated attention), which
+    concatenate queries from rotated and other parts.
     """
     bias = {op.name: op.bias for op in layer.operators if isinstance(op, Matmul)}
     is_whisper = bias.get("q_proj", False) and not bias.get("k_proj", True)
-    return is_whisper or is_parallel(layer) or not bias.get("qkv_proj", True)
+    is_gated = any(op.name == GATE for op in layer.operators)
+    return is_whisper or is_gated or is_parallel(layer) or not bias.get("qkv_proj", True)
 
 
 def is_parallel(layer: Layer) -> bool:

@@ -4,12 +4,14 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from workbench.cost.expert_parallel import COMBINE, FOR_ALL, ROUTER
+from workbench.cost.expert_parallel import COMBINE
+from workbench.memory.delta_rule import eager_rule_working
 from workbench.memory.eager import (
     BIAS,
     OVERLAP,
     RESIDUAL,
     ROTARY,
+    ByToken,
     activation_tensors,
     is_head_major,
     is_parallel,
@@ -17,12 +19,22 @@ from workbench.memory.eager import (
     score_bytes,
 )
 from workbench.memory.setting import Setting
-from workbench.model.experts import SHARED, is_of_expert
+from workbench.memory.weight_gradients import WeightGradients, run_order
+from workbench.model.experts import is_of_expert
 from workbench.model.frozen import Needs
-from workbench.model.layer import Attention, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise, Shard
+from workbench.model.layer import (
+    Attention,
+    DeltaRule,
+    Layer,
+    LayerKind,
+    Lookup,
+    Matmul,
+    Operator,
+    Pointwise,
+    Shard,
+)
 
 GATE_UP = "gate_up"  # one product for both halves of a gated MLP
-OPERATORS_OF_EXPERT = 3  # gate and up in one, the activation, down
 ROWS_FORWARD, ROWS_BACKWARD = 4, 3  # copies of the rows that distributed experts received
 MOST_FORWARD, MOST_BACKWARD = 4, 3  # working tensors of an activation written in Python
 
@@ -68,7 +80,7 @@ def eager_working(layer: Layer, needs: Needs, setting: Setting, kept: Sequence[f
     if not needs.weight_grad:
         highest = round(peak.with_gradients((0.0,) * len(layer.operators)))
         return Working(forward, highest, highest)
-    gradients = _Gradients(layer, setting)
+    gradients = WeightGradients(layer, setting)
     return Working(
         forward,
         round(peak.with_gradients(gradients.first()) - gradients.total),
@@ -100,7 +112,7 @@ class _BackwardPeak:
     """The peak of a backward besides what the forward kept."""
 
     def __init__(self, layer: Layer, operators: "_OperatorBytes", kept: Sequence[float]) -> None:
-        order = _run_order(layer)
+        order = run_order(layer)
         still_kept = accumulate(kept[index] for index in order)
         in_work = operators.backward()
         self._at = [(i, num_bytes, in_work[i]) for i, num_bytes in zip(order, still_kept, strict=True)]
@@ -112,91 +124,10 @@ class _BackwardPeak:
         return peak + self._gradient - self._kept
 
 
-def _run_order(layer: Layer) -> list[int]:
-    """Return operators' indices in run order: an undistributed expert for all tokens before the router."""
-    indices = range(len(layer.operators))
-    shared = [index for index in indices if layer.operators[index].name.startswith(SHARED)]
-    if not shared:
-        return list(indices)
-    router = next(index for index in indices if layer.operators[index].name == ROUTER)
-    rest = [index for index in indices[router:] if index not in shared]
-    return [*indices[:router], *shared, *rest]
-
-
 def _neighbours(
     operators: Sequence[Operator],
 ) -> Iterator[tuple[Operator | None, Operator, Operator | None]]:
     return zip((None, *operators[:-1]), operators, (*operators[1:], None), strict=True)
-
-
-class _Gradients:
-    """Bytes of weights' gradients while a backward is at each of the operators.
-
-    Those of experts are parts of one tensor for all experts of the layer. Where a mixture slices its experts
-    out of it one at a time (Mixtral in transformers), the gradient of each is a tensor for all of them, zeros
-    but for its part: with the sum so far and the new sum there are three of the gates' and ups' and one of
-    the downs'. Where it splits them at once (Llama 4 and distributed experts) the parts wait until all exist,
-    and are then joined, the downs first.
-    """
-
-    def __init__(self, layer: Layer, setting: Setting) -> None:
-        self._own = [_gradient_bytes(operator, setting) for operator in layer.operators]
-        self._order = _run_order(layer)
-        self._expert_indices = [i for i, op in enumerate(layer.operators) if is_of_expert(op)]
-        self._is_apart = setting.grid.ep > 1 or any(
-            op.name.startswith((SHARED, FOR_ALL)) for op in layer.operators
-        )
-        matmuls = [self._own[i] for i in self._expert_indices if isinstance(layer.operators[i], Matmul)]
-        self._ups, self._downs = sum(matmuls[::2]), sum(matmuls[1::2])
-        names = [layer.operators[i].name.rpartition(".")[0] for i in self._expert_indices]
-        self._lasts = {i for i, name in zip(self._expert_indices, names, strict=True) if name == names[-1]}
-
-    @property
-    def total(self) -> float:
-        """Bytes of the gradients of all weights."""
-        return sum(self._own)
-
-    def first(self) -> list[float]:
-        """[operators] gradients where none exist before."""
-        gradients, so_far, later = [0.0] * len(self._own), 0.0, 0.0
-        for index in reversed(self._order):
-            if [index] == self._expert_indices[-1:]:  # the first expert that the backward meets
-                later = so_far
-            so_far += self._own[index]
-            gradients[index] = so_far
-        for index in self._expert_indices:
-            experts = self._of_experts(index, joined=self._ups, apart=gradients[index] - later)
-            gradients[index] = later + experts
-        return gradients
-
-    def accumulating(self) -> list[float]:
-        """[operators] gradients beside those of earlier microbatches, to which each is then added."""
-        gradients = list(self._own)
-        apart = 0.0
-        for index in reversed(self._expert_indices):
-            apart += self._own[index]
-            joined = max(self._downs, self._ups - self._downs)
-            gradients[index] = self._of_experts(index, joined=joined, apart=apart)
-        return gradients
-
-    def _of_experts(self, index: int, *, joined: float, apart: float) -> float:
-        """Return the gradients of experts; `apart`: of those that the backward has passed."""
-        if self._is_apart:
-            return apart + (joined if index == self._expert_indices[0] else 0.0)
-        is_first, of_expert = index in self._lasts, (index - self._expert_indices[0]) % OPERATORS_OF_EXPERT
-        if is_first:  # of the backward
-            return self._downs + (self._ups if of_expert == 0 else 0.0)
-        ups, downs = {0: (3, 1), OPERATORS_OF_EXPERT - 1: (1, 3)}.get(of_expert, (1, 1))
-        return ups * self._ups + downs * self._downs
-
-
-def _gradient_bytes(operator: Operator, setting: Setting) -> float:
-    """Return the bytes of the gradients of its weights on one rank."""
-    elements = (
-        parameter.num_elements / (1 if parameter.shard is Shard.REPLICATED else setting.grid.tp)
-        for parameter in operator.parameters()
-    )
-    return sum(elements) * setting.element_bytes
 
 
 class _OperatorBytes:
@@ -259,6 +190,8 @@ class _OperatorBytes:
 
     def forward(self, operator: Operator) -> float:
         """Return the bytes of a forward that keeps nothing: the operator's, and the layer's input."""
+        if isinstance(operator, DeltaRule):
+            return self._hidden + eager_rule_working(operator, self._setting).forward
         tokens = self._setting.tokens(operator)
         input_bytes = 0.0
         if self._layer.kind is LayerKind.BLOCK:
@@ -268,6 +201,8 @@ class _OperatorBytes:
 
     def beside_kept(self, operator: Operator) -> float:
         """Return the bytes of a forward besides what it and the operators before it keep."""
+        if isinstance(operator, DeltaRule):
+            return eager_rule_working(operator, self._setting).beside_kept
         beside = self._scores(operator, 1) + self._rows(operator, ROWS_FORWARD)
         return self._setting.tokens(operator) * self._extra_width(operator) + beside
 
@@ -279,6 +214,9 @@ class _OperatorBytes:
         """
         sizes, waiting = [], 0.0
         for previous, operator, following in _neighbours(self._layer.operators):
+            if isinstance(operator, DeltaRule):
+                sizes.append(eager_rule_working(operator, self._setting).backward)
+                continue
             width = self._backward_width(operator)
             if isinstance(operator, Matmul) and self._hands_on(following):
                 width -= self._written(operator)  # whose gradient is the stream's, or was received
@@ -325,7 +263,7 @@ class _OperatorBytes:
         cut = self._tp if operator.shard is Shard.ROW else 1
         return operator.in_features / OVERLAP.get(operator.name, 1.0) * self._size / cut
 
-    def _forward_width(self, operator: Operator) -> float:
+    def _forward_width(self, operator: ByToken) -> float:
         """Return bytes per token."""
         size, setting = self._size, self._setting
         if isinstance(operator, Attention):
@@ -347,7 +285,7 @@ class _OperatorBytes:
             tensors += 1  # gate and up, halves of one tensor, stay until both are done with
         return operator.width * tensors * size / setting.cut(operator)
 
-    def _extra_width(self, operator: Operator) -> float:
+    def _extra_width(self, operator: ByToken) -> float:
         """Return bytes per token of one tensor of the operator."""
         size, setting = self._size, self._setting
         if isinstance(operator, Attention):
@@ -363,7 +301,7 @@ class _OperatorBytes:
             return 0.0  # the stream
         return operator.width * size / setting.cut(operator)
 
-    def _backward_width(self, operator: Operator) -> float:
+    def _backward_width(self, operator: ByToken) -> float:
         size, setting = self._size, self._setting
         if isinstance(operator, Attention):
             queries, both = _attention_widths(operator)

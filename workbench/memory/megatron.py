@@ -2,11 +2,13 @@
 
 from itertools import pairwise
 
+from workbench.memory.delta_rule import fused_rule_bytes
 from workbench.memory.setting import FLOAT32_BYTES, INDEX_BYTES, Setting
 from workbench.model.experts import is_of_expert
 from workbench.model.frozen import Needs
 from workbench.model.layer import (
     Attention,
+    DeltaRule,
     Layer,
     LayerKind,
     Lookup,
@@ -57,6 +59,8 @@ class _Account:
         tokens, size = self._setting.tokens(operator), self._setting.element_bytes
         if isinstance(operator, Attention):
             return self._attention(operator)
+        if isinstance(operator, DeltaRule):
+            return tokens * fused_rule_bytes(operator, size) / self._tp
         if isinstance(operator, Lookup):
             return tokens * INDEX_BYTES
         if isinstance(operator, Matmul):

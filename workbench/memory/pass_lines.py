@@ -10,7 +10,7 @@ from workbench.arrays import Flags, Ints, ints, spans, starts
 from workbench.memory.accounts import Accounts
 from workbench.memory.sizes import StageBytes, StageSplitBytes
 from workbench.memory.stage import GRADIENTS, StateKind, updated_elements
-from workbench.model.layer import Pointwise
+from workbench.model.layer import DeltaRule, Pointwise
 from workbench.plan.action_columns import KIND, NOWHERE, action_columns
 from workbench.plan.kernels import Kernels
 from workbench.plan.plan import Plan, Stage
@@ -299,6 +299,6 @@ def _early_gradient_bytes(plan: Plan, stage: Stage) -> int:
         for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]
         if layer.trainable
         for operator in layer.operators
-        if isinstance(operator, Pointwise)
+        if isinstance(operator, DeltaRule | Pointwise)
         for parameter in operator.parameters()
     )

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from workbench.memory.setting import INDEX_BYTES, Setting
 from workbench.model.frozen import Needs
-from workbench.model.layer import Attention, Layer, LayerKind, Lookup, Matmul, Operator, Shard
+from workbench.model.layer import Attention, DeltaRule, Layer, LayerKind, Lookup, Matmul, Operator, Shard
 
 POSITIONS = "position_embedding"
 
@@ -81,7 +81,7 @@ def split_bytes(
     return SplitBytes(
         left=round(reads + sum(written)),
         input_pass=round(reads + in_work),
-        weight_pass=round(_weight_pass(list(uses.values()))),
+        weight_pass=round(_weight_pass(list(uses.values())) + (_turned(layer, setting) if uses else 0.0)),
         gradients=round(sum(use.weight for use in uses.values())),
         temporary=round(_temporary(layer, setting)) if uses else 0,
     )
@@ -100,6 +100,13 @@ def _weight_pass(uses: Sequence[_Use]) -> float:
             current -= shared
             shared = 0.0
     return peak
+
+
+def _turned(layer: Layer, setting: Setting) -> float:
+    """Return the gradient of a rule's channels, which W turns: a convolution has it channel by channel."""
+    rules = (operator for operator in layer.operators if isinstance(operator, DeltaRule))
+    elements = sum(setting.tokens(rule) * rule.width for rule in rules)
+    return elements * setting.element_bytes / setting.grid.tp
 
 
 def _temporary(layer: Layer, setting: Setting) -> float:

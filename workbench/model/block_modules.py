@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from enum import StrEnum
 
-from workbench.model.layer import Attention, Layer, Operator
+from workbench.model.layer import Attention, DeltaRule, Layer, Operator
 
 ACTIVATIONS = (".gelu", ".silu", ".relu")
 MIXTURE = tuple(f"mlp.{part}" for part in ("expert", "router", "shared", "join", "combine", "for_all"))
@@ -13,9 +13,9 @@ MIXTURE = tuple(f"mlp.{part}" for part in ("expert", "router", "shared", "join",
 class BlockModule(StrEnum):
     """A part of a block.
 
-    CORE_ATTN: scores and weighted sum. NORM: norms in front of attention and MLP. ACT: every activation.
-    MLP: a plain MLP whole. MOE: experts whole. MOE_ACT: the experts' activations. MLA_UP_PROJ: what widens
-    latent queries, keys and values.
+    CORE_ATTN: scores and weighted sum, or a delta rule. NORM: norms in front of attention and MLP. ACT: every
+    activation. MLP: a plain MLP whole. MOE: experts whole. MOE_ACT: the experts' activations. MLA_UP_PROJ:
+    what widens latent queries, keys and values.
     """
 
     CORE_ATTN = "core_attn"
@@ -37,7 +37,7 @@ def is_in_module(operator: Operator, module: BlockModule) -> bool:
     is_of_mixture = name.startswith(MIXTURE)
     is_activation = name.endswith(ACTIVATIONS)
     return {
-        BlockModule.CORE_ATTN: isinstance(operator, Attention),
+        BlockModule.CORE_ATTN: isinstance(operator, Attention | DeltaRule),
         BlockModule.NORM: name.endswith(("attention_norm", "mlp_norm")),
         BlockModule.ACT: is_activation,
         BlockModule.MLP: name.startswith("mlp.") and not is_of_mixture,

@@ -7,6 +7,7 @@ from workbench.model.transformer import Mlp, mlp_operators
 
 EXPERT = "mlp.expert."  # prefix of the operators of experts
 SHARED = "mlp.shared"
+SHARED_GATE, SHARED_GATED = f"{SHARED}_gate", f"{SHARED}_gated"
 JOIN = "mlp.join"
 
 
@@ -14,7 +15,8 @@ JOIN = "mlp.join"
 class Experts:
     """`num` MLPs of one shape, of which a router picks `num_chosen` per token; `shared` runs for all tokens.
 
-    Each works on `capacity` times an equal share of rows: above 1 where rows are padded.
+    Each works on `capacity` times an equal share of rows: above 1 where rows are padded. Where
+    `gates_shared`, the sigmoid of a number of each token multiplies the result of `shared`.
     """
 
     num: int
@@ -22,6 +24,7 @@ class Experts:
     mlp: Mlp
     shared: Mlp | None = None
     capacity: float = 1.0
+    gates_shared: bool = False
 
     def __post_init__(self) -> None:
         if self.num_chosen > self.num:
@@ -81,4 +84,7 @@ def _expert_operators(width: int, experts: Experts) -> tuple[Operator, ...]:
     ]
     joined = Pointwise(name=JOIN, width=width, num_passes=experts.num_chosen + 1)
     shared = () if experts.shared is None else mlp_operators(SHARED, width, experts.shared)
+    if experts.gates_shared:
+        number = Matmul(name=SHARED_GATE, in_features=width, out_features=1)
+        shared += (number, Pointwise(name=SHARED_GATED, width=width, num_passes=2))
     return (router, softmax, *expert_operators, *shared, joined)

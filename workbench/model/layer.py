@@ -189,7 +189,63 @@ class Lookup:
         return (Parameter(f"{self.name}.weight", (self.num_rows, self.width), self.shard),)
 
 
-Operator = Matmul | Attention | Pointwise | Lookup
+CHUNK = 64  # tokens that the chunked delta rule takes at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaRule:
+    """Gated delta rule of linear attention, behind a short convolution. Projections are separate matmuls.
+
+    Per head a state S of [key_dim, value_dim] goes from token to token, and starts at zero in every sample:
+    S <- a S + b k (v - a S^T k)^T, output S^T q, with a decay a and a step b of every token.
+
+    Source: Yang et al. 2024, "Gated Delta Networks", section 3.1. Its work is in `workbench.cost.delta_rule`.
+
+    Args:
+        name: name that is unique in the layer.
+        num_heads: heads of values.
+        num_key_heads: heads of queries and keys, each shared by equally many heads of values.
+        key_dim: width of a head's query and key.
+        value_dim: width of a head's value.
+        kernel: tokens that the convolution of queries, keys and values sees, its own among them.
+        tokens: token count that determines the number of steps.
+        tokens_scale: steps per counted token.
+    """
+
+    name: str
+    num_heads: int
+    num_key_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    tokens: TokenCount = TokenCount.IN
+    tokens_scale: float = 1.0
+
+    @property
+    def key_width(self) -> int:
+        """Width of the keys of all heads, and of the queries."""
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def value_width(self) -> int:
+        """Width of the values of all heads, and of the output."""
+        return self.num_heads * self.value_dim
+
+    @property
+    def width(self) -> int:
+        """Width of queries, keys and values together, which the convolution runs over."""
+        return 2 * self.key_width + self.value_width
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        heads = (self.num_heads,)
+        return (
+            Parameter(f"{self.name}.conv.weight", (self.width, self.kernel), Shard.COLUMN),
+            Parameter(f"{self.name}.decay", heads, Shard.COLUMN),
+            Parameter(f"{self.name}.decay_bias", heads, Shard.COLUMN),
+        )
+
+
+Operator = Matmul | Attention | DeltaRule | Pointwise | Lookup
 _SIZES = {  # operator -> names of its numeric fields
     kind: tuple(f.name for f in fields(kind) if f.type in (int, float, int | None))
     for kind in get_args(Operator)
@@ -299,6 +355,13 @@ def reads_alike(previous: Operator | None, operator: Operator) -> bool:
         return False
     first, second = ((matmul.in_features, matmul.shard) for matmul in (previous, operator))
     return first == second and operator.shard is Shard.COLUMN
+
+
+def divided_heads(operator: Operator) -> int:
+    """The number of an operator's heads that tensor parallelism divides whole; 0 where it has none."""
+    if isinstance(operator, Attention):
+        return operator.num_kv_heads
+    return operator.num_key_heads if isinstance(operator, DeltaRule) else 0
 
 
 def num_weights(layers: Iterable[Layer]) -> int:

@@ -7,7 +7,17 @@ from graphlib import CycleError
 from itertools import pairwise
 
 from workbench.data.sample import WHERE_SET
-from workbench.model.layer import ANY, Attention, Layer, LayerKind, Matmul, Reach, TokenCount, num_weights
+from workbench.model.layer import (
+    ANY,
+    Attention,
+    Layer,
+    LayerKind,
+    Matmul,
+    Reach,
+    TokenCount,
+    divided_heads,
+    num_weights,
+)
 from workbench.model.module_order import producers_first
 
 TEXT = "text"
@@ -78,9 +88,9 @@ class Module:
 
     @cached_property
     def kv_heads(self) -> frozenset[int]:
-        """Numbers of key/value heads of its attentions, which tp must divide."""
-        operators = (operator for layer in self.layers for operator in layer.operators)
-        return frozenset(op.num_kv_heads for op in operators if isinstance(op, Attention))
+        """Numbers of key/value heads of its attentions, linear ones too, which tp must divide."""
+        heads = (divided_heads(operator) for layer in self.layers for operator in layer.operators)
+        return frozenset(num for num in heads if num)
 
     @cached_property
     def reaches(self) -> tuple[Reach, ...]:

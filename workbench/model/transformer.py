@@ -5,6 +5,8 @@ from enum import StrEnum
 
 from workbench.model.layer import Attention, Matmul, Operator, Pointwise, Shard, TokenCount
 
+GATE = "attention_gate"
+
 
 class Norm(StrEnum):
     """RMS has a scale; LAYER has a scale and a shift."""
@@ -39,6 +41,7 @@ class Heads:
         qk_norm: norm over each head's queries and keys.
         rotary: positions enter by rotating queries and keys.
         num_keys: keys of every query where a window fixes them; None: the whole row.
+        gated: the sigmoid of a gate, which the query's matmul gives too, multiplies the output.
     """
 
     num: int
@@ -50,6 +53,7 @@ class Heads:
     qk_norm: Norm | None = None
     rotary: bool = False
     num_keys: int | None = None
+    gated: bool = False
 
     def __post_init__(self) -> None:
         if self.num < 1 or self.num_kv < 1 or self.dim < 1 or self.num % self.num_kv:
@@ -161,7 +165,11 @@ def attention_operators(width: int, heads: Heads) -> tuple[Operator, ...]:
                 bias=letter in heads.bias,
                 shard=Shard.COLUMN,
             )
-            for letter, out in (("q", heads.q_width), ("k", heads.kv_width), ("v", heads.kv_width))
+            for letter, out in (
+                ("q", (1 + heads.gated) * heads.q_width),
+                ("k", heads.kv_width),
+                ("v", heads.kv_width),
+            )
         ]
     if heads.qk_norm is not None:
         weights = norm_weights(heads.qk_norm, heads.dim)
@@ -172,7 +180,7 @@ def attention_operators(width: int, heads: Heads) -> tuple[Operator, ...]:
     if heads.rotary:
         rotated = heads.q_width + heads.kv_width
         operators.append(Pointwise(name="rotary", width=rotated, num_passes=2, shard=Shard.COLUMN))
-    operators += [
+    operators.append(
         Attention(
             name="attention",
             num_heads=heads.num,
@@ -180,15 +188,19 @@ def attention_operators(width: int, heads: Heads) -> tuple[Operator, ...]:
             head_dim=heads.dim,
             causal=heads.causal,
             num_keys=heads.num_keys,
-        ),
+        )
+    )
+    if heads.gated:
+        operators.append(Pointwise(name=GATE, width=heads.q_width, num_passes=3, shard=Shard.COLUMN))
+    operators.append(
         Matmul(
             name="o_proj",
             in_features=heads.q_width,
             out_features=width,
             bias="o" in heads.bias,
             shard=Shard.ROW,
-        ),
-    ]
+        )
+    )
     return tuple(operators)
 
 

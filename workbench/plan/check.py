@@ -6,7 +6,7 @@ from functools import partial
 from workbench.data.sample import Item
 from workbench.masks.patterns import check_masks
 from workbench.model.item_tokens import check_lengths
-from workbench.model.layer import Attention
+from workbench.model.layer import divided_heads
 from workbench.plan.alike import alike_replicas, first_of_all
 from workbench.plan.check_programs import check_programs
 from workbench.plan.expert_groups import check_experts
@@ -124,10 +124,10 @@ def _check_layers(plan: Plan, stage: Stage) -> None:
 
 def _check_heads(plan: Plan, stage: Stage) -> None:
     for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
-        for operator in layer.operators:
-            if isinstance(operator, Attention) and operator.num_kv_heads % stage.tp:
+        for heads in map(divided_heads, layer.operators):
+            if heads % stage.tp:
                 raise ValueError(
-                    f"stage {stage.id}: tp must divide the {operator.num_kv_heads} key/value heads of "
+                    f"stage {stage.id}: tp must divide the {heads} key/value heads of "
                     f"{stage.module}.{layer.name}, got tp = {stage.tp}"
                 )
 

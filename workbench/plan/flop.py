@@ -4,7 +4,7 @@ from functools import cache
 
 from workbench.cost.roofline import Grid, Work, forward_flop
 from workbench.model.frozen import Needs
-from workbench.model.layer import Attention, Layer
+from workbench.model.layer import Attention, DeltaRule, Layer
 from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.routing import Routing, routing_of
 from workbench.plan.work import even_work_of
@@ -41,7 +41,7 @@ def _is_useful(routing: Routing, microbatch: Microbatch) -> bool:
 
 
 def _layer_flop(layer: Layer, work: Work, need: Needs) -> float:
-    """Count a matmul's forward once more per gradient; attention's twice, whichever weights are trained.
+    """Count a matmul's forward once more per gradient; attention's and a delta rule's twice.
 
     Gradients run back to the layer's input if it needs one, else to the first trained weights. The scores
     that a fused kernel computes again are recompute, not useful FLOP.
@@ -49,8 +49,7 @@ def _layer_flop(layer: Layer, work: Work, need: Needs) -> float:
     total = 0.0
     for index, operator in enumerate(layer.operators):
         needs_input_grad = need.input_grad or (need.weight_grad and index > layer.first_with_weights)
-        gradients = (
-            2 * needs_input_grad if isinstance(operator, Attention) else needs_input_grad + need.weight_grad
-        )
+        is_attention = isinstance(operator, Attention | DeltaRule)
+        gradients = 2 * needs_input_grad if is_attention else needs_input_grad + need.weight_grad
         total += (1 + gradients) * forward_flop(operator, work, WHOLE)
     return total

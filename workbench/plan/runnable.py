@@ -7,7 +7,7 @@ from workbench.masks.patterns import CAUSAL
 from workbench.model.config_fields import Config, number
 from workbench.model.families.family import LanguageModel
 from workbench.model.item_tokens import family_of, source_config
-from workbench.model.layer import Attention, TokenCount
+from workbench.model.layer import Attention, DeltaRule, Operator, TokenCount
 from workbench.model.model_graph import TEXT, Edge, Module
 from workbench.model.projector import Projector, from_text, shown
 from workbench.plan.kernels import Kernels
@@ -36,7 +36,7 @@ def check_runnable(plan: Plan) -> None:
     for stage in plan.stages:
         check_degrees(plan.model.module(stage.module), tp=stage.tp, cp=stage.cp)
         check_shared_tokens(plan, stage)
-        _check_soft_cap(plan, stage)
+        _check_masks(plan, stage)
         _check_kernels(plan, stage)
     check_targets(plan)
 
@@ -193,17 +193,23 @@ def check_shared_tokens(plan: Plan, stage: Stage) -> None:
         )
 
 
-def _check_soft_cap(plan: Plan, stage: Stage) -> None:
-    """Refuse capped attention under other masks: only attention to whole causal items caps scores."""
+def _check_masks(plan: Plan, stage: Stage) -> None:
+    """Refuse masks other than causal ones where attention caps scores or is linear."""
     module = plan.model.module(stage.module)
     operators = (o for layer in module.layers[slice(*stage.layers)] for o in layer.operators)
-    if not any(isinstance(operator, Attention) and operator.is_capped for operator in operators):
-        return
     masks = sorted({sample.mask for sample in plan.batch} - {CAUSAL})
-    if masks:
-        raise ValueError(
-            f"module {module.name!r}: attention under a mask has no soft cap; want {CAUSAL}, got {masks[0]}"
-        )
+    reason = next(filter(None, map(_only_causal, operators)), "") if masks else ""
+    if reason:
+        raise ValueError(f"module {module.name!r}: {reason}; want {CAUSAL}, got {masks[0]}")
+
+
+def _only_causal(operator: Operator) -> str:
+    """Return why an operator runs on whole causal items alone; empty where it does not."""
+    if isinstance(operator, DeltaRule):
+        return "linear attention runs over whole samples from their first token, under no mask"
+    if isinstance(operator, Attention) and operator.is_capped:
+        return "attention under a mask has no soft cap"
+    return ""
 
 
 def _check_kernels(plan: Plan, stage: Stage) -> None:

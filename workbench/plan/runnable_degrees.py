@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from workbench.model.item_tokens import family_of, packs_tiles
-from workbench.model.layer import Attention, Layer, Matmul, Shard
+from workbench.model.layer import Attention, DeltaRule, Layer, Matmul, Shard
 from workbench.model.model_graph import Module
 from workbench.plan.lru_cache import Identity, LruCache
 
@@ -36,7 +36,9 @@ def _reasons(module: Module, tp: int, cp: int) -> Iterator[str]:
         yield f"{family.model_type} does not share tokens over ranks; want cp 1, got {cp}"
     if cp > 1 and packs_tiles(module):
         yield f"tiles are put together on one rank; want cp 1, got {cp}"
-    operators = chain.from_iterable(layer.operators for layer in module.layers)
+    operators = tuple(chain.from_iterable(layer.operators for layer in module.layers))
+    if cp > 1 and any(isinstance(operator, DeltaRule) for operator in operators):
+        yield f"linear attention hands a state from token to token, on one rank; want cp 1, got {cp}"
     if cp > 1 and any(isinstance(operator, Attention) and operator.is_capped for operator in operators):
         yield f"attention over several ranks has no soft cap; want cp 1, got {cp}"
     if tp > 1:

@@ -25,9 +25,10 @@ SUMMED_BIAS = "summed_bias"  # bias of a row product: added once, after the sum
 _BY_NAME = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1", "c_fc"), CutKind.COLUMN),
     **{"linear_fc1": CutKind.COLUMN, "linear_fc2": CutKind.ROW},
+    **dict.fromkeys(("in_proj_z", "in_proj_b", "in_proj_a", "in_proj_qkvz", "in_proj_ba"), CutKind.COLUMN),
     **dict.fromkeys(("o_proj", "out_proj", "dense", "down_proj", "fc2", "c_proj"), CutKind.ROW),
     **dict.fromkeys(("proj", "projection_layer"), CutKind.ROW),
-    **dict.fromkeys(("qkv_proj", "qkv", "gate_up_proj", "c_attn"), CutKind.FUSED),
+    **dict.fromkeys(("qkv_proj", "qkv", "in_proj_qkv", "gate_up_proj", "c_attn"), CutKind.FUSED),
 }
 _PRODUCTS = (nn.Linear, Conv1D)
 _NORMS = (nn.LayerNorm, WideRMSNorm)
@@ -151,6 +152,9 @@ def _module_cuts(layer: StageLayer, name: str, module: Any, kind: CutKind) -> It
         yield "gate_up_proj", Cut(up_dim, (inner, inner))
         yield "down_proj", Cut(down_dim, (inner,))
         return
+    if kind is CutKind.HEADS:
+        yield from ((name, Cut(0, (len(own),))) for name, own in module.named_parameters(recurse=False))
+        return
     out_dim, in_dim = (1, 0) if isinstance(module, Conv1D) else (0, 1)
     unit = _head_width(layer, name)
     if kind is CutKind.ROW:
@@ -189,6 +193,8 @@ def _fused_blocks(layer: StageLayer, name: str, num_out: int) -> tuple[int, ...]
     owner: Any = layer.get_submodule(name.rpartition(".")[0])
     if name.endswith("gate_up_proj"):
         return (num_out // 2, num_out // 2)
+    if hasattr(owner, "key_dim"):  # of all heads; the plan has checked that they divide
+        return (owner.key_dim, owner.key_dim, owner.value_dim)
     if name.endswith(("c_attn", "qkv")):
         return (num_out // 3,) * 3
     keys = int(owner.num_key_value_heads) * int(owner.head_dim)

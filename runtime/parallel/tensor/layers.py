@@ -29,8 +29,12 @@ from runtime.parallel.tensor.sequence import Talk
 
 # Shape suffixes: T = packed tokens, D = hidden width, V = vocabulary of one member.
 
-# Attributes of attention modules that count heads.
-HEAD_COUNTS = ("num_heads", "num_key_value_heads", "split_size", "embed_dim")
+# Attributes of attention modules that count heads, or their features, and that name a head's width.
+HEAD_COUNTS = (
+    *("num_heads", "num_key_value_heads", "split_size", "embed_dim"),
+    *("num_k_heads", "num_v_heads", "key_dim", "value_dim"),
+)
+HEAD_WIDTHS = ("head_dim", "head_k_dim")
 
 
 def parallelize(layer: StageLayer, cuts: Cuts, group: TensorGroup, talk: Talk, num_pieces: int = 1) -> None:
@@ -105,7 +109,7 @@ def _enter_input(
 def _fewer_heads(attention: nn.Module, size: int) -> None:
     """Set the counts of heads, also in the configuration, to those of this member."""
     module: Any = attention
-    if not hasattr(module, "head_dim"):
+    if not any(hasattr(module, width) for width in HEAD_WIDTHS):
         return
     for count in HEAD_COUNTS:
         if hasattr(module, count):

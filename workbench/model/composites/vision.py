@@ -1,5 +1,6 @@
 """Composites with an image encoder: InternVL, Idefics3, Gemma 3, PaliGemma, Mistral 3, DeepSeek-VL, Qwen."""
 
+from dataclasses import replace
 from math import isqrt
 from typing import Any
 
@@ -173,15 +174,21 @@ def _qwen(config: Config, vision: str, llm: str, *, emitted: str) -> Parts:
     return joined(config, {VISION: tower}, {**inner, "model_type": llm})
 
 
-def _qwen3_vl(config: Config, language_model: str = "qwen3_vl_text") -> Parts:
+def _qwen3_vl(
+    config: Config, language_model: str = "qwen3_vl_text", vision: str = "qwen3_vl_vision", usual: int = 4096
+) -> Parts:
+    """A tower with a merger and a language model; `usual`: the default width of that."""
     llm = {**text_config(config, language_model, ties=False), "model_type": language_model}
-    vision_config = {
-        **part_config(config, "vision_config", "qwen3_vl_vision"),
-        "model_type": "qwen3_vl_vision",
-    }
-    check_width(config, vision_config, "out_hidden_size", llm, 4096)
+    vision_config = {**part_config(config, "vision_config", vision), "model_type": vision}
+    check_width(config, vision_config, "out_hidden_size", llm, usual)
     tower = Part(config=vision_config, weights={"": "model.visual."}, items={"images": [PAGE_PX]})
     return joined(config, {VISION: tower}, llm)
+
+
+def _qwen3_5(config: Config, language_model: str, usual: int) -> Parts:
+    """As Qwen3-VL; released checkpoints have a head besides that transformers leaves out."""
+    head = Dropped(weights="mtp.", what="head that predicts several tokens")
+    return replace(_qwen3_vl(config, language_model, "qwen3_5_vision", usual), dropped=(head,))
 
 
 def _mistral3(config: Config) -> Parts:
@@ -288,6 +295,16 @@ COMPOSITES = (
         name="Qwen3-VL with experts",
         model_type="qwen3_vl_moe",
         take_apart=lambda config: _qwen3_vl(config, "qwen3_vl_moe_text"),
+    ),
+    Composite(
+        name="Qwen3.5",
+        model_type="qwen3_5",
+        take_apart=lambda config: _qwen3_5(config, "qwen3_5_text", 4096),
+    ),
+    Composite(
+        name="Qwen3.5 with experts",
+        model_type="qwen3_5_moe",
+        take_apart=lambda config: _qwen3_5(config, "qwen3_5_moe_text", 2048),
     ),
     Composite(name="InternVL", model_type="internvl", take_apart=_internvl),
     Composite(name="Gemma 3 with images", model_type="gemma3", take_apart=_gemma3),

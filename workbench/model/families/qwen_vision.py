@@ -19,7 +19,7 @@ from workbench.model.projector import Projector
 from workbench.model.shape import Shape
 from workbench.model.transformer import Block, Heads, Mlp, Norm, norm
 
-_DEEPSTACK = (8, 16, 24)
+_MERGED, _DEEPSTACK = "deepstack_visual_indexes", (8, 16, 24)
 
 
 def _qwen2_vl(config: Config) -> Tower:
@@ -81,14 +81,13 @@ def _qwen3_vl(config: Config) -> Tower:
         norm=Norm.LAYER,
     )
     merge, out = whole(config, "spatial_merge_size", 2) ** 2, whole(config, "out_hidden_size", 3584)
-    merged = layer_indices(config, "deepstack_visual_indexes", _DEEPSTACK)
+    merged = layer_indices(config, _MERGED, _DEEPSTACK)
     depth = whole(config, "depth", 27)
     if out % merge:
         raise ValueError(f"out_hidden_size must be a multiple of the {merge} patches that merge, got {out}")
     if len(set(merged)) < len(merged) or max(merged, default=0) >= depth:
         raise ValueError(
-            f"deepstack_visual_indexes must name some of the blocks 0 to {depth - 1} once each, "
-            f"got {list(merged)}"
+            f"{_MERGED} must name some of the blocks 0 to {depth - 1} once each, got {list(merged)}"
         )
     layers = []
     for index, block_layer in enumerate(block_layers(block, depth)):
@@ -287,7 +286,7 @@ _EXAMPLE_3 = Example(
         "patch_size": 4,
         "num_position_embeddings": 64,
         "out_hidden_size": EXAMPLE_WIDTH,
-        "deepstack_visual_indexes": [1],
+        _MERGED: [1],
     },
     tokens=(128, 32),
 )
@@ -310,6 +309,19 @@ QWEN3_VL = Encoder(
     processed=_processed,
     unprocessed=_UNPROCESSED,
     image_tokens=_image_tokens_3,
+)
+QWEN3_5_VISION = replace(
+    QWEN3_VL,
+    name="Qwen3.5 vision",
+    model_type="qwen3_5_vision",
+    examples={
+        "qwen3.5 vision": replace(
+            _EXAMPLE_3,
+            config={key: value for key, value in _EXAMPLE_3.config.items() if key != _MERGED},
+        )
+    },
+    aliases=("qwen3_5", "qwen3_5_moe", "qwen3_5_moe_vision"),
+    make=lambda config: _qwen3_vl({**config, _MERGED: []}),
 )
 QWEN3_OMNI_VISION = replace(
     QWEN3_VL,

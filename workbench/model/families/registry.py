@@ -26,10 +26,12 @@ from workbench.model.families.mixtures import MIXTRAL, QWEN3_MOE, QWEN3_OMNI_TEX
 from workbench.model.families.mllama import MLLAMA_TEXT, MLLAMA_VISION
 from workbench.model.families.phi4_audio import PHI4_AUDIO
 from workbench.model.families.qwen3_omni_audio import QWEN3_OMNI_AUDIO
+from workbench.model.families.qwen_hybrid import QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_NEXT
 from workbench.model.families.qwen_vision import (
     OMNI_VISION,
     QWEN2_5_VL,
     QWEN2_VL,
+    QWEN3_5_VISION,
     QWEN3_OMNI_VISION,
     QWEN3_VL,
 )
@@ -64,6 +66,9 @@ FAMILIES: tuple[Family, ...] = (
     QWEN3_VL_TEXT,
     QWEN3_VL_MOE_TEXT,
     QWEN3_OMNI_TEXT,
+    QWEN3_NEXT,
+    QWEN3_5_TEXT,
+    QWEN3_5_MOE_TEXT,
     PHI,
     PHI3,
     Family(
@@ -92,6 +97,7 @@ FAMILIES: tuple[Family, ...] = (
     OMNI_VISION,
     QWEN3_VL,
     QWEN3_OMNI_VISION,
+    QWEN3_5_VISION,
     INTERNVIT,
     MLLAMA_VISION,
     LLAMA4_VISION,

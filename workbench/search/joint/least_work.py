@@ -21,7 +21,7 @@ from workbench.cost.least_time import LeastTimes
 from workbench.cost.model import CostModel, RowWork, Work
 from workbench.job.job import Job
 from workbench.model.frozen import Needs
-from workbench.model.layer import Attention, TokenCount
+from workbench.model.layer import TokenCount
 from workbench.model.model_graph import Module
 from workbench.plan.build import chunked_microbatches
 from workbench.plan.routing import routing_of
@@ -221,13 +221,7 @@ class _ModuleWork:
         """Possible tensor-parallel degrees; none: unknown."""
         if self._stages:
             return tuple(sorted({stage.tp for stage in self._stages}))
-        heads = [
-            op.num_kv_heads
-            for each in self._module.layers
-            for op in each.operators
-            if isinstance(op, Attention)
-        ]
-        common = math.gcd(*heads)
+        common = math.gcd(*self._module.kv_heads)
         return tuple(tp for tp in range(1, min(common, self._num_ranks) + 1) if common % tp == 0)
 
     def alike(self, row: RowWork) -> Callable[[Work, tuple[Needs, ...]], tuple[Calls, ...]]:

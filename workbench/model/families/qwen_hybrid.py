@@ -1,0 +1,166 @@
+"""Qwen3.5 and Qwen3-Next: gated DeltaNet in most blocks, gated attention in the others; also with experts."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from workbench.model.config_fields import Config, count, flag, layer_indices, number, text, whole
+from workbench.model.delta_net import DeltaNet, with_delta_net
+from workbench.model.experts import Experts, with_experts
+from workbench.model.families.decoder import default_sizes, llama_like
+from workbench.model.families.family import (
+    EXAMPLE_LLM,
+    Example,
+    LanguageModel,
+    Layers,
+    check_fixed_positions,
+)
+from workbench.model.transformer import Mlp, Norm
+
+HEAD = 256  # default width of a head
+ROTATED = 0.25  # default share of a head that rotates
+LINEAR, FULL = "linear_attention", "full_attention"
+_FULL_EVERY = 4  # blocks
+_SHARE = "partial_rotary_factor"
+
+_DENSE = default_sizes(248320, 4096, 12288, 32, 16, num_key_value_heads=4, head_dim=HEAD)
+_SPARSE = default_sizes(248320, 2048, 512, 40, 16, num_key_value_heads=2, head_dim=HEAD)
+_NEXT = default_sizes(151936, 2048, 5632, 48, 16, num_key_value_heads=2, head_dim=HEAD)
+
+
+def _hybrid(config: Config, sizes: Mapping[str, Any], *, fused: bool = False) -> Layers:
+    """Blocks with gated attention, of which most have linear attention in its place.
+
+    Args:
+        sizes: defaults of the configuration.
+        fused: as of `DeltaNet`.
+    """
+    heads = {"bias": "qkvo" if flag(config, "attention_bias") else "", "qk_norm": Norm.RMS, "gated": True}
+    embed, *blocks, head = llama_like(config, defaults=sizes, heads=heads, mlp={})
+    net = DeltaNet(
+        num=whole(config, "linear_num_value_heads", 32),
+        num_keys=whole(config, "linear_num_key_heads", 16),
+        key_dim=whole(config, "linear_key_head_dim", 128),
+        value_dim=whole(config, "linear_value_head_dim", 128),
+        kernel=whole(config, "linear_conv_kernel_dim", 4),
+        fused=fused,
+    )
+    kinds = _kinds(config, len(blocks))
+    return (
+        embed,
+        *(
+            with_delta_net(block, net) if kind == LINEAR else block
+            for block, kind in zip(blocks, kinds, strict=True)
+        ),
+        head,
+    )
+
+
+def _kinds(config: Config, num_blocks: int) -> tuple[str, ...]:
+    """[blocks] the kind of each one's attention.
+
+    Raises:
+        ValueError: an unknown kind, or not one for every block.
+    """
+    every, listed = whole(config, "full_attention_interval", _FULL_EVERY), config.get("layer_types")
+    if listed is None:
+        return tuple(LINEAR if (index + 1) % every else FULL for index in range(num_blocks))
+    is_list = isinstance(listed, list | tuple) and len(listed) == num_blocks
+    if not is_list or not all(kind in (LINEAR, FULL) for kind in listed):
+        raise ValueError(
+            f"{config['model_type']}: layer_types must be {LINEAR} or {FULL} for each of the {num_blocks} "
+            f"blocks, got {listed!r:.80}"
+        )
+    return tuple(listed)
+
+
+def _sparse(config: Config, layers: Layers, *, num: int, chosen: int) -> Layers:
+    """The layers with routed experts and a gated shared one; listed blocks, and others, keep their MLP.
+
+    Args:
+        num, chosen: default numbers of experts in a layer and per token.
+    """
+    activation = text(config, "hidden_act", "silu")
+    experts = Experts(
+        num=count(config, "num_experts", num),
+        num_chosen=whole(config, "num_experts_per_tok", chosen),
+        mlp=Mlp(
+            width=whole(config, "moe_intermediate_size", 512), gated=True, activation=activation, fused=True
+        ),
+        shared=Mlp(
+            width=whole(config, "shared_expert_intermediate_size", 512), gated=True, activation=activation
+        ),
+        gates_shared=True,
+    )
+    step, dense = whole(config, "decoder_sparse_step", 1), layer_indices(config, "mlp_only_layers", ())
+    embed, *blocks, head = layers
+    return (
+        embed,
+        *(
+            with_experts(block, experts) if index not in dense and (index + 1) % step == 0 else block
+            for index, block in enumerate(blocks)
+        ),
+        head,
+    )
+
+
+def _qwen3_5_moe(config: Config) -> Layers:
+    every_block = {**config, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    return _sparse(every_block, _hybrid(config, _SPARSE), num=256, chosen=8)
+
+
+def _qwen3_next(config: Config) -> Layers:
+    return _sparse(config, _hybrid(config, _NEXT, fused=True), num=512, chosen=10)
+
+
+def _check(config: Config) -> None:
+    """Refuse a part of a head that does not rotate pairs of channels, or that rotary axes do not fill."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    share = number({**config, _SHARE: rope.get(_SHARE, config.get(_SHARE))}, _SHARE, ROTATED)
+    head = whole(config, "head_dim", HEAD)
+    rotated = int(head * share)
+    if rotated < 2 or rotated % 2 or rotated > head:
+        raise ValueError(
+            f"{_SHARE} must make an even number of a head's {head} channels rotate, got {share:g}; "
+            f"nearest: {min(max(round(rotated / 2), 1) * 2, head // 2 * 2) / head:g}"
+        )
+    check_fixed_positions({**config, "head_dim": rotated})
+
+
+_EXAMPLE = EXAMPLE_LLM | {
+    "head_dim": 32,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "layer_types": [LINEAR, FULL, LINEAR, FULL],
+}
+_AXES = {
+    "rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1], "partial_rotary_factor": ROTATED}
+}
+_EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 96,
+    "shared_expert_intermediate_size": 96,
+}
+QWEN3_5_TEXT = LanguageModel(
+    name="Qwen3.5 text",
+    model_type="qwen3_5_text",
+    check_config=_check,
+    examples={"qwen3.5 text": Example(config=_EXAMPLE | _AXES)},
+    make=lambda config: _hybrid(config, _DENSE),
+)
+QWEN3_5_MOE_TEXT = LanguageModel(
+    name="Qwen3.5 text with experts",
+    model_type="qwen3_5_moe_text",
+    check_config=_check,
+    examples={"qwen3.5 text with experts": Example(config=_EXAMPLE | _AXES | _EXPERTS)},
+    make=_qwen3_5_moe,
+)
+QWEN3_NEXT = LanguageModel(
+    name="Qwen3-Next",
+    model_type="qwen3_next",
+    check_config=_check,
+    examples={"qwen3-next": Example(config=_EXAMPLE | _EXPERTS | {"mlp_only_layers": [1]})},
+    make=_qwen3_next,
+)
