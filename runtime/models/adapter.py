@@ -1,7 +1,7 @@
 """Interface of an architecture to the runtime: how to build each layer, and the names of its weights."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -214,6 +214,10 @@ class StageLayer(nn.Module, ABC):
         kinds = dict(self.mixture_kinds)
         return {name: kinds[type(m)](m) for name, m in self.named_modules() if type(m) in kinds}
 
+    def constants(self) -> dict[str, Tensor]:
+        """Local name -> buffer that checkpoints have beside the weights, in its own type; not trained."""
+        return {name: buffer for name, buffer in self.named_buffers() if name in self.state_dict()}
+
     def fill(self, name: str) -> Fill:
         """Initial distribution of a parameter by local name: norms identity, biases 0, others normal."""
         owner: Any = self.get_submodule(name.rpartition(".")[0])
@@ -369,11 +373,17 @@ class Adapter(ABC):
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Hugging Face name -> shape of every weight of the whole module; tied ones once."""
-        layers = (self.build(index) for index in range(self.num_layers))
+        return self._shapes(lambda layer: dict(layer.named_parameters()))
+
+    def stored_shapes(self) -> dict[str, tuple[int, ...]]:
+        """As `shapes`, also of the layers' constants: every tensor that a checkpoint has."""
+        return self._shapes(lambda layer: dict(layer.named_parameters()) | layer.constants())
+
+    def _shapes(self, tensors_of: Callable[[StageLayer], Mapping[str, Tensor]]) -> dict[str, tuple[int, ...]]:
         shapes = {
-            layer.hugging_face_name(name): tuple(parameter.shape)
-            for layer in layers
-            for name, parameter in layer.named_parameters()
+            layer.hugging_face_name(name): tuple(tensor.shape)
+            for layer in (self.build(index) for index in range(self.num_layers))
+            for name, tensor in tensors_of(layer).items()
         }
         return {name: shape for name, shape in shapes.items() if name not in self.aliases}
 
