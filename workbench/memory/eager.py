@@ -18,6 +18,7 @@ from workbench.model.layer import (
     Shard,
     reads_alike,
 )
+from workbench.model.transformer import PARTIAL_ROTARY
 
 # Memory-bound operators whose backward needs no tensor of the forward.
 RESIDUAL = "residual"
@@ -37,6 +38,7 @@ ACTIVATION_TENSORS = {
     "gelu_new": 4,
     "qk_norm": 1,
     "router_softmax": 1,
+    "router_sigmoid": 1,
 }
 
 ACTIVATIONS = tuple(f".{name}" for name in ACTIVATION_TENSORS)
@@ -111,8 +113,10 @@ def shared_bytes(layer: Layer, needs: Needs, setting: Setting) -> int:
     attention = next((op for op in layer.operators if isinstance(op, Attention)), None)
     if not needs.any or attention is None:
         return 0
-    rotates = any(op.name.endswith(ROTARY) for op in layer.operators)
-    tables = 2 * attention.head_dim * setting.element_bytes if rotates else 0
+    rotation = next((op for op in layer.operators if op.name.endswith(ROTARY)), None)
+    num_heads = attention.num_heads + attention.num_kv_heads
+    rotated = rotation.width / num_heads if isinstance(rotation, Pointwise) else 0
+    tables = 2 * rotated * setting.element_bytes
     indices = 2 * INDEX_BYTES if setting.is_gathered else 0
     return round(setting.tokens(attention) * (tables + indices))
 
@@ -302,13 +306,16 @@ def _is_fused(operator: Operator | None) -> bool:
 def is_head_major(layer: Layer) -> bool:
     """Whether attention stores queries head by head, so that its output is copied.
 
-    In transformers: Whisper, the one architecture whose queries have a bias and keys none; Phi-3 (one
-    projection, without a bias) and Phi (attention parallel to the MLP), which concatenate queries from
-    rotated and other parts.
+    In transformers: Whisper, the one architecture whose queries have a bias and keys none; and those that
+    concatenate queries from rotated and other parts: GLM, Phi-3 (one projection without a bias before causal
+    attention) and Phi (attention parallel to the MLP).
     """
     bias = {op.name: op.bias for op in layer.operators if isinstance(op, Matmul)}
     is_whisper = bias.get("q_proj", False) and not bias.get("k_proj", True)
-    return is_whisper or is_parallel(layer) or not bias.get("qkv_proj", True)
+    is_causal = any(isinstance(op, Attention) and op.causal for op in layer.operators)
+    is_phi3 = is_causal and not bias.get("qkv_proj", True)
+    is_glm = any(op.name == PARTIAL_ROTARY for op in layer.operators)
+    return is_whisper or is_parallel(layer) or is_phi3 or is_glm
 
 
 def is_parallel(layer: Layer) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from workbench.cost.expert_parallel import COMBINE, FOR_ALL, ROUTER
+from workbench.cost.expert_parallel import COMBINE, ROUTER
 from workbench.memory.eager import (
     BIAS,
     OVERLAP,
@@ -17,7 +17,7 @@ from workbench.memory.eager import (
     score_bytes,
 )
 from workbench.memory.setting import Setting
-from workbench.model.experts import SHARED, is_of_expert
+from workbench.model.experts import SHARED, begins_with_shared, is_of_expert
 from workbench.model.frozen import Needs
 from workbench.model.layer import Attention, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise, Shard
 
@@ -113,11 +113,11 @@ class _BackwardPeak:
 
 
 def _run_order(layer: Layer) -> list[int]:
-    """Return operators' indices in run order: an undistributed expert for all tokens before the router."""
+    """Return operators' indices in run order: an expert for all tokens before the router, where it is."""
     indices = range(len(layer.operators))
-    shared = [index for index in indices if layer.operators[index].name.startswith(SHARED)]
-    if not shared:
+    if not begins_with_shared(layer):
         return list(indices)
+    shared = [index for index in indices if layer.operators[index].name.startswith(SHARED)]
     router = next(index for index in indices if layer.operators[index].name == ROUTER)
     rest = [index for index in indices[router:] if index not in shared]
     return [*indices[:router], *shared, *rest]
@@ -133,19 +133,17 @@ class _Gradients:
     """Bytes of weights' gradients while a backward is at each of the operators.
 
     Those of experts are parts of one tensor for all experts of the layer. Where a mixture slices its experts
-    out of it one at a time (Mixtral in transformers), the gradient of each is a tensor for all of them, zeros
-    but for its part: with the sum so far and the new sum there are three of the gates' and ups' and one of
-    the downs'. Where it splits them at once (Llama 4 and distributed experts) the parts wait until all exist,
-    and are then joined, the downs first.
+    out of it one at a time (Mixtral and GLM in transformers), the gradient of each is a tensor for all of
+    them, zeros but for its part: with the sum so far and the new sum there are three of the gates' and ups'
+    and one of the downs'. Where it splits them at once (Llama 4 and distributed experts) the parts wait until
+    all exist, and are then joined, the downs first.
     """
 
     def __init__(self, layer: Layer, setting: Setting) -> None:
         self._own = [_gradient_bytes(operator, setting) for operator in layer.operators]
         self._order = _run_order(layer)
         self._expert_indices = [i for i, op in enumerate(layer.operators) if is_of_expert(op)]
-        self._is_apart = setting.grid.ep > 1 or any(
-            op.name.startswith((SHARED, FOR_ALL)) for op in layer.operators
-        )
+        self._is_apart = setting.grid.ep > 1 or begins_with_shared(layer)
         matmuls = [self._own[i] for i in self._expert_indices if isinstance(layer.operators[i], Matmul)]
         self._ups, self._downs = sum(matmuls[::2]), sum(matmuls[1::2])
         names = [layer.operators[i].name.rpartition(".")[0] for i in self._expert_indices]

@@ -8,13 +8,15 @@ from workbench.model.transformer import Mlp, mlp_operators
 EXPERT = "mlp.expert."  # prefix of the operators of experts
 SHARED = "mlp.shared"
 JOIN = "mlp.join"
+SOFTMAX, SIGMOID = "mlp.router_softmax", "mlp.router_sigmoid"  # of a router's scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """`num` MLPs of one shape, of which a router picks `num_chosen` per token; `shared` runs for all tokens.
 
-    Each works on `capacity` times an equal share of rows: above 1 where rows are padded.
+    Each works on `capacity` times an equal share of rows: above 1 where rows are padded. `scores` names the
+    operator that makes shares of the router's scores.
     """
 
     num: int
@@ -22,6 +24,7 @@ class Experts:
     mlp: Mlp
     shared: Mlp | None = None
     capacity: float = 1.0
+    scores: str = SOFTMAX
 
     def __post_init__(self) -> None:
         if self.num_chosen > self.num:
@@ -51,6 +54,15 @@ def role_in_expert(operator: Operator) -> str:
     return operator.name.removeprefix(EXPERT).partition(".")[2]
 
 
+def begins_with_shared(layer: Layer) -> bool:
+    """Whether an expert for all tokens runs before the router, as Llama 4's; GLM's runs after the others.
+
+    Recognised by the router's scores, as GLM's alone are sigmoids.
+    """
+    names = [operator.name for operator in layer.operators]
+    return SIGMOID not in names and any(name.startswith(SHARED) for name in names)
+
+
 def with_experts(block: Layer, experts: Experts) -> Layer:
     """The block with a router and experts in place of its MLP's operators.
 
@@ -72,7 +84,7 @@ def with_experts(block: Layer, experts: Experts) -> Layer:
 def _expert_operators(width: int, experts: Experts) -> tuple[Operator, ...]:
     share = experts.capacity * experts.num_chosen / experts.num
     router = Matmul(name="mlp.router", in_features=width, out_features=experts.num)
-    softmax = Pointwise(name="mlp.router_softmax", width=experts.num, num_passes=2)
+    scores = Pointwise(name=experts.scores, width=experts.num, num_passes=2)
     expert_operators = [
         replace(operator, tokens_scale=share)
         for index in range(experts.num)
@@ -81,4 +93,4 @@ def _expert_operators(width: int, experts: Experts) -> tuple[Operator, ...]:
     ]
     joined = Pointwise(name=JOIN, width=width, num_passes=experts.num_chosen + 1)
     shared = () if experts.shared is None else mlp_operators(SHARED, width, experts.shared)
-    return (router, softmax, *expert_operators, *shared, joined)
+    return (router, scores, *expert_operators, *shared, joined)
