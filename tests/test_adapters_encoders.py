@@ -23,7 +23,6 @@ from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni_3
-from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 
 from experiments.doors.whole_models import DETOURS, qwen_features
 from runtime.models import vision_scaled
@@ -61,6 +60,14 @@ STACKED: dict[str, Any] = QWEN | {
     "intermediate_size": 40,
     "num_position_embeddings": 25,
     "deepstack_visual_indexes": [2, 0],
+}
+
+GLM: dict[str, Any] = QWEN | {
+    "hidden_size": 32,
+    "out_hidden_size": tiny_models.WIDTH,
+    "intermediate_size": 40,
+    "image_size": 20,
+    "hidden_act": "silu",
 }
 
 
@@ -101,10 +108,6 @@ def qwen25_tower(config: dict[str, Any]) -> nn.Module:
     return model
 
 
-def qwen3_tower(config: dict[str, Any]) -> nn.Module:
-    return qwen3.Qwen3VLVisionModel(qwen3.Qwen3VLVisionConfig.from_dict(config))
-
-
 def omni_tower(config: dict[str, Any]) -> nn.Module:
     model = omni.Qwen2_5OmniVisionEncoder(omni.Qwen2_5OmniVisionEncoderConfig.from_dict(config))
     widen_norms(model, omni.Qwen2_5OmniRMSNorm)
@@ -113,6 +116,15 @@ def omni_tower(config: dict[str, Any]) -> nn.Module:
 
 def omni_3_tower(config: dict[str, Any]) -> nn.Module:
     return omni_3.Qwen3OmniMoeVisionEncoder(omni_3.Qwen3OmniMoeVisionEncoderConfig.from_dict(config))
+
+
+def whole_model(config: dict[str, Any]) -> nn.Module:
+    """transformers' own, with norms that stay in float64."""
+    (config_class,) = (each for each in AutoModel._model_mapping if each.model_type == config["model_type"])
+    model: nn.Module = AutoModel.from_config(config_class.from_dict(config))
+    for norm in {type(each) for each in model.modules() if type(each).__name__.endswith("RMSNorm")}:
+        widen_norms(model, norm)
+    return model
 
 
 # Of its own adapter, which has to fit, though it is no part of the tower.
@@ -163,7 +175,7 @@ CASES = {
     "qwen3-vl": Case(
         STACKED | {"model_type": "qwen3_vl_vision"},
         ((48, 12), (60, 15)),
-        qwen3_tower,
+        whole_model,
         qwen_features,
         projected=False,
     ),
@@ -171,6 +183,13 @@ CASES = {
         STACKED | {"model_type": "qwen3_omni_moe_vision_encoder"},
         ((48, 12), (60, 15)),
         omni_3_tower,
+        qwen_features,
+        projected=False,
+    ),
+    "glm-4v": Case(
+        GLM | {"model_type": "glm4v_vision"},
+        ((48, 12), (60, 15)),
+        whole_model,
         qwen_features,
         projected=False,
     ),
@@ -224,15 +243,6 @@ CASES = {
         lambda model, mel: model(mel.t()[None], None)[0],
     ),
 }
-
-
-def whole_model(config: dict[str, Any]) -> nn.Module:
-    """transformers' own, with norms that stay in float64."""
-    (config_class,) = (each for each in AutoModel._model_mapping if each.model_type == config["model_type"])
-    model: nn.Module = AutoModel.from_config(config_class.from_dict(config))
-    for norm in {type(each) for each in model.modules() if type(each).__name__.endswith("RMSNorm")}:
-        widen_norms(model, norm)
-    return model
 
 
 # Every family that no other test holds against transformers is tried by its examples.
@@ -308,7 +318,7 @@ def test_two_items_of_an_encoder_equal_transformers(name: str, monkeypatch: pyte
         assert parameter.grad is not None, key
 
 
-@pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl", "qwen3-vl", "llama4-vision"])
+@pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl", "qwen3-vl", "glm-4v", "llama4-vision"])
 def test_rotations_equal_transformers_in_float32(name: str) -> None:
     """Against the untouched attention."""
     case = CASES[name]

@@ -8,7 +8,8 @@ from runtime.world.pool import Pool
 
 # Where the account was furthest off before it knew: scores and logits that are bent, gradients of
 # stacked experts, norms without weights, gates and tapped outputs, a merger that is cut, biases of
-# scores, and an activation whose result is the next product's input.
+# scores, an activation whose result is the next product's input, heads that are rotated in part, and an
+# expert for all tokens that runs last.
 WORST = (
     "gemma2, tp 2",
     "mixtral, recompute",
@@ -17,6 +18,9 @@ WORST = (
     "qwen2.5-vl, tp 2",
     "phi-4 audio, all",
     "opt, lengths",
+    "glm-4.1v text, recompute",
+    "glm-4.5v text, tp 2, recompute",
+    "glm-4v, tp 2",
 )
 
 

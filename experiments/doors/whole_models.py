@@ -9,6 +9,8 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig
 from transformers.models.auto import modeling_auto
+from transformers.models.glm4v import modeling_glm4v as glm4v
+from transformers.models.glm4v_moe import modeling_glm4v_moe as glm4v_moe
 from transformers.models.llama4 import modeling_llama4 as llama4
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
@@ -18,6 +20,7 @@ from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 
 from experiments.doors.whole_configs import CONFIGS
 from runtime.data.batches import SyntheticSource, microbatch_data
+from runtime.models.glm import CORRECTION, CorrectedRouter
 from runtime.models.llama4 import scaled_to_one, turned
 from runtime.models.mixture import WideRouter
 from runtime.models.norm import replace_parts, widen_norms
@@ -115,8 +118,26 @@ def wide_router(router: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
     return torch.full_like(logits, float("-inf")).scatter_(1, index, value).sigmoid(), logits
 
 
+def wide_positions(
+    table: Any, embeddings: Tensor, lengths: Tensor, image_shapes: Tensor, h_coords: Tensor, w_coords: Tensor
+) -> Tensor:
+    """Positions of GLM-4V's tower, interpolated in the model's type from coordinates in float32."""
+    image = torch.arange(len(lengths)).repeat_interleave(lengths)
+    places = ((w_coords + 0.5) / image_shapes[image, 2], (h_coords + 0.5) / image_shapes[image, 1])
+    grid = torch.stack(places, dim=-1) * 2 - 1
+    weight = table.position_embedding.weight
+    square = weight.T.unflatten(1, 2 * (table.image_size // table.patch_size,))[None]
+    between = nn.functional.grid_sample(
+        square, grid.to(weight)[None, :, None], mode="bicubic", align_corners=False, padding_mode="border"
+    )
+    return embeddings + between[0, :, :, 0].T
+
+
+ROTATED = (omni, qwen2, qwen2_5, qwen3, omni_3, glm4v, glm4v_moe)
 DETOURS: tuple[tuple[Any, str, Any], ...] = (  # of transformers through float32, and what goes without
-    *((each, "apply_rotary_pos_emb_vision", wide_rotation) for each in (omni, qwen2, qwen2_5, qwen3, omni_3)),
+    *((each, "apply_rotary_pos_emb_vision", wide_rotation) for each in ROTATED),
+    (glm4v.Glm4vVisionEmbeddings, "forward", wide_positions),
+    (glm4v_moe.Glm4vMoeVisionEmbeddings, "forward", wide_positions),
     (llama4, "vision_apply_rotary_emb", wide_turns),
     (llama4, "apply_rotary_emb", lambda q, k, angles: (turned(q, angles), turned(k, angles))),
     (llama4.Llama4TextL2Norm, "forward", lambda norm, x: scaled_to_one(x, norm.eps)),
@@ -208,6 +229,11 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "qwen2_5_vl": seen_by_qwen,
     "qwen3_vl": seen_by_qwen,
     "qwen3_vl_moe": seen_by_qwen,
+    "glm4v": seen_by_qwen,
+    "glm4v, tied": seen_by_qwen,
+    "glm4v_moe": seen_by_qwen,
+    "glm46v": seen_by_qwen,
+    "glm46v, experts": seen_by_qwen,
     "qwen2_audio": heard_whole,
     "audioflamingo3": heard_by_flamingo,
     "voxtral": heard,
@@ -231,12 +257,16 @@ def whole_model(config: dict[str, Any]) -> Any:
         type(module) for module in built_model.modules() if type(module).__name__.endswith("RMSNorm")
     }:
         widen_norms(built_model, norm, GEMMA_OFFSET if norm.__name__.startswith("Gemma") else 0.0)
-    for router in {
-        type(module) for module in built_model.modules() if type(module).__name__.endswith("TopKRouter")
-    }:
-        replace_parts(built_model, router, WideRouter)
-        built_model.set_experts_implementation("eager")  # the others know no float64
-    return built_model.double().eval().requires_grad_()  # complex angles stay complex
+    for ending, own_router in (("TopKRouter", WideRouter), ("TopkRouter", CorrectedRouter)):
+        for router in {
+            type(module) for module in built_model.modules() if type(module).__name__.endswith(ending)
+        }:
+            replace_parts(built_model, router, own_router)
+            built_model.set_experts_implementation("eager")  # the others know no float64
+    built_model.double().eval().requires_grad_()  # complex angles stay complex
+    for router in (module for module in built_model.modules() if isinstance(module, CorrectedRouter)):
+        router.get_buffer(CORRECTION).data = router.get_buffer(CORRECTION).float()
+    return built_model
 
 
 LOSSES = [name for name in FEATURES if name not in TILED]
@@ -274,6 +304,9 @@ def saved(name: str, folder: Path) -> Any:
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(torch.randn_like(weight), alpha=0.05)
+        for own_name, buffer in model.named_buffers():
+            if own_name.endswith(CORRECTION):
+                buffer.add_(torch.randn_like(buffer), alpha=0.2)
     model.save_pretrained(folder)
     return model
 
@@ -322,6 +355,11 @@ def marked_ids(config: Any, sample: Sample) -> Tensor:
 
 def whole_loss(name: str, model: Any, plan: Plan) -> float:
     """The whole model's loss: the mean over the plan's targets."""
+    return float(whole_loss_tensor(name, model, plan).detach())
+
+
+def whole_loss_tensor(name: str, model: Any, plan: Plan) -> Tensor:
+    """As `whole_loss`, with its graph."""
     source = SyntheticSource(0)
     first = {stage.module: stage for stage in reversed(plan.stages)}
     raw: dict[str, Items] = {}
@@ -355,4 +393,4 @@ def whole_loss(name: str, model: Any, plan: Plan) -> float:
     else:
         logits = model(inputs_embeds=embedded[None], **more_inputs).logits[0]
     loss: Tensor = nn.functional.cross_entropy(logits, last_input.labels)
-    return float(loss.detach())
+    return loss

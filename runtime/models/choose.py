@@ -14,6 +14,7 @@ from runtime.models.mllama import CrossDecoderAdapter, TiledAdapter
 from runtime.models.omni import OmniAudioAdapter, OmniVisionAdapter
 from runtime.models.qwen3_omni import Qwen3OmniAudioAdapter, Qwen3OmniVisionAdapter
 from runtime.models.vision import ClipAdapter, Idefics3Adapter, SiglipAdapter
+from runtime.models.vision_glm import GlmVisionAdapter
 from runtime.models.vision_llama4 import Llama4VisionAdapter
 from runtime.models.vision_rotary import PixtralAdapter, Qwen2VisionAdapter, Qwen25VisionAdapter
 from runtime.models.vision_scaled import Dinov2Adapter, InternVitAdapter
@@ -37,6 +38,7 @@ ADAPTERS: Mapping[str, Callable[[Module], Adapter]] = {
     "qwen2_5_vl_vision": Qwen25VisionAdapter,
     "qwen3_vl_vision": Qwen3VisionAdapter,
     "qwen2_5_omni_vision_encoder": OmniVisionAdapter,
+    "glm4v_vision": GlmVisionAdapter,
     "whisper": WhisperAdapter,
     "voxtral_encoder": VoxtralAdapter,
     "qwen2_audio_encoder": Qwen2AudioAdapter,

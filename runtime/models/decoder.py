@@ -56,6 +56,7 @@ class DecoderFamily:
         norm: class of its RMSNorm, None where it uses LayerNorm.
         norm_offset: 1.0 where the norm's scale is 1 + weight.
         router: class of its router, None where every token goes through the same MLP.
+        own_router: makes ours from it.
         embedding: name of the token table; its padding row is not trained if `pads_embedding`.
         layers: name of the list of its layers.
         final_norm: name of the norm before the head.
@@ -65,6 +66,7 @@ class DecoderFamily:
         cuts, mixture_kinds: as of a `StageLayer`, of its blocks.
         separate_experts: names of experts that checkpoints store one by one; None: they do not.
         transposes_experts: whether they may store them as [experts, in, out].
+        predicts_ahead: whether they may have a block after the last that predicts the token after the next.
     """
 
     config: type[PretrainedConfig]
@@ -76,6 +78,7 @@ class DecoderFamily:
     positions: PositionTable | None = None
     norm_offset: float = 0.0
     router: type[nn.Module] | None = None
+    own_router: Callable[[nn.Module], nn.Module] = WideRouter
     embedding: str = "model.embed_tokens"
     pads_embedding: bool = True
     layers: str = "model.layers"
@@ -87,6 +90,7 @@ class DecoderFamily:
     mixture_kinds: MixtureKinds = ()
     separate_experts: SeparateExperts | None = None
     transposes_experts: bool = False
+    predicts_ahead: bool = False
 
 
 def _std(config: PretrainedConfig) -> float:
@@ -153,7 +157,7 @@ class DecoderBlock(InnerLayer):
         self.block = family.layer(config, layer_idx=index)
         self.rotation = config.layer_types[index] if family.rotates_by_layer_type else ONE_ROTATION
         if family.router is not None:
-            replace_parts(self, family.router, WideRouter)
+            replace_parts(self, family.router, family.own_router)
         if family.adapt is not None:
             family.adapt(self)
         if family.norm is not None:
@@ -208,12 +212,13 @@ class DecoderAdapter(Adapter):
     """A decoder-only language model."""
 
     rotary_name = "model.rotary_emb"
-    ignored = ("model.rotary_emb.",)
 
     def __init__(self, module: Module, family: DecoderFamily) -> None:
         self.family = family
         super().__init__(module)
         self._rotary = None if family.rotary is None else family.rotary(config=self.config)
+        ahead = (f"{family.layers}.{self.num_blocks}.",) if family.predicts_ahead else ()
+        self.ignored = ("model.rotary_emb.", *ahead)
 
     def configured(self, fields: dict[str, Any]) -> PretrainedConfig:
         config = self.family.config.from_dict(fields)
