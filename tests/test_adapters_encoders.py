@@ -24,7 +24,8 @@ from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni_3
 
-from experiments.doors.whole_models import DETOURS, qwen_features
+from experiments.doors.detours import DETOURS
+from experiments.doors.whole_models import qwen_features
 from runtime.models import vision_scaled
 from runtime.models.choose import ADAPTERS, adapter_of
 from runtime.models.encoder import EncoderAdapter, given_to

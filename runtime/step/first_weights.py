@@ -59,9 +59,10 @@ class FirstWeights:
 
     def set_constants(self, layer: StageLayer) -> None:
         """Read the layer's constants, which keep their type; without files they stay as they are built."""
-        for local, buffer in layer.constants().items() if self.reader is not None else ():
-            name = layer.hugging_face_name(local)
-            buffer.copy_(self.reader.read(name, tuple(buffer.shape)))
+        if self.reader is None:
+            return
+        for local, buffer in layer.constants().items():
+            buffer.copy_(self.reader.read(layer.hugging_face_name(local), tuple(buffer.shape)))
 
     def _value(self, layer: StageLayer, parts: WeightParts, name: str, local: str) -> Tensor:
         shape = layer.get_parameter(local).shape
