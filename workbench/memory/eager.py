@@ -3,9 +3,9 @@
 from itertools import pairwise
 from typing import NamedTuple
 
-from workbench.cost.expert_parallel import COMBINE
+from workbench.cost.expert_parallel import COMBINE, ROUTER
 from workbench.memory.setting import INDEX_BYTES, Setting
-from workbench.model.experts import JOIN, is_of_expert
+from workbench.model.experts import JOIN, SIGMOID, is_of_expert
 from workbench.model.frozen import Needs
 from workbench.model.layer import (
     Attention,
@@ -131,6 +131,7 @@ class _LayerAccount:
         self._previous: Operator | None = None
         self._is_biased = any(op.name == BIAS for op in layer.operators)
         self._rotates = any(op.name.endswith(ROTARY) for op in layer.operators)
+        self._scores_sigmoids = any(op.name == SIGMOID for op in layer.operators)
         self._copies = setting.copies_attention or is_head_major(layer)
         self.by_operator: list[float] = []
         self.total: float = 0.0
@@ -140,11 +141,18 @@ class _LayerAccount:
         before = self.total
         width = self._kept_width(operator)
         self.total += self._setting.tokens(operator) * width + self._kept_scores(operator)
+        self.total += self._kept_weight(operator)
         self.by_operator.append(self.total - before)
         if isinstance(operator, Matmul | Lookup) or (isinstance(operator, Pointwise) and operator.weights):
             self._live = self._live or self._trained
         if not operator.name.endswith(ROTARY):
             self._previous = operator
+
+    def _kept_weight(self, operator: Operator) -> float:
+        """Return the bytes of a weight that was copied to a wider type."""
+        if not (isinstance(operator, Matmul) and self._is_widened(operator) and self._live):
+            return 0.0
+        return float(operator.in_features * operator.out_features * self._setting.wide_bytes)
 
     def _kept_width(self, operator: Operator) -> float:
         """Return bytes per token."""
@@ -152,7 +160,8 @@ class _LayerAccount:
         if isinstance(operator, Lookup):
             return self._lookup(operator)
         if isinstance(operator, Matmul):
-            return self._matmul(operator) if self._trained else 0.0
+            wide = operator.in_features * self._setting.wide_bytes if self._is_widened(operator) else 0
+            return self._matmul(operator) + wide if self._trained else 0.0
         if isinstance(operator, Attention):
             return self._attention(operator) / tp if self._live else 0.0
         if operator.name.endswith((SCALE, RESIDUAL)) and operator.weights:
@@ -172,7 +181,6 @@ class _LayerAccount:
 
     def _kept_scores(self, operator: Operator) -> float:
         """Return the bytes of tensors with an element for every pair of tokens of an item, in any order.
-
         A capped attention keeps two of them per head, and a mask of one byte per element; one with a learned
         bias its weights, and the positions of the bias in its table; a window shorter than an item a mask of
         numbers, once for all items of one length. A mask of the samples is one over all tokens.
@@ -212,6 +220,11 @@ class _LayerAccount:
             self._enter(operator, width)
         return width / (self._setting.grid.tp if operator.shard is Shard.ROW else 1)
 
+    def _is_widened(self, operator: Matmul) -> bool:
+        """Whether its input and weight are copied to float32 first, as GLM's router's are."""
+        is_wide = self._setting.element_bytes == self._setting.wide_bytes
+        return operator.name == ROUTER and self._scores_sigmoids and not is_wide
+
     def _is_kept(self, operator: Matmul) -> bool:
         """Whether the input is kept already: an attention's output, unless copied, or a shared input.
 
@@ -243,6 +256,8 @@ class _LayerAccount:
             # Which expert, its rows' tokens and positions, scores and shares.
             chosen = 3 * INDEX_BYTES + 2 * wide
             return num_chosen * (2 * operator.width * size + chosen) + wide
+        if operator.name == SIGMOID:
+            size = wide
         tensors = activation_tensors(operator)
         return operator.width * (tensors + 2 if operator.num_passes > 2 else tensors) * size
 
