@@ -283,7 +283,7 @@ def test_full_sizes_are_counted_as_transformers_builds_them(kind: str, made: Cal
         ({"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 1]}}, "add up to 6, half of a"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"add up to 3, half of a head's rotated part"),
         ({"rope_parameters": {"rope_type": "dynamic"}}, "rope type 'dynamic' depends on the longest"),
-        ({"head_dim": 16}, "head_dim must be 12, the width of 48 over its heads, got 16; nearest: 12"),
+        ({"head_dim": 16}, "head_dim must be 12, hidden_size over num_attention_heads, got 16; nearest: 12"),
     ],
 )
 def test_rotations_that_do_not_fit_are_refused(change: dict[str, Any], words: str) -> None:

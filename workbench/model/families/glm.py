@@ -15,8 +15,8 @@ from workbench.model.transformer import Mlp, Norm, Placement
 _SECTION = (8, 12, 12)  # angles of time, row and column
 _HALF = 0.5  # of a head is rotated
 _DENSE = default_sizes(151552, 4096, 13696, 40, 32, num_key_value_heads=2)
-_SPARSE = default_sizes(151552, 4096, 10944, 46, 96, num_key_value_heads=8)
-_SPARSE_VISION = _SPARSE | {"vocab_size": 151424}
+_SPARSE = default_sizes(151552, 4096, 10944, 46, 96, num_key_value_heads=8, attention_bias=False)
+_SPARSE_VISION = _SPARSE | {"vocab_size": 151424, "attention_bias": True}
 
 HeadDim = Callable[[Config], int]
 
@@ -34,10 +34,11 @@ def _head_of_glm4(config: Config) -> int:
 def _head_of_text(config: Config) -> int:
     """GLM-4V's attention gives its heads all of the width; another `head_dim` would rotate another part."""
     share = _share(config, _DENSE)
-    if whole(config, "head_dim", share) != share:
+    head_dim = whole(config, "head_dim", share)
+    if head_dim != share:
         raise ValueError(
-            f"{config['model_type']}: head_dim must be {share}, the width of {config.get('hidden_size')} "
-            f"over its heads, got {config['head_dim']}; nearest: {share}"
+            f"{config['model_type']}: head_dim must be {share}, hidden_size over num_attention_heads, got "
+            f"{head_dim}; nearest: {share}"
         )
     return share
 
@@ -56,28 +57,34 @@ def _rotary_dim(config: Config, head_dim: int, default: float) -> int:
 
 
 def _dense(config: Config, head_dim: HeadDim, default: float) -> Layers:
-    """Norms before and after attention and MLP; only queries, keys and values have biases."""
+    """Norms before and after attention and MLP; only queries, keys and values have biases.
+
+    Args:
+        default: share of a head that is rotated where nothing says it.
+    """
     width = head_dim(config)
-    has_bias = config["model_type"] == "glm4v_text" or flag(config, "attention_bias", default=True)
     return llama_like(
         {**config, "head_dim": width},
         defaults=_DENSE,
-        heads={"bias": "qkv" if has_bias else "", "rotary_dim": _rotary_dim(config, width, default)},
+        heads={
+            "bias": "qkv" if flag(config, "attention_bias", default=True) else "",
+            "rotary_dim": _rotary_dim(config, width, default),
+        },
         mlp={"fused": True},
         block={"placement": Placement.SANDWICH},
     )
 
 
-def _mixture(config: Config, sizes: Mapping[str, Any], *, has_bias: bool) -> Layers:
-    """Blocks with routed experts and a shared one, after some with an MLP.
+def _glm4v_text(config: Config) -> Layers:
+    """Always with biases."""
+    return _dense({**config, "attention_bias": True}, _head_of_text, 1.0)
 
-    Args:
-        sizes: defaults of the configuration.
-        has_bias: whether queries, keys and values have biases where nothing says it.
-    """
+
+def _mixture(config: Config, sizes: Mapping[str, Any]) -> Layers:
+    """Blocks with routed experts and a shared one, after some with an MLP; `sizes`: defaults."""
     width = _head_of_sparse(config)
     heads = {
-        "bias": "qkv" if flag(config, "attention_bias", default=has_bias) else "",
+        "bias": "qkv" if flag(config, "attention_bias", default=sizes["attention_bias"]) else "",
         "rotary_dim": _rotary_dim(config, width, _HALF),
         "qk_norm": Norm.RMS if flag(config, "use_qk_norm") else None,
     }
@@ -104,22 +111,16 @@ def _num_dense(config: Config) -> int:
     return 0 if config.get(key) == 0 else whole(config, key, 1)
 
 
-def _check(config: Config, head_dim: HeadDim, default: float, *, has_axes: bool) -> None:
-    """Raise ValueError for rotations that the runtime does not support, as `check_fixed_positions`.
-
-    Args:
-        default: share of a head that is rotated where nothing says it.
-        has_axes: whether positions have three axes.
-    """
+def _check_axes(config: Config, head_dim: HeadDim, default: float) -> None:
+    """As `check_fixed_positions`, for three axes that fill the rotated part of a head."""
     check_causal_positions(config)
-    if has_axes:
-        half = _rotary_dim(config, head_dim(config), default) // 2
-        check_axes(rope_of(config).get("mrope_section", _SECTION), half, "half of a head's rotated part")
+    half = _rotary_dim(config, head_dim(config), default) // 2
+    check_axes(rope_of(config).get("mrope_section", _SECTION), half, "half of a head's rotated part")
 
 
-def _check_sparse(config: Config, *, has_axes: bool) -> None:
-    """As `_check`, and for groups of experts from which a token cannot choose."""
-    _check(config, _head_of_sparse, _HALF, has_axes=has_axes)
+def _check_sparse(config: Config) -> None:
+    """Raise ValueError for positions that depend on a batch, and for groups with too few experts."""
+    check_causal_positions(config)
     num, groups = count(config, "n_routed_experts", 128), whole(config, "n_group", 1)
     per_group, rest = divmod(num, groups)
     if rest or per_group < 2:
@@ -133,6 +134,11 @@ def _check_sparse(config: Config, *, has_axes: bool) -> None:
             f"{config['model_type']}: topk_group must be at most n_group {groups}, and so many groups have "
             f"the {chosen} experts of a token, got {within}; nearest: {groups}"
         )
+
+
+def _check_sparse_axes(config: Config) -> None:
+    _check_axes(config, _head_of_sparse, _HALF)
+    _check_sparse(config)
 
 
 _ROTATED = {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": _HALF}}
@@ -153,28 +159,28 @@ _MIXED = {
 GLM4 = LanguageModel(
     name="GLM-4",
     model_type="glm4",
-    check_config=partial(_check, head_dim=_head_of_glm4, default=_HALF, has_axes=False),
+    check_config=check_causal_positions,
     examples={"glm-4": Example(config=EXAMPLE_LLM | _ROTATED | {"head_dim": 32, "pad_token_id": 0})},
     make=partial(_dense, head_dim=_head_of_glm4, default=_HALF),
 )
 GLM4V_TEXT = LanguageModel(
     name="GLM-4.1V text",
     model_type="glm4v_text",
-    check_config=partial(_check, head_dim=_head_of_text, default=1.0, has_axes=True),
+    check_config=partial(_check_axes, head_dim=_head_of_text, default=1.0),
     examples={"glm-4.1v text": Example(config=EXAMPLE_LLM | _AXES)},
-    make=partial(_dense, head_dim=_head_of_text, default=1.0),
+    make=_glm4v_text,
 )
 GLM4_MOE = LanguageModel(
     name="GLM-4.5",
     model_type="glm4_moe",
-    check_config=partial(_check_sparse, has_axes=False),
+    check_config=_check_sparse,
     examples={"glm-4.5": Example(config=EXAMPLE_LLM | _ROTATED | _MIXED | {"use_qk_norm": True})},
-    make=partial(_mixture, sizes=_SPARSE, has_bias=False),
+    make=partial(_mixture, sizes=_SPARSE),
 )
 GLM4V_MOE_TEXT = LanguageModel(
     name="GLM-4.5V text",
     model_type="glm4v_moe_text",
-    check_config=partial(_check_sparse, has_axes=True),
+    check_config=_check_sparse_axes,
     examples={"glm-4.5v text": Example(config=EXAMPLE_LLM | _AXES | _MIXED)},
-    make=partial(_mixture, sizes=_SPARSE_VISION, has_bias=True),
+    make=lambda config: _mixture({**config, "use_qk_norm": False}, _SPARSE_VISION),  # a key of GLM-4.5 alone
 )
