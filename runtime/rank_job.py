@@ -289,9 +289,14 @@ class _Rank:
         return notes
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors that a step changes, as they are stored."""
+        """All tensors that a step changes, as they are stored, and the constants that it reads."""
         whole = (module for module in self._modules.values() if module.stage.id not in self._sharded)
-        return live_tensors(_named(whole), self._executor.optimizer) | self._sharded.parts()
+        constants = {
+            f"constant/{module.stage.module}/{name}": constant
+            for module in self._modules.values()
+            for name, constant in module.named_constants().items()
+        }
+        return live_tensors(_named(whole), self._executor.optimizer) | self._sharded.parts() | constants
 
     def state(self) -> RankState | None:
         """Copies of this rank's state; None unless the last step collected it."""

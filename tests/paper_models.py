@@ -52,4 +52,19 @@ DECODERS: dict[str, dict[str, Any]] = {
     "phi-4": LLAMA | {"model_type": "phi3", "pad_token_id": 0, "partial_rotary_factor": 0.5},
     "gpt2": GPT2,
     "opt": OPT,
+    "glm4": LLAMA | {"model_type": "glm4", "head_dim": 12, "partial_rotary_factor": 0.5, "pad_token_id": 0},
+    "glm4_moe": LLAMA
+    | {
+        "model_type": "glm4_moe",
+        "head_dim": 8,
+        "num_hidden_layers": 3,
+        "n_routed_experts": 6,
+        "n_group": 3,
+        "topk_group": 2,
+        "num_experts_per_tok": 3,
+        "n_shared_experts": 2,
+        "moe_intermediate_size": 24,
+        "routed_scaling_factor": 1.75,
+        "use_qk_norm": True,
+    },
 }

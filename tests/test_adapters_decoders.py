@@ -26,7 +26,14 @@ from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.model_graph import TEXT
 
 # Built by transformers inside composites alone; held against them by checkpoints of those.
-INSIDE = ("qwen2_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_omni_moe_text")
+INSIDE = (
+    "qwen2_vl_text",
+    "qwen3_vl_text",
+    "qwen3_vl_moe_text",
+    "qwen3_omni_moe_text",
+    "glm4v_text",
+    "glm4v_moe_text",
+)
 # Every family that no other test holds against transformers is tried by its examples.
 ELSEWHERE = (*tiny_models.DECODERS.values(), *paper_models.DECODERS.values(), LLAMA4, cross_models.LANGUAGE)
 CASES = {
@@ -83,15 +90,14 @@ def original(name: str, ours: StageModule) -> nn.Module:
     if family.norm is not None:
         widen_norms(theirs, family.norm, family.norm_offset)
     if family.router is not None:
-        replace_parts(theirs, family.router, WideRouter)
+        replace_parts(theirs, family.router, family.own_router)
     for module in theirs.modules():
         if isinstance(module, DELTA_NETS):
             module.forward = in_float64(module.forward)
     theirs.to(F64)
     theirs.tie_weights()
-    missing, unexpected = theirs.load_state_dict(
-        {key: value.detach() for key, value in ours.named_weights()}, strict=False
-    )
+    weights = {key: value.detach() for key, value in ours.named_weights()}
+    missing, unexpected = theirs.load_state_dict(weights | ours.named_constants(), strict=False)
     assert not unexpected
     assert set(missing) <= set(adapter.aliases)
     return theirs
@@ -109,6 +115,8 @@ def loss_of(theirs: nn.Module, ids_T: Tensor, lengths: tuple[int, ...]) -> Tenso
 @pytest.mark.parametrize("name", list(CASES))
 def test_two_samples_of_a_decoder_equal_transformers(name: str) -> None:
     ours, _, data = build(tiny_models.llm(CASES[name]), F64, *SAMPLES)
+    for constant in ours.named_constants().values():
+        constant.copy_(torch.linspace(-0.2, 0.2, len(constant)))
     theirs = original(name, ours)
     expected = loss_of(theirs, data.input_ids, data.tokens_in)
     expected.backward()

@@ -20,13 +20,11 @@ from transformers.models.llama4 import modeling_llama4 as llama4
 from transformers.models.phi4_multimodal import modeling_phi4_multimodal as phi4
 from transformers.models.pixtral import modeling_pixtral as pixtral
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
-from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
-from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni_3
-from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 
-from experiments.doors.whole_models import DETOURS, qwen_features
+from experiments.doors.detours import DETOURS
+from experiments.doors.whole_models import qwen_features
 from runtime.models import vision_scaled
 from runtime.models.choose import ADAPTERS, adapter_of
 from runtime.models.encoder import EncoderAdapter, given_to
@@ -64,6 +62,14 @@ STACKED: dict[str, Any] = QWEN | {
     "deepstack_visual_indexes": [2, 0],
 }
 
+GLM: dict[str, Any] = QWEN | {
+    "hidden_size": 32,
+    "out_hidden_size": tiny_models.WIDTH,
+    "intermediate_size": 40,
+    "image_size": 20,
+    "hidden_act": "silu",
+}
+
 
 class Case(NamedTuple):
     """A configuration, (tokens in, tokens out) of two items, and transformers' answer to raw inputs."""
@@ -95,17 +101,6 @@ def qwen2_tower(config: dict[str, Any]) -> nn.Module:
     return qwen2.Qwen2VisionTransformerPretrainedModel(qwen2.Qwen2VLVisionConfig.from_dict(config))
 
 
-def qwen25_tower(config: dict[str, Any]) -> nn.Module:
-    given = qwen2_5.Qwen2_5_VLVisionConfig.from_dict(config)
-    model = qwen2_5.Qwen2_5_VisionTransformerPretrainedModel(given)
-    widen_norms(model, qwen2_5.Qwen2_5_VLRMSNorm)
-    return model
-
-
-def qwen3_tower(config: dict[str, Any]) -> nn.Module:
-    return qwen3.Qwen3VLVisionModel(qwen3.Qwen3VLVisionConfig.from_dict(config))
-
-
 def omni_tower(config: dict[str, Any]) -> nn.Module:
     model = omni.Qwen2_5OmniVisionEncoder(omni.Qwen2_5OmniVisionEncoderConfig.from_dict(config))
     widen_norms(model, omni.Qwen2_5OmniRMSNorm)
@@ -114,6 +109,15 @@ def omni_tower(config: dict[str, Any]) -> nn.Module:
 
 def omni_3_tower(config: dict[str, Any]) -> nn.Module:
     return omni_3.Qwen3OmniMoeVisionEncoder(omni_3.Qwen3OmniMoeVisionEncoderConfig.from_dict(config))
+
+
+def whole_model(config: dict[str, Any]) -> nn.Module:
+    """transformers' own, with norms that stay in float64."""
+    (config_class,) = (each for each in AutoModel._model_mapping if each.model_type == config["model_type"])
+    model: nn.Module = AutoModel.from_config(config_class.from_dict(config))
+    for norm in {type(each) for each in model.modules() if type(each).__name__.endswith("RMSNorm")}:
+        widen_norms(model, norm)
+    return model
 
 
 # Of its own adapter, which has to fit, though it is no part of the tower.
@@ -157,14 +161,14 @@ CASES = {
     "qwen2.5-vl": Case(
         WINDOWED | {"model_type": "qwen2_5_vl_vision"},
         ((48, 12), (60, 15)),
-        qwen25_tower,
+        whole_model,
         qwen_features,
         projected=False,
     ),
     "qwen3-vl": Case(
         STACKED | {"model_type": "qwen3_vl_vision"},
         ((48, 12), (60, 15)),
-        qwen3_tower,
+        whole_model,
         qwen_features,
         projected=False,
     ),
@@ -172,7 +176,7 @@ CASES = {
         {key: value for key, value in STACKED.items() if key != "deepstack_visual_indexes"}
         | {"model_type": "qwen3_5_vision"},
         ((48, 12), (60, 15)),
-        lambda c: qwen3_5.Qwen3_5VisionModel(qwen3_5.Qwen3_5VisionConfig.from_dict(c)),
+        whole_model,
         qwen_features,
         projected=False,
     ),
@@ -180,6 +184,13 @@ CASES = {
         STACKED | {"model_type": "qwen3_omni_moe_vision_encoder"},
         ((48, 12), (60, 15)),
         omni_3_tower,
+        qwen_features,
+        projected=False,
+    ),
+    "glm-4v": Case(
+        GLM | {"model_type": "glm4v_vision"},
+        ((48, 12), (60, 15)),
+        whole_model,
         qwen_features,
         projected=False,
     ),
@@ -233,15 +244,6 @@ CASES = {
         lambda model, mel: model(mel.t()[None], None)[0],
     ),
 }
-
-
-def whole_model(config: dict[str, Any]) -> nn.Module:
-    """transformers' own, with norms that stay in float64."""
-    (config_class,) = (each for each in AutoModel._model_mapping if each.model_type == config["model_type"])
-    model: nn.Module = AutoModel.from_config(config_class.from_dict(config))
-    for norm in {type(each) for each in model.modules() if type(each).__name__.endswith("RMSNorm")}:
-        widen_norms(model, norm)
-    return model
 
 
 # Every family that no other test holds against transformers is tried by its examples.
@@ -317,7 +319,7 @@ def test_two_items_of_an_encoder_equal_transformers(name: str, monkeypatch: pyte
         assert parameter.grad is not None, key
 
 
-@pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl", "qwen3-vl", "llama4-vision"])
+@pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl", "qwen3-vl", "glm-4v", "llama4-vision"])
 def test_rotations_equal_transformers_in_float32(name: str) -> None:
     """Against the untouched attention."""
     case = CASES[name]

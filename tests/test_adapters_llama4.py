@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.models.llama4 import modeling_llama4 as llama4
 
-from experiments.doors.whole_models import DETOURS
+from experiments.doors.detours import DETOURS
 from runtime.models.decoder import DecoderAdapter
 from runtime.models.norm import widen_norms
 from runtime.step.stage_module import StageInput

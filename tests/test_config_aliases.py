@@ -19,7 +19,8 @@ from workbench.model.item_tokens import source_config
 from workbench.model.model_graph import Module
 
 CASES = [(kind, alias, field) for kind, own in aliases().items() for alias, field in own.items()]
-OF_LAYERS = [case for case in CASES if case[2] != "layerdrop"]
+NOT_READ = ("layerdrop", "num_mtp_layers")  # neither a layer nor what is read later depends on them
+OF_LAYERS = [case for case in CASES if case[2] not in NOT_READ]
 
 
 def table() -> str:

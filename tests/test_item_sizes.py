@@ -19,6 +19,8 @@ from transformers import (
     Phi4MultimodalAudioModel,
     WhisperFeatureExtractor,
 )
+from transformers.models.glm4v import image_processing_pil_glm4v as glm4v
+from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniAudioEncoder
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import _get_feat_extract_output_lengths
@@ -67,6 +69,47 @@ def test_limits_of_a_processor_bound_an_image(
     high, wide = smart_resize(height, width, factor=2 * kind[1], **limits)
     patches = high * wide // kind[1] ** 2
     assert image_tokens(module, height, width) == (patches, patches // 4)
+
+
+@cache
+def glm(patch_px: int, limits: tuple[tuple[str, int], ...]) -> Module:
+    wide = {"hidden_size": 64, "out_hidden_size": 64, "num_heads": 4, "depth": 1, "patch_size": patch_px}
+    return encoder("glm4v_vision", wide | dict(limits))
+
+
+@given(
+    patch=st.sampled_from([14, 16]),
+    limits=st.sampled_from([{}, QWEN_2, {"min_pixels": 12_544, "max_pixels": 9_633_792}]),
+    height=SIDES,
+    width=SIDES,
+)
+def test_glm_grows_narrow_images_and_counts_the_pixels_of_two_frames(
+    patch: int, limits: dict[str, int], height: int, width: int
+) -> None:
+    limited = limits or {"min_pixels": 112 * 112, "max_pixels": 28 * 28 * 15_000}
+    module = glm(patch, tuple(limits.items()))
+    try:
+        high, wide = glm4v.smart_resize(2, height, width, factor=2 * patch, **limited)
+    except ValueError:
+        with pytest.raises(ValueError, match="differ by at most 200 times"):
+            image_tokens(module, height, width)
+        return
+    patches = high * wide // patch**2
+    assert image_tokens(module, height, width) == (patches, patches // 4)
+
+
+@pytest.mark.parametrize("name", ["glm4v", "glm4v_moe", "glm46v"])
+@pytest.mark.parametrize(("height", "width"), [(30, 40), (5, 1000), (1080, 1920), (2400, 3200)])
+def test_the_processor_of_a_glm_checkpoint_is_read(
+    tmp_path: Path, name: str, height: int, width: int
+) -> None:
+    size = {"shortest_edge": 1000, "longest_edge": 2_000_000}
+    job = init(tmp_path, name, {"size": size}, "--image", f"{width}x{height}")
+    image = job.batch[0].of("vision")[0]
+    theirs = Glm46VImageProcessorPil(patch_size=CONFIGS[name]["vision_config"]["patch_size"], size=size)
+    (grid,) = theirs(images=Image.new("RGB", (width, height)), return_tensors="np")["image_grid_thw"]
+    assert (image.tokens_in, image.tokens_out) == (grid.prod(), grid.prod() // 4)
+    assert "max_pixels: 2000000" in (tmp_path / "job.yaml").read_text()
 
 
 @pytest.mark.parametrize("size", [{"size": EDGES}, QWEN_3])

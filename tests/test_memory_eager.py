@@ -107,6 +107,16 @@ MORE = {
     "qwen3-next": HYBRID
     | GATED_EXPERTS
     | {"model_type": "qwen3_next", "layer_types": ["linear_attention"], "rope_parameters": None},
+    "glm4": DECODER | {"model_type": "glm4", "head_dim": 16, "pad_token_id": 0},
+    "glm4_moe": DECODER
+    | {
+        "model_type": "glm4_moe",
+        "head_dim": 16,
+        "n_routed_experts": 3,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 96,
+        "first_k_dense_replace": 0,
+    },
     "gpt2": {
         "model_type": "gpt2",
         "n_embd": WIDTH,
@@ -274,7 +284,7 @@ def test_account_of_first_layers(name: str):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("name", ["llama", "siglip", "whisper"])
+@pytest.mark.parametrize("name", ["llama", "siglip", "whisper", "glm4", "glm4_moe"])
 def test_account_in_other_precisions(name: str, dtype: torch.dtype):
     for needs in NEEDS.values():
         for index in (BLOCK, LAST):

@@ -8,7 +8,8 @@ from runtime.world.pool import Pool
 
 # Where the account was furthest off before it knew: scores and logits that are bent, gradients of
 # stacked experts, norms without weights, gates and tapped outputs, a merger that is cut, biases of
-# scores, an activation whose result is the next product's input, states of a delta rule, and gates.
+# scores, an activation whose result is the next product's input, states of a delta rule, gates, heads that
+# are rotated in part, and an expert for all tokens that runs last.
 WORST = (
     "gemma2, tp 2",
     "mixtral, recompute",
@@ -19,6 +20,9 @@ WORST = (
     "opt, lengths",
     "qwen3.5 text, lengths",
     "qwen3.5 text with experts, pp 2",
+    "glm-4.1v text, recompute",
+    "glm-4.5v text, tp 2, recompute",
+    "glm-4v, tp 2",
 )
 
 

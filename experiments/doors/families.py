@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from experiments.doors import whole_models
+from experiments.doors.detours import DETOURS
 from experiments.doors.whole_configs import CONFIGS
 from runtime.emulation.emulate import emulate
 from runtime.run_settings import RunSettings
@@ -93,9 +94,9 @@ def plan_of(name: str, sample: Sample | None = None) -> Plan:
 @contextmanager
 def wide_vision_rotations() -> Iterator[None]:
     """Let transformers rotate patches in the model's type instead of float32."""
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in whole_models.DETOURS]
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in DETOURS]
     try:
-        for owner, name, replacement in whole_models.DETOURS:
+        for owner, name, replacement in DETOURS:
             setattr(owner, name, replacement)
         yield
     finally:

@@ -33,6 +33,32 @@ QWEN3_SEEN = {
     "num_position_embeddings": 16,
     "deepstack_visual_indexes": [0, 1],
 }
+GLM_TEXT = {
+    **TEXT,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [1, 1, 1],
+    },
+}
+GLM_EXPERTS = {
+    "n_routed_experts": 6,
+    "n_group": 3,
+    "topk_group": 2,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 28,
+    "routed_scaling_factor": 1.75,
+}
+GLM_SEEN = {
+    **QWEN,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "out_hidden_size": WIDTH,
+    "image_size": 20,
+    "attention_bias": True,
+}
 HEARD = {"num_mel_bins": 8, "max_source_positions": 10}
 OMNI_HEARD = {
     "d_model": 24,
@@ -185,6 +211,28 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3_5_moe": {
         "text_config": {**TEXT, **HYBRID, **EXPERTS, "shared_expert_intermediate_size": 20},
         "vision_config": SEEN_5,
+    },
+    "glm4v": {"text_config": GLM_TEXT, "vision_config": GLM_SEEN},
+    "glm4v, tied": {
+        "model_type": "glm4v",
+        "text_config": {**GLM_TEXT, "tie_word_embeddings": True},
+        "vision_config": {**GLM_SEEN, "attention_bias": False},
+    },
+    "glm4v_moe": {"text_config": {**GLM_TEXT, **GLM_EXPERTS}, "vision_config": GLM_SEEN},
+    "glm46v": {
+        "text_config": {"model_type": "glm4v_text", **GLM_TEXT},
+        "vision_config": {"model_type": "glm4v_vision", **GLM_SEEN},
+    },
+    "glm46v, experts": {
+        "model_type": "glm46v",
+        "text_config": {
+            "model_type": "glm4v_moe_text",
+            **GLM_TEXT,
+            **GLM_EXPERTS,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+        "vision_config": {"model_type": "glm4v_moe_vision", **GLM_SEEN},
     },
     "qwen2_5_omni_thinker": {
         "text_config": {**TEXT, **AXES, "tie_word_embeddings": False},

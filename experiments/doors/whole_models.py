@@ -9,23 +9,12 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig
 from transformers.models.auto import modeling_auto
-from transformers.models.llama4 import modeling_llama4 as llama4
-from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
-from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
-from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
-from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
-from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as qwen3_5_moe
-from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni_3
-from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 
 from experiments.doors.whole_configs import CONFIGS
 from runtime.data.batches import SyntheticSource, microbatch_data
-from runtime.models.delta_net import DELTA_NETS
-from runtime.models.llama4 import scaled_to_one, turned
+from runtime.models.glm import CORRECTION, CorrectedRouter
 from runtime.models.mixture import WideRouter
 from runtime.models.norm import replace_parts, widen_norms
-from runtime.models.patch_attention import rotated
-from runtime.models.wide_float import in_float64
 from workbench.data.corpus import Tiled
 from workbench.data.sample import Sample, Segment
 from workbench.masks.patterns import CAUSAL
@@ -100,34 +89,6 @@ def qwen_features(model: nn.Module, image: Tensor) -> Tensor:
     flat = x.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(rows * columns, -1)
     outputs = model(flat, torch.tensor([[1, rows, columns]]))
     return torch.cat((outputs.pooler_output, *getattr(outputs, "deepstack_features", ())), dim=1)
-
-
-def wide_rotation(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    return rotated(q, cos, sin), rotated(k, cos, sin)
-
-
-def wide_turns(q: Tensor, k: Tensor, freqs_ci: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotations of Llama 4's tower in the model's type."""
-    angles = freqs_ci[:, 0][None]
-    return turned(q, angles), turned(k, angles)
-
-
-def wide_router(router: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-    """Llama 4's router without its conversion to float32."""
-    logits = nn.functional.linear(hidden_states, router.weight)
-    value, index = torch.topk(logits, router.top_k, dim=1)
-    return torch.full_like(logits, float("-inf")).scatter_(1, index, value).sigmoid(), logits
-
-
-VISION_CODE = (omni, qwen2, qwen2_5, qwen3, qwen3_5, qwen3_5_moe, omni_3)
-DETOURS: tuple[tuple[Any, str, Any], ...] = (  # of transformers through float32, and what goes without
-    *((each, "apply_rotary_pos_emb_vision", wide_rotation) for each in VISION_CODE),
-    (llama4, "vision_apply_rotary_emb", wide_turns),
-    (llama4, "apply_rotary_emb", lambda q, k, angles: (turned(q, angles), turned(k, angles))),
-    (llama4.Llama4TextL2Norm, "forward", lambda norm, x: scaled_to_one(x, norm.eps)),
-    (llama4.Llama4Router, "forward", wide_router),
-    *((each, "forward", in_float64(each.forward)) for each in DELTA_NETS),
-)
 
 
 def read_state(model: Any, images: Tensor) -> Tensor:
@@ -216,6 +177,11 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "qwen3_vl_moe": seen_by_qwen,
     "qwen3_5": seen_by_qwen,
     "qwen3_5_moe": seen_by_qwen,
+    "glm4v": seen_by_qwen,
+    "glm4v, tied": seen_by_qwen,
+    "glm4v_moe": seen_by_qwen,
+    "glm46v": seen_by_qwen,
+    "glm46v, experts": seen_by_qwen,
     "qwen2_audio": heard_whole,
     "audioflamingo3": heard_by_flamingo,
     "voxtral": heard,
@@ -235,16 +201,26 @@ def perceived(name: str, model: Any, items: Items) -> Tensor:
 def whole_model(config: dict[str, Any]) -> Any:
     """transformers' own model in float64."""
     built_model: Any = built(config)
-    for norm in {
-        type(module) for module in built_model.modules() if type(module).__name__.endswith("RMSNorm")
-    }:
+    for norm in _classes(built_model, "RMSNorm"):
         widen_norms(built_model, norm, OFFSET if norm.__name__.startswith(ADDS_ONE) else 0.0)
-    for router in {
-        type(module) for module in built_model.modules() if type(module).__name__.endswith("TopKRouter")
-    }:
-        replace_parts(built_model, router, WideRouter)
-        built_model.set_experts_implementation("eager")  # the others know no float64
-    return built_model.double().eval().requires_grad_()  # complex angles stay complex
+    for ending, own_router in (("TopKRouter", WideRouter), ("TopkRouter", CorrectedRouter)):
+        for router in _classes(built_model, ending):
+            replace_parts(built_model, router, own_router)
+            built_model.set_experts_implementation("eager")  # the others know no float64
+    built_model.double().eval().requires_grad_()  # complex angles stay complex
+    for buffer in _corrections(built_model):
+        buffer.data = buffer.float()
+    return built_model
+
+
+def _classes(model: nn.Module, ending: str) -> set[type[nn.Module]]:
+    """Classes of a model's modules whose names end so."""
+    return {type(module) for module in model.modules() if type(module).__name__.endswith(ending)}
+
+
+def _corrections(model: nn.Module) -> list[Tensor]:
+    """What corrects the choices of GLM's routers, which checkpoints have in float32."""
+    return [buffer for name, buffer in model.named_buffers() if name.endswith(CORRECTION)]
 
 
 LOSSES = [name for name in FEATURES if name not in TILED]
@@ -282,6 +258,8 @@ def saved(name: str, folder: Path) -> Any:
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(torch.randn_like(weight), alpha=0.05)
+        for buffer in _corrections(model):
+            buffer.add_(torch.randn_like(buffer), alpha=0.2)
     model.save_pretrained(folder)
     return model
 
@@ -330,6 +308,11 @@ def marked_ids(config: Any, sample: Sample) -> Tensor:
 
 def whole_loss(name: str, model: Any, plan: Plan) -> float:
     """The whole model's loss: the mean over the plan's targets."""
+    return float(whole_loss_tensor(name, model, plan).detach())
+
+
+def whole_loss_tensor(name: str, model: Any, plan: Plan) -> Tensor:
+    """As `whole_loss`, with its graph."""
     source = SyntheticSource(0)
     first = {stage.module: stage for stage in reversed(plan.stages)}
     raw: dict[str, Items] = {}
@@ -363,4 +346,4 @@ def whole_loss(name: str, model: Any, plan: Plan) -> float:
     else:
         logits = model(inputs_embeds=embedded[None], **more_inputs).logits[0]
     loss: Tensor = nn.functional.cross_entropy(logits, last_input.labels)
-    return float(loss.detach())
+    return loss

@@ -23,12 +23,19 @@ class Architecture:
         adapter: by which the runtime builds it.
         shapes: name in a plan -> shape of every weight.
         layers: names of every layer's weights; a tied one has its name in the first.
+        constants: name -> shape of every buffer that its layers read from checkpoints.
     """
 
     module: Module
     adapter: Adapter
     shapes: Mapping[str, tuple[int, ...]]
     layers: tuple[tuple[str, ...], ...]
+    constants: Mapping[str, tuple[int, ...]]
+
+    @property
+    def buffers(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of every buffer that the runtime computes with."""
+        return {name: tuple(each.shape) for name, each in self.adapter.buffers.items()} | dict(self.constants)
 
 
 def architecture_of(module: Module) -> Architecture:
@@ -36,6 +43,7 @@ def architecture_of(module: Module) -> Architecture:
     adapter = adapter_of(module)
     layers: list[tuple[str, ...]] = []
     shapes: dict[str, tuple[int, ...]] = {}
+    constants: dict[str, tuple[int, ...]] = {}
     for index in range(adapter.num_layers):
         built = adapter.build(index)
         shapes_of_layer = {
@@ -43,7 +51,11 @@ def architecture_of(module: Module) -> Architecture:
         }
         layers.append(tuple(adapter.aliases.get(name, name) for name in shapes_of_layer))
         shapes |= {name: shape for name, shape in shapes_of_layer.items() if name not in adapter.aliases}
-    return Architecture(module=module, adapter=adapter, shapes=shapes, layers=tuple(layers))
+        own = built.constants().items()
+        constants |= {built.hugging_face_name(name): tuple(each.shape) for name, each in own}
+    return Architecture(
+        module=module, adapter=adapter, shapes=shapes, layers=tuple(layers), constants=constants
+    )
 
 
 def whole_weights(
@@ -101,7 +113,7 @@ def model_buffers(model: nn.Module, architecture: Architecture) -> dict[str, Ten
         ValueError: a buffer of another shape, or a saved one that affects the model's results and that the
             runtime does not know.
     """
-    known, buffers = architecture.adapter.buffers, dict[str, Tensor]()
+    known, buffers = architecture.buffers, dict[str, Tensor]()
     saved, where = model.state_dict().keys(), f"module {architecture.module.name!r}"
     for name, buffer in model.named_buffers():
         stripped = (
@@ -109,11 +121,11 @@ def model_buffers(model: nn.Module, architecture: Architecture) -> dict[str, Ten
         )
         names = tuple(stripped)
         bare = next((name_ for name_ in names if name_ in known), None)
-        if bare is not None and buffer.shape == known[bare].shape:
+        if bare is not None and tuple(buffer.shape) == known[bare]:
             buffers[bare] = buffer.detach().cpu()
         elif bare is not None:
-            want, have = tuple(known[bare].shape), tuple(buffer.shape)
-            raise ValueError(f"{where}: buffer {name!r} must have shape {want}, got {have}")
+            have = tuple(buffer.shape)
+            raise ValueError(f"{where}: buffer {name!r} must have shape {known[bare]}, got {have}")
         elif name in saved and buffer.is_floating_point() and not _is_neutral(names, buffer, architecture):
             raise ValueError(
                 f"{where}: {type(model).__name__} has the buffer {name!r}, which the runtime does not "

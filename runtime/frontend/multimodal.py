@@ -30,6 +30,7 @@ from workbench.model.projector import Projector
 from workbench.model.trainable import Trainable
 
 LLM = "llm"  # the language model's name in plans
+_MERGER = ("post_layernorm", "downsample", "merger")  # parts of a tower's own merger; GLM-4V's has all
 _DERIVED = ("transformers_version", "_name_or_path", "architectures", "dtype", "torch_dtype")
 
 
@@ -95,7 +96,8 @@ class ModalityModule(nn.Module):
         if self.trainable is not Trainable.ALL:
             model.requires_grad_(requires_grad=False)
         if self.trainable is Trainable.PROJECTOR and self.kind == Projector.MERGER:
-            model.get_submodule("merger").requires_grad_(requires_grad=True)
+            for part in (part for name, part in model.named_children() if name in _MERGER):
+                part.requires_grad_(requires_grad=True)
         if self.trainable is Trainable.NONE and self.projector is not None:
             self.projector.requires_grad_(requires_grad=False)
 

@@ -296,11 +296,13 @@ class MultimodalParallelModule:
         return UserStage(callbacks=callbacks, frozen=frozenset(frozen), buffers=buffers)
 
     def _save(self, folder: Path, modules: Iterable[str]) -> None:
-        """Write every module to a folder, from which ranks read their weights."""
-        weights = self.model.weights()
+        """Write every module to a folder, from which ranks read their weights and constants."""
+        weights, parts, known = self.model.weights(), self.model.parts(), self.model.architectures()
         for module in modules:
             (folder / module).mkdir()
-            tensors = {name: w.detach().cpu().contiguous() for name, w in weights[module].items()}
+            buffers = model_buffers(parts[module].module, known[module])
+            stored = weights[module] | {name: buffers[name] for name in known[module].constants}
+            tensors = {name: each.detach().cpu().contiguous() for name, each in stored.items()}
             save_file(tensors, folder / module / SINGLE, metadata={"format": "pt"})
 
 

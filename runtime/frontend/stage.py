@@ -66,7 +66,8 @@ class UserStage:
         callbacks: by module name.
         frozen: (module, Hugging Face name) of weights that stay frozen although other weights of their
             layer are trained.
-        buffers: by module name: Hugging Face name -> its values, such as rotary frequencies.
+        buffers: by module name: Hugging Face name -> its values, such as rotary frequencies; constants of
+            layers are read with the weights instead.
     """
 
     callbacks: Mapping[str, AroundProjector] = field(default_factory=dict)
@@ -79,8 +80,10 @@ class UserStage:
         for name, parameter in built.named_weights():
             if (stage.module, name) in self.frozen:
                 parameter.requires_grad = False
-        for name, value in self.buffers.get(stage.module, {}).items():
-            built.adapter.buffers[name].copy_(value)
+        values = self.buffers.get(stage.module, {})
+        for name, buffer in built.adapter.buffers.items():
+            if name in values:
+                buffer.copy_(values[name])
         callbacks = self.callbacks.get(stage.module)
         if callbacks is not None:
             for layer in built.layers:

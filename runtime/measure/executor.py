@@ -81,6 +81,10 @@ class EmptyStage(nn.Module):
         """No weights, as there is nothing to keep."""
         return iter(())
 
+    def named_constants(self) -> dict[str, Tensor]:
+        """No constants, as there is nothing to keep."""
+        return {}
+
 
 class _Zeros(torch.autograd.Function):
     """Zeros forward and backward, in the requested shapes, on the device."""

@@ -1,20 +1,19 @@
 """Interface of an architecture to the runtime: how to build each layer, and the names of its weights."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers.configuration_utils import PretrainedConfig
 
 from runtime.models.attention import PACKED_SDPA, Attends, Packing, pack, register_packed_sdpa
 from runtime.models.initialise import Fill, constant, normal
 from runtime.models.mixture import Mixture, MixtureKinds
+from runtime.models.refusals import named_refusals
 from runtime.models.separate_experts import SeparateExperts
 from workbench.data.sample import Item, Segment
 from workbench.model.item_tokens import source_config
@@ -223,6 +222,10 @@ class StageLayer(nn.Module, ABC):
         kinds = dict(self.mixture_kinds)
         return {name: kinds[type(m)](m) for name, m in self.named_modules() if type(m) in kinds}
 
+    def constants(self) -> dict[str, Tensor]:
+        """Local name -> buffer that checkpoints have beside the weights, in its own type; not trained."""
+        return {name: buffer for name, buffer in self.named_buffers() if name in self.state_dict()}
+
     def fill(self, name: str) -> Fill:
         """Initial distribution of a parameter by local name: norms identity, biases 0, others normal."""
         owner: Any = self.get_submodule(name.rpartition(".")[0])
@@ -244,17 +247,6 @@ class InnerLayer(StageLayer):
     @abstractmethod
     def run(self, x_TD: Tensor, context: Any) -> Tensor:
         """As `forward`; `context` is made by the layer's own adapter."""
-
-
-@contextmanager
-def named_refusals(module: str) -> Iterator[None]:
-    """Turn transformers' errors about a configuration into a ValueError that names the module."""
-    try:
-        yield
-    except (StrictDataclassError, AssertionError, KeyError, TypeError) as error:
-        reason = f"unknown value {error}" if isinstance(error, KeyError) else str(error)
-        message = " ".join(reason.split())
-        raise ValueError(f"module {module!r}: transformers refuses its configuration: {message}") from error
 
 
 class Adapter(ABC):
@@ -378,11 +370,17 @@ class Adapter(ABC):
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Hugging Face name -> shape of every weight of the whole module; tied ones once."""
-        layers = (self.build(index) for index in range(self.num_layers))
+        return self._shapes(lambda layer: dict(layer.named_parameters()))
+
+    def stored_shapes(self) -> dict[str, tuple[int, ...]]:
+        """As `shapes`, also of the layers' constants: every tensor that a checkpoint has."""
+        return self._shapes(lambda layer: dict(layer.named_parameters()) | layer.constants())
+
+    def _shapes(self, tensors_of: Callable[[StageLayer], Mapping[str, Tensor]]) -> dict[str, tuple[int, ...]]:
         shapes = {
-            layer.hugging_face_name(name): tuple(parameter.shape)
-            for layer in layers
-            for name, parameter in layer.named_parameters()
+            layer.hugging_face_name(name): tuple(tensor.shape)
+            for layer in (self.build(index) for index in range(self.num_layers))
+            for name, tensor in tensors_of(layer).items()
         }
         return {name: shape for name, shape in shapes.items() if name not in self.aliases}
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from runtime.models.adapter import Adapter, named_refusals
+from runtime.models.adapter import Adapter
 from runtime.models.aimv2 import Aimv2Adapter
 from runtime.models.audio import Qwen2AudioAdapter, VoxtralAdapter, WhisperAdapter
 from runtime.models.audio_conformer import ConformerAdapter
@@ -13,7 +13,9 @@ from runtime.models.diffusion import DitAdapter
 from runtime.models.mllama import CrossDecoderAdapter, TiledAdapter
 from runtime.models.omni import OmniAudioAdapter, OmniVisionAdapter
 from runtime.models.qwen3_omni import Qwen3OmniAudioAdapter, Qwen3OmniVisionAdapter
+from runtime.models.refusals import named_refusals
 from runtime.models.vision import ClipAdapter, Idefics3Adapter, SiglipAdapter
+from runtime.models.vision_glm import GlmVisionAdapter
 from runtime.models.vision_llama4 import Llama4VisionAdapter
 from runtime.models.vision_rotary import PixtralAdapter, Qwen2VisionAdapter, Qwen25VisionAdapter
 from runtime.models.vision_scaled import Dinov2Adapter, InternVitAdapter
@@ -38,6 +40,7 @@ ADAPTERS: Mapping[str, Callable[[Module], Adapter]] = {
     "qwen3_vl_vision": Qwen3VisionAdapter,
     "qwen3_5_vision": Qwen35VisionAdapter,
     "qwen2_5_omni_vision_encoder": OmniVisionAdapter,
+    "glm4v_vision": GlmVisionAdapter,
     "whisper": WhisperAdapter,
     "voxtral_encoder": VoxtralAdapter,
     "qwen2_audio_encoder": Qwen2AudioAdapter,

@@ -57,6 +57,7 @@ class DecoderFamily:
         norm: class of its RMSNorm, None where it uses LayerNorm.
         norm_offset: 1.0 where the norm's scale is 1 + weight.
         router: class of its router, None where every token goes through the same MLP.
+        own_router: makes ours from it.
         embedding: name of the token table; its padding row is not trained if `pads_embedding`.
         layers: name of the list of its layers.
         final_norm: name of the norm before the head.
@@ -68,6 +69,7 @@ class DecoderFamily:
         cuts, mixture_kinds: as of a `StageLayer`, of its blocks.
         separate_experts: names of experts that checkpoints store one by one; None: they do not.
         transposes_experts: whether they may store them as [experts, in, out].
+        predicts_ahead: whether they may have a block after the last that predicts the token after the next.
     """
 
     config: type[PretrainedConfig]
@@ -79,6 +81,7 @@ class DecoderFamily:
     positions: PositionTable | None = None
     norm_offset: float = 0.0
     router: type[nn.Module] | None = None
+    own_router: Callable[[nn.Module], nn.Module] = WideRouter
     embedding: str = "model.embed_tokens"
     pads_embedding: bool = True
     layers: str = "model.layers"
@@ -92,6 +95,7 @@ class DecoderFamily:
     mixture_kinds: MixtureKinds = ()
     separate_experts: SeparateExperts | None = None
     transposes_experts: bool = False
+    predicts_ahead: bool = False
 
 
 def _std(config: PretrainedConfig) -> float:
@@ -158,7 +162,7 @@ class DecoderBlock(InnerLayer):
         self.block = family.layer(config, layer_idx=index)
         self.rotation = config.layer_types[index] if family.rotates_by_layer_type else ONE_ROTATION
         if family.router is not None:
-            replace_parts(self, family.router, WideRouter)
+            replace_parts(self, family.router, family.own_router)
         if family.adapt is not None:
             family.adapt(self)
         if family.norm is not None:
@@ -223,6 +227,8 @@ class DecoderAdapter(Adapter):
         self.ignored = (f"{self.rotary_name}.", *family.ignored)
         super().__init__(module)
         self._rotary = None if family.rotary is None else family.rotary(config=self.config)
+        ahead = (f"{family.layers}.{self.num_blocks}.",) if family.predicts_ahead else ()
+        self.ignored = ("model.rotary_emb.", *ahead)
 
     def configured(self, fields: dict[str, Any]) -> PretrainedConfig:
         config = self.family.config.from_dict(fields)

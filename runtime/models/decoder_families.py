@@ -7,6 +7,10 @@ from typing import Any
 from transformers.models.gemma import modeling_gemma as gemma
 from transformers.models.gemma2 import modeling_gemma2 as gemma2
 from transformers.models.gemma3 import modeling_gemma3 as gemma3
+from transformers.models.glm4 import modeling_glm4 as glm4
+from transformers.models.glm4_moe import modeling_glm4_moe as glm4_moe
+from transformers.models.glm4v import modeling_glm4v as glm4v
+from transformers.models.glm4v_moe import modeling_glm4v_moe as glm4v_moe
 from transformers.models.gpt2 import modeling_gpt2 as gpt2
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.llama4 import modeling_llama4 as llama4
@@ -29,6 +33,7 @@ from transformers.models.qwen3_vl_moe import modeling_qwen3_vl_moe as qwen3_vl_m
 from runtime.models import delta_net
 from runtime.models.adapter import CutKind, CutRules
 from runtime.models.decoder import DecoderFamily, PositionTable
+from runtime.models.glm import CorrectedRouter, GlmMixture
 from runtime.models.llama4 import ChosenExperts, Llama4Mixture, RoutedExperts, adapt
 from runtime.models.mixture import MixtralMixture, Mixture, WideRouter
 from runtime.models.separate_experts import SeparateExperts
@@ -82,6 +87,24 @@ HYBRID: Mapping[str, Any] = {  # gated DeltaNet in some blocks
     "ignored": ("mtp.",),  # a head that predicts several tokens
     "norm_offset": 1.0,
 }
+
+
+def corrected_family(modeling: ModuleType, name: str, **differs: Any) -> DecoderFamily:
+    """A family whose blocks have experts routed as in GLM-4.5; `differs`: as of `family`."""
+    router, experts, block = (getattr(modeling, f"{name}{end}") for end in ("TopkRouter", "Experts", "MoE"))
+    return family(
+        modeling,
+        name,
+        router=router,
+        own_router=CorrectedRouter,
+        cuts=((experts, CutKind.EXPERTS), (CorrectedRouter, CutKind.PARTIAL)),
+        mixture_kinds=((block, GlmMixture),),
+        separate_experts=SeparateExperts(),
+        predicts_ahead=True,
+        **differs,
+    )
+
+
 DECODERS: Mapping[str, DecoderFamily] = {
     "llama": family(llama, "Llama"),
     "llama4_text": family(
@@ -127,6 +150,10 @@ DECODERS: Mapping[str, DecoderFamily] = {
         **HYBRID,
     ),
     "qwen3_moe": sparse_family(qwen3_moe, "Qwen3Moe", SeparateExperts()),
+    "glm4": family(glm4, "Glm4"),
+    "glm4_moe": corrected_family(glm4_moe, "Glm4Moe"),
+    "glm4v_text": family(glm4v, "Glm4vText", norm=glm4v.Glm4vRMSNorm, rotates_by_axes=True),
+    "glm4v_moe_text": corrected_family(glm4v_moe, "Glm4vMoeText", rotates_by_axes=True),
     "mistral": family(mistral, "Mistral"),
     "mixtral": sparse_family(
         mixtral, "Mixtral", SeparateExperts(mixture="block_sparse_moe", gate="w1", up="w3", down="w2")

@@ -12,7 +12,7 @@ from torch.nn import functional
 # Shape suffixes: S, T = tokens, X = experts, K = those of a token, N = rows of one expert, D = hidden width.
 
 EXPERTS = "experts"  # submodule of a mixture with all experts' weights, expert by expert
-SHARED_EXPERT = "shared_expert"  # submodule of a mixture for all tokens
+SHARED_EXPERT, SHARED_EXPERTS = "shared_expert", "shared_experts"  # submodule of a mixture for all tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ def _of_module(folder: Path, adapter: Adapter) -> WeightReader:
         name = next((prefix + own for prefix in adapter.prefixes if prefix + own in file_of), None)
         return None if name is None else Stored(name, file_of[name])
 
-    known = {*adapter.shapes(), *adapter.aliases}
+    known = {*adapter.stored_shapes(), *adapter.aliases}
     stored = located(adapter, known, place)
     used = names_of(stored)
     extra = []
@@ -118,7 +118,7 @@ def _of_composite(folder: Path, parts: Parts, adapter: Adapter) -> WeightReader:
             f"module {module!r}: {folder} is a checkpoint of {', '.join(parts.modules)}; want modules of "
             "these names"
         )
-    stored = stored_in(parts, adapter, file_of, (*adapter.shapes(), *adapter.aliases))
+    stored = stored_in(parts, adapter, file_of, (*adapter.stored_shapes(), *adapter.aliases))
     own = tuple(start for part in parts.modules[module].weights.values() for start in spellings(part))
     others = tuple(
         start
@@ -128,6 +128,9 @@ def _of_composite(folder: Path, parts: Parts, adapter: Adapter) -> WeightReader:
         for start in spellings(each)
     )
     left_out = [each.weights for each in parts.dropped]
+    prefixes = tuple(parts.modules[module].weights)
+    ignored = (start for start in adapter.ignored if start.startswith(prefixes))
+    left_out += [name_in_composite(parts.modules[module], start) for start in ignored]
     if not packs_tiles(adapter.module):
         left_out.append(f"model.{NEWLINE}")  # of a job whose images are single tiles
     dropped = tuple(start for each in left_out for start in spellings(each))
@@ -279,7 +282,7 @@ def _placed(folder: Path, module: Module) -> tuple[list[Path], dict[str, int]]:
                 if name in names:
                     raise ValueError(f"module {module.name!r}: two parts hold tensor {name!r}")
                 names[name] = number
-    missing = sorted(adapter_of(module).shapes().keys() - names.keys())
+    missing = sorted(adapter_of(module).stored_shapes().keys() - names.keys())
     if missing:
         raise ValueError(f"module {module.name!r}: no part holds tensors {', '.join(missing)}")
     return parts, names

@@ -57,6 +57,13 @@ class FirstWeights:
         each = map if self.reader is not None else drawers.map
         return each(partial(self._value, layer, parts), names.keys(), names.values())
 
+    def set_constants(self, layer: StageLayer) -> None:
+        """Read the layer's constants, which keep their type; without files they stay as they are built."""
+        if self.reader is None:
+            return
+        for local, buffer in layer.constants().items():
+            buffer.copy_(self.reader.read(layer.hugging_face_name(local), tuple(buffer.shape)))
+
     def _value(self, layer: StageLayer, parts: WeightParts, name: str, local: str) -> Tensor:
         shape = layer.get_parameter(local).shape
         if self.reader is not None:
@@ -94,6 +101,7 @@ def set_weights(
                 parameters[name] = nn.Parameter(value_here, requires_grad=trains)
             for local, name in names.items():
                 _set_parameter(layer, local, parameters[name])
+            first.set_constants(layer)
 
 
 def _untied_names(adapter: Adapter, layer: StageLayer) -> dict[str, str]:

@@ -236,17 +236,26 @@ class StageModule(nn.Module):
         )
 
     def owned_weights(self) -> dict[str, Tensor]:
-        """Weights that this stage writes to a checkpoint: all but copies of an earlier layer's.
+        """Weights and constants that this stage writes to a checkpoint: all but copies of an earlier layer's.
 
         Weights are whole: with tensor- or expert-parallel ranks it is a collective.
         """
         writer, first = self.adapter.written_by, self.stage.layers[0]
-        return {
+        weights = {
             name: self._whole(name, weight.detach())
             for index, layer in enumerate(self.layers, start=first)
             for name, weight in _named(layer)
             if name not in self.adapter.aliases and writer.get(name, index) == index
         }
+        return weights | self.named_constants()
+
+    def named_constants(self) -> dict[str, Tensor]:
+        """Hugging Face name -> constant of a layer, the same on all ranks that share it."""
+        named: dict[str, Tensor] = {}
+        for layer in self.layers:
+            assert isinstance(layer, StageLayer)
+            named |= {layer.hugging_face_name(local): each for local, each in layer.constants().items()}
+        return named
 
     def _whole(self, name: str, weight: Tensor) -> Tensor:
         if self.experts is not None and name in self.expert_cuts:

@@ -101,8 +101,8 @@ def qwen2_vl_resize(
     width_px: int,
     *,
     multiple_px: int = 28,
-    min_pixels: int = QWEN_MIN_PIXELS,
-    max_pixels: int = QWEN_MAX_PIXELS,
+    min_pixels: float = QWEN_MIN_PIXELS,
+    max_pixels: float = QWEN_MAX_PIXELS,
 ) -> tuple[int, int]:
     """The size to which Qwen2-VL resizes an image: multiples of 28 px within a range of areas.
 
@@ -135,8 +135,8 @@ def qwen2_vl_tokens(
     *,
     patch_px: int = 14,
     merge_side: int = 2,
-    min_pixels: int = QWEN_MIN_PIXELS,
-    max_pixels: int = QWEN_MAX_PIXELS,
+    min_pixels: float = QWEN_MIN_PIXELS,
+    max_pixels: float = QWEN_MAX_PIXELS,
 ) -> ItemTokens:
     """Qwen2-VL and Qwen2.5-VL: patches after the resize rule; `merge_side` squared become one.
 

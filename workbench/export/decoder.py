@@ -151,4 +151,4 @@ def _activation(operators: tuple[Operator, ...]) -> str:
     """The suffix after the last dot of the MLP's pointwise operator."""
     inner = (op for op in operators if isinstance(op, Pointwise) and op.name.startswith("mlp."))
     ends = [op.name.rpartition(".")[2] for op in inner if is_of_expert(op) or op.name.count(".") == 1]
-    return next(end for end in ends if end not in ("router_softmax", "join"))
+    return next(end for end in ends if end not in ("router_softmax", "router_sigmoid", "join"))

@@ -3,11 +3,11 @@
 from itertools import pairwise
 from typing import NamedTuple
 
-from workbench.cost.expert_parallel import COMBINE, FOR_ALL_GATE, FOR_ALL_GATED
+from workbench.cost.expert_parallel import COMBINE, FOR_ALL_GATE, FOR_ALL_GATED, ROUTER
 from workbench.memory.delta_rule import eager_rule_bytes
 from workbench.memory.setting import INDEX_BYTES, Setting
 from workbench.model.delta_net import GATED_NORM
-from workbench.model.experts import JOIN, SHARED_GATE, SHARED_GATED, is_of_expert
+from workbench.model.experts import JOIN, SHARED_GATE, SHARED_GATED, SIGMOID, is_of_expert
 from workbench.model.frozen import Needs
 from workbench.model.layer import (
     Attention,
@@ -21,7 +21,7 @@ from workbench.model.layer import (
     Shard,
     reads_alike,
 )
-from workbench.model.transformer import GATE
+from workbench.model.transformer import GATE, PARTIAL_ROTARY
 
 # Memory-bound operators whose backward needs no tensor of the forward.
 RESIDUAL = "residual"
@@ -41,6 +41,7 @@ ACTIVATION_TENSORS = {
     "gelu_new": 4,
     "qk_norm": 1,
     "router_softmax": 1,
+    "router_sigmoid": 1,
 }
 
 ACTIVATIONS = tuple(f".{name}" for name in ACTIVATION_TENSORS)
@@ -121,9 +122,11 @@ def shared_bytes(layer: Layer, needs: Needs, setting: Setting) -> int:
     attention = next((op for op in layer.operators if isinstance(op, Attention | DeltaRule)), None)
     if not needs.any or attention is None:
         return 0
-    tables = 0
-    if isinstance(attention, Attention) and any(op.name.endswith(ROTARY) for op in layer.operators):
-        tables = 2 * attention.head_dim * setting.element_bytes
+    rotation = next((op for op in layer.operators if op.name.endswith(ROTARY)), None)
+    tables = 0.0
+    if isinstance(attention, Attention) and isinstance(rotation, Pointwise):
+        rotated = rotation.width / (attention.num_heads + attention.num_kv_heads)
+        tables = 2 * rotated * setting.element_bytes
     indices = 2 * INDEX_BYTES if setting.is_gathered else 0
     return round(setting.tokens(attention) * (tables + indices))
 
@@ -139,6 +142,7 @@ class _LayerAccount:
         self._is_biased = any(op.name == BIAS for op in layer.operators)
         self._rotates = any(op.name.endswith(ROTARY) for op in layer.operators)
         self._is_gated = any(op.name == GATE for op in layer.operators)
+        self._scores_sigmoids = any(op.name == SIGMOID for op in layer.operators)
         self._copies = setting.copies_attention or is_head_major(layer)
         self.by_operator: list[float] = []
         self.total: float = 0.0
@@ -151,11 +155,18 @@ class _LayerAccount:
         else:
             width = self._kept_width(operator)
             self.total += self._setting.tokens(operator) * width + self._kept_scores(operator)
+            self.total += self._kept_weight(operator)
         self.by_operator.append(self.total - before)
         if isinstance(operator, Matmul | Lookup) or (isinstance(operator, Pointwise) and operator.weights):
             self._live = self._live or self._trained
         if not operator.name.endswith(ROTARY):
             self._previous = operator
+
+    def _kept_weight(self, operator: ByToken) -> float:
+        """Return the bytes of a weight that was copied to a wider type."""
+        if not (isinstance(operator, Matmul) and self._is_widened(operator) and self._live):
+            return 0.0
+        return float(operator.in_features * operator.out_features * self._setting.wide_bytes)
 
     def _kept_width(self, operator: ByToken) -> float:
         """Return bytes per token."""
@@ -163,7 +174,8 @@ class _LayerAccount:
         if isinstance(operator, Lookup):
             return self._lookup(operator)
         if isinstance(operator, Matmul):
-            return self._matmul(operator) if self._trained else 0.0
+            wide = operator.in_features * self._setting.wide_bytes if self._is_widened(operator) else 0
+            return self._matmul(operator) + wide if self._trained else 0.0
         if isinstance(operator, Attention):
             return self._attention(operator) / tp if self._live else 0.0
         if operator.name.endswith((SCALE, RESIDUAL)) and operator.weights:
@@ -183,7 +195,6 @@ class _LayerAccount:
 
     def _kept_scores(self, operator: Operator) -> float:
         """Return the bytes of tensors with an element for every pair of tokens of an item, in any order.
-
         A capped attention keeps two of them per head, and a mask of one byte per element; one with a learned
         bias its weights, and the positions of the bias in its table; a window shorter than an item a mask of
         numbers, once for all items of one length. A mask of the samples is one over all tokens.
@@ -223,6 +234,11 @@ class _LayerAccount:
             self._enter(operator, width)
         return width / (self._setting.grid.tp if operator.shard is Shard.ROW else 1)
 
+    def _is_widened(self, operator: Matmul) -> bool:
+        """Whether its input and weight are copied to float32 first, as GLM's router's are."""
+        is_wide = self._setting.element_bytes == self._setting.wide_bytes
+        return operator.name == ROUTER and self._scores_sigmoids and not is_wide
+
     def _is_kept(self, operator: Matmul) -> bool:
         """Whether the input is kept already: an attention's output, unless copied, or a shared input.
 
@@ -260,7 +276,7 @@ class _LayerAccount:
 
     def _activation(self, operator: Pointwise) -> float:
         """Return what an activation keeps, or a gate: itself and what it multiplies."""
-        size = self._setting.element_bytes
+        size = self._setting.wide_bytes if operator.name == SIGMOID else self._setting.element_bytes
         if operator.name == GATE:
             return 2 * operator.width * size
         if operator.name in (SHARED_GATED, FOR_ALL_GATED):
@@ -332,14 +348,16 @@ def _is_fused(operator: Operator | None) -> bool:
 def is_head_major(layer: Layer) -> bool:
     """Whether attention stores queries head by head, so that its output is copied.
 
-    In transformers: Whisper, the one architecture whose queries have a bias and keys none; Phi-3 (one
-    projection, without a bias), Phi (attention parallel to the MLP) and Qwen3.5 (gated attention), which
-    concatenate queries from rotated and other parts.
+    In transformers: Whisper, the one architecture whose queries have a bias and keys none; and those that
+    concatenate queries from rotated and other parts: GLM, Phi-3 (one projection without a bias before causal
+    attention), Phi (attention parallel to the MLP) and Qwen3.5 (gated attention).
     """
+    names = {operator.name for operator in layer.operators}
     bias = {op.name: op.bias for op in layer.operators if isinstance(op, Matmul)}
     is_whisper = bias.get("q_proj", False) and not bias.get("k_proj", True)
-    is_gated = any(op.name == GATE for op in layer.operators)
-    return is_whisper or is_gated or is_parallel(layer) or not bias.get("qkv_proj", True)
+    is_causal = any(isinstance(op, Attention) and op.causal for op in layer.operators)
+    is_phi3 = is_causal and not bias.get("qkv_proj", True)
+    return is_whisper or is_phi3 or is_parallel(layer) or not names.isdisjoint({PARTIAL_ROTARY, GATE})
 
 
 def is_parallel(layer: Layer) -> bool:

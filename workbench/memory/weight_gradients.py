@@ -2,20 +2,20 @@
 
 from workbench.cost.expert_parallel import ROUTER
 from workbench.memory.setting import Setting
-from workbench.model.experts import SHARED, SHARED_GATE, SHARED_GATED, is_of_expert
+from workbench.model.experts import SHARED, SHARED_GATE, SHARED_GATED, begins_with_shared, is_of_expert
 from workbench.model.layer import Layer, Matmul, Operator, Shard
 
 OPERATORS_OF_EXPERT = 3  # gate and up in one, the activation, down
 
 
 def run_order(layer: Layer) -> list[int]:
-    """Return operators' indices in run order: an undistributed expert for all tokens before the router."""
+    """Return operators' indices in run order: an expert for all tokens before the router, where it is."""
     indices = range(len(layer.operators))
+    if not begins_with_shared(layer):
+        return list(indices)
     gate = (SHARED_GATE, SHARED_GATED)
     names = [operator.name for operator in layer.operators]
     shared = [index for index in indices if names[index].startswith(SHARED) and names[index] not in gate]
-    if not shared:
-        return list(indices)
     router = names.index(ROUTER)
     rest = [index for index in indices[router:] if index not in shared]
     return [*indices[:router], *shared, *rest]
@@ -25,7 +25,7 @@ class WeightGradients:
     """Bytes of weights' gradients while a backward is at each of the operators.
 
     Those of experts are parts of one tensor for all experts of the layer. Where a mixture slices its experts
-    out of it one at a time (Mixtral in transformers), the gradient of each is a tensor for all of them, zeros
+    out of it one at a time (Mixtral and GLM), the gradient of each is a tensor for all of them, zeros
     but for its part: with the sum so far and the new sum there are three of the gates' and ups' and one of
     the downs'. Where it splits them at once (Llama 4, whose expert for all has no gate, and distributed
     experts) the parts wait until all exist, and are then joined, the downs first.
@@ -36,8 +36,8 @@ class WeightGradients:
         self._order = run_order(layer)
         self._expert_indices = [i for i, op in enumerate(layer.operators) if is_of_expert(op)]
         names = [operator.name for operator in layer.operators]
-        has_shared = any(name.startswith(SHARED) for name in names)
-        self._is_apart = setting.grid.ep > 1 or (has_shared and SHARED_GATE not in names)
+        is_llama4 = begins_with_shared(layer) and SHARED_GATE not in names
+        self._is_apart = setting.grid.ep > 1 or is_llama4
         matmuls = [self._own[i] for i in self._expert_indices if isinstance(layer.operators[i], Matmul)]
         self._ups, self._downs = sum(matmuls[::2]), sum(matmuls[1::2])
         experts = [names[i].rpartition(".")[0] for i in self._expert_indices]

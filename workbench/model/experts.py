@@ -9,14 +9,16 @@ EXPERT = "mlp.expert."  # prefix of the operators of experts
 SHARED = "mlp.shared"
 SHARED_GATE, SHARED_GATED = f"{SHARED}_gate", f"{SHARED}_gated"
 JOIN = "mlp.join"
+SOFTMAX, SIGMOID = "mlp.router_softmax", "mlp.router_sigmoid"  # of a router's scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """`num` MLPs of one shape, of which a router picks `num_chosen` per token; `shared` runs for all tokens.
 
-    Each works on `capacity` times an equal share of rows: above 1 where rows are padded. Where
-    `gates_shared`, the sigmoid of a number of each token multiplies the result of `shared`.
+    Each works on `capacity` times an equal share of rows: above 1 where rows are padded. `scores` names the
+    operator that makes shares of the router's scores. Where `gates_shared`, the sigmoid of a number of each
+    token multiplies the result of `shared`.
     """
 
     num: int
@@ -25,6 +27,7 @@ class Experts:
     shared: Mlp | None = None
     capacity: float = 1.0
     gates_shared: bool = False
+    scores: str = SOFTMAX
 
     def __post_init__(self) -> None:
         if self.num_chosen > self.num:
@@ -54,6 +57,15 @@ def role_in_expert(operator: Operator) -> str:
     return operator.name.removeprefix(EXPERT).partition(".")[2]
 
 
+def begins_with_shared(layer: Layer) -> bool:
+    """Whether an expert for all tokens runs before the router, as Llama 4's; GLM's runs after the others.
+
+    Recognised by the router's scores, as GLM's alone are sigmoids.
+    """
+    names = [operator.name for operator in layer.operators]
+    return SIGMOID not in names and any(name.startswith(SHARED) for name in names)
+
+
 def with_experts(block: Layer, experts: Experts) -> Layer:
     """The block with a router and experts in place of its MLP's operators.
 
@@ -75,7 +87,7 @@ def with_experts(block: Layer, experts: Experts) -> Layer:
 def _expert_operators(width: int, experts: Experts) -> tuple[Operator, ...]:
     share = experts.capacity * experts.num_chosen / experts.num
     router = Matmul(name="mlp.router", in_features=width, out_features=experts.num)
-    softmax = Pointwise(name="mlp.router_softmax", width=experts.num, num_passes=2)
+    scores = Pointwise(name=experts.scores, width=experts.num, num_passes=2)
     expert_operators = [
         replace(operator, tokens_scale=share)
         for index in range(experts.num)
@@ -87,4 +99,4 @@ def _expert_operators(width: int, experts: Experts) -> tuple[Operator, ...]:
     if experts.gates_shared:
         number = Matmul(name=SHARED_GATE, in_features=width, out_features=1)
         shared += (number, Pointwise(name=SHARED_GATED, width=width, num_passes=2))
-    return (router, softmax, *expert_operators, *shared, joined)
+    return (router, scores, *expert_operators, *shared, joined)

@@ -6,6 +6,7 @@ from enum import StrEnum
 from workbench.model.layer import Attention, Matmul, Operator, Pointwise, Shard, TokenCount
 
 GATE = "attention_gate"
+PARTIAL_ROTARY = "partial_rotary"  # rotation of a part of every head, which is joined to the rest
 
 
 class Norm(StrEnum):
@@ -40,6 +41,7 @@ class Heads:
         fused: query, key and value come from one matmul.
         qk_norm: norm over each head's queries and keys.
         rotary: positions enter by rotating queries and keys.
+        rotary_dim: numbers of a head that are rotated, where the others are joined to them; None: all.
         num_keys: keys of every query where a window fixes them; None: the whole row.
         gated: the sigmoid of a gate, which the query's matmul gives too, multiplies the output.
     """
@@ -52,6 +54,7 @@ class Heads:
     fused: bool = False
     qk_norm: Norm | None = None
     rotary: bool = False
+    rotary_dim: int | None = None
     num_keys: int | None = None
     gated: bool = False
 
@@ -178,8 +181,9 @@ def attention_operators(width: int, heads: Heads) -> tuple[Operator, ...]:
             for name, out in (("q_norm", heads.q_width), ("k_norm", heads.kv_width))
         ]
     if heads.rotary:
-        rotated = heads.q_width + heads.kv_width
-        operators.append(Pointwise(name="rotary", width=rotated, num_passes=2, shard=Shard.COLUMN))
+        name, dim = ("rotary", heads.dim) if heads.rotary_dim is None else (PARTIAL_ROTARY, heads.rotary_dim)
+        rotated = (heads.num + heads.num_kv) * dim
+        operators.append(Pointwise(name=name, width=rotated, num_passes=2, shard=Shard.COLUMN))
     operators.append(
         Attention(
             name="attention",

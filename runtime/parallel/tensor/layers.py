@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from runtime.models.adapter import NO_TARGET, Context, CutKind, StageLayer
 from runtime.models.decoder import EmbedTokens, NextTokenHead
-from runtime.models.mixture import SHARED_EXPERT
+from runtime.models.mixture import SHARED_EXPERT, SHARED_EXPERTS
 from runtime.parallel.tensor.cuts import SUMMED_BIAS, Cuts, in_region, kind_of
 from runtime.parallel.tensor.group import TensorGroup
 from runtime.parallel.tensor.pieces import summed_in_pieces
@@ -75,7 +75,8 @@ def _summed(layer: StageLayer, name: str, module: nn.Module, kind: CutKind) -> n
     if kind is CutKind.EXPERTS:
         mixture = layer.get_submodule(owner)
         return getattr(mixture, "total", mixture)
-    return module if kind is CutKind.ROW and not owner.endswith(SHARED_EXPERT) else None
+    is_summed = kind is CutKind.ROW and not owner.endswith((SHARED_EXPERT, SHARED_EXPERTS))
+    return module if is_summed else None
 
 
 def whole_name(name: str) -> str:

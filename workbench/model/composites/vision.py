@@ -1,4 +1,4 @@
-"""Composites with an image encoder: InternVL, Idefics3, Gemma 3, PaliGemma, Mistral 3, DeepSeek-VL, Qwen."""
+"""Composites with an image encoder: InternVL, Idefics3, Gemma 3, PaliGemma, Mistral 3, Qwen-VL and others."""
 
 from dataclasses import replace
 from math import isqrt
@@ -191,6 +191,25 @@ def _qwen3_5(config: Config, language_model: str, usual: int) -> Parts:
     return replace(_qwen3_vl(config, language_model, "qwen3_5_vision", usual), dropped=(head,))
 
 
+def _glm(config: Config, llm: str | None) -> Parts:
+    """GLM-4V's tower before a language model of GLM.
+
+    Args:
+        llm: model_type of the language model; None: the one that the configuration names.
+    """
+    inner = part_config(config, "text_config", llm or "glm4v_text")
+    kind = llm or str(inner["model_type"])
+    if kind not in _GLM_TEXTS:
+        raise ValueError(
+            f"{config['model_type']}: text_config.model_type must be {' or '.join(_GLM_TEXTS)}, got {kind!r}"
+        )
+    ties = flag(config, "tie_word_embeddings") or (llm is not None and flag(inner, "tie_word_embeddings"))
+    vision = {**part_config(config, "vision_config", "glm4v_vision"), "model_type": "glm4v_vision"}
+    check_width(config, {"out_hidden_size": 4096, **vision}, "out_hidden_size", inner, 4096)
+    tower = Part(config=vision, weights={"": "model.visual."}, items={"images": [PAGE_PX]})
+    return joined(config, {VISION: tower}, {**inner, "model_type": kind, "tie_word_embeddings": ties})
+
+
 def _mistral3(config: Config) -> Parts:
     """A norm, squares of patches merged back to the encoder's width, an MLP."""
     vision = part_config(config, "vision_config", "pixtral", _PIXTRAL)
@@ -287,6 +306,7 @@ _QWEN3_SMALL = {
     "head_dim": 128,
     "vocab_size": 151936,
 }
+_GLM_TEXTS = ("glm4v_text", "glm4v_moe_text")
 COMPOSITES = (
     Composite(name="Qwen2-VL", model_type="qwen2_vl", take_apart=_qwen2_vl),
     Composite(name="Qwen2.5-VL", model_type="qwen2_5_vl", take_apart=_qwen2_5_vl),
@@ -306,6 +326,11 @@ COMPOSITES = (
         model_type="qwen3_5_moe",
         take_apart=lambda config: _qwen3_5(config, "qwen3_5_moe_text", 2048),
     ),
+    Composite(name="GLM-4.1V", model_type="glm4v", take_apart=lambda config: _glm(config, "glm4v_text")),
+    Composite(
+        name="GLM-4.5V", model_type="glm4v_moe", take_apart=lambda config: _glm(config, "glm4v_moe_text")
+    ),
+    Composite(name="GLM-4.6V", model_type="glm46v", take_apart=lambda config: _glm(config, None)),
     Composite(name="InternVL", model_type="internvl", take_apart=_internvl),
     Composite(name="Gemma 3 with images", model_type="gemma3", take_apart=_gemma3),
     Composite(name="PaliGemma", model_type="paligemma", take_apart=_paligemma),

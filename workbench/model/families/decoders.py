@@ -13,8 +13,8 @@ from workbench.model.families.family import (
     Example,
     LanguageModel,
     Layers,
-    check_fixed_positions,
 )
+from workbench.model.families.positions import check_fixed_positions
 from workbench.model.module_layers import block_layers, learned_positions, lm_head, token_embedding
 from workbench.model.shape import Shape
 from workbench.model.transformer import Block, Mlp, Norm, Placement

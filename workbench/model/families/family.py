@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 
 from workbench.data.corpus import ItemTokens, Video
 from workbench.model.composites.composite import Composite
-from workbench.model.config_fields import Config, flag, whole
+from workbench.model.config_fields import Config, flag
+from workbench.model.families.positions import check_fixed_positions
 from workbench.model.families.tiles import NEWLINE, PHI_4, SHRINKS, Tiles, anyres, of_grids
-from workbench.model.layer import Layer, Pointwise, TokenCount
+from workbench.model.layer import Layer, LayerKind, Matmul, Operator, Pointwise, TokenCount
 from workbench.model.model_graph import GENERATED, TEXT
 from workbench.model.projector import (
     POOL,
@@ -21,7 +22,7 @@ from workbench.model.projector import (
     shown,
 )
 from workbench.model.shape import Shape
-from workbench.model.transformer import Norm
+from workbench.model.transformer import Norm, norm
 
 Layers = tuple[Layer, ...]
 
@@ -163,49 +164,6 @@ class Architecture(Family):
         """
 
 
-_BY_BATCH = ("dynamic", "longrope")
-
-
-def check_fixed_positions(config: Config, head_dim: int | None = None) -> None:
-    """Raise ValueError for a language model that the runtime does not support.
-
-    Positions must not depend on the batch, rotary axes must fill the heads, and attention must be causal.
-
-    Args:
-        head_dim: default width of a head; None: heads share the width.
-    """
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    for kind in _rope_types(rope):
-        if kind in _BY_BATCH:
-            raise ValueError(
-                f"rope type {kind!r} depends on the longest sequence of a batch, so results would depend on "
-                "grouping; give a fixed one, e.g. 'default' or 'yarn'"
-            )
-    section = rope.get("mrope_section")
-    if section is not None:
-        shared = head_dim or whole(config, "hidden_size") // whole(config, "num_attention_heads")
-        _check_axes(section, whole(config, "head_dim", shared) // 2)
-    if config.get("use_bidirectional_attention"):
-        raise ValueError(
-            "use_bidirectional_attention must be false: the language model predicts the next token"
-        )
-
-
-def _check_axes(section: Any, half: int) -> None:
-    if sum(section) != half:
-        nearest = [half - 2 * (half // 3), half // 3, half // 3]
-        raise ValueError(
-            f"rope_parameters.mrope_section must add up to {half}, half a head's width, got {section}; "
-            f"nearest: {nearest}"
-        )
-
-
-def _rope_types(rope: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Rope types of all kinds of layers, None where one is not given."""
-    by_kind = [each for each in rope.values() if isinstance(each, Mapping)]
-    return tuple(each.get("rope_type", each.get("type")) for each in (by_kind or [rope]))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanguageModel(Architecture):
     """Embed, block x N, head.
@@ -255,6 +213,7 @@ class Tower:
             sequence.
         stacked: number of features side by side in its output: its own and those of some blocks, each for
             another layer of the LLM.
+        merger: operators of its own merger after the final norm; empty: Qwen2-VL's.
     """
 
     layers: Layers
@@ -264,6 +223,7 @@ class Tower:
     projectors: tuple[Projector, ...] = (Projector.MLP, Projector.LINEAR)
     is_read: bool = False
     stacked: int = 1
+    merger: tuple[Operator, ...] = ()
 
     def up_to(self, feature_layer: int) -> "Tower":
         """The tower whose output is a hidden state: 0 the embedding's, n block n's, -1 the last block's.
@@ -288,6 +248,8 @@ class Tower:
         if kind not in self.projectors if isinstance(kind, Projector) else has_own:
             allowed = " or ".join(repr(each.value) for each in sorted(self.projectors))
             raise ValueError(f"its projector must be {allowed}, got {shown(kind)}")
+        if self.merger:
+            return self._merged(llm_width)
         layer = projector_layer(
             Projection(kind=kind, in_width=self.width, out_width=llm_width, norm=self.norm, merge=self.merge)
         )
@@ -297,6 +259,24 @@ class Tower:
             return layer
         operators = tuple(replace(operator, tokens=TokenCount.IN) for operator in layer.operators)
         return replace(layer, operators=operators, emits=TokenCount.IN)
+
+    def _merged(self, llm_width: int) -> Layer:
+        """The final norm and its own merger, which ends with a matmul."""
+        last = self.merger[-1]
+        assert isinstance(last, Matmul), "a merger ends with a matmul"
+        if last.out_features != llm_width:
+            raise ValueError(
+                f"its merger gives features of width {last.out_features}, want an LLM as wide, "
+                f"got {llm_width}"
+            )
+        norms = () if self.norm is None else (norm("final_norm", self.width, self.norm),)
+        return Layer(
+            name="projector",
+            kind=LayerKind.PROJECTOR,
+            operators=(*norms, *self.merger),
+            out_width=llm_width,
+            emits=TokenCount.OUT,
+        )
 
     def _with_stacked(self, projector: Layer) -> Layer:
         """The projector with the features of blocks, carried along by every token, stacked in its output."""

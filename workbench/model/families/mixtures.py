@@ -14,7 +14,7 @@ def _mixtral(config: Config) -> Layers:
     defaults = default_sizes(32000, 4096, 14336, 32, 32, num_key_value_heads=8)
     plain = windowed(config, llama_like(config, defaults=defaults, heads={}, mlp={}), default=None)
     width = whole(config, "intermediate_size", 14336)
-    return _sparse(plain, _experts(config, count(config, "num_local_experts", 8), 2, width))
+    return sparse(plain, _experts(config, count(config, "num_local_experts", 8), 2, width))
 
 
 _QWEN = default_sizes(151936, 2048, 6144, 24, 32, num_key_value_heads=4)
@@ -35,7 +35,7 @@ def _qwen3_moe(
     plain = llama_like(config, defaults=sizes, heads=heads, mlp={})
     slides = flag(config, "use_sliding_window")
     step, dense = whole(config, "decoder_sparse_step", 1), layer_indices(config, "mlp_only_layers", ())
-    return _sparse(
+    return sparse(
         windowed(config, plain, slides=lambda _: slides),
         _experts(
             config, count(config, "num_experts", num), chosen, whole(config, "moe_intermediate_size", width)
@@ -56,7 +56,7 @@ def _experts(config: Config, num: int, chosen: int, width: int) -> Experts:
     return Experts(num=num, num_chosen=whole(config, "num_experts_per_tok", chosen), mlp=mlp)
 
 
-def _sparse(layers: Layers, experts: Experts, has_them: Callable[[int], bool] = lambda _: True) -> Layers:
+def sparse(layers: Layers, experts: Experts, has_them: Callable[[int], bool] = lambda _: True) -> Layers:
     """The layers with experts in the blocks that have them, by their index."""
     embed, *blocks, head = layers
     sparse = (

@@ -5,15 +5,11 @@ from typing import Any
 
 from workbench.model.config_fields import Config, count, flag, layer_indices, number, text, whole
 from workbench.model.delta_net import DeltaNet, with_delta_net
-from workbench.model.experts import Experts, with_experts
+from workbench.model.experts import Experts
 from workbench.model.families.decoder import default_sizes, llama_like
-from workbench.model.families.family import (
-    EXAMPLE_LLM,
-    Example,
-    LanguageModel,
-    Layers,
-    check_fixed_positions,
-)
+from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
+from workbench.model.families.mixtures import sparse
+from workbench.model.families.positions import check_fixed_positions, rope_of
 from workbench.model.transformer import Mlp, Norm
 
 HEAD = 256  # default width of a head
@@ -92,15 +88,7 @@ def _sparse(config: Config, layers: Layers, *, num: int, chosen: int) -> Layers:
         gates_shared=True,
     )
     step, dense = whole(config, "decoder_sparse_step", 1), layer_indices(config, "mlp_only_layers", ())
-    embed, *blocks, head = layers
-    return (
-        embed,
-        *(
-            with_experts(block, experts) if index not in dense and (index + 1) % step == 0 else block
-            for index, block in enumerate(blocks)
-        ),
-        head,
-    )
+    return sparse(layers, experts, lambda block: block not in dense and (block + 1) % step == 0)
 
 
 def _qwen3_5_moe(config: Config) -> Layers:
@@ -114,8 +102,7 @@ def _qwen3_next(config: Config) -> Layers:
 
 def _check(config: Config) -> None:
     """Refuse a part of a head that does not rotate pairs of channels, or that rotary axes do not fill."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    share = number({**config, _SHARE: rope.get(_SHARE, config.get(_SHARE))}, _SHARE, ROTATED)
+    share = number({**config, _SHARE: rope_of(config).get(_SHARE, config.get(_SHARE))}, _SHARE, ROTATED)
     head = whole(config, "head_dim", HEAD)
     rotated = int(head * share)
     if rotated < 2 or rotated % 2 or rotated > head:

@@ -175,7 +175,12 @@ def image_tokens(config: Config, height_px: int, width_px: int) -> ItemTokens:
 
 
 def _processed(processor: Config) -> dict[str, Any]:
-    """A processor's limits on image areas, and its keys about videos.
+    """A processor's limits on image areas, and its keys about videos."""
+    return image_limits(processor) | qwen_video.processed(processor)
+
+
+def image_limits(processor: Config) -> dict[str, Any]:
+    """A processor's limits on image areas.
 
     Newer files give limits as edges; explicit pixel keys take precedence.
     """
@@ -188,8 +193,7 @@ def _processed(processor: Config) -> dict[str, Any]:
     limits = {
         key: next((each for each in values if each is not None), None) for key, values in candidates.items()
     }
-    image_keys = {key: value for key, value in limits.items() if value is not None}
-    return image_keys | qwen_video.processed(processor)
+    return {key: value for key, value in limits.items() if value is not None}
 
 
 _UNPROCESSED = (

@@ -1,0 +1,66 @@
+"""Detours of transformers' models through float32, and the same in the model's own type."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.models.glm4v import modeling_glm4v as glm4v
+from transformers.models.glm4v_moe import modeling_glm4v_moe as glm4v_moe
+from transformers.models.llama4 import modeling_llama4 as llama4
+from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
+from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
+from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
+from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
+from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as qwen3_5_moe
+from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni_3
+from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
+
+from runtime.models.delta_net import DELTA_NETS
+from runtime.models.llama4 import scaled_to_one, turned
+from runtime.models.patch_attention import rotated
+from runtime.models.wide_float import in_float64
+
+
+def wide_rotation(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    return rotated(q, cos, sin), rotated(k, cos, sin)
+
+
+def wide_turns(q: Tensor, k: Tensor, freqs_ci: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotations of Llama 4's tower in the model's type."""
+    angles = freqs_ci[:, 0][None]
+    return turned(q, angles), turned(k, angles)
+
+
+def wide_router(router: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+    """Llama 4's router without its conversion to float32."""
+    logits = nn.functional.linear(hidden_states, router.weight)
+    value, index = torch.topk(logits, router.top_k, dim=1)
+    return torch.full_like(logits, float("-inf")).scatter_(1, index, value).sigmoid(), logits
+
+
+def wide_positions(
+    table: Any, embeddings: Tensor, lengths: Tensor, image_shapes: Tensor, h_coords: Tensor, w_coords: Tensor
+) -> Tensor:
+    """Positions of GLM-4V's tower, interpolated in the model's type from coordinates in float32."""
+    image = torch.arange(len(lengths)).repeat_interleave(lengths)
+    places = ((w_coords + 0.5) / image_shapes[image, 2], (h_coords + 0.5) / image_shapes[image, 1])
+    grid = torch.stack(places, dim=-1) * 2 - 1
+    weight = table.position_embedding.weight
+    square = weight.T.unflatten(1, 2 * (table.image_size // table.patch_size,))[None]
+    between = nn.functional.grid_sample(
+        square, grid.to(weight)[None, :, None], mode="bicubic", align_corners=False, padding_mode="border"
+    )
+    return embeddings + between[0, :, :, 0].T
+
+
+ROTATED = (omni, qwen2, qwen2_5, qwen3, qwen3_5, qwen3_5_moe, omni_3, glm4v, glm4v_moe)
+DETOURS: tuple[tuple[Any, str, Any], ...] = (  # of transformers through float32, and what goes without
+    *((each, "apply_rotary_pos_emb_vision", wide_rotation) for each in ROTATED),
+    (glm4v.Glm4vVisionEmbeddings, "forward", wide_positions),
+    (glm4v_moe.Glm4vMoeVisionEmbeddings, "forward", wide_positions),
+    (llama4, "vision_apply_rotary_emb", wide_turns),
+    (llama4, "apply_rotary_emb", lambda q, k, angles: (turned(q, angles), turned(k, angles))),
+    (llama4.Llama4TextL2Norm, "forward", lambda norm, x: scaled_to_one(x, norm.eps)),
+    (llama4.Llama4Router, "forward", wide_router),
+    *((each, "forward", in_float64(each.forward)) for each in DELTA_NETS),
+)
