@@ -224,7 +224,8 @@ class StageLayer(nn.Module, ABC):
 
     def constants(self) -> dict[str, Tensor]:
         """Local name -> buffer that checkpoints have beside the weights, in its own type; not trained."""
-        return {name: buffer for name, buffer in self.named_buffers() if name in self.state_dict()}
+        stored = self.state_dict().keys()
+        return {name: buffer for name, buffer in self.named_buffers() if name in stored}
 
     def fill(self, name: str) -> Fill:
         """Initial distribution of a parameter by local name: norms identity, biases 0, others normal."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.model.config_fields import flag
-from workbench.model.experts import SHARED, is_of_expert, num_experts
+from workbench.model.experts import EXPERT, JOIN, SHARED, SIGMOID, SOFTMAX, num_experts
 from workbench.model.layer import Attention, DeltaRule, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise
 from workbench.model.model_graph import Module
 from workbench.model.transformer import GATE
@@ -150,5 +150,6 @@ def _norm(block: Layer) -> Pointwise:
 def _activation(operators: tuple[Operator, ...]) -> str:
     """The suffix after the last dot of the MLP's pointwise operator."""
     inner = (op for op in operators if isinstance(op, Pointwise) and op.name.startswith("mlp."))
-    ends = [op.name.rpartition(".")[2] for op in inner if is_of_expert(op) or op.name.count(".") == 1]
-    return next(end for end in ends if end not in ("router_softmax", "router_sigmoid", "join"))
+    own = (op.name for op in inner if op.name not in (SOFTMAX, SIGMOID, JOIN))
+    ends = (name.rpartition(".")[2] for name in own if name.startswith(EXPERT) or name.count(".") == 1)
+    return next(ends)

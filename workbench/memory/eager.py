@@ -195,6 +195,7 @@ class _LayerAccount:
 
     def _kept_scores(self, operator: Operator) -> float:
         """Return the bytes of tensors with an element for every pair of tokens of an item, in any order.
+
         A capped attention keeps two of them per head, and a mask of one byte per element; one with a learned
         bias its weights, and the positions of the bias in its table; a window shorter than an item a mask of
         numbers, once for all items of one length. A mask of the samples is one over all tokens.

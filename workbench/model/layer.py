@@ -189,9 +189,6 @@ class Lookup:
         return (Parameter(f"{self.name}.weight", (self.num_rows, self.width), self.shard),)
 
 
-CHUNK = 64  # tokens that the chunked delta rule takes at once
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaRule:
     """Gated delta rule of linear attention, behind a short convolution. Projections are separate matmuls.

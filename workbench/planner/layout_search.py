@@ -81,7 +81,7 @@ def fastest_layout(
     result = _best(
         steps, best_first(families), lambda bound_s, best_s: bound_s * ROUNDING > best_s, accepts, report
     )
-    return _best_layout(job, mode, result, total, lambda: _unlike_grids(job, mode) or space.obstacle())
+    return _best_layout(job, mode, result, total, space)
 
 
 def exhaustive_layout(
@@ -92,7 +92,7 @@ def exhaustive_layout(
     space = _space(steps, None, freedom)
     layouts = list(space.layouts(mode))
     result = _best(steps, layouts, lambda bound_s, best_s: False, any_layout, silent)
-    return _best_layout(job, mode, result, len(layouts), lambda: _unlike_grids(job, mode) or space.obstacle())
+    return _best_layout(job, mode, result, len(layouts), space)
 
 
 def likely_layouts(job: Job, cost: CostModel, mode: Mode, most: int) -> tuple[FoundLayout, ...]:
@@ -196,10 +196,10 @@ def _best(
 
 
 def _best_layout(
-    job: Job, mode: Mode, result: _Progress, num_layouts: int, obstacle: Callable[[], str | None]
+    job: Job, mode: Mode, result: _Progress, num_layouts: int, space: LayoutSpace
 ) -> FoundLayout:
     if result.best is None:
-        raise ValueError(f"job {job.name!r}: {_refusal(mode, result.smallest, obstacle)}")
+        raise ValueError(f"job {job.name!r}: {_refusal(job, mode, result.smallest, space)}")
     choice, step = result.best
     return FoundLayout(choice=choice, step=step, num_layouts=num_layouts, num_priced=result.num_priced)
 
@@ -221,12 +221,14 @@ def _unlike_grids(job: Job, mode: Mode) -> str | None:
 
 
 def _refusal(
-    mode: Mode, nearest: tuple[LayoutChoice, LayoutStep] | None, obstacle: Callable[[], str | None]
+    job: Job, mode: Mode, nearest: tuple[LayoutChoice, LayoutStep] | None, space: LayoutSpace
 ) -> str:
     if nearest is None:
-        reason = obstacle() or (
-            "its modules have no degrees together: want dp that divide each other where ranks are shared, "
-            "state that fits where they are not; nearest: more ranks, or a batch that is a multiple of them"
+        reason = (
+            _unlike_grids(job, mode)
+            or space.obstacle()
+            or "dp of modules on the same ranks must divide each other, and the state of modules on ranks of "
+            "their own must fit; nearest: more ranks, or a batch that is a multiple of them"
         )
         return f"no {mode} layout takes all ranks: {reason}"
     choice, step = nearest

@@ -4,12 +4,17 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from workbench.model.config_fields import Config, count, flag, number, text, whole
+from workbench.model.config_fields import Config, count, flag, text, whole
 from workbench.model.experts import SIGMOID, Experts
 from workbench.model.families.decoder import default_sizes, llama_like
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
 from workbench.model.families.mixtures import sparse
-from workbench.model.families.positions import check_axes, check_causal_positions, rope_of
+from workbench.model.families.positions import (
+    check_axes,
+    check_causal_positions,
+    rope_of,
+    rotated_share,
+)
 from workbench.model.transformer import Mlp, Norm, Placement
 
 _SECTION = (8, 12, 12)  # angles of time, row and column
@@ -49,10 +54,7 @@ def _head_of_sparse(config: Config) -> int:
 
 def _rotary_dim(config: Config, head_dim: int, default: float) -> int:
     """Numbers of a head that are rotated, in pairs."""
-    rope = rope_of(config)
-    known = config if rope.get("partial_rotary_factor") is None else rope
-    share = number({"model_type": config["model_type"], **known}, "partial_rotary_factor", default)
-    rotated = int(head_dim * share)
+    rotated = int(head_dim * rotated_share(config, default))
     return rotated + rotated % 2
 
 

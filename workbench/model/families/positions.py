@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from workbench.model.config_fields import Config, whole
+from workbench.model.config_fields import Config, number, whole
 
+PARTIAL = "partial_rotary_factor"
 _BY_BATCH = ("dynamic", "longrope")
 
 
@@ -40,6 +41,13 @@ def check_causal_positions(config: Config) -> None:
 def rope_of(config: Config) -> Mapping[str, Any]:
     """The parameters of the rotation, under the key of newer or of older releases of transformers."""
     return config.get("rope_parameters") or config.get("rope_scaling") or {}
+
+
+def rotated_share(config: Config, default: float) -> float:
+    """Share of every head that is rotated, as the rotation's parameters say, else the configuration."""
+    rope = rope_of(config)
+    known = config if rope.get(PARTIAL) is None else {"model_type": config["model_type"], **rope}
+    return number(known, PARTIAL, default)
 
 
 def check_axes(section: Any, half: int, what: str) -> None:

@@ -3,20 +3,19 @@
 from collections.abc import Mapping
 from typing import Any
 
-from workbench.model.config_fields import Config, count, flag, layer_indices, number, text, whole
+from workbench.model.config_fields import Config, count, flag, layer_indices, text, whole
 from workbench.model.delta_net import DeltaNet, with_delta_net
 from workbench.model.experts import Experts
 from workbench.model.families.decoder import default_sizes, llama_like
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
 from workbench.model.families.mixtures import sparse
-from workbench.model.families.positions import check_fixed_positions, rope_of
+from workbench.model.families.positions import PARTIAL, check_fixed_positions, rotated_share
 from workbench.model.transformer import Mlp, Norm
 
 HEAD = 256  # default width of a head
 ROTATED = 0.25  # default share of a head that rotates
 LINEAR, FULL = "linear_attention", "full_attention"
 _FULL_EVERY = 4  # blocks
-_SHARE = "partial_rotary_factor"
 
 _DENSE = default_sizes(248320, 4096, 12288, 32, 16, num_key_value_heads=4, head_dim=HEAD)
 _SPARSE = default_sizes(248320, 2048, 512, 40, 16, num_key_value_heads=2, head_dim=HEAD)
@@ -30,7 +29,12 @@ def _hybrid(config: Config, sizes: Mapping[str, Any], *, fused: bool = False) ->
         sizes: defaults of the configuration.
         fused: as of `DeltaNet`.
     """
-    heads = {"bias": "qkvo" if flag(config, "attention_bias") else "", "qk_norm": Norm.RMS, "gated": True}
+    heads = {
+        "bias": "qkvo" if flag(config, "attention_bias") else "",
+        "qk_norm": Norm.RMS,
+        "rotary_dim": _rotary_dim(config),
+        "gated": True,
+    }
     embed, *blocks, head = llama_like(config, defaults=sizes, heads=heads, mlp={})
     net = DeltaNet(
         num=whole(config, "linear_num_value_heads", 32),
@@ -100,14 +104,18 @@ def _qwen3_next(config: Config) -> Layers:
     return _sparse(config, _hybrid(config, _NEXT, fused=True), num=512, chosen=10)
 
 
+def _rotary_dim(config: Config) -> int:
+    """Channels of a head that rotate."""
+    return int(whole(config, "head_dim", HEAD) * rotated_share(config, ROTATED))
+
+
 def _check(config: Config) -> None:
     """Refuse a part of a head that does not rotate pairs of channels, or that rotary axes do not fill."""
-    share = number({**config, _SHARE: rope_of(config).get(_SHARE, config.get(_SHARE))}, _SHARE, ROTATED)
-    head = whole(config, "head_dim", HEAD)
-    rotated = int(head * share)
+    head, rotated = whole(config, "head_dim", HEAD), _rotary_dim(config)
     if rotated < 2 or rotated % 2 or rotated > head:
         raise ValueError(
-            f"{_SHARE} must make an even number of a head's {head} channels rotate, got {share:g}; "
+            f"{PARTIAL} must make an even number of a head's {head} channels rotate, got "
+            f"{rotated_share(config, ROTATED):g}; "
             f"nearest: {min(max(round(rotated / 2), 1) * 2, head // 2 * 2) / head:g}"
         )
     check_fixed_positions({**config, "head_dim": rotated})
