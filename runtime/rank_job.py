@@ -40,8 +40,9 @@ from runtime.world.pool import Place
 from runtime.world.yardstick import Yardstick, yardstick_of
 from workbench.plan.lowered import Lowered
 from workbench.plan.parameter_shards import sharded_stages
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan
 from workbench.plan.runnable import check_targets
+from workbench.plan.stage import Stage
 
 PROCESSES = StageGroups()
 MOST_TIMED = 256  # last steps whose times are kept, which bounds the memory of long runs

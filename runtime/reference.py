@@ -13,9 +13,10 @@ from runtime.step.stage_module import StageInput, build_stage_module
 from runtime.world.device import CPU
 from workbench.data.sample import Item
 from workbench.model.model_graph import TEXT, Edge, Module
-from workbench.plan.plan import Microbatch, Plan, Stage
+from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.routing import routing_of
 from workbench.plan.runnable import check_targets
+from workbench.plan.stage import Stage
 
 Named = dict[tuple[str, str], Tensor]  # (module, Hugging Face name) -> value
 

@@ -7,7 +7,8 @@ from workbench.cost.hardware import Cluster, Link, Node
 from workbench.data.sample import Sample, Segment
 from workbench.model.model_graph import connect
 from workbench.plan.build import batched_microbatches, with_programs
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan
+from workbench.plan.stage import Stage
 from workbench.schedule.choice import Schedule, rank_block
 from workbench.schedule.graph_aware import Consumer, ScheduleNode
 

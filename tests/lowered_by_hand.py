@@ -6,7 +6,8 @@ from tests.random_lowered import MODEL
 from workbench.cost.hardware import Cluster, Link, Node
 from workbench.data.sample import Sample, Segment
 from workbench.plan.lowered import Direction, GradientGroup, Lowered, Route, Transfer, Weights
-from workbench.plan.plan import Plan, Program, Stage
+from workbench.plan.plan import Plan, Program
+from workbench.plan.stage import Stage
 from workbench.schedule.action import Action, Pass, parse_action
 
 FAST = Link(name="fast", bytes_per_s=1e30, latency_s=0.0)

@@ -11,7 +11,8 @@ from workbench.model.layer import Layer, LayerKind, Matmul, TokenCount
 from workbench.model.model_graph import ModelGraph, Module, connect
 from workbench.plan.build import batched_microbatches, with_programs
 from workbench.plan.codec import _plan_of, plan_hash
-from workbench.plan.plan import Plan, Precision, Settings, Stage
+from workbench.plan.plan import Plan, Precision, Settings
+from workbench.plan.stage import Stage
 
 WIDTH = 8
 LINK = Link(name="wire", bytes_per_s=1e9, latency_s=1e-6)

@@ -9,7 +9,8 @@ from workbench.cost.hardware import Cluster, Link, Node
 from workbench.data.sample import Sample, Segment
 from workbench.model.model_graph import ModelGraph
 from workbench.plan.lowered import Direction, GradientGroup, Lowered, Route, Transfer, Weights
-from workbench.plan.plan import Plan, Program, Stage
+from workbench.plan.plan import Plan, Program
+from workbench.plan.stage import Stage
 from workbench.schedule.action import STEP, Action, Pass
 
 MODEL = ModelGraph(name="any", modules=(chain_module("m", "text", [True]),))

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tests.plans import chain_module, finish, sample
 from workbench.data.sample import Sample, Segment
 from workbench.model.model_graph import ModelGraph, connect
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan
+from workbench.plan.stage import Stage
 from workbench.schedule.graph_aware import Consumer, ScheduleNode
 
 MODALITIES = {"vision": "image", "audio": "sound", "depth": "points"}

@@ -39,8 +39,9 @@ from workbench.model.hf_config import module_from_config
 from workbench.model.item_tokens import video_of
 from workbench.model.model_graph import TEXT, ModelGraph, connect
 from workbench.plan.lower import lower
-from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Stage
+from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute
 from workbench.plan.runnable import check_family
+from workbench.plan.stage import Stage
 
 torch.set_num_threads(1)
 F64 = torch.float64

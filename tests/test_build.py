@@ -11,7 +11,7 @@ from workbench.model.model_graph import connect
 from workbench.plan.build import batched_microbatches, with_programs
 from workbench.plan.check import check
 from workbench.plan.lower import lower
-from workbench.plan.plan import Stage
+from workbench.plan.stage import Stage
 from workbench.schedule.action import Action, Pass
 from workbench.timing.critical_path import critical_path_s
 

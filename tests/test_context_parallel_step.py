@@ -19,16 +19,8 @@ from workbench.job.job import Job, ModuleLayout
 from workbench.model.model_graph import ModelGraph
 from workbench.plan.build import with_programs
 from workbench.plan.check import check
-from workbench.plan.plan import (
-    Microbatch,
-    ModuleSettings,
-    Plan,
-    Precision,
-    Recompute,
-    Settings,
-    Stage,
-    TokenShard,
-)
+from workbench.plan.plan import Microbatch, ModuleSettings, Plan, Precision, Recompute, Settings, TokenShard
+from workbench.plan.stage import Stage
 from workbench.plan.token_shards import Scope, token_shards
 from workbench.schedule.action import COMPUTE, Action
 from workbench.strategies import cornstarch

@@ -17,7 +17,8 @@ from workbench.plan.build import with_programs
 from workbench.plan.deadlock import check_deadlock
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered, Route
-from workbench.plan.plan import Plan, Program, Stage
+from workbench.plan.plan import Plan, Program
+from workbench.plan.stage import Stage
 from workbench.schedule.action import Pass, parse_action
 
 

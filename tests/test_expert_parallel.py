@@ -26,7 +26,8 @@ from tests.test_tensor_parallel import assert_exported_whole
 from tests.waiting import impatient_group
 from workbench.plan.build import with_programs
 from workbench.plan.lower import lower
-from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Sharding, Stage
+from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Sharding
+from workbench.plan.stage import Stage
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind
 

@@ -22,7 +22,8 @@ from tests.plans import disjoint_plan
 from tests.tiny_valm import tiny_batch, tiny_valm
 from tests.waiting import eventually
 from workbench.plan.lower import lower
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan
+from workbench.plan.stage import Stage
 
 LIMIT_S = 60.0  # of what only a hang exceeds
 CUTS = {"vision": (5,), "audio": (4,), "llm": (3, 3)}

@@ -29,7 +29,8 @@ from workbench.plan.build import batched_microbatches, with_programs
 from workbench.plan.kernels import Kernels
 from workbench.plan.lower import lower
 from workbench.plan.parameter_shards import in_units
-from workbench.plan.plan import ModuleSettings, Plan, Precision, Settings, Sharding, Stage
+from workbench.plan.plan import ModuleSettings, Plan, Precision, Settings, Sharding
+from workbench.plan.stage import Stage
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule
 from workbench.strategies import megatron_heterogeneous

@@ -18,7 +18,8 @@ from workbench.data.sample import Sample, Segment
 from workbench.model.layer import Attention
 from workbench.model.model_graph import connect
 from workbench.plan.lower import lower
-from workbench.plan.plan import KeyExchange, ModuleSettings, Plan, Recompute, Settings, Stage, TokenShard
+from workbench.plan.plan import KeyExchange, ModuleSettings, Plan, Recompute, Settings, TokenShard
+from workbench.plan.stage import Stage
 from workbench.schedule.action import parse_action
 from workbench.timing.accept import accept
 from workbench.timing.attention import AttentionCall, AttentionTime

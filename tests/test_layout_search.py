@@ -19,7 +19,8 @@ from workbench.model.model_graph import connect
 from workbench.model.zoo import from_shape
 from workbench.plan.kernels import Kernels
 from workbench.plan.lower import lower
-from workbench.plan.plan import ModuleSettings, Precision, Recompute, Settings, Sharding, Stage
+from workbench.plan.plan import ModuleSettings, Precision, Recompute, Settings, Sharding
+from workbench.plan.stage import Stage
 from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
 from workbench.planner.layout_search import best_first, exhaustive_layout, fastest_layout
 from workbench.planner.layout_space import Freedom, LayoutSpace

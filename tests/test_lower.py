@@ -11,7 +11,7 @@ from workbench.model.model_graph import connect
 from workbench.plan.build import with_programs
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Direction, Route, Weights
-from workbench.plan.plan import Stage
+from workbench.plan.stage import Stage
 from workbench.schedule.action import Action, Pass
 
 CUTS = {"vision": [2, 1], "audio": [2], "llm": [2, 2]}

@@ -23,7 +23,8 @@ from workbench.model.transformer import Mlp, Norm, Placement
 from workbench.plan.kernels import Kernels
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Route
-from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings, Sharding, Stage
+from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings, Sharding
+from workbench.plan.stage import Stage
 from workbench.schedule.action import parse_action
 from workbench.units import GIB
 

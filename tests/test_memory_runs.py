@@ -22,7 +22,8 @@ from workbench.model.hf_config import module_from_config
 from workbench.model.item_tokens import image_tokens
 from workbench.model.model_graph import connect
 from workbench.plan.build import with_programs
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan
+from workbench.plan.stage import Stage
 from workbench.report.compare import Group, compare
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.strategies import cornstarch, encoders_replicated

@@ -20,7 +20,8 @@ from workbench.data.sample import Sample, Segment
 from workbench.plan.codec import plan_hash
 from workbench.plan.following import next_plan
 from workbench.plan.lower import lower
-from workbench.plan.plan import Plan, Precision, Stage
+from workbench.plan.plan import Plan, Precision
+from workbench.plan.stage import Stage
 
 TEXT = Segment("text", 0, 9, 9)
 FIRST = (embedded(0, "causal"), short(1, "causal"), prepended(2, "causal"))

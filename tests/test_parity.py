@@ -24,7 +24,8 @@ from workbench.job.job import Job, ModuleLayout
 from workbench.model.model_graph import ModelGraph
 from workbench.model.trainable import Trainable
 from workbench.plan.lower import lower
-from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings, Stage
+from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings
+from workbench.plan.stage import Stage
 from workbench.schedule.action import COMPUTE
 from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
 

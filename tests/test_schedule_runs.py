@@ -13,7 +13,8 @@ from workbench.model.model_graph import ModelGraph
 from workbench.plan.build import batched_microbatches, with_programs
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Route
-from workbench.plan.plan import Plan, Precision, Settings, Stage
+from workbench.plan.plan import Plan, Precision, Settings
+from workbench.plan.stage import Stage
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind, rank_block, usual
 

@@ -32,8 +32,9 @@ from workbench.plan.kernels import Kernels
 from workbench.plan.lower import lower
 from workbench.plan.lowered import GradientGroup, Weights
 from workbench.plan.optimizer_shards import optimizer_shards
-from workbench.plan.plan import ModuleSettings, Plan, Precision, Settings, Sharding, Stage
+from workbench.plan.plan import ModuleSettings, Plan, Precision, Settings, Sharding
 from workbench.plan.runnable import check_runnable
+from workbench.plan.stage import Stage
 from workbench.timing.price import price
 
 torch.set_num_threads(1)

@@ -16,7 +16,8 @@ from tests import tiny_models
 from workbench.data.sample import Item, Sample, Segment
 from workbench.model.model_graph import TEXT, Edge, ModelGraph, connect
 from workbench.plan.lowered import Weights
-from workbench.plan.plan import Microbatch, ModuleSettings, Plan, Precision, Recompute, Settings, Stage
+from workbench.plan.plan import Microbatch, ModuleSettings, Plan, Precision, Recompute, Settings
+from workbench.plan.stage import Stage
 
 torch.set_num_threads(1)
 

@@ -40,7 +40,8 @@ from workbench.model.projector import Projector
 from workbench.model.trainable import Trainable, with_trainable
 from workbench.plan.build import with_programs
 from workbench.plan.gradient_groups import gradient_groups
-from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings, Stage
+from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings
+from workbench.plan.stage import Stage
 from workbench.plan.work import work_of
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind

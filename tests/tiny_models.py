@@ -9,7 +9,8 @@ from workbench.data.sample import Item, Sample, Segment
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import TEXT, ModelGraph, Module, connect
 from workbench.model.projector import Projector
-from workbench.plan.plan import Microbatch, Plan, Precision, Settings, Stage
+from workbench.plan.plan import Microbatch, Plan, Precision, Settings
+from workbench.plan.stage import Stage
 
 WIDTH = 32
 

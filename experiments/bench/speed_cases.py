@@ -12,7 +12,8 @@ from workbench.model.model_graph import ModelGraph, Module, connect
 from workbench.model.trainable import Trainable
 from workbench.model.zoo import from_shape
 from workbench.plan.build import with_programs
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan
+from workbench.plan.stage import Stage
 from workbench.planner.assembly import draft_plan
 
 PROFILE = "H100"

@@ -21,7 +21,8 @@ from workbench.balance.stages.partition import partition
 from workbench.model.layer import LayerKind
 from workbench.model.model_graph import ModelGraph, Module
 from workbench.plan.build import with_programs
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan
+from workbench.plan.stage import Stage
 
 LayerTimes = Mapping[str, Sequence[StageTimes]]
 

@@ -24,8 +24,9 @@ from workbench.balance.microbatches.assignment import MicrobatchAssignment
 from workbench.data.sample import Sample, Segment
 from workbench.memory.sizes import Sizes
 from workbench.memory.stage import state_of
-from workbench.plan.plan import ModuleSettings, Plan, Recompute, Stage
+from workbench.plan.plan import ModuleSettings, Plan, Recompute
 from workbench.plan.routing import routing_of
+from workbench.plan.stage import Stage
 from workbench.planner.assembly import draft_plan
 from workbench.schedule.action import Action, Pass
 from workbench.schedule.adjacent import with_followers

@@ -35,7 +35,8 @@ from workbench.model.model_graph import TEXT, ModelGraph, Module, connect
 from workbench.model.trainable import Trainable
 from workbench.plan.build import with_programs
 from workbench.plan.kernels import Kernels
-from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings, Stage
+from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings
+from workbench.plan.stage import Stage
 from workbench.planner.assembly import draft_plan
 
 GOAL = 0.02  # of either sign, on every rank

@@ -18,7 +18,8 @@ from experiments.fidelity.mutant_meaning import Meaning, Tokens
 from experiments.fidelity.mutant_verdict import Judgement, Stalled, Verdict, Wrong
 from experiments.fidelity.mutant_weights import TOLERANCE, HeldWeights
 from workbench.plan.lowered import Direction, Lowered, Route, Transfer
-from workbench.plan.plan import Microbatch, Stage
+from workbench.plan.plan import Microbatch
+from workbench.plan.stage import Stage
 from workbench.schedule.action import COMPUTE, Action, Pass
 
 

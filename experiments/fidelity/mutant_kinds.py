@@ -14,7 +14,8 @@ from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import TEXT
 from workbench.plan.build import with_programs
 from workbench.plan.parameter_shards import in_units
-from workbench.plan.plan import ModuleSettings, Plan, Settings, Sharding, Stage
+from workbench.plan.plan import ModuleSettings, Plan, Settings, Sharding
+from workbench.plan.stage import Stage
 from workbench.planner.assembly import draft_plan
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated

@@ -27,7 +27,8 @@ from workbench.data.sample import Item
 from workbench.model.experts import num_experts
 from workbench.model.layer import TokenCount
 from workbench.model.model_graph import TEXT, Edge, Module
-from workbench.plan.plan import Microbatch, Plan, Stage
+from workbench.plan.plan import Microbatch, Plan
+from workbench.plan.stage import Stage
 
 Indices = NDArray[np.int64]
 Assemble = Callable[[str, int], Tokens]  # (edge, size) -> the tensor that its rows make

@@ -6,7 +6,8 @@ from dataclasses import replace
 from functools import wraps
 from typing import TypeVar
 
-from workbench.plan.plan import Microbatch, Plan, Program, Stage, TokenShard
+from workbench.plan.plan import Microbatch, Plan, Program, TokenShard
+from workbench.plan.stage import Stage
 from workbench.schedule.action import STEP, Action, Pass
 
 T = TypeVar("T")

@@ -8,7 +8,8 @@ from experiments.fidelity.mutant_meaning import Key, keys_of
 from experiments.fidelity.mutant_verdict import Stalled, Wrong
 from workbench.model.experts import num_experts
 from workbench.plan.lowered import Lowered, Weights
-from workbench.plan.plan import Plan, Sharding, Stage
+from workbench.plan.plan import Plan, Sharding
+from workbench.plan.stage import Stage
 from workbench.schedule.action import Action, Pass
 
 TOLERANCE = 1e-9  # relative, of sums in another order

@@ -17,16 +17,9 @@ from workbench.model.projector import Projector
 from workbench.model.trainable import Trainable
 from workbench.plan.build import with_programs
 from workbench.plan.kernels import Kernels
-from workbench.plan.plan import (
-    Microbatch,
-    ModuleSettings,
-    Plan,
-    Precision,
-    Recompute,
-    Settings,
-    Stage,
-)
+from workbench.plan.plan import Microbatch, ModuleSettings, Plan, Precision, Recompute, Settings
 from workbench.plan.routing import routing_of
+from workbench.plan.stage import Stage
 from workbench.planner.assembly import empty_draft
 from workbench.schedule.choice import Schedule
 

@@ -16,7 +16,8 @@ from workbench.model.model_graph import ModelGraph
 from workbench.plan.build import with_programs
 from workbench.plan.codec import plan_hash
 from workbench.plan.lower import lower
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan
+from workbench.plan.stage import Stage
 from workbench.planner.assembly import draft_plan
 from workbench.schedule.action import Action, Pass
 

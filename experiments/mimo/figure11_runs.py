@@ -13,7 +13,8 @@ from runtime.run_settings import RunSettings
 from runtime.step.optimizer import OptimizerSettings, RateSchedule
 from runtime.world.pool import Pool
 from workbench.plan.lower import lower
-from workbench.plan.plan import Plan, Precision, Settings, Stage
+from workbench.plan.plan import Plan, Precision, Settings
+from workbench.plan.stage import Stage
 
 WARMUP = 0.06  # of the steps: Table A6's 60 steps of the 1000 in bfloat16
 FLOORS = {False: 2.0e-5 / 1.0e-3, True: 1.0e-5 / 1.0e-4}  # least over first rate, by whether the LLM trains

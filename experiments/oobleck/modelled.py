@@ -27,7 +27,8 @@ from workbench.model.zoo import from_shape
 from workbench.plan.build import with_programs
 from workbench.plan.kernels import Kernels
 from workbench.plan.lower import lower
-from workbench.plan.plan import Recompute, Stage
+from workbench.plan.plan import Recompute
+from workbench.plan.stage import Stage
 
 FORWARD_SHARE = 1 / 3
 

@@ -21,8 +21,9 @@ from workbench.data.sample import Item, Sample, Segment
 from workbench.masks.patterns import CAUSAL, sample_bitfield
 from workbench.model.layer import Attention
 from workbench.model.model_graph import TEXT, Edge, Module
-from workbench.plan.plan import Microbatch, Plan, Stage
+from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.routing import routing_of
+from workbench.plan.stage import Stage
 
 # Shape suffixes: T = packed tokens, E = packed tokens of one edge.
 

@@ -23,7 +23,8 @@ from workbench.elastic.template import TemplateStage
 from workbench.model.model_graph import ModelGraph
 from workbench.plan.build import chunked_microbatches, with_programs
 from workbench.plan.parameter_shards import in_units
-from workbench.plan.plan import ModuleSettings, Plan, Precision, Settings, Sharding, Stage
+from workbench.plan.plan import ModuleSettings, Plan, Precision, Settings, Sharding
+from workbench.plan.stage import Stage
 
 STRATEGY = "oobleck"
 STATES_PER_WEIGHT = 3  # the weight and AdamW's two moments

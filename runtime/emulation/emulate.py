@@ -47,8 +47,9 @@ from runtime.world.yardstick import Yardstick
 from workbench.plan.lowered import Lowered
 from workbench.plan.order import followers_of, one_by_one
 from workbench.plan.parameter_shards import shard_units
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan
 from workbench.plan.runnable import check_boundaries
+from workbench.plan.stage import Stage
 from workbench.schedule.action import STEP, Action
 from workbench.schedule.precedence import in_order
 from workbench.trace import Lane

@@ -9,7 +9,8 @@ from runtime.models.adapter import Adapter
 from runtime.models.choose import adapter_of
 from runtime.parallel.tensor.cuts import Cut, cuts_of
 from workbench.model.model_graph import Module
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan
+from workbench.plan.stage import Stage
 
 Weight = tuple[str, str]  # module, Hugging Face name
 

@@ -13,7 +13,8 @@ from runtime.models.adapter import MicrobatchData
 from runtime.models.projector import ProjectorLayer
 from runtime.models.vision_rotary import QwenMerger
 from runtime.step.stage_module import StageModule, build_stage_module
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan
+from workbench.plan.stage import Stage
 
 # Shape suffixes: T = packed tokens, D = hidden width.
 

@@ -21,7 +21,8 @@ from workbench.calibrate.measurement import OverheadRow
 from workbench.model.layer import TokenCount
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Weights
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan
+from workbench.plan.stage import Stage
 from workbench.schedule.action import COLLECTIVES, Pass
 
 

@@ -26,7 +26,8 @@ from runtime.step.weight_gradient import SplitBackward
 from runtime.world.pool import Place
 from workbench.calibrate.sustained_rows import DeviceNotes
 from workbench.cost.signature import signature
-from workbench.plan.plan import Plan, Recompute, Stage
+from workbench.plan.plan import Plan, Recompute
+from workbench.plan.stage import Stage
 
 # Shape suffixes: T = packed tokens, E = packed tokens of one edge, D = width.
 

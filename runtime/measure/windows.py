@@ -9,9 +9,10 @@ from workbench.cost.signature import signature
 from workbench.model.experts import num_experts
 from workbench.model.layer import Layer, TokenCount
 from workbench.model.model_graph import Module
-from workbench.plan.plan import KeyExchange, Microbatch, Plan, Precision, Stage
+from workbench.plan.plan import KeyExchange, Microbatch, Plan, Precision
 from workbench.plan.routing import routing_of
 from workbench.plan.sequence import can_divide
+from workbench.plan.stage import Stage
 from workbench.plan.token_owners import held_runs
 from workbench.plan.work import work_of
 

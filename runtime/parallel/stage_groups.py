@@ -9,7 +9,7 @@ from runtime.parallel.context.group import ContextGroup
 from runtime.parallel.expert.group import ExpertGroup
 from runtime.parallel.tensor.group import TensorGroup
 from runtime.world.mesh import Mesh
-from workbench.plan.plan import Stage
+from workbench.plan.stage import Stage
 
 Group = TypeVar("Group", bound=ContextGroup)
 ProcessGroups = Mapping[tuple[int, ...], dist.ProcessGroup]

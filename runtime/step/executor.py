@@ -22,7 +22,7 @@ from runtime.step.weight_gradient import SplitBackward, WeightWork
 from runtime.world.clock import Stamp
 from runtime.world.failure import RankError
 from workbench.plan.lowered import Direction, Lowered, Route, Transfer
-from workbench.plan.plan import Stage
+from workbench.plan.stage import Stage
 from workbench.schedule.action import COMPUTE, ROUND, Action, Pass
 from workbench.trace import Lane
 

@@ -8,7 +8,8 @@ from runtime.data.batches import DataSource, microbatch_data
 from runtime.models.adapter import MicrobatchData
 from runtime.parallel.context.group import ContextGroup
 from runtime.world.mesh import Mesh
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan
+from workbench.plan.stage import Stage
 from workbench.schedule.action import Pass
 
 Join = Callable[[Mesh, Stage], ContextGroup | None]  # the context-parallel group of a rank in a stage

@@ -13,7 +13,7 @@ from runtime.models.adapter import Adapter, StageLayer
 from runtime.models.initialise import Fill, initial_value
 from runtime.models.weights import WeightReader
 from runtime.parallel.expert.cuts import StagePosition, WeightParts
-from workbench.plan.plan import Stage
+from workbench.plan.stage import Stage
 
 
 class DrawnWeights:

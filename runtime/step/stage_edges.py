@@ -3,8 +3,9 @@
 from torch import Tensor
 
 from workbench.model.model_graph import Edge
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan
 from workbench.plan.runnable import check_edge
+from workbench.plan.stage import Stage
 
 
 def edges_into_stage(plan: Plan, stage: Stage) -> tuple[Edge, ...]:

@@ -23,10 +23,11 @@ from runtime.step.first_weights import DrawnWeights, FirstWeights, set_weights
 from runtime.step.stage_edges import edges_before_the_end, edges_into_stage, entering_part
 from workbench.model.model_graph import Edge, Module
 from workbench.plan.lowered import Weights
-from workbench.plan.plan import Plan, Recompute, Stage
+from workbench.plan.plan import Plan, Recompute
 from workbench.plan.runnable import check_recompute, check_shared_tokens, check_whole_backwards
 from workbench.plan.runnable_degrees import check_degrees
 from workbench.plan.sequence import TokenBorders, token_borders
+from workbench.plan.stage import Stage
 
 # Shape suffixes: T = packed tokens, E = packed tokens of one edge, D = hidden width.
 

@@ -32,8 +32,9 @@ from workbench.masks.tiles import PARTIAL, Tiles, classify
 from workbench.model.layer import ANY, Attention, Reach, TokenCount
 from workbench.plan.gathered_heads import heads_per_gather
 from workbench.plan.lru_cache import Identity, LruCache
-from workbench.plan.plan import Microbatch, Plan, Stage
+from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.routing import Routing, routing_of
+from workbench.plan.stage import Stage
 from workbench.plan.token_owners import owned_tokens, row_shards
 from workbench.plan.work import even_work_of, row_kind, row_mask, within
 from workbench.timing.attention import AttentionCall, AttentionTime

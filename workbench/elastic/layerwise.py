@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from math import isfinite
 
 from workbench.plan.lowered import Lowered, Weights
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan
+from workbench.plan.stage import Stage
 from workbench.plan.tied import equal_stages
 from workbench.schedule.action import Action, Pass
 

@@ -10,7 +10,8 @@ from workbench.explain.idle import idle_by_cause, idle_of
 from workbench.explain.pass_parts import Parts, path_causes
 from workbench.explain.timeline import Piece, Timeline, timeline
 from workbench.plan.lowered import Lowered
-from workbench.plan.plan import Microbatch, Plan, Stage
+from workbench.plan.plan import Microbatch, Plan
+from workbench.plan.stage import Stage
 from workbench.trace import Lane, Trace
 
 

@@ -7,7 +7,8 @@ from itertools import groupby
 
 from workbench.job.job import ModuleLayout
 from workbench.model.model_graph import Module
-from workbench.plan.plan import Plan, Sharding, Stage
+from workbench.plan.plan import Plan, Sharding
+from workbench.plan.stage import Stage
 from workbench.schedule.action import Action, Pass
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
 from workbench.schedule.spec import StagePlacement

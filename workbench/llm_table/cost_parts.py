@@ -10,8 +10,9 @@ from workbench.cost.roofline import Grid, Work
 from workbench.llm_table.columns import SHARES
 from workbench.model.layer import Attention, DeltaRule, Layer, Lookup, Matmul, Pointwise
 from workbench.plan.lowered import Lowered
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan
 from workbench.plan.sequence import dividing
+from workbench.plan.stage import Stage
 from workbench.plan.work import work_of
 from workbench.schedule.action import COMPUTE, Pass
 from workbench.timing.grid_links import GridCost, GridLinks, grid_links

@@ -13,7 +13,8 @@ from workbench.memory.stage import GRADIENTS, StateKind, state_of
 from workbench.model.block_modules import BlockModule
 from workbench.plan.expert_groups import held_elements
 from workbench.plan.lowered import Lowered
-from workbench.plan.plan import Plan, Sharding, Stage
+from workbench.plan.plan import Plan, Sharding
+from workbench.plan.stage import Stage
 
 SHARDED_FROM = {"optimizer": 1, GRADIENTS: 2, "parameters": 3}  # ZeRO stage
 UNITS_AT_ONCE = 2  # gathered units: the one in use and the prefetched one

@@ -21,16 +21,8 @@ from workbench.model.block_modules import BlockModule
 from workbench.model.model_graph import TEXT
 from workbench.plan.build import with_programs
 from workbench.plan.kernels import Kernels
-from workbench.plan.plan import (
-    Microbatch,
-    ModuleSettings,
-    Plan,
-    Precision,
-    Recompute,
-    Settings,
-    Sharding,
-    Stage,
-)
+from workbench.plan.plan import Microbatch, ModuleSettings, Plan, Precision, Recompute, Settings, Sharding
+from workbench.plan.stage import Stage
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.units import GB
 

@@ -12,8 +12,8 @@ from workbench.plan.gradient_groups import num_replicas
 from workbench.plan.lowered import GradientGroup, Lowered
 from workbench.plan.optimizer_shards import state_shards
 from workbench.plan.parameter_shards import sharded_stages
-from workbench.plan.plan import Stage
 from workbench.plan.routing import routing_of
+from workbench.plan.stage import Stage
 from workbench.plan.tied import equal_stages, tied_on
 from workbench.schedule.action import Action
 

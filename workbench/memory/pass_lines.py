@@ -13,7 +13,8 @@ from workbench.memory.stage import GRADIENTS, StateKind, updated_elements
 from workbench.model.layer import DeltaRule, Pointwise
 from workbench.plan.action_columns import KIND, NOWHERE, action_columns
 from workbench.plan.kernels import Kernels
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan
+from workbench.plan.stage import Stage
 from workbench.schedule.action import MEANING, Pass, TaskKind, reduction_of
 
 WEIGHTS = (Pass.B, Pass.W)  # these make gradients of matrices and tables

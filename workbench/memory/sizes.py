@@ -3,32 +3,30 @@
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from fractions import Fraction
 from math import ceil
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from workbench.arrays import Ints
-from workbench.cost.roofline import Grid, RowWork, Work
-from workbench.masks.patterns import CAUSAL
+from workbench.cost.roofline import Grid
 from workbench.memory.layer import LayerBytes, layer_bytes, layer_split_bytes
+from workbench.memory.pass_setting import setting_of
 from workbench.memory.setting import Setting
 from workbench.memory.stage import StateKind, stage_state
 from workbench.model.frozen import Needs
-from workbench.model.layer import Layer, TokenCount
-from workbench.model.model_graph import TEXT
+from workbench.model.layer import Layer
 from workbench.plan.contents import contents, layer_kinds
 from workbench.plan.expert_groups import held_elements
 from workbench.plan.gradient_groups import num_replicas
 from workbench.plan.lowered import Weights
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.optimizer_shards import state_shards
-from workbench.plan.plan import Microbatch, Plan, Recompute, Stage
+from workbench.plan.plan import Microbatch, Plan, Recompute
 from workbench.plan.routing import Routing
 from workbench.plan.sequence import token_borders
-from workbench.plan.token_owners import held_runs
-from workbench.plan.work import even_work_of, row_kinds
+from workbench.plan.stage import Stage
+from workbench.plan.work import row_kinds
 
 Bytes = TypeVar("Bytes", int, Ints)
 MOST_STAGES = 16_384  # cached, each over a microbatch
@@ -68,15 +66,6 @@ class StageSplitBytes(NamedTuple, Generic[Bytes]):
     input_pass: Bytes
     first: Bytes
     adding: Bytes
-
-
-def _scaled_row(row: RowWork, factor_in: Fraction, factor_out: Fraction) -> RowWork:
-    return replace(
-        row,
-        tokens_in=ceil(row.tokens_in * factor_in),
-        tokens_out=ceil(row.tokens_out * factor_out),
-        reader_tokens=ceil(row.reader_tokens * factor_in),
-    )
 
 
 _State = Mapping[StateKind, int]  # part -> bytes
@@ -236,61 +225,11 @@ class Sizes:
 
     def _cached_setting(self, stage: Stage, microbatch: Microbatch) -> Setting:
         if self._plan.token_shards:
-            return self._setting(stage, microbatch)
+            return setting_of(self._plan, stage, microbatch)
         rows, grid = row_kinds(self._plan, microbatch), (stage.tp, stage.cp, stage.ep)
         settings = self._settings_key(stage.module)
         key = settings, Identity(self._plan.batch), stage.module, rows, grid
-        return _SETTINGS.get_or(key, lambda: self._setting(stage, microbatch))
-
-    def _setting(self, stage: Stage, microbatch: Microbatch) -> Setting:
-        module = self._plan.model.module(stage.module)
-        lengths = sorted(self._routing.tokens(module, item, TokenCount.IN) for item in microbatch.items)
-        grid = Grid(stage.tp, stage.cp, stage.ep)
-        size = self._plan.settings.precision.num_bytes
-        work = self._largest_work(stage, microbatch)
-        return Setting(
-            work,
-            grid,
-            size,
-            is_gathered=lengths[0] != lengths[-1],
-            looked_up=self._looked_up(stage, microbatch),
-            lengths=tuple(lengths),
-            computed_again=self._plan.settings.of(stage.module).computed_again,
-            masked_tokens=self._masked_tokens(stage, microbatch, sum(lengths)),
-        )
-
-    def _masked_tokens(self, stage: Stage, microbatch: Microbatch, num_tokens: int) -> int:
-        """Return all tokens if a sample's mask is not causal; 0 otherwise, and under context parallelism."""
-        if self._plan.model.module(stage.module).modality != TEXT or stage.cp > 1:
-            return 0
-        masks = {self._plan.sample[item.sample].mask for item in microbatch.items}
-        return num_tokens if masks - {CAUSAL} else 0
-
-    def _largest_work(self, stage: Stage, microbatch: Microbatch) -> Work:
-        """Return the microbatch's work as if every rank held as many tokens as the one that holds most.
-
-        That may be another rank than the one with the most pairs, which `work_of` takes.
-        """
-        work = even_work_of(self._plan, microbatch)
-        if stage.cp == 1:
-            return work
-        factor_in = self._excess(stage, microbatch, TokenCount.IN)
-        factor_out = self._excess(stage, microbatch, TokenCount.OUT)
-        return Work(tuple(_scaled_row(row, factor_in, factor_out) for row in work.rows))
-
-    def _excess(self, stage: Stage, microbatch: Microbatch, count: TokenCount) -> Fraction:
-        """Return the tokens on the rank that holds most, as a multiple of an even share."""
-        runs_of_ranks = held_runs(self._routing, microbatch, count)
-        counts = [sum(run.num_tokens for run in runs) for runs in runs_of_ranks]
-        return Fraction(max(counts) * stage.cp, sum(counts))
-
-    def _looked_up(self, stage: Stage, microbatch: Microbatch) -> float | None:
-        """Return the text tokens on one rank if the sequence has other modules' features, too; else None."""
-        if self._plan.model.module(stage.module).modality != TEXT:
-            return None
-        segments = [s for item in microbatch.items for s in self._plan.sample[item.sample].segments]
-        text = sum(segment.tokens_out for segment in segments if segment.modality == TEXT)
-        return None if text == sum(s.tokens_out for s in segments) else text / stage.cp
+        return _SETTINGS.get_or(key, lambda: setting_of(self._plan, stage, microbatch))
 
     def _sum(self, stage: Stage, needs: tuple[Needs, ...], setting: Setting) -> StageBytes[int]:
         plan = self._plan

@@ -12,7 +12,8 @@ from workbench.plan.expert_groups import held_elements
 from workbench.plan.gradient_groups import num_replicas, weights_with
 from workbench.plan.lowered import Weights
 from workbench.plan.optimizer_shards import state_shards
-from workbench.plan.plan import Plan, Sharding, Stage
+from workbench.plan.plan import Plan, Sharding
+from workbench.plan.stage import Stage
 from workbench.plan.tied import equal_stages, tied_on
 
 

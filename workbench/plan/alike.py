@@ -9,9 +9,10 @@ from workbench.on_demand import OnDemand
 from workbench.plan.instance_cache import cached_on_instance, set_cached
 from workbench.plan.lru_cache import Identity, LruCache, value_key
 from workbench.plan.paths import num_senders
-from workbench.plan.plan import Boundaries, Plan, Program, Stage
+from workbench.plan.plan import Boundaries, Plan, Program
 from workbench.plan.rank_placement import relative_placement
 from workbench.plan.routing import routing_of
+from workbench.plan.stage import Stage
 from workbench.plan.work import sample_kinds
 
 MOST_REPLICAS = 500_000  # in all cached component lists together

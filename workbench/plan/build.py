@@ -16,8 +16,9 @@ from workbench.plan.gradient_groups import gradient_groups, reduction_order
 from workbench.plan.instance_cache import set_cached
 from workbench.plan.lru_cache import Identity, LruCache, value_key
 from workbench.plan.parameter_shards import shard_units
-from workbench.plan.plan import Microbatch, Plan, Program, Stage
+from workbench.plan.plan import Microbatch, Plan, Program
 from workbench.plan.routing import Routing, routing_of
+from workbench.plan.stage import Stage
 from workbench.schedule.action import STEP, Action
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.schedule.graph_aware import Consumer, ScheduleNode

@@ -16,8 +16,9 @@ from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.lru_cache import Identity, LruCache, value_key
 from workbench.plan.optimizer_shards import check_instances
 from workbench.plan.parameter_shards import check_rounds, shard_units
-from workbench.plan.plan import Plan, Stage, TokenShard
+from workbench.plan.plan import Plan, TokenShard
 from workbench.plan.routing import Routing, routing_of
+from workbench.plan.stage import Stage
 from workbench.plan.token_owners import row_tokens
 
 _SOUND_ROUNDS: LruCache[None] = LruCache(1024)

@@ -11,8 +11,9 @@ from workbench.plan.alike import alike_replicas, first_of_all
 from workbench.plan.gradient_groups import reduction_order
 from workbench.plan.lru_cache import LruCache
 from workbench.plan.parameter_shards import is_sharded
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan
 from workbench.plan.routing import routing_of
+from workbench.plan.stage import Stage
 from workbench.schedule.action import (
     COMPUTE,
     REDUCTIONS,

@@ -5,8 +5,9 @@ from collections.abc import Hashable
 from workbench.model.layer import Layer
 from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.lru_cache import Identity, LruCache
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan
 from workbench.plan.sequence import token_borders
+from workbench.plan.stage import Stage
 
 _NUMBERS: LruCache[tuple[int, ...]] = LruCache(1024)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from workbench.balance.orchestration.expert_degrees import nearest_expert_degree
 from workbench.model.experts import is_of_expert, num_experts
 from workbench.model.layer import Layer, Parameter, Shard
-from workbench.plan.plan import Stage
+from workbench.plan.stage import Stage
 
 
 def has_expert_parallelism(stage: Stage, layer: Layer) -> bool:

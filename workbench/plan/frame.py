@@ -5,8 +5,9 @@ from typing import Any
 
 from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.lru_cache import Identity, LruCache, value_key
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan
 from workbench.plan.routing import Routing, routing_of
+from workbench.plan.stage import Stage
 
 Needs = tuple[tuple[bool, bool, bool], ...]  # carries, computes an input's gradient, computes weights'
 

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from workbench.masks.patterns import CAUSAL, FULL
 from workbench.model.layer import Attention, Layer
 from workbench.model.model_graph import TEXT
-from workbench.plan.plan import KeyExchange, Plan, Stage
+from workbench.plan.plan import KeyExchange, Plan
+from workbench.plan.stage import Stage
 
 RING_MASKS = (CAUSAL, FULL)
 

@@ -19,9 +19,10 @@ from workbench.plan.lowered import Lowered, Rows, Slice
 from workbench.plan.lru_cache import LruCache
 from workbench.plan.order import issue_ticks
 from workbench.plan.paths import cut, part_paths
-from workbench.plan.plan import Microbatch, Plan, Stage
+from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.routing import Holding, Routing, routing_of
 from workbench.plan.row_drafts import Drafts, Link, in_issue_order
+from workbench.plan.stage import Stage
 from workbench.plan.token_owners import Run, feature_runs, goes_to_owners, held_runs
 from workbench.schedule.action import Action, Pass
 

@@ -6,7 +6,8 @@ from functools import lru_cache
 
 from workbench.plan.gradient_groups import group_on, trained_weights
 from workbench.plan.lowered import GradientGroup, Weights
-from workbench.plan.plan import Plan, Sharding, Stage
+from workbench.plan.plan import Plan, Sharding
+from workbench.plan.stage import Stage
 
 
 @dataclass(frozen=True, slots=True)

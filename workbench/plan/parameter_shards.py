@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.lru_cache import Identity, LruCache, value_key
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan
+from workbench.plan.stage import Stage
 from workbench.schedule.action import COMPUTE, FSDP, ROUND, Action, Order, Pass, by_stage
 
 _IN_ROUNDS = frozenset((*COMPUTE, *ROUND))

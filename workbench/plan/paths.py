@@ -9,8 +9,9 @@ from workbench.cost.hardware import Cluster
 from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.lowered import Route, Slice
 from workbench.plan.lru_cache import Identity, LruCache
-from workbench.plan.plan import Boundaries, Plan, Stage
+from workbench.plan.plan import Boundaries, Plan
 from workbench.plan.rank_placement import rank_locations, relative_placement
+from workbench.plan.stage import Stage
 
 _EACH_SENDS: LruCache[bool] = LruCache(65_536)
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cache, cached_property
 from itertools import chain
-from math import lcm
 from typing import Any
 
 from workbench.cost.hardware import Cluster
@@ -12,59 +11,8 @@ from workbench.data.sample import WHERE_SET, Item, Sample
 from workbench.model.block_modules import BlockModule
 from workbench.model.model_graph import ModelGraph
 from workbench.plan.kernels import Kernels
-from workbench.plan.lru_cache import LruCache, value_key
+from workbench.plan.stage import Stage, StageTables, tables_of
 from workbench.schedule.action import Action
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """A contiguous run of layers of one module on a cp x tp grid of ranks.
-
-    Args:
-        id: identifies the stage; actions refer to it.
-        module: module whose layers the stage holds.
-        replica: data-parallel replica.
-        layers: [first, last), indices of the module's layers.
-        ranks: ranks of the grid, [cp][tp].
-        ep: expert-parallel ranks, over which the experts of a layer are distributed; 1: every expert is
-            sharded by tp like an MLP.
-    """
-
-    id: int
-    module: str
-    replica: int
-    layers: tuple[int, int]
-    ranks: tuple[tuple[int, ...], ...]  # [cp][tp]
-    ep: int = 1
-
-    @property
-    def tp(self) -> int:
-        return len(self.ranks[0])
-
-    @property
-    def cp(self) -> int:
-        return len(self.ranks)
-
-    @property
-    def flat_ranks(self) -> tuple[int, ...]:
-        """All ranks, context-parallel axis outermost; the first is the leader."""
-        return self.ranks[0] if len(self.ranks) == 1 else tuple(chain.from_iterable(self.ranks))
-
-    @property
-    def expert_ranks(self) -> tuple[tuple[int, ...], ...]:
-        """Consecutive ranks that hold all experts together; each group holds a copy of them.
-
-        If ep exceeds the stage's ranks, they include those of the next replicas, which are adjacent.
-        """
-        flat = self.flat_ranks
-        if self.ep > len(flat):
-            return (tuple(range(flat[0], flat[0] + self.ep)),)
-        return tuple(flat[first : first + self.ep] for first in range(0, len(flat), self.ep))
-
-    @property
-    def whole_weights(self) -> tuple[int, ...]:
-        """The first ranks that together hold all weights, as whole rows and whole `expert_ranks`."""
-        return self.flat_ranks[: lcm(self.tp, self.ep)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,18 +243,18 @@ class Plan:
         return {field_.name: getattr(self, field_.name) for field_ in fields(self)}
 
     @cached_property
-    def _layout(self) -> "_Layout":
-        return _LAYOUTS.get_or(value_key(self.stages), lambda: _Layout(self.stages))
+    def _tables(self) -> StageTables:
+        return tables_of(self.stages)
 
     @cached_property
     def stage(self) -> dict[int, Stage]:
         """Stages by id."""
-        return self._layout.stage
+        return self._tables.stage
 
     @cached_property
     def stages_on(self) -> dict[int, tuple[Stage, ...]]:
         """Rank -> its stages, in the plan's order."""
-        return self._layout.stages_on
+        return self._tables.stages_on
 
     @cached_property
     def sample(self) -> dict[int, Sample]:
@@ -316,7 +264,7 @@ class Plan:
     @cached_property
     def chain(self) -> dict[tuple[str, int], tuple[Stage, ...]]:
         """(module, replica) -> its stages in layer order."""
-        return self._layout.chain
+        return self._tables.chain
 
     @cached_property
     def microbatches_of(self) -> dict[tuple[str, int], tuple[Microbatch, ...]]:
@@ -350,49 +298,9 @@ class Plan:
 
     def replicas(self, module: str) -> tuple[int, ...]:
         """Return the replicas of a module, ascending; none for one without stages."""
-        return self._layout.replicas.get(module, ())
+        return self._tables.replicas.get(module, ())
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
         """Ranks that take part, ascending."""
-        return self._layout.ranks
-
-
-class _Layout:
-    """Look-up tables of stages, shared by all plans with equal stages."""
-
-    def __init__(self, stages: tuple[Stage, ...]) -> None:
-        self._stages = stages
-
-    @cached_property
-    def stage(self) -> dict[int, Stage]:
-        return {stage.id: stage for stage in self._stages}
-
-    @cached_property
-    def stages_on(self) -> dict[int, tuple[Stage, ...]]:
-        by_rank: dict[int, list[Stage]] = {}
-        for stage in self._stages:
-            for rank in stage.flat_ranks:
-                by_rank.setdefault(rank, []).append(stage)
-        return {rank: tuple(stages) for rank, stages in by_rank.items()}
-
-    @cached_property
-    def ranks(self) -> tuple[int, ...]:
-        return tuple(sorted(self.stages_on))
-
-    @cached_property
-    def chain(self) -> dict[tuple[str, int], tuple[Stage, ...]]:
-        chains: dict[tuple[str, int], list[Stage]] = {}
-        for stage in sorted(self._stages, key=lambda stage: (stage.layers, stage.id)):
-            chains.setdefault((stage.module, stage.replica), []).append(stage)
-        return {key: tuple(stages) for key, stages in chains.items()}
-
-    @cached_property
-    def replicas(self) -> dict[str, tuple[int, ...]]:
-        by_module: dict[str, list[int]] = {}
-        for module, replica in sorted(self.chain):
-            by_module.setdefault(module, []).append(replica)
-        return {module: tuple(replicas) for module, replicas in by_module.items()}
-
-
-_LAYOUTS: LruCache[_Layout] = LruCache(64)  # a layout of 10,000 ranks takes some megabytes
+        return self._tables.ranks

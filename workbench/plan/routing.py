@@ -8,7 +8,8 @@ from workbench.model.layer import TokenCount
 from workbench.model.model_graph import TEXT, Edge, Module
 from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.lru_cache import Identity, LruCache, value_key
-from workbench.plan.plan import Microbatch, Plan, Stage
+from workbench.plan.plan import Microbatch, Plan
+from workbench.plan.stage import Stage
 
 _Segments = dict[str, dict[int, dict[Item, Segment]]]
 _SEGMENTS: LruCache[_Segments] = LruCache(16)

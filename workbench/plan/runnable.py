@@ -11,9 +11,10 @@ from workbench.model.layer import Attention, DeltaRule, Operator, TokenCount
 from workbench.model.model_graph import TEXT, Edge, Module
 from workbench.model.projector import Projector, from_text, shown
 from workbench.plan.kernels import Kernels
-from workbench.plan.plan import Boundaries, ModuleSettings, Plan, Sharding, Stage
+from workbench.plan.plan import Boundaries, ModuleSettings, Plan, Sharding
 from workbench.plan.runnable_degrees import check_degrees
 from workbench.plan.runnable_items import check_segment
+from workbench.plan.stage import Stage
 from workbench.schedule.action import Pass
 
 CPU = "cpu"  # kind of device

@@ -12,7 +12,8 @@ from workbench.cost.execution import SavedInput
 from workbench.cost.model import CostModel
 from workbench.model.experts import is_of_expert
 from workbench.model.layer import Layer, LayerKind, Matmul
-from workbench.plan.plan import Plan, Settings, Stage
+from workbench.plan.plan import Plan, Settings
+from workbench.plan.stage import Stage
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.parameter_shards import is_sharded
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan
+from workbench.plan.stage import Stage
 from workbench.schedule.action import MOVES
 
 

@@ -17,7 +17,8 @@ from workbench.plan.key_exchange import check_key_exchange
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
 from workbench.plan.parameter_shards import in_units
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan
+from workbench.plan.stage import Stage
 from workbench.planner.block_cuts import Cuts, even_blocks
 from workbench.schedule.choice import Schedule, ScheduleKind, rank_block, usual_in_phases
 from workbench.timing.price import pass_prices

@@ -7,7 +7,8 @@ from functools import cached_property
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.plan.lowered import Lowered
-from workbench.plan.plan import Microbatch, Plan, Stage
+from workbench.plan.plan import Microbatch, Plan
+from workbench.plan.stage import Stage
 from workbench.planner.assembly import (
     blocks_cut,
     bottleneck_s,

@@ -13,8 +13,9 @@ from workbench.memory.sizes import Sizes
 from workbench.memory.stage import GRADIENTS, state_of
 from workbench.model.model_graph import Edge
 from workbench.plan.optimizer_shards import state_shards
-from workbench.plan.plan import KeyExchange, Plan, Stage
+from workbench.plan.plan import KeyExchange, Plan
 from workbench.plan.routing import Routing, routing_of
+from workbench.plan.stage import Stage
 from workbench.planner.planner_cost import PlannerCost
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.timing.stage_seconds import PassSeconds, Seconds, StageSeconds

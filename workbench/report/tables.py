@@ -12,7 +12,8 @@ from workbench.cost.profile import Profile
 from workbench.drift import Drifted
 from workbench.metrics import step_metrics
 from workbench.model.layer import num_weights
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan
+from workbench.plan.stage import Stage
 from workbench.report.compare import ComparedRow, Comparison, Group
 from workbench.report.figure import Figure
 from workbench.timing.provenance import interval_of, utilisation

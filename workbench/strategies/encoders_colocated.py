@@ -10,7 +10,8 @@ from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.job.notations.cornstarch import EncoderPlacing
 from workbench.model.model_graph import TEXT
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan
+from workbench.plan.stage import Stage
 from workbench.planner.assembly import check_ranks, draft_plan, layout_of, module_stages, num_ranks
 from workbench.planner.block_cuts import Cuts
 from workbench.planner.cut_candidates import CutCandidates

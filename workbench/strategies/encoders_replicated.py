@@ -13,7 +13,8 @@ from functools import partial
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.job.notations.cornstarch import EncoderPlacing
-from workbench.plan.plan import Microbatch, Plan, Stage
+from workbench.plan.plan import Microbatch, Plan
+from workbench.plan.stage import Stage
 from workbench.planner.assembly import check_ranks, draft_plan, module_stages, num_ranks
 from workbench.planner.block_cuts import Cuts
 from workbench.planner.cut_candidates import Counts, CutCandidates

@@ -19,7 +19,8 @@ from workbench.job.job import Job
 from workbench.model.model_graph import TEXT
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan
+from workbench.plan.stage import Stage
 from workbench.planner.assembly import draft_plan, fits, grid, layout_of, num_microbatches, scheduled
 from workbench.planner.layer_cost import believed_layers_s
 from workbench.planner.planner_cost import FROZEN_AWARE

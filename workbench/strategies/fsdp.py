@@ -12,7 +12,8 @@ from operator import itemgetter
 
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
-from workbench.plan.plan import Plan, Sharding, Stage
+from workbench.plan.plan import Plan, Sharding
+from workbench.plan.stage import Stage
 from workbench.planner.assembly import check_ranks, module_stages, scheduled, shared_draft
 from workbench.planner.layout_choice import LayoutChoice, Mode
 from workbench.planner.layout_plan import searched_plans

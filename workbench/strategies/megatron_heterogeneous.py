@@ -13,7 +13,8 @@ from functools import partial
 
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan
+from workbench.plan.stage import Stage
 from workbench.planner.assembly import (
     check_ranks,
     dp_of,

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan
+from workbench.plan.stage import Stage
 from workbench.planner.assembly import blocks_cut, check_ranks, module_stages, scheduled, shared_draft
 from workbench.planner.block_cuts import Cuts
 from workbench.planner.layer_cost import believed_layers_s

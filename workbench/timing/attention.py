@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from workbench.cost.model import CostModel, LayerTime
 from workbench.model.layer import ANY, Attention, Layer, Reach
 from workbench.plan.lru_cache import Identity, LruCache
-from workbench.plan.plan import Microbatch, Plan, Stage
+from workbench.plan.plan import Microbatch, Plan
+from workbench.plan.stage import Stage
 from workbench.plan.work import even_work_of
 
 

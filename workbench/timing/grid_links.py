@@ -7,7 +7,7 @@ from workbench.cost.hardware import Cluster, Link
 from workbench.cost.model import CostModel, LayerTime, Work
 from workbench.model.layer import Layer
 from workbench.plan.lru_cache import Identity, LruCache
-from workbench.plan.plan import Stage
+from workbench.plan.stage import Stage
 
 
 class GridLinks(NamedTuple):

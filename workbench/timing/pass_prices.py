@@ -15,9 +15,10 @@ from workbench.model.layer import Layer, TokenCount
 from workbench.plan.contents import contents
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.parameter_shards import sharded_stages, unit_of
-from workbench.plan.plan import Microbatch, Plan, Stage
+from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.routing import routing_of
 from workbench.plan.sequence import dividing, token_borders
+from workbench.plan.stage import Stage
 from workbench.plan.work import row_kinds, works_of
 from workbench.schedule.action import Action, Pass, measured_as
 from workbench.timing.attention import (

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 from workbench.cost.model import LayerTime, unmeasured_of
 from workbench.cost.profile import Profile
 from workbench.model.frozen import Needs
-from workbench.plan.plan import Plan, Recompute, Stage
+from workbench.plan.plan import Plan, Recompute
+from workbench.plan.stage import Stage
 from workbench.schedule.action import Pass
 
 

@@ -7,7 +7,8 @@ from workbench.cost.model import CostModel
 from workbench.memory.stage import GRADIENTS, state_of
 from workbench.plan.lowered import Lowered
 from workbench.plan.optimizer_shards import optimizer_shards
-from workbench.plan.plan import Plan, Precision, Settings, Stage
+from workbench.plan.plan import Plan, Precision, Settings
+from workbench.plan.stage import Stage
 from workbench.plan.work import works_of
 from workbench.schedule.action import COMPUTE, MEANING, Action, Activity, Pass, TaskKind, measured_as
 from workbench.timing.attention import AttentionModel

@@ -11,9 +11,10 @@ from workbench.cost.model import CostModel, Work
 from workbench.data.sample import Item
 from workbench.model.frozen import Needs
 from workbench.model.model_graph import Module
-from workbench.plan.plan import Microbatch, Plan, Recompute, Stage
+from workbench.plan.plan import Microbatch, Plan, Recompute
 from workbench.plan.routing import routing_of
 from workbench.plan.sequence import dividing
+from workbench.plan.stage import Stage
 from workbench.plan.work import works_of
 from workbench.schedule.action import Pass
 from workbench.timing.grid_links import GridCost, GridLinks, grid_links

@@ -11,8 +11,9 @@ from workbench.model.layer import Shard
 from workbench.plan.lowered import GradientGroup, Lowered, Weights
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.optimizer_shards import OptimizerShards, optimizer_shards
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan
 from workbench.plan.sequence import can_divide, token_borders
+from workbench.plan.stage import Stage
 from workbench.schedule.action import Action, Pass
 
 _LINKS: LruCache[Link] = LruCache(16_384)

@@ -26,8 +26,9 @@ from workbench.data.sample import Item
 from workbench.masks.bitfield import concatenate
 from workbench.model.layer import TokenCount
 from workbench.model.model_graph import TEXT
-from workbench.plan.plan import KeyExchange, Microbatch, Plan, Stage
+from workbench.plan.plan import KeyExchange, Microbatch, Plan
 from workbench.plan.routing import Routing, routing_of
+from workbench.plan.stage import Stage
 from workbench.plan.token_owners import held_runs
 from workbench.plan.work import row_mask
 

@@ -11,7 +11,8 @@ from runtime.models.choose import adapter_of
 from runtime.models.mixture import EXPERTS
 from runtime.parallel.tensor.cuts import Cut, Cuts, cuts_of
 from runtime.parallel.tensor.group import TensorGroup
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan
+from workbench.plan.stage import Stage
 
 Part = Callable[[Tensor], Tensor]  # of a whole weight
 

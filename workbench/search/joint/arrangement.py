@@ -6,7 +6,8 @@ from enum import StrEnum
 
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan
+from workbench.plan.stage import Stage
 from workbench.planner.assembly import blocks_cut, disjoint_stages
 from workbench.planner.groupings import llm_of
 from workbench.planner.layer_cost import believed_layers_s

@@ -15,7 +15,8 @@ from workbench.balance.tokens.policies import (
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.plan.lru_cache import Identity, LruCache
-from workbench.plan.plan import Microbatch, Plan, Program, Settings, Sharding, Stage, TokenShard
+from workbench.plan.plan import Microbatch, Plan, Program, Settings, Sharding, TokenShard
+from workbench.plan.stage import Stage
 from workbench.plan.token_shards import token_shards
 from workbench.planner.assembly import scheduled
 from workbench.schedule.choice import Schedule, ScheduleKind, usual

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from workbench.job.job import Job
 from workbench.model.layer import Layer
-from workbench.plan.plan import Program, Sharding, Stage
+from workbench.plan.plan import Program, Sharding
+from workbench.plan.stage import Stage
 from workbench.planner.assembly import cut
 from workbench.planner.block_cuts import even_blocks
 from workbench.planner.groupings import groups_of, llm_of, replicas_of, resized, round_robin

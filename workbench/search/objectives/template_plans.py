@@ -8,7 +8,8 @@ from workbench.cost.model import CostModel
 from workbench.data.sample import Sample
 from workbench.job.job import Job
 from workbench.plan.build import chunked_microbatches, with_programs
-from workbench.plan.plan import Plan, Stage
+from workbench.plan.plan import Plan
+from workbench.plan.stage import Stage
 from workbench.planner.assembly import empty_draft, layout_of
 from workbench.planner.stage_counts import Progress
 from workbench.schedule.choice import Schedule
