@@ -8,7 +8,8 @@ import yaml
 
 from workbench.cost.hardware import Cluster, Link, Node
 from workbench.data.sample import Sample, Segment
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import TEXT, ModelGraph, connect
 from workbench.model.projector import Projector

@@ -6,7 +6,8 @@ from tests.plans import cluster
 from tests.tiny_valm import tiny_batch, tiny_valm
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.model.model_graph import ModelGraph, connect
 from workbench.model.trainable import Trainable
 from workbench.plan.plan import Plan, Precision, Settings

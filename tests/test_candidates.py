@@ -18,7 +18,8 @@ from tests.test_schedule_plans import job_with
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.memory import sizes as stage_bytes
 from workbench.memory.account import memory_table
 from workbench.plan.folded import Folded, judged_part

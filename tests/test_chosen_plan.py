@@ -16,7 +16,8 @@ from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.explain.changes import Judge, Origin, try_changes
 from workbench.explain.neighbours import neighbours
-from workbench.job.job import Job, ModuleLayout, load_job
+from workbench.job.job import Job, load_job
+from workbench.job.module_layout import ModuleLayout
 from workbench.plan.plan import Plan
 from workbench.plan.runnable import check_runnable
 from workbench.plan.runnable_degrees import check_degrees, may_divide

@@ -14,7 +14,8 @@ from tests.tiny_valm import tiny_batch
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample, Segment
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import ModelGraph, Module, connect
 from workbench.model.projector import ProjectorStep

@@ -25,7 +25,8 @@ from workbench.cost.model import CostModel
 from workbench.cost.operator_passes import kernels_of
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample, Segment
-from workbench.job.job import Job, ModuleLayout, load_job
+from workbench.job.job import Job, load_job
+from workbench.job.module_layout import ModuleLayout
 from workbench.memory.sizes import Sizes
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import ModelGraph, connect

@@ -19,7 +19,8 @@ from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile
 from workbench.cost.quadratic import Quadratic, fit_quadratic
 from workbench.data.sample import Sample, Segment
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.memory.account import memory_table, peak_bytes
 from workbench.plan.lower import lower
 from workbench.plan.plan import Precision, Settings

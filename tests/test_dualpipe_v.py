@@ -15,7 +15,7 @@ from tests.test_schedule_chains import SIZES, one_tick, published, simulated, ti
 from tests.test_schedule_runs import planned
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile
-from workbench.job.job import ModuleLayout
+from workbench.job.module_layout import ModuleLayout
 from workbench.plan.deadlock import check_deadlock
 from workbench.plan.lower import lower
 from workbench.schedule.action import Pass, parse_action

@@ -8,7 +8,8 @@ import pytest
 from runtime.world.pool import Pool
 from tests.test_data_strategies import CLIPS, COST, IMAGES, skewed_job
 from tests.test_parity import assert_same
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import ScheduleKind
 from workbench.strategies import dip

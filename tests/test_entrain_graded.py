@@ -15,7 +15,8 @@ from tests.tiny_valm import tiny_valm
 from workbench.balance.microbatches.pipeline_time import eager_starts, first_stage_starts
 from workbench.balance.microbatches.unit_order import order_units
 from workbench.cost.hardware import Link
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.model.model_graph import connect
 from workbench.model.trainable import Trainable
 from workbench.plan.lower import lower

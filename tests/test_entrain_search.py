@@ -9,7 +9,8 @@ from tests.test_data_strategies import skewed_job
 from workbench.balance.stages.partition import partition
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.model.frozen import FrozenRule
 from workbench.plan.plan import Plan
 from workbench.planner.assembly import draft_plan

@@ -15,7 +15,8 @@ from workbench.balance.orchestration.expert_degrees import expert_degrees, neare
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample, Segment
-from workbench.job.job import Job, ModuleLayout, load_job
+from workbench.job.job import Job, load_job
+from workbench.job.module_layout import ModuleLayout
 from workbench.memory.stage import state_of, updated_elements
 from workbench.model.experts import is_of_expert, num_experts
 from workbench.model.model_graph import TEXT, ModelGraph

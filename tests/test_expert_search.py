@@ -9,7 +9,8 @@ from workbench.cost.hardware import Link, Node, uniform
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.corpus import fixed_samples
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.memory.stage import state_of
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import TEXT, ModelGraph

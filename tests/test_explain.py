@@ -15,7 +15,8 @@ from workbench.explain.critical_path import Cause
 from workbench.explain.explanation import account_of
 from workbench.explain.sensitivity import sensitivities
 from workbench.explain.warnings import unlike_layouts, waste_of
-from workbench.job.job import Job, ModuleLayout, load_job
+from workbench.job.job import Job, load_job
+from workbench.job.module_layout import ModuleLayout
 from workbench.plan.codec import write_plan
 from workbench.plan.plan import Sharding
 from workbench.schedule.action import Pass

@@ -9,7 +9,8 @@ from tests.vlm_job import H100, planned, vlm_job
 from workbench.explain.changes import Judge, try_changes
 from workbench.explain.neighbours import ChangeKind, neighbours
 from workbench.explain.plan_as_job import Origin, origin_of
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.memory.account import peak_bytes
 from workbench.plan.codec import plan_hash
 from workbench.planner.stage_counts import silent

@@ -15,7 +15,8 @@ from workbench.balance.tokens.policies import contiguous
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample, Segment
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.plan.build import with_programs
 from workbench.plan.codec import plan_hash
 from workbench.plan.following import next_plan

@@ -12,7 +12,8 @@ from workbench.cost.collectives import all_reduce_s, reduce_scatter_s
 from workbench.cost.hardware import Cluster, Link, Node
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.plan.lower import lower
 from workbench.planner.layout_choice import Mode
 from workbench.planner.layout_search import fastest_layout

@@ -18,7 +18,8 @@ from workbench.cost.collectives import all_gather_s, reduce_scatter_s
 from workbench.cost.model import CostModel
 from workbench.cost.profile import CollectiveTable, MachineLink, Table, ideal_profile, load_profile
 from workbench.data.sample import Sample
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.memory.account import peak_bytes
 from workbench.model.model_graph import ModelGraph, connect
 from workbench.plan.lower import lower

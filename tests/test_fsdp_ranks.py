@@ -10,7 +10,8 @@ from tests.test_fsdp_instances import two_nodes
 from tests.test_fsdp_plan import A40, fsdp_job
 from tests.tiny_valm import tiny_batch
 from workbench.cost.hardware import Link, Node, uniform
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.plan.plan import Plan, Precision
 from workbench.planner.layout_choice import Mode
 from workbench.strategies import fsdp

@@ -29,7 +29,8 @@ from tests.tiny_valm import LLM
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Item, Segment
-from workbench.job.job import Job, ModuleLayout, load_job
+from workbench.job.job import Job, load_job
+from workbench.job.module_layout import ModuleLayout
 from workbench.model.hf_config import module_from_config
 from workbench.model.item_tokens import native_tokens
 from workbench.model.projector import Projector

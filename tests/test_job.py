@@ -12,7 +12,8 @@ from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.corpus import ItemTokens, fixed_samples
 from workbench.data.sample import Sample, Segment
-from workbench.job.job import Job, ModuleLayout, load_job
+from workbench.job.job import Job, load_job
+from workbench.job.module_layout import ModuleLayout
 from workbench.job.parts import zoo_names
 from workbench.model.hf_config import module_from_config
 from workbench.model.layer import LayerKind

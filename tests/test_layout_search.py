@@ -13,7 +13,8 @@ from workbench.cost.hardware import Link, Node, uniform
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.corpus import ItemTokens, fixed_samples
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.memory.account import memory_table, static_holders
 from workbench.model.model_graph import connect
 from workbench.model.zoo import from_shape

@@ -14,7 +14,8 @@ from tests.layout_jobs import APART, layout_job, planned, three_phase, vision_la
 from tests.tiny_valm import tiny_valm
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
-from workbench.job.job import Job, ModuleLayout, load_job
+from workbench.job.job import Job, load_job
+from workbench.job.module_layout import ModuleLayout
 from workbench.memory.account import check_memory, memory_table, static_holders
 from workbench.model.trainable import Trainable
 from workbench.plan.build import shared_microbatches

@@ -16,7 +16,8 @@ from tests.test_compare import SIMULATED, executed
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile
 from workbench.data.corpus import sample_of
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.model.families.family import EXAMPLE_VIT
 from workbench.model.hf_config import module_from_config
 from workbench.model.item_tokens import image_tokens

@@ -7,7 +7,7 @@ import pytest
 from sim.step.engine import simulate
 from tests.test_layout_search import COST, job_on
 from workbench.balance.stages.partition import bottleneck_s
-from workbench.job.job import ModuleLayout
+from workbench.job.module_layout import ModuleLayout
 from workbench.model.model_graph import TEXT
 from workbench.plan.plan import Sharding
 from workbench.planner.layer_cost import believed_layers_s

@@ -1,6 +1,6 @@
 """What a joint search changed is told in the field's words, for every kind of move."""
 
-from workbench.job.job import ModuleLayout
+from workbench.job.module_layout import ModuleLayout
 from workbench.plan.plan import ModuleSettings, Recompute, Sharding
 from workbench.planner.groupings import Grouping
 from workbench.planner.layout_choice import Degrees

@@ -8,7 +8,8 @@ import pytest
 from tests.test_strategies import CLUSTER, cost
 from tests.tiny_valm import tiny_batch, tiny_valm
 from workbench.data.sample import Sample
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.plan.check import check
 from workbench.plan.following import next_plan
 from workbench.plan.plan import Plan

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from tests.tiny_valm import tiny_batch, tiny_valm
 from workbench.cli.app import app
 from workbench.cost.hardware import Link, Node, uniform
-from workbench.job.job import Job, ModuleLayout, load_job
+from workbench.job.job import Job, load_job
+from workbench.job.module_layout import ModuleLayout
 from workbench.job.notations import layout_string, torchtitan
 from workbench.job.notations.bridge import read_parallelisms, write_parallelisms
 from workbench.job.notations.cornstarch import (

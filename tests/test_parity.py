@@ -20,7 +20,8 @@ from tests.tiny_valm import tiny_batch, tiny_valm
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.model.model_graph import ModelGraph
 from workbench.model.trainable import Trainable
 from workbench.plan.lower import lower

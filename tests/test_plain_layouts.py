@@ -8,7 +8,7 @@ import pytest
 from sim.predict import IterationJudge
 from tests.test_strategies import cost, job
 from tests.tiny_valm import tiny_batch
-from workbench.job.job import ModuleLayout
+from workbench.job.module_layout import ModuleLayout
 from workbench.plan.check import check
 from workbench.plan.lower import lower
 from workbench.plan.plan import Recompute, Sharding

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from tests.vlm_job import planned, side, vlm_job
 from workbench.explain.difference import difference, differing
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.plan.build import with_programs
 
 STRATEGIES = st.sampled_from(["cornstarch", "encoders-colocated", "dip", "entrain", "megatron-homogeneous"])

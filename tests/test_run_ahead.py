@@ -12,7 +12,8 @@ from tests.test_parity import assert_same, mixed
 from tests.tiny_valm import tiny_batch
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.memory.account import memory_table, peak_bytes
 from workbench.plan.lower import lower
 from workbench.plan.plan import Precision, Settings

@@ -11,7 +11,8 @@ from tests.job_files import write
 from tests.strategies import plans
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
-from workbench.job.job import ModuleLayout, load_job
+from workbench.job.job import load_job
+from workbench.job.module_layout import ModuleLayout
 from workbench.plan.build import with_programs
 from workbench.plan.check import check
 from workbench.plan.deadlock import check_deadlock

@@ -12,7 +12,8 @@ from tests.test_strategies import CLUSTER, cost, counts_of_items, job
 from tests.tiny_valm import tiny_batch
 from workbench.cost.model import CostModel
 from workbench.job.device_pools import Aim, Pool, dollars_per_hour
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.memory.account import check_memory, memory_table, peak_bytes
 from workbench.model.trainable import Trainable
 from workbench.plan.lower import lower

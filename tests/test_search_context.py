@@ -9,7 +9,8 @@ from tests.plans import cluster
 from workbench.balance.stages.partition import partition
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile, load_profile
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.model.frozen import FrozenRule
 from workbench.model.layer import TokenCount
 from workbench.plan.lower import lower

@@ -12,7 +12,8 @@ from tests.tiny_valm import tiny_batch, tiny_valm
 from workbench.cost.hardware import Link, Node, uniform
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.model.frozen import FrozenRule
 from workbench.model.trainable import Trainable
 from workbench.plan.check import check

@@ -33,7 +33,8 @@ from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.cost.roofline import Grid, placed_messages
 from workbench.data.sample import Sample, Segment
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.model.layer import TokenCount
 from workbench.model.model_graph import TEXT, ModelGraph, connect
 from workbench.model.projector import Projector

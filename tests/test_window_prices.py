@@ -22,7 +22,8 @@ from workbench.cost.profile import ideal_profile, load_profile
 from workbench.cost.roofline import Grid, Work, attention_flop
 from workbench.cost.signature import signature
 from workbench.data.sample import Sample, Segment
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.llm_table.row_plan import plan_of as plan_of_row
 from workbench.masks.bitfield import dense
 from workbench.masks.builders import causal

@@ -26,8 +26,9 @@ from sim.predict import candidate_s, step_s
 from workbench.collector import collector_paused
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
-from workbench.job.job import Job, ModuleLayout, load_job
+from workbench.job.job import Job, load_job
 from workbench.job.machines import cost_of
+from workbench.job.module_layout import ModuleLayout
 from workbench.plan.folded import Folded
 from workbench.plan.lru_cache import clear_caches
 from workbench.plan.plan import Plan

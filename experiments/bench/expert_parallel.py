@@ -34,7 +34,8 @@ from workbench.cost.expert_parallel import busiest_share
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, load_profile
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import TEXT
 from workbench.plan.kernels import Kernels

@@ -22,7 +22,8 @@ from sim.predict import step_s
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample, Segment
-from workbench.job.job import Job, ModuleLayout, load_job
+from workbench.job.job import Job, load_job
+from workbench.job.module_layout import ModuleLayout
 from workbench.plan.following import next_plan
 from workbench.strategies import cornstarch
 from workbench.units import ms

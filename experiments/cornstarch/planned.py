@@ -11,7 +11,8 @@ from workbench.balance.stages.partition import partition
 from workbench.cost.hardware import Cluster, Node, uniform
 from workbench.cost.model import CostModel
 from workbench.data.corpus import fixed_samples
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.plan.codec import plan_hash
 from workbench.plan.lower import lower

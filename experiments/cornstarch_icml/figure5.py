@@ -36,7 +36,8 @@ from experiments.harness.printed import claim_value, printed_rows
 from experiments.harness.script import script
 from workbench.cost.kernel_times import ELEMENT_BYTES
 from workbench.cost.model import CostModel
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.plan.plan import Plan, Recompute
 from workbench.strategies import cornstarch, encoders_colocated, fsdp

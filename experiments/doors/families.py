@@ -19,7 +19,8 @@ from workbench.cost.hardware import Link, Node, uniform
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile
 from workbench.data.sample import Sample
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.model.composites.composite import LLM
 from workbench.model.composites.registry import COMPOSITES, take_apart
 from workbench.model.model_graph import connect

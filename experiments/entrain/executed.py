@@ -42,7 +42,8 @@ from workbench.cost.profile import Profile, ideal_profile
 from workbench.data.corpora import corpus
 from workbench.data.sample import Sample, Segment
 from workbench.data.sizes import Sizes
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.model.hf_config import module_from_config
 from workbench.model.projector import Projector
 from workbench.model.trainable import Trainable

@@ -13,7 +13,8 @@ from workbench.data.corpora import corpus
 from workbench.data.corpus import qwen2_vl_tokens
 from workbench.data.sample import Sample
 from workbench.data.sizes import Rules, Sizes, samples_of
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.model.model_graph import ModelGraph, connect
 from workbench.model.zoo import from_shape
 from workbench.planner.sample_work import SampleWork, sample_work

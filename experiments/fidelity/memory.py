@@ -26,7 +26,8 @@ from runtime.world.pool import Pool
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile
-from workbench.job.job import Job, ModuleLayout, load_job
+from workbench.job.job import Job, load_job
+from workbench.job.module_layout import ModuleLayout
 from workbench.memory.account import peak_bytes as planned_peak_bytes
 from workbench.metrics import peak_bytes
 from workbench.model.model_graph import TEXT

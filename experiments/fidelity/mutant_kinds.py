@@ -9,7 +9,8 @@ from typing import Any
 from experiments.fidelity.memory import tiny_job
 from workbench.cost.hardware import Cluster
 from workbench.cost.model import CostModel
-from workbench.job.job import Job, ModuleLayout, load_job
+from workbench.job.job import Job, load_job
+from workbench.job.module_layout import ModuleLayout
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import TEXT
 from workbench.plan.build import with_programs

@@ -20,7 +20,8 @@ from workbench.cost.hardware import Cluster, Link, Node
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample, Segment
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import TEXT, ModelGraph, connect
 from workbench.model.trainable import Trainable

@@ -10,7 +10,8 @@ from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.job.device_pools import Aim, Pool
-from workbench.job.job import Job, ModuleLayout, load_job
+from workbench.job.job import Job, load_job
+from workbench.job.module_layout import ModuleLayout
 from workbench.plan.build import with_programs
 from workbench.plan.check import check
 from workbench.plan.lower import lower

@@ -36,7 +36,8 @@ from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, ideal_profile
 from workbench.explain.timeline import Timeline
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.plan.codec import plan_hash, read_plan, write_plan
 from workbench.plan.plan import Plan, Sharding
 from workbench.report.progress import ticking

@@ -7,7 +7,8 @@ from functools import cached_property
 from itertools import combinations, pairwise, product
 
 from workbench.cost.model import CostModel
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.plan.lru_cache import LruCache
 from workbench.plan.plan import KeyExchange, ModuleSettings, Plan, Settings
 from workbench.planner.assembly import disjoint_stages

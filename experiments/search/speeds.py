@@ -15,7 +15,8 @@ from experiments.bench.speed_cases import CASES, PROFILE, Case, plan_of
 from sim.predict import IterationJudge
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.search.joint.drive import joint_search
 from workbench.search.joint.result import SearchResult, State
 from workbench.search.joint.terms import Scope, Stop

@@ -49,7 +49,8 @@ class Executor:
         rank: of the plan.
         modules: stage id -> module, for the stages of this rank: maps packed tokens to packed tokens, or to
             the loss sum. Where the program splits a stage's backward, its module is modified for that.
-        feed: (stage, microbatch) -> data of that microbatch, for F actions.
+        feed: (stage, microbatch) -> data of that microbatch, for F actions. Absent: this rank has no part in
+            its passes and skips them.
         wires, gradients, recorder: of this rank.
         optimizer: settings of the step.
         loss_scale: 1 / number of predicted tokens of the global batch.
@@ -167,6 +168,9 @@ class Executor:
     def _forward(self, action: Action, arrived: Arrived, start: Stamp) -> None:
         stage = self.lowered.plan.stage[_id(action)]
         key = (stage.id, _microbatch(action))
+        if key not in self._feed:
+            self._end(action, start)
+            return
         backward = self._backward_of.get(key)
         wanted = frozenset[str]() if backward is None else self._edges_that_want_gradients(backward)
         leaves = {
@@ -192,6 +196,9 @@ class Executor:
     def _backward(self, action: Action, arrived: Arrived, start: Stamp) -> None:
         """Run B, or I, which defers the weights' gradients to W."""
         key = (_id(action), _microbatch(action))
+        if key not in self._feed:
+            self._end(action, start)
+            return
         kept = self._kept.pop(key)
         outputs, gradients = map(list, zip(*self._ends(key, kept, arrived), strict=True))
         with self._splits[key[0]].leaving() if action.kind is Pass.I else nullcontext() as work:

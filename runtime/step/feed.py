@@ -1,13 +1,16 @@
 """Input data of one rank's stages in a step, for all its forwards."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 
 from runtime.data.batches import DataSource, microbatch_data
 from runtime.models.adapter import MicrobatchData
+from runtime.parallel.context.batch import carries_from
 from runtime.parallel.context.group import ContextGroup
 from runtime.world.mesh import Mesh
+from workbench.plan.joint import rows_on
 from workbench.plan.plan import Plan
 from workbench.plan.stage import Stage
 from workbench.schedule.action import Pass
@@ -22,7 +25,10 @@ def feed_of(
     dtype: torch.dtype,
     join: Join,
 ) -> Mapping[tuple[int, int], MicrobatchData]:
-    """(stage, microbatch) -> data of every F on this rank, made before timing starts."""
+    """(stage, microbatch) -> data of every F on this rank, made before timing starts.
+
+    A joint replica has the data of its own rows; a pass without any is absent.
+    """
     feed = {}
     for action in plan.program.get(mesh.rank, ()):
         if action.kind is Pass.F:
@@ -30,13 +36,19 @@ def feed_of(
             assert action.microbatch is not None
             stage = plan.stage[action.stage]
             microbatch = plan.microbatches_of[stage.module, stage.replica][action.microbatch]
-            feed[stage.id, microbatch.index] = microbatch_data(
+            own = rows_on(plan, stage, microbatch, mesh.rank)
+            if not own.rows:
+                continue
+            data = microbatch_data(
                 plan,
                 stage,
-                microbatch,
+                own,
                 source,
                 dtype=dtype,
                 device=mesh.device,
                 context=join(mesh, stage),
             )
+            if own is not microbatch:
+                data = replace(data, carries_from=carries_from(plan, stage, microbatch))
+            feed[stage.id, microbatch.index] = data
     return feed

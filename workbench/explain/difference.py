@@ -182,9 +182,7 @@ def _layout(plan: Plan, module: str) -> str:
     chain = _chain(plan, module, 0)
     if not chain:
         return "none"
-    grids = dict.fromkeys(
-        f"cp {stage.cp} x tp {stage.tp}" + (f", ep {stage.ep}" if stage.ep > 1 else "") for stage in chain
-    )
+    grids = dict.fromkeys(f"cp {stage.cp} x tp {stage.tp}{stage.joint_words}" for stage in chain)
     return f"dp {len(plan.replicas(module))} x {len(chain)} stages of {' and '.join(grids)}"
 
 

@@ -6,7 +6,8 @@ from enum import StrEnum
 from itertools import permutations, product
 from typing import Any
 
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.model.experts import num_experts
 from workbench.model.layer import Layer
 from workbench.model.model_graph import TEXT

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.plan.plan import Plan
 from workbench.planner.layout_choice import degrees_of
 

@@ -7,7 +7,8 @@ from typing import Protocol
 from workbench.cost.model import CostModel
 from workbench.data.sample import Sample, Segment
 from workbench.export.module_layouts import Placed, Placing, llm_of, placed_modules, placing_of, schedule_like
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.plan.plan import ModuleSettings, Plan, Sharding
 from workbench.planner.stage_counts import silent

@@ -22,7 +22,8 @@ from workbench.export.decoder import Decoder, config_of, decoder_of
 from workbench.export.mimo_limits import PROJECTORS, TOWERS, encoders_of
 from workbench.export.module_layouts import llm_of, placed_modules
 from workbench.export.target import Files
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.job.notations.bridge import PARALLELISMS, write_parallelisms
 from workbench.model.block_modules import BlockModule
 from workbench.model.layer import Attention, LayerKind, Matmul

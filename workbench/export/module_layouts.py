@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
 
-from workbench.job.job import ModuleLayout
+from workbench.job.module_layout import ModuleLayout
 from workbench.model.model_graph import Module
 from workbench.plan.plan import Plan, Sharding
 from workbench.plan.stage import Stage

@@ -1,13 +1,15 @@
 """The job: a model, a cluster, a batch and settings, which strategies turn into plans."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from workbench.cost.hardware import Cluster
 from workbench.data.sample import Sample
 from workbench.job.device_pools import Aim, Pool, check_pools, dollars_per_hour, pools_of
 from workbench.job.job_file import read_spec
+from workbench.job.joint_layouts import join
+from workbench.job.module_layout import ModuleLayout, layout_from_spec
 from workbench.job.notations.checked_values import nearest_of
 from workbench.job.parts import batch_of, cluster_of, model_of
 from workbench.job.schema import JobSpec, LayoutSpec
@@ -21,56 +23,7 @@ from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import KeyExchange, ModuleSettings, Precision, Recompute, Settings, Sharding
 from workbench.schedule.choice import Schedule, usual
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleLayout:
-    """The ranks of a module: `dp` replicas of `pp` stages of cp x tp ranks.
-
-    Args:
-        module: its name.
-        pp: blocks of ranks that a replica's stages take; None: to be searched.
-        tp: tensor-parallel degree.
-        cp: context-parallel degree.
-        ep: ranks, of the tp x cp of a stage, that distribute experts.
-        dp: replicas; None: the job's.
-        rank_offset: the module's first rank; None: after the preceding modules.
-        stage_layers: number of layers of every stage; empty: the strategy balances them.
-    """
-
-    module: str
-    pp: int | None = None
-    tp: int = 1
-    cp: int = 1
-    ep: int = 1
-    dp: int | None = None
-    rank_offset: int | None = None
-    stage_layers: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_degrees(self.module, pp=self.pp, tp=self.tp, cp=self.cp, ep=self.ep, dp=self.dp)
-        if self.rank_offset is not None and self.rank_offset < 0:
-            raise ValueError(f"layout of {self.module!r}: rank_offset must be >= 0, got {self.rank_offset}")
-        if any(count < 1 for count in self.stage_layers):
-            raise ValueError(
-                f"layout of {self.module!r}: every stage wants >= 1 layer, got stage_layers "
-                f"{list(self.stage_layers)}"
-            )
-
-
 _SOUND: LruCache[None] = LruCache(64)  # checked batches of models
-PLACES = tuple(each.name for each in fields(ModuleLayout))[1:]  # others of a LayoutSpec are settings
-
-
-def check_degrees(module: str, **degrees: int | None) -> None:
-    """Raise ValueError for the first degree of a module below 1; None is left open."""
-    for name, degree in degrees.items():
-        if degree is not None and degree < 1:
-            raise ValueError(f"layout of {module!r}: {name} must be >= 1, got {degree}")
-
-
-def layout_from_spec(module: str, spec: LayoutSpec) -> ModuleLayout:
-    """The layout in a job file's entry for a module; its other keys are settings."""
-    return ModuleLayout(module=module, **spec.model_dump(include=set(PLACES)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +37,7 @@ class Job:
         batch: samples of one step; ids are unique.
         microbatch_samples: samples that the LLM processes together.
         replicas: data-parallel copies of every module whose layout has no dp.
-        layouts: of modules; one without a layout has pp None, tp 1, cp 1.
+        layouts: of modules; one without a layout has pp None, tp 1, cp 1 and the job's joint replicas.
         max_ranks: number of the cluster's ranks that may be used; None: all.
         schedule: the order of passes.
         settings: precision and per-module settings.
@@ -92,6 +45,7 @@ class Job:
         pools: kinds of devices, where there are several or they have a price.
         aim: what searches for stage counts minimise; DOLLARS needs a price of every rank.
         dollars_per_rank_hour: price of every rank without pools; None: not given.
+        joint_replicas: those in each replica of the LLM, see `Stage`.
     """
 
     name: str
@@ -108,6 +62,7 @@ class Job:
     pools: tuple[Pool, ...] = ()
     aim: Aim = Aim.SECONDS
     dollars_per_rank_hour: float | None = None
+    joint_replicas: int = 1
 
     def dollars_per_hour(self, ranks: Sequence[int]) -> float | None:
         """Dollars an hour of some ranks together; None where a rank has no price."""
@@ -180,14 +135,22 @@ def job_from_spec(spec: JobSpec, *, folder: Path) -> Job:
             if (settings := _module_settings(name, layout)) != ModuleSettings(module=name)
         ),
     )
+    joined = join(
+        [layout_from_spec(name, layout) for name, layout in spec.layouts.items()],
+        model.llm.name,
+        replicas=spec.batch.replicas,
+        microbatch_samples=spec.batch.microbatch_samples,
+        where=f"job {spec.name!r}",
+    )
     return Job(
         name=spec.name,
         model=model,
         cluster=cluster,
         batch=batch_of(spec.batch, model, folder=folder),
-        microbatch_samples=spec.batch.microbatch_samples,
-        replicas=spec.batch.replicas,
-        layouts=tuple(layout_from_spec(name, layout) for name, layout in spec.layouts.items()),
+        layouts=joined.layouts,
+        replicas=joined.replicas,
+        microbatch_samples=joined.microbatch_samples,
+        joint_replicas=joined.joint_replicas,
         max_ranks=spec.max_ranks,
         schedule=replace(usual(spec.schedule.kind), **spec.schedule.model_dump(exclude_none=True)),
         settings=settings,
@@ -275,7 +238,12 @@ def _check_layouts(job: Job) -> None:
         _check_tensor_parallel(job, layout)
         where = f"job {job.name!r}: module {layout.module!r}"
         layers = job.model.module(layout.module).layers
-        check_expert_degree(where, layout.ep, layout.tp * layout.cp, layers)
+        check_expert_degree(where, layout.ep, (layout.joint_replicas, layout.cp, layout.tp), layers)
+        if layout.joint_replicas > 1 and layout.cp > 1:
+            raise ValueError(
+                f"{where}: experts are distributed over replicas without context parallelism, got cp "
+                f"{layout.cp}; want 1, or ep {layout.tp * layout.cp}"
+            )
         if layout.cp > 1 and job.settings.of(layout.module).key_exchange is KeyExchange.ALL_TO_ALL:
             check_heads(
                 f"job {job.name!r}: all-to-all attention", layout.module, layers, tp=layout.tp, cp=layout.cp

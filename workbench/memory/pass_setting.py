@@ -9,6 +9,7 @@ from workbench.masks.patterns import CAUSAL
 from workbench.memory.setting import Setting
 from workbench.model.layer import TokenCount
 from workbench.model.model_graph import TEXT
+from workbench.plan.joint import own_rows
 from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.routing import routing_of
 from workbench.plan.stage import Stage
@@ -19,6 +20,8 @@ from workbench.plan.work import even_work_of
 def setting_of(plan: Plan, stage: Stage, microbatch: Microbatch) -> Setting:
     """Return the setting of a microbatch on the rank of the stage that holds most of its tokens."""
     routing, module = routing_of(plan), plan.model.module(stage.module)
+    if stage.joint_replicas > 1:
+        microbatch = largest_rows(plan, microbatch)
     lengths = sorted(routing.tokens(module, item, TokenCount.IN) for item in microbatch.items)
     return Setting(
         _largest_work(plan, stage, microbatch),
@@ -29,6 +32,16 @@ def setting_of(plan: Plan, stage: Stage, microbatch: Microbatch) -> Setting:
         lengths=tuple(lengths),
         computed_again=plan.settings.of(stage.module).computed_again,
         masked_tokens=_masked_tokens(plan, stage, microbatch, sum(lengths)),
+    )
+
+
+def largest_rows(plan: Plan, microbatch: Microbatch) -> Microbatch:
+    """Return the rows of the joint replica with most tokens."""
+    routing, module = routing_of(plan), plan.model.module(microbatch.module)
+    num_replicas = plan.chain[microbatch.module, microbatch.replica][0].joint_replicas
+    return max(
+        (own_rows(plan, microbatch, replica) for replica in range(num_replicas)),
+        key=lambda own: sum(routing.tokens(module, item, TokenCount.IN) for item in own.items),
     )
 
 

@@ -9,7 +9,6 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 
 from workbench.arrays import Ints
-from workbench.cost.roofline import Grid
 from workbench.memory.layer import LayerBytes, layer_bytes, layer_split_bytes
 from workbench.memory.pass_setting import setting_of
 from workbench.memory.setting import Setting
@@ -76,6 +75,14 @@ _SUMS: LruCache[StageBytes[int]] = LruCache(MOST_STAGES)
 _SPLIT_SUMS: LruCache[StageSplitBytes[int]] = LruCache(MOST_STAGES)
 
 
+_Grid = tuple[int, int, int, int]
+
+
+def _grid_of(stage: Stage) -> _Grid:
+    """Return what a stage's grid contributes to the bytes of its passes."""
+    return stage.joint_replicas, stage.cp, stage.tp, stage.ep
+
+
 def _interned(key: Hashable) -> object:
     """Return the same object for equal keys; it is quick to hash."""
     return _KEYS.get_or(key, object)
@@ -94,7 +101,7 @@ class Sizes:
         self._tables: dict[tuple[int, int, bool], Ints] = {}
         self._split_tables: dict[tuple[int, int], Ints] = {}
         self._kinds: dict[tuple[str, int], tuple[list[Microbatch], list[int]]] = {}
-        self._settings: dict[tuple[int, Grid], tuple[object, Setting]] = {}
+        self._settings: dict[tuple[int, _Grid], tuple[object, Setting]] = {}
         self._needs: dict[tuple[int, frozenset[str] | None], tuple[object, tuple[Needs, ...]]] = {}
         self._settings_keys: dict[str, object] = {}
 
@@ -112,7 +119,7 @@ class Sizes:
         settings, of_module = self._plan.settings, self._plan.settings.of(stage.module)
         decisive = settings.precision, settings.optimizer_precision, settings.kernels
         sharding = of_module.sharding, of_module.instances
-        shape = stage.module, layer_kinds(self._plan, stage), stage.tp, stage.cp, stage.ep
+        shape = stage.module, layer_kinds(self._plan, stage), stage.tp, stage.num_shares, stage.ep
         replicas = num_replicas(self._plan)[stage.module]
         shards = tuple(state_shards(self._plan, stage).values())
         key = Identity(self._plan.model), decisive, sharding, shape, replicas, shards
@@ -189,7 +196,7 @@ class Sizes:
     def _stage_number(self, stage: Stage) -> int:
         """Return a number, equal for stages that are equal on their ranks."""
         if stage.id not in self._stages:
-            shape = stage.module, stage.layers, stage.tp, stage.cp, stage.ep
+            shape = stage.module, stage.layers, _grid_of(stage)
             self._stages[stage.id] = self._numbers.setdefault(shape, len(self._numbers))
         return self._stages[stage.id]
 
@@ -217,7 +224,7 @@ class Sizes:
 
     def _keyed_setting(self, stage: Stage, microbatch: Microbatch) -> tuple[object, Setting]:
         """Return the key and the setting of a microbatch, derived once per kind and grid."""
-        name = self._microbatch_number(microbatch), Grid(stage.tp, stage.cp, stage.ep)
+        name = self._microbatch_number(microbatch), _grid_of(stage)
         if name not in self._settings:
             setting = self._cached_setting(stage, microbatch)
             self._settings[name] = _interned(setting), setting
@@ -226,7 +233,7 @@ class Sizes:
     def _cached_setting(self, stage: Stage, microbatch: Microbatch) -> Setting:
         if self._plan.token_shards:
             return setting_of(self._plan, stage, microbatch)
-        rows, grid = row_kinds(self._plan, microbatch), (stage.tp, stage.cp, stage.ep)
+        rows, grid = row_kinds(self._plan, microbatch), _grid_of(stage)
         settings = self._settings_key(stage.module)
         key = settings, Identity(self._plan.batch), stage.module, rows, grid
         return _SETTINGS.get_or(key, lambda: setting_of(self._plan, stage, microbatch))

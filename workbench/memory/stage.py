@@ -90,7 +90,7 @@ class _Shards:
         self._stage, self._layers = stage, plan.model.module(stage.module).layers
         self._shards = state_shards(plan, stage)
         settings = plan.settings.of(stage.module)
-        of_unit = num_replicas(plan)[stage.module] * stage.cp // settings.instances
+        of_unit = num_replicas(plan)[stage.module] * stage.num_shares // settings.instances
         self._of_unit = max(1, of_unit) if settings.shards_parameters else 1
 
     def weights(self, index: int, parameter: Parameter) -> Weights:

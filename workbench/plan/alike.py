@@ -286,7 +286,7 @@ def _shape(plan: Plan, component: Component) -> object:
 
 
 def _num_senders(plan: Plan, component: Component) -> Iterator[int]:
-    """Yield how many ranks send from each context-parallel index of an edge to each index across it."""
+    """Yield how many ranks send from each share of an edge to each index across it."""
     routing = routing_of(plan)
     for edge in plan.model.edges:
         sources = [replica for module, replica in component.replicas if module == edge.source]
@@ -295,8 +295,10 @@ def _num_senders(plan: Plan, component: Component) -> Iterator[int]:
         readers = [stage for replica in targets for stage in routing.reading_stages(edge, replica)]
         for producer, consumer in product(produced, readers):
             for sender, receiver in ((producer, consumer), (consumer, producer)):
-                for from_cp, to_cp in product(range(sender.cp), (None, *range(receiver.cp))):
-                    yield num_senders(plan.cluster, sender, receiver, from_cp, to_cp)
+                for from_share, to_share in product(
+                    range(sender.num_shares), (None, *range(receiver.num_shares))
+                ):
+                    yield num_senders(plan.cluster, sender, receiver, from_share, to_share)
 
 
 def _stage_shape(
@@ -307,7 +309,7 @@ def _stage_shape(
 ) -> object:
     grid = tuple(tuple(rank_at[rank] for rank in row) for row in stage.ranks)
     replica = replica_at[stage.module, stage.replica]
-    return stage_at[stage.id], stage.module, replica, stage.layers, grid, stage.ep
+    return stage_at[stage.id], stage.module, replica, stage.layers, grid, stage.ep, stage.joint_replicas
 
 
 def _program_shape(

@@ -13,6 +13,7 @@ from workbench.plan.expert_groups import check_experts
 from workbench.plan.frame import frame_of
 from workbench.plan.gradient_groups import gradient_groups, reduction_order
 from workbench.plan.instance_cache import cached_on_instance
+from workbench.plan.joint import check_equally_joint, check_joint, check_joint_rows
 from workbench.plan.lru_cache import Identity, LruCache, value_key
 from workbench.plan.optimizer_shards import check_instances
 from workbench.plan.parameter_shards import check_rounds, shard_units
@@ -62,6 +63,8 @@ def check_draft(plan: Plan) -> None:
     if plan.token_shards:
         shards_key = data_key, value_key(plan.stages), value_key(plan.token_shards)
         _SOUND_SHARDS.get_or(shards_key, lambda: _check_token_shards(routing_of(plan)))
+    if any(stage.joint_replicas > 1 for stage in plan.stages):
+        check_joint_rows(plan)
 
 
 def _twins(plan: Plan) -> dict[int, int]:
@@ -85,7 +88,7 @@ def _check_stages(plan: Plan) -> None:
     repeated = [stage_id for stage_id, times in Counter(s.id for s in plan.stages).items() if times > 1]
     if repeated:
         raise ValueError(f"stage ids must be unique, {repeated[0]} is used twice")
-    grids: set[tuple[tuple[int, ...], ...]] = set()
+    grids: set[tuple[object, ...]] = set()
     fitting: set[tuple[object, ...]] = set()
     for stage in plan.stages:
         layers = plan.model.module(stage.module).layers
@@ -95,10 +98,11 @@ def _check_stages(plan: Plan) -> None:
                 f"stage {stage.id}: layers [{first}, {last}) are not a non-empty part of "
                 f"{stage.module!r}, which has {len(layers)} layers"
             )
-        if stage.ranks not in grids:
+        if (stage.ranks, stage.joint_replicas) not in grids:
             _check_grid(plan, stage)
-            grids.add(stage.ranks)
-        shape = stage.module, stage.layers, len(stage.ranks), len(stage.ranks[0]), stage.ep
+            grids.add((stage.ranks, stage.joint_replicas))
+        grid = stage.joint_replicas, len(stage.ranks), len(stage.ranks[0]), stage.ep
+        shape = stage.module, stage.layers, *grid
         if shape not in fitting:
             _FITTING_LAYERS.get_or((Identity(plan.model), shape), partial(_check_layers, plan, stage))
             fitting.add(shape)
@@ -107,6 +111,7 @@ def _check_stages(plan: Plan) -> None:
 def _check_grid(plan: Plan, stage: Stage) -> None:
     if not stage.ranks or len({len(row) for row in stage.ranks}) != 1 or not stage.ranks[0]:
         raise ValueError(f"stage {stage.id}: ranks must be a cp x tp grid, got {stage.ranks}")
+    check_joint(stage)
     ranks, num_ranks = stage.flat_ranks, plan.cluster.num_ranks
     if len(set(ranks)) != len(ranks):
         raise ValueError(f"stage {stage.id}: a rank stands twice in {ranks}")
@@ -151,6 +156,7 @@ def _check_replicas(plan: Plan) -> None:
                 f"module {name!r} replica {replica}: cp must not change inside a replica, "
                 f"got (cp, tp) = {degrees}"
             )
+        check_equally_joint(chain)
 
 
 def _check_microbatches(plan: Plan) -> None:
@@ -220,11 +226,16 @@ def _check_token_shard(routing: Routing, shard: TokenShard, where: str) -> None:
     rows = row_tokens(routing, microbatches[shard.microbatch])
     if not 0 <= shard.row < len(rows):
         raise ValueError(f"{where}: the microbatch has rows 0..{len(rows) - 1}")
-    cp = chain[0].cp
-    if shard.block_tokens < 1 or any(not 0 <= owner < cp for owner in shard.owners):
+    cp, num_shares = chain[0].cp, chain[0].num_shares
+    if shard.block_tokens < 1 or any(not 0 <= owner < num_shares for owner in shard.owners):
         raise ValueError(
-            f"{where}: want blocks of >= 1 token and owners in 0..{cp - 1}, "
+            f"{where}: want blocks of >= 1 token and owners in 0..{num_shares - 1}, "
             f"got {shard.block_tokens} tokens and owners {sorted(set(shard.owners))}"
+        )
+    if len({owner // cp for owner in shard.owners}) > 1:
+        raise ValueError(
+            f"{where}: a row belongs to one of the {chain[0].joint_replicas} joint replicas, got owners "
+            f"{sorted(set(shard.owners))}; nearest: {shard.owners[0]} alone"
         )
     num_blocks = -(-rows[shard.row] // shard.block_tokens)
     if len(shard.owners) != num_blocks:

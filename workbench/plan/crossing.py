@@ -14,7 +14,7 @@ from workbench.plan.work import sample_kinds
 
 
 class Part(NamedTuple):
-    """Tokens that one context-parallel index of a stage sends to an index of another.
+    """Tokens that one share of a stage sends to a share of another.
 
     Args:
         slices: of items.
@@ -45,7 +45,7 @@ def shape_of(
     shapes = tuple(
         [
             (
-                plan.chain[m.module, m.replica][0].cp,
+                _grid(plan, m),
                 tuple(
                     [tuple([(number_of.setdefault(s, len(number_of)), k) for s, k in row]) for row in m.rows]
                 ),
@@ -58,6 +58,11 @@ def shape_of(
     crossing = tuple([(number_of[sample], k) for sample, k in items])
     kinds = sample_kinds(plan.batch)
     return (shapes, crossing, tuple([kinds[sample] for sample in number_of])), tuple(number_of)
+
+
+def _grid(plan: Plan, microbatch: Microbatch) -> tuple[int, int]:
+    stage = plan.chain[microbatch.module, microbatch.replica][0]
+    return stage.joint_replicas, stage.cp
 
 
 def _owners(plan: Plan, microbatch: Microbatch) -> tuple[object, ...]:
@@ -80,7 +85,7 @@ def exchanged(
 ) -> tuple[Part, ...]:
     """Return which wanted tokens each source index holds and each destination index has in its tensor.
 
-    Complexity: O(runs x context-parallel ranks).
+    Complexity: O(runs x shares).
     """
     runs_by_item: list[dict[Item, list[Run]]] = []
     for runs in destinations:
@@ -110,22 +115,22 @@ def _common(runs: Sequence[Run], others: Mapping[Item, Sequence[Run]]) -> tuple[
     return tuple(slices)
 
 
-def inside(runs_by_cp: Sequence[Sequence[Run]]) -> tuple[Part, ...]:
-    """Return what each context-parallel index holds of every item; it sends to the same index."""
+def inside(runs_by_share: Sequence[Sequence[Run]]) -> tuple[Part, ...]:
+    """Return what each share holds of every item; it sends to the same index."""
     drafts = []
-    for cp, runs in enumerate(runs_by_cp):
+    for share, runs in enumerate(runs_by_share):
         by_item: dict[Item, Slice] = {}
         for run in runs:
             so_far = by_item.get(run.item, Slice(run.item, run.start, run.start, 0))
             by_item[run.item] = so_far._replace(num_tokens=so_far.num_tokens + run.num_tokens)
-        drafts.append((tuple(by_item.values()), cp, cp))
+        drafts.append((tuple(by_item.values()), share, share))
     return parts(drafts)
 
 
-def sent(runs_by_cp: Sequence[Sequence[Run]], starts: Mapping[Item, int]) -> tuple[Part, ...]:
-    """Return what each context-parallel index of a producer has of an edge, in the consumer's order."""
+def sent(runs_by_share: Sequence[Sequence[Run]], starts: Mapping[Item, int]) -> tuple[Part, ...]:
+    """Return what each share of a producer has of an edge, in the consumer's order."""
     drafts = []
-    for cp, runs in enumerate(runs_by_cp):
+    for share, runs in enumerate(runs_by_share):
         by_item: dict[Item, list[Run]] = {}
         for run in runs:
             by_item.setdefault(run.item, []).append(run)
@@ -134,22 +139,22 @@ def sent(runs_by_cp: Sequence[Sequence[Run]], starts: Mapping[Item, int]) -> tup
             for item, start in starts.items()
             for run in by_item.get(item, ())
         )
-        drafts.append((slices, cp, None))
+        drafts.append((slices, share, None))
     return parts(drafts)
 
 
 def returned(
-    runs_by_cp: Sequence[Sequence[Run]], packed: Mapping[Item, int], starts: Mapping[Item, int]
+    runs_by_share: Sequence[Sequence[Run]], packed: Mapping[Item, int], starts: Mapping[Item, int]
 ) -> tuple[Part, ...]:
-    """Return, per context-parallel index of the consumer, the gradients of one producer's items."""
+    """Return, per share of the consumer, the gradients of one producer's items."""
     drafts = []
-    for cp, runs in enumerate(runs_by_cp):
+    for share, runs in enumerate(runs_by_share):
         slices = tuple(
             Slice(run.item, run.start, packed[run.item] + run.first, run.num_tokens)
             for run in runs
             if run.item in starts
         )
-        drafts.append((slices, cp, None))
+        drafts.append((slices, share, None))
     return parts(drafts)
 
 

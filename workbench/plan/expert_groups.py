@@ -1,6 +1,7 @@
 """Which ranks hold which experts of a layer, and how many elements of its weights a rank holds."""
 
 from collections.abc import Sequence
+from math import prod
 
 from workbench.balance.orchestration.expert_degrees import nearest_expert_degree
 from workbench.model.experts import is_of_expert, num_experts
@@ -45,22 +46,24 @@ def check_equal_degrees(stages: Sequence[Stage], module: str) -> None:
 
 def check_experts(stage: Stage, layers: Sequence[Layer]) -> None:
     """Check a stage of a module with those layers as `check_expert_degree` does."""
-    check_expert_degree(f"stage {stage.id}", stage.ep, stage.tp * stage.cp, layers)
+    check_expert_degree(f"stage {stage.id}", stage.ep, (stage.joint_replicas, stage.cp, stage.tp), layers)
 
 
-def check_expert_degree(where: str, ep: int, num_ranks: int, layers: Sequence[Layer]) -> None:
+def check_expert_degree(where: str, ep: int, grid: tuple[int, int, int], layers: Sequence[Layer]) -> None:
     """Raise ValueError unless ep divides the ranks and every layer's number of experts; 1 always does.
 
     Args:
         where: what has the degree, for the message.
         ep: ranks among which experts are distributed.
-        num_ranks: of the grid: tp x cp.
+        grid: joint replicas, cp and tp.
         layers: all of the module; those without experts are ignored.
     """
+    num_ranks = prod(grid)
     if ep < 1 or num_ranks % ep:
         nearest = nearest_expert_degree(ep, num_ranks, num_ranks)
+        product = "tp x cp" if grid[0] == 1 else "tp x cp x joint replicas"
         raise ValueError(
-            f"{where}: ep must divide its tp x cp = {num_ranks} ranks, got {ep}; nearest: {nearest}"
+            f"{where}: ep must divide its {product} = {num_ranks} ranks, got {ep}; nearest: {nearest}"
         )
     if ep == 1:
         return

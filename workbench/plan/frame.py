@@ -80,7 +80,8 @@ def _borders(plan: Plan) -> tuple[tuple[Any, ...], ...]:
         key = stage.module, stage.layers, present.get((stage.module, stage.replica), ())
         if key not in facts:
             facts[key] = _edges(routing, stage), _needs(routing, *key)
-        identity = stage.id, stage.module, stage.replica, stage.ranks, stage.ep, position_of[stage.id]
+        grid = stage.ranks, stage.ep, stage.joint_replicas
+        identity = stage.id, stage.module, stage.replica, *grid, position_of[stage.id]
         stages.append((identity, facts[key]))
     return tuple([stage.id for stage in in_order]), tuple(stages)
 

@@ -119,14 +119,14 @@ class _Sent(NamedTuple):
     """What a stage sends between stages of its replica, in columns of one entry per message.
 
     Args:
-        cp: context-parallel index.
+        share: its index.
         microbatch: its index.
         content: number of the slices.
         named: number of the renaming of samples.
         num_tokens: of the slices.
     """
 
-    cp: Ints
+    share: Ints
     microbatch: Ints
     content: Ints
     named: Ints
@@ -208,19 +208,19 @@ class _Drafting:
             sent = sent_by_count[layer.emits]
             ends = passes.forward(producer)[sent.microbatch], passes.forward(consumer)[sent.microbatch]
             link = self._boundary_links((producer.module, False, producer, consumer), layer.out_width)
-            self._columns.append((link[sent.cp], *ends, sent.content, sent.named, sent.num_tokens))
+            self._columns.append((link[sent.share], *ends, sent.content, sent.named, sent.num_tokens))
             is_back = passes.computes(consumer) & passes.carries(producer, after_layer)
             if is_back.any():
-                cp, microbatch, content, named, num_tokens = (
+                share, microbatch, content, named, num_tokens = (
                     column[is_back[sent.microbatch]] for column in sent
                 )
                 ends = passes.backward(consumer)[microbatch], passes.backward(producer)[microbatch]
                 link = self._boundary_links((producer.module, True, consumer, producer), layer.out_width)
-                self._columns.append((link[cp], *ends, content, named, num_tokens))
+                self._columns.append((link[share], *ends, content, named, num_tokens))
 
     def _boundary_links(self, hop: _Hop, width: int) -> Ints:
-        """[context-parallel index] link to the same index of the other stage; tokens are in one part."""
-        links = [self._link_numbers(hop, (cp, cp), width) for cp in range(hop[2].cp)]
+        """[share] link to the same share of the other stage; tokens are in one part."""
+        links = [self._link_numbers(hop, (share, share), width) for share in range(hop[2].num_shares)]
         return np.array(links, dtype=np.int64)[:, 0]
 
     def _sent_by(self, stage: Stage, count: TokenCount) -> _Sent:
@@ -274,7 +274,7 @@ class _Drafting:
 
         def backward() -> tuple[Part, ...]:
             features = feature_runs(routing, edge, target)
-            if producer.cp > 1:
+            if producer.num_shares > 1:
                 return exchanged(features, self._held_runs(source, layer.emits), starts)
             return returned(features, offsets(routing, source, layer.emits), starts)
 
@@ -304,7 +304,7 @@ class _Drafting:
         return crossing, self._names.setdefault((crossing.samples, samples), len(self._names))
 
     def _add(self, hop: _Hop, ends: tuple[int, int], width: int, crossing: tuple[_Crossing, int]) -> None:
-        """Draft rows between two passes, from every context-parallel index with tokens of the crossing."""
+        """Draft rows between two passes, from every share with tokens of the crossing."""
         edge, is_backward, producer, consumer = hop
         shape, named = crossing
         key = edge, is_backward, producer.id, consumer.id, shape.number
@@ -333,7 +333,7 @@ class _Drafting:
         return self._cut[key]
 
     def _link_numbers(self, hop: _Hop, indices: tuple[int, int | None], width: int) -> tuple[int, ...]:
-        """Return the links between two context-parallel indices, one for each part of the tokens."""
+        """Return the links between two shares, one for each part of the tokens."""
         edge, is_backward, producer, consumer = hop
         key = edge, is_backward, producer.id, consumer.id, indices
         if key not in self._links_of:

@@ -183,6 +183,7 @@ def _split_by_layer(stages: tuple[Stage, ...], sharded: tuple[str, ...]) -> tupl
                 layers=layers,
                 ranks=stage.ranks,
                 ep=stage.ep,
+                joint_replicas=stage.joint_replicas,
             )
             for number, layers in enumerate(cuts, len(split))
         ]
@@ -197,7 +198,7 @@ def _check_stage(plan: Plan, stage: Stage) -> None:
                 f"{where}: parameters are sharded among data- and context-parallel ranks, want {name} 1, "
                 f"got {degree}; nearest: sharding 'optimizer'"
             )
-    if stage.cp * len(plan.replicas(stage.module)) == settings.instances:
+    if stage.num_shares * len(plan.replicas(stage.module)) == settings.instances:
         raise ValueError(
             f"{where}: parameters are sharded among the ranks that hold the same layers, and one rank "
             "holds them alone; nearest: sharding 'none'"

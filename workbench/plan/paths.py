@@ -59,9 +59,9 @@ def _between(slices: Sequence[Slice], starts: Sequence[int], first_token: int, e
 
 @cached_on_instance
 def part_paths(
-    plan: Plan, source: int | None, destination: int | None, from_cp: int, to_cp: int | None
+    plan: Plan, source: int | None, destination: int | None, from_share: int, to_share: int | None
 ) -> tuple[tuple[Path, ...], ...]:
-    """Return the paths of each part of the tokens from one context-parallel index to another stage's.
+    """Return the paths of each part of the tokens from one share to another stage's.
 
     The tokens are cut into as many parts as are returned. Between unequal grids of two modules on disjoint
     ranks, each rank of the source sends its part, the i-th to the i-th of the destination, which broadcasts
@@ -70,21 +70,23 @@ def part_paths(
     Where the plan has brokers, one sender sends to the broker, which relays to the destination's ranks.
     """
     sender, receiver = plan.stage[source or 0], plan.stage[destination or 0]
-    paths = _paths(plan, source, destination, from_cp, to_cp)
+    paths = _paths(plan, source, destination, from_share, to_share)
     if sender.module != receiver.module and plan.settings.boundaries is Boundaries.BROKERS:
         return (_via_broker(_broker(plan, sender, receiver), paths),)
-    from_ranks, to_ranks = sender.ranks[from_cp], _ranks_at(receiver, to_cp)
-    if num_senders(plan.cluster, sender, receiver, from_cp, to_cp) == 1:
+    from_ranks, to_ranks = sender.ranks[from_share], _ranks_at(receiver, to_share)
+    if num_senders(plan.cluster, sender, receiver, from_share, to_share) == 1:
         return (paths,)
     return _each_to_group(from_ranks, to_ranks)
 
 
-def num_senders(cluster: Cluster, sender: Stage, receiver: Stage, from_cp: int, to_cp: int | None) -> int:
-    """Return how many ranks of a context-parallel index send a part each, see `part_paths`; without brokers.
+def num_senders(
+    cluster: Cluster, sender: Stage, receiver: Stage, from_share: int, to_share: int | None
+) -> int:
+    """Return how many ranks of a share send a part each, see `part_paths`; without brokers.
 
     Complexity: O(ranks), and O(ranks^2) once for each relative placement.
     """
-    from_ranks, to_ranks = sender.ranks[from_cp], _ranks_at(receiver, to_cp)
+    from_ranks, to_ranks = sender.ranks[from_share], _ranks_at(receiver, to_share)
     if (
         sender.module == receiver.module
         or len(from_ranks) in {1, len(to_ranks)}
@@ -102,8 +104,8 @@ def _each_sends(cluster: Cluster, from_ranks: Sequence[int], to_ranks: Sequence[
     return _byte_s(cluster, parallel) < _byte_s(cluster, single)
 
 
-def _ranks_at(stage: Stage, cp: int | None) -> tuple[int, ...]:
-    return stage.flat_ranks if cp is None else stage.ranks[cp]
+def _ranks_at(stage: Stage, share: int | None) -> tuple[int, ...]:
+    return stage.flat_ranks if share is None else stage.ranks[share]
 
 
 def _broker(plan: Plan, sender: Stage, receiver: Stage) -> int | None:
@@ -156,15 +158,15 @@ def _byte_s(cluster: Cluster, parts: Sequence[Sequence[Path]]) -> float:
 
 @cached_on_instance
 def _paths(
-    plan: Plan, source: int | None, destination: int | None, from_cp: int, to_cp: int | None
+    plan: Plan, source: int | None, destination: int | None, from_share: int, to_share: int | None
 ) -> tuple[Path, ...]:
-    """Return the paths from a context-parallel index of a stage to one of another stage, or to all its ranks.
+    """Return the paths from a share of a stage to one of another stage, or to all its ranks.
 
     Between stages of one module each rank sends its own tokens to the rank at its position in the grid. Where
-    the tensor-parallel degree changes, the first rank of a context-parallel index sends to the other's first
+    the tensor-parallel degree changes, the first rank of a share sends to the other's first
     rank, which broadcasts to the rest of its index.
 
-    Between modules a context-parallel index sends to each index of the destination the tokens that this one
+    Between modules a share sends to each index of the destination the tokens that this one
     owns. What all need, or no index owns, it sends to the destination's leader, which broadcasts it in its
     whole tp x cp group. So a token crosses once, and a gradient is summed where it is used.
 
@@ -176,8 +178,8 @@ def _paths(
     sections 3.1 and 3.2. Differs: there the leader gets what only some ranks own, too.
     """
     sender, receiver = plan.stage[source or 0], plan.stage[destination or 0]
-    from_ranks, to_ranks = sender.ranks[from_cp], _ranks_at(receiver, to_cp)
-    if sender.module == receiver.module and to_cp is not None and len(from_ranks) == len(to_ranks):
+    from_ranks, to_ranks = sender.ranks[from_share], _ranks_at(receiver, to_share)
+    if sender.module == receiver.module and to_share is not None and len(from_ranks) == len(to_ranks):
         return tuple(map(_path, from_ranks, to_ranks))
     return _leader_to_group(from_ranks, to_ranks)
 
@@ -185,7 +187,7 @@ def _paths(
 def _leader_to_group(from_ranks: Sequence[int], to_ranks: Sequence[int]) -> tuple[Path, ...]:
     """Return leader to leader, then a broadcast to the others; a rank on both sides keeps its own tokens.
 
-    Tensor-parallel ranks of one context-parallel index hold the same output.
+    Tensor-parallel ranks of one share hold the same output.
     """
     leader, *keeping = [rank for rank in to_ranks if rank in from_ranks] or to_ranks[:1]
     paths = [_path(rank, rank) for rank in keeping]

@@ -1,33 +1,37 @@
 """Stages: the ranks that hold a run of layers, and look-up tables over all stages of a plan."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from math import lcm
 
+from workbench.data.sample import WHERE_SET
 from workbench.plan.lru_cache import LruCache, value_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A contiguous run of layers of one module on a cp x tp grid of ranks.
+    """A contiguous run of layers of one module on a grid of ranks.
 
     Args:
         id: identifies the stage; actions refer to it.
         module: module whose layers the stage holds.
         replica: data-parallel replica.
         layers: [first, last), indices of the module's layers.
-        ranks: ranks of the grid, [cp][tp].
+        ranks: ranks of the grid, [joint_replicas x cp][tp].
         ep: expert-parallel ranks, over which the experts of a layer are distributed; 1: every expert is
             sharded by tp like an MLP.
+        joint_replicas: data-parallel replicas that run each pass together, because they distribute the
+            experts of a layer among the ranks of all of them. Each has rows of a microbatch of its own.
     """
 
     id: int
     module: str
     replica: int
     layers: tuple[int, int]
-    ranks: tuple[tuple[int, ...], ...]  # [cp][tp]
+    ranks: tuple[tuple[int, ...], ...]  # [joint_replicas x cp][tp]
     ep: int = 1
+    joint_replicas: int = field(default=1, metadata={WHERE_SET: True})
 
     @property
     def tp(self) -> int:
@@ -35,11 +39,22 @@ class Stage:
 
     @property
     def cp(self) -> int:
+        return len(self.ranks) // self.joint_replicas
+
+    @property
+    def num_shares(self) -> int:
+        """Parts of a microbatch's tokens, each on tp ranks: those of all joint replicas."""
         return len(self.ranks)
 
     @property
+    def joint_words(self) -> str:
+        """What follows cp and tp where a stage is described: joint replicas and ep, if there are any."""
+        joint = f", {self.joint_replicas} joint replicas" if self.joint_replicas > 1 else ""
+        return f"{joint}, ep {self.ep}" if self.ep > 1 else joint
+
+    @property
     def flat_ranks(self) -> tuple[int, ...]:
-        """All ranks, context-parallel axis outermost; the first is the leader."""
+        """All ranks, tensor-parallel axis innermost; the first is the leader."""
         return self.ranks[0] if len(self.ranks) == 1 else tuple(chain.from_iterable(self.ranks))
 
     @property

@@ -1,4 +1,8 @@
-"""Which context-parallel rank holds which tokens of a microbatch, from token shards."""
+"""Which ranks of a stage hold which tokens of a microbatch, from token shards.
+
+A share is the part of a microbatch's tokens on one row of a stage's grid of ranks: that of a joint replica or
+of a context-parallel rank. Shares are numbered as the grid's rows.
+"""
 
 from collections.abc import Iterator
 from itertools import accumulate
@@ -10,6 +14,7 @@ import numpy.typing as npt
 from workbench.data.sample import Item
 from workbench.model.layer import TokenCount
 from workbench.model.model_graph import TEXT, Edge
+from workbench.plan.joint import own_rows, row_replicas
 from workbench.plan.plan import Microbatch, Plan, TokenShard
 from workbench.plan.routing import Routing
 
@@ -39,23 +44,28 @@ def row_tokens(routing: Routing, microbatch: Microbatch) -> tuple[int, ...]:
 
 
 def row_shards(routing: Routing, microbatch: Microbatch) -> tuple[TokenShard, ...]:
-    """Return the token owners of every row of a microbatch: the plan's, or zigzag if it has none."""
+    """Return the token owners of every row of a microbatch: the plan's, or the default if it has none.
+
+    The default is zigzag over the context-parallel ranks of the row's joint replica.
+    """
     plan = routing.plan
     cp = plan.chain[microbatch.module, microbatch.replica][0].cp
     shards = []
-    for row, num_tokens in enumerate(row_tokens(routing, microbatch)):
+    of_rows = zip(row_tokens(routing, microbatch), row_replicas(plan, microbatch), strict=True)
+    for row, (num_tokens, replica) in enumerate(of_rows):
         key = (microbatch.module, microbatch.replica, microbatch.index, row)
-        shards.append(plan.token_shard.get(key) or zigzag(key, num_tokens, cp))
+        shards.append(plan.token_shard.get(key) or zigzag(key, num_tokens, cp, first=replica * cp))
     return tuple(shards)
 
 
-def zigzag(key: tuple[str, int, int, int], num_tokens: int, cp: int) -> TokenShard:
+def zigzag(key: tuple[str, int, int, int], num_tokens: int, cp: int, *, first: int = 0) -> TokenShard:
     """Return 2 cp equal blocks, the i-th and the i-th from the end on rank i; a short row lacks the last.
 
     Args:
         key: module, replica, microbatch and row.
         num_tokens: of the row.
         cp: ranks.
+        first: number of the first one's share.
     """
     module, replica, microbatch, row = key
     block_tokens, owners = zigzag_blocks(num_tokens, cp)
@@ -65,7 +75,7 @@ def zigzag(key: tuple[str, int, int, int], num_tokens: int, cp: int) -> TokenSha
         microbatch=microbatch,
         row=row,
         block_tokens=block_tokens,
-        owners=owners,
+        owners=tuple(first + owner for owner in owners) if first else owners,
     )
 
 
@@ -77,7 +87,7 @@ def zigzag_blocks(num_tokens: int, cp: int) -> tuple[int, tuple[int, ...]]:
 
 
 def owned_tokens(routing: Routing, microbatch: Microbatch) -> tuple[TokenIndices, ...]:
-    """Return the packed token indices of each context-parallel rank, from token shards or zigzag.
+    """Return the packed token indices of each share.
 
     Raises:
         ValueError: a shard whose blocks do not cover its row.
@@ -92,12 +102,12 @@ def owned_tokens(routing: Routing, microbatch: Microbatch) -> tuple[TokenIndices
             )
         owners_of_rows.append(np.repeat(np.asarray(shard.owners, dtype=np.int64), size)[:length])
     owners = np.concatenate(owners_of_rows)
-    num_ranks = routing.plan.chain[microbatch.module, microbatch.replica][0].cp
-    return tuple(np.flatnonzero(owners == rank) for rank in range(num_ranks))
+    num_shares = routing.plan.chain[microbatch.module, microbatch.replica][0].num_shares
+    return tuple(np.flatnonzero(owners == share) for share in range(num_shares))
 
 
 def held_runs(routing: Routing, microbatch: Microbatch, count: TokenCount) -> tuple[tuple[Run, ...], ...]:
-    """Return, per context-parallel index, the runs of the packed microbatch that a rank there holds.
+    """Return, per share, the runs of the packed microbatch in it.
 
     A rank keeps its tokens in ascending order, so its tokens of an item are contiguous in its own tensor.
     After a layer that changes the number of tokens, a token belongs to the owner of the one at the same
@@ -107,9 +117,9 @@ def held_runs(routing: Routing, microbatch: Microbatch, count: TokenCount) -> tu
     """
     plan = routing.plan
     module = plan.model.module(microbatch.module)
-    cp = plan.chain[microbatch.module, microbatch.replica][0].cp
-    runs: list[list[Run]] = [[] for _ in range(cp)]
-    filled = [0] * cp
+    num_shares = plan.chain[microbatch.module, microbatch.replica][0].num_shares
+    runs: list[list[Run]] = [[] for _ in range(num_shares)]
+    filled = [0] * num_shares
     for row, shard in zip(microbatch.rows, row_shards(routing, microbatch), strict=True):
         start = 0
         for item in row:
@@ -137,30 +147,25 @@ def owned_parts(shard: TokenShard, start: int, stop: int) -> Iterator[tuple[int,
 
 
 def feature_runs(routing: Routing, edge: Edge, microbatch: Microbatch) -> tuple[tuple[Run, ...], ...]:
-    """Return, per context-parallel index of the target, the features whose gradient a rank there holds.
+    """Return, per share of the target, the features whose gradient a rank there holds.
 
     A feature in the target's sequence belongs to the owner of its position, which alone receives it: `start`
     counts in the tensor of its own features, in the edge's order. A feature outside of the sequence (context
-    of a cross-attention) is read by every rank, and each holds a part of its gradient: `start` counts in the
-    whole tensor of the edge, which all receive.
+    of a cross-attention) is read by every rank of its joint replica, and each holds a part of its gradient:
+    `start` counts in the whole tensor of the edge, which all of them receive.
 
     Complexity: O(blocks + segments).
     """
     plan = routing.plan
-    cp = plan.chain[microbatch.module, microbatch.replica][0].cp
-    source = plan.model.module(edge.source)
-    count = source.layers[edge.after_layer].emits
-    wanted = routing.wanted(edge, microbatch)
-    tokens = [routing.tokens(source, item, count) for item in wanted]
-    starts = dict(zip(wanted, accumulate(tokens, initial=0), strict=False))
-    all_runs = tuple(Run(item, 0, starts[item], n) for item, n in zip(wanted, tokens, strict=True))
+    stage = plan.chain[microbatch.module, microbatch.replica][0]
     positions = _feature_positions(plan, edge, microbatch)
-    if cp == 1 or positions is None:
-        return (all_runs,) * cp
+    if stage.num_shares == 1 or positions is None:
+        of_replicas = (own_rows(plan, microbatch, replica) for replica in range(stage.joint_replicas))
+        return tuple(runs for own in of_replicas for runs in (_wanted_runs(routing, edge, own),) * stage.cp)
     shards = row_shards(routing, microbatch)
-    runs_of: list[list[Run]] = [[] for _ in range(cp)]
-    filled = [0] * cp
-    for run in all_runs:
+    runs_of: list[list[Run]] = [[] for _ in range(stage.num_shares)]
+    filled = [0] * stage.num_shares
+    for run in _wanted_runs(routing, edge, microbatch):
         row, index = positions[run.item]
         for owner, first, stop in owned_parts(shards[row], index, index + run.num_tokens):
             runs_of[owner].append(Run(run.item, first - index, filled[owner], stop - first))
@@ -168,11 +173,21 @@ def feature_runs(routing: Routing, edge: Edge, microbatch: Microbatch) -> tuple[
     return tuple(tuple(runs) for runs in runs_of)
 
 
+def _wanted_runs(routing: Routing, edge: Edge, microbatch: Microbatch) -> tuple[Run, ...]:
+    """Return the features of an edge that a microbatch reads, as runs of whole items in the edge's order."""
+    source = routing.plan.model.module(edge.source)
+    count = source.layers[edge.after_layer].emits
+    wanted = routing.wanted(edge, microbatch)
+    tokens = [routing.tokens(source, item, count) for item in wanted]
+    starts = accumulate(tokens, initial=0)
+    return tuple(Run(item, 0, start, n) for item, start, n in zip(wanted, starts, tokens, strict=False))
+
+
 def goes_to_owners(routing: Routing, edge: Edge, microbatch: Microbatch) -> bool:
-    """Whether each context-parallel rank of the target receives only the features that it owns."""
+    """Whether each share of the target receives only the features that it reads, not all of the edge."""
     plan = routing.plan
-    cp = plan.chain[microbatch.module, microbatch.replica][0].cp
-    return cp > 1 and _enters_sequence(plan, edge)
+    stage = plan.chain[microbatch.module, microbatch.replica][0]
+    return stage.joint_replicas > 1 or (stage.cp > 1 and _enters_sequence(plan, edge))
 
 
 def _feature_positions(plan: Plan, edge: Edge, microbatch: Microbatch) -> dict[Item, tuple[int, int]] | None:

@@ -17,6 +17,7 @@ from workbench.masks.tiles import area
 from workbench.model.layer import ANY, Reach, TokenCount
 from workbench.model.model_graph import TEXT, Module
 from workbench.plan.instance_cache import cached_on_instance
+from workbench.plan.joint import own_rows
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.token_owners import zigzag_blocks
@@ -106,8 +107,8 @@ def works_of(plan: Plan, microbatch: Microbatch) -> tuple[Work, ...]:
     Encoder items attend in full at their IN count, an image in tiles tile by tile, samples in the LLM by
     their mask; items of a row do not attend to each other. Owners come from token shards, without them from
     zigzag; a draft that has no stages yet counts as split evenly. Every row counts as cp times a rank's
-    share, so that an even split of it is that rank's work. A rank is left out if another has at least its
-    tokens and pairs; the one with the most pairs is first.
+    share, so that an even split of it is that rank's work. Joint replicas have whole rows. A rank is left out
+    if another has at least its tokens and pairs; the one with the most pairs is first.
 
     Differs: zigzag of a row of equal items under a causal or full mask counts as even, which it is but for
     the last of its 2 cp blocks, which may be short.
@@ -116,7 +117,10 @@ def works_of(plan: Plan, microbatch: Microbatch) -> tuple[Work, ...]:
     once for rows of equal samples. Cached, as every rank of a stage asks.
     """
     chain = plan.chain.get((microbatch.module, microbatch.replica))
-    return works_over(plan, microbatch, chain[0].cp if chain else 1)
+    if not chain or chain[0].joint_replicas == 1:
+        return works_over(plan, microbatch, chain[0].cp if chain else 1)
+    parts = (own_rows(plan, microbatch, replica) for replica in range(chain[0].joint_replicas))
+    return _slowest_of([even_work_of(plan, part) for part in parts if part.rows])
 
 
 def works_over(plan: Plan, microbatch: Microbatch, num_owners: int) -> tuple[Work, ...]:
@@ -130,6 +134,12 @@ def works_over(plan: Plan, microbatch: Microbatch, num_owners: int) -> tuple[Wor
     decisive = Identity(plan.model), Identity(plan.batch), microbatch.module, row_kinds(plan, microbatch)
     key = *decisive, blocks, num_owners
     return _SHARED.get_or(key, lambda: _works_over(plan, microbatch, even, blocks, num_owners))
+
+
+def _slowest_of(works: Sequence[Work]) -> tuple[Work, ...]:
+    """Return the works that no other equals or exceeds in tokens and pairs, the one with most pairs first."""
+    totals = [[(float(work.tokens(TokenCount.IN)), float(work.attention_area))] for work in works]
+    return tuple(works[index] for index in _busiest(totals))
 
 
 def _works_over(

@@ -8,7 +8,8 @@ from itertools import accumulate, pairwise
 from workbench.balance.stages.partition import partition
 from workbench.cost.model import CostModel
 from workbench.job.device_pools import check_taken
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.memory.account import check_memory, memory_table
 from workbench.model.model_graph import TEXT
 from workbench.plan.build import batched_microbatches, shared_microbatches, with_programs
@@ -26,12 +27,23 @@ from workbench.timing.price import pass_prices
 
 def layout_of(job: Job, module: str) -> ModuleLayout:
     """The job's layout of a module; tp = cp = ep = 1 and a searched stage count by default."""
-    return next((layout for layout in job.layouts if layout.module == module), ModuleLayout(module=module))
+    default = ModuleLayout(module=module, joint_replicas=job.joint_replicas)
+    return next((layout for layout in job.layouts if layout.module == module), default)
 
 
 def dp_of(job: Job, module: str) -> int:
     """The number of replicas of a module: its layout's, or the job's."""
     return layout_of(job, module).dp or job.replicas
+
+
+def check_apart(job: Job, where: str) -> None:
+    """Raise ValueError for joint replicas where layouts are chosen with experts inside a replica alone."""
+    if job.joint_replicas > 1:
+        raise ValueError(
+            f"{where}: layouts are searched with experts distributed inside a replica, got "
+            f"{job.joint_replicas} joint replicas; nearest: ep within tp x cp, or strategy "
+            "megatron-heterogeneous or megatron-homogeneous with the job's layouts"
+        )
 
 
 def draft_plan(job: Job, strategy: str) -> Plan:
@@ -147,8 +159,8 @@ def bottleneck_s(cost_s: Sequence[float], cuts: Cuts, schedule: Schedule, virtua
 
 
 def grid(first_rank: int, layout: ModuleLayout) -> tuple[tuple[int, ...], ...]:
-    """Consecutive ranks as a cp x tp grid."""
-    starts = range(first_rank, first_rank + layout.cp * layout.tp, layout.tp)
+    """Consecutive ranks as a grid of rows of tp ranks."""
+    starts = range(first_rank, first_rank + layout.stage_ranks, layout.tp)
     return tuple(tuple(range(start, start + layout.tp)) for start in starts)
 
 
@@ -175,7 +187,7 @@ def module_stages(
         ValueError: a block in a pool that does not take the module.
     """
     layout = layout_of(job, module)
-    size = layout.tp * layout.cp * blocks_apart
+    size = layout.stage_ranks * blocks_apart
     is_virtual = virtual_stages(job, module) > 1
     stages = []
     for index, layers in enumerate(cuts):
@@ -184,7 +196,13 @@ def module_stages(
         check_taken(job.pools, module, [rank for row in ranks for rank in row])
         stages.append(
             Stage(
-                id=first_id + index, module=module, replica=replica, layers=layers, ranks=ranks, ep=layout.ep
+                id=first_id + index,
+                module=module,
+                replica=replica,
+                layers=layers,
+                ranks=ranks,
+                ep=layout.ep,
+                joint_replicas=layout.joint_replicas,
             )
         )
     return tuple(stages)

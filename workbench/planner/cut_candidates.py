@@ -56,7 +56,7 @@ class CutCandidates:
     def ranks_per_stage(self) -> Mapping[str, int]:
         """Entry -> ranks of one stage of one replica."""
         layouts = {entry: layout_of(self.job, module) for module, entry in self.entries.items()}
-        return {entry: layout.tp * layout.cp for entry, layout in layouts.items()}
+        return {entry: layout.stage_ranks for entry, layout in layouts.items()}
 
     @cached_property
     def layers_s(self) -> Mapping[str, tuple[float, ...]]:

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from workbench.cost.model import CostModel, Work
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.model.frozen import FrozenRule, Needs, gradient_needs
 from workbench.model.layer import Layer
 from workbench.model.model_graph import ModelGraph
+from workbench.plan.joint import in_turn
 from workbench.plan.lru_cache import Identity, LruCache, value_key
 from workbench.plan.plan import Plan, Recompute
 from workbench.plan.sequence import dividing
@@ -101,13 +103,14 @@ def layer_costs(
 
     Source: Cornstarch (ICML) section 3.1, T_l = F_l + B_l with B_l by the frozen rule.
     Differs: averaged over the microbatches of the batch, since sizes vary; context-parallel ranks of a
-    draft without token shards count as sharing rows evenly.
+    draft without token shards count as sharing rows evenly. Averaged over joint replicas, too, of which a
+    pass takes the slowest.
 
     Complexity: O(layers + distinct layers x distinct microbatch shapes).
     """
     machine, recompute = machine_of(job, layout, cost), job.settings.of(layout.module).recompute
     layers, alike = job.model.module(layout.module).layers, alike_layers(job.model, layout.module, rule)
-    shapes = _shapes(draft, layout.module)
+    shapes = _shapes(draft, layout.module, layout.joint_replicas)
     cost_of = {
         first: mean_cost(machine, layers[first], alike.needs[first], shapes, recompute)
         for first in set(alike.firsts)
@@ -128,15 +131,17 @@ def believed_layers_s(
     }
 
 
-def _shapes(draft: Plan, module: str) -> Shapes:
+def _shapes(draft: Plan, module: str, num_joint: int) -> Shapes:
     """Distinct microbatch shapes of a module and the share of each; token owners follow from the stages."""
     owned = (Identity(draft.token_shards), Identity(draft.stages)) if draft.token_shards else ()
     key = Identity(draft.model), Identity(draft.batch), value_key(draft.microbatches), owned, module
-    return _SHAPES.get_or(key, lambda: _distinct(draft, module))
+    return _SHAPES.get_or((*key, num_joint), lambda: _distinct(draft, module, num_joint))
 
 
-def _distinct(draft: Plan, module: str) -> Shapes:
-    work_of_microbatch = work_of if draft.token_shards else even_work_of
-    works = Counter(work_of_microbatch(draft, m) for m in draft.microbatches if m.module == module)
+def _distinct(draft: Plan, module: str, num_joint: int) -> Shapes:
+    work_of_microbatch = work_of if draft.token_shards and num_joint == 1 else even_work_of
+    microbatches = (microbatch for microbatch in draft.microbatches if microbatch.module == module)
+    parts = (part for microbatch in microbatches for part in in_turn(microbatch, num_joint))
+    works = Counter(work_of_microbatch(draft, part) for part in parts)
     total = sum(works.values())
     return [(work, times / total) for work, times in works.items()]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from workbench.balance.orchestration.expert_degrees import nearest_expert_degree
-from workbench.job.job import ModuleLayout, check_degrees
+from workbench.job.module_layout import ModuleLayout, check_degrees
 from workbench.plan.plan import Plan, Recompute
 
 
@@ -33,7 +33,8 @@ class Degrees:
         module: its name.
         tp, cp, pp, dp: degrees of tensor, context, pipeline and data parallelism; `pp` blocks of ranks,
             which may have several stages each.
-        ep: neighbours, of a stage's tp x cp ranks, that distribute experts instead of cutting them; 1: none.
+        ep: neighbours, of a stage's ranks, that distribute experts instead of cutting them; 1: none.
+        joint_replicas: data-parallel replicas in each of `dp` that run together, see `Stage`.
     """
 
     module: str
@@ -42,25 +43,40 @@ class Degrees:
     pp: int = 1
     dp: int = 1
     ep: int = 1
+    joint_replicas: int = 1
 
     def __post_init__(self) -> None:
-        check_degrees(self.module, tp=self.tp, cp=self.cp, pp=self.pp, dp=self.dp, ep=self.ep)
-        if self.tp * self.cp % self.ep:
+        degrees = {"tp": self.tp, "cp": self.cp, "pp": self.pp, "dp": self.dp, "ep": self.ep}
+        check_degrees(self.module, **degrees, joint_replicas=self.joint_replicas)
+        if self.stage_ranks % self.ep:
             raise ValueError(
                 f"layout of {self.module!r}: experts are distributed over a divisor of tp x cp = "
-                f"{self.tp * self.cp} ranks, got ep {self.ep}; nearest: "
-                f"{nearest_expert_degree(self.ep, self.tp * self.cp, self.tp * self.cp)}"
+                f"{self.stage_ranks} ranks, got ep {self.ep}; nearest: "
+                f"{nearest_expert_degree(self.ep, self.stage_ranks, self.stage_ranks)}"
             )
+
+    @property
+    def stage_ranks(self) -> int:
+        """Ranks of a stage."""
+        return self.joint_replicas * self.tp * self.cp
 
     @property
     def num_ranks(self) -> int:
         """Ranks of the module, where no other shares them."""
-        return self.tp * self.cp * self.pp * self.dp
+        return self.stage_ranks * self.pp * self.dp
 
     @property
     def layout(self) -> ModuleLayout:
         """The job's notation of the degrees; the rank offset and the cut of layers are left open."""
-        return ModuleLayout(module=self.module, tp=self.tp, cp=self.cp, pp=self.pp, dp=self.dp, ep=self.ep)
+        return ModuleLayout(
+            module=self.module,
+            tp=self.tp,
+            cp=self.cp,
+            pp=self.pp,
+            dp=self.dp,
+            ep=self.ep,
+            joint_replicas=self.joint_replicas,
+        )
 
 
 def degrees_of(plan: Plan, module: str) -> Degrees:
@@ -69,7 +85,15 @@ def degrees_of(plan: Plan, module: str) -> Degrees:
     chain = plan.chain[module, replicas[0]]
     blocks = len({stage.flat_ranks for stage in chain})
     first = chain[0]
-    return Degrees(module=module, tp=first.tp, cp=first.cp, pp=blocks, dp=len(replicas), ep=first.ep)
+    return Degrees(
+        module=module,
+        tp=first.tp,
+        cp=first.cp,
+        pp=blocks,
+        dp=len(replicas),
+        ep=first.ep,
+        joint_replicas=first.joint_replicas,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,12 +122,12 @@ class ModuleChoice(Degrees):
     @property
     def num_holders(self) -> int:
         """Ranks that hold the same weights and shard their optimizer state."""
-        return self.dp * self.cp
+        return self.dp * self.joint_replicas * self.cp
 
     @property
     def num_expert_holders(self) -> int:
         """Ranks that hold the same experts; without expert parallelism, `num_holders`."""
-        return self.num_holders if self.ep == 1 else self.dp * self.cp * self.tp // self.ep
+        return self.num_holders if self.ep == 1 else self.num_holders * self.tp // self.ep
 
     def __str__(self) -> str:
         extra = " recomputed" if self.recompute is Recompute.FULL else ""

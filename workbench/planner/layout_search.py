@@ -11,6 +11,7 @@ import numpy as np
 
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
+from workbench.planner.assembly import check_apart
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, Mode
 from workbench.planner.layout_space import Bounded, Family, Freedom, LayoutSpace
 from workbench.planner.layout_step import LayoutSteps, steps_of
@@ -128,7 +129,9 @@ def has_layouts(job: Job, cost: CostModel, mode: Mode, num_ranks: int) -> bool:
 
 
 def _space(steps: LayoutSteps, num_ranks: int | None, freedom: Freedom | None) -> LayoutSpace:
-    return LayoutSpace(steps, usable_ranks(steps.job) if num_ranks is None else num_ranks, freedom)
+    job = steps.job
+    check_apart(job, f"job {job.name!r}")
+    return LayoutSpace(steps, usable_ranks(job) if num_ranks is None else num_ranks, freedom)
 
 
 def best_first(families: Sequence[Family]) -> Iterator[Bounded]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from workbench.arrays import Floats
-from workbench.job.job import ModuleLayout
+from workbench.job.module_layout import ModuleLayout
 from workbench.model.model_graph import Module
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Recompute

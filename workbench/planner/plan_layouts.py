@@ -3,7 +3,7 @@
 from dataclasses import replace
 from enum import StrEnum
 
-from workbench.job.job import ModuleLayout
+from workbench.job.module_layout import ModuleLayout
 from workbench.plan.plan import Plan
 from workbench.planner.layout_choice import degrees_of
 

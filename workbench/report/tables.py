@@ -61,7 +61,7 @@ def stage_cells(plan: Plan, stage: Stage) -> tuple[str, ...]:
         str(stage.replica),
         f"{stage.layers[0]}..{stage.layers[1] - 1}",
         rank_runs(stage.flat_ranks),
-        f"{stage.cp} x {stage.tp}" + (f", ep {stage.ep}" if stage.ep > 1 else ""),
+        f"{stage.cp} x {stage.tp}{stage.joint_words}",
         magnitude(num_weights(layers)),
         magnitude(trained),
         str(len(plan.microbatches_of.get((stage.module, stage.replica), ()))),

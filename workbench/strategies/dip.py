@@ -78,13 +78,13 @@ def _on_all_ranks(job: Job) -> Job:
     num_ranks = job.usable_ranks
     llm = layout_of(job, job.model.llm.name)
     if llm.pp is not None:
-        num_ranks = llm.pp * llm.tp * llm.cp * job.replicas
+        num_ranks = llm.pp * llm.stage_ranks * job.replicas
     layouts = []
     for module in job.model.modules:
         layout = layout_of(job, module.name)
         if dp_of(job, module.name) != job.replicas:
             raise ValueError(f"dip: want {job.replicas} replicas of {module.name!r}, got dp {layout.dp}")
-        stage_ranks = layout.tp * layout.cp * job.replicas
+        stage_ranks = layout.stage_ranks * job.replicas
         if num_ranks % stage_ranks:
             raise ValueError(
                 f"dip: {num_ranks} ranks must divide by the {stage_ranks} of a stage of {module.name!r}; "

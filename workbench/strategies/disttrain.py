@@ -14,10 +14,11 @@ from workbench.balance.orchestration.task import Cut, Orchestration, Task, Unit
 from workbench.balance.orchestration.task import Pool as GpuPool
 from workbench.cost.model import CostModel
 from workbench.job.device_pools import Pool, placements, pool_cluster
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.model.model_graph import Module
 from workbench.plan.plan import Plan, Sharding
-from workbench.planner.assembly import lowered_that_fits
+from workbench.planner.assembly import check_apart, lowered_that_fits
 from workbench.planner.expert_choices import fastest_degree, with_fastest_degrees
 from workbench.planner.layout_choice import ModuleChoice
 from workbench.planner.module_price import ModulePrices
@@ -87,6 +88,7 @@ def _fitting(
 
     The formula ignores working memory and uneven layers; the plan's memory account includes them.
     """
+    check_apart(job, "disttrain")
     refusal = ""
     plans: list[Plan] = []
     for share in ROOM:

@@ -1,12 +1,12 @@
 """Placement of encoders in layout files, and the strategies that produce it."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from workbench.job.job import Job
 from workbench.job.notations.job_layouts import read_layouts
 from workbench.job.notations.layout_file import content_of, placing_of
+from workbench.job.other_layouts import with_layouts
 from workbench.planner.strategy_spec import StrategySpec
 from workbench.strategies.registry import STRATEGIES
 
@@ -35,7 +35,7 @@ def with_layout_file(job: Job, path: Path, strategy: str | None = None) -> Job:
     try:
         content = content_of(path)
         placing = placing_of(content)
-        with_layouts = replace(job, layouts=read_layouts(content, job))
+        laid_out = with_layouts(job, read_layouts(content, job))
     except ValueError as error:
         message = str(error)
         raise ValueError(message if message.startswith(f"{path}: ") else f"{path}: {message}") from None
@@ -44,4 +44,4 @@ def with_layout_file(job: Job, path: Path, strategy: str | None = None) -> Job:
             f"{path}: modality_parallelism {placing!r} does not match strategy {strategy}; "
             f"nearest: --strategy {MEANT[placing].name}"
         )
-    return with_layouts
+    return laid_out

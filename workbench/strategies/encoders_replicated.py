@@ -56,6 +56,7 @@ def _stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
                         replica=replica * len(blocks) + position,
                         layers=(0, len(module.layers)),
                         ranks=ranks,
+                        joint_replicas=llm_stages[0].joint_replicas,
                     )
                 )
         first_rank += num_ranks(llm_stages)

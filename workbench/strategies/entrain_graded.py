@@ -150,7 +150,7 @@ def _graded(
 def _shared(job: Job, cost: CostModel, first: Plan) -> Iterator[Plan]:
     """The same ranks with the whole chain cut evenly; nothing where the modules are no such chain."""
     layouts = [layout_of(job, module.name) for module in job.model.modules]
-    shapes = {(layout.tp, layout.cp) for layout in layouts}
+    shapes = {(layout.tp, layout.cp, layout.joint_replicas) for layout in layouts}
     is_open = all(layout.pp is None and not layout.stage_layers for layout in layouts)
     if len(layouts) != 2 or len(shapes) > 1 or not is_open or job.schedule.virtual_stages > 1:
         return
@@ -158,7 +158,7 @@ def _shared(job: Job, cost: CostModel, first: Plan) -> Iterator[Plan]:
     layers_s = believed_layers_s(job, draft, cost, FROZEN_AWARE.layer_s)
     names = [module.name for module in sorted(job.model.modules, key=lambda m: m.modality == TEXT)]
     layout = layouts[0]
-    num_blocks = len(first.ranks) // (layout.tp * layout.cp * job.replicas)
+    num_blocks = len(first.ranks) // (layout.stage_ranks * job.replicas)
     pieces = chain_cuts(
         [[num_microbatches(draft, name) * s for s in layers_s[name]] for name in names], num_blocks
     )
@@ -170,7 +170,8 @@ def _shared(job: Job, cost: CostModel, first: Plan) -> Iterator[Plan]:
             module=names[piece.module],
             replica=replica,
             layers=piece.layers,
-            ranks=grid((replica * num_blocks + piece.block) * layout.tp * layout.cp, layout),
+            ranks=grid((replica * num_blocks + piece.block) * layout.stage_ranks, layout),
+            joint_replicas=layout.joint_replicas,
         )
         for replica in range(job.replicas)
         for index, piece in enumerate(pieces)

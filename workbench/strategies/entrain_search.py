@@ -10,7 +10,8 @@ from itertools import product
 from workbench.balance.orchestration.allocation import proportional_allocation
 from workbench.balance.stages.partition import partition
 from workbench.cost.model import CostModel
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.model.frozen import FrozenRule
 from workbench.model.model_graph import Module
 from workbench.plan.plan import Plan
@@ -170,7 +171,7 @@ class _Search:
         direction, once for every stage that reads them.
         """
         job = self._job
-        degrees = {layout.module: layout.tp * layout.cp for layout in layouts}
+        degrees = {layout.module: layout.stage_ranks for layout in layouts}
         for edge in job.model.edges:
             if degrees[edge.source] == degrees[edge.target]:
                 continue

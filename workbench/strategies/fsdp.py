@@ -14,7 +14,7 @@ from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.plan.plan import Plan, Sharding
 from workbench.plan.stage import Stage
-from workbench.planner.assembly import check_ranks, module_stages, scheduled, shared_draft
+from workbench.planner.assembly import check_apart, check_ranks, module_stages, scheduled, shared_draft
 from workbench.planner.layout_choice import LayoutChoice, Mode
 from workbench.planner.layout_plan import searched_plans
 from workbench.planner.layout_search import fastest_layout, has_layouts
@@ -62,6 +62,7 @@ def _fastest(job: Job, cost: CostModel, mode: Mode, progress: Progress, most: in
             f"{job.schedule.kind}; nearest: {ScheduleKind.ONE_F_ONE_B}"
         )
     _check_layouts(job, name)
+    check_apart(job, name)
     plans: dict[int, Plan] = {}
     for sized_job, num_ranks in _fastest_first(job, cost, mode, progress):
         if sized_job.microbatch_samples in plans:

@@ -110,7 +110,7 @@ def grid_stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
                 cuts[module.name],
                 replica=replica,
                 first_id=len(stages),
-                first_rank=first + replica * layout.tp * layout.cp,
+                first_rank=first + replica * layout.stage_ranks,
                 blocks_apart=dp,
             )
         spans.append(Span(module.name, first, num_ranks(stages[start:])))

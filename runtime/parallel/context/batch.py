@@ -51,16 +51,21 @@ def rank_data(
     """
     routing = routing_of(plan)
     shares = token_shares(plan, stage, microbatch, context)
-    carries = routing.flow(microbatch).carries[stage.module]
     shared = replace(
         data,
         attention=_attention(plan, stage, shares, context, device=device),
-        carries_from=carries.index(True) if True in carries else None,
+        carries_from=carries_from(plan, stage, microbatch),
         num_held=len(shares.own),
     )
     if plan.model.module(stage.module).modality == TEXT:
         return _language(shared, shares)
     return _encoded(routing, stage, microbatch, shared, shares, context)
+
+
+def carries_from(plan: Plan, stage: Stage, microbatch: Microbatch) -> int | None:
+    """The first layer of the module behind which gradients run for any of the microbatch's items."""
+    carries = routing_of(plan).flow(microbatch).carries[stage.module]
+    return carries.index(True) if True in carries else None
 
 
 def token_shares(plan: Plan, stage: Stage, microbatch: Microbatch, context: ContextGroup) -> TokenShares:

@@ -11,7 +11,7 @@ module's ranks is not part of it: here stages vary slowest, there replicas do.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from workbench.job.job import ModuleLayout
+from workbench.job.module_layout import ModuleLayout
 from workbench.job.notations.checked_values import check_keys, count_of, mapping_of, nearest_of
 
 PARALLELISMS = "module_parallelisms"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from workbench.job.job import ModuleLayout
+from workbench.job.module_layout import ModuleLayout
 from workbench.job.notations.checked_values import check_keys, count_of, mapping_of, nearest_of
 
 _SIZES = ("tp_size", "cp_size", "pp_size")

@@ -6,10 +6,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from workbench.job.job import PLACES, Job, ModuleLayout, layout_from_spec
+from workbench.job.job import Job
+from workbench.job.module_layout import PLACES, ModuleLayout, layout_from_spec
 from workbench.job.notations import cornstarch, layout_string, torchtitan
 from workbench.job.notations.bridge import PARALLELISMS, read_parallelisms, write_parallelisms
 from workbench.job.notations.checked_values import check_keys, count_of, mapping_of, nearest_of
+from workbench.job.other_layouts import apart
 from workbench.job.schema import LayoutSpec
 
 
@@ -84,7 +86,7 @@ def read_layouts(content: Mapping[str, Any], job: Job) -> tuple[ModuleLayout, ..
     llm_layout = (
         _read_megatron(content, job) if notation is Notation.MEGATRON else _read_torchtitan(content, job)
     )
-    layout_of = {layout.module: layout for layout in job.layouts} | {llm: llm_layout}
+    layout_of = {layout.module: layout for layout in apart(job).layouts} | {llm: llm_layout}
     return tuple(layout_of[name] for name in names if name in layout_of)
 
 
@@ -96,11 +98,12 @@ def write_layouts(job: Job, notation: Notation) -> dict[str, Any]:
     Raises:
         ValueError: the notation cannot express a layout.
     """
-    given = {layout.module: layout for layout in job.layouts}
+    each_apart = apart(job)
+    given = {layout.module: layout for layout in each_apart.layouts}
     layouts = [given.get(m.name, ModuleLayout(module=m.name)) for m in job.model.modules]
     llm = next(layout for layout in layouts if layout.module == job.model.llm.name)
     if notation is Notation.BRIDGE:
-        return write_parallelisms(layouts, dp=job.replicas)
+        return write_parallelisms(layouts, dp=each_apart.replicas)
     if notation is Notation.CORNSTARCH:
         spec = cornstarch.write_spec(cornstarch.spec_of(layouts, llm=llm.module))
         return spec | _counts(job)
@@ -181,10 +184,11 @@ def _words(layout: ModuleLayout) -> dict[str, Any]:
 
 
 def _counts(job: Job) -> dict[str, Any]:
+    each_apart = apart(job)
     return {
         "num_microbatches": max(1, len(job.batch) // (job.replicas * job.microbatch_samples)),
-        "microbatch_size": job.microbatch_samples,
-        "dp_size": job.replicas,
+        "microbatch_size": each_apart.microbatch_samples,
+        "dp_size": each_apart.replicas,
     }
 
 

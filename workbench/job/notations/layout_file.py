@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.bounded_file import MOST_SETTINGS_BYTES, read_bounded
-from workbench.job.job import PLACES
+from workbench.job.module_layout import PLACES
 from workbench.job.notations.cornstarch import read_spec
 from workbench.job.notations.job_layouts import Notation, notation_of
 from workbench.plain_yaml import parse_yaml

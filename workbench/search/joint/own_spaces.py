@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.model.model_graph import TEXT, Module
 from workbench.plan.plan import ModuleSettings, Recompute, Sharding
 from workbench.plan.runnable_degrees import may_divide

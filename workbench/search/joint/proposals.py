@@ -6,7 +6,8 @@ from dataclasses import replace
 from itertools import islice, zip_longest
 
 from workbench.explain.neighbours import ChangeKind, neighbours
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.plan.plan import KeyExchange, Plan
 from workbench.planner.groupings import Grouping, differ, groups_of, llm_of
 from workbench.schedule.choice import Schedule, ScheduleKind, usual

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import ClassVar
 
-from workbench.job.job import Job, ModuleLayout
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import ModuleSettings, Plan
 from workbench.planner.groupings import groups_of, llm_of
