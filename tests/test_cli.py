@@ -16,7 +16,9 @@ from tests.bench_sizes import CELLS
 from tests.command_line import JOB, accept, answered, refuse, workbench
 from tests.test_orphans import ranks_of
 from tests.waiting import PATIENCE_S, eventually
+from workbench.cli.measuring import calibration_plan
 from workbench.cost.profile import load_profile
+from workbench.job.job import load_job
 from workbench.plan.codec import plan_hash, read_plan, write_plan
 from workbench.plan.plan import Precision, Settings
 from workbench.report.compare import Group
@@ -24,6 +26,8 @@ from workbench.report.folder import repetition_paths
 from workbench.strategies.registry import BY_NAME, PLANNERS, PRICED
 from workbench.trace import Executor
 from workbench.trace_json import read_trace, write_trace
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def test_from_job_to_report(plan: Path):
@@ -197,6 +201,13 @@ def test_calibrate_measures_what_a_job_is_made_of(job: Path, monkeypatch: pytest
     accept("calibrate", job, "--rows", rows, "-o", profile)
     assert rows.read_bytes() == measured
     assert load_profile(profile).device == "cpu"
+
+
+@pytest.mark.parametrize("name", ["tiny", "experts", "masks", "cross_attention"])
+def test_calibrate_takes_examples_that_run_here(name: str):
+    """Also those whose ranks share weights or experts, before any profile says how fast a link is."""
+    job = load_job(EXAMPLES / f"{name}.yaml")
+    assert {stage.module for stage in calibration_plan(job).stages} == {m.name for m in job.model.modules}
 
 
 def test_calibrate_refuses_other_devices(job: Path):

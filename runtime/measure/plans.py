@@ -23,6 +23,7 @@ from runtime.world.device import CPU
 from runtime.world.pool import Place, Pool
 from runtime.world.yardstick import Yardstick, one_thread
 from workbench.calibrate.measurement import LayerRow, Measurement, OverheadRow, Row, YardstickRow
+from workbench.plan.joint import replicas_apart
 from workbench.plan.lower import lower
 from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Plan, Recompute
@@ -142,7 +143,7 @@ def layer_tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSetting
     windows: list[tuple[Plan, Window]] = []
     covered: set[Key] = set()
     num_processes = 1 if pool is None else pool.num_workers
-    for plan in plans:
+    for plan in map(replicas_apart, plans):
         for window in windows_of(plan, sizes=settings.sizes):
             if window.num_processes > num_processes:
                 continue

@@ -2,7 +2,7 @@
 
 import json
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated
@@ -16,7 +16,7 @@ from workbench.cli.job_reading import read_job
 from workbench.cli.options import Json
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
-from workbench.cost.profile import ideal_profile, write_profile
+from workbench.cost.profile import MachineLink, ideal_profile, write_profile
 from workbench.drift import drift_warning
 from workbench.job.device import Device
 from workbench.job.job import Job
@@ -74,7 +74,7 @@ def calibrate_command(
         if path is not None:
             check_writable(path)
     other_measurements = [read_measurement(path) for path in extra_rows or ()]
-    plans = [_calibration_plan(job) for job in ([read_job(path) for path in jobs] if jobs else _demo_jobs())]
+    plans = [calibration_plan(job) for job in ([read_job(path) for path in jobs] if jobs else _demo_jobs())]
     concurrency = min(len(plans[0].ranks), plans[0].cluster.nodes[0].num_cores or 1)
     output.parent.mkdir(parents=True, exist_ok=True)
     workers = max(2, concurrency, *(len(plan.ranks) for plan in plans))
@@ -210,9 +210,20 @@ def demo_command(
     show(demo_table(record), f"report: {out / 'report.html'}")
 
 
-def _calibration_plan(job: Job) -> Plan:
+def calibration_plan(job: Job) -> Plan:
     """Any plan of the job: calibration depends only on its layers."""
-    return cornstarch.plan(job, CostModel(ideal_profile()))
+    links = tuple(
+        MachineLink(
+            scope=scope,
+            name=link.name,
+            bytes_per_s=link.bytes_per_s,
+            latency_s=link.latency_s,
+            measured=False,
+            source="the job",
+        )
+        for scope, link in (("intra", job.cluster.intra), ("inter", job.cluster.inter))
+    )
+    return cornstarch.plan(job, CostModel(replace(ideal_profile(), links=links)))
 
 
 def _demo_jobs() -> list[Job]:

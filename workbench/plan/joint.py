@@ -8,7 +8,7 @@ Source: Megatron Core, `parallel_state.initialize_model_parallel`: expert-parall
 tensor-, context- and data-parallel ranks of a pipeline stage.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from workbench.plan.plan import Microbatch, Plan
@@ -55,6 +55,50 @@ def in_turn(microbatch: Microbatch, num_replicas: int) -> tuple[Microbatch, ...]
         return (microbatch,)
     parts = (microbatch.rows[first::num_replicas] for first in range(num_replicas))
     return tuple(replace(microbatch, rows=rows) for rows in parts if rows)
+
+
+def replicas_apart(plan: Plan) -> Plan:
+    """The plan with each joint replica as one of its own, without programs: what one of them alone computes.
+
+    Experts that joint replicas distribute are whole then, on each of the ranks or cut by tp.
+    """
+    if all(stage.joint_replicas == 1 for stage in plan.stages):
+        return plan
+    stages = (part for stage in plan.stages for part in _stages_apart(stage))
+    return replace(
+        plan,
+        stages=tuple(replace(stage, id=number) for number, stage in enumerate(stages)),
+        microbatches=tuple(
+            part for name in plan.microbatches_of for part in _microbatches_apart(plan, *name)
+        ),
+        programs=(),
+        token_shards=tuple(
+            shard
+            for shard in plan.token_shards
+            if plan.chain[shard.module, shard.replica][0].joint_replicas == 1
+        ),
+    )
+
+
+def _stages_apart(stage: Stage) -> Iterator[Stage]:
+    num_replicas, cp = stage.joint_replicas, stage.cp
+    ep = stage.ep if stage.tp * cp % stage.ep == 0 else 1
+    for replica in range(num_replicas):
+        yield replace(
+            stage,
+            replica=stage.replica * num_replicas + replica,
+            ranks=stage.ranks[replica * cp : (replica + 1) * cp],
+            ep=ep,
+            joint_replicas=1,
+        )
+
+
+def _microbatches_apart(plan: Plan, module: str, replica: int) -> Iterator[Microbatch]:
+    num_replicas = plan.chain[module, replica][0].joint_replicas
+    for number in range(num_replicas):
+        parts = (own_rows(plan, each, number) for each in plan.microbatches_of[module, replica])
+        for index, part in enumerate(part for part in parts if part.rows):
+            yield replace(part, replica=replica * num_replicas + number, index=index)
 
 
 def check_joint(stage: Stage) -> None:
