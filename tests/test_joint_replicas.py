@@ -9,15 +9,19 @@ from hypothesis import strategies as st
 
 from tests.joint_jobs import joint_job
 from tests.test_sim_sweep import assert_equal_times
+from workbench.cost.expert_parallel import on_rank
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
-from workbench.data.sample import Item
+from workbench.cost.roofline import Grid, operator_tokens
+from workbench.data.sample import Item, Sample, Segment
 from workbench.job.job import Job, load_job
 from workbench.job.joint_layouts import join
 from workbench.job.module_layout import ModuleLayout
 from workbench.job.other_layouts import apart, with_layouts
 from workbench.memory.account import memory_table
+from workbench.model.experts import is_of_expert
 from workbench.model.layer import TokenCount
+from workbench.model.model_graph import TEXT
 from workbench.plan.check import check
 from workbench.plan.codec import dumps, loads, plan_hash
 from workbench.plan.gradient_groups import gradient_groups
@@ -140,7 +144,23 @@ def test_a_pass_takes_the_slowest_replica() -> None:
     plan = plan_of(joint_job(ep=2, dp=2, samples=4, microbatch=2))
     (microbatch,) = plan.microbatches
     parts = [even_work_of(plan, own_rows(plan, microbatch, replica)) for replica in range(2)]
-    assert works_of(plan, microbatch) == (parts[1],)  # longer rows, so more tokens and pairs
+    (slowest,) = works_of(plan, microbatch)  # longer rows, so more tokens and pairs
+    assert slowest.rows == parts[1].rows
+
+
+def test_experts_get_the_rows_of_all_replicas() -> None:
+    """10 and 30 tokens, twice, are as many as four times 20."""
+    plan = plan_of(joint_job(ep=4, dp=4, samples=4))
+    uneven, even = ((10, 30, 10, 30), (20, 20, 20, 20))
+    loads = []
+    for lengths in (uneven, even):
+        batch = tuple(Sample(i, (Segment(TEXT, 0, n, n),)) for i, n in enumerate(lengths))
+        sized = replace(plan, batch=batch)
+        (work,) = works_of(sized, sized.microbatches[0])
+        layer = on_rank(plan.model.llm.layers[1], work, Grid(1, 1, 4))
+        expert = next(each for each in layer.operators if is_of_expert(each))
+        loads.append(operator_tokens(expert, work, Grid(1, 1, 4)))
+    assert loads[0] == pytest.approx(loads[1], rel=1e-12)
 
 
 def test_dense_layers_cost_what_they_cost_apart() -> None:

@@ -53,6 +53,7 @@ def on_rank(layer: Layer, work: Work, grid: Grid) -> Layer:
 
     The rank holds num / ep whole experts, which tokens of ep ranks choose from; its own tokens, a tp-th of
     those it shares with tensor-parallel ranks, go through the router. The shared expert stays cut by tp.
+    Where the ranks have unequally many tokens, experts get those of all of them (`Work.experts_load`).
 
     Complexity: O(operators).
     """
@@ -61,8 +62,8 @@ def on_rank(layer: Layer, work: Work, grid: Grid) -> Layer:
         return layer
     num_held = count // grid.ep
     expert_operator = next(operator for operator in layer.operators if is_of_expert(operator))
-    num_rows = operator_tokens(expert_operator, work, grid) * count * grid.ep / grid.tp
-    factor = grid.ep * busiest_share(num_rows, grid.ep)
+    num_rows = operator_tokens(expert_operator, work, grid) * count * grid.ep / grid.tp * work.experts_load
+    factor = grid.ep * busiest_share(num_rows, grid.ep) * work.experts_load
     operators = (
         _on_rank(operator, grid, factor)
         for operator in layer.operators
@@ -131,8 +132,8 @@ def exchanges_of(
     """The collectives around distributed experts.
 
     Forward: the counts of rows, the rows (tokens x experts of each x width, as many as the busiest rank
-    gets), and their results; backward both ways again. Tensor-parallel ranks, which each sent a part of
-    the tokens, gather all results and all gradients.
+    gets, or as a rank with more tokens than the mean sends), and their results; backward both ways again.
+    Tensor-parallel ranks, which each sent a part of the tokens, gather all results and all gradients.
 
     Args:
         split: the layer by `on_rank`.
@@ -146,7 +147,8 @@ def exchanges_of(
     if grid.ep == 1 or not isinstance(first, Matmul):
         return ExpertExchanges()
     num_held = num_experts(split)
-    num_bytes = operator_tokens(first, work, grid) * num_held * first.in_features * element_bytes
+    received = operator_tokens(first, work, grid) * num_held * first.in_features * element_bytes
+    num_bytes = received / min(1.0, work.experts_load)
     counts = ExpertExchange(Collective.ALL_TO_ALL, num_held * grid.ep * COUNT_BYTES, grid.ep)
     rows = ExpertExchange(Collective.ALL_TO_ALL, num_bytes, grid.ep, num_held * grid.ep, _chosen(split))
     forward = [counts, rows, rows]

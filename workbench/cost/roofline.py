@@ -69,9 +69,14 @@ class Work:
     """The input sizes of one call of a layer.
 
     No `slots`: sums over rows and the hash, which every operator of every layer needs, are cached.
+
+    Args:
+        rows: of one rank.
+        experts_load: tokens of the ranks that distribute experts with this one, in the mean, over its own.
     """
 
     rows: tuple[RowWork, ...]
+    experts_load: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.rows:
@@ -80,12 +85,12 @@ class Work:
     def __hash__(self) -> int:
         return self._hash
 
-    def __reduce__(self) -> tuple[type["Work"], tuple[tuple[RowWork, ...]]]:
-        return Work, (self.rows,)
+    def __reduce__(self) -> tuple[type["Work"], tuple[tuple[RowWork, ...], float]]:
+        return Work, (self.rows, self.experts_load)
 
     @cached_property
     def _hash(self) -> int:
-        return hash(self.rows)
+        return hash((self.rows, self.experts_load))
 
     @cached_property
     def sums(self) -> WorkSums:
@@ -108,7 +113,7 @@ class Work:
 
     @cached_property
     def _whole(self) -> "Work":
-        return Work(tuple(replace(row, reached=()) for row in self.rows))
+        return Work(tuple(replace(row, reached=()) for row in self.rows), self.experts_load)
 
     def reach(self, operator: Attention) -> Reach:
         """The operator's reach where it hides any of these pairs, else `ANY`."""

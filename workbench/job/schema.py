@@ -309,8 +309,8 @@ class LayoutSpec(Strict):
         pp: pipeline-parallel stages, without virtual stages; default: the strategy searches it.
         tp: tensor-parallel ranks.
         cp: context-parallel ranks.
-        ep: expert-parallel ranks: number of the tp x cp ranks over which the experts of a layer are
-            distributed; 1: every expert is sharded by tp.
+        ep: expert-parallel ranks, over which the experts of a layer are distributed: a divisor of tp x cp, or
+            tp times a divisor of the replicas; 1: every expert is sharded by tp.
         dp: data-parallel replicas; default: `replicas` of the batch.
         rank_offset: first rank of the module; default: after the modules before it.
         stage_layers: layers of each stage; default: balanced.

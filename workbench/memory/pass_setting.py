@@ -14,17 +14,18 @@ from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.routing import routing_of
 from workbench.plan.stage import Stage
 from workbench.plan.token_owners import held_runs
-from workbench.plan.work import even_work_of
+from workbench.plan.work import even_work_of, joint_works
 
 
 def setting_of(plan: Plan, stage: Stage, microbatch: Microbatch) -> Setting:
     """Return the setting of a microbatch on the rank of the stage that holds most of its tokens."""
     routing, module = routing_of(plan), plan.model.module(stage.module)
+    work = _largest_work(plan, stage, microbatch)
     if stage.joint_replicas > 1:
-        microbatch = largest_rows(plan, microbatch)
+        microbatch = _largest_rows(plan, microbatch)
     lengths = sorted(routing.tokens(module, item, TokenCount.IN) for item in microbatch.items)
     return Setting(
-        _largest_work(plan, stage, microbatch),
+        work,
         Grid(stage.tp, stage.cp, stage.ep),
         plan.settings.precision.num_bytes,
         is_gathered=lengths[0] != lengths[-1],
@@ -35,7 +36,7 @@ def setting_of(plan: Plan, stage: Stage, microbatch: Microbatch) -> Setting:
     )
 
 
-def largest_rows(plan: Plan, microbatch: Microbatch) -> Microbatch:
+def _largest_rows(plan: Plan, microbatch: Microbatch) -> Microbatch:
     """Return the rows of the joint replica with most tokens."""
     routing, module = routing_of(plan), plan.model.module(microbatch.module)
     num_replicas = plan.chain[microbatch.module, microbatch.replica][0].joint_replicas
@@ -58,6 +59,8 @@ def _largest_work(plan: Plan, stage: Stage, microbatch: Microbatch) -> Work:
 
     That may be another rank than the one with the most pairs, which `work_of` takes.
     """
+    if stage.joint_replicas > 1:
+        return max(joint_works(plan, microbatch), key=lambda work: work.tokens(TokenCount.IN))
     work = even_work_of(plan, microbatch)
     if stage.cp == 1:
         return work

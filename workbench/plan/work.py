@@ -119,8 +119,7 @@ def works_of(plan: Plan, microbatch: Microbatch) -> tuple[Work, ...]:
     chain = plan.chain.get((microbatch.module, microbatch.replica))
     if not chain or chain[0].joint_replicas == 1:
         return works_over(plan, microbatch, chain[0].cp if chain else 1)
-    parts = (own_rows(plan, microbatch, replica) for replica in range(chain[0].joint_replicas))
-    return _slowest_of([even_work_of(plan, part) for part in parts if part.rows])
+    return _slowest_of(joint_works(plan, microbatch))
 
 
 def works_over(plan: Plan, microbatch: Microbatch, num_owners: int) -> tuple[Work, ...]:
@@ -134,6 +133,24 @@ def works_over(plan: Plan, microbatch: Microbatch, num_owners: int) -> tuple[Wor
     decisive = Identity(plan.model), Identity(plan.batch), microbatch.module, row_kinds(plan, microbatch)
     key = *decisive, blocks, num_owners
     return _SHARED.get_or(key, lambda: _works_over(plan, microbatch, even, blocks, num_owners))
+
+
+def joint_works(plan: Plan, microbatch: Microbatch) -> list[Work]:
+    """Return the work of each joint replica that has rows; experts get those of all that distribute them."""
+    stage = plan.chain[microbatch.module, microbatch.replica][0]
+    parts = [own_rows(plan, microbatch, replica) for replica in range(stage.joint_replicas)]
+    works = [even_work_of(plan, part) if part.rows else None for part in parts]
+    together = stage.ep // (stage.tp * stage.cp)  # replicas among which experts are distributed
+    if together <= 1:
+        return [work for work in works if work is not None]
+    tokens = [0 if work is None else work.tokens(TokenCount.IN) for work in works]
+    loaded = []
+    for replica, work in enumerate(works):
+        first = replica - replica % together
+        mean = sum(tokens[first : first + together]) / together
+        if work is not None:
+            loaded.append(Work(work.rows, experts_load=mean / tokens[replica]))
+    return loaded
 
 
 def _slowest_of(works: Sequence[Work]) -> tuple[Work, ...]:
