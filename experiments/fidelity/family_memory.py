@@ -94,12 +94,21 @@ def _decoder_cases(name: str) -> Iterator[tuple[str, Plan]]:
     yield f"{name}, tp 2, recompute", plan_of(model, texts, one_stage, recompute=Recompute.FULL)
     if any(num_experts(layer) for layer in llm.layers):
         yield f"{name}, tp 2, ep 2", plan_of(model, texts, one_stage, ep=2)
+        yield f"{name}, 2 joint replicas", _joint_plan(model, texts)
     unequal = tuple(
         Sample(i, (Segment(TEXT, 0, n, n),))
         for i, n in enumerate((EXAMPLE_TOKENS, SHORT) * (NUM_SAMPLES // 2))
     )
     yield f"{name}, lengths", plan_of(model, unequal, two_stages, samples=2)
     yield f"{name}, frozen", _frozen_plan(name)
+
+
+def _joint_plan(model: ModelGraph, texts: Sequence[Sample]) -> Plan:
+    """Two data-parallel replicas, each with half of the experts."""
+    llm = model.llm
+    one = plan_of(model, texts, ((llm, (0, len(llm.layers)), (0,)),), samples=NUM_RANKS)
+    joint = replace(one.stages[0], ranks=((0,), (1,)), ep=NUM_RANKS, joint_replicas=NUM_RANKS)
+    return with_programs(replace(one, stages=(joint,), programs=()))
 
 
 def _frozen_plan(name: str) -> Plan:
