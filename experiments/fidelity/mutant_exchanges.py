@@ -238,3 +238,21 @@ def re_deal_experts(plan: Plan, rng: random.Random) -> Plan | None:
             for stage in plan.stages
         ),
     )
+
+
+@operator
+def join_otherwise(plan: Plan, rng: random.Random) -> Plan | None:
+    """Count another number of joint replicas in the grid of one stage or of the whole module."""
+    candidates = [stage for stage in plan.stages if stage.num_shares > 1]
+    if not candidates:
+        return None
+    chosen, count, is_alone = rng.choice(candidates), rng.choice((1, 2, 3, 4)), rng.random() < 0.5
+    return replace(
+        plan,
+        stages=tuple(
+            replace(stage, joint_replicas=count)
+            if stage is chosen or (not is_alone and stage.module == chosen.module)
+            else stage
+            for stage in plan.stages
+        ),
+    )

@@ -11,6 +11,7 @@ from workbench.cost.hardware import Cluster
 from workbench.cost.model import CostModel
 from workbench.job.job import Job, load_job
 from workbench.job.module_layout import ModuleLayout
+from workbench.job.other_layouts import with_layouts as with_other_layouts
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import TEXT
 from workbench.plan.build import with_programs
@@ -135,6 +136,23 @@ def _expert_parallel(cost: CostModel) -> Iterator[tuple[str, Plan]]:
         "experts, tp 2, cp 2, ep 2",
         cornstarch.plan(with_layouts(job, encoders=1, llm=1, tp=2, cp=2, ep=2), cost),
     )
+    for degrees in ({"llm": 2, "ep": 2}, {"llm": 1, "tp": 2, "ep": 4}):
+        yield _over_replicas(job, cost, **degrees)
+
+
+def _over_replicas(job: Job, cost: CostModel, *, llm: int, ep: int, tp: int = 1) -> tuple[str, Plan]:
+    """Experts over two data-parallel replicas; the encoder's have images in some microbatches only."""
+    layouts = with_layouts(job, encoders=1, llm=llm, tp=tp).layouts
+    joint = with_other_layouts(
+        replace(job, replicas=2),
+        [replace(each, ep=ep) if each.module == job.model.llm.name else each for each in layouts],
+    )
+    batch = tuple(
+        replace(sample, segments=sample.of(TEXT)) if index in {0, 3} else sample
+        for index, sample in enumerate(joint.batch)
+    )
+    plan = cornstarch.plan(replace(joint, batch=batch), cost)
+    return f"experts, tp {tp}, ep {ep}, 2 joint replicas", plan
 
 
 def _offloaded(cost: CostModel) -> Iterator[tuple[str, Plan]]:

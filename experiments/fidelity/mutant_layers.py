@@ -87,13 +87,13 @@ class Layers:
         first, last = stage.layers
         position, activations = position_of(stage, rank), Activations()
         count = module.layers[first - 1].emits if first else TokenCount.IN
-        owned = self._owners.tokens(microbatch, count, stage.cp)[position]
+        owned = self._owners.tokens(microbatch, count, stage)[position]
         hidden = assemble(module.name, len(owned)) if first else self._raw(module, owned)
         for index in range(first, last):
             for edge in self._plan.model.edges_into(module.name):
                 if index in edge.entered:
                     hidden = self._read(edge, index, microbatch, assemble, (hidden, owned, activations))
-            following = self._owners.tokens(microbatch, module.layers[index].emits, stage.cp)[position]
+            following = self._owners.tokens(microbatch, module.layers[index].emits, stage)[position]
             sources, chosen = self._sources(module, owned, following), self._chosen(module, index, following)
             activations.inputs.append(hidden)
             activations.maps.append(sources)

@@ -24,6 +24,7 @@ from workbench.model.experts import num_experts
 from workbench.model.layer import TokenCount
 from workbench.model.model_graph import TEXT, Edge, Module
 from workbench.plan.plan import Microbatch, Plan
+from workbench.plan.stage import Stage
 
 Tokens = NDArray[np.float64]
 Experts = tuple[int, ...]  # of every token, the expert to which it is routed
@@ -281,19 +282,19 @@ class Owners:
         segment = next(s for s in sample.of(module.modality) if s.k == item.k)
         return segment.tokens_in, segment.tokens_out
 
-    def tokens(self, microbatch: Microbatch, count: TokenCount, cp: int) -> list[list[Token]]:
+    def tokens(self, microbatch: Microbatch, count: TokenCount, stage: Stage) -> list[list[Token]]:
         """Return [position] the tokens in the order in which that rank stores them."""
         key = (microbatch.module, microbatch.replica, microbatch.index, count)
         if key not in self._known:
-            self._known[key] = self._tokens(microbatch, count, cp)
+            self._known[key] = self._tokens(microbatch, count, stage)
         return self._known[key]
 
-    def _tokens(self, microbatch: Microbatch, count: TokenCount, cp: int) -> list[list[Token]]:
+    def _tokens(self, microbatch: Microbatch, count: TokenCount, stage: Stage) -> list[list[Token]]:
         module = self._plan.model.module(microbatch.module)
-        tokens_by_rank: list[list[Token]] = [[] for _ in range(cp)]
+        tokens_by_rank: list[list[Token]] = [[] for _ in stage.ranks]
         for row, items in enumerate(microbatch.rows):
             sizes = [self.counts(module, item) for item in items]
-            owner = self._owner(microbatch, row, sum(size for size, _ in sizes), cp)
+            owner = self._owner(microbatch, row, sum(size for size, _ in sizes), stage)
             start = 0
             for item, (num_in, num_out) in zip(items, sizes, strict=True):
                 kept = num_in if count is TokenCount.IN else num_out
@@ -305,10 +306,11 @@ class Owners:
                 start += num_in
         return tokens_by_rank
 
-    def _owner(self, microbatch: Microbatch, row: int, length: int, cp: int) -> Callable[[int], int]:
+    def _owner(self, microbatch: Microbatch, row: int, length: int, stage: Stage) -> Callable[[int], int]:
         for shard in self._plan.token_shards:
             mine = (shard.module, shard.replica, shard.microbatch, shard.row)
             if mine == (microbatch.module, microbatch.replica, microbatch.index, row):
                 return lambda index: shard.owners[index // shard.block_tokens]
-        block = -(-length // (2 * cp))
-        return lambda index: min(index // block, 2 * cp - 1 - index // block)
+        cp = len(stage.ranks) // stage.joint_replicas
+        first, block = row % stage.joint_replicas * cp, -(-length // (2 * cp))
+        return lambda index: first + min(index // block, 2 * cp - 1 - index // block)

@@ -194,8 +194,8 @@ def swap_ranks(plan: Plan, rng: random.Random) -> Plan | None:
 
 @operator
 def reverse_grid(plan: Plan, rng: random.Random) -> Plan | None:
-    """Reorder the context-parallel positions."""
-    wide = [index for index, stage in enumerate(plan.stages) if stage.cp > 1]
+    """Reorder the context-parallel positions, or the joint replicas."""
+    wide = [index for index, stage in enumerate(plan.stages) if stage.num_shares > 1]
     if not wide:
         return None
     at = rng.choice(wide)

@@ -12,8 +12,6 @@ from workbench.cost.profile import load_profile
 from workbench.job.device_pools import Aim, Pool
 from workbench.job.job import Job, load_job
 from workbench.job.module_layout import ModuleLayout
-from workbench.job.other_layouts import with_layouts as with_other_layouts
-from workbench.model.model_graph import TEXT
 from workbench.plan.build import with_programs
 from workbench.plan.check import check
 from workbench.plan.lower import lower
@@ -44,23 +42,6 @@ def cases() -> Iterator[Case]:
     yield from strategies()
     for name, plan in newer_plans(CostModel(load_profile("A40"))):
         yield Case(name, plan)
-    yield from joint_replicas()
-
-
-def joint_replicas() -> Iterator[Case]:
-    """Experts over data-parallel replicas; the encoder's have images in some microbatches only."""
-    job = roomy(load_job(EXAMPLES / "experts.yaml"))
-    layouts = (ModuleLayout(module="vision", pp=1), ModuleLayout(module=LLM, pp=2, ep=2))
-    joint = with_other_layouts(replace(job, replicas=2), layouts)
-    without = [0, 3]
-    batch = tuple(
-        replace(sample, segments=sample.of(TEXT)) if index in without else sample
-        for index, sample in enumerate(joint.batch)
-    )
-    plan = PLANNERS["megatron-heterogeneous"](
-        replace(joint, batch=batch), CostModel(load_profile("A40")), silent
-    )
-    yield Case("experts, ep 2 over 2 replicas, 2 stages", plan)
 
 
 def schedules() -> Iterator[Case]:
