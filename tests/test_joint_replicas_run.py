@@ -119,6 +119,12 @@ def test_sharded_recomputed_split_and_clipped(pool: Pool) -> None:
     assert_parity(split, result, reference, Precision.FLOAT64)
 
 
+def test_tokens_that_tensor_parallel_ranks_divide(pool: Pool) -> None:
+    """As recipes for Qwen3-VL with experts have it: tp 2 with sequence parallelism, ep over replicas."""
+    divided = ModuleSettings(module="llm", sequence_parallel=True)
+    assert_same(heterogeneous(joint_job(tp=2, ep=4, dp=2, settings=(divided,))), pool)
+
+
 def test_losses_are_those_of_replicas_with_all_experts(pool: Pool) -> None:
     """The same batch on the same ranks, experts distributed or not."""
     settings = RunSettings(precision=Precision.FLOAT64, timeout_s=30.0)
