@@ -18,6 +18,7 @@ LLM = MIXTRAL | {"num_hidden_layers": 2}
 def joint_job(
     *,
     tp: int = 1,
+    cp: int = 1,
     ep: int = 1,
     dp: int = 1,
     pp: int = 1,
@@ -26,6 +27,7 @@ def joint_job(
     images: Sequence[int] = (),
     encoder_dp: int | None = None,
     shares_ranks: bool = False,
+    encoder_cp: int = 1,
     settings: tuple[ModuleSettings, ...] = (),
 ) -> Job:
     """A language model with experts, and an encoder where samples have images; degrees as in a job file.
@@ -33,11 +35,12 @@ def joint_job(
     Args:
         images: of each sample; empty: no encoder.
         encoder_dp: replicas of the encoder; None: as many as the language model's.
+        encoder_cp: context-parallel ranks of the encoder.
         shares_ranks: the encoder has no layout of its own.
     """
-    layouts = [ModuleLayout(module="llm", tp=tp, pp=pp, ep=ep)]
+    layouts = [ModuleLayout(module="llm", tp=tp, cp=cp, pp=pp, ep=ep)]
     if images and not shares_ranks:
-        layouts.append(ModuleLayout(module="vision", pp=1, dp=encoder_dp))
+        layouts.append(ModuleLayout(module="vision", pp=1, cp=encoder_cp, dp=encoder_dp))
     joined = join(layouts, "llm", replicas=dp, microbatch_samples=microbatch, where="job 'joint'")
     return Job(
         name="joint",

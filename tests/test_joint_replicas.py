@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sim.attention.price import attention_of
 from tests.joint_jobs import joint_job
 from tests.test_sim_sweep import assert_equal_times
 from workbench.cost.expert_parallel import on_rank
@@ -25,13 +26,13 @@ from workbench.model.model_graph import TEXT
 from workbench.plan.check import check
 from workbench.plan.codec import dumps, loads, plan_hash
 from workbench.plan.gradient_groups import gradient_groups
-from workbench.plan.joint import own_rows, row_replicas
+from workbench.plan.joint import own_rows, replicas_apart, row_replicas
 from workbench.plan.lower import lower
-from workbench.plan.plan import Plan, TokenShard
+from workbench.plan.plan import KeyExchange, ModuleSettings, Plan, TokenShard
 from workbench.plan.routing import routing_of
 from workbench.plan.token_owners import held_runs
 from workbench.plan.work import even_work_of, works_of
-from workbench.schedule.action import COMPUTE
+from workbench.schedule.action import COMPUTE, Action, Pass
 from workbench.strategies import megatron_heterogeneous
 from workbench.timing.price import pass_prices, price
 
@@ -80,14 +81,6 @@ def test_an_encoder_joins_as_many_as_divide_both() -> None:
 def test_refused_degrees(layout: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         joined(ModuleLayout(module="llm", **layout), dp=8)
-
-
-def test_context_parallel_ranks_are_refused(tmp_path: Path) -> None:
-    text = EXAMPLE.read_text().replace("pp: 1, tp: 2, cp: 2, ep: 4", "pp: 1, cp: 2, ep: 4")
-    file = tmp_path / "job.yaml"
-    file.write_text(text.replace("  samples: 4", "  samples: 4\n  replicas: 2"))
-    with pytest.raises(ValueError, match=r"replicas without context parallelism, got cp 2; want 1, or ep 2"):
-        load_job(file)
 
 
 def test_a_job_file_counts_each_replica(tmp_path: Path) -> None:
@@ -173,6 +166,25 @@ def test_dense_layers_cost_what_they_cost_apart() -> None:
     assert pass_prices(joint, COST).duration_s(forwards[0]) == pytest.approx(
         pass_prices(longest, COST).duration_s(forwards[1]), rel=1e-12
     )
+
+
+@pytest.mark.parametrize("exchange", KeyExchange)
+@pytest.mark.parametrize("profile", ["A40", "H100"])
+def test_attention_of_joint_replicas_costs_what_it_costs_apart(exchange: KeyExchange, profile: str) -> None:
+    """An encoder, whose layers have no experts; keys are exchanged among the ranks of each replica."""
+    settings = (ModuleSettings(module="vision", key_exchange=exchange),)
+    joint = plan_of(joint_job(cp=2, ep=4, dp=2, images=(2, 1, 0, 1), encoder_cp=2, settings=settings))
+    cost, apart = CostModel(load_profile(profile)), replicas_apart(joint)
+    (slowest_s,), seconds = (
+        [
+            pass_prices(plan, cost, attention_of(plan, cost)).duration_s(Action(stage.id, Pass.F, 0))
+            for stage in plan.stages
+            if stage.module == "vision"
+        ]
+        for plan in (joint, apart)
+    )
+    assert len(set(seconds)) == 2 or exchange is KeyExchange.RING  # whose steps are launches at this size
+    assert slowest_s == pytest.approx(max(seconds), rel=1e-12)
 
 
 def test_memory_is_that_of_the_replica_with_most_tokens() -> None:

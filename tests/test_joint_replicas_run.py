@@ -16,7 +16,7 @@ from workbench.job.job import Job
 from workbench.model.layer import Layer
 from workbench.plan.build import with_programs
 from workbench.plan.lower import lower
-from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Sharding, TokenShard
+from workbench.plan.plan import KeyExchange, ModuleSettings, Plan, Precision, Recompute, Sharding, TokenShard
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.strategies import encoders_replicated, megatron_heterogeneous, megatron_homogeneous
@@ -40,6 +40,8 @@ def homogeneous(job: Job) -> Plan:
         {"tp": 2, "ep": 4, "dp": 2},
         {"ep": 2, "dp": 2, "pp": 2},
         {"ep": 2, "dp": 4},
+        {"cp": 2, "ep": 4, "dp": 2},
+        {"cp": 2, "ep": 4, "dp": 2, "pp": 2},
     ],
     ids=str,
 )
@@ -67,6 +69,33 @@ def test_an_encoder_with_replicas_of_its_own(pool: Pool) -> None:
     assert_same(heterogeneous(job), pool)
     job = joint_job(ep=2, dp=2, images=(1, 2, 1, 2), encoder_dp=4)
     assert_same(heterogeneous(job), pool)
+
+
+@pytest.mark.parametrize("exchange", KeyExchange)
+def test_context_parallel_ranks_inside_each_replica(exchange: KeyExchange, pool: Pool) -> None:
+    """Of the language model and the encoder; each replica exchanges the keys of its own samples."""
+    settings = (ModuleSettings(module="llm", key_exchange=exchange),)
+    job = joint_job(cp=2, ep=4, dp=2, images=(1, 2, 0, 1), encoder_cp=2, settings=settings)
+    assert_same(heterogeneous(job), pool)
+
+
+def test_tokens_given_to_context_parallel_ranks(pool: Pool) -> None:
+    """By token shards, one of which hands a row to the other replica than its turn."""
+    plan = heterogeneous(joint_job(cp=2, ep=4, dp=2, samples=6, microbatch=3))
+    owners = ((2, 3, 3), (0, 0, 1), (1, 0), (2, 3), (3, 2), (0, 1))
+    sizes = [sample.num_tokens for sample in plan.batch]
+    shards = tuple(
+        TokenShard(
+            module="llm",
+            replica=0,
+            microbatch=0,
+            row=row,
+            block_tokens=-(-size // len(of_row)),
+            owners=of_row,
+        )
+        for row, (size, of_row) in enumerate(zip(sizes, owners, strict=True))
+    )
+    assert_same(replace(plan, token_shards=shards), pool)
 
 
 def test_encoders_on_every_stage(pool: Pool) -> None:

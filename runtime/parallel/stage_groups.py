@@ -25,9 +25,8 @@ class StageGroups:
         """The ranks that share its tokens."""
         if stage.cp == 1:
             return None
-        index = next(row.index(mesh.rank) for row in stage.ranks if mesh.rank in row)
-        ranks = tuple(sorted(row[index] for row in stage.ranks))
-        return self.join(ContextGroup, mesh, ranks, mesh.context)
+        ranks = next(column for column in stage.context_ranks if mesh.rank in column)
+        return self.join(ContextGroup, mesh, tuple(sorted(ranks)), mesh.context)
 
     def tensor(self, mesh: Mesh, stage: Stage) -> TensorGroup | None:
         """The ranks that share its weights."""

@@ -10,7 +10,7 @@ from runtime.models.adapter import MicrobatchData
 from runtime.parallel.context.batch import carries_from
 from runtime.parallel.context.group import ContextGroup
 from runtime.world.mesh import Mesh
-from workbench.plan.joint import rows_on
+from workbench.plan.joint import microbatch_apart, replicas_apart, stage_apart
 from workbench.plan.plan import Plan
 from workbench.plan.stage import Stage
 from workbench.schedule.action import Pass
@@ -36,19 +36,20 @@ def feed_of(
             assert action.microbatch is not None
             stage = plan.stage[action.stage]
             microbatch = plan.microbatches_of[stage.module, stage.replica][action.microbatch]
-            own = rows_on(plan, stage, microbatch, mesh.rank)
+            number = stage.share_of(mesh.rank) // stage.cp
+            own = microbatch_apart(plan, microbatch, number)
             if not own.rows:
                 continue
             data = microbatch_data(
-                plan,
-                stage,
+                replicas_apart(plan),
+                stage_apart(stage, number),
                 own,
                 source,
                 dtype=dtype,
                 device=mesh.device,
                 context=join(mesh, stage),
             )
-            if own is not microbatch:
+            if stage.joint_replicas > 1:  # others may need a gradient to pass through here
                 data = replace(data, carries_from=carries_from(plan, stage, microbatch))
             feed[stage.id, microbatch.index] = data
     return feed

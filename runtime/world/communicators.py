@@ -74,7 +74,7 @@ def build_mesh(
     _open_groups(mesh, _reducing(lowered), mesh.reduction)
     _open_groups(mesh, (unit.ranks for unit in shard_units(lowered.plan)), mesh.units)
     stages = lowered.plan.stages
-    columns = (column for stage in stages if stage.cp > 1 for column in zip(*stage.ranks, strict=True))
+    columns = (column for stage in stages if stage.cp > 1 for column in stage.context_ranks)
     _open_groups(mesh, (tuple(sorted(column)) for column in columns), mesh.context)
     _open_groups(mesh, (row for stage in stages if stage.tp > 1 for row in stage.ranks), mesh.tensor)
     expert_groups = (ranks for stage in stages if stage.ep > 1 for ranks in stage.expert_ranks)

@@ -239,11 +239,6 @@ def _check_layouts(job: Job) -> None:
         where = f"job {job.name!r}: module {layout.module!r}"
         layers = job.model.module(layout.module).layers
         check_expert_degree(where, layout.ep, (layout.joint_replicas, layout.cp, layout.tp), layers)
-        if layout.joint_replicas > 1 and layout.cp > 1:
-            raise ValueError(
-                f"{where}: experts are distributed over replicas without context parallelism, got cp "
-                f"{layout.cp}; want 1, or ep {layout.tp * layout.cp}"
-            )
         if layout.cp > 1 and job.settings.of(layout.module).key_exchange is KeyExchange.ALL_TO_ALL:
             check_heads(
                 f"job {job.name!r}: all-to-all attention", layout.module, layers, tp=layout.tp, cp=layout.cp

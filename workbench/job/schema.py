@@ -310,7 +310,7 @@ class LayoutSpec(Strict):
         tp: tensor-parallel ranks.
         cp: context-parallel ranks.
         ep: expert-parallel ranks, over which the experts of a layer are distributed: a divisor of tp x cp, or
-            tp times a divisor of the replicas; 1: every expert is sharded by tp.
+            tp x cp times a divisor of the replicas; 1: every expert is sharded by tp.
         dp: data-parallel replicas; default: `replicas` of the batch.
         rank_offset: first rank of the module; default: after the modules before it.
         stage_layers: layers of each stage; default: balanced.

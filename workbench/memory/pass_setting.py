@@ -9,23 +9,22 @@ from workbench.masks.patterns import CAUSAL
 from workbench.memory.setting import Setting
 from workbench.model.layer import TokenCount
 from workbench.model.model_graph import TEXT
-from workbench.plan.joint import own_rows
+from workbench.plan.joint import microbatch_apart, replicas_apart, stage_apart
 from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.routing import routing_of
 from workbench.plan.stage import Stage
 from workbench.plan.token_owners import held_runs
-from workbench.plan.work import even_work_of, joint_works
+from workbench.plan.work import even_work_of, mean_tokens
 
 
 def setting_of(plan: Plan, stage: Stage, microbatch: Microbatch) -> Setting:
     """Return the setting of a microbatch on the rank of the stage that holds most of its tokens."""
-    routing, module = routing_of(plan), plan.model.module(stage.module)
-    work = _largest_work(plan, stage, microbatch)
     if stage.joint_replicas > 1:
-        microbatch = _largest_rows(plan, microbatch)
+        return _joint_setting(plan, stage, microbatch)
+    routing, module = routing_of(plan), plan.model.module(stage.module)
     lengths = sorted(routing.tokens(module, item, TokenCount.IN) for item in microbatch.items)
     return Setting(
-        work,
+        _largest_work(plan, stage, microbatch),
         Grid(stage.tp, stage.cp, stage.ep),
         plan.settings.precision.num_bytes,
         is_gathered=lengths[0] != lengths[-1],
@@ -36,13 +35,19 @@ def setting_of(plan: Plan, stage: Stage, microbatch: Microbatch) -> Setting:
     )
 
 
-def _largest_rows(plan: Plan, microbatch: Microbatch) -> Microbatch:
-    """Return the rows of the joint replica with most tokens."""
-    routing, module = routing_of(plan), plan.model.module(microbatch.module)
-    num_replicas = plan.chain[microbatch.module, microbatch.replica][0].joint_replicas
-    return max(
-        (own_rows(plan, microbatch, replica) for replica in range(num_replicas)),
-        key=lambda own: sum(routing.tokens(module, item, TokenCount.IN) for item in own.items),
+def _joint_setting(plan: Plan, stage: Stage, microbatch: Microbatch) -> Setting:
+    """Return the setting of the joint replica with most tokens, whose experts get the rows of all."""
+    parts = (microbatch_apart(plan, microbatch, number) for number in range(stage.joint_replicas))
+    means = mean_tokens(plan, microbatch)
+    settings = [
+        (setting_of(replicas_apart(plan), stage_apart(stage, number), part), mean)
+        for number, (part, mean) in enumerate(zip(parts, means, strict=True))
+        if part.rows
+    ]
+    setting, mean = max(settings, key=lambda pair: pair[0].work.tokens(TokenCount.IN))
+    load = 1.0 if mean is None else mean / setting.work.tokens(TokenCount.IN)
+    return setting._replace(
+        work=Work(setting.work.rows, experts_load=load), grid=Grid(stage.tp, stage.cp, stage.ep)
     )
 
 
@@ -59,8 +64,6 @@ def _largest_work(plan: Plan, stage: Stage, microbatch: Microbatch) -> Work:
 
     That may be another rank than the one with the most pairs, which `work_of` takes.
     """
-    if stage.joint_replicas > 1:
-        return max(joint_works(plan, microbatch), key=lambda work: work.tokens(TokenCount.IN))
     work = even_work_of(plan, microbatch)
     if stage.cp == 1:
         return work

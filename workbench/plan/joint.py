@@ -2,7 +2,8 @@
 
 Experts may be distributed among more ranks than one data-parallel replica has in a stage. Then every pass of
 these replicas waits for all of them, layer by layer. So they are one stage, whose microbatch is those of all
-of them, and each has whole rows of it: no attention crosses from one to another.
+of them, and each has whole rows of it: no attention crosses from one to another. What a replica computes in a
+pass is what it computes in the plan with `replicas_apart`; only its experts' rows come from all of them.
 
 Source: Megatron Core, `parallel_state.initialize_model_parallel`: expert-parallel groups are cut from the
 tensor-, context- and data-parallel ranks of a pipeline stage.
@@ -11,7 +12,8 @@ tensor-, context- and data-parallel ranks of a pipeline stage.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from workbench.plan.plan import Microbatch, Plan
+from workbench.plan.instance_cache import cached_on_instance
+from workbench.plan.plan import Microbatch, Plan, TokenShard
 from workbench.plan.stage import Stage
 
 
@@ -43,12 +45,6 @@ def own_rows(plan: Plan, microbatch: Microbatch, replica: int) -> Microbatch:
     return replace(microbatch, rows=tuple(row for row, owner in pairs if owner == replica))
 
 
-def rows_on(plan: Plan, stage: Stage, microbatch: Microbatch, rank: int) -> Microbatch:
-    """The rows of a microbatch whose tokens a rank of the stage has, whole or in part."""
-    share = next(index for index, row in enumerate(stage.ranks) if rank in row)
-    return own_rows(plan, microbatch, share // stage.cp)
-
-
 def in_turn(microbatch: Microbatch, num_replicas: int) -> tuple[Microbatch, ...]:
     """The microbatches of joint replicas that take rows in turn, without those that have none."""
     if num_replicas == 1:
@@ -57,61 +53,74 @@ def in_turn(microbatch: Microbatch, num_replicas: int) -> tuple[Microbatch, ...]
     return tuple(replace(microbatch, rows=rows) for rows in parts if rows)
 
 
+@cached_on_instance
 def replicas_apart(plan: Plan) -> Plan:
     """The plan with each joint replica as one of its own, without programs: what one of them alone computes.
 
-    Experts that joint replicas distribute are whole then, on each of the ranks or cut by tp.
+    A microbatch keeps its index, and is absent from a replica without rows. Experts that joint replicas
+    distribute are whole then, on each of the ranks or cut by tp.
     """
     if all(stage.joint_replicas == 1 for stage in plan.stages):
         return plan
-    stages = (part for stage in plan.stages for part in _stages_apart(stage))
+    stages = (stage_apart(stage, number) for stage in plan.stages for number in range(stage.joint_replicas))
+    microbatches = (
+        (microbatch, number)
+        for microbatch in plan.microbatches
+        for number in range(plan.chain[microbatch.module, microbatch.replica][0].joint_replicas)
+    )
+    parts = (microbatch_apart(plan, microbatch, number) for microbatch, number in microbatches)
     return replace(
         plan,
         stages=tuple(replace(stage, id=number) for number, stage in enumerate(stages)),
-        microbatches=tuple(
-            part for name in plan.microbatches_of for part in _microbatches_apart(plan, *name)
-        ),
+        microbatches=tuple(part for part in parts if part.rows),
         programs=(),
-        token_shards=tuple(
-            shard
-            for shard in plan.token_shards
-            if plan.chain[shard.module, shard.replica][0].joint_replicas == 1
-        ),
+        token_shards=tuple(_shards_apart(plan)),
     )
 
 
-def _stages_apart(stage: Stage) -> Iterator[Stage]:
-    num_replicas, cp = stage.joint_replicas, stage.cp
-    ep = stage.ep if stage.tp * cp % stage.ep == 0 else 1
-    for replica in range(num_replicas):
+def stage_apart(stage: Stage, number: int) -> Stage:
+    """One joint replica of a stage, by its number among them, as a stage of a replica of its own."""
+    if stage.joint_replicas == 1:
+        return stage
+    first = number * stage.cp
+    return replace(
+        stage,
+        replica=stage.replica * stage.joint_replicas + number,
+        ranks=stage.ranks[first : first + stage.cp],
+        ep=stage.ep if stage.tp * stage.cp % stage.ep == 0 else 1,
+        joint_replicas=1,
+    )
+
+
+def microbatch_apart(plan: Plan, microbatch: Microbatch, number: int) -> Microbatch:
+    """The rows of one joint replica as a microbatch of `replicas_apart`; it may have none."""
+    num_replicas = plan.chain[microbatch.module, microbatch.replica][0].joint_replicas
+    own = own_rows(plan, microbatch, number)
+    return replace(own, replica=microbatch.replica * num_replicas + number)
+
+
+def _shards_apart(plan: Plan) -> Iterator[TokenShard]:
+    """Token shards with the replicas, rows and owners of `replicas_apart`."""
+    microbatches = {(each.module, each.replica, each.index): each for each in plan.microbatches}
+    for shard in plan.token_shards:
+        stage = plan.chain[shard.module, shard.replica][0]
+        owner_of = row_replicas(plan, microbatches[shard.module, shard.replica, shard.microbatch])
+        number = owner_of[shard.row]
         yield replace(
-            stage,
-            replica=stage.replica * num_replicas + replica,
-            ranks=stage.ranks[replica * cp : (replica + 1) * cp],
-            ep=ep,
-            joint_replicas=1,
+            shard,
+            replica=shard.replica * stage.joint_replicas + number,
+            row=owner_of[: shard.row].count(number),
+            owners=tuple(owner - number * stage.cp for owner in shard.owners),
         )
 
 
-def _microbatches_apart(plan: Plan, module: str, replica: int) -> Iterator[Microbatch]:
-    num_replicas = plan.chain[module, replica][0].joint_replicas
-    for number in range(num_replicas):
-        parts = (own_rows(plan, each, number) for each in plan.microbatches_of[module, replica])
-        for index, part in enumerate(part for part in parts if part.rows):
-            yield replace(part, replica=replica * num_replicas + number, index=index)
-
-
 def check_joint(stage: Stage) -> None:
-    """Raise ValueError for joint replicas that do not divide the grid, or have context-parallel ranks."""
+    """Raise ValueError for joint replicas that do not divide the grid."""
     num_replicas = stage.joint_replicas
     if num_replicas < 1 or stage.num_shares % num_replicas:
         raise ValueError(
             f"stage {stage.id}: joint_replicas must divide the {stage.num_shares} rows of its grid, got "
             f"{num_replicas}; nearest: {stage.num_shares}"
-        )
-    if num_replicas > 1 and stage.cp > 1:
-        raise ValueError(
-            f"stage {stage.id}: joint replicas have no context parallelism, got cp {stage.cp}; want 1"
         )
 
 

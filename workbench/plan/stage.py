@@ -52,6 +52,16 @@ class Stage:
         joint = f", {self.joint_replicas} joint replicas" if self.joint_replicas > 1 else ""
         return f"{joint}, ep {self.ep}" if self.ep > 1 else joint
 
+    def share_of(self, rank: int) -> int:
+        """Number of the share that a rank of the stage has a part in; StopIteration for another rank."""
+        return next(index for index, row in enumerate(self.ranks) if rank in row)
+
+    @property
+    def context_ranks(self) -> tuple[tuple[int, ...], ...]:
+        """Ranks that share the tokens of a sequence, per joint replica and tensor-parallel index."""
+        parts = (self.ranks[first : first + self.cp] for first in range(0, self.num_shares, self.cp))
+        return tuple(column for part in parts for column in zip(*part, strict=True))
+
     @property
     def flat_ranks(self) -> tuple[int, ...]:
         """All ranks, tensor-parallel axis innermost; the first is the leader."""

@@ -17,7 +17,7 @@ from workbench.masks.tiles import area
 from workbench.model.layer import ANY, Reach, TokenCount
 from workbench.model.model_graph import TEXT, Module
 from workbench.plan.instance_cache import cached_on_instance
-from workbench.plan.joint import own_rows
+from workbench.plan.joint import microbatch_apart, replicas_apart, row_replicas
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.token_owners import zigzag_blocks
@@ -119,7 +119,7 @@ def works_of(plan: Plan, microbatch: Microbatch) -> tuple[Work, ...]:
     chain = plan.chain.get((microbatch.module, microbatch.replica))
     if not chain or chain[0].joint_replicas == 1:
         return works_over(plan, microbatch, chain[0].cp if chain else 1)
-    return _slowest_of(joint_works(plan, microbatch))
+    return _slowest_of(_joint_works(plan, microbatch))
 
 
 def works_over(plan: Plan, microbatch: Microbatch, num_owners: int) -> tuple[Work, ...]:
@@ -135,22 +135,40 @@ def works_over(plan: Plan, microbatch: Microbatch, num_owners: int) -> tuple[Wor
     return _SHARED.get_or(key, lambda: _works_over(plan, microbatch, even, blocks, num_owners))
 
 
-def joint_works(plan: Plan, microbatch: Microbatch) -> list[Work]:
-    """Return the work of each joint replica that has rows; experts get those of all that distribute them."""
+def _joint_works(plan: Plan, microbatch: Microbatch) -> list[Work]:
+    """Return the works of all joint replicas; experts get the rows of all that distribute them."""
+    stage, apart = plan.chain[microbatch.module, microbatch.replica][0], replicas_apart(plan)
+    parts = [microbatch_apart(plan, microbatch, number) for number in range(stage.joint_replicas)]
+    works = [works_over(apart, part, stage.cp) if part.rows else () for part in parts]
+    means = mean_tokens(plan, microbatch)
+    return [
+        work if mean is None else Work(work.rows, experts_load=mean / work.tokens(TokenCount.IN))
+        for of_replica, mean in zip(works, means, strict=True)
+        for work in of_replica
+    ]
+
+
+def mean_tokens(plan: Plan, microbatch: Microbatch) -> list[float | None]:
+    """[joint replicas] mean tokens of the replicas that distribute experts with each; None: each has all."""
     stage = plan.chain[microbatch.module, microbatch.replica][0]
-    parts = [own_rows(plan, microbatch, replica) for replica in range(stage.joint_replicas)]
-    works = [even_work_of(plan, part) if part.rows else None for part in parts]
-    together = stage.ep // (stage.tp * stage.cp)  # replicas among which experts are distributed
+    together = stage.ep // (stage.tp * stage.cp)
     if together <= 1:
-        return [work for work in works if work is not None]
-    tokens = [0 if work is None else work.tokens(TokenCount.IN) for work in works]
-    loaded = []
-    for replica, work in enumerate(works):
-        first = replica - replica % together
-        mean = sum(tokens[first : first + together]) / together
-        if work is not None:
-            loaded.append(Work(work.rows, experts_load=mean / tokens[replica]))
-    return loaded
+        return [None] * stage.joint_replicas
+    routing_tokens = _tokens_in(plan, microbatch)
+    return [
+        sum(routing_tokens[first : first + together]) / together
+        for number in range(stage.joint_replicas)
+        for first in [number - number % together]
+    ]
+
+
+def _tokens_in(plan: Plan, microbatch: Microbatch) -> list[int]:
+    """[joint replicas] tokens of the rows of each."""
+    module = plan.model.module(microbatch.module)
+    tokens = [0] * plan.chain[microbatch.module, microbatch.replica][0].joint_replicas
+    for row, number in zip(microbatch.rows, row_replicas(plan, microbatch), strict=True):
+        tokens[number] += sum(_item(plan, module, item)[0] for item in row)
+    return tokens
 
 
 def _slowest_of(works: Sequence[Work]) -> tuple[Work, ...]:

@@ -10,10 +10,13 @@ from dataclasses import dataclass, replace
 
 from workbench.cost.model import CostModel, LayerTime
 from workbench.model.layer import ANY, Attention, Layer, Reach
+from workbench.plan.joint import microbatch_apart, replicas_apart, stage_apart
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Microbatch, Plan
+from workbench.plan.routing import routing_of
 from workbench.plan.stage import Stage
-from workbench.plan.work import even_work_of
+from workbench.plan.token_owners import row_shards
+from workbench.plan.work import even_work_of, row_kinds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,15 +73,33 @@ _REST: LruCache[Layer] = LruCache(4096)  # one object for each, as the cost mode
 
 
 def times_of(model: AttentionModel, plan: Plan, stage: Stage, microbatch: Microbatch, layer: Layer) -> Times:
-    """Return the model's times of the attentions of one layer."""
+    """Return the model's times of the attentions of one layer; of joint replicas, those of the slowest."""
     times: dict[str, AttentionTime] = {}
+    parts = _parts(plan, stage, microbatch)
     for operator in layer.operators:
         if isinstance(operator, Attention):
-            call = AttentionCall(plan=plan, stage=stage, microbatch=microbatch, operator=operator)
-            time = model(call)
-            if time is not None:
-                times[operator.name] = time
+            of_parts = (
+                model(AttentionCall(plan=own_plan, stage=own_stage, microbatch=own, operator=operator))
+                for own_plan, own_stage, own in parts
+            )
+            known = [time for time in of_parts if time is not None]
+            if known:
+                times[operator.name] = max(known, key=lambda time: time.forward_s + time.backward_s)
     return times
+
+
+def _parts(plan: Plan, stage: Stage, microbatch: Microbatch) -> list[tuple[Plan, Stage, Microbatch]]:
+    """Return what each joint replica runs, if it has rows; the same rows once."""
+    if stage.joint_replicas == 1:
+        return [(plan, stage, microbatch)]
+    apart = replicas_apart(plan)
+    parts: dict[Hashable, tuple[Plan, Stage, Microbatch]] = {}
+    for number in range(stage.joint_replicas):
+        own = microbatch_apart(plan, microbatch, number)
+        owners = tuple((shard.block_tokens, shard.owners) for shard in row_shards(routing_of(apart), own))
+        if own.rows:
+            parts.setdefault((row_kinds(plan, own), owners), (apart, stage_apart(stage, number), own))
+    return list(parts.values())
 
 
 def without_attention(layer: Layer, times: Times) -> Layer:

@@ -56,14 +56,16 @@ def grid_links(cluster: Cluster, stage: Stage) -> GridLinks:
 
     Tensor-parallel ranks within a node keep its link even if keys leave the node.
     """
-    return _GRID_LINKS.get_or((Identity(cluster), stage.ranks, stage.ep), lambda: _grid_links(cluster, stage))
+    return _GRID_LINKS.get_or(
+        (Identity(cluster), stage.ranks, stage.joint_replicas, stage.ep), lambda: _grid_links(cluster, stage)
+    )
 
 
 def _grid_links(cluster: Cluster, stage: Stage) -> GridLinks:
     experts = slowest_ring(cluster, stage.expert_ranks) if stage.ep > 1 else None
     if stage.tp * stage.cp == 1:
         return GridLinks(None, None, experts)
-    return GridLinks(slowest_ring(cluster, stage.ranks), slowest_ring(cluster, _columns(stage)), experts)
+    return GridLinks(slowest_ring(cluster, stage.ranks), slowest_ring(cluster, stage.context_ranks), experts)
 
 
 def neighbour_link(cluster: Cluster, stage: Stage) -> Link:
@@ -72,15 +74,12 @@ def neighbour_link(cluster: Cluster, stage: Stage) -> Link:
     In a ring one rank of a column sends out of a node: over one card, and no faster than the column's share
     of all the node's cards.
     """
-    return _NEIGHBOURS.get_or((Identity(cluster), stage.ranks), lambda: _neighbour_link(cluster, stage))
+    return _NEIGHBOURS.get_or(
+        (Identity(cluster), stage.ranks, stage.joint_replicas), lambda: _neighbour_link(cluster, stage)
+    )
 
 
 def _neighbour_link(cluster: Cluster, stage: Stage) -> Link:
-    columns = _columns(stage)
+    columns = stage.context_ranks
     single, shared = cluster.slowest(columns), slowest_ring(cluster, columns)
     return single if single.bytes_per_s <= shared.bytes_per_s else shared
-
-
-def _columns(stage: Stage) -> list[tuple[int, ...]]:
-    """Return the context-parallel ranks of each tensor-parallel index, between which keys pass."""
-    return [tuple(row[index] for row in stage.ranks) for index in range(stage.tp)]

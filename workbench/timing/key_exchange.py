@@ -51,6 +51,7 @@ class ExchangedAttention:
         self._plan, self._cost, self._inner = plan, cost, inner
         self._routing = routing_of(plan)
         self._block_cache: dict[tuple[object, ...], _Blocks] = {}
+        self._apart: ExchangedAttention | None = None
 
     @property
     def identity(self) -> Hashable | None:
@@ -59,6 +60,8 @@ class ExchangedAttention:
         return None if inner is None else ("exchanged", inner)
 
     def __call__(self, call: AttentionCall) -> AttentionTime | None:
+        if call.plan is not self._plan:
+            return self._of_replicas_apart(call.plan)(call)
         kind = call.plan.settings.of(call.stage.module).key_exchange
         if call.stage.cp == 1 or kind is KeyExchange.ALL_GATHER:
             return None if self._inner is None else self._inner(call)
@@ -75,6 +78,12 @@ class ExchangedAttention:
         sizes = call.stage.tp, call.plan.settings.precision
         key = Identity(blocks), kind, call.operator, machine, sizes
         return _TIMES.get_or(key, lambda: seconds_of(call, blocks))
+
+    def _of_replicas_apart(self, plan: Plan) -> "ExchangedAttention":
+        """Return the model of the plan whose replicas are those that are joint in this one's."""
+        if self._apart is None or self._apart._plan is not plan:
+            self._apart = ExchangedAttention(plan, self._cost, self._inner)
+        return self._apart
 
     def _ring(self, call: AttentionCall, blocks: _Blocks) -> AttentionTime:
         num_ranks, most_tokens = len(blocks.tokens), max(blocks.tokens)

@@ -190,7 +190,8 @@ class PassPrices:
             return self._stage_times(stage, microbatch)
         plan, settings, of_module = self._plan, self._plan.settings, self._plan.settings.of(stage.module)
         needs = self._routing.flow(microbatch).needs[stage.module][slice(*stage.layers)]
-        grid = stage.module, contents(plan, stage), needs, stage.tp, stage.cp, stage.ep, self._links[stage.id]
+        degrees = stage.joint_replicas, stage.tp, stage.cp, stage.ep
+        grid = stage.module, contents(plan, stage), needs, degrees, self._links[stage.id]
         key = (
             (Identity(self._cost_on[stage.id]), Identity(plan.model), grid),
             (settings.precision, settings.kernels.cuts_sequence, of_module.sequence_parallel),
@@ -244,7 +245,7 @@ class PassPrices:
 
     def _grid_of(self, stage: Stage, grid: tuple[object, ...]) -> tuple[object, ...]:
         links, device = self._links[stage.id], self._cost_on[stage.id].profile.device
-        return stage.module, stage.layers, grid, stage.ep, links, device
+        return stage.module, stage.layers, grid, stage.joint_replicas, stage.ep, links, device
 
     def _kind(self, shape: tuple[object, ...]) -> int:
         """Return a number, equal for equal shapes."""
