@@ -8,11 +8,12 @@ from typing import Any
 
 from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
+from workbench.job.other_layouts import apart, with_layouts
 from workbench.model.experts import num_experts
 from workbench.model.layer import Layer
 from workbench.model.model_graph import TEXT
 from workbench.plan.plan import KeyExchange, Recompute, Sharding
-from workbench.planner.assembly import dp_of, layout_of
+from workbench.planner.assembly import layout_of
 from workbench.schedule.choice import ScheduleKind, usual
 
 Edit = Callable[[Job], Job]
@@ -81,12 +82,17 @@ Degrees = Mapping[str, int]  # tp, cp, pp, ep of a layout, or dp
 
 
 def _layouts(job: Job) -> Iterator[Change]:
-    for module in job.model.modules:
-        layout = layout_of(job, module.name)
+    for module, layout in zip(job.model.modules, _layouts_apart(job), strict=True):
         for degrees in (*_degrees(layout), *_experts(layout, module.layers)):
             yield _layout_change(layout, degrees)
     yield from _between_modules(job)
     yield from _replicas(job)
+
+
+def _layouts_apart(job: Job) -> tuple[ModuleLayout, ...]:
+    """Layouts of all modules, in the model's order, which count each replica by itself."""
+    given = {layout.module: layout for layout in apart(job).layouts}
+    return tuple(given.get(each.name, ModuleLayout(module=each.name)) for each in job.model.modules)
 
 
 def _degrees(layout: ModuleLayout) -> Iterator[Degrees]:
@@ -123,7 +129,7 @@ def _degrees_text(layout: ModuleLayout, degrees: Degrees) -> str:
 
 def _between_modules(job: Job) -> Iterator[Change]:
     """One stage fewer for one module, one more for another."""
-    for down, up in permutations([layout_of(job, module.name) for module in job.model.modules], 2):
+    for down, up in permutations(_layouts_apart(job), 2):
         gained, lost = {"pp": (up.pp or 1) + 1}, {"pp": (down.pp or 1) - 1}
         if lost["pp"]:
             about = f"{_degrees_text(up, gained)}, {_degrees_text(down, lost)}"
@@ -134,17 +140,17 @@ def _replicas(job: Job) -> Iterator[Change]:
     """All modules' replicas doubled or halved, alone or with the LLM's or every module's degrees in
     compensation.
     """
-    layouts = [layout_of(job, module.name) for module in job.model.modules]
+    layouts, before = _layouts_apart(job), apart(job).replicas
     llm = [layout for layout in layouts if job.model.module(layout.module).modality == TEXT]
-    if any(dp_of(job, layout.module) != job.replicas for layout in layouts):
+    if any(layout.dp not in (None, before) for layout in layouts):
         return
-    for replicas in (2 * job.replicas, job.replicas // 2):
+    for replicas in (2 * before, before // 2):
         if not replicas or len(job.batch) % replicas:
             continue
-        text = f"dp {job.replicas} -> {replicas}"
-        yield Change(ChangeKind.LAYOUT, text, _with_replicas(replicas, {}))
+        text = f"dp {before} -> {replicas}"
+        yield Change(ChangeKind.LAYOUT, text, _with_degrees({}, replicas))
         for name, changed in product(("tp", "cp", "pp"), (llm, layouts) if len(layouts) > 1 else (llm,)):
-            values = [_compensated(getattr(layout, name) or 1, job.replicas, replicas) for layout in changed]
+            values = [_compensated(getattr(layout, name) or 1, before, replicas) for layout in changed]
             if all(values):
                 degrees = {
                     layout.module: {name: value}
@@ -152,7 +158,7 @@ def _replicas(job: Job) -> Iterator[Change]:
                     if value
                 }
                 texts = (_degrees_text(layout, degrees[layout.module]) for layout in changed)
-                yield Change(ChangeKind.LAYOUT, ", ".join((text, *texts)), _with_replicas(replicas, degrees))
+                yield Change(ChangeKind.LAYOUT, ", ".join((text, *texts)), _with_degrees(degrees, replicas))
 
 
 def _compensated(value: int, before: int, replicas: int) -> int | None:
@@ -162,10 +168,12 @@ def _compensated(value: int, before: int, replicas: int) -> int | None:
     return value // 2 if value % 2 == 0 else None
 
 
-def _with_degrees(degrees: Mapping[str, Degrees]) -> Edit:
+def _with_degrees(degrees: Mapping[str, Degrees], replicas: int | None = None) -> Edit:
+    """Other degrees of modules, and other replicas of all; replicas are joined again as experts need."""
+
     def edit(job: Job) -> Job:
-        layouts = (layout_of(job, module.name) for module in job.model.modules)
-        return replace(job, layouts=tuple(_changed(each, degrees.get(each.module, {})) for each in layouts))
+        layouts = [_changed(each, degrees.get(each.module, {})) for each in _layouts_apart(job)]
+        return with_layouts(job, layouts, replicas)
 
     return edit
 
@@ -176,12 +184,8 @@ def _changed(layout: ModuleLayout, degrees: Degrees) -> ModuleLayout:
     return replace(layout, **values | ({"stage_layers": ()} if "pp" in degrees else {}))
 
 
-def _with_replicas(replicas: int, degrees: Mapping[str, Degrees]) -> Edit:
-    return lambda job: replace(_with_degrees(degrees)(job), replicas=replicas)
-
-
 def _microbatches(job: Job) -> Iterator[Change]:
-    current = job.microbatch_samples
+    current = apart(job).microbatch_samples
     for samples in (2 * current, current // 2):
         if samples:
             about = f"samples of a microbatch {current} -> {samples}"
@@ -189,7 +193,7 @@ def _microbatches(job: Job) -> Iterator[Change]:
 
 
 def _with_samples(samples: int) -> Edit:
-    return lambda job: replace(job, microbatch_samples=samples)
+    return lambda job: replace(job, microbatch_samples=samples * job.joint_replicas)
 
 
 def _scheduled(kind: ScheduleKind) -> Edit:
@@ -245,8 +249,9 @@ def _always(requested: Job) -> Edit:
 
 def looser(job: Job) -> Iterator[Job]:
     """The job with every degree left to the strategy, then with half, a quarter, ... of its replicas."""
+    job = with_layouts(job, ())
     while True:
-        yield replace(job, layouts=())
+        yield job
         if job.replicas == 1:
             return
         job = replace(job, replicas=job.replicas // 2)

@@ -5,11 +5,12 @@ from typing import NamedTuple
 
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
+from workbench.job.other_layouts import apart
 from workbench.plan.codec import plan_hash
 from workbench.plan.plan import Plan
 from workbench.plan.plan_schedule import likely_schedules, schedule_of
 from workbench.planner.assembly import scheduled
-from workbench.planner.plan_layouts import Placing, layouts_of
+from workbench.planner.plan_layouts import Placing, joined_of, joint_replicas_of
 from workbench.planner.stage_counts import silent
 from workbench.planner.strategy_spec import Planner
 from workbench.schedule.choice import Schedule
@@ -77,20 +78,16 @@ def origin_of(plan: Plan, cost: CostModel, planner: Planner, job: Job | None = N
 
 
 def _as_job(plan: Plan, cost: CostModel, placing: Placing, job: Job | None) -> Job:
-    llm = plan.model.llm.name
-    layouts = layouts_of(plan, len(plan.replicas(llm)), placing)
     if job is not None:
-        return replace(job, layouts=layouts, replicas=len(plan.replicas(llm)))
+        return replace(job, **joined_of(plan, apart(job).microbatch_samples, placing)._asdict())
     return Job(
         name=plan.model.name,
         model=plan.model,
         cluster=plan.cluster,
         batch=plan.batch,
-        microbatch_samples=_samples(plan, llm),
-        replicas=len(plan.replicas(llm)),
-        layouts=layouts,
         schedule=_schedule(plan, cost),
         settings=plan.settings,
+        **joined_of(plan, _samples(plan), placing)._asdict(),
     )
 
 
@@ -100,10 +97,14 @@ def _schedule(plan: Plan, cost: CostModel) -> Schedule:
     return plan_schedule or next(likely_schedules(plan), Schedule())
 
 
-def _samples(plan: Plan, llm: str) -> int:
-    """Mean samples per microbatch in the replica with most of them, rounded to a divisor of its samples."""
+def _samples(plan: Plan) -> int:
+    """Mean samples per microbatch in the replica with most of them, rounded to a divisor of its samples.
+
+    Each joint replica counts by itself.
+    """
+    llm = plan.model.llm.name
     replicas = plan.replicas(llm)
-    share = max(1, len(plan.batch) // len(replicas))
+    share = max(1, len(plan.batch) // (len(replicas) * joint_replicas_of(plan)))
     most = max(len(plan.microbatches_of.get((llm, replica), ())) for replica in replicas)
     divisors = (size for size in range(1, share + 1) if share % size == 0)
     return min(divisors, key=lambda size: abs(size - share / max(1, most)))

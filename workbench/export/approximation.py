@@ -7,10 +7,12 @@ from typing import Protocol
 from workbench.cost.model import CostModel
 from workbench.data.sample import Sample, Segment
 from workbench.export.module_layouts import Placed, Placing, llm_of, placed_modules, placing_of, schedule_like
+from workbench.job import other_layouts
 from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
 from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.plan.plan import ModuleSettings, Plan, Sharding
+from workbench.planner.plan_layouts import joint_replicas_of
 from workbench.planner.stage_counts import silent
 from workbench.schedule.choice import Schedule
 from workbench.strategies import fsdp, megatron_heterogeneous
@@ -82,16 +84,17 @@ def job_of(plan: Plan) -> Job:
     """
     placed = placed_modules(plan)
     shared = placing_of(plan) is Placing.SHARED
-    return replace(
+    job = replace(
         open_job(plan),
         replicas=placed[llm_of(plan).name].dp,
-        layouts=tuple(
-            replace(each.layout, rank_offset=0 if shared else None, stage_layers=_given_cuts(plan, each))
-            for each in placed.values()
-        ),
         schedule=schedule_like(plan),
         settings=plan.settings,
     )
+    layouts = (
+        replace(each.layout, rank_offset=0 if shared else None, stage_layers=_given_cuts(plan, each))
+        for each in placed.values()
+    )
+    return other_layouts.with_layouts(job, tuple(layouts))
 
 
 def _given_cuts(plan: Plan, placed: Placed) -> tuple[int, ...]:
@@ -100,11 +103,15 @@ def _given_cuts(plan: Plan, placed: Placed) -> tuple[int, ...]:
 
 
 def microbatch_samples(plan: Plan) -> int:
-    """Samples per microbatch of the language model, rounded to a divisor of a replica's batch."""
+    """Samples per microbatch of one replica of the language model, rounded to a divisor of its batch.
+
+    Each joint replica counts by itself.
+    """
     llm = llm_of(plan).name
+    num_joint = joint_replicas_of(plan)
     counts = [len(each.items) for each in plan.microbatches if each.module == llm]
-    share = max(1, len(plan.batch) // len(plan.replicas(llm)))
-    mean = sum(counts) / len(counts)
+    share = max(1, len(plan.batch) // (len(plan.replicas(llm)) * num_joint))
+    mean = sum(counts) / len(counts) / num_joint
     return min((n for n in range(1, share + 1) if share % n == 0), key=lambda n: (abs(n - mean), n))
 
 
@@ -130,7 +137,7 @@ def approximated(plan: Plan, changes: Sequence[Change], prices: Prices) -> Appro
     job = job_of(plan)
     differences: list[Difference] = []
     current, current_s = plan, step_s
-    for change in (*_arrangement(plan, job, prices.cost), *changes):
+    for change in (*_arrangement(plan, job, prices.cost), *_rows(plan), *changes):
         if change.make is None:
             differences.append(Difference(has=change.has, gets=change.gets, seconds=None))
             continue
@@ -167,6 +174,19 @@ def _arrangement(plan: Plan, job: Job, cost: CostModel) -> tuple[Change, ...]:
             has=f"{', '.join(parts)} as strategy {plan.strategy} arranges them",
             gets="samples in the batch's order, ranks and passes in the system's own order",
             make=lambda before: before,
+        ),
+    )
+
+
+def _rows(plan: Plan) -> tuple[Change, ...]:
+    """Which rows of a microbatch a joint replica has; Megatron's samplers give each consecutive samples."""
+    num_joint = joint_replicas_of(plan)
+    if num_joint == 1 or microbatch_samples(plan) == 1:
+        return ()
+    return (
+        Change(
+            has=f"samples of a microbatch in turn on {num_joint} replicas that share experts",
+            gets="consecutive samples on each replica",
         ),
     )
 

@@ -35,7 +35,7 @@ def _cut(plan: Plan) -> str | None:
     """A module that is not whole on every rank."""
     for name, placed in placed_modules(plan).items():
         layout = placed.layout
-        degrees = {"pp": placed.pp, "tp": layout.tp, "cp": layout.cp}
+        degrees = {"pp": placed.pp, "tp": layout.tp, "cp": layout.cp, "ep": layout.ep}
         for degree, size in degrees.items():
             if size > 1:
                 return f"{degree} {size} of {name!r}"

@@ -1,7 +1,7 @@
 """How a plan lays out each module, inferred from its stages and expressed as a job's layouts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby
 
@@ -28,7 +28,8 @@ class Placed:
     """The layout of one module of a plan.
 
     Args:
-        layout: degrees, first rank, and the layers of every stage.
+        layout: degrees, first rank, and the layers of every stage; counts each joint replica by itself, as
+            job files and other systems do.
         virtual: stages on each of its blocks of ranks.
         ranks: all of them, ascending.
         blocks: [pp] indices of the chain's stages on each block of ranks, of the first replica.
@@ -79,7 +80,7 @@ def placing_of(plan: Plan) -> Placing:
 
 def _placed(plan: Plan, module: Module) -> Placed:
     replicas = [_merged(plan, plan.chain[module.name, replica]) for replica in plan.replicas(module.name)]
-    shapes = {tuple((s.layers, s.cp, s.tp, s.ep) for s in chain) for chain in replicas}
+    shapes = {tuple((s.layers, s.joint_replicas, s.cp, s.tp, s.ep) for s in chain) for chain in replicas}
     if len(shapes) > 1:
         raise ValueError(f"replicas of {module.name!r} that are cut differently")
     blocks = {_blocks(chain) for chain in replicas}
@@ -89,6 +90,7 @@ def _placed(plan: Plan, module: Module) -> Placed:
     [rank_blocks] = blocks
     if len({len(block) for block in rank_blocks}) > 1:
         raise ValueError(f"ranks of {module.name!r} with different numbers of stages")
+    _check_expert_ranks(chain[0])
     ranks = sorted({rank for each in replicas for stage in each for rank in stage.flat_ranks})
     layout = ModuleLayout(
         module=module.name,
@@ -96,7 +98,7 @@ def _placed(plan: Plan, module: Module) -> Placed:
         tp=chain[0].tp,
         cp=chain[0].cp,
         ep=chain[0].ep,
-        dp=len(replicas),
+        dp=len(replicas) * chain[0].joint_replicas,
         rank_offset=ranks[0],
         stage_layers=tuple(stage.layers[1] - stage.layers[0] for stage in chain),
     )
@@ -108,17 +110,14 @@ def _merged(plan: Plan, chain: tuple[Stage, ...]) -> tuple[Stage, ...]:
     if plan.settings.of(chain[0].module).sharding is not Sharding.PARAMETERS:
         return chain
     runs = [tuple(run) for _, run in groupby(chain, key=lambda stage: stage.ranks)]
-    return tuple(
-        Stage(
-            id=run[0].id,
-            module=run[0].module,
-            replica=run[0].replica,
-            layers=(run[0].layers[0], run[-1].layers[1]),
-            ranks=run[0].ranks,
-            ep=run[0].ep,
-        )
-        for run in runs
-    )
+    return tuple(replace(run[0], layers=(run[0].layers[0], run[-1].layers[1])) for run in runs)
+
+
+def _check_expert_ranks(stage: Stage) -> None:
+    """Check that experts are distributed inside data-parallel replicas, or over whole ones."""
+    num_ranks = stage.tp * stage.cp
+    if max(stage.ep, num_ranks) % min(stage.ep, num_ranks):
+        raise ValueError(f"ep {stage.ep} of {stage.module!r} over parts of replicas of {num_ranks} ranks")
 
 
 def _blocks(chain: tuple[Stage, ...]) -> tuple[tuple[int, ...], ...]:

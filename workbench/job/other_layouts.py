@@ -33,17 +33,22 @@ def _own_dp(layout: ModuleLayout, joined: int, replicas: int) -> int | None:
     return None if dp == replicas else dp
 
 
-def with_layouts(job: Job, layouts: Sequence[ModuleLayout]) -> Job:
+def with_layouts(job: Job, layouts: Sequence[ModuleLayout], replicas: int | None = None) -> Job:
     """The job with other layouts, which count each replica by itself.
+
+    Args:
+        job: whose samples per microbatch of a replica are kept.
+        layouts: of its modules.
+        replicas: of modules whose layout has no dp; None: as many as before.
 
     Raises:
         ValueError: as `join`, and what a `Job` refuses.
     """
-    _, replicas, samples = apart(job)
+    _, replicas_before, samples = apart(job)
     joined = join(
         layouts,
         job.model.llm.name,
-        replicas=replicas,
+        replicas=replicas_before if replicas is None else replicas,
         microbatch_samples=samples,
         where=f"job {job.name!r}",
     )

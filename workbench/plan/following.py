@@ -10,9 +10,10 @@ from workbench.data.sample import Item, Sample
 from workbench.model.model_graph import TEXT
 from workbench.plan.build import schedule_nodes, shared_microbatches, with_programs
 from workbench.plan.check import check
-from workbench.plan.plan import Microbatch, Plan
+from workbench.plan.plan import Microbatch, Plan, TokenShard
 from workbench.plan.plan_schedule import schedule_of
 from workbench.plan.routing import routing_of
+from workbench.plan.token_owners import row_tokens
 from workbench.plan.token_shards import token_shards
 from workbench.schedule.choice import Schedule
 
@@ -34,7 +35,8 @@ def next_plan(
     encoder the microbatch of the same samples; where modules split the batch by their own data-parallel
     degrees, it is split again in the same way. Programs are kept where every stage still has as many
     microbatches with the same backwards and consumers, else they are scheduled again. Token shards are made
-    anew for the modules that have them; a plan that uses the default zigzag still does.
+    anew for the modules that have them; a plan that uses the default zigzag still does. Rows that token
+    shards give to joint replicas stay with these, by position.
 
     Args:
         plan: of the previous batch, or of any earlier one.
@@ -59,9 +61,25 @@ def next_plan(
     shards = tuple(
         shard for name in modules for shard in token_shards(draft, name, policy, block_tokens=block_tokens)
     )
-    following = replace(draft, token_shards=shards)
+    following = replace(draft, token_shards=(*_kept_rows(plan, draft), *shards))
     check(following)
     return following
+
+
+def _kept_rows(plan: Plan, draft: Plan) -> tuple[TokenShard, ...]:
+    """Return the shards of the draft's rows at positions whose joint replica is given in the plan."""
+    routing = routing_of(draft)
+    joint = {name for name, chain in plan.chain.items() if chain[0].joint_replicas > 1}
+    shards: list[TokenShard] = []
+    for microbatch in draft.microbatches:
+        key = microbatch.module, microbatch.replica
+        given = plan.token_shards and key in joint
+        for row, tokens in enumerate(row_tokens(routing, microbatch) if given else ()):
+            shard = plan.token_shard.get((*key, microbatch.index, row))
+            if shard is not None:
+                num_blocks = -(-tokens // shard.block_tokens)
+                shards.append(replace(shard, owners=(shard.owners[0],) * num_blocks))
+    return tuple(shards)
 
 
 def _with_fitting_programs(plan: Plan, draft: Plan, schedule: Schedule | None) -> Plan:

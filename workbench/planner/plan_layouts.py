@@ -3,6 +3,7 @@
 from dataclasses import replace
 from enum import StrEnum
 
+from workbench.job.joint_layouts import Joined
 from workbench.job.module_layout import ModuleLayout
 from workbench.plan.plan import Plan
 from workbench.planner.layout_choice import degrees_of
@@ -32,3 +33,20 @@ def layouts_of(plan: Plan, replicas: int, placing: Placing) -> tuple[ModuleLayou
             )
         )
     return tuple(layouts)
+
+
+def joint_replicas_of(plan: Plan) -> int:
+    """The number of joint replicas in each replica of the language model, see `Stage`."""
+    llm = plan.model.llm.name
+    return plan.chain[llm, plan.replicas(llm)[0]][0].joint_replicas
+
+
+def joined_of(plan: Plan, microbatch_samples: int, placing: Placing) -> Joined:
+    """The fields of a job that a plan's stages decide.
+
+    Args:
+        microbatch_samples: of one replica of the language model, each joint one counted by itself.
+        placing: as in `layouts_of`.
+    """
+    replicas, num_joint = len(plan.replicas(plan.model.llm.name)), joint_replicas_of(plan)
+    return Joined(layouts_of(plan, replicas, placing), replicas, microbatch_samples * num_joint, num_joint)

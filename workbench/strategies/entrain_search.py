@@ -15,7 +15,7 @@ from workbench.job.module_layout import ModuleLayout
 from workbench.model.frozen import FrozenRule
 from workbench.model.model_graph import Module
 from workbench.plan.plan import Plan
-from workbench.planner.assembly import draft_plan, layout_of, lowered_that_fits
+from workbench.planner.assembly import check_apart, draft_plan, layout_of, lowered_that_fits
 from workbench.planner.boundary_price import crossing_bytes, num_readers
 from workbench.planner.layer_cost import layer_costs
 from workbench.planner.stage_counts import Progress
@@ -87,6 +87,7 @@ def configurations(job: Job, cost: CostModel) -> tuple[Configuration, ...]:
 
     Complexity: O(dp x product over modules of their factorisations), layers priced once per degree.
     """
+    check_apart(job, "entrain-search")
     search = _Search(job, cost)
     unsorted = [configuration for replicas in search.replicas() for configuration in search.of(replicas)]
     if not unsorted:

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from workbench.cost.model import CostModel
 from workbench.data.sample import Sample
 from workbench.job.job import Job
+from workbench.job.other_layouts import apart
 from workbench.plan.following import next_plan
 from workbench.plan.plan import Plan
 from workbench.planner.groupings import grouped_again, way_of
-from workbench.planner.plan_layouts import Placing, layouts_of
+from workbench.planner.plan_layouts import Placing, joined_of
 from workbench.planner.strategy_spec import Regroup
 from workbench.schedule.choice import Schedule
 from workbench.strategies import entrain
@@ -87,14 +88,11 @@ def _regrouped(
     cost: CostModel,
     schedule: Schedule | None,
 ) -> Plan:
-    llm = plan.model.llm.name
-    replicas = len(plan.replicas(llm))
     fixed_job = replace(
         job,
         batch=tuple(batch),
-        replicas=replicas,
-        layouts=layouts_of(plan, replicas, Placing.LEFT),
         schedule=schedule or job.schedule,
         settings=plan.settings,
+        **joined_of(plan, apart(job).microbatch_samples, Placing.LEFT)._asdict(),
     )
     return regroup(plan, fixed_job, cost)

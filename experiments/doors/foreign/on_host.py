@@ -43,15 +43,28 @@ def by_gloo(make: Make) -> Make:
     return lambda *args, **words: make(*args, **words | {"backend": "gloo"})
 
 
+def with_lists(exchange: Make) -> Make:
+    """An exchange whose split sizes may be tensors, which the library turns into lists only on CUDA."""
+
+    def exchange_lists(*args: Any, **words: Any) -> Any:
+        sizes = {name: words.get(name) for name in ("input_split_sizes", "output_split_sizes")}
+        lists = {name: size.tolist() for name, size in sizes.items() if torch.is_tensor(size)}
+        return exchange(*args, **words | lists)
+
+    return exchange_lists
+
+
 type_of: Make = torch.Tensor.type
 STAND_INS: list[tuple[Any, str, Any]] = [
     (typing, "override", typing_extensions.override),  # the wheels are for Python 3.12
     *((torch, name, on_cpu(getattr(torch, name))) for name in ("tensor", "zeros", "empty", "ones", "full")),
     (dist, "new_group", by_gloo(dist.new_group)),
     (dist, "new_subgroups_by_enumeration", by_gloo(dist.new_subgroups_by_enumeration)),
+    (dist, "all_to_all_single", with_lists(dist.all_to_all_single)),
     (torch.cuda, "current_device", lambda: torch.device("cpu")),
     (torch.cuda, "synchronize", lambda *_: None),
     (torch.cuda, "current_stream", MagicMock()),
+    (torch.cuda, "Stream", MagicMock),
     (torch.cuda, "stream", lambda _: contextlib.nullcontext()),
     (torch.Tensor, "cuda", lambda self, *_, **__: self),
     (
