@@ -19,7 +19,7 @@ from workbench.plan.lower import lower
 from workbench.plan.plan import KeyExchange, ModuleSettings, Plan, Precision, Recompute, Sharding, TokenShard
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind
-from workbench.strategies import encoders_replicated, megatron_heterogeneous, megatron_homogeneous
+from workbench.strategies import cornstarch, encoders_replicated, megatron_heterogeneous, megatron_homogeneous
 
 COST = CostModel(load_profile("A40"))
 
@@ -96,6 +96,12 @@ def test_tokens_given_to_context_parallel_ranks(pool: Pool) -> None:
         for row, (size, of_row) in enumerate(zip(sizes, owners, strict=True))
     )
     assert_same(replace(plan, token_shards=shards), pool)
+
+
+def test_cornstarch_balances_the_tokens_of_each_replica(pool: Pool) -> None:
+    plan = cornstarch.plan(joint_job(cp=2, ep=4, dp=2, samples=6, microbatch=3), COST)
+    assert {owner for shard in plan.token_shards for owner in shard.owners} == {0, 1, 2, 3}
+    assert_same(plan, pool)
 
 
 def test_encoders_on_every_stage(pool: Pool) -> None:

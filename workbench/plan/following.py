@@ -67,9 +67,12 @@ def next_plan(
 
 
 def _kept_rows(plan: Plan, draft: Plan) -> tuple[TokenShard, ...]:
-    """Return the shards of the draft's rows at positions whose joint replica is given in the plan."""
+    """Return the shards of the draft's rows at positions whose joint replica is given in the plan.
+
+    Where replicas have context-parallel ranks, a policy gives tokens anew to those of each row's replica.
+    """
     routing = routing_of(draft)
-    joint = {name for name, chain in plan.chain.items() if chain[0].joint_replicas > 1}
+    joint = {name for name, (first, *_) in plan.chain.items() if first.joint_replicas > 1 and first.cp == 1}
     shards: list[TokenShard] = []
     for microbatch in draft.microbatches:
         key = microbatch.module, microbatch.replica

@@ -11,6 +11,7 @@ from workbench.masks.tiles import classify_runs, row_work
 from workbench.model.model_graph import Module
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Microbatch, Plan, TokenShard
+from workbench.plan.stage import Stage
 from workbench.plan.work import row_kind, row_mask
 
 BlockCosts = tuple[int, NDArray[np.float64]]  # tokens of a block of a row, the cost of every block
@@ -41,7 +42,7 @@ def token_shards(
 
     The work of a block is the query-key pairs of its non-empty square tiles, classified exactly from the
     row's mask. A row too short to give every rank a block is cut into blocks of the next smaller power of two
-    that does.
+    that does. Joint replicas take rows in turn; the rows of each are balanced by themselves.
 
     Args:
         plan: stages and microbatches; its own token shards are ignored.
@@ -67,25 +68,37 @@ def token_shards(
     for microbatch in plan.microbatches:
         if microbatch.module != module:
             continue
-        num_ranks = plan.chain[module, microbatch.replica][0].cp
-        if num_ranks == 1:
-            continue
-        rows = _row_costs(plan, of_module, microbatch, (block_tokens, num_ranks))
-        costs = [cost for _, cost in rows]
-        key = tuple(map(Identity, costs)), num_ranks, policy, scope  # equal rows have the same costs
-        owners = _OWNED.get_or(key, lambda costs=costs, n=num_ranks: _owners(costs, n, policy, scope))  # type: ignore[misc]
-        shards += [
-            TokenShard(
-                module=module,
-                replica=microbatch.replica,
-                microbatch=microbatch.index,
-                row=row,
-                block_tokens=block,
-                owners=owned,
-            )
-            for row, ((block, _), owned) in enumerate(zip(rows, owners, strict=True))
-        ]
+        stage = plan.chain[module, microbatch.replica][0]
+        if stage.cp > 1:
+            rows = _row_costs(plan, of_module, microbatch, (block_tokens, stage.cp))
+            owners = _owners_of_all(rows, stage, policy, scope)
+            shards += [
+                TokenShard(
+                    module=module,
+                    replica=microbatch.replica,
+                    microbatch=microbatch.index,
+                    row=row,
+                    block_tokens=block,
+                    owners=owners[row],
+                )
+                for row, (block, _) in enumerate(rows)
+            ]
     return tuple(shards)
+
+
+def _owners_of_all(
+    rows: list[BlockCosts], stage: Stage, policy: Policy, scope: Scope
+) -> dict[int, tuple[int, ...]]:
+    """Map each row to the shares that own its blocks, those of the joint replica whose turn it is."""
+    num_joint, cp = stage.joint_replicas, stage.cp
+    owners: dict[int, tuple[int, ...]] = {}
+    for number in range(min(num_joint, len(rows))):
+        costs = [cost for _, cost in rows[number::num_joint]]
+        key = tuple(map(Identity, costs)), cp, policy, scope  # equal rows have the same costs
+        of_rows = _OWNED.get_or(key, lambda costs=costs: _owners(costs, cp, policy, scope))  # type: ignore[misc]
+        shares = (tuple([number * cp + rank for rank in ranks]) if number else ranks for ranks in of_rows)
+        owners |= dict(zip(range(number, len(rows), num_joint), shares, strict=True))
+    return owners
 
 
 def _row_costs(plan: Plan, module: Module, microbatch: Microbatch, cut: tuple[int, int]) -> list[BlockCosts]:
