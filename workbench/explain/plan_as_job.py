@@ -79,8 +79,10 @@ def origin_of(plan: Plan, cost: CostModel, planner: Planner, job: Job | None = N
 def _as_job(plan: Plan, cost: CostModel, placing: Placing, job: Job | None) -> Job:
     llm = plan.model.llm.name
     layouts = layouts_of(plan, len(plan.replicas(llm)), placing)
+    num_joint = plan.chain[llm, plan.replicas(llm)[0]][0].joint_replicas
     if job is not None:
-        return replace(job, layouts=layouts, replicas=len(plan.replicas(llm)))
+        replicas = len(plan.replicas(llm))
+        return replace(job, layouts=layouts, replicas=replicas, joint_replicas=num_joint)
     return Job(
         name=plan.model.name,
         model=plan.model,
@@ -91,6 +93,7 @@ def _as_job(plan: Plan, cost: CostModel, placing: Placing, job: Job | None) -> J
         layouts=layouts,
         schedule=_schedule(plan, cost),
         settings=plan.settings,
+        joint_replicas=num_joint,
     )
 
 

@@ -33,17 +33,20 @@ def _own_dp(layout: ModuleLayout, joined: int, replicas: int) -> int | None:
     return None if dp == replicas else dp
 
 
-def with_layouts(job: Job, layouts: Sequence[ModuleLayout]) -> Job:
-    """The job with other layouts, which count each replica by itself.
+def with_layouts(job: Job, layouts: Sequence[ModuleLayout], replicas: int | None = None) -> Job:
+    """The job with other layouts, which count each replica by itself; without layouts all degrees are open.
+
+    Args:
+        replicas: of modules whose layout has no dp; None: as many as now.
 
     Raises:
         ValueError: as `join`, and what a `Job` refuses.
     """
-    _, replicas, samples = apart(job)
+    _, num_apart, samples = apart(job)
     joined = join(
         layouts,
         job.model.llm.name,
-        replicas=replicas,
+        replicas=num_apart if replicas is None else replicas,
         microbatch_samples=samples,
         where=f"job {job.name!r}",
     )

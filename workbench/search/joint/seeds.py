@@ -8,6 +8,7 @@ from itertools import combinations
 
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
+from workbench.job.other_layouts import with_layouts
 from workbench.plan.plan import Recompute, Sharding
 from workbench.planner.groupings import Grouping, differ
 from workbench.planner.layout_choice import Degrees, LayoutChoice, Mode, ModuleChoice
@@ -72,6 +73,7 @@ def _seeds(job: Job, cost: CostModel, questions: Collection[Question]) -> Iterat
     """
     if Question.LAYOUT not in questions:
         return
+    job = with_layouts(job, ())
     yield from plain_layouts(job, questions)
     sizes = _sizes(job) if Question.GROUPING in questions else [job.microbatch_samples]
     regroups = Question.GROUPING in questions
@@ -80,7 +82,7 @@ def _seeds(job: Job, cost: CostModel, questions: Collection[Question]) -> Iterat
 
     @cache
     def likely(mode: Mode, size: int) -> tuple[FoundLayout, ...]:
-        return likely_layouts(replace(job, layouts=(), microbatch_samples=size), cost, mode, PRICED)
+        return likely_layouts(replace(job, microbatch_samples=size), cost, mode, PRICED)
 
     if not any(likely(mode, job.microbatch_samples) for mode in modes):
         yield from _on_one_grid(job, questions)

@@ -1,13 +1,14 @@
 """The starts of a search: the plan of every registered strategy."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from time import monotonic
 from typing import NamedTuple
 
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
+from workbench.job.other_layouts import with_layouts
 from workbench.plan.plan import Plan
 from workbench.planner.strategy_spec import Planner
 from workbench.search.joint.choice import Choice, choice_of
@@ -75,7 +76,7 @@ def start_tasks(job: Job, planners: Mapping[str, Planner], parts: Sequence[Part]
     if job.layouts:
         for name, planner in planners.items():
             if name in searching:
-                yield Task(name + OPEN, planner, replace(job, layouts=()))
+                yield Task(name + OPEN, planner, with_layouts(job, ()))
     for part in parts:
         for name, planner in planners.items():
             if name in searching:
