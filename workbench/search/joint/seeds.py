@@ -151,10 +151,9 @@ def _sizes(job: Job) -> list[int]:
 
 def _moves(job: Job, choice: LayoutChoice, samples: int | None, *, settings: bool) -> Moves:
     parts = {part.module: part for part in (*choice.encoders, choice.llm)}
-    degrees = tuple(
-        Degrees(module=p.module, tp=p.tp, cp=p.cp, pp=p.pp, dp=p.dp, ep=p.ep)
-        for p in (parts[module.name] for module in job.model.modules)
-    )
+    degrees = tuple(parts[module.name].degrees for module in job.model.modules)
+    if samples is not None:
+        samples *= choice.llm.joint_replicas
     arrange = Arrange(Arrangement(placement=_PLACEMENTS[choice.mode], degrees=degrees), samples)
     memory_moves = tuple(_keep(job, part) for part in parts.values()) if settings else ()
     return (*memory_moves, arrange)
