@@ -84,7 +84,7 @@ def test_experts_stay_distributed_over_ranks_of_their_grid(llm: Degrees):
     encoders = (Degrees(module=m.name) for m in job.model.modules if m.name != "llm")
     found = list(arrangements_near(job, choice, islands(*encoders, llm)))
     assert {each.of("llm").ep for each in found} >= {llm.ep}
-    assert all(each.of("llm").tp * each.of("llm").cp % each.of("llm").ep == 0 for each in found)
+    assert all(each.of("llm").stage_ranks % each.of("llm").ep == 0 for each in found)
 
 
 def test_modules_change_pools_and_stay_in_those_that_take_them():

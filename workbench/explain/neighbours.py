@@ -51,8 +51,9 @@ def neighbours(job: Job, strategies: Sequence[str] = (), requested: Job | None =
     """All changes, by kind: degrees of every module, microbatches, schedule, activations, sharding, strategy.
 
     A degree is doubled or halved, stage counts also change by one; ranks freed by a degree may go to
-    another of the module, to stages of another module, or between the LLM and its replicas. Whether these
-    are valid and fit on the ranks is left to the planner.
+    another of the module, to stages of another module, or between the LLM and its replicas. As in a job
+    file each replica counts by itself: an ep beyond tp x cp joins replicas. Whether these are valid and fit
+    on the ranks is left to the planner.
 
     Args:
         job: with layouts of every module.
@@ -82,15 +83,17 @@ Degrees = Mapping[str, int]  # tp, cp, pp, ep of a layout, or dp
 
 
 def _layouts(job: Job) -> Iterator[Change]:
-    for module, layout in zip(job.model.modules, _layouts_apart(job), strict=True):
-        for degrees in (*_degrees(layout), *_experts(layout, module.layers)):
+    layouts, replicas = _each_replica(job), apart(job).replicas
+    for module, layout in zip(job.model.modules, layouts, strict=True):
+        num_ranks = layout.tp * layout.cp * (layout.dp or replicas)
+        for degrees in (*_degrees(layout), *_experts(layout, module.layers, num_ranks)):
             yield _layout_change(layout, degrees)
-    yield from _between_modules(job)
+    yield from _between_modules(layouts)
     yield from _replicas(job)
 
 
-def _layouts_apart(job: Job) -> tuple[ModuleLayout, ...]:
-    """Layouts of all modules, in the model's order, which count each replica by itself."""
+def _each_replica(job: Job) -> tuple[ModuleLayout, ...]:
+    """The layout of every module, which counts each replica by itself."""
     given = {layout.module: layout for layout in apart(job).layouts}
     return tuple(given.get(each.name, ModuleLayout(module=each.name)) for each in job.model.modules)
 
@@ -110,11 +113,19 @@ def _degrees(layout: ModuleLayout) -> Iterator[Degrees]:
             yield {up: 2 * current[up], down: current[down] // 2}
 
 
-def _experts(layout: ModuleLayout, layers: Sequence[Layer]) -> Iterator[Degrees]:
-    if any(map(num_experts, layers)):
-        yield {"ep": 2 * layout.ep}
-        if layout.ep % 2 == 0:
-            yield {"ep": layout.ep // 2}
+def _experts(layout: ModuleLayout, layers: Sequence[Layer], num_ranks: int) -> Iterator[Degrees]:
+    """Half as many ranks with distributed experts, none, twice as many, ... up to those of all replicas."""
+    if not any(map(num_experts, layers)):
+        return
+    yield {"ep": 2 * layout.ep}
+    if layout.ep % 2 == 0:
+        yield {"ep": layout.ep // 2}
+    if layout.ep > 2:
+        yield {"ep": 1}
+    ep = 4 * layout.ep
+    while ep <= num_ranks:
+        yield {"ep": ep}
+        ep *= 2
 
 
 def _layout_change(layout: ModuleLayout, degrees: Degrees) -> Change:
@@ -127,9 +138,9 @@ def _degrees_text(layout: ModuleLayout, degrees: Degrees) -> str:
     return f"{layout.module} {', '.join(words)}"
 
 
-def _between_modules(job: Job) -> Iterator[Change]:
+def _between_modules(layouts: Sequence[ModuleLayout]) -> Iterator[Change]:
     """One stage fewer for one module, one more for another."""
-    for down, up in permutations(_layouts_apart(job), 2):
+    for down, up in permutations(layouts, 2):
         gained, lost = {"pp": (up.pp or 1) + 1}, {"pp": (down.pp or 1) - 1}
         if lost["pp"]:
             about = f"{_degrees_text(up, gained)}, {_degrees_text(down, lost)}"
@@ -140,17 +151,17 @@ def _replicas(job: Job) -> Iterator[Change]:
     """All modules' replicas doubled or halved, alone or with the LLM's or every module's degrees in
     compensation.
     """
-    layouts, before = _layouts_apart(job), apart(job).replicas
+    layouts, current = _each_replica(job), apart(job).replicas
     llm = [layout for layout in layouts if job.model.module(layout.module).modality == TEXT]
-    if any(layout.dp not in (None, before) for layout in layouts):
+    if any((layout.dp or current) != current for layout in layouts):
         return
-    for replicas in (2 * before, before // 2):
+    for replicas in (2 * current, current // 2):
         if not replicas or len(job.batch) % replicas:
             continue
-        text = f"dp {before} -> {replicas}"
+        text = f"dp {current} -> {replicas}"
         yield Change(ChangeKind.LAYOUT, text, _with_degrees({}, replicas))
         for name, changed in product(("tp", "cp", "pp"), (llm, layouts) if len(layouts) > 1 else (llm,)):
-            values = [_compensated(getattr(layout, name) or 1, before, replicas) for layout in changed]
+            values = [_compensated(getattr(layout, name) or 1, current, replicas) for layout in changed]
             if all(values):
                 degrees = {
                     layout.module: {name: value}
@@ -172,7 +183,7 @@ def _with_degrees(degrees: Mapping[str, Degrees], replicas: int | None = None) -
     """Other degrees of modules, and other replicas of all; replicas are joined again as experts need."""
 
     def edit(job: Job) -> Job:
-        layouts = [_changed(each, degrees.get(each.module, {})) for each in _layouts_apart(job)]
+        layouts = [_changed(each, degrees.get(each.module, {})) for each in _each_replica(job)]
         return with_layouts(job, layouts, replicas)
 
     return edit
@@ -249,8 +260,8 @@ def _always(requested: Job) -> Edit:
 
 def looser(job: Job) -> Iterator[Job]:
     """The job with every degree left to the strategy, then with half, a quarter, ... of its replicas."""
-    job = with_layouts(job, ())
     while True:
+        job = with_layouts(job, ())
         yield job
         if job.replicas == 1:
             return

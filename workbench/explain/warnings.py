@@ -7,6 +7,7 @@ from typing import Any
 
 from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
+from workbench.job.other_layouts import apart
 from workbench.plan.plan import Plan
 from workbench.planner.layout_choice import degrees_of
 
@@ -55,7 +56,8 @@ def _too_few(plan: Plan, job: Job) -> Iterator[str]:
     """Replicas with fewer microbatches than consecutive stages, or than requested."""
     llm = plan.model.llm.name
     replicas = plan.replicas(llm)
-    expected = len(job.batch) // (len(replicas) * job.microbatch_samples)
+    num_joint = plan.chain[llm, replicas[0]][0].joint_replicas
+    expected = len(job.batch) // (len(replicas) * num_joint * apart(job).microbatch_samples)
     short: Counter[tuple[int, int]] = Counter()
     for replica in replicas:
         depth = _depth(plan, llm, replica)

@@ -37,12 +37,12 @@ def dp_of(job: Job, module: str) -> int:
 
 
 def check_apart(job: Job, where: str) -> None:
-    """Raise ValueError for joint replicas where layouts are chosen with experts inside a replica alone."""
+    """Raise ValueError for joint replicas of the job where layouts are searched or have none."""
     if job.joint_replicas > 1:
         raise ValueError(
-            f"{where}: layouts are searched with experts distributed inside a replica, got "
-            f"{job.joint_replicas} joint replicas; nearest: ep within tp x cp, or strategy "
-            "megatron-heterogeneous or megatron-homogeneous with the job's layouts"
+            f"{where}: a layout with ep within tp x cp or none of {job.model.llm.name!r} is wanted, got "
+            f"{job.joint_replicas} joint replicas; nearest: none, or strategy megatron-heterogeneous or "
+            "megatron-homogeneous"
         )
 
 

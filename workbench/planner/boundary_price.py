@@ -109,17 +109,19 @@ def sent(
     """
     cluster = prices.job.cluster
     all_bytes, readers = _features(prices, encoder, num_samples, llm_layers)
-    sent_s = prices.send_s(all_bytes / min(encoder.dp, llm.dp), cluster.inter)
+    sent_s = prices.send_s(all_bytes / min(encoder.num_replicas, llm.num_replicas), cluster.inter)
 
     def spread_s(choice: ModuleChoice) -> float:
         members = choice.tp * choice.cp
         link = group_link(cluster, num_ranks=members, stride=1)
-        return prices.cost.between_ranks_s(Collective.BROADCAST, all_bytes / choice.dp, members, link)
+        return prices.cost.between_ranks_s(
+            Collective.BROADCAST, all_bytes / choice.num_replicas, members, link
+        )
 
     return Boundary(
         readers * (sent_s + spread_s(llm)),
         readers * (sent_s + spread_s(encoder)),
-        readers * all_bytes / llm.dp,
+        readers * all_bytes / llm.num_replicas,
     )
 
 

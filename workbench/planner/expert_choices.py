@@ -35,6 +35,16 @@ def expert_choices(counts: Sequence[int], num_ranks: int) -> tuple[int, ...]:
     return expert_degrees(num_ranks, gcd(*counts))
 
 
+def joint_choices(counts: Sequence[int], tp: int, dp: int) -> tuple[int, ...]:
+    """Degrees beyond tp that a search tries: those that join a divisor of `dp` replicas without cp.
+
+    Complexity: O(ranks); O(1) for a dense module.
+    """
+    if not counts:
+        return ()
+    return tuple(ep for ep in expert_degrees(tp * dp, gcd(*counts)) if ep > tp and ep % tp == 0)
+
+
 def fastest_degree(prices: ModulePrices, choice: ModuleChoice) -> int:
     """The faster degree of 1 and tp, by the module's passes over one sample; 1 among equals.
 

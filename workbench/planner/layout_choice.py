@@ -1,6 +1,6 @@
 """A choice in the search over layouts: degrees, recomputation and optimizer instances of every module."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from workbench.balance.orchestration.expert_degrees import nearest_expert_degree
@@ -59,6 +59,11 @@ class Degrees:
     def stage_ranks(self) -> int:
         """Ranks of a stage."""
         return self.joint_replicas * self.tp * self.cp
+
+    @property
+    def num_replicas(self) -> int:
+        """Data-parallel replicas, each joint one counted by itself."""
+        return self.dp * self.joint_replicas
 
     @property
     def num_ranks(self) -> int:
@@ -120,9 +125,14 @@ class ModuleChoice(Degrees):
             )
 
     @property
+    def degrees(self) -> Degrees:
+        """The degrees alone."""
+        return Degrees(**{each.name: getattr(self, each.name) for each in fields(Degrees)})
+
+    @property
     def num_holders(self) -> int:
         """Ranks that hold the same weights and shard their optimizer state."""
-        return self.dp * self.joint_replicas * self.cp
+        return self.num_replicas * self.cp
 
     @property
     def num_expert_holders(self) -> int:
@@ -133,7 +143,7 @@ class ModuleChoice(Degrees):
         extra = " recomputed" if self.recompute is Recompute.FULL else ""
         copies = f" x{self.instances} optimizers" if self.instances > 1 else ""
         experts = f" ep {self.ep}" if self.ep > 1 else ""
-        return f"{self.module} {self.tp}/{self.cp}/{self.pp}/{self.dp}{experts}{extra}{copies}"
+        return f"{self.module} {self.tp}/{self.cp}/{self.pp}/{self.num_replicas}{experts}{extra}{copies}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from workbench.cost.model import CostModel
 from workbench.job.device_pools import check_taken
 from workbench.job.job import Job
+from workbench.job.other_layouts import with_layouts
 from workbench.plan.plan import Plan, Sharding
 from workbench.planner.assembly import lowered_that_fits
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, Mode, ModuleChoice
@@ -75,7 +76,7 @@ class _Plans:
 
 
 def job_with(job: Job, choice: LayoutChoice, step: LayoutStep) -> Job:
-    """The job with a layout and settings for every module, and sharded optimizer state.
+    """The job with a layout and settings for every module, and sharded optimizer state; replicas are joined.
 
     The search's cut of the LLM is kept where a rank has one stage; otherwise the strategy cuts again.
     """
@@ -85,6 +86,8 @@ def job_with(job: Job, choice: LayoutChoice, step: LayoutStep) -> Job:
     layouts = tuple(
         replace(
             part.layout,
+            dp=part.num_replicas,
+            joint_replicas=1,
             rank_offset=offset,
             stage_layers=step.llm_layers if name == llm and job.schedule.virtual_stages == 1 else (),
         )
@@ -100,7 +103,8 @@ def job_with(job: Job, choice: LayoutChoice, step: LayoutStep) -> Job:
         for name, part in parts.items()
     )
     schedule = replace(job.schedule, offload=True) if choice.offload else job.schedule
-    return replace(job, layouts=layouts, schedule=schedule, settings=replace(job.settings, modules=modules))
+    settings = replace(job.settings, modules=modules)
+    return replace(with_layouts(job, layouts), schedule=schedule, settings=settings)
 
 
 def _is_sharded(part: ModuleChoice) -> bool:

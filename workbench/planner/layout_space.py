@@ -1,22 +1,22 @@
 """Every layout that a mode allows on a number of ranks, with a lower bound on its step."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import partial
 from itertools import product
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
-from workbench.arrays import Floats
 from workbench.job.module_layout import ModuleLayout
 from workbench.model.model_graph import Module
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Recompute
 from workbench.plan.runnable_degrees import may_divide
-from workbench.planner.expert_choices import expert_choices, expert_counts
+from workbench.planner.expert_choices import expert_choices, expert_counts, joint_choices
 from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
+from workbench.planner.layout_combinations import Layouts, Part, combination, joined_s, part_of
 from workbench.planner.layout_step import LayoutSteps, moves_s
 
 
@@ -39,25 +39,6 @@ _FITTING: LruCache[list[ModuleChoice]] = LruCache(100_000, lambda choices: len(c
 Bounded = tuple[float, LayoutChoice]  # lower bound on the step's seconds, and the layout
 
 
-class Layouts(NamedTuple):
-    """A sequence of layouts that are made on demand.
-
-    Args:
-        bounds_s: [L] lower bounds on their steps.
-        at: index -> the layout.
-    """
-
-    bounds_s: Floats
-    at: Callable[[int], LayoutChoice]
-
-
-class _Part(NamedTuple):
-    """Choices of one encoder, and the seconds of each, which all layouts with it share."""
-
-    choices: Sequence[ModuleChoice]
-    seconds: Floats
-
-
 class Family(NamedTuple):
     """Layouts that share the LLM's choice.
 
@@ -77,10 +58,10 @@ class Family(NamedTuple):
 class LayoutSpace:
     """The layouts of one job on exactly `num_ranks` ranks.
 
-    A module with a layout in the job keeps its tp and cp, and pp and dp where these are given;
-    all others are free: tp inside a node and dividing the heads, with experts cut by tp or distributed,
-    cp a power of two, dp a divisor of the batch for the LLM, and for colocated encoders a multiple or
-    divisor of the LLM's.
+    A module with a layout in the job keeps its tp and cp, and pp and dp where these are given; all others
+    are free: tp inside a node and dividing the heads, with experts cut by tp or distributed, in homogeneous
+    layouts and on islands also over replicas without cp, cp a power of two, dp a divisor of the batch for
+    the LLM, and for colocated encoders a multiple or divisor of the LLM's.
 
     Args:
         steps: prices the job's layouts.
@@ -167,9 +148,9 @@ class LayoutSpace:
                 )
 
     def _homogeneous(self) -> Iterator[Family]:
-        of_grid: dict[tuple[int, int, int], list[list[ModuleChoice]] | None] = {}  # by tp, cp, dp of all
-        for llm in self._llm_choices(self._num_ranks):
-            grid = llm.tp, llm.cp, llm.dp
+        of_grid: dict[tuple[int, ...], list[list[ModuleChoice]] | None] = {}  # by tp, cp, dp of all
+        for llm in self._with_joint(self._num_ranks):
+            grid = llm.tp, llm.cp, llm.dp, llm.joint_replicas
             if grid not in of_grid:
                 of_grid[grid] = self._like(llm)
             parts = of_grid[grid]
@@ -179,20 +160,20 @@ class LayoutSpace:
                 yield Family(self._steps.llm_bound_s(llm), prod(map(len, parts)), closer_s, layouts)
 
     def _joint(self, llm: ModuleChoice, grids: list[list[ModuleChoice]]) -> Layouts:
-        parts = [_part(choices, self._steps.passes_s) for choices in grids]
+        parts = [part_of(choices, self._steps.passes_s) for choices in grids]
         return Layouts(
-            self._steps.joint_s(llm, _every(np.add, parts)),
-            partial(_combination, Mode.HOMOGENEOUS, llm, parts),
+            self._steps.joint_s(llm, joined_s(np.add, parts)),
+            partial(combination, Mode.HOMOGENEOUS, llm, parts),
         )
 
     def _colocated(self) -> Iterator[Family]:
         spread = [[c for c in self._choices(e, self._num_ranks) if c.pp == 1] for e in self._encoders]
-        of_dp: dict[int, list[_Part]] = {}  # phases and nested replicas depend on nothing else of the LLM
+        of_dp: dict[int, list[Part]] = {}  # phases and nested replicas depend on nothing else of the LLM
         for llm in self._llm_choices(self._num_ranks):
             if llm.dp not in of_dp:
                 nested = ([c for c in choices if _nests(c.dp, llm.dp)] for choices in spread)
                 phase_s = partial(self._steps.phases_s, llm=llm)
-                of_dp[llm.dp] = [_part(choices, phase_s) for choices in nested]
+                of_dp[llm.dp] = [part_of(choices, phase_s) for choices in nested]
             parts = of_dp[llm.dp]
             if all(part.choices for part in parts):
                 phases_s = sum(float(part.seconds.min()) for part in parts)
@@ -206,17 +187,17 @@ class LayoutSpace:
     def _phased_s(self, llm: ModuleChoice, phases_s: float) -> float:
         return self._steps.llm_s(llm) + phases_s
 
-    def _phased(self, llm: ModuleChoice, parts: Sequence[_Part]) -> Layouts:
+    def _phased(self, llm: ModuleChoice, parts: Sequence[Part]) -> Layouts:
         """Colocated layouts: modules run one after the other, each combination with every offload option."""
-        phases_s, offloads = self._steps.llm_s(llm) + _every(np.add, parts), self._offloads()
+        phases_s, offloads = self._steps.llm_s(llm) + joined_s(np.add, parts), self._offloads()
         bounds_s = [phases_s] * len(offloads)
         if True in offloads:
-            moved = [_part(part.choices, self._steps.prices.moved_bytes) for part in parts]
-            bounds_s[offloads.index(True)] = phases_s + moves_s(_every(np.add, moved))
+            moved = [part_of(part.choices, self._steps.prices.moved_bytes) for part in parts]
+            bounds_s[offloads.index(True)] = phases_s + moves_s(joined_s(np.add, moved))
 
         def at(index: int) -> LayoutChoice:
             index, option = divmod(index, len(offloads))
-            return _combination(Mode.COLOCATED, llm, parts, index, offload=offloads[option])
+            return combination(Mode.COLOCATED, llm, parts, index, offload=offloads[option])
 
         return Layouts(np.stack(bounds_s, axis=-1).ravel(), at)
 
@@ -231,7 +212,7 @@ class LayoutSpace:
             islands = [self._choices(e, size) for e, size in zip(self._encoders, sizes, strict=True)]
             if not all(islands):
                 continue
-            for llm in self._llm_choices(self._num_ranks - sum(sizes)):
+            for llm in self._with_joint(self._num_ranks - sum(sizes)):
                 beside_s = max((self._least_busy_s(island, llm) for island in islands), default=0.0)
                 yield Family(
                     max(self._steps.llm_bound_s(llm), beside_s),
@@ -245,7 +226,7 @@ class LayoutSpace:
 
     def _least_busy_s(self, island: list[ModuleChoice], llm: ModuleChoice) -> float:
         """Lower bound on the busy seconds of an encoder's island; it depends on the LLM's replicas alone."""
-        key = (island[0].module, island[0].num_ranks, llm.dp)
+        key = (island[0].module, island[0].num_ranks, llm.num_replicas)
         if key not in self._least_s:
             distinct = dict.fromkeys(replace(choice, instances=1) for choice in island)
             self._least_s[key] = min(self._steps.busy_s(choice, llm) for choice in distinct)
@@ -253,10 +234,10 @@ class LayoutSpace:
 
     def _beside(self, llm: ModuleChoice, islands: list[list[ModuleChoice]]) -> Layouts:
         """Layouts in mode APART: modules run side by side."""
-        parts = [_part(island, partial(self._steps.busy_s, llm=llm)) for island in islands]
-        slowest_s = _every(np.maximum, parts)
+        parts = [part_of(island, partial(self._steps.busy_s, llm=llm)) for island in islands]
+        slowest_s = joined_s(np.maximum, parts)
         bounds_s = np.maximum(slowest_s, self._steps.llm_s(llm))
-        return Layouts(bounds_s, partial(_combination, Mode.APART, llm, parts))
+        return Layouts(bounds_s, partial(combination, Mode.APART, llm, parts))
 
     def _sharded(self) -> Iterator[Family]:
         for llm, parts in self._alike():
@@ -286,7 +267,10 @@ class LayoutSpace:
 
     def _like(self, llm: ModuleChoice) -> list[list[ModuleChoice]] | None:
         """Choices of every encoder with the LLM's tp, cp and dp; None where an encoder forbids them."""
-        grids = [ModuleChoice(module=e.name, tp=llm.tp, cp=llm.cp, dp=llm.dp) for e in self._encoders]
+        shape = ModuleChoice(
+            module=llm.module, tp=llm.tp, cp=llm.cp, dp=llm.dp, joint_replicas=llm.joint_replicas
+        )
+        grids = [replace(shape, module=encoder.name) for encoder in self._encoders]
         allowed = [self._allows(e, g) for e, g in zip(self._encoders, grids, strict=True)]
         return [self._settings(grid) for grid in grids] if all(allowed) else None
 
@@ -319,7 +303,7 @@ class LayoutSpace:
     def _divided(self, choices: list[ModuleChoice]) -> list[ModuleChoice]:
         """The choices whose replicas get equal numbers of microbatches."""
         samples, total = self._job.microbatch_samples, len(self._job.batch)
-        return [choice for choice in choices if total % (choice.dp * samples) == 0]
+        return [choice for choice in choices if total % (choice.num_replicas * samples) == 0]
 
     def _choices(self, module: Module, num_ranks: int) -> list[ModuleChoice]:
         """All choices of a module on `num_ranks` ranks whose state can fit."""
@@ -327,6 +311,23 @@ class LayoutSpace:
         return _FITTING.get_or(
             key, lambda: [c for c in self._all(module, num_ranks) if self._steps.state_fits(c)]
         )
+
+    def _with_joint(self, num_ranks: int) -> list[ModuleChoice]:
+        """Choices of the LLM on `num_ranks` ranks, last those with experts distributed over replicas."""
+        return [*self._llm_choices(num_ranks), *self._divided(self._joint_choices(num_ranks))]
+
+    def _joint_choices(self, num_ranks: int) -> list[ModuleChoice]:
+        """Choices of the LLM with experts distributed over replicas whose state can fit."""
+        llm, counts = self._llm, self._experts[self._llm.name]
+        grids = (
+            ModuleChoice(module=llm.name, tp=tp, pp=pp, dp=dp * tp // ep, ep=ep, joint_replicas=ep // tp)
+            for tp, cp, pp in (self._degrees(llm, num_ranks) if counts else ())
+            if cp == 1
+            for dp in (num_ranks // (tp * pp),)
+            for ep in joint_choices(counts, tp, dp)
+        )
+        choices = (c for grid in grids if self._allows(llm, grid) for c in self._settings(grid))
+        return [choice for choice in choices if self._steps.state_fits(choice)]
 
     def _all(self, module: Module, num_ranks: int) -> list[ModuleChoice]:
         grids = (
@@ -349,7 +350,7 @@ class LayoutSpace:
         """Whether heads, batch size and the job's layout, or what the module can run, allow the grid."""
         given = next((layout for layout in self._job.layouts if layout.module == module.name), None)
         return (
-            grid.dp <= len(self._job.batch)
+            grid.num_replicas <= len(self._job.batch)
             and all(heads % grid.tp == 0 for heads in self._heads[module.name])
             and (may_divide(module, tp=grid.tp, cp=grid.cp) if given is None else _agrees(given, grid))
         )
@@ -363,29 +364,11 @@ class LayoutSpace:
         ]
 
 
-def _part(choices: Sequence[ModuleChoice], seconds: Callable[[ModuleChoice], float]) -> _Part:
-    return _Part(choices, np.array([seconds(choice) for choice in choices], dtype=np.float64))
-
-
-def _every(joined: np.ufunc, parts: Iterable[_Part]) -> Floats:
-    """Joined seconds of all combinations, in the order of `itertools.product`; a fold that starts at 0."""
-    return reduce(lambda seconds, part: joined.outer(seconds, part.seconds).ravel(), parts, np.zeros(1))
-
-
-def _combination(
-    mode: Mode, llm: ModuleChoice, parts: Sequence[_Part], index: int, *, offload: bool = False
-) -> LayoutChoice:
-    """The combination at an index in the order of `itertools.product`."""
-    choice_indices = np.unravel_index(index, tuple(len(part.choices) for part in parts))
-    encoders = tuple(part.choices[int(choice)] for part, choice in zip(parts, choice_indices, strict=True))
-    return LayoutChoice(mode=mode, encoders=encoders, llm=llm, offload=offload)
-
-
 def _agrees(given: ModuleLayout, grid: ModuleChoice) -> bool:
     return (
         (given.tp, given.cp, given.ep) == (grid.tp, grid.cp, grid.ep)
         and given.pp in (None, grid.pp)
-        and given.dp in (None, grid.dp)
+        and given.dp in (None, grid.num_replicas)
     )
 
 

@@ -138,14 +138,14 @@ class LayoutSteps:
 
     def _phases(self, encoder: ModuleChoice, llm: ModuleChoice) -> tuple[int, float]:
         """Samples that a replica processes between two changes of module, and how often it does so."""
-        rounds, per_round = self._rounds(llm), llm.dp * self.job.microbatch_samples
+        rounds, per_round = self._rounds(llm), llm.num_replicas * self.job.microbatch_samples
         window = self.job.schedule.window or rounds
         span = min(rounds, max(window, -(-encoder.dp // per_round)))
         return -(-span * per_round // encoder.dp), rounds / span
 
     def busy_s(self, encoder: ModuleChoice, llm: ModuleChoice) -> float:
         """Busy seconds of an encoder's busiest rank on separate ranks, averaged over its stages."""
-        per_round = llm.dp * self.job.microbatch_samples
+        per_round = llm.num_replicas * self.job.microbatch_samples
         samples = max(1, per_round // encoder.dp)
         calls = self._rounds(llm) * per_round / (encoder.dp * samples)
         return calls * self.prices.passes_s(encoder, samples) / encoder.pp
@@ -189,7 +189,7 @@ class LayoutSteps:
 
     def _read_behind_bytes(self, choice: LayoutChoice, llm_layers: tuple[int, ...]) -> float:
         """Bytes of features that the LLM reads on stages behind the encoders' ranks."""
-        samples = len(self.job.batch) / choice.llm.dp
+        samples = len(self.job.batch) / choice.llm.num_replicas
         return sum(
             crossing_bytes(self.job, edge, samples)
             * (num_readers(edge, llm_layers) - bool(edge.entered_in((0, llm_layers[0]))))
@@ -230,7 +230,7 @@ class LayoutSteps:
     def _apart(self, choice: LayoutChoice) -> LayoutStep:
         llm = self._chain(choice.llm)
         rounds = self._rounds(choice.llm)
-        per_round = choice.llm.dp * self.job.microbatch_samples
+        per_round = choice.llm.num_replicas * self.job.microbatch_samples
         depth = max((encoder.pp for encoder in choice.encoders), default=0)
         forward_s, backward_s = [0.0] * depth, [0.0] * depth
         round_s = [0.0] * depth  # of a whole round, forward and backward
@@ -300,7 +300,7 @@ class LayoutSteps:
 
     def _rounds(self, llm: ModuleChoice) -> int:
         """Microbatches of each replica of the LLM."""
-        return len(self.job.batch) // (llm.dp * self.job.microbatch_samples)
+        return len(self.job.batch) // (llm.num_replicas * self.job.microbatch_samples)
 
     def _chain(
         self, choice: ModuleChoice, leading: Sequence[Totals] = (), *, samples: int | None = None
@@ -332,7 +332,7 @@ class LayoutSteps:
         width = layers[0].out_width
         cut = choice.cp * (choice.tp if self.job.settings.divides_tokens(choice.module) else 1)
         num_bytes = tokens / cut * width * self.job.settings.precision.num_bytes
-        link = group_link(self.job.cluster, num_ranks=2, stride=choice.tp * choice.cp * choice.dp)
+        link = group_link(self.job.cluster, num_ranks=2, stride=choice.tp * choice.cp * choice.num_replicas)
         return self.prices.send_s(num_bytes, link)
 
     def _account(self, part: Held) -> Account:

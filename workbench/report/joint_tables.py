@@ -224,6 +224,8 @@ def _degrees(degrees: Sequence[Record]) -> str:
 
 
 def _beyond_one(degrees: Record) -> str:
+    """The degrees above one; dp counts each joint replica, as in a job file."""
+    degrees = {**degrees, "dp": (degrees.get("dp") or 1) * degrees.get("joint_replicas", 1)}
     known = [f"{name} {degrees[name]}" for name in DEGREES if degrees.get(name) not in (None, 1)]
     return " ".join(known) or "one rank"
 

@@ -109,7 +109,10 @@ def judged_record(judged: Judged) -> dict[str, Any]:
 
 
 def layout_record(plan: Plan) -> dict[str, dict[str, Any]]:
-    """Degrees, stages, microbatches and sharding of every module, for its first replica."""
+    """Degrees, stages, microbatches and sharding of every module, for its first replica.
+
+    Joint replicas count in dp one by one, as in a job file.
+    """
     layouts: dict[str, dict[str, Any]] = {}
     for module in plan.model.modules:
         replicas = plan.replicas(module.name)
@@ -119,7 +122,7 @@ def layout_record(plan: Plan) -> dict[str, dict[str, Any]]:
             "stages": len(chain),
             "tp": chain[0].tp,
             "cp": chain[0].cp,
-            "dp": len(replicas),
+            "dp": len(replicas) * chain[0].joint_replicas,
             "ep": chain[0].ep,
             "microbatches": len(plan.microbatches_of.get((module.name, replicas[0]), ())),
             "sharding": plan.settings.of(module.name).sharding.value,

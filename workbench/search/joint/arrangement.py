@@ -1,7 +1,7 @@
 """Arrangements: placement and parallelism degrees of all modules, converted to stages and back."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
 from workbench.cost.model import CostModel
@@ -68,7 +68,10 @@ class Arrangement:
         return llm_ranks
 
     def __str__(self) -> str:
-        texts = (f"{d.module} tp {d.tp} cp {d.cp} pp {d.pp} dp {d.dp} ep {d.ep}" for d in self.degrees)
+        texts = (
+            f"{d.module} tp {d.tp} cp {d.cp} pp {d.pp} dp {d.dp * d.joint_replicas} ep {d.ep}"
+            for d in self.degrees
+        )
         pooled = zip(self.degrees, self.first_ranks, strict=False)
         offsets = "".join(f"; {d.module} from rank {first}" for d, first in pooled if first is not None)
         return f"{self.placement}: {', '.join(texts)}{offsets}"
@@ -148,8 +151,10 @@ def _job_with(job: Job, arrangement: Arrangement, schedule: Schedule) -> Job:
         replace(each.layout, rank_offset=first)
         for each, first in zip(arrangement.degrees, offsets, strict=True)
     )
-    replicas = arrangement.of(llm_of(job)).dp
-    return replace(job, layouts=layouts, replicas=replicas, schedule=schedule)
+    llm = arrangement.of(llm_of(job))
+    return replace(
+        job, layouts=layouts, replicas=llm.dp, joint_replicas=llm.joint_replicas, schedule=schedule
+    )
 
 
 def check_placement(job: Job, arrangement: Arrangement) -> None:
@@ -162,7 +167,7 @@ def check_placement(job: Job, arrangement: Arrangement) -> None:
     """
     placement, llm = arrangement.placement, arrangement.of(llm_of(job))
     encoders = [each for each in arrangement.degrees if each.module != llm.module]
-    together = {(each.tp, each.cp, each.pp, each.dp) for each in encoders}
+    together = {(each.joint_replicas, each.tp, each.cp, each.pp, each.dp) for each in encoders}
     wrong, first_ranks = "", [first for first in arrangement.first_ranks if first is not None]
     if first_ranks and (placement is not Placement.ISLANDS or len(set(first_ranks)) < len(first_ranks)):
         wrong = "pools of their own for islands alone"
@@ -170,7 +175,7 @@ def check_placement(job: Job, arrangement: Arrangement) -> None:
         wrong = "as many replicas of every module"
     if placement is Placement.TOGETHER and (len(together) > 1 or {e.dp for e in encoders} - {llm.dp}):
         wrong = "the same tp, cp and pp of every encoder, and the LLM's dp"
-    if placement is Placement.FIRST_STAGE and together - {(llm.tp, llm.cp, 1, llm.dp)}:
+    if placement is Placement.FIRST_STAGE and together - {(llm.joint_replicas, llm.tp, llm.cp, 1, llm.dp)}:
         wrong = "encoders of one stage on the LLM's grid"
     if placement is Placement.EVERYWHERE and len({each.num_ranks for each in arrangement.degrees}) > 1:
         wrong = "as many ranks for every module"
@@ -182,8 +187,8 @@ def _on_first_stage(
     job: Job, arrangement: Arrangement, layers_s: Mapping[str, tuple[float, ...]]
 ) -> tuple[Stage, ...]:
     choices = {
-        d.module: ModuleChoice(module=d.module, tp=d.tp, cp=d.cp, pp=d.pp, dp=d.dp, ep=d.ep)
-        for d in arrangement.degrees
+        degrees.module: ModuleChoice(**{each.name: getattr(degrees, each.name) for each in fields(Degrees)})
+        for degrees in arrangement.degrees
     }
     llm = choices.pop(llm_of(job))
     choice = LayoutChoice(mode=Mode.HOMOGENEOUS, encoders=tuple(choices.values()), llm=llm)

@@ -9,6 +9,7 @@ from workbench.cost.hardware import Node
 from workbench.cost.model import CostModel
 from workbench.job.device_pools import Pool
 from workbench.job.job import Job
+from workbench.job.other_layouts import with_layouts
 from workbench.plan.plan import Plan
 from workbench.planner.layout_space import divisors
 from workbench.search.joint.bounds import lower_bound_s
@@ -91,7 +92,7 @@ def _counts_with_spares(job: Job) -> Iterator[int]:
 
 
 def _first(job: Job, count: int) -> Part:
-    part = replace(job, layouts=(), max_ranks=count)
+    part = replace(with_layouts(job, ()), max_ranks=count)
     return Part(name=f"on {count}", job=part, ranks=tuple(range(count)), whole=job)
 
 
@@ -139,7 +140,7 @@ def _pooled(job: Job, nodes_of_pools: Sequence[Sequence[Node]]) -> Part:
             pools.append(replace(pool, first_rank=len(ranks), num_ranks=count))
             ranks += range(pool.first_rank, pool.first_rank + count)
     cluster = replace(job.cluster, nodes=tuple(node for nodes in nodes_of_pools for node in nodes))
-    part = replace(job, layouts=(), cluster=cluster, pools=tuple(pools))
+    part = replace(with_layouts(job, ()), cluster=cluster, pools=tuple(pools))
     names = " and ".join(f"{pool.num_ranks} {pool.name}" for pool in pools)
     return Part(name=f"on {names}", job=part, ranks=tuple(ranks), whole=job)
 

@@ -13,7 +13,7 @@ from workbench.planner.assembly import cut
 from workbench.planner.block_cuts import even_blocks
 from workbench.planner.groupings import groups_of, llm_of, replicas_of, resized, round_robin
 from workbench.planner.layer_cost import believed_layers_s
-from workbench.planner.layout_choice import Degrees
+from workbench.planner.layout_choice import Degrees, degrees_of
 from workbench.planner.planner_cost import FROZEN_AWARE
 from workbench.schedule.choice import Schedule, rank_block, usual_in_phases
 from workbench.schedule.eager import with_eager_forwards
@@ -29,6 +29,7 @@ class Arrange:
 
     Args:
         samples: per microbatch; None: as many as now, or fewer if there is not one microbatch per replica.
+            Replicas that are joined merge their microbatches, and those that are parted divide them.
     """
 
     question: ClassVar[Question] = Question.LAYOUT
@@ -38,11 +39,11 @@ class Arrange:
     def apply(self, space: Space, choice: Choice) -> Choice:
         job = space.job
         replicas = {each.module: each.dp for each in self.arrangement.degrees}
-        microbatches = choice.microbatches
-        if self.samples is not None or replicas_of(job, microbatches) != replicas:
+        microbatches, samples = choice.microbatches, self._samples(job, choice)
+        if samples is not None or replicas_of(job, microbatches) != replicas:
             groups, most = groups_of(job, microbatches), replicas[llm_of(job)]
-            if self.samples is not None:
-                groups = resized(groups, self.samples)
+            if samples is not None:
+                groups = resized(groups, samples)
             elif len(groups) < most and len(job.batch) % most == 0:
                 groups = resized(groups, len(job.batch) // most)
             microbatches = round_robin(job, groups, replicas)
@@ -59,6 +60,15 @@ class Arrange:
             programs=(),
             token_shards=(),
         )
+
+    def _samples(self, job: Job, choice: Choice) -> int | None:
+        """Samples per microbatch; None: the groups stay."""
+        before = next(stage.joint_replicas for stage in choice.stages if stage.module == llm_of(job))
+        num_joint = self.arrangement.of(llm_of(job)).joint_replicas
+        if self.samples is not None or num_joint == before:
+            return self.samples
+        each = max(1, len(job.batch) // len(groups_of(job, choice.microbatches)) // before)
+        return each * num_joint
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +97,15 @@ def _recut(space: Space, choice: Choice, schedule: Schedule) -> tuple[Stage, ...
     stages: list[Stage] = [stage for stage in choice.stages if stage.module != llm]
     for replica in draft.replicas(llm):
         chain = draft.chain[llm, replica]
-        blocks = list(dict.fromkeys(stage.ranks for stage in chain))
-        layout = Degrees(module=llm, tp=chain[0].tp, cp=chain[0].cp, ep=chain[0].ep)
-        seconds = _layers_s(space, choice, layout)
+        blocks = list({stage.ranks: stage for stage in chain}.values())
+        seconds = _layers_s(space, choice, degrees_of(draft, llm))
         cuts = cut(seconds, len(blocks) * schedule.virtual_stages, llm)
 
         def block(index: int, num: int = len(cuts)) -> int:
             return rank_block(job.schedule, index, num)
 
         cuts = even_blocks(seconds, cuts, block) if schedule.virtual_stages > 1 else cuts
-        for index, layers in enumerate(cuts):
-            stage = Stage(
-                id=0, module=llm, replica=replica, layers=layers, ranks=blocks[block(index)], ep=layout.ep
-            )
-            stages.append(stage)
+        stages += [replace(blocks[block(index)], id=0, layers=layers) for index, layers in enumerate(cuts)]
     order = {module.name: index for index, module in enumerate(space.job.model.modules)}
     stages.sort(key=lambda stage: (stage.replica, order[stage.module], stage.layers))
     return tuple(replace(stage, id=number) for number, stage in enumerate(stages))

@@ -22,18 +22,19 @@ def job_of(job: Job, choice: Choice, arrangement: Arrangement) -> Job:
 
     Modules with as many replicas as the LLM use the job's number of replicas.
     """
-    replicas = arrangement.of(llm_of(job)).dp
+    llm = arrangement.of(llm_of(job))
     layouts = tuple(
-        replace(each.layout, dp=None) if each.dp == replicas else each.layout for each in arrangement.degrees
+        replace(each.layout, dp=None) if each.dp == llm.dp else each.layout for each in arrangement.degrees
     )
     groups = groups_of(job, choice.microbatches)
     return replace(
         job,
         layouts=layouts,
-        replicas=replicas,
+        replicas=llm.dp,
+        joint_replicas=llm.joint_replicas,
         schedule=choice.schedule,
         settings=choice.settings,
-        microbatch_samples=max(1, len(job.batch) // len(groups)),
+        microbatch_samples=max(llm.joint_replicas, len(job.batch) // len(groups)),
     )
 
 
@@ -115,7 +116,15 @@ def _check_pools(job: Job, arrangement: Arrangement) -> None:
 def _degrees(job: Job) -> tuple[Degrees, ...]:
     layouts = (layout_of(job, module.name) for module in job.model.modules)
     return tuple(
-        Degrees(module=x.module, tp=x.tp, cp=x.cp, pp=x.pp or 1, dp=dp_of(job, x.module), ep=x.ep)
+        Degrees(
+            module=x.module,
+            tp=x.tp,
+            cp=x.cp,
+            pp=x.pp or 1,
+            dp=dp_of(job, x.module),
+            ep=x.ep,
+            joint_replicas=x.joint_replicas,
+        )
         for x in layouts
     )
 
@@ -213,7 +222,8 @@ def _filled(degrees: tuple[Degrees, ...], num_ranks: int) -> Iterator[tuple[Degr
 def _changed(degrees: Degrees, **changes: Any) -> Iterator[Degrees]:
     """The degrees with some changed; none if the experts cannot be distributed over the new grid."""
     tp, cp = changes.get("tp", degrees.tp), changes.get("cp", degrees.cp)
-    if tp * cp % degrees.ep == 0:
+    num_joint = degrees.joint_replicas
+    if num_joint * tp * cp % degrees.ep == 0 and 1 in (num_joint, cp):
         yield replace(degrees, **changes)
 
 
@@ -227,7 +237,7 @@ def _fitted(job: Job, placement: Placement, degrees: tuple[Degrees, ...]) -> tup
         elif placement is Placement.FIRST_STAGE:
             fitted.append(replace(llm, module=each.module, pp=1, ep=1))
         elif placement is Placement.EVERYWHERE:
-            replicas_and_stages = llm.num_ranks // (each.tp * each.cp)
+            replicas_and_stages = llm.num_ranks // each.stage_ranks
             fitted.append(
                 replace(each, pp=1, dp=replicas_and_stages)
                 if each.dp != llm.dp
@@ -235,7 +245,5 @@ def _fitted(job: Job, placement: Placement, degrees: tuple[Degrees, ...]) -> tup
             )
         else:
             first_encoder = next(d for d in degrees if d.module != llm.module)
-            fitted.append(
-                replace(each, tp=first_encoder.tp, cp=first_encoder.cp, pp=first_encoder.pp, dp=llm.dp)
-            )
+            fitted.append(replace(first_encoder, module=each.module, dp=llm.dp, ep=each.ep))
     return tuple(fitted)

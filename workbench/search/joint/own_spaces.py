@@ -70,7 +70,7 @@ class Draws:
 
     def has_ranks_for(self, job: Job) -> bool:
         """Whether a drawn job's layouts fit on the available ranks, as far as their stages are counted."""
-        ranks_per_replica = [layout.tp * layout.cp * (layout.pp or 1) for layout in job.layouts]
+        ranks_per_replica = [layout.stage_ranks * (layout.pp or 1) for layout in job.layouts]
         needed = max(ranks_per_replica, default=1) if self.space.shares_ranks else sum(ranks_per_replica)
         return job.replicas * needed <= usable_ranks(job)
 
@@ -78,7 +78,7 @@ class Draws:
         return [size for size in MICROBATCHES if len(self.job.batch) % size == 0]
 
     def _with_microbatch(self, job: Job, rng: random.Random) -> Job:
-        return replace(job, microbatch_samples=rng.choice(self._microbatches()))
+        return replace(job, microbatch_samples=rng.choice(self._microbatches()) * job.joint_replicas)
 
     def _with_schedule(self, job: Job, rng: random.Random) -> Job:
         return replace(job, schedule=rng.choice(self.space.schedules))

@@ -228,8 +228,10 @@ def _boundaries(draft: Plan) -> Iterator[Move]:
 
 
 def _sizes(job: Job, choice: Choice) -> Iterator[Move]:
+    """Sizes that divide the batch, with a sample for each joint replica."""
     current = max(1, len(job.batch) // len(groups_of(job, choice.microbatches)))
-    for size in range(1, len(job.batch) + 1):
+    least = max(stage.joint_replicas for stage in choice.stages if stage.module == llm_of(job))
+    for size in range(least, len(job.batch) + 1):
         if len(job.batch) % size == 0 and size != current:
             yield Resize(size)
 
@@ -243,7 +245,8 @@ def _memory(job: Job, choice: Choice, draft: Plan) -> Iterator[Move]:
 
 
 def _memory_of_one(job: Job, choice: Choice, draft: Plan) -> Iterator[Keep]:
-    one_replica = replace(job, layouts=_plain_layouts(draft), settings=choice.settings, replicas=1)
+    layouts = _plain_layouts(draft)
+    one_replica = replace(job, layouts=layouts, settings=choice.settings, replicas=1, joint_replicas=1)
     for change in neighbours(one_replica):
         if change.kind not in (ChangeKind.ACTIVATIONS, ChangeKind.SHARDING):
             continue

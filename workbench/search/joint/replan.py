@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
+from workbench.job.other_layouts import with_layouts
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import ModuleSettings, Plan
 from workbench.planner.groupings import groups_of, llm_of
@@ -42,9 +43,10 @@ class Replan:
         strategy: name of the planner.
         layouts: of modules; none: the strategy chooses them.
         replicas: of modules whose layout does not state its own.
-        microbatch_samples: samples per microbatch.
+        microbatch_samples: samples per microbatch, of all joint replicas.
         schedule: to plan under.
         modules: settings by module.
+        joint_replicas: those in each replica of the LLM.
     """
 
     question: ClassVar[Question] = Question.LAYOUT
@@ -54,6 +56,7 @@ class Replan:
     microbatch_samples: int
     schedule: Schedule
     modules: tuple[ModuleSettings, ...]
+    joint_replicas: int = 1
 
     def job_of(self, job: Job) -> Job:
         """The job that the strategy plans."""
@@ -64,6 +67,7 @@ class Replan:
             microbatch_samples=self.microbatch_samples,
             schedule=self.schedule,
             settings=replace(job.settings, modules=self.modules),
+            joint_replicas=self.joint_replicas,
         )
 
     def plan(self, space: Space) -> Plan:
@@ -103,6 +107,7 @@ def replan_of(strategy: str, job: Job) -> Replan:
         microbatch_samples=job.microbatch_samples,
         schedule=job.schedule,
         modules=job.settings.modules,
+        joint_replicas=job.joint_replicas,
     )
 
 
@@ -150,7 +155,7 @@ class Replans:
         valued: Iterable[tuple[str, float, Choice]],
         rng: random.Random,
     ) -> None:
-        open_job = replace(job, layouts=(), replicas=1)
+        open_job = with_layouts(job, (), replicas=1)
         self._arms = {
             name: _Arm(Draws(open_job, OWN_SPACES[name], open_share=0.0), None, None)
             for name in planners
@@ -226,15 +231,12 @@ def _without_memory(job: Job) -> Job:
 
 def _job_of(open_job: Job, choice: Choice, degrees: Chooser) -> Job:
     """The job that a strategy's plan answers, with its degrees if users choose them."""
-    job = replace(
-        open_job,
-        microbatch_samples=max(1, len(open_job.batch) // len(groups_of(open_job, choice.microbatches))),
-        schedule=choice.schedule,
-        settings=choice.settings,
-    )
-    if degrees is Chooser.ITSELF:
-        return job
     draft = draft_of(open_job, choice)
     degrees_by_module = {module.name: degrees_of(draft, module.name) for module in open_job.model.modules}
+    llm = degrees_by_module[llm_of(open_job)]
+    samples = max(1, len(open_job.batch) // len(groups_of(open_job, choice.microbatches)))
+    job = replace(open_job, microbatch_samples=samples, schedule=choice.schedule, settings=choice.settings)
+    if degrees is Chooser.ITSELF:
+        return replace(job, microbatch_samples=max(1, samples // llm.joint_replicas))
     layouts = tuple(replace(module_degrees.layout, dp=None) for module_degrees in degrees_by_module.values())
-    return replace(job, layouts=layouts, replicas=degrees_by_module[llm_of(open_job)].dp)
+    return replace(job, layouts=layouts, replicas=llm.dp, joint_replicas=llm.joint_replicas)

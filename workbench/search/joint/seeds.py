@@ -8,6 +8,7 @@ from itertools import combinations
 
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
+from workbench.job.other_layouts import with_layouts
 from workbench.plan.plan import Recompute, Sharding
 from workbench.planner.groupings import Grouping, differ
 from workbench.planner.layout_choice import Degrees, LayoutChoice, Mode, ModuleChoice
@@ -72,6 +73,7 @@ def _seeds(job: Job, cost: CostModel, questions: Collection[Question]) -> Iterat
     """
     if Question.LAYOUT not in questions:
         return
+    job = with_layouts(job, ())
     yield from plain_layouts(job, questions)
     sizes = _sizes(job) if Question.GROUPING in questions else [job.microbatch_samples]
     regroups = Question.GROUPING in questions
@@ -80,7 +82,7 @@ def _seeds(job: Job, cost: CostModel, questions: Collection[Question]) -> Iterat
 
     @cache
     def likely(mode: Mode, size: int) -> tuple[FoundLayout, ...]:
-        return likely_layouts(replace(job, layouts=(), microbatch_samples=size), cost, mode, PRICED)
+        return likely_layouts(replace(job, microbatch_samples=size), cost, mode, PRICED)
 
     if not any(likely(mode, job.microbatch_samples) for mode in modes):
         yield from _on_one_grid(job, questions)
@@ -149,10 +151,9 @@ def _sizes(job: Job) -> list[int]:
 
 def _moves(job: Job, choice: LayoutChoice, samples: int | None, *, settings: bool) -> Moves:
     parts = {part.module: part for part in (*choice.encoders, choice.llm)}
-    degrees = tuple(
-        Degrees(module=p.module, tp=p.tp, cp=p.cp, pp=p.pp, dp=p.dp, ep=p.ep)
-        for p in (parts[module.name] for module in job.model.modules)
-    )
+    degrees = tuple(parts[module.name].degrees for module in job.model.modules)
+    if samples is not None:
+        samples *= choice.llm.joint_replicas
     arrange = Arrange(Arrangement(placement=_PLACEMENTS[choice.mode], degrees=degrees), samples)
     memory_moves = tuple(_keep(job, part) for part in parts.values()) if settings else ()
     return (*memory_moves, arrange)

@@ -61,24 +61,29 @@ class Keep:
 def shardings(choice: Choice, draft: Plan) -> Iterator[Keep]:
     """Shard one module's weights or optimizer state over other numbers of ranks, or stop sharding weights.
 
-    Weights only of modules without tensor parallelism. Group sizes are powers of two, and all ranks: a
-    module is sharded no further than memory requires, since larger groups gather more.
+    Weights only of modules without tensor or expert parallelism. Group sizes are powers of two, and all
+    ranks: a module is sharded no further than memory requires, since larger groups gather more.
     """
     for module in draft.model.modules:
         stages = [stage for stage in draft.stages if stage.module == module.name]
         current = choice.settings.of(module.name)
-        replicas, cp = len(draft.replicas(module.name)), stages[0].cp
-        counts = instance_counts(replicas, cp)
-        options = [(Sharding.PARAMETERS, each) for each in counts] if stages[0].tp == 1 else []
+        counts = instance_counts(len(draft.replicas(module.name)), stages[0].num_shares)
+        is_whole = stages[0].tp == stages[0].ep == 1
+        options = [(Sharding.PARAMETERS, each) for each in counts] if is_whole else []
         options += [(Sharding.OPTIMIZER, each) for each in counts]
         for sharding, instances in options:
             if (sharding, instances) != (current.sharding, current.instances):
                 yield Keep(module.name, current.recompute, sharding, instances, current.sequence_parallel)
 
 
-def instance_counts(replicas: int, cp: int) -> Sequence[int]:
-    """Numbers of instances of sharded weights, most first: instances of 2, 4, ... ranks, and a single one."""
-    holders = replicas * cp
+def instance_counts(replicas: int, shares: int) -> Sequence[int]:
+    """Numbers of instances of sharded weights, most first: instances of 2, 4, ... ranks, and a single one.
+
+    Args:
+        replicas: of the module.
+        shares: parts of a microbatch's tokens in each of them, see `Stage`.
+    """
+    holders = replicas * shares
     sizes = [2**power for power in range(1, holders.bit_length()) if 2**power < holders]
     counts = [holders // size for size in sizes if holders % size == 0]
     return [count for count in (*counts, 1) if replicas % count == 0 and count < holders]

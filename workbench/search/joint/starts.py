@@ -1,22 +1,26 @@
 """The starts of a search: the plan of every registered strategy."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from time import monotonic
 from typing import NamedTuple
 
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
+from workbench.job.other_layouts import with_layouts
 from workbench.plan.plan import Plan
 from workbench.planner.strategy_spec import Planner
 from workbench.search.joint.choice import Choice, choice_of
 from workbench.search.joint.evaluate import Judge, outcome_of
+from workbench.search.joint.expert_starts import expert_jobs
 from workbench.search.joint.fewer_ranks import Part
 from workbench.search.objectives.plan_judge import MissesLimitError
+from workbench.strategies import megatron_homogeneous
 from workbench.strategies.registry import BY_NAME
 
 OPEN = ", layouts open"  # suffix of a strategy's name if it planned the job without its layouts
+EXPERTS = megatron_homogeneous.NAME  # plans jobs that distribute experts over replicas
 OUT_OF_TIME = "out of time"  # refusal of a strategy whose planner was stopped
 
 
@@ -67,7 +71,8 @@ class _OutOfTime(Exception):  # noqa: N818  (no error: the planner is told to st
 def start_tasks(job: Job, planners: Mapping[str, Planner], parts: Sequence[Part] = ()) -> Iterator[Task]:
     """Every strategy on the job as it is, then those that choose degrees on the job without its layouts.
 
-    Last, these again on every part of the cluster.
+    Then Megatron homogeneous with experts distributed over replicas, where the model has any. Last, those
+    that choose degrees again, on every part of the cluster.
     """
     searching = {name for name in planners if name in BY_NAME and BY_NAME[name].searches_layouts}
     for name, planner in planners.items():
@@ -75,7 +80,10 @@ def start_tasks(job: Job, planners: Mapping[str, Planner], parts: Sequence[Part]
     if job.layouts:
         for name, planner in planners.items():
             if name in searching:
-                yield Task(name + OPEN, planner, replace(job, layouts=()))
+                yield Task(name + OPEN, planner, with_layouts(job, ()))
+    if EXPERTS in planners:
+        for words, expert_job in expert_jobs(job):
+            yield Task(f"{EXPERTS}, {words}", planners[EXPERTS], expert_job, is_likely=True)
     for part in parts:
         for name, planner in planners.items():
             if name in searching:
