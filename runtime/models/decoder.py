@@ -24,7 +24,7 @@ from runtime.models.adapter import (
 )
 from runtime.models.attention import pack, positions
 from runtime.models.initialise import Fill
-from runtime.models.mixture import MixtureKinds, WideRouter
+from runtime.models.mixture import Experts, MixtureForward, MixtureKinds, WideRouter
 from runtime.models.norm import WideRMSNorm, replace_parts, widen_norms
 from runtime.models.separate_experts import SeparateExperts
 from workbench.model.item_tokens import family_of, source_config
@@ -58,6 +58,7 @@ class DecoderFamily:
         norm_offset: 1.0 where the norm's scale is 1 + weight.
         router: class of its router, None where every token goes through the same MLP.
         own_router: makes ours from it.
+        experts: class of transformers' experts; None: there are none, or `adapt` replaces them.
         embedding: name of the token table; its padding row is not trained if `pads_embedding`.
         layers: name of the list of its layers.
         final_norm: name of the norm before the head.
@@ -82,6 +83,7 @@ class DecoderFamily:
     norm_offset: float = 0.0
     router: type[nn.Module] | None = None
     own_router: Callable[[nn.Module], nn.Module] = WideRouter
+    experts: type[nn.Module] | None = None
     embedding: str = "model.embed_tokens"
     pads_embedding: bool = True
     layers: str = "model.layers"
@@ -163,8 +165,12 @@ class DecoderBlock(InnerLayer):
         self.rotation = config.layer_types[index] if family.rotates_by_layer_type else ONE_ROTATION
         if family.router is not None:
             replace_parts(self, family.router, family.own_router)
+        if family.experts is not None:
+            replace_parts(self, family.experts, Experts)
         if family.adapt is not None:
             family.adapt(self)
+        for mixture in self.mixtures().values():
+            mixture.module.forward = MixtureForward(mixture)
         if family.norm is not None:
             widen_norms(self, family.norm, family.norm_offset)
 
@@ -231,9 +237,7 @@ class DecoderAdapter(Adapter):
         self.ignored = ("model.rotary_emb.", *ahead)
 
     def configured(self, fields: dict[str, Any]) -> PretrainedConfig:
-        config = self.family.config.from_dict(fields)
-        config._experts_implementation = "eager"  # the chosen experts, one by one
-        return config
+        return self.family.config.from_dict(fields)
 
     @property
     def vocab_size(self) -> int:

@@ -34,8 +34,8 @@ from runtime.models import delta_net
 from runtime.models.adapter import CutKind, CutRules
 from runtime.models.decoder import DecoderFamily, PositionTable
 from runtime.models.glm import CorrectedRouter, GlmMixture
-from runtime.models.llama4 import ChosenExperts, Llama4Mixture, RoutedExperts, adapt
-from runtime.models.mixture import MixtralMixture, Mixture, WideRouter
+from runtime.models.llama4 import Llama4Mixture, adapt
+from runtime.models.mixture import Experts, MixtralMixture, Mixture, WideRouter
 from runtime.models.separate_experts import SeparateExperts
 
 CLASSES = {"config": "Config", "layer": "DecoderLayer", "rotary": "RotaryEmbedding", "norm": "RMSNorm"}
@@ -73,7 +73,8 @@ def sparse_family(
         modeling,
         name,
         router=router,
-        cuts=((experts, CutKind.EXPERTS), (WideRouter, CutKind.PARTIAL), *cuts),
+        experts=experts,
+        cuts=((Experts, CutKind.EXPERTS), (WideRouter, CutKind.PARTIAL), *cuts),
         mixture_kinds=((block, mixture),),
         separate_experts=separate,
         **differs,
@@ -97,7 +98,8 @@ def corrected_family(modeling: ModuleType, name: str, **differs: Any) -> Decoder
         name,
         router=router,
         own_router=CorrectedRouter,
-        cuts=((experts, CutKind.EXPERTS), (CorrectedRouter, CutKind.PARTIAL)),
+        experts=experts,
+        cuts=((Experts, CutKind.EXPERTS), (CorrectedRouter, CutKind.PARTIAL)),
         mixture_kinds=((block, GlmMixture),),
         separate_experts=SeparateExperts(),
         predicts_ahead=True,
@@ -111,8 +113,8 @@ DECODERS: Mapping[str, DecoderFamily] = {
         llama4,
         "Llama4Text",
         adapt=adapt,
-        cuts=((RoutedExperts, CutKind.EXPERTS), (llama4.Llama4Router, CutKind.PARTIAL)),
-        mixture_kinds=((ChosenExperts, Llama4Mixture),),
+        cuts=((Experts, CutKind.EXPERTS), (llama4.Llama4Router, CutKind.PARTIAL)),
+        mixture_kinds=((llama4.Llama4TextMoe, Llama4Mixture),),
     ),
     "qwen2": family(qwen2, "Qwen2"),
     "qwen2_vl_text": family(qwen2_vl, "Qwen2VL", config=qwen2_vl.Qwen2VLTextConfig, rotates_by_axes=True),

@@ -12,11 +12,11 @@ from transformers.models.llama4.modeling_llama4 import (
 )
 
 from runtime.models.attention import packed_sdpa
-from runtime.models.mixture import SHARED_EXPERT, Choice, Mixture
+from runtime.models.grouped import Orientation
+from runtime.models.mixture import SHARED_EXPERT, Choice, Experts, Mixture
 from runtime.models.norm import replace_parts
 
-# Shape suffixes: T = packed tokens, N = those of one expert, H = heads, D = width, X = experts, K = experts
-# per token.
+# Shape suffixes: S, T = packed tokens, H = heads, D = width, X = experts, K = experts per token.
 
 
 def turned(x_1THD: Tensor, angles_1TD: Tensor) -> Tensor:
@@ -92,71 +92,17 @@ class PatchAttention(nn.Module):
         return self.o_proj(y_1THD.flatten(2)), None
 
 
-class RoutedExperts(nn.Module):
-    """Experts, K of them per token, with transformers' names of weights; only chosen ones run."""
+class Llama4Mixture(Mixture):
+    """A shared expert for all tokens, and others whose inputs are tokens times the sigmoid of their score.
 
-    inner_dims = (2, 1)  # of both weights: the dim of an expert's inner features
-
-    def __init__(self, experts: Llama4TextExperts) -> None:
-        super().__init__()
-        self.gate_up_proj, self.down_proj = experts.gate_up_proj, experts.down_proj
-        self.act_fn = experts.act_fn
-
-    def forward(self, x_TD: Tensor, chosen_TK: Tensor, score_TK: Tensor) -> Tensor:
-        """[T, D] sums over each token's experts, whose input is the token times their score."""
-        y_TD = torch.zeros_like(x_TD)
-        for expert, weights in enumerate(zip(self.gate_up_proj, self.down_proj, strict=True)):
-            token, index = torch.nonzero(chosen_TK == expert, as_tuple=True)
-            if len(token):
-                y_ND = self.run(x_TD[token] * score_TK[token, index, None], *weights)
-                y_TD = y_TD.index_add(0, token, y_ND)
-        return y_TD
-
-    def run(self, x_ND: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-        """[N, D] one expert's results."""
-        gate, up = (x_ND @ gate_up).chunk(2, dim=-1)
-        y_ND: Tensor = (up * self.act_fn(gate)) @ down
-        return y_ND
-
-
-class ChosenExperts(nn.Module):
-    """A shared expert for all tokens, and each token's best K others by the router.
-
-    No capacity, so no token is dropped. An expert's input is the token times the sigmoid of its score.
     Differs: transformers runs every expert on every token, times zero where it is not chosen.
     """
 
-    def __init__(self, experts: Llama4TextMoe) -> None:
-        super().__init__()
-        self.router, self.experts = experts.router, RoutedExperts(experts.experts)
-        self.shared_expert = experts.shared_expert
-        self.total = nn.Identity()  # of the experts: where ranks with parts of them sum
-        self.top_k: int = experts.top_k
-
-    def route(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """[T, K] each token's experts, and [T, K] the sigmoids of their scores."""
-        score_TX = nn.functional.linear(x_TD, self.router.weight)
-        best_TK, chosen_TK = score_TX.topk(self.top_k, dim=-1)
-        wide_TK = best_TK.to(torch.promote_types(best_TK.dtype, torch.float32)).sigmoid()
-        return chosen_TK, wide_TK.to(best_TK.dtype)
-
-    def forward(self, hidden_states: Tensor) -> tuple[Tensor, None]:
-        """([T, D], None) from [1, T, D]."""
-        x_TD = hidden_states.flatten(0, 1)
-        y_TD: Tensor = self.shared_expert(x_TD)
-        return self.total(y_TD + self.experts(x_TD, *self.route(x_TD))), None
-
-
-class Llama4Mixture(Mixture):
-    """Experts whose inputs are tokens times scores, and one expert for all tokens."""
-
     def choose(self, x_SD: Tensor) -> Choice:
-        expert_SK, score_SK = self.module.route(x_SD)
-        return Choice(expert_SK, before=score_SK)
-
-    def run(self, x_ND: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-        y_ND: Tensor = self.module.experts.run(x_ND, gate_up, down)
-        return y_ND
+        score_SX = nn.functional.linear(x_SD, self.module.router.weight)
+        best_SK, chosen_SK = score_SX.topk(self.module.top_k, dim=-1)
+        wide_SK = best_SK.to(torch.promote_types(best_SK.dtype, torch.float32)).sigmoid()
+        return Choice(chosen_SK, before=wide_SK.to(best_SK.dtype))
 
     @property
     def for_all(self) -> nn.Module | None:
@@ -165,10 +111,13 @@ class Llama4Mixture(Mixture):
 
     def returned(self, y_TD: Tensor, like: Tensor) -> Any:
         del like
-        return y_TD, None
+        return self.module.total(y_TD), None
 
 
 def adapt(layer: nn.Module) -> None:
     """Replace transformers' attention and experts in a layer by these, with the same names of weights."""
     replace_parts(layer, Llama4TextAttention, PackedAttention)
-    replace_parts(layer, Llama4TextMoe, ChosenExperts)
+    replace_parts(layer, Llama4TextExperts, lambda experts: Experts(experts, Orientation.IN_OUT))
+    for module in layer.modules():
+        if isinstance(module, Llama4TextMoe):
+            module.total = nn.Identity()  # where ranks with parts of experts sum

@@ -1,17 +1,28 @@
-"""Components of a layer with a mixture of experts, independent of its architecture's names."""
+"""Components of a layer with a mixture of experts, independent of its architecture's names.
+
+A mixture sorts its tokens by expert, so that each expert has consecutive rows, runs all experts on them, and
+sums the results of each token. Experts on other ranks differ by their dispatch alone. There is no capacity:
+no token is dropped, and an expert without tokens has no rows.
+
+Source: Shazeer et al. 2017, "Outrageously Large Neural Networks", section 2 (sums over each token's experts).
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-# Shape suffixes: S, T = tokens, X = experts, K = those of a token, N = rows of one expert, D = hidden width.
+from runtime.models.grouped import GroupedLinear, Groups, Orientation, grouped
+from runtime.models.sorted_rows import order_by
 
-EXPERTS = "experts"  # submodule of a mixture with all experts' weights, expert by expert
+# Shape suffixes: S, T = tokens, X = experts, K = those of a token, R = rows, one per token and expert of it,
+# D = hidden width.
+
+EXPERTS = "experts"  # submodule of a mixture with all experts' weights
 SHARED_EXPERT, SHARED_EXPERTS = "shared_expert", "shared_experts"  # submodule of a mixture for all tokens
 
 
@@ -30,6 +41,44 @@ class Choice:
     after: Tensor | None = None
 
 
+class Experts(nn.Module):
+    """All experts of a mixture on this rank, with the names of weights of transformers' module.
+
+    Args:
+        experts: transformers' module.
+        orientation: of its weights.
+
+    Attributes:
+        linear: computes a grouped linear map; a split backward replaces it.
+    """
+
+    def __init__(self, experts: Any, orientation: Orientation = Orientation.OUT_IN) -> None:
+        super().__init__()
+        self.gate_up_proj: nn.Parameter = experts.gate_up_proj
+        self.down_proj: nn.Parameter = experts.down_proj
+        self.act_fn = experts.act_fn
+        self.orientation = orientation
+        self.linear: Callable[[Tensor, GroupedLinear], Tensor] = grouped
+
+    @property
+    def inner_dims(self) -> tuple[int, int]:
+        """Dim of an expert's inner features, in the weights of gate and up, and of down."""
+        return (1, 2) if self.orientation is Orientation.OUT_IN else (2, 1)
+
+    def forward(self, x_RD: Tensor, groups: Groups) -> Tensor:
+        """[R, D] results of rows that are sorted by expert."""
+        return self._mapped(
+            self._gated(self._mapped(x_RD, self.gate_up_proj, groups)), self.down_proj, groups
+        )
+
+    def _gated(self, halves: Tensor) -> Tensor:
+        gate, up = halves.chunk(2, dim=-1)
+        return self.act_fn(gate) * up
+
+    def _mapped(self, x: Tensor, weight: nn.Parameter, groups: Groups) -> Tensor:
+        return self.linear(x, GroupedLinear(weight, self.orientation, groups))
+
+
 class Mixture(ABC):
     """A router and experts in a transformers module, which keeps its weights and their names."""
 
@@ -37,22 +86,19 @@ class Mixture(ABC):
         self.module: Any = module
 
     @property
+    def experts(self) -> Experts:
+        """Those on this rank."""
+        experts: Experts = self.module.experts
+        return experts
+
+    @property
     def num_held(self) -> int:
         """Number of experts on this rank."""
-        return len(self.module.experts.gate_up_proj)
+        return len(self.experts.gate_up_proj)
 
     @abstractmethod
     def choose(self, x_SD: Tensor) -> Choice:
         """Choose every token's experts."""
-
-    @abstractmethod
-    def run(self, x_ND: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-        """[N, D] results of one expert."""
-
-    def weights(self) -> list[tuple[Tensor, Tensor]]:
-        """(gate and up, down) of every expert on this rank."""
-        experts = self.module.experts
-        return list(zip(experts.gate_up_proj.unbind(0), experts.down_proj.unbind(0), strict=True))
 
     @property
     def for_all(self) -> Callable[[Tensor], Tensor] | None:
@@ -62,6 +108,76 @@ class Mixture(ABC):
     def returned(self, y_TD: Tensor, like: Tensor) -> Any:
         """The results in the form that the surrounding layer expects."""
         return y_TD.view_as(like)
+
+
+class Dispatch(Protocol):
+    """Brings rows to their experts and results back."""
+
+    def destination(self, expert_R: Tensor, num_held: int) -> Tensor:
+        """[R] numbers by which rows are sorted, from the indices of their experts."""
+        ...
+
+    def run(self, x_RD: Tensor, destination_R: Tensor, mixture: Mixture) -> Tensor:
+        """[R, D] results of rows, sorted by destination, in the same order."""
+        ...
+
+
+class LocalDispatch:
+    """All experts are on this rank."""
+
+    def destination(self, expert_R: Tensor, num_held: int) -> Tensor:
+        del num_held
+        return expert_R
+
+    def run(self, x_RD: Tensor, destination_R: Tensor, mixture: Mixture) -> Tensor:
+        index_X = torch.arange(mixture.num_held, device=destination_R.device)
+        ends_X = torch.searchsorted(destination_R, index_X, right=True, out_int32=True)
+        results_RD: Tensor = mixture.experts(x_RD, Groups(ends_X))
+        return results_RD
+
+
+def routed(x_SD: Tensor, mixture: Mixture, dispatch: Dispatch) -> Tensor:
+    """[S, D] sums over each token's experts.
+
+    Raises:
+        RankError: see the dispatch.
+    """
+    choice = mixture.choose(x_SD)
+    destination_R = dispatch.destination(choice.experts.reshape(-1), mixture.num_held)
+    rows = order_by(destination_R, choice.experts.shape[1])
+
+    def entering() -> Tensor:
+        x_RD = rows.sort(x_SD)
+        return x_RD if choice.before is None else x_RD * choice.before.reshape(-1)[rows.order, None]
+
+    # Nested calls, so that no name keeps rows alive that are done with.
+    y_RD = rows.restore(dispatch.run(entering(), destination_R[rows.order], mixture))
+    y_SKD = y_RD.view(*choice.experts.shape, x_SD.shape[1])
+    if choice.after is not None:
+        y_SKD = y_SKD * choice.after[..., None]
+    y_SD: Tensor = y_SKD.sum(1).to(x_SD.dtype)
+    return y_SD
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureForward:
+    """The forward of a mixture's module, with all of its experts on this rank."""
+
+    mixture: Mixture
+
+    def __call__(self, hidden_states: Tensor) -> Any:
+        x_TD = hidden_states.reshape(-1, hidden_states.shape[-1])
+        y_TD, for_all_TD = self._chosen(x_TD), self._for_all(x_TD)
+        return self.mixture.returned(y_TD if for_all_TD is None else for_all_TD + y_TD, hidden_states)
+
+    def _chosen(self, x_TD: Tensor) -> Tensor:
+        """[T, D] sums over each token's experts."""
+        return routed(x_TD, self.mixture, LocalDispatch())
+
+    def _for_all(self, x_TD: Tensor) -> Tensor | None:
+        """[T, D] of the shared expert."""
+        expert = self.mixture.for_all
+        return None if expert is None else expert(x_TD)
 
 
 class WideRouter(nn.Module):
@@ -94,10 +210,6 @@ class MixtralMixture(Mixture):
     def choose(self, x_SD: Tensor) -> Choice:
         _, share_SK, expert_SK = self.module.gate(x_SD)
         return Choice(expert_SK, after=share_SK)
-
-    def run(self, x_ND: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-        gate, up = functional.linear(x_ND, gate_up).chunk(2, dim=-1)
-        return functional.linear(self.module.experts.act_fn(gate) * up, down)
 
 
 # Classes of modules with a router and experts -> the mixture that reads them.

@@ -1,12 +1,11 @@
 """A backward in two passes: input gradients first, weight gradients later.
 
-Every trained `nn.Linear`, convolution, `nn.Embedding` and GPT-2's `Conv1D` runs through one autograd
-function. While its backward is split, it computes only the gradient of its input and keeps the two tensors
-from which the weight's gradient follows: its input, and the gradient of its output. The rest of the graph is
-freed during that backward. Weights and biases of these operators get their gradient in the second pass.
-Parameters of norms, and tables that a layer reads without calling their module, get theirs in the first: they
-are small, unlike the tensors that would have to be kept. So do Mixtral's expert matrices, which are slices of
-one parameter.
+Every trained `nn.Linear`, convolution, `nn.Embedding`, GPT-2's `Conv1D` and grouped linear map of experts
+runs through one autograd function. While its backward is split, it computes only the gradient of its input
+and keeps the two tensors from which the weight's gradient follows: its input, and the gradient of its output.
+The rest of the graph is freed during that backward. Weights and biases of these operators get their gradient
+in the second pass. Parameters of norms and routers, and tables that a layer reads without calling their
+module, get theirs in the first: they are small, unlike the tensors that would have to be kept.
 
 Source: Qi et al. 2024, "Zero Bubble Pipeline Parallelism", section 2 (B and W, our I and W).
 """
@@ -23,24 +22,24 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
+from runtime.models.grouped import GroupedLinear, grouped
+from runtime.models.mixture import Experts
+
 # Shape suffixes: N = all dims of an activation but its last, I = features in, O = features out.
 
 
 class _Operator(ABC):
-    """A module with a weight, with separate input and weight gradients."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
+    """A function of one input and a weight, with separate input and weight gradients."""
 
     @property
+    @abstractmethod
     def weight(self) -> nn.Parameter:
-        weight: nn.Parameter = self._module.weight  # type: ignore[assignment]
-        return weight
+        """The weight."""
 
     @property
     def bias(self) -> nn.Parameter | None:
-        """The bias, if any; embeddings have none."""
-        return getattr(self._module, "bias", None)
+        """The bias, if any."""
+        return None
 
     @abstractmethod
     def run(self, x: Tensor) -> Tensor:
@@ -55,7 +54,23 @@ class _Operator(ABC):
         """Add to the gradients of weight and bias."""
 
 
-class _Linear(_Operator):
+class _ModuleOperator(_Operator):
+    """The function of a module with a weight."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    @property
+    def weight(self) -> nn.Parameter:
+        weight: nn.Parameter = self._module.weight  # type: ignore[assignment]
+        return weight
+
+    @property
+    def bias(self) -> nn.Parameter | None:
+        return getattr(self._module, "bias", None)
+
+
+class _Linear(_ModuleOperator):
     def run(self, x: Tensor) -> Tensor:
         return functional.linear(x, self.weight, self.bias)
 
@@ -74,7 +89,7 @@ class _Linear(_Operator):
             _add(bias, gradient_NO.sum(0))
 
 
-class _Transposed(_Operator):
+class _Transposed(_ModuleOperator):
     """GPT-2's `Conv1D`: a linear map whose weight is [features in, features out]."""
 
     def run(self, x: Tensor) -> Tensor:
@@ -91,7 +106,7 @@ class _Transposed(_Operator):
             _add(self.bias, gradient_NO.sum(0))
 
 
-class _Convolution(_Operator):
+class _Convolution(_ModuleOperator):
     def __init__(self, module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> None:
         super().__init__(module)
         padding = (0,) * len(module.stride) if isinstance(module.padding, str) else module.padding
@@ -129,7 +144,7 @@ class _Convolution(_Operator):
         return gradients
 
 
-class _Embedding(_Operator):
+class _Embedding(_ModuleOperator):
     def __init__(self, module: nn.Embedding) -> None:
         super().__init__(module)
         self._padding = -1 if module.padding_idx is None else module.padding_idx
@@ -146,6 +161,30 @@ class _Embedding(_Operator):
             gradient, x, weight.shape[0], self._padding, scale_grad_by_freq=False
         )
         _add(weight, added)
+
+
+class _Grouped(_Operator):
+    """The linear maps of all experts; the numbers of their rows are those of one use."""
+
+    def __init__(self, linear: GroupedLinear) -> None:
+        self._linear = linear
+
+    @property
+    def weight(self) -> nn.Parameter:
+        return self._linear.weight
+
+    def run(self, x: Tensor) -> Tensor:
+        return grouped(x, self._linear)
+
+    def input_gradient(self, gradient: Tensor, x: Tensor) -> Tensor:
+        del x
+        return self._linear.input_gradient(gradient)
+
+    def add_weight_gradient(self, gradient: Tensor, x: Tensor) -> None:
+        if self.weight.grad is None:
+            self.weight.grad = self._linear.weight_gradient(gradient, x)
+        else:  # without a temporary tensor of all experts
+            self._linear.add_weight_gradient(self.weight.grad, gradient, x)
 
 
 def _add(parameter: Tensor, gradient: Tensor) -> None:
@@ -222,7 +261,9 @@ class SplitBackward:
     def __init__(self, module: nn.Module) -> None:
         self._work: WeightWork | None = None
         for child in module.modules():
-            if (operator := _operator_of(child)) is not None:
+            if isinstance(child, Experts):
+                child.linear = self._grouped
+            elif (operator := _operator_of(child)) is not None:
                 child.forward = partial(self._forward, operator)
 
     @contextmanager
@@ -241,6 +282,9 @@ class SplitBackward:
             self._work.note(part)
         else:
             part.operator.add_weight_gradient(part.gradient, part.x)
+
+    def _grouped(self, x: Tensor, linear: GroupedLinear) -> Tensor:
+        return self._forward(_Grouped(linear), x)
 
     def _forward(self, operator: _Operator, x: Tensor) -> Tensor:
         if not (operator.weight.requires_grad and torch.is_grad_enabled()):

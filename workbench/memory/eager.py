@@ -7,7 +7,7 @@ from workbench.cost.expert_parallel import COMBINE, FOR_ALL_GATE, FOR_ALL_GATED,
 from workbench.memory.delta_rule import eager_rule_bytes
 from workbench.memory.setting import INDEX_BYTES, Setting
 from workbench.model.delta_net import GATED_NORM
-from workbench.model.experts import JOIN, SHARED_GATE, SHARED_GATED, SIGMOID, is_of_expert
+from workbench.model.experts import JOIN, SHARED_GATE, SHARED_GATED, SIGMOID, SOFTMAX, is_of_expert
 from workbench.model.frozen import Needs
 from workbench.model.layer import (
     Attention,
@@ -84,7 +84,7 @@ def eager_kept(layer: Layer, needs: Needs, setting: Setting) -> Kept:
       output as it reads it and the gate;
       delta rule: see `eager_rule_bytes`;
       activation: its input; where gated, its output and the other factor too;
-      experts' results: each as it was and times its share, with its token;
+      experts' results as they were before shares multiplied them, or inputs where shares multiply these;
       loss: log-probabilities in float32 and the targets; embedding: indices, and, where features
       are mixed with text, the text's vectors.
 
@@ -142,6 +142,8 @@ class _LayerAccount:
         self._is_biased = any(op.name == BIAS for op in layer.operators)
         self._rotates = any(op.name.endswith(ROTARY) for op in layer.operators)
         self._is_gated = any(op.name == GATE for op in layer.operators)
+        joins = [op for op in layer.operators if isinstance(op, Pointwise) and op.name in (JOIN, COMBINE)]
+        self._num_chosen = sum(join.num_passes - 1 for join in joins)  # experts of a token
         self._scores_sigmoids = any(op.name == SIGMOID for op in layer.operators)
         self._copies = setting.copies_attention or is_head_major(layer)
         self.by_operator: list[float] = []
@@ -159,7 +161,7 @@ class _LayerAccount:
         self.by_operator.append(self.total - before)
         if isinstance(operator, Matmul | Lookup) or (isinstance(operator, Pointwise) and operator.weights):
             self._live = self._live or self._trained
-        if not operator.name.endswith(ROTARY):
+        if not operator.name.endswith(ROTARY) and operator.name not in (JOIN, COMBINE):
             self._previous = operator
 
     def _kept_weight(self, operator: ByToken) -> float:
@@ -269,10 +271,11 @@ class _LayerAccount:
         if self._layer.kind is LayerKind.HEAD and operator.name == "loss":
             return operator.width * (wide + (size if operator.is_capped else 0)) + 2 * INDEX_BYTES
         if operator.name in (JOIN, COMBINE):
-            num_chosen = operator.num_passes - 1
-            # Which expert, its rows' tokens and positions, scores and shares.
-            chosen = 3 * INDEX_BYTES + 2 * wide
-            return num_chosen * (2 * operator.width * size + chosen) + wide
+            return self._num_chosen * (operator.width * size + INDEX_BYTES)  # and the order of rows
+        if operator.name in (SOFTMAX, SIGMOID):
+            # Which expert and where its row is, scores and shares.
+            chosen = self._num_chosen * (2 * INDEX_BYTES + 2 * wide) + wide
+            return chosen + self._activation(operator)
         return self._activation(operator)
 
     def _activation(self, operator: Pointwise) -> float:

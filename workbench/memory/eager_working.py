@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from operator import add
 from typing import NamedTuple
 
 from workbench.cost.expert_parallel import COMBINE
@@ -19,7 +20,6 @@ from workbench.memory.eager import (
     score_bytes,
 )
 from workbench.memory.setting import Setting
-from workbench.memory.weight_gradients import WeightGradients, run_order
 from workbench.model.experts import is_of_expert
 from workbench.model.frozen import Needs
 from workbench.model.layer import (
@@ -53,7 +53,9 @@ class Working(NamedTuple):
     accumulating: int
 
 
-def eager_working(layer: Layer, needs: Needs, setting: Setting, kept: Sequence[float]) -> Working:
+def eager_working(
+    layer: Layer, needs: Needs, setting: Setting, kept: Sequence[float], num_matrices: Sequence[int]
+) -> Working:
     """Return the working bytes of a layer over one microbatch.
 
     Forward: the residual stream and the tensor it became, and one operator after the other: of attention
@@ -69,6 +71,7 @@ def eager_working(layer: Layer, needs: Needs, setting: Setting, kept: Sequence[f
 
     Args:
         kept: [operators] bytes that each keeps, `eager_kept_by_operator`.
+        num_matrices: [operators] as of a `GroupedLayer`.
 
     Complexity: O(operators).
     """
@@ -76,16 +79,27 @@ def eager_working(layer: Layer, needs: Needs, setting: Setting, kept: Sequence[f
     forward = round(_forward_peak(operators, layer, needs, kept))
     if not needs.any:
         return Working(forward, 0, 0)
-    peak = _BackwardPeak(layer, operators, kept)
+    peak = _BackwardPeak(operators, kept)
     if not needs.weight_grad:
         highest = round(peak.with_gradients((0.0,) * len(layer.operators)))
         return Working(forward, highest, highest)
-    gradients = WeightGradients(layer, setting)
+    pairs = zip(layer.operators, num_matrices, strict=True)
+    gradients = [count * _gradient_bytes(operator, setting) for operator, count in pairs]
+    so_far = list(accumulate(reversed(gradients)))[::-1]
     return Working(
         forward,
-        round(peak.with_gradients(gradients.first()) - gradients.total),
-        round(peak.with_gradients(gradients.accumulating())),
+        round(peak.with_gradients(so_far) - sum(gradients)),
+        round(peak.with_gradients(gradients)),
     )
+
+
+def _gradient_bytes(operator: Operator, setting: Setting) -> float:
+    """Return the bytes of the gradients of its weights on one rank."""
+    elements = (
+        parameter.num_elements / (1 if parameter.shard is Shard.REPLICATED else setting.grid.tp)
+        for parameter in operator.parameters()
+    )
+    return sum(elements) * setting.element_bytes
 
 
 def eager_input_working(layer: Layer, needs: Needs, setting: Setting) -> tuple[float, ...]:
@@ -111,16 +125,14 @@ def _forward_peak(operators: "_OperatorBytes", layer: Layer, needs: Needs, kept:
 class _BackwardPeak:
     """The peak of a backward besides what the forward kept."""
 
-    def __init__(self, layer: Layer, operators: "_OperatorBytes", kept: Sequence[float]) -> None:
-        order = run_order(layer)
-        still_kept = accumulate(kept[index] for index in order)
-        in_work = operators.backward()
-        self._at = [(i, num_bytes, in_work[i]) for i, num_bytes in zip(order, still_kept, strict=True)]
+    def __init__(self, operators: "_OperatorBytes", kept: Sequence[float]) -> None:
+        pairs = zip(accumulate(kept), operators.backward(), strict=True)
+        self._held = [still_kept + in_work for still_kept, in_work in pairs]
         self._gradient, self._kept = operators.gradient, sum(kept)
 
     def with_gradients(self, gradients: Sequence[float]) -> float:
         """Return the peak; `gradients` [operators]: weights' gradients while the backward is at each."""
-        peak = max((kept + gradients[index] + in_work for index, kept, in_work in self._at), default=0.0)
+        peak = max(map(add, self._held, gradients), default=0.0)
         return peak + self._gradient - self._kept
 
 
@@ -175,10 +187,11 @@ class _OperatorBytes:
 
     @property
     def _tokens(self) -> float:
-        """The most tokens of any operator; in an embedding, those of its output."""
+        """The most tokens of any operator but experts, whose rows are more; of an embedding's output."""
         if self._layer.kind is LayerKind.EMBED:
             return self._setting.work.tokens(self._layer.emits) / self._setting.grid.cp
-        return max(map(self._setting.tokens, self._layer.operators), default=0.0)
+        whole = (operator for operator in self._layer.operators if not is_of_expert(operator))
+        return max(map(self._setting.tokens, whole), default=0.0)
 
     @property
     def _parts(self) -> float:

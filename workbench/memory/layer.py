@@ -16,6 +16,7 @@ from workbench.memory.eager import (
     shared_bytes,
 )
 from workbench.memory.eager_working import eager_input_working, eager_working
+from workbench.memory.grouped_experts import with_grouped_experts
 from workbench.memory.megatron import GRADIENT_BYTES, megatron_saved
 from workbench.memory.setting import FLOAT32_BYTES, INDEX_BYTES, Setting
 from workbench.memory.split import SplitBytes, split_bytes
@@ -71,8 +72,10 @@ def layer_bytes(layer: Layer, needs: Needs, setting: Setting, kernels: Kernels) 
     """
     layer = on_rank(layer, setting.work, setting.grid)
     if kernels is Kernels.EAGER:
+        layer, num_matrices = with_grouped_experts(layer)
         kept, shared = eager_kept(layer, needs, setting), shared_bytes(layer, needs, setting)
-        in_work = eager_working(layer, needs, setting, eager_kept_by_operator(layer, needs, setting))
+        by_operator = eager_kept_by_operator(layer, needs, setting)
+        in_work = eager_working(layer, needs, setting, by_operator, num_matrices)
         return LayerBytes(kept, shared, in_work.forward, in_work.backward, in_work.accumulating, needs.any)
     work, grid, size = setting.work, setting.grid, setting.element_bytes
     saved = round(sum(_without_recomputed(layer, _saved_by_operator(layer, needs, setting), setting)))
@@ -105,14 +108,17 @@ def layer_split_bytes(layer: Layer, needs: Needs, setting: Setting, kernels: Ker
     """
     layer = on_rank(layer, setting.work, setting.grid)
     if kernels is Kernels.EAGER:
+        layer, num_matrices = with_grouped_experts(layer)
         kept = eager_kept_by_operator(layer, needs, setting)
-        return split_bytes(layer, needs, setting, kept, eager_input_working(layer, needs, setting))
+        working = eager_input_working(layer, needs, setting)
+        return split_bytes(layer, needs, setting, kept, working, num_matrices)
     work, grid, size = setting.work, setting.grid, setting.element_bytes
     kept = tuple(_saved_by_operator(layer, needs, setting))
     if kernels.is_megatron:
         kept = _megatron_saved(layer, needs, setting, kernels)
     working = (float(working_bytes(layer, work, grid, size)),) * len(layer.operators)
-    return split_bytes(layer, needs, setting, kept, working)._replace(temporary=0)
+    one_each = (1,) * len(layer.operators)
+    return split_bytes(layer, needs, setting, kept, working, one_each)._replace(temporary=0)
 
 
 def _megatron_saved(layer: Layer, needs: Needs, setting: Setting, kernels: Kernels) -> tuple[float, ...]:

@@ -4,7 +4,9 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from workbench.cost.expert_parallel import FOR_ALL, ROUTER
 from workbench.memory.setting import INDEX_BYTES, Setting
+from workbench.model.experts import SHARED, is_of_expert
 from workbench.model.frozen import Needs
 from workbench.model.layer import Attention, DeltaRule, Layer, LayerKind, Lookup, Matmul, Operator, Shard
 
@@ -53,7 +55,12 @@ class _Use(NamedTuple):
 
 
 def split_bytes(
-    layer: Layer, needs: Needs, setting: Setting, kept: Sequence[float], working: Sequence[float]
+    layer: Layer,
+    needs: Needs,
+    setting: Setting,
+    kept: Sequence[float],
+    working: Sequence[float],
+    num_matrices: Sequence[int],
 ) -> SplitBytes:
     """Return the account of one layer whose weights are trained.
 
@@ -64,12 +71,13 @@ def split_bytes(
     Args:
         kept: [operators] bytes that each keeps from the forward.
         working: [operators] bytes that the input gradient of each has in work.
+        num_matrices: [operators] as of a `GroupedLayer`.
 
     Complexity: O(operators).
     """
     if not needs.any:
         return NO_SPLIT
-    uses = dict(_uses(layer, setting, kept)) if needs.weight_grad else {}
+    uses = dict(_uses(layer, setting, kept, num_matrices)) if needs.weight_grad else {}
     reads = sum(use.reads for use in uses.values())
     freed_by_i = list(kept)
     for use in uses.values():
@@ -123,11 +131,17 @@ def _temporary(layer: Layer, setting: Setting) -> float:
     )
 
 
-def _uses(layer: Layer, setting: Setting, kept: Sequence[float]) -> Iterator[tuple[int, _Use]]:
-    """Yield each operator with weights and its use, in forward order."""
+def _uses(
+    layer: Layer, setting: Setting, kept: Sequence[float], num_matrices: Sequence[int]
+) -> Iterator[tuple[int, _Use]]:
+    """Yield each operator with weights in W and its use, in forward order; a router's gradients are I's."""
     operators = layer.operators
     for index, operator in enumerate(operators):
         if not isinstance(operator, Matmul | Lookup):
+            continue
+        if operator.name == ROUTER:
+            if _has_expert_for_all(layer):  # which reads what the router reads
+                yield index, _Use(kept_by=index, reads=kept[index], gradient=0.0, weight=0.0, last=False)
             continue
         following = operators[index + 1] if index + 1 < len(operators) else None
         kept_by, reads = _read(operators, index, setting, kept)
@@ -137,7 +151,8 @@ def _uses(layer: Layer, setting: Setting, kept: Sequence[float]) -> Iterator[tup
                 kept_by=kept_by,
                 reads=reads,
                 gradient=_written(layer, operator, following, setting),
-                weight=sum(p.num_elements for p in operator.parameters())
+                weight=num_matrices[index]
+                * sum(p.num_elements for p in operator.parameters())
                 * setting.element_bytes
                 / (1 if operator.shard is Shard.REPLICATED else setting.grid.tp),
                 last=not (
@@ -148,6 +163,10 @@ def _uses(layer: Layer, setting: Setting, kept: Sequence[float]) -> Iterator[tup
                 ),
             ),
         )
+
+
+def _has_expert_for_all(layer: Layer) -> bool:
+    return any(operator.name.startswith((SHARED, FOR_ALL)) for operator in layer.operators)
 
 
 def _read(
@@ -170,7 +189,8 @@ def _written(layer: Layer, operator: Matmul | Lookup, following: Operator | None
     size, tp = setting.element_bytes, setting.grid.tp
     if isinstance(operator, Lookup):
         return _looked_up(operator, setting) * operator.width * size
-    if operator.shard is Shard.ROW and isinstance(following, Matmul) and following.shard is Shard.COLUMN:
+    is_parallel = operator.shard is Shard.ROW and not is_of_expert(operator)
+    if is_parallel and isinstance(following, Matmul) and following.shard is Shard.COLUMN:
         return 0.0
     cut = tp if operator.shard is Shard.COLUMN else 1
     num_bytes = setting.tokens(operator) * operator.out_features * size / cut

@@ -57,15 +57,6 @@ def role_in_expert(operator: Operator) -> str:
     return operator.name.removeprefix(EXPERT).partition(".")[2]
 
 
-def begins_with_shared(layer: Layer) -> bool:
-    """Whether an expert for all tokens runs before the router, as Llama 4's; GLM's runs after the others.
-
-    Recognised by the router's scores, as GLM's alone are sigmoids.
-    """
-    names = [operator.name for operator in layer.operators]
-    return SIGMOID not in names and any(name.startswith(SHARED) for name in names)
-
-
 def with_experts(block: Layer, experts: Experts) -> Layer:
     """The block with a router and experts in place of its MLP's operators.
 

@@ -11,13 +11,14 @@ Differs: the shares of a token stay on its rank, so only rows of hidden width ar
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from runtime.models.adapter import StageLayer
-from runtime.models.mixture import Choice, Mixture
+from runtime.models.grouped import Groups
+from runtime.models.mixture import Mixture, MixtureForward, routed
+from runtime.models.sorted_rows import order_by
 from runtime.parallel.expert.group import ExpertGroup, RowCounts, exchange_counts, exchange_rows
 from runtime.parallel.tensor.group import TensorGroup
 from runtime.parallel.tensor.sequence import Talk, TokenParts
@@ -39,22 +40,16 @@ def parallelize_experts(
             `tensor` is.
     """
     for mixture in layer.mixtures().values():
-        mixture.module.forward = _ParallelMixture(mixture, group, tensor, talk)
+        mixture.module.forward = _ParallelForward(mixture, group, tensor, talk)
 
 
 @dataclass(frozen=True, slots=True)
-class _ParallelMixture:
-    """Replaces the forward of a mixture's module."""
+class _ParallelForward(MixtureForward):
+    """The forward of a mixture's module, with experts on all members."""
 
-    mixture: Mixture
     group: ExpertGroup
     tensor: TensorGroup | None
     talk: Talk | None
-
-    def __call__(self, hidden_states: Tensor) -> Any:
-        x_TD = hidden_states.reshape(-1, hidden_states.shape[-1])
-        y_TD, for_all_TD = self._chosen(x_TD), self._for_all(x_TD)
-        return self.mixture.returned(y_TD if for_all_TD is None else for_all_TD + y_TD, hidden_states)
 
     def _for_all(self, x_TD: Tensor) -> Tensor | None:
         """[T, D] of the shared expert, which tensor-parallel ranks cut like any MLP."""
@@ -67,7 +62,7 @@ class _ParallelMixture:
     def _chosen(self, x_TD: Tensor) -> Tensor:
         """[T, D] sums over each token's experts; of this rank's tokens, where tokens are divided."""
         if self.tensor is None:
-            return routed(x_TD, self.mixture, self.group)
+            return routed(x_TD, self.mixture, ExchangingDispatch(self.group))
         if isinstance(self.talk, TokenParts):
             return self._own_part(x_TD, self.talk)
         parts = TokenParts(self.tensor, len(x_TD))
@@ -76,56 +71,39 @@ class _ParallelMixture:
     def _own_part(self, x_SD: Tensor, parts: TokenParts) -> Tensor:
         """Results of this rank's tokens, of which padding is not sent."""
         num_unpadded = min(max(parts.num_tokens - parts.position * parts.num_own, 0), parts.num_own)
-        y_SD = routed(x_SD[:num_unpadded], self.mixture, self.group)
+        y_SD = routed(x_SD[:num_unpadded], self.mixture, ExchangingDispatch(self.group))
         return torch.cat([y_SD, y_SD.new_zeros(len(x_SD) - num_unpadded, x_SD.shape[1])])
 
 
-def routed(x_SD: Tensor, mixture: Mixture, group: ExpertGroup) -> Tensor:
-    """[S, D] sums over each token's experts, on all ranks.
+@dataclass(frozen=True, slots=True)
+class ExchangingDispatch:
+    """Experts are distributed over a group's members: rows go to theirs and come back."""
 
-    Raises:
-        RankError: an exchange did not end in time, or a peer is gone.
-    """
-    choice = mixture.choose(x_SD)
-    leaving = _leaving(choice, mixture.num_held, group)
-    num_chosen = choice.experts.shape[1]
-    rows_PD = x_SD.index_select(0, leaving.order // num_chosen)
-    if choice.before is not None:
-        rows_PD = rows_PD * choice.before.reshape(-1)[leaving.order, None]
-    arriving_ME = exchange_counts(leaving.counts, group)
-    counts = RowCounts(leaving.counts.sum(1).tolist(), arriving_ME.sum(1).tolist())
-    results_RD = _by_expert(exchange_rows(rows_PD, counts, group), arriving_ME, mixture)
-    back_PD = exchange_rows(results_RD, counts.back(), group)
-    results_SKD = back_PD.index_select(0, leaving.order.argsort()).view(-1, num_chosen, x_SD.shape[1])
-    if choice.after is not None:
-        results_SKD = results_SKD * choice.after[..., None]
-    y_SD: Tensor = results_SKD.sum(1).to(x_SD.dtype)
-    return y_SD
+    group: ExpertGroup
 
+    def destination(self, expert_P: Tensor, num_held: int) -> Tensor:
+        """[P] by member, in the order of the process group, then by expert."""
+        senders_M = torch.tensor(self.group.senders, device=expert_P.device)
+        return senders_M.argsort()[expert_P // num_held] * num_held + expert_P % num_held
 
-class _Leaving(NamedTuple):
-    """Rows by destination member and expert: [P] their order, and [M, E] their numbers."""
+    def run(self, x_PD: Tensor, destination_P: Tensor, mixture: Mixture) -> Tensor:
+        """[P, D] results of rows, on all members.
 
-    order: Tensor
-    counts: Tensor
-
-
-def _leaving(choice: Choice, num_held: int, group: ExpertGroup) -> _Leaving:
-    member_of_expert = choice.experts.reshape(-1) // num_held
-    senders = torch.tensor(group.senders, device=choice.experts.device)
-    target_P = senders.argsort()[member_of_expert] * num_held + choice.experts.reshape(-1) % num_held
-    counts = torch.bincount(target_P, minlength=group.size * num_held)
-    return _Leaving(target_P.argsort(stable=True), counts.view(group.size, num_held))
+        Raises:
+            RankError: an exchange did not end in time, or a peer is gone.
+        """
+        num_held, group = mixture.num_held, self.group
+        leaving_ME = torch.bincount(destination_P, minlength=group.size * num_held).view(group.size, num_held)
+        arriving_ME = exchange_counts(leaving_ME, group)
+        counts = RowCounts(leaving_ME.sum(1).tolist(), arriving_ME.sum(1).tolist())
+        arrived_RD = exchange_rows(x_PD, counts, group)
+        return exchange_rows(_by_expert(arrived_RD, arriving_ME, mixture), counts.back(), group)
 
 
 def _by_expert(arrived_RD: Tensor, counts_ME: Tensor, mixture: Mixture) -> Tensor:
     """[R, D] results in the order of arrival: by member, then by expert."""
     num_members, num_held = counts_ME.shape
     expert_R = torch.arange(num_held, device=counts_ME.device).repeat(num_members)
-    order_R = expert_R.repeat_interleave(counts_ME.reshape(-1)).argsort(stable=True)
-    pieces = torch.split(arrived_RD.index_select(0, order_R), counts_ME.sum(0).tolist())
-    results = [
-        mixture.run(piece, gate_up, down)
-        for piece, (gate_up, down) in zip(pieces, mixture.weights(), strict=True)
-    ]
-    return torch.cat(results).index_select(0, order_R.argsort())
+    rows = order_by(expert_R.repeat_interleave(counts_ME.reshape(-1)))
+    groups = Groups(counts_ME.sum(0).cumsum(0, dtype=torch.int32))
+    return rows.restore(mixture.experts(rows.sort(arrived_RD), groups))

@@ -147,7 +147,7 @@ def _module_cuts(layer: StageLayer, name: str, module: Any, kind: CutKind) -> It
     if kind in (CutKind.WHOLE, CutKind.PARTIAL):
         return
     if kind is CutKind.EXPERTS:
-        up_dim, down_dim = getattr(module, "inner_dims", (1, 2))
+        up_dim, down_dim = module.inner_dims
         inner = module.down_proj.shape[down_dim]
         yield "gate_up_proj", Cut(up_dim, (inner, inner))
         yield "down_proj", Cut(down_dim, (inner,))
