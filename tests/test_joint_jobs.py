@@ -125,7 +125,7 @@ def test_a_looser_job_has_replicas_of_their_own() -> None:
 
 
 def test_a_search_without_joint_replicas_refuses_the_job() -> None:
-    with pytest.raises(ValueError, match=r"entrain-search: layouts are searched with experts .* got 2 joint"):
+    with pytest.raises(ValueError, match=r"entrain-search: layouts are searched, .* got 2 joint replicas"):
         plan_of(joint_job(ep=2, dp=2), "entrain-search")
 
 

@@ -27,8 +27,7 @@ def join(
 ) -> Joined:
     """Join replicas as the language model's ep wants; without need nothing changes.
 
-    Another module with replicas of its own joins as many of them as divide both, and none if its ranks are
-    context-parallel.
+    Another module with replicas of its own joins as many of them as divide both.
 
     Args:
         layouts: each replica by itself.
@@ -54,13 +53,13 @@ def join(
         )
     joined_dp = dp // num_joint
     return Joined(
-        tuple(_joined(layout, layout.dp or replicas, num_joint, joined_dp, llm) for layout in layouts),
+        tuple(_joined(layout, layout.dp or replicas, num_joint, joined_dp) for layout in layouts),
         joined_dp,
         microbatch_samples * num_joint,
         num_joint,
     )
 
 
-def _joined(layout: ModuleLayout, dp: int, num_joint: int, replicas: int, llm: str) -> ModuleLayout:
-    own = gcd(dp, num_joint) if layout.cp == 1 or layout.module == llm else 1
+def _joined(layout: ModuleLayout, dp: int, num_joint: int, replicas: int) -> ModuleLayout:
+    own = gcd(dp, num_joint)
     return replace(layout, dp=None if dp // own == replicas else dp // own, joint_replicas=own)

@@ -40,9 +40,9 @@ def check_apart(job: Job, where: str) -> None:
     """Raise ValueError for joint replicas of the job where layouts are searched or have none."""
     if job.joint_replicas > 1:
         raise ValueError(
-            f"{where}: a layout with ep within tp x cp or none of {job.model.llm.name!r} is wanted, got "
-            f"{job.joint_replicas} joint replicas; nearest: none, or strategy megatron-heterogeneous or "
-            "megatron-homogeneous"
+            f"{where}: layouts are searched, and a given one of {job.model.llm.name!r} must have ep within "
+            f"tp x cp, got {job.joint_replicas} joint replicas; nearest: none given, or strategy "
+            "megatron-heterogeneous or megatron-homogeneous"
         )
 
 
