@@ -9,12 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from experiments.fidelity.memory import measure
 from runtime.data.batches import SyntheticSource, microbatch_data
+from runtime.emulation.peak_memory import WARMUP
+from runtime.launch import run_lowered
 from runtime.parallel.context.group import Pending
 from runtime.parallel.expert.group import ExpertGroup
 from runtime.parallel.tensor.group import TensorGroup
-from runtime.step.stage_module import StageInput, build_stage_module
+from runtime.run_settings import Collect, RunSettings
+from runtime.step.stage_module import StageInput, StageModule, build_stage_module
 from runtime.world.pool import Pool
 from tests import tiny_models
 from tests.test_adapters_llama4 import LLAMA4
@@ -29,11 +31,16 @@ from workbench.cost.operator_passes import OperatorPasses
 from workbench.cost.profile import ideal_profile, load_profile
 from workbench.cost.roofline import Grid, RowWork, Work, forward_flop, layer_flop
 from workbench.cost.signature import signature
+from workbench.memory.account import peak_bytes as planned_peak_bytes
+from workbench.metrics import peak_bytes as traced_peak_bytes
 from workbench.model.experts import EXPERT
 from workbench.model.layer import Layer
 from workbench.plan.kernels import Kernels
 from workbench.plan.lower import lower
+from workbench.plan.plan import Plan
+from workbench.plan.stage import Stage
 from workbench.plan.work import work_of
+from workbench.timing.accept import accept
 from workbench.timing.price import price
 
 torch.set_num_threads(1)
@@ -242,13 +249,39 @@ def test_a_plan_is_priced_with_its_degree() -> None:
     assert slower.duration_s(action) - times[1].duration_s(action) >= exchanges * 0.99
 
 
-def test_a_run_holds_no_more_than_the_busiest_rank_is_said_to(pool: Pool) -> None:
+class _InTurn(torch.nn.Module):
+    """A router that chooses experts in turn, so that each gets equally many rows."""
+
+    def __init__(self, router: torch.nn.Module) -> None:
+        super().__init__()
+        self.weight = router.weight
+
+    def forward(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        scores_TX = x_TD @ self.weight.t()
+        num_chosen = MIXTRAL["num_experts_per_tok"]
+        turns = torch.arange(len(x_TD) * num_chosen).view(-1, num_chosen) % scores_TX.shape[1]
+        return scores_TX, scores_TX.gather(1, turns).softmax(-1), turns
+
+
+def build_in_turn(plan: Plan, stage: Stage, **how: Any) -> StageModule:
+    built = build_stage_module(plan, stage, **how)
+    for layer in built.layers:
+        for mixture in layer.mixtures().values():
+            mixture.module.gate = _InTurn(mixture.module.gate)
+    return built
+
+
+def test_a_run_with_even_routes_holds_no_more_than_the_busiest_rank_is_said_to(pool: Pool) -> None:
     """Weights of its own experts, rows that arrive and what is kept of them: measured on gloo."""
     config = MIXTRAL | {"hidden_size": 128, "intermediate_size": 192, "max_position_embeddings": 512}
     plan = moe_plan(cp=2, ep=2, config=config, kernels=Kernels.EAGER, tokens=256)
-    rows = measure("split", plan, pool)
-    assert max(row.measured_bytes / row.predicted_bytes for row in rows) <= 1.0
-    assert min(row.measured_bytes / row.predicted_bytes for row in rows) >= 0.85
+    predicted = planned_peak_bytes(*accept(plan))
+    settings = RunSettings(
+        steps=1, warmup=WARMUP, precision=plan.settings.precision, collect=Collect.MEMORY, timeout_s=30.0
+    )
+    result = run_lowered(lower(plan), settings, pool=pool, build=build_in_turn)
+    shares = [measured / predicted[rank] for rank, measured in traced_peak_bytes(result.trace).items()]
+    assert 0.95 <= min(shares) <= max(shares) <= 1.0
 
 
 @pytest.mark.parametrize(

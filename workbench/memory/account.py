@@ -233,8 +233,10 @@ def _node_mates(group: list[int]) -> str:
 
 def _holders(lowered: Lowered, table: MemoryTable, rank: int) -> str:
     """Describe the largest holders at the rank's peak, e.g. `optimizer of llm 4.20 GiB`."""
-    holders = Counter(static_holders(lowered.plan, rank))
+    holders: Counter[str] = Counter()
     accounts = Accounts(lowered, (rank,))
+    for _, kind, num_bytes in accounts.state(rank):
+        holders[str(kind)] += num_bytes
     gradients = gradient_lines(accounts, rank)
     position = _peaks(lowered.plan, table)[rank].position
     program = lowered.plan.program.get(rank, ())

@@ -35,8 +35,13 @@ class Experts:
 
 
 def num_experts(layer: Layer) -> int:
-    """The number of experts that a router chooses from; 0 in a layer without experts."""
-    return len({expert_index(each) for each in layer.operators if is_of_expert(each)})
+    """The number of experts that a router chooses from; 0 in a layer without experts.
+
+    Complexity: O(operators) without experts, else O(1) but for operators behind those of the last expert:
+    experts are numbered from 0 and come in order.
+    """
+    last = next((each for each in reversed(layer.operators) if is_of_expert(each)), None)
+    return 0 if last is None else expert_index(last) + 1
 
 
 def is_of_expert(part: Operator | Parameter) -> bool:
