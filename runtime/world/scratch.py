@@ -16,6 +16,7 @@ MARK = "owner.json"
 # Waits for input, or for the end of all possible writers: this process and those forked from it.
 CLEANER = 'trap "" HUP INT TERM; read -r word; rm -rf -- "$1"'
 JOIN_S = 5.0
+KILLED_S = 5.0  # a killed process ends when it is next scheduled
 
 
 class ScratchFolder:
@@ -59,7 +60,7 @@ class ScratchFolder:
                 f"cleaner of {self.path}, process {self._cleaner.pid}: does not end, so killed\n"
             )
             with suppress(subprocess.TimeoutExpired):  # the folder is no longer needed in any case
-                self._cleaner.wait(JOIN_S)
+                self._cleaner.wait(KILLED_S)
 
 
 def sweep(prefix: str) -> tuple[Path, ...]:
