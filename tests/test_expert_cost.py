@@ -16,9 +16,10 @@ from runtime.parallel.context.group import Pending
 from runtime.parallel.expert.group import ExpertGroup
 from runtime.parallel.tensor.group import TensorGroup
 from runtime.run_settings import Collect, RunSettings
-from runtime.step.stage_module import StageInput, StageModule, build_stage_module
+from runtime.step.stage_module import StageInput, build_stage_module
 from runtime.world.pool import Pool
 from tests import tiny_models
+from tests.forced_routes import build_in_turn
 from tests.test_adapters_llama4 import LLAMA4
 from tests.test_expert_plan import MIXTRAL, moe_plan
 from tests.tiny_models import whole_batch
@@ -37,8 +38,6 @@ from workbench.model.experts import EXPERT
 from workbench.model.layer import Layer
 from workbench.plan.kernels import Kernels
 from workbench.plan.lower import lower
-from workbench.plan.plan import Plan
-from workbench.plan.stage import Stage
 from workbench.plan.work import work_of
 from workbench.timing.accept import accept
 from workbench.timing.price import price
@@ -247,28 +246,6 @@ def test_a_plan_is_priced_with_its_degree() -> None:
     slower = price(lower(replace(split, cluster=replace(split.cluster, intra=link, inter=link))), cost)
     exchanges = 2 * 3 * 3  # blocks x exchanges of a forward x steps of each
     assert slower.duration_s(action) - times[1].duration_s(action) >= exchanges * 0.99
-
-
-class _InTurn(torch.nn.Module):
-    """A router that chooses experts in turn, so that each gets equally many rows."""
-
-    def __init__(self, router: torch.nn.Module) -> None:
-        super().__init__()
-        self.weight = router.weight
-
-    def forward(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        scores_TX = x_TD @ self.weight.t()
-        num_chosen = MIXTRAL["num_experts_per_tok"]
-        turns = torch.arange(len(x_TD) * num_chosen).view(-1, num_chosen) % scores_TX.shape[1]
-        return scores_TX, scores_TX.gather(1, turns).softmax(-1), turns
-
-
-def build_in_turn(plan: Plan, stage: Stage, **how: Any) -> StageModule:
-    built = build_stage_module(plan, stage, **how)
-    for layer in built.layers:
-        for mixture in layer.mixtures().values():
-            mixture.module.gate = _InTurn(mixture.module.gate)
-    return built
 
 
 def test_a_run_with_even_routes_holds_no_more_than_the_busiest_rank_is_said_to(pool: Pool) -> None:

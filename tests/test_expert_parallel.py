@@ -19,6 +19,7 @@ from runtime.step.stage_module import StageModule, build_stage_module
 from runtime.world.failure import RankError, WorldFailed
 from runtime.world.pool import Place, Pool
 from tests import paper_models, tiny_models
+from tests.forced_routes import build_with_last
 from tests.test_adapters_llama4 import LLAMA4
 from tests.test_expert_plan import MIXTRAL, moe_plan
 from tests.test_parity import assert_parity, assert_same, execute
@@ -93,35 +94,13 @@ def test_one_optimizer_instance(pool: Pool) -> None:
     assert_parity(plan, result, reference, Precision.FLOAT64)
 
 
-def build_biased(plan: Plan, stage: Stage, **how: Any) -> StageModule:
-    """Routers that send every token to the last experts: the first ones' ranks get nothing."""
-    built = build_stage_module(plan, stage, **how)
-    for layer in built.layers:
-        for mixture in layer.mixtures().values():
-            mixture.module.gate = _Last(mixture.module.gate)
-    return built
-
-
-class _Last(torch.nn.Module):
-    """A router that chooses the experts with the highest indices, with the shares it would give them."""
-
-    def __init__(self, router: torch.nn.Module) -> None:
-        super().__init__()
-        self.weight = router.weight
-
-    def forward(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        scores_TX = x_TD @ self.weight.t()
-        experts_TK = torch.tensor([3, 2]).expand(len(x_TD), 2)
-        return scores_TX, scores_TX.gather(1, experts_TK).softmax(-1), experts_TK
-
-
 @pytest.mark.parametrize("degrees", [{"cp": 2, "ep": 2}, {"tp": 2, "cp": 2, "ep": 4}], ids=str)
 def test_all_tokens_to_the_experts_of_one_rank(degrees: dict[str, int], pool: Pool) -> None:
     """Others hold experts without a row; they take part in every exchange, and their gradients are zero."""
     settings = RunSettings(seed=3, precision=Precision.FLOAT64, collect=Collect.STATE, timeout_s=30.0)
-    ours = run_lowered(lower(moe_plan(**degrees)), settings, pool=pool, build=build_biased)
+    ours = run_lowered(lower(moe_plan(**degrees)), settings, pool=pool, build=build_with_last)
     plan = moe_plan()
-    one = run_lowered(lower(plan), settings, pool=pool, build=build_biased)
+    one = run_lowered(lower(plan), settings, pool=pool, build=build_with_last)
     assert abs(ours.losses[0] - one.losses[0]) <= 1e-10 * abs(one.losses[0])
     idle = 0
     for state in ours.states:

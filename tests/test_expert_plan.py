@@ -12,13 +12,15 @@ from tests import paper_models, tiny_models
 from tests.plans import cluster
 from tests.test_adapters_llama4 import LLAMA4
 from workbench.balance.orchestration.expert_degrees import expert_degrees, nearest_expert_degree
+from workbench.cost.expert_parallel import on_rank
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
+from workbench.cost.roofline import Grid, RowWork, Work
 from workbench.data.sample import Sample, Segment
 from workbench.job.job import Job, load_job
 from workbench.job.module_layout import ModuleLayout
 from workbench.memory.stage import state_of, updated_elements
-from workbench.model.experts import is_of_expert, num_experts
+from workbench.model.experts import expert_index, is_of_expert, num_experts
 from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.plan.check import check
 from workbench.plan.codec import dumps, loads
@@ -32,6 +34,7 @@ MIXTRAL = paper_models.DECODERS["mixtral"] | {
     "num_key_value_heads": 4,
     "vocab_size": 64,
 }
+QWEN3_MOE = paper_models.DECODERS["qwen3_moe"]
 EXAMPLE = Path(__file__).parents[1] / "examples" / "experts.yaml"
 SIZE = Precision.FLOAT64.num_bytes
 
@@ -182,3 +185,14 @@ def test_the_example_distributes_eight_experts_over_four_ranks() -> None:
     assert (stage.cp, stage.tp, stage.ep) == (2, 2, 4)
     dealt = [g for g in gradient_groups(plan) if g.weights[0].experts]
     assert {group.ranks for group in dealt} == {(rank,) for rank in stage.flat_ranks}
+
+
+@pytest.mark.parametrize("config", [MIXTRAL, QWEN3_MOE, LLAMA4], ids=["mixtral", "qwen3", "llama4"])
+def test_experts_are_numbered_in_order(config: dict[str, Any]) -> None:
+    """So their number follows from the last one's, in whole layers and in what a rank runs of them."""
+    for layer in tiny_models.llm(config).layers:
+        indices = [expert_index(each) for each in layer.operators if is_of_expert(each)]
+        assert list(dict.fromkeys(indices)) == list(range(num_experts(layer)))
+        if indices and num_experts(layer) % 2 == 0:
+            part = on_rank(layer, Work((RowWork(4, 4, 10),)), Grid(1, 2, 2))
+            assert 2 * num_experts(part) == num_experts(layer)

@@ -1,5 +1,6 @@
 """Joint replicas, whose ranks distribute experts among all of them, train as one process does."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from runtime.launch import run_lowered
 from runtime.run_settings import RunSettings
 from runtime.world.pool import Pool
-from tests.joint_jobs import joint_job, samples_of
+from tests.joint_jobs import joint_job
 from tests.test_parity import assert_parity, assert_same, execute
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
@@ -80,22 +81,9 @@ def test_context_parallel_ranks_inside_each_replica(exchange: KeyExchange, pool:
 
 
 def test_tokens_given_to_context_parallel_ranks(pool: Pool) -> None:
-    """By token shards, one of which hands a row to the other replica than its turn."""
+    """By token shards, which hand rows to the other replica than their turn."""
     plan = heterogeneous(joint_job(cp=2, ep=4, dp=2, samples=6, microbatch=3))
-    owners = ((2, 3, 3), (0, 0, 1), (1, 0), (2, 3), (3, 2), (0, 1))
-    sizes = [sample.num_tokens for sample in plan.batch]
-    shards = tuple(
-        TokenShard(
-            module="llm",
-            replica=0,
-            microbatch=0,
-            row=row,
-            block_tokens=-(-size // len(of_row)),
-            owners=of_row,
-        )
-        for row, (size, of_row) in enumerate(zip(sizes, owners, strict=True))
-    )
-    assert_same(replace(plan, token_shards=shards), pool)
+    assert_same(with_owners(plan, ((2, 3, 3), (0, 0, 1), (1, 0), (2, 3), (3, 2), (0, 1))), pool)
 
 
 def test_cornstarch_balances_the_tokens_of_each_replica(pool: Pool) -> None:
@@ -127,22 +115,26 @@ def frozen(module: Any, is_frozen: bool) -> Any:
     return replace(module, layers=tuple(map(of, module.layers))) if is_frozen else module
 
 
-def test_rows_given_by_token_shards(pool: Pool) -> None:
-    plan = heterogeneous(joint_job(ep=2, dp=2, samples=6, microbatch=3))
-    owners = {(0, 0): 1, (0, 1): 0, (0, 2): 1}
-    (microbatch,) = plan.microbatches_of["llm", 0]
-    shards = tuple(
+def with_owners(plan: Plan, owners: Sequence[tuple[int, ...]]) -> Plan:
+    """The plan of one microbatch, whose rows are cut into equal blocks with these owners."""
+    sizes = [sample.num_tokens for sample in plan.batch]
+    shards = (
         TokenShard(
             module="llm",
             replica=0,
             microbatch=0,
             row=row,
-            block_tokens=64,
-            owners=(owners.get((0, row), row % 2),),
+            block_tokens=-(-size // len(of_row)),
+            owners=of_row,
         )
-        for row in range(len(microbatch.rows))
+        for row, (size, of_row) in enumerate(zip(sizes, owners, strict=True))
     )
-    assert_same(replace(plan, token_shards=shards), pool)
+    return replace(plan, token_shards=tuple(shards))
+
+
+def test_rows_given_by_token_shards(pool: Pool) -> None:
+    plan = heterogeneous(joint_job(ep=2, dp=2, samples=6, microbatch=3))
+    assert_same(with_owners(plan, ((1,), (0,), (1,), (1,), (0,), (1,))), pool)
 
 
 def test_sharded_recomputed_split_and_clipped(pool: Pool) -> None:
@@ -166,7 +158,3 @@ def test_losses_are_those_of_replicas_with_all_experts(pool: Pool) -> None:
     joint = run_lowered(lower(heterogeneous(joint_job(ep=2, dp=2))), settings, pool=pool)
     apart = run_lowered(lower(heterogeneous(joint_job(dp=2))), settings, pool=pool)
     assert joint.losses[0] == pytest.approx(apart.losses[0], rel=1e-12)
-
-
-def test_samples_are_those_asked_for() -> None:
-    assert [len(sample.of("vision")) for sample in samples_of((1, 0, 2))] == [1, 0, 2]

@@ -8,6 +8,7 @@ from typing import Any
 
 from experiments.fidelity.mutant_operators import Operator, operator, with_program
 from workbench.plan.plan import KeyExchange, Plan, Sharding
+from workbench.plan.stage import Stage
 from workbench.schedule.action import COMPUTE, Action, Pass
 
 # Of a program, an action of it, and what was drawn; None: the program has nothing of the kind.
@@ -228,16 +229,8 @@ def re_deal_experts(plan: Plan, rng: random.Random) -> Plan | None:
     candidates = [stage for stage in plan.stages if stage.ep > 1]
     if not candidates:
         return None
-    chosen, ep, is_alone = rng.choice(candidates), rng.choice((1, 2, 3, 4, 8)), rng.random() < 0.5
-    return replace(
-        plan,
-        stages=tuple(
-            replace(stage, ep=ep)
-            if stage is chosen or (not is_alone and stage.module == chosen.module)
-            else stage
-            for stage in plan.stages
-        ),
-    )
+    ep = rng.choice((1, 2, 3, 4, 8))
+    return _with_changed(plan, rng, candidates, lambda stage: replace(stage, ep=ep))
 
 
 @operator
@@ -246,13 +239,19 @@ def join_otherwise(plan: Plan, rng: random.Random) -> Plan | None:
     candidates = [stage for stage in plan.stages if stage.num_shares > 1]
     if not candidates:
         return None
-    chosen, count, is_alone = rng.choice(candidates), rng.choice((1, 2, 3, 4)), rng.random() < 0.5
+    count = rng.choice((1, 2, 3, 4))
+    return _with_changed(plan, rng, candidates, lambda stage: replace(stage, joint_replicas=count))
+
+
+def _with_changed(
+    plan: Plan, rng: random.Random, candidates: Sequence[Stage], changed: Callable[[Stage], Stage]
+) -> Plan:
+    """Change one of the candidates, or all stages of its module."""
+    chosen, is_alone = rng.choice(candidates), rng.random() < 0.5
     return replace(
         plan,
         stages=tuple(
-            replace(stage, joint_replicas=count)
-            if stage is chosen or (not is_alone and stage.module == chosen.module)
-            else stage
+            changed(stage) if stage is chosen or (not is_alone and stage.module == chosen.module) else stage
             for stage in plan.stages
         ),
     )

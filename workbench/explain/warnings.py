@@ -10,6 +10,7 @@ from workbench.job.module_layout import ModuleLayout
 from workbench.job.other_layouts import apart
 from workbench.plan.plan import Plan
 from workbench.planner.layout_choice import degrees_of
+from workbench.planner.plan_layouts import joint_replicas_of
 
 HEAVY = 2.0  # times the mean tokens, from which other samples wait for one
 
@@ -56,8 +57,7 @@ def _too_few(plan: Plan, job: Job) -> Iterator[str]:
     """Replicas with fewer microbatches than consecutive stages, or than requested."""
     llm = plan.model.llm.name
     replicas = plan.replicas(llm)
-    num_joint = plan.chain[llm, replicas[0]][0].joint_replicas
-    expected = len(job.batch) // (len(replicas) * num_joint * apart(job).microbatch_samples)
+    expected = len(job.batch) // (len(replicas) * joint_replicas_of(plan) * apart(job).microbatch_samples)
     short: Counter[tuple[int, int]] = Counter()
     for replica in replicas:
         depth = _depth(plan, llm, replica)

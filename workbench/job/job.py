@@ -147,16 +147,13 @@ def job_from_spec(spec: JobSpec, *, folder: Path) -> Job:
         model=model,
         cluster=cluster,
         batch=batch_of(spec.batch, model, folder=folder),
-        layouts=joined.layouts,
-        replicas=joined.replicas,
-        microbatch_samples=joined.microbatch_samples,
-        joint_replicas=joined.joint_replicas,
         max_ranks=spec.max_ranks,
         schedule=replace(usual(spec.schedule.kind), **spec.schedule.model_dump(exclude_none=True)),
         settings=settings,
         profile=profile,
         pools=pools,
         dollars_per_rank_hour=spec.cluster.dollars_per_gpu_hour,
+        **joined._asdict(),
     )
 
 

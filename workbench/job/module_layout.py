@@ -48,7 +48,9 @@ class ModuleLayout:
         return self.joint_replicas * self.cp * self.tp
 
 
-PLACES = tuple(each.name for each in fields(ModuleLayout))[1:-1]  # others of a LayoutSpec are settings
+NOT_IN_FILES = ("module", "joint_replicas")  # the entry's key, and what follows from ep and the replicas
+PLACES = tuple(each.name for each in fields(ModuleLayout) if each.name not in NOT_IN_FILES)
+"""Keys of a LayoutSpec that are the layout's; the others are settings."""
 
 
 def check_degrees(module: str, **degrees: int | None) -> None:

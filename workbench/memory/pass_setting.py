@@ -14,7 +14,7 @@ from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.routing import routing_of
 from workbench.plan.stage import Stage
 from workbench.plan.token_owners import held_runs
-from workbench.plan.work import even_work_of, mean_tokens
+from workbench.plan.work import even_work_of, mean_tokens, with_experts_load
 
 
 def setting_of(plan: Plan, stage: Stage, microbatch: Microbatch) -> Setting:
@@ -45,10 +45,8 @@ def _joint_setting(plan: Plan, stage: Stage, microbatch: Microbatch) -> Setting:
         if part.rows
     ]
     setting, mean = max(settings, key=lambda pair: pair[0].work.tokens(TokenCount.IN))
-    load = 1.0 if mean is None else mean / setting.work.tokens(TokenCount.IN)
-    return setting._replace(
-        work=Work(setting.work.rows, experts_load=load), grid=Grid(stage.tp, stage.cp, stage.ep)
-    )
+    grid = Grid(stage.tp, stage.cp, stage.ep)
+    return setting._replace(work=with_experts_load(setting.work, mean), grid=grid)
 
 
 def _masked_tokens(plan: Plan, stage: Stage, microbatch: Microbatch, num_tokens: int) -> int:

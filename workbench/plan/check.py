@@ -63,7 +63,7 @@ def check_draft(plan: Plan) -> None:
     if plan.token_shards:
         shards_key = data_key, value_key(plan.stages), value_key(plan.token_shards)
         _SOUND_SHARDS.get_or(shards_key, lambda: _check_token_shards(routing_of(plan)))
-    if any(stage.joint_replicas > 1 for stage in plan.stages):
+    if plan.has_joint_replicas:
         check_joint_rows(plan)
 
 

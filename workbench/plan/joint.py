@@ -45,12 +45,19 @@ def own_rows(plan: Plan, microbatch: Microbatch, replica: int) -> Microbatch:
     return replace(microbatch, rows=tuple(row for row, owner in pairs if owner == replica))
 
 
+def turns(num_rows: int, num_replicas: int) -> tuple[range, ...]:
+    """[joint replicas] rows of each where they take rows in turn; a replica may have none."""
+    return tuple(range(first, num_rows, num_replicas) for first in range(num_replicas))
+
+
 def in_turn(microbatch: Microbatch, num_replicas: int) -> tuple[Microbatch, ...]:
     """The microbatches of joint replicas that take rows in turn, without those that have none."""
     if num_replicas == 1:
         return (microbatch,)
-    parts = (microbatch.rows[first::num_replicas] for first in range(num_replicas))
-    return tuple(replace(microbatch, rows=rows) for rows in parts if rows)
+    parts = turns(len(microbatch.rows), num_replicas)
+    return tuple(
+        replace(microbatch, rows=tuple(microbatch.rows[row] for row in part)) for part in parts if part
+    )
 
 
 @cached_on_instance
@@ -60,7 +67,7 @@ def replicas_apart(plan: Plan) -> Plan:
     A microbatch keeps its index, and is absent from a replica without rows. Experts that joint replicas
     distribute are whole then, on each of the ranks or cut by tp.
     """
-    if all(stage.joint_replicas == 1 for stage in plan.stages):
+    if not plan.has_joint_replicas:
         return plan
     stages = (stage_apart(stage, number) for stage in plan.stages for number in range(stage.joint_replicas))
     microbatches = (

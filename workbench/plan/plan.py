@@ -300,6 +300,11 @@ class Plan:
         """Return the replicas of a module, ascending; none for one without stages."""
         return self._tables.replicas.get(module, ())
 
+    @property
+    def has_joint_replicas(self) -> bool:
+        """Whether any stage has several joint replicas."""
+        return self._tables.has_joint_replicas
+
     @cached_property
     def ranks(self) -> tuple[int, ...]:
         """Ranks that take part, ascending."""

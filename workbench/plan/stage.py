@@ -103,6 +103,10 @@ class StageTables:
         return {rank: tuple(stages) for rank, stages in by_rank.items()}
 
     @cached_property
+    def has_joint_replicas(self) -> bool:
+        return any(stage.joint_replicas > 1 for stage in self._stages)
+
+    @cached_property
     def ranks(self) -> tuple[int, ...]:
         return tuple(sorted(self.stages_on))
 

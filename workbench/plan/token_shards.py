@@ -9,6 +9,7 @@ from workbench.balance.tokens.policies import Policy
 from workbench.masks.bitfield import Bitfield
 from workbench.masks.tiles import classify_runs, row_work
 from workbench.model.model_graph import Module
+from workbench.plan.joint import turns
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Microbatch, Plan, TokenShard
 from workbench.plan.stage import Stage
@@ -92,12 +93,14 @@ def _owners_of_all(
     """Map each row to the shares that own its blocks, those of the joint replica whose turn it is."""
     num_joint, cp = stage.joint_replicas, stage.cp
     owners: dict[int, tuple[int, ...]] = {}
-    for number in range(min(num_joint, len(rows))):
-        costs = [cost for _, cost in rows[number::num_joint]]
+    for number, own in enumerate(turns(len(rows), num_joint)):
+        if not own:
+            continue
+        costs = [rows[row][1] for row in own]
         key = tuple(map(Identity, costs)), cp, policy, scope  # equal rows have the same costs
         of_rows = _OWNED.get_or(key, lambda costs=costs: _owners(costs, cp, policy, scope))  # type: ignore[misc]
         shares = (tuple([number * cp + rank for rank in ranks]) if number else ranks for ranks in of_rows)
-        owners |= dict(zip(range(number, len(rows), num_joint), shares, strict=True))
+        owners |= dict(zip(own, shares, strict=True))
     return owners
 
 

@@ -142,10 +142,15 @@ def _joint_works(plan: Plan, microbatch: Microbatch) -> list[Work]:
     works = [works_over(apart, part, stage.cp) if part.rows else () for part in parts]
     means = mean_tokens(plan, microbatch)
     return [
-        work if mean is None else Work(work.rows, experts_load=mean / work.tokens(TokenCount.IN))
+        with_experts_load(work, mean)
         for of_replica, mean in zip(works, means, strict=True)
         for work in of_replica
     ]
+
+
+def with_experts_load(work: Work, mean: float | None) -> Work:
+    """The work, whose experts get the rows of replicas with so many tokens in the mean; None: its own."""
+    return work if mean is None else Work(work.rows, experts_load=mean / work.tokens(TokenCount.IN))
 
 
 def mean_tokens(plan: Plan, microbatch: Microbatch) -> list[float | None]:
@@ -154,9 +159,9 @@ def mean_tokens(plan: Plan, microbatch: Microbatch) -> list[float | None]:
     together = stage.ep // (stage.tp * stage.cp)
     if together <= 1:
         return [None] * stage.joint_replicas
-    routing_tokens = _tokens_in(plan, microbatch)
+    tokens = _tokens_in(plan, microbatch)
     return [
-        sum(routing_tokens[first : first + together]) / together
+        sum(tokens[first : first + together]) / together
         for number in range(stage.joint_replicas)
         for first in [number - number % together]
     ]

@@ -85,7 +85,7 @@ class StageBounds:
         """
         if any(stage.cp > 1 and _exchanges_otherwise(plan, stage) for stage in plan.stages):
             return 0.0  # another kernel's attention, which may be faster than the one summed up here
-        if any(stage.joint_replicas > 1 for stage in plan.stages):
+        if plan.has_joint_replicas:
             return 0.0  # the draft's microbatches are those of all joint replicas
         read = {module.name: _is_read(plan, module.name) for module in plan.model.modules}
         chains = {key: self._chain(plan, key, read) for key in plan.chain}
