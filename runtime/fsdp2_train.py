@@ -42,11 +42,15 @@ LONGEST_WAIT_S = 60.0
 
 
 class ShardingMesh(NamedTuple):
-    """`fsdp2.json`: copies of all weights, ranks that shard each, when they are dropped, formats."""
+    """`fsdp2.json`: copies of all weights, ranks that shard each, until when they stay gathered, formats.
+
+    Args:
+        reshard_after: pass, backward, or step; with `step` gradients are reduced once a step, too.
+    """
 
     replicate: int
     shard: int
-    reshard_after_forward: bool
+    reshard_after: str
     weights: str
     compute: str
     recompute: list[str]
@@ -117,28 +121,28 @@ def sharded(plan: Plan, layout: ShardingMesh, device: torch.device) -> dict[str,
     policy = MixedPrecisionPolicy(
         param_dtype=getattr(torch, layout.compute), reduce_dtype=getattr(torch, layout.weights)
     )
+    reshards = layout.reshard_after == "pass"
     wrapped: dict[str, WholeModule] = {}
     for module in plan.model.modules:
         whole = WholeModule(plan, module, layout, device)
         for index, unit in enumerate(whole.units):
             if index not in whole.tied:
-                fully_shard(
-                    unit, mesh=mesh, mp_policy=policy, reshard_after_forward=layout.reshard_after_forward
-                )
-        fully_shard(whole, mesh=mesh, mp_policy=policy, reshard_after_forward=layout.reshard_after_forward)
+                fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=reshards)
+        fully_shard(whole, mesh=mesh, mp_policy=policy, reshard_after_forward=reshards)
         wrapped[module.name] = whole
     return wrapped
 
 
 @dataclass(frozen=True)
 class Trainer:
-    """One rank's part of the training."""
+    """One rank's part of the training; `syncs_each`: reduce gradients and free weights every microbatch."""
 
     plan: Plan
     modules: Mapping[str, WholeModule]
     source: DataSource
     device: torch.device
     dtype: torch.dtype
+    syncs_each: bool
 
     def step(self, optimizer: torch.optim.Optimizer, microbatches: list[tuple[Sample, ...]]) -> float:
         """One step; the mean loss of all text tokens of the batch."""
@@ -146,9 +150,11 @@ class Trainer:
         optimizer.zero_grad()
         total = torch.zeros((), device=self.device, dtype=torch.float64)
         for index, samples in enumerate(microbatches, start=1):
+            is_last = index == len(microbatches)
             for module in self.modules.values():
                 assert isinstance(module, FSDPModule)
-                module.set_requires_gradient_sync(index == len(microbatches))
+                module.set_requires_gradient_sync(is_last or self.syncs_each)
+                module.set_reshard_after_backward(is_last or self.syncs_each)
             loss = self.loss_sum(samples)
             total += loss.detach().double()
             # Gradients become the mean of all ranks'; the loss is the sum of what they have.
@@ -228,7 +234,8 @@ def main() -> None:
     dist.init_process_group("gloo" if kind == "cpu" else "nccl")
     source = source_of(given.data, None, plan, timeout_s=LONGEST_WAIT_S) or SyntheticSource(0)
     modules = sharded(plan, layout, device)
-    trainer = Trainer(plan, modules, source, device, getattr(torch, layout.compute))
+    compute, syncs_each = getattr(torch, layout.compute), layout.reshard_after != "step"
+    trainer = Trainer(plan, modules, source, device, compute, syncs_each)
     weights = [p for module in modules.values() for p in module.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=given.learning_rate)
     microbatches = microbatches_of(plan, dist.get_rank())

@@ -39,7 +39,7 @@ from runtime.world.mesh import Mesh
 from runtime.world.pool import Place
 from runtime.world.yardstick import Yardstick, yardstick_of
 from workbench.plan.lowered import Lowered
-from workbench.plan.parameter_shards import sharded_stages
+from workbench.plan.parameter_shards import kept_stages, sharded_stages
 from workbench.plan.plan import Plan
 from workbench.plan.runnable import check_targets
 from workbench.plan.stage import Stage
@@ -199,7 +199,9 @@ class _Rank:
         plan = lowered.plan
         dtype = settings.dtype(plan)
         stages = [stage for stage in plan.stages if mesh.rank in stage.flat_ranks]
-        self._sharded = ShardedStages(sharded_stages(plan), mesh, wide=settings.optimizer_dtype(plan))
+        self._sharded = ShardedStages(
+            sharded_stages(plan), mesh, wide=settings.optimizer_dtype(plan), kept=kept_stages(plan)
+        )
         build_one = self._sharded.building(build)
         self._modules = {
             stage.id: build_one(

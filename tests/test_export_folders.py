@@ -21,8 +21,11 @@ from workbench.export.registry import BY_NAME, TARGETS
 from workbench.job.job import Job
 from workbench.job.machines import cost_of
 from workbench.job.notations.layout_string import stage_layers_of
-from workbench.plan.plan import Plan, Precision
+from workbench.job.other_layouts import with_layouts
+from workbench.plan.plan import ModuleSettings, Plan, Precision, Sharding
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
+from workbench.schedule.sharded import ReshardAfter
+from workbench.strategies import fsdp
 from workbench.strategies.registry import BY_NAME as STRATEGIES
 from workbench.timing.accept import accept
 
@@ -136,6 +139,28 @@ def test_the_runtime_takes_the_plan_as_it_is(islands):
     files = export(islands, BY_NAME["torchrun"], prices_of(JOBS["frozen-tower"]))
     assert json.loads(files[MARK])["differences"] == []
     assert "Nothing: this folder executes the plan exactly." in files["README.md"]
+
+
+@pytest.mark.parametrize(
+    ("target", "after", "text", "differences"),
+    [
+        ("torchtitan", ReshardAfter.PASS, "'fsdp_reshard_after_forward': 'always'", []),
+        ("torchtitan", ReshardAfter.BACKWARD, "'fsdp_reshard_after_forward': 'never'", []),
+        ("torchtitan", ReshardAfter.STEP, "'fsdp_reshard_after_forward': 'never'", ["kept for a step"]),
+        ("megatron", ReshardAfter.BACKWARD, "-strategy optim_grads_params\n", ["kept for a backward"]),
+        ("megatron", ReshardAfter.STEP, "-strategy optim\n", []),
+        ("fsdp2", ReshardAfter.BACKWARD, '"reshard_after": "backward"', []),
+    ],
+)
+def test_systems_gather_as_often_as_the_plan_or_it_is_a_difference(target, after, text, differences):
+    settings = ModuleSettings(module="llm", sharding=Sharding.PARAMETERS, reshard_after=after)
+    job = with_layouts(JOBS["llama"], (), replicas=1)
+    job = replace(job, settings=replace(job.settings, modules=(settings,)), microbatch_samples=1)
+    _, plan = fsdp.fastest_of_size(job, cost_of(job, None, None))
+    files = export(plan, BY_NAME[target], prices_of(job))
+    assert any(text in content for content in files.values())
+    names = [each["has"] for each in json.loads(files[MARK])["differences"]]
+    assert [name for name in names if "gathered" in name] == [f"gathered parameters {d}" for d in differences]
 
 
 def test_megatron_cuts_where_the_plan_cuts(pipeline):

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,9 @@ from workbench.job.job import Job, job_from_spec
 from workbench.job.job_file import parse_spec
 from workbench.job.machines import cost_of
 from workbench.plan.codec import write_plan
-from workbench.plan.plan import Plan
+from workbench.plan.plan import ModuleSettings, Plan, Sharding
+from workbench.schedule.sharded import ReshardAfter
+from workbench.strategies import fsdp
 from workbench.strategies.registry import BY_NAME as STRATEGIES
 
 ROOT = Path(__file__).parents[1]
@@ -82,6 +85,17 @@ def test_features_of_several_blocks_enter_a_launched_model(tmp_path):
     job = job_from_spec(parse_spec(STACKED), folder=ROOT)
     plan = STRATEGIES["fsdp"].planner(job, cost_of(job, None, None), lambda *_: None)
     test_a_launched_folder_has_the_losses_of_one_process("fsdp2", job, plan, tmp_path)
+
+
+def test_weights_that_stay_for_a_step_have_the_same_losses(job, tmp_path):
+    """Two microbatches of each rank; gradients are reduced after the second."""
+    sharded = ModuleSettings(module="llm", sharding=Sharding.PARAMETERS, reshard_after=ReshardAfter.STEP)
+    settings = replace(job.settings, modules=(sharded, replace(sharded, module="vision")))
+    kept_job = replace(job, settings=settings, microbatch_samples=2)
+    _, plan = fsdp.fastest_of_size(kept_job, cost_of(job, None, None))
+    assert len(plan.microbatches_of["llm", 0]) == 2
+    test_a_launched_folder_has_the_losses_of_one_process("fsdp2", job, plan, tmp_path)
+    assert json.loads((tmp_path / "out" / "fsdp2.json").read_text())["reshard_after"] == "step"
 
 
 @pytest.mark.parametrize("target", ["fsdp2", "torchrun"])

@@ -33,6 +33,7 @@ from workbench.plan.plan import ModuleSettings, Plan, Precision, Settings, Shard
 from workbench.plan.stage import Stage
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule
+from workbench.schedule.sharded import ReshardAfter
 from workbench.strategies import megatron_heterogeneous
 from workbench.timing.accept import accept
 
@@ -51,6 +52,7 @@ def sharded_parameters(
     modules: Sequence[str] = MODULES,
     samples: int = 1,
     instances: int = 1,
+    reshard_after: ReshardAfter = ReshardAfter.PASS,
     schedule: Schedule | None = None,
     **settings: object,
 ) -> Plan:
@@ -62,9 +64,10 @@ def sharded_parameters(
         for name, parts in cuts.items()
         for place, layers in enumerate(parts)
     ]
-    chosen = tuple(
-        ModuleSettings(module=name, sharding=Sharding.PARAMETERS, instances=instances) for name in modules
+    sharded = ModuleSettings(
+        module="", sharding=Sharding.PARAMETERS, instances=instances, reshard_after=reshard_after
     )
+    chosen = tuple(replace(sharded, module=name) for name in modules)
     draft = Plan(
         strategy="test",
         model=model,

@@ -15,6 +15,7 @@ from workbench.plan.plan import KeyExchange, ModuleSettings, Recompute, Settings
 from workbench.planner.groupings import Grouping
 from workbench.planner.layout_choice import Degrees
 from workbench.schedule.choice import ScheduleKind, usual
+from workbench.schedule.sharded import ReshardAfter
 from workbench.search.joint.ablation import ablated
 from workbench.search.joint.arrangement import Arrangement, Placement
 from workbench.search.joint.choice import TokenRule, build
@@ -28,7 +29,7 @@ from workbench.search.joint.move_json import MOVES, move_from_json, move_to_json
 from workbench.search.joint.question import Question
 from workbench.search.joint.replan import Replan, replan_of
 from workbench.search.joint.result import SearchResult, State
-from workbench.search.joint.setting_moves import Distribute, ExchangeKeys, Keep
+from workbench.search.joint.setting_moves import Distribute, ExchangeKeys, Keep, Reshard
 from workbench.search.joint.starts import OUT_OF_TIME
 from workbench.search.joint.take import Take
 from workbench.search.joint.terms import Scope, Stop
@@ -203,6 +204,7 @@ EVERY_MOVE = (
     Distribute(TokenRule.STRIPE),
     ExchangeKeys("llm", KeyExchange.RING),
     Keep("llm", Recompute.FULL, Sharding.OPTIMIZER, 2, sequence_parallel=True),
+    Reshard(None, ReshardAfter.STEP),
     Take(Question.TOKENS, "cornstarch"),
     replan_of("cornstarch", replace(small(), settings=Settings(modules=(ModuleSettings(module="llm"),)))),
 )

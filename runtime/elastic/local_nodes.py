@@ -94,8 +94,9 @@ def _check_job(job: Job) -> None:
             )
     if job.settings.modules:
         raise ValueError(
-            f"{where}: recompute, instances, key_exchange and sequence_parallel are not supported in elastic "
-            f"training, --sharding applies to all modules; {job.settings.modules[0].module!r} sets one"
+            f"{where}: recompute, instances, reshard_after, key_exchange and sequence_parallel are not "
+            "supported in elastic training, --sharding applies to all modules; "
+            f"{job.settings.modules[0].module!r} sets one"
         )
     wide = job.settings.optimizer_precision
     if wide not in (None, job.settings.precision):

@@ -15,6 +15,7 @@ from workbench.model.model_graph import TEXT
 from workbench.plan.plan import KeyExchange, Recompute, Sharding
 from workbench.planner.assembly import layout_of
 from workbench.schedule.choice import ScheduleKind, usual
+from workbench.schedule.sharded import ReshardAfter
 
 Edit = Callable[[Job], Job]
 
@@ -231,10 +232,15 @@ def _sharding(job: Job) -> Iterator[Change]:
         for other in (Sharding.NONE, Sharding.OPTIMIZER):
             if current in (Sharding.NONE, Sharding.OPTIMIZER) and other is not current:
                 yield _setting(module.name, "sharding", current, other)
+        if current is Sharding.PARAMETERS:
+            after = job.settings.of(module.name).reshard_after
+            for other_after in ReshardAfter:
+                if other_after is not after:
+                    yield _setting(module.name, "reshard_after", after, other_after)
 
 
 def _setting(module: str, name: str, current: object, value: object) -> Change:
-    kind = ChangeKind.SHARDING if name == "sharding" else ChangeKind.ACTIVATIONS
+    kind = ChangeKind.SHARDING if name in ("sharding", "reshard_after") else ChangeKind.ACTIVATIONS
     texts = (str(word).lower() for word in (current, value))
     return Change(kind, f"{module} {name} {' -> '.join(texts)}", _with_setting(module, name, value))
 

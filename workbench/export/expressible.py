@@ -8,6 +8,7 @@ from workbench.export.module_layouts import llm_of, placed_modules, schedule_lik
 from workbench.model.block_modules import BlockModule
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Sharding
 from workbench.schedule.choice import Schedule, ScheduleKind
+from workbench.schedule.sharded import ReshardAfter
 
 CAUSAL = "causal"
 
@@ -109,25 +110,43 @@ def computed_again(plan: Plan, allowed: Collection[BlockModule]) -> Sequence[Cha
 
 def sharded_as(plan: Plan, instead: Sharding, *refused: Sharding) -> Sequence[Change]:
     """Replace kinds of sharding that cannot be expressed."""
-    used = {plan.settings.of(module.name).sharding for module in plan.model.modules}
+    used = {settings.sharding for settings in _settings_of_modules(plan)}
     inexpressible = sorted(used.intersection(refused))
     if not inexpressible:
         return ()
 
     def changed(settings: ModuleSettings) -> ModuleSettings:
-        return replace(settings, sharding=instead) if settings.sharding in refused else settings
+        return settings.sharded(instead, settings.instances) if settings.sharding in refused else settings
 
     return in_settings(f"sharding {', '.join(inexpressible)}", f"sharding {instead}", changed)
+
+
+def resharded_as(plan: Plan, instead: ReshardAfter, *refused: ReshardAfter) -> Sequence[Change]:
+    """Replace times of resharding that cannot be expressed."""
+    used = {settings.reshard_after for settings in _settings_of_modules(plan)}
+    inexpressible = sorted(used.intersection(refused))
+    if not inexpressible:
+        return ()
+
+    def changed(settings: ModuleSettings) -> ModuleSettings:
+        return replace(settings, reshard_after=instead) if settings.reshard_after in refused else settings
+
+    words = f"gathered parameters kept for a {', '.join(inexpressible)}"
+    return in_settings(words, f"for a {instead}", changed)
+
+
+def _settings_of_modules(plan: Plan) -> Sequence[ModuleSettings]:
+    return [plan.settings.of(module.name) for module in plan.model.modules]
 
 
 def sharded_alike(plan: Plan) -> Sequence[Change]:
     """For systems with one kind of sharding for all modules: that of the language model."""
     of_llm = plan.settings.of(llm_of(plan).name)
-    all_settings = [plan.settings.of(module.name) for module in plan.model.modules]
-    if all((each.sharding, each.instances) == (of_llm.sharding, of_llm.instances) for each in all_settings):
-        return ()
 
     def alike(settings: ModuleSettings) -> ModuleSettings:
-        return replace(settings, sharding=of_llm.sharding, instances=of_llm.instances)
+        sharded = settings.sharded(of_llm.sharding, of_llm.instances)
+        return replace(sharded, reshard_after=of_llm.reshard_after)
 
+    if all(alike(settings) == settings for settings in _settings_of_modules(plan)):
+        return ()
     return in_settings("modules that are sharded differently", f"sharding {of_llm.sharding} for all", alike)

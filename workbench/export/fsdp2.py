@@ -16,6 +16,7 @@ from workbench.export.target import Files, Launch, Target
 from workbench.export.torchrun import PLAN, nccl_environment
 from workbench.plan.codec import dumps
 from workbench.plan.plan import ModuleSettings, Plan, Recompute, Sharding
+from workbench.schedule.sharded import ReshardAfter
 
 LAYOUT, PROGRAM = "fsdp2.json", "train.py"
 _SOURCE = "fsdp2_train.py"  # of the runtime
@@ -103,7 +104,7 @@ def layout_words(plan: Plan) -> dict[str, object]:
     return {
         "replicate": copies,
         "shard": num_ranks // copies,
-        "reshard_after_forward": settings.sharding is Sharding.PARAMETERS,
+        "reshard_after": settings.reshard_after if settings.shards_parameters else ReshardAfter.STEP,
         "weights": str(plan.settings.optimizer_precision or plan.settings.precision),
         "compute": str(plan.settings.precision),
         "recompute": [

@@ -39,6 +39,7 @@ from workbench.export.torchrun import nccl_environment
 from workbench.job.notations.job_layouts import MEGATRON_SIZES
 from workbench.job.notations.layout_string import layout_string
 from workbench.plan.plan import ModuleSettings, Plan, Sharding
+from workbench.schedule.sharded import ReshardAfter
 
 ARGUMENTS, DATA = "arguments.sh", "data.sh"
 Arguments = dict[str, str | None]  # flag -> its value; None: a flag without value
@@ -138,9 +139,10 @@ def _sharding_arguments(settings: ModuleSettings) -> Arguments:
     if settings.instances > 1:
         flags["--num-distributed-optimizer-instances"] = str(settings.instances)
     if settings.sharding in _FSDP:
+        once = settings.reshard_after is ReshardAfter.STEP  # as Megatron-FSDP's sharded optimizer does
         flags |= {
             "--use-megatron-fsdp": None,
-            "--data-parallel-sharding-strategy": _FSDP[settings.sharding],
+            "--data-parallel-sharding-strategy": "optim" if once else _FSDP[settings.sharding],
             "--ckpt-format": "fsdp_dtensor",
             "--no-gradient-accumulation-fusion": None,
         }
@@ -157,6 +159,7 @@ def _changes(plan: Plan) -> Sequence[Change]:
     return (
         *expressible.equal_lengths(plan),
         *expressible.wide_optimizer(plan),
+        *expressible.resharded_as(plan, ReshardAfter.PASS, ReshardAfter.BACKWARD),
         *expressible.computed_again(plan, RECOMPUTED),
         *expressible.one_of_schedules(plan, SCHEDULES),
     )

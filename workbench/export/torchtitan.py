@@ -26,6 +26,7 @@ from workbench.job.notations.job_layouts import TORCHTITAN_SIZES
 from workbench.job.notations.torchtitan import OUTPUT, parts_of
 from workbench.plan.plan import KeyExchange, ModuleSettings, Plan, Precision, Sharding
 from workbench.schedule.choice import ScheduleKind
+from workbench.schedule.sharded import ReshardAfter
 
 MODULE, CONFIG = "plan_config", "train"
 USUAL_EPS = 1e-5
@@ -71,10 +72,18 @@ def _changes(plan: Plan) -> Sequence[Change]:
     return (
         *expressible.equal_lengths(plan),
         *expressible.sharded_as(plan, Sharding.GRADIENTS, Sharding.OPTIMIZER),
+        *_resharded(plan),
         *expressible.computed_again(plan, ()),
         *_key_exchange(plan),
         *expressible.one_of_schedules(plan, SCHEDULES),
     )
+
+
+def _resharded(plan: Plan) -> Sequence[Change]:
+    """Without stages it shards again after every backward; its stages keep weights and sums for a step."""
+    if placed_modules(plan)[llm_of(plan).name].pp == 1:
+        return expressible.resharded_as(plan, ReshardAfter.BACKWARD, ReshardAfter.STEP)
+    return expressible.resharded_as(plan, ReshardAfter.STEP, ReshardAfter.BACKWARD)
 
 
 def _key_exchange(plan: Plan) -> Sequence[Change]:
@@ -134,8 +143,12 @@ def _data_parallel(placed: Placed, settings: ModuleSettings) -> dict[str, Any]:
     return {
         "data_parallel_replicate_degree": settings.instances,
         "data_parallel_shard_degree": placed.dp // settings.instances,
-        "fsdp_reshard_after_forward": "always" if settings.sharding is Sharding.PARAMETERS else "never",
+        "fsdp_reshard_after_forward": "always" if _is_freed_after_forward(settings) else "never",
     }
+
+
+def _is_freed_after_forward(settings: ModuleSettings) -> bool:
+    return settings.shards_parameters and settings.reshard_after is ReshardAfter.PASS
 
 
 def training_words(plan: Plan) -> dict[str, Any]:

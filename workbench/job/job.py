@@ -163,6 +163,7 @@ def _module_settings(name: str, layout: LayoutSpec) -> ModuleSettings:
         recompute=Recompute(layout.recompute),
         sharding=Sharding(layout.sharding),
         instances=layout.instances,
+        reshard_after=layout.reshard_after,
         key_exchange=layout.key_exchange,
         sequence_parallel=layout.sequence_parallel,
     )

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validat
 from workbench.masks.patterns import CAUSAL, PATTERNS, canonical
 from workbench.plan.plan import KeyExchange, Precision
 from workbench.schedule.choice import ScheduleKind
+from workbench.schedule.sharded import ReshardAfter
 
 Count = Annotated[int, Field(ge=1, le=10_000_000, strict=True)]
 Items = Annotated[int, Field(ge=0, le=10_000, strict=True)]  # of one modality in one sample
@@ -319,6 +320,8 @@ class LayoutSpec(Strict):
         sequence_parallel: whether tensor-parallel ranks split the tokens outside attention and MLPs.
         sharding: state that is sharded over data-parallel ranks.
         instances: copies of the sharded state; more than one is hybrid sharding (HSDP).
+        reshard_after: only with `sharding: parameters`: `pass` gathers them for every forward and backward,
+            `backward` keeps those of a forward for its backward, `step` gathers and reduce-scatters once.
     """
 
     pp: Count | None = None
@@ -333,6 +336,7 @@ class LayoutSpec(Strict):
     sequence_parallel: Annotated[bool, Field(strict=True)] = False
     sharding: Literal["none", "optimizer", "parameters"] = "none"
     instances: Count = 1
+    reshard_after: ReshardAfter = ReshardAfter.PASS
 
 
 class ScheduleChoiceSpec(Strict):

@@ -62,7 +62,7 @@ def held_bytes(alone: Lowered, row: LlmRow, rank: int) -> int:
 
 
 def _unsharded(plan: Plan) -> Plan:
-    modules = tuple(replace(each, sharding=Sharding.NONE, instances=1) for each in plan.settings.modules)
+    modules = tuple(each.sharded(Sharding.NONE) for each in plan.settings.modules)
     return replace(plan, settings=replace(plan.settings, modules=modules))
 
 

@@ -13,6 +13,7 @@ from workbench.memory.stage import GRADIENTS, StateKind, updated_elements
 from workbench.model.layer import DeltaRule, Pointwise
 from workbench.plan.action_columns import KIND, NOWHERE, action_columns
 from workbench.plan.kernels import Kernels
+from workbench.plan.parameter_shards import kept_stages
 from workbench.plan.plan import Plan
 from workbench.plan.stage import Stage
 from workbench.schedule.action import MEANING, Pass, TaskKind, reduction_of
@@ -186,9 +187,28 @@ class PassLines:
         """Add whole backwards."""
         cells = self._cells(Pass.B)
         size = self._sizes_of(cells, keeps=True)
-        is_first = self._makes_first(cells) | self._is_sharded[cells]
+        is_first = self._makes_first(cells) | self._is_sharded[cells] & ~self._is_accumulating(cells)
         self._hold(cells, cells, np.where(is_first, size.first, size.accumulating))
         joined[cells] = size.output
+
+    def _is_accumulating(self, backwards: Ints) -> Flags:
+        """Whether each adds to whole gradients that an earlier backward of a round that stays has left."""
+        scatters = self._cells(Pass.REDUCE_SCATTER)
+        in_place = self._is_kept & (not self._has_wide_gradients)
+        if not in_place.any():
+            return np.zeros(len(backwards), np.bool_)
+        first = self._first_backward(scatters, self._matching(Pass.ALL_GATHER, scatters))
+        return in_place[backwards] & ~np.isin(backwards, first)
+
+    @cached_property
+    def _is_kept(self) -> Flags:
+        """[cells] whether the weights of the action's stage stay gathered for more than a pass."""
+        return np.isin(self._stage, list(kept_stages(self._plan)))
+
+    @property
+    def _has_wide_gradients(self) -> bool:
+        """Whether the optimizer's type is wider than the weights'."""
+        return self._plan.settings.gradient_bytes > self._plan.settings.precision.num_bytes
 
     def _add_split(self, cells: Ints, joined: Ints) -> None:
         """Add split backwards: what I leaves for W, and, from the first I on, gradients that only I makes."""
@@ -225,7 +245,11 @@ class PassLines:
         self._hold(cells[is_idle], cells[is_idle], largest[is_idle])
 
     def _add_scattered(self) -> None:
-        """Add a round's gradients: whole from its backward on, flat while in flight, and the own shard."""
+        """Add a round's gradients: whole from its backward on, flat while in flight, and the own shard.
+
+        Weights that stay for several backwards add their gradients to the flat tensor where the optimizer's
+        type is wider than theirs.
+        """
         cells = self._cells(Pass.REDUCE_SCATTER)
         if not len(cells):
             return
@@ -237,8 +261,11 @@ class PassLines:
         gathered, in_flight, own_shard = np.array(sizes, np.int64).T
         computed = self._first_backward(cells, self._matching(Pass.ALL_GATHER, cells))
         is_computed = computed != NOWHERE
-        whole_bytes = gathered[is_computed] * settings.precision.num_bytes
-        self._hold(computed[is_computed] + 1, cells[is_computed], whole_bytes)
+        is_summed = self._is_kept[cells] & self._has_wide_gradients
+        whole_bytes = gathered * settings.precision.num_bytes
+        whole_bytes = np.where(is_summed, in_flight * settings.gradient_bytes, whole_bytes)
+        until = cells - is_summed  # then the sum is in flight
+        self._hold(1 + computed[is_computed], until[is_computed], whole_bytes[is_computed])
         last = self._until_awaited(cells)
         is_first = self._first_round[self._rank_stage[cells]] == cells  # its shard becomes the sum
         num_elements = np.where(is_first, in_flight, in_flight + own_shard)

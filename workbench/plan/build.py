@@ -15,7 +15,7 @@ from workbench.plan.frame import Frame, frame_of
 from workbench.plan.gradient_groups import gradient_groups, reduction_order
 from workbench.plan.instance_cache import set_cached
 from workbench.plan.lru_cache import Identity, LruCache, value_key
-from workbench.plan.parameter_shards import shard_units
+from workbench.plan.parameter_shards import reshard_after_of, shard_units
 from workbench.plan.plan import Microbatch, Plan, Program
 from workbench.plan.routing import Routing, routing_of
 from workbench.plan.stage import Stage
@@ -125,16 +125,18 @@ def _complete_programs(draft: Plan, part: Plan, passes: Programs) -> tuple[Progr
     present = part.stage
     reduced = tuple(stage for stage in reduction_order(draft) if stage in present)
     in_part = (
-        (tuple(s for s in unit.stages if s in present), bool(unit.trained)) for unit in shard_units(draft)
+        (tuple(s for s in unit.stages if s in present), bool(unit.trained), reshard_after_of(draft, unit))
+        for unit in shard_units(draft)
     )
-    rounds = tuple((stages, is_trained) for stages, is_trained in in_part if stages)
+    rounds = tuple(each for each in in_part if each[0])
     ranks_of = _rank_groups(part)
 
     def derive() -> tuple[Program, ...]:
         orders = passes
         if rounds:
-            trained = [stage for stages, is_trained in rounds if is_trained for stage in stages]
-            orders = with_rounds(orders, [stages for stages, _ in rounds], trained)
+            trained = [stage for stages, is_trained, _ in rounds if is_trained for stage in stages]
+            reshard_after = {unit: after for unit, (_, _, after) in enumerate(rounds)}
+            orders = with_rounds(orders, [stages for stages, _, _ in rounds], trained, reshard_after)
         orders = with_reductions(orders, reduced)
         return tuple(
             Program(ranks=ranks, actions=(*orders[group], STEP)) for group, ranks in ranks_of.items()

@@ -9,6 +9,7 @@ from workbench.plan.lru_cache import Identity, LruCache, value_key
 from workbench.plan.plan import Plan
 from workbench.plan.stage import Stage
 from workbench.schedule.action import COMPUTE, FSDP, ROUND, Action, Order, Pass, by_stage
+from workbench.schedule.sharded import ReshardAfter
 
 _IN_ROUNDS = frozenset((*COMPUTE, *ROUND))
 
@@ -149,6 +150,21 @@ def _instances(plan: Plan, module: str) -> dict[int, int]:
 def sharded_stages(plan: Plan) -> dict[int, ShardUnit]:
     """Map each sharded stage to its unit."""
     return {stage: unit for unit in shard_units(plan) for stage in unit.stages}
+
+
+def reshard_after_of(plan: Plan, unit: ShardUnit) -> ReshardAfter:
+    """Return how long a unit's weights stay gathered."""
+    return plan.settings.of(plan.stage[unit.stages[0]].module).reshard_after
+
+
+@cached_on_instance
+def kept_stages(plan: Plan) -> frozenset[int]:
+    """Return the sharded stages whose weights stay gathered for more than a pass."""
+    return frozenset(
+        stage.id
+        for stage in plan.stages
+        if plan.settings.of(stage.module).reshard_after is not ReshardAfter.PASS
+    )
 
 
 def unit_of(units: Mapping[int, ShardUnit], action: Action) -> ShardUnit:

@@ -13,6 +13,7 @@ from workbench.model.model_graph import ModelGraph
 from workbench.plan.kernels import Kernels
 from workbench.plan.stage import Stage, StageTables, tables_of
 from workbench.schedule.action import Action
+from workbench.schedule.sharded import ReshardAfter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +125,7 @@ class ModuleSettings:
         computed_again: parts of every block that the backward recomputes, if not the whole block.
         collective_pieces: pieces of a tensor-parallel matmul whose results are all-reduced, so that the
             reduction of one piece overlaps with the matmul of the next.
+        reshard_after: how long sharded parameters stay gathered.
     """
 
     module: str
@@ -134,17 +136,30 @@ class ModuleSettings:
     sequence_parallel: bool = field(default=False, metadata={WHERE_SET: True})
     computed_again: tuple[BlockModule, ...] = field(default=(), metadata={WHERE_SET: True})
     collective_pieces: int = field(default=1, metadata={WHERE_SET: True})
+    reshard_after: ReshardAfter = field(default=ReshardAfter.PASS, metadata={WHERE_SET: True})
 
     def __post_init__(self) -> None:
         if self.collective_pieces < 1:
             raise ValueError(
                 f"module {self.module!r}: want collective_pieces >= 1, got {self.collective_pieces}"
             )
+        if self.reshard_after is not ReshardAfter.PASS and not self.shards_parameters:
+            raise ValueError(
+                f"module {self.module!r}: reshard_after {self.reshard_after.value!r} wants sharding "
+                f"{Sharding.PARAMETERS.value!r}, got {self.sharding.value!r}; nearest: "
+                f"reshard_after {ReshardAfter.PASS.value!r}"
+            )
 
     @property
     def shards_parameters(self) -> bool:
-        """Whether ranks keep shards of the weights, and gather them for every pass."""
+        """Whether ranks keep shards of the weights, and gather them for passes."""
         return self.sharding is Sharding.PARAMETERS
+
+    def sharded(self, sharding: Sharding, instances: int = 1) -> "ModuleSettings":
+        """Return the settings with other sharding; only that of parameters keeps `reshard_after`."""
+        keeps = sharding is Sharding.PARAMETERS
+        reshard_after = self.reshard_after if keeps else ReshardAfter.PASS
+        return replace(self, sharding=sharding, instances=instances, reshard_after=reshard_after)
 
 
 @cache

@@ -95,16 +95,22 @@ def job_with(job: Job, choice: LayoutChoice, step: LayoutStep) -> Job:
     )
     modules = tuple(
         replace(
-            job.settings.of(name),
+            job.settings.of(name).sharded(
+                _sharding(choice.mode, part), part.instances if _is_sharded(part) else 1
+            ),
             recompute=part.recompute,
-            sharding=Sharding.OPTIMIZER if _is_sharded(part) else Sharding.NONE,
-            instances=part.instances if _is_sharded(part) else 1,
         )
         for name, part in parts.items()
     )
     schedule = replace(job.schedule, offload=True) if choice.offload else job.schedule
     settings = replace(job.settings, modules=modules)
     return replace(with_layouts(job, layouts), schedule=schedule, settings=settings)
+
+
+def _sharding(mode: Mode, part: ModuleChoice) -> Sharding:
+    if mode in (Mode.SHARDED, Mode.HYBRID):
+        return Sharding.PARAMETERS
+    return Sharding.OPTIMIZER if _is_sharded(part) else Sharding.NONE
 
 
 def _is_sharded(part: ModuleChoice) -> bool:

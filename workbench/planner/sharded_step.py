@@ -3,12 +3,15 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from workbench.cost.group_link import busy_share, group_link
 from workbench.cost.hardware import Link
 from workbench.cost.overlapped_collectives import loss_on
+from workbench.memory.layer import StateBytes
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, ModuleChoice
 from workbench.planner.module_price import BoundaryExchange, ModulePrices, Totals
+from workbench.schedule.sharded import ReshardAfter
 
 PREFETCHED = 2  # layers whose parameters, and whose gradients, a rank holds whole at once
 
@@ -30,9 +33,9 @@ class _Round:
 def sharded_step(prices: ModulePrices, choice: LayoutChoice, num_samples: int) -> LayoutStep:
     """The step with all modules on all ranks, each layer's parameters gathered one layer ahead of use.
 
-    A forward gathers; a backward gathers again and scatters gradients; each overlaps with the layer that
-    computes meanwhile. A layer without a backward is gathered once. Several parameter instances all-reduce
-    their gradient shards layer by layer in the last microbatch's backward.
+    A forward gathers; a backward gathers again and scatters gradients, unless `ReshardAfter` leaves it out;
+    each overlaps with the layer that computes meanwhile. A layer without a backward is gathered once. Several
+    parameter instances all-reduce their gradient shards layer by layer in the last microbatch's backward.
 
     Args:
         num_samples: samples of a microbatch.
@@ -49,10 +52,19 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice, num_samples: int) -
     moved = [prices.sharded_exchange(part, layer) for part, layer in layers]
     slowed_s = loss_on(job.cluster)
     busy = [busy_share(_near(prices, part)) for part, _ in layers]
-    rounds = list(_rounds([layer for _, layer in layers], moved, busy, slowed_s))
-    once_s = _lanes_s(rounds)
-    more_s = _lanes_s([*rounds, *rounds]) - once_s if num_rounds > 1 else 0.0
-    last_s = max(once_s, _summed_s(rounds))
+    after = [job.settings.of(part.module).reshard_after for part, _ in layers]
+    priced = [
+        _Layer(layer, own, share, until)
+        for (_, layer), own, share, until in zip(layers, moved, busy, after, strict=True)
+    ]
+    last = list(_rounds(priced, slowed_s, is_first=num_rounds == 1, is_last=True))
+    passes_s = _lanes_s(last)
+    if num_rounds > 1:
+        first = list(_rounds(priced, slowed_s, is_first=True, is_last=False))
+        middle = list(_rounds(priced, slowed_s, is_first=False, is_last=False))
+        passes_s = _lanes_s([*first, *last])
+        passes_s += (num_rounds - 2) * (_lanes_s([*first, *middle, *last]) - passes_s)
+    last_s = max(_lanes_s(last), _summed_s(last))
     updated_elements = held_bytes = 0.0
     size = prices.size
     for part, layer in layers:
@@ -60,39 +72,66 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice, num_samples: int) -
         per_weight = layer.weights * size.weight + layer.trained * (size.gradient + size.optimizer)
         held_bytes += per_weight / shards + layer.kept_bytes
         updated_elements += layer.trained / shards
-    whole = max(layer.weights * size.weight + layer.trained * size.gradient for _, layer in layers)
+    whole = _whole_bytes(priced, size)
     working = max(layer.working_bytes for _, layer in layers)
     return LayoutStep(
-        passes_s=once_s + (num_rounds - 1) * more_s,
-        exchange_s=last_s - once_s,
+        passes_s=passes_s,
+        exchange_s=last_s - _lanes_s(last),
         update_s=prices.updated_s(updated_elements),
         boundary_s=0.0,
         boundary_bytes=0.0,
-        peak_bytes=round(held_bytes + PREFETCHED * whole + working),
+        peak_bytes=round(held_bytes + whole + working),
         memory_bytes=min(node.memory_bytes for node in job.cluster.nodes),
         llm_layers=(len(prices.layers(choice.llm, num_samples)),),
     )
 
 
+class _Layer(NamedTuple):
+    """A layer with its exchange, the share of it that slows down passes, and how long its weights stay."""
+
+    totals: Totals
+    moved: BoundaryExchange
+    busy_share: float
+    reshard_after: ReshardAfter
+
+
 def _rounds(
-    layers: Sequence[Totals],
-    moved: Sequence[BoundaryExchange],
-    busy: Sequence[float],
-    lost_s: Callable[[float, float], float],
+    layers: Sequence[_Layer], lost_s: Callable[[float, float], float], *, is_first: bool, is_last: bool
 ) -> Iterator[_Round]:
-    """Yield the rounds of all forwards, then of all backwards that run.
+    """Yield the rounds of a microbatch: of all forwards, then of all backwards that run.
 
     Each pass is slowed down by the collectives that run beside it.
+
+    Args:
+        layers: of all modules.
+        lost_s: of (collectives, pass).
+        is_first: whether it is the first microbatch of a step.
+        is_last: whether it is the last.
     """
-    for index, layer in enumerate(layers):
-        gather_s = moved[index].gather_s
-        yield _Round(
-            index, layer.forward_s + lost_s(busy[index] * gather_s, layer.forward_s), gather_s, 0.0, 0.0
-        )
-    for index in reversed(range(len(layers))):
-        if (backward_s := layers[index].backward_s) > 0:
-            beside_s = busy[index] * (moved[index].gather_s + moved[index].scatter_s)
-            yield _Round(index, backward_s + lost_s(beside_s, backward_s), *moved[index])
+    for index, (layer, moved, share, after) in enumerate(layers):
+        gather_s = moved.gather_s if is_first or after is not ReshardAfter.STEP else 0.0
+        yield _Round(index, layer.forward_s + lost_s(share * gather_s, layer.forward_s), gather_s, 0.0, 0.0)
+    for index, (layer, moved, share, after) in reversed(list(enumerate(layers))):
+        if (backward_s := layer.backward_s) > 0:
+            gather_s = moved.gather_s if after is ReshardAfter.PASS else 0.0
+            scatter_s = moved.scatter_s if is_last or after is not ReshardAfter.STEP else 0.0
+            busy_s = backward_s + lost_s(share * (gather_s + scatter_s), backward_s)
+            yield _Round(index, busy_s, gather_s, scatter_s, moved.sum_s)
+
+
+def _whole_bytes(layers: Sequence[_Layer], size: StateBytes) -> float:
+    """Bytes of whole parameters and gradients: of all layers where they stay, else of those in use."""
+    kept = (
+        layer.weights * size.weight * (after is not ReshardAfter.PASS)
+        + layer.trained * size.gradient * (after is ReshardAfter.STEP)
+        for layer, _, _, after in layers
+    )
+    in_use = (
+        layer.weights * size.weight * (after is ReshardAfter.PASS)
+        + layer.trained * size.gradient * (after is not ReshardAfter.STEP)
+        for layer, _, _, after in layers
+    )
+    return sum(kept) + PREFETCHED * max(in_use)
 
 
 def _joined(rounds: Sequence[_Round]) -> list[_Round]:

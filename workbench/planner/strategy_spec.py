@@ -50,6 +50,7 @@ class OwnSpace:
         shares_ranks: whether modules are on the same ranks.
         schedules: the paper's.
         says_memory: whether the strategy itself decides sharding and recomputation.
+        reshards: whether its users choose how long sharded parameters stay gathered.
         effort: cost of planning and judging once, in candidates of a search that single moves make; measured
             on two jobs, see the decisions; 1 where not measured.
     """
@@ -60,6 +61,7 @@ class OwnSpace:
     shares_ranks: bool = False
     schedules: tuple[Schedule, ...] = (Schedule(),)
     says_memory: bool = False
+    reshards: bool = False
     effort: float = 1.0
 
 

@@ -8,6 +8,7 @@ from rich.table import Table
 from workbench.report.records import simulated_record
 from workbench.report.search_tables import asked_text, layout_record
 from workbench.report.tables import milliseconds, titled
+from workbench.schedule.sharded import ReshardAfter
 from workbench.search.joint.ablation import Gain
 from workbench.search.joint.move_json import move_to_json
 from workbench.search.joint.result import SearchResult
@@ -209,6 +210,7 @@ _DESCRIPTIONS: dict[str, Callable[[Record], str]] = {
     "Arrange": _arrange,
     "Replan": _replan,
     "Keep": _keep,
+    "Reshard": lambda move: f"{move['module'] or 'all modules'}: reshard after {move['after']}",
     "Take": _take,
     "Reschedule": lambda move: _schedule(move["schedule"]),
     "CutStages": lambda move: f"stages that train in pieces, {move['pieces']} each",
@@ -245,6 +247,8 @@ def _settings(move: Record) -> str:
     words = [f"recompute {move['recompute']}", f"sharding {move['sharding']}"]
     if move.get("instances", 1) > 1:
         words.append(f"in {move['instances']} instances")
+    if move.get("reshard_after", ReshardAfter.PASS) != ReshardAfter.PASS:
+        words.append(f"reshard after {move['reshard_after']}")
     if move.get("sequence_parallel"):
         words.append("sequence parallelism")
     return ", ".join(words)

@@ -2,11 +2,21 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from difflib import SequenceMatcher
+from enum import StrEnum
 from itertools import groupby
+from types import MappingProxyType
 from typing import NamedTuple
 
 from workbench.schedule.action import COMPUTE, FSDP, MEANING, Action, Pass, TaskKind
 from workbench.schedule.parts import Group, Programs
+
+
+class ReshardAfter(StrEnum):
+    """How long gathered weights stay, and with them whole gradients."""
+
+    PASS = "pass"  # every forward and every backward gathers
+    BACKWARD = "backward"  # a forward's weights stay for its backward
+    STEP = "step"  # one gather a step, and one reduce-scatter of the sum over microbatches
 
 
 class _Visit(NamedTuple):
@@ -19,29 +29,47 @@ class _Visit(NamedTuple):
 
 
 class _Round(NamedTuple):
-    """One gather of a unit's weights; `number` counts those of the unit."""
+    """One gather of a unit's weights.
+
+    Args:
+        unit: index of the unit.
+        number: counts the unit's rounds.
+        first: slot of the common order, see `_slots`, whose passes are its first.
+        last: slot whose passes are its last.
+        reduces: whether a backward in it trains the unit.
+    """
 
     unit: int
-    reduces: bool
     number: int
+    first: int
+    last: int
+    reduces: bool
 
 
-def with_rounds(programs: Programs, units: Sequence[Sequence[int]], trained: Collection[int]) -> Programs:
+def with_rounds(
+    programs: Programs,
+    units: Sequence[Sequence[int]],
+    trained: Collection[int],
+    reshard_after: Mapping[int, ReshardAfter] = MappingProxyType({}),
+) -> Programs:
     """Return the programs with weights gathered before use and freed after, and gradients reduce-scattered.
 
     A round of a unit is ALL_GATHER, its passes, FREE and, after a backward that trains it, REDUCE_SCATTER.
-    Its ALL_GATHER precedes the passes of the previous round: weights travel while those compute, and at
-    most two units are whole at once. Every rank of a unit takes part in every round; one without work in
-    it only gathers and frees, and contributes zeros. Rounds are a common supersequence of what the
-    replicas do, so all come to them in one order.
+    Its ALL_GATHER precedes the previous passes of another unit: weights travel while those compute. With
+    `ReshardAfter.PASS` at most two units are whole at once. Every rank of a unit takes part in every round;
+    one without work in it only gathers and frees, and contributes zeros. Rounds are a common supersequence
+    of what the replicas do, so all come to them in one order.
 
     Source: Zhao et al. 2023, "PyTorch FSDP", VLDB 16(12), sections 3.3 and 4 (units, prefetching).
+    How long weights stay: its section 3.3.3 (accumulation of gradients), and torchtitan's
+    `reshard_after_forward`.
     Differs: order and prefetching are written in the program; there hooks decide as passes run.
 
     Args:
         programs: passes and reductions by the stages that some ranks hold.
         units: stages of all replicas that hold the same layers, by unit.
         trained: stages with weights that train.
+        reshard_after: by unit; PASS where it is absent.
 
     Raises:
         ValueError: a split backward of a sharded stage; ranks that share some of their units only.
@@ -53,13 +81,16 @@ def with_rounds(programs: Programs, units: Sequence[Sequence[int]], trained: Col
     for groups in _groups_by_units(programs, unit_of):
         visits = {group: _visits(programs[group], unit_of, trained) for group in groups}
         keys = _supersequence([tuple((v.unit, v.reduces) for v in visits[group]) for group in groups])
-        rounds, slot_of = _rounds(keys)
+        slots, slot_of = _slots(keys)
+        placed = {
+            group: [(slot_of[index], visit) for index, visit in zip(_positions(own, keys), own, strict=True)]
+            for group, own in visits.items()
+        }
+        needed = [_needed_later(programs[group], placed[group], len(slots)) for group in groups]
+        rounds = _rounds(slots, needed, reshard_after)
         for group in groups:
-            slots = [slot_of[index] for index in _positions(visits[group], keys)]
             stage_of = {unit_of[stage]: stage for stage in group if stage in unit_of}
-            with_gathers[group] = _with_collectives(
-                programs[group], list(zip(slots, visits[group], strict=True)), rounds, stage_of
-            )
+            with_gathers[group] = _with_collectives(programs[group], placed[group], rounds, stage_of)
     return with_gathers
 
 
@@ -159,19 +190,67 @@ def _supersequence(sequences: Sequence[tuple[Key, ...]]) -> tuple[Key, ...]:
     return merged
 
 
-def _rounds(keys: Sequence[Key]) -> tuple[list[_Round], list[int]]:
-    """Merge adjacent keys of one unit into rounds; return these, and the index of each key's round."""
-    rounds: list[_Round] = []
+def _slots(keys: Sequence[Key]) -> tuple[list[Key], list[int]]:
+    """Merge adjacent keys of one unit into slots; return these, and the index of each key's slot."""
+    slots: list[Key] = []
     slot_of: list[int] = []
-    numbers: dict[int, int] = {}
     for unit, reduces in keys:
-        if rounds and rounds[-1].unit == unit:
-            rounds[-1] = rounds[-1]._replace(reduces=rounds[-1].reduces or reduces)
+        if slots and slots[-1][0] == unit:
+            slots[-1] = unit, slots[-1][1] or reduces
         else:
-            rounds.append(_Round(unit, reduces, numbers.get(unit, 0)))
-            numbers[unit] = numbers.get(unit, 0) + 1
-        slot_of.append(len(rounds) - 1)
-    return rounds, slot_of
+            slots.append((unit, reduces))
+        slot_of.append(len(slots) - 1)
+    return slots, slot_of
+
+
+def _needed_later(
+    actions: Sequence[Action], placed: Sequence[tuple[int, _Visit]], num_slots: int
+) -> list[Collection[int]]:
+    """[slots] units of which, after the slot, a forward waits for its backward."""
+    backwards = {(action.stage, action.microbatch) for action in actions if action.kind is Pass.B}
+    waiting: dict[int, int] = {}
+    visits_in: dict[int, list[_Visit]] = {}
+    for slot, visit in placed:
+        visits_in.setdefault(slot, []).append(visit)
+    needed: list[Collection[int]] = []
+    for slot in range(num_slots):
+        for unit, _, first, last in visits_in.get(slot, ()):
+            for action in actions[first:last]:
+                if (action.stage, action.microbatch) in backwards:
+                    waiting[unit] = waiting.get(unit, 0) + (1 if action.kind is Pass.F else -1)
+        needed.append({unit for unit, count in waiting.items() if count})
+    return needed
+
+
+def _rounds(
+    slots: Sequence[Key],
+    needed: Sequence[Sequence[Collection[int]]],
+    reshard_after: Mapping[int, ReshardAfter],
+) -> list[_Round]:
+    """Return the rounds of all units, by their last slots.
+
+    Args:
+        slots: of the common order.
+        needed: of every replica, see `_needed_later`.
+        reshard_after: by unit.
+    """
+    last_of = {unit: slot for slot, (unit, _) in enumerate(slots)}
+    open_rounds: dict[int, _Round] = {}
+    numbers: dict[int, int] = {}
+    rounds: list[_Round] = []
+    for slot, (unit, reduces) in enumerate(slots):
+        current = open_rounds.pop(unit, None) or _Round(unit, numbers.get(unit, 0), slot, slot, reduces=False)
+        current = current._replace(last=slot, reduces=current.reduces or reduces)
+        policy = reshard_after.get(unit, ReshardAfter.PASS)
+        stays = policy is ReshardAfter.STEP or (
+            policy is ReshardAfter.BACKWARD and any(unit in replica[slot] for replica in needed)
+        )
+        if stays and slot < last_of[unit]:
+            open_rounds[unit] = current
+        else:
+            rounds.append(current)
+            numbers[unit] = current.number + 1
+    return rounds
 
 
 def _positions(visits: Sequence[_Visit], keys: Sequence[Key]) -> list[int]:
@@ -186,29 +265,33 @@ def _positions(visits: Sequence[_Visit], keys: Sequence[Key]) -> list[int]:
 
 def _with_collectives(
     actions: Sequence[Action],
-    visits: Sequence[tuple[int, _Visit]],
+    placed: Sequence[tuple[int, _Visit]],
     rounds: Sequence[_Round],
     stage_of: Mapping[int, int],
 ) -> tuple[Action, ...]:
-    def collective(slot: int, kind: Pass) -> Action:
-        return Action(stage_of[rounds[slot].unit], kind, rounds[slot].number)
+    def collective(of_round: _Round, kind: Pass) -> Action:
+        return Action(stage_of[of_round.unit], kind, of_round.number)
 
-    program: list[Action] = [collective(0, Pass.ALL_GATHER)] if rounds else []
+    starting = {each.first: each for each in rounds}
+    ending = {each.last: each for each in rounds}
+    num_slots = 1 + max(ending, default=-1)
+    program: list[Action] = [collective(starting[0], Pass.ALL_GATHER)] if rounds else []
     done = index = 0
-    for slot, round_ in enumerate(rounds):
+    for slot in range(num_slots):
         own_visits = []
-        while index < len(visits) and visits[index][0] == slot:
-            own_visits.append(visits[index][1])
+        while index < len(placed) and placed[index][0] == slot:
+            own_visits.append(placed[index][1])
             index += 1
         if own_visits:
             program += actions[done : own_visits[0].first]
             done = own_visits[0].first
-        if slot + 1 < len(rounds):
-            program.append(collective(slot + 1, Pass.ALL_GATHER))
+        if slot + 1 in starting:
+            program.append(collective(starting[slot + 1], Pass.ALL_GATHER))
         if own_visits:
             program += actions[done : own_visits[-1].last]
             done = own_visits[-1].last
-        program.append(collective(slot, Pass.FREE))
-        if round_.reduces:
-            program.append(collective(slot, Pass.REDUCE_SCATTER))
+        if slot in ending:
+            program.append(collective(ending[slot], Pass.FREE))
+            if ending[slot].reduces:
+                program.append(collective(ending[slot], Pass.REDUCE_SCATTER))
     return (*program, *actions[done:])

@@ -136,8 +136,7 @@ def sharded_plan(job: Job, cost: CostModel, instances: int = 1) -> Plan:
         ValueError: more ranks than there are, or a batch that does not divide.
     """
     modules = tuple(
-        replace(job.settings.of(module.name), sharding=Sharding.PARAMETERS, instances=instances)
-        for module in job.model.modules
+        job.settings.of(module.name).sharded(Sharding.PARAMETERS, instances) for module in job.model.modules
     )
     sharded_job = replace(job, settings=replace(job.settings, modules=modules))
     draft = shared_draft(sharded_job, NAME if instances == 1 else HYBRID_NAME)
@@ -167,6 +166,7 @@ SPEC = StrategySpec(
         degrees=Chooser.ITSELF,
         where="Zhao et al. 2023, section 3.2.1; TorchTitan, section 2.1",
         says_memory=True,
+        reshards=True,
         effort=15.0,
     ),
     placing=None,
@@ -180,7 +180,11 @@ SPEC_HYBRID = StrategySpec(
     summary="as fsdp, but sharded within instances of nearby ranks, with gradients reduced between them; "
     "number of instances searched",
     own_space=OwnSpace(
-        degrees=Chooser.ITSELF, where="Zhao et al. 2023, section 3.2.2", says_memory=True, effort=15.0
+        degrees=Chooser.ITSELF,
+        where="Zhao et al. 2023, section 3.2.2",
+        says_memory=True,
+        reshards=True,
+        effort=15.0,
     ),
     placing=None,
 )

@@ -21,6 +21,7 @@ from workbench.plan.sequence import dividing, token_borders
 from workbench.plan.stage import Stage
 from workbench.plan.work import row_kinds, works_of
 from workbench.schedule.action import Action, Pass, measured_as
+from workbench.schedule.sharded import ReshardAfter
 from workbench.timing.attention import (
     AttentionModel,
     Times,
@@ -117,19 +118,21 @@ class PassPrices:
         profile, measured = self._cost_on[stage.id].profile, measured_as(kind)
         overhead_s, factor = profile.overhead_s(measured), pace(self._plan, stage, profile, measured)
         microbatches = self._plan.microbatches_of.get((stage.module, stage.replica), ())
-        seconds_of: dict[int, float] = {}
+        seconds_of: dict[tuple[int, tuple[Pass, ...]], float] = {}
         seconds = []
-        for microbatch, microbatch_kind, has_backward in zip(
-            microbatches, self._microbatch_kinds_of(stage), self._routing.backwards(stage), strict=True
+        backwards = self._routing.backwards(stage)
+        for index, (microbatch, microbatch_kind, has_backward) in enumerate(
+            zip(microbatches, self._microbatch_kinds_of(stage), backwards, strict=True)
         ):
             if kind is not Pass.F and not has_backward:
                 seconds.append(nan)
                 continue
-            if microbatch_kind not in seconds_of:
+            key = microbatch_kind, self._rounds_beside(stage, kind, index, backwards)
+            if key not in seconds_of:
                 times = self._times(stage, microbatch, microbatch_kind)
-                lost_s = self._lost_s(stage, kind, times)
-                seconds_of[microbatch_kind] = overhead_s + factor * (times.of(kind) + lost_s)
-            seconds.append(seconds_of[microbatch_kind])
+                lost_s = self._lost_s(stage, key[1], times.of(kind))
+                seconds_of[key] = overhead_s + factor * (times.of(kind) + lost_s)
+            seconds.append(seconds_of[key])
         return seconds
 
     def _microbatch_kinds_of(self, stage: Stage) -> list[int]:
@@ -172,18 +175,30 @@ class PassPrices:
             self._rounds_s[key] = sum(each_s)
         return self._rounds_s[key]
 
-    def _lost_s(self, stage: Stage, kind: Pass, times: PassTimes) -> float:
-        """Return the seconds that a pass with sharded weights loses to concurrent collectives.
+    def _rounds_beside(
+        self, stage: Stage, kind: Pass, index: int, backwards: Sequence[bool]
+    ) -> tuple[Pass, ...]:
+        """Return the collectives of sharded weights that run beside a pass.
 
-        Those of its own round approximate its neighbours'.
+        Those of its own round approximate its neighbours'. The first microbatch opens a step's only round,
+        the last one with a backward ends it.
         """
-        if stage.id not in self._units:
+        unit = self._units.get(stage.id)
+        if unit is None:
+            return ()
+        after = self._plan.settings.of(stage.module).reshard_after
+        once = after is ReshardAfter.STEP
+        gathers = (kind is Pass.F or after is ReshardAfter.PASS) and not (once and index)
+        scatters = kind is Pass.B and unit.trained and not (once and any(backwards[index + 1 :]))
+        return (Pass.ALL_GATHER,) * gathers + (Pass.REDUCE_SCATTER,) * bool(scatters)
+
+    def _lost_s(self, stage: Stage, beside: Sequence[Pass], pass_s: float) -> float:
+        """Return the seconds that a pass with sharded weights loses to the collectives beside it."""
+        if not beside:
             return 0.0
-        concurrent_s = self.round_s(Action(stage.id, Pass.ALL_GATHER, 0))
-        if kind is Pass.B and self._units[stage.id].trained:
-            concurrent_s += self.round_s(Action(stage.id, Pass.REDUCE_SCATTER, 0))
+        concurrent_s = sum(self.round_s(Action(stage.id, kind, 0)) for kind in beside)
         busy_s = concurrent_s * busy_share(self._collectives.link(self._units[stage.id].ranks))
-        return self._slowed_s(busy_s, times.of(kind))
+        return self._slowed_s(busy_s, pass_s)
 
     def _cached_times(self, stage: Stage, microbatch: Microbatch) -> PassTimes:
         if self._attention_identity is None:

@@ -42,6 +42,11 @@ class ShardedGradients(Gradients):
         yield from super().parameters()
         yield from self._sharded.parameters()
 
+    def accumulate(self) -> None:
+        """After a backward, add gradients to wide sums; a round of one backward needs none."""
+        super().accumulate()
+        self._sharded.accumulate()
+
     def finish(self) -> None:
         """Wait for all reductions; errors as `Gradients.finish`."""
         self._sharded.finish()

@@ -1,6 +1,6 @@
 """A rank's stages with sharded weights: executes their all-gathers and reduce-scatters."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -45,6 +45,7 @@ class ShardedStages:
         units: stage -> its unit, of the whole plan.
         mesh: of this rank.
         wide: type of the optimizer's copy; None: the weights' own type.
+        kept: stages whose weights stay gathered for more than a pass.
     """
 
     def __init__(
@@ -53,8 +54,9 @@ class ShardedStages:
         mesh: Mesh,
         *,
         wide: torch.dtype | None = None,
+        kept: Collection[int] = (),
     ) -> None:
-        self._units, self._mesh, self._wide = units, mesh, wide
+        self._units, self._mesh, self._wide, self._kept = units, mesh, wide, kept
         self._held: dict[int, dict[str, ShardedWeights]] = {}
         self._known: dict[Weights, ShardedWeights] = {}
         self._started: dict[Action, _Started] = {}
@@ -137,6 +139,14 @@ class ShardedStages:
         channel = Channel(traffic, self._units[action.stage].ranks)
         for _, in_flight in parts:
             self._mesh.clock.follow(in_flight.work, channel, self._awaited(action), started.ends.append)
+
+    def accumulate(self) -> None:
+        """After a backward, add gradients to the wide sums of weights that stay for several of them."""
+        for stage, by_name in self._held.items():
+            if stage in self._kept:
+                for weights in by_name.values():
+                    if weights.is_trained and not weights.is_updated_in_place:
+                        weights.accumulate()
 
     def release(self, stage: int) -> None:
         """FREE: keep only this rank's part."""

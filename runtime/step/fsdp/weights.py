@@ -84,6 +84,7 @@ class ShardedWeights:
             self.part, self.own = like.part, like.own
         self._num_bytes = self._whole_N.untyped_storage().nbytes()
         self._whole_N.untyped_storage().resize_(0)
+        self._sum_N: Tensor | None = None
 
     @property
     def is_trained(self) -> bool:
@@ -107,13 +108,25 @@ class ShardedWeights:
         self._whole_N.untyped_storage().resize_(0)
         self._resized(-self._num_bytes)
 
+    def accumulate(self) -> None:
+        """Move the weights' gradients, if there are any, to a flat sum in the optimizer's type."""
+        if any(weight.grad is not None for weight in self._held):
+            self._sum_N = self._summed()
+
+    def _summed(self) -> Tensor:
+        """[N] the sum of all gradients since the last reduce-scatter; missing ones count as zeros."""
+        sum_N = self._sum_N
+        if sum_N is None:
+            sum_N = self.part.new_zeros(self._size * self._num_parts, dtype=self.own.dtype)
+        for part_N, weight in zip(split_flat(sum_N, self._held), self._held, strict=True):
+            if weight.grad is not None:
+                part_N.view_as(weight).add_(weight.grad)
+                weight.grad = None
+        return sum_N
+
     def reduce_scatter(self) -> InFlight:
         """Start the reduce-scatter of gradients; missing ones count as zeros."""
-        flat_N = self.part.new_zeros(self._size * self._num_parts, dtype=self.own.dtype)
-        for part_N, weight in zip(split_flat(flat_N, self._held), self._held, strict=True):
-            if weight.grad is not None:
-                part_N.view_as(weight).copy_(weight.grad)
-                weight.grad = None
+        flat_N, self._sum_N = self._summed(), None
         part_S = torch.empty_like(self.own, requires_grad=False)
         work = SCATTER(part_S, flat_N, group=self._group, async_op=True)
         return InFlight(work, flat_N, part_S)

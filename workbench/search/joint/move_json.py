@@ -10,7 +10,7 @@ from workbench.search.joint.grouping_moves import Exchange, MoveSample, Regroup,
 from workbench.search.joint.layout_moves import Arrange, CutStages, Reschedule, RunEncodersAhead, ShiftLayer
 from workbench.search.joint.move import Move
 from workbench.search.joint.replan import Replan
-from workbench.search.joint.setting_moves import Distribute, ExchangeKeys, Keep
+from workbench.search.joint.setting_moves import Distribute, ExchangeKeys, Keep, Reshard
 from workbench.search.joint.take import Take
 
 MOVES: dict[str, type[Any]] = {
@@ -29,6 +29,7 @@ MOVES: dict[str, type[Any]] = {
         Distribute,
         ExchangeKeys,
         Keep,
+        Reshard,
         Take,
         Replan,
     )

@@ -97,9 +97,7 @@ def _changes(job: Job, choice: Choice) -> Iterator[tuple[str, Choice]]:
         yield f"recomputation of {module_settings.module}", with_settings(choice, module_settings)
     if len(recomputed) > 1:
         yield "recomputation of all modules", _with_all(choice, recomputed)
-    sharded = [
-        replace(module_settings, sharding=Sharding.OPTIMIZER, instances=1) for module_settings in recomputed
-    ]
+    sharded = [module_settings.sharded(Sharding.OPTIMIZER) for module_settings in recomputed]
     yield "recomputation and sharded optimizer state of all modules", _with_all(choice, sharded)
 
 

@@ -12,6 +12,7 @@ from workbench.plan.plan import ModuleSettings, Recompute, Sharding
 from workbench.plan.runnable_degrees import may_divide
 from workbench.planner.layout_search import usable_ranks
 from workbench.planner.strategy_spec import Chooser, OwnSpace
+from workbench.schedule.sharded import ReshardAfter
 from workbench.strategies.registry import STRATEGIES
 
 TP_SIZES, CP_SIZES, MICROBATCHES = (1, 2, 4, 8), (1, 2, 4), (1, 2, 4, 8)
@@ -84,7 +85,13 @@ class Draws:
         return replace(job, schedule=rng.choice(self.space.schedules))
 
     def _with_settings(self, job: Job, rng: random.Random) -> Job:
-        """Draw recomputation by module; sharding of optimizer state and sequence parallelism for all."""
+        """Draw recomputation by module; sharding of optimizer state and sequence parallelism for all.
+
+        Of a strategy that shards parameters only how long they stay gathered.
+        """
+        if self.space.reshards:
+            settings = replace(job.settings, modules=self._resharded(rng.choice(list(ReshardAfter))))
+            return replace(job, settings=settings)
         sharding = rng.choice((Sharding.NONE, Sharding.OPTIMIZER))
         by_sequence = rng.choice((False, True))
         modules = tuple(
@@ -97,6 +104,12 @@ class Draws:
             for module in job.model.modules
         )
         return replace(job, settings=replace(job.settings, modules=modules))
+
+    def _resharded(self, after: ReshardAfter) -> tuple[ModuleSettings, ...]:
+        names = (module.name for module in self.job.model.modules)
+        return tuple(
+            ModuleSettings(module=name, sharding=Sharding.PARAMETERS, reshard_after=after) for name in names
+        )
 
     def _with_layouts(self, job: Job, rng: random.Random) -> Job:
         if self.space.degrees is Chooser.ITSELF:

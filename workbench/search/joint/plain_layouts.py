@@ -9,6 +9,7 @@ from workbench.planner.groupings import Grouping, differ
 from workbench.planner.layout_choice import Degrees
 from workbench.planner.layout_search import usable_ranks
 from workbench.schedule.choice import ScheduleKind, usual
+from workbench.schedule.sharded import ReshardAfter
 from workbench.search.joint.arrangement import Arrangement, Placement
 from workbench.search.joint.grouping_moves import Regroup
 from workbench.search.joint.layout_moves import Arrange, CutStages, Reschedule
@@ -16,7 +17,7 @@ from workbench.search.joint.move import Move
 from workbench.search.joint.own_spaces import shared_grids
 from workbench.search.joint.proposals import Moves
 from workbench.search.joint.question import Question
-from workbench.search.joint.setting_moves import Keep, instance_counts
+from workbench.search.joint.setting_moves import Keep, Reshard, instance_counts
 
 UNSHARDED = 2  # a grid's first plans, without sharded weights
 LIKELY = 4  # plans on the smallest grid, and pipelines, that are tried before all others
@@ -105,7 +106,9 @@ def _memory_options(job: Job, tp: int, cp: int, dp: int, questions: Collection[Q
         *product([names], (*within_nodes, *pairs)),
     ]
     for modules, count in dict.fromkeys(options):
-        yield state, *(_keep(module, Sharding.PARAMETERS, count) for module in modules)
+        sharded = (state, *(_keep(module, Sharding.PARAMETERS, count) for module in modules))
+        yield sharded
+        yield *sharded, Reshard(None, ReshardAfter.STEP)
 
 
 def _keep(module: str | None, sharding: Sharding, instances: int = 1, *, tp: int = 1) -> Move:

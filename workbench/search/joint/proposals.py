@@ -26,7 +26,7 @@ from workbench.search.joint.layout_moves import (
 from workbench.search.joint.layout_neighbours import arrangements_near, with_fewer_replicas
 from workbench.search.joint.move import Move, Space
 from workbench.search.joint.question import Question
-from workbench.search.joint.setting_moves import Distribute, ExchangeKeys, Keep, shardings
+from workbench.search.joint.setting_moves import Distribute, ExchangeKeys, Keep, Reshard, shardings
 from workbench.search.joint.take import Take
 
 Moves = tuple[Move, ...]
@@ -38,7 +38,8 @@ EXCHANGED, REORDERED, DEFERRED = 0.5, 0.25, 0.4  # shares of regroupings; the la
 LEADS = (1, 2, 4)
 PIECES = (1, 2, 4, 8)
 WINDOWS = (1, 2, 4, 8)
-QUICK = (Exchange, MoveSample, Reorder, Resize, ShiftLayer, Distribute, ExchangeKeys, Keep)  # to apply
+REGROUPING = (Exchange, MoveSample, Reorder, Resize)
+QUICK = (*REGROUPING, ShiftLayer, Distribute, ExchangeKeys, Keep, Reshard)  # to apply
 REPEATED = 200  # consecutive known candidates after which no new one is expected
 
 
@@ -238,13 +239,13 @@ def _sizes(job: Job, choice: Choice) -> Iterator[Move]:
 
 def _memory(job: Job, choice: Choice, draft: Plan) -> Iterator[Move]:
     """Memory settings of each module and, if there are several, the same for all."""
-    single_moves = list(dict.fromkeys(_memory_of_one(job, choice, draft)))
+    single_moves: list[Keep | Reshard] = list(dict.fromkeys(_memory_of_one(job, choice, draft)))
     yield from dict.fromkeys((*single_moves, *shardings(choice, draft)))
     if len(job.model.modules) > 1:
         yield from dict.fromkeys(replace(move, module=None) for move in single_moves)
 
 
-def _memory_of_one(job: Job, choice: Choice, draft: Plan) -> Iterator[Keep]:
+def _memory_of_one(job: Job, choice: Choice, draft: Plan) -> Iterator[Keep | Reshard]:
     layouts = _plain_layouts(draft)
     one_replica = replace(job, layouts=layouts, settings=choice.settings, replicas=1, joint_replicas=1)
     for change in neighbours(one_replica):
@@ -256,7 +257,9 @@ def _memory_of_one(job: Job, choice: Choice, draft: Plan) -> Iterator[Keep]:
             continue
         for module in job.model.modules:
             current, other = choice.settings.of(module.name), settings.of(module.name)
-            if current != other and current.key_exchange is other.key_exchange:
+            if current.reshard_after is not other.reshard_after:
+                yield Reshard(module.name, other.reshard_after)
+            elif current != other and current.key_exchange is other.key_exchange:
                 yield Keep(
                     module.name, other.recompute, other.sharding, other.instances, other.sequence_parallel
                 )

@@ -15,6 +15,7 @@ from workbench.planner.groupings import groups_of, llm_of
 from workbench.planner.layout_choice import degrees_of
 from workbench.planner.strategy_spec import Chooser, Planner
 from workbench.schedule.choice import Schedule
+from workbench.schedule.sharded import ReshardAfter
 from workbench.search.joint.choice import NAME, Choice, choice_of, draft_of, num_actions
 from workbench.search.joint.move import Space
 from workbench.search.joint.own_spaces import OWN_SPACES, Draws
@@ -221,9 +222,11 @@ class Replans:
 
 
 def _without_memory(job: Job) -> Job:
-    """The job without recomputation and sharding, for strategies that choose them."""
+    """The job without recomputation and numbers of shards, for strategies that choose them."""
     modules = tuple(
         ModuleSettings(module=each.module, sequence_parallel=each.sequence_parallel)
+        if each.reshard_after is ReshardAfter.PASS
+        else ModuleSettings(module=each.module, sharding=each.sharding, reshard_after=each.reshard_after)
         for each in job.settings.modules
     )
     return replace(job, settings=replace(job.settings, modules=modules))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from workbench.plan.plan import KeyExchange, ModuleSettings, Plan, Recompute, Sharding
+from workbench.schedule.sharded import ReshardAfter
 from workbench.search.joint.choice import Choice, TokenRule
 from workbench.search.joint.move import Space
 from workbench.search.joint.question import Question
@@ -48,13 +49,28 @@ class Keep:
         names = [module.name for module in space.job.model.modules] if self.module is None else [self.module]
         for name in names:
             changed = replace(
-                choice.settings.of(name),
+                choice.settings.of(name).sharded(self.sharding, self.instances),
                 recompute=self.recompute,
-                sharding=self.sharding,
-                instances=self.instances,
                 sequence_parallel=self.sequence_parallel,
             )
             choice = with_settings(choice, changed)
+        return choice
+
+
+@dataclass(frozen=True, slots=True)
+class Reshard:
+    """Change how long a module's sharded weights stay gathered, or with None those of all that shard them."""
+
+    question: ClassVar[Question] = Question.MEMORY
+    module: str | None
+    after: ReshardAfter
+
+    def apply(self, space: Space, choice: Choice) -> Choice:
+        """ValueError for a module whose weights are not sharded."""
+        names = [module.name for module in space.job.model.modules] if self.module is None else [self.module]
+        for settings in map(choice.settings.of, names):
+            if settings.shards_parameters or self.module is not None:
+                choice = with_settings(choice, replace(settings, reshard_after=self.after))
         return choice
 
 
