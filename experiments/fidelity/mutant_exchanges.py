@@ -213,7 +213,7 @@ def re_set(plan: Plan, rng: random.Random) -> Plan:
     settings_of_module = plan.settings.of(name)
     changed = rng.choice(
         (
-            replace(settings_of_module, sharding=rng.choice(list(Sharding))),
+            settings_of_module.sharded(rng.choice(list(Sharding)), settings_of_module.instances),
             replace(settings_of_module, instances=rng.choice((1, 2, 3))),
             replace(settings_of_module, sequence_parallel=not settings_of_module.sequence_parallel),
             replace(settings_of_module, key_exchange=rng.choice(list(KeyExchange))),

@@ -20,6 +20,7 @@ from workbench.plan.plan import ModuleSettings, Plan, Settings, Sharding
 from workbench.plan.stage import Stage
 from workbench.planner.assembly import draft_plan
 from workbench.schedule.choice import Schedule, ScheduleKind
+from workbench.schedule.sharded import ReshardAfter
 from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
 
 NUM_SAMPLES = 4
@@ -76,6 +77,11 @@ def _sharded_parameters() -> Iterator[tuple[str, Plan]]:
     yield "shared out, 2 stages", sharded_parameters(job, replicas=2, stages=2)
     yield "shared out, cp 2", sharded_parameters(job, replicas=1, cp=2)
     yield "shared out, cp 2, 2 replicas", sharded_parameters(job, replicas=2, cp=2, modules=("llm",))
+    yield "resharded after a backward", sharded_parameters(job, replicas=2, after=ReshardAfter.BACKWARD)
+    yield (
+        "resharded after a step, 2 instances",
+        sharded_parameters(job, replicas=4, instances=2, after=ReshardAfter.STEP),
+    )
 
 
 def sharded_parameters(
@@ -86,12 +92,14 @@ def sharded_parameters(
     instances: int = 1,
     stages: int = 1,
     cp: int = 1,
+    after: ReshardAfter = ReshardAfter.PASS,
 ) -> Plan:
     """Plan with every module on every rank of a replica, those of `modules` sharded layer by layer.
 
     Args:
         stages: of the LLM; the encoders share ranks with the first.
         cp: of the LLM; the encoders then use its first ranks.
+        after: how long gathered parameters stay.
     """
     names = [module.name for module in job.model.modules]
     chosen = names if modules is None else modules
@@ -108,9 +116,10 @@ def sharded_parameters(
                 built.append(
                     Stage(id=len(built), module=module.name, replica=replica, layers=layers, ranks=ranks)
                 )
-    settings = [
-        ModuleSettings(module=name, sharding=Sharding.PARAMETERS, instances=instances) for name in chosen
-    ]
+    sharded = ModuleSettings(
+        module="", sharding=Sharding.PARAMETERS, instances=instances, reshard_after=after
+    )
+    settings = [replace(sharded, module=name) for name in chosen]
     chosen_job = replace(
         job,
         replicas=replicas,
