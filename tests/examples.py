@@ -3,7 +3,7 @@
 from hypothesis import settings
 
 QUICK = "quick"
-LEAST = 40
+LEAST = 25
 
 
 def examples(number: int) -> settings:
