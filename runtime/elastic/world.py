@@ -24,9 +24,10 @@ from runtime.step.timing import Recorder
 from runtime.step.transfers import Wires
 from runtime.world.mesh import Mesh
 from workbench.plan.lowered import Lowered
-from workbench.plan.parameter_shards import ShardUnit, sharded_stages
+from workbench.plan.parameter_shards import sharded_stages
 from workbench.plan.plan import Plan
 from workbench.plan.runnable import check_targets
+from workbench.plan.shard_unit import ShardUnit
 from workbench.plan.stage import Stage
 from workbench.plan.tied import equal_stages
 

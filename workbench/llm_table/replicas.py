@@ -10,8 +10,9 @@ from workbench.plan.expert_groups import held_elements
 from workbench.plan.gradient_groups import reductions
 from workbench.plan.instance_cache import set_cached
 from workbench.plan.lowered import GradientGroup, Lowered, Weights
-from workbench.plan.parameter_shards import ShardUnit, shard_units
+from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import ModuleSettings, Plan, Program, Sharding
+from workbench.plan.shard_unit import ShardUnit
 from workbench.plan.stage import Stage
 from workbench.schedule.action import CLOSING, REDUCTIONS, STEP, Action, reduction_of
 from workbench.schedule.reductions import with_reductions

@@ -19,9 +19,10 @@ from workbench.plan.instance_cache import cached_on_instance, set_cached
 from workbench.plan.lowered import GradientGroup
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.optimizer_shards import check_instances
-from workbench.plan.parameter_shards import ShardUnit, shard_units
+from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Microbatch, Plan, Program, Settings
 from workbench.plan.rank_placement import by_port, node_kinds, relative_placement
+from workbench.plan.shard_unit import ShardUnit
 from workbench.plan.stage import Stage
 from workbench.schedule.action import CLOSING, STEP, Action
 from workbench.schedule.reductions import with_reductions

@@ -17,8 +17,9 @@ from workbench.plan.expert_groups import (
 from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.lowered import GradientGroup, Weights
 from workbench.plan.lru_cache import Identity, LruCache, value_key
-from workbench.plan.parameter_shards import ShardUnit, sharded_stages
+from workbench.plan.parameter_shards import sharded_stages
 from workbench.plan.plan import Plan
+from workbench.plan.shard_unit import ShardUnit
 from workbench.plan.stage import Stage
 from workbench.plan.tied import equal_stages
 from workbench.schedule.action import REDUCTIONS, Action, reduction_of

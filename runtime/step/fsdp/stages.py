@@ -13,7 +13,7 @@ from runtime.step.timing import Recorder
 from runtime.world.clock import Awaited, Channel, Stamp, Traffic
 from runtime.world.mesh import Mesh
 from workbench.plan.lowered import Weights
-from workbench.plan.parameter_shards import ShardUnit
+from workbench.plan.shard_unit import ShardUnit
 from workbench.schedule.action import STEP, Action, Pass
 from workbench.schedule.sharded import waits_of
 from workbench.trace import Lane
