@@ -102,7 +102,7 @@ def empty_layers(job: ElasticJob, plan: Plan, rank: int, owners: Iterable[Owner]
     width = job.lanes
     ranks = tuple(range(rank - rank % width, rank - rank % width + width))
     units = {
-        stage.id: ShardUnit(stages=(stage.id,), ranks=ranks, trained=(), frozen=())
+        stage.id: ShardUnit(stages=(stage.id,), holders=(ranks,), trained=(), frozen=())
         for stage in stages
         if job.is_sharded
     }

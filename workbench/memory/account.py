@@ -122,7 +122,7 @@ def _with_moves(accounts: Accounts, rank: int, lines: Lines) -> Lines:
 
 def whole_bytes(plan: Plan, unit: ShardUnit) -> int:
     """Return the bytes of a unit's gathered weights, and of the rank's own shard as it is sent."""
-    sizes = (unit.padded(size) + unit.part(size) for size in unit.gathered)
+    sizes = (unit.padded(flat) + unit.part(flat) for flat in unit.gathered)
     return sum(sizes) * plan.settings.precision.num_bytes
 
 

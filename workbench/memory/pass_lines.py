@@ -225,13 +225,20 @@ class PassLines:
         self._hold(cells[is_idle], cells[is_idle], largest[is_idle])
 
     def _add_scattered(self) -> None:
-        """Add a round's gradients: whole from its backward on, flat while in flight, and the own shard."""
+        """Add a round's gradients: whole from its backward on, flat while in flight, and the own shard.
+
+        Gradients of weights with one holder are not in flight: they are added to those of earlier rounds.
+        """
         cells = self._cells(Pass.REDUCE_SCATTER)
         if not len(cells):
             return
         settings, units = self._plan.settings, self._accounts.units
         sizes = [
-            (sum(unit.trained), sum(map(unit.padded, unit.trained)), sum(map(unit.part, unit.trained)))
+            (
+                sum(flat.num_elements for flat in unit.trained),
+                sum(map(unit.padded, unit.scattered)),
+                sum(map(unit.part, unit.trained)),
+            )
             for unit in map(units.__getitem__, self._stage[cells].tolist())
         ]
         gathered, in_flight, own_shard = np.array(sizes, np.int64).T
