@@ -11,9 +11,10 @@ from runtime.run_settings import Collect, RunSettings
 from runtime.state.checkpoint import Checkpoints
 from runtime.state.checkpoint_files import check_whole, identity_of
 from runtime.world.pool import Pool
+from sim.step.engine import simulate
 from tests.forced_routes import build_in_turn
 from tests.joint_jobs import joint_job
-from tests.plans import LINK
+from tests.plans import LINK, cluster
 from tests.test_fsdp import assert_trains_as_one
 from tests.test_joint_replicas_run import frozen
 from tests.test_parity import SEED
@@ -30,8 +31,16 @@ from workbench.plan.lower import lower
 from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Sharding
 from workbench.plan.stage import Stage
+from workbench.planner.layout_choice import Mode
+from workbench.planner.layout_plan import job_with
+from workbench.planner.layout_space import Freedom, LayoutSpace
+from workbench.planner.layout_step import steps_of
 from workbench.schedule.action import Action, Pass
-from workbench.strategies import megatron_heterogeneous
+from workbench.search.joint.choice import choice_of
+from workbench.search.joint.evaluate import plan_of
+from workbench.search.joint.move import Space
+from workbench.search.joint.setting_moves import Keep, shardings
+from workbench.strategies import fsdp, megatron_heterogeneous
 from workbench.timing.accept import accept
 from workbench.timing.price import pass_prices, price
 
@@ -211,6 +220,38 @@ def test_replicas_that_hold_unlike_shards_are_refused(changed: dict[str, object]
     stages = tuple(replace(s, **changed) if s.id in second else s for s in plan.stages)
     with pytest.raises(ValueError, match=message):
         check(replace(plan, stages=stages))
+
+
+def test_the_strategy_distributes_experts_and_trusts_its_formula() -> None:
+    """Over ranks of a replica and over replicas, with one holder and several."""
+    job = replace(joint_job(samples=8), layouts=(), cluster=cluster(4))
+    steps = steps_of(job, A40)
+    tried = set()
+    for mode in (Mode.SHARDED, Mode.HYBRID):
+        for _, choice in LayoutSpace(steps, 4, Freedom(recompute=(Recompute.NONE,))).layouts(mode):
+            llm, step = choice.llm, steps.step(choice)
+            tried.add((llm.cp, llm.ep, llm.joint_replicas, llm.instances))
+            plan = fsdp.sharded_plan(job_with(job, choice, step), A40, llm.instances)
+            lowered, _ = accept(plan)
+            prices = price(lowered, A40)
+            simulated_s = simulate(lowered, prices.duration_s, step_s=prices.step_s).iteration_s
+            assert simulated_s == pytest.approx(step.step_s, rel=0.02)
+    assert {(1, 4, 4, 1), (1, 2, 2, 1), (1, 2, 2, 2), (2, 2, 1, 1), (4, 2, 1, 1)} <= tried
+    assert block(fsdp.plan(job, A40)).ep == 4
+
+
+def test_the_joint_search_offers_shards_of_experts() -> None:
+    job = joint_job(ep=2, dp=4, samples=8)
+    choice = choice_of(job, megatron_heterogeneous.plan(job, A40), A40)
+    space = Space(job, A40, {})
+    offered = [each for each in shardings(choice, plan_of(space, choice)) if is_of_weights(each)]
+    assert {each.instances for each in offered} == {1, 2}
+    for each in offered:
+        assert any(unit.expert_holders for unit in shard_units(plan_of(space, each.apply(space, choice))))
+
+
+def is_of_weights(move: Keep) -> bool:
+    return move.sharding is Sharding.PARAMETERS
 
 
 def test_an_export_to_megatron_shards_experts_and_others_refuse_them() -> None:

@@ -42,7 +42,7 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice, num_samples: int) -
     Complexity: O(layers).
     """
     job = prices.job
-    num_rounds = len(job.batch) // (choice.llm.dp * num_samples)
+    num_rounds = len(job.batch) // (choice.llm.num_replicas * num_samples)
     layers: list[tuple[ModuleChoice, Totals]] = []
     for part in (*choice.encoders, choice.llm):
         layers += [(part, layer) for layer in prices.layers(part, num_samples)]
@@ -56,11 +56,14 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice, num_samples: int) -
     updated_elements = held_bytes = 0.0
     size = prices.size
     for part, layer in layers:
-        shards = part.num_holders // part.instances
-        per_weight = layer.weights * size.weight + layer.trained * (size.gradient + size.optimizer)
-        held_bytes += per_weight / shards + layer.kept_bytes
-        updated_elements += layer.trained / shards
-    whole = max(layer.weights * size.weight + layer.trained * size.gradient for _, layer in layers)
+        state_bytes = 0.0
+        for weights, trained, shards in _parts(part, layer):
+            state_bytes += (weights * size.weight + trained * (size.gradient + size.optimizer)) / shards
+            updated_elements += trained / shards
+        held_bytes += state_bytes + layer.kept_bytes
+    whole = max(
+        _gathered(part, layer) * size.weight + layer.trained * size.gradient for part, layer in layers
+    )
     working = max(layer.working_bytes for _, layer in layers)
     return LayoutStep(
         passes_s=once_s + (num_rounds - 1) * more_s,
@@ -72,6 +75,19 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice, num_samples: int) -
         memory_bytes=min(node.memory_bytes for node in job.cluster.nodes),
         llm_layers=(len(prices.layers(choice.llm, num_samples)),),
     )
+
+
+def _parts(part: ModuleChoice, layer: Totals) -> Iterator[tuple[float, float, int]]:
+    """Yield weights of a layer, those of them that train, and among how many ranks they are sharded."""
+    dense, dense_trained = layer.weights - layer.expert_weights, layer.trained - layer.of_experts
+    yield dense, dense_trained, part.num_holders // part.instances
+    if layer.expert_weights:
+        yield layer.expert_weights, layer.of_experts, part.num_expert_holders // part.instances
+
+
+def _gathered(part: ModuleChoice, layer: Totals) -> float:
+    """Elements that a round of a layer gathers: all but experts with one holder."""
+    return sum(weights for weights, _, shards in _parts(part, layer) if shards > 1)
 
 
 def _rounds(
