@@ -12,6 +12,7 @@ from runtime.state.checkpoint import Checkpoints
 from runtime.state.checkpoint_files import check_whole, identity_of
 from runtime.world.pool import Pool
 from sim.step.engine import simulate
+from tests import joint_jobs
 from tests.forced_routes import build_in_turn
 from tests.joint_jobs import joint_job
 from tests.plans import LINK, cluster
@@ -107,6 +108,12 @@ def test_trains_as_one_process(layout: dict[str, object], pool: Pool) -> None:
 def test_tensor_parallel_ranks(layout: dict[str, int], divides: bool, pool: Pool) -> None:
     """Gradients that each has in part are summed, and weights that each has whole count once in the norm."""
     assert_trains_as_one(sharded(replace(SHARDED, sequence_parallel=divides), **layout), pool)
+
+
+def test_tensor_parallel_parts_of_unequal_cuts(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vocabulary of 67: shards of the two ranks have other borders, so parts are summed before."""
+    monkeypatch.setattr(joint_jobs, "LLM", joint_jobs.LLM | {"vocab_size": 67})
+    assert_trains_as_one(sharded(replace(SHARDED, sequence_parallel=True), tp=2, ep=2, dp=2), pool)
 
 
 def test_instances_add_up_their_parts_of_experts(pool: Pool) -> None:

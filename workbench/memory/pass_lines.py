@@ -237,7 +237,7 @@ class PassLines:
             (
                 sum(flat.num_elements for flat in unit.trained),
                 sum(map(unit.padded, unit.scattered)),
-                sum(map(unit.part, unit.trained)),
+                sum(map(unit.part, unit.scattered)),
             )
             for unit in map(units.__getitem__, self._stage[cells].tolist())
         ]

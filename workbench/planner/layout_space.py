@@ -59,8 +59,8 @@ class LayoutSpace:
     """The layouts of one job on exactly `num_ranks` ranks.
 
     A module with a layout in the job keeps its tp and cp, and pp and dp where these are given; all others
-    are free: tp inside a node and dividing the heads, with experts cut by tp or distributed, in homogeneous
-    layouts and on islands also over replicas without cp, cp a power of two, dp a divisor of the batch for
+    are free: tp inside a node and dividing the heads, with experts cut by tp or distributed, except in
+    colocated layouts also over replicas without cp, cp a power of two, dp a divisor of the batch for
     the LLM, and for colocated encoders a multiple or divisor of the LLM's.
 
     Args:

@@ -134,7 +134,7 @@ class ShardedStages:
             traffic, parts = Traffic.SCATTER, [(weights, weights.reduce_scatter()) for weights in trained]
             for weights in self._held[action.stage].values():
                 if weights.is_trained and not weights.is_sharded:
-                    weights.add(weights.take_gradient())
+                    weights.keep_gradient()
         self._started[action] = started = _Started(start, parts)
         for weights, in_flight in parts:
             channel, awaited = Channel(traffic, weights.ranks), self._awaited(action, weights)

@@ -120,22 +120,12 @@ class ShardedWeights:
         self._resized(-self._num_bytes)
 
     def reduce_scatter(self) -> InFlight:
-        """Start the reduce-scatter of gradients."""
-        flat_N = self.take_gradient()
-        part_S = torch.empty_like(self.own, requires_grad=False)
-        work = SCATTER(part_S, flat_N, group=self._group, async_op=True)
-        return InFlight(work, flat_N, part_S)
+        """Start the reduce-scatter of gradients; missing ones count as zeros.
 
-    def take_gradient(self) -> Tensor:
-        """[N] gradients of the last round, which the weights lose; missing ones are zeros.
-
-        Partial ones are summed over tensor-parallel ranks, all of which call this.
+        Partial ones are summed first over tensor-parallel ranks, all of which call this.
         """
         flat_N = self.part.new_zeros(self._size * self._num_parts, dtype=self.own.dtype)
-        for part_N, weight in zip(split_flat(flat_N, self._held), self._held, strict=True):
-            if weight.grad is not None:
-                part_N.view_as(weight).copy_(weight.grad)
-                weight.grad = None
+        self._take_gradients(flat_N)
         if self._shared is not None:
             partial = {id(weight) for weight in self._shared.partial}
             pieces = [piece for weight, piece in self.pieces(flat_N) if id(weight) in partial]
@@ -144,7 +134,20 @@ class ShardedWeights:
                 self._shared.group.sum(total)
                 for piece, summed in zip(pieces, split_flat(total, pieces), strict=True):
                     piece.copy_(summed.view_as(piece))
-        return flat_N
+        part_S = torch.empty_like(self.own, requires_grad=False)
+        work = SCATTER(part_S, flat_N, group=self._group, async_op=True)
+        return InFlight(work, flat_N, part_S)
+
+    def keep_gradient(self) -> None:
+        """Add the gradients of a round to those of earlier rounds, where no other rank holds the weights."""
+        self._take_gradients(self.gradient())
+
+    def _take_gradients(self, flat_N: Tensor) -> None:
+        """Move the weights' gradients into a sum."""
+        for weight, total in self.pieces(flat_N):
+            if weight.grad is not None:
+                total.add_(weight.grad)
+                weight.grad = None
 
     def counted(self) -> Iterator[Tensor]:
         """This rank's part of the gradient, without weights that another tensor-parallel rank counts."""
