@@ -170,7 +170,7 @@ SPEC = StrategySpec(
     shortlist=shortlist,
     searches_layouts=True,
     summary="FSDP: parameters of every layer sharded over all used ranks; "
-    "number of ranks, recomputation and microbatch size searched",
+    "number of ranks, expert parallelism, recomputation and microbatch size searched",
     own_space=OwnSpace(
         degrees=Chooser.ITSELF,
         where="Zhao et al. 2023, section 3.2.1; TorchTitan, section 2.1",
