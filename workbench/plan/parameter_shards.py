@@ -179,7 +179,7 @@ def _check_stage(plan: Plan, stage: Stage) -> None:
     settings, where = plan.settings.of(stage.module), f"stage {stage.id} of {stage.module!r}"
     if stage.num_shares * len(plan.replicas(stage.module)) == settings.instances:
         raise ValueError(
-            f"{where}: parameters are sharded among the ranks that hold the same layers, and one rank "
+            f"{where}: parameters are sharded among the ranks that hold the same weights, and one rank "
             "holds them alone; nearest: sharding 'none'"
         )
     if settings.instances > 1 and stage.layers[1] - stage.layers[0] > 1:
