@@ -284,3 +284,19 @@ def test_an_export_to_megatron_shards_experts_and_others_refuse_them() -> None:
     assert arguments["--data-parallel-sharding-strategy"] == "optim_grads_params"
     assert BY_NAME["fsdp2"].refuses(plan) == "ep 2 of 'llm'"
     assert BY_NAME["torchtitan"].refuses(plan) == "experts of 'llm'"
+
+
+def test_a_rank_that_goes_on_after_the_others_is_refused() -> None:
+    """Its order begins as theirs does, and has one more round at its end."""
+    plan = sharded(ep=2, dp=2)
+    (program,) = plan.programs
+    last = next(action for action in reversed(program.actions) if action.kind is Pass.FREE)
+    again = [
+        last._replace(kind=kind, microbatch=last.microbatch + 1) for kind in (Pass.ALL_GATHER, Pass.FREE)
+    ]
+    longer = (*program.actions[:-1], *again, program.actions[-1])
+    programs = (replace(program, ranks=(0,)), replace(program, ranks=(1,), actions=longer))
+    with pytest.raises(
+        ValueError, match=r"ranks 0 and 1 share stage 0 but differ in order: nothing and 0ALL_GATHER"
+    ):
+        check(replace(plan, programs=programs))
