@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.plans import cluster, sample, two_encoders
+from tests.plans import sample, two_encoders
 from tests.test_fsdp import IN_TWO, sharded_parameters
 from tests.test_fsdp_plan import A40, CUTS, NAMES, actions, batch_of, of_layers
 from tests.test_parity import mixed
@@ -44,15 +44,6 @@ def with_parameters(plan: Plan, **llm: int) -> Plan:
     return replace(plan, settings=replace(plan.settings, modules=modules))
 
 
-def wide(**degrees: int) -> Plan:
-    plan = sharded_parameters(two_encoders(), [sample(0), sample(1)], replicas=2, cuts=CUTS, modules=())
-    ranks = (((2, 3),), ((4, 5),))
-    stages = tuple(
-        replace(s, ranks=ranks[s.replica], **degrees) if s.module == "llm" else s for s in plan.stages
-    )
-    return with_parameters(replace(plan, stages=stages, cluster=cluster(6)))
-
-
 @pytest.mark.parametrize(
     ("plan", "why"),
     [
@@ -61,7 +52,6 @@ def wide(**degrees: int) -> Plan:
             r"'llm' shards its weights, so all 2 replicas of an instance are cut alike",
             id="unlike",
         ),
-        pytest.param(wide, r"want tp 1, got 2; nearest: sharding 'optimizer'", id="tp"),
         pytest.param(
             lambda: with_parameters(
                 sharded_parameters(two_encoders(), [sample(0), sample(1)], replicas=2, cuts=CUTS), instances=3

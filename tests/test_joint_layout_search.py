@@ -22,11 +22,11 @@ from workbench.search.joint.drive import joint_search
 from workbench.search.joint.expert_starts import expert_jobs
 from workbench.search.joint.starts import start_tasks
 from workbench.search.joint.terms import Scope, Stop
-from workbench.strategies import megatron_heterogeneous, megatron_homogeneous
+from workbench.strategies import fsdp, megatron_heterogeneous, megatron_homogeneous
 from workbench.strategies.registry import PLANNERS
 
 COST = CostModel(load_profile("H100"))
-JOINT_MODES = (Mode.HOMOGENEOUS, Mode.APART)
+JOINT_MODES = (Mode.HOMOGENEOUS, Mode.APART, Mode.SHARDED, Mode.HYBRID)
 
 
 def open_job(num_ranks: int = 8) -> Job:
@@ -49,7 +49,7 @@ def test_the_search_is_exact_where_experts_are_over_replicas(mode: Mode) -> None
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-def test_two_modes_distribute_experts_over_replicas(mode: Mode) -> None:
+def test_all_modes_but_one_distribute_experts_over_replicas(mode: Mode) -> None:
     joint = {choice.llm.ep for _, choice in layouts(mode) if choice.llm.joint_replicas > 1}
     assert bool(joint) is (mode in JOINT_MODES)
     assert joint <= {2, 4}  # divisors of the four experts
@@ -72,7 +72,9 @@ def test_the_plan_of_a_joint_choice_has_its_degrees(mode: Mode) -> None:
     joint = [choice for _, choice in layouts(mode) if choice.llm.joint_replicas > 1]
     for choice in joint[:: max(1, len(joint) // 12)]:
         laid_out = job_with(open_job(), choice, steps.step(choice))
-        if mode is Mode.HOMOGENEOUS:
+        if mode in (Mode.SHARDED, Mode.HYBRID):
+            plan = fsdp.sharded_plan(laid_out, COST, choice.llm.instances)
+        elif mode is Mode.HOMOGENEOUS:
             plan = megatron_homogeneous.of_layout(laid_out, choice, COST)
         else:
             plan = megatron_heterogeneous.plan(laid_out, COST)

@@ -14,6 +14,7 @@ from runtime.world.pool import Pool
 from sim.predict import IterationJudge
 from sim.step.engine import simulate
 from tests.plans import LINK
+from tests.test_expert_shards import sharded
 from tests.test_fsdp import ALL_ON_ONE, IN_TWO, MODULES, assert_trains_as_one, sharded_parameters
 from tests.test_fsdp_plan import A40, actions, batch_of, chain, fsdp_job, replicas, timed
 from tests.test_parity import SEED, mixed
@@ -314,3 +315,36 @@ def test_whole_weights_are_not_resharded() -> None:
     assert Reshard(None, ReshardAfter.STEP).apply(space, choice) == choice
     with pytest.raises(ValueError, match="reshard_after 'step' wants sharding 'parameters'"):
         Reshard("llm", ReshardAfter.STEP).apply(space, choice)
+
+
+@pytest.mark.parametrize(
+    ("layout", "after"),
+    [
+        pytest.param({"ep": 2, "dp": 2, "pp": 2}, ReshardAfter.STEP, id="one-holder"),
+        pytest.param({"ep": 2, "dp": 4}, ReshardAfter.STEP, id="joint-stages"),
+        pytest.param({"tp": 2, "ep": 2, "dp": 2}, ReshardAfter.BACKWARD, id="tp"),
+    ],
+)
+def test_experts_over_ranks(layout: dict[str, int], after: ReshardAfter, pool: Pool) -> None:
+    """Two microbatches or more of each replica; experts with one holder are in no round."""
+    settings = ModuleSettings(module="llm", sharding=Sharding.PARAMETERS, reshard_after=after)
+    assert_trains_as_one(sharded(settings, samples=8, **layout), pool)
+
+
+def test_experts_with_one_holder_add_up_in_the_optimizer_s_type(pool: Pool) -> None:
+    """bfloat16 weights, float32 optimizer: the losses of whole weights, and no more memory than predicted."""
+    losses = []
+    for chosen in (
+        ModuleSettings(module="llm", sharding=Sharding.PARAMETERS, reshard_after=ReshardAfter.STEP),
+        ModuleSettings(module="llm"),
+    ):
+        plan = sharded(chosen, samples=8, ep=2, dp=2)
+        formats = {"precision": Precision.BFLOAT16, "optimizer_precision": Precision.FLOAT32}
+        plan = replace(plan, settings=replace(plan.settings, kernels=Kernels.EAGER, **formats))
+        lowered = lower(plan)
+        settings = RunSettings(seed=SEED, steps=2, timeout_s=30.0, collect=Collect.MEMORY)
+        result = run_lowered(lowered, settings, pool=pool)
+        losses.append(result.losses)
+        for rank, most in peak_bytes(lowered, memory_table(lowered)).items():
+            assert max(s.num_bytes for s in result.traces[-1].memory if s.rank == rank) <= most * 1.05
+    assert losses[0] == losses[1]

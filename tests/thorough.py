@@ -50,6 +50,8 @@ THOROUGH = {
     "test_runnable.py::test_what_a_rank_would_refuse_is_refused_before": 4,
     # Every family or degree trains as one process: some of each stay in.
     "test_context_parallel_attention.py::test_outputs_and_gradients_are_those_of_one_process": 4,
+    "test_expert_shards.py::test_trains_as_one_process": 3,
+    "test_expert_shards.py::test_an_export_is_of_whole_experts": 0,
     "test_context_parallel_encoders.py::test_any_owners_and_packed_items": 1,
     "test_context_parallel_encoders.py::test_encoders_alone": 2,
     "test_composites_weights.py::test_a_checkpoint_comes_back_bit_by_bit": 3,

@@ -147,10 +147,16 @@ def _expert_parallel(cost: CostModel) -> Iterator[tuple[str, Plan]]:
     )
     for degrees in ({"llm": 2, "ep": 2}, {"llm": 1, "tp": 2, "ep": 4}):
         yield _over_replicas(job, cost, **degrees)
+    llm = job.model.llm.name
+    parameters = replace(job.settings, modules=(ModuleSettings(module=llm, sharding=Sharding.PARAMETERS),))
+    sharded = replace(job, settings=parameters)
+    for degrees in ({"llm": 1, "ep": 2}, {"llm": 1, "tp": 2, "ep": 2}):
+        name, plan = _over_replicas(sharded, cost, **degrees)
+        yield f"{name}, shared out", plan
 
 
 def _over_replicas(job: Job, cost: CostModel, *, llm: int, ep: int, tp: int = 1) -> tuple[str, Plan]:
-    """Experts over two data-parallel replicas; the encoder's have images in some microbatches only."""
+    """Experts over two data-parallel replicas or in each; encoders have images in some microbatches only."""
     layouts = with_layouts(job, encoders=1, llm=llm, tp=tp).layouts
     joint = with_other_layouts(
         replace(job, replicas=2),
@@ -161,7 +167,7 @@ def _over_replicas(job: Job, cost: CostModel, *, llm: int, ep: int, tp: int = 1)
         for index, sample in enumerate(joint.batch)
     )
     plan = cornstarch.plan(replace(joint, batch=batch), cost)
-    return f"experts, tp {tp}, ep {ep}, 2 joint replicas", plan
+    return f"experts, tp {tp}, ep {ep}, 2 {'joint ' if ep > tp else ''}replicas", plan
 
 
 def _offloaded(cost: CostModel) -> Iterator[tuple[str, Plan]]:

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 from experiments.fidelity.mutant_lanes import Ended, LaneKind, Lanes, Subject
 from experiments.fidelity.mutant_meaning import Key, keys_of
@@ -153,20 +154,43 @@ class HeldWeights:
         ]
 
     def _end(self, ended: Ended) -> None:
-        keys = {key for contribution in ended.contributions.values() for key in contribution}
-        if any(keys != set(contribution) for contribution in ended.contributions.values()):
-            raise Wrong(f"{ended.subject} adds up gradients of different weights")
-        total = {key: sum(contribution[key] for contribution in ended.contributions.values()) for key in keys}
+        groups: dict[object, list[int]] = {}
         for rank in ended.contributions:
-            if ended.subject.kind is LaneKind.SUM:
-                self._sums.update({(rank, key): value for key, value in total.items()})
-                continue
+            groups.setdefault(self._copy(rank, ended.subject), []).append(rank)
+        for ranks in groups.values():
+            self._add_up(ended, ranks)
+        for rank in ended.contributions if ended.subject.kind is not LaneKind.SUM else ():
             self._in_flight[rank, ended.subject] -= 1
             if ended.subject.kind is LaneKind.GATHER:
                 mine = (s.id for s in self._plan.stages_on[rank] if self._is_of(s, ended.subject))
                 self._ready.update((rank, stage) for stage in mine)
-            for key, value in total.items():
-                self._parts[rank, key] = self._parts.get((rank, key), 0.0) + value
+
+    def _copy(self, rank: int, subject: Subject) -> object:
+        """Which of the collectives of a subject a rank is in: that of its tensor-parallel index."""
+        if subject.kind is LaneKind.SUM:
+            return None
+        stage = next(stage for stage in self._plan.stages_on[rank] if self._is_of(stage, subject))
+        return stage.flat_ranks.index(rank) % stage.tp
+
+    def _add_up(self, ended: Ended, ranks: Sequence[int]) -> None:
+        """Sum contributions of ranks that hold the same weights; of distributed experts, of all that do."""
+        contributions = {rank: ended.contributions[rank] for rank in ranks}
+        keys = {key for contribution in contributions.values() for key in contribution}
+        for key in keys:
+            spread = ended.subject.kind is not LaneKind.SUM and self._is_distributed(ranks[0], key)
+            if not spread and any(key not in contribution for contribution in contributions.values()):
+                raise Wrong(f"{ended.subject} adds up gradients of different weights")
+            source = ended.contributions if spread else contributions
+            total = sum(contribution.get(key, 0.0) for contribution in source.values())
+            for rank in (rank for rank in ranks if key in contributions[rank]):
+                if ended.subject.kind is LaneKind.SUM:
+                    self._sums[rank, key] = total
+                else:
+                    self._parts[rank, key] = self._parts.get((rank, key), 0.0) + total
+
+    def _is_distributed(self, rank: int, key: Key) -> bool:
+        stages = self._plan.stages_on.get(rank, ())
+        return key.expert is not None and any(s.ep > 1 for s in stages if s.module == key.module)
 
     def _is_of(self, stage: Stage, subject: Subject) -> bool:
         return stage.id in self._unit and (stage.module, *stage.layers) == subject.of

@@ -24,9 +24,10 @@ from runtime.step.timing import Recorder
 from runtime.step.transfers import Wires
 from runtime.world.mesh import Mesh
 from workbench.plan.lowered import Lowered
-from workbench.plan.parameter_shards import ShardUnit, sharded_stages
+from workbench.plan.parameter_shards import sharded_stages
 from workbench.plan.plan import Plan
 from workbench.plan.runnable import check_targets
+from workbench.plan.shard_unit import ShardUnit
 from workbench.plan.stage import Stage
 from workbench.plan.tied import equal_stages
 
@@ -101,7 +102,7 @@ def empty_layers(job: ElasticJob, plan: Plan, rank: int, owners: Iterable[Owner]
     width = job.lanes
     ranks = tuple(range(rank - rank % width, rank - rank % width + width))
     units = {
-        stage.id: ShardUnit(stages=(stage.id,), ranks=ranks, trained=(), frozen=())
+        stage.id: ShardUnit(stages=(stage.id,), holders=(ranks,), trained=(), frozen=())
         for stage in stages
         if job.is_sharded
     }

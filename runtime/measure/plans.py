@@ -244,7 +244,8 @@ def _key_of(row: LayerRow) -> Key:
 def _group_sizes(plans: Sequence[Plan]) -> list[int]:
     """Two, for messages, and the numbers of ranks that reduce a gradient or shard weights in any plan."""
     sizes = {2, *(len(group.ranks) for plan in plans for group in lower(plan).groups)}
-    sizes |= {len(unit.ranks) for plan in plans for unit in shard_units(plan)}
+    units = (unit for plan in plans for unit in shard_units(plan))
+    sizes |= {len(ranks) for unit in units for ranks in (*unit.holders, *unit.expert_holders)}
     return sorted(size for size in sizes if size > 1)
 
 

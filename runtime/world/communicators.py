@@ -72,7 +72,9 @@ def build_mesh(
         clock=clock_of(device, timeout_s),
     )
     _open_groups(mesh, _reducing(lowered), mesh.reduction)
-    _open_groups(mesh, (unit.ranks for unit in shard_units(lowered.plan)), mesh.units)
+    units = shard_units(lowered.plan)
+    sharers = (ranks for unit in units for ranks in (*unit.holders, *unit.expert_holders) if len(ranks) > 1)
+    _open_groups(mesh, sharers, mesh.units)
     stages = lowered.plan.stages
     columns = (column for stage in stages if stage.cp > 1 for column in stage.context_ranks)
     _open_groups(mesh, (tuple(sorted(column)) for column in columns), mesh.context)

@@ -318,7 +318,8 @@ class LayoutSpec(Strict):
         recompute: activations that the backward recomputes.
         key_exchange: how context-parallel ranks exchange keys and values, or heads.
         sequence_parallel: whether tensor-parallel ranks split the tokens outside attention and MLPs.
-        sharding: state that is sharded over data-parallel ranks.
+        sharding: state that is sharded over data- and context-parallel ranks; that of distributed experts
+            over those of them that hold the same ones.
         instances: copies of the sharded state; more than one is hybrid sharding (HSDP).
         reshard_after: only with `sharding: parameters`: `pass` gathers them for every forward and backward,
             `backward` keeps those of a forward for its backward, `step` gathers and reduce-scatters once.

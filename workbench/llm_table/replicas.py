@@ -10,8 +10,9 @@ from workbench.plan.expert_groups import held_elements
 from workbench.plan.gradient_groups import reductions
 from workbench.plan.instance_cache import set_cached
 from workbench.plan.lowered import GradientGroup, Lowered, Weights
-from workbench.plan.parameter_shards import ShardUnit, shard_units
+from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import ModuleSettings, Plan, Program, Sharding
+from workbench.plan.shard_unit import FlatWeights, ShardUnit
 from workbench.plan.stage import Stage
 from workbench.schedule.action import CLOSING, REDUCTIONS, STEP, Action, reduction_of
 from workbench.schedule.reductions import with_reductions
@@ -170,9 +171,9 @@ def _unit(plan: Plan, stage: Stage, group: int, stride: int) -> ShardUnit:
     for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
         sizes[layer.trainable] += round(sum(held_elements(each, stage) for each in layer.parameters()))
     first = stage.flat_ranks[0]
-    trained, frozen = ((size,) if size else () for size in (sizes[True], sizes[False]))
+    trained, frozen = ((FlatWeights(size),) if size else () for size in (sizes[True], sizes[False]))
     ranks = tuple(first + index * stride for index in range(group))
-    return ShardUnit(stages=(stage.id,), ranks=ranks, trained=trained, frozen=frozen)
+    return ShardUnit(stages=(stage.id,), holders=(ranks,), trained=trained, frozen=frozen)
 
 
 def _peers(stage: Stage, num_copies: int, stride: int) -> tuple[int, ...]:

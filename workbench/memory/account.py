@@ -14,8 +14,9 @@ from workbench.plan.alike import alike_replicas
 from workbench.plan.instance_cache import cached_on_instance, set_cached
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
-from workbench.plan.parameter_shards import ShardUnit, kept_stages
+from workbench.plan.parameter_shards import kept_stages
 from workbench.plan.plan import Plan
+from workbench.plan.shard_unit import ShardUnit
 from workbench.schedule.action import MEANING, MOVES, Action, Pass
 from workbench.units import gib
 

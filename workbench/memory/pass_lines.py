@@ -247,6 +247,7 @@ class PassLines:
     def _add_scattered(self) -> None:
         """Add a round's gradients: whole from its backward on, flat while in flight, and the own shard.
 
+        Gradients of weights with one holder are not in flight: they are added to those of earlier rounds.
         Weights that stay for several backwards add their gradients to the flat tensor where the optimizer's
         type is wider than theirs.
         """
@@ -255,15 +256,21 @@ class PassLines:
             return
         settings, units = self._plan.settings, self._accounts.units
         sizes = [
-            (sum(unit.trained), sum(map(unit.padded, unit.trained)), sum(map(unit.part, unit.trained)))
+            (
+                sum(flat.num_elements for flat in unit.trained),
+                sum(map(unit.padded, unit.scattered)),
+                sum(map(unit.part, unit.scattered)),
+                sum(flat.num_elements for flat in unit.scattered),
+            )
             for unit in map(units.__getitem__, self._stage[cells].tolist())
         ]
-        gathered, in_flight, own_shard = np.array(sizes, np.int64).T
+        whole, in_flight, own_shard, scattered = np.array(sizes, np.int64).T
         computed = self._first_backward(cells, self._matching(Pass.ALL_GATHER, cells))
         is_computed = computed != NOWHERE
         is_summed = self._is_kept[cells] & self._has_wide_gradients
-        whole_bytes = gathered * settings.precision.num_bytes
-        whole_bytes = np.where(is_summed, in_flight * settings.gradient_bytes, whole_bytes)
+        in_sum = in_flight + whole - scattered
+        whole_bytes = whole * settings.precision.num_bytes
+        whole_bytes = np.where(is_summed, in_sum * settings.gradient_bytes, whole_bytes)
         until = cells - is_summed  # then the sum is in flight
         self._hold(1 + computed[is_computed], until[is_computed], whole_bytes[is_computed])
         last = self._until_awaited(cells)

@@ -90,14 +90,19 @@ class _Shards:
         self._stage, self._layers = stage, plan.model.module(stage.module).layers
         self._shards = state_shards(plan, stage)
         settings = plan.settings.of(stage.module)
-        of_unit = num_replicas(plan)[stage.module] * stage.num_shares // settings.instances
-        self._of_unit = max(1, of_unit) if settings.shards_parameters else 1
+        num_copies = num_replicas(plan)[stage.module] * stage.num_shares  # of weights; of experts:
+        expert_copies = num_copies * stage.tp // stage.ep if stage.ep > 1 else num_copies
+        self._of_unit = {
+            is_experts: max(1, copies // settings.instances) if settings.shards_parameters else 1
+            for is_experts, copies in ((False, num_copies), (True, expert_copies))
+        }
 
     def weights(self, index: int, parameter: Parameter) -> Weights:
         return weights_with(self._stage, index, self._layers[index], parameter)
 
     def parts(self, index: int, parameter: Parameter) -> int:
-        return self._shards.get(self.weights(index, parameter), self._of_unit)
+        weights = self.weights(index, parameter)
+        return self._shards.get(weights, self._of_unit[weights.experts])
 
 
 def updated_elements(plan: Plan, stage: Stage, index: int) -> tuple[float, ...]:

@@ -9,6 +9,7 @@ from workbench.model.item_tokens import check_lengths
 from workbench.model.layer import divided_heads
 from workbench.plan.alike import alike_replicas, first_of_all
 from workbench.plan.check_programs import check_programs
+from workbench.plan.check_rounds import check_rounds
 from workbench.plan.expert_groups import check_experts
 from workbench.plan.frame import frame_of
 from workbench.plan.gradient_groups import gradient_groups, reduction_order
@@ -16,7 +17,7 @@ from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.joint import check_equally_joint, check_joint, check_joint_rows
 from workbench.plan.lru_cache import Identity, LruCache, value_key
 from workbench.plan.optimizer_shards import check_instances
-from workbench.plan.parameter_shards import check_rounds, shard_units
+from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Plan, TokenShard
 from workbench.plan.routing import Routing, routing_of
 from workbench.plan.stage import Stage

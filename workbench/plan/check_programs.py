@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import compress
+from itertools import compress, zip_longest
 from typing import NamedTuple
 
 from workbench.plan.alike import alike_replicas, first_of_all
@@ -222,12 +222,11 @@ def _check_agreement(plan: Plan, copied: Container[int]) -> None:
                 [action for action in plan.program[r] if action.stage in shared] for r in (rank, leader)
             )
             if order != leader_order:
-                index = next(
-                    i for i, pair in enumerate(zip(order, leader_order, strict=False)) if pair[0] != pair[1]
-                )
+                pairs = enumerate(zip_longest(leader_order, order))
+                index, (theirs, own) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
                 raise ValueError(
                     f"ranks {leader} and {rank} share stage {stage.id} but differ in order: "
-                    f"{leader_order[index]} and {order[index]} at position {index}"
+                    f"{theirs or 'nothing'} and {own or 'nothing'} at position {index}"
                 )
 
 

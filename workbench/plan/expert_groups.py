@@ -26,6 +26,14 @@ def expert_elements(layer: Layer, stage: Stage) -> int:
     return sum(p.num_elements for p in layer.parameters() if is_of_expert(p)) // stage.ep
 
 
+def weight_holders(stages: Sequence[Stage]) -> tuple[tuple[int, ...], ...]:
+    """Return, per tensor-parallel index, the ranks that hold the same weights of a layer, ascending."""
+    return tuple(
+        tuple(sorted({row[index] for stage in stages for row in stage.ranks}))
+        for index in range(stages[0].tp)
+    )
+
+
 def expert_holders(stages: Sequence[Stage]) -> tuple[tuple[int, ...], ...]:
     """Return, per expert-parallel index, the ranks that hold the same experts of a layer, ascending."""
     return tuple(
@@ -35,7 +43,13 @@ def expert_holders(stages: Sequence[Stage]) -> tuple[tuple[int, ...], ...]:
 
 
 def check_equal_degrees(stages: Sequence[Stage], module: str) -> None:
-    """Raise ValueError where replicas of a layer distribute its experts among different numbers of ranks."""
+    """Raise ValueError where replicas of a layer cut its weights, or distribute its experts, differently."""
+    degrees = sorted({stage.tp for stage in stages})
+    if len(degrees) > 1:
+        raise ValueError(
+            f"module {module!r}: replicas with different tensor-parallel degrees {degrees} are refused; give "
+            "all replicas one tp"
+        )
     degrees = sorted({stage.ep for stage in stages})
     if len(degrees) > 1:
         raise ValueError(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 
 from workbench.cost.hardware import Cluster
 from workbench.data.sample import Item, Sample
@@ -19,9 +20,10 @@ from workbench.plan.instance_cache import cached_on_instance, set_cached
 from workbench.plan.lowered import GradientGroup
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.optimizer_shards import check_instances
-from workbench.plan.parameter_shards import ShardUnit, shard_units
+from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Microbatch, Plan, Program, Settings
 from workbench.plan.rank_placement import by_port, node_kinds, relative_placement
+from workbench.plan.shard_unit import RankGroups, ShardUnit
 from workbench.plan.stage import Stage
 from workbench.schedule.action import CLOSING, STEP, Action
 from workbench.schedule.reductions import with_reductions
@@ -82,13 +84,13 @@ def _are_gathers_alike(plan: Plan, units: Iterable[ShardUnit], sets: Sequence[Se
     """Whether sharded weights of equal replicas are gathered in equal times, by all of them at once."""
     if len(sets) > 1 or len(sets[0][0].replicas) > len(plan.model.modules):
         return False
-    ranks_of: dict[tuple[str, tuple[int, int]], set[tuple[int, ...]]] = {}
+    holders_of: dict[tuple[str, tuple[int, int]], set[RankGroups]] = {}
     for unit in units:
         stage = plan.stage[unit.stages[0]]
-        ranks_of.setdefault((stage.module, stage.layers), set()).add(unit.ranks)
+        holders_of.setdefault((stage.module, stage.layers), set()).add((*unit.holders, *unit.expert_holders))
     return all(
-        len({relative_placement(plan.cluster, ranks) for ranks in rank_sets}) == 1
-        for rank_sets in ranks_of.values()
+        len({relative_placement(plan.cluster, tuple(chain(*groups))) for groups in of_layers}) == 1
+        for of_layers in holders_of.values()
     )
 
 

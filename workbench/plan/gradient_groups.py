@@ -13,12 +13,14 @@ from workbench.plan.expert_groups import (
     expert_elements,
     expert_holders,
     has_expert_parallelism,
+    weight_holders,
 )
 from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.lowered import GradientGroup, Weights
 from workbench.plan.lru_cache import Identity, LruCache, value_key
-from workbench.plan.parameter_shards import ShardUnit, sharded_stages
+from workbench.plan.parameter_shards import sharded_stages
 from workbench.plan.plan import Plan
+from workbench.plan.shard_unit import FlatWeights, ShardUnit
 from workbench.plan.stage import Stage
 from workbench.plan.tied import equal_stages
 from workbench.schedule.action import REDUCTIONS, Action, reduction_of
@@ -111,15 +113,18 @@ def _module_groups(
         stages = holders[weights]
         unit = units.get(stages[0].id)
         num_elements = model_weights.elements(weights, stages[0])
+        if unit is not None:
+            num_elements = unit.part(FlatWeights(num_elements, weights.experts))
         key = weights.experts, tuple([stage.id for stage in stages])
         if key not in ranks_of:
-            ranks_of[key] = _grid_holders(weights, stages) if unit is None else _shard_holders(stages, units)
+            holders_of = _grid_holders if unit is None else partial(_shard_holders, units)
+            ranks_of[key] = holders_of(weights, stages)
         groups += [
             GradientGroup(
                 index=index,
                 ranks=ranks,
                 weights=(weights,),
-                num_elements=num_elements if unit is None else unit.part(num_elements),
+                num_elements=num_elements,
             )
             for index, ranks in enumerate(ranks_of[key], first_index + len(groups))
         ]
@@ -253,25 +258,19 @@ def _grid_holders(weights: Weights, stages: Sequence[Stage]) -> tuple[tuple[int,
 
     Distributed experts: per expert-parallel index.
     """
-    if len({stage.tp for stage in stages}) > 1:
-        degrees = sorted({stage.tp for stage in stages})
-        raise ValueError(
-            f"module {weights.module!r}: replicas with different tensor-parallel degrees "
-            f"{degrees} are refused; give all replicas one tp"
-        )
     check_equal_degrees(stages, weights.module)
     if weights.experts:
         return expert_holders(stages)
-    return tuple(
-        tuple(sorted({row[index] for stage in stages for row in stage.ranks}))
-        for index in range(stages[0].tp)
-    )
+    return weight_holders(stages)
 
 
-def _shard_holders(stages: Iterable[Stage], units: Mapping[int, ShardUnit]) -> tuple[tuple[int, ...], ...]:
+def _shard_holders(
+    units: Mapping[int, ShardUnit], weights: Weights, stages: Iterable[Stage]
+) -> tuple[tuple[int, ...], ...]:
     """Return the ranks of each shard: those at its index in every unit that holds the weights."""
-    rank_tuples = {units[stage.id].ranks for stage in stages}
-    return tuple(tuple(sorted(set(ranks))) for ranks in zip(*rank_tuples, strict=True))
+    groups_of_units = {units[stage.id].groups(experts=weights.experts) for stage in stages}
+    flat = (itertools.chain(*groups) for groups in groups_of_units)
+    return tuple(tuple(sorted(set(ranks))) for ranks in zip(*flat, strict=True))
 
 
 def _elements(module: Module, weights: Weights, stage: Stage) -> int:

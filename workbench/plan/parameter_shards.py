@@ -1,49 +1,26 @@
 """Stages whose weights are sharded among their replicas and gathered for use (FSDP, HSDP)."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
+from workbench.model.experts import is_of_expert
+from workbench.model.layer import Layer
+from workbench.plan.expert_groups import (
+    check_equal_degrees,
+    expert_elements,
+    expert_holders,
+    has_expert_parallelism,
+    held_elements,
+    weight_holders,
+)
 from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.lru_cache import Identity, LruCache, value_key
 from workbench.plan.plan import Plan
+from workbench.plan.shard_unit import FlatWeights, RankGroups, ShardUnit
 from workbench.plan.stage import Stage
-from workbench.schedule.action import COMPUTE, FSDP, ROUND, Action, Order, Pass, by_stage
+from workbench.schedule.action import Action
 from workbench.schedule.sharded import ReshardAfter
-
-_IN_ROUNDS = frozenset((*COMPUTE, *ROUND))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardUnit:
-    """What is gathered at once: stages of all replicas of an instance that hold the same layers.
-
-    Args:
-        stages: one per replica.
-        ranks: of all stages, ascending; each keeps one shard of every weight.
-        trained: elements of each tensor whose gradient is reduce-scattered: the stage's own trained weights
-            as one flat tensor, then each tied one.
-        frozen: likewise for frozen weights.
-    """
-
-    stages: tuple[int, ...]
-    ranks: tuple[int, ...]
-    trained: tuple[int, ...]
-    frozen: tuple[int, ...]
-
-    @property
-    def gathered(self) -> tuple[int, ...]:
-        """Elements of each tensor that a round gathers."""
-        return (*self.trained, *self.frozen)
-
-    def part(self, num_elements: int) -> int:
-        """Return how many elements of such a tensor one rank keeps, padding included."""
-        return -(-num_elements // len(self.ranks))
-
-    def padded(self, num_elements: int) -> int:
-        """Return the elements of such a tensor while it is gathered, padding included."""
-        return self.part(num_elements) * len(self.ranks)
-
 
 _UNITS: LruCache[tuple[ShardUnit, ...]] = LruCache(
     1_000_000, lambda units: sum(len(u.ranks) for u in units) + 1
@@ -51,14 +28,14 @@ _UNITS: LruCache[tuple[ShardUnit, ...]] = LruCache(
 
 
 class _Contents(NamedTuple):
-    """Element counts of a range of layers, as in `ShardUnit`, and the names of its tied weights."""
+    """Weights of a stage, as in `ShardUnit`, and the names of its tied ones."""
 
-    trained: tuple[int, ...]
-    frozen: tuple[int, ...]
+    trained: tuple[FlatWeights, ...]
+    frozen: tuple[FlatWeights, ...]
     tied: tuple[str, ...]
 
 
-_Layers = tuple[str, tuple[int, int]]  # of a module
+_Layers = tuple[str, tuple[int, int], int, int]  # of a module, cut by tp and ep ranks
 _CONTENTS: LruCache[dict[_Layers, _Contents]] = LruCache(16)  # of models; filled on use
 _SPLIT_STAGES: LruCache[tuple[Stage, ...]] = LruCache(1_000_000, len)
 
@@ -83,9 +60,9 @@ def shard_units(plan: Plan) -> tuple[ShardUnit, ...]:
     sections 3.2.1 (flat parameters) and 3.2.2 (hybrid sharding).
 
     Raises:
-        ValueError: replicas of an instance that are cut unlike each other, stages of tensor- or
-            expert-parallel ranks, one rank that has nobody to share with, instances of unequal sizes, or
-            several of them with stages of several layers.
+        ValueError: replicas of an instance that are cut unlike each other, replicas with different degrees
+            of tensor or expert parallelism, one rank that has nobody to share with, instances of unequal
+            sizes, or several of them with stages of several layers.
 
     Complexity: O(stages + parameters).
     """
@@ -96,6 +73,35 @@ def shard_units(plan: Plan) -> tuple[ShardUnit, ...]:
 
 
 def _units(plan: Plan) -> tuple[ShardUnit, ...]:
+    by_unit = _stages_of_units(plan)
+    contents = _CONTENTS.get_or(Identity(plan.model), dict)
+    holders_of: dict[tuple[object, ...], tuple[RankGroups, RankGroups]] = {}  # most layers share grids
+    units = []
+    for stages in by_unit:
+        grids = (*[stage.ranks for stage in stages], stages[0].ep)
+        if grids not in holders_of:
+            holders_of[grids] = _holders(stages)
+        holders, of_experts = holders_of[grids]
+        layers_key = _layers_of(stages[0])
+        if layers_key not in contents:
+            contents[layers_key] = _contents(plan, stages[0])
+        trained, frozen, _ = contents[layers_key]
+        units.append(
+            ShardUnit(
+                stages=tuple([stage.id for stage in stages]),
+                holders=holders,
+                expert_holders=of_experts,
+                trained=trained,
+                frozen=frozen,
+            )
+        )
+    _check_equal_sizes(plan, units)
+    _check_ties(plan, units, contents)
+    return tuple(units)
+
+
+def _stages_of_units(plan: Plan) -> list[list[Stage]]:
+    """Return the stages of each unit, one per replica of its instance, checked."""
     stages_of: dict[tuple[str, int, tuple[int, int]], list[Stage]] = {}
     instances: dict[str, dict[int, int]] = {}
     sound: set[tuple[object, ...]] = set()
@@ -103,7 +109,7 @@ def _units(plan: Plan) -> tuple[ShardUnit, ...]:
         if is_sharded(plan, stage):
             if stage.module not in instances:
                 instances[stage.module] = _instances(plan, stage.module)
-            shape = stage.module, stage.ranks, stage.ep, stage.layers[1] - stage.layers[0]
+            shape = stage.module, stage.ranks, stage.layers[1] - stage.layers[0]
             if shape not in sound:
                 _check_stage(plan, stage)
                 sound.add(shape)
@@ -116,22 +122,12 @@ def _units(plan: Plan) -> tuple[ShardUnit, ...]:
                 f"module {module!r} shards its weights, so all {len(replicas)} replicas of an instance "
                 f"are cut alike; layers [{layers[0]}, {layers[1]}) are a stage in {len(stages)} of them"
             )
-    contents = _CONTENTS.get_or(Identity(plan.model), dict)
-    ranks_of: dict[tuple[object, ...], tuple[int, ...]] = {}  # by grids: most layers share them
-    units = []
-    for stages in stages_of.values():
-        grids = tuple([stage.ranks for stage in stages])
-        if grids not in ranks_of:
-            ranks_of[grids] = _unit_ranks(stages)
-        layers_key = stages[0].module, stages[0].layers
-        if layers_key not in contents:
-            contents[layers_key] = _contents(plan, stages[0])
-        trained, frozen, _ = contents[layers_key]
-        ids = tuple([stage.id for stage in stages])
-        units.append(ShardUnit(stages=ids, ranks=ranks_of[grids], trained=trained, frozen=frozen))
-    _check_equal_sizes(plan, units)
-    _check_ties(plan, units, contents)
-    return tuple(units)
+    holders: dict[tuple[str, tuple[int, int]], list[Stage]] = {}
+    for (module, _, layers), stages in stages_of.items():
+        holders.setdefault((module, layers), []).extend(stages)
+    for (module, _), stages in holders.items():
+        check_equal_degrees(stages, module)
+    return list(stages_of.values())
 
 
 def _instances(plan: Plan, module: str) -> dict[int, int]:
@@ -197,15 +193,9 @@ def _split_by_layer(stages: tuple[Stage, ...], sharded: tuple[str, ...]) -> tupl
 
 def _check_stage(plan: Plan, stage: Stage) -> None:
     settings, where = plan.settings.of(stage.module), f"stage {stage.id} of {stage.module!r}"
-    for name, degree in (("tp", stage.tp), ("ep", stage.ep)):
-        if degree > 1:
-            raise ValueError(
-                f"{where}: parameters are sharded among data- and context-parallel ranks, want {name} 1, "
-                f"got {degree}; nearest: sharding 'optimizer'"
-            )
     if stage.num_shares * len(plan.replicas(stage.module)) == settings.instances:
         raise ValueError(
-            f"{where}: parameters are sharded among the ranks that hold the same layers, and one rank "
+            f"{where}: parameters are sharded among the ranks that hold the same weights, and one rank "
             "holds them alone; nearest: sharding 'none'"
         )
     if settings.instances > 1 and stage.layers[1] - stage.layers[0] > 1:
@@ -215,30 +205,45 @@ def _check_stage(plan: Plan, stage: Stage) -> None:
         )
 
 
-def _unit_ranks(stages: Iterable[Stage]) -> tuple[int, ...]:
-    """Return all ranks of a stage's replicas, ascending."""
-    ranks = sorted(rank for stage in stages for rank in stage.flat_ranks)
+def _holders(stages: Sequence[Stage]) -> tuple[RankGroups, RankGroups]:
+    """Return the ranks of a stage's replicas that hold the same weights, and the same distributed experts."""
+    ranks = [rank for stage in stages for rank in stage.flat_ranks]
     if len(set(ranks)) != len(ranks):
         raise ValueError(f"stages {[stage.id for stage in stages]}: replicas of sharded weights share a rank")
-    return tuple(ranks)
+    return weight_holders(stages), expert_holders(stages) if stages[0].ep > 1 else ()
+
+
+def _layers_of(stage: Stage) -> _Layers:
+    return stage.module, stage.layers, stage.tp, stage.ep
 
 
 def _contents(plan: Plan, stage: Stage) -> _Contents:
-    num_elements = {True: 0, False: 0}
-    tied: dict[bool, dict[str, int]] = {True: {}, False: {}}
     layers = plan.model.module(stage.module).layers[slice(*stage.layers)]
-    for layer in layers:
-        shared = {name for _, name in layer.tied}
-        for parameter in layer.parameters():
-            if parameter.name in shared:
-                tied[layer.trainable][parameter.name] = parameter.num_elements
-            else:
-                num_elements[layer.trainable] += parameter.num_elements
     trained, frozen = (
-        tuple(size for size in (num_elements[is_trained], *tied[is_trained].values()) if size)
+        _flat_weights(stage, [layer for layer in layers if layer.trainable is is_trained])
         for is_trained in (True, False)
     )
     return _Contents(trained, frozen, tuple(sorted({name for layer in layers for _, name in layer.tied})))
+
+
+def _flat_weights(stage: Stage, layers: Iterable[Layer]) -> tuple[FlatWeights, ...]:
+    """Return the weights of some layers of a stage, all trainable or all frozen, as flat tensors."""
+    own = of_experts = 0
+    tied: dict[str, int] = {}
+    for layer in layers:
+        shared = {name for _, name in layer.tied}
+        is_distributed = has_expert_parallelism(stage, layer)
+        of_experts += expert_elements(layer, stage) if is_distributed else 0
+        for parameter in layer.parameters():
+            if is_distributed and is_of_expert(parameter):
+                continue
+            num_elements = int(held_elements(parameter, stage))
+            if parameter.name in shared:
+                tied[parameter.name] = num_elements
+            else:
+                own += num_elements
+    tensors = (*map(FlatWeights, (own, *tied.values())), FlatWeights(of_experts, experts=True))
+    return tuple(flat for flat in tensors if flat.num_elements)
 
 
 def _check_equal_sizes(plan: Plan, units: Iterable[ShardUnit]) -> None:
@@ -246,11 +251,12 @@ def _check_equal_sizes(plan: Plan, units: Iterable[ShardUnit]) -> None:
     sizes: dict[str, int] = {}
     for unit in units:
         module = plan.stage[unit.stages[0]].module
-        size = sizes.setdefault(module, len(unit.ranks))
-        if len(unit.ranks) != size:
+        num_shards = unit.num_shards(experts=False)
+        size = sizes.setdefault(module, num_shards)
+        if num_shards != size:
             raise ValueError(
                 f"module {module!r}: stages {list(unit.stages)} shard their weights among "
-                f"{len(unit.ranks)} ranks, others among {size}; want one number"
+                f"{num_shards} ranks, others among {size}; want one number"
             )
 
 
@@ -259,7 +265,7 @@ def _check_ties(plan: Plan, units: Iterable[ShardUnit], contents: Mapping[_Layer
     holders: dict[tuple[str, str], list[tuple[int, ShardUnit]]] = {}
     for unit in units:
         stage = plan.stage[unit.stages[0]]
-        for name in contents[stage.module, stage.layers].tied:
+        for name in contents[_layers_of(stage)].tied:
             others = holders.setdefault((stage.module, name), [])
             for other, first in others:
                 if first.ranks != unit.ranks and set(first.ranks) & set(unit.ranks):
@@ -269,107 +275,3 @@ def _check_ties(plan: Plan, units: Iterable[ShardUnit], contents: Mapping[_Layer
                         "or none; nearest: sharding 'optimizer'"
                     )
             others.append((stage.id, unit))
-
-
-def check_rounds(plan: Plan, units: tuple[ShardUnit, ...], twins: Mapping[int, int]) -> None:
-    """Raise ValueError where programs of sharded stages do not gather, free and reduce as they must.
-
-    The rounds of every stage are ALL_GATHER n, passes, FREE n, and REDUCE_SCATTER n after a backward that
-    trains; all stages of a unit have the same rounds. `waits_of` says what waits for what.
-
-    Args:
-        plan: with programs.
-        units: its shard units.
-        twins: stage -> another one with the same rounds; of a unit, one of them is checked.
-    """
-    rounds_of: dict[tuple[Order, bool], Order] = {}  # most layers are alike
-    ranks_of: dict[tuple[tuple[int, ...], ...], list[int]] = {}  # one rank per program, by grid
-    for unit in units:
-        expected: Order | None = None
-        distinct: dict[int, int] = {}
-        for stage in unit.stages:
-            distinct.setdefault(twins.get(stage, stage), stage)
-        for stage in distinct.values():
-            grid = plan.stage[stage].ranks
-            if grid not in ranks_of:
-                first: dict[int, int] = {}  # ranks of one program break the same rules
-                for rank in plan.stage[stage].flat_ranks:
-                    first.setdefault(id(plan.program.get(rank)), rank)
-                ranks_of[grid] = [*first.values()]
-            for rank in ranks_of[grid]:
-                key = _by_stage(plan, rank).get(stage, ()), bool(unit.trained)
-                if key not in rounds_of:
-                    rounds_of[key] = tuple(_rounds(rank, stage, *key))
-                if expected is not None and rounds_of[key] != expected:
-                    raise ValueError(
-                        f"stages {unit.stages[0]} and {stage} shard their weights but differ in their "
-                        f"rounds: {_spell(unit.stages[0], expected)} and "
-                        f"{_spell(unit.stages[0], rounds_of[key])}"
-                    )
-                expected = rounds_of[key]
-
-
-def _spell(stage: int, order: Order) -> str:
-    return " ".join(str(Action(stage, *entry)) for entry in order)
-
-
-def _rounds(rank: int, stage: int, order: Order, is_trained: bool) -> Iterator[tuple[Pass, int | None]]:  # noqa: FBT001  (part of a cache key)
-    """Yield the collectives of a stage's rounds, in order."""
-    state = _RoundState()
-    for kind, number in order:
-        if kind in _IN_ROUNDS:
-            state.do(rank, Action(stage, kind, number), is_trained=is_trained)
-        if kind in FSDP:
-            yield kind, number
-    if state.is_whole or state.owes:
-        kind = Pass.FREE if state.is_whole else Pass.REDUCE_SCATTER
-        raise ValueError(f"rank {rank}: {Action(stage, kind, state.number)} is missing from the program")
-
-
-@cached_on_instance
-def _by_stage(plan: Plan, rank: int) -> Mapping[int | None, Order]:
-    return by_stage(plan.program.get(rank, ()))
-
-
-@dataclass(slots=True)
-class _RoundState:
-    """A stage's state in its program: current round, weights gathered or not, gradients to reduce or not."""
-
-    number: int = -1
-    is_whole: bool = False
-    owes: bool = False
-
-    def do(self, rank: int, action: Action, *, is_trained: bool) -> None:
-        rule = {
-            Pass.ALL_GATHER: self._gather,
-            Pass.FREE: self._free,
-            Pass.REDUCE_SCATTER: self._scatter,
-        }.get(action.kind, self._use)(action, is_trained=is_trained)
-        if rule is not None:
-            raise ValueError(
-                f"rank {rank}: action {action} of a stage whose weights are sharded: want {rule}"
-            )
-
-    def _gather(self, action: Action, *, is_trained: bool) -> str | None:
-        if self.is_whole or self.owes or action.microbatch != self.number + 1:
-            return f"round {self.number + 1} here, behind all of the one before"
-        self.number, self.is_whole = self.number + 1, True
-        return None
-
-    def _free(self, action: Action, *, is_trained: bool) -> str | None:
-        if not self.is_whole or action.microbatch != self.number:
-            return "it once, behind the ALL_GATHER of its round"
-        self.is_whole = False
-        return None
-
-    def _scatter(self, action: Action, *, is_trained: bool) -> str | None:
-        if self.is_whole or action.microbatch != self.number or not is_trained:
-            return "it behind the FREE of its round, where weights train"
-        self.owes = False
-        return None
-
-    def _use(self, action: Action, *, is_trained: bool) -> str | None:
-        if not self.is_whole or action.kind in (Pass.I, Pass.W):
-            return "F or B, between ALL_GATHER and FREE"
-        self.owes = self.owes or (action.kind is Pass.B and is_trained)
-        return None

@@ -1,6 +1,6 @@
 """Every layout that a mode allows on a number of ranks, with a lower bound on its step."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -59,8 +59,8 @@ class LayoutSpace:
     """The layouts of one job on exactly `num_ranks` ranks.
 
     A module with a layout in the job keeps its tp and cp, and pp and dp where these are given; all others
-    are free: tp inside a node and dividing the heads, with experts cut by tp or distributed, in homogeneous
-    layouts and on islands also over replicas without cp, cp a power of two, dp a divisor of the batch for
+    are free: tp inside a node and dividing the heads, with experts cut by tp or distributed, except in
+    colocated layouts also over replicas without cp, cp a power of two, dp a divisor of the batch for
     the LLM, and for colocated encoders a multiple or divisor of the LLM's.
 
     Args:
@@ -255,9 +255,10 @@ class LayoutSpace:
                     yield Family(0.0, prod(map(len, parts)), lambda: 0.0, flat)
 
     def _alike(self) -> Iterator[tuple[ModuleChoice, list[list[ModuleChoice]]]]:
-        """Choices of the LLM without tp, pp or ep, each with the encoders' choices on the same grid."""
-        for llm in self._divided(self._all(self._llm, self._num_ranks)):
-            parts = self._like(llm) if llm.tp == llm.pp == llm.ep == llm.instances == 1 else None
+        """Choices of the LLM without tp and pp, each with the encoders' choices on the same grid."""
+        choices = (*self._all(self._llm, self._num_ranks), *self._all_joint(self._num_ranks))
+        for llm in self._divided(choices):
+            parts = self._like(llm) if llm.tp == llm.pp == llm.instances == 1 else None
             if parts is not None:
                 yield llm, [[c for c in part if c.instances == 1] for part in parts]
 
@@ -300,7 +301,7 @@ class LayoutSpace:
     def _llm_choices(self, num_ranks: int) -> list[ModuleChoice]:
         return self._divided(self._choices(self._llm, num_ranks))
 
-    def _divided(self, choices: list[ModuleChoice]) -> list[ModuleChoice]:
+    def _divided(self, choices: Iterable[ModuleChoice]) -> list[ModuleChoice]:
         """The choices whose replicas get equal numbers of microbatches."""
         samples, total = self._job.microbatch_samples, len(self._job.batch)
         return [choice for choice in choices if total % (choice.num_replicas * samples) == 0]
@@ -318,6 +319,10 @@ class LayoutSpace:
 
     def _joint_choices(self, num_ranks: int) -> list[ModuleChoice]:
         """Choices of the LLM with experts distributed over replicas whose state can fit."""
+        return [choice for choice in self._all_joint(num_ranks) if self._steps.state_fits(choice)]
+
+    def _all_joint(self, num_ranks: int) -> list[ModuleChoice]:
+        """Choices of the LLM with experts distributed over replicas."""
         llm, counts = self._llm, self._experts[self._llm.name]
         grids = (
             ModuleChoice(module=llm.name, tp=tp, pp=pp, dp=dp * tp // ep, ep=ep, joint_replicas=ep // tp)
@@ -326,8 +331,7 @@ class LayoutSpace:
             for dp in (num_ranks // (tp * pp),)
             for ep in joint_choices(counts, tp, dp)
         )
-        choices = (c for grid in grids if self._allows(llm, grid) for c in self._settings(grid))
-        return [choice for choice in choices if self._steps.state_fits(choice)]
+        return [c for grid in grids if self._allows(llm, grid) for c in self._settings(grid)]
 
     def _all(self, module: Module, num_ranks: int) -> list[ModuleChoice]:
         grids = (

@@ -38,6 +38,7 @@ class Totals(NamedTuple):
         working_bytes: needed besides inside a pass, including recomputed activations.
         weights, trained: elements that the rank holds, and those of them that the optimizer updates.
         of_experts: updated elements of distributed experts, whose number of holders differs.
+        expert_weights: likewise, of all that the rank holds.
     """
 
     num_layers: int
@@ -48,6 +49,7 @@ class Totals(NamedTuple):
     weights: float
     trained: float
     of_experts: float
+    expert_weights: float
 
 
 def _num_cuts(parameter: Parameter, choice: ModuleChoice) -> int:
@@ -60,7 +62,7 @@ def _num_cuts(parameter: Parameter, choice: ModuleChoice) -> int:
 def total_of(layers: Sequence[Totals]) -> Totals:
     """Totals of consecutive layers. Complexity: O(layers)."""
     if not layers:
-        return Totals._make((0, *(0.0,) * 7))
+        return Totals._make((0, *(0.0,) * 8))
     num, forward, backward, kept, working, *elements = zip(*layers, strict=True)
     sums = (float(sum(values)) for values in (forward, backward, kept))
     return Totals._make((sum(num), *sums, float(max(working)), *(float(sum(values)) for values in elements)))
@@ -162,9 +164,19 @@ class ModulePrices:
         return self._exchanges[key]
 
     def sharded_exchange(self, choice: ModuleChoice, layer: Totals) -> BoundaryExchange:
-        """The exchange of a layer whose parameters are sharded among the holders of each instance."""
-        gathered, reduced = layer.weights * self.size.weight, layer.trained * self.size.gradient
-        return self._exchange(gathered, reduced, choice.num_holders, choice.instances, 1)
+        """The exchange of a layer whose parameters are sharded among the holders of each instance.
+
+        Distributed experts are sharded among the ranks that hold the same ones.
+        """
+        gathered = (layer.weights - layer.expert_weights) * self.size.weight
+        reduced = (layer.trained - layer.of_experts) * self.size.gradient
+        dense = self._exchange(gathered, reduced, choice.num_holders, choice.instances, 1)
+        if not layer.expert_weights:
+            return dense
+        gathered, reduced = layer.expert_weights * self.size.weight, layer.of_experts * self.size.gradient
+        holders, stride = choice.num_expert_holders, choice.ep
+        experts = self._exchange(gathered, reduced, holders, choice.instances, stride)
+        return BoundaryExchange(*map(sum, zip(dense, experts, strict=True)))
 
     def sum_s(self, elements: float, ranks: Sequence[int]) -> float:
         """Seconds to all-reduce gradients of `elements` elements among these ranks."""
@@ -277,9 +289,9 @@ class ModulePrices:
         weights = sum(
             parameter.num_elements / _num_cuts(parameter, choice) for parameter in layer.parameters()
         )
-        of_experts = 0.0
-        if layer.trainable and choice.num_expert_holders != choice.num_holders:
-            of_experts = sum(p.num_elements / choice.ep for p in layer.parameters() if is_of_expert(p))
+        expert_weights = 0.0
+        if choice.num_expert_holders != choice.num_holders:
+            expert_weights = sum(p.num_elements / choice.ep for p in layer.parameters() if is_of_expert(p))
         return Totals(
             num_layers=1,
             forward_s=passes.forward_s,
@@ -288,5 +300,6 @@ class ModulePrices:
             working_bytes=round(working),
             weights=weights,
             trained=weights if layer.trainable else 0.0,
-            of_experts=of_experts,
+            of_experts=expert_weights if layer.trainable else 0.0,
+            expert_weights=expert_weights,
         )

@@ -45,7 +45,7 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice, num_samples: int) -
     Complexity: O(layers).
     """
     job = prices.job
-    num_rounds = len(job.batch) // (choice.llm.dp * num_samples)
+    num_rounds = len(job.batch) // (choice.llm.num_replicas * num_samples)
     layers: list[tuple[ModuleChoice, Totals]] = []
     for part in (*choice.encoders, choice.llm):
         layers += [(part, layer) for layer in prices.layers(part, num_samples)]
@@ -54,8 +54,8 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice, num_samples: int) -
     busy = [busy_share(_near(prices, part)) for part, _ in layers]
     after = [job.settings.of(part.module).reshard_after for part, _ in layers]
     priced = [
-        _Layer(layer, own, share, until)
-        for (_, layer), own, share, until in zip(layers, moved, busy, after, strict=True)
+        _Layer(layer, own, share, until, _gathered(part, layer))
+        for (part, layer), own, share, until in zip(layers, moved, busy, after, strict=True)
     ]
     last = list(_rounds(priced, slowed_s, is_first=num_rounds == 1, is_last=True))
     passes_s = _lanes_s(last)
@@ -68,10 +68,11 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice, num_samples: int) -
     updated_elements = held_bytes = 0.0
     size = prices.size
     for part, layer in layers:
-        shards = part.num_holders // part.instances
-        per_weight = layer.weights * size.weight + layer.trained * (size.gradient + size.optimizer)
-        held_bytes += per_weight / shards + layer.kept_bytes
-        updated_elements += layer.trained / shards
+        state_bytes = 0.0
+        for weights, trained, shards in _parts(part, layer):
+            state_bytes += (weights * size.weight + trained * (size.gradient + size.optimizer)) / shards
+            updated_elements += trained / shards
+        held_bytes += state_bytes + layer.kept_bytes
     whole = _whole_bytes(priced, size)
     working = max(layer.working_bytes for _, layer in layers)
     return LayoutStep(
@@ -86,13 +87,30 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice, num_samples: int) -
     )
 
 
+def _parts(part: ModuleChoice, layer: Totals) -> Iterator[tuple[float, float, int]]:
+    """Yield weights of a layer, those of them that train, and among how many ranks they are sharded."""
+    dense, dense_trained = layer.weights - layer.expert_weights, layer.trained - layer.of_experts
+    yield dense, dense_trained, part.num_holders // part.instances
+    if layer.expert_weights:
+        yield layer.expert_weights, layer.of_experts, part.num_expert_holders // part.instances
+
+
+def _gathered(part: ModuleChoice, layer: Totals) -> float:
+    """Elements that a round of a layer gathers: all but experts with one holder."""
+    return sum(weights for weights, _, shards in _parts(part, layer) if shards > 1)
+
+
 class _Layer(NamedTuple):
-    """A layer with its exchange, the share of it that slows down passes, and how long its weights stay."""
+    """A layer with its exchange, the share of it that slows down passes, and how long its weights stay.
+
+    `gathered` is the number of elements that a round gathers.
+    """
 
     totals: Totals
     moved: BoundaryExchange
     busy_share: float
     reshard_after: ReshardAfter
+    gathered: float
 
 
 def _rounds(
@@ -108,10 +126,10 @@ def _rounds(
         is_first: whether it is the first microbatch of a step.
         is_last: whether it is the last.
     """
-    for index, (layer, moved, share, after) in enumerate(layers):
+    for index, (layer, moved, share, after, _) in enumerate(layers):
         gather_s = moved.gather_s if is_first or after is not ReshardAfter.STEP else 0.0
         yield _Round(index, layer.forward_s + lost_s(share * gather_s, layer.forward_s), gather_s, 0.0, 0.0)
-    for index, (layer, moved, share, after) in reversed(list(enumerate(layers))):
+    for index, (layer, moved, share, after, _) in reversed(list(enumerate(layers))):
         if (backward_s := layer.backward_s) > 0:
             gather_s = moved.gather_s if after is ReshardAfter.PASS else 0.0
             scatter_s = moved.scatter_s if is_last or after is not ReshardAfter.STEP else 0.0
@@ -122,14 +140,14 @@ def _rounds(
 def _whole_bytes(layers: Sequence[_Layer], size: StateBytes) -> float:
     """Bytes of whole parameters and gradients: of all layers where they stay, else of those in use."""
     kept = (
-        layer.weights * size.weight * (after is not ReshardAfter.PASS)
+        gathered * size.weight * (after is not ReshardAfter.PASS)
         + layer.trained * size.gradient * (after is ReshardAfter.STEP)
-        for layer, _, _, after in layers
+        for layer, _, _, after, gathered in layers
     )
     in_use = (
-        layer.weights * size.weight * (after is ReshardAfter.PASS)
+        gathered * size.weight * (after is ReshardAfter.PASS)
         + layer.trained * size.gradient * (after is not ReshardAfter.STEP)
-        for layer, _, _, after in layers
+        for layer, _, _, after, gathered in layers
     )
     return sum(kept) + PREFETCHED * max(in_use)
 

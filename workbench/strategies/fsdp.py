@@ -2,7 +2,8 @@
 
 Source: Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 16(12);
 Liang et al. 2025, "TorchTitan", section 2.1 (FSDP2). Hybrid sharding, HSDP, is of section 3.2.2: several
-instances of all weights, each on nearby ranks. Differs: a unit is a layer of the model's graph, so
+instances of all weights, each on nearby ranks. Experts may be distributed over ranks and replicas first;
+then they are sharded among those that hold the same ones. Differs: a unit is a layer of the model's graph, so
 embedding and head are units of their own.
 """
 
@@ -14,7 +15,14 @@ from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.plan.plan import Plan, Sharding
 from workbench.plan.stage import Stage
-from workbench.planner.assembly import check_apart, check_ranks, module_stages, scheduled, shared_draft
+from workbench.planner.assembly import (
+    check_apart,
+    check_ranks,
+    dp_of,
+    module_stages,
+    scheduled,
+    shared_draft,
+)
 from workbench.planner.layout_choice import LayoutChoice, Mode
 from workbench.planner.layout_plan import searched_plans
 from workbench.planner.layout_search import fastest_layout, has_layouts
@@ -141,7 +149,7 @@ def sharded_plan(job: Job, cost: CostModel, instances: int = 1) -> Plan:
     sharded_job = replace(job, settings=replace(job.settings, modules=modules))
     draft = shared_draft(sharded_job, NAME if instances == 1 else HYBRID_NAME)
     stages: list[Stage] = []
-    for replica in range(job.layouts[0].dp or 1):
+    for replica in range(dp_of(job, job.layouts[0].module)):
         for module in job.model.modules:
             stages += module_stages(
                 sharded_job,
@@ -149,7 +157,7 @@ def sharded_plan(job: Job, cost: CostModel, instances: int = 1) -> Plan:
                 ((0, len(module.layers)),),
                 replica=replica,
                 first_id=len(stages),
-                first_rank=replica * job.layouts[0].cp,
+                first_rank=replica * job.layouts[0].stage_ranks,
             )
     check_ranks(job, 1 + max(rank for stage in stages for rank in stage.flat_ranks))
     return scheduled(replace(draft, stages=tuple(stages)), job.schedule, cost)
@@ -161,7 +169,7 @@ SPEC = StrategySpec(
     shortlist=shortlist,
     searches_layouts=True,
     summary="FSDP: parameters of every layer sharded over all used ranks; "
-    "number of ranks, recomputation and microbatch size searched",
+    "number of ranks, expert parallelism, recomputation and microbatch size searched",
     own_space=OwnSpace(
         degrees=Chooser.ITSELF,
         where="Zhao et al. 2023, section 3.2.1; TorchTitan, section 2.1",

@@ -162,18 +162,35 @@ class PassPrices:
         return self._times_of_kind[key]
 
     def round_s(self, action: Action) -> float:
-        """Return the seconds of an all-gather of weights or reduce-scatter of gradients, tensor by tensor."""
+        """Return the seconds of an all-gather of weights or reduce-scatter of gradients, tensor by tensor.
+
+        Groups of ranks with different weights exchange them at the same time; the slowest counts.
+        """
         unit = unit_of(self._units, action)
         key = unit.stages[0], action.kind
         if key not in self._rounds_s:
             settings = self._plan.settings
             if action.kind is Pass.ALL_GATHER:
-                sizes, element = unit.gathered, settings.precision.num_bytes
+                tensors, element = unit.gathered, settings.precision.num_bytes
             else:
-                sizes, element = unit.trained, settings.gradient_bytes
-            each_s = (self._collectives.round_s(action.kind, size * element, unit.ranks) for size in sizes)
-            self._rounds_s[key] = sum(each_s)
+                tensors, element = unit.scattered, settings.gradient_bytes
+            self._rounds_s[key] = sum(
+                max(
+                    self._collectives.round_s(action.kind, flat.num_elements * element, ranks)
+                    for ranks in unit.groups(experts=flat.experts)
+                )
+                for flat in tensors
+            )
+            if action.kind is Pass.REDUCE_SCATTER:
+                self._rounds_s[key] += self._partial_s(self._plan.stage[unit.stages[0]])
         return self._rounds_s[key]
+
+    def _partial_s(self, stage: Stage) -> float:
+        """Return the seconds of summing a sharded stage's replicated weights over ranks that split tokens."""
+        layers = self._plan.model.module(stage.module).layers
+        divided = [layers[index] for index in token_borders(self._plan, stage).divided]
+        trained = [layer for layer in divided if layer.trainable]
+        return self._collectives.partial_s(trained, stage.ranks[0]) if trained else 0.0
 
     def _rounds_beside(
         self, stage: Stage, kind: Pass, index: int, backwards: Sequence[bool]

@@ -1,13 +1,13 @@
 """Seconds of collectives of weights: gradients reduced, updated or sharded weights gathered."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from workbench.cost.collectives import Collective
 from workbench.cost.execution import InstanceSums, UpdatedWeights
 from workbench.cost.group_link import ring_link
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
-from workbench.model.layer import Shard
+from workbench.model.layer import Layer, Shard
 from workbench.plan.lowered import GradientGroup, Lowered, Weights
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.optimizer_shards import OptimizerShards, optimizer_shards
@@ -52,6 +52,14 @@ class CollectivePrices:
     def round_s(self, kind: Pass, num_bytes: float, ranks: Sequence[int]) -> float:
         """Return the seconds of a round's collective of one tensor, with the runtime's work around it."""
         return self.collective_s(_ROUND[kind], num_bytes, ranks)
+
+    def partial_s(self, layers: Iterable[Layer], row: Sequence[int]) -> float:
+        """Return the seconds of summing replicated weights' gradients over tp ranks that split tokens."""
+        parameters = (parameter for layer in layers if can_divide(layer) for parameter in layer.parameters())
+        num_elements = sum(p.num_elements for p in parameters if p.shard is Shard.REPLICATED)
+        return self.collective_s(
+            Collective.ALL_REDUCE, num_elements * self._plan.settings.gradient_bytes, row
+        )
 
     def link(self, ranks: Sequence[int]) -> Link:
         """Return the link that a ring of these ranks uses."""
@@ -143,10 +151,15 @@ class WeightPrices(CollectivePrices):
         return seconds
 
     def _partial_s(self, group: GradientGroup) -> float:
-        """Return the seconds of summing replicated weights over tensor-parallel ranks that split tokens."""
-        if not self._plan.settings.divides_tokens(group.weights[0].module):
+        """Return the seconds of summing replicated weights over tensor-parallel ranks that split tokens.
+
+        Sharded weights are summed in their rounds.
+        """
+        settings, module = self._plan.settings, group.weights[0].module
+        if not settings.divides_tokens(module) or settings.of(module).shards_parameters:
             return 0.0
-        num_elements, row = 0, group.ranks[:1]
+        divided: list[Layer] = []
+        row = group.ranks[:1]
         rank = next(filter(self._plan.stages_on.__contains__, group.ranks), None)  # it represents the others
         for weights in group.weights:
             stage = self._stage_dividing(rank, weights)
@@ -154,11 +167,9 @@ class WeightPrices(CollectivePrices):
                 continue
             layer = self._plan.model.module(weights.module).layers[weights.layer]
             if can_divide(layer):
-                num_elements += sum(p.num_elements for p in layer.parameters() if p.shard is Shard.REPLICATED)
+                divided.append(layer)
                 row = next(row for row in stage.ranks if rank in row)
-        return self.collective_s(
-            Collective.ALL_REDUCE, num_elements * self._plan.settings.gradient_bytes, row
-        )
+        return self.partial_s(divided, row)
 
     def _stage_dividing(self, rank: int | None, weights: Weights) -> Stage | None:
         """Return the rank's stage that splits tokens in the layer of these weights."""

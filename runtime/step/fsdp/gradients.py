@@ -6,6 +6,7 @@ from types import MappingProxyType
 from torch import Tensor, nn
 
 from runtime.step.fsdp.stages import ShardedStages
+from runtime.step.fsdp.weights import ShardedWeights
 from runtime.step.gradients import Gradients
 from runtime.step.stage_module import StageModule
 from runtime.step.timing import Recorder
@@ -63,15 +64,16 @@ class ShardedGradients(Gradients):
         yield from self._sharded.whole_gradients()
 
     def _flat(self, weights: Weights) -> Tensor:
-        part_S = self._sharded.gradient_of(weights)
-        return super()._flat(weights) if part_S is None else part_S
+        sharded = self._sharded.holding(weights)
+        return super()._flat(weights) if sharded is None else sharded.gradient()
 
     def _counted(self) -> Iterator[Tensor]:
         yield from super()._counted()
-        counted: dict[int, Tensor] = {}
+        counted: dict[int, ShardedWeights] = {}
         for group in self._lowered.groups:
             if group.ranks[0] == self._mesh.rank:  # of the ranks with this part
-                part_S = self._sharded.gradient_of(group.weights[0])
-                if part_S is not None:
-                    counted[id(part_S)] = part_S
-        yield from counted.values()
+                sharded = self._sharded.holding(group.weights[0])
+                if sharded is not None:
+                    counted[id(sharded.own)] = sharded
+        for sharded in counted.values():
+            yield from sharded.counted()

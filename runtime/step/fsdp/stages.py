@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from runtime.step.timing import Recorder
 from runtime.world.clock import Awaited, Channel, Stamp, Traffic
 from runtime.world.mesh import Mesh
 from workbench.plan.lowered import Weights
-from workbench.plan.parameter_shards import ShardUnit
+from workbench.plan.shard_unit import ShardUnit
 from workbench.schedule.action import STEP, Action, Pass
 from workbench.schedule.sharded import waits_of
 from workbench.trace import Lane
@@ -81,39 +82,40 @@ class ShardedStages:
         stage = module.stage.id
         if stage not in self._units:
             return module
-        ranks = self._units[stage].ranks
-        sharded: dict[str, ShardedWeights] = {}
-        own: dict[bool, list[nn.Parameter]] = {True: [], False: []}
-        names: list[Weights] = []
-        tied: list[tuple[Weights, list[nn.Parameter]]] = []
-        for weights, parameters in module.weights().items():
-            if weights.shared is None:
+        kinds: dict[str, tuple[list[Weights], list[nn.Parameter]]] = {}  # in the order of `ShardUnit`
+        in_order = sorted(module.weights().items(), key=lambda pair: (pair[0].experts, bool(pair[0].shared)))
+        for is_trained, (weights, parameters) in product((True, False), in_order):
+            chosen = [each for each in parameters if each.requires_grad is is_trained]
+            if chosen:
+                names, of_kind = kinds.setdefault(_kind(weights, is_trained=is_trained), ([], []))
                 names.append(weights)
-                for parameter in parameters:
-                    own[parameter.requires_grad].append(parameter)
-            else:
-                tied.append((weights, list(parameters)))
-        for is_trained, name in ((True, "trained"), (False, "frozen")):
-            if own[is_trained]:
-                sharded[name] = self._sharded_parameters(own[is_trained], ranks, None)
-                if is_trained:
-                    self._known |= dict.fromkeys(names, sharded[name])
-            for weights, parameters in tied:
-                if parameters[0].requires_grad is is_trained:
-                    tied_weights = self._sharded_parameters(parameters, ranks, self._known.get(weights))
-                    sharded[f"tied {weights.shared}"] = tied_weights  # one per stage, with the same part
-                    self._known.setdefault(weights, tied_weights)
-        self._held[stage] = sharded
+                of_kind.extend(chosen)
+        self._held[stage] = {
+            kind: self._flat(module, names, parameters) for kind, (names, parameters) in kinds.items()
+        }
         return module
 
-    def _sharded_parameters(
-        self, parameters: Sequence[nn.Parameter], ranks: tuple[int, ...], like: ShardedWeights | None
+    def _flat(
+        self, module: StageModule, names: Sequence[Weights], parameters: Sequence[nn.Parameter]
     ) -> ShardedWeights:
-        mesh, resized = self._mesh, self._resize
+        """Some weights of a stage as one tensor; a tied one, one per stage, has the same part in all."""
+        mesh, unit = self._mesh, self._units[module.stage.id]
+        ranks = unit.sharers(mesh.rank, experts=names[0].experts)
         group = mesh.units.get(ranks)  # none where weights are only stored, not used
-        return ShardedWeights(
-            parameters, ranks, mesh.rank, group, wide=self._wide, like=like, resized=resized
+        like = None if names[0].shared is None else self._known.get(names[0])
+        flat = ShardedWeights(
+            parameters,
+            ranks,
+            mesh.rank,
+            group,
+            wide=self._wide,
+            like=like,
+            resized=self._resize,
+            shared=module.shared,
         )
+        for name in names:
+            self._known.setdefault(name, flat)
+        return flat
 
     def _resize(self, num_bytes: int) -> None:
         if self.memory is not None:
@@ -126,19 +128,23 @@ class ShardedStages:
     def start(self, action: Action) -> None:
         """Start an ALL_GATHER or a REDUCE_SCATTER."""
         assert action.stage is not None
-        weights_of_stage, start = self._held[action.stage], self._mesh.clock.stamp()
+        weights_of_stage, start = self._sharded_in(action.stage), self._mesh.clock.stamp()
         if action.kind is Pass.ALL_GATHER:
-            traffic, parts = (
-                Traffic.GATHER,
-                [(weights, weights.gather()) for weights in weights_of_stage.values()],
-            )
+            traffic, parts = Traffic.GATHER, [(weights, weights.gather()) for weights in weights_of_stage]
         else:
-            trained = (weights for weights in weights_of_stage.values() if weights.is_trained)
+            trained = [weights for weights in weights_of_stage if weights.is_trained]
             traffic, parts = Traffic.SCATTER, [(weights, weights.reduce_scatter()) for weights in trained]
+            for weights in self._held[action.stage].values():
+                if weights.is_trained and not weights.is_sharded:
+                    weights.keep_gradient()
         self._started[action] = started = _Started(start, parts)
-        channel = Channel(traffic, self._units[action.stage].ranks)
-        for _, in_flight in parts:
-            self._mesh.clock.follow(in_flight.work, channel, self._awaited(action), started.ends.append)
+        for weights, in_flight in parts:
+            channel, awaited = Channel(traffic, weights.ranks), self._awaited(action, weights)
+            self._mesh.clock.follow(in_flight.work, channel, awaited, started.ends.append)
+
+    def _sharded_in(self, stage: int) -> list[ShardedWeights]:
+        """The weights of a stage of which other ranks hold parts."""
+        return [weights for weights in self._held.get(stage, {}).values() if weights.is_sharded]
 
     def accumulate(self) -> None:
         """After a backward, add gradients to the wide sums of weights that stay for several of them."""
@@ -150,7 +156,7 @@ class ShardedStages:
 
     def release(self, stage: int) -> None:
         """FREE: keep only this rank's part."""
-        for weights in self._held[stage].values():
+        for weights in self._sharded_in(stage):
             weights.release()
 
     def wait_for(self, action: Action) -> None:
@@ -167,18 +173,17 @@ class ShardedStages:
         if started is None:
             return
         for weights, in_flight in started.parts:
-            self._wait(in_flight, name)
+            self._wait(in_flight, name, weights)
             if in_flight.part is not None:
                 weights.add(in_flight.part)
         if self._recorder is not None:
             self._recorder.span(Lane.REDUCE, name, started.start, started.end(self._mesh.clock.stamp()))
 
-    def _wait(self, in_flight: InFlight, name: Action) -> None:
-        self._mesh.clock.wait(in_flight.work, self._awaited(name))
+    def _wait(self, in_flight: InFlight, name: Action, weights: ShardedWeights) -> None:
+        self._mesh.clock.wait(in_flight.work, self._awaited(name, weights))
 
-    def _awaited(self, name: Action) -> Awaited:
-        assert name.stage is not None
-        return Awaited.among(self._mesh.rank, f"in {name}", self._units[name.stage].ranks)
+    def _awaited(self, name: Action, weights: ShardedWeights) -> Awaited:
+        return Awaited.among(self._mesh.rank, f"in {name}", weights.ranks)
 
     def finish(self) -> None:
         """At STEP, wait for all exchanges, and set missing gradients of parts to zero."""
@@ -192,14 +197,14 @@ class ShardedStages:
 
     def parts_of(self, stage: int) -> dict[str, nn.Parameter]:
         """Description -> this rank's part of each flat tensor of a stage."""
-        ranks = self._units[stage].ranks
-        which = f"part {ranks.index(self._mesh.rank) + 1} of {len(ranks)}"
-        return {f"{name}, {which}": weights.own for name, weights in self._held[stage].items()}
+        return {
+            f"{name}, part {weights.ranks.index(self._mesh.rank) + 1} of {len(weights.ranks)}": weights.own
+            for name, weights in self._held[stage].items()
+        }
 
-    def gradient_of(self, weights: Weights) -> Tensor | None:
-        """[S] this rank's part of the gradient of some weights; None where this rank does not have them."""
-        sharded = self._known.get(weights)
-        return None if sharded is None else sharded.gradient()
+    def holding(self, weights: Weights) -> ShardedWeights | None:
+        """The flat tensor with some weights; None where this rank does not have them."""
+        return self._known.get(weights)
 
     def _distinct(self) -> list[ShardedWeights]:
         """Trained weights; of tied ones the first."""
@@ -219,11 +224,15 @@ class ShardedStages:
         """Yield (weight, its whole gradient) of all stages; a collective."""
         for stage in sorted(self._held, key=lambda stage: self._units[stage].stages):
             for weights in self._held[stage].values():
-                if weights.is_trained:
+                if not weights.is_trained:
+                    continue
+                flat_N = weights.gradient()
+                if weights.is_sharded:
                     in_flight = weights.start_whole_gradient()
-                    self._wait(in_flight, Action(stage, Pass.REDUCE_SCATTER))
+                    self._wait(in_flight, Action(stage, Pass.REDUCE_SCATTER), weights)
                     assert in_flight.flat is not None
-                    yield from weights.pieces(in_flight.flat)
+                    flat_N = in_flight.flat
+                yield from weights.pieces(flat_N)
 
     def each_gathered(self, modules: Iterable[StageModule]) -> Iterator[StageModule]:
         """Yield the rank's stages, each with its weights gathered until the next one; a collective.
@@ -237,10 +246,10 @@ class ShardedStages:
 
         for module in sorted(modules, key=place):
             stage = module.stage.id
-            for weights in self._held.get(stage, {}).values():
-                self._wait(weights.gather(), Action(stage, Pass.ALL_GATHER))
+            for weights in self._sharded_in(stage):
+                self._wait(weights.gather(), Action(stage, Pass.ALL_GATHER), weights)
             yield module
-            for weights in self._held.get(stage, {}).values():
+            for weights in self._sharded_in(stage):
                 weights.release()
 
     def parts(self) -> dict[str, Tensor]:
@@ -250,3 +259,10 @@ class ShardedStages:
             own_parts = (weights.part for weights in by_name.values() if not weights.is_updated_in_place)
             parts |= {f"part/{stage}/{number}": part for number, part in enumerate(own_parts)}
         return parts
+
+
+def _kind(weights: Weights, *, is_trained: bool) -> str:
+    """Which flat tensor of its stage holds some weights."""
+    if weights.shared is not None:
+        return f"tied {weights.shared}"
+    return f"{'trained' if is_trained else 'frozen'}{' experts' if weights.experts else ''}"

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from runtime.parallel.tensor.group import SharedWeights
 from runtime.world.tensor_collectives import GATHER, SCATTER
 
 # Shape suffixes: N = elements of all weights and padding, S = elements of one part.
@@ -47,6 +48,9 @@ class ShardedWeights:
     Source: Zhao et al. 2023, "PyTorch FSDP", section 3.2.1 (flat parameters).
     Differs: as in its first version, parts are of the flat tensor, not of each weight.
 
+    Where this rank shares them with no other, they stay whole: there is nothing to gather, and their gradient
+    is only added up.
+
     Args:
         weights: all trainable or all frozen.
         ranks: among which they are sharded, including this one.
@@ -55,6 +59,7 @@ class ShardedWeights:
         wide: type of the optimizer's copy; None: the weights' own type.
         like: the same weights, tied, in another stage of this rank: part and gradient are shared with them.
         resized: called with the change of allocated bytes.
+        shared: how tensor-parallel ranks share the weights; None: this one has whole ones.
     """
 
     def __init__(
@@ -67,9 +72,10 @@ class ShardedWeights:
         wide: torch.dtype | None = None,
         like: "ShardedWeights | None" = None,
         resized: Callable[[int], None] = lambda num_bytes: None,
+        shared: SharedWeights | None = None,
     ) -> None:
-        self._held, self._num_parts, self._group = weights, len(ranks), group
-        self._resized = resized
+        self._held, self._num_parts, self._group, self.ranks = weights, len(ranks), group, ranks
+        self._resized, self._shared, self._index = resized, shared, ranks.index(rank)
         first = weights[0]
         self._size = -(-sum(weight.numel() for weight in weights) // len(ranks))
         self._whole_N = first.new_zeros(self._size * len(ranks), requires_grad=False)
@@ -77,14 +83,20 @@ class ShardedWeights:
             part_N.copy_(weight.detach().reshape(-1))
             weight.data = part_N.view_as(weight)
         if like is None:
-            start = ranks.index(rank) * self._size
-            self.part = self._whole_N.narrow(0, start, self._size).clone()
+            part_S = self._whole_N.narrow(0, self._index * self._size, self._size)
+            self.part = part_S.clone() if self.is_sharded else part_S
             self.own = nn.Parameter(self.part.to(wide or first.dtype), requires_grad=first.requires_grad)
         else:
             self.part, self.own = like.part, like.own
         self._num_bytes = self._whole_N.untyped_storage().nbytes()
-        self._whole_N.untyped_storage().resize_(0)
         self._sum_N: Tensor | None = None
+        if self.is_sharded:
+            self._whole_N.untyped_storage().resize_(0)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether other ranks hold parts of them."""
+        return self._num_parts > 1
 
     @property
     def is_trained(self) -> bool:
@@ -110,26 +122,64 @@ class ShardedWeights:
 
     def accumulate(self) -> None:
         """Move the weights' gradients, if there are any, to a flat sum in the optimizer's type."""
-        if any(weight.grad is not None for weight in self._held):
+        if all(weight.grad is None for weight in self._held):
+            return
+        if self.is_sharded:
             self._sum_N = self._summed()
+        else:
+            self.keep_gradient()
 
     def _summed(self) -> Tensor:
         """[N] the sum of all gradients since the last reduce-scatter; missing ones count as zeros."""
         sum_N = self._sum_N
         if sum_N is None:
             sum_N = self.part.new_zeros(self._size * self._num_parts, dtype=self.own.dtype)
-        for part_N, weight in zip(split_flat(sum_N, self._held), self._held, strict=True):
-            if weight.grad is not None:
-                part_N.view_as(weight).add_(weight.grad)
-                weight.grad = None
+        self._take_gradients(sum_N)
         return sum_N
 
     def reduce_scatter(self) -> InFlight:
-        """Start the reduce-scatter of gradients; missing ones count as zeros."""
+        """Start the reduce-scatter of gradients; missing ones count as zeros.
+
+        Partial ones are summed first over tensor-parallel ranks, all of which call this.
+        """
         flat_N, self._sum_N = self._summed(), None
+        if self._shared is not None:
+            partial = {id(weight) for weight in self._shared.partial}
+            pieces = [piece for weight, piece in self.pieces(flat_N) if id(weight) in partial]
+            if pieces:
+                total = torch.cat([piece.reshape(-1) for piece in pieces])
+                self._shared.group.sum(total)
+                for piece, summed in zip(pieces, split_flat(total, pieces), strict=True):
+                    piece.copy_(summed.view_as(piece))
         part_S = torch.empty_like(self.own, requires_grad=False)
         work = SCATTER(part_S, flat_N, group=self._group, async_op=True)
         return InFlight(work, flat_N, part_S)
+
+    def keep_gradient(self) -> None:
+        """Add the gradients of a round to those of earlier rounds, where no other rank holds the weights."""
+        self._take_gradients(self.gradient())
+
+    def _take_gradients(self, flat_N: Tensor) -> None:
+        """Move the weights' gradients into a sum."""
+        for weight, total in self.pieces(flat_N):
+            if weight.grad is not None:
+                total.add_(weight.grad)
+                weight.grad = None
+
+    def counted(self) -> Iterator[Tensor]:
+        """This rank's part of the gradient, without weights that another tensor-parallel rank counts."""
+        elsewhere = set() if self._shared is None else {id(weight) for weight in self._shared.elsewhere}
+        part_S = self.gradient()
+        if not elsewhere.intersection(map(id, self._held)):
+            yield part_S
+            return
+        first, start = self._index * self._size, 0
+        for weight in self._held:
+            stop = start + weight.numel()
+            low, high = max(start, first), min(stop, first + self._size)
+            if low < high and id(weight) not in elsewhere:
+                yield part_S.narrow(0, low - first, high - low)
+            start = stop
 
     def add(self, part_S: Tensor) -> None:
         """Add a part of the gradient to that of earlier rounds."""

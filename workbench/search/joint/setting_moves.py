@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import ClassVar
 
 from workbench.plan.plan import KeyExchange, ModuleSettings, Plan, Recompute, Sharding
@@ -77,17 +78,14 @@ class Reshard:
 def shardings(choice: Choice, draft: Plan) -> Iterator[Keep]:
     """Shard one module's weights or optimizer state over other numbers of ranks, or stop sharding weights.
 
-    Weights only of modules without tensor or expert parallelism. Group sizes are powers of two, and all
-    ranks: a module is sharded no further than memory requires, since larger groups gather more.
+    Group sizes are powers of two, and all ranks: a module is sharded no further than memory requires, since
+    larger groups gather more.
     """
     for module in draft.model.modules:
         stages = [stage for stage in draft.stages if stage.module == module.name]
         current = choice.settings.of(module.name)
         counts = instance_counts(len(draft.replicas(module.name)), stages[0].num_shares)
-        is_whole = stages[0].tp == stages[0].ep == 1
-        options = [(Sharding.PARAMETERS, each) for each in counts] if is_whole else []
-        options += [(Sharding.OPTIMIZER, each) for each in counts]
-        for sharding, instances in options:
+        for sharding, instances in product((Sharding.PARAMETERS, Sharding.OPTIMIZER), counts):
             if (sharding, instances) != (current.sharding, current.instances):
                 yield Keep(module.name, current.recompute, sharding, instances, current.sequence_parallel)
 
