@@ -1,5 +1,6 @@
 """The search over layouts: exact, within its space, and refused in one line."""
 
+import pickle
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -23,7 +24,7 @@ from workbench.plan.lower import lower
 from workbench.plan.plan import ModuleSettings, Precision, Recompute, Settings, Sharding
 from workbench.plan.stage import Stage
 from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
-from workbench.planner.layout_search import best_first, exhaustive_layout, fastest_layout
+from workbench.planner.layout_search import NoLayoutError, best_first, exhaustive_layout, fastest_layout
 from workbench.planner.layout_space import Freedom, LayoutSpace
 from workbench.planner.layout_step import LayoutSteps, least_pipeline_s, moves_s, pipeline_s, steps_of
 from workbench.planner.module_price import ModulePrices
@@ -372,3 +373,12 @@ def test_sharded_parameters_take_their_state_along(wide):
     passes = sum(layer.kept_bytes for layer in prices) + max(layer.working_bytes for layer in prices)
     expected = sum(sizes) * state / 4 + 2 * max(sizes) * whole + passes
     assert step.peak_bytes == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_reason_for_no_layout_is_found_when_it_is_read():
+    """Also in another process, where it arrives as text."""
+    calls = []
+    reason = NoLayoutError(lambda: calls.append(1) or "no room")
+    assert not calls
+    assert (str(reason), str(reason), calls) == ("no room", "no room", [1])
+    assert str(pickle.loads(pickle.dumps(reason))) == "no room"

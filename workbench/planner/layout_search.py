@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from heapq import heapify, heappop, heapreplace
 from itertools import count, islice
 from math import inf
@@ -41,6 +42,20 @@ class FoundLayout:
     num_priced: int
 
 
+class NoLayoutError(ValueError):
+    """There is no layout; the reason is found when it is read, as searches over sizes drop most of them."""
+
+    def __init__(self, reason: Callable[[], str]) -> None:
+        super().__init__()
+        self._reason = cache(reason)
+
+    def __str__(self) -> str:
+        return self._reason()
+
+    def __reduce__(self) -> tuple[type[ValueError], tuple[str]]:
+        return ValueError, (str(self),)
+
+
 def fastest_layout(
     job: Job,
     cost: CostModel,
@@ -67,7 +82,8 @@ def fastest_layout(
         progress: receives the layouts priced, their total, and the best seconds so far.
 
     Raises:
-        ValueError: no layout fits, or none exists on that many ranks.
+        NoLayoutError: no layout fits, or none exists on that many ranks.
+        ValueError: the space does not cover these modules.
 
     Complexity: one bound per choice of the LLM and encoder; at worst one step per layout.
     """
@@ -202,7 +218,7 @@ def _best_layout(
     job: Job, mode: Mode, result: _Progress, num_layouts: int, space: LayoutSpace
 ) -> FoundLayout:
     if result.best is None:
-        raise ValueError(f"job {job.name!r}: {_refusal(job, mode, result.smallest, space)}")
+        raise NoLayoutError(lambda: f"job {job.name!r}: {_refusal(job, mode, result.smallest, space)}")
     choice, step = result.best
     return FoundLayout(choice=choice, step=step, num_layouts=num_layouts, num_priced=result.num_priced)
 

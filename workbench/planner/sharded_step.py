@@ -58,13 +58,16 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice, num_samples: int) -
         for (part, layer), own, share, until in zip(layers, moved, busy, after, strict=True)
     ]
     last = list(_rounds(priced, slowed_s, is_first=num_rounds == 1, is_last=True))
-    passes_s = _lanes_s(last)
+    passes_s = once_s = _lanes_s(last)
     if num_rounds > 1:
         first = list(_rounds(priced, slowed_s, is_first=True, is_last=False))
-        middle = list(_rounds(priced, slowed_s, is_first=False, is_last=False))
         passes_s = _lanes_s([*first, *last])
-        passes_s += (num_rounds - 2) * (_lanes_s([*first, *middle, *last]) - passes_s)
-    last_s = max(_lanes_s(last), _summed_s(last))
+        more_s = passes_s - once_s
+        if num_rounds > 2 and ReshardAfter.STEP in after:  # else all microbatches have the same rounds
+            middle = list(_rounds(priced, slowed_s, is_first=False, is_last=False))
+            more_s = _lanes_s([*first, *middle, *last]) - passes_s
+        passes_s += (num_rounds - 2) * more_s
+    last_s = max(once_s, _summed_s(last))
     updated_elements = held_bytes = 0.0
     size = prices.size
     for part, layer in layers:
@@ -77,7 +80,7 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice, num_samples: int) -
     working = max(layer.working_bytes for _, layer in layers)
     return LayoutStep(
         passes_s=passes_s,
-        exchange_s=last_s - _lanes_s(last),
+        exchange_s=last_s - once_s,
         update_s=prices.updated_s(updated_elements),
         boundary_s=0.0,
         boundary_bytes=0.0,
