@@ -23,7 +23,7 @@ from workbench.plan.parameter_shards import ShardUnit, shard_units
 from workbench.plan.plan import Microbatch, Plan, Program, Settings
 from workbench.plan.rank_placement import by_port, node_kinds, relative_placement
 from workbench.plan.stage import Stage
-from workbench.schedule.action import CLOSING, STEP, Action
+from workbench.schedule.action import CLOSING, STEP, Action, with_stages
 from workbench.schedule.reductions import with_reductions
 
 _EQUAL_PLACES: LruCache[bool] = LruCache(1024)
@@ -88,7 +88,7 @@ def _are_gathers_alike(plan: Plan, units: Iterable[ShardUnit], sets: Sequence[Se
         ranks_of.setdefault((stage.module, stage.layers), set()).add(unit.ranks)
     return all(
         len({relative_placement(plan.cluster, ranks) for ranks in rank_sets}) == 1
-        for rank_sets in ranks_of.values()
+        for rank_sets in set(map(frozenset, ranks_of.values()))  # most layers are on the same ranks
     )
 
 
@@ -268,7 +268,7 @@ class Folded:
 
     def _program(self, program: Program, replica: int) -> Program:
         first = replica * len(self.one.stages)
-        actions = tuple(a if a.stage is None else a._replace(stage=a.stage + first) for a in program.actions)
+        actions = with_stages(program.actions, lambda stage: None if stage is None else stage + first)
         return Program(ranks=tuple(rank + replica * self.stride for rank in program.ranks), actions=actions)
 
 
