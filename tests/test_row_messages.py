@@ -94,7 +94,7 @@ def test_ranks_that_share_tokens_add_up_gradients_of_norms():
         p.num_elements for layer in layers for p in layer.parameters() if p.shard is Shard.REPLICATED
     )
     action = next(each for each, groups in whole.reductions.items() if 0 in groups)
-    added_s = prices.reduce_s(action, last.ranks) - alone.reduce_s(action, last.ranks)
+    added_s = prices.reduce_s(action) - alone.reduce_s(action)
     ranks = next(row for stage in whole.plan.stages for row in stage.ranks if last.ranks[0] in row)
     assert added_s == pytest.approx(prices.collective_s(Collective.ALL_REDUCE, 4 * num_norms, ranks))
 
@@ -140,7 +140,7 @@ def test_sums_over_copies_move_from_the_step_into_the_lane():
         assert at_step.step_s(group) - behind.step_s(group) == pytest.approx(sums_s)
         moved_s += sums_s
     (action,) = whole.reductions
-    assert behind.reduce_s(action, (0,)) - at_step.reduce_s(action, (0,)) == pytest.approx(moved_s)
+    assert behind.reduce_s(action) - at_step.reduce_s(action) == pytest.approx(moved_s)
 
 
 def test_owners_send_their_tensors_one_after_another():

@@ -42,17 +42,13 @@ def task_durations_s(
 
 def _groups_s(lowered: Lowered, duration_s: Mapping[Action, float]) -> dict[int, float]:
     """Seconds of every gradient group."""
-    groups = {group.index: group for group in lowered.groups}
-    seconds_of_group = dict.fromkeys(groups, 0.0)
-    for action, indices in lowered.reductions.items():
+    elements = {group.index: group.num_elements for group in lowered.groups}
+    seconds_of_group = dict.fromkeys(elements, 0.0)
+    for action, reducers in lowered.reducers.items():
         if action not in duration_s:
             continue
-        of_rank = dict.fromkeys(lowered.plan.stage[action.stage or 0].flat_ranks, 0)
-        for index in indices:
-            for rank in groups[index].members.intersection(of_rank):
-                of_rank[rank] += groups[index].num_elements
-        most = max(of_rank.values())
-        for index in indices:
-            part_s = duration_s[action] * (groups[index].num_elements / most) if most else 0.0
+        most = max((sum(map(elements.__getitem__, each.groups)) for each in reducers), default=0)
+        for index in lowered.reductions[action] if most else ():
+            part_s = duration_s[action] * (elements[index] / most)
             seconds_of_group[index] = max(seconds_of_group[index], part_s)
     return seconds_of_group

@@ -32,8 +32,15 @@ class ModuleLayout:
     joint_replicas: int = 1
 
     def __post_init__(self) -> None:
-        degrees = {name: getattr(self, name) for name in ("pp", "tp", "cp", "ep", "dp", "joint_replicas")}
-        check_degrees(self.module, **degrees)
+        check_degrees(
+            self.module,
+            pp=self.pp,
+            tp=self.tp,
+            cp=self.cp,
+            ep=self.ep,
+            dp=self.dp,
+            joint_replicas=self.joint_replicas,
+        )
         if self.rank_offset is not None and self.rank_offset < 0:
             raise ValueError(f"layout of {self.module!r}: rank_offset must be >= 0, got {self.rank_offset}")
         if any(count < 1 for count in self.stage_layers):

@@ -9,7 +9,7 @@ from workbench.memory.sizes import Sizes
 from workbench.memory.stage import StateKind, state_of
 from workbench.plan.frame import frame_of
 from workbench.plan.gradient_groups import num_replicas
-from workbench.plan.lowered import GradientGroup, Lowered
+from workbench.plan.lowered import Lowered
 from workbench.plan.optimizer_shards import state_shards
 from workbench.plan.parameter_shards import sharded_stages
 from workbench.plan.routing import routing_of
@@ -63,17 +63,11 @@ class Accounts:
         """Rank -> gradient reduction -> elements of all groups that the rank is in, and of the largest."""
         elements_of: dict[int, dict[Action, tuple[int, int]]] = {}
         ranks = frozenset(self.ranks)
-        for action, indices in self.lowered.reductions.items():
-            if not (members := ranks.intersection(self.plan.ranks_of(action))):
-                continue
-            groups_by_ranks: dict[tuple[int, ...], list[GradientGroup]] = {}
-            for group in map(self.lowered.groups.__getitem__, indices):
-                groups_by_ranks.setdefault(group.ranks, []).append(group)
-            for groups in groups_by_ranks.values():
-                sizes = [group.num_elements for group in groups]
-                for rank in members.intersection(groups[0].members):
-                    total, largest = elements_of.setdefault(rank, {}).get(action, (0, 0))
-                    elements_of[rank][action] = total + sum(sizes), max(largest, *sizes)
+        for action, reducers in self.lowered.reducers.items():
+            for each in reducers:
+                sizes = [self.lowered.groups[index].num_elements for index in each.groups]
+                for rank in ranks.intersection(each.ranks):
+                    elements_of.setdefault(rank, {})[action] = sum(sizes), max(sizes)
         return elements_of
 
     def _state_key(self, rank: int) -> tuple[object, ...]:

@@ -19,7 +19,7 @@ from workbench.plan.parameter_shards import reshard_after_of, shard_units
 from workbench.plan.plan import Microbatch, Plan, Program
 from workbench.plan.routing import Routing, routing_of
 from workbench.plan.stage import Stage
-from workbench.schedule.action import STEP, Action
+from workbench.schedule.action import STEP, Action, with_stages
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.schedule.graph_aware import Consumer, ScheduleNode
 from workbench.schedule.parts import Group, Programs
@@ -92,7 +92,7 @@ def _programs_of_all(draft: Plan, programs: tuple[Program, ...]) -> tuple[Progra
             stage_of[None] = None
             for program in programs:
                 ranks = tuple(sorted(rank_of[rank] for rank in program.ranks))
-                actions = tuple([Action(stage_of[a[0]], a[1], a[2]) for a in program.actions])
+                actions = with_stages(program.actions, stage_of.__getitem__)
                 by_ranks[ranks] = Program(ranks=ranks, actions=actions)
         return tuple(by_ranks[ranks] for ranks in groups)
 

@@ -34,7 +34,7 @@ def _key_cache(plan: Plan) -> dict[tuple[str, tuple[int, int], int], Hashable]:
 
 
 def _stage_contents(plan: Plan, stage: Stage) -> Hashable:
-    numbers = _layer_numbers(plan, stage.module)
+    numbers = layer_numbers(plan, stage.module)
     first, last = stage.layers
     borders = token_borders(plan, stage)
     divided = tuple(
@@ -46,10 +46,10 @@ def _stage_contents(plan: Plan, stage: Stage) -> Hashable:
 
 def layer_kinds(plan: Plan, stage: Stage) -> tuple[int, ...]:
     """Number a stage's layers; within a model and module, equal numbers mean equal but for the name."""
-    return _layer_numbers(plan, stage.module)[slice(*stage.layers)]
+    return layer_numbers(plan, stage.module)[slice(*stage.layers)]
 
 
-def _layer_numbers(plan: Plan, module: str) -> tuple[int, ...]:
+def layer_numbers(plan: Plan, module: str) -> tuple[int, ...]:
     """[layers] number of each layer; equal layers share one, as do repeated operator objects."""
 
     def number() -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from workbench.plan.plan import Microbatch, Plan, Program, Settings
 from workbench.plan.rank_placement import by_port, node_kinds, relative_placement
 from workbench.plan.shard_unit import RankGroups, ShardUnit
 from workbench.plan.stage import Stage
-from workbench.schedule.action import CLOSING, STEP, Action
+from workbench.schedule.action import CLOSING, STEP, Action, with_stages
 from workbench.schedule.reductions import with_reductions
 
 _EQUAL_PLACES: LruCache[bool] = LruCache(1024)
@@ -90,7 +90,7 @@ def _are_gathers_alike(plan: Plan, units: Iterable[ShardUnit], sets: Sequence[Se
         holders_of.setdefault((stage.module, stage.layers), set()).add((*unit.holders, *unit.expert_holders))
     return all(
         len({relative_placement(plan.cluster, tuple(chain(*groups))) for groups in of_layers}) == 1
-        for of_layers in holders_of.values()
+        for of_layers in set(map(frozenset, holders_of.values()))  # most layers are on the same ranks
     )
 
 
@@ -270,7 +270,7 @@ class Folded:
 
     def _program(self, program: Program, replica: int) -> Program:
         first = replica * len(self.one.stages)
-        actions = tuple(a if a.stage is None else a._replace(stage=a.stage + first) for a in program.actions)
+        actions = with_stages(program.actions, lambda stage: None if stage is None else stage + first)
         return Program(ranks=tuple(rank + replica * self.stride for rank in program.ranks), actions=actions)
 
 

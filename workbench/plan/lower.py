@@ -24,7 +24,7 @@ from workbench.plan.routing import Holding, Routing, routing_of
 from workbench.plan.row_drafts import Drafts, Link, in_issue_order
 from workbench.plan.stage import Stage
 from workbench.plan.token_owners import Run, feature_runs, goes_to_owners, held_runs
-from workbench.schedule.action import Action, Pass
+from workbench.schedule.action import Action, Pass, passes_of
 
 MOST_ROWS = 1_000_000  # in all cached plans together: 100 MB
 _ROWS: LruCache[Rows] = LruCache(MOST_ROWS, lambda rows: len(rows) + 1)
@@ -88,16 +88,18 @@ class _Passes:
     def forward(self, stage: Stage) -> Ints:
         """[microbatches] numbers of the forwards."""
         if stage.id not in self._forward:
-            actions = [Action(stage.id, Pass.F, m.index) for m in self.microbatches(stage)]
-            self._forward[stage.id] = self._numbers(actions)
+            indices = [microbatch.index for microbatch in self.microbatches(stage)]
+            self._forward[stage.id] = self._numbers(passes_of(stage.id, Pass.F, indices))
         return self._forward[stage.id]
 
     def backward(self, stage: Stage) -> Ints:
         """[microbatches] numbers of the passes that compute the input's gradient: I if split, else B."""
         if stage.id not in self._backward:
-            split = [Action(stage.id, Pass.I, m.index) for m in self.microbatches(stage)]
-            actions = [action if action in self._number else action._replace(kind=Pass.B) for action in split]
-            self._backward[stage.id] = self._numbers(actions)
+            indices = [microbatch.index for microbatch in self.microbatches(stage)]
+            both = zip(*(passes_of(stage.id, kind, indices) for kind in (Pass.I, Pass.B)), strict=True)
+            self._backward[stage.id] = self._numbers(
+                [split if split in self._number else whole for split, whole in both]
+            )
         return self._backward[stage.id]
 
     def _numbers(self, actions: Sequence[Action]) -> Ints:
@@ -199,24 +201,33 @@ class _Drafting:
     def _add_boundaries(self, chain: Sequence[Stage]) -> None:
         """Draft rows between stages of one replica; a microbatch sends the same tokens at each boundary."""
         passes, layers = self._passes, self._plan.model.module(chain[0].module).layers
-        sent_by_count: dict[TokenCount, _Sent] = {}
+        hops_by_count: dict[TokenCount, list[tuple[Ints, Ints, Ints, Flags]]] = {}
         for producer, consumer in pairwise(chain):
-            after_layer = producer.layers[1] - 1
+            after_layer, module = producer.layers[1] - 1, producer.module
             layer = layers[after_layer]
-            if layer.emits not in sent_by_count:
-                sent_by_count[layer.emits] = self._sent_by(producer, layer.emits)
-            sent = sent_by_count[layer.emits]
-            ends = passes.forward(producer)[sent.microbatch], passes.forward(consumer)[sent.microbatch]
-            link = self._boundary_links((producer.module, False, producer, consumer), layer.out_width)
-            self._columns.append((link[sent.share], *ends, sent.content, sent.named, sent.num_tokens))
+            hops = hops_by_count.setdefault(layer.emits, [])
+            link = self._boundary_links((module, False, producer, consumer), layer.out_width)
+            forwards = passes.forward(producer), passes.forward(consumer)
+            hops.append((link, *forwards, np.ones(len(forwards[0]), np.bool_)))
             is_back = passes.computes(consumer) & passes.carries(producer, after_layer)
             if is_back.any():
-                share, microbatch, content, named, num_tokens = (
-                    column[is_back[sent.microbatch]] for column in sent
+                link = self._boundary_links((module, True, consumer, producer), layer.out_width)
+                hops.append((link, passes.backward(consumer), passes.backward(producer), is_back))
+        for count, hops in hops_by_count.items():
+            sent = self._sent_by(chain[0], count)
+            links, producers, consumers, are_sent = map(np.array, zip(*hops, strict=True))
+            hop, message = np.nonzero(are_sent[:, sent.microbatch])
+            microbatch = sent.microbatch[message]
+            self._columns.append(
+                (
+                    links[hop, sent.share[message]],
+                    producers[hop, microbatch],
+                    consumers[hop, microbatch],
+                    sent.content[message],
+                    sent.named[message],
+                    sent.num_tokens[message],
                 )
-                ends = passes.backward(consumer)[microbatch], passes.backward(producer)[microbatch]
-                link = self._boundary_links((producer.module, True, consumer, producer), layer.out_width)
-                self._columns.append((link[share], *ends, content, named, num_tokens))
+            )
 
     def _boundary_links(self, hop: _Hop, width: int) -> Ints:
         """[share] link to the same share of the other stage; tokens are in one part."""

@@ -15,7 +15,7 @@ from workbench.plan.frame import frame_of
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Plan
-from workbench.plan.task_graph import TaskGraph, task_graph
+from workbench.plan.task_graph import Reducers, TaskGraph, reducers_of, task_graph
 from workbench.schedule.action import Action
 
 MOST_NODES = 300_000  # of all task graphs that are cached
@@ -350,8 +350,13 @@ class Lowered:
     def tasks(self) -> TaskGraph:
         """Who waits for whom. Raises ValueError for a rank that would reduce a gradient group twice."""
         return _GRAPHS.get_or(
-            self.order, lambda: task_graph(self.plan, self.rows, self.groups, self.reductions)
+            self.order, lambda: task_graph(self.plan, self.rows, self.groups, self.reducers)
         )
+
+    @cached_property
+    def reducers(self) -> dict[Action, tuple[Reducers, ...]]:
+        """Gradient reduction -> the ranks of its stage that have groups in it, by these groups."""
+        return reducers_of(self.plan.ranks_of, self.groups, self.reductions)
 
     @cached_property
     def order(self) -> Hashable:

@@ -6,7 +6,6 @@ from threading import Lock
 from typing import Any, Generic, TypeVar
 
 Result = TypeVar("Result")
-_MISSING: Any = object()  # default of a look-up, so that a large key is hashed once
 CLEAR_EVERY = 100  # batches, in processes that plan many: each batch has results of its own
 
 
@@ -14,10 +13,20 @@ def _unit_size(result: object) -> int:
     return 1
 
 
+class _Entry(Generic[Result]):
+    """A cached result, and how many results had been cached when it was last used."""
+
+    __slots__ = ("result", "used_at")
+
+    def __init__(self, result: Result, used_at: int) -> None:
+        self.result, self.used_at = result, used_at
+
+
 class LruCache(Generic[Result]):
     """Results by key, up to a total size; for results of one plan object there is `cached_on_instance`.
 
-    Exceptions are not cached.
+    Exceptions are not cached. Of uses between which nothing was cached, the first counts: so most look-ups
+    hash their key once and move nothing.
 
     Args:
         most: total size; a larger result is returned and not cached.
@@ -26,45 +35,52 @@ class LruCache(Generic[Result]):
 
     def __init__(self, most: int, size_of: Callable[[Result], int] = _unit_size) -> None:
         self._most, self._size_of = most, size_of
-        self._results: OrderedDict[Hashable, Result] = OrderedDict()
-        self._size = 0
+        self._entries: OrderedDict[Hashable, _Entry[Result]] = OrderedDict()
+        self._size = self._num_cached = 0
         self._lock = Lock()
         _ALL.append(self)
 
     def get_or(self, key: Hashable, derive: Callable[[], Result]) -> Result:
         """Return the cached result of an equal key, else that of `derive`, which must follow from the key."""
-        with self._lock:
-            cached: Result = self._results.get(key, _MISSING)
-            if cached is not _MISSING:
-                self._results.move_to_end(key)
-                return cached
+        entry = self._entries.get(key)
+        if entry is not None:
+            if entry.used_at != self._num_cached:
+                self._use(key, entry)
+            return entry.result
         result = derive()
         self.put(key, result)
         return result
 
     def get(self, key: Hashable) -> Result | None:
         """Return the result of an equal key; None where there is none, or no longer."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        self._use(key, entry)
+        return entry.result
+
+    def _use(self, key: Hashable, entry: _Entry[Result]) -> None:
         with self._lock:
-            cached = self._results.get(key)
-            if cached is not None:
-                self._results.move_to_end(key)
-            return cached
+            entry.used_at = self._num_cached
+            if key in self._entries:  # no other thread has dropped it
+                self._entries.move_to_end(key)
 
     def put(self, key: Hashable, result: Result) -> None:
         """Cache a result that follows from the key."""
         size = self._size_of(result)
         with self._lock:
-            if size > self._most or key in self._results:
+            if size > self._most or key in self._entries:
                 return
-            self._results[key] = result
+            self._num_cached += 1
+            self._entries[key] = _Entry(result, self._num_cached)
             self._size += size
             while self._size > self._most:
-                self._size -= self._size_of(self._results.popitem(last=False)[1])
+                self._size -= self._size_of(self._entries.popitem(last=False)[1].result)
 
     def clear(self) -> None:
         """Drop all results."""
         with self._lock:
-            self._results.clear()
+            self._entries.clear()
             self._size = 0
 
 
@@ -80,22 +96,28 @@ def clear_caches() -> None:
 class Identity:
     """An object as a key that equals itself alone: for objects that all plans of a search share."""
 
-    __slots__ = ("_of",)
+    __slots__ = ("of",)
 
-    def __init__(self, of: object) -> None:
-        self._of = of  # kept alive, so that no other object gets its address
+    def __init__(self, of: Any) -> None:
+        self.of = of  # kept alive, so that no other object gets its address
 
     def __hash__(self) -> int:
-        return object.__hash__(self._of)
+        return object.__hash__(self.of)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Identity) and self._of is other._of
+        return isinstance(other, Identity) and self.of is other.of
 
 
-_INTERNED: LruCache[tuple[Any, ...]] = LruCache(2_000_000, lambda things: len(things) + 1)
-_INTERNED_OF: LruCache[tuple[Any, ...]] = LruCache(2_000_000, lambda things: len(things) + 1)
+def _num_things(key: Identity) -> int:
+    return len(key.of) + 1
 
 
-def value_key(things: tuple[Result, ...]) -> Identity:
-    """Return a key that is equal for equal tuples; each tuple object is hashed once."""
-    return Identity(_INTERNED_OF.get_or(Identity(things), lambda: _INTERNED.get_or(things, lambda: things)))
+_VALUE_KEYS: LruCache[Identity] = LruCache(2_000_000, _num_things)
+_VALUE_KEYS_OF: LruCache[Identity] = LruCache(2_000_000, _num_things)
+
+
+def value_key(things: tuple[Any, ...]) -> Identity:
+    """Return one key object for equal tuples; each tuple object is hashed once."""
+    return _VALUE_KEYS_OF.get_or(
+        Identity(things), lambda: _VALUE_KEYS.get_or(things, lambda: Identity(things))
+    )

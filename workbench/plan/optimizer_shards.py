@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from workbench.plan.gradient_groups import group_on, trained_weights
+from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.lowered import GradientGroup, Weights
 from workbench.plan.plan import Plan, Sharding
 from workbench.plan.stage import Stage
@@ -71,6 +72,11 @@ def state_shards(plan: Plan, stage: Stage) -> dict[Weights, int]:
     """
     if plan.settings.of(stage.module).sharding not in (Sharding.OPTIMIZER, Sharding.GRADIENTS):
         return {}
+    return _state_shards(plan, stage)
+
+
+@cached_on_instance
+def _state_shards(plan: Plan, stage: Stage) -> dict[Weights, int]:
     rank = stage.flat_ranks[0]
     return {
         weights: optimizer_shards(plan, group_on(plan, weights, rank)).num_shards

@@ -187,7 +187,7 @@ def _split_by_layer(stages: tuple[Stage, ...], sharded: tuple[str, ...]) -> tupl
     for stage in stages:
         first, last = stage.layers
         cuts = [(i, i + 1) for i in range(first, last)] if stage.module in sharded else [stage.layers]
-        split += [replace(stage, id=number, layers=layers) for number, layers in enumerate(cuts, len(split))]
+        split += [stage.holding(layers, number) for number, layers in enumerate(cuts, len(split))]
     return tuple(split)
 
 

@@ -6,7 +6,6 @@ from math import gcd
 from typing import NamedTuple
 
 from workbench.cost.hardware import Cluster
-from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.lowered import Route, Slice
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Boundaries, Plan
@@ -57,7 +56,6 @@ def _between(slices: Sequence[Slice], starts: Sequence[int], first_token: int, e
     return tuple(selected)
 
 
-@cached_on_instance
 def part_paths(
     plan: Plan, source: int | None, destination: int | None, from_share: int, to_share: int | None
 ) -> tuple[tuple[Path, ...], ...]:
@@ -156,7 +154,6 @@ def _byte_s(cluster: Cluster, parts: Sequence[Sequence[Path]]) -> float:
     )
 
 
-@cached_on_instance
 def _paths(
     plan: Plan, source: int | None, destination: int | None, from_share: int, to_share: int | None
 ) -> tuple[Path, ...]:

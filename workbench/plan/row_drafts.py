@@ -9,7 +9,7 @@ from workbench.arrays import Ints, ints, spans, starts
 from workbench.plan.alike import Component
 from workbench.plan.lowered import ROUTES, Ends, Rows, Slice
 from workbench.plan.paths import Path
-from workbench.schedule.action import Action, Pass
+from workbench.schedule.action import Action, Pass, with_stages
 
 
 class Link(NamedTuple):
@@ -108,9 +108,7 @@ class _Copied:
         own_actions = [
             action for action, is_in_first in zip(actions, is_own.tolist(), strict=True) if is_in_first
         ]
-        self._actions += [
-            Action(stage[old_stage or 0], kind, microbatch) for old_stage, kind, microbatch in own_actions
-        ]
+        self._actions += with_stages(own_actions, lambda old: stage[old or 0])
         self._ticks.append(self._ticks[0][is_own])
         is_end = np.array([source in rank for source, _ in ends], dtype=np.bool_)
         self._end_numbers.append(len(self._ends) + np.cumsum(is_end) - 1)

@@ -12,6 +12,7 @@ from workbench.cost.execution import SavedInput
 from workbench.cost.model import CostModel
 from workbench.model.experts import is_of_expert
 from workbench.model.layer import Layer, LayerKind, Matmul
+from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Plan, Settings
 from workbench.plan.stage import Stage
 
@@ -31,6 +32,10 @@ class TokenBorders:
     joins: tuple[int, ...] = ()
 
 
+_UNDIVIDED = TokenBorders()
+_BORDERS: LruCache[TokenBorders] = LruCache(16_384)
+
+
 def token_borders(plan: Plan, stage: Stage) -> TokenBorders:
     """Return where a stage splits tokens (in blocks and the head) and where it gathers them.
 
@@ -38,14 +43,17 @@ def token_borders(plan: Plan, stage: Stage) -> TokenBorders:
 
     Under Megatron's kernels all layers split tokens, and nothing is gathered.
 
-    Complexity: O(layers of the stage x edges of its module).
+    Complexity: O(layers of the stage x edges of its module), once for a range of layers.
     """
     if stage.tp == 1 or not plan.settings.divides_tokens(stage.module):
-        return TokenBorders()
-    first, last = stage.layers
+        return _UNDIVIDED
     if plan.settings.kernels.cuts_sequence:
-        return TokenBorders(divided=tuple(range(first, last)))
-    layers = plan.model.module(stage.module).layers
+        return TokenBorders(divided=tuple(range(*stage.layers)))
+    return _BORDERS.get_or((Identity(plan.model), stage.module, stage.layers), lambda: _borders(plan, stage))
+
+
+def _borders(plan: Plan, stage: Stage) -> TokenBorders:
+    (first, last), layers = stage.layers, plan.model.module(stage.module).layers
     divided = tuple(index for index in range(first, last) if can_divide(layers[index]))
     entered = {layer for edge in plan.model.edges_into(stage.module) for layer in edge.entered}
     leaving = {edge.after_layer + 1 for edge in plan.model.edges_out_of(stage.module)}

@@ -33,6 +33,18 @@ class Stage:
     ep: int = 1
     joint_replicas: int = field(default=1, metadata={WHERE_SET: True})
 
+    def holding(self, layers: tuple[int, int], number: int) -> "Stage":
+        """Return a stage of this replica on these ranks, of that number, with other layers."""
+        return Stage(
+            id=number,
+            module=self.module,
+            replica=self.replica,
+            layers=layers,
+            ranks=self.ranks,
+            ep=self.ep,
+            joint_replicas=self.joint_replicas,
+        )
+
     @property
     def tp(self) -> int:
         return len(self.ranks[0])

@@ -11,7 +11,7 @@ another, and beside them its fsdp collectives and its all-reduces, each lane in 
 before the passes that precede it in the program. STEP follows everything on its rank.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -56,6 +56,18 @@ class Joined(NamedTuple):
     tasks: tuple[int, ...]
     last_pass: int | None
     awaited: tuple[int, ...] = ()
+
+
+class Reducers(NamedTuple):
+    """Ranks of a stage that reduce the same gradient groups.
+
+    Args:
+        ranks: of the stage, in no order.
+        groups: indices, in issue order.
+    """
+
+    ranks: tuple[int, ...]
+    groups: tuple[int, ...]
 
 
 class OrderedRows(Protocol):
@@ -136,11 +148,37 @@ def adjacency(before: Ints, after: Ints, num_nodes: int) -> tuple[Ints, Ints]:
     return offsets, after[np.argsort(before, kind="stable")]
 
 
+def reducers_of(
+    ranks_of: Callable[[Action], Iterable[int]],
+    groups: Iterable[OrderedGroup],
+    reductions: Mapping[Action, tuple[int, ...]],
+) -> dict[Action, tuple[Reducers, ...]]:
+    """Map each reduction to the ranks of its stage that have groups in it, by these groups.
+
+    Complexity: O(groups of each stage x its ranks).
+    """
+    members = {group.index: group.ranks for group in groups}
+    sets = {ranks: frozenset(ranks) for ranks in set(members.values())}  # most layers are on the same ranks
+    reducers: dict[Action, tuple[Reducers, ...]] = {}
+    for action, indices in reductions.items():
+        holders = frozenset(ranks_of(action))
+        reducing = {ranks: holders & sets[ranks] for ranks in {members[index] for index in indices}}
+        groups_on: dict[int, list[int]] = {}
+        for index in indices:
+            for rank in reducing[members[index]]:
+                groups_on.setdefault(rank, []).append(index)
+        ranks_with: dict[tuple[int, ...], list[int]] = {}
+        for rank, own_groups in groups_on.items():
+            ranks_with.setdefault(tuple(own_groups), []).append(rank)
+        reducers[action] = tuple([Reducers(tuple(ranks), own) for own, ranks in ranks_with.items()])
+    return reducers
+
+
 def task_graph(
     plan: Plan,
     rows: OrderedRows,
     groups: Iterable[OrderedGroup],
-    reductions: Mapping[Action, tuple[int, ...]],
+    reducers: Mapping[Action, Iterable[Reducers]],
 ) -> TaskGraph:
     """Build the graph of programs in which every action occurs once, STEP last.
 
@@ -149,7 +187,7 @@ def task_graph(
 
     Complexity: O(actions x programs + rows + members of groups).
     """
-    graph = _Builder(plan, {group.index: group.ranks for group in groups}, reductions)
+    graph = _Builder(plan, {group.index: group.ranks for group in groups}, reducers)
     num_tasks, num_rows = len(graph.tasks), len(rows.after)
     nodes = num_tasks + np.arange(num_rows)
     passes = np.array([graph.passes[action] for action in rows.actions], dtype=np.int64)
@@ -178,7 +216,10 @@ def _edge_ends(between_tasks: Sequence[int], into_rows: Ints, out_of_rows: Ints)
 
 class _Builder:
     def __init__(
-        self, plan: Plan, members: Mapping[int, tuple[int, ...]], reductions: Mapping[Action, tuple[int, ...]]
+        self,
+        plan: Plan,
+        members: Mapping[int, tuple[int, ...]],
+        reducers: Mapping[Action, Iterable[Reducers]],
     ) -> None:
         self.tasks: list[Task] = []
         self.before: list[int] = []
@@ -190,7 +231,12 @@ class _Builder:
         self.reductions: dict[int, tuple[Joined, ...]] = {}
         self._members = members
         self._ranks_of = {stage.id: stage.flat_ranks for stage in plan.stages}
-        self._groups_on = _groups_on(self._ranks_of, members, reductions)
+        self._groups_on = {
+            (rank, action): groups
+            for action, of_stage in reducers.items()
+            for ranks, groups in of_stage
+            for rank in ranks
+        }
         self._units = sharded_stages(plan)
         self._collectives: dict[Action, int] = {}  # by all their names, the common one among them
         for action in plan.program_actions:
@@ -228,12 +274,17 @@ class _Builder:
         has_step = False
         for action in program.actions:
             awaited = tuple([self._collectives[wait] for wait in waits.get(action, ())]) if waits else ()
-            kind = MEANING[action.kind].task
-            if kind is TaskKind.PASS:
-                task = self.passes[action]
-                self._follow(task, last_pass, *awaited)
+            task = self.passes.get(action)
+            if task is not None:
+                if last_pass is not None:
+                    self.before.append(last_pass)
+                    self.after.append(task)
+                if awaited:
+                    self._follow(task, *awaited)
                 last_pass = task
-            elif kind is TaskKind.FSDP:
+                continue
+            kind = MEANING[action.kind].task
+            if kind is TaskKind.FSDP:
                 task = self._collectives[action]
                 self._follow(task, last_pass, collectives[-1].tasks[0] if collectives else None)
                 collectives.append(Joined(action, (task,), last_pass))
@@ -280,19 +331,3 @@ class _Builder:
                         Task(TaskKind.ALL_REDUCE, action, self._members[group], group)
                     )
                 yield self.groups[group]
-
-
-def _groups_on(
-    ranks_of: Mapping[int, tuple[int, ...]],
-    members: Mapping[int, tuple[int, ...]],
-    reductions: Mapping[Action, tuple[int, ...]],
-) -> dict[tuple[int, Action], list[int]]:
-    """Map (rank, reduction of one of its stages) to its groups, in issue order; absent where it has none."""
-    groups_on: dict[tuple[int, Action], list[int]] = {}
-    member_sets = {index: frozenset(ranks) for index, ranks in members.items()}
-    for action, indices in reductions.items():
-        holders = frozenset(ranks_of[action.stage or 0])
-        for index in indices:
-            for rank in member_sets[index].intersection(holders):
-                groups_on.setdefault((rank, action), []).append(index)
-    return groups_on

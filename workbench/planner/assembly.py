@@ -27,8 +27,10 @@ from workbench.timing.price import pass_prices
 
 def layout_of(job: Job, module: str) -> ModuleLayout:
     """The job's layout of a module; tp = cp = ep = 1 and a searched stage count by default."""
-    default = ModuleLayout(module=module, joint_replicas=job.joint_replicas)
-    return next((layout for layout in job.layouts if layout.module == module), default)
+    for layout in job.layouts:
+        if layout.module == module:
+            return layout
+    return ModuleLayout(module=module, joint_replicas=job.joint_replicas)
 
 
 def dp_of(job: Job, module: str) -> int:

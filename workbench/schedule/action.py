@@ -2,9 +2,11 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import StrEnum
-from typing import NamedTuple
+from functools import partial
+from itertools import repeat
+from typing import Any, NamedTuple, cast
 
 
 class Pass(StrEnum):
@@ -178,6 +180,24 @@ class Action(NamedTuple):
 
 
 STEP = Action(None, Pass.STEP)
+# Slower: `Action(*parts)`, a call in Python. A plan has 10^3 to 10^5 actions.
+_of_parts = cast(
+    Callable[[tuple[int | None, Pass, int | None]], Action], partial(cast(Any, tuple.__new__), Action)
+)
+
+
+def with_stages(
+    actions: Iterable[Action], stage_of: Callable[[int | None], int | None]
+) -> tuple[Action, ...]:
+    """Return the actions under other stage ids."""
+    return tuple(map(_of_parts, [(stage_of(stage), kind, number) for stage, kind, number in actions]))
+
+
+def passes_of(stage: int, kind: Pass, microbatches: Iterable[int]) -> list[Action]:
+    """Return the passes of one kind of a stage over microbatches."""
+    return list(map(_of_parts, zip(repeat(stage), repeat(kind), microbatches)))
+
+
 Order = tuple[tuple[Pass, int | None], ...]  # kinds and numbers of one stage's actions
 
 

@@ -1,9 +1,9 @@
 """A scheduling problem split into independent parts: replicas that share no stage, rank or reader."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from workbench.schedule.action import Action
+from workbench.schedule.action import Action, with_stages
 from workbench.schedule.graph_aware import ScheduleNode
 
 Group = tuple[int, ...]
@@ -29,16 +29,14 @@ class Part:
         """[S] index of each stage's group."""
         return tuple(index for index, group in enumerate(self.groups) for _ in group)
 
-    def original(self, action: Action) -> Action:
-        """Return the action under the stage ids of the whole problem."""
-        stage, kind, microbatch = action
-        assert stage is not None
-        return Action(self.stages[stage], kind, microbatch)
+    def original(self, actions: Iterable[Action]) -> tuple[Action, ...]:
+        """Return the actions under the stage ids of the whole problem."""
+        return with_stages(actions, lambda stage: self.stages[stage or 0])
 
     def original_programs(self, programs: Programs) -> Programs:
         """Return programs under the stage ids of the whole problem."""
         return {
-            tuple(self.stages[stage] for stage in group): tuple(map(self.original, actions))
+            tuple(self.stages[stage] for stage in group): self.original(actions)
             for group, actions in programs.items()
         }
 

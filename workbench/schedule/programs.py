@@ -116,7 +116,7 @@ class Prepared:
         by_group: Programs = {}
         best_of: dict[tuple[int, tuple[float, ...]], Programs] = {}
         for part, candidates in self._parts:
-            durations = tuple(float(duration(part.original(action))) for action in candidates.actions)
+            durations = tuple([float(duration(action)) for action in part.original(candidates.actions)])
             key = id(candidates), durations
             if key not in best_of:
                 best_of[key] = candidates.best(durations)

@@ -1,6 +1,7 @@
 """Seconds of the passes of a plan's stages over their microbatches, computed once for equal ones."""
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import cache
 from math import isnan, nan
 
@@ -13,7 +14,7 @@ from workbench.cost.overlapped_collectives import loss_on
 from workbench.model.block_modules import BlockModule, part_of
 from workbench.model.layer import Layer, TokenCount
 from workbench.plan.contents import contents
-from workbench.plan.lru_cache import Identity, LruCache
+from workbench.plan.lru_cache import Identity, LruCache, value_key
 from workbench.plan.parameter_shards import sharded_stages, unit_of
 from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.routing import routing_of
@@ -38,6 +39,7 @@ Works = Callable[[Plan, Microbatch], tuple[Work, ...]]
 """Work of a microbatch on each context-parallel rank that may be the slowest."""
 
 _STAGE_TIMES: LruCache[PassTimes] = LruCache(65_536)
+_SHAPES: LruCache[list[tuple[object, ...]]] = LruCache(500_000, lambda shapes: len(shapes) + 1)
 
 
 def machines(cost: CostModel, cluster: Cluster) -> Callable[[Sequence[int]], CostModel]:
@@ -81,6 +83,7 @@ class PassPrices:
         self._microbatch_kinds: dict[tuple[str, int], list[int]] = {}
         self._rounds_s: dict[tuple[int, Pass], float] = {}  # by unit, the same for all replicas
         self._passes_s: dict[tuple[int | None, Pass], list[float]] = {}  # by stage and kind
+        self._passes_of_kind: dict[tuple[object, ...], list[float]] = {}  # the same lists
         self._unmeasured: set[str] = set()
 
     @property
@@ -99,7 +102,7 @@ class PassPrices:
         stage, kind, microbatch = action
         passes_s = self._passes_s.get((stage, kind))
         if passes_s is None:
-            passes_s = self._passes_s[stage, kind] = self._passes_of_stage(self.stage_of(action), kind)
+            passes_s = self._passes_s[stage, kind] = self._passes_like(self.stage_of(action), kind)
         if microbatch is None or not 0 <= microbatch < len(passes_s):
             module = self.stage_of(action).module
             raise ValueError(f"action {action}: {module!r} has no microbatch {action.microbatch}")
@@ -112,6 +115,15 @@ class PassPrices:
         if action.stage is None:
             raise ValueError(f"action {action} belongs to no stage")
         return self._plan.stage[action.stage]
+
+    def _passes_like(self, stage: Stage, kind: Pass) -> list[float]:
+        """Return `_passes_of_stage`, once for stages of a replica that hold equal layers on equal ranks."""
+        unit = self._units.get(stage.id)
+        sharding = None if unit is None else replace(unit, stages=())
+        key = self._stage_kind[stage.id], stage.replica, kind, self._routing.backwards(stage), sharding
+        if key not in self._passes_of_kind:
+            self._passes_of_kind[key] = self._passes_of_stage(stage, kind)
+        return self._passes_of_kind[key]
 
     def _passes_of_stage(self, stage: Stage, kind: Pass) -> list[float]:
         """[microbatches] seconds of a kind of pass; NaN where the stage has no such pass."""
@@ -139,11 +151,22 @@ class PassPrices:
         """[microbatches of the replica] number of the kind that decides the times of its passes."""
         module_replica = stage.module, stage.replica
         if module_replica not in self._microbatch_kinds:
-            microbatches = self._plan.microbatches_of.get(module_replica, ())
-            self._microbatch_kinds[module_replica] = [
-                self._kind(self._shape_of(microbatch)) for microbatch in microbatches
-            ]
+            self._microbatch_kinds[module_replica] = list(map(self._kind, self._shapes_of(stage)))
         return self._microbatch_kinds[module_replica]
+
+    def _shapes_of(self, stage: Stage) -> list[tuple[object, ...]]:
+        """[microbatches of the replica] shapes, shared by plans with equal microbatches on equal grids."""
+        plan, module_replica = self._plan, (stage.module, stage.replica)
+
+        def derive() -> list[tuple[object, ...]]:
+            return list(map(self._shape_of, plan.microbatches_of.get(module_replica, ())))
+
+        if self._works is not works_of or (self._attention is not None and self._attention_identity is None):
+            return derive()
+        grid = stage.joint_replicas, stage.cp, stage.tp, stage.ep
+        of_plan = Identity(plan.model), Identity(plan.batch), value_key(plan.microbatches)
+        key = *of_plan, value_key(plan.token_shards), module_replica, grid, self._attention is None
+        return _SHAPES.get_or(key, derive)
 
     def _shape_of(self, microbatch: Microbatch) -> tuple[object, ...]:
         """Return a key of what decides the times of a microbatch's passes."""
@@ -258,9 +281,17 @@ class PassPrices:
     def _shape(self, stage: Stage) -> tuple[object, ...]:
         """Return a key that is equal for stages whose passes take equal times."""
         if self._attention is not None and self._attention_identity is None:
-            return self._grid_of(stage, stage.ranks)
+            return self._grid_of(stage, (stage.layers, stage.ranks))
         joined = None if self._attention is None else neighbour_link(self._plan.cluster, stage)
-        return self._grid_of(stage, (stage.tp, stage.cp, joined))
+        return self._grid_of(stage, (*self._layers_of(stage), stage.tp, stage.cp, joined))
+
+    def _layers_of(self, stage: Stage) -> tuple[object, ...]:
+        """Return a key of what a stage's layers compute, and which gradients, by modules present."""
+        present, flow_of = self._routing.present_in((stage.module, stage.replica)), self._routing.flow_of
+        needs = [
+            (one, flow_of(one).needs[stage.module][slice(*stage.layers)]) for one in dict.fromkeys(present)
+        ]
+        return contents(self._plan, stage), *needs
 
     def _attention_key(self, stage: Stage, microbatch: Microbatch) -> tuple[object, ...]:
         """Return a key of what else decides attention times: rows, token owners, and the neighbours' link."""
@@ -277,7 +308,7 @@ class PassPrices:
 
     def _grid_of(self, stage: Stage, grid: tuple[object, ...]) -> tuple[object, ...]:
         links, device = self._links[stage.id], self._cost_on[stage.id].profile.device
-        return stage.module, stage.layers, grid, stage.joint_replicas, stage.ep, links, device
+        return stage.module, grid, stage.joint_replicas, stage.ep, links, device
 
     def _kind(self, shape: tuple[object, ...]) -> int:
         """Return a number, equal for equal shapes."""

@@ -1,7 +1,11 @@
 """Seconds of every action of a lowered plan under one cost model."""
 
 from dataclasses import dataclass
+from itertools import chain
 
+import numpy as np
+
+from workbench.arrays import ints
 from workbench.collector import collector_paused
 from workbench.cost.model import CostModel
 from workbench.memory.stage import GRADIENTS, state_of
@@ -111,7 +115,7 @@ class _Pricing:
         if meaning.task is TaskKind.FSDP:
             return overhead_s + self._passes.round_s(action)
         factor = profile.pipeline_factor(measured)
-        return overhead_s + factor * self._weights.reduce_s(action, stage.flat_ranks)
+        return overhead_s + factor * self._weights.reduce_s(action)
 
     def _move_s(self, stage: Stage) -> float:
         """Return the seconds of a copy of the stage's weights and optimizer state to or from the host."""
@@ -122,19 +126,26 @@ class _Pricing:
 
     def _steps(self) -> dict[int, float]:
         """Return, by rank, the seconds of the update of its weights and of their groups' collectives."""
-        elements = dict.fromkeys(self._plan.ranks, 0.0)
-        machines = {rank: self._cost_of((rank,)) for rank in elements}
-        steps_s = {rank: cost.profile.overhead_s(Pass.STEP) for rank, cost in machines.items()}
-        for group in self._lowered.groups:
-            exchange_s = self._weights.step_s(group)
-            updated = group.num_elements / optimizer_shards(self._plan, group).num_shards
-            for rank in filter(elements.__contains__, group.ranks):  # the rest: in replicas folded away
-                elements[rank] += updated
-                steps_s[rank] += exchange_s
+        ranks, groups = self._plan.ranks, self._lowered.groups
+        machines = [self._cost_of((rank,)) for rank in ranks]
+        steps_s = np.array([cost.profile.overhead_s(Pass.STEP) for cost in machines], np.float64)
+        elements = np.zeros(len(ranks))
+        index_of = {rank: index for index, rank in enumerate(ranks)}
+        alike = {(group.weights[0].module, group.ranks): group for group in groups}
+        shards = {key: optimizer_shards(self._plan, group).num_shards for key, group in alike.items()}
+        updated = [group.num_elements / shards[group.weights[0].module, group.ranks] for group in groups]
+        present = {  # the others are in replicas folded away
+            members: [index_of[rank] for rank in members if rank in index_of] for _, members in alike
+        }
+        sizes = ints(len(present[group.ranks]) for group in groups)
+        index = ints(chain.from_iterable(present[group.ranks] for group in groups))
+        np.add.at(elements, index, np.repeat(updated, sizes))  # in the order of groups
+        np.add.at(steps_s, index, np.repeat([self._weights.step_s(group) for group in groups], sizes))
         return {
-            rank: steps_s[rank]
-            + cost.profile.pipeline_factor(Pass.STEP) * self._update_s(elements[rank], cost)
-            for rank, cost in machines.items()
+            rank: step_s + cost.profile.pipeline_factor(Pass.STEP) * self._update_s(num_elements, cost)
+            for rank, step_s, num_elements, cost in zip(
+                ranks, steps_s.tolist(), elements.tolist(), machines, strict=True
+            )
         }
 
     def _update_s(self, num_parameters: float, cost: CostModel) -> float:

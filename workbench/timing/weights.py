@@ -1,6 +1,6 @@
 """Seconds of collectives of weights: gradients reduced, updated or sharded weights gathered."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from workbench.cost.collectives import Collective
 from workbench.cost.execution import InstanceSums, UpdatedWeights
@@ -8,12 +8,12 @@ from workbench.cost.group_link import ring_link
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.model.layer import Layer, Shard
+from workbench.plan.contents import layer_numbers
 from workbench.plan.lowered import GradientGroup, Lowered, Weights
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.optimizer_shards import OptimizerShards, optimizer_shards
 from workbench.plan.plan import Plan
 from workbench.plan.sequence import can_divide, token_borders
-from workbench.plan.stage import Stage
 from workbench.schedule.action import Action, Pass
 
 _LINKS: LruCache[Link] = LruCache(16_384)
@@ -84,22 +84,57 @@ class WeightPrices(CollectivePrices):
     def __init__(self, lowered: Lowered, cost_of: Callable[[Sequence[int]], CostModel]) -> None:
         super().__init__(lowered.plan, cost_of)
         self._lowered = lowered
-        self._reductions_s: dict[int, float] = {}  # by group
-        self._divided: dict[int, tuple[int, ...]] = {}  # stage -> its layers that divide tokens
+        self._in_turns_s: dict[tuple[int, ...], float] = {}  # by indices of groups
+        self._reductions_s: dict[Hashable, float] = {}  # by kind of group
+        self._steps_s: dict[Hashable, float] = {}
+        self._kinds: dict[int, Hashable] = {}  # by index of group
+        self._modules: dict[str, tuple[Sequence[int], bool]] = {}  # kinds of layers, and if tokens are split
+        # rank -> (module, layer) -> ranks that split its tokens
+        self._rows: dict[int | None, dict[tuple[str, int], tuple[int, ...]]] = {}
 
-    def reduce_s(self, action: Action, ranks: Sequence[int]) -> float:
+    def reduce_s(self, action: Action) -> float:
         """Return the seconds of a gradient reduction: its groups in turn, on the rank with most of them."""
-        by_rank = dict.fromkeys(ranks, 0.0)
-        for index in self._lowered.reductions.get(action, ()):
-            group = self._lowered.groups[index]
-            if index not in self._reductions_s:
-                self._reductions_s[index] = self._reduction_s(group)
-            for rank in group.members.intersection(ranks):
-                by_rank[rank] += self._reductions_s[index]
-        return max(by_rank.values())
+        reducers = self._lowered.reducers.get(action, ())
+        return max((self._in_turn_s(each.groups) for each in reducers), default=0.0)
+
+    def _in_turn_s(self, indices: tuple[int, ...]) -> float:
+        """Return the seconds of reductions of groups in turn; replicas have the same groups."""
+        if indices not in self._in_turns_s:
+            groups = map(self._lowered.groups.__getitem__, indices)
+            self._in_turns_s[indices] = sum(map(self._summed_s, groups))
+        return self._in_turns_s[indices]
+
+    def _summed_s(self, group: GradientGroup) -> float:
+        kind = self._kind(group)
+        if kind not in self._reductions_s:
+            self._reductions_s[kind] = self._reduction_s(group)
+        return self._reductions_s[kind]
 
     def step_s(self, group: GradientGroup) -> float:
-        """Return the seconds that a group adds to its ranks' STEP.
+        """Return the seconds that a group adds to its ranks' STEP."""
+        kind = self._kind(group)
+        if kind not in self._steps_s:
+            self._steps_s[kind] = self._step_s(group)
+        return self._steps_s[kind]
+
+    def _kind(self, group: GradientGroup) -> Hashable:
+        """Return a key, equal for groups whose collectives take equal times: most layers of a stage."""
+        if group.index not in self._kinds:
+            kinds = [self._kind_of(group, weights) for weights in group.weights]
+            self._kinds[group.index] = group.ranks, group.num_elements, *kinds
+        return self._kinds[group.index]
+
+    def _kind_of(self, group: GradientGroup, weights: Weights) -> Hashable:
+        module, layer, shared, experts = weights
+        if module not in self._modules:
+            is_divided = self._plan.settings.divides_tokens(module)
+            self._modules[module] = layer_numbers(self._plan, module), is_divided
+        kinds, is_divided = self._modules[module]
+        dividing = self._dividing(group, weights) if is_divided else None
+        return module, None if layer is None else kinds[layer], shared, experts, dividing
+
+    def _step_s(self, group: GradientGroup) -> float:
+        """Return the seconds of collectives of one group in STEP.
 
         Shards are reduced over instances when the reduction inside each has ended; updated shards are
         gathered; where one rank has the weights to itself, tensor-parallel ranks sum their parts only then.
@@ -160,26 +195,25 @@ class WeightPrices(CollectivePrices):
             return 0.0
         divided: list[Layer] = []
         row = group.ranks[:1]
-        rank = next(filter(self._plan.stages_on.__contains__, group.ranks), None)  # it represents the others
         for weights in group.weights:
-            stage = self._stage_dividing(rank, weights)
-            if stage is None or weights.layer is None or weights.experts:
+            dividing = self._dividing(group, weights)
+            if dividing is None or weights.layer is None:
                 continue
             layer = self._plan.model.module(weights.module).layers[weights.layer]
             if can_divide(layer):
                 divided.append(layer)
-                row = next(row for row in stage.ranks if rank in row)
+                row = dividing
         return self.partial_s(divided, row)
 
-    def _stage_dividing(self, rank: int | None, weights: Weights) -> Stage | None:
-        """Return the rank's stage that splits tokens in the layer of these weights."""
-        stages_on_rank = () if rank is None else self._plan.stages_on[rank]
-        stages = (stage for stage in stages_on_rank if stage.module == weights.module)
-        return next(
-            (candidate for candidate in stages if weights.layer in self._layers_dividing(candidate)), None
-        )
-
-    def _layers_dividing(self, stage: Stage) -> Collection[int]:
-        if stage.id not in self._divided:
-            self._divided[stage.id] = token_borders(self._plan, stage).divided
-        return self._divided[stage.id]
+    def _dividing(self, group: GradientGroup, weights: Weights) -> tuple[int, ...] | None:
+        """Return the ranks of one stage that split tokens in the layer of these weights; None: none do."""
+        if weights.layer is None or weights.experts:
+            return None
+        rank = next(filter(self._plan.stages_on.__contains__, group.ranks), None)  # it represents the others
+        if rank not in self._rows:
+            self._rows[rank] = {
+                (stage.module, layer): next(row for row in stage.ranks if rank in row)
+                for stage in reversed(() if rank is None else self._plan.stages_on[rank])
+                for layer in token_borders(self._plan, stage).divided
+            }
+        return self._rows[rank].get((weights.module, weights.layer))

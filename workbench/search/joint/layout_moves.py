@@ -167,8 +167,8 @@ class CutStages:
             pieces = min(self.pieces, len(layers)) if self._cuts(choice, stage, layers) else 1
             borders = [first + len(layers) * piece // pieces for piece in range(pieces + 1)]
             stages += [
-                replace(stage, id=len(stages) + offset, layers=piece_layers)
-                for offset, piece_layers in enumerate(pairwise(borders))
+                stage.holding(piece_layers, number)
+                for number, piece_layers in enumerate(pairwise(borders), len(stages))
             ]
         return replace(choice, stages=tuple(stages), programs=(), token_shards=())
 
@@ -182,8 +182,8 @@ def _merged(stages: Sequence[Stage]) -> list[Stage]:
     merged: list[Stage] = []
     for stage in stages:
         last = merged[-1] if merged else stage
-        if last.layers[1] == stage.layers[0] and replace(last, id=stage.id, layers=stage.layers) == stage:
-            merged[-1] = replace(last, layers=(last.layers[0], stage.layers[1]))
+        if last.layers[1] == stage.layers[0] and last.holding(stage.layers, stage.id) == stage:
+            merged[-1] = last.holding((last.layers[0], stage.layers[1]), last.id)
         else:
             merged.append(stage)
     return merged

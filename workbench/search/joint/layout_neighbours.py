@@ -229,10 +229,12 @@ def _changed(degrees: Degrees, **changes: Any) -> Iterator[Degrees]:
 
 def _fitted(job: Job, placement: Placement, degrees: tuple[Degrees, ...]) -> tuple[Degrees, ...]:
     """Adapt encoders to the placement: the LLM's grid where they share its ranks."""
+    if placement in (Placement.ISLANDS, Placement.REPLICAS):
+        return degrees
     llm = next(each for each in degrees if each.module == llm_of(job))
     fitted = []
     for each in degrees:
-        if each.module == llm.module or placement in (Placement.ISLANDS, Placement.REPLICAS):
+        if each.module == llm.module:
             fitted.append(each)
         elif placement is Placement.FIRST_STAGE:
             fitted.append(replace(llm, module=each.module, pp=1, ep=1))
