@@ -31,7 +31,7 @@ class Part:
 
     def original(self, actions: Iterable[Action]) -> tuple[Action, ...]:
         """Return the actions under the stage ids of the whole problem."""
-        return with_stages(actions, lambda stage: self.stages[stage or 0])
+        return with_stages(actions, lambda stage: None if stage is None else self.stages[stage])
 
     def original_programs(self, programs: Programs) -> Programs:
         """Return programs under the stage ids of the whole problem."""
