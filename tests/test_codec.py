@@ -22,6 +22,7 @@ from workbench.plan.plan import (
     Settings,
     Sharding,
 )
+from workbench.schedule.sharded import ReshardAfter
 
 CUTS = {"vision": [2, 1], "audio": [2], "llm": [2, 2]}
 PLAN = disjoint_plan(two_encoders(), [sample(i, images=i % 3) for i in range(4)], CUTS)
@@ -67,8 +68,10 @@ SET = {  # of every field with a default
         "sequence_parallel": True,
         "computed_again": (BlockModule.NORM,),
         "collective_pieces": 2,
+        "reshard_after": ReshardAfter.STEP,
     },
 }
+WANTS = {"reshard_after": {"sharding": Sharding.PARAMETERS}}  # settings without which one means nothing
 
 
 def test_every_setting_is_tried():
@@ -82,8 +85,9 @@ def test_a_setting_comes_back_and_changes_the_hash_and_later_ones_are_said_only_
 ):
     whole, changed = PLAN.settings, {name: SET[kind][name]}
     if kind is ModuleSettings:
-        changed = {"modules": (ModuleSettings(module="llm", **changed),)}
-        whole = replace(whole, modules=(ModuleSettings(module="llm"),))
+        module = ModuleSettings(module="llm", **WANTS.get(name, {}))
+        changed = {"modules": (replace(module, **changed),)}
+        whole = replace(whole, modules=(module,))
     before, after = (replace(PLAN, settings=each) for each in (whole, replace(whole, **changed)))
     assert loads(dumps(after)) == after != before
     assert plan_hash(after) != plan_hash(before)
