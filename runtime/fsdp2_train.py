@@ -35,6 +35,7 @@ from workbench.model.model_graph import Module
 from workbench.plan.codec import read_plan
 from workbench.plan.plan import Plan, Recompute
 from workbench.plan.runnable import check_targets
+from workbench.schedule.sharded import ReshardAfter
 from workbench.termination import leave
 
 HERE = Path(__file__).resolve().parent
@@ -45,12 +46,12 @@ class ShardingMesh(NamedTuple):
     """`fsdp2.json`: copies of all weights, ranks that shard each, until when they stay gathered, formats.
 
     Args:
-        reshard_after: pass, backward, or step; with `step` gradients are reduced once a step, too.
+        reshard_after: with `step`, gradients are reduced once a step, too.
     """
 
     replicate: int
     shard: int
-    reshard_after: str
+    reshard_after: ReshardAfter
     weights: str
     compute: str
     recompute: list[str]
@@ -121,7 +122,7 @@ def sharded(plan: Plan, layout: ShardingMesh, device: torch.device) -> dict[str,
     policy = MixedPrecisionPolicy(
         param_dtype=getattr(torch, layout.compute), reduce_dtype=getattr(torch, layout.weights)
     )
-    reshards = layout.reshard_after == "pass"
+    reshards = layout.reshard_after == ReshardAfter.PASS
     wrapped: dict[str, WholeModule] = {}
     for module in plan.model.modules:
         whole = WholeModule(plan, module, layout, device)
@@ -234,7 +235,7 @@ def main() -> None:
     dist.init_process_group("gloo" if kind == "cpu" else "nccl")
     source = source_of(given.data, None, plan, timeout_s=LONGEST_WAIT_S) or SyntheticSource(0)
     modules = sharded(plan, layout, device)
-    compute, syncs_each = getattr(torch, layout.compute), layout.reshard_after != "step"
+    compute, syncs_each = getattr(torch, layout.compute), layout.reshard_after != ReshardAfter.STEP
     trainer = Trainer(plan, modules, source, device, compute, syncs_each)
     weights = [p for module in modules.values() for p in module.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=given.learning_rate)
