@@ -154,8 +154,19 @@ def test_only_cases_that_there_are_can_be_renewed(tmp_path, capsys):
     held = kept.read_text()
     assert main(["--update", "--only", "no such case", "--file", str(kept)]) == 2
     assert "no case has 'no such case' in its name" in capsys.readouterr().err
-    write(Stored({"cpu": "another", "torch": "0"}, BEFORE.entries), kept)
-    assert main(["--update", "--only", "cornstarch 1f1b", "--file", str(kept)]) == 2
-    assert "do not mix" in capsys.readouterr().err
     write(Stored(project.machine(), BEFORE.entries), kept)
+    assert kept.read_text() == held
+
+
+def test_runs_of_another_machine_are_kept_with_their_plans_alone(tmp_path, capsys):
+    kept, name = tmp_path / "stored.json", "trained fsdp 1f1b"
+    stored = read(STORED).entries[name]
+    aged = stored | {"plan": stored["plan"] | {"memory": "of an earlier account"}}
+    write(Stored({"cpu": "another", "torch": "0"}, {name: aged}), kept)
+    assert main(["--update", "--only", name, "--file", str(kept)]) == 0
+    assert read(kept) == Stored({"cpu": "another", "torch": "0"}, {name: stored})
+    write(Stored({"cpu": "another", "torch": "0"}, BEFORE.entries), kept)
+    held = kept.read_text()
+    assert main(["--update", "--only", name, "--file", str(kept)]) == 2
+    assert "another plan than the stored one" in capsys.readouterr().err
     assert kept.read_text() == held

@@ -30,7 +30,8 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from tests.guard import entries, project
-from tests.guard.stored import STORED, Stored, Verdict, compare, read, write
+from tests.guard.entries import Facts
+from tests.guard.stored import STORED, Stored, Verdict, compare, plan_hash, read, write
 
 
 def everything(version: int = project.NEWEST) -> Stored:
@@ -70,18 +71,30 @@ def check_few(before: Stored, pool: project.Pool) -> Verdict:
 def renewed(before: Stored, only: str) -> Stored:
     """The file with today's entries of the cases that have `only` in their name.
 
+    On another machine than the file's, runs of plans that are as stored are kept, not made again.
+
     Raises:
-        ValueError: no case has, or the file is of another machine.
+        ValueError: no case has, or a plan is not as stored and the file is of another machine.
     """
     chosen = [case for case in entries.cases() if only in str(case)]
     if not chosen:
         raise ValueError(f"no case has {only!r} in its name; nearest: {entries.cases()[0]}")
-    if before.machine != project.machine():
-        raise ValueError(f"the file is of {dict(before.machine)}: its entries and new ones do not mix")
+    is_of_here = before.machine == project.machine()
     with project.workers() as pool:
-        maker = entries.Maker(pool, version=before.version)
+        maker = entries.Maker(pool, None if is_of_here else (), before.version)
         new = {str(case): maker.entry(case) for case in chosen}
+    if not is_of_here:
+        new = {name: _with_stored_run(name, entry, before) for name, entry in new.items()}
     return Stored(before.machine, {**before.entries, **new}, before.version)
+
+
+def _with_stored_run(name: str, entry: Facts, before: Stored) -> Facts:
+    stored = before.entries.get(name, {})
+    if plan_hash(entry) != plan_hash(stored):
+        raise ValueError(
+            f"{name}: another plan than the stored one, runs are of {dict(before.machine)}; want that machine"
+        )
+    return entry | {key: stored[key] for key in (entries.RUN,) if key in stored}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

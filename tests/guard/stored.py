@@ -112,6 +112,12 @@ def compare(before: Stored, now: Stored, expected: set[str]) -> Verdict:
     )
 
 
+def plan_hash(entry: Facts) -> str | None:
+    """The hash of an entry's plan; None: the plan was refused."""
+    found: str | None = entry.get(PLAN, {}).get("hash")
+    return found
+
+
 def _kinds(what: Collection[str]) -> list[str]:
     """Of one changed entry, by the keys that differ."""
     if REFUSED in what:

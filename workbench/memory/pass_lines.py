@@ -192,23 +192,20 @@ class PassLines:
         joined[cells] = size.output
 
     def _is_accumulating(self, backwards: Ints) -> Flags:
-        """Whether each adds to whole gradients that an earlier backward of a round that stays has left."""
-        scatters = self._cells(Pass.REDUCE_SCATTER)
-        in_place = self._is_kept & (not self._has_wide_gradients)
+        """Whether each adds to whole gradients that an earlier backward of its round has left."""
+        in_place = self._is_sharded[backwards] & ~self._is_summed[backwards]
         if not in_place.any():
-            return np.zeros(len(backwards), np.bool_)
+            return in_place
+        scatters = self._cells(Pass.REDUCE_SCATTER)
         first = self._first_backward(scatters, self._matching(Pass.ALL_GATHER, scatters))
-        return in_place[backwards] & ~np.isin(backwards, first)
+        return in_place & ~np.isin(backwards, first)
 
     @cached_property
-    def _is_kept(self) -> Flags:
-        """[cells] whether the weights of the action's stage stay gathered for more than a pass."""
-        return np.isin(self._stage, list(kept_stages(self._plan)))
-
-    @property
-    def _has_wide_gradients(self) -> bool:
-        """Whether the optimizer's type is wider than the weights'."""
-        return self._plan.settings.gradient_bytes > self._plan.settings.precision.num_bytes
+    def _is_summed(self) -> Flags:
+        """[cells] whether gradients of the action's stage are summed in the optimizer's wider type."""
+        settings = self._plan.settings
+        is_wider = settings.gradient_bytes > settings.precision.num_bytes
+        return np.isin(self._stage, list(kept_stages(self._plan) if is_wider else ()))
 
     def _add_split(self, cells: Ints, joined: Ints) -> None:
         """Add split backwards: what I leaves for W, and, from the first I on, gradients that only I makes."""
@@ -267,7 +264,7 @@ class PassLines:
         whole, in_flight, own_shard, scattered = np.array(sizes, np.int64).T
         computed = self._first_backward(cells, self._matching(Pass.ALL_GATHER, cells))
         is_computed = computed != NOWHERE
-        is_summed = self._is_kept[cells] & self._has_wide_gradients
+        is_summed = self._is_summed[cells]
         in_sum = in_flight + whole - scattered
         whole_bytes = whole * settings.precision.num_bytes
         whole_bytes = np.where(is_summed, in_sum * settings.gradient_bytes, whole_bytes)
