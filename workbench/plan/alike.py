@@ -1,5 +1,6 @@
 """Replicas of a plan that are equal but for names: what is derived for one of them holds for the others."""
 
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -137,10 +138,18 @@ def _linked_replicas(plan: Plan) -> list[list[ModuleReplica]]:
 
 
 def _equal_sets(plan: Plan, parts: Sequence[Component]) -> tuple[tuple[Component, ...], ...]:
+    if len(parts) < 2:
+        return ()
+    kinds = sample_kinds(plan.batch)
+    samples_of = [tuple([kinds[sample] for sample in component.samples]) for component in parts]
+    num_alike = Counter(
+        samples_of
+    )  # the others need no shape to be told apart: no component has their samples
     sets: dict[object, list[Component]] = {}
-    for component in parts if len(parts) > 1 else ():
-        sets.setdefault(_shape(plan, component), []).append(component)
-    return tuple(map(tuple, sets.values())) if sum(map(len, sets.values())) > 1 else ()
+    for component, samples in zip(parts, samples_of, strict=True):
+        shape = samples, _shape(plan, component) if num_alike[samples] > 1 else None
+        sets.setdefault(shape, []).append(component)
+    return tuple(map(tuple, sets.values()))
 
 
 @cached_on_instance
@@ -251,12 +260,11 @@ def _token_owners(plan: Plan) -> dict[ModuleReplica, tuple[Owners, ...]]:
 
 
 def _shape(plan: Plan, component: Component) -> object:
-    """Everything that must be equal: the component's contents by position instead of name."""
+    """Everything that must be equal but kinds of samples: contents by position instead of name."""
     stage_at: dict[int | None, int] = {s: position for position, s in enumerate(sorted(component.stages))}
     stage_at[None] = -1  # of STEP
     rank_at = {rank: position for position, rank in enumerate(component.ranks)}
     sample_at = {sample: position for position, sample in enumerate(component.samples)}
-    kinds = sample_kinds(plan.batch)
     by_module: dict[str, list[int]] = {}
     for module, replica in component.replicas:
         by_module.setdefault(module, []).append(replica)
@@ -271,7 +279,6 @@ def _shape(plan: Plan, component: Component) -> object:
     senders_key = Identity(plan.model), Identity(plan.cluster), stages, placement
     return (
         stages,
-        tuple([kinds[sample] for sample in component.samples]),
         tuple(
             tuple(
                 (m.index, tuple([tuple([(sample_at[sample], k) for sample, k in row]) for row in m.rows]))
