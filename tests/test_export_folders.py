@@ -148,7 +148,9 @@ def test_the_runtime_takes_the_plan_as_it_is(islands):
         ("torchtitan", ReshardAfter.BACKWARD, "'fsdp_reshard_after_forward': 'never'", []),
         ("torchtitan", ReshardAfter.STEP, "'fsdp_reshard_after_forward': 'never'", ["kept for a step"]),
         ("megatron", ReshardAfter.BACKWARD, "-strategy optim_grads_params\n", ["kept for a backward"]),
-        ("megatron", ReshardAfter.STEP, "-strategy optim\n", []),
+        ("megatron", ReshardAfter.STEP, "--overlap-grad-reduce\n  --overlap-param-gather\n", []),
+        ("megatron-bridge", ReshardAfter.PASS, "'overlap_param_gather': True", ["kept for a pass"]),
+        ("megatron-bridge", ReshardAfter.STEP, "'overlap_param_gather': True", []),
         ("fsdp2", ReshardAfter.BACKWARD, '"reshard_after": "backward"', []),
     ],
 )

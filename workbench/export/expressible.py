@@ -123,13 +123,14 @@ def sharded_as(plan: Plan, instead: Sharding, *refused: Sharding) -> Sequence[Ch
 
 def resharded_as(plan: Plan, instead: ReshardAfter, *refused: ReshardAfter) -> Sequence[Change]:
     """Replace times of resharding that cannot be expressed."""
-    used = {settings.reshard_after for settings in _settings_of_modules(plan)}
+    used = {each.reshard_after for each in _settings_of_modules(plan) if each.shards_parameters}
     inexpressible = sorted(used.intersection(refused))
     if not inexpressible:
         return ()
 
     def changed(settings: ModuleSettings) -> ModuleSettings:
-        return replace(settings, reshard_after=instead) if settings.reshard_after in refused else settings
+        is_refused = settings.shards_parameters and settings.reshard_after in refused
+        return replace(settings, reshard_after=instead) if is_refused else settings
 
     words = f"gathered parameters kept for a {', '.join(inexpressible)}"
     return in_settings(words, f"for a {instead}", changed)

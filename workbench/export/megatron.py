@@ -138,11 +138,12 @@ def _sharding_arguments(settings: ModuleSettings) -> Arguments:
     flags: Arguments = {"--use-distributed-optimizer": None}
     if settings.instances > 1:
         flags["--num-distributed-optimizer-instances"] = str(settings.instances)
-    if settings.sharding in _FSDP:
-        once = settings.reshard_after is ReshardAfter.STEP  # as Megatron-FSDP's sharded optimizer does
+    if settings.is_gathered_once:  # as the distributed optimizer does, beside the passes if it is told to
+        flags |= {"--overlap-grad-reduce": None, "--overlap-param-gather": None}
+    elif settings.sharding in _FSDP:
         flags |= {
             "--use-megatron-fsdp": None,
-            "--data-parallel-sharding-strategy": "optim" if once else _FSDP[settings.sharding],
+            "--data-parallel-sharding-strategy": _FSDP[settings.sharding],
             "--ckpt-format": "fsdp_dtensor",
             "--no-gradient-accumulation-fusion": None,
         }
@@ -224,7 +225,10 @@ def _launch(approximation: Approximation) -> Launch:
             container="An image with megatron-core 0.19.2 and what it requires: torch and Transformer "
             "Engine, as NVIDIA's PyTorch images have it. Without the latter its own layers stand in.",
         )
-    if any(each.sharding in _FSDP for each in approximation.becomes.settings.modules):
+    if any(
+        each.sharding in _FSDP and not each.is_gathered_once
+        for each in approximation.becomes.settings.modules
+    ):
         environment["CUDA_DEVICE_MAX_CONNECTIONS"] = ("8", "gathering weights runs beside other work")
     return Launch(
         program='"${MEGATRON_LM:?want the folder of a Megatron-LM checkout}/pretrain_gpt.py" '

@@ -33,6 +33,7 @@ from workbench.export.target import Files, Launch, Target
 from workbench.export.torchrun import nccl_environment
 from workbench.job.notations.layout_string import layout_string
 from workbench.plan.plan import Plan, Sharding
+from workbench.schedule.sharded import ReshardAfter
 
 
 def _refuses(plan: Plan) -> str | None:
@@ -45,7 +46,8 @@ def _changes(plan: Plan) -> Sequence[Change]:
     return (
         *expressible.equal_lengths(plan),
         *expressible.wide_optimizer(plan),
-        *expressible.sharded_as(plan, Sharding.OPTIMIZER, Sharding.GRADIENTS, Sharding.PARAMETERS),
+        *expressible.sharded_as(plan, Sharding.OPTIMIZER, Sharding.GRADIENTS),
+        *expressible.resharded_as(plan, ReshardAfter.STEP, ReshardAfter.PASS, ReshardAfter.BACKWARD),
         *expressible.computed_again(plan, RECOMPUTED),
         *expressible.one_of_schedules(plan, SCHEDULES),
     )

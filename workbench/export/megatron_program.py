@@ -124,7 +124,7 @@ def model_of(grids: dict, groups: dict) -> MimoModel:
 
 def wrapped(model: MimoModel, groups: dict) -> dict:
     """Modules of this rank, each with the sums of its gradients over its own replicas."""
-    ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=IS_SHARDED)
+    ddp = DistributedDataParallelConfig(grad_reduce_in_fp32=True, **DDP)
     by_name = {}
     for name, own in groups.items():
         if own is None:

@@ -245,8 +245,16 @@ def common_tables(plan: Plan) -> Words:
         "vocab": decoder.vocab,
         "is_bf16": plan.settings.precision is Precision.BFLOAT16,
         "is_sharded": plan.settings.of(module.name).sharding is not Sharding.NONE,
+        "ddp": _ddp_words(plan.settings.of(module.name)),
         "activation": decoder.activation.removesuffix("_tanh"),
     }
+
+
+def _ddp_words(settings: ModuleSettings) -> Words:
+    """Fields of `DistributedDataParallelConfig`."""
+    words: Words = {"use_distributed_optimizer": settings.sharding is not Sharding.NONE}
+    beside_passes: Words = {"overlap_grad_reduce": True, "overlap_param_gather": True}
+    return words | (beside_passes if settings.is_gathered_once else {})
 
 
 def mimo_tables(plan: Plan) -> Words:

@@ -16,7 +16,7 @@ def container(model: object, dataset: object) -> ConfigContainer:
             optimizer="adam", lr=1e-4, bf16=IS_BF16, use_distributed_optimizer=IS_SHARDED, clip_grad=1.0
         ),
         scheduler=SchedulerConfig(lr_decay_style="constant"),
-        ddp=DistributedDataParallelConfig(use_distributed_optimizer=IS_SHARDED),
+        ddp=DistributedDataParallelConfig(**DDP),
         dataset=dataset,
         logger=LoggerConfig(log_interval=1),
         tokenizer=TokenizerConfig(tokenizer_type="NullTokenizer", vocab_size=VOCAB),
@@ -40,6 +40,7 @@ TABLES = """
 TRAIN = {train}
 VOCAB = {vocab}
 IS_BF16, IS_SHARDED = {is_bf16}, {is_sharded}
+DDP = {ddp}
 ACTIVATIONS = {{
     "silu": torch.nn.functional.silu,
     "gelu": torch.nn.functional.gelu,

@@ -155,6 +155,11 @@ class ModuleSettings:
         """Whether ranks keep shards of the weights, and gather them for passes."""
         return self.sharding is Sharding.PARAMETERS
 
+    @property
+    def is_gathered_once(self) -> bool:
+        """Whether sharded weights are gathered, and their gradients reduced, once a step."""
+        return self.reshard_after is ReshardAfter.STEP
+
     def sharded(self, sharding: Sharding, instances: int = 1) -> "ModuleSettings":
         """Return the settings with other sharding; only that of parameters keeps `reshard_after`."""
         keeps = sharding is Sharding.PARAMETERS
