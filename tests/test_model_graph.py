@@ -37,6 +37,18 @@ def test_parameters_of_operators():
     assert found.num_parameters == 4 + 24 + 6 + 24 + 4
 
 
+def test_layers_of_a_module_share_equal_operators():
+    """What follows from a layer's operators is cached by their identity: also for experts, and for files."""
+    same = [layer(f"block.{index}", Matmul(name="up", in_features=4, out_features=4)) for index in range(3)]
+    other = layer("block.3", Matmul(name="up", in_features=4, out_features=8))
+    module = Module(name="m", modality="text", layers=(*same, other))
+    assert module.layers == (*same, other)
+    assert len({id(each.operators) for each in module.layers}) == 2
+    config = {"model_type": "mixtral", "num_hidden_layers": 3, "num_local_experts": 4}
+    experts = module_from_config(config, name="llm", modality="text")
+    assert len({id(each.operators) for each in experts.layers}) == len({e.operators for e in experts.layers})
+
+
 def test_tied_weights_count_once_in_a_module():
     table = Lookup(name="embed_tokens", num_rows=10, width=4)
     head = Matmul(name="lm_head", in_features=4, out_features=10)

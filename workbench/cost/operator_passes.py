@@ -52,7 +52,7 @@ class Kernel:
 
     Args:
         operator: the operator.
-        count: number of operators in the kernel; 0: the operator is part of another's kernel.
+        count: number of operators in the kernel.
         narrow: format of operands of products.
         known: cache of its passes, by the properties of a work that decide them.
     """
@@ -72,9 +72,10 @@ class LayerKernels:
 
     Args:
         operators: the layer's.
-        kernels: one for each operator.
+        kernels: in their order; operators in the same position of several experts run as one.
         num_forward, num_backward: kernels launched in a pass.
         first: the first operator with weights; their number where none has any.
+        num_to_first: kernels up to that of `first`.
         waits: whether the host waits for what a router chose.
     """
 
@@ -83,6 +84,7 @@ class LayerKernels:
     num_forward: int
     num_backward: int
     first: int
+    num_to_first: int
     waits: bool
 
 
@@ -102,18 +104,14 @@ class OperatorPasses:
         self._layers: dict[tuple[int, LayerKind], LayerKernels] = {}
 
     def of_layer(self, layer: Layer, work: Work) -> list[Passes]:
-        """The passes of a layer's operators, in order.
-
-        Operators in the same position of several experts run as one kernel, counted at the first of them.
-        """
+        """The passes of a layer's kernels, in order."""
         return [self._of_kernel(kernel, work) for kernel in self.prepared(layer).kernels]
 
     def _of_kernel(self, kernel: Kernel, work: Work) -> Passes:
         key = kernel.decided_by(work)
         passes = kernel.known.get(key)
         if passes is None:
-            passes = self.of(kernel.operator, work, kernel.count, kernel.narrow) if kernel.count else Passes()
-            kernel.known[key] = passes
+            passes = kernel.known[key] = self.of(kernel.operator, work, kernel.count, kernel.narrow)
         return passes
 
     def prepared(self, layer: Layer) -> LayerKernels:
@@ -131,22 +129,25 @@ class OperatorPasses:
 
     def _prepare(self, layer: Layer) -> LayerKernels:
         operators, run = layer.operators, self._cost.execution
-        counts = Counter(map(group_of, operators))
-        kernels = []
-        for operator in operators:
-            group = group_of(operator)
+        groups = list(map(group_of, operators))
+        counts = Counter(groups)
+        kernels, num_to_first, first = [], 0, layer.first_with_weights
+        for index, (operator, group) in enumerate(zip(operators, groups, strict=True)):
             count = 1 if group is None else counts.pop(group, 0)
-            kernel = Kernel(operator, count, self._format(layer, operator))
-            if self._grid.ep == 1:
-                kernel = self._kernels.setdefault((operator, count, kernel.narrow), kernel)
-            kernels.append(kernel)
+            if count:
+                kernel = Kernel(operator, count, self._format(layer, operator))
+                if self._grid.ep == 1:
+                    kernel = self._kernels.setdefault((operator, count, kernel.narrow), kernel)
+                kernels.append(kernel)
+                num_to_first += index <= first
         launched = kernels_of(layer)
         return LayerKernels(
             operators,
             tuple(kernels),
             sum(map(run.num_kernels, launched)),
             sum(map(run.num_backward_kernels, launched)),
-            layer.first_with_weights,
+            first,
+            num_to_first,
             any(operator.name == ROUTER for operator in operators),
         )
 

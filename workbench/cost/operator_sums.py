@@ -59,12 +59,11 @@ class OperatorSums:
 
     def layer(self, layer: Layer) -> LayerTime:
         """The time of a layer as a rank of the grid runs it."""
-        operators = self._operators.of_layer(layer, self._work)
+        kernels, operators = self._operators.prepared(layer), self._operators.of_layer(layer, self._work)
         pairs = self._pairs(layer)
         forward_comm, backward_comm = self._communication(layer, pairs)
-        first = self._operators.prepared(layer).first
-        interior = sum([passes.input_grad_s for passes in operators[first + 1 :]])
-        interior += sum([seconds for index, seconds in backward_comm if index > first])
+        interior = sum([passes.input_grad_s for passes in operators[kernels.num_to_first :]])
+        interior += sum([seconds for index, seconds in backward_comm if index > kernels.first])
         time = LayerTime(
             sum([passes.forward_s for passes in operators]) + forward_comm,
             sum([passes.input_grad_s for passes in operators])

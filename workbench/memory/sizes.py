@@ -1,7 +1,7 @@
 """Memory of stages on one rank: the state of their weights, and what a microbatch needs in them."""
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 from typing import Generic, NamedTuple, TypeVar
@@ -18,6 +18,7 @@ from workbench.model.layer import Layer
 from workbench.plan.contents import contents, layer_kinds
 from workbench.plan.expert_groups import held_elements
 from workbench.plan.gradient_groups import num_replicas
+from workbench.plan.kernels import Kernels
 from workbench.plan.lowered import Weights
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.optimizer_shards import state_shards
@@ -28,6 +29,7 @@ from workbench.plan.stage import Stage
 from workbench.plan.work import row_kinds
 
 Bytes = TypeVar("Bytes", int, Ints)
+Account = TypeVar("Account")
 MOST_STAGES = 16_384  # cached, each over a microbatch
 
 
@@ -242,7 +244,7 @@ class Sizes:
         plan = self._plan
         module = plan.model.module(stage.module)
         layers = module.layers[slice(*stage.layers)]
-        all_bytes = self._layers(layers, needs, self._by_layer(stage, setting))
+        all_bytes = self._of_layers(layer_bytes, stage, needs, setting)
         is_loss = module.has_loss and stage.layers[1] == len(module.layers)
         frees_outputs = plan.settings.kernels.is_megatron  # outputs are freed once sent
         output = 0 if is_loss or frees_outputs else self._emitted(layers[-1], setting)
@@ -256,35 +258,22 @@ class Sizes:
             again = [layer.kept.num_bytes + layer.shared for layer in all_bytes]
             shared = 0
         input_kept = all_bytes[0].kept.input_bytes if not any(again) else kept[0]
+        weights_of = {
+            id(layer.operators): sum(
+                round(held_elements(p, stage) * setting.element_bytes) for p in layer.parameters()
+            )
+            for layer in {id(layer.operators): layer for layer in layers}.values()
+        }
         gradients = [
-            sum(round(held_elements(p, stage) * setting.element_bytes) for p in layer.parameters())
-            if need.weight_grad
-            else 0
+            weights_of[id(layer.operators)] if need.weight_grad else 0
             for layer, need in zip(layers, needs, strict=True)
         ]
         return _stage_bytes(all_bytes, (kept, again, gradients), (shared, input_kept, output))
 
-    def _layers(
-        self, layers: Sequence[Layer], needs: Sequence[Needs], settings: Sequence[Setting]
-    ) -> list[LayerBytes]:
-        """Return the bytes of every layer; those equal but for the name are computed once."""
-        bytes_of: dict[tuple[object, ...], LayerBytes] = {}
-        all_bytes = []
-        for layer, need, setting in zip(layers, needs, settings, strict=True):
-            shape = id(layer.operators), layer.kind, layer.out_width, layer.emits, layer.trainable, layer.tied
-            key = shape, need, setting.divides_tokens
-            if key not in bytes_of:
-                bytes_of[key] = layer_bytes(layer, need, setting, self._plan.settings.kernels)
-            all_bytes.append(bytes_of[key])
-        return all_bytes
-
     def _sum_split(self, stage: Stage, needs: tuple[Needs, ...], setting: Setting) -> StageSplitBytes[int]:
         """Return the peaks over the layers: I left what lies behind; W made gradients of what lies before."""
-        kernels = self._plan.settings.kernels
-        layers = self._plan.model.module(stage.module).layers[slice(*stage.layers)]
-        triples = list(zip(layers, needs, self._by_layer(stage, setting), strict=True))
-        splits = [layer_split_bytes(*triple, kernels) for triple in triples]
-        all_bytes = self._layers(layers, needs, self._by_layer(stage, setting))
+        splits = self._of_layers(layer_split_bytes, stage, needs, setting)
+        all_bytes = self._of_layers(layer_bytes, stage, needs, setting)
         recomputes = self._plan.settings.of(stage.module).recompute is not Recompute.NONE
         entering = [self._entering(stage, index, setting) for index in range(*stage.layers)]
         left = later = sum(split.left for split in splits)
@@ -301,10 +290,27 @@ class Sizes:
         adding = max((split.temporary for split in splits), default=0)
         return StageSplitBytes(left, peak - total, max(0, first - left), adding)
 
-    def _by_layer(self, stage: Stage, setting: Setting) -> list[Setting]:
-        """Return the setting of every layer, which may or may not divide tokens."""
+    def _of_layers(
+        self,
+        account: Callable[[Layer, Needs, Setting, Kernels], Account],
+        stage: Stage,
+        needs: Sequence[Needs],
+        setting: Setting,
+    ) -> list[Account]:
+        """Return the accounts of a stage's layers; equal ones are computed once."""
+        layers, kernels = self._plan.model.module(stage.module).layers, self._plan.settings.kernels
         divided = token_borders(self._plan, stage).divided
-        return [setting._replace(divides_tokens=index in divided) for index in range(*stage.layers)]
+        account_of: dict[tuple[object, ...], Account] = {}
+        accounts = []
+        for index, need in zip(range(*stage.layers), needs, strict=True):
+            layer, divides_tokens = layers[index], index in divided
+            shape = id(layer.operators), layer.kind, layer.out_width, layer.emits, layer.trainable, layer.tied
+            key = shape, need, divides_tokens
+            if key not in account_of:
+                own = setting._replace(divides_tokens=divides_tokens)
+                account_of[key] = account(layer, need, own, kernels)
+            accounts.append(account_of[key])
+        return accounts
 
     def _emitted(self, layer: Layer, setting: Setting) -> int:
         tokens = setting.work.tokens(layer.emits) / setting.grid.cp

@@ -13,6 +13,7 @@ from workbench.model.layer import (
     Layer,
     LayerKind,
     Matmul,
+    Operator,
     Reach,
     TokenCount,
     divided_heads,
@@ -51,7 +52,8 @@ class Module:
     Args:
         name: name that is unique in the model.
         modality: modality of the sample segments that the module processes.
-        layers: layers in order.
+        layers: layers in order; those with equal operators share one tuple of them, so that what follows
+            from these alone is computed once.
         source: configuration from which the module is built; None: it can be planned but not run.
     """
 
@@ -75,6 +77,7 @@ class Module:
                         f"module {self.name!r}: layers that share {shared!r} must be all trainable or "
                         f"all frozen, {layer.name!r} differs"
                     )
+        object.__setattr__(self, "layers", _sharing_operators(self.layers))
 
     @property
     def has_loss(self) -> bool:
@@ -122,6 +125,16 @@ class Module:
     def num_trained(self) -> int:
         """The number of trained weights; tied ones counted once."""
         return num_weights(layer for layer in self.layers if layer.trainable)
+
+
+def _sharing_operators(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """Return the layers with one tuple of operators for all that have equal ones. O(operators)."""
+    known = {id(layer.operators): layer.operators for layer in layers}
+    first_of: dict[tuple[Operator, ...], tuple[Operator, ...]] = {}
+    shared = {key: first_of.setdefault(operators, operators) for key, operators in known.items()}
+    if len(first_of) == len(known):
+        return tuple(layers)
+    return tuple(replace(layer, operators=shared[id(layer.operators)]) for layer in layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
