@@ -1,4 +1,4 @@
-"""The suite: setups of five papers, a shipped job, two models of a hub, drawn data, prices, failures.
+"""The suite: setups of five papers, a shipped job, three models of a hub, drawn data, prices, failures.
 
 Layouts are left open everywhere: the search is over tp, cp, pp and dp of every module. Devices are the same
 for all searches, `Job.cluster` up to `Job.max_ranks`.
@@ -187,6 +187,11 @@ _ALL = (
         name="qwen2.5-vl-7b",
         source="config.json of Qwen/Qwen2.5-VL-7B-Instruct by `workbench init`, 16 H100",
         make=lambda: _of_hub(CONFIGS / "qwen2.5-vl-7b", "16xH100"),
+    ),
+    SuiteJob(
+        name="qwen3-vl-30b-a3b",
+        source="examples/moe-vlm-64-h100/config.json by `workbench init`, 16 H100",
+        make=lambda: _of_hub(EXAMPLES / "moe-vlm-64-h100", "16xH100"),
     ),
     SuiteJob(
         name="varying",
