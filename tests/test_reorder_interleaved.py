@@ -7,9 +7,38 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.balance.microbatches.reorder_interleaved import intervals, play, reorder_in_programs
+from workbench.balance.microbatches.reorder_interleaved import Walk, reorder_in_programs
 from workbench.schedule.action import Action, Pass
 from workbench.schedule.interleaved import interleaved_1f1b
+
+
+def play(forward: np.ndarray, backward: np.ndarray, programs) -> dict[Action, float]:
+    """When every action starts if it waits for its rank and its input alone."""
+    last = forward.shape[1] - 1
+    starts: dict[Action, float] = {}
+    ends: dict[Action, float] = {}
+    left = [list(program) for program in programs]
+    free_s = [0.0] * len(left)
+    while any(left):
+        for rank, program in enumerate(left):
+            action = program[0] if program else None
+            if action is None:
+                continue
+            is_forward, stage = action.kind is Pass.F, action.stage
+            if is_forward:
+                needed = Action(stage - 1, Pass.F, action.microbatch) if stage else None
+            else:
+                needed = Action(
+                    *((stage, Pass.F) if stage == last else (stage + 1, Pass.B)), action.microbatch
+                )
+            if needed is None or needed in ends:
+                starts[action] = max(free_s[rank], ends.get(needed, 0.0))
+                free_s[rank] = (
+                    starts[action] + (forward if is_forward else backward)[action.microbatch, stage]
+                )
+                ends[action] = free_s[rank]
+                program.pop(0)
+    return starts
 
 
 def times(num: int, stages: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -67,12 +96,15 @@ def test_an_interval_is_what_a_forward_may_take_before_the_next_action_is_late(
     forward, backward = times(num, stages, seed)
     programs = interleaved_1f1b(range(stages), num_ranks, num)
     index = data.draw(st.integers(1, num - 1))
-    gaps = intervals(forward, backward, programs, index)
+    walk = Walk(programs, stages)
+    gaps = walk.intervals(forward, backward, index)
     assert gaps.shape == (virtual,)
     assert (gaps >= 0).all()
     without = forward.copy()
     without[index, ::num_ranks] = 0
     starts = play(without, backward, programs)
+    start_s, _ = walk.starts_s(without, backward)
+    assert {action: start_s[number] for action, number in walk.number.items()} == starts
     line = list(programs[0])
     for chunk, gap in enumerate(gaps):
         at = line.index(Action(chunk * num_ranks, Pass.F, index))

@@ -1,15 +1,17 @@
 """Reorders microbatches over time where every rank holds several stages of the chain."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from workbench.balance.microbatches.pipeline_time import Seconds
+from workbench.balance.microbatches.pipeline_time import Order, Seconds
 from workbench.balance.microbatches.reorder import time_matrices
+from workbench.compiled import compiled
 from workbench.schedule.action import Action, Pass
 
 Programs = Sequence[Sequence[Action]]
+NOTHING = -1  # in place of an action
 
 
 def reorder_in_programs(
@@ -37,17 +39,17 @@ def reorder_in_programs(
     Raises:
         ValueError: as `reorder_microbatches`.
 
-    Complexity: O(l^2 stages).
+    Complexity: O(l^2 stages), in compiled code.
     """
     forward, backward = time_matrices(forward_s, backward_s)
     columns = sorted({action.stage or 0 for action in programs[rank]})
-    p = len(programs) - rank
+    p, walk = len(programs) - rank, Walk(programs, forward.shape[1])
     smallest_first = [int(index) for index in np.argsort(forward[:, columns].sum(axis=1), kind="stable")]
     order, rear, rest = smallest_first[:1], smallest_first[1:p], smallest_first[p:]
     while rest:
-        times = _with_mean(forward, backward, order, rest, rear)
-        gaps_s = intervals(*times, programs, len(order), rank)
-        chosen = min(rest, key=lambda index: (float(np.abs(forward[index, columns] - gaps_s).sum()), index))
+        gaps_s = walk.intervals(*_with_mean(forward, backward, order, rest, rear), len(order), rank)
+        misfit_s = np.abs(forward[np.ix_(rest, columns)] - gaps_s).sum(axis=1)
+        chosen = min(rest[index] for index in np.flatnonzero(misfit_s == misfit_s.min()))
         rest.remove(chosen)
         order.append(chosen)
     return (*order, *rear)
@@ -64,60 +66,96 @@ def _with_mean(
     return tables[0], tables[1]
 
 
-def intervals(
-    forward: Seconds, backward: Seconds, programs: Programs, position: int, rank: int = 0
-) -> Seconds:
-    """[v] seconds on a rank between the actions around each forward of a position, if it took no time.
+class Walk:
+    """The programs of a chain's ranks, to play with different times.
+
+    An action starts when the one before it on its rank and its input have ended.
 
     Args:
-        forward, backward: [l, stages] seconds by position and stage.
-        programs: of the chain's ranks.
-        position: of the forwards.
-        rank: whose intervals they are.
+        programs: of the ranks.
+        num_stages: of the chain.
     """
-    without_forwards = forward.copy()
-    forwards = [
-        action for action in programs[rank] if action.kind is Pass.F and action.microbatch == position
-    ]
-    for action in forwards:
-        without_forwards[position, action.stage or 0] = 0.0
-    starts = play(without_forwards, backward, programs)
-    program = list(programs[rank])
-    seconds = []
-    for action in sorted(forwards, key=lambda forward_action: forward_action.stage or 0):
-        index = program.index(action)
-        before, after = program[index - 1] if index else None, program[index + 1]
-        end_s = 0.0 if before is None else starts[before] + _seconds(without_forwards, backward, before)
-        seconds.append(starts[after] - end_s)
-    return np.array(seconds)
+
+    def __init__(self, programs: Programs, num_stages: int) -> None:
+        self._programs = programs
+        self.number: dict[Action, int] = {}  # of every action, in an order in which all can be played
+        before: list[int] = []
+        needed: list[int] = []
+        for rank_before, action in _playable(programs, num_stages - 1):
+            input_action = _input(action, num_stages - 1)
+            needed.append(NOTHING if input_action is None else self.number[input_action])
+            before.append(NOTHING if rank_before is None else self.number[rank_before])
+            self.number[action] = len(self.number)
+        self._before, self._needed = np.array(before, np.int64), np.array(needed, np.int64)
+        self._is_forward = np.array([action.kind is Pass.F for action in self.number], np.bool_)
+        cells = [(action.microbatch or 0, action.stage or 0) for action in self.number]
+        self._cells = tuple(np.array(cells, np.int64).reshape(-1, 2).T)
+
+    def starts_s(self, forward: Seconds, backward: Seconds) -> tuple[Seconds, Seconds]:
+        """Return ([actions] start, [actions] end) by number, of [l, stages] seconds by position and stage."""
+        seconds = np.where(self._is_forward, forward[self._cells], backward[self._cells])
+        return played(seconds, self._before, self._needed)
+
+    def intervals(self, forward: Seconds, backward: Seconds, position: int, rank: int = 0) -> Seconds:
+        """[v] seconds on a rank between the actions around each forward of a position, if it took no time.
+
+        Args:
+            forward, backward: [l, stages] seconds by position and stage.
+            position: of the forwards.
+            rank: whose intervals they are.
+        """
+        program = self._programs[rank]
+        indices = [
+            index
+            for index, action in enumerate(program)
+            if action.kind is Pass.F and action.microbatch == position
+        ]
+        indices.sort(key=lambda index: program[index].stage or 0)
+        without_forwards = forward.copy()
+        without_forwards[position, [program[index].stage or 0 for index in indices]] = 0.0
+        start_s, end_s = self.starts_s(without_forwards, backward)
+        number = self.number
+        return np.array(
+            [
+                start_s[number[program[index + 1]]] - (end_s[number[program[index - 1]]] if index else 0.0)
+                for index in indices
+            ]
+        )
 
 
-def play(forward: Seconds, backward: Seconds, programs: Programs) -> dict[Action, float]:
-    """Return when every action starts if it waits for its rank and its input alone."""
-    last = forward.shape[1] - 1
-    starts: dict[Action, float] = {}
-    free_s, num_done = [0.0] * len(programs), [0] * len(programs)
+@compiled
+def played(seconds: Seconds, before: Order, needed: Order) -> tuple[Seconds, Seconds]:
+    """Return start and end of every action.
+
+    Args:
+        seconds: [actions] duration of each.
+        before, needed: [actions] the actions that it waits for, which have lower numbers; -1: none.
+    """
+    num = len(seconds)
+    start_s, end_s = np.zeros(num), np.zeros(num + 1)  # the last: of no action
+    for action in range(num):
+        start_s[action] = max(end_s[before[action]], end_s[needed[action]])
+        end_s[action] = start_s[action] + seconds[action]
+    return start_s, end_s[:num]
+
+
+def _playable(programs: Programs, last: int) -> Iterator[tuple[Action | None, Action]]:
+    """Yield (the action before it on its rank, action) in an order in which inputs come first."""
+    done: set[Action] = set()
+    num_done = [0] * len(programs)
     progressed = True
     while progressed:
         progressed = False
         for rank, program in enumerate(programs):
             while num_done[rank] < len(program):
                 action = program[num_done[rank]]
-                needed = _input(action, last)
-                if needed is not None and needed not in starts:
+                if (needed := _input(action, last)) is not None and needed not in done:
                     break
-                ready_s = 0.0 if needed is None else starts[needed] + _seconds(forward, backward, needed)
-                starts[action] = max(free_s[rank], ready_s)
-                free_s[rank] = starts[action] + _seconds(forward, backward, action)
+                yield program[num_done[rank] - 1] if num_done[rank] else None, action
+                done.add(action)
                 num_done[rank] += 1
                 progressed = True
-    assert all(done == len(program) for done, program in zip(num_done, programs, strict=True))
-    return starts
-
-
-def _seconds(forward: Seconds, backward: Seconds, action: Action) -> float:
-    table = forward if action.kind is Pass.F else backward
-    return float(table[action.microbatch or 0, action.stage or 0])
+    assert all(num == len(program) for num, program in zip(num_done, programs, strict=True))
 
 
 def _input(action: Action, last: int) -> Action | None:
