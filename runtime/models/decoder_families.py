@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek_v3
 from transformers.models.gemma import modeling_gemma as gemma
 from transformers.models.gemma2 import modeling_gemma2 as gemma2
 from transformers.models.gemma3 import modeling_gemma3 as gemma3
@@ -90,8 +91,22 @@ HYBRID: Mapping[str, Any] = {  # gated DeltaNet in some blocks
 }
 
 
-def corrected_family(modeling: ModuleType, name: str, **differs: Any) -> DecoderFamily:
-    """A family whose blocks have experts routed as in GLM-4.5; `differs`: as of `family`."""
+LATENTS: CutRules = (  # what makes latents is whole, in front of heads that are cut
+    *((f"block.self_attn.{name}", CutKind.PARTIAL) for name in ("q_a_proj", "q_a_layernorm")),
+    *((f"block.self_attn.{name}", CutKind.PARTIAL) for name in ("kv_a_proj_with_mqa", "kv_a_layernorm")),
+    *((f"block.self_attn.{name}", CutKind.COLUMN) for name in ("q_b_proj", "kv_b_proj")),
+)
+
+
+def corrected_family(
+    modeling: ModuleType, name: str, *, cuts: CutRules = (), **differs: Any
+) -> DecoderFamily:
+    """A family whose blocks have experts routed as in GLM-4.5.
+
+    Args:
+        cuts: of other parts of its blocks.
+        differs: as of `family`.
+    """
     router, experts, block = (getattr(modeling, f"{name}{end}") for end in ("TopkRouter", "Experts", "MoE"))
     return family(
         modeling,
@@ -99,7 +114,7 @@ def corrected_family(modeling: ModuleType, name: str, **differs: Any) -> Decoder
         router=router,
         own_router=CorrectedRouter,
         experts=experts,
-        cuts=((Experts, CutKind.EXPERTS), (CorrectedRouter, CutKind.PARTIAL)),
+        cuts=((Experts, CutKind.EXPERTS), (CorrectedRouter, CutKind.PARTIAL), *cuts),
         mixture_kinds=((block, GlmMixture),),
         separate_experts=SeparateExperts(),
         predicts_ahead=True,
@@ -152,6 +167,7 @@ DECODERS: Mapping[str, DecoderFamily] = {
         **HYBRID,
     ),
     "qwen3_moe": sparse_family(qwen3_moe, "Qwen3Moe", SeparateExperts()),
+    "deepseek_v3": corrected_family(deepseek_v3, "DeepseekV3", cuts=LATENTS),
     "glm4": family(glm4, "Glm4"),
     "glm4_moe": corrected_family(glm4_moe, "Glm4Moe"),
     "glm4v_text": family(glm4v, "Glm4vText", norm=glm4v.Glm4vRMSNorm, rotates_by_axes=True),

@@ -205,12 +205,12 @@ def attention_pairs(operator: Attention, work: Work, grid: Grid) -> float:
 
 
 def attention_flop(operator: Attention, work: Work, grid: Grid) -> float:
-    """Scores and weighted sum: 4 x head_dim x pairs x heads; heads over tp, pairs over cp.
+    """Scores and weighted sum: 4 x head width x pairs x heads; heads over tp, pairs over cp.
 
     Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer
     Models", appendix A, with pairs for s^2.
     """
-    return 4.0 * operator.head_dim * attention_pairs(operator, work, grid) * operator.num_heads / grid.tp
+    return 4.0 * operator.mean_dim * attention_pairs(operator, work, grid) * operator.num_heads / grid.tp
 
 
 # FlashAttention-2 (Dao 2023), section 3.1.2: five products against two of the forward; the
@@ -262,7 +262,7 @@ def placed_messages(layer: Layer, work: Work, grid: Grid, element_bytes: int) ->
         if isinstance(operator, Pointwise) and operator.name == JOIN:
             forward.append((index, rows * operator.width * element_bytes))
             sharded = False
-        if isinstance(operator, Attention | DeltaRule) or operator.shard is Shard.REPLICATED:
+        if not _borders_region(operator):
             continue
         if isinstance(operator, Matmul) and (is_of_expert(operator) or operator.name.startswith(SHARED)):
             if not sharded:
@@ -278,6 +278,13 @@ def placed_messages(layer: Layer, work: Work, grid: Grid, element_bytes: int) ->
             backward.append((index, rows * operator.in_features * element_bytes))
             sharded = True
     return PlacedMessages(tuple(forward), tuple(backward))
+
+
+def _borders_region(operator: Operator) -> bool:
+    """Whether a region that tensor-parallel ranks cut may begin or end with the operator."""
+    if isinstance(operator, Attention | DeltaRule):
+        return False
+    return operator.shard is not Shard.REPLICATED or (isinstance(operator, Matmul) and operator.enters)
 
 
 def _reads_first(layer: Layer, index: int) -> bool:

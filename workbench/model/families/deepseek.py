@@ -1,0 +1,112 @@
+"""DeepSeek-V3: latent attention, first blocks with an MLP and the others with experts."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from workbench.model.config_fields import Config, flag, whole
+from workbench.model.families.decoder import default_sizes, llama_like
+from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
+from workbench.model.families.grouped_router import check_groups, mixed
+from workbench.model.families.positions import check_causal_positions
+from workbench.model.latent_attention import LatentHeads, with_latent_attention
+from workbench.model.layer import Layer, LayerKind
+
+_SIZES = default_sizes(129280, 7168, 18432, 61, 128) | {
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 2048,
+    "first_k_dense_replace": 3,
+    "n_group": 8,
+    "topk_group": 4,
+}
+
+
+def _deepseek(config: Config, sizes: Mapping[str, Any] = _SIZES) -> Layers:
+    """As Llama but for its attention and its experts; `sizes`: defaults."""
+    heads = _heads(config, sizes)
+    # The heads of this outline are replaced.
+    outline = {**config, "head_dim": heads.key_dim, "num_key_value_heads": heads.num}
+    plain = llama_like(outline, defaults=sizes, heads={}, mlp={})
+    return mixed(config, tuple(_with_heads(layer, heads) for layer in plain), sizes)
+
+
+def _with_heads(layer: Layer, heads: LatentHeads) -> Layer:
+    if layer.kind is not LayerKind.BLOCK:
+        return layer
+    return replace(layer, operators=with_latent_attention(layer.operators, heads))
+
+
+def _heads(config: Config, sizes: Mapping[str, Any]) -> LatentHeads:
+    """Its queries have no latent where the configuration says null."""
+
+    def size(key: str) -> int:
+        return whole(config, key, sizes[key])
+
+    has_latent = config.get("q_lora_rank", sizes["q_lora_rank"]) is not None
+    return LatentHeads(
+        num=size("num_attention_heads"),
+        q_rank=size("q_lora_rank") if has_latent else 0,
+        kv_rank=size("kv_lora_rank"),
+        nope_dim=size("qk_nope_head_dim"),
+        rope_dim=size("qk_rope_head_dim"),
+        value_dim=size("v_head_dim"),
+        bias=flag(config, "attention_bias"),
+    )
+
+
+def _check(config: Config) -> None:
+    """Refuse positions that depend on a batch, groups with too few experts, and heads that cannot run."""
+    check_causal_positions(config)
+    check_groups(config, _SIZES)
+    heads = _heads(config, _SIZES)
+    if heads.rope_dim % 2:
+        raise ValueError(
+            f"qk_rope_head_dim must be even, as rotary positions turn pairs of channels, got "
+            f"{heads.rope_dim}; nearest: {heads.rope_dim + 1}"
+        )
+    if heads.value_dim > heads.key_dim:
+        raise ValueError(
+            f"v_head_dim must be at most qk_nope_head_dim + qk_rope_head_dim {heads.key_dim} to run, got "
+            f"{heads.value_dim}; nearest: {heads.key_dim}"
+        )
+    num_keys = whole(config, "num_key_value_heads", heads.num)
+    if num_keys != heads.num:
+        raise ValueError(
+            f"num_key_value_heads must be num_attention_heads {heads.num}, as each head has its own key from "
+            f"the latent, got {num_keys}; nearest: {heads.num}"
+        )
+
+
+DEEPSEEK_V3 = LanguageModel(
+    name="DeepSeek-V3",
+    model_type="deepseek_v3",
+    aliases=("kimi_k2",),
+    check_config=_check,
+    examples={
+        "deepseek-v3": Example(
+            config=EXAMPLE_LLM
+            | {
+                "num_key_value_heads": 4,
+                "q_lora_rank": 48,
+                "kv_lora_rank": 32,
+                "qk_nope_head_dim": 24,
+                "qk_rope_head_dim": 16,
+                "v_head_dim": 32,
+                "n_routed_experts": 4,
+                "num_experts_per_tok": 2,
+                "n_group": 2,
+                "topk_group": 2,
+                "moe_intermediate_size": 96,
+                "first_k_dense_replace": 1,
+            }
+        )
+    },
+    make=_deepseek,
+)
