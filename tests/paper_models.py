@@ -92,6 +92,9 @@ DECODERS: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 1.75,
         "use_qk_norm": True,
     },
+    "deepseek_v2": DEEPSEEK
+    | {"model_type": "deepseek_v2", "topk_method": "group_limited_greedy", "mlp_bias": True},
+    "deepseek_v2, greedy": DEEPSEEK | {"model_type": "deepseek_v2", "q_lora_rank": None},
     "deepseek_v3": DEEPSEEK,
     "deepseek_v3, queries without a latent": DEEPSEEK
     | {"q_lora_rank": None, "rope_interleave": False, "v_head_dim": 12, "attention_bias": True},

@@ -1,4 +1,4 @@
-"""DeepSeek-V3 as a whole: its work, ranks that share it, checkpoints, and what is refused."""
+"""DeepSeek-V2 and V3 as wholes: their work, ranks that share it, checkpoints, and what is refused."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,9 +9,11 @@ import pytest
 import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
+from transformers.models.deepseek_v2 import modeling_deepseek_v2 as deepseek_v2
 
 from runtime.launch import run_local
 from runtime.models.choose import adapter_of
+from runtime.models.deepseek import GroupedRouter
 from runtime.models.glm import CORRECTION
 from runtime.run_settings import RunSettings
 from runtime.world.pool import Pool
@@ -39,6 +41,7 @@ torch.set_num_threads(1)
 F64 = torch.float64
 NAMES = [name for name in paper_models.DECODERS if name.startswith("deepseek")]
 MODEL: dict[str, Any] = paper_models.DECODERS["deepseek_v3"]
+V2: dict[str, Any] = paper_models.DECODERS["deepseek_v2"]
 TOKENS = 12
 
 
@@ -65,7 +68,7 @@ def test_flop_are_those_that_torch_counts(name: str) -> None:
 )
 def test_ranks_train_as_one_process(degrees: dict[str, int], pool: Pool) -> None:
     """Latents are whole on every rank and have a part of the gradient; cp pads values to keys' width."""
-    config = paper_models.DECODERS[NAMES["cp" not in degrees and "ep" not in degrees]]
+    config = V2 if "ep" in degrees else MODEL
     assert_same(moe_plan(**degrees, config=config), pool)
 
 
@@ -122,10 +125,13 @@ def test_transformers_own_checkpoint_is_read_and_written(tmp_path: Path, pool: P
 
 
 def test_full_sizes_are_counted_as_transformers_builds_them() -> None:
-    """DeepSeek-V3's own, which are the defaults."""
+    """DeepSeek-V3's own, which are the defaults; DeepSeek-V2's defaults."""
+    second = module_from_config({"model_type": "deepseek_v2"}, name="llm", modality=TEXT)
     module = module_from_config({"model_type": "deepseek_v3"}, name="llm", modality=TEXT)
     with torch.device("meta"):
+        other = transformers.DeepseekV2ForCausalLM(transformers.DeepseekV2Config())
         model = transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config())
+    assert second.num_parameters == sum(weight.numel() for weight in other.parameters())
     assert module.num_parameters == sum(weight.numel() for weight in model.parameters())
     attention = next(op for op in module.layers[1].operators if isinstance(op, Attention))
     assert (attention.head_dim, attention.value_dim, attention.num_kv_heads) == (192, 128, 128)
@@ -163,6 +169,42 @@ def refused(message: str, check_it: Callable[[], object]) -> None:
 )
 def test_configurations_that_cannot_run_are_refused(change: dict[str, Any], words: str) -> None:
     refused(words, lambda: check_family(tiny_models.llm(MODEL | change)))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_experts_per_tok": None}, "num_experts_per_tok must be given to run; nearest: 6"),
+        ({"topk_method": "noaux_tc"}, "topk_method must be greedy or group_limited_greedy, got 'noaux_tc'"),
+        ({"n_group": 4}, "n_group must divide 6 experts into groups of 1 or more, got 4; nearest: 1"),
+        ({"hidden_size": 30}, "hidden width 30 must divide by 4 heads to run"),
+    ],
+)
+def test_configurations_of_the_second_that_cannot_run_are_refused(change: dict[str, Any], words: str) -> None:
+    refused(words, lambda: check_family(tiny_models.llm(V2 | change)))
+
+
+@pytest.mark.parametrize("groups", [(1, 1), (4, 2), (8, 3), (2, 2)])
+def test_a_router_of_shares_chooses_as_transformers_does(groups: tuple[int, int]) -> None:
+    """Bit by bit in float32."""
+    torch.manual_seed(0)
+    config = transformers.DeepseekV2Config(
+        hidden_size=32,
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        n_group=groups[0],
+        topk_group=groups[1],
+        topk_method="group_limited_greedy",
+        routed_scaling_factor=2.5,
+    )
+    theirs = deepseek_v2.DeepseekV2TopkRouter(config)
+    torch.nn.init.normal_(theirs.weight)
+    x_TD = torch.randn(200, 32)
+    ours, expected = GroupedRouter(theirs)(x_TD), theirs(x_TD)
+    assert torch.equal(ours[0], expected[0])
+    order, their_order = ours[2].argsort(dim=-1), expected[2].argsort(dim=-1)
+    assert torch.equal(ours[2].gather(1, order), expected[2].gather(1, their_order))
+    assert torch.equal(ours[1].gather(1, order), expected[1].gather(1, their_order))
 
 
 def test_ranks_that_do_not_divide_the_heads_are_refused() -> None:

@@ -133,6 +133,7 @@ MORE = {
         "first_k_dense_replace": 0,
     },
     "deepseek_v3": DECODER | LATENT,
+    "deepseek_v2": DECODER | LATENT | {"model_type": "deepseek_v2"},
     "deepseek_v3, wide values": DECODER | LATENT | {"q_lora_rank": None, "v_head_dim": 16},
     "gpt2": {
         "model_type": "gpt2",

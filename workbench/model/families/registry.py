@@ -19,7 +19,7 @@ from workbench.model.families.decoders import (
     QWEN3,
     QWEN3_VL_TEXT,
 )
-from workbench.model.families.deepseek import DEEPSEEK_V3
+from workbench.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from workbench.model.families.dit import DIT
 from workbench.model.families.family import Architecture, Family
 from workbench.model.families.glm import GLM4, GLM4_MOE, GLM4V_MOE_TEXT, GLM4V_TEXT
@@ -72,6 +72,7 @@ FAMILIES: tuple[Family, ...] = (
     QWEN3_NEXT,
     QWEN3_5_TEXT,
     QWEN3_5_MOE_TEXT,
+    DEEPSEEK_V2,
     DEEPSEEK_V3,
     GLM4,
     GLM4_MOE,
