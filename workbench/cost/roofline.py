@@ -301,7 +301,7 @@ def key_value_bytes(operator: Attention, work: Work, grid: Grid, element_bytes: 
     if operator.num_keys is not None or operator.keys is not None:
         return 0.0
     tokens = work.tokens(operator.tokens)
-    return 2.0 * tokens * operator.num_kv_heads * operator.head_dim * element_bytes / grid.tp
+    return 2.0 * tokens * operator.num_kv_heads * operator.mean_dim * element_bytes / grid.tp
 
 
 def key_sum_bytes(element_bytes: int) -> int:
