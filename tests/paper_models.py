@@ -28,6 +28,31 @@ OPT: dict[str, Any] = {
     "vocab_size": 64,
     "max_position_embeddings": 128,
 }
+DEEPSEEK: dict[str, Any] = LLAMA | {
+    "model_type": "deepseek_v3",
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 10,
+    "n_routed_experts": 6,
+    "n_group": 3,
+    "topk_group": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "routed_scaling_factor": 1.75,
+    "first_k_dense_replace": 1,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.7,
+    },
+}
 DECODERS: dict[str, dict[str, Any]] = {
     "qwen2.5": LLAMA | {"model_type": "qwen2", "tie_word_embeddings": True},
     "qwen3": LLAMA | {"model_type": "qwen3", "head_dim": 16},
@@ -67,4 +92,10 @@ DECODERS: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 1.75,
         "use_qk_norm": True,
     },
+    "deepseek_v2": DEEPSEEK
+    | {"model_type": "deepseek_v2", "topk_method": "group_limited_greedy", "mlp_bias": True},
+    "deepseek_v2, greedy": DEEPSEEK | {"model_type": "deepseek_v2", "q_lora_rank": None},
+    "deepseek_v3": DEEPSEEK,
+    "deepseek_v3, queries without a latent": DEEPSEEK
+    | {"q_lora_rank": None, "rope_interleave": False, "v_head_dim": 12, "attention_bias": True},
 }

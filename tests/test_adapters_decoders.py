@@ -7,6 +7,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Attention
 
 from runtime.models.attention import Packing, pack, packed_sdpa
 from runtime.models.choose import ADAPTERS, adapter_of
@@ -92,7 +93,7 @@ def original(name: str, ours: StageModule) -> nn.Module:
     if family.router is not None:
         replace_parts(theirs, family.router, family.own_router)
     for module in theirs.modules():
-        if isinstance(module, DELTA_NETS):
+        if isinstance(module, (*DELTA_NETS, DeepseekV2Attention)):
             module.forward = in_float64(module.forward)
     theirs.to(F64)
     theirs.tie_weights()

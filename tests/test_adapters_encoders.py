@@ -16,6 +16,7 @@ from transformers import (
     Qwen2AudioEncoderConfig,
 )
 from transformers.models.internvl import modeling_internvl as internvl
+from transformers.models.kimi_k25 import modeling_kimi_k25 as kimi
 from transformers.models.llama4 import modeling_llama4 as llama4
 from transformers.models.phi4_multimodal import modeling_phi4_multimodal as phi4
 from transformers.models.pixtral import modeling_pixtral as pixtral
@@ -24,7 +25,8 @@ from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni_3
 
 from experiments.doors.detours import DETOURS
-from experiments.doors.whole_models import qwen_features
+from experiments.doors.whole_configs import KIMI_SEEN
+from experiments.doors.whole_models import patches_of_kimi, qwen_features
 from runtime.models import vision_scaled
 from runtime.models.choose import ADAPTERS, adapter_of
 from runtime.models.encoder import EncoderAdapter, given_to
@@ -97,18 +99,10 @@ def pixtral_tower(config: dict[str, Any]) -> nn.Module:
     return model
 
 
-def qwen2_tower(config: dict[str, Any]) -> nn.Module:
-    return qwen2.Qwen2VisionTransformerPretrainedModel(qwen2.Qwen2VLVisionConfig.from_dict(config))
-
-
 def omni_tower(config: dict[str, Any]) -> nn.Module:
     model = omni.Qwen2_5OmniVisionEncoder(omni.Qwen2_5OmniVisionEncoderConfig.from_dict(config))
     widen_norms(model, omni.Qwen2_5OmniRMSNorm)
     return model
-
-
-def omni_3_tower(config: dict[str, Any]) -> nn.Module:
-    return omni_3.Qwen3OmniMoeVisionEncoder(omni_3.Qwen3OmniMoeVisionEncoderConfig.from_dict(config))
 
 
 def whole_model(config: dict[str, Any]) -> nn.Module:
@@ -154,7 +148,7 @@ CASES = {
     "qwen2-vl": Case(
         QWEN | {"model_type": "qwen2_vl_vision", "embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2},
         ((24, 6), (16, 4)),
-        qwen2_tower,
+        lambda c: qwen2.Qwen2VisionTransformerPretrainedModel(qwen2.Qwen2VLVisionConfig.from_dict(c)),
         qwen_features,
         projected=False,
     ),
@@ -183,7 +177,7 @@ CASES = {
     "qwen3-omni-vision": Case(
         STACKED | {"model_type": "qwen3_omni_moe_vision_encoder"},
         ((48, 12), (60, 15)),
-        omni_3_tower,
+        lambda c: omni_3.Qwen3OmniMoeVisionEncoder(omni_3.Qwen3OmniMoeVisionEncoderConfig.from_dict(c)),
         qwen_features,
         projected=False,
     ),
@@ -193,6 +187,12 @@ CASES = {
         whole_model,
         qwen_features,
         projected=False,
+    ),
+    "kimi": Case(
+        KIMI_SEEN | {"model_type": "kimi_k25_vision"},
+        ((24, 24), (60, 60)),
+        lambda c: kimi.Kimi_K25VisionModel(kimi.Kimi_K25VisionConfig.from_dict(c)),
+        lambda model, image: model(*patches_of_kimi(image)).last_hidden_state,
     ),
     "omni-vision": Case(
         WINDOWED | {"model_type": "qwen2_5_omni_vision_encoder"},
@@ -319,7 +319,7 @@ def test_two_items_of_an_encoder_equal_transformers(name: str, monkeypatch: pyte
         assert parameter.grad is not None, key
 
 
-@pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl", "qwen3-vl", "glm-4v", "llama4-vision"])
+@pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl", "qwen3-vl", "glm-4v", "kimi", "llama4-vision"])
 def test_rotations_equal_transformers_in_float32(name: str) -> None:
     """Against the untouched attention."""
     case = CASES[name]

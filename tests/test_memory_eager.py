@@ -63,6 +63,21 @@ GATED_EXPERTS = {
     "moe_intermediate_size": 96,
     "shared_expert_intermediate_size": 80,
 }
+LATENT = {
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 4,
+    "q_lora_rank": 40,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 12,
+    "n_routed_experts": 3,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 96,
+    "first_k_dense_replace": 0,
+}
 CONFIGS = {
     "llama": DECODER | {"model_type": "llama"},
     "qwen2": DECODER | {"model_type": "qwen2"},
@@ -117,6 +132,9 @@ MORE = {
         "moe_intermediate_size": 96,
         "first_k_dense_replace": 0,
     },
+    "deepseek_v3": DECODER | LATENT,
+    "deepseek_v2": DECODER | LATENT | {"model_type": "deepseek_v2"},
+    "deepseek_v3, wide values": DECODER | LATENT | {"q_lora_rank": None, "v_head_dim": 16},
     "gpt2": {
         "model_type": "gpt2",
         "n_embd": WIDTH,
@@ -284,7 +302,7 @@ def test_account_of_first_layers(name: str):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("name", ["llama", "siglip", "whisper", "glm4", "glm4_moe"])
+@pytest.mark.parametrize("name", ["llama", "siglip", "whisper", "glm4", "glm4_moe", "deepseek_v3"])
 def test_account_in_other_precisions(name: str, dtype: torch.dtype):
     for needs in NEEDS.values():
         for index in (BLOCK, LAST):

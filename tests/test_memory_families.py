@@ -23,6 +23,8 @@ WORST = (
     "glm-4.1v text, recompute",
     "glm-4.5v text, tp 2, recompute",
     "glm-4v, tp 2",
+    "deepseek-v3, tp 2, recompute",
+    "deepseek-v3, lengths",
 )
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.glm4v import modeling_glm4v as glm4v
 from transformers.models.glm4v_moe import modeling_glm4v_moe as glm4v_moe
+from transformers.models.kimi_k25 import modeling_kimi_k25 as kimi
 from transformers.models.llama4 import modeling_llama4 as llama4
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
@@ -53,11 +54,28 @@ def wide_positions(
     return embeddings + between[0, :, :, 0].T
 
 
-ROTATED = (omni, qwen2, qwen2_5, qwen3, qwen3_5, qwen3_5_moe, omni_3, glm4v, glm4v_moe)
+def wide_kimi_positions(table: Any, hidden_states: Tensor, grid_thw: Tensor, **_: Any) -> Tensor:
+    """Positions of images in Kimi K2.5's tower, interpolated in the model's type from rows in float32."""
+    side, weight = table.num_grid_per_side, table.position_embeddings
+    square = weight.permute(2, 0, 1)[None]
+    between = []
+    for _steps, height, width in grid_thw.tolist():
+        rows = [(torch.arange(n, dtype=torch.float32) + 0.5) * side / n - 0.5 for n in (height, width)]
+        down, across = ((2 * each.to(weight) + 1) / side - 1 for each in rows)
+        grid = torch.stack((across.expand(height, -1), down[:, None].expand(-1, width)), dim=-1)[None]
+        image = nn.functional.grid_sample(
+            square, grid, mode="bicubic", align_corners=False, padding_mode="border"
+        )
+        between.append(image[0].flatten(1).T)
+    return hidden_states + torch.cat(between)
+
+
+ROTATED = (omni, qwen2, qwen2_5, qwen3, qwen3_5, qwen3_5_moe, omni_3, glm4v, glm4v_moe, kimi)
 DETOURS: tuple[tuple[Any, str, Any], ...] = (  # of transformers through float32, and what goes without
     *((each, "apply_rotary_pos_emb_vision", wide_rotation) for each in ROTATED),
     (glm4v.Glm4vVisionEmbeddings, "forward", wide_positions),
     (glm4v_moe.Glm4vMoeVisionEmbeddings, "forward", wide_positions),
+    (kimi.Kimi_K25VisionPositionEmbeddings, "forward", wide_kimi_positions),
     (llama4, "vision_apply_rotary_emb", wide_turns),
     (llama4, "apply_rotary_emb", lambda q, k, angles: (turned(q, angles), turned(k, angles))),
     (llama4.Llama4TextL2Norm, "forward", lambda norm, x: scaled_to_one(x, norm.eps)),

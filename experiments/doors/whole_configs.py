@@ -51,6 +51,26 @@ GLM_EXPERTS = {
     "moe_intermediate_size": 28,
     "routed_scaling_factor": 1.75,
 }
+LATENT_TEXT = {
+    **{key: value for key, value in TEXT.items() if key != "head_dim"},
+    **GLM_EXPERTS,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 10,
+    "first_k_dense_replace": 1,
+}
+KIMI_SEEN = {
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "patch_size": 4,
+    "pos_emb_height": 6,
+    "pos_emb_width": 6,
+}
 GLM_SEEN = {
     **QWEN,
     "hidden_size": 24,
@@ -233,6 +253,18 @@ CASES: dict[str, dict[str, Any]] = {
             "topk_group": 1,
         },
         "vision_config": {"model_type": "glm4v_moe_vision", **GLM_SEEN},
+    },
+    "kimi_k25": {
+        "text_config": LATENT_TEXT,
+        "vision_config": KIMI_SEEN,
+        "projection_hidden_size": 24,
+        "tie_word_embeddings": False,
+    },
+    "kimi_k25, tied": {
+        "model_type": "kimi_k25",
+        "text_config": {**LATENT_TEXT, "model_type": "kimi_k2", "q_lora_rank": None},
+        "vision_config": {**KIMI_SEEN, "model_type": "kimi_k25"},
+        "projection_hidden_size": 24,
     },
     "qwen2_5_omni_thinker": {
         "text_config": {**TEXT, **AXES, "tie_word_embeddings": False},

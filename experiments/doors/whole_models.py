@@ -29,6 +29,7 @@ F64 = torch.float64
 OFFSET, ADDS_ONE = 1.0, ("Gemma", "Qwen3_5")  # of norms' weights, by the start of their classes' names
 MASKS = {"gemma3": "gemma", "paligemma": "prefix_lm"}  # of samples, where not all of it is causal
 TILED = ("llava_next", "llava_onevision")  # put learned tokens between the rows of an image
+RENAMED = "kimi_k25"  # what transformers names otherwise in the files it writes, fuses and permutes
 IMAGE, SOUND = 90, 91  # the ids that stand where an image or a clip does
 CLIP_S = 0.34  # a window and a part of one
 LONG_CLIP_S, IN_SECONDS = 2.34, ("qwen3_omni_moe_audio_encoder",)  # the same where windows are whole seconds
@@ -142,6 +143,18 @@ def seen_by_qwen(model: Any, images: Items) -> Tensor:
     return torch.cat([qwen_features(model.model.visual, image) for image in images])
 
 
+def patches_of_kimi(image: Tensor) -> tuple[Tensor, Tensor]:
+    """[patches, 3, 4, 4] of an image row by row, and its grid, as Kimi's processor gives them."""
+    rows, columns = image.shape[1] // 4, image.shape[2] // 4
+    x = image.reshape(3, rows, 4, columns, 4).permute(1, 3, 0, 2, 4)
+    return x.flatten(0, 1), torch.tensor([[1, rows, columns]])
+
+
+def seen_by_kimi(model: Any, images: Items) -> Tensor:
+    seen = (model.model.get_image_features(*patches_of_kimi(image)).pooler_output for image in images)
+    return torch.cat([features for (features,) in seen])
+
+
 def seen_by_llama(model: Any, images: Tensor) -> Tensor:
     features: Tensor = model.multi_modal_projector(model.vision_model(images).last_hidden_state)
     return features.flatten(0, 1)
@@ -182,6 +195,8 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "glm4v_moe": seen_by_qwen,
     "glm46v": seen_by_qwen,
     "glm46v, experts": seen_by_qwen,
+    "kimi_k25": seen_by_kimi,
+    "kimi_k25, tied": seen_by_kimi,
     "qwen2_audio": heard_whole,
     "audioflamingo3": heard_by_flamingo,
     "voxtral": heard,
@@ -260,7 +275,7 @@ def saved(name: str, folder: Path) -> Any:
             weight.add_(torch.randn_like(weight), alpha=0.05)
         for buffer in _corrections(model):
             buffer.add_(torch.randn_like(buffer), alpha=0.2)
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, save_original_format=not name.startswith(RENAMED))
     return model
 
 

@@ -88,11 +88,27 @@ def packed_sdpa(
     """Attention within each item, with the signature of transformers' attention functions.
 
     The mask decides: attention under a `Packing` is computed here, other masks compute it themselves. Dropout
-    is off: a forward pass draws no random numbers.
+    is off: a forward pass draws no random numbers. Values narrower than keys (latent attention) are padded,
+    as torch's fused kernel on CPUs, and kernels under masks, want one width.
 
     Returns:
         [1, T, H, D] and None (no attention weights).
     """
+    width, missing = value_1HTD.shape[-1], query_1HTD.shape[-1] - value_1HTD.shape[-1]
+    if missing > 0:
+        padded_1HTD = functional.pad(value_1HTD, (0, missing))
+        y_1THD, nothing = packed_sdpa(
+            module,
+            query_1HTD,
+            key_1HTD,
+            padded_1HTD,
+            attention_mask,
+            scaling=scaling,
+            is_causal=is_causal,
+            sliding_window=sliding_window,
+            softcap=softcap,
+        )
+        return y_1THD[..., :width], nothing
     if not isinstance(attention_mask, Packing):
         if softcap is not None:
             raise ValueError(f"attention under a mask or over several ranks has no soft cap, got {softcap}")

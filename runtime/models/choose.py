@@ -16,6 +16,7 @@ from runtime.models.qwen3_omni import Qwen3OmniAudioAdapter, Qwen3OmniVisionAdap
 from runtime.models.refusals import named_refusals
 from runtime.models.vision import ClipAdapter, Idefics3Adapter, SiglipAdapter
 from runtime.models.vision_glm import GlmVisionAdapter
+from runtime.models.vision_kimi import KimiVisionAdapter
 from runtime.models.vision_llama4 import Llama4VisionAdapter
 from runtime.models.vision_rotary import PixtralAdapter, Qwen2VisionAdapter, Qwen25VisionAdapter
 from runtime.models.vision_scaled import Dinov2Adapter, InternVitAdapter
@@ -41,6 +42,7 @@ ADAPTERS: Mapping[str, Callable[[Module], Adapter]] = {
     "qwen3_5_vision": Qwen35VisionAdapter,
     "qwen2_5_omni_vision_encoder": OmniVisionAdapter,
     "glm4v_vision": GlmVisionAdapter,
+    "kimi_k25_vision": KimiVisionAdapter,
     "whisper": WhisperAdapter,
     "voxtral_encoder": VoxtralAdapter,
     "qwen2_audio_encoder": Qwen2AudioAdapter,

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from transformers.models.deepseek_v2 import modeling_deepseek_v2 as deepseek_v2
+from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek_v3
 from transformers.models.gemma import modeling_gemma as gemma
 from transformers.models.gemma2 import modeling_gemma2 as gemma2
 from transformers.models.gemma3 import modeling_gemma3 as gemma3
@@ -30,7 +32,7 @@ from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as qwen3_
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3_vl
 from transformers.models.qwen3_vl_moe import modeling_qwen3_vl_moe as qwen3_vl_moe
 
-from runtime.models import delta_net
+from runtime.models import deepseek, delta_net
 from runtime.models.adapter import CutKind, CutRules
 from runtime.models.decoder import DecoderFamily, PositionTable
 from runtime.models.glm import CorrectedRouter, GlmMixture
@@ -90,8 +92,15 @@ HYBRID: Mapping[str, Any] = {  # gated DeltaNet in some blocks
 }
 
 
-def corrected_family(modeling: ModuleType, name: str, **differs: Any) -> DecoderFamily:
-    """A family whose blocks have experts routed as in GLM-4.5; `differs`: as of `family`."""
+def corrected_family(
+    modeling: ModuleType, name: str, *, cuts: CutRules = (), **differs: Any
+) -> DecoderFamily:
+    """A family whose blocks have experts routed as in GLM-4.5.
+
+    Args:
+        cuts: of other parts of its blocks.
+        differs: as of `family`.
+    """
     router, experts, block = (getattr(modeling, f"{name}{end}") for end in ("TopkRouter", "Experts", "MoE"))
     return family(
         modeling,
@@ -99,7 +108,7 @@ def corrected_family(modeling: ModuleType, name: str, **differs: Any) -> Decoder
         router=router,
         own_router=CorrectedRouter,
         experts=experts,
-        cuts=((Experts, CutKind.EXPERTS), (CorrectedRouter, CutKind.PARTIAL)),
+        cuts=((Experts, CutKind.EXPERTS), (CorrectedRouter, CutKind.PARTIAL), *cuts),
         mixture_kinds=((block, GlmMixture),),
         separate_experts=SeparateExperts(),
         predicts_ahead=True,
@@ -152,6 +161,18 @@ DECODERS: Mapping[str, DecoderFamily] = {
         **HYBRID,
     ),
     "qwen3_moe": sparse_family(qwen3_moe, "Qwen3Moe", SeparateExperts()),
+    "deepseek_v2": family(
+        deepseek_v2,
+        "DeepseekV2",
+        router=deepseek_v2.DeepseekV2TopkRouter,
+        own_router=deepseek.GroupedRouter,
+        experts=deepseek_v2.DeepseekV2Experts,
+        cuts=((Experts, CutKind.EXPERTS), (deepseek.GroupedRouter, CutKind.PARTIAL), *deepseek.CUTS),
+        mixture_kinds=((deepseek_v2.DeepseekV2Moe, GlmMixture),),
+        separate_experts=SeparateExperts(),
+        adapt=deepseek.adapt,
+    ),
+    "deepseek_v3": corrected_family(deepseek_v3, "DeepseekV3", cuts=deepseek.CUTS),
     "glm4": family(glm4, "Glm4"),
     "glm4_moe": corrected_family(glm4_moe, "Glm4Moe"),
     "glm4v_text": family(glm4v, "Glm4vText", norm=glm4v.Glm4vRMSNorm, rotates_by_axes=True),

@@ -54,10 +54,15 @@ class CorrectedRouter(nn.Module):
         if self.num_groups > 1:
             grouped_TGX = corrected_TX.unflatten(1, (self.num_groups, -1))
             group_TG = grouped_TGX.topk(_BEST, dim=-1).values.sum(-1)
-            best_TG = group_TG.topk(self.num_chosen_groups, dim=-1).indices
-            is_out_TG = torch.ones_like(group_TG, dtype=torch.bool).scatter(1, best_TG, value=False)
+            is_out_TG = outside_best(group_TG, self.num_chosen_groups)
             corrected_TX = grouped_TGX.masked_fill(is_out_TG[..., None], float("-inf")).flatten(1)
         return corrected_TX.topk(self.top_k, dim=-1).indices
+
+
+def outside_best(group_TG: Tensor, num_chosen: int) -> Tensor:
+    """[T, G] whether a group is none of a token's `num_chosen` best."""
+    best_TG = group_TG.topk(num_chosen, dim=-1).indices
+    return torch.ones_like(group_TG, dtype=torch.bool).scatter(1, best_TG, value=False)
 
 
 class GlmMixture(MixtralMixture):

@@ -19,24 +19,27 @@ from runtime.models.vision_rotary import EmbedQwen, QwenBlock, QwenMerger, QwenV
 _BEND = -0.75  # of the cubic convolution, as in torch
 
 
-def cubic_shares(num: int, side: int, dtype: torch.dtype) -> Tensor:
-    """[N, S] shares of a table's rows in each of `num` evenly spaced positions: cubic convolution.
+def cubic_shares(row_N: Tensor, side: int) -> Tensor:
+    """[N, S] shares of a table's rows at positions between them: cubic convolution.
 
-    Rows beyond the border count as the border's. Positions are float32 numbers from -1 to 1, as in
-    transformers, and everything after that has the type.
+    Rows beyond the border count as the border's.
 
     Source: Keys 1981, "Cubic Convolution Interpolation for Digital Image Processing", with a = -0.75, as in
     torch's bicubic `grid_sample`.
     """
-    place_N = ((torch.arange(num) + 0.5) / num * 2 - 1).to(dtype)
-    row_N = ((place_N + 1) * side - 1) / 2
     row_NP = row_N.floor()[:, None] + torch.arange(-1, 3)
     away_NP = (row_N[:, None] - row_NP).abs()
     near_NP = ((_BEND + 2) * away_NP - (_BEND + 3)) * away_NP**2 + 1
     far_NP = ((_BEND * away_NP - 5 * _BEND) * away_NP + 8 * _BEND) * away_NP - 4 * _BEND
     share_NP = torch.where(away_NP <= 1, near_NP, far_NP)
     kept_NP = row_NP.long().clamp(0, side - 1)
-    return torch.zeros(num, side, dtype=dtype).scatter_add(1, kept_NP, share_NP)
+    return torch.zeros(len(row_N), side, dtype=row_N.dtype).scatter_add(1, kept_NP, share_NP)
+
+
+def _table_rows(num: int, side: int, dtype: torch.dtype) -> Tensor:
+    """[N] rows of a table at evenly spaced positions: of float32 numbers in -1 to 1, as in transformers."""
+    place_N = ((torch.arange(num) + 0.5) / num * 2 - 1).to(dtype)
+    return ((place_N + 1) * side - 1) / 2
 
 
 class EmbedGlm(EmbedQwen):
@@ -68,7 +71,10 @@ class EmbedGlm(EmbedQwen):
         table = self.position_embedding.weight
         wide = torch.promote_types(table.dtype, torch.float32)
         table_SSD = table.to(wide).unflatten(0, (self.side, self.side))
-        down_YS, across_XS = (cubic_shares(num, self.side, wide).to(table.device) for num in (rows, columns))
+        down_YS, across_XS = (
+            cubic_shares(_table_rows(num, self.side, wide), self.side).to(table.device)
+            for num in (rows, columns)
+        )
         between_YSD = torch.einsum("ys,std->ytd", down_YS, table_SSD)
         return blockwise(torch.einsum("xt,ytd->yxd", across_XS, between_YSD), self.merge)
 

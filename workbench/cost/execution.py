@@ -264,7 +264,7 @@ class Execution:
             if getattr(self, name) < 1:
                 raise ValueError(f"execution: {name} must be >= 1, got {getattr(self, name)}; nearest: 1")
 
-    def attention_backward_factor(self, head_dim: int) -> float:
+    def attention_backward_factor(self, head_dim: float) -> float:
         """On the rate of the backward of fused attention with heads of that width."""
         rates = (each.rate for each in self.attention_backward_rates if each.head_dim == head_dim)
         return next(rates, 1.0)

@@ -219,11 +219,11 @@ class KernelTimes:
             )
             rate *= table_rate / self.profile.peak(self.profile.table_precision)
         (short, *_), (long, *_) = between or ((1.0,), (inf,))
-        least, _ = self._head_slowdowns.extremes(operator.head_dim, short, long, causal=operator.causal)
-        factor = run.attention_backward_factor(operator.head_dim)
-        if not self._head_backward.covers(operator.head_dim):
+        least, _ = self._head_slowdowns.extremes(operator.mean_dim, short, long, causal=operator.causal)
+        factor = run.attention_backward_factor(operator.mean_dim)
+        if not self._head_backward.covers(operator.mean_dim):
             return rate / least, self.profile.attention_backward_rate * factor
-        _, most = self._head_backward.extremes(operator.head_dim, short, long, causal=operator.causal)
+        _, most = self._head_backward.extremes(operator.mean_dim, short, long, causal=operator.causal)
         return rate / least, most * factor
 
     def most_moved_bytes_per_s(self, operator: Pointwise | Lookup | None = None) -> float:
@@ -252,7 +252,7 @@ class KernelTimes:
         if run.attention is not AttentionKernel.FUSED:
             return self._scores_s(operator, work, grid, precision, 2, run.scores_passes), True
         length = length_of(operator, work, grid)
-        slowdown = self._head_slowdowns.at(operator.head_dim, causal=operator.causal, length=length)
+        slowdown = self._head_slowdowns.at(operator.mean_dim, causal=operator.causal, length=length)
         if self._attention is None or flop == 0:
             return self._floor(flop / peak * slowdown), True
         queries = operator_tokens(operator, work, grid) * grid.cp
@@ -269,21 +269,21 @@ class KernelTimes:
 
     def attention_backward_rate(self, operator: Attention, work: Work, grid: Grid) -> float:
         """Backward FLOP/s over forward FLOP/s: by head width where measured, else the profile's value."""
-        factor = self.execution.attention_backward_factor(operator.head_dim)
-        if not self._head_backward.covers(operator.head_dim) or not operator_tokens(operator, work, grid):
+        factor = self.execution.attention_backward_factor(operator.mean_dim)
+        if not self._head_backward.covers(operator.mean_dim) or not operator_tokens(operator, work, grid):
             return self.profile.attention_backward_rate * factor
         length = length_of(operator, work, grid)
-        return self._head_backward.at(operator.head_dim, causal=operator.causal, length=length) * factor
+        return self._head_backward.at(operator.mean_dim, causal=operator.causal, length=length) * factor
 
     def attention_doubts(self, operator: Attention) -> Iterator[str]:
         """Yield what was not measured for such attention: its width, backward or mask."""
-        profile, width = self.profile, operator.head_dim
+        profile, width = self.profile, operator.mean_dim
         heads = profile.sustained_attention
         is_covered = self._head_backward.covers(width) and all(table.forward.measured for table in heads)
         if not is_covered:
             yield "backward of attention"
         if not is_covered and profile.attention_head_dim not in (None, width):
-            yield f"attention with heads of {width}"
+            yield f"attention with heads of {width:g}"
         has_mask = operator.causal or self._head_backward.has_mask(causal=False)
         if profile.attention.points and not has_mask:
             yield "attention without a causal mask"
@@ -309,9 +309,9 @@ class KernelTimes:
         run, queries = self.execution, operator_tokens(operator, work, grid)
         keys = operator.num_keys or work.sums.longest
         scores = queries * keys * operator.num_heads / grid.tp
-        rate = self._rate(Gemm(scores / keys, keys, operator.head_dim), precision) * run.attention_rate
+        rate = self._rate(Gemm(scores / keys, keys, operator.mean_dim), precision) * run.attention_rate
         pass_s = self.moved_s(scores * ELEMENT_BYTES[precision] / run.scores_rate)
-        product_s = max(self._floor(2.0 * operator.head_dim * scores / (rate * self.product_share)), pass_s)
+        product_s = max(self._floor(2.0 * operator.mean_dim * scores / (rate * self.product_share)), pass_s)
         return num_products * product_s + passes * pass_s
 
     def _rate(self, gemm: Gemm, precision: str) -> float:

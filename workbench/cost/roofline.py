@@ -205,12 +205,12 @@ def attention_pairs(operator: Attention, work: Work, grid: Grid) -> float:
 
 
 def attention_flop(operator: Attention, work: Work, grid: Grid) -> float:
-    """Scores and weighted sum: 4 x head_dim x pairs x heads; heads over tp, pairs over cp.
+    """Scores and weighted sum: 4 x head width x pairs x heads; heads over tp, pairs over cp.
 
     Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer
     Models", appendix A, with pairs for s^2.
     """
-    return 4.0 * operator.head_dim * attention_pairs(operator, work, grid) * operator.num_heads / grid.tp
+    return 4.0 * operator.mean_dim * attention_pairs(operator, work, grid) * operator.num_heads / grid.tp
 
 
 # FlashAttention-2 (Dao 2023), section 3.1.2: five products against two of the forward; the
@@ -262,7 +262,7 @@ def placed_messages(layer: Layer, work: Work, grid: Grid, element_bytes: int) ->
         if isinstance(operator, Pointwise) and operator.name == JOIN:
             forward.append((index, rows * operator.width * element_bytes))
             sharded = False
-        if isinstance(operator, Attention | DeltaRule) or operator.shard is Shard.REPLICATED:
+        if not _borders_region(operator):
             continue
         if isinstance(operator, Matmul) and (is_of_expert(operator) or operator.name.startswith(SHARED)):
             if not sharded:
@@ -280,6 +280,13 @@ def placed_messages(layer: Layer, work: Work, grid: Grid, element_bytes: int) ->
     return PlacedMessages(tuple(forward), tuple(backward))
 
 
+def _borders_region(operator: Operator) -> bool:
+    """Whether a region that tensor-parallel ranks cut may begin or end with the operator."""
+    if isinstance(operator, Attention | DeltaRule):
+        return False
+    return operator.shard is not Shard.REPLICATED or (isinstance(operator, Matmul) and operator.enters)
+
+
 def _reads_first(layer: Layer, index: int) -> bool:
     """Whether the operator is the first to read the other module's tokens, whose gradient is summed too."""
     reads = [isinstance(op, Matmul) and op.tokens is TokenCount.CONTEXT for op in layer.operators]
@@ -294,7 +301,7 @@ def key_value_bytes(operator: Attention, work: Work, grid: Grid, element_bytes: 
     if operator.num_keys is not None or operator.keys is not None:
         return 0.0
     tokens = work.tokens(operator.tokens)
-    return 2.0 * tokens * operator.num_kv_heads * operator.head_dim * element_bytes / grid.tp
+    return 2.0 * tokens * operator.num_kv_heads * operator.mean_dim * element_bytes / grid.tp
 
 
 def key_sum_bytes(element_bytes: int) -> int:

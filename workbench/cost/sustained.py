@@ -68,12 +68,12 @@ class HeadWidths:
     """
 
     def __init__(self, lines: Sequence[tuple[SustainedHeads, Line]]) -> None:
-        self._lines = {
+        self._lines: dict[bool, dict[float, Line]] = {
             causal: {table.head_dim: line for table, line in lines if table.causal is causal}
             for causal in (False, True)
         }
 
-    def at(self, head_dim: int, *, causal: bool, length: float) -> float:
+    def at(self, head_dim: float, *, causal: bool, length: float) -> float:
         """The ratio; 1 where nothing was measured."""
         lines = self._lines[causal] or self._lines[not causal]
         if not lines:
@@ -85,7 +85,7 @@ class HeadWidths:
         neighbours = widths[max(0, index - 1) : index + 1]
         return read_line([(float(width), lines[width].at(length)) for width in neighbours], float(head_dim))
 
-    def extremes(self, head_dim: int, short: float, long: float, *, causal: bool) -> tuple[float, float]:
+    def extremes(self, head_dim: float, short: float, long: float, *, causal: bool) -> tuple[float, float]:
         """Smallest and largest value of `at` between two lengths."""
         lines = self._lines[causal] or self._lines[not causal]
         width_lines = [lines[head_dim]] if head_dim in lines else lines.values()
@@ -96,7 +96,7 @@ class HeadWidths:
         )
         return min(least), max(most)
 
-    def covers(self, head_dim: int) -> bool:
+    def covers(self, head_dim: float) -> bool:
         """Whether the width is inside the measured range."""
         widths = [width for lines in self._lines.values() for width in lines]
         return bool(widths) and min(widths) <= head_dim <= max(widths)

@@ -7,6 +7,7 @@ from typing import Any
 
 from workbench.model.config_fields import flag
 from workbench.model.experts import EXPERT, JOIN, SHARED, SIGMOID, SOFTMAX, num_experts
+from workbench.model.latent_attention import KV_DOWN
 from workbench.model.layer import Attention, DeltaRule, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise
 from workbench.model.model_graph import Module
 from workbench.model.transformer import GATE
@@ -129,6 +130,8 @@ def _check_block(module: Module, block: Layer) -> None:
     names = [op.name for op in block.operators]
     if any(isinstance(op, DeltaRule) for op in block.operators):
         raise ValueError(f"blocks of {module.name!r} with linear attention")
+    if KV_DOWN in names:
+        raise ValueError(f"attention of {module.name!r} with latent queries, keys or values")
     if GATE in names:
         raise ValueError(f"attention of {module.name!r} with gates")
     norms = [op.name for op in block.operators if isinstance(op, Pointwise) and op.name.endswith("_norm")]
@@ -139,8 +142,6 @@ def _check_block(module: Module, block: Layer) -> None:
         raise ValueError(f"blocks of {module.name!r} with several attentions")
     if any(op.name.startswith(SHARED) for op in block.operators):
         raise ValueError(f"blocks of {module.name!r} with an expert for all tokens")
-    if not any(name in ("q_proj", "qkv_proj") for name in names):
-        raise ValueError(f"attention of {module.name!r} with latent queries, keys or values")
 
 
 def _norm(block: Layer) -> Pointwise:

@@ -8,11 +8,12 @@ from workbench.llm_table.llm_row import PLAIN, SEES_ALL, Adapted, Architecture, 
 from workbench.llm_table.row_decoder import decoder_head, decoder_operators
 from workbench.llm_table.row_diffusion import mmdit_of, modulated, noise_head, patches
 from workbench.model.experts import Experts, with_experts
-from workbench.model.layer import Attention, Layer, LayerKind, Matmul, Operator, Pointwise, Shard
+from workbench.model.latent_attention import LatentHeads, with_latent_attention
+from workbench.model.layer import Attention, Layer, LayerKind, Matmul, Operator
 from workbench.model.mmdit import mmdit_layers
 from workbench.model.model_graph import TEXT, ModelGraph, Module
 from workbench.model.module_layers import learned_positions, lm_head, patch_embedding, token_embedding
-from workbench.model.transformer import Block, Heads, Mlp, Norm, block_operators, norm
+from workbench.model.transformer import Block, Heads, Mlp, Norm, block_operators
 
 MODULE = "llm"
 CHANNELS = 3  # of an image
@@ -118,7 +119,7 @@ def _operators(row: LlmRow, *, is_windowed: bool, has_experts: bool) -> tuple[Op
     if is_windowed:
         operators = tuple(_windowed(each, row) if isinstance(each, Attention) else each for each in operators)
     if row.is_mla:
-        operators = _with_mla(operators, row)
+        operators = with_latent_attention(operators, _latent_heads(row))
     if row.architecture is Architecture.DIT:
         operators = modulated(operators, row)
     if not has_experts:
@@ -170,42 +171,15 @@ def _windowed(attention: Attention, row: LlmRow) -> Attention:
     return replace(attention, window=row.window)
 
 
-def _with_mla(operators: tuple[Operator, ...], row: LlmRow) -> tuple[Operator, ...]:
-    """Replace a block's attention by multi-head latent attention.
-
-    Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1. A head's scores are `nope_dim` + `rope_dim` wide
-    and its values `v_dim`; `Attention` has one width, their mean, for which FLOP are the same.
-    """
-    index_of = {each.name: index for index, each in enumerate(operators)}
-    score_dim = row.nope_dim + row.rope_dim
-    rotated = row.heads * row.rope_dim + row.rope_dim
-    attention = operators[index_of["attention"]]
-    assert isinstance(attention, Attention)
-    latent_attention: tuple[Operator, ...] = (
-        *_latent_queries(row, score_dim),
-        Matmul(name="kv_down_proj", in_features=row.hidden, out_features=row.kv_lora + row.rope_dim),
-        norm("kv_latent_norm", row.kv_lora, Norm.RMS),
-        Matmul(
-            name="kv_up_proj",
-            in_features=row.kv_lora,
-            out_features=row.heads * (row.nope_dim + row.v_dim),
-            shard=Shard.COLUMN,
-        ),
-        Pointwise(name="up_proj.rotary", width=rotated, num_passes=2, shard=Shard.COLUMN),
-        replace(attention, num_kv_heads=row.heads, head_dim=(score_dim + row.v_dim) // 2),
-        Matmul(name="o_proj", in_features=row.heads * row.v_dim, out_features=row.hidden, shard=Shard.ROW),
-    )
-    return (*operators[: index_of["qkv_proj"]], *latent_attention, *operators[index_of["o_proj"] + 1 :])
-
-
-def _latent_queries(row: LlmRow, score_dim: int) -> tuple[Operator, ...]:
-    width = row.heads * score_dim
-    if not row.q_lora:
-        return (Matmul(name="q_proj", in_features=row.hidden, out_features=width, shard=Shard.COLUMN),)
-    return (
-        Matmul(name="q_down_proj", in_features=row.hidden, out_features=row.q_lora),
-        norm("q_latent_norm", row.q_lora, Norm.RMS),
-        Matmul(name="q_up_proj", in_features=row.q_lora, out_features=width, shard=Shard.COLUMN),
+def _latent_heads(row: LlmRow) -> LatentHeads:
+    return LatentHeads(
+        num=row.heads,
+        q_rank=row.q_lora,
+        kv_rank=row.kv_lora,
+        nope_dim=row.nope_dim,
+        rope_dim=row.rope_dim,
+        value_dim=row.v_dim,
+        enters_whole=False,
     )
 
 

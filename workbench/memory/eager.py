@@ -9,6 +9,7 @@ from workbench.memory.setting import INDEX_BYTES, Setting
 from workbench.model.delta_net import GATED_NORM
 from workbench.model.experts import JOIN, SHARED_GATE, SHARED_GATED, SIGMOID, SOFTMAX, is_of_expert
 from workbench.model.frozen import Needs
+from workbench.model.latent_attention import KV_DOWN, KV_UP, LATENT_ROTARY
 from workbench.model.layer import (
     Attention,
     DeltaRule,
@@ -125,7 +126,8 @@ def shared_bytes(layer: Layer, needs: Needs, setting: Setting) -> int:
     rotation = next((op for op in layer.operators if op.name.endswith(ROTARY)), None)
     tables = 0.0
     if isinstance(attention, Attention) and isinstance(rotation, Pointwise):
-        rotated = rotation.width / (attention.num_heads + attention.num_kv_heads)
+        num_keys = 1 if rotation.name == LATENT_ROTARY else attention.num_kv_heads
+        rotated = rotation.width / (attention.num_heads + num_keys)
         tables = 2 * rotated * setting.element_bytes
     indices = 2 * INDEX_BYTES if setting.is_gathered else 0
     return round(setting.tokens(attention) * (tables + indices))
@@ -249,7 +251,7 @@ class _LayerAccount:
         is parallel to the attention and shares its norm.
         """
         previous = self._previous
-        if operator.name in (SHARED_GATE, FOR_ALL_GATE):  # reads what its expert reads
+        if operator.name in (SHARED_GATE, FOR_ALL_GATE, KV_DOWN):  # reads what its expert, its query reads
             return True
         if isinstance(previous, Attention):
             return not self._copies and not previous.is_capped
@@ -300,6 +302,8 @@ class _LayerAccount:
                 normalised += operator.width * (2 * wide + size)
             if operator.name == "q_norm" and self._is_gated and size == wide:  # a view beside the gates
                 normalised += operator.width * size
+            if size == wide and isinstance(self._previous, Matmul) and self._previous.name == KV_DOWN:
+                normalised += (self._previous.out_features - operator.width) * size  # a view beside a key
             if size == wide:
                 self._enter(operator, operator.width * size / self._setting.cut(operator))
             self.total += operator.width * wide  # the scale itself, where it is 1 + weight
@@ -317,9 +321,15 @@ class _LayerAccount:
     def _fused_extra(self, attention: Attention) -> float:
         """A value that is a view of a fused projection keeps the query and key in it, until gathered.
 
+        So it is beside the key that is made of a latent, unless it is widened, which copies it.
         Where nothing rotates these, they are views of it themselves.
         """
-        if _is_fused(self._previous) and self._rotates and not self._setting.is_gathered:
+        previous = self._previous
+        if self._setting.is_gathered or not isinstance(previous, Matmul):
+            return 0.0
+        if previous.name == KV_UP and attention.value_dim is None:
+            return previous.out_features - attention.num_heads * attention.head_dim
+        if _is_fused(previous) and self._rotates:
             return (attention.num_heads + attention.num_kv_heads) * attention.head_dim
         return 0.0
 
@@ -353,15 +363,20 @@ def is_head_major(layer: Layer) -> bool:
     """Whether attention stores queries head by head, so that its output is copied.
 
     In transformers: Whisper, the one architecture whose queries have a bias and keys none; and those that
-    concatenate queries from rotated and other parts: GLM, Phi-3 (one projection without a bias before causal
-    attention), Phi (attention parallel to the MLP) and Qwen3.5 (gated attention).
+    concatenate queries from rotated and other parts: DeepSeek, GLM, Phi-3 (one projection without a bias
+    before causal attention), Phi (attention parallel to the MLP) and Qwen3.5 (gated attention).
     """
     names = {operator.name for operator in layer.operators}
     bias = {op.name: op.bias for op in layer.operators if isinstance(op, Matmul)}
     is_whisper = bias.get("q_proj", False) and not bias.get("k_proj", True)
     is_causal = any(isinstance(op, Attention) and op.causal for op in layer.operators)
     is_phi3 = is_causal and not bias.get("qkv_proj", True)
-    return is_whisper or is_phi3 or is_parallel(layer) or not names.isdisjoint({PARTIAL_ROTARY, GATE})
+    return (
+        is_whisper
+        or is_phi3
+        or is_parallel(layer)
+        or not names.isdisjoint({PARTIAL_ROTARY, LATENT_ROTARY, GATE})
+    )
 
 
 def is_parallel(layer: Layer) -> bool:

@@ -22,6 +22,7 @@ from workbench.memory.setting import FLOAT32_BYTES, INDEX_BYTES, Setting
 from workbench.memory.split import SplitBytes, split_bytes
 from workbench.model.block_modules import kept_beside
 from workbench.model.frozen import Needs
+from workbench.model.latent_attention import KV_DOWN
 from workbench.model.layer import (
     Attention,
     DeltaRule,
@@ -219,7 +220,7 @@ def _token_bytes(layer: Layer, operator: Attention | DeltaRule | Pointwise, sett
     """Return the bytes per token that gradients of the layer's input need."""
     grid, element_bytes = setting.grid, setting.element_bytes
     if isinstance(operator, Attention):
-        width = 2 * (operator.num_heads + operator.num_kv_heads) * operator.head_dim
+        width = 2 * (operator.num_heads + operator.num_kv_heads) * operator.mean_dim
         return (width * element_bytes + operator.num_heads * FLOAT32_BYTES) / grid.tp
     if isinstance(operator, DeltaRule):
         return fused_rule_bytes(operator, element_bytes) / grid.tp
@@ -248,13 +249,13 @@ def working_bytes(layer: Layer, work: Work, grid: Grid, element_bytes: int) -> i
 
 def _kept_already(previous: Operator | None, operator: Matmul) -> bool:
     """Whether the input is kept already: an attention's output, or an input shared with the previous one."""
-    return isinstance(previous, Attention) or reads_alike(previous, operator)
+    return isinstance(previous, Attention) or reads_alike(previous, operator) or operator.name == KV_DOWN
 
 
 def _width(operator: Operator, grid: Grid) -> float:
     """Return the width of input and output together."""
     if isinstance(operator, Attention):
-        return 2 * (operator.num_heads + operator.num_kv_heads) * operator.head_dim / grid.tp
+        return 2 * (operator.num_heads + operator.num_kv_heads) * operator.mean_dim / grid.tp
     if isinstance(operator, DeltaRule):
         return (operator.width + operator.value_width) / grid.tp
     if isinstance(operator, Matmul):

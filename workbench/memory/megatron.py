@@ -6,6 +6,7 @@ from workbench.memory.delta_rule import fused_rule_bytes
 from workbench.memory.setting import FLOAT32_BYTES, INDEX_BYTES, Setting
 from workbench.model.experts import is_of_expert
 from workbench.model.frozen import Needs
+from workbench.model.latent_attention import KV_DOWN
 from workbench.model.layer import (
     Attention,
     DeltaRule,
@@ -64,7 +65,8 @@ class _Account:
         if isinstance(operator, Lookup):
             return tokens * INDEX_BYTES
         if isinstance(operator, Matmul):
-            if reads_alike(previous, operator) or _reads_kept_norm(previous, operator):
+            is_latent = operator.name == KV_DOWN  # reads what queries come from
+            if is_latent or reads_alike(previous, operator) or _reads_kept_norm(previous, operator):
                 return 0.0  # what it reads is kept already
             cut = self._tp if operator.shard is Shard.ROW else self._replicas
             return tokens * operator.in_features * size / cut
@@ -84,7 +86,7 @@ class _Account:
     def _attention(self, operator: Attention) -> float:
         """Return the bytes of queries, keys and values, and of the softmax, its dropout mask and result."""
         tokens, size = self._setting.tokens(operator), self._setting.element_bytes
-        width = (operator.num_heads + 2 * operator.num_kv_heads) * operator.head_dim
+        width = operator.num_heads * operator.head_dim + 2 * operator.num_kv_heads * operator.mean_dim
         kept = tokens * width * size
         if self._stores_scores:
             pairs = sum(row.tokens_in**2 for row in self._setting.work.rows) / self._setting.grid.cp

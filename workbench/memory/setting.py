@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from workbench.cost.roofline import Grid, Work, operator_tokens
 from workbench.model.block_modules import BlockModule
+from workbench.model.latent_attention import LATENT_NORMS
 from workbench.model.layer import Operator, Pointwise, Shard
 
 FLOAT32_BYTES = 4
@@ -50,5 +51,6 @@ class Setting(NamedTuple):
 
     def cut(self, operator: Pointwise) -> int:
         """Return how many ranks split what a memory-bound operator reads and writes."""
-        is_replicated = operator.shard is Shard.REPLICATED and not self.divides_tokens
+        divides = self.divides_tokens and operator.name not in LATENT_NORMS  # these are inside an attention
+        is_replicated = operator.shard is Shard.REPLICATED and not divides
         return 1 if is_replicated else self.grid.tp

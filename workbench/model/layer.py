@@ -62,6 +62,8 @@ class Matmul:
         tokens: token count that determines T.
         tokens_scale: rows of x per counted token (2.0 for Whisper's first convolution, which runs before the
             stride-2 one; 0.25 if four patches are merged).
+        enters: whether tensor-parallel ranks enter partitioned computation with x, though the weight is whole
+            on each: gradients of x and of the weight are then parts, which ranks add up.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Matmul:
     shard: Shard = Shard.REPLICATED
     tokens: TokenCount = TokenCount.IN
     tokens_scale: float = 1.0
+    enters: bool = field(default=False, metadata={WHERE_SET: True})
 
     def parameters(self) -> tuple[Parameter, ...]:
         weight = Parameter(f"{self.name}.weight", (self.out_features, self.in_features), self.shard)
@@ -103,7 +106,7 @@ class Attention:
         name: name that is unique in the layer.
         num_heads: query heads.
         num_kv_heads: key and value heads.
-        head_dim: width of a head.
+        head_dim: width of a head: of its query, key and value.
         causal: whether the mask is causal.
         tokens: token count that determines the number of queries.
         tokens_scale: queries per counted token.
@@ -115,6 +118,7 @@ class Attention:
         chunk: tokens per chunk of a sample; a query attends only within its chunk (Llama 4). Counted as a
             window.
         is_capped: whether scores are soft-capped (Gemma 2); not counted as work.
+        value_dim: width of a head's value where it differs from that of query and key.
     """
 
     name: str
@@ -129,6 +133,12 @@ class Attention:
     window: int | None = field(default=None, metadata={WHERE_SET: True})
     chunk: int | None = field(default=None, metadata={WHERE_SET: True})
     is_capped: bool = field(default=False, metadata={WHERE_SET: True})
+    value_dim: int | None = field(default=None, metadata={WHERE_SET: True})
+
+    @property
+    def mean_dim(self) -> float:
+        """Mean width of a head's key and value: 4 times that are the FLOP of a pair, scores and sum."""
+        return self.head_dim if self.value_dim is None else (self.head_dim + self.value_dim) / 2
 
     @property
     def reach(self) -> Reach:

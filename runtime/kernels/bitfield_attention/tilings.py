@@ -10,7 +10,7 @@ from enum import Enum
 
 import torch
 
-HEAD_DIMS = (32, 64, 72, 80, 96, 128, 256)
+HEAD_DIMS = (32, 64, 72, 80, 96, 128, 192, 256)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 

@@ -263,6 +263,37 @@ def _in_squares(
     return joined(config, {VISION: vision_part}, llm)
 
 
+def _kimi(config: Config) -> Parts:
+    """A norm of every patch, squares of patches side by side, an MLP as wide as a square."""
+    kind = "kimi_k25_vision"
+    vision = {**part_config(config, "vision_config", kind), "model_type": kind}
+    width, side = whole(vision, "hidden_size", 1152), whole(vision, "merge_kernel_size", 2)
+    normed = whole(config, "projection_hidden_size", 1152)
+    if normed != width:
+        raise ValueError(
+            f"kimi_k25: projection_hidden_size must be the tower's hidden_size {width}, got {normed}; "
+            f"nearest: {width}"
+        )
+    vision_part = Part(
+        config=vision,
+        projector=(
+            ProjectorStep(norm=Norm.LAYER, eps=number(config, "projection_layer_norm_eps", 1e-5)),
+            ProjectorStep(merge=side**2),
+            ProjectorStep(linear=side**2 * width),
+            ProjectorStep(act="gelu"),
+            ProjectorStep(linear_out=True),
+        ),
+        items={"images": [PAGE_PX]},
+        weights={
+            **VISION_TOWER,
+            "projector.0.": "model.mm_projector.pre_norm.",
+            "projector.2.": "model.mm_projector.in_proj.",
+            "projector.4.": "model.mm_projector.out_proj.",
+        },
+    )
+    return joined(config, {VISION: vision_part}, text_config(config, "deepseek_v3", ties=True))
+
+
 def _deepseek_vl(config: Config) -> Parts:
     """SigLIP's final states through an MLP with biases."""
     vision = part_config(config, "vision_config", _SIGLIP)
@@ -338,5 +369,6 @@ COMPOSITES = (
     Composite(name="SmolVLM", model_type="smolvlm", take_apart=_smolvlm),
     Composite(name="Mistral 3 with images", model_type="mistral3", take_apart=_mistral3),
     Composite(name="LightOnOCR", model_type="lighton_ocr", take_apart=_lighton_ocr),
+    Composite(name="Kimi K2.5", model_type="kimi_k25", take_apart=_kimi),
     Composite(name="DeepSeek-VL", model_type="deepseek_vl", take_apart=_deepseek_vl),
 )

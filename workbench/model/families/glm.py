@@ -4,23 +4,31 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from workbench.model.config_fields import Config, count, flag, text, whole
-from workbench.model.experts import SIGMOID, Experts
+from workbench.model.config_fields import Config, flag, whole
 from workbench.model.families.decoder import default_sizes, llama_like
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
-from workbench.model.families.mixtures import sparse
+from workbench.model.families.grouped_router import check_groups, mixed
 from workbench.model.families.positions import (
     check_axes,
     check_causal_positions,
     rope_of,
     rotated_share,
 )
-from workbench.model.transformer import Mlp, Norm, Placement
+from workbench.model.transformer import Norm, Placement
 
 _SECTION = (8, 12, 12)  # angles of time, row and column
 _HALF = 0.5  # of a head is rotated
 _DENSE = default_sizes(151552, 4096, 13696, 40, 32, num_key_value_heads=2)
 _SPARSE = default_sizes(151552, 4096, 10944, 46, 96, num_key_value_heads=8, attention_bias=False)
+_ROUTED = {
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 1408,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
 _SPARSE_VISION = _SPARSE | {"vocab_size": 151424, "attention_bias": True}
 
 HeadDim = Callable[[Config], int]
@@ -91,26 +99,7 @@ def _mixture(config: Config, sizes: Mapping[str, Any]) -> Layers:
         "qk_norm": Norm.RMS if flag(config, "use_qk_norm") else None,
     }
     plain = llama_like({**config, "head_dim": width}, defaults=sizes, heads=heads, mlp={})
-    num_dense = _num_dense(config)
-    return sparse(plain, _experts(config), lambda block: block >= num_dense)
-
-
-def _experts(config: Config) -> Experts:
-    width = whole(config, "moe_intermediate_size", 1408)
-    activation = text(config, "hidden_act", "silu")
-    return Experts(
-        num=count(config, "n_routed_experts", 128),
-        num_chosen=whole(config, "num_experts_per_tok", 8),
-        mlp=Mlp(width=width, gated=True, activation=activation, fused=True),
-        scores=SIGMOID,
-        shared=Mlp(width=width * whole(config, "n_shared_experts", 1), gated=True, activation=activation),
-    )
-
-
-def _num_dense(config: Config) -> int:
-    """The number of first blocks without experts, which may be 0."""
-    key = "first_k_dense_replace"
-    return 0 if config.get(key) == 0 else whole(config, key, 1)
+    return mixed(config, plain, _ROUTED)
 
 
 def _check_axes(config: Config, head_dim: HeadDim, default: float) -> None:
@@ -123,19 +112,7 @@ def _check_axes(config: Config, head_dim: HeadDim, default: float) -> None:
 def _check_sparse(config: Config) -> None:
     """Raise ValueError for positions that depend on a batch, and for groups with too few experts."""
     check_causal_positions(config)
-    num, groups = count(config, "n_routed_experts", 128), whole(config, "n_group", 1)
-    per_group, rest = divmod(num, groups)
-    if rest or per_group < 2:
-        raise ValueError(
-            f"{config['model_type']}: n_group must divide {num} experts into groups of 2 or more, got "
-            f"{groups}; nearest: 1"
-        )
-    chosen, within = whole(config, "num_experts_per_tok", 8), whole(config, "topk_group", 1)
-    if within > groups or chosen > within * per_group:
-        raise ValueError(
-            f"{config['model_type']}: topk_group must be at most n_group {groups}, and so many groups have "
-            f"the {chosen} experts of a token, got {within}; nearest: {groups}"
-        )
+    check_groups(config, _ROUTED)
 
 
 def _check_sparse_axes(config: Config) -> None:

@@ -19,10 +19,12 @@ from workbench.model.families.decoders import (
     QWEN3,
     QWEN3_VL_TEXT,
 )
+from workbench.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from workbench.model.families.dit import DIT
 from workbench.model.families.family import Architecture, Family
 from workbench.model.families.glm import GLM4, GLM4_MOE, GLM4V_MOE_TEXT, GLM4V_TEXT
 from workbench.model.families.glm_vision import GLM4V_VISION
+from workbench.model.families.kimi_vision import KIMI_VISION
 from workbench.model.families.llama4 import LLAMA4
 from workbench.model.families.mixtures import MIXTRAL, QWEN3_MOE, QWEN3_OMNI_TEXT, QWEN3_VL_MOE_TEXT
 from workbench.model.families.mllama import MLLAMA_TEXT, MLLAMA_VISION
@@ -71,6 +73,8 @@ FAMILIES: tuple[Family, ...] = (
     QWEN3_NEXT,
     QWEN3_5_TEXT,
     QWEN3_5_MOE_TEXT,
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
     GLM4,
     GLM4_MOE,
     GLM4V_TEXT,
@@ -105,6 +109,7 @@ FAMILIES: tuple[Family, ...] = (
     QWEN3_OMNI_VISION,
     QWEN3_5_VISION,
     GLM4V_VISION,
+    KIMI_VISION,
     INTERNVIT,
     MLLAMA_VISION,
     LLAMA4_VISION,
