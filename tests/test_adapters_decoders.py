@@ -49,7 +49,12 @@ CASES = {
 
 torch.set_num_threads(1)
 F64 = torch.float64
-IN_FIRST_PASS = (".gate.weight", "conv1d")  # matrices whose gradients are not left for later
+IN_FIRST_PASS = (
+    ".gate.weight",
+    ".router.weight",
+    "_proj_bias",
+    "conv1d",
+)  # matrices whose gradients are not left for later
 SAMPLES = (Sample(1, (Segment(TEXT, 0, 9, 9),)), Sample(2, (Segment(TEXT, 0, 6, 6),)))
 
 
@@ -59,8 +64,10 @@ def plain_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor,
+    *,
     scaling: float,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
     """What papers write down, in the inputs' own type; transformers' own rounds to float32."""
@@ -70,7 +77,11 @@ def plain_attention(
     scores = query @ key.transpose(2, 3) * scaling
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    return ((scores + attention_mask).softmax(-1) @ value).transpose(1, 2), None
+    scores = scores + attention_mask
+    if s_aux is not None:
+        sinks = s_aux[None, :, None, None].expand(*scores.shape[:3], 1)
+        return (torch.cat([scores, sinks], -1).softmax(-1)[..., :-1] @ value).transpose(1, 2), None
+    return (scores.softmax(-1) @ value).transpose(1, 2), None
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -106,7 +106,9 @@ def test_account_of_linear_and_gated_attention(name: str, lengths: tuple[int, ..
     assert in_second <= account.weight_pass <= 1.5 * in_second
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "llama4", "qwen3.5, experts", "glm4_moe"])
+@pytest.mark.parametrize(
+    "name", ["mixtral", "qwen3_moe", "llama4", "qwen3.5, experts", "glm4_moe", "gpt_oss"]
+)
 def test_account_of_experts(name: str) -> None:
     """Their weights' gradients are made in W, from the rows and the gradients that I leaves.
 

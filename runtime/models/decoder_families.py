@@ -12,6 +12,7 @@ from transformers.models.glm4_moe import modeling_glm4_moe as glm4_moe
 from transformers.models.glm4v import modeling_glm4v as glm4v
 from transformers.models.glm4v_moe import modeling_glm4v_moe as glm4v_moe
 from transformers.models.gpt2 import modeling_gpt2 as gpt2
+from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.llama4 import modeling_llama4 as llama4
 from transformers.models.mistral import modeling_mistral as mistral
@@ -31,6 +32,7 @@ from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3_vl
 from transformers.models.qwen3_vl_moe import modeling_qwen3_vl_moe as qwen3_vl_moe
 
 from runtime.models import delta_net
+from runtime.models import gpt_oss as own_gpt_oss
 from runtime.models.adapter import CutKind, CutRules
 from runtime.models.decoder import DecoderFamily, PositionTable
 from runtime.models.glm import CorrectedRouter, GlmMixture
@@ -183,6 +185,14 @@ DECODERS: Mapping[str, DecoderFamily] = {
         pads_embedding=False,
         layers="transformer.h",
         final_norm="transformer.ln_f",
+    ),
+    "gpt_oss": family(
+        gpt_oss,
+        "GptOss",
+        adapt=own_gpt_oss.adapt,
+        cuts=own_gpt_oss.CUTS,
+        fills=own_gpt_oss.FILLS,
+        mixture_kinds=((gpt_oss.GptOssMLP, own_gpt_oss.GptOssMixture),),
     ),
     "opt": family(
         opt,

@@ -129,6 +129,8 @@ def _check_block(module: Module, block: Layer) -> None:
     names = [op.name for op in block.operators]
     if any(isinstance(op, DeltaRule) for op in block.operators):
         raise ValueError(f"blocks of {module.name!r} with linear attention")
+    if any(isinstance(op, Attention) and op.has_sinks for op in block.operators):
+        raise ValueError(f"attention of {module.name!r} with sinks")
     if GATE in names:
         raise ValueError(f"attention of {module.name!r} with gates")
     norms = [op.name for op in block.operators if isinstance(op, Pointwise) and op.name.endswith("_norm")]

@@ -7,7 +7,16 @@ from workbench.cost.expert_parallel import COMBINE, FOR_ALL_GATE, FOR_ALL_GATED,
 from workbench.memory.delta_rule import eager_rule_bytes
 from workbench.memory.setting import INDEX_BYTES, Setting
 from workbench.model.delta_net import GATED_NORM
-from workbench.model.experts import JOIN, SHARED_GATE, SHARED_GATED, SIGMOID, SOFTMAX, is_of_expert
+from workbench.model.experts import (
+    CHOSEN_SOFTMAX,
+    CLAMPED,
+    JOIN,
+    SHARED_GATE,
+    SHARED_GATED,
+    SIGMOID,
+    SOFTMAX,
+    is_of_expert,
+)
 from workbench.model.frozen import Needs
 from workbench.model.layer import (
     Attention,
@@ -42,6 +51,7 @@ ACTIVATION_TENSORS = {
     "qk_norm": 1,
     "router_softmax": 1,
     "router_sigmoid": 1,
+    CLAMPED: 4,
 }
 
 ACTIVATIONS = tuple(f".{name}" for name in ACTIVATION_TENSORS)
@@ -126,7 +136,8 @@ def shared_bytes(layer: Layer, needs: Needs, setting: Setting) -> int:
     tables = 0.0
     if isinstance(attention, Attention) and isinstance(rotation, Pointwise):
         rotated = rotation.width / (attention.num_heads + attention.num_kv_heads)
-        tables = 2 * rotated * setting.element_bytes
+        each = 1 if attention.has_sinks else 2  # gpt-oss has one angle for both numbers of a pair
+        tables = each * rotated * setting.element_bytes
     indices = 2 * INDEX_BYTES if setting.is_gathered else 0
     return round(setting.tokens(attention) * (tables + indices))
 
@@ -200,12 +211,14 @@ class _LayerAccount:
 
         A capped attention keeps two of them per head, and a mask of one byte per element; one with a learned
         bias its weights, and the positions of the bias in its table; a window shorter than an item a mask of
-        numbers, once for all items of one length. A mask of the samples is one over all tokens.
+        numbers, once for all items of one length; one with sinks nothing. A mask of the samples is one over
+        all tokens.
         """
         lengths = set(self._setting.lengths)
         if operator.name == BIAS:
             return sum(n * n for n in lengths) * float(INDEX_BYTES) * self._trained
-        if not isinstance(operator, Attention) or not self._live or self._setting.grid.cp > 1:
+        is_alone = self._live and self._setting.grid.cp == 1
+        if not isinstance(operator, Attention) or operator.has_sinks or not is_alone:
             return 0.0
         if self._setting.masked_tokens:
             num_tokens = self._setting.masked_tokens  # one byte each: whether it attends to nothing
@@ -272,11 +285,16 @@ class _LayerAccount:
             return operator.width * (wide + (size if operator.is_capped else 0)) + 2 * INDEX_BYTES
         if operator.name in (JOIN, COMBINE):
             return self._num_chosen * (operator.width * size + INDEX_BYTES)  # and the order of rows
-        if operator.name in (SOFTMAX, SIGMOID):
-            # Which expert and where its row is, scores and shares.
-            chosen = self._num_chosen * (2 * INDEX_BYTES + 2 * wide) + wide
-            return chosen + self._activation(operator)
+        if operator.name in (SOFTMAX, SIGMOID, CHOSEN_SOFTMAX):
+            return self._choice(operator)
         return self._activation(operator)
+
+    def _choice(self, operator: Pointwise) -> float:
+        """Return what a router keeps: which expert and where its row is, scores and shares."""
+        size, wide = self._setting.element_bytes, self._setting.wide_bytes
+        if operator.name == CHOSEN_SOFTMAX:
+            return self._num_chosen * (2 * INDEX_BYTES + size)  # its scores are the shares
+        return self._num_chosen * (2 * INDEX_BYTES + 2 * wide) + wide + self._activation(operator)
 
     def _activation(self, operator: Pointwise) -> float:
         """Return what an activation keeps, or a gate: itself and what it multiplies."""
@@ -286,7 +304,8 @@ class _LayerAccount:
         if operator.name in (SHARED_GATED, FOR_ALL_GATED):
             return (operator.width + 1) * size
         tensors = activation_tensors(operator)
-        return operator.width * (tensors + 2 if operator.num_passes > 2 else tensors) * size
+        index = INDEX_BYTES if operator.name.endswith(CLAMPED) else 0  # of a row's expert, for its biases
+        return operator.width * (tensors + 2 if operator.num_passes > 2 else tensors) * size + index
 
     def _norm(self, operator: Pointwise) -> float:
         size, wide = self._setting.element_bytes, self._setting.wide_bytes

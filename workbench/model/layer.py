@@ -115,6 +115,8 @@ class Attention:
         chunk: tokens per chunk of a sample; a query attends only within its chunk (Llama 4). Counted as a
             window.
         is_capped: whether scores are soft-capped (Gemma 2); not counted as work.
+        has_sinks: whether the softmax's denominator has a learned number for each head (gpt-oss); not counted
+            as work.
     """
 
     name: str
@@ -129,6 +131,7 @@ class Attention:
     window: int | None = field(default=None, metadata={WHERE_SET: True})
     chunk: int | None = field(default=None, metadata={WHERE_SET: True})
     is_capped: bool = field(default=False, metadata={WHERE_SET: True})
+    has_sinks: bool = field(default=False, metadata={WHERE_SET: True})
 
     @property
     def reach(self) -> Reach:
@@ -136,7 +139,8 @@ class Attention:
         return Reach(self.window, self.chunk)
 
     def parameters(self) -> tuple[Parameter, ...]:
-        return ()
+        sinks = Parameter(f"{self.name}.sinks", (self.num_heads,), Shard.COLUMN)
+        return (sinks,) if self.has_sinks else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
