@@ -7,7 +7,9 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.cohere2 import modeling_cohere2 as cohere2
 
+from experiments.doors.detours import DETOURS
 from runtime.models.attention import Packing, pack, packed_sdpa
 from runtime.models.choose import ADAPTERS, adapter_of
 from runtime.models.decoder import DecoderAdapter
@@ -82,6 +84,14 @@ def plain_attention(
         sinks = s_aux[None, :, None, None].expand(*scores.shape[:3], 1)
         return (torch.cat([scores, sinks], -1).softmax(-1)[..., :-1] @ value).transpose(1, 2), None
     return (scores.softmax(-1) @ value).transpose(1, 2), None
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers' Cohere 2 in float64 where it converts to float32."""
+    for owner, name, replacement in DETOURS:
+        if owner in (cohere2, cohere2.Cohere2LayerNorm):
+            monkeypatch.setattr(owner, name, replacement)
 
 
 @pytest.fixture(autouse=True, scope="module")

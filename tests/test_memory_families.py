@@ -9,7 +9,8 @@ from runtime.world.pool import Pool
 # Where the account was furthest off before it knew: scores and logits that are bent, gradients of
 # stacked experts, norms without weights, gates and tapped outputs, a merger that is cut, biases of
 # scores, an activation whose result is the next product's input, states of a delta rule, gates, heads that
-# are rotated in part, an expert for all tokens that runs last, and scores that are computed again.
+# are rotated in part, an expert for all tokens that runs last, scores that are computed again, and norms
+# without a shift.
 WORST = (
     "gemma2, tp 2",
     "mixtral, recompute",
@@ -24,6 +25,7 @@ WORST = (
     "glm-4.5v text, tp 2, recompute",
     "glm-4v, tp 2",
     "gpt-oss, tp 2",
+    "cohere 2, recompute",
 )
 
 

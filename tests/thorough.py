@@ -65,6 +65,7 @@ THOROUGH = {
     "test_data_strategies.py::test_reordered_microbatches_train_the_same": 1,
     "test_data_strategies.py::test_training_is_the_same_with_deferral": 1,
     "test_expert_parallel.py::test_mixtral": 3,
+    "test_adapters_cohere.py::test_layouts_train_as_one_process": 2,
     "test_adapters_gpt_oss.py::test_layouts_train_a_checkpoint_as_one_process": 3,
     "test_generator.py::test_frozen_settings_train_as_one_process": 2,
     "test_layouts_grid.py::test_sample_trains_as_one_process": 1,

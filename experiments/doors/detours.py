@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.models.cohere2 import modeling_cohere2 as cohere2
 from transformers.models.glm4v import modeling_glm4v as glm4v
 from transformers.models.glm4v_moe import modeling_glm4v_moe as glm4v_moe
 from transformers.models.llama4 import modeling_llama4 as llama4
@@ -38,6 +39,21 @@ def wide_router(router: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
     return torch.full_like(logits, float("-inf")).scatter_(1, index, value).sigmoid(), logits
 
 
+def wide_layer_norm(norm: Any, hidden_states: Tensor) -> Tensor:
+    """Cohere 2's norm in the model's type."""
+    return nn.functional.layer_norm(
+        hidden_states, norm.weight.shape, norm.weight, None, norm.variance_epsilon
+    )
+
+
+def wide_pairs(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Cohere 2's rotation in the model's type."""
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    return q * cos + cohere2.rotate_half(q) * sin, k * cos + cohere2.rotate_half(k) * sin
+
+
 def wide_positions(
     table: Any, embeddings: Tensor, lengths: Tensor, image_shapes: Tensor, h_coords: Tensor, w_coords: Tensor
 ) -> Tensor:
@@ -58,6 +74,8 @@ DETOURS: tuple[tuple[Any, str, Any], ...] = (  # of transformers through float32
     *((each, "apply_rotary_pos_emb_vision", wide_rotation) for each in ROTATED),
     (glm4v.Glm4vVisionEmbeddings, "forward", wide_positions),
     (glm4v_moe.Glm4vMoeVisionEmbeddings, "forward", wide_positions),
+    (cohere2, "apply_rotary_pos_emb", wide_pairs),
+    (cohere2.Cohere2LayerNorm, "forward", wide_layer_norm),
     (llama4, "vision_apply_rotary_emb", wide_turns),
     (llama4, "apply_rotary_emb", lambda q, k, angles: (turned(q, angles), turned(k, angles))),
     (llama4.Llama4TextL2Norm, "forward", lambda norm, x: scaled_to_one(x, norm.eps)),

@@ -172,6 +172,24 @@ CASES: dict[str, dict[str, Any]] = {
         "vision_config": {"model_type": "pixtral", **VIT, "head_dim": 12},
         "spatial_merge_size": 2,
     },
+    "aya_vision": {
+        "text_config": {"model_type": "cohere2", **TEXT, "sliding_window": 6, "sliding_window_pattern": 2},
+        "vision_config": {"model_type": "siglip_vision_model", **VIT},
+        "alignment_intermediate_size": 40,
+        "adapter_layer_norm_eps": 1e-4,
+    },
+    "aya_vision, earlier state": {
+        "model_type": "aya_vision",
+        "text_config": {"model_type": "cohere2", **TEXT},
+        "vision_config": {"model_type": "siglip_vision_model", **VIT},
+        "vision_feature_layer": -2,
+        "tie_word_embeddings": False,
+    },
+    "cohere2_vision": {
+        "text_config": {"model_type": "cohere2", **TEXT, "sliding_window": 6, "sliding_window_pattern": 2},
+        "vision_config": {"model_type": "siglip_vision_model", **VIT},
+        "alignment_intermediate_size": 40,
+    },
     "deepseek_vl": {
         "text_config": {"model_type": "llama", **TEXT},
         "vision_config": {"model_type": "siglip_vision_model", **VIT},

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from transformers.models.cohere2 import modeling_cohere2 as cohere2
 from transformers.models.gemma import modeling_gemma as gemma
 from transformers.models.gemma2 import modeling_gemma2 as gemma2
 from transformers.models.gemma3 import modeling_gemma3 as gemma3
@@ -31,7 +32,7 @@ from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as qwen3_
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3_vl
 from transformers.models.qwen3_vl_moe import modeling_qwen3_vl_moe as qwen3_vl_moe
 
-from runtime.models import delta_net
+from runtime.models import cohere, delta_net
 from runtime.models import gpt_oss as own_gpt_oss
 from runtime.models.adapter import CutKind, CutRules
 from runtime.models.decoder import DecoderFamily, PositionTable
@@ -172,6 +173,7 @@ DECODERS: Mapping[str, DecoderFamily] = {
         norm_offset=1.0,
         scales_embedding=True,
     ),
+    "cohere2": family(cohere2, "Cohere2", norm=None, norm_bias=False, adapt=cohere.adapt, scales_logits=True),
     "phi3": family(phi3, "Phi3"),
     "phi": family(phi, "Phi", norm=None, final_norm="model.final_layernorm", head_bias=True),
     "gpt2": family(

@@ -9,7 +9,7 @@ from workbench.model.config_fields import flag
 from workbench.model.experts import EXPERT, JOIN, SHARED, SIGMOID, SOFTMAX, num_experts
 from workbench.model.layer import Attention, DeltaRule, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise
 from workbench.model.model_graph import Module
-from workbench.model.transformer import GATE
+from workbench.model.transformer import GATE, is_rms
 
 USUAL_ROPE_BASE = 10000.0
 _SUMS_TO_ONE = {"qwen3_moe": False}  # default of `norm_topk_prob` in a configuration
@@ -98,7 +98,7 @@ def decoder_of(module: Module) -> Decoder:
         head_dim=attention.head_dim,
         activation=_activation(block.operators),
         is_gated=bool(mlp_products.keys() & {"gate", "gate_up"}),
-        is_rms=len(_norm(block).weights) == 1,
+        is_rms=is_rms(_norm(block)),
         is_tied=any(layer.tied for layer in module.layers),
         is_rotary=any(op.name == "rotary" for op in block.operators),
         qkv_bias=qkv.bias,

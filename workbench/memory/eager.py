@@ -30,7 +30,7 @@ from workbench.model.layer import (
     Shard,
     reads_alike,
 )
-from workbench.model.transformer import GATE, PARTIAL_ROTARY
+from workbench.model.transformer import GATE, PARTIAL_ROTARY, is_rms
 
 # Memory-bound operators whose backward needs no tensor of the forward.
 RESIDUAL = "residual"
@@ -310,8 +310,7 @@ class _LayerAccount:
     def _norm(self, operator: Pointwise) -> float:
         size, wide = self._setting.element_bytes, self._setting.wide_bytes
         vectors = operator.width / operator.weights[0][1]
-        is_rms = len(operator.weights) == 1
-        if is_rms:
+        if is_rms(operator):
             normalised = operator.width * size if self._trained else 0.0
             if not self._live:
                 return normalised
@@ -373,14 +372,15 @@ def is_head_major(layer: Layer) -> bool:
 
     In transformers: Whisper, the one architecture whose queries have a bias and keys none; and those that
     concatenate queries from rotated and other parts: GLM, Phi-3 (one projection without a bias before causal
-    attention), Phi (attention parallel to the MLP) and Qwen3.5 (gated attention).
+    attention), Phi (attention parallel to an MLP with biases) and Qwen3.5 (gated attention).
     """
     names = {operator.name for operator in layer.operators}
     bias = {op.name: op.bias for op in layer.operators if isinstance(op, Matmul)}
     is_whisper = bias.get("q_proj", False) and not bias.get("k_proj", True)
     is_causal = any(isinstance(op, Attention) and op.causal for op in layer.operators)
     is_phi3 = is_causal and not bias.get("qkv_proj", True)
-    return is_whisper or is_phi3 or is_parallel(layer) or not names.isdisjoint({PARTIAL_ROTARY, GATE})
+    is_phi = is_parallel(layer) and bias.get("mlp.up", False)
+    return is_whisper or is_phi3 or is_phi or not names.isdisjoint({PARTIAL_ROTARY, GATE})
 
 
 def is_parallel(layer: Layer) -> bool:

@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Mapping
 
 from workbench.model.config_fields import Config
+from workbench.model.families.cohere import COHERE2
 from workbench.model.families.decoders import (
     GEMMA,
     GEMMA2,
@@ -76,6 +77,7 @@ FAMILIES: tuple[Family, ...] = (
     GLM4_MOE,
     GLM4V_TEXT,
     GLM4V_MOE_TEXT,
+    COHERE2,
     PHI,
     PHI3,
     Family(
