@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers.configuration_utils import PretrainedConfig
+from transformers.models.lfm2.configuration_lfm2 import Lfm2Config
 
 from runtime.models.adapter import (
     NO_TARGET,
@@ -70,6 +71,7 @@ class DecoderFamily:
         fills: (ending of a block's local name, initial distribution) where it is another than usual.
         ignored: prefixes of checkpoint tensors that the language model does not use.
         cuts, mixture_kinds: as of a `StageLayer`, of its blocks.
+        regions: of a `StageLayer`, besides the usual ones.
         separate_experts: names of experts that checkpoints store one by one; None: they do not.
         transposes_experts: whether they may store them as [experts, in, out].
         predicts_ahead: whether they may have a block after the last that predicts the token after the next.
@@ -98,6 +100,7 @@ class DecoderFamily:
     fills: tuple[tuple[str, Fill], ...] = ()
     ignored: tuple[str, ...] = ()
     cuts: CutRules = ()
+    regions: tuple[str, ...] = ()
     mixture_kinds: MixtureKinds = ()
     separate_experts: SeparateExperts | None = None
     transposes_experts: bool = False
@@ -165,6 +168,7 @@ class DecoderBlock(InnerLayer):
     def __init__(self, config: PretrainedConfig, family: DecoderFamily, index: int) -> None:
         super().__init__({"block": f"{family.layers}.{index}"}, _std(config))
         self.cuts, self.mixture_kinds, self.fills = family.cuts, family.mixture_kinds, family.fills
+        self.regions = (*self.regions, *family.regions)
         self.block = family.layer(config, layer_idx=index)
         self.rotation = config.layer_types[index] if family.rotates_by_layer_type else ONE_ROTATION
         if family.router is not None:
@@ -198,6 +202,11 @@ def _layer_norm_eps(config: PretrainedConfig) -> float:
     return float(getattr(config, "layer_norm_epsilon", 1e-5))
 
 
+def _rms_norm_eps(config: PretrainedConfig) -> float:
+    """Under the key of LFM2, or that of all others."""
+    return float(config.norm_eps if isinstance(config, Lfm2Config) else config.rms_norm_eps)
+
+
 class NextTokenHead(InnerLayer):
     """Layer N+1: final norm, head and the sum of next-token losses, in float32 or wider."""
 
@@ -209,7 +218,7 @@ class NextTokenHead(InnerLayer):
             eps = _layer_norm_eps(config)
             self.norm: nn.Module = nn.LayerNorm(config.hidden_size, eps=eps, bias=family.norm_bias)
         else:
-            self.norm = WideRMSNorm(config.hidden_size, config.rms_norm_eps, family.norm_offset)
+            self.norm = WideRMSNorm(config.hidden_size, _rms_norm_eps(config), family.norm_offset)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=family.head_bias)
         self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
         self.logit_scale = float(config.logit_scale) if family.scales_logits else None

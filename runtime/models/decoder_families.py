@@ -14,6 +14,7 @@ from transformers.models.glm4v import modeling_glm4v as glm4v
 from transformers.models.glm4v_moe import modeling_glm4v_moe as glm4v_moe
 from transformers.models.gpt2 import modeling_gpt2 as gpt2
 from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
+from transformers.models.lfm2 import modeling_lfm2 as lfm2
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.llama4 import modeling_llama4 as llama4
 from transformers.models.mistral import modeling_mistral as mistral
@@ -34,6 +35,7 @@ from transformers.models.qwen3_vl_moe import modeling_qwen3_vl_moe as qwen3_vl_m
 
 from runtime.models import cohere, delta_net
 from runtime.models import gpt_oss as own_gpt_oss
+from runtime.models import lfm2 as own_lfm2
 from runtime.models.adapter import CutKind, CutRules
 from runtime.models.decoder import DecoderFamily, PositionTable
 from runtime.models.glm import CorrectedRouter, GlmMixture
@@ -195,6 +197,14 @@ DECODERS: Mapping[str, DecoderFamily] = {
         cuts=own_gpt_oss.CUTS,
         fills=own_gpt_oss.FILLS,
         mixture_kinds=((gpt_oss.GptOssMLP, own_gpt_oss.GptOssMixture),),
+    ),
+    "lfm2": family(
+        lfm2,
+        "Lfm2",
+        final_norm="model.embedding_norm",
+        adapt=own_lfm2.adapt,
+        cuts=own_lfm2.CUTS,
+        regions=own_lfm2.REGIONS,
     ),
     "opt": family(
         opt,

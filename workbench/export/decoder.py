@@ -9,6 +9,7 @@ from workbench.model.config_fields import flag
 from workbench.model.experts import EXPERT, JOIN, SHARED, SIGMOID, SOFTMAX, num_experts
 from workbench.model.layer import Attention, DeltaRule, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise
 from workbench.model.model_graph import Module
+from workbench.model.short_conv import has_short_conv
 from workbench.model.transformer import GATE, is_rms
 
 USUAL_ROPE_BASE = 10000.0
@@ -131,6 +132,8 @@ def _check_block(module: Module, block: Layer) -> None:
         raise ValueError(f"blocks of {module.name!r} with linear attention")
     if any(isinstance(op, Attention) and op.has_sinks for op in block.operators):
         raise ValueError(f"attention of {module.name!r} with sinks")
+    if has_short_conv(block.operators):
+        raise ValueError(f"blocks of {module.name!r} with short convolutions")
     if GATE in names:
         raise ValueError(f"attention of {module.name!r} with gates")
     norms = [op.name for op in block.operators if isinstance(op, Pointwise) and op.name.endswith("_norm")]

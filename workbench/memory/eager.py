@@ -30,6 +30,7 @@ from workbench.model.layer import (
     Shard,
     reads_alike,
 )
+from workbench.model.short_conv import PARTS, SHORT_CONV
 from workbench.model.transformer import GATE, PARTIAL_ROTARY, is_rms
 
 # Memory-bound operators whose backward needs no tensor of the forward.
@@ -277,7 +278,9 @@ class _LayerAccount:
 
     def _pointwise(self, operator: Pointwise) -> float:
         size, wide = self._setting.element_bytes, self._setting.wide_bytes
-        if operator.weights and not operator.name.endswith(ACTIVATIONS):  # these may have biases of their own
+        if operator.weights and not operator.name.endswith(
+            (*ACTIVATIONS, SHORT_CONV)
+        ):  # these may have biases
             return 0.0 if _is_relu(self._previous) else self._norm(operator)
         if not self._live:
             return 0.0
@@ -299,6 +302,8 @@ class _LayerAccount:
     def _activation(self, operator: Pointwise) -> float:
         """Return what an activation keeps, or a gate: itself and what it multiplies."""
         size = self._setting.wide_bytes if operator.name == SIGMOID else self._setting.element_bytes
+        if operator.name == SHORT_CONV:  # gates and what the first multiplies; what is convolved, and gives
+            return (PARTS + 2) * operator.width * size
         if operator.name == GATE:
             return 2 * operator.width * size
         if operator.name in (SHARED_GATED, FOR_ALL_GATED):

@@ -156,6 +156,7 @@ class Pointwise:
         tokens: token count that determines T.
         tokens_scale: rows of the tensor per counted token.
         is_capped: whether its input is soft-capped first (logits of Gemma 2); not counted as work.
+        cuts_weights: whether its parameters are split with the width (a convolution of single channels).
     """
 
     name: str
@@ -166,9 +167,11 @@ class Pointwise:
     tokens: TokenCount = TokenCount.IN
     tokens_scale: float = 1.0
     is_capped: bool = field(default=False, metadata={WHERE_SET: True})
+    cuts_weights: bool = field(default=False, metadata={WHERE_SET: True})
 
     def parameters(self) -> tuple[Parameter, ...]:
-        return tuple(Parameter(f"{self.name}.{name}", (numel,)) for name, numel in self.weights)
+        shard = self.shard if self.cuts_weights else Shard.REPLICATED
+        return tuple(Parameter(f"{self.name}.{name}", (numel,), shard) for name, numel in self.weights)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -202,7 +202,7 @@ def _fused_blocks(layer: StageLayer, name: str, num_out: int) -> tuple[int, ...]
         return (num_out // 2, num_out // 2)
     if hasattr(owner, "key_dim"):  # of all heads; the plan has checked that they divide
         return (owner.key_dim, owner.key_dim, owner.value_dim)
-    if name.endswith(("c_attn", "qkv")):
+    if name.endswith(("c_attn", "qkv", ".in_proj")):
         return (num_out // 3,) * 3
     keys = int(owner.num_key_value_heads) * int(owner.head_dim)
     return (num_out - 2 * keys, keys, keys)

@@ -25,6 +25,7 @@ from workbench.model.families.family import Architecture, Family
 from workbench.model.families.glm import GLM4, GLM4_MOE, GLM4V_MOE_TEXT, GLM4V_TEXT
 from workbench.model.families.glm_vision import GLM4V_VISION
 from workbench.model.families.gpt_oss import GPT_OSS
+from workbench.model.families.lfm2 import LFM2
 from workbench.model.families.llama4 import LLAMA4
 from workbench.model.families.mixtures import MIXTRAL, QWEN3_MOE, QWEN3_OMNI_TEXT, QWEN3_VL_MOE_TEXT
 from workbench.model.families.mllama import MLLAMA_TEXT, MLLAMA_VISION
@@ -87,6 +88,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     GPT2,
     GPT_OSS,
+    LFM2,
     OPT,
     Family(
         name="BERT",
