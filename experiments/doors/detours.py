@@ -15,10 +15,12 @@ from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as qwen3_5_moe
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni_3
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
+from transformers.models.siglip2 import modeling_siglip2 as siglip2
 
 from runtime.models.delta_net import DELTA_NETS
 from runtime.models.llama4 import scaled_to_one, turned
 from runtime.models.patch_attention import rotated
+from runtime.models.vision_siglip2 import between
 from runtime.models.wide_float import in_float64
 
 
@@ -54,6 +56,13 @@ def wide_pairs(
     return q * cos + cohere2.rotate_half(q) * sin, k * cos + cohere2.rotate_half(k) * sin
 
 
+def wide_table(table: Tensor, spatial_shapes: Tensor, max_length: int) -> Tensor:
+    """Positions of SigLIP 2's tower, of images without padding, in the model's type."""
+    own = [between(table, *map(int, shape)) for shape in spatial_shapes]
+    assert all(len(each) == max_length for each in own), "without padding"
+    return torch.stack(own)
+
+
 def wide_positions(
     table: Any, embeddings: Tensor, lengths: Tensor, image_shapes: Tensor, h_coords: Tensor, w_coords: Tensor
 ) -> Tensor:
@@ -76,6 +85,7 @@ DETOURS: tuple[tuple[Any, str, Any], ...] = (  # of transformers through float32
     (glm4v_moe.Glm4vMoeVisionEmbeddings, "forward", wide_positions),
     (cohere2, "apply_rotary_pos_emb", wide_pairs),
     (cohere2.Cohere2LayerNorm, "forward", wide_layer_norm),
+    (siglip2.Siglip2VisionEmbeddings, "resize_positional_embeddings", staticmethod(wide_table)),
     (llama4, "vision_apply_rotary_emb", wide_turns),
     (llama4, "apply_rotary_emb", lambda q, k, angles: (turned(q, angles), turned(k, angles))),
     (llama4.Llama4TextL2Norm, "forward", lambda norm, x: scaled_to_one(x, norm.eps)),

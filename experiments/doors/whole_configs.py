@@ -33,6 +33,12 @@ QWEN3_SEEN = {
     "num_position_embeddings": 16,
     "deepstack_visual_indexes": [0, 1],
 }
+LFM2 = {
+    **{key: value for key, value in TEXT.items() if key != "head_dim"},
+    "model_type": "lfm2",
+    "layer_types": ["conv", "full_attention", "conv"],
+    "block_multiple_of": 8,
+}
 GLM_TEXT = {
     **TEXT,
     "rope_parameters": {
@@ -189,6 +195,20 @@ CASES: dict[str, dict[str, Any]] = {
         "text_config": {"model_type": "cohere2", **TEXT, "sliding_window": 6, "sliding_window_pattern": 2},
         "vision_config": {"model_type": "siglip_vision_model", **VIT},
         "alignment_intermediate_size": 40,
+    },
+    "lfm2_vl": {
+        "text_config": LFM2,
+        "vision_config": {"model_type": "siglip2_vision_model", **VIT, "num_patches": 16},
+        "projector_hidden_size": 40,
+    },
+    "lfm2_vl, plain": {
+        "model_type": "lfm2_vl",
+        "text_config": {**LFM2, "layer_types": None, "full_attn_idxs": [0, 2]},
+        "vision_config": {"model_type": "siglip2_vision_model", **VIT, "num_patches": 16},
+        "projector_hidden_size": 40,
+        "projector_bias": False,
+        "projector_use_layernorm": False,
+        "tie_word_embeddings": False,
     },
     "deepseek_vl": {
         "text_config": {"model_type": "llama", **TEXT},

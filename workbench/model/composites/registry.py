@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Mapping
 
-from workbench.model.composites import cohere, llava, sound, vision
+from workbench.model.composites import cohere, liquid, llava, sound, vision
 from workbench.model.composites.composite import Composite, Parts
 from workbench.model.config_fields import Config
 from workbench.model.families.registry import ARCHITECTURES
@@ -15,6 +15,7 @@ COMPOSITES: Mapping[str, Composite] = {
         *vision.COMPOSITES,
         *sound.COMPOSITES,
         *cohere.COMPOSITES,
+        *liquid.COMPOSITES,
         *(composite for family in ARCHITECTURES.values() for composite in family.composites),
     )
 }

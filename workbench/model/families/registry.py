@@ -40,6 +40,7 @@ from workbench.model.families.qwen_vision import (
     QWEN3_OMNI_VISION,
     QWEN3_VL,
 )
+from workbench.model.families.siglip2 import SIGLIP2
 from workbench.model.families.vit import (
     AIMV2,
     CLIP,
@@ -100,6 +101,7 @@ FAMILIES: tuple[Family, ...] = (
     CLIP,
     DINOV2,
     SIGLIP,
+    SIGLIP2,
     IDEFICS3_VISION,
     AIMV2,
     Family(name="EVA-CLIP", role="vision", zoo="eva-clip-g-14", reason=_NOT_IN_TRANSFORMERS),

@@ -24,7 +24,7 @@ Tiles = Callable[[Config, ItemTokens, int, int], tuple[ItemTokens | Tiled, ...]]
 
 GRIDS, SHRINKS, PHI_4 = "image_grid_pinpoints", "vision_aspect_ratio", "dynamic_hd"
 TILING = "image_tiling"  # whose rule cuts images before a tower that several models have; absent: LLaVA's
-AYA, COMMAND_A = "aya_vision", "cohere2_vision"
+AYA, COMMAND_A, LFM2_VL = "aya_vision", "cohere2_vision", "lfm2_vl"
 NEWLINE = "image_newline"  # whether a learned token ends each row of an image's tiles, put together
 _MAX = "anyres_max_"
 USUAL_PX = 224  # of a tower that does not say its image size
