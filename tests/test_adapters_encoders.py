@@ -247,9 +247,8 @@ CASES = {
 
 
 # Every family that no other test holds against transformers is tried by its examples.
-ELSEWHERE = {config["model_type"] for config in (tiny_models.SIGLIP, tiny_models.CLIP, tiny_models.WHISPER)}
-ELSEWHERE |= {"siglip2_vision_model", cross_models.VISION["model_type"]}  # the former in test_lfm2_vl.py
-ELSEWHERE |= {*(case.config["model_type"] for case in CASES.values())}
+ELSEWHERE = {config["model_type"] for config in tiny_models.ENCODERS}
+ELSEWHERE |= {cross_models.VISION["model_type"], *(case.config["model_type"] for case in CASES.values())}
 CASES |= {
     name: Case(
         {"model_type": kind, **example.config},

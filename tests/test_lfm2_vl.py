@@ -1,6 +1,8 @@
 """LFM2-VL as a whole, and SigLIP 2's tower for images of any size: gradients, layouts, sizes of images."""
 
+import json
 import math
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,12 +24,15 @@ from runtime.launch import run_lowered
 from runtime.run_settings import Collect, RunSettings
 from runtime.world.pool import Pool
 from tests import tiny_models
+from tests.command_line import accept
 from tests.plans import disjoint_plan
 from tests.test_multimodal import assert_parity, spec_of
 from tests.test_multimodal_images import ids, images, model_of
 from tests.test_parity import assert_same
 from tests.test_tilings import SIDES, source_of
 from workbench.data.sample import Sample, Segment
+from workbench.job.job import load_job
+from workbench.job.sample_sizes import Tiling, with_sizes
 from workbench.model.composites.composite import LLM, VISION, name_in_composite
 from workbench.model.composites.registry import take_apart
 from workbench.model.families.tiles import LFM2_VL, TILING
@@ -38,7 +43,7 @@ from workbench.plan.lower import lower
 from workbench.plan.plan import Precision
 
 torch.set_num_threads(1)
-TOWER = {**{key: value for key, value in tiny_models.SIGLIP.items() if key != "image_size"}, "num_patches": 9}
+TOWER = tiny_models.SIGLIP2
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +130,7 @@ def test_it_trains_as_users_tower() -> None:
 
 
 def test_a_table_that_is_no_square_is_refused() -> None:
-    config = {**TOWER, "model_type": "siglip2_vision_model", "num_patches": 60}
+    config = {**TOWER, "num_patches": 60}
     with pytest.raises(ValueError, match="num_patches must be a square, got 60; nearest: 64"):
         module_from_config(config, name=VISION, modality=VISION, llm_width=32)
 
@@ -143,7 +148,7 @@ PATCH = {"encoder_patch_size": 16, "downsample_factor": 2}
 
 @given(height=SIDES, width=SIDES)
 def test_lfm2_vl_sizes_and_cuts_images_as_its_processor_does(height: int, width: int) -> None:
-    config = {**TOWER, "model_type": "siglip2_vision_model", "patch_size": 16, TILING: LFM2_VL}
+    config = {**TOWER, "patch_size": 16, TILING: LFM2_VL}
     tower = modules_of(dict(take_apart({**CONFIGS["lfm2_vl"], "vision_config": config}).modules))[VISION]
     theirs = lfm2_source()
     wide, high = theirs.smart_resize(None, height, width, **PATCH, **LIMITS)
@@ -163,7 +168,7 @@ def test_lfm2_vl_sizes_and_cuts_images_as_its_processor_does(height: int, width:
 
 @given(height=SIDES, width=SIDES, most=st.sampled_from([256, 100, 1024]))
 def test_siglip_2_sizes_images_as_its_processor_does(height: int, width: int, most: int) -> None:
-    config = {**TOWER, "model_type": "siglip2_vision_model", "patch_size": 16, "max_num_patches": most}
+    config = {**TOWER, "patch_size": 16, "max_num_patches": most}
     tower = module_from_config(config, name=VISION, modality=VISION, llm_width=32)
     source = source_of(
         "lfm2_vl.image_processing_lfm2_vl",
@@ -173,3 +178,21 @@ def test_siglip_2_sizes_images_as_its_processor_does(height: int, width: int, mo
     )
     high, wide = source.get_image_size_for_max_num_patches(height, width, 16, most)
     assert image_tokens(tower, height, width).tokens_in == high // 16 * (wide // 16)
+
+
+def test_jobs_cut_large_images(tmp_path: Path) -> None:
+    """A draft from sizes, and a job that is given sizes; as one item where no tiling is asked for."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["lfm2_vl"]))
+    tile = {"patch_size": 4, "tile_size": 32, "min_image_tokens": 1, "max_image_tokens": 16}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(tile))
+    sizes = tmp_path / "sizes.jsonl"
+    rows = ({"text_tokens": 9, "image_width": [width], "image_height": [32]} for width in (96, 32, 96, 32))
+    sizes.write_text("\n".join(map(json.dumps, rows)))
+    target = tmp_path / "job.yaml"
+    accept("init", tmp_path, "--gpus", "4xA100-80GB", "--data", sizes, "-o", target)
+    drafted = load_job(target)
+    assert {segment.tokens_in for sample in drafted.batch for segment in sample.of(VISION)} <= {64, 128, 48}
+    job = replace(drafted, batch=drafted.batch[:4])
+    for tiling, counts in ((Tiling.ANYRES, [4, 1, 4, 1]), (Tiling.NONE, [1, 1, 1, 1])):
+        batch = with_sizes(job, str(sizes), tiling=tiling).batch
+        assert sorted(len(tuple(sample.of(VISION))) for sample in batch) == sorted(counts)
