@@ -33,6 +33,8 @@ from workbench.model.composites.registry import take_apart
 from workbench.model.hf_config import module_from_config
 from workbench.model.layer import Attention, LayerKind
 from workbench.model.model_graph import TEXT, ModelGraph, connect
+from workbench.model.projector import ProjectorStep
+from workbench.model.transformer import Norm
 from workbench.plan.lower import lower
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Sharding
 
@@ -206,6 +208,17 @@ def test_a_note_names_the_scale_that_transformers_composite_leaves_out() -> None
     parts = take_apart({**CONFIGS["aya_vision"], "text_config": text})
     assert parts.modules[LLM].config["logit_scale"] == 1.0
     assert any("logit_scale: 0.25 of llm scales them" in note for note in parts.notes)
+
+
+def test_a_projector_may_have_a_norm_without_a_shift() -> None:
+    """As many weights as are built."""
+    steps = (ProjectorStep(norm=Norm.UNSHIFTED), ProjectorStep(linear_out=True))
+    module = module_from_config(
+        tiny_models.SIGLIP, name=VISION, modality=VISION, projector=steps, llm_width=32
+    )
+    adapter = adapter_of(module)
+    last = adapter.build(adapter.num_layers - 1)
+    assert sum(weight.numel() for weight in last.parameters()) == module.layers[-1].num_parameters
 
 
 def language_model() -> PreTrainedModel:

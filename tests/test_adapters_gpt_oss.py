@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -190,6 +191,22 @@ def test_a_sink_far_below_all_scores_changes_nothing(window: int | None) -> None
     plain = attended(q, k, v, None, window)
     sunk = attended(q, k, v, torch.full((4,), -50.0, dtype=F64), window)
     assert (sunk - plain).norm() <= 1e-13 * plain.norm()
+
+
+def test_bfloat16_rounds_no_more_than_transformers_does() -> None:
+    """Error against float64 at most twice that of transformers' own attention in the same type."""
+    torch.manual_seed(0)
+    shapes = ((1, 4, 16, 8), (1, 2, 16, 8), (1, 2, 16, 8), (4,))
+    exact = [torch.randn(shape, dtype=torch.bfloat16).double() for shape in shapes]
+    narrow = [x.bfloat16() for x in exact]
+    packing, hidden = pack((16,), "cpu"), torch.full((16, 16), -torch.inf).triu(1)
+    truth, ours = (
+        packed_sdpa(nn.Identity(), *x[:3], packing, is_causal=True, s_aux=x[3])[0] for x in (exact, narrow)
+    )
+    layer = SimpleNamespace(num_key_value_groups=2, sinks=narrow[3], training=False)
+    theirs, _ = gpt_oss.eager_attention_forward(layer, *narrow[:3], hidden.bfloat16(), scaling=8**-0.5)
+    assert ours.dtype is torch.bfloat16
+    assert (ours - truth).norm() <= 2 * (theirs - truth).norm()
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="the interpreter is off where there is a GPU")

@@ -33,12 +33,11 @@ class Kernel(Protocol):
 
 
 def with_sinks(y_HTD: Tensor, lse_HT: Tensor, sink_H: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp with the sinks in the denominator; as they are without sinks."""
+    """Output, in the wide type, and log-sum-exp with sinks in the denominator; unchanged without."""
     if sink_H is None:
         return y_HTD, lse_HT
     total_HT = torch.logaddexp(lse_HT, sink_H.to(lse_HT.dtype)[:, None])
-    shrunk_HTD = y_HTD * (lse_HT - total_HT).exp().to(y_HTD.dtype)[..., None]
-    return shrunk_HTD, total_HT
+    return y_HTD * (lse_HT - total_HT).exp()[..., None], total_HT
 
 
 def sink_gradient(dy_HTD: Tensor, y_HTD: Tensor, lse_HT: Tensor, sink_H: Tensor | None) -> Tensor | None:
