@@ -13,6 +13,7 @@ import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, Siglip2VisionConfig, Siglip2VisionModel
 
 from experiments.doors.detours import DETOURS
@@ -22,6 +23,7 @@ from experiments.doors.whole_models import modules_of, owner_of, saved, whole_lo
 from runtime.frontend.parallel import Ranks
 from runtime.launch import run_lowered
 from runtime.run_settings import Collect, RunSettings
+from runtime.step.stage_module import build_stage_module
 from runtime.world.pool import Pool
 from tests import tiny_models
 from tests.command_line import accept
@@ -78,6 +80,22 @@ def test_gradients_are_those_of_the_whole_model(
     assert ours.keys() - tied == expected.keys() - tied
     for key in ours.keys() - tied:
         assert (ours[key] - expected[key]).norm() <= 1e-10 * scale, key
+
+
+@pytest.mark.parametrize("name", ["lfm2_vl", "cohere2_vision"])
+def test_checkpoints_of_older_releases_are_read(name: str, tmp_path: Path) -> None:
+    """Whose towers are a part of themselves."""
+    model = saved(name, tmp_path)
+    (file,) = tmp_path.glob("*.safetensors")
+    tower, older = "model.vision_tower.", "model.vision_tower.vision_model."
+    tensors = {key.replace(tower, older): each for key, each in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+    plan, parts = plan_of(name), take_apart(CONFIGS[name])
+    stage = next(each for each in plan.stages if each.module == VISION)
+    ours = build_stage_module(plan, stage, seed=0, dtype=torch.float64, weights=tmp_path)
+    theirs = dict(model.named_parameters())
+    for key, weight in ours.named_weights():
+        assert torch.equal(weight, theirs[name_in_composite(parts.modules[VISION], key)]), key
 
 
 def whole() -> ModelGraph:
