@@ -7,8 +7,10 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.cohere2 import modeling_cohere2 as cohere2
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Attention
 
+from experiments.doors.detours import DETOURS
 from runtime.models.attention import Packing, pack, packed_sdpa
 from runtime.models.choose import ADAPTERS, adapter_of
 from runtime.models.decoder import DecoderAdapter
@@ -50,7 +52,13 @@ CASES = {
 
 torch.set_num_threads(1)
 F64 = torch.float64
-IN_FIRST_PASS = (".gate.weight", "conv1d")  # matrices whose gradients are not left for later
+IN_FIRST_PASS = (
+    ".gate.weight",
+    ".router.weight",
+    "_proj_bias",
+    "conv1d",
+    ".conv.conv.",
+)  # matrices whose gradients are not left for later
 SAMPLES = (Sample(1, (Segment(TEXT, 0, 9, 9),)), Sample(2, (Segment(TEXT, 0, 6, 6),)))
 
 
@@ -60,8 +68,10 @@ def plain_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor,
+    *,
     scaling: float,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
     """What papers write down, in the inputs' own type; transformers' own rounds to float32."""
@@ -71,7 +81,19 @@ def plain_attention(
     scores = query @ key.transpose(2, 3) * scaling
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    return ((scores + attention_mask).softmax(-1) @ value).transpose(1, 2), None
+    scores = scores + attention_mask
+    if s_aux is not None:
+        sinks = s_aux[None, :, None, None].expand(*scores.shape[:3], 1)
+        return (torch.cat([scores, sinks], -1).softmax(-1)[..., :-1] @ value).transpose(1, 2), None
+    return (scores.softmax(-1) @ value).transpose(1, 2), None
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers' Cohere 2 in float64 where it converts to float32."""
+    for owner, name, replacement in DETOURS:
+        if owner in (cohere2, cohere2.Cohere2LayerNorm):
+            monkeypatch.setattr(owner, name, replacement)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -247,7 +247,7 @@ CASES = {
 
 
 # Every family that no other test holds against transformers is tried by its examples.
-ELSEWHERE = {config["model_type"] for config in (tiny_models.SIGLIP, tiny_models.CLIP, tiny_models.WHISPER)}
+ELSEWHERE = {config["model_type"] for config in tiny_models.ENCODERS}
 ELSEWHERE |= {cross_models.VISION["model_type"], *(case.config["model_type"] for case in CASES.values())}
 CASES |= {
     name: Case(

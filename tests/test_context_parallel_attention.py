@@ -10,9 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from runtime.parallel.context import block
+from runtime.models import attention_mask
+from runtime.models.dense_attention import attend, attend_backward
 from runtime.parallel.context.all_to_all import all_to_all_attention
-from runtime.parallel.context.block import attend, attend_backward, merge
+from runtime.parallel.context.block import merge
 from runtime.parallel.context.gathered import gathered_attention
 from runtime.parallel.context.group import ContextGroup
 from runtime.parallel.context.ring import RingAttention
@@ -34,6 +35,7 @@ from workbench.masks.builders import (
 torch.set_num_threads(1)
 HEADS, KV_HEADS, WIDTH, LENGTH = 8, 4, 4, 50
 SCALE = 0.3
+SINKS = torch.linspace(-2.0, 2.0, HEADS, dtype=torch.float64)
 SMALL = Mixture(shares=(0.3, 0.2), spans=(7, 4))
 MASKS = {
     "causal": lambda: causal(LENGTH),
@@ -126,6 +128,39 @@ def test_outputs_and_gradients_are_those_of_one_process(
         for name, ours, theirs in zip(("y", "dq", "dk", "dv"), whole, expected[mask], strict=True):
             error = (ours - theirs).norm() / theirs.norm()
             assert error <= 1e-13, f"{name} with {who} owners and mask {mask}"
+
+
+def sunk_on_ranks(place: Place, method: str) -> list[Gradients]:
+    """As `run`, with random owners, and the gradient of the sinks."""
+    group = ContextGroup(tuple(range(place.size)), place.process, dist.group.WORLD)
+    owner_of = owners_of("random", group.size)
+    owned = tuple(np.flatnonzero(owner_of == member) for member in range(group.size))
+    shares = TokenShares(mask=MASKS["ee"](), owned=owned, member=group.member)
+    q, k, v, dy = (shares.own_of(x.transpose(0, 1), 0.0).transpose(0, 1) for x in tensors(torch.float64))
+    leaves = [x.contiguous().requires_grad_() for x in (q, k, v)]
+    sinks = SINKS.clone().requires_grad_()
+    y = METHODS[method](shares, group, "cpu").attend(*leaves, scale=SCALE, sinks=sinks)
+    y.backward(dy)
+    kept = len(owned[group.member])
+    return [*(x.detach()[:, :kept] for x in (y, *(leaf.grad for leaf in leaves))), sinks.grad]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_sinks_of_heads_on_several_ranks(method: str, pool: Pool) -> None:
+    """Each rank has a part of the gradient of the sinks; together they are that of one process."""
+    q, k, v, dy = tensors(torch.float64)
+    leaves = [x.requires_grad_() for x in (q, k, v, SINKS.clone())]
+    seen = torch.from_numpy(dense(MASKS["ee"](), MASKS["ee"]()))
+    scores = (q @ k.repeat_interleave(2, 0).mT * SCALE).masked_fill(~seen, -torch.inf)
+    scores = torch.cat([scores, leaves[3][:, None, None].expand(HEADS, LENGTH, 1)], -1)
+    y = scores.softmax(-1)[..., :-1] @ v.repeat_interleave(2, 0)
+    *expected, of_sinks = (y, *torch.autograd.grad(y, leaves, dy))
+    results = pool.run(sunk_on_ranks, 2, method)
+    whole = assembled([tuple(result[:4]) for result in results], "random")
+    for ours, theirs in zip(
+        (*whole, sum(result[4] for result in results)), (*expected, of_sinks), strict=True
+    ):
+        assert (ours - theirs).norm() <= 1e-13 * theirs.norm()
 
 
 def test_bfloat16_sums_in_float32(pool: Pool) -> None:
@@ -277,7 +312,7 @@ def test_a_window_counts_positions_up_to_the_querys_own() -> None:
 @pytest.mark.skipif(not INTERPRETED, reason="the interpreter is off where there is a GPU")
 def test_chunks_run_in_the_kernels_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward and backward of permuted tokens, chunk by chunk, under Triton's interpreter."""
-    monkeypatch.setattr(block, "uses_kernels", lambda device: True)
+    monkeypatch.setattr(attention_mask, "uses_kernels", lambda device: True)
     order = np.random.default_rng(0).permutation(LENGTH)
     mask = MASKS["ee"]()
     shares = TokenShares(mask=mask.take(order), owned=(np.arange(LENGTH),))

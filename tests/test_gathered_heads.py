@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.bench import gathered_heads as bench
-from runtime.parallel.context import block
+from runtime.models import attention_mask
 from runtime.parallel.context.gathered import gathered_attention
 from runtime.parallel.context.token_shares import TokenShares
 from tests.test_context_parallel_attention import INTERPRETED, Late
@@ -32,7 +32,7 @@ def test_it_is_the_least_divisor_that_fills_a_gpu(group: int, num_kv_heads: int,
 @pytest.mark.parametrize(("in_kernels", "num_gathers"), [(False, 2), (True, 1)], ids=["plain", "kernels"])
 def test_a_short_sequence_is_gathered_at_once_in_kernels(monkeypatch, in_kernels, num_gathers):
     """Plain PyTorch writes scores out, so there it stays one head at a time."""
-    monkeypatch.setattr(block, "uses_kernels", lambda device: in_kernels)
+    monkeypatch.setattr(attention_mask, "uses_kernels", lambda device: in_kernels)
     shares, log = TokenShares(mask=causal(32), owned=(np.arange(32),)), []
     q, k, v = (torch.randn((heads, 32, 64), requires_grad=True) for heads in (4, 2, 2))
     y = gathered_attention(shares, Late(log, at_once=False), "cpu").attend(q, k, v, scale=0.1)

@@ -123,6 +123,15 @@ MORE = {
     | GATED_EXPERTS
     | {"model_type": "qwen3_next", "layer_types": ["linear_attention"], "rope_parameters": None},
     "glm4": DECODER | {"model_type": "glm4", "head_dim": 16, "pad_token_id": 0},
+    "gpt_oss": DECODER
+    | {
+        "model_type": "gpt_oss",
+        "head_dim": 16,
+        "num_local_experts": 3,
+        "num_experts_per_tok": 2,
+        "sliding_window": 24,
+        "pad_token_id": 0,
+    },
     "glm4_moe": DECODER
     | {
         "model_type": "glm4_moe",

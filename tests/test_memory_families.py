@@ -9,7 +9,8 @@ from runtime.world.pool import Pool
 # Where the account was furthest off before it knew: scores and logits that are bent, gradients of
 # stacked experts, norms without weights, gates and tapped outputs, a merger that is cut, biases of
 # scores, an activation whose result is the next product's input, states of a delta rule, gates, heads that
-# are rotated in part, and an expert for all tokens that runs last.
+# are rotated in part, an expert for all tokens that runs last, scores that are computed again, norms without
+# a shift, and short convolutions.
 WORST = (
     "gemma2, tp 2",
     "mixtral, recompute",
@@ -25,6 +26,9 @@ WORST = (
     "glm-4v, tp 2",
     "deepseek-v3, tp 2, recompute",
     "deepseek-v3, lengths",
+    "gpt-oss, tp 2",
+    "cohere 2, recompute",
+    "lfm2, lengths",
 )
 
 

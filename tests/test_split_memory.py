@@ -107,7 +107,7 @@ def test_account_of_linear_and_gated_attention(name: str, lengths: tuple[int, ..
 
 
 @pytest.mark.parametrize(
-    "name", ["mixtral", "qwen3_moe", "llama4", "qwen3.5, experts", "glm4_moe", "deepseek_v3"]
+    "name", ["mixtral", "qwen3_moe", "llama4", "qwen3.5, experts", "glm4_moe", "deepseek_v3", "gpt_oss"]
 )
 def test_account_of_experts(name: str) -> None:
     """Their weights' gradients are made in W, from the rows and the gradients that I leaves.

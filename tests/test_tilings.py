@@ -26,10 +26,16 @@ from transformers.models.llava_onevision.processing_llava_onevision import Llava
 from tests.command_line import accept
 from tests.test_composites import CONFIGS
 from workbench.data.corpus import ItemTokens
-from workbench.data.tilings import idefics3_tiles, internvl_tiles, llama4_tiles, phi4_canvas
+from workbench.data.tilings import (
+    cohere_tiles,
+    idefics3_tiles,
+    internvl_tiles,
+    llama4_tiles,
+    phi4_canvas,
+)
 from workbench.job.draft import Train, draft, machines_of
 from workbench.job.job import Job, load_job
-from workbench.model.families.tiles import anyres
+from workbench.model.families.tiles import COMMAND_A, TILING, anyres
 from workbench.model.hf_config import module_from_config
 from workbench.model.item_tokens import native_tokens, tile_tokens
 from workbench.model.model_graph import Module
@@ -97,6 +103,22 @@ def test_llama_4_takes_the_best_fit(height: int, width: int, most: int) -> None:
     rows, columns = (int(side) // 336 for side in llama4_source().get_best_fit((height, width), canvases))
     expected = 1 + rows * columns if rows * columns > 1 else 1
     assert llama4_tiles(height, width, tile_px=336, most=most) == expected
+
+
+@cache
+def cohere_source() -> SimpleNamespace:
+    names = ("get_all_supported_aspect_ratios", "get_optimal_tiled_canvas")
+    return source_of("cohere2_vision.image_processing_cohere2_vision", *names, np=np, lru_cache=lru_cache)
+
+
+@given(height=SIDES, width=SIDES, most=st.sampled_from([12, 5, 1]))
+def test_command_a_vision_stretches_least(height: int, width: int, most: int) -> None:
+    columns, rows = cohere_source().get_optimal_tiled_canvas((height, width), (336, 336), 1, most)
+    expected = 1 + rows * columns if rows * columns > 1 else 1
+    assert cohere_tiles(height, width, tile_px=336, most=most) == expected
+    config = {"model_type": "siglip_vision_model", "image_size": 336, "patch_size": 14, "max_patches": most}
+    cut = anyres({**config, TILING: COMMAND_A}, ItemTokens(576, 144), height, width)
+    assert cut == (ItemTokens(576, 144),) * expected
 
 
 @cache

@@ -27,6 +27,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True, "max_window_layers": 2},
     "qwen3, listed": FOUR
     | {"model_type": "qwen3", "sliding_window": 8, "use_sliding_window": True, "layer_types": TYPES},
+    "cohere 2": FOUR | {"model_type": "cohere2"},
+    "cohere 2, listed": FOUR | {"model_type": "cohere2", "sliding_window": 8, "layer_types": TYPES},
+    "cohere 2, none": FOUR | {"model_type": "cohere2", "sliding_window": None},
+    "gpt-oss": FOUR | {"model_type": "gpt_oss", "num_local_experts": 4},
+    "gpt-oss, listed": FOUR | {"model_type": "gpt_oss", "num_local_experts": 4, "layer_types": TYPES},
     "gemma2": GEMMA | {"model_type": "gemma2"},
     "gemma2, no caps": GEMMA
     | {"model_type": "gemma2", "attn_logit_softcapping": None, "final_logit_softcapping": None},
@@ -49,7 +54,9 @@ def test_every_block_sees_as_far_as_in_transformers(name: str) -> None:
             continue
         (attention,) = (each for each in layer.operators if isinstance(each, Attention))
         theirs: Any = adapter.build(index).block.self_attn  # type: ignore[union-attr]
-        held = getattr(theirs, "sliding_window", getattr(theirs.config, "sliding_window", None))
+        held = getattr(
+            theirs, "sliding_window", getattr(getattr(theirs, "config", None), "sliding_window", None)
+        )
         assert attention.window == held, layer.name
         cap = getattr(theirs, "attn_logit_softcapping", None)
         assert attention.is_capped == (cap is not None), layer.name

@@ -43,6 +43,11 @@ SIGLIP: dict[str, Any] = {
     "image_size": 12,
     "patch_size": 4,
 }
+SIGLIP2: dict[str, Any] = {
+    **{key: value for key, value in SIGLIP.items() if key != "image_size"},
+    "model_type": "siglip2_vision_model",
+    "num_patches": 9,
+}
 CLIP: dict[str, Any] = SIGLIP | {"model_type": "clip_vision_model"}
 WHISPER: dict[str, Any] = {
     "model_type": "whisper",
@@ -53,6 +58,7 @@ WHISPER: dict[str, Any] = {
     "num_mel_bins": 8,
     "max_source_positions": 10,
 }
+ENCODERS = (SIGLIP, SIGLIP2, CLIP, WHISPER)
 
 
 def llm(config: dict[str, Any] | None = None) -> Module:

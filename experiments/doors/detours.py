@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.models.cohere2 import modeling_cohere2 as cohere2
 from transformers.models.glm4v import modeling_glm4v as glm4v
 from transformers.models.glm4v_moe import modeling_glm4v_moe as glm4v_moe
 from transformers.models.kimi_k25 import modeling_kimi_k25 as kimi
@@ -15,10 +16,12 @@ from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as qwen3_5_moe
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni_3
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
+from transformers.models.siglip2 import modeling_siglip2 as siglip2
 
 from runtime.models.delta_net import DELTA_NETS
 from runtime.models.llama4 import scaled_to_one, turned
 from runtime.models.patch_attention import rotated
+from runtime.models.vision_siglip2 import between
 from runtime.models.wide_float import in_float64
 
 
@@ -37,6 +40,28 @@ def wide_router(router: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
     logits = nn.functional.linear(hidden_states, router.weight)
     value, index = torch.topk(logits, router.top_k, dim=1)
     return torch.full_like(logits, float("-inf")).scatter_(1, index, value).sigmoid(), logits
+
+
+def wide_layer_norm(norm: Any, hidden_states: Tensor) -> Tensor:
+    """Cohere 2's norm in the model's type."""
+    return nn.functional.layer_norm(
+        hidden_states, norm.weight.shape, norm.weight, None, norm.variance_epsilon
+    )
+
+
+def wide_pairs(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Cohere 2's rotation in the model's type."""
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    return q * cos + cohere2.rotate_half(q) * sin, k * cos + cohere2.rotate_half(k) * sin
+
+
+def wide_table(table: Tensor, spatial_shapes: Tensor, max_length: int) -> Tensor:
+    """Positions of SigLIP 2's tower, of images without padding, in the model's type."""
+    own = [between(table, *map(int, shape)) for shape in spatial_shapes]
+    assert all(len(each) == max_length for each in own), "without padding"
+    return torch.stack(own)
 
 
 def wide_positions(
@@ -76,6 +101,9 @@ DETOURS: tuple[tuple[Any, str, Any], ...] = (  # of transformers through float32
     (glm4v.Glm4vVisionEmbeddings, "forward", wide_positions),
     (glm4v_moe.Glm4vMoeVisionEmbeddings, "forward", wide_positions),
     (kimi.Kimi_K25VisionPositionEmbeddings, "forward", wide_kimi_positions),
+    (cohere2, "apply_rotary_pos_emb", wide_pairs),
+    (cohere2.Cohere2LayerNorm, "forward", wide_layer_norm),
+    (siglip2.Siglip2VisionEmbeddings, "resize_positional_embeddings", staticmethod(wide_table)),
     (llama4, "vision_apply_rotary_emb", wide_turns),
     (llama4, "apply_rotary_emb", lambda q, k, angles: (turned(q, angles), turned(k, angles))),
     (llama4.Llama4TextL2Norm, "forward", lambda norm, x: scaled_to_one(x, norm.eps)),

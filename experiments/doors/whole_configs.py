@@ -33,6 +33,12 @@ QWEN3_SEEN = {
     "num_position_embeddings": 16,
     "deepstack_visual_indexes": [0, 1],
 }
+LFM2 = {
+    **{key: value for key, value in TEXT.items() if key != "head_dim"},
+    "model_type": "lfm2",
+    "layer_types": ["conv", "full_attention", "conv"],
+    "block_multiple_of": 8,
+}
 GLM_TEXT = {
     **TEXT,
     "rope_parameters": {
@@ -191,6 +197,38 @@ CASES: dict[str, dict[str, Any]] = {
         "text_config": {"model_type": "qwen3", **TEXT},
         "vision_config": {"model_type": "pixtral", **VIT, "head_dim": 12},
         "spatial_merge_size": 2,
+    },
+    "aya_vision": {
+        "text_config": {"model_type": "cohere2", **TEXT, "sliding_window": 6, "sliding_window_pattern": 2},
+        "vision_config": {"model_type": "siglip_vision_model", **VIT},
+        "alignment_intermediate_size": 40,
+        "adapter_layer_norm_eps": 1e-4,
+    },
+    "aya_vision, earlier state": {
+        "model_type": "aya_vision",
+        "text_config": {"model_type": "cohere2", **TEXT},
+        "vision_config": {"model_type": "siglip_vision_model", **VIT},
+        "vision_feature_layer": -2,
+        "tie_word_embeddings": False,
+    },
+    "cohere2_vision": {
+        "text_config": {"model_type": "cohere2", **TEXT, "sliding_window": 6, "sliding_window_pattern": 2},
+        "vision_config": {"model_type": "siglip_vision_model", **VIT},
+        "alignment_intermediate_size": 40,
+    },
+    "lfm2_vl": {
+        "text_config": LFM2,
+        "vision_config": {"model_type": "siglip2_vision_model", **VIT, "num_patches": 16},
+        "projector_hidden_size": 40,
+    },
+    "lfm2_vl, plain": {
+        "model_type": "lfm2_vl",
+        "text_config": {**LFM2, "layer_types": None, "full_attn_idxs": [0, 2]},
+        "vision_config": {"model_type": "siglip2_vision_model", **VIT, "num_patches": 16},
+        "projector_hidden_size": 40,
+        "projector_bias": False,
+        "projector_use_layernorm": False,
+        "tie_word_embeddings": False,
     },
     "deepseek_vl": {
         "text_config": {"model_type": "llama", **TEXT},

@@ -15,6 +15,7 @@ from runtime.data.batches import SyntheticSource, microbatch_data
 from runtime.models.glm import CORRECTION, CorrectedRouter
 from runtime.models.mixture import WideRouter
 from runtime.models.norm import replace_parts, widen_norms
+from runtime.models.vision_siglip2 import flat_patches
 from workbench.data.corpus import Tiled
 from workbench.data.sample import Sample, Segment
 from workbench.masks.patterns import CAUSAL
@@ -105,6 +106,14 @@ def pooled(model: Any, images: Tensor, **more: Any) -> Tensor:
     return torch.cat([item_features.reshape(-1, item_features.shape[-1]) for item_features in features])
 
 
+def seen_in_patches(model: Any, images: Tensor) -> Tensor:
+    """Features of LFM2-VL, which reads patches as its processor lays them."""
+    flat = flat_patches(images, model.config.vision_config.patch_size)
+    grid = torch.tensor([[side // model.config.vision_config.patch_size for side in images.shape[2:]]])
+    mask = torch.ones(flat.shape[:2], dtype=torch.long)
+    return pooled(model, flat, spatial_shapes=grid.expand(len(images), 2), pixel_attention_mask=mask)
+
+
 def heard(model: Any, clips: Tensor) -> Tensor:
     features = model.model.get_audio_features(clips).pooler_output
     return torch.cat([item_features.reshape(-1, item_features.shape[-1]) for item_features in features])
@@ -183,6 +192,11 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "smolvlm": lambda model, images: pooled(model, images[None]),
     "mistral3": lambda model, images: pooled(model, images, image_sizes=[images.shape[2:]] * len(images)),
     "lighton_ocr": lambda model, images: pooled(model, images, image_sizes=[images.shape[2:]] * len(images)),
+    "aya_vision": pooled,
+    "aya_vision, earlier state": pooled,
+    "cohere2_vision": pooled,
+    "lfm2_vl": seen_in_patches,
+    "lfm2_vl, plain": seen_in_patches,
     "deepseek_vl": pooled,
     "qwen2_vl": seen_by_qwen,
     "qwen2_5_vl": seen_by_qwen,

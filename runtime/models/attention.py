@@ -1,13 +1,19 @@
 """Attention function for transformers' layers: over packed items, or under a mask object of our own."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from runtime.models.attention_mask import AttentionMask, uses_kernels
+from runtime.models.dense_attention import DenseKernel
+from runtime.models.sinks import attend_with_sinks
+from workbench.masks.builders import causal_document
 
 # Shape suffixes: T = packed tokens, H = heads, D = head width, N = items of one length L.
 
@@ -40,9 +46,21 @@ class Attends(Protocol):
     """Attention with a mask of its own, and possibly keys on several ranks."""
 
     def attend(
-        self, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, *, scale: float, window: int | None
+        self,
+        q_HTD: Tensor,
+        k_GTD: Tensor,
+        v_GTD: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        sinks: Tensor | None,
     ) -> Tensor:
-        """[H, T, D] for G heads of keys and values; `window`: number of visible tokens, None: no limit."""
+        """[H, T, D] for G heads of keys and values.
+
+        Args:
+            window: number of visible tokens; None: no limit.
+            sinks: [H], see `runtime.models.sinks`; None: there are none.
+        """
         ...
 
 
@@ -83,13 +101,15 @@ def packed_sdpa(
     is_causal: bool | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
     """Attention within each item, with the signature of transformers' attention functions.
 
-    The mask decides: attention under a `Packing` is computed here, other masks compute it themselves. Dropout
-    is off: a forward pass draws no random numbers. Values narrower than keys (latent attention) are padded,
-    as torch's fused kernel on CPUs, and kernels under masks, want one width.
+    The mask decides: attention under a `Packing` is computed here, other masks compute it themselves. `s_aux`
+    are sinks: with them, our kernels run on a GPU, as torch's return no log-sum-exp. Values narrower than
+    keys (latent attention) are padded, as torch's fused kernel on CPUs, and kernels under masks, want one
+    width. Dropout is off: a forward pass draws no random numbers.
 
     Returns:
         [1, T, H, D] and None (no attention weights).
@@ -107,26 +127,36 @@ def packed_sdpa(
             is_causal=is_causal,
             sliding_window=sliding_window,
             softcap=softcap,
+            s_aux=s_aux,
         )
         return y_1THD[..., :width], nothing
-    if not isinstance(attention_mask, Packing):
+    attends = attention_mask
+    if isinstance(attends, Packing) and s_aux is not None and uses_kernels(query_1HTD.device):
+        attends = _causal_items(attends.lengths, query_1HTD.device)
+    if not isinstance(attends, Packing):
         if softcap is not None:
             raise ValueError(f"attention under a mask or over several ranks has no soft cap, got {softcap}")
         scale = query_1HTD.shape[-1] ** -0.5 if scaling is None else scaling
-        y_HTD = attention_mask.attend(
-            query_1HTD[0], key_1HTD[0], value_1HTD[0], scale=scale, window=sliding_window
+        y_HTD = attends.attend(
+            query_1HTD[0], key_1HTD[0], value_1HTD[0], scale=scale, window=sliding_window, sinks=s_aux
         )
         return y_HTD.transpose(0, 1)[None], None
     causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
-    rule = _Rule(scaling, causal, sliding_window, softcap)
+    rule = _Rule(scaling, causal, sliding_window, softcap, s_aux)
     outputs = []
-    for group in attention_mask.groups:
+    for group in attends.groups:
         q_NHLD, k_NHLD, v_NHLD = (_items(x, group) for x in (query_1HTD, key_1HTD, value_1HTD))
-        kernel = _fused if softcap is None else _capped
-        outputs.append(kernel(q_NHLD, k_NHLD, v_NHLD, rule).transpose(1, 2).flatten(0, 1))
-    if attention_mask.restore is None:
+        outputs.append(rule.kernel(q_NHLD, k_NHLD, v_NHLD, rule).transpose(1, 2).flatten(0, 1))
+    if attends.restore is None:
         return outputs[0][None], None
-    return torch.cat(outputs).index_select(0, attention_mask.restore)[None], None
+    return torch.cat(outputs).index_select(0, attends.restore)[None], None
+
+
+@lru_cache(maxsize=8)
+def _causal_items(lengths: tuple[int, ...], device: torch.device) -> AttentionMask:
+    """The mask of a `Packing` for the kernels; all layers of a microbatch have the same."""
+    field = causal_document(lengths)
+    return AttentionMask(field, field, device)
 
 
 class _Rule(NamedTuple):
@@ -136,6 +166,14 @@ class _Rule(NamedTuple):
     causal: bool
     window: int | None
     softcap: float | None
+    sinks: Tensor | None
+
+    @property
+    def kernel(self) -> "Callable[[Tensor, Tensor, Tensor, _Rule], Tensor]":
+        """The function that computes it."""
+        if self.sinks is not None:
+            return _sunk
+        return _fused if self.softcap is None else _capped
 
     def mask(self, length: int, device: torch.device) -> Tensor | None:
         """[L, L] True where a query sees a key; None where the rule is plain causal or full."""
@@ -175,6 +213,21 @@ def _capped(q_NHLD: Tensor, k_NHLD: Tensor, v_NHLD: Tensor, rule: _Rule) -> Tens
         score_NHLL = score_NHLL.masked_fill(~mask_LL, float("-inf"))
     wide = torch.promote_types(score_NHLL.dtype, torch.float32)
     return score_NHLL.softmax(dim=-1, dtype=wide).to(v_NHLD.dtype) @ v_NHLD
+
+
+def _sunk(q_NHLD: Tensor, k_NHLD: Tensor, v_NHLD: Tensor, rule: _Rule) -> Tensor:
+    """[N, H, L, D] with a sink for every head, as in gpt-oss.
+
+    All scores of the items are in memory while a pass computes: O(N H L^2) bytes. They are not kept for the
+    backward, which computes them again.
+    """
+    assert rule.sinks is not None
+    assert rule.causal, "language models alone have sinks"
+    length, width = q_NHLD.shape[2:]
+    mask_LL = rule.mask(length, q_NHLD.device)
+    seen_LL = _window(length, length, q_NHLD.device) if mask_LL is None else mask_LL
+    scale = width**-0.5 if rule.scale is None else rule.scale
+    return attend_with_sinks(q_NHLD, k_NHLD, v_NHLD, rule.sinks, DenseKernel(seen_LL, scale))
 
 
 def _items(x_1HTD: Tensor, group: LengthGroup) -> Tensor:

@@ -1,19 +1,29 @@
 """A planned mask on a device, and attention under it: by kernels on a GPU, dense on a CPU."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runtime.kernels.bitfield_attention.attention import DEFAULT, Options, bitfield_attention
+from runtime.kernels.bitfield_attention.attention import (
+    DEFAULT,
+    Options,
+    attention_backward,
+    attention_forward,
+    bitfield_attention,
+    check_attention,
+)
 from runtime.kernels.bitfield_attention.mask import KernelMask, TokenFields, kernel_mask
 from runtime.kernels.bitfield_attention.plan import BLOCK, KernelPlan, make_plan
+from runtime.models.dense_attention import attend, attend_backward
+from runtime.models.sinks import Forward, attend_with_sinks
 from workbench.masks.bitfield import Bitfield, dense
 from workbench.masks.builders import narrowed
 
-# Shape suffixes: H = query heads, G = key/value heads, Q = queries, K = keys, D = head width.
+# Shape suffixes: H = query heads, G = key/value heads, Q, T = queries, K, S = keys, D = head width.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +85,14 @@ class AttentionMask:
         return None if window > span else window
 
     def attend(
-        self, q_HQD: Tensor, k_GKD: Tensor, v_GKD: Tensor, *, scale: float, window: int | None = None
+        self,
+        q_HQD: Tensor,
+        k_GKD: Tensor,
+        v_GKD: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """[H, Q, D]; a query without a key gives 0.
 
@@ -87,6 +104,8 @@ class AttentionMask:
         """
         if q_HQD.device.type != self.device.type:
             raise ValueError(f"mask is on {self.device}, queries are on {q_HQD.device}")
+        if sinks is not None:
+            return attend_with_sinks(q_HQD, k_GKD, v_GKD, sinks, View(self, window, scale))
         q, k, v = q_HQD[None], k_GKD[None], v_GKD[None]
         if q.device.type == "cuda":
             return bitfield_attention(q, k, v, *self.planned(window), scale=scale, options=self.options)[0]
@@ -95,6 +114,42 @@ class AttentionMask:
             q, k, v, attn_mask=visible_QK, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
         return torch.where(visible_QK.any(1)[:, None], y_1HQD, 0)[0]
+
+
+class View(NamedTuple):
+    """The mask of queries over keys, and the scale of scores."""
+
+    mask: AttentionMask
+    window: int | None
+    scale: float
+
+    def forward(self, q_HTD: Tensor, k_GSD: Tensor, v_GSD: Tensor) -> tuple[Tensor, Tensor]:
+        """Output [H, T, D] and log-sum-exp [H, T]; 0 and -inf for a query that sees no key.
+
+        Raises:
+            ValueError: the kernels do not support the head width or dtype; there is no fallback on a GPU.
+        """
+        if not uses_kernels(q_HTD.device):
+            return attend(q_HTD, k_GSD, v_GSD, self.mask.dense(self.window), self.scale)
+        mask, plan = self.mask.planned(self.window)
+        q, k, v = q_HTD[None], k_GSD[None], v_GSD[None]
+        check_attention(q, k, v, mask, plan)
+        y, lse = attention_forward(q, k, v, mask, plan, self.scale, self.mask.options)
+        return y[0], lse[0]
+
+    def backward(self, dy_HTD: Tensor, forward: Forward) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of queries, keys and values; arguments as of `attend_backward`."""
+        if not uses_kernels(dy_HTD.device):
+            return attend_backward(dy_HTD, forward, self.mask.dense(self.window), self.scale)
+        mask, plan = self.mask.planned(self.window)
+        q, k, v, y, lse, dy = (x[None] for x in (*forward, dy_HTD))
+        dq, dk, dv = attention_backward(q, k, v, y, lse, dy, mask, plan, self.scale, self.mask.options)
+        return dq[0], dk[0], dv[0]
+
+
+def uses_kernels(device: torch.device) -> bool:
+    """Whether attention on that device runs in the kernels."""
+    return device.type == "cuda"
 
 
 def token_fields(tokens: Bitfield, device: torch.device | str) -> TokenFields:

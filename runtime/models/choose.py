@@ -20,6 +20,7 @@ from runtime.models.vision_kimi import KimiVisionAdapter
 from runtime.models.vision_llama4 import Llama4VisionAdapter
 from runtime.models.vision_rotary import PixtralAdapter, Qwen2VisionAdapter, Qwen25VisionAdapter
 from runtime.models.vision_scaled import Dinov2Adapter, InternVitAdapter
+from runtime.models.vision_siglip2 import Siglip2Adapter
 from runtime.models.vision_stacked import Qwen3VisionAdapter, Qwen35VisionAdapter
 from workbench.model.model_graph import Module
 from workbench.plan.runnable import check_family
@@ -28,6 +29,7 @@ ADAPTERS: Mapping[str, Callable[[Module], Adapter]] = {
     **{kind: partial(DecoderAdapter, family=family) for kind, family in DECODERS.items()},
     "mllama_text_model": CrossDecoderAdapter,
     "siglip_vision_model": SiglipAdapter,
+    "siglip2_vision_model": Siglip2Adapter,
     "idefics3_vision": Idefics3Adapter,
     "clip_vision_model": ClipAdapter,
     "dinov2": Dinov2Adapter,

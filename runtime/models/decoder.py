@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers.configuration_utils import PretrainedConfig
+from transformers.models.lfm2.configuration_lfm2 import Lfm2Config
 
 from runtime.models.adapter import (
     NO_TARGET,
@@ -56,6 +57,7 @@ class DecoderFamily:
         rotates_by_layer_type: whether kinds of layers have rotation angles of their own.
         norm: class of its RMSNorm, None where it uses LayerNorm.
         norm_offset: 1.0 where the norm's scale is 1 + weight.
+        norm_bias: whether its LayerNorm, if it uses that, has a shift.
         router: class of its router, None where every token goes through the same MLP.
         own_router: makes ours from it.
         experts: class of transformers' experts; None: there are none, or `adapt` replaces them.
@@ -64,10 +66,12 @@ class DecoderFamily:
         final_norm: name of the norm before the head.
         scales_embedding: whether token embeddings are multiplied by sqrt(width).
         head_bias: whether the head has a bias.
+        scales_logits: whether logits are multiplied by `logit_scale` of the configuration.
         adapt: replaces parts of a layer by our own, with the same names of weights.
         fills: (ending of a block's local name, initial distribution) where it is another than usual.
         ignored: prefixes of checkpoint tensors that the language model does not use.
         cuts, mixture_kinds: as of a `StageLayer`, of its blocks.
+        regions: of a `StageLayer`, besides the usual ones.
         separate_experts: names of experts that checkpoints store one by one; None: they do not.
         transposes_experts: whether they may store them as [experts, in, out].
         predicts_ahead: whether they may have a block after the last that predicts the token after the next.
@@ -81,6 +85,7 @@ class DecoderFamily:
     rotates_by_layer_type: bool = False
     positions: PositionTable | None = None
     norm_offset: float = 0.0
+    norm_bias: bool = True
     router: type[nn.Module] | None = None
     own_router: Callable[[nn.Module], nn.Module] = WideRouter
     experts: type[nn.Module] | None = None
@@ -90,10 +95,12 @@ class DecoderFamily:
     final_norm: str = "model.norm"
     scales_embedding: bool = False
     head_bias: bool = False
+    scales_logits: bool = False
     adapt: Callable[[nn.Module], None] | None = None
     fills: tuple[tuple[str, Fill], ...] = ()
     ignored: tuple[str, ...] = ()
     cuts: CutRules = ()
+    regions: tuple[str, ...] = ()
     mixture_kinds: MixtureKinds = ()
     separate_experts: SeparateExperts | None = None
     transposes_experts: bool = False
@@ -161,6 +168,7 @@ class DecoderBlock(InnerLayer):
     def __init__(self, config: PretrainedConfig, family: DecoderFamily, index: int) -> None:
         super().__init__({"block": f"{family.layers}.{index}"}, _std(config))
         self.cuts, self.mixture_kinds, self.fills = family.cuts, family.mixture_kinds, family.fills
+        self.regions = (*self.regions, *family.regions)
         self.block = family.layer(config, layer_idx=index)
         self.rotation = config.layer_types[index] if family.rotates_by_layer_type else ONE_ROTATION
         if family.router is not None:
@@ -194,6 +202,11 @@ def _layer_norm_eps(config: PretrainedConfig) -> float:
     return float(getattr(config, "layer_norm_epsilon", 1e-5))
 
 
+def _rms_norm_eps(config: PretrainedConfig) -> float:
+    """Under the key of LFM2, or that of all others."""
+    return float(config.norm_eps if isinstance(config, Lfm2Config) else config.rms_norm_eps)
+
+
 class NextTokenHead(InnerLayer):
     """Layer N+1: final norm, head and the sum of next-token losses, in float32 or wider."""
 
@@ -202,15 +215,19 @@ class NextTokenHead(InnerLayer):
     def __init__(self, config: PretrainedConfig, family: DecoderFamily) -> None:
         super().__init__({"norm": family.final_norm, "lm_head": "lm_head"}, _std(config))
         if family.norm is None:
-            self.norm: nn.Module = nn.LayerNorm(config.hidden_size, eps=_layer_norm_eps(config))
+            eps = _layer_norm_eps(config)
+            self.norm: nn.Module = nn.LayerNorm(config.hidden_size, eps=eps, bias=family.norm_bias)
         else:
-            self.norm = WideRMSNorm(config.hidden_size, config.rms_norm_eps, family.norm_offset)
+            self.norm = WideRMSNorm(config.hidden_size, _rms_norm_eps(config), family.norm_offset)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=family.head_bias)
         self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
+        self.logit_scale = float(config.logit_scale) if family.scales_logits else None
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
-        """[T, V]."""
-        logits_TV: Tensor = self.lm_head(self.norm(hidden_TD))
+        """[T, V]; scaled states give scaled logits, at a fraction of the memory."""
+        normal_TD = self.norm(hidden_TD)
+        scaled_TD = normal_TD if self.logit_scale is None else normal_TD * self.logit_scale
+        logits_TV: Tensor = self.lm_head(scaled_TD)
         if self.softcap is None:
             return logits_TV
         return torch.tanh(logits_TV / self.softcap) * self.softcap

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from transformers.models.cohere2 import modeling_cohere2 as cohere2
 from transformers.models.deepseek_v2 import modeling_deepseek_v2 as deepseek_v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek_v3
 from transformers.models.gemma import modeling_gemma as gemma
@@ -14,6 +15,8 @@ from transformers.models.glm4_moe import modeling_glm4_moe as glm4_moe
 from transformers.models.glm4v import modeling_glm4v as glm4v
 from transformers.models.glm4v_moe import modeling_glm4v_moe as glm4v_moe
 from transformers.models.gpt2 import modeling_gpt2 as gpt2
+from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
+from transformers.models.lfm2 import modeling_lfm2 as lfm2
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.llama4 import modeling_llama4 as llama4
 from transformers.models.mistral import modeling_mistral as mistral
@@ -32,7 +35,9 @@ from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as qwen3_
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3_vl
 from transformers.models.qwen3_vl_moe import modeling_qwen3_vl_moe as qwen3_vl_moe
 
-from runtime.models import deepseek, delta_net
+from runtime.models import cohere, deepseek, delta_net
+from runtime.models import gpt_oss as own_gpt_oss
+from runtime.models import lfm2 as own_lfm2
 from runtime.models.adapter import CutKind, CutRules
 from runtime.models.decoder import DecoderFamily, PositionTable
 from runtime.models.glm import CorrectedRouter, GlmMixture
@@ -191,6 +196,7 @@ DECODERS: Mapping[str, DecoderFamily] = {
         norm_offset=1.0,
         scales_embedding=True,
     ),
+    "cohere2": family(cohere2, "Cohere2", norm=None, norm_bias=False, adapt=cohere.adapt, scales_logits=True),
     "phi3": family(phi3, "Phi3"),
     "phi": family(phi, "Phi", norm=None, final_norm="model.final_layernorm", head_bias=True),
     "gpt2": family(
@@ -204,6 +210,22 @@ DECODERS: Mapping[str, DecoderFamily] = {
         pads_embedding=False,
         layers="transformer.h",
         final_norm="transformer.ln_f",
+    ),
+    "gpt_oss": family(
+        gpt_oss,
+        "GptOss",
+        adapt=own_gpt_oss.adapt,
+        cuts=own_gpt_oss.CUTS,
+        fills=own_gpt_oss.FILLS,
+        mixture_kinds=((gpt_oss.GptOssMLP, own_gpt_oss.GptOssMixture),),
+    ),
+    "lfm2": family(
+        lfm2,
+        "Lfm2",
+        final_norm="model.embedding_norm",
+        adapt=own_lfm2.adapt,
+        cuts=own_lfm2.CUTS,
+        regions=own_lfm2.REGIONS,
     ),
     "opt": family(
         opt,

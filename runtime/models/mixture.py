@@ -10,7 +10,7 @@ Source: Shazeer et al. 2017, "Outrageously Large Neural Networks", section 2 (su
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -50,15 +50,20 @@ class Experts(nn.Module):
 
     Attributes:
         linear: computes a grouped linear map; a split backward replaces it.
+        alternates: whether features of gate and up alternate, instead of being halves.
+        adds_bias: whether this rank adds the bias of results; of ranks that share an expert, one does.
     """
+
+    alternates: ClassVar[bool] = False
 
     def __init__(self, experts: Any, orientation: Orientation = Orientation.OUT_IN) -> None:
         super().__init__()
         self.gate_up_proj: nn.Parameter = experts.gate_up_proj
         self.down_proj: nn.Parameter = experts.down_proj
-        self.act_fn = experts.act_fn
+        self.act_fn: Callable[[Tensor], Tensor] = getattr(experts, "act_fn", nn.Identity())
         self.orientation = orientation
         self.linear: Callable[[Tensor, GroupedLinear], Tensor] = grouped
+        self.adds_bias = True
 
     @property
     def inner_dims(self) -> tuple[int, int]:
@@ -67,11 +72,10 @@ class Experts(nn.Module):
 
     def forward(self, x_RD: Tensor, groups: Groups) -> Tensor:
         """[R, D] results of rows that are sorted by expert."""
-        return self._mapped(
-            self._gated(self._mapped(x_RD, self.gate_up_proj, groups)), self.down_proj, groups
-        )
+        return self._mapped(self.gated(self._mapped(x_RD, self.gate_up_proj, groups)), self.down_proj, groups)
 
-    def _gated(self, halves: Tensor) -> Tensor:
+    def gated(self, halves: Tensor) -> Tensor:
+        """The activation of gate and up."""
         gate, up = halves.chunk(2, dim=-1)
         return self.act_fn(gate) * up
 

@@ -137,10 +137,18 @@ class TiledAttention:
     masks: tuple[Tensor, ...]
 
     def attend(
-        self, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, *, scale: float, window: int | None
+        self,
+        q_HTD: Tensor,
+        k_GTD: Tensor,
+        v_GTD: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """[H, T, D], with as many heads of keys as of queries. Images of one mask run in a batch."""
         assert window is None, "the tower has no windows"
+        assert sinks is None, "nor sinks"
         num = len(self.masks)
         q, k, v = (x.unflatten(1, (num, -1)).transpose(0, 1) for x in (q_HTD, k_GTD, v_GTD))
         outputs = [

@@ -12,7 +12,8 @@ class WideRMSNorm(nn.Module):
 
     Differs: transformers' norms round float64 inputs to float32, which turns differences of 1e-16 into
     differences of 1e-8 and makes parity in float64 impossible. For float32
-    and narrower inputs the arithmetic is the same, operation by operation.
+    and narrower inputs the arithmetic is the same, operation by operation, except that gpt-oss rounds back
+    after its scale.
 
     Args:
         width: of the normalised dim.

@@ -130,6 +130,8 @@ def _module(step: ProjectorStep, width: int, width_out: int) -> tuple[nn.Module,
         return nn.Identity(), width if step.how is Merge.MEAN else width * step.merge
     if step.norm is Norm.LAYER:
         return nn.LayerNorm(width, eps=step.eps), width
+    if step.norm is Norm.UNSHIFTED:
+        return nn.LayerNorm(width, eps=step.eps, bias=False), width
     if step.norm is Norm.RMS:
         return WideRMSNorm(width, step.eps, step.offset), width
     if step.act is not None:

@@ -7,6 +7,7 @@ overview of the whole image; a single tile has none.
 from dataclasses import dataclass
 from functools import cache
 from math import ceil
+from typing import Any
 
 import numpy as np
 
@@ -129,10 +130,29 @@ def llama4_tiles(height_px: int, width_px: int, *, tile_px: int, most: int) -> i
         >>> llama4_tiles(1080, 1920, tile_px=336, most=16)
         16
     """
+    return _least_stretched(height_px, width_px, tile_px, most, np.float32)
+
+
+def cohere_tiles(height_px: int, width_px: int, *, tile_px: int, most: int) -> int:
+    """Command A Vision: Llama 4's rule, divided in float64.
+
+    Source: `get_optimal_tiled_canvas` of transformers' Cohere 2 Vision image processor.
+
+    Example:
+        >>> cohere_tiles(1080, 1920, tile_px=512, most=12)
+        13
+    """
+    return _least_stretched(height_px, width_px, tile_px, most, np.float64)
+
+
+def _least_stretched(
+    height_px: int, width_px: int, tile_px: int, most: int, kind: type[np.floating[Any]]
+) -> int:
+    """The number of tiles, with one of the whole image; `kind`: of the numbers that grids are compared by."""
     _check(height_px, width_px, tile_px, most)
     grids = _grids(1, most)
-    sides = np.array(grids, np.float32) * np.float32(tile_px)
-    scales = np.minimum(sides[:, 0] / np.float32(height_px), sides[:, 1] / np.float32(width_px))
+    sides = np.array(grids, kind) * kind(tile_px)
+    scales = np.minimum(sides[:, 0] / kind(height_px), sides[:, 1] / kind(width_px))
     enlarging = scales[scales >= 1]
     chosen = enlarging.min() if enlarging.size else scales.max()
     tiles = min(

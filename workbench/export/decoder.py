@@ -10,7 +10,8 @@ from workbench.model.experts import EXPERT, JOIN, SHARED, SIGMOID, SOFTMAX, num_
 from workbench.model.latent_attention import KV_DOWN
 from workbench.model.layer import Attention, DeltaRule, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise
 from workbench.model.model_graph import Module
-from workbench.model.transformer import GATE
+from workbench.model.short_conv import has_short_conv
+from workbench.model.transformer import GATE, is_rms
 
 USUAL_ROPE_BASE = 10000.0
 _SUMS_TO_ONE = {"qwen3_moe": False}  # default of `norm_topk_prob` in a configuration
@@ -99,7 +100,7 @@ def decoder_of(module: Module) -> Decoder:
         head_dim=attention.head_dim,
         activation=_activation(block.operators),
         is_gated=bool(mlp_products.keys() & {"gate", "gate_up"}),
-        is_rms=len(_norm(block).weights) == 1,
+        is_rms=is_rms(_norm(block)),
         is_tied=any(layer.tied for layer in module.layers),
         is_rotary=any(op.name == "rotary" for op in block.operators),
         qkv_bias=qkv.bias,
@@ -132,6 +133,10 @@ def _check_block(module: Module, block: Layer) -> None:
         raise ValueError(f"blocks of {module.name!r} with linear attention")
     if KV_DOWN in names:
         raise ValueError(f"attention of {module.name!r} with latent queries, keys or values")
+    if any(isinstance(op, Attention) and op.has_sinks for op in block.operators):
+        raise ValueError(f"attention of {module.name!r} with sinks")
+    if has_short_conv(block.operators):
+        raise ValueError(f"blocks of {module.name!r} with short convolutions")
     if GATE in names:
         raise ValueError(f"attention of {module.name!r} with gates")
     norms = [op.name for op in block.operators if isinstance(op, Pointwise) and op.name.endswith("_norm")]

@@ -17,6 +17,7 @@ from workbench.model.item_tokens import (
     evenly_near,
     merged_tokens,
     packs_tiles,
+    split_px,
     takes_any_size,
     tile_tokens,
     video_of,
@@ -84,7 +85,7 @@ def _cut(module: Module, parts: Parts | None, *, is_audio: bool) -> Callable[[An
         return lambda duration_s: clip_tokens(module, duration_s)
     if parts is not None and TILES in parts.notes and not _is_sized(module):
         return lambda size: tile_tokens(module, *size)
-    return lambda size: [size]
+    return lambda size: split_px(module, *size)
 
 
 def _is_sized(module: Module) -> bool:

@@ -22,6 +22,7 @@ from workbench.model.item_tokens import (
     native_tokens,
     packs_tiles,
     source_config,
+    split_px,
     takes_any_size,
     tile_tokens,
     video_of,
@@ -150,7 +151,9 @@ def _kind(module: Module) -> str:
 
 def _image_rule(module: Module, tiling: Tiling) -> ImageRule:
     if takes_any_size(module) or packs_tiles(module):
-        return lambda height_px, width_px: (image_tokens(module, height_px, width_px),)
+        if tiling is Tiling.NONE:
+            return lambda height_px, width_px: (image_tokens(module, height_px, width_px),)
+        return lambda *image: tuple(image_tokens(module, *part) for part in split_px(module, *image))
     native = native_tokens(module)
     assert native is not None, "else it takes any size"
     if tiling is Tiling.NONE:

@@ -7,7 +7,16 @@ from workbench.cost.expert_parallel import COMBINE, FOR_ALL_GATE, FOR_ALL_GATED,
 from workbench.memory.delta_rule import eager_rule_bytes
 from workbench.memory.setting import INDEX_BYTES, Setting
 from workbench.model.delta_net import GATED_NORM
-from workbench.model.experts import JOIN, SHARED_GATE, SHARED_GATED, SIGMOID, SOFTMAX, is_of_expert
+from workbench.model.experts import (
+    CHOSEN_SOFTMAX,
+    CLAMPED,
+    JOIN,
+    SHARED_GATE,
+    SHARED_GATED,
+    SIGMOID,
+    SOFTMAX,
+    is_of_expert,
+)
 from workbench.model.frozen import Needs
 from workbench.model.latent_attention import KV_DOWN, KV_UP, LATENT_ROTARY
 from workbench.model.layer import (
@@ -22,7 +31,8 @@ from workbench.model.layer import (
     Shard,
     reads_alike,
 )
-from workbench.model.transformer import GATE, PARTIAL_ROTARY
+from workbench.model.short_conv import PARTS, SHORT_CONV
+from workbench.model.transformer import GATE, PARTIAL_ROTARY, is_rms
 
 # Memory-bound operators whose backward needs no tensor of the forward.
 RESIDUAL = "residual"
@@ -43,6 +53,7 @@ ACTIVATION_TENSORS = {
     "qk_norm": 1,
     "router_softmax": 1,
     "router_sigmoid": 1,
+    CLAMPED: 4,
 }
 
 ACTIVATIONS = tuple(f".{name}" for name in ACTIVATION_TENSORS)
@@ -128,7 +139,8 @@ def shared_bytes(layer: Layer, needs: Needs, setting: Setting) -> int:
     if isinstance(attention, Attention) and isinstance(rotation, Pointwise):
         num_keys = 1 if rotation.name == LATENT_ROTARY else attention.num_kv_heads
         rotated = rotation.width / (attention.num_heads + num_keys)
-        tables = 2 * rotated * setting.element_bytes
+        each = 1 if attention.has_sinks else 2  # gpt-oss has one angle for both numbers of a pair
+        tables = each * rotated * setting.element_bytes
     indices = 2 * INDEX_BYTES if setting.is_gathered else 0
     return round(setting.tokens(attention) * (tables + indices))
 
@@ -202,12 +214,14 @@ class _LayerAccount:
 
         A capped attention keeps two of them per head, and a mask of one byte per element; one with a learned
         bias its weights, and the positions of the bias in its table; a window shorter than an item a mask of
-        numbers, once for all items of one length. A mask of the samples is one over all tokens.
+        numbers, once for all items of one length; one with sinks nothing. A mask of the samples is one over
+        all tokens.
         """
         lengths = set(self._setting.lengths)
         if operator.name == BIAS:
             return sum(n * n for n in lengths) * float(INDEX_BYTES) * self._trained
-        if not isinstance(operator, Attention) or not self._live or self._setting.grid.cp > 1:
+        is_alone = self._live and self._setting.grid.cp == 1
+        if not isinstance(operator, Attention) or operator.has_sinks or not is_alone:
             return 0.0
         if self._setting.masked_tokens:
             num_tokens = self._setting.masked_tokens  # one byte each: whether it attends to nothing
@@ -266,7 +280,9 @@ class _LayerAccount:
 
     def _pointwise(self, operator: Pointwise) -> float:
         size, wide = self._setting.element_bytes, self._setting.wide_bytes
-        if operator.weights and not operator.name.endswith(ACTIVATIONS):  # these may have biases of their own
+        if operator.weights and not operator.name.endswith(
+            (*ACTIVATIONS, SHORT_CONV)
+        ):  # these may have biases
             return 0.0 if _is_relu(self._previous) else self._norm(operator)
         if not self._live:
             return 0.0
@@ -274,27 +290,34 @@ class _LayerAccount:
             return operator.width * (wide + (size if operator.is_capped else 0)) + 2 * INDEX_BYTES
         if operator.name in (JOIN, COMBINE):
             return self._num_chosen * (operator.width * size + INDEX_BYTES)  # and the order of rows
-        if operator.name in (SOFTMAX, SIGMOID):
-            # Which expert and where its row is, scores and shares.
-            chosen = self._num_chosen * (2 * INDEX_BYTES + 2 * wide) + wide
-            return chosen + self._activation(operator)
+        if operator.name in (SOFTMAX, SIGMOID, CHOSEN_SOFTMAX):
+            return self._choice(operator)
         return self._activation(operator)
+
+    def _choice(self, operator: Pointwise) -> float:
+        """Return what a router keeps: which expert and where its row is, scores and shares."""
+        size, wide = self._setting.element_bytes, self._setting.wide_bytes
+        if operator.name == CHOSEN_SOFTMAX:
+            return self._num_chosen * (2 * INDEX_BYTES + size)  # its scores are the shares
+        return self._num_chosen * (2 * INDEX_BYTES + 2 * wide) + wide + self._activation(operator)
 
     def _activation(self, operator: Pointwise) -> float:
         """Return what an activation keeps, or a gate: itself and what it multiplies."""
         size = self._setting.wide_bytes if operator.name == SIGMOID else self._setting.element_bytes
+        if operator.name == SHORT_CONV:  # gates and what the first multiplies; what is convolved, and gives
+            return (PARTS + 2) * operator.width * size
         if operator.name == GATE:
             return 2 * operator.width * size
         if operator.name in (SHARED_GATED, FOR_ALL_GATED):
             return (operator.width + 1) * size
         tensors = activation_tensors(operator)
-        return operator.width * (tensors + 2 if operator.num_passes > 2 else tensors) * size
+        index = INDEX_BYTES if operator.name.endswith(CLAMPED) else 0  # of a row's expert, for its biases
+        return operator.width * (tensors + 2 if operator.num_passes > 2 else tensors) * size + index
 
     def _norm(self, operator: Pointwise) -> float:
         size, wide = self._setting.element_bytes, self._setting.wide_bytes
         vectors = operator.width / operator.weights[0][1]
-        is_rms = len(operator.weights) == 1
-        if is_rms:
+        if is_rms(operator):
             normalised = operator.width * size if self._trained else 0.0
             if not self._live:
                 return normalised
@@ -364,19 +387,16 @@ def is_head_major(layer: Layer) -> bool:
 
     In transformers: Whisper, the one architecture whose queries have a bias and keys none; and those that
     concatenate queries from rotated and other parts: DeepSeek, GLM, Phi-3 (one projection without a bias
-    before causal attention), Phi (attention parallel to the MLP) and Qwen3.5 (gated attention).
+    before causal attention), Phi (attention parallel to an MLP with biases) and Qwen3.5 (gated attention).
     """
     names = {operator.name for operator in layer.operators}
     bias = {op.name: op.bias for op in layer.operators if isinstance(op, Matmul)}
     is_whisper = bias.get("q_proj", False) and not bias.get("k_proj", True)
     is_causal = any(isinstance(op, Attention) and op.causal for op in layer.operators)
     is_phi3 = is_causal and not bias.get("qkv_proj", True)
-    return (
-        is_whisper
-        or is_phi3
-        or is_parallel(layer)
-        or not names.isdisjoint({PARTIAL_ROTARY, LATENT_ROTARY, GATE})
-    )
+    is_phi = is_parallel(layer) and bias.get("mlp.up", False)
+    parts = {PARTIAL_ROTARY, LATENT_ROTARY, GATE}
+    return is_whisper or is_phi3 or is_phi or not names.isdisjoint(parts)
 
 
 def is_parallel(layer: Layer) -> bool:

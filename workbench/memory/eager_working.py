@@ -264,7 +264,7 @@ class _OperatorBytes:
 
     def _scores(self, operator: Operator, copies: int) -> float:
         """Return the working bytes of scores, of an attention that stores them."""
-        if not isinstance(operator, Attention) or not (operator.is_capped or self._is_biased):
+        if not isinstance(operator, Attention) or not (_stores_scores(operator) or self._is_biased):
             return 0.0
         return copies * score_bytes(operator, self._setting)
 
@@ -326,6 +326,11 @@ class _OperatorBytes:
             tensors = max(operator.num_passes, min(activation_tensors(operator) + 1, MOST_BACKWARD))
             return operator.width * tensors * size / setting.cut(operator)
         return self._forward_width(operator)
+
+
+def _stores_scores(attention: Attention) -> bool:
+    """Whether all scores of an item are in memory while it computes."""
+    return attention.is_capped or attention.has_sinks
 
 
 def _width(operator: Operator) -> int:

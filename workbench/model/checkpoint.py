@@ -70,7 +70,21 @@ def check_weights(folder: Path, modules: Iterable[str]) -> None:
     if not folder.is_dir():
         raise ValueError(f"weights {folder}: no such folder")
     for holder in (folder,) if composite_of(folder) is not None else (folder / name for name in modules):
+        _refuse_quantized(holder)
         _check_files(holder)
+
+
+def _refuse_quantized(folder: Path) -> None:
+    """Raise ValueError where weights are stored as blocks of small numbers with scales."""
+    if not (folder / CONFIG).is_file():
+        return
+    how = read_config(folder).get("quantization_config")
+    if how is not None:
+        method = how.get("quant_method", how) if isinstance(how, dict) else how
+        raise ValueError(
+            f"weights {folder}: they are quantized ({method!s:.40}), and training wants plain ones; load "
+            "them dequantized with transformers, and give the folder that its save_pretrained writes"
+        )
 
 
 def _check_files(folder: Path) -> None:

@@ -10,6 +10,10 @@ SHARED = "mlp.shared"
 SHARED_GATE, SHARED_GATED = f"{SHARED}_gate", f"{SHARED}_gated"
 JOIN = "mlp.join"
 SOFTMAX, SIGMOID = "mlp.router_softmax", "mlp.router_sigmoid"  # of a router's scores
+CLAMPED = (
+    "clamped_swiglu"  # activation of gpt-oss: (up + 1) x gate x sigmoid(alpha x gate), both clamped first
+)
+CHOSEN_SOFTMAX = "mlp.router_chosen_softmax"  # of the scores of a token's experts alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +22,7 @@ class Experts:
 
     Each works on `capacity` times an equal share of rows: above 1 where rows are padded. `scores` names the
     operator that makes shares of the router's scores. Where `gates_shared`, the sigmoid of a number of each
-    token multiplies the result of `shared`.
+    token multiplies the result of `shared`. `router_bias`: whether the router's matmul has a bias.
     """
 
     num: int
@@ -28,6 +32,7 @@ class Experts:
     capacity: float = 1.0
     gates_shared: bool = False
     scores: str = SOFTMAX
+    router_bias: bool = False
 
     def __post_init__(self) -> None:
         if self.num_chosen > self.num:
@@ -82,8 +87,9 @@ def with_experts(block: Layer, experts: Experts) -> Layer:
 
 def _expert_operators(width: int, experts: Experts) -> tuple[Operator, ...]:
     share = experts.capacity * experts.num_chosen / experts.num
-    router = Matmul(name="mlp.router", in_features=width, out_features=experts.num)
-    scores = Pointwise(name=experts.scores, width=experts.num, num_passes=2)
+    router = Matmul(name="mlp.router", in_features=width, out_features=experts.num, bias=experts.router_bias)
+    num_scores = experts.num_chosen if experts.scores == CHOSEN_SOFTMAX else experts.num
+    scores = Pointwise(name=experts.scores, width=num_scores, num_passes=2)
     expert_operators = [
         replace(operator, tokens_scale=share)
         for index in range(experts.num)

@@ -89,6 +89,14 @@ def image_tokens(module: Module, height_px: int, width_px: int) -> ItemTokens | 
     return ItemTokens(inside, inside // merged)
 
 
+def split_px(module: Module, height_px: int, width_px: int) -> Sequence[tuple[int, int]]:
+    """(height, width) in pixels of the images that the model's processor makes of one, each an item."""
+    family = family_of(module)
+    if not isinstance(family, Encoder):
+        return ((height_px, width_px),)
+    return family.splits(source_config(module), height_px, width_px)
+
+
 def tile_tokens(module: Module, height_px: int, width_px: int) -> tuple[ItemTokens | Tiled, ...]:
     """Of an image before an encoder of one size, as the model's processor cuts it.
 

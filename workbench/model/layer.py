@@ -119,6 +119,8 @@ class Attention:
             window.
         is_capped: whether scores are soft-capped (Gemma 2); not counted as work.
         value_dim: width of a head's value where it differs from that of query and key.
+        has_sinks: whether the softmax's denominator has a learned number for each head (gpt-oss); not counted
+            as work.
     """
 
     name: str
@@ -134,6 +136,7 @@ class Attention:
     chunk: int | None = field(default=None, metadata={WHERE_SET: True})
     is_capped: bool = field(default=False, metadata={WHERE_SET: True})
     value_dim: int | None = field(default=None, metadata={WHERE_SET: True})
+    has_sinks: bool = field(default=False, metadata={WHERE_SET: True})
 
     @property
     def mean_dim(self) -> float:
@@ -146,7 +149,8 @@ class Attention:
         return Reach(self.window, self.chunk)
 
     def parameters(self) -> tuple[Parameter, ...]:
-        return ()
+        sinks = Parameter(f"{self.name}.sinks", (self.num_heads,), Shard.COLUMN)
+        return (sinks,) if self.has_sinks else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +166,7 @@ class Pointwise:
         tokens: token count that determines T.
         tokens_scale: rows of the tensor per counted token.
         is_capped: whether its input is soft-capped first (logits of Gemma 2); not counted as work.
+        cuts_weights: whether its parameters are split with the width (a convolution of single channels).
     """
 
     name: str
@@ -172,9 +177,11 @@ class Pointwise:
     tokens: TokenCount = TokenCount.IN
     tokens_scale: float = 1.0
     is_capped: bool = field(default=False, metadata={WHERE_SET: True})
+    cuts_weights: bool = field(default=False, metadata={WHERE_SET: True})
 
     def parameters(self) -> tuple[Parameter, ...]:
-        return tuple(Parameter(f"{self.name}.{name}", (numel,)) for name, numel in self.weights)
+        shard = self.shard if self.cuts_weights else Shard.REPLICATED
+        return tuple(Parameter(f"{self.name}.{name}", (numel,), shard) for name, numel in self.weights)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,14 +6,16 @@ from enum import StrEnum
 from workbench.model.layer import Attention, Matmul, Operator, Pointwise, Shard, TokenCount
 
 GATE = "attention_gate"
+_UNSHIFTED = "centred_weight"  # name of the scale of a norm that takes off the mean and has no shift
 PARTIAL_ROTARY = "partial_rotary"  # rotation of a part of every head, which is joined to the rest
 
 
 class Norm(StrEnum):
-    """RMS has a scale; LAYER has a scale and a shift."""
+    """RMS has a scale; LAYER has a scale and a shift; UNSHIFTED is LAYER without the shift."""
 
     RMS = "rms"
     LAYER = "layer"
+    UNSHIFTED = "unshifted"
 
 
 class Placement(StrEnum):
@@ -113,7 +115,13 @@ def norm(name: str, width: int, kind: Norm, *, tokens: TokenCount = TokenCount.I
 
 def norm_weights(kind: Norm, width: int) -> tuple[tuple[str, int], ...]:
     """Names and sizes of a norm's parameters."""
-    return (("weight", width),) if kind is Norm.RMS else (("weight", width), ("bias", width))
+    own: dict[Norm, tuple[str, ...]] = {Norm.RMS: ("weight",), Norm.UNSHIFTED: (_UNSHIFTED,)}
+    return tuple((name, width) for name in own.get(kind, ("weight", "bias")))
+
+
+def is_rms(norm: Pointwise) -> bool:
+    """Whether a norm divides by the root of the mean square alone, without taking off the mean."""
+    return [name for name, _ in norm.weights] == ["weight"]
 
 
 def residual(name: str, width: int) -> Pointwise:

@@ -10,6 +10,7 @@ from workbench.model.item_tokens import family_of, source_config
 from workbench.model.layer import Attention, DeltaRule, Operator, TokenCount
 from workbench.model.model_graph import TEXT, Edge, Module
 from workbench.model.projector import Projector, from_text, shown
+from workbench.model.short_conv import has_short_conv
 from workbench.plan.kernels import Kernels
 from workbench.plan.plan import Boundaries, ModuleSettings, Plan, Sharding
 from workbench.plan.runnable_degrees import check_degrees
@@ -208,6 +209,8 @@ def _only_causal(operator: Operator) -> str:
     """Return why an operator runs on whole causal items alone; empty where it does not."""
     if isinstance(operator, DeltaRule):
         return "linear attention runs over whole samples from their first token, under no mask"
+    if has_short_conv([operator]):
+        return "a short convolution runs over whole samples, under no mask"
     if isinstance(operator, Attention) and operator.is_capped:
         return "attention under a mask has no soft cap"
     return ""

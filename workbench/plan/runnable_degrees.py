@@ -6,6 +6,7 @@ from itertools import chain
 from workbench.model.item_tokens import family_of, packs_tiles
 from workbench.model.layer import Attention, DeltaRule, Layer, Matmul, Shard
 from workbench.model.model_graph import Module
+from workbench.model.short_conv import has_short_conv
 from workbench.plan.lru_cache import Identity, LruCache
 
 _REASONS: LruCache[str] = LruCache(4096)  # empty: it can be divided
@@ -39,6 +40,8 @@ def _reasons(module: Module, tp: int, cp: int) -> Iterator[str]:
     operators = tuple(chain.from_iterable(layer.operators for layer in module.layers))
     if cp > 1 and any(isinstance(operator, DeltaRule) for operator in operators):
         yield f"linear attention hands a state from token to token, on one rank; want cp 1, got {cp}"
+    if cp > 1 and has_short_conv(operators):
+        yield f"a short convolution reads neighbouring tokens, on one rank; want cp 1, got {cp}"
     if cp > 1 and any(isinstance(operator, Attention) and operator.is_capped for operator in operators):
         yield f"attention over several ranks has no soft cap; want cp 1, got {cp}"
     if tp > 1:

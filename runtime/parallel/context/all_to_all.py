@@ -36,7 +36,14 @@ class AllToAllAttention:
         check_members(self.shares, self.group)
 
     def attend(
-        self, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, *, scale: float, window: int | None = None
+        self,
+        q_HTD: Tensor,
+        k_GTD: Tensor,
+        v_GTD: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """[H, T, D] of this rank's tokens.
 
@@ -49,7 +56,8 @@ class AllToAllAttention:
                 f"got {self.group.size} ranks"
             )
         q, k, v = (mapped(x, self._to_heads, self._to_tokens) for x in (q_HTD, k_GTD, v_GTD))
-        y = self.mask.attend(q, k, v, scale=scale, window=window)
+        own = None if sinks is None else sinks.chunk(self.group.size)[self.shares.member]
+        y = self.mask.attend(q, k, v, scale=scale, window=window, sinks=own)
         return mapped(y, self._to_tokens, self._to_heads)
 
     def _to_heads(self, x_HTD: Tensor) -> Tensor:

@@ -12,10 +12,10 @@ from torch import Tensor
 from runtime.models.adapter import NO_TARGET, PLACEHOLDER, Adapter, MicrobatchData
 from runtime.models.attention import Attends, positions
 from runtime.models.choose import adapter_of
+from runtime.models.dense_attention import wide
 from runtime.models.encoder import EncoderAdapter
 from runtime.models.projector import ClassToken, merged_places, steps_or_none
 from runtime.parallel.context.all_to_all import all_to_all_attention
-from runtime.parallel.context.block import wide
 from runtime.parallel.context.gathered import gathered_attention
 from runtime.parallel.context.group import ContextGroup
 from runtime.parallel.context.ring import ring_attention

@@ -24,9 +24,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from runtime.models.attention_mask import AttentionMask
-from runtime.parallel.context import block
-from runtime.parallel.context.block import View, view_backward, view_forward, wide
+from runtime.models import attention_mask
+from runtime.models.attention_mask import AttentionMask, View
+from runtime.models.dense_attention import wide
+from runtime.models.sinks import sink_gradient, with_sinks
 from runtime.parallel.context.group import ContextGroup, Pending
 from runtime.parallel.context.token_shares import TokenShares
 from workbench.plan.gathered_heads import heads_per_gather
@@ -60,11 +61,18 @@ class GatheredAttention:
             raise ValueError(f"chunks must be of >= 1 head, got {self.chunk_heads}")
 
     def attend(
-        self, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, *, scale: float, window: int | None = None
+        self,
+        q_HTD: Tensor,
+        k_GTD: Tensor,
+        v_GTD: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """[H, T, D] of this rank's tokens; a collective of the group, as is its backward."""
         call = _Call(self, View(self.mask, window, scale))
-        output: Tensor = _Gathered.apply(q_HTD, k_GTD, v_GTD, call)
+        output: Tensor = _Gathered.apply(q_HTD, k_GTD, v_GTD, sinks, call)
         return output
 
 
@@ -103,30 +111,34 @@ class _Chunk(NamedTuple):
 
 class _Gathered(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, call: _Call) -> Tensor:
+    def forward(
+        ctx: Any, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, sink_H: Tensor | None, call: _Call
+    ) -> Tensor:
         y_HTD = torch.empty_like(q_HTD)
         lse_HT = q_HTD.new_empty(q_HTD.shape[:2], dtype=wide(q_HTD.dtype))
         for chunk in _chunks(q_HTD, k_GTD, v_GTD, call.attention):
-            y, lse = view_forward(q_HTD[chunk.queries], chunk.keys, chunk.values, call.view)
-            y_HTD[chunk.queries], lse_HT[chunk.queries] = y, lse
-        ctx.save_for_backward(q_HTD, k_GTD, v_GTD, y_HTD, lse_HT)
+            heads = chunk.queries
+            part = call.view.forward(q_HTD[heads], chunk.keys, chunk.values)
+            own = None if sink_H is None else sink_H[heads]
+            y_HTD[heads], lse_HT[heads] = with_sinks(*part, own)
+        ctx.save_for_backward(q_HTD, k_GTD, v_GTD, y_HTD, lse_HT, sink_H)
         ctx.call = call
         return y_HTD
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy_HTD: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        q_HTD, k_GTD, v_GTD, y_HTD, lse_HT = ctx.saved_tensors
+    def backward(ctx: Any, dy_HTD: Tensor) -> tuple[Tensor | None, ...]:
+        q_HTD, k_GTD, v_GTD, y_HTD, lse_HT, sink_H = ctx.saved_tensors
         call: _Call = ctx.call
         dq_HTD = torch.empty_like(q_HTD)
         sums = _Sums(call.attention, k_GTD)
         for chunk in _chunks(q_HTD, k_GTD, v_GTD, call.attention):
             heads = chunk.queries
             saved = (q_HTD[heads], chunk.keys, chunk.values, y_HTD[heads], lse_HT[heads])
-            dq_HTD[heads], dk, dv = view_backward(dy_HTD[heads], saved, call.view)
+            dq_HTD[heads], dk, dv = call.view.backward(dy_HTD[heads], saved)
             sums.add(chunk.heads, dk, dv)
         dk_GTD, dv_GTD = sums.finish()
-        return dq_HTD, dk_GTD, dv_GTD, None
+        return dq_HTD, dk_GTD, dv_GTD, sink_gradient(dy_HTD, y_HTD, lse_HT, sink_H), None
 
 
 def _chunks(q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, attention: GatheredAttention) -> Iterator[_Chunk]:
@@ -148,7 +160,7 @@ def _chunks(q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, attention: GatheredAtte
 
 def _chunk_heads(q_HTD: Tensor, k_GTD: Tensor, shares: TokenShares) -> int:
     """Heads per chunk; 1 where scores are materialised, as their memory grows with the heads."""
-    if not block.uses_kernels(q_HTD.device):
+    if not attention_mask.uses_kernels(q_HTD.device):
         return 1
     return heads_per_gather(q_HTD.shape[0], k_GTD.shape[0], shares.most_held)
 

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from runtime.models.attention_mask import AttentionMask
-from runtime.parallel.context.block import View, is_empty, merge, view_backward, view_forward, wide
+from runtime.models.attention_mask import AttentionMask, View
+from runtime.models.dense_attention import wide
+from runtime.models.sinks import sink_gradient, with_sinks
+from runtime.parallel.context.block import is_empty, merge
 from runtime.parallel.context.gathered import check_members
 from runtime.parallel.context.group import ContextGroup, Pending
 from runtime.parallel.context.token_shares import TokenShares
@@ -39,10 +41,17 @@ class RingAttention:
         check_members(self.shares, self.group)
 
     def attend(
-        self, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, *, scale: float, window: int | None = None
+        self,
+        q_HTD: Tensor,
+        k_GTD: Tensor,
+        v_GTD: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """[H, T, D] of the own tokens; a collective of the group, as is its backward."""
-        output: Tensor = _Ring.apply(q_HTD, k_GTD, v_GTD, _Call(self, window, scale))
+        output: Tensor = _Ring.apply(q_HTD, k_GTD, v_GTD, sinks, _Call(self, window, scale))
         return output
 
     def block(self, step: int) -> int:
@@ -72,7 +81,9 @@ class _Call(NamedTuple):
 
 class _Ring(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, call: _Call) -> Tensor:
+    def forward(
+        ctx: Any, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, sink_H: Tensor | None, call: _Call
+    ) -> Tensor:
         ring, dtype = call.attention, wide(q_HTD.dtype)
         y_HTD = q_HTD.new_zeros(q_HTD.shape, dtype=dtype)
         lse_HT = y_HTD.new_full(y_HTD.shape[:2], float("-inf"))
@@ -82,19 +93,20 @@ class _Ring(torch.autograd.Function):
             view = ring.view(ring.block(step), call.window, call.scale)
             if view is not None:
                 k, v = block[:, :, : len(view.mask.keys)]
-                y_HTD, lse_HT = merge((y_HTD, lse_HT), view_forward(q_HTD, k, v, view))
+                y_HTD, lse_HT = merge((y_HTD, lse_HT), view.forward(q_HTD, k, v))
             for move in moves:
                 move.wait()
             block = following
+        y_HTD, lse_HT = with_sinks(y_HTD, lse_HT, sink_H)
         output = y_HTD.to(q_HTD.dtype)
-        ctx.save_for_backward(q_HTD, k_GTD, v_GTD, output, lse_HT)
+        ctx.save_for_backward(q_HTD, k_GTD, v_GTD, output, lse_HT, sink_H)
         ctx.call = call
         return output
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy_HTD: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        q_HTD, k_GTD, v_GTD, y_HTD, lse_HT = ctx.saved_tensors
+    def backward(ctx: Any, dy_HTD: Tensor) -> tuple[Tensor | None, ...]:
+        q_HTD, k_GTD, v_GTD, y_HTD, lse_HT, sink_H = ctx.saved_tensors
         call: _Call = ctx.call
         ring = call.attention
         block = _padded(torch.stack((k_GTD, v_GTD)), ring)
@@ -105,7 +117,7 @@ class _Ring(torch.autograd.Function):
             view = ring.view(ring.block(step), call.window, call.scale)
             if view is not None:
                 k, v = block[:, :, : len(view.mask.keys)]
-                dq, dk, dv = view_backward(dy_HTD, (q_HTD, k, v, y_HTD, lse_HT), view)
+                dq, dk, dv = view.backward(dy_HTD, (q_HTD, k, v, y_HTD, lse_HT))
                 dq_HTD += dq
                 sums[:, :, : len(view.mask.keys)] += torch.stack((dk, dv))
             passed = torch.empty_like(sums)
@@ -113,7 +125,8 @@ class _Ring(torch.autograd.Function):
                 move.wait()
             block, sums = following, passed
         dk_GTD, dv_GTD = sums[:, :, : k_GTD.shape[1]].to(k_GTD.dtype)
-        return dq_HTD.to(q_HTD.dtype), dk_GTD, dv_GTD, None
+        of_sinks = sink_gradient(dy_HTD, y_HTD, lse_HT, sink_H)
+        return dq_HTD.to(q_HTD.dtype), dk_GTD, dv_GTD, of_sinks, None
 
 
 def _next_block(ring: RingAttention, block: Tensor, step: int) -> tuple[Tensor, tuple[Pending, ...]]:

@@ -82,8 +82,9 @@ def parts_of(layer: StageLayer, *, tp: int, ep: int) -> WeightParts:
     names = tuple(layer.mixtures())
     experts = {name: cut for mixture in names for name, cut in _expert_cuts(layer, mixture)}
     kept = {name: cut for name, cut in cuts.cut.items() if name not in experts}
+    partial_names = tuple(name for name in cuts.partial if name not in experts)
     skipped = (*names, *(f"{name}.{EXPERTS}" for name in names))
-    return WeightParts(replace(cuts, cut=kept, experts=skipped), experts)
+    return WeightParts(replace(cuts, cut=kept, partial=partial_names, experts=skipped), experts)
 
 
 def _expert_cuts(layer: StageLayer, mixture: str) -> Sequence[tuple[str, Cut]]:

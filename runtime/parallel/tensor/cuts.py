@@ -21,6 +21,7 @@ from runtime.models.adapter import CutKind, StageLayer
 from runtime.models.norm import WideRMSNorm
 
 SUMMED_BIAS = "summed_bias"  # bias of a row product: added once, after the sum
+EXPERT_BIAS = "down_proj_bias"  # biases of experts' row products: added by the first member, before the sum
 
 _BY_NAME = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1", "c_fc"), CutKind.COLUMN),
@@ -104,8 +105,10 @@ def cuts_of(layer: StageLayer, size: int) -> Cuts:
         kind = kind_of(layer, name, module)
         if kind is CutKind.PARTIAL:
             partial += [f"{name}.{parameter}" for parameter, _ in module.named_parameters(recurse=False)]
+        if kind is CutKind.EXPERTS and hasattr(module, EXPERT_BIAS):
+            partial.append(f"{name}.{EXPERT_BIAS}")
         for parameter, cut in _module_cuts(layer, name, module, kind):
-            _check(layer.hugging_face_name(f"{name}.{parameter}"), cut, size)
+            _check(layer.hugging_face_name(f"{name}.{parameter}"), cut, size, kind)
             cuts.cut[f"{name}.{parameter}"] = cut
     return Cuts(cuts.cut, tuple(partial))
 
@@ -149,28 +152,32 @@ def _module_cuts(layer: StageLayer, name: str, module: Any, kind: CutKind) -> It
     if kind is CutKind.EXPERTS:
         up_dim, down_dim = module.inner_dims
         inner = module.down_proj.shape[down_dim]
-        yield "gate_up_proj", Cut(up_dim, (inner, inner))
+        blocks: tuple[int, ...] = (2 * inner,) if module.alternates else (inner, inner)
+        unit = 2 if module.alternates else 1
+        yield "gate_up_proj", Cut(up_dim, blocks, unit)
         yield "down_proj", Cut(down_dim, (inner,))
+        if hasattr(module, "gate_up_proj_bias"):
+            yield "gate_up_proj_bias", Cut(1, blocks, unit)
         return
     if kind is CutKind.HEADS:
         yield from ((name, Cut(0, (len(own),))) for name, own in module.named_parameters(recurse=False))
         return
     out_dim, in_dim = (1, 0) if isinstance(module, Conv1D) else (0, 1)
-    unit = _head_width(layer, name)
+    width = _head_width(layer, name)
     if kind is CutKind.ROW:
-        yield "weight", Cut(in_dim, (module.weight.shape[in_dim],), unit)
+        yield "weight", Cut(in_dim, (module.weight.shape[in_dim],), width)
         return
     num_out = int(module.weight.shape[out_dim])
     blocks = _fused_blocks(layer, name, num_out) if kind is CutKind.FUSED else (num_out,)
-    yield "weight", Cut(out_dim, blocks, unit)
+    yield "weight", Cut(out_dim, blocks, width)
     if getattr(module, "bias", None) is not None:
-        yield "bias", Cut(0, blocks, unit)
+        yield "bias", Cut(0, blocks, width)
 
 
-def _check(name: str, cut: Cut, size: int) -> None:
+def _check(name: str, cut: Cut, size: int, kind: CutKind) -> None:
     for block in cut.blocks:
         units = block // cut.unit
-        if cut.unit > 1 and units % size:
+        if cut.unit > 1 and units % size and kind is not CutKind.EXPERTS:
             raise ValueError(f"{name}: tensor parallelism splits whole heads, {units} do not go into {size}")
         if units < size:
             raise ValueError(f"{name}: {units} features do not go into {size} tensor-parallel parts")
@@ -195,7 +202,7 @@ def _fused_blocks(layer: StageLayer, name: str, num_out: int) -> tuple[int, ...]
         return (num_out // 2, num_out // 2)
     if hasattr(owner, "key_dim"):  # of all heads; the plan has checked that they divide
         return (owner.key_dim, owner.key_dim, owner.value_dim)
-    if name.endswith(("c_attn", "qkv")):
+    if name.endswith(("c_attn", "qkv", ".in_proj")):
         return (num_out // 3,) * 3
     keys = int(owner.num_key_value_heads) * int(owner.head_dim)
     return (num_out - 2 * keys, keys, keys)

@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from runtime.models.adapter import NO_TARGET, Context, CutKind, StageLayer
 from runtime.models.decoder import EmbedTokens, NextTokenHead
-from runtime.models.mixture import SHARED_EXPERT, SHARED_EXPERTS
+from runtime.models.mixture import SHARED_EXPERT, SHARED_EXPERTS, Experts
 from runtime.parallel.tensor.cuts import SUMMED_BIAS, Cuts, in_region, kind_of
 from runtime.parallel.tensor.group import TensorGroup
 from runtime.parallel.tensor.pieces import summed_in_pieces
@@ -62,6 +62,8 @@ def parallelize(layer: StageLayer, cuts: Cuts, group: TensorGroup, talk: Talk, n
             module.register_forward_pre_hook(partial(_enter_input, talk), with_kwargs=True)
         if isinstance(module, Conv1D):
             module.forward = partial(_transposed, module)
+        if isinstance(module, Experts):
+            module.adds_bias = group.member == 0
         if (summed := _summed(layer, name, module, kind)) is not None:
             _sum_output(summed, talk, num_pieces)
     if isinstance(layer, NextTokenHead):

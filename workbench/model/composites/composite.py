@@ -114,7 +114,11 @@ def spellings(name: str) -> Iterator[str]:
 _OLDER = {  # prefix of a name -> its prefixes in checkpoints
     "model.language_model.": ("language_model.model.", "model."),
     "lm_head.": ("language_model.lm_head.",),
-    "model.vision_tower.": ("vision_tower.", "vision_tower.vision_model."),
+    "model.vision_tower.": (
+        "vision_tower.",
+        "vision_tower.vision_model.",
+        "model.vision_tower.vision_model.",
+    ),
     "model.vision_model.": ("vision_model.",),
     "model.audio_tower.": ("audio_tower.",),
     "model.visual.": ("visual.",),

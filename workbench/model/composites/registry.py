@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Mapping
 
-from workbench.model.composites import llava, sound, vision
+from workbench.model.composites import cohere, liquid, llava, sound, vision
 from workbench.model.composites.composite import Composite, Parts
 from workbench.model.config_fields import Config
 from workbench.model.families.registry import ARCHITECTURES
@@ -14,6 +14,8 @@ COMPOSITES: Mapping[str, Composite] = {
         *llava.COMPOSITES,
         *vision.COMPOSITES,
         *sound.COMPOSITES,
+        *cohere.COMPOSITES,
+        *liquid.COMPOSITES,
         *(composite for family in ARCHITECTURES.values() for composite in family.composites),
     )
 }

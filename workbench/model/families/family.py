@@ -1,7 +1,7 @@
 """A family of models: how it is listed, and how a configuration becomes layers."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -298,6 +298,7 @@ class Encoder(Architecture):
         video: of one of (height, width) pixels and so many seconds, one item for each of its frames or steps.
         takes_native_only: whether a configuration has items of one size only.
         tiles: of an image before a tower of one size, cut as the model's processor does.
+        splits: (height, width) in pixels of what a processor makes of an image before a tower of any size.
         processed: a checkpoint's processor -> keys of the configuration about sizes of items.
         unprocessed: the assumption where no processor is found; empty where it does not matter.
     """
@@ -308,6 +309,9 @@ class Encoder(Architecture):
     video: Callable[[Config, int, int, float], Video] | None = None
     takes_native_only: Callable[[Config], bool] = lambda config: False
     tiles: Tiles = anyres
+    splits: Callable[[Config, int, int], Sequence[tuple[int, int]]] = lambda config, height, width: (
+        (height, width),
+    )
     processed: Callable[[Config], dict[str, Any]] = lambda processor: {}
     unprocessed: str = ""
 

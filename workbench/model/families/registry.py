@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Mapping
 
 from workbench.model.config_fields import Config
+from workbench.model.families.cohere import COHERE2
 from workbench.model.families.decoders import (
     GEMMA,
     GEMMA2,
@@ -24,7 +25,9 @@ from workbench.model.families.dit import DIT
 from workbench.model.families.family import Architecture, Family
 from workbench.model.families.glm import GLM4, GLM4_MOE, GLM4V_MOE_TEXT, GLM4V_TEXT
 from workbench.model.families.glm_vision import GLM4V_VISION
+from workbench.model.families.gpt_oss import GPT_OSS
 from workbench.model.families.kimi_vision import KIMI_VISION
+from workbench.model.families.lfm2 import LFM2
 from workbench.model.families.llama4 import LLAMA4
 from workbench.model.families.mixtures import MIXTRAL, QWEN3_MOE, QWEN3_OMNI_TEXT, QWEN3_VL_MOE_TEXT
 from workbench.model.families.mllama import MLLAMA_TEXT, MLLAMA_VISION
@@ -39,6 +42,7 @@ from workbench.model.families.qwen_vision import (
     QWEN3_OMNI_VISION,
     QWEN3_VL,
 )
+from workbench.model.families.siglip2 import SIGLIP2
 from workbench.model.families.vit import (
     AIMV2,
     CLIP,
@@ -79,6 +83,7 @@ FAMILIES: tuple[Family, ...] = (
     GLM4_MOE,
     GLM4V_TEXT,
     GLM4V_MOE_TEXT,
+    COHERE2,
     PHI,
     PHI3,
     Family(
@@ -87,6 +92,8 @@ FAMILIES: tuple[Family, ...] = (
         reason=f"{_NOT_IN_TRANSFORMERS}; same arithmetic as Llama: use model_type llama with its sizes",
     ),
     GPT2,
+    GPT_OSS,
+    LFM2,
     OPT,
     Family(
         name="BERT",
@@ -98,6 +105,7 @@ FAMILIES: tuple[Family, ...] = (
     CLIP,
     DINOV2,
     SIGLIP,
+    SIGLIP2,
     IDEFICS3_VISION,
     AIMV2,
     Family(name="EVA-CLIP", role="vision", zoo="eva-clip-g-14", reason=_NOT_IN_TRANSFORMERS),

@@ -10,12 +10,21 @@ from math import ceil, isqrt, sqrt
 from typing import Any
 
 from workbench.data.corpus import ANYRES_GRIDS, ItemTokens, Tiled, anyres_grid
-from workbench.data.tilings import idefics3_tiles, internvl_tiles, llama4_tiles, phi4_canvas, unpadded
+from workbench.data.tilings import (
+    cohere_tiles,
+    idefics3_tiles,
+    internvl_tiles,
+    llama4_tiles,
+    phi4_canvas,
+    unpadded,
+)
 from workbench.model.config_fields import Config, flag, text, whole
 
 Tiles = Callable[[Config, ItemTokens, int, int], tuple[ItemTokens | Tiled, ...]]
 
 GRIDS, SHRINKS, PHI_4 = "image_grid_pinpoints", "vision_aspect_ratio", "dynamic_hd"
+TILING = "image_tiling"  # whose rule cuts images before a tower that several models have; absent: LLaVA's
+AYA, COMMAND_A, LFM2_VL = "aya_vision", "cohere2_vision", "lfm2_vl"
 NEWLINE = "image_newline"  # whether a learned token ends each row of an image's tiles, put together
 _MAX = "anyres_max_"
 USUAL_PX = 224  # of a tower that does not say its image size
@@ -28,6 +37,12 @@ def internvl(config: Config, tile: ItemTokens, height_px: int, width_px: int) ->
     most = whole(config, "max_patches", 12, most=MOST_TILES)
     side = whole(config, "image_size", 448)
     return (tile,) * internvl_tiles(height_px, width_px, tile_px=side, least=least, most=most)
+
+
+def cohere(config: Config, tile: ItemTokens, height_px: int, width_px: int) -> tuple[ItemTokens, ...]:
+    side = whole(config, "image_size", 512)
+    most = whole(config, "max_patches", 12, most=MOST_TILES)
+    return (tile,) * cohere_tiles(height_px, width_px, tile_px=side, most=most)
 
 
 def llama4(config: Config, tile: ItemTokens, height_px: int, width_px: int) -> tuple[ItemTokens, ...]:
@@ -55,7 +70,7 @@ def whole_image(config: Config, tile: ItemTokens, height_px: int, width_px: int)
 
 
 def anyres(config: Config, tile: ItemTokens, height_px: int, width_px: int) -> tuple[ItemTokens | Tiled, ...]:
-    """LLaVA-NeXT's grids, or those of the configuration; Phi-4's rule where it has its key.
+    """LLaVA-NeXT's grids, or those of the configuration; the rules of others where it has their keys.
 
     With `image_newline`, the image is one item: an overview, then the rows of its tiles without padding, each
     with a learned token at its end.
@@ -72,6 +87,8 @@ def anyres(config: Config, tile: ItemTokens, height_px: int, width_px: int) -> t
     Raises:
         ValueError: grids that are no multiples of the image size, or an image that leaves a tile no token.
     """
+    if (rule := text(config, TILING, "")) in _RULES:
+        return _RULES[rule](config, tile, height_px, width_px)
     side = whole(config, "image_size", USUAL_PX)
     if config.get(PHI_4) is not None:
         return _phi4(config, tile, side, (height_px, width_px))
@@ -101,6 +118,9 @@ def shrunk(config: Config, along: int, filled: tuple[int, int]) -> tuple[int, in
     if ratio <= _SHRINKS_BEYOND:
         return filled
     return int(filled[0] // ratio), int(filled[1] // ratio)
+
+
+_RULES: Mapping[str, Tiles] = {AYA: internvl, COMMAND_A: cohere}
 
 
 def _packed(
@@ -184,8 +204,8 @@ def of_limits(processor: Config) -> dict[str, Any]:
 
 
 def of_grids(processor: Config) -> dict[str, Any]:
-    """LLaVA's grids, Phi-4's most tiles."""
-    return _said(processor, GRIDS, PHI_4)
+    """LLaVA's grids, Phi-4's most tiles, the least and most of Aya and Command A Vision."""
+    return _said(processor, GRIDS, PHI_4) | of_limits(processor)
 
 
 def of_longest_edge(processor: Config) -> dict[str, Any]:

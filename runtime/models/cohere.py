@@ -1,0 +1,66 @@
+"""Parts of a Cohere 2 layer: attention that rotates pairs of neighbours, or none; norms without a shift."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.models.cohere2.modeling_cohere2 import Cohere2Attention, Cohere2LayerNorm
+
+from runtime.models.attention import packed_sdpa
+from runtime.models.norm import replace_parts
+
+# Shape suffixes: T = packed tokens, H = heads, D = head width.
+
+
+def turned(x_1THD: Tensor, cos_1TD: Tensor, sin_1TD: Tensor) -> Tensor:
+    """Rotate pairs (2i, 2i + 1) by angles whose cosines and sines stand twice each.
+
+    In the wider of float32 and the input's type. Differs: transformers rounds float64 inputs to float32, see
+    `WideRMSNorm`.
+    """
+    wide = x_1THD.to(torch.promote_types(x_1THD.dtype, torch.float32))
+    across = torch.stack((-wide[..., 1::2], wide[..., ::2]), dim=-1).flatten(-2)
+    return (wide * cos_1TD[:, :, None] + across * sin_1TD[:, :, None]).to(x_1THD.dtype)
+
+
+class CohereAttention(nn.Module):
+    """Cohere 2's attention; layers with a sliding window rotate, those without one know no positions."""
+
+    is_causal = True
+
+    def __init__(self, attention: Cohere2Attention) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj = attention.q_proj, attention.k_proj
+        self.v_proj, self.o_proj = attention.v_proj, attention.o_proj
+        self.head_dim: int = attention.head_dim
+        self.sliding_window: int | None = attention.sliding_window
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        attention_mask: Any,
+        **_: object,
+    ) -> tuple[Tensor, None]:
+        """[1, T, D] and None (no attention weights)."""
+        products = (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (product(hidden_states).unflatten(-1, (-1, self.head_dim)) for product in products)
+        if self.sliding_window is not None:
+            q, k = turned(q, *position_embeddings), turned(k, *position_embeddings)
+        q_1HTD, k_1HTD, v_1HTD = (x_1THD.transpose(1, 2) for x_1THD in (q, k, v))
+        y_1THD, _none = packed_sdpa(
+            self, q_1HTD, k_1HTD, v_1HTD, attention_mask, sliding_window=self.sliding_window
+        )
+        return self.o_proj(y_1THD.flatten(2)), None
+
+
+def _plain_norm(norm: Any) -> nn.LayerNorm:
+    """torch's own, in one kernel; transformers' rounds float64 to float32, and keeps more of it."""
+    with norm.weight.device:
+        return nn.LayerNorm(norm.weight.shape[0], eps=norm.variance_epsilon, bias=False)
+
+
+def adapt(layer: nn.Module) -> None:
+    """Replace transformers' attention and norms in a layer by these, with the same names of weights."""
+    replace_parts(layer, Cohere2Attention, CohereAttention)
+    replace_parts(layer, Cohere2LayerNorm, _plain_norm)

@@ -1,0 +1,242 @@
+"""Cohere 2, Aya Vision and Command A Vision as wholes: gradients, layouts, sizes, refusals."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import Cohere2Config, Cohere2ForCausalLM, PreTrainedModel
+
+from experiments.doors.detours import DETOURS
+from experiments.doors.whole_configs import CONFIGS
+from experiments.doors.whole_models import modules_of, owner_of, saved, whole_loss_tensor
+from runtime.frontend.multimodal import ModalityModule, MultimodalModule
+from runtime.frontend.parallel import Ranks
+from runtime.launch import run_lowered
+from runtime.models.choose import adapter_of
+from runtime.models.decoder import NextTokenHead
+from runtime.run_settings import Collect, RunSettings
+from runtime.world.pool import Pool
+from tests import tiny_models, user_models
+from tests.plans import disjoint_plan
+from tests.test_composites_weights import plan_of
+from tests.test_expert_plan import moe_plan
+from tests.test_multimodal import assert_parity, spec_of
+from tests.test_parity import assert_same
+from tests.user_models import VISION as VISION_ID
+from workbench.data.sample import Sample, Segment
+from workbench.model.composites.composite import LLM, VISION, name_in_composite
+from workbench.model.composites.registry import take_apart
+from workbench.model.hf_config import module_from_config
+from workbench.model.layer import Attention, LayerKind
+from workbench.model.model_graph import TEXT, ModelGraph, connect
+from workbench.model.projector import ProjectorStep
+from workbench.model.transformer import Norm
+from workbench.plan.lower import lower
+from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Sharding
+
+torch.set_num_threads(1)
+MODELS = ("aya_vision", "cohere2_vision")
+TINY: dict[str, Any] = tiny_models.LLAMA | {
+    "model_type": "cohere2",
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "sliding_window": 4,
+    "sliding_window_pattern": 2,
+    "logit_scale": 0.3,
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers computes in float64 where it converts to float32."""
+    for owner, name, replacement in DETOURS:
+        monkeypatch.setattr(owner, name, replacement)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "settings"),
+    [
+        ({"tp": 2, "pp": 2}, ModuleSettings(module="llm", recompute=Recompute.FULL)),
+        ({"tp": 2, "dp": 2}, ModuleSettings(module="llm", sequence_parallel=True)),
+        ({"tp": 2, "cp": 2}, ModuleSettings(module="llm")),
+        ({"cp": 2, "pp": 2}, ModuleSettings(module="llm")),
+        ({"dp": 2}, ModuleSettings(module="llm", sharding=Sharding.PARAMETERS)),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_layouts_train_as_one_process(degrees: dict[str, int], settings: ModuleSettings, pool: Pool) -> None:
+    """With tied embeddings, and windows shorter than the samples."""
+    assert_same(moe_plan(**degrees, config=TINY, modules=(settings,)), pool)
+
+
+def test_blocks_without_a_window_do_not_rotate() -> None:
+    """Every other one, and all of them where the configuration has no window."""
+    module = tiny_models.llm(TINY)
+    blocks = [layer for layer in module.layers if layer.kind is LayerKind.BLOCK]
+    windows = [next(op.window for op in layer.operators if isinstance(op, Attention)) for layer in blocks]
+    assert windows == [4, None, 4]
+    rotates = [any(op.name == "rotary" for op in layer.operators) for layer in blocks]
+    assert rotates == [True, False, True]
+    plain = tiny_models.llm(TINY | {"sliding_window": None})
+    assert not any(op.name == "rotary" for layer in plain.layers for op in layer.operators)
+
+
+def test_logits_are_scaled() -> None:
+    """By any number, and not where another family's configuration has the key."""
+
+    def head(config: dict[str, Any]) -> NextTokenHead:
+        layer = adapter_of(tiny_models.llm(config)).last()
+        assert isinstance(layer, NextTokenHead)
+        return layer
+
+    ours, plain = head(TINY), head(TINY | {"logit_scale": 1.0})
+    for layer in (ours, plain):
+        torch.manual_seed(0)
+        for weight in layer.parameters():
+            torch.nn.init.normal_(weight)
+    x_TD = torch.randn(5, TINY["hidden_size"])
+    torch.testing.assert_close(ours.logits(x_TD), 0.3 * plain.logits(x_TD))
+    assert head(tiny_models.LLAMA | {"logit_scale": 0.3}).logit_scale is None
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_are_those_of_the_whole_model(name: str, tmp_path: Path, pool: Pool) -> None:
+    """Of every weight that a module has, the tower's and the language model's."""
+    plan, parts = plan_of(name), take_apart(CONFIGS[name])
+    model = saved(name, tmp_path / "whole")
+    whole_loss_tensor(name, model, plan).backward()
+    expected = {key: weight.grad for key, weight in model.named_parameters() if weight.grad is not None}
+    scale = torch.stack([gradient.norm() for gradient in expected.values()]).norm()
+    settings = RunSettings(weights=tmp_path / "whole", precision=Precision.FLOAT64, collect=Collect.GRADIENTS)
+    result = run_lowered(lower(plan), settings, pool=pool)
+    ours = {
+        name_in_composite(parts.modules[module], own): gradient
+        for state in result.states
+        for (module, own), gradient in state.gradients.items()
+    }
+    tied = {"model.language_model.embed_tokens.weight", "lm_head.weight"}
+    assert ours.keys() - tied == expected.keys() - tied
+    for key in ours.keys() - tied:
+        assert (ours[key] - expected[key]).norm() <= 1e-10 * scale, key
+
+
+def images_and_texts() -> tuple[Sample, ...]:
+    image = Segment(VISION, 0, 16, 4)
+    return (
+        Sample(0, (Segment(TEXT, 0, 5, 5), image, replace(image, k=1))),
+        Sample(1, (image, Segment(TEXT, 0, 9, 9))),
+        Sample(2, (Segment(TEXT, 0, 7, 7),)),
+    )
+
+
+def whole(name: str) -> ModelGraph:
+    modules = modules_of(dict(take_apart(CONFIGS[name]).modules))
+    return connect("whole", (modules[VISION], modules[LLM]))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_towers_and_language_models_on_several_ranks(name: str, pool: Pool) -> None:
+    """Both tensor-parallel, then both context-parallel, the language model in two stages."""
+    graph = whole(name)
+    tower, llm = (len(module.layers) for module in graph.modules)
+    cuts = {VISION: (tower,), LLM: (2, llm - 2)}
+    for grid in ((1, 2), (2, 1)):
+        plan: Plan = disjoint_plan(graph, images_and_texts(), cuts, grids={VISION: grid, LLM: grid})
+        assert_same(plan, pool)
+
+
+@pytest.mark.parametrize(
+    ("kind", "made"),
+    [
+        ("aya_vision", transformers.AyaVisionForConditionalGeneration),
+        ("cohere2_vision", transformers.Cohere2VisionForConditionalGeneration),
+    ],
+)
+def test_full_sizes_are_counted_as_transformers_builds_them(kind: str, made: Callable[[Any], Any]) -> None:
+    """Of its defaults, with 16 heads in Aya's tower, as its width is no multiple of the default."""
+    config = transformers.AutoConfig.for_model(kind)
+    if kind == "aya_vision":
+        config.vision_config.num_attention_heads = 16
+    parts = take_apart(config.to_dict())
+    modules = modules_of(dict(parts.modules))
+    with torch.device("meta"):
+        model = made(config)
+    sizes = dict.fromkeys(modules, 0)
+    dropped = tuple(part.weights for part in parts.dropped)
+    for name, weight in model.named_parameters():
+        if not name.startswith(dropped):
+            sizes[owner_of(parts, name)] += weight.numel()
+    assert sizes == {name: module.num_parameters for name, module in modules.items()}
+
+
+def test_parts_that_a_configuration_lacks_are_transformers_own() -> None:
+    absent, given = ({"model_type": "cohere2_vision"}, transformers.Cohere2VisionConfig().to_dict())
+    ours, theirs = (modules_of(dict(take_apart(config).modules)) for config in (absent, given))
+    assert [module.layers for module in ours.values()] == [module.layers for module in theirs.values()]
+
+
+def test_the_text_model_is_counted_as_transformers_builds_it() -> None:
+    with torch.device("meta"):
+        theirs = Cohere2ForCausalLM(Cohere2Config())
+    module = module_from_config({"model_type": "cohere2"}, name="llm", modality=TEXT)
+    assert module.num_parameters == sum(weight.numel() for weight in theirs.parameters())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"text_config": {"model_type": "llama"}}, "text_config.model_type must be cohere2, got 'llama'"),
+        (
+            {"alignment_intermediate_size": 41},
+            "must be even, as one half gates the other, got 41; nearest: 42",
+        ),
+        ({"vision_feature_select_strategy": "default"}, "its first patch would be dropped"),
+    ],
+)
+def test_what_cannot_be_taken_apart_is_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        take_apart({**CONFIGS["aya_vision"], **change})
+
+
+def test_a_note_names_the_scale_that_transformers_composite_leaves_out() -> None:
+    text = {**CONFIGS["aya_vision"]["text_config"], "logit_scale": 0.25}
+    parts = take_apart({**CONFIGS["aya_vision"], "text_config": text})
+    assert parts.modules[LLM].config["logit_scale"] == 1.0
+    assert any("logit_scale: 0.25 of llm scales them" in note for note in parts.notes)
+
+
+def test_a_projector_may_have_a_norm_without_a_shift() -> None:
+    """As many weights as are built."""
+    steps = (ProjectorStep(norm=Norm.UNSHIFTED), ProjectorStep(linear_out=True))
+    module = module_from_config(
+        tiny_models.SIGLIP, name=VISION, modality=VISION, projector=steps, llm_width=32
+    )
+    adapter = adapter_of(module)
+    last = adapter.build(adapter.num_layers - 1)
+    assert sum(weight.numel() for weight in last.parameters()) == module.layers[-1].num_parameters
+
+
+def language_model() -> PreTrainedModel:
+    torch.manual_seed(5)
+    sizes = {key: value for key, value in TINY.items() if key != "model_type"}
+    model: PreTrainedModel = Cohere2ForCausalLM(Cohere2Config(**sizes))
+    return model.double()
+
+
+def test_it_trains_as_users_language_model() -> None:
+    """Behind a tower, as in one process."""
+    model = MultimodalModule(
+        {"vision": ModalityModule(user_models.siglip(), "mlp")},
+        language_model(),
+        token_ids={"vision": VISION_ID},
+    )
+    given = {
+        "input_ids": [torch.tensor([1, VISION_ID, 2, 3]), torch.tensor([4, 5, 6, 7, 8])],
+        "pixel_values": [user_models.image(), None],
+    }
+    assert_parity(model, spec_of(num_microbatches=2), given, ranks=Ranks.EMULATED)
