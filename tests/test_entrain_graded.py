@@ -12,8 +12,9 @@ from runtime.world.pool import Pool
 from tests.test_data_strategies import COST, skewed_batch, skewed_job
 from tests.test_parity import assert_same
 from tests.tiny_valm import tiny_valm
+from workbench.balance.microbatches import unit_order
 from workbench.balance.microbatches.pipeline_time import eager_starts, first_stage_starts
-from workbench.balance.microbatches.unit_order import order_units
+from workbench.balance.microbatches.unit_order import order_units, unimproved_order
 from workbench.cost.hardware import Link
 from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
@@ -108,6 +109,19 @@ def test_units_are_never_slower_than_given_and_near_the_best(num: int, stages: i
     assert found.iteration_s == time_s(found.units)
     best_s = min(map(time_s, permutations(range(len(units)))))
     assert best_s <= found.iteration_s <= min(time_s(range(len(units))), 1.05 * best_s)
+
+
+@pytest.mark.parametrize("most", [1, 10**5, 10**8])
+def test_many_units_end_at_a_limit_and_are_never_slower_than_given(most: int, monkeypatch):
+    forward = np.random.default_rng(0).lognormal(0, 0.7, (48, 4))
+    units = [(index,) for index in range(48)]
+    unlimited = order_units(forward, 2 * forward, units)
+    monkeypatch.setattr(unit_order, "MOST_PASSES", most)
+    limited = order_units(forward, 2 * forward, units)
+    assert sorted(limited.units) == list(range(48))
+    given_s = unimproved_order(forward, 2 * forward, units).iteration_s
+    assert unlimited.iteration_s <= limited.iteration_s <= given_s
+    assert (limited == unlimited) == (most == 10**8)
 
 
 def test_without_leads_the_recurrence_is_that_of_1f1b():

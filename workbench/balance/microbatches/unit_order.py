@@ -11,6 +11,7 @@ from workbench.balance.microbatches.reorder import time_matrices
 from workbench.compiled import compiled
 
 Units = NDArray[np.int64]  # [U, longest] microbatches of each unit, -1 behind the last
+MOST_PASSES = 300_000_000  # that improving one order may play: about a second
 
 
 class UnitOrder(NamedTuple):
@@ -40,10 +41,12 @@ def order_units(
     Raises:
         ValueError: times as in `reorder_microbatches`, units that are no partition, leads that rise.
 
-    Complexity: O(U^2 M p) a round, compiled; rounds end at the first that finds nothing.
+    Complexity: O(U^2 M p) a round, compiled, without changes that exchange equal units; rounds end at the
+    first that finds nothing, or at `MOST_PASSES`.
     """
     problem = _problem(forward_s, backward_s, units, leads)
-    candidates = [_improve(*problem, start) for start in _starts(problem, units)]
+    kinds, most = _kinds(problem), max(1, MOST_PASSES // (2 * problem.forward_s.size))
+    candidates = [_improve(*problem, start, kinds, most) for start in _starts(problem, units)]
     order, iteration_s = min(candidates, key=lambda candidate: candidate[1])
     return UnitOrder(tuple(map(int, order)), float(iteration_s))
 
@@ -96,6 +99,13 @@ def _starts(problem: _Problem, units: Sequence[Sequence[int]]) -> tuple[Order, O
     return np.arange(len(units)), np.array(rising[::2] + rising[1::2][::-1])
 
 
+def _kinds(problem: _Problem) -> Order:
+    """[U] a number of each unit, the same for units whose microbatches take equal times."""
+    seconds = np.concatenate((problem.forward_s, problem.backward_s), axis=1)
+    of_unit = np.where(problem.table[:, :, None] >= 0, seconds[problem.table], -1.0)
+    return np.unique(of_unit.reshape(len(of_unit), -1), axis=0, return_inverse=True)[1].reshape(-1)
+
+
 @compiled
 def _time_s(forward_s: Seconds, backward_s: Seconds, table: Units, warmups: Order, order: Order) -> float:
     members = table[order].ravel()
@@ -105,10 +115,17 @@ def _time_s(forward_s: Seconds, backward_s: Seconds, table: Units, warmups: Orde
 
 @compiled
 def _improve(
-    forward_s: Seconds, backward_s: Seconds, table: Units, warmups: Order, start: Order
+    forward_s: Seconds,
+    backward_s: Seconds,
+    table: Units,
+    warmups: Order,
+    start: Order,
+    kinds: Order,
+    most: int,
 ) -> tuple[Order, float]:
-    """Take the first improvement by an exchange of two units or a move of one, in rounds."""
+    """Take the first improvement by an exchange of two units or a move of one, in rounds; `most` plays."""
     order = start.copy()
+    num_left = most
     best_s = _time_s(forward_s, backward_s, table, warmups, order)
     improved = True
     while improved:
@@ -121,6 +138,11 @@ def _improve(
                 elif target + 1 < source:
                     changed[target] = order[source]
                     changed[target + 1 : source + 1] = order[target:source]
+                if (kinds[changed] == kinds[order]).all():
+                    continue
+                if num_left == 0:
+                    return order, best_s
+                num_left -= 1
                 time_s = _time_s(forward_s, backward_s, table, warmups, changed)
                 if time_s < best_s * (1 - 1e-12):
                     order, best_s, improved = changed, time_s, True
