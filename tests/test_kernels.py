@@ -194,7 +194,7 @@ def small_mask(num_tokens: int = 20) -> KernelMask:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"head_dim": 48}, r"head dim: want one of \(32, 64, 72, 80, 96, 128, 256\), got 48"),
+        ({"head_dim": 48}, r"head dim: want one of \(32, 64, 72, 80, 96, 128, 192, 256\), got 48"),
         ({"dtype": torch.float64}, "dtype: want one of .*, got torch.float64"),
         ({"heads": 3, "kv_heads": 2}, "query heads: want a multiple of 2 key/value heads, got 3"),
         ({"num_queries": 19}, "mask: made for 20 queries and 20 keys, q and k have 19 and 20"),

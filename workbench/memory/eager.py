@@ -1,9 +1,9 @@
 """Bytes that unmodified transformers modules keep for their backward in PyTorch's eager mode."""
 
-from itertools import pairwise
 from typing import NamedTuple
 
 from workbench.cost.expert_parallel import COMBINE, FOR_ALL_GATE, FOR_ALL_GATED, ROUTER
+from workbench.memory.block_form import is_head_major
 from workbench.memory.delta_rule import eager_rule_bytes
 from workbench.memory.setting import INDEX_BYTES, Setting
 from workbench.model.delta_net import GATED_NORM
@@ -32,7 +32,7 @@ from workbench.model.layer import (
     reads_alike,
 )
 from workbench.model.short_conv import PARTS, SHORT_CONV
-from workbench.model.transformer import GATE, PARTIAL_ROTARY, is_rms
+from workbench.model.transformer import GATE, is_rms
 
 # Memory-bound operators whose backward needs no tensor of the forward.
 RESIDUAL = "residual"
@@ -380,26 +380,3 @@ def reads_same(previous: Operator | None, operator: Operator) -> bool:
 
 def _is_fused(operator: Operator | None) -> bool:
     return isinstance(operator, Matmul) and operator.name == "qkv_proj"
-
-
-def is_head_major(layer: Layer) -> bool:
-    """Whether attention stores queries head by head, so that its output is copied.
-
-    In transformers: Whisper, the one architecture whose queries have a bias and keys none; and those that
-    concatenate queries from rotated and other parts: DeepSeek, GLM, Phi-3 (one projection without a bias
-    before causal attention), Phi (attention parallel to an MLP with biases) and Qwen3.5 (gated attention).
-    """
-    names = {operator.name for operator in layer.operators}
-    bias = {op.name: op.bias for op in layer.operators if isinstance(op, Matmul)}
-    is_whisper = bias.get("q_proj", False) and not bias.get("k_proj", True)
-    is_causal = any(isinstance(op, Attention) and op.causal for op in layer.operators)
-    is_phi3 = is_causal and not bias.get("qkv_proj", True)
-    is_phi = is_parallel(layer) and bias.get("mlp.up", False)
-    parts = {PARTIAL_ROTARY, LATENT_ROTARY, GATE}
-    return is_whisper or is_phi3 or is_phi or not names.isdisjoint(parts)
-
-
-def is_parallel(layer: Layer) -> bool:
-    """Whether the MLP is parallel to the attention and reads the same norm."""
-    names = [operator.name for operator in layer.operators]
-    return any(name == "o_proj" and following.startswith("mlp") for name, following in pairwise(names))

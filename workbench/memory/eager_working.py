@@ -6,6 +6,7 @@ from operator import add
 from typing import NamedTuple
 
 from workbench.cost.expert_parallel import COMBINE
+from workbench.memory.block_form import is_head_major, is_parallel
 from workbench.memory.delta_rule import eager_rule_working
 from workbench.memory.eager import (
     BIAS,
@@ -14,8 +15,6 @@ from workbench.memory.eager import (
     ROTARY,
     ByToken,
     activation_tensors,
-    is_head_major,
-    is_parallel,
     reads_same,
     score_bytes,
 )
