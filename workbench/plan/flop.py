@@ -1,6 +1,6 @@
 """Useful FLOP of a step: what the model needs, however it is parallelised."""
 
-from functools import cache
+from collections.abc import Sequence
 
 from workbench.cost.roofline import Grid, Work, forward_flop
 from workbench.model.frozen import Needs
@@ -23,21 +23,33 @@ def model_flop(plan: Plan) -> float:
     Complexity: O(microbatches x layers), once per distinct shape.
     """
     routing = routing_of(plan)
-    layer_flop = cache(_layer_flop)
+    flop_of: dict[tuple[str, Work, tuple[Needs, ...]], list[float]] = {}
     total = 0.0
     for microbatch in plan.microbatches:
         if not _is_useful(routing, microbatch):
             continue
         name = microbatch.module
         layers, needs = plan.model.module(name).layers, routing.flow(microbatch).needs[name]
-        work = even_work_of(plan, microbatch)
-        for layer, need in zip(layers, needs, strict=True):
-            total += layer_flop(layer, work, need)
+        shape = name, even_work_of(plan, microbatch), needs
+        if shape not in flop_of:
+            flop_of[shape] = _flop_by_layer(layers, shape[1], needs)
+        for flop in flop_of[shape]:
+            total += flop
     return total
 
 
 def _is_useful(routing: Routing, microbatch: Microbatch) -> bool:
     return routing.plan.model.module(microbatch.module).has_loss or routing.is_read(microbatch)
+
+
+def _flop_by_layer(layers: Sequence[Layer], work: Work, needs: Sequence[Needs]) -> list[float]:
+    """[layers] FLOP over a microbatch; those of equal layers are counted once."""
+    known: dict[tuple[int, Needs], float] = {}
+    for layer, need in zip(layers, needs, strict=True):
+        key = id(layer.operators), need
+        if key not in known:
+            known[key] = _layer_flop(layer, work, need)
+    return [known[id(layer.operators), need] for layer, need in zip(layers, needs, strict=True)]
 
 
 def _layer_flop(layer: Layer, work: Work, need: Needs) -> float:
