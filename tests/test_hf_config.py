@@ -135,6 +135,17 @@ def test_qwen2_5_vl_attends_inside_windows_except_where_listed():
     assert {num for num in keys if num is not None} == {64}
 
 
+@pytest.mark.parametrize("model_type", ["qwen2_5_vl_vision", "qwen2_5_omni_vision_encoder"])
+def test_a_window_of_qwen2_5_vl_holds_whole_squares_of_merged_patches(model_type):
+    """28 px are a square; what is left of the window beyond whole squares counts no keys."""
+    config = {"model_type": model_type, "hidden_size": 1280, "depth": 1}
+    for window_px, num_keys in ((28, 4), (42, 4), (56, 16)):
+        block = encoder_of(config | {"window_size": window_px}).layers[1]
+        assert [op.num_keys for op in block.operators if isinstance(op, Attention)] == [num_keys]
+    with pytest.raises(ValueError, match=r"square of merged patches of 28 px, got 27; nearest: 28"):
+        encoder_of(config | {"window_size": 27})
+
+
 def test_clip_embeds_its_class_token_without_a_patch():
     embed = encoder_of({"model_type": "clip_vision_model", "image_size": 32, "patch_size": 8}).layers[0]
     patches = next(op for op in embed.operators if isinstance(op, Matmul))

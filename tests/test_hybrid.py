@@ -37,7 +37,7 @@ from workbench.model.hf_config import module_from_config
 from workbench.model.layer import DeltaRule
 from workbench.model.model_graph import TEXT as TEXT_MODALITY
 from workbench.model.model_graph import ModelGraph
-from workbench.plan.build import with_programs
+from workbench.plan.build import batched_microbatches, with_programs
 from workbench.plan.check import check
 from workbench.plan.plan import ModuleSettings, Precision, Recompute
 from workbench.plan.runnable import check_runnable
@@ -199,6 +199,14 @@ def test_recomputed_split_and_sequence_parallel(pool: Pool) -> None:
     split = with_programs(replace(plan, programs=()), Schedule(kind=ScheduleKind.ZB_H1))
     result, reference = execute(split, pool, clip_norm=0.01)
     assert_parity(split, result, reference, Precision.FLOAT64)
+
+
+def test_sequence_parallel_samples_of_two_lengths(pool: Pool) -> None:
+    """Five tokens and six are run apart, and eleven are divided."""
+    settings = ModuleSettings(module="llm", sequence_parallel=True)
+    one_each = moe_plan(tp=2, config=DENSE, tokens=5, modules=(settings,))
+    together = batched_microbatches(one_each, samples_per_microbatch=2, replicas=range(1))
+    assert_same(with_programs(replace(one_each, microbatches=together, programs=())), pool)
 
 
 def test_sharded_parameters_train_as_one_process(pool: Pool) -> None:

@@ -146,6 +146,15 @@ CONFORMER = {
     "bias_max_distance": 8,
 }
 LLAMA4_VISION = SIGLIP | {"model_type": "llama4_vision_model"}
+QWEN2_VISION = {
+    "model_type": "qwen2_vl_vision",
+    "depth": 1,
+    "embed_dim": 32,
+    "hidden_size": 32,
+    "num_heads": 2,
+    "mlp_ratio": 2,
+    "patch_size": 4,
+}
 OMNI_AUDIO = {
     "model_type": "qwen2_5_omni_audio_encoder",
     "d_model": 16,
@@ -214,6 +223,12 @@ UNFIT = {
         {"tokens": [501, 501]},
         "takes up to 500 tokens, got 501",
     ),
+    "conformer-over-ranks": (
+        LLAMA,
+        CONFORMER,
+        {"tp": 2},
+        "phi4_multimodal_audio does not share weights over ranks; want tp 1, got 2",
+    ),
     "chunks-of-a-clip": (LLAMA, CONFORMER | {"chunk_size": 8}, {}, "chunk_size must be -1, got 8"),
     "clip-of-two-windows-of-omni": (LLAMA, OMNI_AUDIO, {"tokens": [12, 6]}, "takes up to 10 tokens, got 12"),
     "tokens-of-a-window": (
@@ -263,6 +278,12 @@ UNFIT = {
         SIGLIP | {"intermediate_size": 1},
         {"tp": 2},
         "the 1 features between the matmuls of block.0 are not cut over tp 2; nearest: tp 1",
+    ),
+    "merger-of-other-tokens": (
+        LLAMA,
+        QWEN2_VISION,
+        {"tokens": [16, 2]},
+        "its projector makes 4 tokens of 16, got 2",
     ),
     "pixtral-over-ranks": (
         LLAMA,

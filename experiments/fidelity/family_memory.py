@@ -36,6 +36,7 @@ from workbench.model.trainable import Trainable
 from workbench.plan.build import with_programs
 from workbench.plan.kernels import Kernels
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings
+from workbench.plan.runnable_degrees import may_divide
 from workbench.plan.stage import Stage
 from workbench.planner.assembly import draft_plan
 
@@ -128,7 +129,7 @@ def _encoder_cases(name: str, example: Example) -> Iterator[tuple[str, Plan]]:
         yield f"{name}, {trainable}", plan_of(model, batch, apart)
         if trainable is Trainable.ALL:
             yield f"{name}, recompute", plan_of(model, batch, apart, recompute=Recompute.FULL)
-            if example.is_cut:
+            if may_divide(module, tp=2, cp=1):
                 yield f"{name}, tp 2", plan_of(model, batch, shared)
 
 

@@ -44,21 +44,27 @@ FILLS: tuple[tuple[str, Fill], ...] = (
 class ItemByItem:
     """Replaces the forward of a DeltaNet layer: its state and its convolution begin anew in every item.
 
-    Items of one length run as one batch. Differs: float64 stays float64, see `KeepsFloat64`.
+    Items of one length run as one batch, up to the last product, which takes all tokens in their order:
+    tensor-parallel ranks sum its results, and may keep a part of the tokens each. Differs: float64 stays
+    float64, see `KeepsFloat64`.
     """
 
-    def __init__(self, forward: Callable[..., Tensor]) -> None:
-        self._forward = forward
+    def __init__(self, net: nn.Module) -> None:
+        self._net, self._forward = net, net.forward
 
     def __call__(self, hidden_states: Tensor, attention_mask: Any, **_: object) -> Tensor:
         """[1, T, D]; arguments have the names that transformers' layers give them."""
         if not isinstance(attention_mask, Packing):
             raise ValueError("linear attention runs over whole items on one rank, under no mask")
         packing, x_TD = attention_mask, hidden_states[0]
-        outputs = [self._run(x_TD, group) for group in packing.groups]
-        if packing.restore is None:
-            return outputs[0][None]
-        return torch.cat(outputs).index_select(0, packing.restore)[None]
+        product, self._net.out_proj = self._net.out_proj, nn.Identity()
+        try:
+            outputs = [self._run(x_TD, group) for group in packing.groups]
+        finally:
+            self._net.out_proj = product
+        y_TD = outputs[0] if packing.restore is None else torch.cat(outputs).index_select(0, packing.restore)
+        y_1TD: Tensor = self._net.get_submodule("out_proj")(y_TD[None])
+        return y_1TD
 
     def _run(self, x_TD: Tensor, group: LengthGroup) -> Tensor:
         own_TD = x_TD if group.index is None else x_TD.index_select(0, group.index)
@@ -71,7 +77,7 @@ def adapt(layer: nn.Module) -> None:
     """Let the DeltaNet in a layer, if any, run item by item."""
     for module in layer.modules():
         if isinstance(module, DELTA_NETS):
-            module.forward = ItemByItem(module.forward)
+            module.forward = ItemByItem(module)
 
 
 class GatedMixture(MixtralMixture):

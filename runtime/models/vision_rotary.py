@@ -304,6 +304,16 @@ class QwenVisionAdapter(GridAdapter):
         cut_PD = patches_of(item, config.patch_size, self.merge, config.temporal_patch_size)
         return call(cut_PD, torch.tensor([[1, rows, columns]]))
 
+    def context(self, data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> Context:
+        """As of any grid; ValueError for tokens that its merger does not make: a reader would take others."""
+        for item, tokens_in, tokens_out in zip(data.items, data.tokens_in, data.tokens_out, strict=True):
+            if tokens_in != tokens_out * self.merge**2:
+                raise ValueError(
+                    f"item {tuple(item)}: its projector makes {tokens_in // self.merge**2} tokens of "
+                    f"{tokens_in}, the plan says {tokens_out}"
+                )
+        return super().context(data, device, dtype)
+
     @property
     @abstractmethod
     def width(self) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from workbench.model.item_tokens import family_of, packs_tiles
-from workbench.model.layer import Attention, DeltaRule, Layer, Matmul, Shard
+from workbench.model.layer import Attention, DeltaRule, Layer, LayerKind, Matmul, Shard
 from workbench.model.model_graph import Module
 from workbench.model.short_conv import has_short_conv
 from workbench.plan.lru_cache import Identity, LruCache
@@ -44,8 +44,14 @@ def _reasons(module: Module, tp: int, cp: int) -> Iterator[str]:
         yield f"a short convolution reads neighbouring tokens, on one rank; want cp 1, got {cp}"
     if cp > 1 and any(isinstance(operator, Attention) and operator.is_capped for operator in operators):
         yield f"attention over several ranks has no soft cap; want cp 1, got {cp}"
+    if tp > 1 and family is not None and not family.shares_weights and _has_blocks(module):
+        yield f"{family.model_type} does not share weights over ranks; want tp 1, got {tp}"
     if tp > 1:
         yield from chain.from_iterable(_layer_reasons(layer, tp) for layer in module.layers)
+
+
+def _has_blocks(module: Module) -> bool:
+    return any(layer.kind is LayerKind.BLOCK for layer in module.layers)
 
 
 def _layer_reasons(layer: Layer, tp: int) -> Iterator[str]:

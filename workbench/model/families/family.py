@@ -84,13 +84,11 @@ class Example:
         config: without its `model_type`.
         tokens: (inside, at the output) of an item.
         read_by: the example of the language model that reads it, where only some can.
-        is_cut: whether tensor parallelism has a rule for all its weights.
     """
 
     config: Config
     tokens: tuple[int, int] = (EXAMPLE_TOKENS, EXAMPLE_TOKENS)
     read_by: str = "llama"
-    is_cut: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +124,7 @@ class Architecture(Family):
         check_config: raises ValueError for a configuration that the runtime does not support.
         examples: small configurations, by a short name.
         shares_tokens: whether ranks of the runtime can share the tokens of its items.
+        shares_weights: whether tensor-parallel ranks of the runtime can share the weights of its blocks.
         composites: models whose language model is of this family only.
     """
 
@@ -138,6 +137,7 @@ class Architecture(Family):
     check_config: Callable[[Config], None] = lambda config: None
     examples: Mapping[str, Example] = field(default_factory=dict)
     shares_tokens: bool = True
+    shares_weights: bool = True
     composites: tuple[Composite, ...] = ()
 
     what: ClassVar[str]  # noun with its article

@@ -209,7 +209,6 @@ PHI4_AUDIO = Encoder(
                 "bias_max_distance": 64,
             },
             tokens=(64, 64),
-            is_cut=False,
         )
     },
     make=_conformer,
@@ -218,4 +217,5 @@ PHI4_AUDIO = Encoder(
     check_config=_check_config,
     shapes={"phi-4-mm-audio": _shaped},
     shares_tokens=False,
+    shares_weights=False,
 )

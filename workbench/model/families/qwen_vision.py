@@ -47,6 +47,9 @@ def _windowed(config: Config, heads: Heads) -> Tower:
     """Attention stays inside windows of 112 px, except in the blocks that the configuration lists.
 
     Differs: every window is assumed full; those at the edge of an image are smaller.
+
+    Raises:
+        ValueError: a window smaller than one square of merged patches.
     """
     activation = text(config, "hidden_act", "silu")
     whole_image = Block(
@@ -55,11 +58,22 @@ def _windowed(config: Config, heads: Heads) -> Tower:
         mlp=Mlp(width=whole(config, "intermediate_size", 3420), gated=True, activation=activation, bias=True),
         norm=Norm.RMS,
     )
-    side = whole(config, "window_size", 112) // whole(config, "patch_size", 14)
-    windowed = replace(whole_image, heads=replace(whole_image.heads, num_keys=side**2))
+    windowed = replace(whole_image, heads=replace(whole_image.heads, num_keys=_window_side(config) ** 2))
     listed = layer_indices(config, "fullatt_block_indexes", (7, 15, 23, 31))
     blocks = [whole_image if i in listed else windowed for i in range(count(config, "depth", 32))]
     return _qwen_vision(config, unequal_block_layers(blocks), whole_image.width, Norm.RMS)
+
+
+def _window_side(config: Config) -> int:
+    """Side of a window in patches: a window is a square of whole squares of merged patches."""
+    merge = whole(config, "spatial_merge_size", 2)
+    square_px, window_px = merge * whole(config, "patch_size", 14), whole(config, "window_size", 112)
+    if window_px < square_px:
+        raise ValueError(
+            f"window_size must hold a square of merged patches of {square_px} px, got {window_px}; nearest: "
+            f"{square_px}"
+        )
+    return window_px // square_px * merge
 
 
 def _qwen3_vl(config: Config) -> Tower:

@@ -354,7 +354,6 @@ INTERNVIT = Encoder(
         "internvit, rms": Example(
             config=EXAMPLE_VIT | {"norm_type": "rms_norm", "use_qk_norm": True, "use_mean_pooling": False},
             tokens=(65, 64),
-            is_cut=False,
         ),
     },
     make=_internvit,
