@@ -227,7 +227,7 @@ UNFIT = {
         LLAMA,
         CONFORMER,
         {"tp": 2},
-        "phi4_multimodal_audio does not share weights over ranks; want tp 1, got 2",
+        "phi4_multimodal_audio has no tensor parallelism; want tp 1, got 2",
     ),
     "chunks-of-a-clip": (LLAMA, CONFORMER | {"chunk_size": 8}, {}, "chunk_size must be -1, got 8"),
     "clip-of-two-windows-of-omni": (LLAMA, OMNI_AUDIO, {"tokens": [12, 6]}, "takes up to 10 tokens, got 12"),

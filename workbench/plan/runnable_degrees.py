@@ -45,7 +45,7 @@ def _reasons(module: Module, tp: int, cp: int) -> Iterator[str]:
     if cp > 1 and any(isinstance(operator, Attention) and operator.is_capped for operator in operators):
         yield f"attention over several ranks has no soft cap; want cp 1, got {cp}"
     if tp > 1 and family is not None and not family.shares_weights and _has_blocks(module):
-        yield f"{family.model_type} does not share weights over ranks; want tp 1, got {tp}"
+        yield f"{family.model_type} has no tensor parallelism; want tp 1, got {tp}"
     if tp > 1:
         yield from chain.from_iterable(_layer_reasons(layer, tp) for layer in module.layers)
 
