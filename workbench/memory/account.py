@@ -14,6 +14,7 @@ from workbench.plan.alike import alike_replicas
 from workbench.plan.instance_cache import cached_on_instance, set_cached
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
+from workbench.plan.parameter_shards import kept_stages
 from workbench.plan.plan import Plan
 from workbench.plan.shard_unit import ShardUnit
 from workbench.schedule.action import MEANING, MOVES, Action, Pass
@@ -51,8 +52,8 @@ def memory_table(lowered: Lowered) -> MemoryTable:
         gradients until the end of STEP.
       any pass: the receive buffers of the next one that receives.
       OFFLOAD frees the weights and optimizer state of its stage, ONLOAD allocates them again.
-        Of sharded weights ALL_GATHER allocates the whole ones until FREE, and the own shard as it is sent
-        until the first pass that waits for them;
+        Of sharded weights ALL_GATHER allocates the whole ones until FREE, and its own shard as it is sent:
+        until FREE, or until the first pass if weights stay for several;
         REDUCE_SCATTER allocates what it sends, until the first action that waits for it starts.
       gradient reduction: a copy of what it reduces, until STEP; STEP: the optimizer's temporaries.
     What runs beside passes allocates when the program comes to it, however late its lane is free: so
@@ -113,12 +114,13 @@ def _with_moves(accounts: Accounts, rank: int, lines: Lines) -> Lines:
     for stage, kind, num_bytes in accounts.state(rank):
         stage_bytes[stage.id] += num_bytes if kind.part != GRADIENTS else 0
     acquired, released = lines.acquired.copy(), lines.released.copy()
+    kept = kept_stages(plan)
     for index, action in moves:
         assert action.stage is not None
         unit = accounts.units.get(action.stage)
         column = acquired if MEANING[action.kind].weights > 0 else released
         column[index] += stage_bytes[action.stage] if unit is None else whole_bytes(plan, unit)
-        if unit is not None and action.kind is Pass.ALL_GATHER:
+        if unit is not None and action.stage in kept and action.kind is Pass.ALL_GATHER:
             acquired[index] += (sent := sent_bytes(plan, unit))
             released[_next_of(plan.program[rank], index)] += sent
     return Lines(acquired, released)
@@ -131,8 +133,12 @@ def _next_of(program: Sequence[Action], index: int) -> int:
 
 
 def whole_bytes(plan: Plan, unit: ShardUnit) -> int:
-    """Return the bytes that a round holds from its gather to FREE: the whole weights, padded."""
-    return sum(map(unit.padded, unit.gathered)) * plan.settings.precision.num_bytes
+    """Return the bytes that a round holds from its gather to FREE: the whole weights, padded.
+
+    Of weights that are freed after every pass also the rank's own shard as it is sent.
+    """
+    whole = sum(map(unit.padded, unit.gathered)) * plan.settings.precision.num_bytes
+    return whole if unit.stages[0] in kept_stages(plan) else whole + sent_bytes(plan, unit)
 
 
 def sent_bytes(plan: Plan, unit: ShardUnit) -> int:
