@@ -123,7 +123,8 @@ def test_the_command_lists_them() -> None:
 
 
 def test_every_family_is_held_against_transformers() -> None:
-    configs = (tiny_models.SIGLIP, tiny_models.CLIP, tiny_models.WHISPER, cross_models.VISION)
+    towers = (tiny_models.SIGLIP, tiny_models.SIGLIP2, tiny_models.CLIP, tiny_models.WHISPER)
+    configs = (*towers, cross_models.VISION)
     more = (*tiny_models.DECODERS.values(), cross_models.LANGUAGE, LLAMA4, *DECODERS.values())
     tested = {case.config["model_type"] for case in ENCODERS.values()}
     runs = {kind for kind, family in ARCHITECTURES.items() if family.runs(ADAPTERS)}

@@ -94,6 +94,20 @@ def test_every_decoder_over_two_ranks(name: str, how: How, pool: Pool) -> None:
     assert_same(how(text_plan(CONFIGS[name], (0, 1))), pool)
 
 
+@HOW
+def test_a_bias_of_shared_experts_is_added_once(how: How, pool: Pool) -> None:
+    """It is 0 at first: steps tell."""
+    config = CONFIGS["deepseek_v2"]
+    assert config["mlp_bias"]
+    settings = RunSettings(warmup=0, steps=3, precision=Precision.FLOAT64)
+    alone, shared = (
+        run_local(plan, settings, pool=pool).losses
+        for plan in (text_plan(config, (0,)), how(text_plan(config, (0, 1))))
+    )
+    assert shared == pytest.approx(alone, rel=1e-10, abs=0.0)
+    assert abs(alone[-1] - alone[0]) > 1e-4
+
+
 def encoder_plan(name: str) -> Plan:
     """An encoder before a tiny LLM, both over ranks 0 and 1."""
     case = CASES[name]

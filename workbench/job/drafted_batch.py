@@ -85,7 +85,7 @@ def _cut(module: Module, parts: Parts | None, *, is_audio: bool) -> Callable[[An
         return lambda duration_s: clip_tokens(module, duration_s)
     if parts is not None and TILES in parts.notes and not _is_sized(module):
         return lambda size: tile_tokens(module, *size)
-    return lambda size: split_px(module, *size)
+    return lambda size: split_px(module, *size) if len(size) == 2 else (size,)  # else of a video
 
 
 def _is_sized(module: Module) -> bool:

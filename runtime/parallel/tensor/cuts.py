@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from runtime.models.adapter import CutKind, StageLayer
+from runtime.models.mixture import SHARED_EXPERT, SHARED_EXPERTS
 from runtime.models.norm import WideRMSNorm
 
 SUMMED_BIAS = "summed_bias"  # bias of a row product: added once, after the sum
@@ -107,10 +108,17 @@ def cuts_of(layer: StageLayer, size: int) -> Cuts:
             partial += [f"{name}.{parameter}" for parameter, _ in module.named_parameters(recurse=False)]
         if kind is CutKind.EXPERTS and hasattr(module, EXPERT_BIAS):
             partial.append(f"{name}.{EXPERT_BIAS}")
+        if kind is CutKind.ROW and is_summed_with_experts(name) and module.bias is not None:
+            partial.append(f"{name}.bias")  # added by the first member, before the sum
         for parameter, cut in _module_cuts(layer, name, module, kind):
             _check(layer.hugging_face_name(f"{name}.{parameter}"), cut, size, kind)
             cuts.cut[f"{name}.{parameter}"] = cut
     return Cuts(cuts.cut, tuple(partial))
+
+
+def is_summed_with_experts(name: str) -> bool:
+    """Whether a product gives the result of a shared expert, which members sum with that of the others."""
+    return name.rpartition(".")[0].endswith((SHARED_EXPERT, SHARED_EXPERTS))
 
 
 def kind_of(layer: StageLayer, name: str, module: nn.Module) -> CutKind:

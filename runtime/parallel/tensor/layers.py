@@ -21,8 +21,8 @@ from transformers.pytorch_utils import Conv1D
 
 from runtime.models.adapter import NO_TARGET, Context, CutKind, StageLayer
 from runtime.models.decoder import EmbedTokens, NextTokenHead
-from runtime.models.mixture import SHARED_EXPERT, SHARED_EXPERTS, Experts
-from runtime.parallel.tensor.cuts import SUMMED_BIAS, Cuts, in_region, kind_of
+from runtime.models.mixture import Experts
+from runtime.parallel.tensor.cuts import SUMMED_BIAS, Cuts, in_region, is_summed_with_experts, kind_of
 from runtime.parallel.tensor.group import TensorGroup
 from runtime.parallel.tensor.pieces import summed_in_pieces
 from runtime.parallel.tensor.sequence import Talk
@@ -62,8 +62,8 @@ def parallelize(layer: StageLayer, cuts: Cuts, group: TensorGroup, talk: Talk, n
             module.register_forward_pre_hook(partial(_enter_input, talk), with_kwargs=True)
         if isinstance(module, Conv1D):
             module.forward = partial(_transposed, module)
-        if isinstance(module, Experts):
-            module.adds_bias = group.member == 0
+        if group.member > 0:
+            _leave_out_bias(module, name, kind)
         if (summed := _summed(layer, name, module, kind)) is not None:
             _sum_output(summed, talk, num_pieces)
     if isinstance(layer, NextTokenHead):
@@ -77,8 +77,7 @@ def _summed(layer: StageLayer, name: str, module: nn.Module, kind: CutKind) -> n
     if kind is CutKind.EXPERTS:
         mixture = layer.get_submodule(owner)
         return getattr(mixture, "total", mixture)
-    is_summed = kind is CutKind.ROW and not owner.endswith((SHARED_EXPERT, SHARED_EXPERTS))
-    return module if is_summed else None
+    return module if kind is CutKind.ROW and not is_summed_with_experts(name) else None
 
 
 def whole_name(name: str) -> str:
@@ -120,6 +119,14 @@ def _fewer_heads(attention: nn.Module, size: int) -> None:
     if hasattr(module, "config") and hasattr(module.config, "num_attention_heads"):
         module.config = copy.copy(module.config)
         module.config.num_attention_heads //= size
+
+
+def _leave_out_bias(module: Any, name: str, kind: CutKind) -> None:
+    """Biases of experts' results are added by the first member alone, before the sum over members."""
+    if isinstance(module, Experts):
+        module.adds_bias = False
+    elif kind is CutKind.ROW and is_summed_with_experts(name):
+        module.forward = lambda x: functional.linear(x, module.weight)
 
 
 def _transposed(module: Any, x: Tensor) -> Tensor:
