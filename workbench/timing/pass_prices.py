@@ -226,9 +226,9 @@ class PassPrices:
         unit = self._units.get(stage.id)
         if unit is None:
             return ()
-        after = self._plan.settings.of(stage.module).reshard_after
-        once = after is ReshardAfter.STEP
-        gathers = (kind is Pass.F or after is ReshardAfter.PASS) and not (once and index)
+        settings = self._plan.settings.of(stage.module)
+        once, each_pass = settings.is_gathered_once, settings.reshard_after is ReshardAfter.PASS
+        gathers = (kind is Pass.F or each_pass) and not (once and index)
         scatters = kind is Pass.B and unit.trained and not (once and any(backwards[index + 1 :]))
         return (Pass.ALL_GATHER,) * gathers + (Pass.REDUCE_SCATTER,) * bool(scatters)
 

@@ -1,6 +1,7 @@
 """Reorders microbatches over time where every rank holds several stages of the chain."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain, pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -9,6 +10,7 @@ from workbench.balance.microbatches.pipeline_time import Order, Seconds
 from workbench.balance.microbatches.reorder import time_matrices
 from workbench.compiled import compiled
 from workbench.schedule.action import Action, Pass
+from workbench.schedule.precedence import in_order
 
 Programs = Sequence[Sequence[Action]]
 NOTHING = -1  # in place of an action
@@ -78,18 +80,26 @@ class Walk:
 
     def __init__(self, programs: Programs, num_stages: int) -> None:
         self._programs = programs
-        self.number: dict[Action, int] = {}  # of every action, in an order in which all can be played
-        before: list[int] = []
-        needed: list[int] = []
-        for rank_before, action in _playable(programs, num_stages - 1):
-            input_action = _input(action, num_stages - 1)
-            needed.append(NOTHING if input_action is None else self.number[input_action])
-            before.append(NOTHING if rank_before is None else self.number[rank_before])
-            self.number[action] = len(self.number)
-        self._before, self._needed = np.array(before, np.int64), np.array(needed, np.int64)
-        self._is_forward = np.array([action.kind is Pass.F for action in self.number], np.bool_)
-        cells = [(action.microbatch or 0, action.stage or 0) for action in self.number]
+        actions = list(chain.from_iterable(programs))
+        index_of = {action: index for index, action in enumerate(actions)}
+        before = {later: earlier for program in programs for earlier, later in pairwise(program)}
+        followers: list[list[int]] = [[] for _ in actions]
+        for action, index in index_of.items():
+            for earlier in (before.get(action), _input(action, num_stages - 1)):
+                if earlier is not None:
+                    followers[index_of[earlier]].append(index)
+        ordered = [actions[index] for index in in_order(followers)]
+        assert len(ordered) == len(actions), "programs of a schedule do not deadlock"
+        self.number = {action: number for number, action in enumerate(ordered)}
+        """Of every action, in an order in which all can be played."""
+        self._before = self._numbers(before.get(action) for action in ordered)
+        self._needed = self._numbers(_input(action, num_stages - 1) for action in ordered)
+        self._is_forward = np.array([action.kind is Pass.F for action in ordered], np.bool_)
+        cells = [(action.microbatch or 0, action.stage or 0) for action in ordered]
         self._cells = tuple(np.array(cells, np.int64).reshape(-1, 2).T)
+
+    def _numbers(self, actions: Iterable[Action | None]) -> Order:
+        return np.array([NOTHING if each is None else self.number[each] for each in actions], np.int64)
 
     def starts_s(self, forward: Seconds, backward: Seconds) -> tuple[Seconds, Seconds]:
         """Return ([actions] start, [actions] end) by number, of [l, stages] seconds by position and stage."""
@@ -137,25 +147,6 @@ def played(seconds: Seconds, before: Order, needed: Order) -> tuple[Seconds, Sec
         start_s[action] = max(end_s[before[action]], end_s[needed[action]])
         end_s[action] = start_s[action] + seconds[action]
     return start_s, end_s[:num]
-
-
-def _playable(programs: Programs, last: int) -> Iterator[tuple[Action | None, Action]]:
-    """Yield (the action before it on its rank, action) in an order in which inputs come first."""
-    done: set[Action] = set()
-    num_done = [0] * len(programs)
-    progressed = True
-    while progressed:
-        progressed = False
-        for rank, program in enumerate(programs):
-            while num_done[rank] < len(program):
-                action = program[num_done[rank]]
-                if (needed := _input(action, last)) is not None and needed not in done:
-                    break
-                yield program[num_done[rank] - 1] if num_done[rank] else None, action
-                done.add(action)
-                num_done[rank] += 1
-                progressed = True
-    assert all(num == len(program) for num, program in zip(num_done, programs, strict=True))
 
 
 def _input(action: Action, last: int) -> Action | None:

@@ -7,7 +7,7 @@ from typing import Any
 from workbench.data.corpus import ItemTokens
 from workbench.model.config_fields import Config, whole
 from workbench.model.families.family import EXAMPLE_WIDTH, Encoder, Example, Tower
-from workbench.model.families.vit import Vit, tower_of
+from workbench.model.families.vit import Vit, check_turned_pairs, tower_of
 from workbench.model.module_layers import learned_positions
 
 _TOWER = Vit(
@@ -41,13 +41,7 @@ def _check(config: Config) -> None:
         raise ValueError(
             f"{config['model_type']}: {_COLUMNS} must be {_ROWS} {rows}, got {columns}; nearest: {rows}"
         )
-    heads = whole(config, "num_attention_heads", _TOWER.heads)
-    channels = whole(config, "hidden_size", _TOWER.width) // heads
-    if channels % 4:
-        raise ValueError(
-            "half of a head's pairs of channels turn by the row, half by the column: want a multiple of 4, "
-            f"got {channels} of a head; nearest: {channels // 4 * 4 + 4}"
-        )
+    check_turned_pairs(config, _TOWER)
 
 
 def image_tokens(config: Config, height_px: int, width_px: int) -> ItemTokens:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil, floor
 from typing import Any
 
@@ -216,10 +217,10 @@ def _llama4(config: Config) -> Tower:
     return replace(tower, projectors=(Projector.LINEAR, Projector.MLP))
 
 
-def _check_llama4(config: Config) -> None:
+def check_turned_pairs(config: Config, vit: Vit) -> None:
     """Raise ValueError for heads whose pairs of channels do not divide between rows and columns."""
-    heads = whole(config, "num_attention_heads", _LLAMA4.heads)
-    channels = whole(config, "hidden_size", _LLAMA4.width) // heads
+    heads = whole(config, "num_attention_heads", vit.heads)
+    channels = whole(config, "hidden_size", vit.width) // heads
     if channels % 4:
         raise ValueError(
             "half of a head's pairs of channels turn by the row, half by the column: want a multiple of 4, "
@@ -310,7 +311,7 @@ LLAMA4_VISION = Encoder(
     tiles=tiles.llama4,
     processed=tiles.of_limits,
     takes_native_only=lambda config: True,
-    check_config=_check_llama4,
+    check_config=partial(check_turned_pairs, vit=_LLAMA4),
     shares_tokens=False,
 )
 PIXTRAL = Encoder(
