@@ -12,15 +12,14 @@ from transformers import Cohere2Config, Cohere2ForCausalLM, PreTrainedModel
 
 from experiments.doors.detours import DETOURS
 from experiments.doors.whole_configs import CONFIGS
-from experiments.doors.whole_models import modules_of, owner_of, saved, whole_loss_tensor
+from experiments.doors.whole_models import modules_of, owner_of
 from runtime.frontend.multimodal import ModalityModule, MultimodalModule
 from runtime.frontend.parallel import Ranks
-from runtime.launch import run_lowered
 from runtime.models.choose import adapter_of
 from runtime.models.decoder import NextTokenHead
-from runtime.run_settings import Collect, RunSettings
 from runtime.world.pool import Pool
 from tests import tiny_models, user_models
+from tests.composite_gradients import assert_same_gradients, gradients_of_both
 from tests.plans import disjoint_plan
 from tests.test_composites_weights import plan_of
 from tests.test_expert_plan import moe_plan
@@ -28,15 +27,14 @@ from tests.test_multimodal import assert_parity, spec_of
 from tests.test_parity import assert_same
 from tests.user_models import VISION as VISION_ID
 from workbench.data.sample import Sample, Segment
-from workbench.model.composites.composite import LLM, VISION, name_in_composite
+from workbench.model.composites.composite import LLM, VISION
 from workbench.model.composites.registry import take_apart
 from workbench.model.hf_config import module_from_config
 from workbench.model.layer import Attention, LayerKind
 from workbench.model.model_graph import TEXT, ModelGraph, connect
 from workbench.model.projector import ProjectorStep
 from workbench.model.transformer import Norm
-from workbench.plan.lower import lower
-from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Sharding
+from workbench.plan.plan import ModuleSettings, Plan, Recompute, Sharding
 
 torch.set_num_threads(1)
 MODELS = ("aya_vision", "cohere2_vision")
@@ -107,22 +105,10 @@ def test_logits_are_scaled() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_are_those_of_the_whole_model(name: str, tmp_path: Path, pool: Pool) -> None:
     """Of every weight that a module has, the tower's and the language model's."""
-    plan, parts = plan_of(name), take_apart(CONFIGS[name])
-    model = saved(name, tmp_path / "whole")
-    whole_loss_tensor(name, model, plan).backward()
-    expected = {key: weight.grad for key, weight in model.named_parameters() if weight.grad is not None}
-    scale = torch.stack([gradient.norm() for gradient in expected.values()]).norm()
-    settings = RunSettings(weights=tmp_path / "whole", precision=Precision.FLOAT64, collect=Collect.GRADIENTS)
-    result = run_lowered(lower(plan), settings, pool=pool)
-    ours = {
-        name_in_composite(parts.modules[module], own): gradient
-        for state in result.states
-        for (module, own), gradient in state.gradients.items()
-    }
+    ours, theirs = gradients_of_both(name, plan_of(name), tmp_path / "whole", pool)
     tied = {"model.language_model.embed_tokens.weight", "lm_head.weight"}
-    assert ours.keys() - tied == expected.keys() - tied
-    for key in ours.keys() - tied:
-        assert (ours[key] - expected[key]).norm() <= 1e-10 * scale, key
+    assert ours.keys() - tied == theirs.keys() - tied
+    assert_same_gradients(ours, theirs, ours.keys() - tied)
 
 
 def images_and_texts() -> tuple[Sample, ...]:

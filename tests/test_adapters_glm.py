@@ -14,18 +14,19 @@ from transformers.models.glm4_moe import modeling_glm4_moe as glm4_moe
 from transformers.models.glm4v_moe import modeling_glm4v_moe as glm4v_moe
 
 from experiments.doors.whole_configs import CONFIGS, GLM_EXPERTS, GLM_TEXT
-from experiments.doors.whole_models import modules_of, owner_of, saved, whole_loss_tensor
-from runtime.launch import run_local, run_lowered
+from experiments.doors.whole_models import modules_of, owner_of, saved
+from runtime.launch import run_local
 from runtime.models.choose import adapter_of
 from runtime.models.glm import CORRECTION, CorrectedRouter
 from runtime.models.norm import widen_norms
 from runtime.models.weights import weights_of
-from runtime.run_settings import Collect, RunSettings
+from runtime.run_settings import RunSettings
 from runtime.state.checkpoint import Begin, checkpoints_in
 from runtime.state.checkpoint_files import identity_of
 from runtime.step.stage_module import StageInput, build_stage_module
 from runtime.world.pool import Pool
 from tests import tiny_models
+from tests.composite_gradients import assert_same_gradients, gradients_of_both
 from tests.plans import disjoint_plan, finish
 from tests.test_adapters import build, relative
 from tests.test_adapters_encoders import CASES, module_of, qwen_features, samples_of, widen_vision_rotations
@@ -33,12 +34,11 @@ from tests.test_composites_weights import plan_of, tensors_of
 from tests.test_expert_parallel import moe_plan
 from tests.test_parity import assert_same
 from workbench.data.sample import Sample, Segment
-from workbench.model.composites.composite import LLM, VISION, name_in_composite
+from workbench.model.composites.composite import LLM, VISION
 from workbench.model.composites.registry import take_apart
 from workbench.model.hf_config import module_from_config
 from workbench.model.item_tokens import video_of
 from workbench.model.model_graph import TEXT, ModelGraph, connect
-from workbench.plan.lower import lower
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute
 from workbench.plan.runnable import check_family
 from workbench.plan.stage import Stage
@@ -63,21 +63,9 @@ def test_gradients_are_those_of_the_whole_model(
 ) -> None:
     """Of every weight, the tower's and the language model's, on a stage each and two."""
     widen_vision_rotations(monkeypatch)
-    plan, parts = plan_of(name), take_apart(CONFIGS[name])
-    model = saved(name, tmp_path / "whole")
-    whole_loss_tensor(name, model, plan).backward()
-    expected = {key: weight.grad for key, weight in model.named_parameters()}
-    scale = torch.stack([gradient.norm() for gradient in expected.values()]).norm()
-    settings = RunSettings(weights=tmp_path / "whole", precision=Precision.FLOAT64, collect=Collect.GRADIENTS)
-    result = run_lowered(lower(plan), settings, pool=pool)
-    ours = {
-        name_in_composite(parts.modules[module], own): gradient
-        for state in result.states
-        for (module, own), gradient in state.gradients.items()
-    }
-    assert ours.keys() == expected.keys()
-    for key, gradient in ours.items():
-        assert (gradient - expected[key]).norm() <= 1e-10 * scale, key
+    ours, theirs = gradients_of_both(name, plan_of(name), tmp_path / "whole", pool)
+    assert ours.keys() == theirs.keys()
+    assert_same_gradients(ours, theirs, theirs)
 
 
 def test_the_tower_of_glm_45v_is_that_of_glm_41v(monkeypatch: pytest.MonkeyPatch) -> None:

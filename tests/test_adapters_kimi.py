@@ -19,16 +19,15 @@ from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek_v3
 from transformers.models.kimi_k25 import modeling_kimi_k25 as kimi
 
 from experiments.doors.whole_configs import CONFIGS, KIMI_SEEN
-from experiments.doors.whole_models import modules_of, owner_of, saved, whole_loss_tensor
+from experiments.doors.whole_models import modules_of, owner_of
 from runtime.frontend.multimodal import ModalityModule, MultimodalModule
 from runtime.frontend.parallel import Ranks
-from runtime.launch import run_lowered
 from runtime.models.glm import CORRECTION, CorrectedRouter
 from runtime.models.norm import replace_parts, widen_norms
-from runtime.run_settings import Collect, RunSettings
 from runtime.step.stage_module import build_stage_module
 from runtime.world.pool import Pool
 from tests import paper_models, user_models
+from tests.composite_gradients import assert_same_gradients, gradients_of_both
 from tests.plans import disjoint_plan, finish
 from tests.test_adapters_encoders import widen_vision_rotations
 from tests.test_composites_weights import plan_of
@@ -37,13 +36,12 @@ from tests.test_multimodal_images import ids, images
 from tests.test_parity import assert_same
 from tests.user_models import VISION as VISION_ID
 from workbench.data.sample import Sample, Segment
-from workbench.model.composites.composite import LLM, VISION, name_in_composite
+from workbench.model.composites.composite import LLM, VISION
 from workbench.model.composites.registry import take_apart
 from workbench.model.hf_config import module_from_config
 from workbench.model.item_tokens import image_tokens
 from workbench.model.model_graph import TEXT, ModelGraph, Module, connect
-from workbench.plan.lower import lower
-from workbench.plan.plan import ModuleSettings, Precision
+from workbench.plan.plan import ModuleSettings
 from workbench.plan.runnable import check_family
 from workbench.plan.stage import Stage
 
@@ -60,22 +58,10 @@ def _in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_are_those_of_the_whole_model(name: str, tmp_path: Path, pool: Pool) -> None:
     """Of every weight, the tower's and the language model's, on a stage each and two."""
-    plan, parts = plan_of(name), take_apart(CONFIGS[name])
-    model = saved(name, tmp_path / "whole")
-    whole_loss_tensor(name, model, plan).backward()
-    expected = {key: weight.grad for key, weight in model.named_parameters()}
-    scale = torch.stack([gradient.norm() for gradient in expected.values()]).norm()
-    settings = RunSettings(weights=tmp_path / "whole", precision=Precision.FLOAT64, collect=Collect.GRADIENTS)
-    result = run_lowered(lower(plan), settings, pool=pool)
-    ours = {
-        name_in_composite(parts.modules[module], own): gradient
-        for state in result.states
-        for (module, own), gradient in state.gradients.items()
-    }
-    assert ours.keys() - expected.keys() <= {"lm_head.weight"}  # where it is the table
-    assert expected.keys() <= ours.keys()
-    for key, gradient in expected.items():
-        assert (ours[key] - gradient).norm() <= 1e-10 * scale, key
+    ours, theirs = gradients_of_both(name, plan_of(name), tmp_path / "whole", pool)
+    assert ours.keys() - theirs.keys() <= {"lm_head.weight"}  # where it is the table
+    assert theirs.keys() <= ours.keys()
+    assert_same_gradients(ours, theirs, theirs)
 
 
 def images_and_texts() -> tuple[Sample, ...]:

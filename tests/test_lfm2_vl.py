@@ -19,14 +19,13 @@ from transformers import PreTrainedModel, Siglip2VisionConfig, Siglip2VisionMode
 from experiments.doors.detours import DETOURS
 from experiments.doors.families import plan_of
 from experiments.doors.whole_configs import CONFIGS
-from experiments.doors.whole_models import modules_of, owner_of, saved, whole_loss_tensor
+from experiments.doors.whole_models import modules_of, owner_of, saved
 from runtime.frontend.parallel import Ranks
-from runtime.launch import run_lowered
-from runtime.run_settings import Collect, RunSettings
 from runtime.step.stage_module import build_stage_module
 from runtime.world.pool import Pool
 from tests import tiny_models
 from tests.command_line import accept
+from tests.composite_gradients import assert_same_gradients, gradients_of_both
 from tests.plans import disjoint_plan
 from tests.test_multimodal import assert_parity, spec_of
 from tests.test_multimodal_images import ids, images, model_of
@@ -41,8 +40,6 @@ from workbench.model.families.tiles import LFM2_VL, TILING
 from workbench.model.hf_config import module_from_config
 from workbench.model.item_tokens import image_tokens, split_px
 from workbench.model.model_graph import TEXT, ModelGraph, connect
-from workbench.plan.lower import lower
-from workbench.plan.plan import Precision
 
 torch.set_num_threads(1)
 TOWER = tiny_models.SIGLIP2
@@ -64,22 +61,10 @@ def test_gradients_are_those_of_the_whole_model(
     if grid is not None:
         image = Segment(VISION, 0, 12, 3, grid=grid)
         sample = Sample(0, (Segment(TEXT, 0, 5, 5), image, Segment(TEXT, 1, 9, 9)))
-    plan, parts = plan_of("lfm2_vl", sample), take_apart(CONFIGS["lfm2_vl"])
-    model = saved("lfm2_vl", tmp_path / "whole")
-    whole_loss_tensor("lfm2_vl", model, plan).backward()
-    expected = {key: weight.grad for key, weight in model.named_parameters() if weight.grad is not None}
-    scale = torch.stack([gradient.norm() for gradient in expected.values()]).norm()
-    settings = RunSettings(weights=tmp_path / "whole", precision=Precision.FLOAT64, collect=Collect.GRADIENTS)
-    result = run_lowered(lower(plan), settings, pool=pool)
-    ours = {
-        name_in_composite(parts.modules[module], own): gradient
-        for state in result.states
-        for (module, own), gradient in state.gradients.items()
-    }
+    ours, theirs = gradients_of_both("lfm2_vl", plan_of("lfm2_vl", sample), tmp_path / "whole", pool)
     tied = {"model.language_model.embed_tokens.weight", "lm_head.weight"}
-    assert ours.keys() - tied == expected.keys() - tied
-    for key in ours.keys() - tied:
-        assert (ours[key] - expected[key]).norm() <= 1e-10 * scale, key
+    assert ours.keys() - tied == theirs.keys() - tied
+    assert_same_gradients(ours, theirs, ours.keys() - tied)
 
 
 @pytest.mark.parametrize("name", ["lfm2_vl", "cohere2_vision"])

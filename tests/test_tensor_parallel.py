@@ -94,7 +94,13 @@ def test_every_decoder_over_two_ranks(name: str, how: How, pool: Pool) -> None:
     assert_same(how(text_plan(CONFIGS[name], (0, 1))), pool)
 
 
-@HOW
+def with_expert_parallelism(plan: Plan) -> Plan:
+    """The plan with experts over the ranks of each stage."""
+    stages = tuple(replace(stage, ep=stage.tp) for stage in plan.stages)
+    return with_programs(replace(plan, stages=stages, programs=()))
+
+
+@pytest.mark.parametrize("how", [as_it_is, sequence_parallel, with_expert_parallelism])
 def test_a_bias_of_shared_experts_is_added_once(how: How, pool: Pool) -> None:
     """It is 0 at first: steps tell."""
     config = CONFIGS["deepseek_v2"]
