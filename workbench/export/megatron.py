@@ -15,6 +15,7 @@ from workbench.export.approximation import (
     microbatch_samples,
 )
 from workbench.export.decoder import Decoder, decoder_of
+from workbench.export.latent import latent_words
 from workbench.export.megatron_program import MEGATRON_SEVERAL
 from workbench.export.mimo_config import (
     EXCHANGES,
@@ -97,7 +98,8 @@ def decoder_arguments(decoder: Decoder) -> Arguments:
         "moe_aux_loss_coeff": "1e-2",
         "moe_token_dispatcher_type": "alltoall",
     }
-    return as_flags(words | more | (mixture if decoder.num_experts else {}))
+    words |= more | (mixture if decoder.num_experts else {})
+    return as_flags(words if decoder.latent is None else words | latent_words(decoder))
 
 
 def as_flags(words: Words) -> Arguments:

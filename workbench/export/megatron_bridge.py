@@ -37,7 +37,12 @@ from workbench.schedule.sharded import ReshardAfter
 
 
 def _refuses(plan: Plan) -> str | None:
-    return inexpressible(plan, (Placing.ALONE, Placing.APART))
+    return inexpressible(plan, (Placing.ALONE, Placing.APART)) or _latent(plan)
+
+
+def _latent(plan: Plan) -> str | None:
+    is_latent = decoder_of(llm_of(plan)).latent is not None
+    return f"latent attention of {llm_of(plan).name!r}" if is_latent else None
 
 
 def _changes(plan: Plan) -> Sequence[Change]:
