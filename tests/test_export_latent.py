@@ -1,4 +1,4 @@
-"""Latent attention for Megatron-LM: its parser takes the flags, and their sizes make the model's weights."""
+"""Latent attention for Megatron-LM and Megatron-Bridge: they take the fields, whose sizes make the weights."""
 
 import json
 
@@ -106,22 +106,40 @@ def test_megatron_has_as_many_weights_and_the_router_s_settings(other):
     assert (flags["--rope-type"], float(flags["--rotary-scaling-factor"])) == ("yarn", 40)
 
 
-def test_megatron_s_parser_takes_it():
+BRIDGES = [*CASES, {"rope_scaling": CONFIG["rope_scaling"] | {"beta_fast": 1.0, "factor": 64}}]
+
+
+@pytest.mark.parametrize(("target", "cases"), [("megatron", CASES), ("megatron-bridge", BRIDGES)])
+def test_the_systems_take_it(target, cases):
     packages = fetched()
     if packages is None:
         pytest.skip("not held: the package index gives no packages of the systems")
     folders = [
-        Folder(files=export(plan, BY_NAME["megatron"], prices_of(job_of(**other))), ranks=len(plan.ranks))
-        for other in CASES
+        Folder(files=export(plan, BY_NAME[target], prices_of(job_of(**other))), ranks=len(plan.ranks))
+        for other in cases
         for plan in [plan_with(**other)]
     ]
-    assert refusals("megatron", folders, packages) == [None] * len(folders)
+    assert refusals(target, folders, packages) == [None] * len(folders)
+
+
+def test_a_bridge_s_program_has_the_layers_and_positions_of_the_model():
+    other = BRIDGES[-1]
+    files = export(plan_with(**other), BY_NAME["megatron-bridge"], prices_of(job_of(**other)))
+    words = json.loads(files["tables.json"])["language"]
+    assert words["moe_layer_freq"] == [0, 1, 1, 1]
+    assert (words["beta_fast"], words["beta_slow"], words["original_max_position_embeddings"]) == (1, 1, 4096)
+    assert "get_gpt_decoder_block_spec" in files["train.py"]
 
 
 @pytest.mark.parametrize(
     ("target", "other", "part"),
     [
-        ("megatron-bridge", {}, "latent attention of 'llm'"),
+        ("megatron-bridge", {"attention_bias": True}, "latent attention of 'llm' with biases"),
+        (
+            "megatron-bridge",
+            {"rms_norm_eps": 1e-5},
+            "norms of the latents of 'llm' with another epsilon than other norms",
+        ),
         ("torchtitan", {}, "latent attention of 'llm'"),
         ("megatron", {"attention_bias": True}, "latent attention of 'llm' with biases"),
         (
@@ -131,7 +149,11 @@ def test_megatron_s_parser_takes_it():
         ),
         ("megatron", {"topk_group": 4}, "groups of experts of 'llm' ranked by two experts' scores"),
         ("megatron", {"rope_scaling": YARN}, "scaled positions with one of mscale and mscale_all_dim alone"),
-        ("megatron", {"rope_scaling": YARN | {"beta_fast": 16}}, "beta_fast 16 of scaled positions, not 32"),
+        (
+            "megatron",
+            {"rope_scaling": CONFIG["rope_scaling"] | {"beta_fast": 16}},
+            "beta_fast 16 of scaled positions, not 32",
+        ),
         ("megatron", {"model_type": "deepseek_v2"}, "a language model of the family DeepSeek-V2"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Latent attention, and the routers that DeepSeek-V3 has with it, as Megatron-LM's arguments.
+"""Latent attention, and the routers that DeepSeek-V3 has with it, as fields of megatron-core.
 
 Source: megatron-core 0.19.2 (Apache-2.0): transformer/multi_latent_attention.py, moe/moe_utils.py.
 """
@@ -9,18 +9,21 @@ from workbench.export.decoder import Decoder
 from workbench.export.module_layouts import llm_of
 from workbench.plan.plan import Plan
 
-_YARN = {"original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1}  # without flags
+_YARN = {"original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1}  # fields without flags
 _SCALES = {"mscale", "mscale_all_dim"}
 _KNOWN = {"type", "rope_type", "rope_theta", "factor", *_SCALES, *_YARN}
 _GROUPS = {"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5}  # defaults of a configuration
+_LATENT_EPS = 1e-6  # of the latents' norms, whatever the configuration states for the others
 
 
 def inexpressible_latent(plan: Plan, decoder: Decoder) -> str | None:
-    """What Megatron-LM lacks of a model with latent attention; None: nothing."""
+    """What megatron-core lacks of a model with latent attention; None: nothing."""
     name, latent, config = llm_of(plan).name, decoder.latent, decoder.source
     assert latent is not None, "the caller asks of these alone"
     groups, within = (_setting(decoder, key) for key in ("n_group", "topk_group"))
     parts = {
+        f"norms of the latents of {name!r} with another epsilon than other norms": decoder.eps
+        not in (None, _LATENT_EPS),
         f"latent attention of {name!r} beside other modules": len(plan.model.modules) > 1,
         f"latent attention of {name!r} with biases": latent.bias or decoder.out_bias,
         f"rotated halves instead of pairs of {name!r}": not config.get("rope_interleave", True),
@@ -42,18 +45,31 @@ def _inexpressible_yarn(decoder: Decoder) -> str | None:
     kind = scaling.get("rope_type", scaling.get("type"))
     if kind != "yarn":
         return f"positions scaled as {kind!r}"
-    for key, value in _YARN.items():
-        default = decoder.most_positions if key == "original_max_position_embeddings" else value
-        if scaling.get(key, default) != value:
-            return f"{key} {scaling.get(key, default)} of scaled positions, not {value}"
     others = sorted(scaling.keys() - _KNOWN)
     if others or len(scaling.keys() & _SCALES) == 1 or 0 in [scaling.get(key, 1) for key in _SCALES]:
         return f"scaled positions with {', '.join(others) or 'one of mscale and mscale_all_dim alone'}"
     return None
 
 
+def without_flags(decoder: Decoder) -> str | None:
+    """A field whose value no flag of Megatron-LM sets; None: all have the values of `MLATransformerConfig`."""
+    for key, value in yarn_words(decoder).items():
+        if value != _YARN[key]:
+            return f"{key} {value} of scaled positions, not {_YARN[key]}"
+    return None
+
+
+def yarn_words(decoder: Decoder) -> dict[str, Any]:
+    """Fields of `MLATransformerConfig` for scaled positions that have no flags; empty without scaling."""
+    scaling = decoder.rope_scaling
+    if decoder.latent is None or not scaling:
+        return {}
+    defaults = _YARN | {"original_max_position_embeddings": decoder.most_positions}
+    return {key: scaling.get(key) or default for key, default in defaults.items()}
+
+
 def latent_words(decoder: Decoder) -> dict[str, Any]:
-    """Fields of `MLATransformerConfig` that differ from those of other decoders."""
+    """Fields of `MLATransformerConfig` that differ from those of other decoders and have flags."""
     latent, scaling = decoder.latent, decoder.rope_scaling
     assert latent is not None, "the caller asks of these alone"
     words: dict[str, Any] = {
@@ -63,6 +79,7 @@ def latent_words(decoder: Decoder) -> dict[str, Any]:
         "qk_pos_emb_head_dim": latent.rope_dim,
         "v_head_dim": latent.value_dim,
         "qk_layernorm": True,  # norms of the latents
+        "layernorm_epsilon": _LATENT_EPS,
         "rope_type": "yarn" if scaling else "rope",
     }
     if latent.q_rank:
@@ -92,9 +109,10 @@ def _router_words(decoder: Decoder) -> dict[str, Any]:
     if decoder.num_dense:
         rest = decoder.num_blocks - decoder.num_dense
         words["ffn_hidden_size"] = decoder.dense_ffn
-        words["moe_layer_freq"] = f"([0]*{decoder.num_dense}+[1]*{rest})"
+        words["moe_layer_freq"] = [0] * decoder.num_dense + [1] * rest
     return words
 
 
 def _setting(decoder: Decoder, key: str) -> Any:
-    return decoder.source.get(key, _GROUPS[key])
+    stated = decoder.source.get(key)
+    return _GROUPS[key] if stated is None else stated
