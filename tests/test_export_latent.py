@@ -1,4 +1,4 @@
-"""Latent attention for Megatron-LM and Megatron-Bridge: they take the fields, whose sizes make the weights."""
+"""Latent attention for Megatron-LM and Megatron-Bridge: their fields make the weights."""
 
 import json
 

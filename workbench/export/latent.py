@@ -21,9 +21,9 @@ def inexpressible_latent(plan: Plan, decoder: Decoder) -> str | None:
     name, latent, config = llm_of(plan).name, decoder.latent, decoder.source
     assert latent is not None, "the caller asks of these alone"
     groups, within = (_setting(decoder, key) for key in ("n_group", "topk_group"))
+    other_eps = decoder.eps not in (None, _LATENT_EPS)
     parts = {
-        f"norms of the latents of {name!r} with another epsilon than other norms": decoder.eps
-        not in (None, _LATENT_EPS),
+        f"norms of the latents of {name!r} with another epsilon than other norms": other_eps,
         f"latent attention of {name!r} beside other modules": len(plan.model.modules) > 1,
         f"latent attention of {name!r} with biases": latent.bias or decoder.out_bias,
         f"rotated halves instead of pairs of {name!r}": not config.get("rope_interleave", True),
@@ -52,7 +52,7 @@ def _inexpressible_yarn(decoder: Decoder) -> str | None:
 
 
 def without_flags(decoder: Decoder) -> str | None:
-    """A field whose value no flag of Megatron-LM sets; None: all have the values of `MLATransformerConfig`."""
+    """A field whose value no flag of Megatron-LM sets; None: all have their defaults."""
     for key, value in yarn_words(decoder).items():
         if value != _YARN[key]:
             return f"{key} {value} of scaled positions, not {_YARN[key]}"
