@@ -213,10 +213,13 @@ def test_ranks_that_do_not_divide_the_heads_are_refused() -> None:
     refused("tp must divide the 3 key/value heads of llm.block.0, got tp = 2", lambda: check(odd))
 
 
-def test_exports_refuse_latents() -> None:
-    for change in ({}, {"q_lora_rank": None}):
-        module = tiny_models.llm(MODEL | change | {"first_k_dense_replace": 0})
-        refused("with latent queries, keys or values", lambda module=module: decoder_of(module))  # type: ignore[misc]
+@pytest.mark.parametrize(("change", "q_rank"), [({}, MODEL["q_lora_rank"]), ({"q_lora_rank": None}, 0)])
+def test_exports_read_the_sizes_of_latents(change: dict[str, object], q_rank: int) -> None:
+    latent = decoder_of(tiny_models.llm(MODEL | change | {"first_k_dense_replace": 0})).latent
+    assert latent is not None
+    sizes = (latent.kv_rank, latent.nope_dim, latent.rope_dim, latent.value_dim)
+    keys = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    assert (latent.q_rank, *sizes) == (q_rank, *(MODEL[key] for key in keys))
 
 
 @pytest.mark.parametrize("dense", [0, 3])

@@ -1,13 +1,14 @@
 """The language model of a plan as training systems specify it, inferred from its layers and its source."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from workbench.model.config_fields import flag
 from workbench.model.experts import EXPERT, JOIN, SHARED, SIGMOID, SOFTMAX, num_experts
-from workbench.model.latent_attention import KV_DOWN
+from workbench.model.latent_attention import KV_DOWN, LATENT_NORMS, Q_DOWN, LatentHeads
 from workbench.model.layer import Attention, DeltaRule, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise
 from workbench.model.model_graph import Module
 from workbench.model.short_conv import has_short_conv
@@ -35,9 +36,13 @@ class Decoder:
         eps: of its norms; None: not stated.
         rope_base: base frequency of the rotation.
         rope_scaling: as in the configuration; empty: none.
+        source: its configuration; empty without one.
         most_positions: that it is built for; None: not stated.
         window: tokens that a query sees; None: all before it.
         num_experts, experts_per_token: 0 without experts.
+        latent: sizes of latent attention; None: queries, keys and values come from the hidden state.
+        num_dense, dense_ffn: first blocks with an MLP before those with experts, and its width.
+        shared_ffn: width of the expert for all tokens; 0: there is none.
         sums_to_one: whether the weights of a token's experts sum to one, instead of those of all experts.
     """
 
@@ -61,11 +66,16 @@ class Decoder:
     eps: float | None
     rope_base: float
     rope_scaling: Mapping[str, Any]
+    source: Mapping[str, Any]
     most_positions: int | None
     window: int | None
     num_experts: int = 0
     experts_per_token: int = 0
     sums_to_one: bool = True
+    latent: LatentHeads | None = None
+    num_dense: int = 0
+    dense_ffn: int = 0
+    shared_ffn: int = 0
 
 
 def decoder_of(module: Module) -> Decoder:
@@ -75,15 +85,15 @@ def decoder_of(module: Module) -> Decoder:
         ValueError: blocks that differ, or have another structure; the message is that part alone.
     """
     blocks = [layer for layer in module.layers if layer.kind is LayerKind.BLOCK]
-    if len({layer.operators for layer in blocks}) > 1:
-        raise ValueError(f"blocks of {module.name!r} that differ from each other")
-    block = blocks[0]
+    block = blocks[-1]
+    num_dense = _num_dense(module, blocks)
     _check_block(module, block)
     config = config_of(module)
     attention = next(op for op in block.operators if isinstance(op, Attention))
     products = {op.name: op for op in block.operators if isinstance(op, Matmul)}
-    mlp_products = {name.split(".")[-1]: op for name, op in products.items() if name.startswith("mlp.")}
-    qkv = products.get("q_proj") or products["qkv_proj"]
+    mlp_products = {name.split(".")[-1]: op for name, op in products.items() if _is_routed(name)}
+    latent = _latent_heads(products, attention)
+    qkv = next(products[name] for name in ("q_proj", "qkv_proj", "q_up_proj") if name in products)
     table = next(op for op in module.layers[0].operators if isinstance(op, Lookup))
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     family = "" if module.source is None else module.source.architecture
@@ -102,7 +112,7 @@ def decoder_of(module: Module) -> Decoder:
         is_gated=bool(mlp_products.keys() & {"gate", "gate_up"}),
         is_rms=is_rms(_norm(block)),
         is_tied=any(layer.tied for layer in module.layers),
-        is_rotary=any(op.name == "rotary" for op in block.operators),
+        is_rotary=latent is not None or any(op.name == "rotary" for op in block.operators),
         qkv_bias=qkv.bias,
         out_bias=products["o_proj"].bias,
         mlp_bias=mlp_products["down"].bias,
@@ -110,11 +120,55 @@ def decoder_of(module: Module) -> Decoder:
         eps=next((config[key] for key in _EPS if key in config), None),
         rope_base=float(base),
         rope_scaling={} if rope.get("rope_type", rope.get("type", "default")) == "default" else rope,
+        source=config,
         most_positions=config.get("max_position_embeddings"),
         window=attention.window,
         num_experts=experts,
         experts_per_token=round(experts * mlp_products["down"].tokens_scale) if experts else 0,
+        latent=latent,
+        num_dense=num_dense,
+        dense_ffn=_in_features(blocks[0], "mlp.down") if num_dense else 0,
+        shared_ffn=_in_features(block, f"{SHARED}.down"),
         sums_to_one=flag(config, "norm_topk_prob", default=_SUMS_TO_ONE.get(family, True)),
+    )
+
+
+def _num_dense(module: Module, blocks: Sequence[Layer]) -> int:
+    """The number of first blocks with an MLP before those with experts, all with latent attention."""
+    dense = list(takewhile(lambda layer: not num_experts(layer), blocks))
+    num_dense = len(dense) if len(dense) < len(blocks) else 0
+    kinds = (
+        {layer.operators for layer in blocks[:num_dense]},
+        {layer.operators for layer in blocks[num_dense:]},
+    )
+    is_latent = any(op.name == KV_DOWN for op in blocks[0].operators)
+    if any(len(kind) > 1 for kind in kinds) or (num_dense and not is_latent):
+        raise ValueError(f"blocks of {module.name!r} that differ from each other")
+    return num_dense
+
+
+def _is_routed(name: str) -> bool:
+    return name.startswith("mlp.") and not name.startswith(SHARED)
+
+
+def _in_features(block: Layer, name: str) -> int:
+    """Of a product; 0 without it."""
+    return next((op.in_features for op in block.operators if isinstance(op, Matmul) and op.name == name), 0)
+
+
+def _latent_heads(products: Mapping[str, Matmul], attention: Attention) -> LatentHeads | None:
+    if KV_DOWN not in products:
+        return None
+    kv_rank = products["kv_up_proj"].in_features
+    rope_dim = products[KV_DOWN].out_features - kv_rank
+    return LatentHeads(
+        num=attention.num_heads,
+        q_rank=products[Q_DOWN].out_features if Q_DOWN in products else 0,
+        kv_rank=kv_rank,
+        nope_dim=attention.head_dim - rope_dim,
+        rope_dim=rope_dim,
+        value_dim=attention.value_dim or attention.head_dim,
+        bias=products[KV_DOWN].bias,
     )
 
 
@@ -131,8 +185,6 @@ def _check_block(module: Module, block: Layer) -> None:
     names = [op.name for op in block.operators]
     if any(isinstance(op, DeltaRule) for op in block.operators):
         raise ValueError(f"blocks of {module.name!r} with linear attention")
-    if KV_DOWN in names:
-        raise ValueError(f"attention of {module.name!r} with latent queries, keys or values")
     if any(isinstance(op, Attention) and op.has_sinks for op in block.operators):
         raise ValueError(f"attention of {module.name!r} with sinks")
     if has_short_conv(block.operators):
@@ -140,12 +192,12 @@ def _check_block(module: Module, block: Layer) -> None:
     if GATE in names:
         raise ValueError(f"attention of {module.name!r} with gates")
     norms = [op.name for op in block.operators if isinstance(op, Pointwise) and op.name.endswith("_norm")]
-    outer = [name for name in norms if name not in ("q_norm", "k_norm")]
+    outer = [name for name in norms if name not in ("q_norm", "k_norm", *LATENT_NORMS)]
     if outer != list(_PRE_NORM) or names[0] != _PRE_NORM[0]:
         raise ValueError(f"blocks of {module.name!r} with norms elsewhere than before attention and MLP")
     if sum(isinstance(op, Attention) for op in block.operators) != 1:
         raise ValueError(f"blocks of {module.name!r} with several attentions")
-    if any(op.name.startswith(SHARED) for op in block.operators):
+    if KV_DOWN not in names and any(op.name.startswith(SHARED) for op in block.operators):
         raise ValueError(f"blocks of {module.name!r} with an expert for all tokens")
 
 

@@ -15,6 +15,7 @@ from workbench.export.approximation import (
     microbatch_samples,
 )
 from workbench.export.decoder import Decoder, decoder_of
+from workbench.export.latent import latent_words, without_flags
 from workbench.export.megatron_program import MEGATRON_SEVERAL
 from workbench.export.mimo_config import (
     EXCHANGES,
@@ -97,7 +98,12 @@ def decoder_arguments(decoder: Decoder) -> Arguments:
         "moe_aux_loss_coeff": "1e-2",
         "moe_token_dispatcher_type": "alltoall",
     }
-    return as_flags(words | more | (mixture if decoder.num_experts else {}))
+    words |= more | (mixture if decoder.num_experts else {})
+    if decoder.latent is not None:
+        words |= latent_words(decoder)
+    if "moe_layer_freq" in words:
+        words["moe_layer_freq"] = str(words["moe_layer_freq"]).replace(" ", "")  # which Megatron-LM evaluates
+    return as_flags(words)
 
 
 def as_flags(words: Words) -> Arguments:
@@ -151,7 +157,8 @@ def _sharding_arguments(settings: ModuleSettings) -> Arguments:
 
 
 def _refuses(plan: Plan) -> str | None:
-    return inexpressible(plan, (Placing.ALONE, Placing.APART, Placing.SHARED))
+    part = inexpressible(plan, (Placing.ALONE, Placing.APART, Placing.SHARED))
+    return part or without_flags(decoder_of(llm_of(plan)))
 
 
 def _changes(plan: Plan) -> Sequence[Change]:

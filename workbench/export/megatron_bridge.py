@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from workbench.export import expressible
 from workbench.export.approximation import Approximation, Change, longest_tokens
 from workbench.export.decoder import config_of, decoder_of
+from workbench.export.latent import latent_words, yarn_words
 from workbench.export.mimo_config import (
     EXCHANGES,
     MIMO_ALTERNATIVES,
@@ -27,7 +28,7 @@ from workbench.export.mimo_config import (
     transformer_words,
 )
 from workbench.export.mimo_limits import encoders_of, inexpressible
-from workbench.export.mimo_programs import ONE_MODULE, SEVERAL_MODULES
+from workbench.export.mimo_programs import LATENT_MODULE, ONE_MODULE, SEVERAL_MODULES
 from workbench.export.module_layouts import Placed, Placing, llm_of, placed_modules
 from workbench.export.target import Files, Launch, Target
 from workbench.export.torchrun import nccl_environment
@@ -76,10 +77,11 @@ def _grid_words(plan: Plan, placed: Placed) -> Words:
 
 
 def gpt_words(plan: Plan) -> Words:
-    """Fields of `GPTModelProvider`: the whole model of a plan with one module."""
+    """Fields of the provider: the whole model of a plan with one module."""
     module = llm_of(plan)
     decoder = decoder_of(module)
-    return {
+    latent = {} if decoder.latent is None else latent_words(decoder) | yarn_words(decoder)
+    words = {
         **transformer_words(decoder),
         **settings_words(plan, module.name),
         **_grid_words(plan, placed_modules(plan)[module.name]),
@@ -89,6 +91,7 @@ def gpt_words(plan: Plan) -> Words:
         "make_vocab_size_divisible_by": 1,
         "seq_length": longest_tokens(plan),
     }
+    return words | latent
 
 
 def _data_words(plan: Plan, special: Mapping[str, int]) -> Words:
@@ -117,8 +120,10 @@ def tables(plan: Plan) -> Words:
 
 
 def _files(approximation: Approximation) -> Files:
-    is_alone = len(approximation.becomes.model.modules) == 1
-    return program_files(ONE_MODULE if is_alone else SEVERAL_MODULES, tables(approximation.becomes))
+    plan = approximation.becomes
+    is_latent = decoder_of(llm_of(plan)).latent is not None
+    one_module = LATENT_MODULE if is_latent else ONE_MODULE
+    return program_files(one_module if len(plan.model.modules) == 1 else SEVERAL_MODULES, tables(plan))
 
 
 def _launch(approximation: Approximation) -> Launch:

@@ -157,7 +157,7 @@ def position_words(decoder: Decoder) -> Words:
     words: Words = {"position_embedding_type": "rope" if decoder.is_rotary else "learned_absolute"}
     if decoder.is_rotary:
         words["rotary_base"] = round(decoder.rope_base)
-    if decoder.rope_scaling:
+    if decoder.rope_scaling and decoder.latent is None:
         words |= {"rope_scaling": True, "rope_scaling_factor": float(decoder.rope_scaling["factor"])}
     return words
 

@@ -12,6 +12,7 @@ from itertools import combinations
 from workbench.export import expressible
 from workbench.export.approximation import microbatch_samples
 from workbench.export.decoder import decoder_of
+from workbench.export.latent import inexpressible_latent
 from workbench.export.module_layouts import Placed, Placing, llm_of, placed_modules, placing_of
 from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.item_tokens import packs_tiles
@@ -19,7 +20,18 @@ from workbench.model.layer import LayerKind
 from workbench.model.model_graph import Module
 from workbench.plan.plan import Plan
 
-FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen2_vl_text", "qwen3", "qwen3_moe", "gpt2", "opt")
+FAMILIES = (
+    "llama",
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen2_vl_text",
+    "qwen3",
+    "qwen3_moe",
+    "gpt2",
+    "opt",
+    "deepseek_v3",
+)
 TOWERS = {"clip_vision_model": "clip", "siglip_vision_model": "siglip"}
 PROJECTORS = {"mlp": "mlp", "linear": "affine"}
 
@@ -50,6 +62,8 @@ def inexpressible_decoder(plan: Plan) -> str | None:
     if decoder.family and decoder.family not in FAMILIES:
         name = ARCHITECTURES[decoder.family].name
         return f"a language model of the family {name}"
+    if decoder.latent is not None:
+        return inexpressible_latent(plan, decoder)
     if decoder.rope_scaling and decoder.rope_scaling.get("rope_type") != "llama3":
         return f"positions scaled as {decoder.rope_scaling.get('rope_type')!r}"
     return None

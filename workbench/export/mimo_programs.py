@@ -49,23 +49,29 @@ ACTIVATIONS = {{
 }}
 """
 
-ONE_MODULE = (
-    _HEAD
-    + """from megatron.bridge.models.gpt_provider import GPTModelProvider
-"""
-    + _CONFIGS.replace("{more}", "MockGPTDatasetConfig,\n    ")
-    + """from megatron.bridge.training.gpt_step import forward_step
+
+def _one_module(head: str, provider: str) -> str:
+    """The program of a language model alone.
+
+    Args:
+        head: its first lines, with the imports of the provider.
+        provider: the class, and arguments beside the tables'.
+    """
+    return (
+        head
+        + _CONFIGS.replace("{more}", "MockGPTDatasetConfig,\n    ")
+        + """from megatron.bridge.training.gpt_step import forward_step
 from megatron.bridge.training.pretrain import pretrain
 
 MODEL = {language}
 ACTIVATION = {activation!r}
 """
-    + TABLES
-    + _REST.replace("{", "{{").replace("}", "}}")
-    + """
+        + TABLES
+        + _REST.replace("{", "{{").replace("}", "}}")
+        + f"""
 
 if __name__ == "__main__":
-    provider = GPTModelProvider(
+    provider = {provider}
         **MODEL, activation_func=ACTIVATIONS[ACTIVATION], pipeline_dtype=torch.bfloat16 if IS_BF16 else None
     )
     data = MockGPTDatasetConfig(
@@ -77,7 +83,21 @@ if __name__ == "__main__":
     )
     pretrain(container(provider, data), forward_step)
 """
+    )
+
+
+ONE_MODULE = _one_module(
+    _HEAD + "from megatron.bridge.models.gpt_provider import GPTModelProvider\n", "GPTModelProvider("
 )
+LATENT_MODULE = _one_module(
+    _HEAD.replace("import torch", "from functools import partial\n\nimport torch")
+    + """from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.bridge.models.mla_provider import MLAModelProvider
+""",
+    """MLAModelProvider(
+        transformer_layer_spec=partial(get_gpt_decoder_block_spec, use_transformer_engine=True),""",
+)
+"""The provider's own layers are all equal; here the first may be dense."""
 
 CORE = """from importlib.util import find_spec
 

@@ -54,6 +54,7 @@ def _inexpressible_decoder(plan: Plan) -> str | None:
     except ValueError as error:
         return str(error)
     parts = {
+        "latent attention": decoder.latent is not None,
         "experts": decoder.num_experts > 0,
         "biases": decoder.qkv_bias or decoder.out_bias or decoder.mlp_bias,
         "a sliding window": decoder.window is not None,

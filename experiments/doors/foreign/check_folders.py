@@ -127,17 +127,18 @@ def program_names(folder: Folder) -> dict[str, Any]:
 def check_bridge(folder: Folder, root: str) -> None:
     """Check the fields of its config classes; build those that import without CUDA packages."""
     import torch
-    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 
     tables = json.loads(folder["files"]["tables.json"])
     space = program_names(folder)
-    fields = {field.name for field in dataclasses.fields(TransformerConfig)}
     if "parallelisms" not in tables:
+        config_class = MLATransformerConfig if "MLAModelProvider" in space else TransformerConfig
+        fields = {field.name for field in dataclasses.fields(config_class)}
         provider_fields = fields | fields_of(Path(root) / "models/gpt_provider.py", "GPTModelProvider")
         unknown = set(tables["language"]) - provider_fields
-        assert not unknown, f"GPTModelProvider has no {sorted(unknown)}"
+        assert not unknown, f"the provider has no {sorted(unknown)}"
         own_words = {key: value for key, value in tables["language"].items() if key in fields}
-        TransformerConfig(**own_words, pipeline_dtype=torch.bfloat16)
+        config_class(**own_words, pipeline_dtype=torch.bfloat16)
         return
     module = load(Path(root) / "models/megatron_mimo/megatron_mimo_config.py")
     config = module.MegatronMIMOParallelismConfig(
