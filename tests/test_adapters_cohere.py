@@ -10,7 +10,6 @@ import torch
 import transformers
 from transformers import Cohere2Config, Cohere2ForCausalLM, PreTrainedModel
 
-from experiments.doors.detours import DETOURS
 from experiments.doors.whole_configs import CONFIGS
 from experiments.doors.whole_models import modules_of, owner_of
 from runtime.frontend.multimodal import ModalityModule, MultimodalModule
@@ -21,6 +20,7 @@ from runtime.world.pool import Pool
 from tests import tiny_models, user_models
 from tests.composite_gradients import assert_same_gradients, gradients_of_both
 from tests.plans import disjoint_plan
+from tests.test_adapters_encoders import widen_vision_rotations
 from tests.test_composites_weights import plan_of
 from tests.test_expert_plan import moe_plan
 from tests.test_multimodal import assert_parity, spec_of
@@ -51,9 +51,7 @@ TINY: dict[str, Any] = tiny_models.LLAMA | {
 
 @pytest.fixture(autouse=True)
 def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers computes in float64 where it converts to float32."""
-    for owner, name, replacement in DETOURS:
-        monkeypatch.setattr(owner, name, replacement)
+    widen_vision_rotations(monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -281,7 +281,7 @@ def original(case: Case, ours: StageModule) -> nn.Module:
 
 
 def widen_vision_rotations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers rotates in float32."""
+    """transformers computes in float64 where it converts to float32."""
     for owner, name, made in DETOURS:
         monkeypatch.setattr(owner, name, made)
 

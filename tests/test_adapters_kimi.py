@@ -30,17 +30,17 @@ from tests import paper_models, user_models
 from tests.composite_gradients import assert_same_gradients, gradients_of_both
 from tests.plans import disjoint_plan, finish
 from tests.test_adapters_encoders import widen_vision_rotations
+from tests.test_adapters_glm import images_and_texts
 from tests.test_composites_weights import plan_of
 from tests.test_multimodal import assert_parity, spec_of
 from tests.test_multimodal_images import ids, images
 from tests.test_parity import assert_same
 from tests.user_models import VISION as VISION_ID
-from workbench.data.sample import Sample, Segment
 from workbench.model.composites.composite import LLM, VISION
 from workbench.model.composites.registry import take_apart
 from workbench.model.hf_config import module_from_config
 from workbench.model.item_tokens import image_tokens
-from workbench.model.model_graph import TEXT, ModelGraph, Module, connect
+from workbench.model.model_graph import ModelGraph, Module, connect
 from workbench.plan.plan import ModuleSettings
 from workbench.plan.runnable import check_family
 from workbench.plan.stage import Stage
@@ -62,15 +62,6 @@ def test_gradients_are_those_of_the_whole_model(name: str, tmp_path: Path, pool:
     assert ours.keys() - theirs.keys() <= {"lm_head.weight"}  # where it is the table
     assert theirs.keys() <= ours.keys()
     assert_same_gradients(ours, theirs, theirs)
-
-
-def images_and_texts() -> tuple[Sample, ...]:
-    """Two images of unequal sizes in a sample, one in the next, none in the last."""
-    return (
-        Sample(0, (Segment(TEXT, 0, 5, 5), Segment(VISION, 0, 48, 12), Segment(VISION, 1, 16, 4))),
-        Sample(1, (Segment(VISION, 0, 60, 15), Segment(TEXT, 0, 7, 7))),
-        Sample(2, (Segment(TEXT, 0, 9, 9),)),
-    )
 
 
 def whole() -> ModelGraph:

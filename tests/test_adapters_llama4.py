@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.models.llama4 import modeling_llama4 as llama4
 
-from experiments.doors.detours import DETOURS
 from runtime.models.decoder import DecoderAdapter
 from runtime.models.norm import widen_norms
 from runtime.step.stage_module import StageInput
 from tests import tiny_models
 from tests.test_adapters import build, relative
+from tests.test_adapters_encoders import widen_vision_rotations
 from workbench.data.sample import Sample, Segment
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import TEXT
@@ -48,8 +48,7 @@ def original(weights: dict[str, Tensor], dtype: torch.dtype) -> nn.Module:
 def test_two_samples_equal_transformers(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """float32 against the untouched model; float64 against it without its detours through float32."""
     if dtype == F64:
-        for owner, name, made in DETOURS:
-            monkeypatch.setattr(owner, name, made)
+        widen_vision_rotations(monkeypatch)
     ours, _, data = build(tiny_models.llm(LLAMA4), dtype, *SAMPLES)
     theirs = original({key: value.detach() for key, value in ours.named_weights()}, dtype)
     losses = []

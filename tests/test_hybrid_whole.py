@@ -8,7 +8,6 @@ from safetensors.torch import save_file
 from torch.nn import functional
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
 
-from experiments.doors.detours import DETOURS
 from experiments.doors.whole_configs import CONFIGS, TEXT
 from experiments.doors.whole_models import modules_of, saved
 from runtime.data.batches import SyntheticSource, microbatch_data
@@ -23,6 +22,7 @@ from runtime.run_settings import Collect, RunSettings
 from runtime.step.stage_module import build_stage_module
 from runtime.world.pool import Pool
 from tests.plans import disjoint_plan
+from tests.test_adapters_encoders import widen_vision_rotations
 from tests.test_composites_weights import tensors_of
 from tests.test_hybrid import DENSE
 from tests.test_multimodal import assert_parity as assert_user_parity
@@ -44,9 +44,7 @@ F64 = torch.float64
 
 @pytest.fixture(autouse=True)
 def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers computes in float64 where it converts to float32."""
-    for owner, name, replacement in DETOURS:
-        monkeypatch.setattr(owner, name, replacement)
+    widen_vision_rotations(monkeypatch)
 
 
 def whole_plan(name: str, trained: Trainable, *, tp: int = 1) -> Plan:

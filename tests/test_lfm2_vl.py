@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, Siglip2VisionConfig, Siglip2VisionModel
 
-from experiments.doors.detours import DETOURS
 from experiments.doors.families import plan_of
 from experiments.doors.whole_configs import CONFIGS
 from experiments.doors.whole_models import modules_of, owner_of, saved
@@ -27,6 +26,7 @@ from tests import tiny_models
 from tests.command_line import accept
 from tests.composite_gradients import assert_same_gradients, gradients_of_both
 from tests.plans import disjoint_plan
+from tests.test_adapters_encoders import widen_vision_rotations
 from tests.test_multimodal import assert_parity, spec_of
 from tests.test_multimodal_images import ids, images, model_of
 from tests.test_parity import assert_same
@@ -47,9 +47,7 @@ TOWER = tiny_models.SIGLIP2
 
 @pytest.fixture(autouse=True)
 def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers computes in float64 where it converts to float32."""
-    for owner, name, replacement in DETOURS:
-        monkeypatch.setattr(owner, name, replacement)
+    widen_vision_rotations(monkeypatch)
 
 
 @pytest.mark.parametrize("grid", [None, (6, 2)])
