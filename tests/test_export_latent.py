@@ -89,7 +89,21 @@ def num_weights(flags):
     return 2 * width * size("vocab-size") + width + layers * block + mlps
 
 
-CASES = [{}, {"q_lora_rank": None}, {"n_group": 1, "topk_group": 1}, {"first_k_dense_replace": 0}]
+NULLS = {"mscale": None, "mscale_all_dim": None, "beta_fast": None, "factor": None}
+CASES = [
+    {},
+    {
+        "max_position_embeddings": 163840,
+        "rope_scaling": YARN | NULLS,
+        "n_group": None,
+        "topk_group": None,
+        "n_routed_experts": 32,
+        "num_experts_per_tok": 8,
+    },
+    {"q_lora_rank": None},
+    {"n_group": 1, "topk_group": 1},
+    {"first_k_dense_replace": 0},
+]
 
 
 @pytest.mark.parametrize("other", CASES)
@@ -102,7 +116,7 @@ def test_megatron_has_as_many_weights_and_the_router_s_settings(other):
     assert num_weights(flags) == llm_of(plan).num_parameters
     assert flags["--moe-router-score-function"] == "sigmoid"
     assert float(flags["--moe-router-topk-scaling-factor"]) == 2.5
-    assert ("--moe-router-num-groups" in flags) == ((CONFIG | other)["n_group"] > 1)
+    assert ("--moe-router-num-groups" in flags) == ((CONFIG | other)["n_group"] != 1)
     assert (flags["--rope-type"], float(flags["--rotary-scaling-factor"])) == ("yarn", 40)
 
 

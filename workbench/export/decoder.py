@@ -8,7 +8,7 @@ from typing import Any
 
 from workbench.model.config_fields import flag
 from workbench.model.experts import EXPERT, JOIN, SHARED, SIGMOID, SOFTMAX, num_experts
-from workbench.model.latent_attention import KV_DOWN, LATENT_NORMS, Q_DOWN, LatentHeads
+from workbench.model.latent_attention import KV_DOWN, KV_UP, LATENT_NORMS, Q_DOWN, LatentHeads
 from workbench.model.layer import Attention, DeltaRule, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise
 from workbench.model.model_graph import Module
 from workbench.model.short_conv import has_short_conv
@@ -159,7 +159,7 @@ def _in_features(block: Layer, name: str) -> int:
 def _latent_heads(products: Mapping[str, Matmul], attention: Attention) -> LatentHeads | None:
     if KV_DOWN not in products:
         return None
-    kv_rank = products["kv_up_proj"].in_features
+    kv_rank = products[KV_UP].in_features
     rope_dim = products[KV_DOWN].out_features - kv_rank
     return LatentHeads(
         num=attention.num_heads,

@@ -7,12 +7,14 @@ from typing import Any
 
 from workbench.export.decoder import Decoder
 from workbench.export.module_layouts import llm_of
+from workbench.model.families.deepseek import V3_SIZES
 from workbench.plan.plan import Plan
 
-_YARN = {"original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1}  # fields without flags
+_ORIGINAL = "original_max_position_embeddings"
+_YARN = {_ORIGINAL: 4096, "beta_fast": 32, "beta_slow": 1}  # fields without flags
 _SCALES = {"mscale", "mscale_all_dim"}
 _KNOWN = {"type", "rope_type", "rope_theta", "factor", *_SCALES, *_YARN}
-_GROUPS = {"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5}  # defaults of a configuration
+_ROUTER = V3_SIZES | {"routed_scaling_factor": 2.5}  # defaults of a configuration
 _LATENT_EPS = 1e-6  # of the latents' norms, whatever the configuration states for the others
 
 
@@ -39,7 +41,7 @@ def inexpressible_latent(plan: Plan, decoder: Decoder) -> str | None:
 
 
 def _inexpressible_yarn(decoder: Decoder) -> str | None:
-    scaling = decoder.rope_scaling
+    scaling = _scaling(decoder)
     if not scaling:
         return None
     kind = scaling.get("rope_type", scaling.get("type"))
@@ -61,16 +63,23 @@ def without_flags(decoder: Decoder) -> str | None:
 
 def yarn_words(decoder: Decoder) -> dict[str, Any]:
     """Fields of `MLATransformerConfig` for scaled positions that have no flags; empty without scaling."""
-    scaling = decoder.rope_scaling
-    if decoder.latent is None or not scaling:
+    scaling = _scaling(decoder)
+    return {key: scaling[key] for key in _YARN} if decoder.latent is not None and scaling else {}
+
+
+def _scaling(decoder: Decoder) -> dict[str, Any]:
+    """As the configuration states it, with transformers' defaults for what is null or absent; empty: none."""
+    stated = {key: value for key, value in decoder.rope_scaling.items() if value is not None}
+    if not stated:
         return {}
-    defaults = _YARN | {"original_max_position_embeddings": decoder.most_positions}
-    return {key: scaling.get(key) or default for key, default in defaults.items()}
+    positions = decoder.most_positions or _YARN[_ORIGINAL]  # the default of a configuration
+    scaling = _YARN | {_ORIGINAL: positions} | stated
+    return {"factor": positions / scaling[_ORIGINAL]} | scaling
 
 
 def latent_words(decoder: Decoder) -> dict[str, Any]:
     """Fields of `MLATransformerConfig` that differ from those of other decoders and have flags."""
-    latent, scaling = decoder.latent, decoder.rope_scaling
+    latent, scaling = decoder.latent, _scaling(decoder)
     assert latent is not None, "the caller asks of these alone"
     words: dict[str, Any] = {
         "multi_latent_attention": True,
@@ -115,4 +124,4 @@ def _router_words(decoder: Decoder) -> dict[str, Any]:
 
 def _setting(decoder: Decoder, key: str) -> Any:
     stated = decoder.source.get(key)
-    return _GROUPS[key] if stated is None else stated
+    return _ROUTER[key] if stated is None else stated

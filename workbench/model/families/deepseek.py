@@ -31,7 +31,7 @@ _V2 = default_sizes(102400, 4096, 11008, 32, 32) | {
     "n_group": 1,
     "topk_group": 1,
 }
-_V3 = default_sizes(129280, 7168, 18432, 61, 128) | {
+V3_SIZES = default_sizes(129280, 7168, 18432, 61, 128) | {
     "q_lora_rank": 1536,
     "kv_lora_rank": 512,
     "qk_nope_head_dim": 128,
@@ -57,7 +57,7 @@ def _deepseek(config: Config, sizes: Mapping[str, Any], scores: str) -> Layers:
 
 
 def _v3(config: Config) -> Layers:
-    return _deepseek({**config, "mlp_bias": False}, _V3, SIGMOID)  # a key of DeepSeek-V2 alone
+    return _deepseek({**config, "mlp_bias": False}, V3_SIZES, SIGMOID)  # a key of DeepSeek-V2 alone
 
 
 def _with_heads(layer: Layer, heads: LatentHeads) -> Layer:
@@ -99,8 +99,8 @@ def _check_v2(config: Config) -> None:
 
 
 def _check_v3(config: Config) -> None:
-    check_groups(config, _V3)
-    _check(config, _V3)
+    check_groups(config, V3_SIZES)
+    _check(config, V3_SIZES)
 
 
 def _check(config: Config, sizes: Mapping[str, Any]) -> None:
