@@ -1,15 +1,18 @@
 """Sharded weights that stay gathered for a backward or a step: their rounds, times, memory and training."""
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.launch import run_lowered
 from runtime.run_settings import Collect, RunSettings
+from runtime.step.fsdp.weights import InFlight
 from runtime.world.pool import Pool
 from sim.predict import IterationJudge
 from sim.step.engine import simulate
@@ -242,6 +245,16 @@ def test_memory_is_what_was_predicted(precision: Precision, pool: Pool) -> None:
             assert 0.97 * most <= measured <= most
         peaks[after] = max(predicted.values())
     assert peaks[ReshardAfter.PASS] < peaks[ReshardAfter.BACKWARD] <= peaks[ReshardAfter.STEP]
+
+
+def test_sent_tensors_are_freed_while_the_transport_still_holds_them() -> None:
+    """A thread of gloo holds them a moment longer than the wait, in which they counted as memory of the rank."""
+    sent, gathered = torch.ones(4), torch.ones(4)
+    storage = weakref.ref(sent.untyped_storage())
+    in_flight = InFlight(dist.Work(), flat=gathered, given=sent)
+    in_flight.free_inputs()
+    assert storage() is None
+    assert gathered.tolist() == [1, 1, 1, 1]
 
 
 def test_a_plan_file_says_it_only_where_it_is_chosen() -> None:

@@ -15,6 +15,7 @@ from runtime.step.timing import Recorder
 from runtime.step.weight_bucket import HoldsWeights, WeightBucket, copies_of
 from runtime.world.clock import Awaited, Channel, Stamp, Traffic
 from runtime.world.mesh import Mesh
+from runtime.world.tensor_collectives import free
 from workbench.plan.lowered import GradientGroup, Lowered, Weights
 from workbench.schedule.action import STEP, Action
 from workbench.trace import Lane
@@ -142,6 +143,8 @@ class Gradients:
             if not pending.is_noted:
                 self._note_span(pending, self._clock.stamp())
             results[weights] = pending.result
+            if pending.sent is not pending.result:
+                free(pending.sent)
             bucket = self._buckets.get(weights)
             if bucket is not None and len(bucket.share.instance) > 1 and len(bucket.share.peers) > 1:
                 peers = bucket.share.peers
@@ -177,8 +180,9 @@ class Gradients:
                 given_S = own_S.clone()  # a copy, as it is part of the gather's output
                 work = self._mesh.start_all_gather(bucket.weights, given_S, bucket.share.instance)
                 started.append((bucket, work, given_S))
-        for bucket, work, _ in started:
+        for bucket, work, given_S in started:
             self._wait(work, bucket.share.instance, f"in {STEP}, collecting updated weights")
+            free(given_S)
         for bucket in self._buckets.values():
             bucket.renew_copies()
 

@@ -176,6 +176,7 @@ class ShardedStages:
             self._wait(in_flight, name, weights)
             if in_flight.part is not None:
                 weights.add(in_flight.part)
+            in_flight.free_inputs()
         if self._recorder is not None:
             self._recorder.span(Lane.REDUCE, name, started.start, started.end(self._mesh.clock.stamp()))
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from runtime.parallel.tensor.group import SharedWeights
-from runtime.world.tensor_collectives import GATHER, SCATTER
+from runtime.world.tensor_collectives import GATHER, SCATTER, free
 
 # Shape suffixes: N = elements of all weights and padding, S = elements of one part.
 
@@ -28,6 +28,12 @@ class InFlight:
     flat: Tensor | None = None
     part: Tensor | None = None
     given: Tensor | None = None
+
+    def free_inputs(self) -> None:
+        """Free what an ended exchange sent; a gathered tensor stays."""
+        for tensor in (self.given, self.flat if self.part is not None else None):
+            if tensor is not None:
+                free(tensor)
 
 
 def split_flat(flat_N: Tensor, tensors: Iterable[Tensor]) -> Iterator[Tensor]:
@@ -183,7 +189,11 @@ class ShardedWeights:
 
     def add(self, part_S: Tensor) -> None:
         """Add a part of the gradient to that of earlier rounds."""
-        self.own.grad = part_S if self.own.grad is None else self.own.grad.add_(part_S)
+        if self.own.grad is None:
+            self.own.grad = part_S
+        else:
+            self.own.grad.add_(part_S)
+            free(part_S)
 
     def gradient(self) -> Tensor:
         """[S] this rank's part of the gradient; zeros if there is none."""
