@@ -248,7 +248,7 @@ def test_memory_is_what_was_predicted(precision: Precision, pool: Pool) -> None:
 
 
 def test_sent_tensors_are_freed_while_the_transport_still_holds_them() -> None:
-    """A thread of gloo holds them a moment longer than the wait, in which they counted as memory of the rank."""
+    """A thread of gloo holds them a moment longer than the wait, in which they would count for the rank."""
     sent, gathered = torch.ones(4), torch.ones(4)
     storage = weakref.ref(sent.untyped_storage())
     in_flight = InFlight(dist.Work(), flat=gathered, given=sent)
