@@ -76,16 +76,12 @@ class ActionColumns:
 def action_columns(plan: Plan) -> ActionColumns:
     """Return the plan's actions in columns. O(entries of its programs)."""
     number_of = plan.program_actions
-    columns = [
-        (-1 if stage is None else stage, KIND[kind], -1 if microbatch is None else microbatch)
-        for stage, kind, microbatch in number_of
-    ]
-    stage, kind, microbatch = np.array(columns, np.int64).reshape(-1, 3).T
+    stages, kinds, microbatches = zip(*number_of, strict=True) if number_of else ((), (), ())
     entries = chain.from_iterable(program.actions for program in plan.programs)
     return ActionColumns(
-        stage=stage,
-        kind=kind,
-        microbatch=microbatch,
+        stage=ints([NOWHERE if stage is None else stage for stage in stages]),
+        kind=ints(map(KIND.__getitem__, kinds)),
+        microbatch=ints([NOWHERE if microbatch is None else microbatch for microbatch in microbatches]),
         number=ints(map(number_of.__getitem__, entries)),
         lengths=ints(len(program.actions) for program in plan.programs),
     )

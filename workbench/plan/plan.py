@@ -309,7 +309,7 @@ class Plan:
     @cached_property
     def program_actions(self) -> dict[Action, int]:
         """Every action of every program -> its number, in order of first appearance."""
-        actions = dict.fromkeys(action for program in self.programs for action in program.actions)
+        actions = dict.fromkeys(chain.from_iterable(program.actions for program in self.programs))
         return dict(zip(actions, range(len(actions)), strict=True))
 
     def ranks_of(self, action: Action) -> tuple[int, ...]:

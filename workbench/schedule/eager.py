@@ -24,13 +24,15 @@ def with_eager_forwards(
     Raises:
         ValueError: a negative lead.
 
-    Complexity: O(actions) for each stage.
+    Complexity: O(actions) for each stage of the program.
     """
     if lead < 0:
         raise ValueError(f"want lead >= 0, got {lead}")
     program = tuple(actions)
+    present = {stage for stage, _, _ in program}
     for stage, leader_of in followers.items():
-        program = _with_lead(program, stage, leader_of, lead)
+        if stage in present:
+            program = _with_lead(program, stage, leader_of, lead)
     return program
 
 
