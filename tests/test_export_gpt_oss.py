@@ -9,6 +9,7 @@ from transformers import GptOssConfig
 from experiments.doors.export_jobs import job_as_in_a_file
 from experiments.doors.targets import Folder, fetched, refusals
 from tests.test_export_folders import Path, check_flags, plan_of, prices_of, shell_arguments
+from tests.test_export_latent import CONFIG as LATENT
 from tests.test_export_latent import flags_of
 from workbench.export.decoder import decoder_of
 from workbench.export.export import export
@@ -143,6 +144,8 @@ def test_a_window_counts_a_query_s_own_token_here_and_not_in_megatron():
         (MISTRAL, KeyExchange.ALL_TO_ALL, "a2a"),
         (CONFIG, KeyExchange.RING, "a2a"),
         (CONFIG, KeyExchange.ALL_GATHER, "a2a"),
+        (LATENT, KeyExchange.ALL_GATHER, "p2p"),
+        (QWEN | {"use_sliding_window": False}, KeyExchange.RING, "p2p"),
     ],
 )
 def test_keys_are_exchanged_as_transformer_engine_can(config, exchange, becomes):
@@ -154,7 +157,7 @@ def test_keys_are_exchanged_as_transformer_engine_can(config, exchange, becomes)
     flags = flags_of(shell_arguments(files))
     assert flags["--cp-comm-type"] == becomes
     changed = [each["has"] for each in json.loads(files["export.json"])["differences"]]
-    is_other = becomes != {"all-to-all": "a2a", "all-gather": "all_gather"}.get(exchange)
+    is_other = becomes != {"all-to-all": "a2a", "all-gather": "all_gather", "ring": "p2p"}[exchange]
     assert (f"keys exchanged by {exchange}" in changed) == is_other
 
 

@@ -72,18 +72,10 @@ def mimo_changes(plan: Plan) -> Sequence[Change]:
 
 
 def keys_exchanged(plan: Plan) -> Sequence[Change]:
-    """Exchange keys as Transformer Engine does with windows, by all-gather, or with sinks, by all-to-all.
-
-    Source: TransformerEngine 2.8 (Apache-2.0): pytorch/attention/dot_product_attention/context_parallel.py.
-    """
+    """Exchange keys as Transformer Engine can for this attention."""
     llm = llm_of(plan)
-    decoder, settings = decoder_of(llm), plan.settings.of(llm.name)
-    if placed_modules(plan)[llm.name].layout.cp == 1 or not (decoder.has_sinks or decoder.window):
-        return ()
-    possible = (
-        (KeyExchange.ALL_TO_ALL,) if decoder.has_sinks else (KeyExchange.ALL_GATHER, KeyExchange.ALL_TO_ALL)
-    )
-    if settings.key_exchange in possible:
+    settings, possible = plan.settings.of(llm.name), _exchanges(decoder_of(llm))
+    if placed_modules(plan)[llm.name].layout.cp == 1 or settings.key_exchange in possible:
         return ()
 
     def changed(settings: ModuleSettings) -> ModuleSettings:
@@ -91,6 +83,16 @@ def keys_exchanged(plan: Plan) -> Sequence[Change]:
         return replace(settings, key_exchange=possible[0]) if is_llm else settings
 
     return in_settings(f"keys exchanged by {settings.key_exchange}", f"by {possible[0]}", changed)
+
+
+def _exchanges(decoder: Decoder) -> tuple[KeyExchange, ...]:
+    """Source: TransformerEngine 2.9.0 (Apache-2.0): attention/dot_product_attention/context_parallel.py."""
+    latent = decoder.latent
+    if decoder.has_sinks:
+        return (KeyExchange.ALL_TO_ALL,)
+    if latent is not None and latent.nope_dim + latent.rope_dim != latent.value_dim:
+        return (KeyExchange.RING,)
+    return tuple(KeyExchange) if decoder.window is None else (KeyExchange.ALL_GATHER, KeyExchange.ALL_TO_ALL)
 
 
 def _equal_cuts(plan: Plan) -> Sequence[Change]:
