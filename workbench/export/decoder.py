@@ -17,7 +17,7 @@ from workbench.model.transformer import GATE, is_rms
 USUAL_ROPE_BASE = 10000.0
 _SUMS_TO_ONE = {"qwen3_moe": False}  # default of `norm_topk_prob` in a configuration
 _BASES = {"mixtral": 1e6, "gpt_oss": 150000.0}  # default of `rope_theta` in a configuration
-_SCALINGS = {  # default of `rope_parameters` in a configuration
+_SCALINGS: Mapping[str, Mapping[str, Any]] = {  # default of `rope_parameters` in a configuration
     "gpt_oss": {
         "rope_type": "yarn",
         "factor": 32.0,
@@ -110,7 +110,9 @@ def decoder_of(module: Module) -> Decoder:
     qkv = next(products[name] for name in ("q_proj", "qkv_proj", "q_up_proj") if name in products)
     table = next(op for op in module.layers[0].operators if isinstance(op, Lookup))
     family = "" if module.source is None else module.source.architecture
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or _SCALINGS.get(family, {})
+    rope: Mapping[str, Any] = (
+        config.get("rope_parameters") or config.get("rope_scaling") or _SCALINGS.get(family, {})
+    )
     base = rope.get("rope_theta", config.get("rope_theta", _BASES.get(family, USUAL_ROPE_BASE)))
     experts = num_experts(block)
     windows = [_attention(layer).window for layer in blocks]

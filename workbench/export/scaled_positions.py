@@ -27,7 +27,8 @@ def yarn_of(decoder: Decoder) -> dict[str, Any]:
 
 def is_yarn(decoder: Decoder) -> bool:
     """Whether the configuration scales positions as YaRN does."""
-    return decoder.rope_scaling.get("rope_type", decoder.rope_scaling.get("type")) == "yarn"
+    kind = decoder.rope_scaling.get("rope_type", decoder.rope_scaling.get("type"))
+    return bool(kind == "yarn")
 
 
 def inexpressible_yarn(decoder: Decoder) -> str | None:
