@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
 from workbench.model.config_fields import flag
-from workbench.model.experts import EXPERT, JOIN, SHARED, SIGMOID, SOFTMAX, num_experts
+from workbench.model.experts import CHOSEN_SOFTMAX, EXPERT, JOIN, SHARED, SIGMOID, SOFTMAX, num_experts
 from workbench.model.latent_attention import KV_DOWN, KV_UP, LATENT_NORMS, Q_DOWN, LatentHeads
 from workbench.model.layer import Attention, DeltaRule, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise
 from workbench.model.model_graph import Module
@@ -16,7 +16,17 @@ from workbench.model.transformer import GATE, is_rms
 
 USUAL_ROPE_BASE = 10000.0
 _SUMS_TO_ONE = {"qwen3_moe": False}  # default of `norm_topk_prob` in a configuration
-_BASES = {"mixtral": 1e6}  # default of `rope_theta` in a configuration
+_BASES = {"mixtral": 1e6, "gpt_oss": 150000.0}  # default of `rope_theta` in a configuration
+_SCALINGS: Mapping[str, Mapping[str, Any]] = {  # default of `rope_parameters` in a configuration
+    "gpt_oss": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    }
+}
 _PRE_NORM = ("attention_norm", "mlp_norm")
 
 
@@ -38,7 +48,9 @@ class Decoder:
         rope_scaling: as in the configuration; empty: none.
         source: its configuration; empty without one.
         most_positions: that it is built for; None: not stated.
-        window: tokens that a query sees; None: all before it.
+        window: tokens that a query sees, its own among them; None: all before it.
+        slides: by block, whether it has that window.
+        has_sinks: whether the softmax's denominator has a learned number for each head.
         num_experts, experts_per_token: 0 without experts.
         latent: sizes of latent attention; None: queries, keys and values come from the hidden state.
         num_dense, dense_ffn: first blocks with an MLP before those with experts, and its width.
@@ -69,6 +81,8 @@ class Decoder:
     source: Mapping[str, Any]
     most_positions: int | None
     window: int | None
+    slides: tuple[bool, ...] = ()
+    has_sinks: bool = False
     num_experts: int = 0
     experts_per_token: int = 0
     sums_to_one: bool = True
@@ -89,16 +103,19 @@ def decoder_of(module: Module) -> Decoder:
     num_dense = _num_dense(module, blocks)
     _check_block(module, block)
     config = config_of(module)
-    attention = next(op for op in block.operators if isinstance(op, Attention))
+    attention = _attention(block)
     products = {op.name: op for op in block.operators if isinstance(op, Matmul)}
     mlp_products = {name.split(".")[-1]: op for name, op in products.items() if _is_routed(name)}
     latent = _latent_heads(products, attention)
     qkv = next(products[name] for name in ("q_proj", "qkv_proj", "q_up_proj") if name in products)
     table = next(op for op in module.layers[0].operators if isinstance(op, Lookup))
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     family = "" if module.source is None else module.source.architecture
+    rope: Mapping[str, Any] = (
+        config.get("rope_parameters") or config.get("rope_scaling") or _SCALINGS.get(family, {})
+    )
     base = rope.get("rope_theta", config.get("rope_theta", _BASES.get(family, USUAL_ROPE_BASE)))
     experts = num_experts(block)
+    windows = [_attention(layer).window for layer in blocks]
     return Decoder(
         family=family,
         num_blocks=len(blocks),
@@ -122,7 +139,9 @@ def decoder_of(module: Module) -> Decoder:
         rope_scaling={} if rope.get("rope_type", rope.get("type", "default")) == "default" else rope,
         source=config,
         most_positions=config.get("max_position_embeddings"),
-        window=attention.window,
+        window=next((window for window in windows if window is not None), None),
+        slides=tuple(window is not None for window in windows),
+        has_sinks=attention.has_sinks,
         num_experts=experts,
         experts_per_token=round(experts * mlp_products["down"].tokens_scale) if experts else 0,
         latent=latent,
@@ -137,14 +156,27 @@ def _num_dense(module: Module, blocks: Sequence[Layer]) -> int:
     """The number of first blocks with an MLP before those with experts, all with latent attention."""
     dense = list(takewhile(lambda layer: not num_experts(layer), blocks))
     num_dense = len(dense) if len(dense) < len(blocks) else 0
-    kinds = (
-        {layer.operators for layer in blocks[:num_dense]},
-        {layer.operators for layer in blocks[num_dense:]},
-    )
+    shapes = _but_for_windows(blocks)
+    kinds = set(shapes[:num_dense]), set(shapes[num_dense:])
     is_latent = any(op.name == KV_DOWN for op in blocks[0].operators)
     if any(len(kind) > 1 for kind in kinds) or (num_dense and not is_latent):
         raise ValueError(f"blocks of {module.name!r} that differ from each other")
     return num_dense
+
+
+def _attention(block: Layer) -> Attention:
+    return next(op for op in block.operators if isinstance(op, Attention))
+
+
+def _but_for_windows(blocks: Sequence[Layer]) -> list[tuple[Operator, ...]]:
+    """The operators of each block, without windows if only some have one, and that is the same."""
+    windows = {op.window for layer in blocks for op in layer.operators if isinstance(op, Attention)}
+    if len(windows) != 2 or None not in windows:
+        return [layer.operators for layer in blocks]
+    return [
+        tuple(replace(op, window=None) if isinstance(op, Attention) else op for op in layer.operators)
+        for layer in blocks
+    ]
 
 
 def _is_routed(name: str) -> bool:
@@ -185,8 +217,6 @@ def _check_block(module: Module, block: Layer) -> None:
     names = [op.name for op in block.operators]
     if any(isinstance(op, DeltaRule) for op in block.operators):
         raise ValueError(f"blocks of {module.name!r} with linear attention")
-    if any(isinstance(op, Attention) and op.has_sinks for op in block.operators):
-        raise ValueError(f"attention of {module.name!r} with sinks")
     if has_short_conv(block.operators):
         raise ValueError(f"blocks of {module.name!r} with short convolutions")
     if GATE in names:
@@ -208,6 +238,6 @@ def _norm(block: Layer) -> Pointwise:
 def _activation(operators: tuple[Operator, ...]) -> str:
     """The suffix after the last dot of the MLP's pointwise operator."""
     inner = (op for op in operators if isinstance(op, Pointwise) and op.name.startswith("mlp."))
-    own = (op.name for op in inner if op.name not in (SOFTMAX, SIGMOID, JOIN))
+    own = (op.name for op in inner if op.name not in (SOFTMAX, SIGMOID, CHOSEN_SOFTMAX, JOIN))
     ends = (name.rpartition(".")[2] for name in own if name.startswith(EXPERT) or name.count(".") == 1)
     return next(ends)

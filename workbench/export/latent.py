@@ -7,13 +7,10 @@ from typing import Any
 
 from workbench.export.decoder import Decoder
 from workbench.export.module_layouts import llm_of
+from workbench.export.scaled_positions import SCALES, USUAL, inexpressible_yarn, yarn_of
 from workbench.model.families.deepseek import V3_SIZES
 from workbench.plan.plan import Plan
 
-_ORIGINAL = "original_max_position_embeddings"
-_YARN = {_ORIGINAL: 4096, "beta_fast": 32, "beta_slow": 1}  # fields without flags
-_SCALES = {"mscale", "mscale_all_dim"}
-_KNOWN = {"type", "rope_type", "rope_theta", "factor", *_SCALES, *_YARN}
 _ROUTER = V3_SIZES | {"routed_scaling_factor": 2.5}  # defaults of a configuration
 _LATENT_EPS = 1e-6  # of the latents' norms, whatever the configuration states for the others
 
@@ -37,49 +34,26 @@ def inexpressible_latent(plan: Plan, decoder: Decoder) -> str | None:
             f"weights of a token's experts of {name!r} that do not sum to one": not_one,
             f"groups of experts of {name!r} ranked by two experts' scores": is_grouped,
         }
-    return next((part for part, is_so in parts.items() if is_so), None) or _inexpressible_yarn(decoder)
-
-
-def _inexpressible_yarn(decoder: Decoder) -> str | None:
-    scaling = _scaling(decoder)
-    if not scaling:
-        return None
-    kind = scaling.get("rope_type", scaling.get("type"))
-    if kind != "yarn":
-        return f"positions scaled as {kind!r}"
-    others = sorted(scaling.keys() - _KNOWN)
-    if others or len(scaling.keys() & _SCALES) == 1 or 0 in [scaling.get(key, 1) for key in _SCALES]:
-        return f"scaled positions with {', '.join(others) or 'one of mscale and mscale_all_dim alone'}"
-    return None
+    return next((part for part, is_so in parts.items() if is_so), None) or inexpressible_yarn(decoder)
 
 
 def without_flags(decoder: Decoder) -> str | None:
     """A field whose value no flag of Megatron-LM sets; None: all have their defaults."""
-    for key, value in yarn_words(decoder).items():
-        if value != _YARN[key]:
-            return f"{key} {value} of scaled positions, not {_YARN[key]}"
+    for key, value in latent_yarn_words(decoder).items():
+        if value != USUAL[key]:
+            return f"{key} {value} of scaled positions, not {USUAL[key]}"
     return None
 
 
-def yarn_words(decoder: Decoder) -> dict[str, Any]:
+def latent_yarn_words(decoder: Decoder) -> dict[str, Any]:
     """Fields of `MLATransformerConfig` for scaled positions that have no flags; empty without scaling."""
-    scaling = _scaling(decoder)
-    return {key: scaling[key] for key in _YARN} if decoder.latent is not None and scaling else {}
-
-
-def _scaling(decoder: Decoder) -> dict[str, Any]:
-    """As the configuration states it, with transformers' defaults for what is null or absent; empty: none."""
-    stated = {key: value for key, value in decoder.rope_scaling.items() if value is not None}
-    if not stated:
-        return {}
-    positions = decoder.most_positions or _YARN[_ORIGINAL]  # the default of a configuration
-    scaling = _YARN | {_ORIGINAL: positions} | stated
-    return {"factor": positions / scaling[_ORIGINAL]} | scaling
+    scaling = yarn_of(decoder)
+    return {key: scaling[key] for key in USUAL} if decoder.latent is not None and scaling else {}
 
 
 def latent_words(decoder: Decoder) -> dict[str, Any]:
     """Fields of `MLATransformerConfig` that differ from those of other decoders and have flags."""
-    latent, scaling = decoder.latent, _scaling(decoder)
+    latent, scaling = decoder.latent, yarn_of(decoder)
     assert latent is not None, "the caller asks of these alone"
     words: dict[str, Any] = {
         "multi_latent_attention": True,
@@ -95,7 +69,7 @@ def latent_words(decoder: Decoder) -> dict[str, Any]:
         words["q_lora_rank"] = latent.q_rank
     if scaling:
         words["rotary_scaling_factor"] = float(scaling["factor"])
-        words |= {key: float(scaling[key]) for key in sorted(_SCALES & scaling.keys())}
+        words |= {key: float(scaling[key]) for key in SCALES if key in scaling}
     return words | (_router_words(decoder) if decoder.num_experts else {})
 
 

@@ -25,6 +25,7 @@ from workbench.export.mimo_config import (
     RECOMPUTED,
     SCHEDULES,
     Words,
+    keys_exchanged,
     mimo_changes,
     mimo_tables,
     position_words,
@@ -57,8 +58,18 @@ _FLAGS = {
     "layernorm_epsilon": "--norm-epsilon",
     "num_moe_experts": "--num-experts",
     "rope_scaling": "--use-rope-scaling",
+    "bias_dropout_fusion": "--no-bias-dropout-fusion",
+    "yarn_rotary_scaling_factor": "--rotary-scaling-factor",
+    "yarn_correction_range_round_to_int": "--no-yarn-correction-range-round-to-int",
+    "yarn_mscale": "--mscale",
+    "yarn_mscale_all_dim": "--mscale-all-dim",
 }
-_NEGATED = ("add_bias_linear",)  # flags that turn the field off
+_NEGATED = (  # flags that turn the field off
+    "add_bias_linear",
+    "bias_dropout_fusion",
+    "yarn_correction_range_round_to_int",
+)
+_PATTERNS = ("moe_layer_freq", "window_attn_skip_freq")  # by layer, which Megatron-LM evaluates
 _FSDP = {Sharding.GRADIENTS: "optim_grads", Sharding.PARAMETERS: "optim_grads_params"}
 
 
@@ -101,8 +112,9 @@ def decoder_arguments(decoder: Decoder) -> Arguments:
     words |= more | (mixture if decoder.num_experts else {})
     if decoder.latent is not None:
         words |= latent_words(decoder)
-    if "moe_layer_freq" in words:
-        words["moe_layer_freq"] = str(words["moe_layer_freq"]).replace(" ", "")  # which Megatron-LM evaluates
+    if "glu_linear_offset" in words:
+        words |= {"gated_linear_unit": False, "quick_geglu": True}
+    words |= {name: str(words[name]).replace(" ", "") for name in _PATTERNS if name in words}
     return as_flags(words)
 
 
@@ -169,6 +181,7 @@ def _changes(plan: Plan) -> Sequence[Change]:
         *expressible.wide_optimizer(plan),
         *expressible.resharded_as(plan, ReshardAfter.PASS, ReshardAfter.BACKWARD),
         *expressible.computed_again(plan, RECOMPUTED),
+        *keys_exchanged(plan),
         *expressible.one_of_schedules(plan, SCHEDULES),
     )
 

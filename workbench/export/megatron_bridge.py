@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from workbench.export import expressible
 from workbench.export.approximation import Approximation, Change, longest_tokens
 from workbench.export.decoder import config_of, decoder_of
-from workbench.export.latent import latent_words, yarn_words
+from workbench.export.latent import latent_words, latent_yarn_words
 from workbench.export.mimo_config import (
     EXCHANGES,
     MIMO_ALTERNATIVES,
@@ -18,6 +18,7 @@ from workbench.export.mimo_config import (
     SCHEDULES,
     Words,
     common_tables,
+    keys_exchanged,
     mimo_changes,
     mimo_tables,
     position_words,
@@ -50,6 +51,7 @@ def _changes(plan: Plan) -> Sequence[Change]:
         *expressible.sharded_as(plan, Sharding.OPTIMIZER, Sharding.GRADIENTS),
         *expressible.resharded_as(plan, ReshardAfter.STEP, ReshardAfter.PASS, ReshardAfter.BACKWARD),
         *expressible.computed_again(plan, RECOMPUTED),
+        *keys_exchanged(plan),
         *expressible.one_of_schedules(plan, SCHEDULES),
     )
 
@@ -80,7 +82,7 @@ def gpt_words(plan: Plan) -> Words:
     """Fields of the provider: the whole model of a plan with one module."""
     module = llm_of(plan)
     decoder = decoder_of(module)
-    latent = {} if decoder.latent is None else latent_words(decoder) | yarn_words(decoder)
+    latent = {} if decoder.latent is None else latent_words(decoder) | latent_yarn_words(decoder)
     words = {
         **transformer_words(decoder),
         **settings_words(plan, module.name),

@@ -21,11 +21,13 @@ from workbench.export.approximation import (
 from workbench.export.decoder import Decoder, config_of, decoder_of
 from workbench.export.mimo_limits import PROJECTORS, TOWERS, encoders_of
 from workbench.export.module_layouts import llm_of, placed_modules
+from workbench.export.scaled_positions import is_yarn, yarn_words
 from workbench.export.target import Files
 from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
 from workbench.job.notations.bridge import PARALLELISMS, write_parallelisms
 from workbench.model.block_modules import BlockModule
+from workbench.model.experts import CLAMPED
 from workbench.model.layer import Attention, LayerKind, Matmul
 from workbench.model.model_graph import TEXT, Module
 from workbench.plan.plan import KeyExchange, ModuleSettings, Plan, Precision, Recompute, Sharding
@@ -36,6 +38,7 @@ LANGUAGE = "language"  # what megatron-core calls the language model
 WIDTH = 100  # of lines
 SCHEDULES = (ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED)
 Words = dict[str, Any]
+_ACTIVATIONS = {CLAMPED: "quick_gelu"}
 _TOWER_ACTIVATIONS = {"clip_vision_model": "quick_gelu", "siglip_vision_model": "gelu_pytorch_tanh"}
 
 RECOMPUTED = {
@@ -61,10 +64,35 @@ def mimo_changes(plan: Plan) -> Sequence[Change]:
         *expressible.sharded_alike(plan),
         *expressible.sharded_as(plan, Sharding.OPTIMIZER, Sharding.GRADIENTS, Sharding.PARAMETERS),
         *expressible.computed_again(plan, RECOMPUTED),
+        *keys_exchanged(plan),
         *(change for module in encoders_of(plan) for change in sequence_whole(plan, module)),
         *expressible.one_of_schedules(plan, (ScheduleKind.ONE_F_ONE_B,)),
         *_equal_cuts(plan),
     )
+
+
+def keys_exchanged(plan: Plan) -> Sequence[Change]:
+    """Exchange keys as Transformer Engine can for this attention."""
+    llm = llm_of(plan)
+    settings, possible = plan.settings.of(llm.name), _exchanges(decoder_of(llm))
+    if placed_modules(plan)[llm.name].layout.cp == 1 or settings.key_exchange in possible:
+        return ()
+
+    def changed(settings: ModuleSettings) -> ModuleSettings:
+        is_llm = settings.module == llm.name
+        return replace(settings, key_exchange=possible[0]) if is_llm else settings
+
+    return in_settings(f"keys exchanged by {settings.key_exchange}", f"by {possible[0]}", changed)
+
+
+def _exchanges(decoder: Decoder) -> tuple[KeyExchange, ...]:
+    """Source: TransformerEngine 2.9.0 (Apache-2.0): attention/dot_product_attention/context_parallel.py."""
+    latent = decoder.latent
+    if decoder.has_sinks:
+        return (KeyExchange.ALL_TO_ALL,)
+    if latent is not None and latent.nope_dim + latent.rope_dim != latent.value_dim:
+        return (KeyExchange.RING,)
+    return tuple(KeyExchange) if decoder.window is None else (KeyExchange.ALL_GATHER, KeyExchange.ALL_TO_ALL)
 
 
 def _equal_cuts(plan: Plan) -> Sequence[Change]:
@@ -123,7 +151,14 @@ def transformer_words(decoder: Decoder) -> Words:
     if decoder.eps is not None:
         words["layernorm_epsilon"] = decoder.eps
     if decoder.window is not None:
-        words["window_size"] = (decoder.window, 0)
+        words["window_size"] = (decoder.window - 1, 0)  # tokens before a query's own
+        if not all(decoder.slides):
+            words["window_attn_skip_freq"] = [int(slides) for slides in decoder.slides]
+    if decoder.has_sinks:
+        words["softmax_type"] = "learnable"
+    if decoder.activation == CLAMPED:
+        limit = decoder.source.get("swiglu_limit", 7.0)  # the default of a configuration
+        words |= {"glu_linear_offset": 1.0, "activation_func_clamp_value": float(limit)}
     if decoder.num_experts:
         words |= {
             "num_moe_experts": decoder.num_experts,
@@ -133,6 +168,8 @@ def transformer_words(decoder: Decoder) -> Words:
         }
         if not decoder.sums_to_one:
             words["moe_router_pre_softmax"] = True
+        if decoder.mlp_bias:
+            words["bias_dropout_fusion"] = False  # which experts do not have
     return words
 
 
@@ -157,7 +194,9 @@ def position_words(decoder: Decoder) -> Words:
     words: Words = {"position_embedding_type": "rope" if decoder.is_rotary else "learned_absolute"}
     if decoder.is_rotary:
         words["rotary_base"] = round(decoder.rope_base)
-    if decoder.rope_scaling and decoder.latent is None:
+    if is_yarn(decoder) and decoder.latent is None:
+        words |= yarn_words(decoder)
+    elif decoder.rope_scaling and decoder.latent is None:
         words |= {"rope_scaling": True, "rope_scaling_factor": float(decoder.rope_scaling["factor"])}
     return words
 
@@ -246,7 +285,7 @@ def common_tables(plan: Plan) -> Words:
         "is_bf16": plan.settings.precision is Precision.BFLOAT16,
         "is_sharded": plan.settings.of(module.name).sharding is not Sharding.NONE,
         "ddp": _ddp_words(plan.settings.of(module.name)),
-        "activation": decoder.activation.removesuffix("_tanh"),
+        "activation": _ACTIVATIONS.get(decoder.activation, decoder.activation.removesuffix("_tanh")),
     }
 
 

@@ -58,6 +58,7 @@ def _inexpressible_decoder(plan: Plan) -> str | None:
         "experts": decoder.num_experts > 0,
         "biases": decoder.qkv_bias or decoder.out_bias or decoder.mlp_bias,
         "a sliding window": decoder.window is not None,
+        "attention with sinks": decoder.has_sinks,
         "layer norms": not decoder.is_rms,
         "positions that are not rotary": not decoder.is_rotary,
         f"an MLP of {decoder.activation}": not decoder.is_gated or decoder.activation != "silu",
