@@ -6,11 +6,10 @@ from dataclasses import replace
 import pytest
 from transformers import GptOssConfig
 
-from experiments.doors.export_jobs import job_as_in_a_file
 from experiments.doors.targets import Folder, fetched, refusals
 from tests.test_export_folders import Path, check_flags, plan_of, prices_of, shell_arguments
 from tests.test_export_latent import CONFIG as LATENT
-from tests.test_export_latent import flags_of
+from tests.test_export_latent import flags_of, job_alone
 from workbench.export.decoder import decoder_of
 from workbench.export.export import export
 from workbench.export.module_layouts import llm_of
@@ -19,11 +18,11 @@ from workbench.plan.plan import KeyExchange
 
 YARN = {
     "rope_type": "yarn",
-    "factor": 32.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
+    "factor": 16.0,
+    "beta_fast": 24.0,
+    "beta_slow": 2.0,
     "truncate": False,
-    "original_max_position_embeddings": 4096,
+    "original_max_position_embeddings": 8192,
 }
 CONFIG = {
     "model_type": "gpt_oss",
@@ -38,7 +37,7 @@ CONFIG = {
     "num_local_experts": 8,
     "num_experts_per_tok": 2,
     "max_position_embeddings": 131072,
-    "rope_theta": 150000.0,
+    "rope_theta": 120000.0,
     "rope_scaling": YARN,
 }
 QWEN = {key: CONFIG[key] for key in CONFIG if "expert" not in key and key != "head_dim"} | {
@@ -54,21 +53,7 @@ MISTRAL = QWEN | {"model_type": "mistral", "sliding_window": 32, "rope_scaling":
 
 def job_of(config=CONFIG, layout=None, **other):
     sizes = {"tp": 2, "ep": 2} if config is CONFIG else {"tp": 2}
-    return job_as_in_a_file(
-        {
-            "name": "sinks",
-            "model": {"modules": {"llm": {"config": config | other, "trainable": "all"}}},
-            "cluster": {"device": "H100", "nodes": 1, "ranks_per_node": 4},
-            "profile": "H100",
-            "batch": {
-                "samples": 4,
-                "microbatch_samples": 1,
-                "replicas": 1,
-                "fixed": {"text_tokens": 128},
-            },
-            "layouts": {"llm": layout or sizes},
-        }
-    )
+    return job_alone(config | other, layout or sizes)
 
 
 def plan_with(config=CONFIG, layout=None, **other):
@@ -111,9 +96,9 @@ def test_megatron_has_as_many_weights_and_the_model_s_operators():
 
 def test_positions_are_yarn_s():
     flags = flags_with()
-    assert (flags["--position-embedding-type"], flags["--rotary-base"]) == ("yarn", "150000")
-    assert (float(flags["--rotary-scaling-factor"]), flags["--yarn-beta-fast"]) == (32, "32.0")
-    assert flags["--yarn-original-max-position-embeddings"] == "4096"
+    assert (flags["--position-embedding-type"], flags["--rotary-base"]) == ("yarn", "120000")
+    assert (float(flags["--rotary-scaling-factor"]), flags["--yarn-beta-fast"]) == (16, "24.0")
+    assert (flags["--yarn-original-max-position-embeddings"], flags["--yarn-beta-slow"]) == ("8192", "2.0")
     assert {"--no-yarn-correction-range-round-to-int"} <= flags.keys()
     assert not {"--mscale", "--use-rope-scaling"} & flags.keys()
     rounded = flags_with(rope_scaling=YARN | {"truncate": True, "mscale": 1.0, "mscale_all_dim": 0.5})
@@ -204,10 +189,10 @@ def test_a_bridge_s_program_has_the_fields_of_its_own_gpt_oss():
         "window_size": [63, 0],
         "window_attn_skip_freq": [1, 0, 1, 0],
         "moe_ffn_hidden_size": 256,
-        "yarn_rotary_scaling_factor": 32.0,
-        "yarn_original_max_position_embeddings": 4096,
-        "yarn_beta_fast": 32.0,
-        "yarn_beta_slow": 1.0,
+        "yarn_rotary_scaling_factor": 16.0,
+        "yarn_original_max_position_embeddings": 8192,
+        "yarn_beta_fast": 24.0,
+        "yarn_beta_slow": 2.0,
         "yarn_correction_range_round_to_int": False,
     }
     assert {key: words[key] for key in expected} == expected

@@ -39,10 +39,15 @@ CONFIG = {
 
 
 def job_of(**other):
+    return job_alone(CONFIG | other, {"tp": 2})
+
+
+def job_alone(config, layout):
+    """One language model on four GPUs."""
     return job_as_in_a_file(
         {
-            "name": "latent",
-            "model": {"modules": {"llm": {"config": CONFIG | other, "trainable": "all"}}},
+            "name": "alone",
+            "model": {"modules": {"llm": {"config": config, "trainable": "all"}}},
             "cluster": {"device": "H100", "nodes": 1, "ranks_per_node": 4},
             "profile": "H100",
             "batch": {
@@ -51,7 +56,7 @@ def job_of(**other):
                 "replicas": 1,
                 "fixed": {"text_tokens": 128},
             },
-            "layouts": {"llm": {"tp": 2}},
+            "layouts": {"llm": layout},
         }
     )
 
