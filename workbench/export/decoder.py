@@ -81,8 +81,8 @@ class Decoder:
     source: Mapping[str, Any]
     most_positions: int | None
     window: int | None
-    slides: tuple[bool, ...] = ()
-    has_sinks: bool = False
+    slides: tuple[bool, ...]
+    has_sinks: bool
     num_experts: int = 0
     experts_per_token: int = 0
     sums_to_one: bool = True

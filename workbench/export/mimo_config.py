@@ -21,7 +21,7 @@ from workbench.export.approximation import (
 from workbench.export.decoder import Decoder, config_of, decoder_of
 from workbench.export.mimo_limits import PROJECTORS, TOWERS, encoders_of
 from workbench.export.module_layouts import llm_of, placed_modules
-from workbench.export.scaled_positions import is_yarn, yarn_words
+from workbench.export.scaled_positions import YARN, scaling_kind, yarn_words
 from workbench.export.target import Files
 from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
@@ -194,11 +194,11 @@ def position_words(decoder: Decoder) -> Words:
     words: Words = {"position_embedding_type": "rope" if decoder.is_rotary else "learned_absolute"}
     if decoder.is_rotary:
         words["rotary_base"] = round(decoder.rope_base)
-    if is_yarn(decoder) and decoder.latent is None:
-        words |= yarn_words(decoder)
-    elif decoder.rope_scaling and decoder.latent is None:
-        words |= {"rope_scaling": True, "rope_scaling_factor": float(decoder.rope_scaling["factor"])}
-    return words
+    if not decoder.rope_scaling or decoder.latent is not None:
+        return words
+    if scaling_kind(decoder) == YARN:
+        return words | yarn_words(decoder)
+    return words | {"rope_scaling": True, "rope_scaling_factor": float(decoder.rope_scaling["factor"])}
 
 
 def parallelism_words(plan: Plan) -> Words:

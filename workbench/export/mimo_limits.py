@@ -14,7 +14,7 @@ from workbench.export.approximation import microbatch_samples
 from workbench.export.decoder import Decoder, decoder_of
 from workbench.export.latent import inexpressible_latent
 from workbench.export.module_layouts import Placed, Placing, llm_of, placed_modules, placing_of
-from workbench.export.scaled_positions import inexpressible_yarn, is_yarn
+from workbench.export.scaled_positions import YARN, inexpressible_yarn, scaling_kind
 from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.item_tokens import packs_tiles
 from workbench.model.layer import LayerKind
@@ -34,7 +34,7 @@ FAMILIES = (
     "deepseek_v3",
     "gpt_oss",
 )
-SLOPE = 1.702  # of `quick_gelu`
+_SLOPE = 1.702  # of `quick_gelu`
 TOWERS = {"clip_vision_model": "clip", "siglip_vision_model": "siglip"}
 PROJECTORS = {"mlp": "mlp", "linear": "affine"}
 
@@ -71,9 +71,10 @@ def inexpressible_decoder(plan: Plan) -> str | None:
 
 
 def _inexpressible_scaling(plan: Plan, decoder: Decoder) -> str | None:
-    if not decoder.rope_scaling or decoder.rope_scaling.get("rope_type") == "llama3":
+    kind = scaling_kind(decoder)
+    if kind in (None, "llama3"):
         return None
-    if is_yarn(decoder) and len(plan.model.modules) > 1:
+    if kind == YARN and len(plan.model.modules) > 1:
         return "positions scaled as 'yarn' beside other modules"
     return inexpressible_yarn(decoder)
 
@@ -83,11 +84,11 @@ def _inexpressible_sinks(plan: Plan, decoder: Decoder) -> str | None:
     if not decoder.has_sinks:
         return None
     name, layout = llm_of(plan).name, placed_modules(plan)[llm_of(plan).name].layout
-    alpha = decoder.source.get("swiglu_alpha", SLOPE)
+    alpha = decoder.source.get("swiglu_alpha", _SLOPE)
     parts = {
         f"attention of {name!r} with sinks beside other modules": len(plan.model.modules) > 1,
         f"attention of {name!r} without the biases of its experts": not decoder.qkv_bias,
-        f"swiglu_alpha {alpha} of {name!r}, not {SLOPE}": alpha != SLOPE,
+        f"swiglu_alpha {alpha} of {name!r}, not {_SLOPE}": alpha != _SLOPE,
         f"experts of {name!r} with biases, cut over {layout.tp} ranks": layout.tp > 1 and layout.ep == 1,
     }
     return next((part for part, is_so in parts.items() if is_so), None)

@@ -8,6 +8,7 @@ from typing import Any
 
 from workbench.export.decoder import Decoder
 
+YARN = "yarn"
 ORIGINAL = "original_max_position_embeddings"
 USUAL = {ORIGINAL: 4096, "beta_fast": 32, "beta_slow": 1}
 SCALES = ("mscale", "mscale_all_dim")
@@ -25,10 +26,10 @@ def yarn_of(decoder: Decoder) -> dict[str, Any]:
     return {"factor": positions / scaling[ORIGINAL]} | scaling
 
 
-def is_yarn(decoder: Decoder) -> bool:
-    """Whether the configuration scales positions as YaRN does."""
-    kind = decoder.rope_scaling.get("rope_type", decoder.rope_scaling.get("type"))
-    return bool(kind == "yarn")
+def scaling_kind(decoder: Decoder) -> str | None:
+    """How the configuration scales positions: "yarn", "llama3", ...; None: not at all."""
+    scaling = decoder.rope_scaling
+    return str(scaling.get("rope_type", scaling.get("type"))) if scaling else None
 
 
 def inexpressible_yarn(decoder: Decoder) -> str | None:
@@ -36,8 +37,7 @@ def inexpressible_yarn(decoder: Decoder) -> str | None:
     scaling = yarn_of(decoder)
     if not scaling:
         return None
-    kind = scaling.get("rope_type", scaling.get("type"))
-    if kind != "yarn":
+    if (kind := scaling_kind(decoder)) != YARN:
         return f"positions scaled as {kind!r}"
     others = sorted(scaling.keys() - _KNOWN)
     given = [scaling[key] for key in SCALES if key in scaling]
@@ -52,7 +52,7 @@ def yarn_words(decoder: Decoder) -> dict[str, Any]:
     """Fields of a decoder without latent attention, as Megatron-Bridge names them."""
     scaling = yarn_of(decoder)
     words = {
-        "position_embedding_type": "yarn",
+        "position_embedding_type": YARN,
         "yarn_rotary_scaling_factor": float(scaling["factor"]),
         f"yarn_{ORIGINAL}": scaling[ORIGINAL],
         "yarn_beta_fast": float(scaling["beta_fast"]),
