@@ -188,7 +188,7 @@ class ShardedWeights:
             start = stop
 
     def add(self, part_S: Tensor) -> None:
-        """Add a part of the gradient to that of earlier rounds."""
+        """Keep a part of the gradient, or add it to that of earlier rounds and free it."""
         if self.own.grad is None:
             self.own.grad = part_S
         else:
