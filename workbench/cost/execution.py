@@ -8,6 +8,7 @@ from pathlib import Path
 from workbench.bounded_file import MOST_SETTINGS_BYTES, read_bounded
 from workbench.cost.delta_rule import BACKWARD_KERNELS, KERNELS
 from workbench.cost.device_limits import LaunchTimes
+from workbench.cost.eager_traffic import EagerOperator, PointwiseKernels, eager_operator
 from workbench.cost.flash import FlashKernel
 from workbench.cost.products import ProductFormat
 from workbench.cost.profile import Profile
@@ -173,6 +174,8 @@ class Execution:
             `once` to a node and inside it once to a rank (DeepEP, HybridEP).
         products: operand format of linear layers in blocks; attention, router, embedding and head do not
             change.
+        pointwise: norms, rotations and activations are one kernel each (`fused`), or the kernels that
+            transformers' modules launch in PyTorch without a compiler (`eager`).
         lookups: embedding rows are `gathered`, or computed as `products` with one-hot rows.
         gradient_sum: weight gradients of two bytes are accumulated in float32 by the product (`main`), or
             written in the format of the weights (`own`).
@@ -221,6 +224,7 @@ class Execution:
     tokens: TokenTravel = TokenTravel.AHEAD
     copies: TokenCopies = TokenCopies.EACH
     products: ProductFormat = ProductFormat.SAME
+    pointwise: PointwiseKernels = PointwiseKernels.FUSED
     lookups: Lookups = Lookups.GATHERED
     gradient_sum: GradientSum = GradientSum.MAIN
     loss: LossKernel = LossKernel.PARALLEL
@@ -312,6 +316,8 @@ class Execution:
             return KERNELS
         if isinstance(operator, Pointwise) and operator.name.startswith(DISPATCHED):
             return DISPATCH_KERNELS
+        if calls := self.eager_calls(operator):
+            return calls.forward.num_kernels
         return 2 if isinstance(operator, Matmul) and operator.bias else 1
 
     def num_backward_kernels(self, operator: Operator) -> int:
@@ -321,7 +327,15 @@ class Execution:
             return STORED_BACKWARD_KERNELS + again
         if isinstance(operator, DeltaRule):
             return BACKWARD_KERNELS
+        if calls := self.eager_calls(operator):
+            return calls.backward.num_kernels + bool(operator.parameters()) * calls.weights.num_kernels
         return self.num_kernels(operator) + bool(operator.parameters())
+
+    def eager_calls(self, operator: Operator) -> EagerOperator | None:
+        """The calls that stand for a memory-bound operator; None: it is one kernel."""
+        if self.pointwise is PointwiseKernels.FUSED or not isinstance(operator, Pointwise):
+            return None
+        return eager_operator(operator)
 
 
 NUMBERS = tuple(field.name for field in fields(Execution) if field.name.endswith(("_rate", "_passes", "_s")))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from workbench.cost.delta_rule import CHUNK, delta_rule_bytes, delta_rule_flop
+from workbench.cost.eager_traffic import eager_bytes
 from workbench.cost.execution import AttentionKernel, GradientSum, Lookups
 from workbench.cost.kernel_times import ELEMENT_BYTES, KernelTimes
 from workbench.cost.products import ProductFormat, is_measured
@@ -200,6 +201,8 @@ class OperatorPasses:
         elif is_cross_entropy(operator):
             logits = operator_tokens(operator, work, grid) * operator.width / grid.tp
             moved = loss_bytes(logits, self._bytes, run.loss)
+        elif calls := run.eager_calls(operator):
+            moved = eager_bytes(calls, operator, work, grid, self._bytes)
         else:
             moved = pointwise_bytes(operator, work, grid, self._bytes, run.dropout)
         scale = run.loss_passes if operator.name == LOSS else 1.0

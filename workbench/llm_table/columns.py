@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
+from workbench.cost.eager_traffic import PointwiseKernels
 from workbench.cost.execution import Lookups, TokenCopies, UpdatedWeights
 from workbench.llm_table.cells import Column, Values, read_cell
 from workbench.llm_table.frameworks import check_framework, filled, fitted_numbers, fitted_off
@@ -230,6 +231,13 @@ COLUMNS = (
         _always(UpdatedWeights.GATHERED),
         UpdatedWeights,
         shown="gathered",
+    ),
+    Column(
+        "pointwise",
+        "norms, rotations, activations: one kernel each (fused), or transformers' modules in PyTorch (eager)",
+        _always(PointwiseKernels.FUSED),
+        PointwiseKernels,
+        shown="fused",
     ),
     Column(
         "lookups",

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from workbench.cost.eager_traffic import PointwiseKernels
 from workbench.cost.execution import Lookups, TokenCopies, UpdatedWeights
 from workbench.cost.products import ProductFormat
 from workbench.model.block_modules import BlockModule
@@ -191,6 +192,7 @@ class LlmRow:
     tp_overlap: YesNo
     dp_overlap: DataOverlap
     updated_weights: UpdatedWeights
+    pointwise: PointwiseKernels
     lookups: Lookups
     moe_copies: TokenCopies
     cuda_graphs: Recorded

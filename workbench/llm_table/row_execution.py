@@ -46,6 +46,7 @@ def execution_of(row: LlmRow, base: Execution) -> Execution:
         updated_weights=row.updated_weights,
         tokens=TokenTravel.BESIDE if row.moe_overlap is YesNo.YES else base.tokens,
         copies=row.moe_copies,
+        pointwise=row.pointwise,
         lookups=row.lookups,
         launch=Launch.GRAPH if row.cuda_graphs is Recorded.ALL else base.launch,
         overlap_pieces=TENSOR_PIECES if row.tp_overlap is YesNo.YES else base.overlap_pieces,

@@ -1,0 +1,93 @@
+"""Bytes and kernels of memory-bound operators in PyTorch without a compiler: one kernel for every call.
+
+transformers writes a norm by the root mean square, a rotation and a gated activation as several calls, each
+of which reads and writes whole tensors. PyTorch has one kernel for layer norms, GELU, ReLU and sums, so these
+move what fused kernels move.
+"""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from workbench.cost.roofline import Grid, Work, operator_tokens
+from workbench.cost.traffic import WIDE_BYTES, PassBytes
+from workbench.model.layer import Pointwise, Shard
+from workbench.model.transformer import is_rms
+
+
+class PointwiseKernels(StrEnum):
+    """FUSED: one kernel for each operator and direction. EAGER: what transformers' modules call."""
+
+    FUSED = "fused"
+    EAGER = "eager"
+
+
+class Calls(NamedTuple):
+    """The calls of an operator in one direction, by the tensors of its shape that they move.
+
+    Args:
+        own: read or written in the format of the activations.
+        wide: read or written in float32.
+        casts: kernels that change narrower activations to float32 or back, moving one tensor of each.
+        kernels: the others.
+    """
+
+    own: float = 0.0
+    wide: float = 0.0
+    casts: int = 0
+    kernels: int = 0
+
+    @property
+    def num_kernels(self) -> int:
+        return self.kernels + self.casts
+
+    def bytes_per_element(self, element_bytes: int) -> float:
+        """Bytes moved for each element of the operator's tensor."""
+        wide = max(element_bytes, WIDE_BYTES)
+        casts = self.casts if element_bytes < WIDE_BYTES else 0
+        return self.own * element_bytes + self.wide * wide + casts * (element_bytes + wide)
+
+
+class EagerOperator(NamedTuple):
+    """The calls of an operator: forward, for the gradient of its input, and for those of its weights."""
+
+    forward: Calls
+    backward: Calls
+    weights: Calls = Calls()
+
+
+# Forward: to float32, square, mean, + epsilon, 1/sqrt, product, cast, product with the weight. Backward:
+# product with the weight, cast, two products, sum, three kernels over single rows, division, square's three,
+# sum, cast.
+_RMS = EagerOperator(
+    Calls(own=2, wide=5, casts=2, kernels=6),
+    Calls(own=2, wide=17, casts=2, kernels=12),
+    Calls(own=4, kernels=2),
+)
+# Of queries and of keys: products with cosine and sine, half the vector negated, the halves joined, a sum.
+_ROTARY = EagerOperator(Calls(own=10, kernels=10), Calls(own=14, kernels=14))
+_GATED = EagerOperator(Calls(own=5, kernels=2), Calls(own=9, kernels=3))
+_QUICK_GELU = EagerOperator(Calls(own=7, kernels=3), Calls(own=14, kernels=5))
+
+
+def eager_operator(operator: Pointwise) -> EagerOperator | None:
+    """The calls that stand for an operator; None: PyTorch has one kernel for it.
+
+    Source: transformers 5.23, `LlamaRMSNorm`, `apply_rotary_pos_emb`, `LlamaMLP` and `QuickGELUActivation`.
+    """
+    if operator.name.endswith("norm"):
+        return _RMS if is_rms(operator) else None
+    if operator.name.endswith("rotary"):
+        return _ROTARY
+    if operator.name.endswith(".quick_gelu"):
+        return _QUICK_GELU
+    is_gated = operator.num_passes == 3 and operator.name.endswith((".silu", ".gelu", ".relu", "_tanh"))
+    return _GATED if is_gated else None
+
+
+def eager_bytes(
+    calls: EagerOperator, operator: Pointwise, work: Work, grid: Grid, element_bytes: int
+) -> PassBytes:
+    """Bytes that an operator's calls move on one rank, pass by pass."""
+    width = operator.width / (1 if operator.shard is Shard.REPLICATED else grid.tp)
+    elements = operator_tokens(operator, work, grid) * width
+    return PassBytes(*(elements * each.bytes_per_element(element_bytes) for each in calls))
