@@ -1,0 +1,185 @@
+"""Published training runs that were predicted before anybody here had seen what they took.
+
+Source:  experiments/public/data/unseen: NeMo AutoModel and torchtitan, whose rows no number was fitted to and no
+         choice was made by. Cells come from the pages and their recipes; `predictions.csv` was committed while
+         `measured.csv` was kept apart, unopened.
+Ours:    the path of `workbench predict` with the shipped profiles. A pipeline that fills and drains several
+         times an iteration is `x_schedules` of them. Where a share of the products is recomputed, which no
+         column says, the time lies that share, `x_full_share`, on the way to full recomputation.
+Setup:   rows are judged unless `x_why_not` says why not, chosen before any number was seen. An error is the
+         relative difference from the measured seconds; above zero: predicted too slow.
+Run:     python -m experiments.public.unseen [--predict] [--json]
+"""
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from experiments.harness.command import command_line
+from experiments.harness.outcome import Evidence
+from experiments.harness.script import Script, finished, script
+from sim.predict import iteration_s
+from workbench.llm_table.columns import check_header, read_row
+from workbench.llm_table.frameworks import filled
+from workbench.llm_table.predict import RowPredictor
+from workbench.llm_table.row_interval import unsaid_of
+from workbench.whole_file import write_text
+
+FOLDER = Path(__file__).parent / "data" / "unseen"
+PREDICTIONS, MEASURED = FOLDER / "predictions.csv", FOLDER / "measured.csv"
+SETS = ("automodel", "torchtitan")
+OWN = ("id",)  # columns that are not those of `workbench predict`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A published run, without what it took.
+
+    Args:
+        data_set: its file, without the suffix.
+        name: its `id`.
+        cells: the input of `workbench predict`, with blanks filled.
+        schedules: pipelines that fill and drain in one iteration.
+        full_share: share of the way from the cells' recomputation to a full one.
+        why_not: why it is not judged; empty: it is.
+        unsaid: as `workbench predict` widens intervals by it.
+    """
+
+    data_set: str
+    name: str
+    cells: Mapping[str, str]
+    schedules: int
+    full_share: float
+    why_not: str
+    unsaid: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """Seconds of an iteration with the ends of their 80 % interval, or why there are none."""
+
+    value: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    refused: str = ""
+
+
+def runs() -> Iterator[Run]:
+    """Yield every run of both data sets, in the files' order."""
+    for data_set in SETS:
+        for printed in _rows(FOLDER / f"{data_set}.csv"):
+            cells = {name: value for name, value in printed.items() if name not in OWN}
+            yield Run(
+                data_set=data_set,
+                name=printed["id"],
+                cells={name: value for name, value in filled(cells).items() if value},
+                schedules=int(printed.get("x_schedules") or 1),
+                full_share=float(printed.get("x_full_share") or 0.0),
+                why_not=printed["x_why_not"],
+                unsaid=unsaid_of(cells),
+            )
+
+
+def predicted(run: Run, predictor: RowPredictor) -> Seconds:
+    """The prediction of a run, as `workbench predict` makes it."""
+    shares = {run.cells.get("recompute", "none"): 1.0 - run.full_share}
+    if run.full_share:
+        shares["full"] = run.full_share
+    sums = np.zeros(3)
+    for recompute, share in shares.items():
+        cells = {**run.cells, "recompute": recompute}
+        try:
+            check_header(tuple(cells))
+            prediction = predictor.predict(read_row(cells), run.unsaid)
+        except ValueError as error:
+            return Seconds(refused=str(error))
+        ends = prediction.interval.low_s, prediction.interval.high_s
+        sums += share * run.schedules * np.array((prediction.iteration_s, *ends))
+    return Seconds(*map(float, sums))
+
+
+def write_predictions() -> None:
+    """Write the prediction of every run; ValueError if there are measurements beside it already."""
+    if MEASURED.exists():
+        raise ValueError(f"{MEASURED.name} is there: predictions are written before it")
+    predictor = RowPredictor(iteration_s)
+    lines = ["id,predicted_s,low_s,high_s,refused"]
+    for run in runs():
+        seconds = predicted(run, predictor)
+        numbers = (f"{each:.6g}" for each in (seconds.value, seconds.low, seconds.high))
+        lines.append(f'{run.name},{",".join(numbers)},"{seconds.refused}"')
+    write_text("\n".join(lines) + "\n", PREDICTIONS)
+
+
+def written() -> dict[str, Seconds]:
+    """The predictions that were committed before measurements were seen, by run."""
+    return {
+        row["id"]: Seconds(
+            float(row["predicted_s"]), float(row["low_s"]), float(row["high_s"]), row["refused"]
+        )
+        for row in _rows(PREDICTIONS)
+    }
+
+
+def measured() -> dict[str, float]:
+    """Measured seconds of an iteration, by run."""
+    return {row["id"]: float(row["measured_s"]) for row in _rows(MEASURED) if row["measured_s"]}
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def figures(pairs: Sequence[tuple[Seconds, float]]) -> dict[str, float]:
+    """Errors of predictions against measured seconds."""
+    errors = np.array([seconds.value / took_s - 1 for seconds, took_s in pairs])
+    inside = [seconds.low <= took_s <= seconds.high for seconds, took_s in pairs]
+    return {
+        "rows": float(len(pairs)),
+        "mean": float(np.abs(errors).mean()),
+        "median": float(np.median(np.abs(errors))),
+        "signed": float(errors.mean()),
+        "worst": float(np.abs(errors).max()),
+        "inside_80": float(np.mean(inside)),
+    }
+
+
+def main(run: Script) -> int:
+    """The script's command; `--predict` writes predictions instead."""
+    parser = command_line(__doc__)
+    parser.add_argument("--predict", action="store_true", help="write predictions.csv, before measurements")
+    arguments = parser.parse_args()
+    if not arguments.predict:
+        return finished(run(), as_json=arguments.json)
+    try:
+        write_predictions()
+    except ValueError as error:
+        parser.error(str(error))
+    return 0
+
+
+@script(command=main)
+def run() -> Evidence:
+    """Errors of the predictions that were written before, and of today's."""
+    took_s, before, evidence = measured(), written(), Evidence()
+    predictor = RowPredictor(iteration_s)
+    every = list(runs())
+    judged = [one for one in every if not one.why_not and one.name in took_s and not before[one.name].refused]
+    for name, part in {
+        "all": judged,
+        **{name: [one for one in judged if one.data_set == name] for name in SETS},
+    }.items():
+        evidence.ours |= {
+            f"{name}/{key}": value
+            for key, value in figures([(before[one.name], took_s[one.name]) for one in part]).items()
+        }
+        today = figures([(predicted(one, predictor), took_s[one.name]) for one in part])
+        evidence.ours[f"{name}/mean_today"] = today["mean"]
+    for one in judged:
+        evidence.ours[f"{one.data_set}/{one.name}/error"] = before[one.name].value / took_s[one.name] - 1
+    evidence.ours["not_judged"] = float(len(every) - len(judged))
+    return evidence
