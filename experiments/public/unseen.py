@@ -1,8 +1,8 @@
 """Published training runs that were predicted before anybody here had seen what they took.
 
-Source:  experiments/public/data/unseen: NeMo AutoModel and torchtitan, whose rows no number was fitted to and no
-         choice was made by. Cells come from the pages and their recipes; `predictions.csv` was committed while
-         `measured.csv` was kept apart, unopened.
+Source:  experiments/public/data/unseen: NeMo AutoModel and torchtitan, whose rows no number was fitted to and
+         no choice was made by. Cells come from the pages and their recipes; `predictions.csv` was committed
+         while `measured.csv` was kept apart, unopened.
 Ours:    the path of `workbench predict` with the shipped profiles. A pipeline that fills and drains several
          times an iteration is `x_schedules` of them. Where a share of the products is recomputed, which no
          column says, the time lies that share, `x_full_share`, on the way to full recomputation.
@@ -70,7 +70,7 @@ class Seconds:
 def runs() -> Iterator[Run]:
     """Yield every run of both data sets, in the files' order."""
     for data_set in SETS:
-        for printed in _rows(FOLDER / f"{data_set}.csv"):
+        for printed in rows_of(FOLDER / f"{data_set}.csv"):
             cells = {name: value for name, value in printed.items() if name not in OWN}
             yield Run(
                 data_set=data_set,
@@ -120,16 +120,17 @@ def written() -> dict[str, Seconds]:
         row["id"]: Seconds(
             float(row["predicted_s"]), float(row["low_s"]), float(row["high_s"]), row["refused"]
         )
-        for row in _rows(PREDICTIONS)
+        for row in rows_of(PREDICTIONS)
     }
 
 
 def measured() -> dict[str, float]:
     """Measured seconds of an iteration, by run."""
-    return {row["id"]: float(row["measured_s"]) for row in _rows(MEASURED) if row["measured_s"]}
+    return {row["id"]: float(row["measured_s"]) for row in rows_of(MEASURED) if row["measured_s"]}
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
+def rows_of(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file."""
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
