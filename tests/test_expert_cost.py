@@ -24,7 +24,14 @@ from tests.test_adapters_llama4 import LLAMA4
 from tests.test_expert_plan import MIXTRAL, moe_plan
 from tests.tiny_models import whole_batch
 from workbench.cost.collectives import Collective, all_to_all_s
-from workbench.cost.expert_parallel import ExpertExchanges, busiest_share, copies_share, exchanges_of, on_rank
+from workbench.cost.expert_parallel import (
+    ExpertExchanges,
+    busiest_share,
+    copies_share,
+    exchanges_of,
+    in_turn_share,
+    on_rank,
+)
 from workbench.cost.hardware import Link
 from workbench.cost.layer_table import LayerPoint, LayerTable
 from workbench.cost.model import CostModel
@@ -270,6 +277,25 @@ def test_copies_are_the_mean_over_all_choices(num_places, num_experts, num_chose
     places = [{each // share for each in chosen} for chosen in combinations(range(num_experts), num_chosen)]
     expected = sum(map(len, places)) / len(places) / num_chosen
     assert copies_share(num_places, num_experts, num_chosen) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("num_places", "num_experts", "num_chosen"),
+    [(16, 128, 8), (2, 128, 8), (64, 256, 8), (8, 384, 8), (3, 6, 4), (4, 4, 3)],
+)
+def test_copies_in_turn_are_those_of_many_tokens(num_places, num_experts, num_chosen):
+    """A router that counts: token t takes experts t k to t k + k - 1, modulo their number."""
+    share, tokens = num_experts // num_places, 12 * num_experts
+    chosen = [
+        [(token * num_chosen + each) % num_experts for each in range(num_chosen)] for token in range(tokens)
+    ]
+    copies = sum(len({each // share for each in experts}) for experts in chosen)
+    assert in_turn_share(num_places, num_experts, num_chosen) == pytest.approx(copies / tokens / num_chosen)
+
+
+def test_a_router_in_turn_sends_each_token_to_one_rank_where_that_holds_all_its_experts():
+    assert in_turn_share(16, 128, 8) == 1 / 8
+    assert in_turn_share(16, 128, 8) < copies_share(16, 128, 8) < 1
 
 
 @pytest.mark.parametrize(("num_experts", "num_sorts"), [(4, 2), (2, 0)])

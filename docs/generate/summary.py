@@ -43,6 +43,7 @@ def _summary() -> Iterator[tuple[str, str, str]]:
     )
     yield _published_runs(result("public_all")["ours"])
     yield from _published(result("public_vtrain")["ours"], result("public_korthikanti")["ours"])
+    yield from _unseen(result("public_unseen")["ours"], result("public_unseen_multimodal")["ours"])
     yield _papers_in_short()
     yield _joint_search(result("search_joint"))
     yield _joint_executed(result("search_executed"))
@@ -195,6 +196,33 @@ def _published(
         "compared with `workbench predict`",
         f"mean error {time} for step times, {memory} for memory; nothing fitted",
         code("python -m experiments.public.korthikanti"),
+    )
+
+
+def _unseen(text: Mapping[str, float], multimodal: Mapping[str, float]) -> Iterator[tuple[str, str, str]]:
+    yield (
+        "**Blind**: step times of two training systems to which nothing was fitted (NeMo AutoModel, "
+        "torchtitan), predicted before they were seen",
+        one_line(
+            f"""mean error {percent(text["all/mean"])}, median {percent(text["all/median"])}, worst
+            {percent(text["all/worst"])} over {text["all/rows"]:.0f} runs on 1 to 1,024 GPUs;
+            {percent(text["all/inside_80"])} lie in their 80 % interval,
+            {percent(text["all/inside_80_today"])} since intervals count such systems"""
+        ),
+        code("python -m experiments.public.unseen"),
+    )
+    steps = multimodal["SiQ-VL/rows"]
+    runs = multimodal["all/rows"] - steps
+    signed = (multimodal["all/signed"] * multimodal["all/rows"] - multimodal["SiQ-VL/signed"] * steps) / runs
+    yield (
+        "**Blind**: vision-language models that others trained",
+        one_line(
+            f"""{steps:.0f} timed steps on one GPU (SiQ-VL): median error
+            {percent(multimodal["SiQ-VL/median"])}, worst {percent(multimodal["SiQ-VL/worst"])}, where the host
+            is the bottleneck; {runs:.0f} runs of LLaVA, InternVL and ms-swift, known by their hours or a
+            comment: {percent(-signed)} too fast on average"""
+        ),
+        code("python -m experiments.public.unseen_multimodal"),
     )
 
 

@@ -98,7 +98,8 @@ def predicted(run: Run, predictor: RowPredictor) -> Seconds:
             return Seconds(refused=str(error))
         ends = prediction.interval.low_s, prediction.interval.high_s
         sums += share * run.schedules * np.array((prediction.iteration_s, *ends))
-    return Seconds(*map(float, sums))
+    value, low, high = map(float, sums)
+    return Seconds(value, low, high)
 
 
 def write_predictions() -> None:
@@ -179,7 +180,7 @@ def run() -> Evidence:
             for key, value in figures([(before[one.name], took_s[one.name]) for one in part]).items()
         }
         today = figures([(predicted(one, predictor), took_s[one.name]) for one in part])
-        evidence.ours[f"{name}/mean_today"] = today["mean"]
+        evidence.ours |= {f"{name}/{key}_today": today[key] for key in ("mean", "signed", "inside_80")}
     for one in judged:
         evidence.ours[f"{one.data_set}/{one.name}/error"] = before[one.name].value / took_s[one.name] - 1
     evidence.ours["not_judged"] = float(len(every) - len(judged))

@@ -31,6 +31,7 @@ from workbench.cost.profile import load_profile
 from workbench.cost.traffic import LossKernel
 from workbench.job.job import Job, job_from_spec
 from workbench.job.job_file import parse_spec
+from workbench.planner.stage_counts import silent
 from workbench.schedule.action import Pass
 from workbench.strategies.registry import PLANNERS
 from workbench.timing.accept import accept
@@ -114,7 +115,7 @@ def predicted_s(row: Row) -> float:
         ValueError: the job has no plan, or the plan does not fit.
     """
     job, cost = job_of(row), CostModel(load_profile(row["gpu"]), EXECUTIONS[row["execution"]])
-    trace = predict(*accept(PLANNERS[STRATEGY](job, cost)), cost)
+    trace = predict(*accept(PLANNERS[STRATEGY](job, cost, silent)), cost)
     step_s = sum(span.end_s - span.start_s for span in trace.spans if span.action.kind is Pass.STEP)
     return trace.iteration_s - (step_s if row["covers"] == "passes" else 0.0)
 
@@ -165,6 +166,7 @@ def run() -> Evidence:
         evidence.ours |= {
             f"{name}/rows": float(len(chosen)),
             f"{name}/mean": float(sizes.mean()),
+            f"{name}/median": float(np.median(sizes)),
             f"{name}/signed": float(np.mean([errors[each] for each in chosen])),
             f"{name}/worst": float(sizes.max()),
             f"{name}/mean_today": float(np.abs([today[each] for each in chosen]).mean()),

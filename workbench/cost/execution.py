@@ -98,10 +98,12 @@ class TokenTravel(StrEnum):
 
 class TokenCopies(StrEnum):
     """Of a token with several experts: one for EACH of them (an all-to-all over all ranks), or ONCE to a
-    node, and inside it once to a rank (DeepEP, HybridEP)."""
+    node, and inside it once to a rank (DeepEP, HybridEP). NEIGHBOURS: once, of a benchmark whose router sends
+    tokens to consecutive experts in turn, which few ranks hold."""
 
     EACH = "each"
     ONCE = "once"
+    NEIGHBOURS = "neighbours"
 
 
 class Lookups(StrEnum):
@@ -171,7 +173,8 @@ class Execution:
         tokens: when tokens travel to their experts: before them (`ahead`), or during passes of another
             microbatch (`beside`).
         copies: copies of a token with several experts: one to `each` expert (all-to-all over all ranks), or
-            `once` to a node and inside it once to a rank (DeepEP, HybridEP).
+            `once` to a node and inside it once to a rank (DeepEP, HybridEP); `neighbours`: once, where a
+            router stands in that sends tokens to consecutive experts in turn.
         products: operand format of linear layers in blocks; attention, router, embedding and head do not
             change.
         pointwise: norms, rotations and activations are one kernel each (`fused`), or the kernels that

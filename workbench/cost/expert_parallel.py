@@ -7,7 +7,7 @@ less even without one.
 """
 
 from dataclasses import replace
-from math import comb, sqrt
+from math import comb, lcm, sqrt
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -98,6 +98,16 @@ def copies_share(num_places: int, num_experts: int, num_chosen: int) -> float:
     elsewhere = num_experts - num_experts // num_places
     missed = comb(elsewhere, num_chosen) / comb(num_experts, num_chosen)
     return num_places * (1.0 - missed) / num_chosen
+
+
+def in_turn_share(num_places: int, num_experts: int, num_chosen: int) -> float:
+    """The same where token after token takes the next `num_chosen` experts, from the first after the last."""
+    per_place = num_experts // num_places
+    starts = range(0, lcm(num_experts, num_chosen), num_chosen)
+    places = [
+        len({(start + offset) % num_experts // per_place for offset in range(num_chosen)}) for start in starts
+    ]
+    return sum(places) / len(places) / num_chosen
 
 
 class ExpertExchange(NamedTuple):

@@ -10,7 +10,7 @@ from workbench.cost.execution import (
     TokenCopies,
     TokenTravel,
 )
-from workbench.cost.expert_parallel import ExpertExchange, copies_share, exchanges_of, on_rank
+from workbench.cost.expert_parallel import ExpertExchange, copies_share, exchanges_of, in_turn_share, on_rank
 from workbench.cost.group_link import GroupLink
 from workbench.cost.hardware import Link
 from workbench.cost.kernel_times import ELEMENT_BYTES, KernelTimes
@@ -181,7 +181,7 @@ class OperatorSums:
         assert link is not None, "a grid of several ranks has links"
         if exchange.kind is Collective.ALL_TO_ALL:
             self.unmeasured.add("experts: tokens choose them at random")
-            if exchange.num_chosen and self._cost.execution.copies is TokenCopies.ONCE:
+            if exchange.num_chosen and self._cost.execution.copies is not TokenCopies.EACH:
                 return self._deduplicated_s(exchange, link)
         seconds = self._collective_s(exchange.kind, exchange.num_bytes, exchange.num_ranks, link)
         return seconds + self._sorted_s(exchange)
@@ -197,8 +197,11 @@ class OperatorSums:
     def _deduplicated_s(self, rows: ExpertExchange, link: Link) -> float:
         """Seconds of tokens that are sent once to a node and then once to each rank in it."""
 
+        is_in_turn = self._cost.execution.copies is TokenCopies.NEIGHBOURS
+        share = in_turn_share if is_in_turn else copies_share
+
         def shared_bytes(num_places: int) -> float:
-            return rows.num_bytes * copies_share(num_places, rows.num_experts, rows.num_chosen)
+            return rows.num_bytes * share(num_places, rows.num_experts, rows.num_chosen)
 
         inside_bytes = shared_bytes(rows.num_ranks)
         if not isinstance(link, GroupLink):

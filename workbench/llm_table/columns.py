@@ -248,7 +248,8 @@ COLUMNS = (
     ),
     Column(
         "moe_copies",
-        "token copies: one to each expert, or once per node and rank (DeepEP, HybridEP)",
+        "token copies: one to each expert; once per node and rank (DeepEP, HybridEP); or neighbours: once, "
+        "with a router that sends tokens to consecutive experts in turn",
         _always(TokenCopies.EACH),
         TokenCopies,
         shown="each",

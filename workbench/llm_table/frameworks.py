@@ -22,7 +22,7 @@ Rule = Mapping[str, Any]
 
 @cache
 def frameworks() -> Mapping[str, Sequence[Rule]]:
-    """The file's tables: `rule`, `execution` and `unscorable`."""
+    """The file's tables: `rule`, `execution`, `compared` and `unscorable`."""
     return tomllib.loads(FILE.read_text(encoding="utf-8"))
 
 
@@ -61,6 +61,11 @@ def fitted_off(cells: Mapping[str, str]) -> float:
     """Mean error, for the worst fitted number, on rows it was not fitted to; 0 without any."""
     error_by_number = {rule["number"]: rule.get("off", 0.0) for rule in _rules_for(cells, "execution")}
     return max(error_by_number.values(), default=0.0)
+
+
+def is_compared(cells: Mapping[str, str]) -> bool:
+    """Whether runs of the framework were compared with their predictions, and numbers fitted as needed."""
+    return bool(_rules_for(cells, "compared"))
 
 
 def unscorable(cells: Mapping[str, str]) -> str | None:

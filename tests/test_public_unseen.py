@@ -1,0 +1,76 @@
+"""Runs that were predicted before they were seen: files that belong together, and predictions of today."""
+
+from dataclasses import replace
+
+import pytest
+
+from experiments.public import unseen, unseen_multimodal
+from experiments.public.unseen import Seconds, figures, predicted, runs, write_predictions, written
+from sim.predict import iteration_s
+from workbench.llm_table.columns import read_row
+from workbench.llm_table.frameworks import is_compared
+from workbench.llm_table.predict import RowPredictor
+from workbench.llm_table.row_interval import OF_SYSTEM, SYSTEM, unsaid_of
+
+RUNS = {run.name: run for run in runs()}
+SHARED = next(run for run in RUNS.values() if run.full_share)
+
+
+def test_every_run_has_a_prediction_from_before():
+    assert set(written()) == set(RUNS)
+    assert len(RUNS) == 100
+    assert set(unseen.measured()) <= set(RUNS)
+    assert all(run.cells["source"] for run in RUNS.values())
+
+
+def test_predictions_are_not_written_beside_measurements():
+    before = unseen.PREDICTIONS.read_bytes()
+    with pytest.raises(ValueError, match="predictions are written before it"):
+        write_predictions()
+    with pytest.raises(ValueError, match="predictions are written before it"):
+        unseen_multimodal.write_predictions()
+    assert unseen.PREDICTIONS.read_bytes() == before
+
+
+def test_a_recomputed_share_lies_on_the_way_to_full_recomputation():
+    predictor = RowPredictor(iteration_s)
+    ends = [predicted(replace(SHARED, full_share=share), predictor).value for share in (0.0, 1.0)]
+    value = predicted(SHARED, predictor).value
+    assert value == pytest.approx(ends[0] + SHARED.full_share * (ends[1] - ends[0]))
+
+
+def test_figures_by_hand():
+    pairs = [(Seconds(1.1, 1.0, 1.2), 1.0), (Seconds(0.8, 0.7, 0.9), 1.0)]
+    found = figures(pairs)
+    assert found["mean"] == pytest.approx(0.15)
+    assert found["signed"] == pytest.approx(-0.05)
+    assert (found["rows"], found["inside_80"], found["worst"]) == (2.0, 0.5, pytest.approx(0.2))
+
+
+def test_systems_that_were_not_compared_have_wider_intervals():
+    cells = {
+        "hidden": "4096",
+        "layers": "4",
+        "heads": "32",
+        "sequence": "2048",
+        "global_batch": "8",
+        "gpus": "8",
+    }
+    assert not is_compared(cells)
+    assert is_compared(cells | {"framework": "llm-foundry"})
+    assert SYSTEM in unsaid_of(cells | {"framework": "torchtitan"})
+    open_cells = unsaid_of(cells)
+    row = read_row(cells)
+    predictor = RowPredictor(iteration_s)
+    known = predictor.predict(row, {name: size for name, size in open_cells.items() if name != SYSTEM})
+    unknown = predictor.predict(row, open_cells)
+    assert unknown.iteration_s == known.iteration_s
+    assert unknown.interval.high_s > known.interval.high_s
+    assert OF_SYSTEM in [doubt.deviation for doubt in unknown.interval.doubts]
+
+
+def test_a_multimodal_run_becomes_a_job_of_its_layouts():
+    row = next(each for each in unseen_multimodal.rows_of(unseen_multimodal.RUNS) if each["id"] == "m42")
+    job = unseen_multimodal.job_of(row)
+    assert (len(job.batch), job.settings.of("llm").recompute) == (16, "full")
+    assert unseen_multimodal.predicted_s(row) > 0
