@@ -34,6 +34,7 @@ from workbench.data.sample import Sample
 from workbench.model.model_graph import Module
 from workbench.plan.codec import read_plan
 from workbench.plan.plan import Plan, Recompute
+from workbench.plan.recomputed_layers import recomputed_layers
 from workbench.plan.runnable import check_targets
 from workbench.schedule.sharded import ReshardAfter
 from workbench.termination import leave
@@ -47,6 +48,7 @@ class ShardingMesh(NamedTuple):
 
     Args:
         reshard_after: with `step`, gradients are reduced once a step, too.
+        recompute: module -> number of layers, spread evenly over it, that backwards compute again.
     """
 
     replicate: int
@@ -54,20 +56,20 @@ class ShardingMesh(NamedTuple):
     reshard_after: ReshardAfter
     weights: str
     compute: str
-    recompute: list[str]
+    recompute: dict[str, int]
 
 
 class Unit(nn.Module):
     """A layer as FSDP2 gathers it; it may be computed again in the backward."""
 
-    def __init__(self, layer: nn.Module, recompute: Recompute) -> None:
+    def __init__(self, layer: nn.Module, *, is_recomputed: bool) -> None:
         super().__init__()
-        self.layer, self.recompute = layer, recompute
+        self.layer, self.is_recomputed = layer, is_recomputed
 
     def forward(self, hidden: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
         """As the layer, with a gradient of zero for weights that nothing reads: all ranks sum the same."""
         output: Tensor
-        if self.recompute is Recompute.FULL:
+        if self.is_recomputed:
             output = checkpoint(
                 self.layer, hidden, features, context, use_reentrant=False, preserve_rng_state=False
             )
@@ -85,10 +87,12 @@ class WholeModule(nn.Module):
         built = build_stage_module(
             plan, whole_stage(module), seed=0, dtype=getattr(torch, layout.weights), device=device
         )
-        recompute = Recompute.FULL if module.name in layout.recompute else Recompute.NONE
+        count = layout.recompute.get(module.name, 0)
+        recomputed = recomputed_layers(Recompute.FULL, count, len(module.layers))
         self.adapter, self.edges, self.leaving = built.adapter, built.edges, built.leaving
         self.tied = {index for index, layer in enumerate(module.layers) if layer.tied}
-        self.units = nn.ModuleList(Unit(layer, recompute) for layer in built.layers)
+        layers = zip(built.layers, recomputed, strict=True)
+        self.units = nn.ModuleList(Unit(layer, is_recomputed=again) for layer, again in layers)
         self.compute = getattr(torch, layout.compute)
 
     def forward(

@@ -156,7 +156,8 @@ def test_stages_of_equal_layers_take_and_hold_what_they_do_alone(data: st.DataOb
 @pytest.mark.parametrize("kind", ["1f1b", "zb-h1"])
 def test_one_replica_stands_for_all(kind: str, sharding: Sharding) -> None:
     job = job_of()
-    settings = replace(job.settings, modules=(ModuleSettings(module="llm", sharding=sharding, instances=2),))
+    some = ModuleSettings(module="llm", recompute=Recompute.FULL, recompute_layers=5)
+    settings = replace(job.settings, modules=(some.sharded(sharding, instances=2),))
     job = replace(job, schedule=usual(ScheduleKind(kind)), settings=settings)
     plan, folded = bench.built(candidate_of(job), COST), bench.folded(candidate_of(job), COST)
     assert isinstance(folded, Folded)

@@ -69,9 +69,13 @@ SET = {  # of every field with a default
         "computed_again": (BlockModule.NORM,),
         "collective_pieces": 2,
         "reshard_after": ReshardAfter.STEP,
+        "recompute_layers": 2,
     },
 }
-WANTS = {"reshard_after": {"sharding": Sharding.PARAMETERS}}  # settings without which one means nothing
+WANTS = {  # settings without which one means nothing
+    "reshard_after": {"sharding": Sharding.PARAMETERS},
+    "recompute_layers": {"recompute": Recompute.FULL},
+}
 
 
 def test_every_setting_is_tried():

@@ -22,7 +22,7 @@ from workbench.job.job import Job
 from workbench.job.machines import cost_of
 from workbench.job.notations.layout_string import stage_layers_of
 from workbench.job.other_layouts import with_layouts
-from workbench.plan.plan import ModuleSettings, Plan, Precision, Sharding
+from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Sharding
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
 from workbench.schedule.sharded import ReshardAfter
 from workbench.strategies import fsdp
@@ -257,10 +257,12 @@ def packages() -> Path:
 
 @pytest.mark.parametrize("target", CHECKED)
 def test_the_systems_themselves_take_the_folders(target, packages, pipeline, islands):
-    plans = {"llama": pipeline, "frozen-tower": islands}
+    some_layers = ModuleSettings(module="llm", recompute=Recompute.FULL, recompute_layers=5)
+    partial = replace(pipeline, settings=pipeline.settings.with_module(some_layers))
+    plans = ("llama", pipeline), ("llama", partial), ("frozen-tower", islands)
     folders = [
         Folder(files=export(plan, BY_NAME[target], prices_of(JOBS[job])), ranks=len(plan.ranks))
-        for job, plan in plans.items()
+        for job, plan in plans
         if BY_NAME[target].refuses(plan) is None
     ]
     assert folders

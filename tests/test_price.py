@@ -1,6 +1,7 @@
 """Prices of actions: sums over layers by the exact frozen rule."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -105,13 +106,13 @@ def test_split_backward_adds_up_and_recompute_belongs_to_the_input_gradient():
         LayerTime(1.0, 2.0, 4.0, frozenset({"a"}), 1.5),
         LayerTime(8.0, 16.0, 32.0, frozenset({"b"}), 12.0),
     ]
-    for recompute in Recompute:
+    for recomputed in product((False, True), repeat=2):
         for needs in ((Needs(True, True),) * 2, (Needs(False, True), Needs(True, False))):
-            found = pass_times(times, needs, recompute)
+            found = pass_times(times, needs, recomputed)
             assert found.of("B") == found.of("I") + found.of("W")
-    trained = pass_times(times, (Needs(False, True), Needs(True, True)), Recompute.FULL)
+    trained = pass_times(times, (Needs(False, True), Needs(True, True)), (True, True))
     assert (trained.of("F"), trained.of("I"), trained.of("W")) == (9.0, 9.0 + 1.5 + 16.0, 36.0)
-    frozen = pass_times(times, (Needs(False, False), Needs(True, False)), Recompute.FULL)
+    frozen = pass_times(times, (Needs(False, False), Needs(True, False)), (True, True))
     assert frozen.of("B") == 8.0 + 16.0
     assert frozen.unmeasured == {"a", "b"}
 
@@ -301,8 +302,8 @@ def test_passes_that_were_measured_apart_have_their_own_prices():
         (frozen, (1.0, 2.0, 0.0)),
         (nothing, (0.75, 0.0, 0.0)),
     ):
-        found = pass_times([apart], [needs], Recompute.NONE)
+        found = pass_times([apart], [needs], [False])
         assert (found.of("F"), found.of("I"), found.of("W")) == expected
-        assert found.of("B") == pass_times([whole], [needs], Recompute.NONE).of("B")
-    again = pass_times([apart], [both], Recompute.FULL)
+        assert found.of("B") == pass_times([whole], [needs], [False]).of("B")
+    again = pass_times([apart], [both], [True])
     assert (again.of("F"), again.of("I")) == (0.75, 1.0 + 2.5)

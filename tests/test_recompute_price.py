@@ -162,10 +162,10 @@ def test_sizes_without_such_a_measurement_add_nothing_beside_those_that_have_one
 
 def test_a_checkpoint_belongs_to_the_input_gradient_where_the_backward_is_split() -> None:
     times = [LayerTime(4.0, 5.0, 6.0, forward_only_s=3.0, checkpoint=CheckpointTime(0.5, 0.75, 0.25))] * 2
-    found = pass_times(times, [NOTHING, BOTH], Recompute.FULL)
+    found = pass_times(times, [NOTHING, BOTH], [True, True])
     assert [found.of(kind) for kind in ("F", "B", "I", "W")] == [6.75, 15.75, 9.75, 6.0]
-    assert pass_times(times, [NOTHING, NOTHING], Recompute.FULL).of("F") == 6.0
-    assert pass_times(times, [NOTHING, BOTH], Recompute.NONE).of("B") == 11.0
+    assert pass_times(times, [NOTHING, NOTHING], [True, True]).of("F") == 6.0
+    assert pass_times(times, [NOTHING, BOTH], [False, False]).of("B") == 11.0
 
 
 def test_planners_see_the_same_seconds_as_prices() -> None:
@@ -179,7 +179,7 @@ def test_planners_see_the_same_seconds_as_prices() -> None:
         assert not passes.has_backward[0] or passes.whole_s[0] == pytest.approx(durations_s[f"{stage.id}B0"])
     layer, work = plan.model.module("llm").layers[0], work_of(plan, plan.microbatches[-1])
     machine = GridCost(cost, 1, 1, Precision.FLOAT32, GridLinks(None, None))
-    found = mean_cost(machine, layer, BOTH, [(work, 1.0)], Recompute.FULL)
+    found = mean_cost(machine, layer, BOTH, [(work, 1.0)], recomputed=True)
     assert (found.forward_s, found.backward_s) == pytest.approx(
         (UNDER["recompute_forward_s"], UNDER["recompute_backward_s"])
     )

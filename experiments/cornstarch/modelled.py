@@ -67,7 +67,7 @@ def layer_times(model: ModelGraph, setting: Setting, cost: CostModel) -> dict[st
         times = []
         for layer, need in zip(module.layers, needs[module.name], strict=True):
             time = cost.layer_time(layer, work, tp=tp, cp=setting.cp, precision=setting.precision)
-            passes = pass_times([time], [need], setting.recompute)
+            passes = pass_times([time], [need], [setting.recompute is Recompute.FULL])
             backward_s = passes.recompute_s + passes.through_s + passes.weights_s
             times.append(StageTimes(passes.forward_s, backward_s))
         times_of[module.name] = tuple(times)

@@ -26,7 +26,7 @@ from runtime.step.weight_gradient import SplitBackward
 from runtime.world.pool import Place
 from workbench.calibrate.sustained_rows import DeviceNotes
 from workbench.cost.signature import signature
-from workbench.plan.plan import Plan, Recompute
+from workbench.plan.plan import Plan
 from workbench.plan.stage import Stage
 
 # Shape suffixes: T = packed tokens, E = packed tokens of one edge, D = width.
@@ -238,7 +238,7 @@ class _Bench:
     def _run(self, kind: LayerKind) -> None:
         self._kind = kind
         self._starts, self._ends, self._outputs, self._back = [], [], [], {}
-        self._module.recompute = Recompute.FULL if kind in RECOMPUTED else Recompute.NONE
+        self._module.recomputed = (kind in RECOMPUTED,) * len(self._module.layers)
         trained = kind in TRAINED
         for parameter in self._parameters:
             parameter.requires_grad_(trained)

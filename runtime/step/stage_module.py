@@ -23,7 +23,8 @@ from runtime.step.first_weights import DrawnWeights, FirstWeights, set_weights
 from runtime.step.stage_edges import edges_before_the_end, edges_into_stage, entering_part
 from workbench.model.model_graph import Edge, Module
 from workbench.plan.lowered import Weights
-from workbench.plan.plan import Plan, Recompute
+from workbench.plan.plan import Plan
+from workbench.plan.recomputed_layers import recomputed_in
 from workbench.plan.runnable import check_recompute, check_shared_tokens, check_whole_backwards
 from workbench.plan.runnable_degrees import check_degrees
 from workbench.plan.sequence import TokenBorders, token_borders
@@ -66,7 +67,7 @@ class StageModule(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.edges = edges  # that enter a layer of this stage
         self.leaving: tuple[Edge, ...] = ()  # that leave it before its last layer
-        self.recompute = Recompute.NONE
+        self.recomputed = (False,) * len(layers)  # layer by layer
         self.call_recomputed: LayerCall = recomputed  # or one that also takes the time
         self.shared: SharedWeights | None = None
         self.cuts: dict[str, Cut] = {}  # by name as in `named_weights`; empty if weights are whole
@@ -144,7 +145,7 @@ class StageModule(nn.Module):
                 if edge in placed:
                     hidden = hidden.index_add(0, placed[edge], features_ED)
             features = {edge: aside for edge, aside in features.items() if edge not in placed}
-        if self.recompute is Recompute.FULL and torch.is_grad_enabled():
+        if self.recomputed[index - self.stage.layers[0]] and torch.is_grad_enabled():
             return self.call_recomputed(layer, hidden, features, context)
         output: Tensor = layer(hidden, features, context)
         return output
@@ -281,8 +282,7 @@ def recomputed(
 
 def _own(inputs: StageInput, edge: str) -> Tensor:
     """The features among this rank's tokens."""
-    features_ED = inputs.features[edge]
-    chosen = inputs.data.chosen.get(edge)
+    features_ED, chosen = inputs.features[edge], inputs.data.chosen.get(edge)
     return features_ED if chosen is None else features_ED.index_select(0, chosen)
 
 
@@ -379,7 +379,7 @@ def build_stage_module(
     stage_module.leaving = edges_before_the_end(plan, stage)
     settings = plan.settings.of(module.name)
     check_recompute(module.name, settings)
-    stage_module.recompute = settings.recompute
+    stage_module.recomputed = recomputed_in(plan, stage)
     stage_module.weights()  # refuses a tie that names no parameter
     if settings.collective_pieces > 1:
         check_whole_backwards(plan, stage)

@@ -12,8 +12,9 @@ from workbench.job.other_layouts import apart, with_layouts
 from workbench.model.experts import num_experts
 from workbench.model.layer import Layer
 from workbench.model.model_graph import TEXT
-from workbench.plan.plan import KeyExchange, Recompute, Sharding
+from workbench.plan.plan import KeyExchange, ModuleSettings, Recompute, Sharding
 from workbench.planner.assembly import layout_of
+from workbench.planner.layer_cost import alike_layers
 from workbench.schedule.choice import ScheduleKind, usual
 from workbench.schedule.sharded import ReshardAfter
 
@@ -215,8 +216,7 @@ def _scheduled(kind: ScheduleKind) -> Edit:
 def _activations(job: Job) -> Iterator[Change]:
     for module in job.model.modules:
         settings, layout = job.settings.of(module.name), layout_of(job, module.name)
-        other = Recompute.NONE if settings.recompute is Recompute.FULL else Recompute.FULL
-        yield _setting(module.name, "recompute", settings.recompute, other)
+        yield from _recomputation(job, module.name)
         if layout.tp > 1:
             name = "sequence_parallel"
             yield _setting(module.name, name, settings.sequence_parallel, not settings.sequence_parallel)
@@ -224,6 +224,46 @@ def _activations(job: Job) -> Iterator[Change]:
             for exchange in KeyExchange:
                 if exchange is not settings.key_exchange:
                     yield _setting(module.name, "key_exchange", settings.key_exchange, exchange)
+
+
+def _recomputation(job: Job, module: str) -> Iterator[Change]:
+    """Recompute nothing, all layers, or some if gradients run through any."""
+    settings, needs = job.settings.of(module), alike_layers(job.model, module).needs
+    yield from (
+        _recomputed(settings, recompute)
+        for recompute in (Recompute.NONE, Recompute.FULL)
+        if (recompute, None) != (settings.recompute, settings.recompute_layers)
+    )
+    if any(need.any for need in needs):
+        for count in _layer_counts(settings.recompute_layers, len(needs)):
+            yield _recomputed(settings, Recompute.FULL, count)
+
+
+def _layer_counts(current: int | None, num_layers: int) -> list[int]:
+    """Numbers of recomputed layers near the current one; None, none or all: a quarter, a half, three."""
+    if current is None:
+        counts = [round(num_layers * quarters / 4) for quarters in (1, 2, 3)]
+    else:
+        step = max(1, num_layers // 8)
+        counts = [current - step, current + step]
+    return [count for count in dict.fromkeys(counts) if 0 < count < num_layers]
+
+
+def _recomputed(settings: ModuleSettings, recompute: Recompute, count: int | None = None) -> Change:
+    other = settings.recomputing(recompute, count)
+    text = f"{settings.module} recompute {_recompute_text(settings)} -> {_recompute_text(other)}"
+
+    def edit(job: Job) -> Job:
+        changed = job.settings.of(settings.module).recomputing(recompute, count)
+        return replace(job, settings=job.settings.with_module(changed))
+
+    return Change(ChangeKind.ACTIVATIONS, text, edit)
+
+
+def _recompute_text(settings: ModuleSettings) -> str:
+    """`none`, `full` or `16 layers`."""
+    count = settings.recompute_layers
+    return str(settings.recompute) if count is None else f"{count} layer{'s' * (count > 1)}"
 
 
 def _sharding(job: Job) -> Iterator[Change]:

@@ -108,6 +108,18 @@ def computed_again(plan: Plan, allowed: Collection[BlockModule]) -> Sequence[Cha
     return in_settings(f"{', '.join(refused)} of blocks recomputed", "their results kept", kept)
 
 
+def all_recomputed(plan: Plan) -> Sequence[Change]:
+    """Recompute all layers of a module where the plan recomputes some."""
+    some = [each.module for each in _settings_of_modules(plan) if each.recompute_layers is not None]
+    if not some:
+        return ()
+    return in_settings(
+        f"some layers of {', '.join(map(repr, some))} recomputed",
+        "all of them",
+        lambda settings: settings.recomputing(settings.recompute),
+    )
+
+
 def sharded_as(plan: Plan, instead: Sharding, *refused: Sharding) -> Sequence[Change]:
     """Replace kinds of sharding that cannot be expressed."""
     used = {settings.sharding for settings in _settings_of_modules(plan)}

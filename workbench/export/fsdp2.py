@@ -16,6 +16,7 @@ from workbench.export.target import Files, Launch, Target
 from workbench.export.torchrun import PLAN, nccl_environment
 from workbench.plan.codec import dumps
 from workbench.plan.plan import ModuleSettings, Plan, Recompute, Sharding
+from workbench.plan.recomputed_layers import recomputed_of
 from workbench.schedule.sharded import ReshardAfter
 
 LAYOUT, PROGRAM = "fsdp2.json", "train.py"
@@ -91,7 +92,7 @@ def _whole_blocks(plan: Plan) -> Sequence[Change]:
     def whole(settings: ModuleSettings) -> ModuleSettings:
         if not settings.computed_again:
             return settings
-        return replace(settings, computed_again=(), recompute=Recompute.FULL)
+        return replace(settings.recomputing(Recompute.FULL), computed_again=())
 
     return in_settings("parts of blocks recomputed", "whole blocks recomputed", whole)
 
@@ -107,11 +108,11 @@ def layout_words(plan: Plan) -> dict[str, object]:
         "reshard_after": settings.reshard_after if settings.shards_parameters else ReshardAfter.STEP,
         "weights": str(plan.settings.optimizer_precision or plan.settings.precision),
         "compute": str(plan.settings.precision),
-        "recompute": [
-            module.name
+        "recompute": {
+            module.name: count
             for module in plan.model.modules
-            if plan.settings.of(module.name).recompute is Recompute.FULL
-        ],
+            if (count := sum(recomputed_of(plan, module.name)))
+        },
     }
 
 

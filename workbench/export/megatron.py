@@ -14,6 +14,7 @@ from workbench.export.approximation import (
     longest_tokens,
     microbatch_samples,
 )
+from workbench.export.block_recompute import equal_recomputed_blocks
 from workbench.export.decoder import Decoder, decoder_of
 from workbench.export.latent import latent_words, without_flags
 from workbench.export.megatron_program import MEGATRON_SEVERAL
@@ -176,7 +177,7 @@ def _refuses(plan: Plan) -> str | None:
 def _changes(plan: Plan) -> Sequence[Change]:
     if len(plan.model.modules) > 1:
         return mimo_changes(plan)
-    return (
+    changes = (
         *expressible.equal_lengths(plan),
         *expressible.wide_optimizer(plan),
         *expressible.resharded_as(plan, ReshardAfter.PASS, ReshardAfter.BACKWARD),
@@ -184,6 +185,7 @@ def _changes(plan: Plan) -> Sequence[Change]:
         *keys_exchanged(plan),
         *expressible.one_of_schedules(plan, SCHEDULES),
     )
+    return (*changes, *equal_recomputed_blocks(plan, changes))
 
 
 def as_shell(name: str, flags: Arguments) -> str:

@@ -18,6 +18,7 @@ from workbench.export.approximation import (
     microbatch_samples,
     with_layouts,
 )
+from workbench.export.block_recompute import equal_recomputed_blocks, recomputed_blocks
 from workbench.export.decoder import Decoder, config_of, decoder_of
 from workbench.export.mimo_limits import PROJECTORS, TOWERS, encoders_of
 from workbench.export.module_layouts import llm_of, placed_modules
@@ -58,7 +59,7 @@ EXCHANGES = {
 
 def mimo_changes(plan: Plan) -> Sequence[Change]:
     """Changes to a plan of several modules for grids per module."""
-    return (
+    changes = (
         *expressible.equal_lengths(plan),
         *expressible.wide_optimizer(plan),
         *expressible.sharded_alike(plan),
@@ -69,6 +70,7 @@ def mimo_changes(plan: Plan) -> Sequence[Change]:
         *expressible.one_of_schedules(plan, (ScheduleKind.ONE_F_ONE_B,)),
         *_equal_cuts(plan),
     )
+    return (*changes, *equal_recomputed_blocks(plan, changes))
 
 
 def keys_exchanged(plan: Plan) -> Sequence[Change]:
@@ -178,10 +180,11 @@ def settings_words(plan: Plan, module: str) -> Words:
     settings = plan.settings.of(module)
     words: Words = {"bf16": plan.settings.precision is Precision.BFLOAT16}
     if settings.recompute is Recompute.FULL:
+        some = settings.recompute_layers is not None
         return words | {
             "recompute_granularity": "full",
-            "recompute_method": "uniform",
-            "recompute_num_layers": 1,
+            "recompute_method": "block" if some else "uniform",
+            "recompute_num_layers": recomputed_blocks(plan, plan.model.module(module)) if some else 1,
         }
     if settings.computed_again:
         parts = [RECOMPUTED[part] for part in settings.computed_again]

@@ -76,6 +76,7 @@ def _changes(plan: Plan) -> Sequence[Change]:
         *expressible.sharded_as(plan, Sharding.GRADIENTS, Sharding.OPTIMIZER),
         *_resharded(plan),
         *expressible.computed_again(plan, ()),
+        *expressible.all_recomputed(plan),
         *_key_exchange(plan),
         *expressible.one_of_schedules(plan, SCHEDULES),
     )

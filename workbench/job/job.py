@@ -21,6 +21,7 @@ from workbench.plan.kernels import Kernels
 from workbench.plan.key_exchange import check_heads
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import KeyExchange, ModuleSettings, Precision, Recompute, Settings, Sharding
+from workbench.plan.recomputed_layers import check_recompute_layers
 from workbench.schedule.choice import Schedule, usual
 
 _SOUND: LruCache[None] = LruCache(64)  # checked batches of models
@@ -161,6 +162,7 @@ def _module_settings(name: str, layout: LayoutSpec) -> ModuleSettings:
     return ModuleSettings(
         module=name,
         recompute=Recompute(layout.recompute),
+        recompute_layers=layout.recompute_layers,
         sharding=Sharding(layout.sharding),
         instances=layout.instances,
         reshard_after=layout.reshard_after,
@@ -223,6 +225,9 @@ def _check_layouts(job: Job) -> None:
     for name in (*(x.module for x in job.layouts), *(x.module for x in job.settings.modules)):
         if name not in names:
             raise ValueError(f"job {job.name!r}: no module {name!r}; {nearest_of(name, names)}")
+    for settings in job.settings.modules:
+        where, module = f"job {job.name!r}: module {settings.module!r}", job.model.module(settings.module)
+        check_recompute_layers(where, settings, len(module.layers))
     for layout in job.layouts:
         if [other.module for other in job.layouts].count(layout.module) > 1:
             raise ValueError(f"job {job.name!r}: module {layout.module!r} has two layouts")

@@ -22,7 +22,8 @@ from workbench.plan.kernels import Kernels
 from workbench.plan.lowered import Weights
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.optimizer_shards import state_shards
-from workbench.plan.plan import Microbatch, Plan, Recompute
+from workbench.plan.plan import Microbatch, Plan
+from workbench.plan.recomputed_layers import recomputed_in
 from workbench.plan.routing import Routing
 from workbench.plan.sequence import token_borders
 from workbench.plan.stage import Stage
@@ -108,11 +109,11 @@ class Sizes:
         self._settings_keys: dict[str, object] = {}
 
     def _settings_key(self, module: str) -> object:
-        """Return a key of the settings that decide the memory of a module's passes."""
+        """Return a key of the settings that decide the memory of a module's passes, whatever the layers."""
         if module not in self._settings_keys:
             settings, of_module = self._plan.settings, self._plan.settings.of(module)
-            recomputation = of_module.recompute, of_module.computed_again, of_module.sequence_parallel
-            key = Identity(self._plan.model), settings.precision, settings.kernels, recomputation
+            own = of_module.computed_again, of_module.sequence_parallel
+            key = Identity(self._plan.model), settings.precision, settings.kernels, own
             self._settings_keys[module] = _interned(key)
         return self._settings_keys[module]
 
@@ -248,16 +249,17 @@ class Sizes:
         is_loss = module.has_loss and stage.layers[1] == len(module.layers)
         frees_outputs = plan.settings.kernels.is_megatron  # outputs are freed once sent
         output = 0 if is_loss or frees_outputs else self._emitted(layers[-1], setting)
-        if plan.settings.of(stage.module).recompute is Recompute.NONE:
-            kept = [layer.kept.num_bytes for layer in all_bytes]
-            again = [0] * len(all_bytes)
-            shared = max(layer.shared for layer in all_bytes)
-        else:
-            entering = [self._entering(stage, index, setting) for index in range(*stage.layers)]
-            kept = [num if need.any else 0 for num, need in zip(entering, needs, strict=True)]
-            again = [layer.kept.num_bytes + layer.shared for layer in all_bytes]
-            shared = 0
-        input_kept = all_bytes[0].kept.input_bytes if not any(again) else kept[0]
+        checkpoints = self._checkpoints(stage, needs, setting)
+        kept = [
+            layer.kept.num_bytes if checkpoint is None else checkpoint
+            for layer, checkpoint in zip(all_bytes, checkpoints, strict=True)
+        ]
+        shared = _shared_without(all_bytes, checkpoints)
+        again = [
+            0 if checkpoint is None else layer.kept.num_bytes + max(0, layer.shared - shared)
+            for layer, checkpoint in zip(all_bytes, checkpoints, strict=True)
+        ]
+        input_kept = all_bytes[0].kept.input_bytes if checkpoints[0] is None else kept[0]
         weights_of = {
             id(layer.operators): sum(
                 round(held_elements(p, stage) * setting.element_bytes) for p in layer.parameters()
@@ -274,18 +276,18 @@ class Sizes:
         """Return the peaks over the layers: I left what lies behind; W made gradients of what lies before."""
         splits = self._of_layers(layer_split_bytes, stage, needs, setting)
         all_bytes = self._of_layers(layer_bytes, stage, needs, setting)
-        recomputes = self._plan.settings.of(stage.module).recompute is not Recompute.NONE
-        entering = [self._entering(stage, index, setting) for index in range(*stage.layers)]
+        checkpoints = self._checkpoints(stage, needs, setting)
+        shared = _shared_without(all_bytes, checkpoints)
         left = later = sum(split.left for split in splits)
         kept, total, gradients = 0, 0, 0
         peak, first = 0, left
-        for split, layer, enters, need in zip(splits, all_bytes, entering, needs, strict=True):
+        for split, layer, checkpoint in zip(splits, all_bytes, checkpoints, strict=True):
             later -= split.left
             first = max(first, gradients + split.weight_pass + later)
             gradients += split.gradients
-            again = (enters if need.any else 0) + layer.shared if recomputes else 0
+            again = 0 if checkpoint is None else checkpoint + max(0, layer.shared - shared)
             peak = max(peak, kept + again + split.input_pass + later)
-            kept += (enters if need.any else 0) if recomputes else layer.kept.num_bytes
+            kept += layer.kept.num_bytes if checkpoint is None else checkpoint
         total = kept
         adding = max((split.temporary for split in splits), default=0)
         return StageSplitBytes(left, peak - total, max(0, first - left), adding)
@@ -312,6 +314,14 @@ class Sizes:
             accounts.append(account_of[key])
         return accounts
 
+    def _checkpoints(self, stage: Stage, needs: Sequence[Needs], setting: Setting) -> list[int | None]:
+        """[layers] bytes of a recomputed layer's input, 0 where it has no backward; None: not recomputed."""
+        recomputed = zip(range(*stage.layers), recomputed_in(self._plan, stage), needs, strict=True)
+        return [
+            (self._entering(stage, index, setting) if need.any else 0) if is_again else None
+            for index, is_again, need in recomputed
+        ]
+
     def _emitted(self, layer: Layer, setting: Setting) -> int:
         tokens = setting.work.tokens(layer.emits) / setting.grid.cp
         return round(tokens * layer.out_width * setting.element_bytes)
@@ -323,6 +333,12 @@ class Sizes:
         is_divided = index in borders.divided and index not in borders.divides
         num_bytes = 0 if index == 0 else self._emitted(layers[index - 1], setting)
         return ceil(num_bytes / stage.tp) if is_divided else num_bytes
+
+
+def _shared_without(layers: Sequence[LayerBytes], checkpoints: Sequence[int | None]) -> int:
+    """Return the bytes that layers without a checkpoint keep together; recomputed ones then find them."""
+    pairs = zip(layers, checkpoints, strict=True)
+    return max((layer.shared for layer, checkpoint in pairs if checkpoint is None), default=0)
 
 
 def _stage_bytes(

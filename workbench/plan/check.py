@@ -19,6 +19,7 @@ from workbench.plan.lru_cache import Identity, LruCache, value_key
 from workbench.plan.optimizer_shards import check_instances
 from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Plan, TokenShard
+from workbench.plan.recomputed_layers import check_recompute_layers
 from workbench.plan.routing import Routing, routing_of
 from workbench.plan.stage import Stage
 from workbench.plan.token_owners import row_tokens
@@ -41,7 +42,7 @@ def check(plan: Plan) -> None:
     in several replicas, the LLM may not); every stage does every pass of every microbatch once, in order;
     ranks of a stage agree; token shards cover their rows exactly once; optimizer instances divide the ranks
     that hold the same weights; sharded weights are whole for every pass and gathered alike by all who share
-    them.
+    them; `recompute_layers` are fewer than the module's layers.
     """
     check_draft(plan)
     order = frame_of(first_of_all(plan)), reduction_order(plan)
@@ -66,6 +67,9 @@ def check_draft(plan: Plan) -> None:
         _SOUND_SHARDS.get_or(shards_key, lambda: _check_token_shards(routing_of(plan)))
     if plan.has_joint_replicas:
         check_joint_rows(plan)
+    for module in plan.model.modules:
+        settings = plan.settings.of(module.name)
+        check_recompute_layers(f"module {module.name!r}", settings, len(module.layers))
 
 
 def _twins(plan: Plan) -> dict[int, int]:

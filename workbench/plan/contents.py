@@ -6,6 +6,7 @@ from workbench.model.layer import Layer
 from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Plan
+from workbench.plan.recomputed_layers import recomputed_in
 from workbench.plan.sequence import token_borders
 from workbench.plan.stage import Stage
 
@@ -15,8 +16,9 @@ _NUMBERS: LruCache[tuple[int, ...]] = LruCache(1024)
 def contents(plan: Plan, stage: Stage) -> Hashable:
     """Return a key, within a model and a module, of what a rank of the stage computes except for gradients.
 
-    The key covers all of every layer but its name, and whether tokens are split or gathered there; the layer
-    in front, whose output enters; and whether the module ends here. Parallel degrees are not part of it.
+    The key covers all of every layer but its name, whether backwards recompute it, and whether tokens are
+    split or gathered there; the layer in front, whose output enters; and whether the module ends here.
+    Parallel degrees are not part of it.
 
     Complexity: O(layers), once for each range of layers in a plan.
     """
@@ -41,7 +43,8 @@ def _stage_contents(plan: Plan, stage: Stage) -> Hashable:
         tuple(index - first for index in indices)
         for indices in (borders.divided, borders.divides, borders.joins)
     )
-    return numbers[first:last], divided, numbers[first - 1] if first else None, last == len(numbers)
+    front, again = numbers[first - 1] if first else None, recomputed_in(plan, stage)
+    return numbers[first:last], again, divided, front, last == len(numbers)
 
 
 def layer_kinds(plan: Plan, stage: Stage) -> tuple[int, ...]:

@@ -126,6 +126,8 @@ class ModuleSettings:
         collective_pieces: pieces of a tensor-parallel matmul whose results are all-reduced, so that the
             reduction of one piece overlaps with the matmul of the next.
         reshard_after: how long sharded parameters stay gathered.
+        recompute_layers: only with `recompute: full`: number of recomputed layers, spread evenly over the
+            module; null: all.
     """
 
     module: str
@@ -137,6 +139,7 @@ class ModuleSettings:
     computed_again: tuple[BlockModule, ...] = field(default=(), metadata={WHERE_SET: True})
     collective_pieces: int = field(default=1, metadata={WHERE_SET: True})
     reshard_after: ReshardAfter = field(default=ReshardAfter.PASS, metadata={WHERE_SET: True})
+    recompute_layers: int | None = field(default=None, metadata={WHERE_SET: True})
 
     def __post_init__(self) -> None:
         if self.collective_pieces < 1:
@@ -148,6 +151,18 @@ class ModuleSettings:
                 f"module {self.module!r}: reshard_after {self.reshard_after.value!r} wants sharding "
                 f"{Sharding.PARAMETERS.value!r}, got {self.sharding.value!r}; nearest: "
                 f"reshard_after {ReshardAfter.PASS.value!r}"
+            )
+        if self.recompute_layers is not None:
+            self._check_recompute_layers(self.recompute_layers)
+
+    def _check_recompute_layers(self, count: int) -> None:
+        if count < 1:
+            raise ValueError(f"module {self.module!r}: want recompute_layers >= 1, got {count}; nearest: 1")
+        if self.recompute is not Recompute.FULL:
+            raise ValueError(
+                f"module {self.module!r}: recompute_layers {count} wants recompute "
+                f"{Recompute.FULL.value!r}, got {self.recompute.value!r}; nearest: recompute "
+                f"{Recompute.FULL.value!r}"
             )
 
     @property
@@ -165,6 +180,10 @@ class ModuleSettings:
         keeps = sharding is Sharding.PARAMETERS
         reshard_after = self.reshard_after if keeps else ReshardAfter.PASS
         return replace(self, sharding=sharding, instances=instances, reshard_after=reshard_after)
+
+    def recomputing(self, recompute: Recompute, layers: int | None = None) -> "ModuleSettings":
+        """Return the settings with other recomputation: `layers` of the module's layers, None: all."""
+        return replace(self, recompute=recompute, recompute_layers=layers)
 
 
 @cache

@@ -13,7 +13,7 @@ from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.model.experts import num_experts
 from workbench.model.model_graph import Module
-from workbench.planner.layout_choice import ModuleChoice
+from workbench.planner.layout_choice import ModuleChoice, on_tensor_ranks
 from workbench.planner.module_price import ModulePrices
 
 
@@ -60,7 +60,6 @@ def with_fastest_degrees(job: Job, cost: CostModel) -> Job:
     prices = ModulePrices(job, cost)
     layouts = []
     for layout in job.layouts:
-        recompute = job.settings.of(layout.module).recompute
-        choice = ModuleChoice(module=layout.module, tp=layout.tp, recompute=recompute)
+        choice = on_tensor_ranks(job.settings.of(layout.module), layout.tp)
         layouts.append(replace(layout, ep=fastest_degree(prices, choice)))
     return replace(job, layouts=tuple(layouts))

@@ -13,7 +13,8 @@ from workbench.model.layer import Layer
 from workbench.model.model_graph import ModelGraph
 from workbench.plan.joint import in_turn
 from workbench.plan.lru_cache import Identity, LruCache, value_key
-from workbench.plan.plan import Plan, Recompute
+from workbench.plan.plan import Plan
+from workbench.plan.recomputed_layers import recomputed_layers
 from workbench.plan.sequence import dividing
 from workbench.plan.work import even_work_of, work_of
 from workbench.planner.assembly import layout_of
@@ -66,9 +67,7 @@ class LayerCost:
         return self.forward_s + self.backward_s
 
 
-def mean_cost(
-    machine: GridCost, layer: Layer, need: Needs, shapes: Shapes, recompute: Recompute
-) -> LayerCost:
+def mean_cost(machine: GridCost, layer: Layer, need: Needs, shapes: Shapes, *, recomputed: bool) -> LayerCost:
     """The mean cost of one layer over microbatch shapes.
 
     Recomputation adds one forward where any gradient of the layer runs, and the measured overhead of a
@@ -76,7 +75,7 @@ def mean_cost(
 
     Complexity: O(shapes).
     """
-    again = recompute is Recompute.FULL and need.any
+    again = recomputed and need.any
     forward_s = backward_s = 0.0
     for work, share in shapes:
         time = machine.layer_time(layer, work)
@@ -108,14 +107,16 @@ def layer_costs(
 
     Complexity: O(layers + distinct layers x distinct microbatch shapes).
     """
-    machine, recompute = machine_of(job, layout, cost), job.settings.of(layout.module).recompute
+    machine, settings = machine_of(job, layout, cost), job.settings.of(layout.module)
     layers, alike = job.model.module(layout.module).layers, alike_layers(job.model, layout.module, rule)
     shapes = _shapes(draft, layout.module, layout.joint_replicas)
+    again = recomputed_layers(settings.recompute, settings.recompute_layers, len(layers))
+    kinds = list(zip(alike.firsts, again, strict=True))
     cost_of = {
-        first: mean_cost(machine, layers[first], alike.needs[first], shapes, recompute)
-        for first in set(alike.firsts)
+        (first, is_again): mean_cost(machine, layers[first], alike.needs[first], shapes, recomputed=is_again)
+        for first, is_again in set(kinds)
     }
-    return tuple(cost_of[first] for first in alike.firsts)
+    return tuple(cost_of[kind] for kind in kinds)
 
 
 def believed_layers_s(

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from workbench.balance.orchestration.expert_degrees import nearest_expert_degree
 from workbench.job.module_layout import ModuleLayout, check_degrees
-from workbench.plan.plan import Plan, Recompute
+from workbench.plan.plan import ModuleSettings, Plan, Recompute
 
 
 class Mode(StrEnum):
@@ -107,10 +107,12 @@ class ModuleChoice(Degrees):
 
     Args:
         recompute: whether its layers are computed again.
+        recompute_layers: number of those that are; None: all.
         instances: copies of the sharded state among its data-parallel ranks.
     """
 
     recompute: Recompute = Recompute.NONE
+    recompute_layers: int | None = None
     instances: int = 1
 
     def __post_init__(self) -> None:
@@ -144,6 +146,16 @@ class ModuleChoice(Degrees):
         copies = f" x{self.instances} optimizers" if self.instances > 1 else ""
         experts = f" ep {self.ep}" if self.ep > 1 else ""
         return f"{self.module} {self.tp}/{self.cp}/{self.pp}/{self.num_replicas}{experts}{extra}{copies}"
+
+
+def on_tensor_ranks(settings: ModuleSettings, tp: int = 1) -> ModuleChoice:
+    """One stage of a module on `tp` ranks, which recomputes what its settings say."""
+    return ModuleChoice(
+        module=settings.module,
+        tp=tp,
+        recompute=settings.recompute,
+        recompute_layers=settings.recompute_layers,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

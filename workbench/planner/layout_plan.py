@@ -94,12 +94,9 @@ def job_with(job: Job, choice: LayoutChoice, step: LayoutStep) -> Job:
         for name, part in parts.items()
     )
     modules = tuple(
-        replace(
-            job.settings.of(name).sharded(
-                _sharding(choice.mode, part), part.instances if _is_sharded(part) else 1
-            ),
-            recompute=part.recompute,
-        )
+        job.settings.of(name)
+        .sharded(_sharding(choice.mode, part), part.instances if _is_sharded(part) else 1)
+        .recomputing(part.recompute, part.recompute_layers)
         for name, part in parts.items()
     )
     schedule = replace(job.schedule, offload=True) if choice.offload else job.schedule

@@ -17,7 +17,8 @@ from workbench.memory.setting import Setting
 from workbench.model.experts import is_of_expert
 from workbench.model.frozen import Needs
 from workbench.model.layer import Layer, Parameter, Shard, TokenCount
-from workbench.plan.plan import Microbatch, Plan, Recompute
+from workbench.plan.plan import Microbatch, Plan
+from workbench.plan.recomputed_layers import recomputed_layers
 from workbench.plan.sequence import dividing
 from workbench.plan.work import even_work_of, row_kinds, works_over
 from workbench.planner.assembly import shared_draft
@@ -57,6 +58,12 @@ def _num_cuts(parameter: Parameter, choice: ModuleChoice) -> int:
     if choice.ep > 1 and is_of_expert(parameter):
         return choice.ep
     return 1 if parameter.shard is Shard.REPLICATED else choice.tp
+
+
+def _key(choice: ModuleChoice, num_samples: int) -> tuple[object, ...]:
+    """A key of what decides the prices of layers."""
+    recomputation = choice.recompute, choice.recompute_layers
+    return (choice.module, choice.tp, choice.cp, choice.ep, *recomputation, num_samples)
 
 
 def total_of(layers: Sequence[Totals]) -> Totals:
@@ -119,22 +126,26 @@ class ModulePrices:
     def layers(self, choice: ModuleChoice, num_samples: int) -> tuple[Totals, ...]:
         """Every layer of the module over a microbatch of `num_samples` samples.
 
-        Complexity: O(layers x distinct microbatch shapes), once per (tp, cp, ep, recompute, samples).
+        Complexity: O(layers x distinct microbatch shapes), once per (tp, cp, ep, recomputation, samples).
         """
-        key = (choice.module, choice.tp, choice.cp, choice.ep, choice.recompute, num_samples)
+        key = _key(choice, num_samples)
         if key not in self._known:
             layers = self.job.model.module(choice.module).layers
             alike = alike_layers(self.job.model, choice.module)
+            again = recomputed_layers(choice.recompute, choice.recompute_layers, len(layers))
+            kinds = list(zip(alike.firsts, again, strict=True))
             price_of = {
-                first: self._layer(layers[first], alike.needs[first], choice, num_samples)
-                for first in set(alike.firsts)
+                (first, is_again): self._layer(
+                    layers[first], alike.needs[first], choice, num_samples, recomputed=is_again
+                )
+                for first, is_again in set(kinds)
             }
-            self._known[key] = tuple(price_of[first] for first in alike.firsts)
+            self._known[key] = tuple(price_of[kind] for kind in kinds)
         return self._known[key]
 
     def total(self, choice: ModuleChoice, num_samples: int) -> Totals:
         """Totals of all layers of the module over a microbatch. Complexity: as `layers`."""
-        key = (choice.module, choice.tp, choice.cp, choice.ep, choice.recompute, num_samples)
+        key = _key(choice, num_samples)
         if key not in self._totals:
             self._totals[key] = total_of(self.layers(choice, num_samples))
         return self._totals[key]
@@ -261,7 +272,9 @@ class ModulePrices:
         together = replace(alone[0], rows=tuple(row for each in alone for row in each.rows))
         return works_over(self._draft, together, cp)[0]
 
-    def _layer(self, layer: Layer, need: Needs, choice: ModuleChoice, num_samples: int) -> Totals:
+    def _layer(
+        self, layer: Layer, need: Needs, choice: ModuleChoice, num_samples: int, *, recomputed: bool
+    ) -> Totals:
         settings, cluster = self.job.settings, self.job.cluster
         links = GridLinks(
             group_link(cluster, num_ranks=choice.tp, stride=1),
@@ -271,8 +284,8 @@ class ModulePrices:
         cost = dividing(self.cost, settings, choice.module).with_expert_parallel(choice.ep, links.experts)
         machine = GridCost(cost, choice.tp, choice.cp, settings.precision, links)
         shapes = self.shapes(choice.module, num_samples, choice.cp)
-        passes = mean_cost(machine, layer, need, shapes, choice.recompute)
-        again = choice.recompute is Recompute.FULL and need.any
+        passes = mean_cost(machine, layer, need, shapes, recomputed=recomputed)
+        again = recomputed and need.any
         grid = Grid(choice.tp, choice.cp, choice.ep)
         divides = choice.tp > 1 and settings.divides_tokens(choice.module)
         cut = choice.cp * (choice.tp if divides else 1)

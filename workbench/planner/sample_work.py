@@ -11,7 +11,6 @@ from workbench.job.job import Job
 from workbench.model.layer import Attention
 from workbench.model.model_graph import TEXT, Module
 from workbench.plan.lru_cache import Identity, LruCache
-from workbench.plan.plan import Recompute
 from workbench.plan.work import work_of
 from workbench.planner.assembly import layout_of, shared_draft
 from workbench.planner.layer_cost import alike_layers, machine_of, mean_cost
@@ -87,7 +86,7 @@ def _layers_s(job: Job, cost: CostModel, module: Module, work: Work, indices: Se
     machine = machine_of(job, layout_of(job, module.name), cost)
     needs, firsts = alike_layers(job.model, module.name)
     total_s = {
-        first: mean_cost(machine, module.layers[first], needs[first], [(work, 1.0)], Recompute.NONE).total_s
+        first: mean_cost(machine, module.layers[first], needs[first], [(work, 1.0)], recomputed=False).total_s
         for first in {firsts[index] for index in indices}
     }
     return sum(total_s[firsts[index]] for index in indices)

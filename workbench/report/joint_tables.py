@@ -244,7 +244,9 @@ def _schedule(schedule: Record) -> str:
 
 def _settings(move: Record) -> str:
     """Recomputation, sharding and related settings."""
-    words = [f"recompute {move['recompute']}", f"sharding {move['sharding']}"]
+    count = move.get("recompute_layers")
+    recompute = move["recompute"] if count is None else f"{count} layer{'s' if count > 1 else ''}"
+    words = [f"recompute {recompute}", f"sharding {move['sharding']}"]
     if move.get("instances", 1) > 1:
         words.append(f"in {move['instances']} instances")
     if move.get("reshard_after", ReshardAfter.PASS) != ReshardAfter.PASS:

@@ -20,7 +20,7 @@ from workbench.model.model_graph import Module
 from workbench.plan.plan import Plan, Sharding
 from workbench.planner.assembly import check_apart, lowered_that_fits
 from workbench.planner.expert_choices import fastest_degree, with_fastest_degrees
-from workbench.planner.layout_choice import ModuleChoice
+from workbench.planner.layout_choice import on_tensor_ranks
 from workbench.planner.module_price import ModulePrices
 from workbench.planner.stage_counts import Progress
 from workbench.planner.strategy_spec import PLAIN_OR_INTERLEAVED, Chooser, First, OwnSpace, StrategySpec
@@ -228,10 +228,10 @@ def _unit(job: Job, prices: ModulePrices, module: Module) -> Unit:
     for tp in TP_SIZES:
         if tp > widest or any(count % tp for count in module.kv_heads):
             break
-        choice = ModuleChoice(module=module.name, tp=tp, recompute=settings.recompute)
+        choice = on_tensor_ranks(settings, tp)
         layers = prices.layers(replace(choice, ep=fastest_degree(prices, choice)), 1)
         sample_s.append((tp, sum(layer.forward_s + layer.backward_s for layer in layers)))
-    whole, size = prices.total(ModuleChoice(module=module.name, recompute=settings.recompute), 1), prices.size
+    whole, size = prices.total(on_tensor_ranks(settings), 1), prices.size
     sharded_bytes = size.optimizer if settings.sharding is Sharding.OPTIMIZER else 0
     return Unit(
         name=module.name,

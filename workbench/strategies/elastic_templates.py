@@ -14,7 +14,7 @@ from workbench.elastic.template import Template
 from workbench.job.job import Job
 from workbench.memory.layer import StateBytes
 from workbench.plan.plan import Sharding
-from workbench.planner.layout_choice import ModuleChoice
+from workbench.planner.layout_choice import ModuleChoice, on_tensor_ranks
 from workbench.planner.module_price import ModulePrices, Totals
 from workbench.planner.sharded_step import PREFETCHED
 
@@ -220,10 +220,7 @@ def _priced(job: Job, prices: ModulePrices, sharing: int) -> dict[str, Sequence[
     degrees = {layout.module: layout.tp for layout in job.layouts}
     samples = job.microbatch_samples // sharing
     return {
-        name: prices.layers(
-            ModuleChoice(module=name, tp=degrees.get(name, 1), recompute=job.settings.of(name).recompute),
-            samples,
-        )
+        name: prices.layers(on_tensor_ranks(job.settings.of(name), degrees.get(name, 1)), samples)
         for name in (module.name for module in job.model.modules)
     }
 

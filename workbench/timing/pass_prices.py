@@ -17,6 +17,7 @@ from workbench.plan.contents import contents
 from workbench.plan.lru_cache import Identity, LruCache, value_key
 from workbench.plan.parameter_shards import sharded_stages, unit_of
 from workbench.plan.plan import Microbatch, Plan
+from workbench.plan.recomputed_layers import recomputed_in
 from workbench.plan.routing import routing_of
 from workbench.plan.sequence import dividing, token_borders
 from workbench.plan.stage import Stage
@@ -250,7 +251,7 @@ class PassPrices:
         key = (
             (Identity(self._cost_on[stage.id]), Identity(plan.model), grid),
             (settings.precision, settings.kernels.cuts_sequence, of_module.sequence_parallel),
-            (of_module.recompute, of_module.computed_again, of_module.key_exchange),
+            (of_module.computed_again, of_module.key_exchange),
             (self._works(plan, microbatch), self._routing.present(microbatch)),
             () if self._attention is None else self._attention_key(stage, microbatch),
         )
@@ -261,7 +262,7 @@ class PassPrices:
         times = self._layer_times(stage, microbatch, self._links[stage.id])
         settings = self._plan.settings.of(stage.module)
         recomputed_s = self._recomputed_s(stage, microbatch, self._links[stage.id], settings.computed_again)
-        return pass_times(times, needs, settings.recompute, recomputed_s)
+        return pass_times(times, needs, recomputed_in(self._plan, stage), recomputed_s)
 
     def _recomputed_s(
         self, stage: Stage, microbatch: Microbatch, links: GridLinks, modules: Collection[BlockModule]

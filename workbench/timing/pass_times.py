@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from workbench.cost.model import LayerTime, unmeasured_of
 from workbench.cost.profile import Profile
 from workbench.model.frozen import Needs
-from workbench.plan.plan import Plan, Recompute
+from workbench.plan.plan import Plan
 from workbench.plan.stage import Stage
 from workbench.schedule.action import Pass
 
@@ -60,33 +60,40 @@ def with_gathers(
 
 
 def pass_times(
-    times: Sequence[LayerTime], needs: Sequence[Needs], recompute: Recompute, again_s: Sequence[float] = ()
+    times: Sequence[LayerTime],
+    needs: Sequence[Needs],
+    recomputed: Sequence[bool],
+    again_s: Sequence[float] = (),
 ) -> PassTimes:
-    """Sum over the layers of a stage; a layer is computed again where any of its gradients runs.
+    """Sum over the layers of a stage; a recomputed layer is computed again where any of its gradients runs.
 
-    `again_s` [layers]: seconds of the parts that are computed again where not the whole layer is.
+    `recomputed` [layers]: as of `recomputed_in`; `again_s` [layers]: seconds of the parts that are computed
+    again where not the whole layer is.
 
     A forward keeps something for the backward only where a gradient runs and nothing is computed again.
-    Layers without a gradient are checkpointed too if any layer of the stage has one; a stage without a
-    backward has no checkpoints.
+    Recomputed layers without a gradient are checkpointed too if any layer of the stage has one; a stage
+    without a backward has no checkpoints.
 
     Complexity: O(layers).
     """
-    again = recompute is Recompute.FULL
-    has_checkpoints = again and any(need.any for need in needs)
+    has_backward = any(need.any for need in needs)
     pairs = list(zip(times, needs, strict=True))
     return PassTimes(
         forward_s=sum(
             time.checkpointed_forward_s(need)
-            if has_checkpoints
+            if again and has_backward
             else time.forward_s
             if need.any
             else time.forward_without_graph_s()
-            for time, need in pairs
+            for (time, need), again in zip(pairs, recomputed, strict=True)
         ),
         through_s=sum(time.through_s(need) for time, need in pairs),
         weights_s=sum(time.weights_s(need) for time, need in pairs),
-        recompute_s=sum(time.again_s() for time, need in pairs if again and need.any)
+        recompute_s=sum(
+            time.again_s()
+            for (time, need), again in zip(pairs, recomputed, strict=True)
+            if again and need.any
+        )
         + sum(seconds for seconds, need in zip(again_s, needs, strict=bool(again_s)) if need.any),
         split_through_s=sum(time.split_through_s(need) for time, need in pairs),
         split_weights_s=sum(time.split_weights_s(need) for time, need in pairs),

@@ -11,7 +11,8 @@ from workbench.cost.model import CostModel, Work
 from workbench.data.sample import Item
 from workbench.model.frozen import Needs
 from workbench.model.model_graph import Module
-from workbench.plan.plan import Microbatch, Plan, Recompute
+from workbench.plan.plan import Microbatch, Plan
+from workbench.plan.recomputed_layers import recomputed_of
 from workbench.plan.routing import routing_of
 from workbench.plan.sequence import dividing
 from workbench.plan.stage import Stage
@@ -121,7 +122,6 @@ class StageSeconds:
         """
         key = (module.name, stage.tp, stage.cp, stage.ep, links, cost.profile.device)
         if key not in self._sums:
-            settings = self._draft.settings.of(module.name)
             costs = [cost]
             if stage.tp > 1 and self._draft.settings.divides_tokens(module.name):
                 costs.append(dividing(cost, self._draft.settings, module.name))
@@ -129,18 +129,19 @@ class StageSeconds:
             precision = self._draft.settings.precision
             machines = [GridCost(model, stage.tp, stage.cp, precision, links) for model in costs]
             kinds = self._kinds[module.name]
+            again = recomputed_of(self._draft, module.name)
             values = np.zeros((7, len(module.layers) + 1, len(kinds)))
             for column, kind in enumerate(kinds):
                 for row, (layer, need) in enumerate(zip(module.layers, kind.needs, strict=True), 1):
                     times = [
                         slowest([machine.layer_time(layer, w) for w in kind.works]) for machine in machines
                     ]
-                    passes = [pass_times([time], [need], settings.recompute) for time in times]
+                    passes = [pass_times([time], [need], [again[row - 1]]) for time in times]
                     for index, pass_kind in enumerate(KINDS):
                         values[index, row, column] = min(of_layer.of(pass_kind) for of_layer in passes)
                     values[4, row, column] = need.any
                     values[5, row, column] = layer.trainable and not need.weight_grad
-                    if settings.recompute is Recompute.FULL:
+                    if again[row - 1]:
                         values[6, row, column] = min(time.idle_checkpoint_s(need) for time in times)
             self._sums[key] = values.cumsum(axis=1)
         return self._sums[key]

@@ -92,7 +92,7 @@ def _changes(job: Job, choice: Choice) -> Iterator[tuple[str, Choice]]:
     """The choice itself; each module recomputed, then all; all, with sharded optimizer state."""
     yield "", choice
     settings = [choice.settings.of(module.name) for module in job.model.modules]
-    recomputed = [replace(module_settings, recompute=Recompute.FULL) for module_settings in settings]
+    recomputed = [module_settings.recomputing(Recompute.FULL) for module_settings in settings]
     for module_settings in recomputed:
         yield f"recomputation of {module_settings.module}", with_settings(choice, module_settings)
     if len(recomputed) > 1:

@@ -8,7 +8,7 @@ from itertools import islice, zip_longest
 from workbench.explain.neighbours import ChangeKind, neighbours
 from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
-from workbench.plan.plan import KeyExchange, Plan
+from workbench.plan.plan import KeyExchange, Plan, Recompute
 from workbench.planner.groupings import Grouping, differ, groups_of, llm_of
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
 from workbench.search.joint.arrangement import Arrangement
@@ -26,7 +26,7 @@ from workbench.search.joint.layout_moves import (
 from workbench.search.joint.layout_neighbours import arrangements_near, with_fewer_replicas
 from workbench.search.joint.move import Move, Space
 from workbench.search.joint.question import Question
-from workbench.search.joint.setting_moves import Distribute, ExchangeKeys, Keep, Reshard, shardings
+from workbench.search.joint.setting_moves import Distribute, ExchangeKeys, Keep, Reshard, keep_of, shardings
 from workbench.search.joint.take import Take
 
 Moves = tuple[Move, ...]
@@ -242,7 +242,14 @@ def _memory(job: Job, choice: Choice, draft: Plan) -> Iterator[Move]:
     single_moves: list[Keep | Reshard] = list(dict.fromkeys(_memory_of_one(job, choice, draft)))
     yield from dict.fromkeys((*single_moves, *shardings(choice, draft)))
     if len(job.model.modules) > 1:
-        yield from dict.fromkeys(replace(move, module=None) for move in single_moves)
+        yield from dict.fromkeys(map(_of_all_modules, single_moves))
+
+
+def _of_all_modules(move: Keep | Reshard) -> Keep | Reshard:
+    """The move for all modules, of which each recomputes all of its layers, if any."""
+    if isinstance(move, Keep):
+        return replace(move, module=None, recompute_layers=None)
+    return replace(move, module=None)
 
 
 def _memory_of_one(job: Job, choice: Choice, draft: Plan) -> Iterator[Keep | Reshard]:
@@ -257,12 +264,12 @@ def _memory_of_one(job: Job, choice: Choice, draft: Plan) -> Iterator[Keep | Res
             continue
         for module in job.model.modules:
             current, other = choice.settings.of(module.name), settings.of(module.name)
+            if current.recompute is Recompute.NONE and other.recompute_layers is not None:
+                continue  # slower, and tried from recomputing all where that makes room for something else
             if current.reshard_after is not other.reshard_after:
                 yield Reshard(module.name, other.reshard_after)
             elif current != other and current.key_exchange is other.key_exchange:
-                yield Keep(
-                    module.name, other.recompute, other.sharding, other.instances, other.sequence_parallel
-                )
+                yield keep_of(other)
 
 
 def _plain_layouts(draft: Plan) -> tuple[ModuleLayout, ...]:

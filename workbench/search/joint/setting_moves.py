@@ -37,7 +37,11 @@ class ExchangeKeys:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Change the memory settings of a module, or with None of all modules."""
+    """Change the memory settings of a module, or with None of all modules.
+
+    Args:
+        recompute_layers: number of recomputed layers of the module; None: all, if any.
+    """
 
     question: ClassVar[Question] = Question.MEMORY
     module: str | None
@@ -45,16 +49,14 @@ class Keep:
     sharding: Sharding
     instances: int
     sequence_parallel: bool
+    recompute_layers: int | None = None
 
     def apply(self, space: Space, choice: Choice) -> Choice:
         names = [module.name for module in space.job.model.modules] if self.module is None else [self.module]
         for name in names:
-            changed = replace(
-                choice.settings.of(name).sharded(self.sharding, self.instances),
-                recompute=self.recompute,
-                sequence_parallel=self.sequence_parallel,
-            )
-            choice = with_settings(choice, changed)
+            changed = choice.settings.of(name).sharded(self.sharding, self.instances)
+            changed = changed.recomputing(self.recompute, self.recompute_layers)
+            choice = with_settings(choice, replace(changed, sequence_parallel=self.sequence_parallel))
         return choice
 
 
@@ -75,6 +77,18 @@ class Reshard:
         return choice
 
 
+def keep_of(settings: ModuleSettings) -> Keep:
+    """The move to a module's memory settings."""
+    return Keep(
+        settings.module,
+        settings.recompute,
+        settings.sharding,
+        settings.instances,
+        settings.sequence_parallel,
+        settings.recompute_layers,
+    )
+
+
 def shardings(choice: Choice, draft: Plan) -> Iterator[Keep]:
     """Shard one module's weights or optimizer state over other numbers of ranks, or stop sharding weights.
 
@@ -87,7 +101,7 @@ def shardings(choice: Choice, draft: Plan) -> Iterator[Keep]:
         counts = instance_counts(len(draft.replicas(module.name)), stages[0].num_shares)
         for sharding, instances in product((Sharding.PARAMETERS, Sharding.OPTIMIZER), counts):
             if (sharding, instances) != (current.sharding, current.instances):
-                yield Keep(module.name, current.recompute, sharding, instances, current.sequence_parallel)
+                yield replace(keep_of(current), sharding=sharding, instances=instances)
 
 
 def instance_counts(replicas: int, shares: int) -> Sequence[int]:

@@ -1,0 +1,92 @@
+"""Recomputation of some layers as Megatron expresses it: equally many blocks of every stage, the first ones.
+
+Source: megatron-core 0.19.2 (Apache-2.0): TransformerConfig.recompute_method, core/recompute.py.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+from workbench.export.approximation import Change, job_of
+from workbench.export.module_layouts import placed_modules
+from workbench.job.job import Job
+from workbench.model.layer import LayerKind
+from workbench.model.model_graph import Module
+from workbench.plan.plan import ModuleSettings, Plan, Recompute
+from workbench.plan.recomputed_layers import recomputed_layers
+
+
+def recomputed_blocks(plan: Plan, module: Module) -> int:
+    """The least number of blocks of every stage that recomputes no fewer than the plan, at least 1."""
+    settings = plan.settings.of(module.name)
+    stage_layers = placed_modules(plan)[module.name].layout.stage_layers
+    return max(1, *_counts(module, settings.recompute_layers, stage_layers))
+
+
+def equal_recomputed_blocks(plan: Plan, before: Sequence[Change]) -> Sequence[Change]:
+    """Recompute equally many blocks of every stage, or all of its blocks, no fewer than the plan does.
+
+    That they are the first of a stage is not priced: it changes nothing where all blocks cost the same.
+
+    Args:
+        before: changes that are made earlier, after which stages may have other layers.
+    """
+    some = [each.module for each in plan.settings.modules if each.recompute_layers is not None]
+    if not some:
+        return ()
+    names = ", ".join(map(repr, some))
+    moved = Change(
+        has=f"recomputed layers spread evenly over {names}",
+        gets="the first blocks of every stage recomputed",
+    )
+    job = job_of(plan)
+    for change in before:
+        job = job if change.make is None else change.make(job)
+    if _with_equal_blocks(job).settings == job.settings:
+        return (moved,)
+    more = Change(
+        has=f"different numbers of recomputed blocks in stages of {names}",
+        gets="equally many in every stage, no fewer",
+        make=_with_equal_blocks,
+    )
+    return (moved, more)
+
+
+def _with_equal_blocks(job: Job) -> Job:
+    settings = job.settings
+    for own in job.settings.modules:
+        if own.recompute_layers is not None:
+            settings = settings.with_module(_equal(job, own, own.recompute_layers))
+    return replace(job, settings=settings)
+
+
+def _equal(job: Job, settings: ModuleSettings, count: int) -> ModuleSettings:
+    """The least number of layers, from `count` on, that lie alike in all stages; all if there is none."""
+    module = job.model.module(settings.module)
+    num_layers = len(module.layers)
+    layout = next((each for each in job.layouts if each.module == module.name), None)
+    stage_layers = () if layout is None else layout.stage_layers
+    if not stage_layers and (layout is None or layout.pp in (None, 1)):
+        stage_layers = (num_layers,)
+    fitting = (n for n in range(count, num_layers) if stage_layers and _is_equal(module, n, stage_layers))
+    return settings.recomputing(Recompute.FULL, next(fitting, None))
+
+
+def _is_equal(module: Module, count: int, stage_layers: Sequence[int]) -> bool:
+    counts = _counts(module, count, stage_layers)
+    blocks = _blocks(module, (True,) * len(module.layers), stage_layers)
+    return max(counts) > 0 and all(n == min(max(counts), of) for n, of in zip(counts, blocks, strict=True))
+
+
+def _counts(module: Module, count: int | None, stage_layers: Sequence[int]) -> list[int]:
+    """[stages] recomputed blocks of each."""
+    flags = recomputed_layers(Recompute.FULL, count, len(module.layers))
+    return _blocks(module, flags, stage_layers)
+
+
+def _blocks(module: Module, flags: Sequence[bool], stage_layers: Sequence[int]) -> list[int]:
+    """[stages] blocks of each whose flag is set."""
+    are_blocks = [
+        flag and layer.kind is LayerKind.BLOCK for flag, layer in zip(flags, module.layers, strict=True)
+    ]
+    return [sum(are_blocks[first:last]) for first, last in pairwise(accumulate(stage_layers, initial=0))]
