@@ -7,6 +7,9 @@ import pytest
 from experiments.public import unseen, unseen_multimodal
 from experiments.public.unseen import Seconds, figures, predicted, runs, write_predictions, written
 from sim.predict import iteration_s
+from workbench.cost.eager_traffic import PointwiseKernels
+from workbench.cost.execution import Execution, GradientSum
+from workbench.cost.traffic import LossKernel
 from workbench.llm_table.columns import read_row
 from workbench.llm_table.frameworks import is_compared
 from workbench.llm_table.predict import RowPredictor
@@ -74,3 +77,11 @@ def test_a_multimodal_run_becomes_a_job_of_its_layouts():
     job = unseen_multimodal.job_of(row)
     assert (len(job.batch), job.settings.of("llm").recompute) == (16, "full")
     assert unseen_multimodal.predicted_s(row) > 0
+
+
+def test_the_execution_of_transformers_prices_its_kernels():
+    execution = unseen_multimodal.EXECUTIONS["transformers"]
+    assert execution.pointwise is PointwiseKernels.EAGER
+    assert execution == Execution(
+        pointwise=PointwiseKernels.EAGER, loss=LossKernel.TORCH, gradient_sum=GradientSum.OWN
+    )

@@ -14,6 +14,7 @@ Run:     python -m experiments.public.unseen_multimodal [--predict] [--json]
 
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,7 @@ from experiments.harness.outcome import Evidence
 from experiments.harness.script import Script, finished, script
 from experiments.public.unseen import FOLDER, rows_of
 from sim.predict import predict
-from workbench.cost.eager_traffic import PointwiseKernels
-from workbench.cost.execution import Execution, GradientSum
+from workbench.cost.execution import Execution, load_execution
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.cost.traffic import LossKernel
@@ -40,12 +40,11 @@ from workbench.whole_file import write_text
 
 RUNS, MODELS = FOLDER / "multimodal.csv", FOLDER / "multimodal_models.yaml"
 PREDICTIONS, MEASURED = FOLDER / "multimodal_predictions.csv", FOLDER / "multimodal_measured.csv"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 RANKS_PER_NODE = 8
 STRATEGY = "megatron-heterogeneous"  # the layouts of the job as they are
 EXECUTIONS = {
-    "transformers": Execution(
-        pointwise=PointwiseKernels.EAGER, loss=LossKernel.TORCH, gradient_sum=GradientSum.OWN
-    ),
+    "transformers": load_execution(EXAMPLES / "transformers-execution.json"),
     "megatron": Execution(loss=LossKernel.FUSED),
 }
 TRAINS = {
