@@ -219,7 +219,8 @@ def _unseen(text: Mapping[str, float], multimodal: Mapping[str, float]) -> Itera
         one_line(
             f"""{steps:.0f} timed steps on one GPU (SiQ-VL): median error
             {percent(multimodal["SiQ-VL/median"])}, worst {percent(multimodal["SiQ-VL/worst"])}, where the
-            host is the bottleneck; {runs:.0f} runs of LLaVA, InternVL and ms-swift, known by their hours or a
+            host is the bottleneck, and their peak memory {percent(-multimodal["memory_signed"])} too low;
+            {runs:.0f} runs of LLaVA, InternVL and ms-swift, known by their hours or a
             comment: {percent(-signed)} too fast on average"""
         ),
         code("python -m experiments.public.unseen_multimodal"),
