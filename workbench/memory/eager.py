@@ -10,7 +10,9 @@ from workbench.model.delta_net import GATED_NORM
 from workbench.model.experts import (
     CHOSEN_SOFTMAX,
     CLAMPED,
+    EXPERTS_NORM,
     JOIN,
+    ROUTER_NORM,
     SHARED_GATE,
     SHARED_GATED,
     SIGMOID,
@@ -32,11 +34,12 @@ from workbench.model.layer import (
     reads_alike,
 )
 from workbench.model.short_conv import PARTS, SHORT_CONV
-from workbench.model.transformer import GATE, is_rms
+from workbench.model.transformer import GATE, UNSCALED_NORM, V_NORM, is_rms
 
 # Memory-bound operators whose backward needs no tensor of the forward.
 RESIDUAL = "residual"
 LINEAR = (RESIDUAL, "pool", "add_positions", "class_token", "image_newline", "scale")
+UNSCALED = (V_NORM, ROUTER_NORM, UNSCALED_NORM)  # norms without weights
 SCALE = "_scale"  # learned factors, one per channel
 ROTARY = "rotary"
 
@@ -90,6 +93,7 @@ def eager_kept(layer: Layer, needs: Needs, setting: Setting) -> Kept:
     included) is trained. Then, with D the operator's width:
       RMS norm: its input and one float32 a vector; where trained, the normalised input too;
       layer norm: its input and two float32 a vector;
+      norm without weights: its input and one float32 a vector;
       matmul: where trained, its input, once for adjacent ones that share it;
       rotation: nothing of its own (its tables belong to the microbatch, see `shared_bytes`);
       attention: query, key, value, output, and a float32 a head and query; where a gate follows, the
@@ -155,6 +159,7 @@ class _LayerAccount:
         self._previous: Operator | None = None
         self._is_biased = any(op.name == BIAS for op in layer.operators)
         self._rotates = any(op.name.endswith(ROTARY) for op in layer.operators)
+        self._keys_are_values = all(op.name != "v_proj" for op in layer.operators)
         self._is_gated = any(op.name == GATE for op in layer.operators)
         joins = [op for op in layer.operators if isinstance(op, Pointwise) and op.name in (JOIN, COMBINE)]
         self._num_chosen = sum(join.num_passes - 1 for join in joins)  # experts of a token
@@ -308,11 +313,19 @@ class _LayerAccount:
             return (PARTS + 2) * operator.width * size
         if operator.name == GATE:
             return 2 * operator.width * size
+        if operator.name in UNSCALED:
+            return self._unscaled_norm(operator)
         if operator.name in (SHARED_GATED, FOR_ALL_GATED):
             return (operator.width + 1) * size
         tensors = activation_tensors(operator)
         index = INDEX_BYTES if operator.name.endswith(CLAMPED) else 0  # of a row's expert, for its biases
         return operator.width * (tensors + 2 if operator.num_passes > 2 else tensors) * size + index
+
+    def _unscaled_norm(self, operator: Pointwise) -> float:
+        """Return what a norm keeps whose result no weight multiplies: its input, and a number a vector."""
+        is_held = operator.name == ROUTER_NORM or (operator.name == V_NORM and self._keys_are_values)
+        wide = self._setting.wide_bytes
+        return wide if is_held and self._setting.element_bytes == wide else (operator.width + 1) * wide
 
     def _norm(self, operator: Pointwise) -> float:
         size, wide = self._setting.element_bytes, self._setting.wide_bytes
@@ -329,6 +342,8 @@ class _LayerAccount:
                 normalised += (self._previous.out_features - operator.width) * size  # a view beside a key
             if size == wide:
                 self._enter(operator, operator.width * size / self._setting.cut(operator))
+            if operator.name == EXPERTS_NORM and size == wide:  # which reads what the MLP's norm reads
+                return vectors * wide + normalised
             self.total += operator.width * wide  # the scale itself, where it is 1 + weight
             return operator.width * wide + vectors * wide + normalised
         if not (self._live or self._trained):
