@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from workbench.cost.expert_parallel import COMBINE, FOR_ALL_GATE, FOR_ALL_GATED, ROUTER
-from workbench.memory.block_form import is_head_major
+from workbench.memory.block_form import UNSCALED, is_head_major, kept_of_unscaled
 from workbench.memory.delta_rule import eager_rule_bytes
 from workbench.memory.setting import INDEX_BYTES, Setting
 from workbench.model.delta_net import GATED_NORM
@@ -12,7 +12,6 @@ from workbench.model.experts import (
     CLAMPED,
     EXPERTS_NORM,
     JOIN,
-    ROUTER_NORM,
     SHARED_GATE,
     SHARED_GATED,
     SIGMOID,
@@ -34,12 +33,11 @@ from workbench.model.layer import (
     reads_alike,
 )
 from workbench.model.short_conv import PARTS, SHORT_CONV
-from workbench.model.transformer import GATE, UNSCALED_NORM, V_NORM, is_rms
+from workbench.model.transformer import GATE, is_rms
 
 # Memory-bound operators whose backward needs no tensor of the forward.
 RESIDUAL = "residual"
 LINEAR = (RESIDUAL, "pool", "add_positions", "class_token", "image_newline", "scale")
-UNSCALED = (V_NORM, ROUTER_NORM, UNSCALED_NORM)  # norms without weights
 SCALE = "_scale"  # learned factors, one per channel
 ROTARY = "rotary"
 
@@ -57,6 +55,7 @@ ACTIVATION_TENSORS = {
     "router_softmax": 1,
     "router_sigmoid": 1,
     CLAMPED: 4,
+    **dict.fromkeys(("v_norm", "router_norm", "unscaled_norm", "layer_scale", "soft_token_scale"), 1),
 }
 
 ACTIVATIONS = tuple(f".{name}" for name in ACTIVATION_TENSORS)
@@ -159,7 +158,6 @@ class _LayerAccount:
         self._previous: Operator | None = None
         self._is_biased = any(op.name == BIAS for op in layer.operators)
         self._rotates = any(op.name.endswith(ROTARY) for op in layer.operators)
-        self._keys_are_values = all(op.name != "v_proj" for op in layer.operators)
         self._is_gated = any(op.name == GATE for op in layer.operators)
         joins = [op for op in layer.operators if isinstance(op, Pointwise) and op.name in (JOIN, COMBINE)]
         self._num_chosen = sum(join.num_passes - 1 for join in joins)  # experts of a token
@@ -314,18 +312,14 @@ class _LayerAccount:
         if operator.name == GATE:
             return 2 * operator.width * size
         if operator.name in UNSCALED:
-            return self._unscaled_norm(operator)
+            wide = self._setting.wide_bytes
+            is_widened = self._setting.element_bytes < wide
+            return kept_of_unscaled(self._layer, operator, is_widened=is_widened) * wide
         if operator.name in (SHARED_GATED, FOR_ALL_GATED):
             return (operator.width + 1) * size
         tensors = activation_tensors(operator)
         index = INDEX_BYTES if operator.name.endswith(CLAMPED) else 0  # of a row's expert, for its biases
         return operator.width * (tensors + 2 if operator.num_passes > 2 else tensors) * size + index
-
-    def _unscaled_norm(self, operator: Pointwise) -> float:
-        """Return what a norm keeps whose result no weight multiplies: its input, and a number a vector."""
-        is_held = operator.name == ROUTER_NORM or (operator.name == V_NORM and self._keys_are_values)
-        wide = self._setting.wide_bytes
-        return wide if is_held and self._setting.element_bytes == wide else (operator.width + 1) * wide
 
     def _norm(self, operator: Pointwise) -> float:
         size, wide = self._setting.element_bytes, self._setting.wide_bytes

@@ -119,6 +119,11 @@ def norm(name: str, width: int, kind: Norm, *, tokens: TokenCount = TokenCount.I
     return Pointwise(name=name, width=width, num_passes=2, weights=norm_weights(kind, width), tokens=tokens)
 
 
+def value_norm(num_heads: int, head_dim: int) -> Pointwise:
+    """A norm of each head's value without weights."""
+    return Pointwise(name=V_NORM, width=num_heads * head_dim, num_passes=2, shard=Shard.COLUMN)
+
+
 def norm_weights(kind: Norm, width: int) -> tuple[tuple[str, int], ...]:
     """Names and sizes of a norm's parameters."""
     own: dict[Norm, tuple[str, ...]] = {

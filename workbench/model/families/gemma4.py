@@ -4,7 +4,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from workbench.model.config_fields import Config, count, flag, text, whole
+from workbench.model.composites.composite import (
+    VISION,
+    VISION_TOWER,
+    Composite,
+    Part,
+    Parts,
+    joined,
+    part_config,
+    text_config,
+)
+from workbench.model.config_fields import Config, count, flag, number, text, whole
 from workbench.model.experts import (
     EXPERT_SCALE,
     EXPERTS_NORM,
@@ -15,9 +25,11 @@ from workbench.model.experts import (
 )
 from workbench.model.families.decoder import SLIDING, capped, default_sizes, llama_like, windowed
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
+from workbench.model.families.gemma4_vision import POOLED
 from workbench.model.families.positions import check_causal_positions
-from workbench.model.layer import Layer, Operator, Pointwise, Shard
-from workbench.model.transformer import V_NORM, Mlp, Norm, Placement, norm, residual
+from workbench.model.layer import Layer, Operator, Pointwise
+from workbench.model.projector import Merge, ProjectorStep
+from workbench.model.transformer import Mlp, Norm, Placement, norm, residual, value_norm
 
 FULL = "full_attention"
 BIDIRECTIONAL = "use_bidirectional_attention"
@@ -81,17 +93,11 @@ def _block(block: Layer, shape: _Shape, experts: Experts | None) -> Layer:
             continue
         operators.append(operator)
         if operator.name == "k_norm":
-            operators.append(_of_heads(V_NORM, shape))
+            operators.append(value_norm(shape.num_kv, shape.head_dim))
         if operator.name == "mlp.down" and experts is not None:
             operators += _beside_mlp(block.out_width, experts)
     factor = Pointwise(name="layer_scale", width=block.out_width, num_passes=2)
     return replace(block, operators=(*operators, factor))
-
-
-def _of_heads(name: str, shape: _Shape) -> Pointwise:
-    """A norm without weights of each head."""
-    rows = float(shape.num_kv)
-    return Pointwise(name=name, width=shape.head_dim, num_passes=2, shard=Shard.COLUMN, tokens_scale=rows)
 
 
 def _beside_mlp(width: int, experts: Experts) -> Iterator[Operator]:
@@ -197,6 +203,34 @@ def _check(config: Config) -> None:
     check_causal_positions({**config, BIDIRECTIONAL: None})
 
 
+def _parts(config: Config) -> Parts:
+    """Means over squares of patches, a norm without weights, a matmul without bias.
+
+    Raises:
+        ValueError: no vision tower, or one for sound.
+    """
+    if config.get("audio_config") is not None:
+        raise ValueError(
+            "gemma4: audio_config must be null: a tower for sound (E2B, E4B) is not supported; "
+            "gemma-4-31B and gemma-4-26B-A4B have none"
+        )
+    if config.get("vision_config") is None:
+        raise ValueError("gemma4: vision_config must be an object, got none; plan its text_config alone")
+    vision = part_config(config, "vision_config", "gemma4_vision")
+    tower = Part(
+        config=vision,
+        projector=(
+            ProjectorStep(merge=whole(vision, "pooling_kernel_size", POOLED) ** 2, how=Merge.MEAN),
+            ProjectorStep(norm=Norm.UNSCALED, eps=number(vision, "rms_norm_eps", 1e-6)),
+            ProjectorStep(linear_out=True, bias=False),
+        ),
+        items={"images": [[448, 448]]},
+        weights={**VISION_TOWER, "projector.2.": "model.embed_vision.embedding_projection."},
+    )
+    llm = text_config(config, "gemma4_text", ties=True)
+    return joined(config, {VISION: tower}, llm)
+
+
 GEMMA4 = LanguageModel(
     name="Gemma 4",
     model_type="gemma4_text",
@@ -226,4 +260,5 @@ GEMMA4 = LanguageModel(
         }.items()
     },
     make=_gemma4,
+    composites=(Composite(name="Gemma 4 with images", model_type="gemma4", take_apart=_parts),),
 )
