@@ -77,11 +77,12 @@ def whole(name: str = "gemma4") -> ModelGraph:
 
 
 def images_and_texts() -> tuple[Sample, ...]:
-    """Images of other sizes and grids, two of them in one sample, and a sample without."""
+    """Images of other sizes and grids, two of them in one sample, and a sample without; of two masks."""
+    mask = "gemma4"
     seen, said = Segment(VISION, 0, 24, 6), Segment(TEXT, 0, 5, 5)
     return (
-        Sample(0, (said, seen, Segment(TEXT, 1, 4, 4))),
-        Sample(1, (Segment(VISION, 0, 16, 4, (2, 8)), said, Segment(VISION, 1, 24, 6, (6, 4)))),
+        Sample(0, (said, seen, Segment(TEXT, 1, 4, 4)), mask),
+        Sample(1, (Segment(VISION, 0, 16, 4, (2, 8)), said, Segment(VISION, 1, 24, 6, (6, 4))), mask),
         Sample(2, (Segment(TEXT, 0, 7, 7),)),
         Sample(3, (seen, said)),
     )

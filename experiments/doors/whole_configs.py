@@ -98,6 +98,7 @@ GEMMA4_TEXT = {
     "num_global_key_value_heads": 2,
     "attention_k_eq_v": True,
     "hidden_size_per_layer_input": 0,
+    "use_bidirectional_attention": "vision",
 }
 GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 28}
 GLM_SEEN = {

@@ -32,7 +32,11 @@ OFFSET, ADDS_ONE = (
     1.0,
     ("GemmaRMS", "Gemma2", "Gemma3", "Qwen3_5"),
 )  # of norms' weights, by the start of their classes' names
-MASKS = {"gemma3": "gemma", "paligemma": "prefix_lm"}  # of samples, where not all of it is causal
+MASKS = {
+    "gemma3": "gemma",
+    "gemma4": "gemma4",
+    "paligemma": "prefix_lm",
+}  # of samples, where not all of it is causal
 TILED = ("llava_next", "llava_onevision")  # put learned tokens between the rows of an image
 RENAMED = "kimi_k25"  # what transformers names otherwise in the files it writes, fuses and permutes
 CONSTANTS = (CORRECTION, "layer_scalar", "std_bias", "std_scale")  # ends of names of buffers in checkpoints
@@ -316,14 +320,15 @@ def processor_outputs(
 ) -> dict[str, Tensor]:
     """A processor's outputs besides tokens, where the model reads them.
 
-    Positions of three axes by transformers' own rule; Gemma 3's token types, 1 for images; PaliGemma's,
+    Positions of three axes by transformers' own rule; Gemma's token types, 1 for images; PaliGemma's,
     0 for the prompt, which here is everything before the answer. Its own positions count from 1; the rotation
     by one more only changes the rounding of tables in float32.
     """
     if name in MASKS:
         is_image, positions = ids == IMAGE, torch.arange(len(ids))
-        kinds = is_image if name == "gemma3" else positions > is_image.nonzero().max()
-        return {"token_type_ids": kinds.long()[None], "position_ids": positions[None]}
+        kinds = positions > is_image.nonzero().max() if name == "paligemma" else is_image
+        key = "mm_token_type_ids" if name == "gemma4" else "token_type_ids"
+        return {key: kinds.long()[None], "position_ids": positions[None]}
     if VISION not in raw or not hasattr(getattr(model, "model", None), "get_rope_index"):
         return {}
     grids = torch.tensor([[1, *(side // 4 for side in image.shape[1:])] for image in raw[VISION]])

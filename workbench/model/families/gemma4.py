@@ -228,7 +228,9 @@ def _parts(config: Config) -> Parts:
         weights={**VISION_TOWER, "projector.2.": "model.embed_vision.embedding_projection."},
     )
     llm = text_config(config, "gemma4_text", ties=True)
-    return joined(config, {VISION: tower}, llm)
+    note = "tokens of an image see each other in blocks with a window: give the mask gemma4 for it"
+    notes = (note,) if llm.get(BIDIRECTIONAL) == "vision" else ()
+    return joined(config, {VISION: tower}, llm, notes=notes)
 
 
 GEMMA4 = LanguageModel(
