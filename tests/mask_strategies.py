@@ -169,6 +169,17 @@ def _gemma_style(rng: Rng) -> Case:
     return Case(builders.gemma_style(runs), _labels(runs))
 
 
+def _gemma4_style(rng: Rng) -> Case:
+    runs = random_runs(rng)
+    return Case(builders.gemma4_style(runs), _labels(runs))
+
+
+def _gemma4_in_windows(rng: Rng) -> Case:
+    runs, window = random_runs(rng), int(rng.integers(1, 12))
+    field = builders.narrowed(builders.gemma4_style(runs), window)
+    return Case(field, {**_labels(runs), "window": window})
+
+
 def _paper_word(rng: Rng) -> Case:
     """Text carries the causal bit and some modalities, others their own bit; zeros are padding."""
     size = int(rng.integers(1, 40))
@@ -253,6 +264,14 @@ ONE_SEQUENCE: dict[str, tuple[Callable[[Rng], Case], Rule]] = {
     "gemma": (
         _gemma_style,
         lambda q, k: _before(q, k) | ((q("kind") > 0) & (q("item") == k("item"))),
+    ),
+    "gemma4": (_gemma4_style, _before),
+    "gemma4-in-windows": (
+        _gemma4_in_windows,
+        lambda q, k: (
+            (_before(q, k) | ((q("kind") > 0) & (q("item") == k("item"))))
+            & (q("place") - k("place") < q("window"))
+        ),
     ),
 }
 CASES: dict[str, tuple[Callable[[Rng], Case], Rule]] = {

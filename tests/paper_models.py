@@ -53,6 +53,23 @@ DEEPSEEK: dict[str, Any] = LLAMA | {
         "mscale_all_dim": 0.7,
     },
 }
+GEMMA4: dict[str, Any] = SLIDING | {
+    "model_type": "gemma4_text",
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    "global_head_dim": 16,
+    "num_key_value_heads": 4,
+    "num_global_key_value_heads": 2,
+    "attention_k_eq_v": True,
+    "final_logit_softcapping": 5.0,
+    "hidden_size_per_layer_input": 0,
+}
+GEMMA4_SPARSE = GEMMA4 | {
+    "enable_moe_block": True,
+    "num_experts": 4,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 24,
+}
 DECODERS: dict[str, dict[str, Any]] = {
     "qwen2.5": LLAMA | {"model_type": "qwen2", "tie_word_embeddings": True},
     "qwen3": LLAMA | {"model_type": "qwen3", "head_dim": 16},
@@ -74,6 +91,9 @@ DECODERS: dict[str, dict[str, Any]] = {
         "sliding_window_pattern": 2,
         "final_logit_softcapping": 5.0,
     },
+    "gemma4": GEMMA4,
+    "gemma4, own values": GEMMA4 | {"attention_k_eq_v": False, "attention_bias": True},
+    "gemma4, experts": GEMMA4_SPARSE,
     "phi-4": LLAMA | {"model_type": "phi3", "pad_token_id": 0, "partial_rotary_factor": 0.5},
     "gpt2": GPT2,
     "opt": OPT,

@@ -10,27 +10,24 @@ from transformers import (
     AutoModel,
     Dinov2Config,
     Dinov2Model,
-    PixtralVisionConfig,
-    PixtralVisionModel,
     Qwen2AudioEncoder,
     Qwen2AudioEncoderConfig,
 )
-from transformers.models.internvl import modeling_internvl as internvl
 from transformers.models.kimi_k25 import modeling_kimi_k25 as kimi
 from transformers.models.llama4 import modeling_llama4 as llama4
 from transformers.models.phi4_multimodal import modeling_phi4_multimodal as phi4
-from transformers.models.pixtral import modeling_pixtral as pixtral
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni_3
 
 from experiments.doors.detours import DETOURS
-from experiments.doors.whole_configs import KIMI_SEEN
+from experiments.doors.whole_configs import GEMMA4_SEEN, KIMI_SEEN
 from experiments.doors.whole_models import patches_of_kimi, qwen_features
 from runtime.models import vision_scaled
 from runtime.models.choose import ADAPTERS, adapter_of
 from runtime.models.encoder import EncoderAdapter, given_to
 from runtime.models.norm import widen_norms
+from runtime.models.vision_gemma4 import as_processed
 from runtime.models.vision_rotary import window_order
 from runtime.step.stage_module import StageInput, StageModule, build_stage_module
 from runtime.step.weight_gradient import SplitBackward
@@ -87,18 +84,6 @@ def patches(model: nn.Module, image_CHW: Tensor) -> Tensor:
     return model(image_CHW[None]).last_hidden_state[0, 1:]
 
 
-def internvit(config: dict[str, Any]) -> nn.Module:
-    model = internvl.InternVLVisionModel(internvl.InternVLVisionConfig.from_dict(config))
-    widen_norms(model, internvl.InternVLVisionRMSNorm)
-    return model
-
-
-def pixtral_tower(config: dict[str, Any]) -> nn.Module:
-    model = PixtralVisionModel(PixtralVisionConfig.from_dict(config))
-    widen_norms(model, pixtral.PixtralRMSNorm)
-    return model
-
-
 def omni_tower(config: dict[str, Any]) -> nn.Module:
     model = omni.Qwen2_5OmniVisionEncoder(omni.Qwen2_5OmniVisionEncoderConfig.from_dict(config))
     widen_norms(model, omni.Qwen2_5OmniRMSNorm)
@@ -132,17 +117,17 @@ CASES = {
         lambda c: Dinov2Model(Dinov2Config.from_dict(c)),
         patches,
     ),
-    "internvit": Case(INTERNVIT, ((10, 9), (5, 4)), internvit, patches),
+    "internvit": Case(INTERNVIT, ((10, 9), (5, 4)), whole_model, patches),
     "internvit-6b-style": Case(
         INTERNVIT | {"norm_type": "rms_norm", "use_qk_norm": True, "use_mean_pooling": False},
         ((10, 9), (10, 9)),
-        internvit,
+        whole_model,
         patches,
     ),
     "pixtral": Case(
         VIT | {"model_type": "pixtral", "hidden_size": 32, "hidden_act": "silu"},
         ((12, 12), (6, 6)),
-        pixtral_tower,
+        whole_model,
         lambda model, image: model(image[None]).last_hidden_state[0],
     ),
     "qwen2-vl": Case(
@@ -193,6 +178,12 @@ CASES = {
         ((24, 24), (60, 60)),
         lambda c: kimi.Kimi_K25VisionModel(kimi.Kimi_K25VisionConfig.from_dict(c)),
         lambda model, image: model(*patches_of_kimi(image)).last_hidden_state,
+    ),
+    "gemma4": Case(
+        GEMMA4_SEEN | {"model_type": "gemma4_vision"},
+        ((48, 12), (60, 15)),
+        whole_model,
+        lambda model, image: model(*as_processed(image, 4)).last_hidden_state,
     ),
     "omni-vision": Case(
         WINDOWED | {"model_type": "qwen2_5_omni_vision_encoder"},
@@ -274,7 +265,7 @@ def samples_of(case: Case, modality: str) -> tuple[Sample, ...]:
 def original(case: Case, ours: StageModule) -> nn.Module:
     theirs = case.original(case.config).double().eval()  # complex angles stay complex
     weights = {key: value.detach() for key, value in ours.named_weights() if not key.startswith("projector.")}
-    missing, unexpected = theirs.load_state_dict(weights, strict=False)
+    missing, unexpected = theirs.load_state_dict(weights | ours.named_constants(), strict=False)
     assert not unexpected
     assert all(key.startswith(("layernorm.", *ours.adapter.ignored)) for key in missing), missing
     return theirs
@@ -292,6 +283,8 @@ def test_two_items_of_an_encoder_equal_transformers(name: str, monkeypatch: pyte
     case = CASES[name]
     module = module_of(case)
     ours, _, data = build(module, F64, *samples_of(case, module.modality))
+    for constant in ours.named_constants().values():
+        constant.copy_(torch.linspace(0.5, 1.5, len(constant)))
     theirs = original(case, ours)
     expected = torch.cat([case.features(theirs, raw) for raw in data.raw])
     assert isinstance(ours.adapter, EncoderAdapter)
@@ -319,7 +312,9 @@ def test_two_items_of_an_encoder_equal_transformers(name: str, monkeypatch: pyte
         assert parameter.grad is not None, key
 
 
-@pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl", "qwen3-vl", "glm-4v", "kimi", "llama4-vision"])
+@pytest.mark.parametrize(
+    "name", ["qwen2-vl", "qwen2.5-vl", "qwen3-vl", "glm-4v", "kimi", "gemma4", "llama4-vision"]
+)
 def test_rotations_equal_transformers_in_float32(name: str) -> None:
     """Against the untouched attention."""
     case = CASES[name]

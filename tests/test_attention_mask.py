@@ -24,6 +24,7 @@ from workbench.masks.builders import (
     encoder_embedded,
     encoder_prepended,
     full,
+    gemma4_style,
     gemma_style,
     global_window,
     lambda_shaped,
@@ -183,6 +184,27 @@ def test_a_window_counts_tokens_and_leaves_an_image_whole(window: int):
     shuffled = np.random.default_rng(window).permutation(len(run_of))
     share = AttentionMask(field.take(shuffled), field, CPU)
     assert torch.equal(share.dense(window), seen[shuffled])
+
+
+@pytest.mark.parametrize("window", [1, 4, 9, 23, 60])
+def test_a_window_opens_images_of_gemma_4_and_cuts_them(window: int):
+    """In layers with a window alone, even if it hides nothing: transformers' rule, by its own mask."""
+    runs = [Run(0, 10), Run(1, 20), Run(0, 5), Run(1, 10), Run(0, 4)]
+    run_of = torch.repeat_interleave(torch.arange(len(runs)), torch.tensor([run.length for run in runs]))
+    is_image = torch.tensor([run.modality > 0 for run in runs])[run_of]
+
+    def theirs(_batch, _head, q, k):
+        return ((k <= q) | (is_image[q] & (run_of[q] == run_of[k]))) & (q - k < window)
+
+    field = gemma4_style(runs)
+    at = AttentionMask(field, field, CPU)
+    assert torch.equal(at.dense(), torch.ones(len(run_of), len(run_of)).tril().bool())
+    seen = create_mask(theirs, None, None, len(run_of), len(run_of), device="cpu")[0, 0]
+    assert torch.equal(at.dense(window), seen)
+    mask, _ = at.planned(window)
+    assert torch.equal(folded(mask), seen)
+    packed = concatenate([causal(7), field])
+    assert torch.equal(AttentionMask(packed, packed, CPU).dense(window)[7:, 7:], seen)
 
 
 def test_what_it_cannot_do_it_refuses():

@@ -35,6 +35,7 @@ CALLS: dict[str, Bitfield] = {
     "multimodal_items": builders.multimodal(RUNS, Groups.PER_ITEM),
     "gemma": builders.gemma_style(RUNS),
     "gemma(window=3)": builders.narrowed(builders.gemma_style(RUNS), 3),
+    "gemma4": builders.gemma4_style(RUNS),
     "prefix_lm": builders.prefix_lm(21, 24),
     "prefix_lm(prefix=9)": builders.prefix_lm(9, 24),
     "document": builders.document([4, 6, 5, 6, 3]),
@@ -75,7 +76,8 @@ def test_every_builder_has_a_name():
         for name, made in inspect.getmembers(builders, inspect.isfunction)
         if made.__module__ == builders.__name__ and not name.startswith("_")
     }
-    assert public - {"gemma_style", "narrowed", "chunked"} == set(PATTERNS) - {"gemma", "multimodal_items"}
+    others = {"gemma_style", "gemma4_style", "narrowed", "chunked"}
+    assert public - others == set(PATTERNS) - {"gemma", "gemma4", "multimodal_items"}
     assert {text.partition("(")[0] for text in CALLS} == set(PATTERNS)
 
 

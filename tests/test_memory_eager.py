@@ -95,6 +95,19 @@ MORE = {
     "qwen3": DECODER | {"model_type": "qwen3", "head_dim": 16},
     "gemma2": SLIDING | {"model_type": "gemma2"},
     "gemma3": SLIDING | {"model_type": "gemma3_text", "sliding_window_pattern": 2},
+    "gemma4": SLIDING
+    | {"model_type": "gemma4_text", "head_dim": 16, "global_head_dim": 16, "hidden_size_per_layer_input": 0},
+    "gemma4, keys as values": SLIDING
+    | {
+        "model_type": "gemma4_text",
+        "global_head_dim": 32,
+        "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True,
+        "num_experts": 3,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 96,
+    },
     "mixtral": DECODER | {"model_type": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 2},
     "qwen3_moe": DECODER
     | {

@@ -295,7 +295,10 @@ class Counting(TensorGroup):
         self.seen.append(x.nbytes)
 
 
-@pytest.mark.parametrize("name", ["llama", "mixtral", "qwen3_moe", "llama4", "gemma2", "phi", "gpt2", "opt"])
+@pytest.mark.parametrize(
+    "name",
+    ["llama", "mixtral", "qwen3_moe", "llama4", "gemma2", "gemma4, experts", "phi", "gpt2", "opt"],
+)
 def test_sums_are_those_that_are_priced(name: str) -> None:
     """Their number and bytes, layer by layer, forward and backward."""
     plan = text_plan(CONFIGS[name], (0, 1))

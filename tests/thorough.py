@@ -67,6 +67,7 @@ THOROUGH = {
     "test_expert_parallel.py::test_mixtral": 3,
     "test_adapters_cohere.py::test_layouts_train_as_one_process": 2,
     "test_adapters_gpt_oss.py::test_layouts_train_a_checkpoint_as_one_process": 3,
+    "test_adapters_gemma4.py::test_layouts_train_a_checkpoint_as_one_process": 3,
     "test_lfm2.py::test_layouts_train_as_one_process": 2,
     "test_generator.py::test_frozen_settings_train_as_one_process": 2,
     "test_layouts_grid.py::test_sample_trains_as_one_process": 1,

@@ -1,10 +1,12 @@
 """Detours of transformers' models through float32, and the same in the model's own type."""
 
+from math import isqrt
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.models.cohere2 import modeling_cohere2 as cohere2
+from transformers.models.gemma4 import modeling_gemma4 as gemma4
 from transformers.models.glm4v import modeling_glm4v as glm4v
 from transformers.models.glm4v_moe import modeling_glm4v_moe as glm4v_moe
 from transformers.models.kimi_k25 import modeling_kimi_k25 as kimi
@@ -95,12 +97,30 @@ def wide_kimi_positions(table: Any, hidden_states: Tensor, grid_thw: Tensor, **_
     return hidden_states + torch.cat(between)
 
 
+def wide_pool(
+    pooler: Any,
+    hidden_states: Tensor,
+    pixel_position_ids: Tensor,
+    padding_positions: Tensor,
+    output_length: int,
+) -> tuple[Tensor, Tensor]:
+    """Soft tokens of Gemma 4's tower, of images without padding, in the model's type."""
+    assert not padding_positions.any()
+    num, columns = hidden_states.shape[1], 1 + int(pixel_position_ids[..., 0].max())
+    side = isqrt(num // output_length)
+    squares = hidden_states.unflatten(1, (num // columns // side, side, columns // side, side))
+    soft = squares.mean((2, 4)).flatten(1, 2) * pooler.root_hidden_size
+    return soft, torch.ones(soft.shape[:2], dtype=torch.bool)
+
+
 ROTATED = (omni, qwen2, qwen2_5, qwen3, qwen3_5, qwen3_5_moe, omni_3, glm4v, glm4v_moe, kimi)
 DETOURS: tuple[tuple[Any, str, Any], ...] = (  # of transformers through float32, and what goes without
     *((each, "apply_rotary_pos_emb_vision", wide_rotation) for each in ROTATED),
     (glm4v.Glm4vVisionEmbeddings, "forward", wide_positions),
     (glm4v_moe.Glm4vMoeVisionEmbeddings, "forward", wide_positions),
     (kimi.Kimi_K25VisionPositionEmbeddings, "forward", wide_kimi_positions),
+    (gemma4.Gemma4VisionPooler, "forward", wide_pool),
+    (gemma4.Gemma4TextRouter, "forward", in_float64(gemma4.Gemma4TextRouter.forward)),
     (cohere2, "apply_rotary_pos_emb", wide_pairs),
     (cohere2.Cohere2LayerNorm, "forward", wide_layer_norm),
     (siglip2.Siglip2VisionEmbeddings, "resize_positional_embeddings", staticmethod(wide_table)),

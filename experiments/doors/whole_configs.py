@@ -77,6 +77,30 @@ KIMI_SEEN = {
     "pos_emb_height": 6,
     "pos_emb_width": 6,
 }
+GEMMA4_SEEN = {
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "patch_size": 4,
+    "pooling_kernel_size": 2,
+    "position_embedding_size": 12,
+    "max_soft_tokens": 6,
+    "standardize": True,
+}
+GEMMA4_TEXT = {
+    **TEXT,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    "sliding_window": 5,
+    "global_head_dim": 16,
+    "num_global_key_value_heads": 2,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "use_bidirectional_attention": "vision",
+}
+GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 28}
 GLM_SEEN = {
     **QWEN,
     "hidden_size": 24,
@@ -155,6 +179,14 @@ CASES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
     "gemma3": {"text_config": TEXT, "vision_config": VIT, "mm_tokens_per_image": 4},
+    "gemma4": {"text_config": GEMMA4_TEXT, "vision_config": GEMMA4_SEEN, "video_token_id": 92},
+    "gemma4, experts": {
+        "model_type": "gemma4",
+        "text_config": {**GEMMA4_TEXT, **GEMMA4_EXPERTS},
+        "vision_config": {**GEMMA4_SEEN, "standardize": False},
+        "video_token_id": 92,
+        "tie_word_embeddings": False,
+    },
     "paligemma": {
         "text_config": {"model_type": "gemma", **TEXT},
         "vision_config": {"model_type": "siglip_vision_model", "vision_use_head": False, **VIT},

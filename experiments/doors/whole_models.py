@@ -15,6 +15,7 @@ from runtime.data.batches import SyntheticSource, microbatch_data
 from runtime.models.glm import CORRECTION, CorrectedRouter
 from runtime.models.mixture import WideRouter
 from runtime.models.norm import replace_parts, widen_norms
+from runtime.models.vision_gemma4 import as_processed
 from runtime.models.vision_siglip2 import flat_patches
 from workbench.data.corpus import Tiled
 from workbench.data.sample import Sample, Segment
@@ -27,10 +28,18 @@ from workbench.plan.plan import Plan
 
 Items = Sequence[Tensor]  # of one modality, in one tensor where they are alike
 F64 = torch.float64
-OFFSET, ADDS_ONE = 1.0, ("Gemma", "Qwen3_5")  # of norms' weights, by the start of their classes' names
-MASKS = {"gemma3": "gemma", "paligemma": "prefix_lm"}  # of samples, where not all of it is causal
+OFFSET, ADDS_ONE = (
+    1.0,
+    ("GemmaRMS", "Gemma2", "Gemma3", "Qwen3_5"),
+)  # of norms' weights, by the start of their classes' names
+MASKS = {
+    "gemma3": "gemma",
+    "gemma4": "gemma4",
+    "paligemma": "prefix_lm",
+}  # of samples, where not all of it is causal
 TILED = ("llava_next", "llava_onevision")  # put learned tokens between the rows of an image
 RENAMED = "kimi_k25"  # what transformers names otherwise in the files it writes, fuses and permutes
+CONSTANTS = (CORRECTION, "layer_scalar", "std_bias", "std_scale")  # ends of names of buffers in checkpoints
 IMAGE, SOUND = 90, 91  # the ids that stand where an image or a clip does
 CLIP_S = 0.34  # a window and a part of one
 LONG_CLIP_S, IN_SECONDS = 2.34, ("qwen3_omni_moe_audio_encoder",)  # the same where windows are whole seconds
@@ -164,6 +173,12 @@ def seen_by_kimi(model: Any, images: Items) -> Tensor:
     return torch.cat([features for (features,) in seen])
 
 
+def seen_by_gemma4(model: Any, images: Items) -> Tensor:
+    cut = [as_processed(image, model.config.vision_config.patch_size) for image in images]
+    seen = (model.model.get_image_features(*each).pooler_output for each in cut)
+    return torch.cat([features for (features,) in seen])
+
+
 def seen_by_llama(model: Any, images: Tensor) -> Tensor:
     features: Tensor = model.multi_modal_projector(model.vision_model(images).last_hidden_state)
     return features.flatten(0, 1)
@@ -187,6 +202,8 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "internvl, earlier state": pooled,
     "internvl, experts": pooled,
     "gemma3": pooled,
+    "gemma4": seen_by_gemma4,
+    "gemma4, experts": seen_by_gemma4,
     "paligemma": pooled,
     "idefics3": lambda model, images: pooled(model, images[None]),
     "smolvlm": lambda model, images: pooled(model, images[None]),
@@ -235,9 +252,10 @@ def whole_model(config: dict[str, Any]) -> Any:
     for ending, own_router in (("TopKRouter", WideRouter), ("TopkRouter", CorrectedRouter)):
         for router in _classes(built_model, ending):
             replace_parts(built_model, router, own_router)
-            built_model.set_experts_implementation("eager")  # the others know no float64
+    if hasattr(built_model, "set_experts_implementation"):
+        built_model.set_experts_implementation("eager")  # the others know no float64
     built_model.double().eval().requires_grad_()  # complex angles stay complex
-    for buffer in _corrections(built_model):
+    for buffer in _constants(built_model):
         buffer.data = buffer.float()
     return built_model
 
@@ -247,9 +265,9 @@ def _classes(model: nn.Module, ending: str) -> set[type[nn.Module]]:
     return {type(module) for module in model.modules() if type(module).__name__.endswith(ending)}
 
 
-def _corrections(model: nn.Module) -> list[Tensor]:
-    """What corrects the choices of GLM's routers, which checkpoints have in float32."""
-    return [buffer for name, buffer in model.named_buffers() if name.endswith(CORRECTION)]
+def _constants(model: nn.Module) -> list[Tensor]:
+    """What GLM's routers and Gemma 4 have beside weights, which ours keep in float32."""
+    return [buffer for name, buffer in model.named_buffers() if name.endswith(CONSTANTS)]
 
 
 LOSSES = [name for name in FEATURES if name not in TILED]
@@ -287,7 +305,7 @@ def saved(name: str, folder: Path) -> Any:
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(torch.randn_like(weight), alpha=0.05)
-        for buffer in _corrections(model):
+        for buffer in _constants(model):
             buffer.add_(torch.randn_like(buffer), alpha=0.2)
     model.save_pretrained(folder, save_original_format=not name.startswith(RENAMED))
     return model
@@ -302,14 +320,15 @@ def processor_outputs(
 ) -> dict[str, Tensor]:
     """A processor's outputs besides tokens, where the model reads them.
 
-    Positions of three axes by transformers' own rule; Gemma 3's token types, 1 for images; PaliGemma's,
+    Positions of three axes by transformers' own rule; Gemma's token types, 1 for images; PaliGemma's,
     0 for the prompt, which here is everything before the answer. Its own positions count from 1; the rotation
     by one more only changes the rounding of tables in float32.
     """
     if name in MASKS:
         is_image, positions = ids == IMAGE, torch.arange(len(ids))
-        kinds = is_image if name == "gemma3" else positions > is_image.nonzero().max()
-        return {"token_type_ids": kinds.long()[None], "position_ids": positions[None]}
+        kinds = positions > is_image.nonzero().max() if name == "paligemma" else is_image
+        key = "mm_token_type_ids" if name == "gemma4" else "token_type_ids"
+        return {key: kinds.long()[None], "position_ids": positions[None]}
     if VISION not in raw or not hasattr(getattr(model, "model", None), "get_rope_index"):
         return {}
     grids = torch.tensor([[1, *(side // 4 for side in image.shape[1:])] for image in raw[VISION]])

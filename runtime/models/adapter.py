@@ -180,7 +180,7 @@ class StageLayer(nn.Module, ABC):
 
     Args:
         prefixes: attribute of this layer -> prefix of its parameters in a Hugging Face checkpoint
-            of the module, e.g. {"block": "model.layers.3"}.
+            of the module, e.g. {"block": "model.layers.3"}; empty: they have none.
         std: standard deviation of initial matrices.
 
     Attributes:
@@ -214,8 +214,7 @@ class StageLayer(nn.Module, ABC):
     def hugging_face_name(self, name: str) -> str:
         """Name in a checkpoint: 'model.layers.3.mlp.up_proj.weight' for 'block.mlp.up_proj.weight'."""
         attribute, _, rest = name.partition(".")
-        prefix = self.prefixes[attribute]
-        return f"{prefix}.{rest}" if rest else prefix
+        return ".".join(part for part in (self.prefixes[attribute], rest) if part)
 
     def mixtures(self) -> dict[str, Mixture]:
         """Local name -> mixture of experts, for every such module."""

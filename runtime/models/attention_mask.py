@@ -78,11 +78,11 @@ class AttentionMask:
         return self._planned[window]
 
     def _effective(self, window: int | None) -> int | None:
-        """The window; None where it hides nothing, as no positions of a segment are further apart."""
+        """The window; None where it changes nothing, as no positions of a segment are further apart."""
         if window is None or not len(self.queries) or not len(self.keys):
             return None
         span = int(self.queries.position.max()) - int(self.keys.position.min())
-        return None if window > span else window
+        return None if window > span and not self.queries.opens_in_windows.any() else window
 
     def attend(
         self,

@@ -15,6 +15,7 @@ from runtime.models.omni import OmniAudioAdapter, OmniVisionAdapter
 from runtime.models.qwen3_omni import Qwen3OmniAudioAdapter, Qwen3OmniVisionAdapter
 from runtime.models.refusals import named_refusals
 from runtime.models.vision import ClipAdapter, Idefics3Adapter, SiglipAdapter
+from runtime.models.vision_gemma4 import Gemma4VisionAdapter
 from runtime.models.vision_glm import GlmVisionAdapter
 from runtime.models.vision_kimi import KimiVisionAdapter
 from runtime.models.vision_llama4 import Llama4VisionAdapter
@@ -45,6 +46,7 @@ ADAPTERS: Mapping[str, Callable[[Module], Adapter]] = {
     "qwen2_5_omni_vision_encoder": OmniVisionAdapter,
     "glm4v_vision": GlmVisionAdapter,
     "kimi_k25_vision": KimiVisionAdapter,
+    "gemma4_vision": Gemma4VisionAdapter,
     "whisper": WhisperAdapter,
     "voxtral_encoder": VoxtralAdapter,
     "qwen2_audio_encoder": Qwen2AudioAdapter,

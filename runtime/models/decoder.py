@@ -68,6 +68,7 @@ class DecoderFamily:
         head_bias: whether the head has a bias.
         scales_logits: whether logits are multiplied by `logit_scale` of the configuration.
         adapt: replaces parts of a layer by our own, with the same names of weights.
+        unnamed: part of a layer that `adapt` makes of others, whose names in checkpoints lack it; or empty.
         fills: (ending of a block's local name, initial distribution) where it is another than usual.
         ignored: prefixes of checkpoint tensors that the language model does not use.
         cuts, mixture_kinds: as of a `StageLayer`, of its blocks.
@@ -97,6 +98,7 @@ class DecoderFamily:
     head_bias: bool = False
     scales_logits: bool = False
     adapt: Callable[[nn.Module], None] | None = None
+    unnamed: str = ""
     fills: tuple[tuple[str, Fill], ...] = ()
     ignored: tuple[str, ...] = ()
     cuts: CutRules = ()
@@ -169,6 +171,7 @@ class DecoderBlock(InnerLayer):
         super().__init__({"block": f"{family.layers}.{index}"}, _std(config))
         self.cuts, self.mixture_kinds, self.fills = family.cuts, family.mixture_kinds, family.fills
         self.regions = (*self.regions, *family.regions)
+        self._unnamed = family.unnamed
         self.block = family.layer(config, layer_idx=index)
         self.rotation = config.layer_types[index] if family.rotates_by_layer_type else ONE_ROTATION
         if family.router is not None:
@@ -181,6 +184,12 @@ class DecoderBlock(InnerLayer):
             mixture.module.forward = MixtureForward(mixture)
         if family.norm is not None:
             widen_norms(self, family.norm, family.norm_offset)
+
+    def hugging_face_name(self, name: str) -> str:
+        part = f"block.{self._unnamed}."
+        return super().hugging_face_name(
+            f"block.{name.removeprefix(part)}" if name.startswith(part) else name
+        )
 
     def fill(self, name: str) -> Fill:
         own = next((fill for ending, fill in self.fills if name.endswith(ending)), None)

@@ -10,6 +10,7 @@ from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek_v3
 from transformers.models.gemma import modeling_gemma as gemma
 from transformers.models.gemma2 import modeling_gemma2 as gemma2
 from transformers.models.gemma3 import modeling_gemma3 as gemma3
+from transformers.models.gemma4 import modeling_gemma4 as gemma4
 from transformers.models.glm4 import modeling_glm4 as glm4
 from transformers.models.glm4_moe import modeling_glm4_moe as glm4_moe
 from transformers.models.glm4v import modeling_glm4v as glm4v
@@ -36,6 +37,7 @@ from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3_vl
 from transformers.models.qwen3_vl_moe import modeling_qwen3_vl_moe as qwen3_vl_moe
 
 from runtime.models import cohere, deepseek, delta_net
+from runtime.models import gemma4 as own_gemma4
 from runtime.models import gpt_oss as own_gpt_oss
 from runtime.models import lfm2 as own_lfm2
 from runtime.models.adapter import CutKind, CutRules
@@ -195,6 +197,19 @@ DECODERS: Mapping[str, DecoderFamily] = {
         rotates_by_layer_type=True,
         norm_offset=1.0,
         scales_embedding=True,
+    ),
+    "gemma4_text": family(
+        gemma4,
+        "Gemma4Text",
+        norm=gemma4.Gemma4RMSNorm,
+        rotates_by_layer_type=True,
+        scales_embedding=True,
+        adapt=own_gemma4.adapt,
+        unnamed=own_gemma4.BESIDE,
+        cuts=own_gemma4.CUTS,
+        fills=own_gemma4.FILLS,
+        regions=(own_gemma4.BESIDE,),
+        mixture_kinds=((own_gemma4.Routed, own_gemma4.Gemma4Mixture),),
     ),
     "cohere2": family(cohere2, "Cohere2", norm=None, norm_bias=False, adapt=cohere.adapt, scales_logits=True),
     "phi3": family(phi3, "Phi3"),

@@ -104,6 +104,10 @@ class Mixture(ABC):
     def choose(self, x_SD: Tensor) -> Choice:
         """Choose every token's experts."""
 
+    def read(self, x_SD: Tensor) -> Tensor:
+        """What experts read of the tokens."""
+        return x_SD
+
     @property
     def for_all(self) -> Callable[[Tensor], Tensor] | None:
         """The shared expert for all tokens; None where there is none."""
@@ -151,7 +155,7 @@ def routed(x_SD: Tensor, mixture: Mixture, dispatch: Dispatch) -> Tensor:
     rows = order_by(destination_R, choice.experts.shape[1])
 
     def entering() -> Tensor:
-        x_RD = rows.sort(x_SD)
+        x_RD = rows.sort(mixture.read(x_SD))
         return x_RD if choice.before is None else x_RD * choice.before.reshape(-1)[rows.order, None]
 
     # Nested calls, so that no name keeps rows alive that are done with.

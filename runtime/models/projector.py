@@ -12,7 +12,7 @@ from transformers.activations import ACT2FN
 
 from runtime.models.adapter import Context, CutKind, CutRules, InnerLayer, MicrobatchData
 from runtime.models.initialise import Fill, normal
-from runtime.models.norm import WideRMSNorm
+from runtime.models.norm import UnscaledRMSNorm, WideRMSNorm
 from runtime.models.patch_grid import blockwise
 from runtime.models.tile_rows import TileRows, put_together, without_padding
 from workbench.model.families.tiles import NEWLINE
@@ -128,17 +128,24 @@ def _module(step: ProjectorStep, width: int, width_out: int) -> tuple[nn.Module,
     """A step's module, and its output width."""
     if step.merge is not None:
         return nn.Identity(), width if step.how is Merge.MEAN else width * step.merge
-    if step.norm is Norm.LAYER:
-        return nn.LayerNorm(width, eps=step.eps), width
-    if step.norm is Norm.UNSHIFTED:
-        return nn.LayerNorm(width, eps=step.eps, bias=False), width
-    if step.norm is Norm.RMS:
-        return WideRMSNorm(width, step.eps, step.offset), width
+    if step.norm is not None:
+        return _norm(step, width), width
     if step.act is not None:
         return (SwiGlu(), width // 2) if step.act == GATED else (ACT2FN[step.act], width)
     behind = width_out if step.linear_out else step.linear
     assert behind is not None, "a step is one of them"
     return nn.Linear(width, behind, bias=step.bias), behind
+
+
+def _norm(step: ProjectorStep, width: int) -> nn.Module:
+    match step.norm:
+        case Norm.LAYER:
+            return nn.LayerNorm(width, eps=step.eps)
+        case Norm.UNSHIFTED:
+            return nn.LayerNorm(width, eps=step.eps, bias=False)
+        case Norm.UNSCALED:
+            return UnscaledRMSNorm(step.eps)
+    return WideRMSNorm(width, step.eps, step.offset)
 
 
 def merged(x_TD: Tensor, step: ProjectorStep, grid: tuple[int, int] | None) -> Tensor:

@@ -198,7 +198,7 @@ class GridAdapter(EncoderAdapter):
         rows, columns = grid_of(tokens // aligned**2)
         return aligned * rows, aligned * columns
 
-    def grid_of(self, tokens: int, named: tuple[int, int] | None) -> tuple[int, int]:
+    def grid_of(self, tokens: int, named: tuple[int, int] | None) -> tuple[int, int] | None:
         return self.grid(tokens, named)
 
     def raw_shape(self, segment: Segment) -> tuple[int, ...]:

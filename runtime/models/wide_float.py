@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 
 class KeepsFloat64(TorchFunctionMode):
-    """Inside, conversions of float64 tensors to float32 leave them as they are.
+    """Inside, conversions of float64 tensors to float32 leave them as they are, also before a softmax.
 
     Narrower tensors are converted as always. So transformers' own code runs in the wider of float32 and its
     input's type, as `WideRMSNorm` does.
@@ -25,7 +26,7 @@ class KeepsFloat64(TorchFunctionMode):
     ) -> Any:
         del types
         options = dict(kwargs or {})
-        if func in (Tensor.to, Tensor.float) and args[0].dtype is torch.float64:
+        if func in (Tensor.to, Tensor.float, functional.softmax) and args[0].dtype is torch.float64:
             if func is Tensor.float:
                 return args[0]
             args = tuple(map(_wide, args))

@@ -35,7 +35,7 @@ class ProjectorStepSpec(Strict):
     """One step of a projector. Set exactly one of `norm`, `merge`, `linear` and `act`.
 
     Args:
-        norm: normalization over the token width.
+        norm: normalization over the token width; `unscaled`: RMS without weights.
         eps: epsilon of the norm.
         offset: added to the weights of the norm; 1 for Gemma.
         merge: number of neighbouring tokens that become one: a square of image patches, or consecutive audio
@@ -47,7 +47,7 @@ class ProjectorStepSpec(Strict):
         act: activation function; `swiglu` halves the width.
     """
 
-    norm: Literal["layer", "rms"] | None = None
+    norm: Literal["layer", "rms", "unscaled"] | None = None
     eps: Positive = 1e-5
     offset: Annotated[float, Field(ge=0, le=1)] = 0.0
     merge: Count | None = None

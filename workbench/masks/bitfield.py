@@ -15,7 +15,9 @@ before. A run that is bidirectional inside and causal outside (an image among te
 its tokens are not causal, and their `last` is the run's end. Positions only order visibility: they are not
 those of a rotary embedding. Tokens may share one; a window then sees all of them or none.
 `start` has no effect here: a window that a layer later applies to the mask hides nothing from there on, as
-transformers' windows cut an image for the text after it and never for the image itself.
+transformers' windows cut an image for the text after it and never for the image itself. Neither has the
+`last` of a causal token: where a layer applies a window, it sees keys up to there, as images of Gemma 4 are
+bidirectional in layers with a window alone.
 A query without a key is valid: its row of the mask is empty.
 """
 
@@ -86,6 +88,12 @@ class Bitfield:
 
     def __repr__(self) -> str:
         return f"Bitfield({len(self)} tokens, {len(np.unique(self.segment[self.segment >= 0]))} segments)"
+
+    @property
+    def opens_in_windows(self) -> Flags:
+        """bool[T], whether a token is causal except in layers with a window."""
+        opens: Flags = self.causal & (self.last < NO_LIMIT)
+        return opens
 
     def arrays(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
         """(name, array) of the nine fields, in the order above."""

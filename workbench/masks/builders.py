@@ -259,10 +259,22 @@ def gemma_style(runs: Sequence[Run]) -> Bitfield:
     return _with_items(uniform(len(modality_t), causal=modality_t == TEXT), *_items(runs))
 
 
+def gemma4_style(runs: Sequence[Run]) -> Bitfield:
+    """Causal throughout, and in layers with a window the tokens of one image or clip see each other too.
+
+    The rule of Gemma 4 in transformers: in the window, and causal or same image. Errors as in `multimodal`.
+    """
+    modality_t, _ = _spread(runs)
+    _, end = _items(runs)
+    field = uniform(len(modality_t), causal=True)
+    return _changed(field, last=np.where(modality_t == TEXT, NO_LIMIT, end - 1))
+
+
 def narrowed(field: Bitfield, window: int | None) -> Bitfield:
     """The same, each token seeing at most the last `window` positions, its own and its item's among them.
 
-    A window that the field has already stays where it is narrower. Of keys behind a token it hides none.
+    A window that the field has already stays where it is narrower. Of keys behind a token it hides none, and
+    shows those up to the `last` of a causal token.
 
     Raises:
         ValueError: a window below 1.
@@ -272,7 +284,8 @@ def narrowed(field: Bitfield, window: int | None) -> Bitfield:
     if window < 1:
         raise ValueError(f"sliding window must be >= 1 token, got {window}")
     opens = np.minimum(field.position.astype(np.int64) - (window - 1), field.start)
-    return _changed(field, first=np.maximum(field.first, opens))
+    causal = field.causal & ~field.opens_in_windows
+    return _changed(field, first=np.maximum(field.first, opens), causal=causal)
 
 
 def chunked(field: Bitfield, chunk: int | None) -> Bitfield:

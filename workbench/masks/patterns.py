@@ -270,6 +270,10 @@ PATTERNS: Mapping[str, Pattern] = {
         build=_gemma,
         optional={"window": _WHOLE},
     ),
+    "gemma4": Pattern(
+        about="all tokens before it; in layers with a window, tokens of one image or clip: each other too",
+        build=builders.gemma4_style,
+    ),
     "prefix_lm": Pattern(
         about="prefix tokens: the prefix; others: all before; default prefix: all segments but the last",
         build=_prefix,

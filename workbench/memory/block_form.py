@@ -2,9 +2,12 @@
 
 from itertools import pairwise
 
+from workbench.model.experts import ROUTER_NORM
 from workbench.model.latent_attention import LATENT_ROTARY
-from workbench.model.layer import Attention, Layer, Matmul
-from workbench.model.transformer import GATE, PARTIAL_ROTARY
+from workbench.model.layer import Attention, Layer, Matmul, Pointwise
+from workbench.model.transformer import GATE, PARTIAL_ROTARY, UNSCALED_NORM, V_NORM
+
+UNSCALED = (V_NORM, ROUTER_NORM, UNSCALED_NORM)  # norms without weights
 
 
 def is_head_major(layer: Layer) -> bool:
@@ -28,3 +31,16 @@ def is_parallel(layer: Layer) -> bool:
     """Whether the MLP is parallel to the attention and reads the same norm."""
     names = [operator.name for operator in layer.operators]
     return any(name == "o_proj" and following.startswith("mlp") for name, following in pairwise(names))
+
+
+def kept_of_unscaled(layer: Layer, norm: Pointwise, *, is_widened: bool) -> int:
+    """Numbers per token that a norm without weights keeps: its input, and one of each vector.
+
+    Not its input where another norm of the layer keeps that tensor: a router's reads the stream, and a
+    value's the key where both are one. Where it is widened each norm has a copy of its own.
+    """
+    is_held, num_vectors = norm.name == ROUTER_NORM, 1
+    if norm.name == V_NORM:
+        is_held = all(operator.name != "v_proj" for operator in layer.operators)
+        num_vectors = next(each.num_kv_heads for each in layer.operators if isinstance(each, Attention))
+    return num_vectors if is_held and not is_widened else norm.width + num_vectors

@@ -3,13 +3,14 @@
 from typing import NamedTuple
 
 from workbench.cost.expert_parallel import COMBINE, FOR_ALL_GATE, FOR_ALL_GATED, ROUTER
-from workbench.memory.block_form import is_head_major
+from workbench.memory.block_form import UNSCALED, is_head_major, kept_of_unscaled
 from workbench.memory.delta_rule import eager_rule_bytes
 from workbench.memory.setting import INDEX_BYTES, Setting
 from workbench.model.delta_net import GATED_NORM
 from workbench.model.experts import (
     CHOSEN_SOFTMAX,
     CLAMPED,
+    EXPERTS_NORM,
     JOIN,
     SHARED_GATE,
     SHARED_GATED,
@@ -54,6 +55,7 @@ ACTIVATION_TENSORS = {
     "router_softmax": 1,
     "router_sigmoid": 1,
     CLAMPED: 4,
+    **dict.fromkeys(("v_norm", "router_norm", "unscaled_norm", "layer_scale", "soft_token_scale"), 1),
 }
 
 ACTIVATIONS = tuple(f".{name}" for name in ACTIVATION_TENSORS)
@@ -90,6 +92,7 @@ def eager_kept(layer: Layer, needs: Needs, setting: Setting) -> Kept:
     included) is trained. Then, with D the operator's width:
       RMS norm: its input and one float32 a vector; where trained, the normalised input too;
       layer norm: its input and two float32 a vector;
+      norm without weights: its input and one float32 a vector;
       matmul: where trained, its input, once for adjacent ones that share it;
       rotation: nothing of its own (its tables belong to the microbatch, see `shared_bytes`);
       attention: query, key, value, output, and a float32 a head and query; where a gate follows, the
@@ -308,6 +311,10 @@ class _LayerAccount:
             return (PARTS + 2) * operator.width * size
         if operator.name == GATE:
             return 2 * operator.width * size
+        if operator.name in UNSCALED:
+            wide = self._setting.wide_bytes
+            is_widened = self._setting.element_bytes < wide
+            return kept_of_unscaled(self._layer, operator, is_widened=is_widened) * wide
         if operator.name in (SHARED_GATED, FOR_ALL_GATED):
             return (operator.width + 1) * size
         tensors = activation_tensors(operator)
@@ -329,6 +336,8 @@ class _LayerAccount:
                 normalised += (self._previous.out_features - operator.width) * size  # a view beside a key
             if size == wide:
                 self._enter(operator, operator.width * size / self._setting.cut(operator))
+            if operator.name == EXPERTS_NORM and size == wide:  # which reads what the MLP's norm reads
+                return vectors * wide + normalised
             self.total += operator.width * wide  # the scale itself, where it is 1 + weight
             return operator.width * wide + vectors * wide + normalised
         if not (self._live or self._trained):

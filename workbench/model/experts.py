@@ -13,6 +13,8 @@ SOFTMAX, SIGMOID = "mlp.router_softmax", "mlp.router_sigmoid"  # of a router's s
 CLAMPED = (
     "clamped_swiglu"  # activation of gpt-oss: (up + 1) x gate x sigmoid(alpha x gate), both clamped first
 )
+ROUTER_NORM, ROUTER_SCALE, EXPERT_SCALE = "mlp.router_norm", "mlp.router_scale", "mlp.router_expert_scale"
+EXPERTS_NORM = "experts_norm"  # of what experts beside an MLP read: the stream, as the norm of the MLP does
 CHOSEN_SOFTMAX = "mlp.router_chosen_softmax"  # of the scores of a token's experts alone
 
 
@@ -79,13 +81,14 @@ def with_experts(block: Layer, experts: Experts) -> Layer:
     assert isinstance(enter, Matmul), "an MLP begins with a matmul"
     operators = (
         *block.operators[:first],
-        *_expert_operators(enter.in_features, experts),
+        *expert_operators(enter.in_features, experts),
         *block.operators[last + 1 :],
     )
     return replace(block, operators=operators)
 
 
-def _expert_operators(width: int, experts: Experts) -> tuple[Operator, ...]:
+def expert_operators(width: int, experts: Experts) -> tuple[Operator, ...]:
+    """The router, what its scores become, the experts and the sum of their results, over [T, width]."""
     share = experts.capacity * experts.num_chosen / experts.num
     router = Matmul(name="mlp.router", in_features=width, out_features=experts.num, bias=experts.router_bias)
     num_scores = experts.num_chosen if experts.scores == CHOSEN_SOFTMAX else experts.num

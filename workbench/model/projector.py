@@ -7,7 +7,7 @@ from math import prod
 
 from workbench.frozen_json import FrozenJson, parse_json
 from workbench.model.layer import Layer, LayerKind, Matmul, Operator, Pointwise, Shard, TokenCount
-from workbench.model.transformer import Norm, norm
+from workbench.model.transformer import UNSCALED_NORM, Norm, norm
 
 GATED = "swiglu"  # an activation that halves the width: SiLU of one half times the other
 GATED_PARTS = 2
@@ -181,7 +181,7 @@ def from_text(text: str) -> ProjectorKind:
 
 def _operator(step: ProjectorStep, name: str, width: int, out_width: int, shard: Shard) -> Pointwise | Matmul:
     if step.norm is not None:
-        return norm(name, width, step.norm)
+        return norm(UNSCALED_NORM if step.norm is Norm.UNSCALED else name, width, step.norm)
     behind = _width_behind(step, width, out_width)
     if step.act is not None:
         passes = 1 + GATED_PARTS if step.act == GATED else 2

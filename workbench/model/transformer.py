@@ -7,13 +7,19 @@ from workbench.model.layer import Attention, Matmul, Operator, Pointwise, Shard,
 
 GATE = "attention_gate"
 _UNSHIFTED = "centred_weight"  # name of the scale of a norm that takes off the mean and has no shift
+V_NORM = "v_norm"  # of each head's value, without weights
+UNSCALED_NORM = "projector.unscaled_norm"
 PARTIAL_ROTARY = "partial_rotary"  # rotation of a part of every head, which is joined to the rest
 
 
 class Norm(StrEnum):
-    """RMS has a scale; LAYER has a scale and a shift; UNSHIFTED is LAYER without the shift."""
+    """RMS has a scale; LAYER has a scale and a shift.
+
+    UNSCALED is RMS without the scale; UNSHIFTED is LAYER without the shift.
+    """
 
     RMS = "rms"
+    UNSCALED = "unscaled"
     LAYER = "layer"
     UNSHIFTED = "unshifted"
 
@@ -113,9 +119,18 @@ def norm(name: str, width: int, kind: Norm, *, tokens: TokenCount = TokenCount.I
     return Pointwise(name=name, width=width, num_passes=2, weights=norm_weights(kind, width), tokens=tokens)
 
 
+def value_norm(num_heads: int, head_dim: int) -> Pointwise:
+    """A norm of each head's value without weights."""
+    return Pointwise(name=V_NORM, width=num_heads * head_dim, num_passes=2, shard=Shard.COLUMN)
+
+
 def norm_weights(kind: Norm, width: int) -> tuple[tuple[str, int], ...]:
     """Names and sizes of a norm's parameters."""
-    own: dict[Norm, tuple[str, ...]] = {Norm.RMS: ("weight",), Norm.UNSHIFTED: (_UNSHIFTED,)}
+    own: dict[Norm, tuple[str, ...]] = {
+        Norm.RMS: ("weight",),
+        Norm.UNSCALED: (),
+        Norm.UNSHIFTED: (_UNSHIFTED,),
+    }
     return tuple((name, width) for name in own.get(kind, ("weight", "bias")))
 
 

@@ -9,7 +9,7 @@ Source: Liu et al. 2023, "Ring Attention with Blockwise Transformers", Algorithm
 Differs: any mask and any token lists, padded to the longest; the papers' are causal or full.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +23,8 @@ from runtime.parallel.context.block import is_empty, merge
 from runtime.parallel.context.gathered import check_members
 from runtime.parallel.context.group import ContextGroup, Pending
 from runtime.parallel.context.token_shares import TokenShares
+from workbench.masks.bitfield import NO_LIMIT
+from workbench.masks.builders import narrowed
 
 # Shape suffixes: T = own tokens, N = tokens of the longest list, H = query heads,
 # G = key/value heads, D = head width.
@@ -59,13 +61,18 @@ class RingAttention:
         return (self.shares.member - step) % self.group.size
 
     def view(self, member: int, window: int | None, scale: float) -> View | None:
-        """The view of that member's keys; None where none of this rank's queries sees any of them."""
+        """The view of that member's keys; None where no layer's queries of this rank see any of them."""
         if member not in self._views:
             queries, keys = (self.shares.fields(x) for x in (self.shares.own, self.shares.held[member]))
             made = AttentionMask(queries, keys, self.device)
-            self._views[member] = None if is_empty(made) else made
+            self._views[member] = None if all(map(is_empty, (made, _in_windows(made)))) else made
         mask = self._views[member]
         return None if mask is None else View(mask, window, scale)
+
+
+def _in_windows(mask: AttentionMask) -> AttentionMask:
+    """The mask of a layer whose window hides nothing, but shows what only layers with one see."""
+    return replace(mask, queries=narrowed(mask.queries, NO_LIMIT), _dense={}, _planned={})
 
 
 def ring_attention(shares: TokenShares, group: ContextGroup, device: torch.device | str) -> RingAttention:

@@ -23,6 +23,8 @@ from workbench.model.families.decoders import (
 from workbench.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from workbench.model.families.dit import DIT
 from workbench.model.families.family import Architecture, Family
+from workbench.model.families.gemma4 import GEMMA4
+from workbench.model.families.gemma4_vision import GEMMA4_VISION
 from workbench.model.families.glm import GLM4, GLM4_MOE, GLM4V_MOE_TEXT, GLM4V_TEXT
 from workbench.model.families.glm_vision import GLM4V_VISION
 from workbench.model.families.gpt_oss import GPT_OSS
@@ -67,6 +69,7 @@ FAMILIES: tuple[Family, ...] = (
     GEMMA,
     GEMMA2,
     GEMMA3,
+    GEMMA4,
     QWEN2,
     QWEN2_VL_TEXT,
     QWEN3,
@@ -118,6 +121,7 @@ FAMILIES: tuple[Family, ...] = (
     QWEN3_5_VISION,
     GLM4V_VISION,
     KIMI_VISION,
+    GEMMA4_VISION,
     INTERNVIT,
     MLLAMA_VISION,
     LLAMA4_VISION,

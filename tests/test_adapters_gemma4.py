@@ -1,0 +1,189 @@
+"""Gemma 4's language models as a whole: layouts, checkpoints, published sizes, refusals."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import Gemma4TextConfig
+from transformers.models.gemma4 import modeling_gemma4 as gemma4
+
+from runtime.data.batches import SyntheticSource
+from runtime.launch import run_lowered
+from runtime.models.weights import exporting, write_part
+from runtime.reference import reference_step
+from runtime.run_settings import Collect, RunSettings
+from runtime.step.stage_module import StageInput, build_stage_module
+from runtime.world.pool import Pool
+from tests import tiny_models
+from tests.paper_models import GEMMA4, GEMMA4_SPARSE
+from tests.test_adapters import build
+from tests.test_adapters_decoders import SAMPLES
+from tests.test_expert_plan import moe_plan
+from tests.test_parity import assert_parity
+from workbench.model.hf_config import module_from_config
+from workbench.model.layer import Attention
+from workbench.model.model_graph import TEXT
+from workbench.plan.lower import lower
+from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Sharding
+from workbench.plan.runnable import check_family
+
+torch.set_num_threads(1)
+F64 = torch.float64
+SEED = 3
+DIVIDED = ModuleSettings(module="llm", sequence_parallel=True)
+SHARDED = ModuleSettings(module="llm", sharding=Sharding.PARAMETERS, recompute=Recompute.FULL)
+# gemma-4-31B, as public copies of its config.json say; weights are as many as its model card says.
+PUBLISHED: dict[str, Any] = {
+    "model_type": "gemma4_text",
+    "vocab_size": 262144,
+    "hidden_size": 5376,
+    "intermediate_size": 21504,
+    "num_hidden_layers": 60,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 16,
+    "num_global_key_value_heads": 4,
+    "sliding_window": 1024,
+    "attention_k_eq_v": True,
+    "final_logit_softcapping": 30.0,
+    "use_bidirectional_attention": "vision",
+    "hidden_size_per_layer_input": 0,
+}
+PUBLISHED_SPARSE = PUBLISHED | {
+    "hidden_size": 2816,
+    "intermediate_size": 2112,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "num_global_key_value_heads": 2,
+    "enable_moe_block": True,
+    "num_experts": 128,
+    "top_k_experts": 8,
+    "moe_intermediate_size": 704,
+}
+
+
+def saved(config: dict[str, Any], folder: Path) -> nn.Module:
+    """transformers' model whose factors are not one, as a checkpoint of the module `llm`."""
+    torch.manual_seed(7)
+    model: Any = gemma4.Gemma4ForCausalLM(Gemma4TextConfig.from_dict(config)).double()
+    with torch.no_grad():
+        for name, values in (*model.named_parameters(), *model.named_buffers()):
+            if values.dim() == 1 and "inv_freq" not in name:
+                drawn = values + 0.3 * torch.randn_like(values)
+                values.copy_(drawn.float())  # in which factors of layers are kept
+    model.save_pretrained(folder / "llm")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("config", "degrees", "settings"),
+    [
+        (GEMMA4, {"tp": 2, "pp": 2}, ModuleSettings(module="llm", recompute=Recompute.FULL)),
+        (GEMMA4_SPARSE, {"tp": 2, "dp": 2}, DIVIDED),
+        (GEMMA4_SPARSE, {"cp": 2, "ep": 2}, ModuleSettings(module="llm")),
+        (GEMMA4_SPARSE, {"tp": 2, "cp": 2, "ep": 4}, DIVIDED),
+        (GEMMA4_SPARSE, {"tp": 2, "pp": 2}, ModuleSettings(module="llm")),
+        (GEMMA4_SPARSE, {"tp": 2, "dp": 2}, SHARDED),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) and "tp" in value else "",
+)
+def test_layouts_train_a_checkpoint_as_one_process(
+    config: dict[str, Any], degrees: dict[str, int], settings: ModuleSettings, tmp_path: Path, pool: Pool
+) -> None:
+    saved(config, tmp_path)
+    plan = moe_plan(**degrees, config=config, modules=(settings,))
+    assert_trains_checkpoint(plan, tmp_path, pool)
+
+
+def assert_trains_checkpoint(plan: Plan, weights: Path, pool: Pool) -> None:
+    settings = RunSettings(
+        seed=SEED, weights=weights, precision=Precision.FLOAT64, collect=Collect.STATE, timeout_s=30.0
+    )
+    result = run_lowered(lower(plan), settings, pool=pool)
+    reference = reference_step(plan, seed=SEED, dtype=F64, source=SyntheticSource(SEED), weights=weights)
+    assert_parity(plan, result, reference, Precision.FLOAT64)
+
+
+def test_an_export_is_what_transformers_reads(tmp_path: Path) -> None:
+    """Its tensors, bit by bit, behind a reading of them."""
+    theirs, plan = saved(GEMMA4_SPARSE, tmp_path / "in"), moe_plan(config=GEMMA4_SPARSE)
+    with exporting(tmp_path / "out", plan.model):
+        for stage in plan.stages:
+            module = build_stage_module(plan, stage, seed=0, dtype=F64, weights=tmp_path / "in")
+            write_part(tmp_path / "out", stage.module, stage.layers[0], module.owned_weights())
+    again, report = gemma4.Gemma4ForCausalLM.from_pretrained(
+        tmp_path / "out" / "llm", output_loading_info=True, dtype=F64
+    )
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    loaded = again.state_dict()
+    assert all(torch.equal(loaded[name], values) for name, values in theirs.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("config", "num_full_kv", "billions"), [(PUBLISHED, 4, 30.7), (PUBLISHED_SPARSE, 2, 25.2)]
+)
+def test_published_sizes_are_counted_as_transformers_builds_them(
+    config: dict[str, Any], num_full_kv: int, billions: float
+) -> None:
+    """gemma-4-31B and gemma-4-26B-A4B, also from the configuration that transformers writes."""
+    module = module_from_config(config, name="llm", modality=TEXT)
+    check_family(module)
+    theirs = Gemma4TextConfig.from_dict(config)
+    with torch.device("meta"):
+        model = gemma4.Gemma4ForCausalLM(theirs)
+    assert module.num_parameters == sum(weight.numel() for weight in model.parameters())
+    assert round(module.num_parameters / 1e9, 1) == billions
+    assert module_from_config(theirs.to_dict(), name="llm", modality=TEXT).layers == module.layers
+    attentions = [op for layer in module.layers for op in layer.operators if isinstance(op, Attention)]
+    full = [each for each in attentions if each.window is None]
+    assert {(each.head_dim, each.num_kv_heads) for each in full} == {(512, num_full_kv)}
+    sliding = [each for each in attentions if each.window == 1024]
+    assert {(each.head_dim, each.num_kv_heads) for each in sliding} == {(256, config["num_key_value_heads"])}
+    assert len(sliding) == 5 * len(full)
+    assert attentions[-1] in full
+
+
+@pytest.mark.parametrize("config", [GEMMA4, GEMMA4_SPARSE])
+def test_the_residual_stream_stays_in_bfloat16(config: dict[str, Any]) -> None:
+    """Though factors of layers are in float32."""
+    ours, _, data = build(tiny_models.llm(config), torch.bfloat16, *SAMPLES)
+    types: list[torch.dtype] = []
+    for layer in ours.layers[:-1]:
+        layer.register_forward_hook(lambda _layer, _given, stream: types.append(stream.dtype))
+    ours(StageInput(None, data)).backward()
+    assert types == [torch.bfloat16] * (1 + config["num_hidden_layers"])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"hidden_size_per_layer_input": 256},
+            "hidden_size_per_layer_input must be 0, got 256: a further emb",
+        ),
+        (
+            {"num_kv_shared_layers": 2},
+            "num_kv_shared_layers must be 0, got 2: keys and values that later blo",
+        ),
+        ({"layer_types": ["full_attention"]}, "for each of the 3 blocks, got"),
+        ({"per_layer_config": [1]}, r"per_layer_config must be an object by number of block, got \[1\]"),
+        ({"per_layer_config": {"1": 2}}, "per_layer_config must have an object for a block, got 2"),
+        (
+            {"per_layer_config": {"0": {"sliding_window": 2}}},
+            "may set head_dim and num_key_value_heads, got 's",
+        ),
+        ({"enable_moe_block": True}, "moe_intermediate_size must be a whole number >= 1, got None"),
+        ({"use_bidirectional_attention": "all"}, "must be null or 'vision', got 'all'"),
+    ],
+)
+def test_what_is_not_taken_is_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        check_family(module_from_config(GEMMA4 | change, name="llm", modality=TEXT))
+
+
+def test_a_configuration_without_sizes_is_one_with_embeddings_of_every_block() -> None:
+    with pytest.raises(ValueError, match="hidden_size_per_layer_input must be 0, got 256"):
+        module_from_config({"model_type": "gemma4_text"}, name="llm", modality=TEXT)
