@@ -168,6 +168,13 @@ def test_a_checkpoint_belongs_to_the_input_gradient_where_the_backward_is_split(
     assert pass_times(times, [NOTHING, BOTH], [False, False]).of("B") == 11.0
 
 
+def test_parts_of_a_layer_are_computed_again_only_where_the_whole_layer_is_not() -> None:
+    """Layers of 4 s, of which parts take 1 s: the second one is recomputed whole."""
+    times = [LayerTime(4.0, 5.0, 6.0)] * 2
+    found = pass_times(times, [BOTH, BOTH], [False, True], again_s=[1.0, 1.0])
+    assert found.of("B") == 2 * 11.0 + 1.0 + 4.0
+
+
 def test_planners_see_the_same_seconds_as_prices() -> None:
     plan = plan_of(Recompute.FULL)
     cost = CostModel(fit("here", [measurement_of(plan, **UNDER)]))

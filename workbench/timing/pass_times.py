@@ -94,7 +94,11 @@ def pass_times(
             for (time, need), again in zip(pairs, recomputed, strict=True)
             if again and need.any
         )
-        + sum(seconds for seconds, need in zip(again_s, needs, strict=bool(again_s)) if need.any),
+        + sum(
+            seconds
+            for seconds, need, again in zip(again_s, needs, recomputed, strict=bool(again_s))
+            if need.any and not again
+        ),
         split_through_s=sum(time.split_through_s(need) for time, need in pairs),
         split_weights_s=sum(time.split_weights_s(need) for time, need in pairs),
         unmeasured=frozenset(unmeasured_of(times)),
