@@ -12,7 +12,7 @@ Run:     python -m experiments.public.unseen [--predict] [--json]
 """
 
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,10 +102,15 @@ def predicted(run: Run, predictor: RowPredictor) -> Seconds:
     return Seconds(value, low, high)
 
 
+def check_unmeasured(measurements: Path) -> None:
+    """Raise ValueError if measurements are there already."""
+    if measurements.exists():
+        raise ValueError(f"{measurements.name} is there: predictions are written before it")
+
+
 def write_predictions() -> None:
     """Write the prediction of every run; ValueError if there are measurements beside it already."""
-    if MEASURED.exists():
-        raise ValueError(f"{MEASURED.name} is there: predictions are written before it")
+    check_unmeasured(MEASURED)
     predictor = RowPredictor(iteration_s)
     lines = ["id,predicted_s,low_s,high_s,refused"]
     for run in runs():
@@ -150,21 +155,25 @@ def figures(pairs: Sequence[tuple[Seconds, float]]) -> dict[str, float]:
     }
 
 
-def main(run: Script) -> int:
-    """The script's command; `--predict` writes predictions instead."""
-    parser = command_line(__doc__)
-    parser.add_argument("--predict", action="store_true", help="write predictions.csv, before measurements")
-    arguments = parser.parse_args()
-    if not arguments.predict:
-        return finished(run(), as_json=arguments.json)
-    try:
-        write_predictions()
-    except ValueError as error:
-        parser.error(str(error))
-    return 0
+def predicting(write: Callable[[], None]) -> Callable[[Script], int]:
+    """The command of a script with predictions: `--predict` writes them instead of comparing them."""
+
+    def main(run: Script) -> int:
+        parser = command_line(run.about)
+        parser.add_argument("--predict", action="store_true", help="write predictions, before measurements")
+        arguments = parser.parse_args()
+        if not arguments.predict:
+            return finished(run(), as_json=arguments.json)
+        try:
+            write()
+        except ValueError as error:
+            parser.error(str(error))
+        return 0
+
+    return main
 
 
-@script(command=main)
+@script(command=predicting(write_predictions))
 def run() -> Evidence:
     """Errors of the predictions that were written before, and of today's."""
     took_s, before, evidence = measured(), written(), Evidence()

@@ -22,10 +22,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from experiments.harness.command import command_line
 from experiments.harness.outcome import Evidence
-from experiments.harness.script import Script, finished, script
-from experiments.public.unseen import FOLDER, rows_of
+from experiments.harness.script import script
+from experiments.public.unseen import FOLDER, check_unmeasured, predicting, rows_of
 from sim.predict import predict
 from workbench.cost.execution import Execution, load_execution
 from workbench.cost.model import CostModel
@@ -138,8 +137,7 @@ def peak_gib(row: Row) -> float:
 
 def write_predictions() -> None:
     """Write the prediction of every run; ValueError if there are measurements beside it already."""
-    if MEASURED.exists():
-        raise ValueError(f"{MEASURED.name} is there: predictions are written before it")
+    check_unmeasured(MEASURED)
     lines = [f"{row['id']},{predicted_s(row):.6g}" for row in rows_of(RUNS)]
     write_text("\n".join(("id,predicted_s", *lines)) + "\n", PREDICTIONS)
 
@@ -150,21 +148,7 @@ def measured_s(row: Row, printed: Row) -> float:
     return value * S_PER_HOUR / int(row["steps"]) if printed["unit"] == "hours" else value
 
 
-def main(run: Script) -> int:
-    """The script's command; `--predict` writes predictions instead."""
-    parser = command_line(__doc__)
-    parser.add_argument("--predict", action="store_true", help="write predictions, before measurements")
-    arguments = parser.parse_args()
-    if not arguments.predict:
-        return finished(run(), as_json=arguments.json)
-    try:
-        write_predictions()
-    except ValueError as error:
-        parser.error(str(error))
-    return 0
-
-
-@script(command=main)
+@script(command=predicting(write_predictions))
 def run() -> Evidence:
     """Errors of the predictions that were written before, and of today's; above zero: predicted too slow."""
     printed = {each["id"]: each for each in rows_of(MEASURED)}

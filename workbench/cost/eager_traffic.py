@@ -8,9 +8,9 @@ move what fused kernels move.
 from enum import StrEnum
 from typing import NamedTuple
 
-from workbench.cost.roofline import Grid, Work, operator_tokens
-from workbench.cost.traffic import WIDE_BYTES, PassBytes
-from workbench.model.layer import Pointwise, Shard
+from workbench.cost.roofline import Grid, Work
+from workbench.cost.traffic import WIDE_BYTES, PassBytes, pointwise_elements
+from workbench.model.layer import Pointwise
 from workbench.model.transformer import is_rms
 
 
@@ -88,6 +88,5 @@ def eager_bytes(
     calls: EagerOperator, operator: Pointwise, work: Work, grid: Grid, element_bytes: int
 ) -> PassBytes:
     """Bytes that an operator's calls move on one rank, pass by pass."""
-    width = operator.width / (1 if operator.shard is Shard.REPLICATED else grid.tp)
-    elements = operator_tokens(operator, work, grid) * width
+    elements = pointwise_elements(operator, work, grid)
     return PassBytes(*(elements * each.bytes_per_element(element_bytes) for each in calls))

@@ -180,7 +180,8 @@ class OperatorSums:
         link = self._links.experts if exchange.kind is Collective.ALL_TO_ALL else self._links.tensor
         assert link is not None, "a grid of several ranks has links"
         if exchange.kind is Collective.ALL_TO_ALL:
-            self.unmeasured.add("experts: tokens choose them at random")
+            if self._cost.execution.copies is not TokenCopies.NEIGHBOURS:
+                self.unmeasured.add("experts: tokens choose them at random")
             if exchange.num_chosen and self._cost.execution.copies is not TokenCopies.EACH:
                 return self._deduplicated_s(exchange, link)
         seconds = self._collective_s(exchange.kind, exchange.num_bytes, exchange.num_ranks, link)
@@ -196,7 +197,6 @@ class OperatorSums:
 
     def _deduplicated_s(self, rows: ExpertExchange, link: Link) -> float:
         """Seconds of tokens that are sent once to a node and then once to each rank in it."""
-
         is_in_turn = self._cost.execution.copies is TokenCopies.NEIGHBOURS
         share = in_turn_share if is_in_turn else copies_share
 

@@ -48,6 +48,12 @@ def lookup_bytes(operator: Lookup, work: Work, grid: Grid, element_bytes: int) -
     return PassBytes(moved, moved, table + moved)
 
 
+def pointwise_elements(operator: Pointwise, work: Work, grid: Grid) -> float:
+    """Elements of a memory-bound operator's tensor on one rank."""
+    width = operator.width / (1 if operator.shard is Shard.REPLICATED else grid.tp)
+    return operator_tokens(operator, work, grid) * width
+
+
 def pointwise_bytes(
     operator: Pointwise, work: Work, grid: Grid, element_bytes: int, dropout: Dropout = Dropout.NONE
 ) -> PassBytes:
@@ -62,8 +68,7 @@ def pointwise_bytes(
     reads gradient and mask and writes the branch's gradient. The join of experts moves rows to them and
     back, see `_join_passes`.
     """
-    width = operator.width / (1 if operator.shard is Shard.REPLICATED else grid.tp)
-    elements = operator_tokens(operator, work, grid) * width
+    elements = pointwise_elements(operator, work, grid)
     tensor, passes = elements * element_bytes, operator.num_passes
     if operator.name == JOIN:
         forward, backward = _join_passes(passes - 1)
