@@ -9,11 +9,7 @@ from torch import nn
 from transformers import Gemma4TextConfig
 from transformers.models.gemma4 import modeling_gemma4 as gemma4
 
-from runtime.data.batches import SyntheticSource
-from runtime.launch import run_lowered
 from runtime.models.weights import exporting, write_part
-from runtime.reference import reference_step
-from runtime.run_settings import Collect, RunSettings
 from runtime.step.stage_module import StageInput, build_stage_module
 from runtime.world.pool import Pool
 from tests import tiny_models
@@ -21,12 +17,11 @@ from tests.paper_models import GEMMA4, GEMMA4_SPARSE
 from tests.test_adapters import build
 from tests.test_adapters_decoders import SAMPLES
 from tests.test_expert_plan import moe_plan
-from tests.test_parity import assert_parity
+from tests.test_parity import assert_trains_checkpoint
 from workbench.model.hf_config import module_from_config
 from workbench.model.layer import Attention
 from workbench.model.model_graph import TEXT
-from workbench.plan.lower import lower
-from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Sharding
+from workbench.plan.plan import ModuleSettings, Recompute, Sharding
 from workbench.plan.runnable import check_family
 
 torch.set_num_threads(1)
@@ -94,16 +89,7 @@ def test_layouts_train_a_checkpoint_as_one_process(
 ) -> None:
     saved(config, tmp_path)
     plan = moe_plan(**degrees, config=config, modules=(settings,))
-    assert_trains_checkpoint(plan, tmp_path, pool)
-
-
-def assert_trains_checkpoint(plan: Plan, weights: Path, pool: Pool) -> None:
-    settings = RunSettings(
-        seed=SEED, weights=weights, precision=Precision.FLOAT64, collect=Collect.STATE, timeout_s=30.0
-    )
-    result = run_lowered(lower(plan), settings, pool=pool)
-    reference = reference_step(plan, seed=SEED, dtype=F64, source=SyntheticSource(SEED), weights=weights)
-    assert_parity(plan, result, reference, Precision.FLOAT64)
+    assert_trains_checkpoint(plan, tmp_path, pool, seed=SEED)
 
 
 def test_an_export_is_what_transformers_reads(tmp_path: Path) -> None:

@@ -14,29 +14,24 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
 
-from runtime.data.batches import SyntheticSource
-from runtime.launch import run_lowered
 from runtime.models import attention, attention_mask
 from runtime.models.attention import pack, packed_sdpa
 from runtime.models.choose import adapter_of
 from runtime.models.gpt_oss import ClampedExperts
 from runtime.models.grouped import Groups
 from runtime.models.weights import exporting, write_part
-from runtime.reference import reference_step
-from runtime.run_settings import Collect, RunSettings
 from runtime.step.stage_module import build_stage_module
 from runtime.world.pool import Pool
 from tests import tiny_models
 from tests.interpreter import INTERPRETED
 from tests.test_expert_plan import moe_plan
-from tests.test_parity import assert_parity
+from tests.test_parity import assert_trains_checkpoint
 from workbench.model.checkpoint import check_weights
 from workbench.model.hf_config import module_from_config
 from workbench.model.layer import Attention
 from workbench.model.model_graph import TEXT
 from workbench.plan.build import with_programs
-from workbench.plan.lower import lower
-from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Sharding
+from workbench.plan.plan import ModuleSettings, Recompute, Sharding
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind
 
@@ -88,7 +83,7 @@ def test_layouts_train_a_checkpoint_as_one_process(
     """With biases of experts and sinks that are not zero, and activations at their limits."""
     saved(tmp_path)
     plan = moe_plan(**degrees, config=TINY, modules=(settings,))
-    assert_trains_checkpoint(plan, tmp_path, pool)
+    assert_trains_checkpoint(plan, tmp_path, pool, seed=SEED)
 
 
 def test_a_split_backward(tmp_path: Path, pool: Pool) -> None:
@@ -96,16 +91,7 @@ def test_a_split_backward(tmp_path: Path, pool: Pool) -> None:
     plan = moe_plan(pp=2, config=TINY)
     split = with_programs(replace(plan, programs=()), Schedule(kind=ScheduleKind.ZB_H1))
     assert any(action.kind is Pass.W for action in split.program_actions)
-    assert_trains_checkpoint(split, tmp_path, pool)
-
-
-def assert_trains_checkpoint(plan: Plan, weights: Path, pool: Pool) -> None:
-    settings = RunSettings(
-        seed=SEED, weights=weights, precision=Precision.FLOAT64, collect=Collect.STATE, timeout_s=30.0
-    )
-    result = run_lowered(lower(plan), settings, pool=pool)
-    reference = reference_step(plan, seed=SEED, dtype=F64, source=SyntheticSource(SEED), weights=weights)
-    assert_parity(plan, result, reference, Precision.FLOAT64)
+    assert_trains_checkpoint(split, tmp_path, pool, seed=SEED)
 
 
 def test_an_export_is_what_transformers_reads(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -93,6 +94,17 @@ def assert_parity(plan: Plan, result: RunResult, reference: ReferenceResult, pre
         if precision is Precision.FLOAT64:
             assert_weights(plan, state, reference, rounding)
     assert compared == set(reference.gradients)
+
+
+def assert_trains_checkpoint(plan: Plan, weights: Path, pool: Pool, *, seed: int) -> None:
+    """A step from the weights of a checkpoint, in float64, as one process does it."""
+    settings = RunSettings(
+        seed=seed, weights=weights, precision=Precision.FLOAT64, collect=Collect.STATE, timeout_s=30.0
+    )
+    result = run_lowered(lower(plan), settings, pool=pool)
+    source = SyntheticSource(seed)
+    reference = reference_step(plan, seed=seed, dtype=torch.float64, source=source, weights=weights)
+    assert_parity(plan, result, reference, Precision.FLOAT64)
 
 
 def whole(weight: Tensor) -> Tensor:
