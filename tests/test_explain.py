@@ -9,6 +9,8 @@ import pytest
 from sim.predict import predict, prices_of, step_s
 from tests.command_line import answered, workbench
 from tests.vlm_job import H100, VLM, planned, side, vlm_job
+from workbench.cost.collectives import Collective
+from workbench.cost.faster_links import with_faster_links
 from workbench.cost.hardware import uniform
 from workbench.data.sample import Sample, Segment
 from workbench.explain.critical_path import Cause
@@ -62,6 +64,34 @@ def test_a_step_is_sensitive_to_what_it_is_made_of(job: Job) -> None:
         tokens = found[f"{modality} tokens"]
         assert tokens.refusal == ""
         assert tokens.less_s < tokens.more_s
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "megatron-heterogeneous"])
+def test_a_rate_changes_a_step_by_its_tenth_at_most(job: Job, strategy: str) -> None:
+    """No collective leaves its measured table because a link's bandwidth is varied."""
+    layouts = () if strategy == "fsdp" else job.layouts
+    lowered, _ = accept(planned(replace(job, layouts=layouts), strategy))
+    base_s = step_s(lowered, H100)
+    found = [each for each in sensitivities(lowered, H100, step_s) if each.about.split()[0] != "kernel"]
+    rates = [each for each in found if "rate" in each.about or "bandwidth" in each.about]
+    assert len(rates) == 6
+    for each in rates:
+        assert base_s * (1 - 1e-9) <= each.less_s <= base_s / 0.9 * (1 + 1e-9), each.about
+        assert base_s / 1.1 * (1 - 1e-9) <= each.more_s <= base_s * (1 + 1e-9), each.about
+    inside = next(each for each in rates if each.about == "link bandwidth inside a node")
+    assert inside.more_s < base_s
+
+
+def test_measured_collectives_on_twice_the_bandwidth_keep_their_latency() -> None:
+    slow, fast = H100.collectives, with_faster_links(H100, {"intra": 2.0}).collectives
+    link = H100.profile.machine_link("intra").link
+    fast_link = replace(link, bytes_per_s=2 * link.bytes_per_s)
+    least, most = 512.0, 536870912.0  # the table's smallest and largest messages
+    latency_s = slow.seconds(Collective.ALL_GATHER, least, 8, link)
+    assert fast.seconds(Collective.ALL_GATHER, least, 8, fast_link) == pytest.approx(latency_s)
+    moving_s = slow.seconds(Collective.ALL_GATHER, most, 8, link) - latency_s
+    expected_s = latency_s + moving_s / 2
+    assert fast.seconds(Collective.ALL_GATHER, most, 8, fast_link) == pytest.approx(expected_s)
 
 
 def test_compute_that_is_all_there_is_follows_its_rate() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from workbench.cost.faster_links import with_faster_links
 from workbench.cost.hardware import Cluster, Link, Node
 from workbench.cost.model import CostModel
 from workbench.data.sample import Sample, Segment
@@ -62,8 +63,8 @@ def sensitivities(lowered: Lowered, cost: CostModel, step_s: StepSeconds) -> Ite
     """The step with 0.9 and 1.1 times each rate, bandwidth, launch time and sample size.
 
     The plan is fixed: its stages, its order and the position of each sample. Sizes are those of all
-    samples, then their distance from the mean, which changes no total. Measured collectives follow their
-    rates, those by formula also their links.
+    samples, then their distance from the mean, which changes no total. Collectives follow the bandwidth of
+    their links, whether measured or by formula.
 
     Args:
         step_s: simulates a lowered plan.
@@ -83,12 +84,9 @@ def _varied(lowered: Lowered, cost: CostModel) -> Iterator[tuple[str, Vary]]:
     for source, rates in RATES.items():
         yield RATE_NAMES[source], _rates(lowered, cost, rates)
     cluster = lowered.plan.cluster
-    yield "link bandwidth inside a node", lambda factor: Variation(_linked(lowered, factor, 1.0), cost)
+    yield "link bandwidth inside a node", lambda factor: _linked(lowered, cost, factor, 1.0)
     if len(cluster.nodes) > 1:
-        yield (
-            "link bandwidth between nodes",
-            lambda factor: Variation(_linked(lowered, 1.0, factor), cost),
-        )
+        yield "link bandwidth between nodes", lambda factor: _linked(lowered, cost, 1.0, factor)
     yield "kernel launch times", lambda factor: Variation(lowered, with_launch(cost, factor))
     for modality in dict.fromkeys(module.modality for module in lowered.plan.model.modules):
         yield f"{modality} tokens", _sizes(lowered.plan, cost, modality)
@@ -107,7 +105,7 @@ def _rates(lowered: Lowered, cost: CostModel, rates: tuple[str, ...]) -> Vary:
     return vary
 
 
-def _linked(lowered: Lowered, inside: float, between: float) -> Lowered:
+def _linked(lowered: Lowered, cost: CostModel, inside: float, between: float) -> Variation:
     """The same plan on links faster by a factor."""
     cluster = lowered.plan.cluster
 
@@ -124,7 +122,10 @@ def _linked(lowered: Lowered, inside: float, between: float) -> Lowered:
         inter=scaled(cluster.inter, between),
         nodes=tuple(map(scaled_node, cluster.nodes)),
     )
-    return replace(lowered, plan=replace(lowered.plan, cluster=faster))
+    return Variation(
+        replace(lowered, plan=replace(lowered.plan, cluster=faster)),
+        with_faster_links(cost, {"intra": inside, "inter": between}),
+    )
 
 
 def _sizes(plan: Plan, cost: CostModel, modality: str) -> Vary:
