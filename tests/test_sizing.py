@@ -11,6 +11,7 @@ from typer.testing import Result
 from tests.command_line import JOB, workbench
 from workbench.cost.profile import load_profile
 from workbench.job.job import Job, load_job
+from workbench.job.module_layout import ModuleLayout
 from workbench.search.sizing import Goal, Training, answer, gpu_counts, num_steps, on_gpus, sized
 from workbench.units import duration_s
 
@@ -138,6 +139,16 @@ def test_clusters_grow_by_whole_nodes_with_the_profiles_link(job: Job) -> None:
     assert on_gpus(named, 4).cluster.inter.bytes_per_s == 1.0
     with pytest.raises(ValueError, match="5 GPUs make no whole nodes of 2; nearest: 4"):
         on_gpus(job, 5)
+
+
+@pytest.mark.parametrize(("count", "replicas"), [(1, 1), (2, 1), (4, 2), (8, 4), (32, 16), (64, 16)])
+def test_replicas_keep_their_gpus_while_the_batch_has_samples(job: Job, count: int, replicas: int) -> None:
+    batch = tuple(replace(job.batch[0], id=number) for number in range(16))
+    on_two = replace(job, batch=batch, replicas=1)
+    assert on_gpus(on_two, count).replicas == replicas
+    assert on_gpus(replace(on_two, batch=batch[:12]), 32).replicas == 12
+    stated = replace(on_two, layouts=(ModuleLayout(module="llm", dp=2),))
+    assert on_gpus(stated, count).replicas == 1
 
 
 def test_processes_are_no_gpus(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from workbench.cost.hardware import uniform
 from workbench.cost.profile import load_profile
 from workbench.job.job import Job
 from workbench.job.links import link_of, num_cards
+from workbench.planner.layout_space import divisors
 from workbench.search.objectives.money import steps_for
 from workbench.units import S_PER_HOUR
 
@@ -97,6 +98,9 @@ def gpu_counts(job: Job, most: int = MOST_GPUS) -> Iterator[int]:
 def on_gpus(job: Job, count: int) -> Job:
     """The job on `count` GPUs of the same kind, on whole nodes or on part of one.
 
+    Replicas keep their number of GPUs as far as the batch has samples for them; a job whose layouts state a
+    dp keeps its replicas.
+
     Raises:
         ValueError: the cluster does not consist of equal GPU nodes, `count` is no multiple of a node, or the
             profile lacks the inter-node link that a job of one node does not state.
@@ -116,7 +120,15 @@ def on_gpus(job: Job, count: int) -> Job:
         node = replace(node, num_cards=num_cards(None, profile, node.num_ranks))
     node = replace(node, num_ranks=min(count, node.num_ranks))
     cluster = uniform(job.cluster.name, node, num_nodes=num_nodes, intra=job.cluster.intra, inter=inter)
-    return replace(job, cluster=cluster, max_ranks=None)
+    return replace(job, cluster=cluster, max_ranks=None, replicas=_replicas(job, count))
+
+
+def _replicas(job: Job, count: int) -> int:
+    """The most replicas that are no smaller than the job's and share the batch equally; at least one."""
+    if any(layout.dp is not None for layout in job.layouts):
+        return job.replicas
+    most = max(1, job.replicas * count // job.usable_ranks)
+    return max(each for each in divisors(len(job.batch)) if each <= most)
 
 
 def sized(goal: Goal, counts: Iterator[int], train: Callable[[int], Training]) -> tuple[Training, ...]:
