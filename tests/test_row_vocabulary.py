@@ -230,6 +230,8 @@ def test_adapters_train_alone():
         ({"layers": 6, "pp": 4, "embedding_as_layer": "yes", "loss_as_layer": "yes"}, [1, 2, 2, 1]),
         ({"layers": 7, "pp": 4, "loss_as_layer": "yes"}, [2, 2, 2, 1]),
         ({"layers": 5, "pp": 2}, [3, 2]),
+        ({"layers": 6, "pp": 4, "stage_blocks": "2+1+3+0"}, [2, 1, 3, 0]),
+        ({"layers": 6, "pp": 2, "virtual_stages": 2, "stage_blocks": "0 + 1 + 3 + 2"}, [0, 1, 3, 2]),
     ],
 )
 def test_stages_share_blocks(cells, blocks):
@@ -278,6 +280,11 @@ def test_copies_of_key_heads_are_not_useful(kv_heads):
         ({"recompute": "core_attn+mpl"}, "got 'core_attn+mpl'; nearest: mlp"),
         ({"pp": 8}, "pp x virtual_stages: want at most the 4 layers, got 8; nearest: 4"),
         ({"pp": 4, "loss_as_layer": "yes"}, "must divide layers with embedding and loss = 5, got 4"),
+        ({"pp": 2, "stage_blocks": "4"}, "want pp x virtual_stages = 2 numbers, got 1: 4; nearest: 2+2"),
+        ({"pp": 2, "stage_blocks": "2+3"}, "want numbers that add up to 4 blocks, got 5: 2+3; nearest: 2+2"),
+        ({"pp": 3, "stage_blocks": "2+0+2"}, "want a block in every stage between the first and the last"),
+        ({"pp": 2, "stage_blocks": "2+2", "loss_as_layer": "yes"}, "want an empty cell with embedding_as_"),
+        ({"stage_blocks": "4x1"}, "want whole numbers with + between, got '4x1'; nearest: an empty cell"),
         ({"grad_accum": 3}, "grad_accum: want global_batch / (dp x micro_batch) = 8, got 3; nearest: 8"),
         ({"full_every": 4}, "full_every: want 0 without a window, got 4; nearest: 0"),
     ],

@@ -55,6 +55,8 @@ def read_cell(column: Column, text: str) -> Any:
         return text
     if column.name == "recompute":
         return _read_modules(text)
+    if column.name == "stage_blocks":
+        return _read_counts(column.name, text)
     if column.choices is not None:
         return _read_word(column.name, column.choices, text)
     try:
@@ -78,6 +80,14 @@ def _read_modules(text: str) -> tuple[Recomputed, tuple[BlockModule, ...]]:
                 f"got {text!r}; nearest: {near[0]}"
             )
     return Recomputed.MODULES, tuple(module for module in BlockModule if module in words)
+
+
+def _read_counts(name: str, text: str) -> tuple[int, ...]:
+    """Whole numbers with + between; ValueError for anything else."""
+    words = [word.strip() for word in text.split(JOIN)]
+    if not all(word.isascii() and word.isdigit() for word in words):
+        raise ValueError(f"{name}: want whole numbers with + between, got {text!r}; nearest: an empty cell")
+    return tuple(int(word) for word in words)
 
 
 def _read_word(name: str, choices: type[StrEnum], text: str) -> StrEnum:

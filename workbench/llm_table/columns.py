@@ -162,6 +162,12 @@ COLUMNS = (
     _count("cp", "context-parallel ranks"),
     _count("pp", "pipeline stages"),
     _count("virtual_stages", "stages per rank (interleaved 1F1B)"),
+    Column(
+        "stage_blocks",
+        "blocks of every stage in pipeline order, joined by +, such as 6+7+7+4",
+        _always(()),
+        shown="as equal as possible",
+    ),
     _flag("embedding_as_layer", "the embedding counts as a block when stages are balanced"),
     _flag("loss_as_layer", "the head counts as a block when stages are balanced"),
     _count("ep", "expert-parallel ranks"),

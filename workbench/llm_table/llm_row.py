@@ -173,6 +173,7 @@ class LlmRow:
     cp: int
     pp: int
     virtual_stages: int
+    stage_blocks: tuple[int, ...]
     embedding_as_layer: YesNo
     loss_as_layer: YesNo
     ep: int

@@ -130,17 +130,26 @@ def is_cut_further(row: LlmRow) -> bool:
 
 
 def _shares(row: LlmRow) -> Iterator[tuple[int, int]]:
-    """[first, last) layers of every stage: equal numbers of blocks, the first ones one more if need be."""
+    """[first, last) layers of every stage; the first has the embedding and the last the head as well."""
+    blocks = row.stage_blocks or _equal_blocks(row)
+    width = 2 if row.lora_rank else 1  # layers of a block
+    end = 0
+    for index, count in enumerate(blocks):
+        first = 0 if index == 0 else 1 + end * width
+        end += count
+        yield first, 1 + end * width + (index == len(blocks) - 1)
+
+
+def _equal_blocks(row: LlmRow) -> tuple[int, ...]:
+    """Equal numbers of blocks for every stage, the first ones one more if need be."""
     num_stages = row.pp * row.virtual_stages
     ahead = row.embedding_as_layer is YesNo.YES
     behind = row.loss_as_layer is YesNo.YES
     share, more = divmod(row.num_blocks + ahead + behind, num_stages)
-    width = 2 if row.lora_rank else 1  # layers of a block
-    end = 0
-    for index in range(num_stages):
-        first = 0 if index == 0 else 1 + end * width
-        end += share + (index < more) - (ahead and index == 0) - (behind and index == num_stages - 1)
-        yield first, 1 + end * width + (index == num_stages - 1)
+    return tuple(
+        share + (index < more) - (ahead and index == 0) - (behind and index == num_stages - 1)
+        for index in range(num_stages)
+    )
 
 
 def _pieces(row: LlmRow, layers: tuple[int, int]) -> Iterator[tuple[int, int]]:

@@ -116,8 +116,27 @@ def _check_pipeline(row: LlmRow) -> None:
     num_layers = row.num_blocks + _counted(row)
     if num_stages > num_layers:
         _refuse("pp x virtual_stages", f"want at most the {num_layers} layers", num_stages, num_layers)
-    if _counted(row):
+    if row.stage_blocks:
+        _check_stage_blocks(row, num_stages)
+    elif _counted(row):
         check_divides("layers with embedding and loss", num_layers, "pp x virtual_stages", num_stages)
+
+
+def _check_stage_blocks(row: LlmRow, num_stages: int) -> None:
+    """The first and the last stage may have no block: they have the embedding and the head."""
+    text = "+".join(map(str, row.stage_blocks))
+    if _counted(row):
+        _refuse("stage_blocks", "want an empty cell with embedding_as_layer or loss_as_layer", text, "empty")
+    share, more = divmod(row.num_blocks, num_stages)
+    nearest = "+".join(str(share + (index < more)) for index in range(num_stages))
+    if len(row.stage_blocks) != num_stages:
+        rule = f"want pp x virtual_stages = {num_stages} numbers"
+        _refuse("stage_blocks", rule, f"{len(row.stage_blocks)}: {text}", nearest)
+    if sum(row.stage_blocks) != row.num_blocks:
+        rule = f"want numbers that add up to {row.num_blocks} blocks"
+        _refuse("stage_blocks", rule, f"{sum(row.stage_blocks)}: {text}", nearest)
+    if not all(row.stage_blocks[1:-1]):
+        _refuse("stage_blocks", "want a block in every stage between the first and the last", text, nearest)
 
 
 def _counted(row: LlmRow) -> int:
