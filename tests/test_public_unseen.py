@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.public import unseen, unseen_multimodal
-from experiments.public.unseen import Seconds, figures, predicted, runs, write_predictions, written
+from experiments.public import unseen, unseen_multimodal, unseen_systems
+from experiments.public.blind import Seconds, figures, predicted, rows_of
 from sim.predict import iteration_s
 from workbench.cost.eager_traffic import PointwiseKernels
 from workbench.cost.execution import Execution, GradientSum
@@ -15,24 +15,26 @@ from workbench.llm_table.frameworks import is_compared
 from workbench.llm_table.predict import RowPredictor
 from workbench.llm_table.row_interval import OF_SYSTEM, SYSTEM, unsaid_of
 
-RUNS = {run.name: run for run in runs()}
+ROUNDS = (unseen.ROUND, unseen_systems.ROUND)
+RUNS = {run.name: run for run in unseen.ROUND.runs()}
 SHARED = next(run for run in RUNS.values() if run.full_share)
 
 
-def test_every_run_has_a_prediction_from_before():
-    assert set(written()) == set(RUNS)
-    assert len(RUNS) == 100
-    assert set(unseen.measured()) <= set(RUNS)
-    assert all(run.cells["source"] for run in RUNS.values())
+@pytest.mark.parametrize(("found", "count"), [(unseen.ROUND, 100), (unseen_systems.ROUND, 202)])
+def test_every_run_has_a_prediction_from_before(found, count):
+    every = {run.name: run for run in found.runs()}
+    assert set(found.written()) == set(every)
+    assert len(every) == count
+    assert set(found.took_s()) <= set(every)
+    assert all(run.cells["source"] for run in every.values())
 
 
 def test_predictions_are_not_written_beside_measurements():
-    before = unseen.PREDICTIONS.read_bytes()
-    with pytest.raises(ValueError, match="predictions are written before it"):
-        write_predictions()
-    with pytest.raises(ValueError, match="predictions are written before it"):
-        unseen_multimodal.write_predictions()
-    assert unseen.PREDICTIONS.read_bytes() == before
+    before = [found.predictions.read_bytes() for found in ROUNDS]
+    for write in (*(found.write_predictions for found in ROUNDS), unseen_multimodal.write_predictions):
+        with pytest.raises(ValueError, match="predictions are written before it"):
+            write()
+    assert [found.predictions.read_bytes() for found in ROUNDS] == before
 
 
 def test_a_recomputed_share_lies_on_the_way_to_full_recomputation():
@@ -73,7 +75,7 @@ def test_systems_that_were_not_compared_have_wider_intervals():
 
 
 def test_a_multimodal_run_becomes_a_job_of_its_layouts():
-    row = next(each for each in unseen_multimodal.rows_of(unseen_multimodal.RUNS) if each["id"] == "m42")
+    row = next(each for each in rows_of(unseen_multimodal.RUNS) if each["id"] == "m42")
     job = unseen_multimodal.job_of(row)
     assert (len(job.batch), job.settings.of("llm").recompute) == (16, "full")
     assert unseen_multimodal.predicted_s(row) > 0

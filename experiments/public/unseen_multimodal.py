@@ -24,7 +24,7 @@ import yaml
 
 from experiments.harness.outcome import Evidence
 from experiments.harness.script import script
-from experiments.public.unseen import FOLDER, check_unmeasured, predicting, rows_of
+from experiments.public.blind import FOLDER, check_unmeasured, predicting, rows_of
 from sim.predict import predict
 from workbench.cost.execution import Execution, load_execution
 from workbench.cost.model import CostModel
