@@ -2,7 +2,7 @@
 
 import pickle
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ from workbench.cost.hardware import Link
 from workbench.cost.interpolate import Surface
 from workbench.cost.layer_table import LayerPoint, LayerTable
 from workbench.cost.model import CostModel, LayerTime, RowWork, Work
-from workbench.cost.profile import Profile, ideal_profile, known_profiles, load_profile
+from workbench.cost.profile import Direction, Profile, ideal_profile, known_profiles, load_profile
 from workbench.cost.roofline import Gemm, Grid, layer_flop
 from workbench.cost.signature import signature
 from workbench.model.frozen import Needs
@@ -132,6 +132,31 @@ def test_a_measured_matmul_comes_back(sheet: DataSheet, milliseconds: float):
     assert inside
     least_s = gemm.flop / (sheet.sheet.reached_bfloat16_flop_per_s or sheet.sheet.bfloat16_flop_per_s)
     assert seconds == pytest.approx(max(milliseconds / 1e3, least_s) / sheet.sustained_products, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["A40", "H100"])
+def test_a_product_of_few_columns_is_read_as_its_transposed(name: str):
+    """Tables begin at 1,280 and 512 columns: an encoder of width 192 has a seventh of the former."""
+    cost, few = CostModel(load_profile(name)), Gemm(8192, 192, 1024)
+    seconds, inside = cost.matmul_s(few, "bfloat16")
+    assert (seconds, inside) == (cost.matmul_s(few.transposed, "bfloat16")[0], False)
+    assert seconds < cost.matmul_s(few._replace(n=1280), "bfloat16")[0] / 2
+
+
+@pytest.mark.parametrize("name", ["A40", "A100-80GB"])
+@settings(max_examples=60, deadline=None)
+@given(
+    columns=st.tuples(st.sampled_from([64, 192, 768, 1280, 4096]), st.sampled_from([192, 768, 4096])),
+    rows=st.lists(st.floats(20, 100_000), min_size=2, max_size=5, unique=True).map(sorted),
+    share=st.floats(0, 1),
+    direction=st.sampled_from(list(Direction)),
+)
+def test_no_product_is_faster_than_the_bound_of_its_rows(name: str, columns, rows, share: float, direction):
+    cost = CostModel(load_profile(name))
+    most = cost.most_products_flop_per_s(np.array(rows), columns, direction, "bfloat16")
+    for (least, largest), bound in zip(pairwise(rows), most, strict=True):
+        gemm = Gemm(least + share * (largest - least), *columns)
+        assert gemm.flop / cost.product_s(gemm, direction, "bfloat16")[0] <= bound * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("name", known_profiles())

@@ -134,8 +134,9 @@ class KernelTimes:
     def matmul_s(self, gemm: Gemm, precision: str) -> tuple[float, bool]:
         """Seconds of a product in a short loop, and whether its shape is inside the measured range.
 
-        A shape below the smallest measured one takes the time of the smallest; an empty one takes 0.
-        Equal products are priced once.
+        Tables have products of few rows, but not of few columns: one with fewer columns than any measured is
+        read as its transposed. A shape that is still below the smallest measured one takes the time of the
+        smallest; an empty one takes 0. Equal products are priced once.
         """
         key = gemm, precision
         priced = self._products.get(key)
@@ -153,12 +154,13 @@ class KernelTimes:
         if self._matmul is None:
             moved_s = gemm.num_bytes(size) / self.profile.memory_bytes_per_s
             return self._floor(max(flop / peak, moved_s)), True
-        padded = Gemm(*map(max, gemm, self._matmul.low))
+        shape = gemm.transposed if gemm.n < min(gemm.m, self._matmul.low[1]) else gemm
+        padded = Gemm(*map(max, shape, self._matmul.low))
         reading = self._matmul.read(*padded)
         rate = reading.rate * peak / self.profile.peak(self.profile.table_precision)
-        if padded != gemm:
+        if padded != shape:
             return self._floor(padded.flop / rate), False
-        return self._floor(flop / rate), reading.inside
+        return self._floor(flop / rate), reading.inside and shape == gemm
 
     def most_product_flop_per_s(self, precision: str) -> float:
         """An upper bound on the FLOP/s of all products: the fastest measured one's, in its best direction.
@@ -186,15 +188,24 @@ class KernelTimes:
         shape = Gemm(float(rows[0]), *columns)
         rates = np.full(len(rows) - 1, self._most_rate(precision))
         if self._matmul is not None:
-            axis = in_direction(Gemm(0, 1, 2), direction).index(0)
-            most = self._matmul.most_along(axis, rows, in_direction(shape, direction))
+            own, axis = in_direction(shape, direction), in_direction(Gemm(0, 1, 2), direction).index(0)
+            most = self._most_readings(self._matmul, rows, own, axis)
+            if own.n < self._matmul.low[1]:
+                turned_axis = (1, 0, 2)[axis]
+                most = np.maximum(most, self._most_readings(self._matmul, rows, own.transposed, turned_axis))
             rates *= most / self.profile.peak(self.profile.table_precision)
-            for dimension, low in enumerate(self._matmul.low):  # smaller sizes take the time of the smallest
-                sizes = rows[1:] if dimension == axis else in_direction(shape, direction)[dimension]
-                rates /= np.maximum(1.0, low / sizes)
         if direction in self._speedups:
             rates *= self._speedups[direction].most_along(0, rows, shape)
         return rates
+
+    @staticmethod
+    def _most_readings(table: Surface, rows: Floats, shape: Gemm, axis: int) -> Floats:
+        """[ranges] upper bounds on a table's FLOP/s for products whose rows are the coordinate `axis`."""
+        most = table.most_along(axis, rows, shape)
+        for dimension, low in enumerate(table.low):  # smaller sizes take the time of the smallest
+            sizes = rows[1:] if dimension == axis else shape[dimension]
+            most = most / np.maximum(1.0, low / sizes)
+        return most
 
     def most_attention_flop_per_s(
         self,

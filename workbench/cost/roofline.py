@@ -173,6 +173,11 @@ class Gemm(NamedTuple):
         """dw[n, k] = dy^T[n, m] x[m, k]."""
         return Gemm(self.n, self.k, self.m)
 
+    @property
+    def transposed(self) -> "Gemm":
+        """y^T[n, m] = w^T[n, k] x^T[k, m]: the same multiplications, with rows and columns exchanged."""
+        return Gemm(self.n, self.m, self.k)
+
     def num_bytes(self, element_bytes: int) -> float:
         """Both operands and the product, each once."""
         return (self.m * self.k + self.k * self.n + self.m * self.n) * element_bytes
