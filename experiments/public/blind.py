@@ -5,6 +5,8 @@ measurements are kept apart, unopened.
 """
 
 import csv
+import math
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ from experiments.harness.script import Script, finished
 from sim.predict import iteration_s
 from workbench.llm_table.columns import check_header, read_row
 from workbench.llm_table.frameworks import filled
+from workbench.llm_table.llm_row import Recomputed
 from workbench.llm_table.predict import RowPredictor
 from workbench.llm_table.row_interval import unsaid_of
 from workbench.whole_file import write_text
@@ -111,8 +114,20 @@ class Round:
         """Measured seconds of an iteration, by run."""
         return {row["id"]: float(row["measured_s"]) for row in rows_of(self.measured) if row["measured_s"]}
 
+    def mean_logs(self) -> dict[str, float]:
+        """Group -> mean logarithm of measured over today's predicted seconds of its judged runs."""
+        took_s, predictor = self.took_s(), RowPredictor(iteration_s)
+        logs: dict[str, list[float]] = {}
+        for run in self.runs():
+            if not run.why_not and run.name in took_s and not (seconds := predicted(run, predictor)).refused:
+                logs.setdefault(run.group, []).append(math.log(took_s[run.name] / seconds.value))
+        return {name: statistics.fmean(values) for name, values in logs.items()}
+
     def evidence(self) -> Evidence:
-        """Errors of the predictions that were written before, and of today's: of all runs and by group."""
+        """Errors of the predictions that were written before, and of today's: of all runs and by group.
+
+        `possible`: without runs that would have exceeded their GPUs' peak, if there are some.
+        """
         took_s, before, evidence = self.took_s(), self.written(), Evidence()
         predictor = RowPredictor(iteration_s)
         every = list(self.runs())
@@ -121,6 +136,9 @@ class Round:
         ]
         groups = dict.fromkeys(one.group for one in judged)
         parts = {"all": judged} | {name: [one for one in judged if one.group == name] for name in groups}
+        possible = [one for one in judged if peak_share(one, took_s[one.name], predictor) <= 1.0]
+        if len(possible) < len(judged):
+            parts["possible"] = possible
         today_of = {one.name: predicted(one, predictor) for one in judged}
         for name, part in parts.items():
             found = figures([(before[one.name], took_s[one.name]) for one in part])
@@ -150,6 +168,14 @@ def predicted(run: Run, predictor: RowPredictor) -> Seconds:
         sums += share * run.schedules * np.array((prediction.iteration_s, *ends))
     value, low, high = map(float, sums)
     return Seconds(value, low, high)
+
+
+def peak_share(run: Run, took_s: float, predictor: RowPredictor) -> float:
+    """FLOP/s of a run over its GPUs' peak, by its cells and what it took; above 1: the cells are wrong."""
+    row = read_row(run.cells)
+    recomputed = 4 / 3 if row.recompute is Recomputed.FULL else 1.0
+    prediction = predictor.predict(row, run.unsaid)
+    return recomputed * run.schedules * prediction.mfu * prediction.iteration_s / took_s
 
 
 def check_unmeasured(measurements: Path) -> None:

@@ -3,7 +3,8 @@
 Source:  the rows of `experiments.public.all`.
 Ours:    intervals as `workbench predict` writes them, and the same scaled by one number: that with which 80 %
          of the rows of all other data sets lie inside. What a page leaves blank counts as unstated.
-         `unfitted`: rows that have fitted numbers, without them, of which `OF_SYSTEM` is made.
+         `unfitted`: rows that have fitted numbers, without them, and the runs of `unseen` and
+         `unseen_systems`, of all of which `OF_SYSTEM` is made.
 Goals:   75 to 90 % of every data set of 20 rows or more, and of all; a median width (of the whole interval,
          over the prediction) of 25 % at most where a profile was measured, of 50 % where it was derived.
 """
@@ -18,6 +19,7 @@ import numpy as np
 
 from experiments.harness.outcome import Evidence
 from experiments.harness.script import script
+from experiments.public import unseen, unseen_systems
 from experiments.public.all import Scored, scored, unfitted
 from experiments.public.published import published
 from workbench.cost.profile import load_profile
@@ -25,6 +27,7 @@ from workbench.llm_table.columns import read_row
 from workbench.llm_table.row_interval import OF_SYSTEM
 
 LEVEL, LEAST, MOST = 0.8, 0.75, 0.9
+QUARTILE = 0.6745  # median of |x| of a normal distribution with deviation 1
 FEWEST = 20  # rows of a data set that is judged
 WIDEST = {"measured": 0.25, "derived": 0.5}
 
@@ -101,15 +104,16 @@ def run() -> Evidence:
     rows = priced_rows(predictions)
     evidence = Evidence()
     without = [each for each in unfitted(predictions) if read_row(each.row.cells).fitted]
-    off = mean_logs(without)
+    off = mean_logs(without) | unseen.ROUND.mean_logs() | unseen_systems.ROUND.mean_logs()
+    typical = statistics.median(map(abs, off.values()))
     evidence.ours |= {f"unfitted/{name}": value for name, value in off.items()}
     evidence.ours |= {
-        "unfitted/median": statistics.median(off.values()),
+        "unfitted/median": typical,
         "unfitted/rows": float(len(without)),
         "unfitted/coverage": coverage(priced_rows(without)),
     }
-    made = round(statistics.median(off.values()), 3)
-    evidence.claim("OF_SYSTEM is the median of the data sets' mean logarithms", made == OF_SYSTEM)
+    made = round(typical / QUARTILE, 2)
+    evidence.claim("OF_SYSTEM follows from the median of the systems' mean logarithms", made == OF_SYSTEM)
     names = tuple(dict.fromkeys(row.data_set for row in rows))
     left_out = []
     for name in names:

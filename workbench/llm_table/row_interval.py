@@ -26,10 +26,10 @@ BY_CONVENTION = 0.25  # of a blank cell's span, if the training system's documen
 # further off than known ones.
 STRETCH = 0.45
 
-# Deviation of a training system no run of which was compared with its prediction: the median over seven
-# data sets of their rows' mean logarithm of measured over predicted seconds, without the numbers fitted to
-# them (`experiments.public.coverage`, 0.075 to 0.89).
-OF_SYSTEM = 0.115
+# Deviation of a training system no run of which was compared with its prediction, from 25 data sets without
+# numbers fitted to them: half of them are off by a factor of 1.2 or more, in the mean of their rows
+# (`experiments.public.coverage`).
+OF_SYSTEM = 0.30
 
 # Columns that training runs often leave open -> (whole step, or one source; span of the unknown answer).
 # A second forward of all blocks is a third of the other passes. Samples per microbatch change how well
