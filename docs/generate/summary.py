@@ -217,11 +217,12 @@ def _unseen(
     yield (
         "**Blind**: step times of eighteen further systems, from MaxText to nanoGPT",
         one_line(
-            f"""mean error {percent(systems["possible/mean"])}, median {percent(systems["possible/median"])} over
-            {systems["possible/rows"]:.0f} runs; {systems["all/rows"] - systems["possible/rows"]:.0f} more would
-            exceed their GPUs' peak as their recipes were understood (mean of all:
-            {percent(systems["all/mean"])}). {percent(systems["all/inside_80"])} of all lay in their 80 %
-            interval, {percent(systems["all/inside_80_today"])} in today's"""
+            f"""mean error {percent(systems["possible/mean"])}, median
+            {percent(systems["possible/median"])} over {systems["possible/rows"]:.0f} runs;
+            {systems["all/rows"] - systems["possible/rows"]:.0f} more would exceed their GPUs' peak as their
+            recipes were understood (mean of all: {percent(systems["all/mean"])}).
+            {percent(systems["all/inside_80"])} of all lay in their 80 % interval,
+            {percent(systems["all/inside_80_today"])} in today's"""
         ),
         code("python -m experiments.public.unseen_systems"),
     )
