@@ -181,6 +181,7 @@ class LlmRow:
     micro_batch: int
     recompute: Recomputed
     recompute_modules: tuple[BlockModule, ...]
+    recompute_layers: int
     fitted: tuple[tuple[str, float], ...] = ()  # numbers of an execution, of its framework
     fitted_off: float = 0.0  # mean error of rows that these were not fitted to
     attention: Scores

@@ -2,7 +2,7 @@
 
 from workbench.cost.device_names import shipped_device
 from workbench.cost.profile import known_profiles
-from workbench.llm_table.llm_row import Adapted, Architecture, LlmRow, Optimizer, YesNo
+from workbench.llm_table.llm_row import Adapted, Architecture, LlmRow, Optimizer, Recomputed, YesNo
 
 
 def check_row(row: LlmRow) -> None:
@@ -12,6 +12,7 @@ def check_row(row: LlmRow) -> None:
     _check_model(row)
     _check_experts(row)
     _check_pipeline(row)
+    _check_recomputation(row)
     _check_sharding(row)
 
 
@@ -123,6 +124,19 @@ def _check_pipeline(row: LlmRow) -> None:
 def _counted(row: LlmRow) -> int:
     """How many of embedding and head count as a block."""
     return (row.embedding_as_layer is YesNo.YES) + (row.loss_as_layer is YesNo.YES)
+
+
+def _check_recomputation(row: LlmRow) -> None:
+    if not row.recompute_layers:
+        return
+    if row.recompute is not Recomputed.FULL:
+        _refuse("recompute_layers", "want 0 without recompute full", row.recompute_layers, 0)
+    if row.lora_rank:
+        _refuse("recompute_layers", "want 0 (all layers) with a lora_rank", row.recompute_layers, 0)
+    most = -(-(row.num_blocks + _counted(row)) // (row.pp * row.virtual_stages))
+    if row.recompute_layers >= most:
+        rule = f"want fewer than the {most} blocks of a stage, or 0 for all layers"
+        _refuse("recompute_layers", rule, row.recompute_layers, 0)
 
 
 def _check_sharding(row: LlmRow) -> None:
