@@ -233,6 +233,11 @@ class LlmRow:
         return self.shard_group or (self.data_ranks if self.zero_stage else 1)
 
     @property
+    def expert_shards(self) -> int:
+        """Ranks among which one copy of a sharded expert is divided: those of the copy that hold it."""
+        return max(1, self.sharing_ranks * self.tp // self.ep) if self.data_ranks > 1 else 1
+
+    @property
     def computed_again(self) -> tuple[BlockModule, ...]:
         """Modules of every block that the backward recomputes, unless it recomputes all."""
         return (BlockModule.CORE_ATTN,) if self.recompute is Recomputed.SELECTIVE else self.recompute_modules

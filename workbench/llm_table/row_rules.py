@@ -146,9 +146,9 @@ def _check_sharding(row: LlmRow) -> None:
         _refuse("shard_group", "want 1 where zero_stage is 0", row.shard_group, 1)
     check_divides("dp x cp", row.data_ranks, "shard_group", row.sharing_ranks)
     if row.zero_stage == 3:
-        for name in ("virtual_stages", "ep"):
-            if getattr(row, name) > 1:
-                _refuse(name, "want 1 where zero_stage is 3", getattr(row, name), 1)
+        if row.virtual_stages > 1:
+            _refuse("virtual_stages", "want 1 where zero_stage is 3", row.virtual_stages, 1)
+        check_divides("shard_group x tp (with zero_stage 3)", row.sharing_ranks * row.tp, "ep", row.ep)
 
 
 def _refuse(name: str, rule: str, value: object, nearest: object) -> None:
