@@ -279,7 +279,7 @@ def test_copies_of_key_heads_are_not_useful(kv_heads):
         ({"pp": 8}, "pp x virtual_stages: want at most the 4 layers, got 8; nearest: 4"),
         ({"pp": 4, "loss_as_layer": "yes"}, "must divide layers with embedding and loss = 5, got 4"),
         ({"grad_accum": 3}, "grad_accum: want global_batch / (dp x micro_batch) = 8, got 3; nearest: 8"),
-        ({"full_every": 4}, "full_every: want 0 without a window, got 4; nearest: 0"),
+        ({"full_every": 4}, "full_every: want 0 without a window or linear_key_heads, got 4"),
     ],
 )
 def test_contradictions_name_the_nearest_choice(cells, said):

@@ -152,6 +152,13 @@ class LlmRow:
     tied: YesNo
     window: int
     full_every: int
+    linear_key_heads: int
+    linear_value_heads: int
+    linear_key_dim: int
+    linear_value_dim: int
+    conv_kernel: int
+    gated_attention: YesNo
+    rotary_dim: int
     q_lora: int
     kv_lora: int
     nope_dim: int
@@ -161,6 +168,7 @@ class LlmRow:
     topk: int
     expert_ffn: int
     shared_expert_ffn: int
+    shared_expert_gate: YesNo
     first_dense_layers: int
     decoder_layers: int
     decoder_sequence: int

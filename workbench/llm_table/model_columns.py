@@ -30,6 +30,10 @@ def _only_t5(count: Callable[[Values], Any]) -> Callable[[Values], Any]:
     return lambda row: count(row) if row["architecture"] is Architecture.T5 else 0
 
 
+def _linear(size: int) -> Callable[[Values], int]:
+    return lambda row: size if row["linear_key_heads"] else 0
+
+
 MODEL_COLUMNS = (
     Column("hidden", "hidden width"),
     Column("layers", "transformer blocks; for an encoder-decoder, of the encoder"),
@@ -55,7 +59,36 @@ MODEL_COLUMNS = (
     count_column("vocab_multiple", "the vocabulary is padded to a multiple of this x tp", 128),
     flag_column("tied", "embedding and head share one weight", YesNo.YES),
     count_column("window", "sliding window in tokens, itself included; 0: no window", 0, least=0),
-    count_column("full_every", "with a window: every n-th block has full attention; 0: none", 0, least=0),
+    count_column(
+        "full_every",
+        "with a window or linear attention: every n-th block has full attention; 0: none",
+        0,
+        least=0,
+    ),
+    count_column(
+        "linear_key_heads",
+        "gated DeltaNet: query and key heads of blocks with linear attention; 0: none",
+        0,
+        least=0,
+    ),
+    Column(
+        "linear_value_heads",
+        "gated DeltaNet: value heads",
+        lambda row: row["linear_key_heads"],
+        shown="linear_key_heads",
+        least=0,
+    ),
+    Column("linear_key_dim", "gated DeltaNet: width of a key head", _linear(128), shown="128", least=0),
+    Column(
+        "linear_value_dim",
+        "gated DeltaNet: width of a value head",
+        lambda row: row["linear_key_dim"],
+        shown="linear_key_dim",
+        least=0,
+    ),
+    Column("conv_kernel", "gated DeltaNet: tokens that its convolution sees", _linear(4), shown="4", least=0),
+    flag_column("gated_attention", "a gate of each number multiplies the output of full attention"),
+    Column("rotary_dim", "rotated numbers of a head", lambda row: row["head_dim"], shown="head_dim"),
     count_column("q_lora", "MLA: latent width of queries; 0: direct projection", 0, least=0),
     count_column("kv_lora", "MLA: latent width of keys and values; 0: no MLA", 0, least=0),
     count_column("nope_dim", "MLA: head width without rotary positions", 0, least=0),
@@ -71,6 +104,7 @@ MODEL_COLUMNS = (
         least=0,
     ),
     count_column("shared_expert_ffn", "inner width of the shared experts; 0: none", 0, least=0),
+    flag_column("shared_expert_gate", "a gate of each token multiplies the output of the shared experts"),
     count_column("first_dense_layers", "blocks at the start with a dense MLP", 0, least=0),
     Column(
         "decoder_layers",

@@ -10,6 +10,8 @@ def check_row(row: LlmRow) -> None:
     _check_device(row)
     _check_degrees(row)
     _check_model(row)
+    _check_attention(row)
+    _check_linear(row)
     _check_experts(row)
     _check_pipeline(row)
     _check_recomputation(row)
@@ -68,8 +70,40 @@ def _check_model(row: LlmRow) -> None:
         _refuse("q_lora", "want 0 without kv_lora", row.q_lora, 0)
     if row.lora_modules is not Adapted.ALL and not row.lora_rank:
         _refuse("lora_modules", "want all without a lora_rank", row.lora_modules, Adapted.ALL)
-    if row.full_every and not row.window:
-        _refuse("full_every", "want 0 without a window", row.full_every, 0)
+
+
+def _check_attention(row: LlmRow) -> None:
+    """Parts of attention beside its sizes, and the gate of shared experts."""
+    if row.full_every and not (row.window or row.linear_key_heads):
+        _refuse("full_every", "want 0 without a window or linear_key_heads", row.full_every, 0)
+    if row.gated_attention is YesNo.YES and (row.is_mla or row.architecture is not Architecture.LLAMA):
+        _refuse("gated_attention", "want no with MLA, or without architecture llama", "yes", "no")
+    is_partial = row.rotary_dim != row.head_dim
+    if is_partial and (
+        row.is_mla or row.architecture is not Architecture.LLAMA or row.rotary_dim > row.head_dim
+    ):
+        rule = f"want head_dim {row.head_dim}, or less with architecture llama and without MLA"
+        _refuse("rotary_dim", rule, row.rotary_dim, row.head_dim)
+    if row.shared_expert_gate is YesNo.YES and not (row.experts and row.shared_expert_ffn):
+        _refuse("shared_expert_gate", "want no without experts and shared_expert_ffn", "yes", "no")
+
+
+def _check_linear(row: LlmRow) -> None:
+    """Linear attention: sizes belong together, and no rank has a part of a sequence."""
+    sizes = ("linear_value_heads", "linear_key_dim", "linear_value_dim", "conv_kernel")
+    wrong = next((name for name in sizes if bool(getattr(row, name)) != (row.linear_key_heads > 0)), None)
+    if wrong is not None:
+        rule = "want it with linear_key_heads alone"
+        _refuse(wrong, rule, getattr(row, wrong), 1 if row.linear_key_heads else 0)
+    if not row.linear_key_heads:
+        return
+    if row.architecture is not Architecture.LLAMA:
+        _refuse("linear_key_heads", "want 0 without architecture llama", row.linear_key_heads, 0)
+    for name, least in (("window", 0), ("lora_rank", 0), ("cp", 1)):
+        if getattr(row, name) > least:
+            _refuse(name, f"want {least} with linear_key_heads", getattr(row, name), least)
+    check_divides("linear_value_heads", row.linear_value_heads, "linear_key_heads", row.linear_key_heads)
+    check_divides("linear_key_heads", row.linear_key_heads, "tp", row.tp)
 
 
 def _check_streams(row: LlmRow) -> None:
