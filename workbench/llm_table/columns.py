@@ -221,6 +221,7 @@ ALIASES = {
     "reduce_dtype": "grad_precision",
     "grad_reduce_precision": "grad_precision",
     "window_size": "window",
+    "mtp_num_layers": "mtp_layers",
     "recompute_num_layers": "recompute_layers",
     "ga": "grad_accum",
 }

@@ -174,6 +174,7 @@ class LlmRow:
     decoder_sequence: int
     single_layers: int
     text_sequence: int
+    mtp_layers: int
     patch: int
     lora_rank: int
     lora_modules: Adapted

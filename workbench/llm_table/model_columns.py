@@ -130,6 +130,12 @@ MODEL_COLUMNS = (
         shown=f"mmdit: {TEXT_TOKENS}",
         least=0,
     ),
+    count_column(
+        "mtp_layers",
+        "multi-token prediction: modules on the last stage, each with a block and a loss of its own",
+        0,
+        least=0,
+    ),
     count_column("patch", "vit, dit: patch side in pixels", 16),
     count_column("lora_rank", "LoRA rank, everything else is frozen; 0: everything is trained", 0, least=0),
     Column(

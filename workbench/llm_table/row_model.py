@@ -7,6 +7,7 @@ from operator import attrgetter
 from workbench.llm_table.llm_row import PLAIN, SEES_ALL, Adapted, Architecture, LlmRow, YesNo
 from workbench.llm_table.row_decoder import decoder_head, decoder_operators
 from workbench.llm_table.row_diffusion import mmdit_of, modulated, noise_head, patches
+from workbench.llm_table.row_mtp import with_mtp
 from workbench.model.delta_net import DeltaNet, with_delta_net
 from workbench.model.experts import Experts, with_experts
 from workbench.model.latent_attention import LatentHeads, with_latent_attention
@@ -24,7 +25,7 @@ SHAPE = (
     *("linear_key_heads", "linear_value_heads", "linear_key_dim", "linear_value_dim", "conv_kernel"),
     *("gated_attention", "rotary_dim", "shared_expert_gate"),
     *("lora_modules", "tp"),
-    *("single_layers", "text_sequence"),
+    *("single_layers", "text_sequence", "mtp_layers"),
     *("q_lora", "kv_lora", "nope_dim", "rope_dim", "v_dim", "decoder_layers", "decoder_sequence"),
     *("experts", "topk", "expert_ffn", "shared_expert_ffn", "first_dense_layers", "capacity"),
 )  # fields that a model depends on
@@ -69,7 +70,7 @@ def _layers(shape: _Shape) -> tuple[Layer, ...]:
         blocks.append(known[kind])
     if row.decoder_layers:
         blocks += [decoder_operators(row)] * row.decoder_layers
-    return (_embedding(row), *_block_layers(row, blocks), _head(row))
+    return with_mtp((_embedding(row), *_block_layers(row, blocks), _head(row)), row.mtp_layers)
 
 
 def _is_full(row: LlmRow, index: int) -> bool:

@@ -17,6 +17,7 @@ from workbench.llm_table.llm_row import (
     YesNo,
 )
 from workbench.llm_table.row_model import MODULE, model_of
+from workbench.llm_table.row_mtp import LAYERS as MTP_LAYERS
 from workbench.model.block_modules import BlockModule
 from workbench.model.model_graph import TEXT
 from workbench.plan.build import with_programs
@@ -131,7 +132,10 @@ def is_cut_further(row: LlmRow) -> bool:
 
 
 def _shares(row: LlmRow) -> Iterator[tuple[int, int]]:
-    """[first, last) layers of every stage: equal numbers of blocks, the first ones one more if need be."""
+    """[first, last) layers of every stage: equal numbers of blocks, the first ones one more if need be.
+
+    Modules that predict further tokens are on the last stage, and count for nothing.
+    """
     num_stages = row.pp * row.virtual_stages
     ahead = row.embedding_as_layer is YesNo.YES
     behind = row.loss_as_layer is YesNo.YES
@@ -141,7 +145,8 @@ def _shares(row: LlmRow) -> Iterator[tuple[int, int]]:
     for index in range(num_stages):
         first = 0 if index == 0 else 1 + end * width
         end += share + (index < more) - (ahead and index == 0) - (behind and index == num_stages - 1)
-        yield first, 1 + end * width + (index == num_stages - 1)
+        behind_blocks = (1 + MTP_LAYERS * row.mtp_layers) * (index == num_stages - 1)
+        yield first, 1 + end * width + behind_blocks
 
 
 def _pieces(row: LlmRow, layers: tuple[int, int]) -> Iterator[tuple[int, int]]:

@@ -68,6 +68,8 @@ def _check_model(row: LlmRow) -> None:
             _refuse(name, "want 0 without kv_lora", width, 0)
     if row.q_lora and not row.is_mla:
         _refuse("q_lora", "want 0 without kv_lora", row.q_lora, 0)
+    if row.mtp_layers and (row.architecture is not Architecture.LLAMA or row.lora_rank):
+        _refuse("mtp_layers", "want 0 with adapters, or without architecture llama", row.mtp_layers, 0)
     if row.lora_modules is not Adapted.ALL and not row.lora_rank:
         _refuse("lora_modules", "want all without a lora_rank", row.lora_modules, Adapted.ALL)
 
