@@ -25,6 +25,7 @@ from workbench.llm_table.llm_row import (
     Optimizer,
     Recomputed,
     Recorded,
+    Scaling,
     Scores,
     YesNo,
 )
@@ -92,10 +93,18 @@ COLUMNS = (
     Column("dropout", "yes: dropout, with stored masks", _dropout, YesNo, shown="yes with stored scores"),
     Column(
         "precision",
-        "bf16, fp16, fp32, fp8 (one scale per tensor), mxfp8 or nvfp4",
+        "bf16, fp16, fp32, fp8 (see `fp8_scaling`), mxfp8 or nvfp4",
         always(Number.BF16),
         Number,
         shown="bf16",
+    ),
+    Column(
+        "fp8_scaling",
+        "scales of fp8: one per tensor, from itself (current) or from earlier steps (delayed); one per row, "
+        "for each product anew (row, torchao); or one per block of 128 (block, DeepSeek-V3)",
+        always(Scaling.CURRENT),
+        Scaling,
+        shown="current",
     ),
     Column(
         "grad_precision",

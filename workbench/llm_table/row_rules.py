@@ -2,7 +2,16 @@
 
 from workbench.cost.device_names import shipped_device
 from workbench.cost.profile import known_profiles
-from workbench.llm_table.llm_row import Adapted, Architecture, LlmRow, Optimizer, Recomputed, YesNo
+from workbench.llm_table.llm_row import (
+    Adapted,
+    Architecture,
+    LlmRow,
+    Number,
+    Optimizer,
+    Recomputed,
+    Scaling,
+    YesNo,
+)
 
 
 def check_row(row: LlmRow) -> None:
@@ -14,6 +23,7 @@ def check_row(row: LlmRow) -> None:
     _check_linear(row)
     _check_experts(row)
     _check_pipeline(row)
+    _check_precision(row)
     _check_recomputation(row)
     _check_sharding(row)
 
@@ -160,6 +170,11 @@ def _check_pipeline(row: LlmRow) -> None:
 def _counted(row: LlmRow) -> int:
     """How many of embedding and head count as a block."""
     return (row.embedding_as_layer is YesNo.YES) + (row.loss_as_layer is YesNo.YES)
+
+
+def _check_precision(row: LlmRow) -> None:
+    if row.fp8_scaling is not Scaling.CURRENT and row.precision is not Number.FP8:
+        _refuse("fp8_scaling", "want current without precision fp8", row.fp8_scaling, Scaling.CURRENT)
 
 
 def _check_recomputation(row: LlmRow) -> None:
