@@ -231,7 +231,6 @@ ALIASES = {
     "grad_reduce_precision": "grad_precision",
     "window_size": "window",
     "mtp_num_layers": "mtp_layers",
-    "recompute_num_layers": "recompute_layers",
     "ga": "grad_accum",
 }
 INSTEAD = {"fsdp": "zero_stage", "hsdp": "shard_group", "sharding": "zero_stage", "moe": "experts"}
