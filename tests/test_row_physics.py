@@ -61,9 +61,12 @@ def test_nothing_is_refused_and_a_faster_network_is_never_slower(model, layout, 
 @rows
 @few
 def test_recomputation_takes_time_and_saves_memory(model, layout, gpu):
-    kept, again = (predicted(model, layout, {"gpu": gpu, "recompute": how}) for how in ("none", "full"))
-    assert kept.iteration_s <= again.iteration_s * (1 + 1e-9)
-    assert again.peak_bytes <= kept.peak_bytes
+    has_more = layout.get("virtual_stages", 1) == 1 and "lora_rank" not in model  # than one block a stage
+    some = {"recompute": "full", "recompute_layers": int(has_more)}
+    ways = ({"recompute": "none"}, some, {"recompute": "full"})
+    kept, part, again = (predicted(model, layout, {"gpu": gpu}, how) for how in ways)
+    assert kept.iteration_s <= part.iteration_s * (1 + 1e-9) <= again.iteration_s * (1 + 1e-9) ** 2
+    assert again.peak_bytes <= part.peak_bytes <= kept.peak_bytes
 
 
 @given(model=MODELS, layout=LAYOUTS)

@@ -286,7 +286,7 @@ def test_copies_of_key_heads_are_not_useful(kv_heads):
         ({"pp": 2, "stage_blocks": "2+2", "loss_as_layer": "yes"}, "want an empty cell with embedding_as_"),
         ({"stage_blocks": "4x1"}, "want whole numbers with + between, got '4x1'; nearest: an empty cell"),
         ({"grad_accum": 3}, "grad_accum: want global_batch / (dp x micro_batch) = 8, got 3; nearest: 8"),
-        ({"full_every": 4}, "full_every: want 0 without a window, got 4; nearest: 0"),
+        ({"full_every": 4}, "full_every: want 0 without a window or linear_key_heads, got 4"),
     ],
 )
 def test_contradictions_name_the_nearest_choice(cells, said):

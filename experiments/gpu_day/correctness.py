@@ -15,11 +15,11 @@ from runtime.kernels.bitfield_attention.mask import kernel_mask
 from runtime.kernels.bitfield_attention.plan import BLOCK, make_plan
 from runtime.kernels.bitfield_attention.reference import attends, attention
 from runtime.kernels.bitfield_attention.tasks import FixedSplit, Split
-from runtime.kernels.bitfield_attention.tilings import HEAD_DIMS
 from runtime.models.attention_mask import token_fields
 from runtime.world.device import device_of
 from workbench.masks.bitfield import Bitfield
 from workbench.masks.builders import DRAWN, causal, causal_document, full, lambda_shaped
+from workbench.plan.kernel_heads import HEAD_DIMS
 
 ALLOWED = 2.0  # times the error of torch's operators in the same type
 INTERPRETED_BLOCK = 32

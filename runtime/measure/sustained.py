@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runtime.kernels.bitfield_attention.tilings import HEAD_DIMS
 from runtime.measure.attention import MASKS, launches, num_pairs
 from runtime.measure.clock import Clock, Loop, summary
 from runtime.measure.operators import name_of
 from runtime.models.attention_mask import token_fields
 from workbench.calibrate.sustained_rows import SustainedAttentionRow, SustainedMatmulRow
+from workbench.plan.kernel_heads import HEAD_DIMS
 
 RUN_LAUNCH = {"cpu": "dense", "cuda": "split"}  # how the runtime launches attention
 CACHES = 2  # total size of operands, in multiples of the last cache

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from runtime.world.clock import Awaited, Clock
 from runtime.world.mesh import Mesh, PairKey
 from runtime.world.streams import CudaStreams, StreamClock, Watch
+from workbench.plan.kernel_heads import check_kernel_heads
 from workbench.plan.lowered import Lowered, Route
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.parameter_shards import shard_units
@@ -57,13 +58,15 @@ def build_mesh(
         make: the mesh from its fields.
 
     Raises:
-        ValueError: the number of processes is not the plan's number of ranks; brokers, on GPUs.
+        ValueError: the number of processes is not the plan's number of ranks; on GPUs, brokers, or heads
+            that no kernel takes.
         RankError: a rank did not take part in the first use of a group.
     """
     ranks = lowered.plan.ranks
     if dist.get_world_size() != len(ranks):
         raise ValueError(f"the plan runs on {len(ranks)} ranks, got {dist.get_world_size()} processes")
     check_boundaries(lowered.plan, device.type)
+    check_kernel_heads(lowered.plan, device.type)
     mesh = make(
         rank=ranks[dist.get_rank()],
         ranks=ranks,

@@ -176,7 +176,8 @@ class Execution:
             `once` to a node and inside it once to a rank (DeepEP, HybridEP); `neighbours`: once, where a
             router stands in that sends tokens to consecutive experts in turn.
         products: operand format of linear layers in blocks; attention, router, embedding and head do not
-            change.
+            change. `fp8` has one scale per tensor, `fp8_delayed` that of earlier steps, `fp8_row` one per row
+            for each product anew (torchao), `fp8_block` one per block of 128 (DeepSeek-V3).
         pointwise: norms, rotations and activations are one kernel each (`fused`), or the kernels that
             transformers' modules launch in PyTorch without a compiler (`eager`).
         lookups: embedding rows are `gathered`, or computed as `products` with one-hot rows.
@@ -285,18 +286,18 @@ class Execution:
         return self.matmul_rate * self.unaligned_rate**missing
 
     def pass_s(
-        self, device_s: float, num_kernels: int, num_collectives: int, num_ranks: int, num_pieces: int = 0
+        self, device_s: float, num_kernels: int, num_collectives: int, num_ranks: int, num_compiled: int = 0
     ) -> float:
         """Seconds of a layer's pass: the device's work and gaps, or the host's launches if they take longer.
 
-        `num_ranks` compute the pass together. Each of `num_pieces`, into which kernels are cut besides, has
-        a gap, and takes the host one launch out of compiled code.
+        `num_ranks` compute the pass together. Each of `num_compiled` further kernels, pieces of cut ones and
+        casts, has a gap, and takes the host one launch out of compiled code.
         """
         per_kernel_s = (self.host_kernel_s or 0.0) + (num_ranks - 1) * self.host_rank_s
         host_s = num_kernels * per_kernel_s + num_collectives * (self.host_collective_s or 0.0)
         if host_s:
-            host_s += num_pieces * LAUNCH_S
-        return max(device_s + (num_kernels + num_pieces) * (self.kernel_gap_s or 0.0), host_s)
+            host_s += num_compiled * LAUNCH_S
+        return max(device_s + (num_kernels + num_compiled) * (self.kernel_gap_s or 0.0), host_s)
 
     @property
     def cuts_sequence(self) -> bool:

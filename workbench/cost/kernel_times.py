@@ -107,6 +107,24 @@ class KernelTimes:
             return 0.0
         return self.moved_s(elements * NARROW[narrow].cast_bytes / NARROW[narrow].cast_rate)
 
+    def casts_s(self, gemm: Gemm, narrow: ProductFormat, count: int = 1) -> tuple[float, float, float]:
+        """Seconds of casts around `count` alike products, by direction."""
+        if narrow is ProductFormat.SAME:
+            return 0.0, 0.0, 0.0
+        format_ = NARROW[narrow]
+        inputs, results = count * gemm.m * gemm.k, count * gemm.m * gemm.n
+        later_bytes = (inputs + results) * format_.later_cast_bytes
+        weights_bytes = (count * gemm.k * gemm.n * num_bytes for num_bytes in format_.weight_cast_bytes)
+        forward_s, input_grad_s, weight_grad_s = (
+            self.moved_s(num_bytes / format_.cast_rate) if num_bytes else 0.0
+            for num_bytes in (*weights_bytes, later_bytes)
+        )
+        return (
+            forward_s + self.cast_s(inputs, narrow),
+            input_grad_s + self.cast_s(results, narrow),
+            weight_grad_s,
+        )
+
     @cached_property
     def ends_at_windows(self) -> bool:
         """Whether attention skips what windows and chunks hide; attention with stored scores does not."""

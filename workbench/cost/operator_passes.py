@@ -9,7 +9,7 @@ from workbench.cost.delta_rule import CHUNK, delta_rule_bytes, delta_rule_flop
 from workbench.cost.eager_traffic import eager_bytes
 from workbench.cost.execution import AttentionKernel, GradientSum, Lookups
 from workbench.cost.kernel_times import ELEMENT_BYTES, KernelTimes
-from workbench.cost.products import ProductFormat, is_measured
+from workbench.cost.products import CastKernels, ProductFormat, cast_kernels, is_measured, rated_format
 from workbench.cost.profile import Direction, Table
 from workbench.cost.roofline import ATTENTION_BACKWARD_FLOP, Gemm, Grid, Work, gemm_of, operator_tokens
 from workbench.cost.traffic import (
@@ -74,7 +74,8 @@ class LayerKernels:
     Args:
         operators: the layer's.
         kernels: in their order; operators in the same position of several experts run as one.
-        num_forward, num_backward: kernels launched in a pass.
+        num_forward, num_backward: kernels launched in a pass, without casts.
+        num_casts: kernels of casts in either pass.
         first: the first operator with weights; their number where none has any.
         num_to_first: kernels up to that of `first`.
         waits: whether the host waits for what a router chose.
@@ -84,6 +85,7 @@ class LayerKernels:
     kernels: tuple[Kernel, ...]
     num_forward: int
     num_backward: int
+    num_casts: CastKernels
     first: int
     num_to_first: int
     waits: bool
@@ -147,6 +149,7 @@ class OperatorPasses:
             tuple(kernels),
             sum(map(run.num_kernels, launched)),
             sum(map(run.num_backward_kernels, launched)),
+            cast_kernels(kernel.narrow for kernel in kernels),
             first,
             num_to_first,
             any(operator.name == ROUTER for operator in operators),
@@ -219,9 +222,12 @@ class OperatorPasses:
         ]
         (forward_s, input_grad_s, weight_grad_s), inside = zip(*times, strict=True)
         doubts = self._product_doubts(narrow, all(inside), count)
-        forward_s += cost.cast_s(count * gemm.m * gemm.k, narrow)
-        input_grad_s += cost.cast_s(count * gemm.m * gemm.n, narrow)
-        weight_grad_s += cost.moved_s(count * self.main_gradient_bytes(gemm))
+        casts_s = cost.casts_s(gemm, narrow, count)
+        forward_s, input_grad_s, weight_grad_s = (
+            forward_s + casts_s[0],
+            input_grad_s + casts_s[1],
+            weight_grad_s + casts_s[2] + cost.moved_s(count * self.main_gradient_bytes(gemm)),
+        )
         if operator.bias:
             weight_grad_s += cost.moved_s(count * gemm.m * gemm.n * self._bytes)
         return Passes(forward_s, input_grad_s, weight_grad_s, frozenset(doubts))
@@ -271,7 +277,8 @@ class OperatorPasses:
         if count > 1:
             yield "products of several experts in one kernel"
         if narrow is not ProductFormat.SAME and not is_measured(profile, narrow):
-            yield f"products in {narrow}"
+            rated = rated_format(narrow)
+            yield f"products in {narrow}" + ("" if rated is narrow else f": at the rate of {rated}")
 
     def _table_doubts(self, table: Table, name: str) -> Iterator[str]:
         if not table.points:

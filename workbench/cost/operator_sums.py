@@ -112,13 +112,11 @@ class OperatorSums:
         run, grid = self._cost.execution, self._grid
         kernels = self._operators.prepared(layer)
         forward, backward = pairs.forward, [pair for _, pair in pairs.backward]
-        forward_s = run.pass_s(
-            time.forward_s, kernels.num_forward, len(forward), grid.tp, added_kernels(forward, run)
-        )
+        more = added_kernels(forward, run) + kernels.num_casts.forward
+        forward_s = run.pass_s(time.forward_s, kernels.num_forward, len(forward), grid.tp, more)
         device_s = time.input_grad_s + time.weight_grad_s
-        backward_s = run.pass_s(
-            device_s, kernels.num_backward, len(backward), grid.tp, added_kernels(backward, run)
-        )
+        more = added_kernels(backward, run) + kernels.num_casts.backward
+        backward_s = run.pass_s(device_s, kernels.num_backward, len(backward), grid.tp, more)
         if kernels.waits:
             forward_s, backward_s = forward_s + run.host_wait_s, backward_s + run.host_wait_s
         if device_s in (0.0, backward_s):

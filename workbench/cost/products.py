@@ -1,7 +1,9 @@
 """Formats of the products of linear layers: bytes of their operands, and the cost of casts."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from workbench.cost.profile import Profile
 
@@ -9,12 +11,21 @@ WIDE_BYTES = 2  # bytes of an element before its cast, and of a product's result
 
 
 class ProductFormat(StrEnum):
-    """SAME: as weights. FP8: one scale a tensor. MXFP8: one for 32 elements. NVFP4: one for 16."""
+    """SAME: as weights. FP8: one scale a tensor, from the tensor itself. MXFP8: one for 32 elements. NVFP4:
+    one for 16.
+
+    FP8_DELAYED: the scale is that of earlier steps. FP8_ROW: one scale along each sum of a product, a row of
+    one operand and a column of the other (torchao). FP8_BLOCK: one for 128 elements of an activation and for
+    128 x 128 of a weight (DeepSeek-V3).
+    """
 
     SAME = "same"
     FP8 = "fp8"
     MXFP8 = "mxfp8"
     NVFP4 = "nvfp4"
+    FP8_DELAYED = "fp8_delayed"
+    FP8_ROW = "fp8_row"
+    FP8_BLOCK = "fp8_block"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +34,29 @@ class Narrow:
 
     Args:
         element_bytes: bytes of an element in memory, including its share of a scale.
-        cast_bytes: bytes read and written to cast an element along its rows and along its columns, for the
-            products of both passes.
+        cast_bytes: bytes read and written to cast an element of an input in the forward, and of a result's
+            gradient in the backward; along its rows and along its columns, unless `later_cast_bytes`.
         cast_rate: rate of the cast over that of other memory-bound kernels.
         rate_of_peaks: mean share of the ratio of peaks that products reach, where not measured.
+        later_cast_bytes: of an element of both that is cast again for the weights' gradient.
+        weight_cast_bytes: of an element of a weight in the forward and for the input's gradient. 0: weights
+            are cast once a step, for all microbatches.
+        kernels: of casts that are launched in a forward and in a backward; 0: not counted.
+        rated_as: whose rate products take; None: its own.
+        is_rate_measured: whether that rate is of the same kernels.
+        keeps_wide: whether inputs are kept for the backward as they are before their cast.
     """
 
     element_bytes: float
     cast_bytes: float
     cast_rate: float
     rate_of_peaks: float
+    later_cast_bytes: float = 0.0
+    weight_cast_bytes: tuple[float, float] = (0.0, 0.0)
+    kernels: tuple[int, int] = (0, 0)
+    rated_as: ProductFormat | None = None
+    is_rate_measured: bool = True
+    keeps_wide: bool = False
 
 
 # A tensor's greatest value is sought in a pass of its own (FP8 with current scaling, NVFP4); blocks of MXFP8
@@ -42,8 +66,40 @@ class Narrow:
 # take 0.44 (Hadamard transforms and stochastic rounding compute). There MXFP8 products run at 1.75 and NVFP4
 # at 3.42 times bfloat16, of 2 and 4 by the peaks. stas00/ml-engineering, compute/accelerator, has FP8 at 1.77
 # (H100), 1.83 (H200) and 1.97 (B200) times bfloat16, of 2.
+#
+# A delayed scale needs no pass for the greatest value: 2 bytes read, 1 written in each layout. A scale a row:
+# torchao (BSD-3-Clause), float8_linear.py, casts input, gradient and weight anew for either product that
+# reads them, and keeps what they were cast from. Along a row one kernel reads 2 bytes and writes 1; the
+# greatest value of a column is known only after all rows, which no cache holds, so another kernel reads 2
+# bytes first.
+# torchao's own roofline counts that read once. A scale a block: Transformer Engine's Float8BlockScaling casts
+# in one kernel into both layouts, with 4 bytes of scale for 128 elements, and weights once a step.
+ROW_BYTES, COLUMN_BYTES = 2 + 1, 2 + 2 + 1
+BLOCK_BYTES = 1 + 4 / 128
 NARROW = {
     ProductFormat.FP8: Narrow(1.0, 2 + 2 + 1 + 1, 1.0, 0.93),
+    ProductFormat.FP8_DELAYED: Narrow(1.0, 2 + 1 + 1, 1.0, 0.93, rated_as=ProductFormat.FP8),
+    ProductFormat.FP8_ROW: Narrow(
+        1.0,
+        ROW_BYTES,
+        1.0,
+        0.93,
+        later_cast_bytes=COLUMN_BYTES,
+        weight_cast_bytes=(ROW_BYTES, COLUMN_BYTES),
+        kernels=(1 + 1, 1 + 2 + 2 + 2),  # input, weight; gradient, weight, gradient, input
+        rated_as=ProductFormat.FP8,
+        is_rate_measured=False,
+        keeps_wide=True,
+    ),
+    ProductFormat.FP8_BLOCK: Narrow(
+        BLOCK_BYTES,
+        2 + 2 * BLOCK_BYTES,
+        1.0,
+        0.93,
+        kernels=(1, 1),
+        rated_as=ProductFormat.FP8,
+        is_rate_measured=False,
+    ),
     ProductFormat.MXFP8: Narrow(1 + 1 / 32, 2 + 2 * (1 + 1 / 32), 1.0, 0.875),
     ProductFormat.NVFP4: Narrow(0.5 + 1 / 16, 2 + 2 + 2 * (0.5 + 1 / 16), 0.65, 0.855),
 }
@@ -57,6 +113,7 @@ def narrow_rate(profile: Profile, narrow: ProductFormat) -> float:
     Raises:
         ValueError: the profile has no such rate and no such peak.
     """
+    narrow = rated_format(narrow)
     for known_rate in profile.narrow_rates:
         if known_rate.product_format == narrow:
             return known_rate.rate
@@ -68,6 +125,25 @@ def narrow_rate(profile: Profile, narrow: ProductFormat) -> float:
     return max(1.0, NARROW[narrow].rate_of_peaks * peak / profile.peak(profile.table_precision))
 
 
+class CastKernels(NamedTuple):
+    """Kernels of casts that are launched in each pass."""
+
+    forward: int
+    backward: int
+
+
+def cast_kernels(formats: Iterable[ProductFormat]) -> CastKernels:
+    """Kernels around products in these formats."""
+    known = [NARROW[narrow].kernels for narrow in formats if narrow is not ProductFormat.SAME]
+    return CastKernels(sum(forward for forward, _ in known), sum(backward for _, backward in known))
+
+
+def rated_format(narrow: ProductFormat) -> ProductFormat:
+    """The format whose rate products in that format take."""
+    return NARROW[narrow].rated_as or narrow
+
+
 def is_measured(profile: Profile, narrow: ProductFormat) -> bool:
     """Whether products in that format were measured on the device."""
-    return any(each.product_format == narrow and each.measured for each in profile.narrow_rates)
+    known = (rate for rate in profile.narrow_rates if rate.product_format == rated_format(narrow))
+    return NARROW[narrow].is_rate_measured and any(rate.measured for rate in known)

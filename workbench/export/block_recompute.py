@@ -5,22 +5,20 @@ Source: megatron-core 0.19.2 (Apache-2.0): TransformerConfig.recompute_method, c
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
 
 from workbench.export.approximation import Change, job_of
 from workbench.export.module_layouts import placed_modules
 from workbench.job.job import Job
-from workbench.model.layer import LayerKind
 from workbench.model.model_graph import Module
 from workbench.plan.plan import ModuleSettings, Plan, Recompute
-from workbench.plan.recomputed_layers import recomputed_layers
+from workbench.plan.recomputed_layers import blocks_by_stage
 
 
 def recomputed_blocks(plan: Plan, module: Module) -> int:
     """The least number of blocks of every stage that recomputes no fewer than the plan, at least 1."""
     settings = plan.settings.of(module.name)
     stage_layers = placed_modules(plan)[module.name].layout.stage_layers
-    return max(1, *_counts(module, settings.recompute_layers, stage_layers))
+    return max(1, *blocks_by_stage(module.layers, settings.recompute_layers, stage_layers))
 
 
 def equal_recomputed_blocks(plan: Plan, before: Sequence[Change]) -> Sequence[Change]:
@@ -73,20 +71,6 @@ def _equal(job: Job, settings: ModuleSettings, count: int) -> ModuleSettings:
 
 
 def _is_equal(module: Module, count: int, stage_layers: Sequence[int]) -> bool:
-    counts = _counts(module, count, stage_layers)
-    blocks = _blocks(module, (True,) * len(module.layers), stage_layers)
+    counts = blocks_by_stage(module.layers, count, stage_layers)
+    blocks = blocks_by_stage(module.layers, None, stage_layers)
     return max(counts) > 0 and all(n == min(max(counts), of) for n, of in zip(counts, blocks, strict=True))
-
-
-def _counts(module: Module, count: int | None, stage_layers: Sequence[int]) -> list[int]:
-    """[stages] recomputed blocks of each."""
-    flags = recomputed_layers(Recompute.FULL, count, len(module.layers))
-    return _blocks(module, flags, stage_layers)
-
-
-def _blocks(module: Module, flags: Sequence[bool], stage_layers: Sequence[int]) -> list[int]:
-    """[stages] blocks of each whose flag is set."""
-    are_blocks = [
-        flag and layer.kind is LayerKind.BLOCK for flag, layer in zip(flags, module.layers, strict=True)
-    ]
-    return [sum(are_blocks[first:last]) for first, last in pairwise(accumulate(stage_layers, initial=0))]

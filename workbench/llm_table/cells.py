@@ -45,6 +45,31 @@ class Column:
     least: int = 1
 
 
+def always(value: Any) -> Callable[[Values], Any]:
+    """A default that is the same in every row."""
+    return lambda _: value
+
+
+def count_column(name: str, about: str, default: int = 1, *, least: int = 1) -> Column:
+    """A column of whole numbers."""
+    return Column(name, about, always(default), shown=str(default), least=least)
+
+
+def flag_column(name: str, about: str, default: YesNo = YesNo.NO) -> Column:
+    """A column of yes and no."""
+    return Column(name, f"yes: {about}", always(default), YesNo, shown=str(default))
+
+
+def text_column(name: str, about: str) -> Column:
+    """A column of words, by default none."""
+    return Column(name, about, always(""), shown="none")
+
+
+def real_column(name: str, about: str) -> Column:
+    """A column of numbers with fractions, by default the profile's."""
+    return Column(name, about, always(None), real=True, shown="profile's")
+
+
 def read_cell(column: Column, text: str) -> Any:
     """Parse a cell; ValueError: `column: rule, got text; nearest valid choice`."""
     if len(text) > LONGEST:

@@ -1,17 +1,23 @@
 """Columns of a table of language models: names, meaning, defaults, and how a row is read."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
 from workbench.cost.eager_traffic import PointwiseKernels
 from workbench.cost.execution import Lookups, TokenCopies, UpdatedWeights
-from workbench.llm_table.cells import Column, Values, read_cell
+from workbench.llm_table.cells import (
+    Column,
+    Values,
+    always,
+    count_column,
+    flag_column,
+    read_cell,
+    real_column,
+    text_column,
+)
 from workbench.llm_table.frameworks import check_framework, filled, fitted_numbers, fitted_off
 from workbench.llm_table.llm_row import (
-    PLAIN,
-    Adapted,
-    Architecture,
     DataOverlap,
     GradientNumber,
     LlmRow,
@@ -19,54 +25,15 @@ from workbench.llm_table.llm_row import (
     Optimizer,
     Recomputed,
     Recorded,
+    Scaling,
     Scores,
     YesNo,
 )
-from workbench.llm_table.row_rules import check_divides, check_repeated, check_row
+from workbench.llm_table.model_columns import MODEL_COLUMNS
+from workbench.llm_table.row_rules import check_repeated, check_row
 
-TEXT_TOKENS = 154  # of Stable Diffusion 3: 77 of CLIP and 77 of T5
 NOTES = ("model", "note", "source")
 NOTE_PREFIXES = ("x_", "measured_")
-
-
-def _always(value: Any) -> Callable[[Values], Any]:
-    return lambda _: value
-
-
-def _count(name: str, about: str, default: int = 1, *, least: int = 1) -> Column:
-    return Column(name, about, _always(default), shown=str(default), least=least)
-
-
-def _flag(name: str, about: str, default: YesNo = YesNo.NO) -> Column:
-    return Column(name, f"yes: {about}", _always(default), YesNo, shown=str(default))
-
-
-def _text(name: str, about: str) -> Column:
-    return Column(name, about, _always(""), shown="none")
-
-
-def _real(name: str, about: str) -> Column:
-    return Column(name, about, _always(None), real=True, shown="profile's")
-
-
-def _ffn(row: Values) -> int:
-    """4 x hidden; for a gated MLP of about as many weights, 8/3 x hidden rounded up to a multiple of 256."""
-    if row["architecture"] in PLAIN:
-        return int(4 * row["hidden"])
-    return -(-8 * int(row["hidden"]) // 3 // 256) * 256
-
-
-def _head_dim(row: Values) -> int:
-    check_divides("hidden", row["hidden"], "heads", row["heads"])
-    return int(row["hidden"] // row["heads"])
-
-
-def _gated(row: Values) -> YesNo:
-    return YesNo.NO if row["architecture"] in PLAIN else YesNo.YES
-
-
-def _only_t5(count: Callable[[Values], Any]) -> Callable[[Values], Any]:
-    return lambda row: count(row) if row["architecture"] is Architecture.T5 else 0
 
 
 def _dropout(row: Values) -> YesNo:
@@ -84,123 +51,66 @@ def _grad_precision(row: Values) -> GradientNumber:
 
 
 COLUMNS = (
-    _text("framework", "training system; its defaults fill blank cells, and its fitted numbers apply"),
-    _text("release", "version of the framework, numbers separated by points"),
-    Column("hidden", "hidden width"),
-    Column("layers", "transformer blocks; for an encoder-decoder, of the encoder"),
-    Column("heads", "query heads"),
-    Column(
-        "sequence",
-        "tokens per sample; for an encoder-decoder, of the encoder; for vit and dits, patches",
-    ),
-    Column("global_batch", "samples per iteration"),
-    Column(
-        "architecture",
-        "gpt, llama, vit, t5, dit or mmdit",
-        _always(Architecture.GPT),
-        Architecture,
-        shown="gpt",
-    ),
-    Column("kv_heads", "key and value heads", lambda row: row["heads"], shown="heads"),
-    Column("head_dim", "width of a head", _head_dim, shown="hidden / heads"),
-    Column("ffn", "inner width of the MLP", _ffn, shown="gpt, vit, dits: 4 x hidden, others: 8/3 x hidden"),
-    Column("gated_mlp", "yes: gated MLP", _gated, YesNo, shown="gpt, vit, dits: no, others: yes"),
-    _flag("qk_norm", "norms on queries and keys of each head"),
-    _count("vocab", "vocabulary size; for a vit, classes", 50257),
-    _count("vocab_multiple", "the vocabulary is padded to a multiple of this x tp", 128),
-    _flag("tied", "embedding and head share one weight", YesNo.YES),
-    _count("window", "sliding window in tokens, itself included; 0: no window", 0, least=0),
-    _count("full_every", "with a window: every n-th block has full attention; 0: none", 0, least=0),
-    _count("q_lora", "MLA: latent width of queries; 0: direct projection", 0, least=0),
-    _count("kv_lora", "MLA: latent width of keys and values; 0: no MLA", 0, least=0),
-    _count("nope_dim", "MLA: head width without rotary positions", 0, least=0),
-    _count("rope_dim", "MLA: head width with rotary positions", 0, least=0),
-    _count("v_dim", "MLA: head width of values", 0, least=0),
-    _count("experts", "experts per block; 0: a dense MLP", 0, least=0),
-    _count("topk", "experts per token", 0, least=0),
-    Column(
-        "expert_ffn",
-        "inner width of an expert",
-        lambda row: row["ffn"] if row["experts"] else 0,
-        shown="ffn",
-        least=0,
-    ),
-    _count("shared_expert_ffn", "inner width of the shared experts; 0: none", 0, least=0),
-    _count("first_dense_layers", "blocks at the start with a dense MLP", 0, least=0),
-    Column(
-        "decoder_layers",
-        "t5: decoder blocks",
-        _only_t5(lambda row: row["layers"]),
-        shown="t5: layers",
-        least=0,
-    ),
-    Column(
-        "decoder_sequence",
-        "t5: decoder tokens",
-        _only_t5(lambda row: row["sequence"]),
-        shown="t5: sequence",
-        least=0,
-    ),
-    _count("single_layers", "mmdit: single-stream blocks after the double-stream ones (Flux)", 0, least=0),
-    Column(
-        "text_sequence",
-        "mmdit: text tokens in addition to the patches",
-        lambda row: TEXT_TOKENS if row["architecture"] is Architecture.MMDIT else 0,
-        shown=f"mmdit: {TEXT_TOKENS}",
-        least=0,
-    ),
-    _count("patch", "vit, dit: patch side in pixels", 16),
-    _count("lora_rank", "LoRA rank, everything else is frozen; 0: everything is trained", 0, least=0),
-    Column(
-        "lora_modules",
-        "matrix products with adapters: all, attention, qkv or mlp",
-        _always(Adapted.ALL),
-        Adapted,
-        shown="all",
-    ),
-    _count("tp", "tensor-parallel ranks"),
-    _count("cp", "context-parallel ranks"),
-    _count("pp", "pipeline stages"),
-    _count("virtual_stages", "stages per rank (interleaved 1F1B)"),
+    text_column("framework", "training system; its defaults fill blank cells, and its fitted numbers apply"),
+    text_column("release", "version of the framework, numbers separated by points"),
+    *MODEL_COLUMNS,
+    count_column("tp", "tensor-parallel ranks"),
+    count_column("cp", "context-parallel ranks"),
+    count_column("pp", "pipeline stages"),
+    count_column("virtual_stages", "stages per rank (interleaved 1F1B)"),
     Column(
         "stage_blocks",
         "blocks of every stage in pipeline order, joined by +, such as 6+7+7+4",
-        _always(()),
+        always(()),
         shown="as equal as possible",
     ),
-    _flag("embedding_as_layer", "the embedding counts as a block when stages are balanced"),
-    _flag("loss_as_layer", "the head counts as a block when stages are balanced"),
-    _count("ep", "expert-parallel ranks"),
-    Column("gpus", "GPUs of the run: tp x cp x pp x dp", _always(0), shown="that product"),
+    flag_column("embedding_as_layer", "the embedding counts as a block when stages are balanced"),
+    flag_column("loss_as_layer", "the head counts as a block when stages are balanced"),
+    count_column("ep", "expert-parallel ranks"),
+    Column("gpus", "GPUs of the run: tp x cp x pp x dp", always(0), shown="that product"),
     Column("dp", "data-parallel replicas", _replicas, shown="gpus / (tp x cp x pp), else 1"),
-    _flag("sequence_parallel", "sequence parallelism: norms and residuals are split over tp"),
-    _count("micro_batch", "samples per microbatch"),
+    flag_column("sequence_parallel", "sequence parallelism: norms and residuals are split over tp"),
+    count_column("micro_batch", "samples per microbatch"),
     Column(
         "grad_accum",
         "microbatches per replica: global_batch / (dp x micro_batch)",
-        _always(0),
+        always(0),
         shown="that quotient",
     ),
     Column(
         "recompute",
         "none, selective (core_attn), full, or modules joined by +",
-        _always((Recomputed.NONE, ())),
+        always((Recomputed.NONE, ())),
         shown="none",
+    ),
+    count_column(
+        "recompute_layers",
+        "with recompute full: recomputed blocks of every stage (Megatron's block method); 0: all layers",
+        0,
+        least=0,
     ),
     Column(
         "attention",
         "FlashAttention (flash) or stored scores (stored)",
-        _always(Scores.FLASH),
+        always(Scores.FLASH),
         Scores,
         shown="flash",
     ),
     Column("dropout", "yes: dropout, with stored masks", _dropout, YesNo, shown="yes with stored scores"),
     Column(
         "precision",
-        "bf16, fp16, fp32, fp8 (one scale per tensor), mxfp8 or nvfp4",
-        _always(Number.BF16),
+        "bf16, fp16, fp32, fp8 (see `fp8_scaling`), mxfp8 or nvfp4",
+        always(Number.BF16),
         Number,
         shown="bf16",
+    ),
+    Column(
+        "fp8_scaling",
+        "scales of fp8: one per tensor, from itself (current) or from earlier steps (delayed); one per row, "
+        "for each product anew (row, torchao); or one per block of 128 (block, DeepSeek-V3)",
+        always(Scaling.CURRENT),
+        Scaling,
+        shown="current",
     ),
     Column(
         "grad_precision",
@@ -209,7 +119,7 @@ COLUMNS = (
         GradientNumber,
         shown="fp16 with fp16, else fp32",
     ),
-    Column("optimizer", "plain or distributed Adam", _always(None), Optimizer, shown="by zero_stage"),
+    Column("optimizer", "plain or distributed Adam", always(None), Optimizer, shown="by zero_stage"),
     Column(
         "zero_stage",
         "sharded over dp x cp: 0 nothing, 1 optimizer, 2 also gradients, 3 also weights (FSDP)",
@@ -220,35 +130,35 @@ COLUMNS = (
     Column(
         "shard_group",
         "ranks that shard one copy of the state (HSDP, ZeRO in groups)",
-        _always(0),
+        always(0),
         shown="dp x cp",
     ),
-    _flag("tp_overlap", "tensor-parallel collectives overlap with their matrix products, in pieces"),
+    flag_column("tp_overlap", "tensor-parallel collectives overlap with their matrix products, in pieces"),
     Column(
         "dp_overlap",
         "no, grads (gradients with the backward) or both (also updated weights with the forward)",
-        _always(DataOverlap.NO),
+        always(DataOverlap.NO),
         DataOverlap,
         shown="no",
     ),
     Column(
         "updated_weights",
         "ZeRO-1 and -2: all-gathered in equal parts (gathered), or sent per tensor by its owner (sent)",
-        _always(UpdatedWeights.GATHERED),
+        always(UpdatedWeights.GATHERED),
         UpdatedWeights,
         shown="gathered",
     ),
     Column(
         "pointwise",
         "norms, rotations, activations: one kernel each (fused), or transformers' modules in PyTorch (eager)",
-        _always(PointwiseKernels.FUSED),
+        always(PointwiseKernels.FUSED),
         PointwiseKernels,
         shown="fused",
     ),
     Column(
         "lookups",
         "embedding lookups: gathered, or products with one-hot rows",
-        _always(Lookups.GATHERED),
+        always(Lookups.GATHERED),
         Lookups,
         shown="gathered",
     ),
@@ -256,37 +166,37 @@ COLUMNS = (
         "moe_copies",
         "token copies: one to each expert; once per node and rank (DeepEP, HybridEP); or neighbours: once, "
         "with a router that sends tokens to consecutive experts in turn",
-        _always(TokenCopies.EACH),
+        always(TokenCopies.EACH),
         TokenCopies,
         shown="each",
     ),
     Column(
         "cuda_graphs",
         "none, router (router and attention kernels) or all (whole iterations); selects fitted numbers",
-        _always(Recorded.NONE),
+        always(Recorded.NONE),
         Recorded,
         shown="none",
     ),
     Column(
         "capacity",
         "expert capacity factor: tokens beyond it are dropped, experts are padded up to it",
-        _always(None),
+        always(None),
         real=True,
         shown="none are dropped",
     ),
-    _flag("moe_overlap", "expert all-to-all overlaps with another microbatch's passes"),
-    Column("gpu", "profile: name of a shipped one, or file", _always("A100-80GB"), shown="A100-80GB"),
-    _count("gpus_per_node", "GPUs per node", 8),
+    flag_column("moe_overlap", "expert all-to-all overlaps with another microbatch's passes"),
+    Column("gpu", "profile: name of a shipped one, or file", always("A100-80GB"), shown="A100-80GB"),
+    count_column("gpus_per_node", "GPUs per node", 8),
     Column(
         "gpus_per_nvlink_domain",
         "GPUs joined by one NVLink domain, across nodes",
         lambda row: row["gpus_per_node"],
         shown="gpus_per_node",
     ),
-    _real("intra_gbytes_per_s", "GB/s per rank inside a node"),
-    _real("intra_latency_us", "latency inside a node"),
-    _real("inter_gbytes_per_s", "GB/s per node to other nodes, over all its NICs"),
-    _real("inter_latency_us", "latency between nodes"),
+    real_column("intra_gbytes_per_s", "GB/s per rank inside a node"),
+    real_column("intra_latency_us", "latency inside a node"),
+    real_column("inter_gbytes_per_s", "GB/s per node to other nodes, over all its NICs"),
+    real_column("inter_latency_us", "latency between nodes"),
 )
 NAMES = tuple(column.name for column in COLUMNS)
 REPEATED = ("gpus", "grad_accum", "optimizer")  # say again what other columns say
@@ -326,6 +236,7 @@ ALIASES = {
     "reduce_dtype": "grad_precision",
     "grad_reduce_precision": "grad_precision",
     "window_size": "window",
+    "mtp_num_layers": "mtp_layers",
     "ga": "grad_accum",
 }
 INSTEAD = {"fsdp": "zero_stage", "hsdp": "shard_group", "sharding": "zero_stage", "moe": "experts"}

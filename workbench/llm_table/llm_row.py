@@ -74,7 +74,8 @@ class Optimizer(StrEnum):
 
 
 class Number(StrEnum):
-    """Format of matrix products: FP8 with a scale per tensor, MXFP8 and NVFP4 with one per block of elements.
+    """Format of matrix products: FP8 with scales as `Scaling` says, MXFP8 and NVFP4 with one per block of
+    elements.
 
     Below two bytes, weights and activations stay BF16 outside the products of blocks; two-byte ones keep a
     float32 copy in the optimizer.
@@ -87,16 +88,29 @@ class Number(StrEnum):
     MXFP8 = "mxfp8"
     NVFP4 = "nvfp4"
 
-    @property
-    def narrow(self) -> ProductFormat | None:
-        """Format of the products of blocks if it is below two bytes."""
-        return _NARROW.get(self)
-
 
 _NARROW = {
-    Number.FP8: ProductFormat.FP8,
     Number.MXFP8: ProductFormat.MXFP8,
     Number.NVFP4: ProductFormat.NVFP4,
+}
+
+
+class Scaling(StrEnum):
+    """Scales of FP8: one a tensor, from the tensor itself (CURRENT) or from earlier steps (DELAYED), one a
+    ROW, or one a BLOCK. See `ProductFormat`.
+    """
+
+    CURRENT = "current"
+    DELAYED = "delayed"
+    ROW = "row"
+    BLOCK = "block"
+
+
+_SCALED = {
+    Scaling.CURRENT: ProductFormat.FP8,
+    Scaling.DELAYED: ProductFormat.FP8_DELAYED,
+    Scaling.ROW: ProductFormat.FP8_ROW,
+    Scaling.BLOCK: ProductFormat.FP8_BLOCK,
 }
 
 
@@ -152,6 +166,13 @@ class LlmRow:
     tied: YesNo
     window: int
     full_every: int
+    linear_key_heads: int
+    linear_value_heads: int
+    linear_key_dim: int
+    linear_value_dim: int
+    conv_kernel: int
+    gated_attention: YesNo
+    rotary_dim: int
     q_lora: int
     kv_lora: int
     nope_dim: int
@@ -161,11 +182,13 @@ class LlmRow:
     topk: int
     expert_ffn: int
     shared_expert_ffn: int
+    shared_expert_gate: YesNo
     first_dense_layers: int
     decoder_layers: int
     decoder_sequence: int
     single_layers: int
     text_sequence: int
+    mtp_layers: int
     patch: int
     lora_rank: int
     lora_modules: Adapted
@@ -182,11 +205,13 @@ class LlmRow:
     micro_batch: int
     recompute: Recomputed
     recompute_modules: tuple[BlockModule, ...]
+    recompute_layers: int
     fitted: tuple[tuple[str, float], ...] = ()  # numbers of an execution, of its framework
     fitted_off: float = 0.0  # mean error of rows that these were not fitted to
     attention: Scores
     dropout: YesNo
     precision: Number
+    fp8_scaling: Scaling
     grad_precision: GradientNumber
     zero_stage: int
     shard_group: int
@@ -231,6 +256,18 @@ class LlmRow:
     def sharing_ranks(self) -> int:
         """Ranks among which one copy of sharded state is divided."""
         return self.shard_group or (self.data_ranks if self.zero_stage else 1)
+
+    @property
+    def expert_shards(self) -> int:
+        """Ranks among which one copy of a sharded expert is divided: those of the copy that hold it."""
+        return max(1, self.sharing_ranks * self.tp // self.ep) if self.data_ranks > 1 else 1
+
+    @property
+    def narrow(self) -> ProductFormat | None:
+        """Format of the products of blocks if it is below two bytes."""
+        if self.precision is Number.FP8:
+            return _SCALED[self.fp8_scaling]
+        return _NARROW.get(self.precision)
 
     @property
     def computed_again(self) -> tuple[BlockModule, ...]:

@@ -1,12 +1,14 @@
 """Equal data-parallel replicas: one stands for all, with collectives over all of them."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 
 from workbench.llm_table.llm_row import DataOverlap, LlmRow
 from workbench.llm_table.row_prices import scattered
-from workbench.plan.expert_groups import held_elements
+from workbench.model.experts import is_of_expert
+from workbench.plan.expert_groups import expert_elements, has_expert_parallelism, held_elements
 from workbench.plan.gradient_groups import reductions
 from workbench.plan.instance_cache import set_cached
 from workbench.plan.lowered import GradientGroup, Lowered, Weights
@@ -146,34 +148,46 @@ def sharding_for(lowered: Lowered, *, num_ranks: int, stride: int, group: int) -
     """
     units = tuple(_unit(lowered.plan, stage, group, stride) for stage in lowered.plan.stages)
     num_copies = num_ranks // group
-    groups = tuple(
-        GradientGroup(
-            index=index,
-            ranks=_peers(stage, num_copies, stride * group),
-            weights=(Weights(stage.module, stage.layers[0]),),
-            num_elements=sum(map(unit.part, unit.trained)),
-        )
-        for index, (stage, unit) in enumerate(zip(lowered.plan.stages, units, strict=True))
-    )
+    groups: list[GradientGroup] = []
+    groups_of: dict[int, tuple[int, ...]] = {}  # by stage
+    for stage, unit in zip(lowered.plan.stages, units, strict=True):
+        ranks, first = _peers(stage, num_copies, stride * group), len(groups)
+        for flat in unit.trained:
+            weights = (Weights(stage.module, stage.layers[0], experts=flat.experts),)
+            size = unit.part(flat)
+            groups.append(GradientGroup(index=len(groups), ranks=ranks, weights=weights, num_elements=size))
+        groups_of[stage.id] = tuple(range(first, len(groups)))
     plan = _with_rounds(lowered.plan, units, is_hybrid=num_copies > 1)
     set_cached(plan, shard_units, units)
     reductions: dict[Action, tuple[int, ...]] = {
-        reduction_of(stage.id): (index,)
-        for index, stage in enumerate(plan.stages)
-        if num_copies > 1 and units[index].trained
+        reduction_of(stage): indices for stage, indices in groups_of.items() if num_copies > 1 and indices
     }
-    return replace(lowered, plan=plan, groups=groups, reductions=reductions)
+    return replace(lowered, plan=plan, groups=tuple(groups), reductions=reductions)
 
 
 def _unit(plan: Plan, stage: Stage, group: int, stride: int) -> ShardUnit:
-    """The unsharded elements of one rank of the stage; tied weights count with each of their layers."""
-    sizes = {True: 0, False: 0}
+    """The unsharded elements of one rank of the stage; tied weights count with each of their layers.
+
+    Distributed experts are sharded among those ranks of a copy that hold the same ones, every ep-th.
+    """
+    first, trained, frozen = stage.flat_ranks[0], Counter[bool](), Counter[bool]()
     for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
-        sizes[layer.trainable] += round(sum(held_elements(each, stage) for each in layer.parameters()))
-    first = stage.flat_ranks[0]
-    trained, frozen = ((FlatWeights(size),) if size else () for size in (sizes[True], sizes[False]))
-    ranks = tuple(first + index * stride for index in range(group))
-    return ShardUnit(stages=(stage.id,), holders=(ranks,), trained=trained, frozen=frozen)
+        sizes, is_distributed = trained if layer.trainable else frozen, has_expert_parallelism(stage, layer)
+        own = [each for each in layer.parameters() if not (is_distributed and is_of_expert(each))]
+        sizes[False] += round(sum(held_elements(each, stage) for each in own))
+        sizes[True] += expert_elements(layer, stage) if is_distributed else 0
+    return ShardUnit(
+        stages=(stage.id,),
+        holders=(tuple(range(first, first + group * stride, stride)),),
+        expert_holders=(tuple(range(first, first + group * stride, stage.ep)),) if stage.ep > 1 else (),
+        trained=_flat(trained),
+        frozen=_flat(frozen),
+    )
+
+
+def _flat(sizes: Mapping[bool, int]) -> tuple[FlatWeights, ...]:
+    """Tensors of that many elements, of experts (True) and of all others."""
+    return tuple(FlatWeights(size, is_expert) for is_expert, size in sizes.items() if size)
 
 
 def _peers(stage: Stage, num_copies: int, stride: int) -> tuple[int, ...]:

@@ -9,9 +9,11 @@ from workbench.llm_table.llm_row import GradientNumber, LlmRow, Number, Scores, 
 from workbench.llm_table.row_memory import as_kept
 from workbench.memory.accounts import Accounts
 from workbench.memory.entries import Lines, gradient_lines, rank_lines
+from workbench.memory.layer import state_bytes_of
 from workbench.memory.stage import GRADIENTS, StateKind, state_of
 from workbench.model.block_modules import BlockModule
-from workbench.plan.expert_groups import held_elements
+from workbench.model.experts import is_of_expert
+from workbench.plan.expert_groups import expert_elements, has_expert_parallelism, held_elements
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan, Sharding
 from workbench.plan.stage import Stage
@@ -57,8 +59,24 @@ def held_bytes(alone: Lowered, row: LlmRow, rank: int) -> int:
     if row.grad_precision is GradientNumber.BF16 and row.precision is not Number.FP32 and row.zero_stage < 3:
         bytes_by_part[GRADIENTS] //= 2  # the plan's are float32
     parts = {part: row.sharing_ranks if row.zero_stage >= SHARDED_FROM[part] else 1 for part in bytes_by_part}
+    of_experts = _expert_bytes(plan, rank) if row.zero_stage == 3 else Counter()
+    bytes_by_part.subtract(of_experts)
     own_bytes = sum(ceil(num_bytes / parts[part]) for part, num_bytes in bytes_by_part.items())
+    own_bytes += sum(ceil(num_bytes / row.expert_shards) for num_bytes in of_experts.values())
     return own_bytes + (_gathered_bytes(plan, row, rank) if row.zero_stage == 3 else 0)
+
+
+def _expert_bytes(plan: Plan, rank: int) -> Counter[str]:
+    """Bytes of the unsharded state of distributed experts on a rank, by part."""
+    size, parts = state_bytes_of(plan.settings), Counter[str]()
+    for stage in plan.stages_on[rank]:
+        for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
+            num_elements = expert_elements(layer, stage) if has_expert_parallelism(stage, layer) else 0
+            parts["parameters"] += num_elements * size.weight
+            if layer.trainable:
+                parts[GRADIENTS] += num_elements * size.gradient
+                parts["optimizer"] += num_elements * size.optimizer
+    return parts
 
 
 def _unsharded(plan: Plan) -> Plan:
@@ -68,16 +86,18 @@ def _unsharded(plan: Plan) -> Plan:
 
 def _gathered_bytes(plan: Plan, row: LlmRow, rank: int) -> int:
     """Bytes of the largest units: their weights, and gradients of one, which are whole until they are
-    scattered.
+    scattered. Experts with one holder in a copy are not gathered.
     """
-    sizes = [_elements(plan, stage) for stage in plan.stages_on[rank]]
+    has_experts = row.ep == 1 or row.expert_shards > 1
+    sizes = [_elements(plan, stage, has_experts=has_experts) for stage in plan.stages_on[rank]]
     weights = UNITS_AT_ONCE * plan.settings.precision.num_bytes
     return round(max(sizes) * (weights + plan.settings.gradient_bytes))
 
 
-def _elements(plan: Plan, stage: Stage) -> float:
+def _elements(plan: Plan, stage: Stage, *, has_experts: bool) -> float:
     layers = plan.model.module(stage.module).layers[slice(*stage.layers)]
-    return sum(held_elements(each, stage) for layer in layers for each in layer.parameters())
+    parameters = (each for layer in layers for each in layer.parameters())
+    return sum(held_elements(each, stage) for each in parameters if has_experts or not is_of_expert(each))
 
 
 def activation_bytes(alone: Lowered) -> dict[int, int]:

@@ -11,6 +11,7 @@ PARTS_OF = (
     ("collectives", ("in_layers", "data", "optimizer")),
     ("experts", ("in_layers",)),
     ("moe_overlap", ("in_layers",)),
+    ("gated delta rule", ("attention",)),
     ("matmul", ("products",)),
     ("product", ("products",)),
     ("attention", ("attention",)),

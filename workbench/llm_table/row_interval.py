@@ -5,16 +5,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from workbench.cost.flash import flash_share
+from workbench.cost.products import ProductFormat
 from workbench.cost.profile import Profile
 from workbench.llm_table.cost_parts import CostParts
 from workbench.llm_table.frameworks import is_compared, presumed
-from workbench.llm_table.llm_row import LlmRow, Number, Scores
+from workbench.llm_table.llm_row import LlmRow, Scores
 from workbench.llm_table.row_execution import GENERATIONS
 from workbench.timing.doubts import SCALED, doubts_of, is_sustained_fitted
 from workbench.timing.interval import Doubt
 from workbench.timing.shares import Source
 
 UNIFORM = 12**-0.5  # standard deviation of a uniform distribution over its width
+FITTED = (ProductFormat.FP8, ProductFormat.FP8_DELAYED, ProductFormat.MXFP8)
 OF_NARROW = 0.1  # deviation of products in a narrow format, whose rate follows from peaks
 # Deviation of memory-bound kernels: tables hold how fast bytes move, not which operations a training system
 # fuses. A bias with the following GELU, dropout with its residual sum: pairs move each tensor twice, or once.
@@ -111,8 +113,6 @@ def _unsaid_doubts(names: Mapping[str, float], shares: Mapping[Source, float]) -
 
 
 def _narrow_doubts(row: LlmRow, profile: Profile, shares: Mapping[Source, float]) -> Iterator[Doubt]:
-    """Shares were fitted to runs in FP8 and MXFP8, but not to NVFP4."""
-    if row.precision.narrow is not None and not (
-        is_sustained_fitted(profile) and row.precision is not Number.NVFP4
-    ):
+    """Shares were fitted to runs in FP8 with a scale a tensor and in MXFP8, but not to other formats."""
+    if row.narrow is not None and not (is_sustained_fitted(profile) and row.narrow in FITTED):
         yield Doubt(f"{row.precision} by the ratio of peaks", shares[Source.PRODUCTS] * OF_NARROW)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from workbench.cost.products import NARROW, WIDE_BYTES
+from workbench.cost.products import NARROW, WIDE_BYTES, ProductFormat
 from workbench.llm_table.llm_row import LlmRow, YesNo
 from workbench.memory.megatron import DROPPED
 from workbench.model.layer import Attention, Layer, LayerKind, Matmul, Operator, Pointwise
@@ -17,11 +17,12 @@ def as_kept(plan: Plan, row: LlmRow) -> Plan:
 
     Sums after dropout keep its mask, and nothing without one. Linear layers of blocks keep their input for
     the weight gradient as it is multiplied: cast to the narrow format (Transformer Engine, `_Linear`);
-    after an attention, which keeps its output itself, that is a second tensor.
+    after an attention, which keeps its output itself, that is a second tensor. With a scale a row they keep
+    it as it is, for the cast that the gradient needs (torchao, `float8_linear.py`).
 
     Complexity: O(layers).
     """
-    if row.dropout is YesNo.YES and row.precision.narrow is None:
+    if row.dropout is YesNo.YES and _kept_format(row) is None:
         return plan
     operators_by_id: dict[int, tuple[Operator, ...]] = {}
 
@@ -36,9 +37,14 @@ def as_kept(plan: Plan, row: LlmRow) -> Plan:
     return replace(plan, model=replace(plan.model, modules=modules))
 
 
+def _kept_format(row: LlmRow) -> ProductFormat | None:
+    """The narrow format in which inputs are kept, if it is one."""
+    return None if row.narrow is None or NARROW[row.narrow].keeps_wide else row.narrow
+
+
 def _kept(operators: Sequence[Operator], row: LlmRow) -> Iterator[Operator]:
     previous: Operator | None = None
-    narrow = row.precision.narrow
+    narrow = _kept_format(row)
     for each in operators:
         is_sum = isinstance(each, Pointwise) and each.name.endswith(DROPPED)
         if is_sum and row.dropout is YesNo.NO:

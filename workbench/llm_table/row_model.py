@@ -7,6 +7,8 @@ from operator import attrgetter
 from workbench.llm_table.llm_row import PLAIN, SEES_ALL, Adapted, Architecture, LlmRow, YesNo
 from workbench.llm_table.row_decoder import decoder_head, decoder_operators
 from workbench.llm_table.row_diffusion import mmdit_of, modulated, noise_head, patches
+from workbench.llm_table.row_mtp import with_mtp
+from workbench.model.delta_net import DeltaNet, with_delta_net
 from workbench.model.experts import Experts, with_experts
 from workbench.model.latent_attention import LatentHeads, with_latent_attention
 from workbench.model.layer import Attention, Layer, LayerKind, Matmul, Operator
@@ -20,8 +22,10 @@ CHANNELS = 3  # of an image
 SHAPE = (
     *("architecture", "hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "gated_mlp", "qk_norm"),
     *("padded_vocab", "sequence", "tied", "window", "full_every", "patch", "lora_rank"),
+    *("linear_key_heads", "linear_value_heads", "linear_key_dim", "linear_value_dim", "conv_kernel"),
+    *("gated_attention", "rotary_dim", "shared_expert_gate"),
     *("lora_modules", "tp"),
-    *("single_layers", "text_sequence"),
+    *("single_layers", "text_sequence", "mtp_layers"),
     *("q_lora", "kv_lora", "nope_dim", "rope_dim", "v_dim", "decoder_layers", "decoder_sequence"),
     *("experts", "topk", "expert_ffn", "shared_expert_ffn", "first_dense_layers", "capacity"),
 )  # fields that a model depends on
@@ -60,17 +64,19 @@ def _layers(shape: _Shape) -> tuple[Layer, ...]:
     blocks: list[tuple[Operator, ...]] = []
     known: dict[tuple[bool, bool], tuple[Operator, ...]] = {}
     for index in range(row.layers):
-        kind = _is_windowed(row, index), row.experts > 0 and index >= row.first_dense_layers
+        kind = _is_full(row, index), row.experts > 0 and index >= row.first_dense_layers
         if kind not in known:
-            known[kind] = _operators(row, is_windowed=kind[0], has_experts=kind[1])
+            known[kind] = _operators(row, is_full=kind[0], has_experts=kind[1])
         blocks.append(known[kind])
     if row.decoder_layers:
         blocks += [decoder_operators(row)] * row.decoder_layers
-    return (_embedding(row), *_block_layers(row, blocks), _head(row))
+    return with_mtp((_embedding(row), *_block_layers(row, blocks), _head(row)), row.mtp_layers)
 
 
-def _is_windowed(row: LlmRow, index: int) -> bool:
-    return row.window > 0 and not (row.full_every and (index + 1) % row.full_every == 0)
+def _is_full(row: LlmRow, index: int) -> bool:
+    """Whether a block has full attention: neither a window nor a delta rule in its place."""
+    has_other = row.window > 0 or row.linear_key_heads > 0
+    return not has_other or (row.full_every > 0 and (index + 1) % row.full_every == 0)
 
 
 def _block_layers(row: LlmRow, blocks: list[tuple[Operator, ...]]) -> list[Layer]:
@@ -92,7 +98,7 @@ def _adapters(row: LlmRow) -> tuple[Operator, ...]:
 
     Source: Hu et al. 2021, "LoRA", section 4.1. Differs: they precede the block instead of being inside.
     """
-    operators = _operators(row, is_windowed=False, has_experts=False)
+    operators = _operators(row, is_full=True, has_experts=False)
     adapted = (each for each in operators if isinstance(each, Matmul) and _is_adapted(each, row.lora_modules))
     lora_operators: list[Operator] = []
     for index, each in enumerate(adapted):
@@ -113,18 +119,20 @@ def _is_adapted(product: Matmul, modules: Adapted) -> bool:
     }[modules]
 
 
-def _operators(row: LlmRow, *, is_windowed: bool, has_experts: bool) -> tuple[Operator, ...]:
+def _operators(row: LlmRow, *, is_full: bool, has_experts: bool) -> tuple[Operator, ...]:
     block = block_of(row)
     operators = block_operators(block)
-    if is_windowed:
+    if row.window and not is_full:
         operators = tuple(_windowed(each, row) if isinstance(each, Attention) else each for each in operators)
     if row.is_mla:
         operators = with_latent_attention(operators, _latent_heads(row))
     if row.architecture is Architecture.DIT:
         operators = modulated(operators, row)
-    if not has_experts:
-        return operators
     layer = Layer(name="block", kind=LayerKind.BLOCK, operators=operators, out_width=row.hidden)
+    if row.linear_key_heads and not is_full:
+        layer = with_delta_net(layer, _delta_net(row))
+    if not has_experts:
+        return layer.operators
     shared = row.shared_expert_ffn
     experts = Experts(
         num=row.experts,
@@ -132,6 +140,7 @@ def _operators(row: LlmRow, *, is_windowed: bool, has_experts: bool) -> tuple[Op
         capacity=row.capacity or 1.0,
         mlp=replace(block.mlp, width=row.expert_ffn),
         shared=replace(block.mlp, width=shared) if shared else None,
+        gates_shared=row.shared_expert_gate is YesNo.YES,
     )
     return with_experts(layer, experts).operators
 
@@ -152,6 +161,8 @@ def block_of(row: LlmRow) -> Block:
             fused=True,
             qk_norm=Norm.RMS if row.qk_norm is YesNo.YES else None,
             rotary=row.architecture is Architecture.LLAMA,
+            rotary_dim=None if row.rotary_dim == row.head_dim else row.rotary_dim,
+            gated=row.gated_attention is YesNo.YES,
         ),
         mlp=Mlp(
             width=row.ffn,
@@ -169,6 +180,17 @@ def _windowed(attention: Attention, row: LlmRow) -> Attention:
     if row.architecture in SEES_ALL:
         return replace(attention, num_keys=min(row.window, row.sequence))
     return replace(attention, window=row.window)
+
+
+def _delta_net(row: LlmRow) -> DeltaNet:
+    return DeltaNet(
+        num=row.linear_value_heads,
+        num_keys=row.linear_key_heads,
+        key_dim=row.linear_key_dim,
+        value_dim=row.linear_value_dim,
+        kernel=row.conv_kernel,
+        fused=True,
+    )
 
 
 def _latent_heads(row: LlmRow) -> LatentHeads:

@@ -1,6 +1,6 @@
 """From a row to a plan: the model, the cluster, and one replica's stages on its ranks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from workbench.cost.hardware import Cluster, Link, Node, uniform
@@ -17,11 +17,13 @@ from workbench.llm_table.llm_row import (
     YesNo,
 )
 from workbench.llm_table.row_model import MODULE, model_of
+from workbench.llm_table.row_mtp import LAYERS as MTP_LAYERS
 from workbench.model.block_modules import BlockModule
 from workbench.model.model_graph import TEXT
 from workbench.plan.build import with_programs
 from workbench.plan.kernels import Kernels
 from workbench.plan.plan import Microbatch, ModuleSettings, Plan, Precision, Recompute, Settings, Sharding
+from workbench.plan.recomputed_layers import blocks_by_stage
 from workbench.plan.stage import Stage
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.units import GB
@@ -130,14 +132,18 @@ def is_cut_further(row: LlmRow) -> bool:
 
 
 def _shares(row: LlmRow) -> Iterator[tuple[int, int]]:
-    """[first, last) layers of every stage; the first has the embedding and the last the head as well."""
+    """[first, last) layers of every stage; the first has the embedding and the last the head as well.
+
+    Modules that predict further tokens are on the last stage, and count for nothing.
+    """
     blocks = row.stage_blocks or _equal_blocks(row)
     width = 2 if row.lora_rank else 1  # layers of a block
     end = 0
     for index, count in enumerate(blocks):
         first = 0 if index == 0 else 1 + end * width
         end += count
-        yield first, 1 + end * width + (index == len(blocks) - 1)
+        behind_blocks = (1 + MTP_LAYERS * row.mtp_layers) * (index == len(blocks) - 1)
+        yield first, 1 + end * width + behind_blocks
 
 
 def _equal_blocks(row: LlmRow) -> tuple[int, ...]:
@@ -202,11 +208,28 @@ def settings_of(row: LlmRow) -> Settings:
             ModuleSettings(
                 module=MODULE,
                 recompute=Recompute.FULL if row.recompute is Recomputed.FULL else Recompute.NONE,
+                recompute_layers=_recomputed_layers(row) if row.recompute_layers else None,
                 sharding=Sharding.NONE if sharding is Sharding.PARAMETERS else sharding,
                 computed_again=row.computed_again,
             ),
         ),
     )
+
+
+def _recomputed_layers(row: LlmRow) -> int | None:
+    """Fewest layers, spread evenly over the model, that leave no stage with fewer recomputed blocks than the
+    row says or the stage has; None: all.
+
+    Differs: Megatron recomputes the first blocks of every stage, and neither embedding nor head.
+    """
+    layers, stage_layers = model_of(row).modules[0].layers, [last - first for first, last in _shares(row)]
+    wanted = [min(row.recompute_layers, of) for of in blocks_by_stage(layers, None, stage_layers)]
+    counts = range(1, len(layers))
+    return next((n for n in counts if _covers(blocks_by_stage(layers, n, stage_layers), wanted)), None)
+
+
+def _covers(counts: Sequence[int], wanted: Sequence[int]) -> bool:
+    return all(count >= least for count, least in zip(counts, wanted, strict=True))
 
 
 def kernels_of(row: LlmRow) -> Kernels:

@@ -2,7 +2,16 @@
 
 from workbench.cost.device_names import shipped_device
 from workbench.cost.profile import known_profiles
-from workbench.llm_table.llm_row import Adapted, Architecture, LlmRow, Optimizer, YesNo
+from workbench.llm_table.llm_row import (
+    Adapted,
+    Architecture,
+    LlmRow,
+    Number,
+    Optimizer,
+    Recomputed,
+    Scaling,
+    YesNo,
+)
 
 
 def check_row(row: LlmRow) -> None:
@@ -10,8 +19,12 @@ def check_row(row: LlmRow) -> None:
     _check_device(row)
     _check_degrees(row)
     _check_model(row)
+    _check_attention(row)
+    _check_linear(row)
     _check_experts(row)
     _check_pipeline(row)
+    _check_precision(row)
+    _check_recomputation(row)
     _check_sharding(row)
 
 
@@ -65,10 +78,44 @@ def _check_model(row: LlmRow) -> None:
             _refuse(name, "want 0 without kv_lora", width, 0)
     if row.q_lora and not row.is_mla:
         _refuse("q_lora", "want 0 without kv_lora", row.q_lora, 0)
+    if row.mtp_layers and (row.architecture is not Architecture.LLAMA or row.lora_rank):
+        _refuse("mtp_layers", "want 0 with adapters, or without architecture llama", row.mtp_layers, 0)
     if row.lora_modules is not Adapted.ALL and not row.lora_rank:
         _refuse("lora_modules", "want all without a lora_rank", row.lora_modules, Adapted.ALL)
-    if row.full_every and not row.window:
-        _refuse("full_every", "want 0 without a window", row.full_every, 0)
+
+
+def _check_attention(row: LlmRow) -> None:
+    """Parts of attention beside its sizes, and the gate of shared experts."""
+    if row.full_every and not (row.window or row.linear_key_heads):
+        _refuse("full_every", "want 0 without a window or linear_key_heads", row.full_every, 0)
+    if row.gated_attention is YesNo.YES and (row.is_mla or row.architecture is not Architecture.LLAMA):
+        _refuse("gated_attention", "want no with MLA, or without architecture llama", "yes", "no")
+    is_partial = row.rotary_dim != row.head_dim
+    if is_partial and (
+        row.is_mla or row.architecture is not Architecture.LLAMA or row.rotary_dim > row.head_dim
+    ):
+        rule = f"want head_dim {row.head_dim}, or less with architecture llama and without MLA"
+        _refuse("rotary_dim", rule, row.rotary_dim, row.head_dim)
+    if row.shared_expert_gate is YesNo.YES and not (row.experts and row.shared_expert_ffn):
+        _refuse("shared_expert_gate", "want no without experts and shared_expert_ffn", "yes", "no")
+
+
+def _check_linear(row: LlmRow) -> None:
+    """Linear attention: sizes belong together, and no rank has a part of a sequence."""
+    sizes = ("linear_value_heads", "linear_key_dim", "linear_value_dim", "conv_kernel")
+    wrong = next((name for name in sizes if bool(getattr(row, name)) != (row.linear_key_heads > 0)), None)
+    if wrong is not None:
+        rule = "want it with linear_key_heads alone"
+        _refuse(wrong, rule, getattr(row, wrong), 1 if row.linear_key_heads else 0)
+    if not row.linear_key_heads:
+        return
+    if row.architecture is not Architecture.LLAMA:
+        _refuse("linear_key_heads", "want 0 without architecture llama", row.linear_key_heads, 0)
+    for name, least in (("window", 0), ("lora_rank", 0), ("cp", 1)):
+        if getattr(row, name) > least:
+            _refuse(name, f"want {least} with linear_key_heads", getattr(row, name), least)
+    check_divides("linear_value_heads", row.linear_value_heads, "linear_key_heads", row.linear_key_heads)
+    check_divides("linear_key_heads", row.linear_key_heads, "tp", row.tp)
 
 
 def _check_streams(row: LlmRow) -> None:
@@ -144,6 +191,24 @@ def _counted(row: LlmRow) -> int:
     return (row.embedding_as_layer is YesNo.YES) + (row.loss_as_layer is YesNo.YES)
 
 
+def _check_precision(row: LlmRow) -> None:
+    if row.fp8_scaling is not Scaling.CURRENT and row.precision is not Number.FP8:
+        _refuse("fp8_scaling", "want current without precision fp8", row.fp8_scaling, Scaling.CURRENT)
+
+
+def _check_recomputation(row: LlmRow) -> None:
+    if not row.recompute_layers:
+        return
+    if row.recompute is not Recomputed.FULL:
+        _refuse("recompute_layers", "want 0 without recompute full", row.recompute_layers, 0)
+    if row.lora_rank:
+        _refuse("recompute_layers", "want 0 (all layers) with a lora_rank", row.recompute_layers, 0)
+    most = -(-(row.num_blocks + _counted(row)) // (row.pp * row.virtual_stages))
+    if row.recompute_layers >= most:
+        rule = f"want fewer than the {most} blocks of a stage, or 0 for all layers"
+        _refuse("recompute_layers", rule, row.recompute_layers, 0)
+
+
 def _check_sharding(row: LlmRow) -> None:
     if row.zero_stage > 3:
         _refuse("zero_stage", "want 0 to 3", row.zero_stage, 3)
@@ -151,9 +216,9 @@ def _check_sharding(row: LlmRow) -> None:
         _refuse("shard_group", "want 1 where zero_stage is 0", row.shard_group, 1)
     check_divides("dp x cp", row.data_ranks, "shard_group", row.sharing_ranks)
     if row.zero_stage == 3:
-        for name in ("virtual_stages", "ep"):
-            if getattr(row, name) > 1:
-                _refuse(name, "want 1 where zero_stage is 3", getattr(row, name), 1)
+        if row.virtual_stages > 1:
+            _refuse("virtual_stages", "want 1 where zero_stage is 3", row.virtual_stages, 1)
+        check_divides("shard_group x tp (with zero_stage 3)", row.sharing_ranks * row.tp, "ep", row.ep)
 
 
 def _refuse(name: str, rule: str, value: object, nearest: object) -> None:

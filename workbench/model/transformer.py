@@ -177,7 +177,7 @@ def attention_operators(width: int, heads: Heads) -> tuple[Operator, ...]:
             Matmul(
                 name="qkv_proj",
                 in_features=width,
-                out_features=heads.q_width + 2 * heads.kv_width,
+                out_features=(1 + heads.gated) * heads.q_width + 2 * heads.kv_width,
                 bias="q" in heads.bias,
                 shard=Shard.COLUMN,
             )

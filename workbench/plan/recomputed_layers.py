@@ -1,7 +1,10 @@
 """Which layers of a module the backward recomputes: none, all, or some that are spread evenly over it."""
 
+from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate, pairwise
 
+from workbench.model.layer import Layer, LayerKind
 from workbench.plan.plan import ModuleSettings, Plan, Recompute
 from workbench.plan.stage import Stage
 
@@ -37,6 +40,21 @@ def recomputed_of(plan: Plan, module: str) -> tuple[bool, ...]:
 def recomputed_in(plan: Plan, stage: Stage) -> tuple[bool, ...]:
     """[layers of the stage] whether backwards recompute each."""
     return recomputed_of(plan, stage.module)[slice(*stage.layers)]
+
+
+def blocks_by_stage(layers: Sequence[Layer], count: int | None, stage_layers: Sequence[int]) -> list[int]:
+    """[stages] recomputed blocks of each stage, if `count` layers of a module are recomputed; None: all.
+
+    Args:
+        layers: of the module.
+        count: as of `recomputed_layers`.
+        stage_layers: number of layers of each stage.
+
+    Complexity: O(layers).
+    """
+    flags = recomputed_layers(Recompute.FULL, count, len(layers))
+    are_blocks = [flag and layer.kind is LayerKind.BLOCK for flag, layer in zip(flags, layers, strict=True)]
+    return [sum(are_blocks[first:last]) for first, last in pairwise(accumulate(stage_layers, initial=0))]
 
 
 def check_recompute_layers(where: str, settings: ModuleSettings, num_layers: int) -> None:

@@ -11,6 +11,7 @@ from workbench.model.layer import Attention, DeltaRule, Operator, TokenCount
 from workbench.model.model_graph import TEXT, Edge, Module
 from workbench.model.projector import Projector, from_text, shown
 from workbench.model.short_conv import has_short_conv
+from workbench.plan.kernel_heads import CPU, check_kernel_heads
 from workbench.plan.kernels import Kernels
 from workbench.plan.plan import Boundaries, ModuleSettings, Plan, Sharding
 from workbench.plan.runnable_degrees import check_degrees
@@ -18,7 +19,6 @@ from workbench.plan.runnable_items import check_segment
 from workbench.plan.stage import Stage
 from workbench.schedule.action import Pass
 
-CPU = "cpu"  # kind of device
 EXECUTED_SHARDINGS = (Sharding.NONE, Sharding.OPTIMIZER, Sharding.PARAMETERS)
 ROTARY = "rotary"  # operator that turns queries and keys by their positions
 
@@ -48,6 +48,7 @@ def check_runnable_here(plan: Plan) -> None:
     check_runnable(plan)
     for device in dict.fromkeys(node.device for node in plan.cluster.nodes):
         check_boundaries(plan, device)
+        check_kernel_heads(plan, device)
 
 
 def refusal_to_run(plan: Plan) -> str:

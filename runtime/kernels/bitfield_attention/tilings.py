@@ -10,7 +10,8 @@ from enum import Enum
 
 import torch
 
-HEAD_DIMS = (32, 64, 72, 80, 96, 128, 192, 256)
+from workbench.plan.kernel_heads import HEAD_DIMS
+
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
