@@ -21,8 +21,8 @@ from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni_3
 
 from experiments.doors.detours import DETOURS
-from experiments.doors.whole_configs import GEMMA4_SEEN, KIMI_SEEN
-from experiments.doors.whole_models import patches_of_kimi, qwen_features
+from experiments.doors.whole_features import patches_of_kimi, qwen_features
+from experiments.doors.whole_sizes import GEMMA4_SEEN, KIMI_SEEN
 from runtime.models import vision_scaled
 from runtime.models.choose import ADAPTERS, adapter_of
 from runtime.models.encoder import EncoderAdapter, given_to

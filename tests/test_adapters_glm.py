@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from transformers.models.glm4_moe import modeling_glm4_moe as glm4_moe
 from transformers.models.glm4v_moe import modeling_glm4v_moe as glm4v_moe
 
-from experiments.doors.whole_configs import CONFIGS, GLM_EXPERTS, GLM_TEXT
+from experiments.doors.whole_configs import CONFIGS
 from experiments.doors.whole_models import modules_of, owner_of, saved
+from experiments.doors.whole_sizes import GLM_EXPERTS, GLM_TEXT
 from runtime.launch import run_local
 from runtime.models.choose import adapter_of
 from runtime.models.glm import CORRECTION, CorrectedRouter

@@ -18,8 +18,9 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, PreTrainedMode
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek_v3
 from transformers.models.kimi_k25 import modeling_kimi_k25 as kimi
 
-from experiments.doors.whole_configs import CONFIGS, KIMI_SEEN
+from experiments.doors.whole_configs import CONFIGS
 from experiments.doors.whole_models import modules_of, owner_of
+from experiments.doors.whole_sizes import KIMI_SEEN
 from runtime.frontend.multimodal import ModalityModule, MultimodalModule
 from runtime.frontend.parallel import Ranks
 from runtime.models.glm import CORRECTION, CorrectedRouter

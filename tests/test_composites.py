@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from experiments.doors.whole_configs import CONFIGS, TEXT
+from experiments.doors.whole_configs import CONFIGS
 from experiments.doors.whole_models import modules_of, original, owner_of
+from experiments.doors.whole_sizes import TEXT
 from tests.command_line import accept, workbench
 from workbench.job.draft import Train, draft, machines_of
 from workbench.job.job import load_job

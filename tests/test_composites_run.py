@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from experiments.doors.whole_configs import CONFIGS
-from experiments.doors.whole_models import FEATURES, modules_of, perceived, segments_of, whole_model
+from experiments.doors.whole_features import FEATURES, perceived
+from experiments.doors.whole_models import modules_of, segments_of, whole_model
 from runtime.step.stage_module import StageInput, StageModule
 from tests.test_adapters import build, relative
 from tests.test_adapters_encoders import widen_vision_rotations

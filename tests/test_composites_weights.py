@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from experiments.doors.whole_configs import CONFIGS
+from experiments.doors.whole_features import FEATURES
 from experiments.doors.whole_models import (
-    FEATURES,
     LOSSES,
     MASKS,
     modules_of,

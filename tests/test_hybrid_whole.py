@@ -8,8 +8,9 @@ from safetensors.torch import save_file
 from torch.nn import functional
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
 
-from experiments.doors.whole_configs import CONFIGS, TEXT
+from experiments.doors.whole_configs import CONFIGS
 from experiments.doors.whole_models import modules_of, saved
+from experiments.doors.whole_sizes import TEXT
 from runtime.data.batches import SyntheticSource, microbatch_data
 from runtime.frontend.multimodal import ModalityModule, MultimodalModule
 from runtime.frontend.parallel import Ranks
