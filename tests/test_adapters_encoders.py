@@ -13,16 +13,18 @@ from transformers import (
     Qwen2AudioEncoder,
     Qwen2AudioEncoderConfig,
 )
+from transformers.models.janus import modeling_janus as janus
 from transformers.models.kimi_k25 import modeling_kimi_k25 as kimi
 from transformers.models.llama4 import modeling_llama4 as llama4
 from transformers.models.phi4_multimodal import modeling_phi4_multimodal as phi4
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni_3
+from transformers.models.video_llama_3 import modeling_video_llama_3 as llama_3
 
 from experiments.doors.detours import DETOURS
-from experiments.doors.whole_features import patches_of_kimi, qwen_features
-from experiments.doors.whole_sizes import GEMMA4_SEEN, KIMI_SEEN
+from experiments.doors.whole_features import patches_of_kimi, patches_of_video_llama, qwen_features
+from experiments.doors.whole_sizes import GEMMA4_SEEN, JANUS_SEEN, KIMI_SEEN, VIDEO_LLAMA_SEEN
 from runtime.models import vision_scaled
 from runtime.models.choose import ADAPTERS, adapter_of
 from runtime.models.encoder import EncoderAdapter, given_to
@@ -179,6 +181,26 @@ CASES = {
         lambda c: kimi.Kimi_K25VisionModel(kimi.Kimi_K25VisionConfig.from_dict(c)),
         lambda model, image: model(*patches_of_kimi(image)).last_hidden_state,
     ),
+    "video-llama-3": Case(
+        VIDEO_LLAMA_SEEN | {"model_type": "video_llama_3_vision"},
+        ((24, 24), (60, 60)),
+        lambda c: llama_3.VideoLlama3VisionModel(llama_3.VideoLlama3VisionConfig.from_dict(c)),
+        lambda model, image: model(*patches_of_video_llama(image, 1)).last_hidden_state,
+    ),
+    "video-llama-3, squares": Case(
+        VIDEO_LLAMA_SEEN | {"model_type": "video_llama_3_vision", "spatial_merge_size": 2},
+        ((24, 6), (60, 15)),
+        lambda c: llama_3.VideoLlama3VisionModel(llama_3.VideoLlama3VisionConfig.from_dict(c)),
+        lambda model, image: model(*patches_of_video_llama(image, 2)).last_hidden_state,
+    ),
+    "janus": Case(
+        JANUS_SEEN | {"model_type": "janus_vision_model"},
+        ((16, 16), (6, 6)),
+        lambda c: janus.JanusVisionModel(janus.JanusVisionConfig.from_dict(c)),
+        lambda model, image: model(
+            image[None], interpolate_pos_encoding=image.shape[1:] != (16, 16)
+        ).last_hidden_state[0],
+    ),
     "gemma4": Case(
         GEMMA4_SEEN | {"model_type": "gemma4_vision"},
         ((48, 12), (60, 15)),
@@ -313,7 +335,8 @@ def test_two_items_of_an_encoder_equal_transformers(name: str, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen2-vl", "qwen2.5-vl", "qwen3-vl", "glm-4v", "kimi", "gemma4", "llama4-vision"]
+    "name",
+    ["qwen2-vl", "qwen2.5-vl", "qwen3-vl", "glm-4v", "kimi", "video-llama-3", "gemma4", "llama4-vision"],
 )
 def test_rotations_equal_transformers_in_float32(name: str) -> None:
     """Against the untouched attention."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM
 from transformers.configuration_utils import PretrainedConfig
+from transformers.models.janus.modeling_janus import JanusVisionModel
 from transformers.models.llama4.modeling_llama4 import Llama4VisionModel
 from transformers.models.mllama.modeling_mllama import MllamaForCausalLM, MllamaVisionModel
 from transformers.models.phi4_multimodal.modeling_phi4_multimodal import Phi4MultimodalAudioModel
@@ -46,6 +47,7 @@ from workbench.plan.work import work_of
 
 # Encoders that transformers builds inside larger models alone, and a decoder beside its tower.
 PARTS = {
+    "janus_vision_model": JanusVisionModel,
     "llama4_vision_model": Llama4VisionModel,
     "mllama_text_model": MllamaForCausalLM,
     "mllama_vision_model": MllamaVisionModel,

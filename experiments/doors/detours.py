@@ -19,6 +19,7 @@ from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as qwen3_5_moe
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni_3
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 from transformers.models.siglip2 import modeling_siglip2 as siglip2
+from transformers.models.video_llama_3 import modeling_video_llama_3 as llama_3
 
 from runtime.models.delta_net import DELTA_NETS
 from runtime.models.llama4 import scaled_to_one, turned
@@ -113,7 +114,7 @@ def wide_pool(
     return soft, torch.ones(soft.shape[:2], dtype=torch.bool)
 
 
-ROTATED = (omni, qwen2, qwen2_5, qwen3, qwen3_5, qwen3_5_moe, omni_3, glm4v, glm4v_moe, kimi)
+ROTATED = (omni, qwen2, qwen2_5, qwen3, qwen3_5, qwen3_5_moe, omni_3, glm4v, glm4v_moe, kimi, llama_3)
 DETOURS: tuple[tuple[Any, str, Any], ...] = (  # of transformers through float32, and what goes without
     *((each, "apply_rotary_pos_emb_vision", wide_rotation) for each in ROTATED),
     (glm4v.Glm4vVisionEmbeddings, "forward", wide_positions),

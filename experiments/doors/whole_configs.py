@@ -13,6 +13,8 @@ from experiments.doors.whole_sizes import (
     GLM_TEXT,
     HEARD,
     HYBRID,
+    JANUS_DRAWN,
+    JANUS_SEEN,
     KIMI_SEEN,
     LATENT_TEXT,
     LFM2,
@@ -22,6 +24,7 @@ from experiments.doors.whole_sizes import (
     QWEN3_SEEN,
     SEEN_5,
     TEXT,
+    VIDEO_LLAMA_SEEN,
     VIT,
     WIDTH,
 )
@@ -38,6 +41,14 @@ CASES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "llava_next": {"text_config": {"model_type": "mistral", **TEXT}, "vision_config": VIT},
+    "llava_next_video": {"text_config": {"model_type": "llama", **TEXT}, "vision_config": VIT},
+    "llava_next_video, convolution": {
+        "model_type": "llava_next_video",
+        "text_config": {"model_type": "llama", **TEXT},
+        "vision_config": VIT,
+        "spatial_pool_mode": "conv",
+    },
+    "video_llava": {"text_config": {"model_type": "llama", **TEXT}, "vision_config": VIT},
     "llava_onevision": {"text_config": {"model_type": "qwen2", **TEXT}, "vision_config": VIT},
     "qwen2_vl": {
         "text_config": {**TEXT, **AXES},
@@ -150,6 +161,18 @@ CASES: dict[str, dict[str, Any]] = {
         "vision_config": {"model_type": "siglip_vision_model", **VIT},
         "tie_word_embeddings": False,
     },
+    "janus": {
+        "text_config": {"model_type": "llama", **TEXT},
+        "vision_config": {**JANUS_SEEN, "depth": 3},
+        "vq_config": JANUS_DRAWN,
+    },
+    "janus, untied": {
+        "model_type": "janus",
+        "text_config": {"model_type": "llama", **TEXT},
+        "vision_config": {**JANUS_SEEN, "attention_bias": False, "depth": 1},
+        "vq_config": JANUS_DRAWN,
+        "tie_word_embeddings": False,
+    },
     "qwen2_audio": {
         "text_config": {"model_type": "qwen2", **TEXT},
         "audio_config": {
@@ -206,6 +229,16 @@ CASES: dict[str, dict[str, Any]] = {
             "topk_group": 1,
         },
         "vision_config": {"model_type": "glm4v_moe_vision", **GLM_SEEN},
+    },
+    "video_llama_3": {
+        "text_config": {"model_type": "qwen2", **TEXT},
+        "vision_config": VIDEO_LLAMA_SEEN,
+    },
+    "video_llama_3, squares": {
+        "model_type": "video_llama_3",
+        "text_config": {"model_type": "qwen2", **TEXT},
+        "vision_config": {**VIDEO_LLAMA_SEEN, "spatial_merge_size": 2},
+        "tie_word_embeddings": True,
     },
     "kimi_k25": {
         "text_config": LATENT_TEXT,

@@ -95,6 +95,21 @@ def seen_by_kimi(model: Any, images: Items) -> Tensor:
     return torch.cat([features for (features,) in seen])
 
 
+def patches_of_video_llama(image: Tensor, merge: int) -> tuple[Tensor, ...]:
+    """Numbers of patches, those of a square after each other, their grid, and the side of a square."""
+    rows, columns = image.shape[1] // 4, image.shape[2] // 4
+    x = image.reshape(3, rows // merge, merge, 4, columns // merge, merge, 4)
+    flat = x.permute(1, 4, 2, 5, 0, 3, 6).reshape(rows * columns, -1)
+    return flat, torch.tensor([[1, rows, columns]]), torch.tensor([merge])
+
+
+def seen_by_video_llama(model: Any, images: Items) -> Tensor:
+    merge = getattr(model.config.vision_config, "spatial_merge_size", 1)
+    cut = [patches_of_video_llama(image, merge) for image in images]
+    seen = (model.model.get_image_features(*each).pooler_output for each in cut)
+    return torch.cat([features for (features,) in seen])
+
+
 def seen_by_gemma4(model: Any, images: Items) -> Tensor:
     cut = [as_processed(image, model.config.vision_config.patch_size) for image in images]
     seen = (model.model.get_image_features(*each).pooler_output for each in cut)
@@ -119,6 +134,9 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "llava": read_state,
     "llava, mistral, no bias": read_state,
     "llava_next": read_state,
+    "llava_next_video": read_state,
+    "llava_next_video, convolution": read_state,
+    "video_llava": pooled,
     "llava_onevision": read_state,
     "internvl": pooled,
     "internvl, earlier state": pooled,
@@ -137,6 +155,8 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "lfm2_vl": seen_in_patches,
     "lfm2_vl, plain": seen_in_patches,
     "deepseek_vl": pooled,
+    "janus": pooled,
+    "janus, untied": pooled,
     "qwen2_vl": seen_by_qwen,
     "qwen2_5_vl": seen_by_qwen,
     "qwen3_vl": seen_by_qwen,
@@ -148,6 +168,8 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "glm4v_moe": seen_by_qwen,
     "glm46v": seen_by_qwen,
     "glm46v, experts": seen_by_qwen,
+    "video_llama_3": seen_by_video_llama,
+    "video_llama_3, squares": seen_by_video_llama,
     "kimi_k25": seen_by_kimi,
     "kimi_k25, tied": seen_by_kimi,
     "qwen2_audio": heard_whole,

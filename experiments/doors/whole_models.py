@@ -114,7 +114,7 @@ def _constants(model: nn.Module) -> list[Tensor]:
     return [buffer for name, buffer in model.named_buffers() if name.endswith(CONSTANTS)]
 
 
-LOSSES = [name for name in FEATURES if name not in TILED]
+LOSSES = [name for name in FEATURES if not name.startswith(TILED)]
 
 
 def segments_of(module: Module) -> tuple[Segment, ...]:

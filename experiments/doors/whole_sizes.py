@@ -75,6 +75,22 @@ KIMI_SEEN = {
     "pos_emb_height": 6,
     "pos_emb_width": 6,
 }
+VIDEO_LLAMA_SEEN = {key: value for key, value in VIT.items() if key != "image_size"}
+JANUS_SEEN = {
+    **{key: value for key, value in VIT.items() if key != "intermediate_size"},
+    "mlp_ratio": 1.75,
+    "projection_dim": WIDTH,
+}
+JANUS_DRAWN = {  # what Janus generates images with
+    "embed_dim": 4,
+    "num_embeddings": 8,
+    "latent_channels": 8,
+    "base_channels": 32,
+    "channel_multiplier": [1],
+    "num_res_blocks": 1,
+    "projection_dim": WIDTH,
+    "image_token_embed_dim": WIDTH,
+}
 GEMMA4_SEEN = {
     "hidden_size": 24,
     "intermediate_size": 40,

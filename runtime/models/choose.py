@@ -17,12 +17,14 @@ from runtime.models.refusals import named_refusals
 from runtime.models.vision import ClipAdapter, Idefics3Adapter, SiglipAdapter
 from runtime.models.vision_gemma4 import Gemma4VisionAdapter
 from runtime.models.vision_glm import GlmVisionAdapter
+from runtime.models.vision_janus import JanusAdapter
 from runtime.models.vision_kimi import KimiVisionAdapter
 from runtime.models.vision_llama4 import Llama4VisionAdapter
 from runtime.models.vision_rotary import PixtralAdapter, Qwen2VisionAdapter, Qwen25VisionAdapter
 from runtime.models.vision_scaled import Dinov2Adapter, InternVitAdapter
 from runtime.models.vision_siglip2 import Siglip2Adapter
 from runtime.models.vision_stacked import Qwen3VisionAdapter, Qwen35VisionAdapter
+from runtime.models.vision_video_llama import VideoLlamaAdapter
 from workbench.model.model_graph import Module
 from workbench.plan.runnable import check_family
 
@@ -32,6 +34,7 @@ ADAPTERS: Mapping[str, Callable[[Module], Adapter]] = {
     "siglip_vision_model": SiglipAdapter,
     "siglip2_vision_model": Siglip2Adapter,
     "idefics3_vision": Idefics3Adapter,
+    "janus_vision_model": JanusAdapter,
     "clip_vision_model": ClipAdapter,
     "dinov2": Dinov2Adapter,
     "aimv2_vision_model": Aimv2Adapter,
@@ -46,6 +49,7 @@ ADAPTERS: Mapping[str, Callable[[Module], Adapter]] = {
     "qwen2_5_omni_vision_encoder": OmniVisionAdapter,
     "glm4v_vision": GlmVisionAdapter,
     "kimi_k25_vision": KimiVisionAdapter,
+    "video_llama_3_vision": VideoLlamaAdapter,
     "gemma4_vision": Gemma4VisionAdapter,
     "whisper": WhisperAdapter,
     "voxtral_encoder": VoxtralAdapter,

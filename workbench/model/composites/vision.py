@@ -263,6 +263,24 @@ def _in_squares(
     return joined(config, {VISION: vision_part}, llm)
 
 
+def _video_llama(config: Config) -> Parts:
+    """Images through an MLP; where the processor merges patches, the tower does."""
+    vision = part_config(config, "vision_config", "video_llama_3_vision")
+    vision_part = Part(
+        config=vision,
+        projector=Projector.MLP,
+        items={"images": [PAGE_PX]},
+        weights={
+            "": "model.vision_model.",
+            "projector.linear_1.": "model.projector.readout.0.",
+            "projector.linear_2.": "model.projector.readout.2.",
+        },
+    )
+    llm = text_config(config, "qwen2")
+    ties = flag(config, "tie_word_embeddings") or flag(llm, "tie_word_embeddings")
+    return joined(config, {VISION: vision_part}, {**llm, "tie_word_embeddings": ties})
+
+
 def _kimi(config: Config) -> Parts:
     """A norm of every patch, squares of patches side by side, an MLP as wide as a square."""
     kind = "kimi_k25_vision"
@@ -292,23 +310,6 @@ def _kimi(config: Config) -> Parts:
         },
     )
     return joined(config, {VISION: vision_part}, text_config(config, "deepseek_v3", ties=True))
-
-
-def _deepseek_vl(config: Config) -> Parts:
-    """SigLIP's final states through an MLP with biases."""
-    vision = part_config(config, "vision_config", _SIGLIP)
-    out = ProjectorStep(linear_out=True)
-    vision_part = Part(
-        config=vision,
-        projector=(out, ProjectorStep(act="gelu"), out),
-        weights={
-            "": "model.vision_model.",
-            "projector.0.": "model.aligner.linear1.",
-            "projector.2.": "model.aligner.linear2.",
-        },
-    )
-    head = Dropped(weights="model.vision_model.head.", what="SigLIP's pooling head")
-    return joined(config, {VISION: vision_part}, text_config(config, "llama", ties=False), dropped=(head,))
 
 
 _PIXTRAL = {
@@ -369,6 +370,6 @@ COMPOSITES = (
     Composite(name="SmolVLM", model_type="smolvlm", take_apart=_smolvlm),
     Composite(name="Mistral 3 with images", model_type="mistral3", take_apart=_mistral3),
     Composite(name="LightOnOCR", model_type="lighton_ocr", take_apart=_lighton_ocr),
+    Composite(name="VideoLLaMA 3", model_type="video_llama_3", take_apart=_video_llama),
     Composite(name="Kimi K2.5", model_type="kimi_k25", take_apart=_kimi),
-    Composite(name="DeepSeek-VL", model_type="deepseek_vl", take_apart=_deepseek_vl),
 )

@@ -28,6 +28,7 @@ from workbench.model.families.gemma4_vision import GEMMA4_VISION
 from workbench.model.families.glm import GLM4, GLM4_MOE, GLM4V_MOE_TEXT, GLM4V_TEXT
 from workbench.model.families.glm_vision import GLM4V_VISION
 from workbench.model.families.gpt_oss import GPT_OSS
+from workbench.model.families.janus_vision import JANUS_VISION
 from workbench.model.families.kimi_vision import KIMI_VISION
 from workbench.model.families.lfm2 import LFM2
 from workbench.model.families.llama4 import LLAMA4
@@ -45,6 +46,7 @@ from workbench.model.families.qwen_vision import (
     QWEN3_VL,
 )
 from workbench.model.families.siglip2 import SIGLIP2
+from workbench.model.families.video_llama_vision import VIDEO_LLAMA_VISION
 from workbench.model.families.vit import (
     AIMV2,
     CLIP,
@@ -110,6 +112,7 @@ FAMILIES: tuple[Family, ...] = (
     SIGLIP,
     SIGLIP2,
     IDEFICS3_VISION,
+    JANUS_VISION,
     AIMV2,
     Family(name="EVA-CLIP", role="vision", zoo="eva-clip-g-14", reason=_NOT_IN_TRANSFORMERS),
     PIXTRAL,
@@ -121,6 +124,7 @@ FAMILIES: tuple[Family, ...] = (
     QWEN3_5_VISION,
     GLM4V_VISION,
     KIMI_VISION,
+    VIDEO_LLAMA_VISION,
     GEMMA4_VISION,
     INTERNVIT,
     MLLAMA_VISION,
