@@ -11,6 +11,7 @@ from experiments.doors.whole_sizes import (
     GLM_EXPERTS,
     GLM_SEEN,
     GLM_TEXT,
+    GLMASR_HEARD,
     HEARD,
     HYBRID,
     JANUS_DRAWN,
@@ -292,6 +293,16 @@ CASES: dict[str, dict[str, Any]] = {
             "depthwise_separable_out_channel": 32,
             "bias_max_distance": 16,
         },
+    },
+    "glmasr": {
+        "text_config": {"model_type": "llama", **TEXT},
+        "audio_config": GLMASR_HEARD,
+    },
+    "glmasr, grouped": {
+        "model_type": "glmasr",
+        "text_config": {"model_type": "llama", **TEXT},
+        "audio_config": {**GLMASR_HEARD, "num_attention_heads": 4, "num_key_value_heads": 2},
+        "tie_word_embeddings": False,
     },
     "voxtral": {
         "audio_token_id": 5,

@@ -6,8 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from experiments.doors.whole_sizes import CLIP_S
 from runtime.models.vision_gemma4 import as_processed
 from runtime.models.vision_siglip2 import flat_patches
+from workbench.data.corpus import mel_frames
 
 Items = Sequence[Tensor]  # of one modality, in one tensor where they are alike
 
@@ -77,6 +79,14 @@ def heard_by_asr(model: Any, clips: Items) -> Tensor:
     filled = nn.functional.pad(clip, (0, -clip.shape[1] % chunk))
     is_heard = (torch.arange(filled.shape[1]) < clip.shape[1]).long()
     return model.model.get_audio_features(filled[None], is_heard[None]).pooler_output
+
+
+def heard_by_glm(model: Any, clips: Items) -> Tensor:
+    """GLM-ASR's, of the windows of one clip, the last of which ends in silence."""
+    windows = torch.stack(list(clips))
+    window = windows.shape[2]
+    place = torch.arange(len(windows) * window).unflatten(0, (-1, window))
+    return model.model.get_audio_features(windows, place < mel_frames(CLIP_S)).pooler_output
 
 
 def seen_by_qwen(model: Any, images: Items) -> Tensor:
@@ -175,6 +185,8 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "qwen2_audio": heard_whole,
     "audioflamingo3": heard_by_flamingo,
     "voxtral": heard,
+    "glmasr": heard_by_glm,
+    "glmasr, grouped": heard_by_glm,
     "qwen3_asr": heard_by_asr,
     "qwen2_5_omni_thinker": perceived_by_omni,
     "qwen3_omni_moe_thinker": perceived_by_omni,

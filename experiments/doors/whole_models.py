@@ -12,6 +12,7 @@ from transformers.models.auto import modeling_auto
 
 from experiments.doors.whole_configs import CONFIGS
 from experiments.doors.whole_features import FEATURES, Items, perceived
+from experiments.doors.whole_sizes import CLIP_S
 from runtime.data.batches import SyntheticSource, microbatch_data
 from runtime.models.glm import CORRECTION, CorrectedRouter
 from runtime.models.mixture import WideRouter
@@ -39,7 +40,6 @@ TILED = ("llava_next", "llava_onevision")  # put learned tokens between the rows
 RENAMED = "kimi_k25"  # what transformers names otherwise in the files it writes, fuses and permutes
 CONSTANTS = (CORRECTION, "layer_scalar", "std_bias", "std_scale")  # ends of names of buffers in checkpoints
 IMAGE, SOUND = 90, 91  # the ids that stand where an image or a clip does
-CLIP_S = 0.34  # a window and a part of one
 LONG_CLIP_S, IN_SECONDS = 2.34, ("qwen3_omni_moe_audio_encoder",)  # the same where windows are whole seconds
 ID_KEYS = ("image_token_index", "image_token_id", "audio_token_index", "audio_token_id")
 

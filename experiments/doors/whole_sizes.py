@@ -1,6 +1,7 @@
 """Small sizes of the parts of composites."""
 
 WIDTH = 48
+CLIP_S = 0.34  # a window and a part of one
 TEXT = {
     "hidden_size": WIDTH,
     "intermediate_size": 80,
@@ -124,6 +125,15 @@ GLM_SEEN = {
     "attention_bias": True,
 }
 HEARD = {"num_mel_bins": 8, "max_source_positions": 10}
+GLMASR_HEARD = {
+    "model_type": "glmasr_encoder",
+    "hidden_size": 24,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_mel_bins": 8,
+    "max_position_embeddings": 12,
+}
 OMNI_HEARD = {
     "d_model": 24,
     "encoder_layers": 2,

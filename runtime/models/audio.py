@@ -21,7 +21,20 @@ from workbench.data.sample import Segment
 FRAMES_PER_TOKEN = 2  # the second convolution has stride 2
 
 
-class ConvStem(EmbedItems):
+class Convolutions(EmbedItems):
+    """Layer 0 without positions: two convolutions over mel frames."""
+
+    def __init__(self, mel_bins: int, width: int, std: float, **more: str) -> None:
+        super().__init__({"conv1": "conv1", "conv2": "conv2", **more}, std)
+        self.conv1 = nn.Conv1d(mel_bins, width, kernel_size=3, padding=1)
+        self.conv2 = nn.Conv1d(width, width, kernel_size=3, stride=2, padding=1)
+
+    def embed(self, mel_NMS: Tensor) -> Tensor:
+        x_NDT = functional.gelu(self.conv2(functional.gelu(self.conv1(mel_NMS))))
+        return x_NDT.transpose(1, 2)
+
+
+class ConvStem(Convolutions):
     """Layer 0: two convolutions over mel frames, and positions.
 
     Differs: transformers requires every clip to be padded to 30 s; here a clip of fewer frames takes the
@@ -31,14 +44,11 @@ class ConvStem(EmbedItems):
     def __init__(
         self, config: WhisperConfig, std: float, positions: Callable[[int, int], nn.Module] = nn.Embedding
     ) -> None:
-        super().__init__({"conv1": "conv1", "conv2": "conv2", "embed_positions": "embed_positions"}, std)
-        self.conv1 = nn.Conv1d(config.num_mel_bins, config.d_model, kernel_size=3, padding=1)
-        self.conv2 = nn.Conv1d(config.d_model, config.d_model, kernel_size=3, stride=2, padding=1)
+        super().__init__(config.num_mel_bins, config.d_model, std, embed_positions="embed_positions")
         self.embed_positions: Any = positions(config.max_source_positions, config.d_model)
 
     def embed(self, mel_NMS: Tensor) -> Tensor:
-        x_NDT = functional.gelu(self.conv2(functional.gelu(self.conv1(mel_NMS))))
-        x_NTD = x_NDT.transpose(1, 2)
+        x_NTD = super().embed(mel_NMS)
         positions_TD: Tensor = self.embed_positions.weight[: x_NTD.shape[1]]
         return x_NTD + positions_TD.to(x_NTD.dtype)
 

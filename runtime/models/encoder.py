@@ -82,6 +82,7 @@ class EncoderAdapter(Adapter):
     named_projector: ClassVar[type[ProjectorLayer]] = ProjectorLayer
     class_token: ClassVar[ClassToken] = ClassToken.NONE
     beside_key: ClassVar[str | None] = None  # `SIZES` or `GRIDS`, the layout of the items
+    ends_in_silence: ClassVar[bool] = False  # whether only the first tokens of an item are read
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -108,6 +109,8 @@ class EncoderAdapter(Adapter):
         others: dict[str, Any] = {"class_token": self.class_token}
         if packs_tiles(self.module):
             others["rows"] = self.tile_rows
+        if self.ends_in_silence:
+            others["heard"] = self.num_merged
         if steps is None:
             return self.named_projector(self.projector, self.widths, self.std, norm, norm_name, **others)
         return StepsProjectorLayer(steps, self.widths, self.std, self.grid_of, norm, norm_name, **others)
@@ -121,9 +124,14 @@ class EncoderAdapter(Adapter):
         return TileRows(along, partial(shrunk, config, along))
 
     @property
+    def num_merged(self) -> int:
+        """Tokens that a projector of steps merges into one."""
+        return merged_by(steps_or_none(self.projector) or ())
+
+    @property
     def merged_side(self) -> int:
         """Side of the squares of patches that a projector of steps merges."""
-        return isqrt(merged_by(steps_or_none(self.projector) or ()))
+        return isqrt(self.num_merged)
 
     def grid_of(self, tokens: int, named: tuple[int, int] | None) -> tuple[int, int] | None:
         """(rows, columns) of that many tokens; None: a sequence."""

@@ -184,6 +184,8 @@ class ProjectorLayer(InnerLayer):
         norm_name: its name in a checkpoint.
         class_token: its position in each item.
         rows: how features of tiles are put together; None: an item's tokens stay in order.
+        heard: tokens that become one, where an item has more of them than it has outputs: what is behind is
+            silence, and is dropped; None: items have no such end.
     """
 
     cuts: CutRules = (("projector.linear_1", CutKind.COLUMN), ("projector.linear_2", CutKind.ROW))
@@ -198,6 +200,7 @@ class ProjectorLayer(InnerLayer):
         *,
         class_token: ClassToken = ClassToken.NONE,
         rows: TileRows | None = None,
+        heard: int | None = None,
     ) -> None:
         super().__init__({"norm": norm_name, "projector": "projector", NEWLINE: NEWLINE}, std)
         if not isinstance(projector, nn.Module):
@@ -205,7 +208,7 @@ class ProjectorLayer(InnerLayer):
                 raise ValueError(f"projector must be one of {', '.join(PROJECTORS)}, got {projector!r}")
             projector = PROJECTORS[projector](*widths)
         self.norm, self.projector = norm, projector
-        self.class_token, self.rows = class_token, rows
+        self.class_token, self.rows, self.heard = class_token, rows, heard
         self.image_newline = None if rows is None else nn.Parameter(torch.empty(widths[1]))
 
     def run(self, x_TD: Tensor, context: Context) -> Tensor:
@@ -222,6 +225,8 @@ class ProjectorLayer(InnerLayer):
     def _reduced(self, x_TD: Tensor, context: Context) -> Tensor:
         """Reduce the tokens on this rank."""
         pooling = context.data.pooling
+        if self.heard is not None:
+            return self._reduce(*_without_silence(x_TD, context.data, self.heard))
         if self.rows is not None:
             return without_padding(x_TD, context.data, self.class_token.without, self.rows.along)
         if pooling is None:
@@ -244,6 +249,19 @@ class ProjectorLayer(InnerLayer):
             is_whole = len(kept_TD) == tokens_out
             reduced.append(kept_TD if is_whole else kept_TD.unflatten(0, (tokens_out, -1)).mean(dim=1))
         return torch.cat(reduced)
+
+
+def _without_silence(x_TD: Tensor, data: MicrobatchData, merged: int) -> tuple[Tensor, MicrobatchData]:
+    """The first tokens of every item, as many as become its outputs."""
+    lengths = tuple(merged * num for num in data.tokens_out)
+    for item, tokens_in, length in zip(data.items, data.tokens_in, lengths, strict=True):
+        if length > tokens_in:
+            raise ValueError(
+                f"item {tuple(item)}: {merged} tokens become one, want at most {tokens_in // merged} behind "
+                f"the encoder, got {length // merged}"
+            )
+    heard = zip(x_TD.split(list(data.tokens_in)), lengths, strict=True)
+    return torch.cat([item_TD[:length] for item_TD, length in heard]), replace(data, tokens_in=lengths)
 
 
 class StepsProjectorLayer(ProjectorLayer):

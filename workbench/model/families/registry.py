@@ -57,7 +57,7 @@ from workbench.model.families.vit import (
     PIXTRAL,
     SIGLIP,
 )
-from workbench.model.families.whisper import OMNI_AUDIO, QWEN2_AUDIO, VOXTRAL_ENCODER, WHISPER
+from workbench.model.families.whisper import GLMASR_ENCODER, OMNI_AUDIO, QWEN2_AUDIO, VOXTRAL_ENCODER, WHISPER
 from workbench.model.model_graph import GENERATED
 from workbench.model.shape import UNET
 
@@ -134,6 +134,7 @@ FAMILIES: tuple[Family, ...] = (
     OMNI_AUDIO,
     QWEN3_OMNI_AUDIO,
     VOXTRAL_ENCODER,
+    GLMASR_ENCODER,
     PHI4_AUDIO,
     DIT,
     Family(
