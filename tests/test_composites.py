@@ -10,6 +10,8 @@ from experiments.doors.whole_configs import CONFIGS
 from experiments.doors.whole_models import modules_of, original, owner_of
 from experiments.doors.whole_sizes import TEXT
 from tests.command_line import accept, workbench
+from tests.published_composites import CONFIGS as PUBLISHED
+from tests.published_composites import DEFAULTS, default
 from workbench.job.draft import Train, draft, machines_of
 from workbench.job.job import load_job
 from workbench.model.composites.registry import COMPOSITES, take_apart
@@ -20,10 +22,10 @@ def test_every_composite_is_held_against_transformers() -> None:
     assert {config["model_type"] for config in CONFIGS.values()} == set(COMPOSITES)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, *PUBLISHED])
 def test_modules_have_every_weight_of_the_whole(name: str) -> None:
-    """Module by module, with those that are named as left out."""
-    config = CONFIGS[name]
+    """Module by module, with those that are named as left out; of small ones and at full size."""
+    config = PUBLISHED[name] if name in PUBLISHED else CONFIGS[name]
     parts = take_apart(config)
     modules = modules_of(dict(parts.modules))
     dropped = tuple(each.weights for each in parts.dropped)
@@ -32,6 +34,14 @@ def test_modules_have_every_weight_of_the_whole(name: str) -> None:
         if not weight.startswith(dropped):
             sizes[owner_of(parts, weight)] += held.numel()
     assert sizes == {called: module.num_parameters for called, module in modules.items()}
+
+
+@pytest.mark.parametrize("kind", DEFAULTS)
+def test_parts_that_a_configuration_lacks_are_transformers_own(kind: str) -> None:
+    absent, given = (
+        modules_of(dict(take_apart(config).modules)) for config in ({"model_type": kind}, default(kind))
+    )
+    assert [module.layers for module in absent.values()] == [module.layers for module in given.values()]
 
 
 @pytest.mark.parametrize("name", CONFIGS)

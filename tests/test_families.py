@@ -27,10 +27,10 @@ from runtime.models.encoder import EncoderAdapter
 from runtime.reference import whole_stage
 from tests import cross_models, tiny_models
 from tests.command_line import accept, workbench
+from tests.encoder_cases import CASES as ENCODERS
+from tests.encoder_cases import module_of as encoder_of
 from tests.test_adapters_decoders import CASES as DECODERS
 from tests.test_adapters_decoders import INSIDE
-from tests.test_adapters_encoders import CASES as ENCODERS
-from tests.test_adapters_encoders import module_of as encoder_of
 from tests.test_adapters_llama4 import LLAMA4
 from tests.test_memory_eager import materialised
 from workbench.cost.roofline import Grid

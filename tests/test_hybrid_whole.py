@@ -22,8 +22,8 @@ from runtime.models.weights import finish_export, write_part
 from runtime.run_settings import Collect, RunSettings
 from runtime.step.stage_module import build_stage_module
 from runtime.world.pool import Pool
+from tests.encoder_cases import widen_vision_rotations
 from tests.plans import disjoint_plan
-from tests.test_adapters_encoders import widen_vision_rotations
 from tests.test_composites_weights import tensors_of
 from tests.test_hybrid import DENSE
 from tests.test_multimodal import assert_parity as assert_user_parity

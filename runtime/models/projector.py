@@ -16,7 +16,8 @@ from runtime.models.norm import UnscaledRMSNorm, WideRMSNorm
 from runtime.models.patch_grid import blockwise
 from runtime.models.tile_rows import TileRows, put_together, without_padding
 from workbench.model.families.tiles import NEWLINE
-from workbench.model.projector import GATED, Merge, Projector, ProjectorStep, Steps, from_text, is_pair
+from workbench.model.layer import Shard
+from workbench.model.projector import GATED, Merge, Projector, ProjectorStep, Steps, from_text, shards_of
 from workbench.model.transformer import Norm
 
 # Shape suffixes: T = packed tokens, D = hidden width.
@@ -115,13 +116,15 @@ class StepsProjector(nn.ModuleList):
             x_TD = module(x_TD)
         return x_TD
 
-    def pieces(self) -> tuple[CutKind | None, ...]:
-        """How tensor parallelism partitions each step: two products around an activation are a pair."""
-        cuts: list[CutKind | None] = [None] * len(self)
-        for index in range(len(self) - 2):
-            if is_pair(self.steps[index : index + 3]):
-                cuts[index], cuts[index + 2] = CutKind.COLUMN, CutKind.ROW
-        return tuple(cuts)
+    def pieces(self) -> tuple[tuple[int, CutKind], ...]:
+        """Index of each matmul that tensor parallelism partitions, and how."""
+        shards = enumerate(shards_of(self.steps))
+        return tuple(
+            (index, _CUTS[shard]) for index, shard in shards if self.steps[index].is_matmul and shard in _CUTS
+        )
+
+
+_CUTS = {Shard.COLUMN: CutKind.COLUMN, Shard.ROW: CutKind.ROW}
 
 
 def _module(step: ProjectorStep, width: int, width_out: int) -> tuple[nn.Module, int]:
@@ -279,8 +282,7 @@ class StepsProjectorLayer(ProjectorLayer):
         made = StepsProjector(steps, *widths)
         super().__init__(made, widths, std, *norm, **others)
         self.grid_of, self.until_merged = grid_of, made.until_merged
-        cuts = enumerate(made.pieces())
-        self.cuts = tuple((f"projector.{index}", cut) for index, cut in cuts if cut is not None)
+        self.cuts = tuple((f"projector.{index}", cut) for index, cut in made.pieces())
 
     def _reduce(self, x_TD: Tensor, data: MicrobatchData) -> Tensor:
         """Reduce items one by one, up to the last merge; without a merge, tokens are independent."""

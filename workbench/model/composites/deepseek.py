@@ -26,7 +26,7 @@ def _deepseek_vl(config: Config) -> Parts:
         weights={"": _TOWER, "projector.0.": f"{_ALIGNER}linear1.", "projector.2.": f"{_ALIGNER}linear2."},
     )
     head = Dropped(weights=f"{_TOWER}head.", what="SigLIP's pooling head")
-    return joined(config, {VISION: vision_part}, text_config(config, "llama", ties=False), dropped=(head,))
+    return joined(config, {VISION: vision_part}, text_config(config, "llama", ties=True), dropped=(head,))
 
 
 def _janus(config: Config) -> Parts:

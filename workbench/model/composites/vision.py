@@ -225,7 +225,7 @@ def _mistral3(config: Config) -> Parts:
 
 def _lighton_ocr(config: Config) -> Parts:
     """Mistral 3's encoder and projector, without biases."""
-    vision = part_config(config, "vision_config", "pixtral", _PIXTRAL | {"head_dim": 64})
+    vision = part_config(config, "vision_config", "pixtral", _PIXTRAL | {"head_dim": 64, "hidden_act": "silu"})
     llm = text_config(config, "qwen3", absent=_QWEN3_SMALL, ties=True)
     out = ProjectorStep(linear_out=True, bias=False)
     return _in_squares(config, vision, llm, out, "gelu", names=("vision_encoder", "vision_projection"))
@@ -328,6 +328,7 @@ _MISTRAL_SMALL = {
     "num_key_value_heads": 8,
     "head_dim": 128,
     "vocab_size": 131072,
+    "sliding_window": None,
 }
 _QWEN3_SMALL = {
     "hidden_size": 1024,
