@@ -225,7 +225,9 @@ def _mistral3(config: Config) -> Parts:
 
 def _lighton_ocr(config: Config) -> Parts:
     """Mistral 3's encoder and projector, without biases."""
-    vision = part_config(config, "vision_config", "pixtral", _PIXTRAL | {"head_dim": 64, "hidden_act": "silu"})
+    vision = part_config(
+        config, "vision_config", "pixtral", _PIXTRAL | {"head_dim": 64, "hidden_act": "silu"}
+    )
     llm = text_config(config, "qwen3", absent=_QWEN3_SMALL, ties=True)
     out = ProjectorStep(linear_out=True, bias=False)
     return _in_squares(config, vision, llm, out, "gelu", names=("vision_encoder", "vision_projection"))
@@ -320,6 +322,7 @@ _PIXTRAL = {
     "image_size": 1540,
     "patch_size": 14,
 }
+_PIXTRAL_OCR = _PIXTRAL | {"head_dim": 64, "hidden_act": "silu"}
 _MISTRAL_SMALL = {
     "hidden_size": 5120,
     "intermediate_size": 32768,
