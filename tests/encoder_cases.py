@@ -166,6 +166,13 @@ CASES = {
         qwen_features,
         projected=False,
     ),
+    "glm-ocr": Case(
+        GLM | {"model_type": "glm_ocr_vision"},
+        ((48, 12), (60, 15)),
+        whole_model,
+        qwen_features,
+        projected=False,
+    ),
     "kimi": Case(
         KIMI_SEEN | {"model_type": "kimi_k25_vision"},
         ((24, 24), (60, 60)),

@@ -58,6 +58,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "aya_vision": default("aya_vision", vision_config={"num_attention_heads": 16, "hidden_size": 1152}),
     "glm4v_moe": default("glm4v_moe", text_config={"head_dim": 128}),
     "glm46v": default("glm46v", text_config={"model_type": "glm4v_text"}),
+    "glm_ocr": default("glm_ocr", text_config={"hidden_size": 1536, "head_dim": 128}),
     "gemma-4-31B": {"model_type": "gemma4", "text_config": PUBLISHED, "vision_config": GEMMA4_SEEN},
     "gemma-4-26B-A4B": {
         "model_type": "gemma4",

@@ -65,6 +65,7 @@ FEATURES_WIDTH = {
     "qwen3_vl_vision": 3584,
     "qwen3_omni_moe_vision_encoder": 3584,
     "glm4v_vision": 4096,
+    "glm_ocr_vision": 1536,
 }  # what its blocks give, and so an LLM behind it has
 ONE_MASK = ("mllama tower",)  # its blocks keep the one mask that the whole stage has; held by its runs
 FROM_TRANSFORMERS = [

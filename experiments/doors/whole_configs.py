@@ -19,6 +19,7 @@ from experiments.doors.whole_sizes import (
     KIMI_SEEN,
     LATENT_TEXT,
     LFM2,
+    OCR_AXES,
     OMNI_3_HEARD,
     OMNI_HEARD,
     QWEN,
@@ -230,6 +231,12 @@ CASES: dict[str, dict[str, Any]] = {
             "topk_group": 1,
         },
         "vision_config": {"model_type": "glm4v_moe_vision", **GLM_SEEN},
+    },
+    "glm_ocr": {"text_config": GLM_TEXT, "vision_config": {**GLM_SEEN, "attention_bias": True}},
+    "glm_ocr, no bias": {
+        "model_type": "glm_ocr",
+        "text_config": {**GLM_TEXT, "head_dim": 16, "rope_parameters": OCR_AXES},
+        "vision_config": {**GLM_SEEN, "attention_bias": False},
     },
     "video_llama_3": {
         "text_config": {"model_type": "qwen2", **TEXT},

@@ -176,6 +176,8 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "glm4v": seen_by_qwen,
     "glm4v, tied": seen_by_qwen,
     "glm4v_moe": seen_by_qwen,
+    "glm_ocr": seen_by_qwen,
+    "glm_ocr, no bias": seen_by_qwen,
     "glm46v": seen_by_qwen,
     "glm46v, experts": seen_by_qwen,
     "video_llama_3": seen_by_video_llama,

@@ -47,6 +47,7 @@ GLM_TEXT = {
         "mrope_section": [1, 1, 1],
     },
 }
+OCR_AXES = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 GLM_EXPERTS = {
     "n_routed_experts": 6,
     "n_group": 3,

@@ -17,7 +17,7 @@ from runtime.models.qwen3_omni import Qwen3OmniAudioAdapter, Qwen3OmniVisionAdap
 from runtime.models.refusals import named_refusals
 from runtime.models.vision import ClipAdapter, Idefics3Adapter, SiglipAdapter
 from runtime.models.vision_gemma4 import Gemma4VisionAdapter
-from runtime.models.vision_glm import GlmVisionAdapter
+from runtime.models.vision_glm import GlmOcrVisionAdapter, GlmVisionAdapter
 from runtime.models.vision_janus import JanusAdapter
 from runtime.models.vision_kimi import KimiVisionAdapter
 from runtime.models.vision_llama4 import Llama4VisionAdapter
@@ -49,6 +49,7 @@ ADAPTERS: Mapping[str, Callable[[Module], Adapter]] = {
     "qwen3_5_vision": Qwen35VisionAdapter,
     "qwen2_5_omni_vision_encoder": OmniVisionAdapter,
     "glm4v_vision": GlmVisionAdapter,
+    "glm_ocr_vision": GlmOcrVisionAdapter,
     "kimi_k25_vision": KimiVisionAdapter,
     "video_llama_3_vision": VideoLlamaAdapter,
     "gemma4_vision": Gemma4VisionAdapter,

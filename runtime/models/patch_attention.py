@@ -59,3 +59,11 @@ class PatchAttention(PackedAttention):
         q_THD, k_THD = (rotated(x_THD, *position_embeddings) for x_THD in (q_THD, k_THD))
         y_TD: Tensor = self.get_submodule(self.out)(self.attend((q_THD, k_THD, v_THD), cu_seqlens))
         return y_TD
+
+
+class NormedPatchAttention(PatchAttention):
+    """With norms of every head's queries and keys before they are rotated."""
+
+    def heads(self, x_TD: Tensor) -> tuple[Tensor, ...]:
+        q_THD, k_THD, v_THD = super().heads(x_TD)
+        return self.get_submodule("q_norm")(q_THD), self.get_submodule("k_norm")(k_THD), v_THD

@@ -191,21 +191,25 @@ def _qwen3_5(config: Config, language_model: str, usual: int) -> Parts:
     return replace(_qwen3_vl(config, language_model, "qwen3_5_vision", usual), dropped=(head,))
 
 
-def _glm(config: Config, llm: str | None) -> Parts:
-    """GLM-4V's tower before a language model of GLM.
+def _glm(
+    config: Config, llm: str | None, seen: str = "glm4v_vision", widths: tuple[int, int] = (4096, 4096)
+) -> Parts:
+    """A tower of GLM before a language model of GLM.
 
     Args:
         llm: model_type of the language model; None: the one that the configuration names.
+        seen: model_type of the tower.
+        widths: of the tower's features and of the language model, where the configuration does not say.
     """
     inner = part_config(config, "text_config", llm or "glm4v_text")
     kind = llm or str(inner["model_type"])
-    if kind not in _GLM_TEXTS:
+    if llm is None and kind not in _GLM_TEXTS:
         raise ValueError(
             f"{config['model_type']}: text_config.model_type must be {' or '.join(_GLM_TEXTS)}, got {kind!r}"
         )
     ties = flag(config, "tie_word_embeddings") or (llm is not None and flag(inner, "tie_word_embeddings"))
-    vision = {**part_config(config, "vision_config", "glm4v_vision"), "model_type": "glm4v_vision"}
-    check_width(config, {"out_hidden_size": 4096, **vision}, "out_hidden_size", inner, 4096)
+    vision = {**part_config(config, "vision_config", seen), "model_type": seen}
+    check_width(config, {"out_hidden_size": widths[0], **vision}, "out_hidden_size", inner, widths[1])
     tower = Part(config=vision, weights={"": "model.visual."}, items={"images": [PAGE_PX]})
     return joined(config, {VISION: tower}, {**inner, "model_type": kind, "tie_word_embeddings": ties})
 
@@ -365,6 +369,11 @@ COMPOSITES = (
     Composite(name="GLM-4.1V", model_type="glm4v", take_apart=lambda config: _glm(config, "glm4v_text")),
     Composite(
         name="GLM-4.5V", model_type="glm4v_moe", take_apart=lambda config: _glm(config, "glm4v_moe_text")
+    ),
+    Composite(
+        name="GLM-OCR",
+        model_type="glm_ocr",
+        take_apart=lambda config: _glm(config, "glm_ocr_text", "glm_ocr_vision", (1536, 1024)),
     ),
     Composite(name="GLM-4.6V", model_type="glm46v", take_apart=lambda config: _glm(config, None)),
     Composite(name="InternVL", model_type="internvl", take_apart=_internvl),

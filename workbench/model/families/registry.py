@@ -25,8 +25,8 @@ from workbench.model.families.dit import DIT
 from workbench.model.families.family import Architecture, Family
 from workbench.model.families.gemma4 import GEMMA4
 from workbench.model.families.gemma4_vision import GEMMA4_VISION
-from workbench.model.families.glm import GLM4, GLM4_MOE, GLM4V_MOE_TEXT, GLM4V_TEXT
-from workbench.model.families.glm_vision import GLM4V_VISION
+from workbench.model.families.glm import GLM4, GLM4_MOE, GLM4V_MOE_TEXT, GLM4V_TEXT, GLM_OCR_TEXT
+from workbench.model.families.glm_vision import GLM4V_VISION, GLM_OCR_VISION
 from workbench.model.families.gpt_oss import GPT_OSS
 from workbench.model.families.janus_vision import JANUS_VISION
 from workbench.model.families.kimi_vision import KIMI_VISION
@@ -88,6 +88,7 @@ FAMILIES: tuple[Family, ...] = (
     GLM4_MOE,
     GLM4V_TEXT,
     GLM4V_MOE_TEXT,
+    GLM_OCR_TEXT,
     COHERE2,
     PHI,
     PHI3,
@@ -123,6 +124,7 @@ FAMILIES: tuple[Family, ...] = (
     QWEN3_OMNI_VISION,
     QWEN3_5_VISION,
     GLM4V_VISION,
+    GLM_OCR_VISION,
     KIMI_VISION,
     VIDEO_LLAMA_VISION,
     GEMMA4_VISION,
