@@ -16,6 +16,7 @@ from transformers import (
 from transformers.models.janus import modeling_janus as janus
 from transformers.models.kimi_k25 import modeling_kimi_k25 as kimi
 from transformers.models.llama4 import modeling_llama4 as llama4
+from transformers.models.paddleocr_vl import modeling_paddleocr_vl as paddleocr
 from transformers.models.phi4_multimodal import modeling_phi4_multimodal as phi4
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
@@ -90,6 +91,11 @@ def whole_model(config: dict[str, Any]) -> nn.Module:
     for norm in {type(each) for each in model.modules() if type(each).__name__.endswith("RMSNorm")}:
         widen_norms(model, norm)
     return model
+
+
+def paddle_features(model: nn.Module, image: Tensor) -> Tensor:
+    patches, grid = patches_of_kimi(image)
+    return model(patches[None], grid_thw=grid).last_hidden_state
 
 
 # Of its own adapter, which has to fit, though it is no part of the tower.
@@ -190,6 +196,12 @@ CASES = {
         ((24, 6), (60, 15)),
         lambda c: llama_3.VideoLlama3VisionModel(llama_3.VideoLlama3VisionConfig.from_dict(c)),
         lambda model, image: model(*patches_of_video_llama(image, 2)).last_hidden_state,
+    ),
+    "paddleocr-vl": Case(
+        VIT | {"model_type": "paddleocr_vl_vision", "hidden_size": 32},
+        ((24, 24), (60, 60)),
+        lambda c: paddleocr.PaddleOCRVisionTransformer(paddleocr.PaddleOCRVisionConfig.from_dict(c)),
+        paddle_features,
     ),
     "janus": Case(
         JANUS_SEEN | {"model_type": "janus_vision_model"},

@@ -49,6 +49,7 @@ DEFAULTS = (
     "lighton_ocr",
     "llava_next_video",
     "mistral3",
+    "paddleocr_vl",
     "video_llama_3",
     "video_llava",
 )

@@ -1,4 +1,4 @@
-"""Towers of VideoLLaMA 3 and Janus, GLM-ASR's encoder: sizes of items, refusals, as users hand them in."""
+"""Towers of VideoLLaMA 3, PaddleOCR-VL, Janus and GLM-ASR: sizes of items, refusals, as users give them."""
 
 from functools import cache, partial
 from typing import Any
@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 from transformers.models.glmasr import modeling_glmasr as glmasr
 from transformers.models.janus import modeling_janus as janus
+from transformers.models.paddleocr_vl import modeling_paddleocr_vl as paddleocr
 from transformers.models.video_llama_3 import modeling_video_llama_3 as llama_3
 
 from experiments.doors.whole_configs import CONFIGS
 from experiments.doors.whole_models import modules_of
-from experiments.doors.whole_sizes import GLMASR_HEARD, JANUS_SEEN, VIDEO_LLAMA_SEEN
+from experiments.doors.whole_sizes import GLMASR_HEARD, JANUS_SEEN, VIDEO_LLAMA_SEEN, VIT
 from runtime.frontend.multimodal import ModalityModule, MultimodalModule
 from runtime.frontend.parallel import Ranks
 from runtime.models.audio import WhisperAdapter
@@ -33,6 +34,7 @@ from workbench.model.hf_config import module_from_config
 from workbench.model.item_tokens import clip_tokens, image_tokens, video_of
 from workbench.model.model_graph import Module
 from workbench.plan.runnable import check_family
+from workbench.plan.runnable_items import check_segment
 
 torch.set_num_threads(1)
 F64 = torch.float64
@@ -62,6 +64,21 @@ def test_video_llama_3_sizes_images_as_its_processor_does(height: int, width: in
         return
     num = high * wide // 14**2
     assert image_tokens(tower, height, width) == (num, num // side**2)
+
+
+@given(height=SIDES, width=SIDES)
+def test_paddleocr_vl_sizes_images_as_its_processor_does(height: int, width: int) -> None:
+    """Or refuses them where it does."""
+    tower = part("paddleocr_vl", VISION, (("patch_size", 14), ("image_size", 56)))
+    resize = source_of("paddleocr_vl.image_processing_pil_paddleocr_vl", "smart_resize").smart_resize
+    try:
+        high, wide = resize(height, width, 28)
+    except ValueError:
+        with pytest.raises(ValueError, match="sides must be >= 1 and differ by at most 200 times"):
+            image_tokens(tower, height, width)
+        return
+    num = high * wide // 14**2
+    assert image_tokens(tower, height, width) == (num, num // 4)
 
 
 def heard_by_glm(samples: int, window: int) -> list[int]:
@@ -94,7 +111,11 @@ def test_glm_asr_hears_at_most_what_its_processor_keeps() -> None:
 
 
 def test_more_outputs_than_tokens_are_refused() -> None:
-    ours, _, data = build(part("glmasr", AUDIO), F64, Sample(1, (Segment(AUDIO, 0, 12, 4),)))
+    """By a plan's check, and by the projector."""
+    segment = Segment(AUDIO, 0, 12, 4)
+    with pytest.raises(ValueError, match="its projector makes at most 3 tokens of 12, got 4"):
+        check_segment(part("glmasr", AUDIO), segment)
+    ours, _, data = build(part("glmasr", AUDIO), F64, Sample(1, (segment,)))
     with pytest.raises(ValueError, match=r"item \(1, 0\): 4 tokens become one, want at most 3 behind the en"):
         ours(StageInput(None, data))
 
@@ -153,6 +174,7 @@ TOWERS = {
     "video_llama_3": partial(
         made, llama_3.VideoLlama3VisionModel, llama_3.VideoLlama3VisionConfig, VIDEO_LLAMA_SEEN
     ),
+    "paddleocr_vl": partial(made, paddleocr.PaddleOCRVisionModel, paddleocr.PaddleOCRVisionConfig, VIT),
     "janus": partial(made, janus.JanusVisionModel, janus.JanusVisionConfig, JANUS_SEEN),
 }
 

@@ -11,6 +11,7 @@ from transformers.configuration_utils import PretrainedConfig
 from transformers.models.janus.modeling_janus import JanusVisionModel
 from transformers.models.llama4.modeling_llama4 import Llama4VisionModel
 from transformers.models.mllama.modeling_mllama import MllamaForCausalLM, MllamaVisionModel
+from transformers.models.paddleocr_vl.modeling_paddleocr_vl import PaddleOCRVisionTransformer
 from transformers.models.phi4_multimodal.modeling_phi4_multimodal import Phi4MultimodalAudioModel
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
@@ -51,6 +52,7 @@ PARTS = {
     "llama4_vision_model": Llama4VisionModel,
     "mllama_text_model": MllamaForCausalLM,
     "mllama_vision_model": MllamaVisionModel,
+    "paddleocr_vl_vision": PaddleOCRVisionTransformer,
     "phi4_multimodal_audio": Phi4MultimodalAudioModel,
     "qwen2_5_omni_audio_encoder": omni.Qwen2_5OmniAudioEncoder,
     "qwen2_5_omni_vision_encoder": omni.Qwen2_5OmniVisionEncoder,

@@ -59,7 +59,10 @@ PATCHES = [Segment(VISION, 0, 24, 24), Segment(VISION, 0, 12, 12, (2, 6)), Segme
 SOFT = [Segment(VISION, 0, 24, 6), Segment(VISION, 0, 16, 4, (2, 8)), Segment(VISION, 0, 24, 6, (6, 4))]
 HEARD = [Segment(AUDIO, 0, 12, tokens) for tokens in (3, 1, 2)]
 WHOLES = {
-    **{name: Whole(batch_of(SQUARES)) for name in ("glm4v", "glm4v_moe", "glm46v", "glm_ocr", "kimi_k25")},
+    **{
+        name: Whole(batch_of(SQUARES))
+        for name in ("glm4v", "glm4v_moe", "glm46v", "glm_ocr", "paddleocr_vl", "kimi_k25")
+    },
     **{name: Whole(batch_of(SOFT, "gemma4")) for name in ("gemma4", "gemma4, experts")},
     "video_llama_3": Whole(batch_of(PATCHES)),
     "video_llama_3, squares": Whole(batch_of(SQUARES)),

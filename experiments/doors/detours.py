@@ -12,6 +12,7 @@ from transformers.models.glm4v_moe import modeling_glm4v_moe as glm4v_moe
 from transformers.models.glm_ocr import modeling_glm_ocr as glm_ocr
 from transformers.models.kimi_k25 import modeling_kimi_k25 as kimi
 from transformers.models.llama4 import modeling_llama4 as llama4
+from transformers.models.paddleocr_vl import modeling_paddleocr_vl as paddleocr
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
@@ -115,20 +116,8 @@ def wide_pool(
     return soft, torch.ones(soft.shape[:2], dtype=torch.bool)
 
 
-ROTATED = (
-    omni,
-    qwen2,
-    qwen2_5,
-    qwen3,
-    qwen3_5,
-    qwen3_5_moe,
-    omni_3,
-    glm4v,
-    glm4v_moe,
-    glm_ocr,
-    kimi,
-    llama_3,
-)
+QWENS = (omni, qwen2, qwen2_5, qwen3, qwen3_5, qwen3_5_moe, omni_3)
+ROTATED = (*QWENS, glm4v, glm4v_moe, glm_ocr, kimi, llama_3, paddleocr)
 DETOURS: tuple[tuple[Any, str, Any], ...] = (  # of transformers through float32, and what goes without
     *((each, "apply_rotary_pos_emb_vision", wide_rotation) for each in ROTATED),
     (glm4v.Glm4vVisionEmbeddings, "forward", wide_positions),

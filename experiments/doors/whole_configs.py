@@ -248,6 +248,13 @@ CASES: dict[str, dict[str, Any]] = {
         "vision_config": {**VIDEO_LLAMA_SEEN, "spatial_merge_size": 2},
         "tie_word_embeddings": True,
     },
+    "paddleocr_vl": {"text_config": {**TEXT, **AXES}, "vision_config": VIT},
+    "paddleocr_vl, biases": {
+        "model_type": "paddleocr_vl",
+        "text_config": {**TEXT, **AXES, "use_bias": True, "tie_word_embeddings": False},
+        "vision_config": {**VIT, "image_size": 24},
+        "tie_word_embeddings": False,
+    },
     "kimi_k25": {
         "text_config": LATENT_TEXT,
         "vision_config": KIMI_SEEN,

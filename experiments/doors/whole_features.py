@@ -182,6 +182,8 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "glm46v, experts": seen_by_qwen,
     "video_llama_3": seen_by_video_llama,
     "video_llama_3, squares": seen_by_video_llama,
+    "paddleocr_vl": seen_by_kimi,
+    "paddleocr_vl, biases": seen_by_kimi,
     "kimi_k25": seen_by_kimi,
     "kimi_k25, tied": seen_by_kimi,
     "qwen2_audio": heard_whole,

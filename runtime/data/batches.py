@@ -344,4 +344,5 @@ def _sides(segment: Segment, adapter: GridAdapter | None) -> tuple[int, int]:
     if adapter is None:
         return 0, 0
     rows, columns = adapter.grid(segment.tokens_in, segment.grid)
-    return rows // adapter.merge, columns // adapter.merge
+    side = adapter.merge * adapter.merged_side
+    return rows // side, columns // side

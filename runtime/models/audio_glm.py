@@ -29,7 +29,6 @@ class GlmAsrAdapter(WhisperAdapter):
     """Features are the final norm's output, of the tokens of a clip and of the silence behind it."""
 
     config_class = GlmAsrEncoderConfig
-    ends_in_silence = True
     rotary_name = "rotary_emb"
     prefixes = ("", "audio_tower.", "model.audio_tower.")
     ignored = ()

@@ -21,6 +21,7 @@ from runtime.models.vision_glm import GlmOcrVisionAdapter, GlmVisionAdapter
 from runtime.models.vision_janus import JanusAdapter
 from runtime.models.vision_kimi import KimiVisionAdapter
 from runtime.models.vision_llama4 import Llama4VisionAdapter
+from runtime.models.vision_paddleocr import PaddleOcrAdapter
 from runtime.models.vision_rotary import PixtralAdapter, Qwen2VisionAdapter, Qwen25VisionAdapter
 from runtime.models.vision_scaled import Dinov2Adapter, InternVitAdapter
 from runtime.models.vision_siglip2 import Siglip2Adapter
@@ -52,6 +53,7 @@ ADAPTERS: Mapping[str, Callable[[Module], Adapter]] = {
     "glm_ocr_vision": GlmOcrVisionAdapter,
     "kimi_k25_vision": KimiVisionAdapter,
     "video_llama_3_vision": VideoLlamaAdapter,
+    "paddleocr_vl_vision": PaddleOcrAdapter,
     "gemma4_vision": Gemma4VisionAdapter,
     "whisper": WhisperAdapter,
     "voxtral_encoder": VoxtralAdapter,

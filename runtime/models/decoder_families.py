@@ -24,6 +24,7 @@ from transformers.models.llama4 import modeling_llama4 as llama4
 from transformers.models.mistral import modeling_mistral as mistral
 from transformers.models.mixtral import modeling_mixtral as mixtral
 from transformers.models.opt import modeling_opt as opt
+from transformers.models.paddleocr_vl import modeling_paddleocr_vl as paddleocr
 from transformers.models.phi import modeling_phi as phi
 from transformers.models.phi3 import modeling_phi3 as phi3
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
@@ -188,6 +189,9 @@ DECODERS: Mapping[str, DecoderFamily] = {
         glm_ocr, "GlmOcrText", norm=glm_ocr.GlmOcrRMSNorm, rotates_by_axes=True, predicts_ahead=True
     ),
     "glm4v_moe_text": corrected_family(glm4v_moe, "Glm4vMoeText", rotates_by_axes=True),
+    "paddleocr_vl_text": family(
+        paddleocr, "PaddleOCR", config=paddleocr.PaddleOCRTextConfig, rotates_by_axes=True
+    ),
     "mistral": family(mistral, "Mistral"),
     "mixtral": sparse_family(
         mixtral, "Mixtral", SeparateExperts(mixture="block_sparse_moe", gate="w1", up="w3", down="w2")

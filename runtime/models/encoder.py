@@ -15,7 +15,7 @@ from runtime.models.projector import ClassToken, ProjectorLayer, StepsProjectorL
 from runtime.models.tile_rows import TileRows
 from workbench.data.sample import Segment
 from workbench.model.families.tiles import shrunk
-from workbench.model.item_tokens import native_tokens, packs_tiles, source_config
+from workbench.model.item_tokens import ends_in_silence, native_tokens, packs_tiles, source_config
 from workbench.model.projector import merged_by
 
 # Shape suffixes: N = items of one size, T = packed tokens, D = hidden width.
@@ -82,7 +82,6 @@ class EncoderAdapter(Adapter):
     named_projector: ClassVar[type[ProjectorLayer]] = ProjectorLayer
     class_token: ClassVar[ClassToken] = ClassToken.NONE
     beside_key: ClassVar[str | None] = None  # `SIZES` or `GRIDS`, the layout of the items
-    ends_in_silence: ClassVar[bool] = False  # whether only the first tokens of an item are read
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -109,7 +108,7 @@ class EncoderAdapter(Adapter):
         others: dict[str, Any] = {"class_token": self.class_token}
         if packs_tiles(self.module):
             others["rows"] = self.tile_rows
-        if self.ends_in_silence:
+        if ends_in_silence(self.module):
             others["heard"] = self.num_merged
         if steps is None:
             return self.named_projector(self.projector, self.widths, self.std, norm, norm_name, **others)

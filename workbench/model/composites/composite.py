@@ -124,6 +124,7 @@ _OLDER = {  # prefix of a name -> its prefixes in checkpoints
     "model.video_tower.": ("video_tower.", "video_tower.vision_model."),
     "model.audio_tower.": ("audio_tower.",),
     "model.visual.": ("visual.",),
+    "model.projector.": ("mlp_AR.",),  # PaddleOCR-VL
     "model.multi_modal_projector.": ("multi_modal_projector.",),
     "model.image_newline": ("image_newline",),
 }

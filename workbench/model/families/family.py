@@ -296,6 +296,7 @@ class Encoder(Architecture):
         image_tokens: of an image of (height, width) pixels, where it takes any size.
         clip_tokens: of a clip of so many seconds, one item for each of its windows.
         video: of one of (height, width) pixels and so many seconds, one item for each of its frames or steps.
+        ends_in_silence: whether items are filled up, so that only the first of their tokens are read.
         takes_native_only: whether a configuration has items of one size only.
         tiles: of an image before a tower of one size, cut as the model's processor does.
         splits: (height, width) in pixels of what a processor makes of an image before a tower of any size.
@@ -307,6 +308,7 @@ class Encoder(Architecture):
     image_tokens: Callable[[Config, int, int], ItemTokens] | None = None
     clip_tokens: Callable[[Config, float], tuple[ItemTokens, ...]] | None = None
     video: Callable[[Config, int, int, float], Video] | None = None
+    ends_in_silence: bool = False
     takes_native_only: Callable[[Config], bool] = lambda config: False
     tiles: Tiles = anyres
     splits: Callable[[Config, int, int], Sequence[tuple[int, int]]] = lambda config, height, width: (

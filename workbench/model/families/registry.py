@@ -34,6 +34,7 @@ from workbench.model.families.lfm2 import LFM2
 from workbench.model.families.llama4 import LLAMA4
 from workbench.model.families.mixtures import MIXTRAL, QWEN3_MOE, QWEN3_OMNI_TEXT, QWEN3_VL_MOE_TEXT
 from workbench.model.families.mllama import MLLAMA_TEXT, MLLAMA_VISION
+from workbench.model.families.paddleocr import PADDLEOCR_TEXT, PADDLEOCR_VISION
 from workbench.model.families.phi4_audio import PHI4_AUDIO
 from workbench.model.families.qwen3_omni_audio import QWEN3_OMNI_AUDIO
 from workbench.model.families.qwen_hybrid import QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_NEXT
@@ -89,6 +90,7 @@ FAMILIES: tuple[Family, ...] = (
     GLM4V_TEXT,
     GLM4V_MOE_TEXT,
     GLM_OCR_TEXT,
+    PADDLEOCR_TEXT,
     COHERE2,
     PHI,
     PHI3,
@@ -127,6 +129,7 @@ FAMILIES: tuple[Family, ...] = (
     GLM_OCR_VISION,
     KIMI_VISION,
     VIDEO_LLAMA_VISION,
+    PADDLEOCR_VISION,
     GEMMA4_VISION,
     INTERNVIT,
     MLLAMA_VISION,

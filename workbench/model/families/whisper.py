@@ -253,6 +253,7 @@ GLMASR_ENCODER = Encoder(
     },
     make=_glmasr,
     clip_tokens=_glmasr_tokens,
+    ends_in_silence=True,
     longest_item=_glmasr_window,
     shares_tokens=False,
 )
