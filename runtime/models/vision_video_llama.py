@@ -62,7 +62,7 @@ class VideoLlamaAdapter(GridAdapter):
     config_class = llama_3.VideoLlama3VisionConfig
     rotary_class = llama_3.VideoLlama3VisionRotaryEmbedding
     items_key = PIXELS
-    prefixes = ("", "vision_model.", "model.vision_model.")
+    prefixes: tuple[str, ...] = ("", "vision_model.", "model.vision_model.")
 
     @property
     def merge(self) -> int:
