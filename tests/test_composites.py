@@ -199,7 +199,9 @@ def test_an_unknown_family_says_what_would_be_needed(tmp_path: Any) -> None:
         draft(str(tmp_path), machines_of("4xH100", None), train=Train.ALL, text_tokens=8, image_px=None)
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_omni_thinker", "llava"])
+@pytest.mark.parametrize(
+    "name", ["qwen2_vl", "qwen2_5_omni_thinker", "llava", "paddleocr_vl", "video_llama_3"]
+)
 def test_a_batch_is_like_the_users_data(name: str, tmp_path: Any) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
     rows = [

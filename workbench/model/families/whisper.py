@@ -97,10 +97,10 @@ def _glmasr(config: Config) -> Tower:
     heads = heads_of(
         config, width=width, num=num, causal=False, num_kv=whole(config, "num_key_value_heads", num)
     )
-    rotated = int(heads.dim * rotated_share(config, _ROTATED))
+    rotated = int(heads.dim * rotated_share(config, _ROTATED))  # in pairs
     block = Block(
         width=width,
-        heads=replace(heads, bias="qvo", rotary=True, rotary_dim=rotated),
+        heads=replace(heads, bias="qvo", rotary=True, rotary_dim=rotated + rotated % 2),
         mlp=Mlp(
             width=whole(config, "intermediate_size", 5120),
             gated=False,
