@@ -33,6 +33,7 @@ from workbench.model.composites.registry import take_apart
 from workbench.model.hf_config import module_from_config
 from workbench.model.item_tokens import clip_tokens, image_tokens, video_of
 from workbench.model.model_graph import Module
+from workbench.model.projector import ProjectorStep
 from workbench.plan.runnable import check_family
 from workbench.plan.runnable_items import check_segment
 
@@ -156,6 +157,25 @@ def test_parts_that_do_not_fit_are_refused(name: str, key: str, change: dict[str
     config = CONFIGS[name]
     with pytest.raises(ValueError, match=words):
         take_apart({**config, key: {**config[key], **change}})
+
+
+@pytest.mark.parametrize(
+    ("share", "ending", "words"),
+    [
+        (0.2, {"projector": (ProjectorStep(linear_out=True),)}, "projector must have a name, got 1 steps"),
+        (0.2, {"feature_layer": -1}, "its features turn by time: it has no feature_layer, got -1"),
+        (0.6, {}, "partial_rotary_factor must be at most 0.5"),
+    ],
+)
+def test_features_that_turn_by_time_have_one_end(share: float, ending: dict[str, Any], words: str) -> None:
+    config = CONFIGS["musicflamingo"] | {"rope_parameters": {"partial_rotary_factor": share}}
+    clips = take_apart(config).modules[AUDIO].config
+    with pytest.raises(ValueError, match=words):
+        module_from_config(clips, name="a", modality=AUDIO, llm_width=48, **ending)
+
+
+def test_music_flamingo_hears_twenty_minutes() -> None:
+    assert len(clip_tokens(part("musicflamingo", AUDIO), 2000.0)) == 40
 
 
 @pytest.mark.parametrize("name", ["video_llama_3", "llava_next_video", "video_llava"])

@@ -58,6 +58,7 @@ SQUARES = [Segment(VISION, 0, *size) for size in ((48, 12), (16, 4), (60, 15))]
 PATCHES = [Segment(VISION, 0, 24, 24), Segment(VISION, 0, 12, 12, (2, 6)), Segment(VISION, 0, 35, 35)]
 SOFT = [Segment(VISION, 0, 24, 6), Segment(VISION, 0, 16, 4, (2, 8)), Segment(VISION, 0, 24, 6, (6, 4))]
 HEARD = [Segment(AUDIO, 0, 12, tokens) for tokens in (3, 1, 2)]
+WINDOWS = [Segment(AUDIO, 0, *size) for size in ((10, 5), (7, 3), (6, 3))]
 WHOLES = {
     **{
         name: Whole(batch_of(SQUARES))
@@ -73,6 +74,7 @@ WHOLES = {
         for name in ("aya_vision", "cohere2_vision")
     },
     "glmasr": Whole(batch_of(HEARD)),
+    "musicflamingo, fast": Whole(batch_of(WINDOWS), shares_tokens=True),
 }
 EXPERTS = ("glm4v_moe", "kimi_k25", "gemma4, experts")
 TIED = {"model.language_model.embed_tokens.weight", "lm_head.weight"}

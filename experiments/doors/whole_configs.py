@@ -5,6 +5,7 @@ from typing import Any
 from experiments.doors.whole_sizes import (
     AXES,
     EXPERTS,
+    FLAMINGO_HEARD,
     GEMMA4_EXPERTS,
     GEMMA4_SEEN,
     GEMMA4_TEXT,
@@ -188,14 +189,18 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "audioflamingo3": {
         "text_config": {"model_type": "qwen2", **TEXT},
-        "audio_config": {
-            "model_type": "audioflamingo3_encoder",
-            "hidden_size": 24,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "intermediate_size": 40,
-            **HEARD,
-        },
+        "audio_config": FLAMINGO_HEARD,
+    },
+    "musicflamingo": {
+        "text_config": {"model_type": "qwen2", **TEXT},
+        "audio_config": FLAMINGO_HEARD,
+    },
+    "musicflamingo, fast": {
+        "model_type": "musicflamingo",
+        "text_config": {"model_type": "qwen2", **TEXT},
+        "audio_config": FLAMINGO_HEARD,
+        "audio_frame_step": 0.5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 30.0, "partial_rotary_factor": 0.5},
     },
     "qwen3_vl": {
         "text_config": {**TEXT, **AXES},

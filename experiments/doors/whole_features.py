@@ -72,6 +72,16 @@ def heard_by_flamingo(model: Any, clips: Items) -> Tensor:
     return torch.cat(features)
 
 
+def heard_by_music(model: Any, clips: Items) -> Tensor:
+    """Features in Music Flamingo of the windows of one clip, which are masked as in Audio Flamingo 3."""
+    num_frames = 2 * model.config.audio_config.max_source_positions
+    filled = torch.stack([nn.functional.pad(clip, (0, num_frames - clip.shape[1])) for clip in clips])
+    is_heard = torch.arange(num_frames) < torch.tensor([clip.shape[1] for clip in clips])[:, None]
+    num_tokens = sum(((clip.shape[1] - 1) // 2 + 1) // 2 for clip in clips)
+    ids = torch.full((1, num_tokens), model.config.audio_token_id)
+    return model.model.get_audio_features(filled, is_heard.long(), ids).pooler_output
+
+
 def heard_by_asr(model: Any, clips: Items) -> Tensor:
     """Qwen3-ASR's, of the windows of one clip; it wants whole chunks and hides what fills them up."""
     clip = torch.cat(tuple(clips), dim=1)
@@ -188,6 +198,8 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "kimi_k25, tied": seen_by_kimi,
     "qwen2_audio": heard_whole,
     "audioflamingo3": heard_by_flamingo,
+    "musicflamingo": heard_by_music,
+    "musicflamingo, fast": heard_by_music,
     "voxtral": heard,
     "glmasr": heard_by_glm,
     "glmasr, grouped": heard_by_glm,

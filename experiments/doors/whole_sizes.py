@@ -126,6 +126,14 @@ GLM_SEEN = {
     "attention_bias": True,
 }
 HEARD = {"num_mel_bins": 8, "max_source_positions": 10}
+FLAMINGO_HEARD = {
+    "model_type": "audioflamingo3_encoder",
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 40,
+    **HEARD,
+}
 GLMASR_HEARD = {
     "model_type": "glmasr_encoder",
     "hidden_size": 24,

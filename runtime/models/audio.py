@@ -11,10 +11,13 @@ from transformers.models.voxtral.configuration_voxtral import VoxtralEncoderConf
 from transformers.models.whisper.modeling_whisper import WhisperConfig, WhisperEncoderLayer, sinusoids
 
 from runtime.models.adapter import StageLayer
+from runtime.models.audio_clock import Clock
 from runtime.models.encoder import EmbedItems, EncoderAdapter, EncoderBlock, ItemSize
 from runtime.models.initialise import Fill
 from runtime.models.projector import PooledProjectorLayer
 from workbench.data.sample import Segment
+from workbench.model.families.whisper import CLOCK
+from workbench.model.item_tokens import source_config
 
 # Shape suffixes: N = clips, M = mel bins, S = mel frames, T = packed tokens, D = hidden width.
 
@@ -155,3 +158,10 @@ class Qwen2AudioAdapter(WhisperAdapter):
     def item_size(self, shape: tuple[int, ...]) -> ItemSize:
         tokens, *_ = super().item_size(shape)
         return ItemSize(tokens, tokens // 2)
+
+    def last(self) -> StageLayer:
+        layer, clock = super().last(), source_config(self.module).get(CLOCK)
+        if clock is not None and isinstance(layer, PooledProjectorLayer):
+            with torch.device("cpu"):  # on the meta device its angles would have no values
+                layer.turn = Clock(clock, self.config.d_model, self.max_tokens // 2)
+        return layer

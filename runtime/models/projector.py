@@ -327,8 +327,18 @@ def steps_or_none(kind: str | None) -> Steps | None:
     return None if parsed is None or isinstance(parsed, Projector) else parsed
 
 
+Turn = Callable[[Tensor, MicrobatchData], Tensor]
+"""([T, D] features after the final norm, the microbatch) -> the same, rotated."""
+
+
 class PooledProjectorLayer(ProjectorLayer):
-    """A layer that averages pairs of tokens before the norm, as Qwen2-Audio's; an odd last one is dropped."""
+    """A layer that averages pairs of tokens before the norm, as Qwen2-Audio's; an odd last one is dropped.
+
+    Attributes:
+        turn: rotates features between norm and projector; None: nothing does.
+    """
+
+    turn: Turn | None = None
 
     def run(self, x_TD: Tensor, context: Context) -> Tensor:
         data = context.data
@@ -339,7 +349,8 @@ class PooledProjectorLayer(ProjectorLayer):
                     f"got {tokens_out}"
                 )
         pooled_TD = self._reduced(x_TD, context)
-        y_TD: Tensor = self.projector(pooled_TD if self.norm is None else self.norm(pooled_TD))
+        heard_TD = pooled_TD if self.norm is None else self.norm(pooled_TD)
+        y_TD: Tensor = self.projector(heard_TD if self.turn is None else self.turn(heard_TD, data))
         return y_TD
 
     def _reduce(self, x_TD: Tensor, data: MicrobatchData) -> Tensor:

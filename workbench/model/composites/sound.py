@@ -25,9 +25,9 @@ from workbench.model.composites.composite import (
     whole_or,
 )
 from workbench.model.composites.vision import PAGE_PX
-from workbench.model.config_fields import Config, flag, text, whole
+from workbench.model.config_fields import Config, flag, number, text, whole
 from workbench.model.families.qwen3_omni_audio import CHUNK_TOKENS
-from workbench.model.families.whisper import GLMASR_MERGE
+from workbench.model.families.whisper import CLOCK, GLMASR_MERGE
 from workbench.model.projector import Merge, Projector, ProjectorStep, Steps
 
 
@@ -42,7 +42,7 @@ def _qwen2_audio(config: Config) -> Parts:
     return joined(config, {AUDIO: clips}, text_config(config, "qwen2"))
 
 
-LONGEST_S = 600  # longest clip: Audio Flamingo 3's processor, `max_audio_len`
+LONGEST_S, MUSIC_LONGEST_S = 600, 1200  # of a clip: `max_audio_len` of Audio and Music Flamingo's processors
 _ENCODER_KEYS = {  # Audio Flamingo 3's keys -> those of Qwen2-Audio's encoder
     "hidden_size": "d_model",
     "num_hidden_layers": "encoder_layers",
@@ -52,22 +52,38 @@ _ENCODER_KEYS = {  # Audio Flamingo 3's keys -> those of Qwen2-Audio's encoder
 }
 
 
-def _audioflamingo3(config: Config) -> Parts:
+def _audioflamingo3(config: Config, longest_s: int = LONGEST_S) -> Parts:
     """Qwen2-Audio's encoder in front of an MLP; it reads several windows of a clip."""
     nested = part_config(config, "audio_config", "audioflamingo3_encoder")
     audio = {_ENCODER_KEYS.get(key, key): value for key, value in nested.items()}
     act, bias = text(config, "projector_hidden_act", "gelu"), flag(config, "projector_bias", default=True)
     if (act, bias) != ("gelu", True):
         raise ValueError(
-            f"audioflamingo3: want projector_hidden_act gelu and projector_bias true, got {act} and {bias}"
+            f"{config['model_type']}: want projector_hidden_act gelu and projector_bias true, got {act} and "
+            f"{bias}"
         )
     clips = Part(
-        config=audio | {"model_type": "qwen2_audio_encoder", "most_windows": LONGEST_S // CLIP_S},
+        config=audio | {"model_type": "qwen2_audio_encoder", "most_windows": longest_s // CLIP_S},
         projector=Projector.MLP,
         items={"seconds": CLIP_S},
         weights=AUDIO_TOWER | PROJECTOR,
     )
     return joined(config, {AUDIO: clips}, text_config(config, "qwen2"))
+
+
+def _musicflamingo(config: Config) -> Parts:
+    """As Audio Flamingo 3, with features that are rotated by their window and their time in it."""
+    parts = _audioflamingo3(config, MUSIC_LONGEST_S)
+    clips = parts.modules[AUDIO]
+    clock = {
+        "rope_theta": 1200.0,
+        "partial_rotary_factor": 0.2,
+        **(config.get("rope_parameters") or {}),
+        "frame_s": number(config, "audio_frame_step", 0.01),
+    }
+    return replace(
+        parts, modules={**parts.modules, AUDIO: replace(clips, config={**clips.config, CLOCK: clock})}
+    )
 
 
 def _voxtral(config: Config) -> Parts:
@@ -331,6 +347,7 @@ def _of_thinker(config: Config, kind: str, take_apart: Callable[[Config], Parts]
 COMPOSITES = (
     Composite(name="Qwen2-Audio", model_type="qwen2_audio", take_apart=_qwen2_audio),
     Composite(name="Audio Flamingo 3", model_type="audioflamingo3", take_apart=_audioflamingo3),
+    Composite(name="Music Flamingo", model_type="musicflamingo", take_apart=_musicflamingo),
     Composite(name="Voxtral", model_type="voxtral", take_apart=_voxtral),
     Composite(name="GLM-ASR", model_type="glmasr", take_apart=_glmasr),
     Composite(name="Phi-4 multimodal", model_type="phi4_multimodal", take_apart=_phi4),

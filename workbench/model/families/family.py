@@ -25,6 +25,7 @@ from workbench.model.shape import Shape
 from workbench.model.transformer import Norm, norm
 
 Layers = tuple[Layer, ...]
+TURN = "time_rotary"  # of an encoder's features, by their time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +215,7 @@ class Tower:
         stacked: number of features side by side in its output: its own and those of some blocks, each for
             another layer of the LLM.
         merger: operators of its own merger after the final norm; empty: Qwen2-VL's.
+        turned: numbers of each token that are rotated after the final norm.
     """
 
     layers: Layers
@@ -224,6 +226,7 @@ class Tower:
     is_read: bool = False
     stacked: int = 1
     merger: tuple[Operator, ...] = ()
+    turned: int = 0
 
     def up_to(self, feature_layer: int) -> "Tower":
         """The tower whose output is a hidden state: 0 the embedding's, n block n's, -1 the last block's.
@@ -231,9 +234,11 @@ class Tower:
         Later blocks and the final norm are left out.
 
         Raises:
-            ValueError: there is no such hidden state, or the tower has stacked features.
+            ValueError: there is no such hidden state, or the tower has stacked or rotated features.
         """
         states = len(self.layers)
+        if self.turned:
+            raise ValueError(f"its features turn by time: it has no feature_layer, got {feature_layer}")
         if self.stacked > 1:
             raise ValueError(
                 f"its blocks give features besides: it has no feature_layer, got {feature_layer}"
@@ -248,11 +253,17 @@ class Tower:
         if kind not in self.projectors if isinstance(kind, Projector) else has_own:
             allowed = " or ".join(repr(each.value) for each in sorted(self.projectors))
             raise ValueError(f"its projector must be {allowed}, got {shown(kind)}")
+        if self.turned and not isinstance(kind, Projector):
+            raise ValueError(f"its features turn by time: its projector must have a name, got {shown(kind)}")
         if self.merger:
             return self._merged(llm_width)
         layer = projector_layer(
             Projection(kind=kind, in_width=self.width, out_width=llm_width, norm=self.norm, merge=self.merge)
         )
+        if self.turned:
+            turn = Pointwise(name=TURN, width=self.turned, num_passes=2, tokens=TokenCount.OUT)
+            first, *others = layer.operators
+            layer = replace(layer, operators=(first, turn, *others))
         if self.stacked > 1:
             return self._with_stacked(layer)
         if not self.is_read:

@@ -6,13 +6,14 @@ from typing import Any
 from workbench.data.corpus import WHISPER_FRAME_S, ItemTokens, whisper_tokens, windowed_tokens
 from workbench.model.config_fields import Config, count, heads_of, number, text, whole
 from workbench.model.families.family import EXAMPLE_TOKENS, EXAMPLE_WIDTH, Encoder, Example, Tower
-from workbench.model.families.positions import rotated_share
+from workbench.model.families.positions import PARTIAL, rotated_share
 from workbench.model.layer import Lookup
 from workbench.model.module_layers import block_layers, whisper_stem
 from workbench.model.projector import Projector
 from workbench.model.shape import Shape
 from workbench.model.transformer import Block, Mlp, Norm, vit_block
 
+CLOCK = "time_rotation"  # a composite's parameters of the rotation of features by time
 GLMASR_MERGE, _ROTATED = 4, 0.5  # tokens that become one; the share of a head that is rotated
 OMNI_LONGEST_S = 300  # of a clip, in the processors of the released checkpoints
 
@@ -48,8 +49,28 @@ def _qwen2_audio(config: Config) -> Tower:
         "num_mel_bins": 128,
     }
     given = {key: value for key, value in config.items() if value is not None}
-    projectors = (Projector.LINEAR, Projector.MLP)
-    return replace(_whisper({**sizes, **given}), merge=2, projectors=projectors)
+    tower = _whisper({**sizes, **given})
+    return replace(
+        tower, merge=2, projectors=(Projector.LINEAR, Projector.MLP), turned=_turned(config, tower.width)
+    )
+
+
+def _turned(config: Config, width: int) -> int:
+    """Numbers of a token that turn by its time, half of them by its window, in Music Flamingo.
+
+    Raises:
+        ValueError: more of them than the token has.
+    """
+    if config.get(CLOCK) is None:
+        return 0
+    half = int(width * number({"model_type": config["model_type"], **config[CLOCK]}, PARTIAL, 1.0))
+    turned = 2 * (half + half % 2)
+    if turned > width:
+        raise ValueError(
+            f"{PARTIAL} must be at most 0.5, as a window and a time turn a share each, got "
+            f"{config[CLOCK].get(PARTIAL)}; nearest: 0.5"
+        )
+    return turned
 
 
 def _omni(config: Config) -> Tower:
