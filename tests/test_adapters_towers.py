@@ -106,6 +106,15 @@ def test_glm_asr_hears_as_many_tokens_as_its_processor_says(samples: int) -> Non
     assert adapter.clip_size(whole_frames)[:2] == (12, min(12, whole_frames // 2) // 4)
 
 
+@pytest.mark.parametrize("frames", [8, 17, 24, 40])
+def test_a_folders_clip_before_voxtral_is_of_whole_merged_tokens(frames: int) -> None:
+    adapter = adapter_of(part("voxtral", AUDIO))
+    assert isinstance(adapter, WhisperAdapter)
+    size = adapter.clip_size(frames)
+    assert size[:2] == (4 * (min(frames, 24) // 8), min(frames, 24) // 8)
+    check_segment(adapter.module, Segment(AUDIO, 0, *size[:2]))
+
+
 def test_glm_asr_hears_at_most_what_its_processor_keeps() -> None:
     encoder = part("glmasr", AUDIO)
     assert len(clip_tokens(encoder, 0.24 * 100)) == 655 // 30

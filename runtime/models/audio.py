@@ -111,8 +111,13 @@ class WhisperAdapter(EncoderAdapter):
         return FRAMES_PER_TOKEN * self.max_tokens
 
     def clip_size(self, frames: int) -> ItemSize:
-        """Of a clip that is read as one item; what is longer than the longest item is cut off."""
-        return self.item_size((0, min(frames, self.max_frames) // FRAMES_PER_TOKEN * FRAMES_PER_TOKEN))
+        """Of a clip that is read as one item; what is longer than the longest item is cut off.
+
+        Where a projector merges tokens, so is a rest that makes none.
+        """
+        step = FRAMES_PER_TOKEN * self.num_merged
+        size = self.item_size((0, min(frames, self.max_frames) // step * step))
+        return size._replace(tokens_out=size.tokens_out // self.num_merged)
 
     def first(self) -> StageLayer:
         return ConvStem(self.config, self.std)

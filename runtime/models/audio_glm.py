@@ -53,8 +53,7 @@ class GlmAsrAdapter(WhisperAdapter):
 
     def clip_size(self, frames: int) -> ItemSize:
         """As long as a window, whatever the clip's length."""
-        heard = super().clip_size(frames).tokens_out
-        return ItemSize(self.max_tokens, heard // self.num_merged)
+        return super().clip_size(frames)._replace(tokens_in=self.max_tokens)
 
     def context(self, data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> Context:
         plain = super().context(data, device, dtype)
