@@ -172,11 +172,13 @@ def test_parts_that_do_not_fit_are_refused(name: str, key: str, change: dict[str
     ("share", "ending", "words"),
     [
         (0.2, {"projector": (ProjectorStep(linear_out=True),)}, "projector must have a name, got 1 steps"),
-        (0.2, {"feature_layer": -1}, "its features turn by time: it has no feature_layer, got -1"),
+        (0.2, {"feature_layer": -1}, "its features are rotated by time: it has no feature_layer, got -1"),
         (0.6, {}, "partial_rotary_factor must be at most 0.5"),
     ],
 )
-def test_features_that_turn_by_time_have_one_end(share: float, ending: dict[str, Any], words: str) -> None:
+def test_features_that_are_rotated_by_time_have_one_end(
+    share: float, ending: dict[str, Any], words: str
+) -> None:
     config = CONFIGS["musicflamingo"] | {"rope_parameters": {"partial_rotary_factor": share}}
     clips = take_apart(config).modules[AUDIO].config
     with pytest.raises(ValueError, match=words):

@@ -11,12 +11,12 @@ from transformers.models.voxtral.configuration_voxtral import VoxtralEncoderConf
 from transformers.models.whisper.modeling_whisper import WhisperConfig, WhisperEncoderLayer, sinusoids
 
 from runtime.models.adapter import StageLayer
-from runtime.models.audio_clock import Clock
 from runtime.models.encoder import EmbedItems, EncoderAdapter, EncoderBlock, ItemSize
 from runtime.models.initialise import Fill
 from runtime.models.projector import PooledProjectorLayer
+from runtime.models.time_rotary import TimeRotary
 from workbench.data.sample import Segment
-from workbench.model.families.whisper import CLOCK
+from workbench.model.families.whisper import TIME_ROTARY
 from workbench.model.item_tokens import source_config
 
 # Shape suffixes: N = clips, M = mel bins, S = mel frames, T = packed tokens, D = hidden width.
@@ -165,8 +165,8 @@ class Qwen2AudioAdapter(WhisperAdapter):
         return ItemSize(tokens, tokens // 2)
 
     def last(self) -> StageLayer:
-        layer, clock = super().last(), source_config(self.module).get(CLOCK)
-        if clock is not None and isinstance(layer, PooledProjectorLayer):
+        layer, parameters = super().last(), source_config(self.module).get(TIME_ROTARY)
+        if parameters is not None and isinstance(layer, PooledProjectorLayer):
             with torch.device("cpu"):  # on the meta device its angles would have no values
-                layer.turn = Clock(clock, self.config.d_model, self.max_tokens // 2)
+                layer.time_rotary = TimeRotary(parameters, self.config.d_model, self.max_tokens // 2)
         return layer

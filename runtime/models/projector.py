@@ -187,8 +187,8 @@ class ProjectorLayer(InnerLayer):
         norm_name: its name in a checkpoint.
         class_token: its position in each item.
         rows: how features of tiles are put together; None: an item's tokens stay in order.
-        heard: tokens that become one, where an item has more of them than it has outputs: what is behind is
-            silence, and is dropped; None: items have no such end.
+        padded: tokens that become one, where items are padded: outputs behind `tokens_out` are padding, and
+            their tokens are dropped; None: items are not padded.
     """
 
     cuts: CutRules = (("projector.linear_1", CutKind.COLUMN), ("projector.linear_2", CutKind.ROW))
@@ -203,7 +203,7 @@ class ProjectorLayer(InnerLayer):
         *,
         class_token: ClassToken = ClassToken.NONE,
         rows: TileRows | None = None,
-        heard: int | None = None,
+        padded: int | None = None,
     ) -> None:
         super().__init__({"norm": norm_name, "projector": "projector", NEWLINE: NEWLINE}, std)
         if not isinstance(projector, nn.Module):
@@ -211,7 +211,7 @@ class ProjectorLayer(InnerLayer):
                 raise ValueError(f"projector must be one of {', '.join(PROJECTORS)}, got {projector!r}")
             projector = PROJECTORS[projector](*widths)
         self.norm, self.projector = norm, projector
-        self.class_token, self.rows, self.heard = class_token, rows, heard
+        self.class_token, self.rows, self.padded = class_token, rows, padded
         self.image_newline = None if rows is None else nn.Parameter(torch.empty(widths[1]))
 
     def run(self, x_TD: Tensor, context: Context) -> Tensor:
@@ -228,8 +228,8 @@ class ProjectorLayer(InnerLayer):
     def _reduced(self, x_TD: Tensor, context: Context) -> Tensor:
         """Reduce the tokens on this rank."""
         pooling = context.data.pooling
-        if self.heard is not None:
-            return self._reduce(*_without_silence(x_TD, context.data, self.heard))
+        if self.padded is not None:
+            return self._reduce(*_without_item_padding(x_TD, context.data, self.padded))
         if self.rows is not None:
             return without_padding(x_TD, context.data, self.class_token.without, self.rows.along)
         if pooling is None:
@@ -254,7 +254,7 @@ class ProjectorLayer(InnerLayer):
         return torch.cat(reduced)
 
 
-def _without_silence(x_TD: Tensor, data: MicrobatchData, merged: int) -> tuple[Tensor, MicrobatchData]:
+def _without_item_padding(x_TD: Tensor, data: MicrobatchData, merged: int) -> tuple[Tensor, MicrobatchData]:
     """The first tokens of every item, as many as become its outputs."""
     lengths = tuple(merged * num for num in data.tokens_out)
     for item, tokens_in, length in zip(data.items, data.tokens_in, lengths, strict=True):
@@ -263,8 +263,8 @@ def _without_silence(x_TD: Tensor, data: MicrobatchData, merged: int) -> tuple[T
                 f"item {tuple(item)}: {merged} tokens become one, want at most {tokens_in // merged} behind "
                 f"the encoder, got {length // merged}"
             )
-    heard = zip(x_TD.split(list(data.tokens_in)), lengths, strict=True)
-    return torch.cat([item_TD[:length] for item_TD, length in heard]), replace(data, tokens_in=lengths)
+    kept = zip(x_TD.split(list(data.tokens_in)), lengths, strict=True)
+    return torch.cat([item_TD[:length] for item_TD, length in kept]), replace(data, tokens_in=lengths)
 
 
 class StepsProjectorLayer(ProjectorLayer):
@@ -327,7 +327,7 @@ def steps_or_none(kind: str | None) -> Steps | None:
     return None if parsed is None or isinstance(parsed, Projector) else parsed
 
 
-Turn = Callable[[Tensor, MicrobatchData], Tensor]
+Rotate = Callable[[Tensor, MicrobatchData], Tensor]
 """([T, D] features after the final norm, the microbatch) -> the same, rotated."""
 
 
@@ -335,10 +335,10 @@ class PooledProjectorLayer(ProjectorLayer):
     """A layer that averages pairs of tokens before the norm, as Qwen2-Audio's; an odd last one is dropped.
 
     Attributes:
-        turn: rotates features between norm and projector; None: nothing does.
+        time_rotary: rotates features between norm and projector; None: nothing does.
     """
 
-    turn: Turn | None = None
+    time_rotary: Rotate | None = None
 
     def run(self, x_TD: Tensor, context: Context) -> Tensor:
         data = context.data
@@ -349,8 +349,10 @@ class PooledProjectorLayer(ProjectorLayer):
                     f"got {tokens_out}"
                 )
         pooled_TD = self._reduced(x_TD, context)
-        heard_TD = pooled_TD if self.norm is None else self.norm(pooled_TD)
-        y_TD: Tensor = self.projector(heard_TD if self.turn is None else self.turn(heard_TD, data))
+        normed_TD = pooled_TD if self.norm is None else self.norm(pooled_TD)
+        y_TD: Tensor = self.projector(
+            normed_TD if self.time_rotary is None else self.time_rotary(normed_TD, data)
+        )
         return y_TD
 
     def _reduce(self, x_TD: Tensor, data: MicrobatchData) -> Tensor:

@@ -50,10 +50,10 @@ def packs_tiles(module: Module) -> bool:
     return isinstance(family_of(module), Encoder) and flag(source_config(module), NEWLINE)
 
 
-def ends_in_silence(module: Module) -> bool:
-    """Whether items of an encoder are filled up, so that only the first of their tokens are read."""
+def pads_items(module: Module) -> bool:
+    """Whether items of an encoder are padded to full length, and only the first of their tokens are read."""
     family = family_of(module)
-    return isinstance(family, Encoder) and family.ends_in_silence
+    return isinstance(family, Encoder) and family.pads_items
 
 
 def ends_lone_tiles(module: Module) -> bool:

@@ -11,13 +11,13 @@ from workbench.model.families.tiles import packed_tokens
 from workbench.model.item_tokens import (
     check_item,
     class_tokens,
-    ends_in_silence,
     evenly_near,
     family_of,
     lone_tile,
     merged_tokens,
     native_tokens,
     packs_tiles,
+    pads_items,
     source_config,
 )
 from workbench.model.layer import TokenCount
@@ -81,8 +81,8 @@ def _check_projected(module: Module, segment: Segment) -> None:
     if segment.grid is not None and prod(segment.grid) != num_patches:
         raise ValueError(f"{num_patches} tokens are not {segment.grid[0]} rows of {segment.grid[1]}")
     merged = merged_tokens(module.layers[-1])
-    if ends_in_silence(module):
-        _check_heard(segment, num_patches // merged)
+    if pads_items(module):
+        _check_padded(segment, num_patches // merged)
         return
     assert module.source is not None, "it is of a family"
     assert module.source.projector is not None, "an encoder ends with one"
@@ -105,7 +105,7 @@ def _check_projected(module: Module, segment: Segment) -> None:
         raise ValueError(f"its projector makes {num_out} tokens of {num_patches}, got {segment.tokens_out}")
 
 
-def _check_heard(segment: Segment, most: int) -> None:
+def _check_padded(segment: Segment, most: int) -> None:
     if segment.tokens_out > most:
         raise ValueError(
             f"its projector makes at most {most} tokens of {segment.tokens_in}, got {segment.tokens_out}"

@@ -27,7 +27,7 @@ from workbench.model.composites.composite import (
 from workbench.model.composites.vision import PAGE_PX
 from workbench.model.config_fields import Config, flag, number, text, whole
 from workbench.model.families.qwen3_omni_audio import CHUNK_TOKENS
-from workbench.model.families.whisper import CLOCK, GLMASR_MERGE
+from workbench.model.families.whisper import GLMASR_MERGE, TIME_ROTARY
 from workbench.model.projector import Merge, Projector, ProjectorStep, Steps
 
 
@@ -75,14 +75,14 @@ def _musicflamingo(config: Config) -> Parts:
     """As Audio Flamingo 3, with features that are rotated by their window and their time in it."""
     parts = _audioflamingo3(config, MUSIC_LONGEST_S)
     clips = parts.modules[AUDIO]
-    clock = {
+    rotary = {
         "rope_theta": 1200.0,
         "partial_rotary_factor": 0.2,
         **(config.get("rope_parameters") or {}),
         "frame_s": number(config, "audio_frame_step", 0.01),
     }
     return replace(
-        parts, modules={**parts.modules, AUDIO: replace(clips, config={**clips.config, CLOCK: clock})}
+        parts, modules={**parts.modules, AUDIO: replace(clips, config={**clips.config, TIME_ROTARY: rotary})}
     )
 
 

@@ -13,7 +13,7 @@ from workbench.model.projector import Projector
 from workbench.model.shape import Shape
 from workbench.model.transformer import Block, Mlp, Norm, vit_block
 
-CLOCK = "time_rotation"  # a composite's parameters of the rotation of features by time
+TIME_ROTARY = "time_rotary"  # a composite's parameters of the rotation of features by time
 GLMASR_MERGE, _ROTATED = 4, 0.5  # tokens that become one; the share of a head that is rotated
 OMNI_LONGEST_S = 300  # of a clip, in the processors of the released checkpoints
 
@@ -51,26 +51,29 @@ def _qwen2_audio(config: Config) -> Tower:
     given = {key: value for key, value in config.items() if value is not None}
     tower = _whisper({**sizes, **given})
     return replace(
-        tower, merge=2, projectors=(Projector.LINEAR, Projector.MLP), turned=_turned(config, tower.width)
+        tower,
+        merge=2,
+        projectors=(Projector.LINEAR, Projector.MLP),
+        rotated=_rotated_by_time(config, tower.width),
     )
 
 
-def _turned(config: Config, width: int) -> int:
+def _rotated_by_time(config: Config, width: int) -> int:
     """Numbers of a token that turn by its time, half of them by its window, in Music Flamingo.
 
     Raises:
         ValueError: more of them than the token has.
     """
-    if config.get(CLOCK) is None:
+    if config.get(TIME_ROTARY) is None:
         return 0
-    half = int(width * number({"model_type": config["model_type"], **config[CLOCK]}, PARTIAL, 1.0))
-    turned = 2 * (half + half % 2)
-    if turned > width:
+    half = int(width * number({"model_type": config["model_type"], **config[TIME_ROTARY]}, PARTIAL, 1.0))
+    rotated = 2 * (half + half % 2)
+    if rotated > width:
         raise ValueError(
-            f"{PARTIAL} must be at most 0.5, as a window and a time turn a share each, got "
-            f"{config[CLOCK].get(PARTIAL)}; nearest: 0.5"
+            f"{PARTIAL} must be at most 0.5, as window and time rotate a share each, got "
+            f"{config[TIME_ROTARY].get(PARTIAL)}; nearest: 0.5"
         )
-    return turned
+    return rotated
 
 
 def _omni(config: Config) -> Tower:
@@ -274,7 +277,7 @@ GLMASR_ENCODER = Encoder(
     },
     make=_glmasr,
     clip_tokens=_glmasr_tokens,
-    ends_in_silence=True,
+    pads_items=True,
     longest_item=_glmasr_window,
     shares_tokens=False,
 )

@@ -15,7 +15,7 @@ from runtime.models.adapter import MicrobatchData
 _FRAMES = 4  # of a feature: a convolution's stride, and a mean of two
 
 
-class Clock:
+class TimeRotary:
     """Rotates features; clips are runs of items without text between them.
 
     Args:
