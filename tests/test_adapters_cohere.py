@@ -1,40 +1,31 @@
 """Cohere 2, Aya Vision and Command A Vision as wholes: gradients, layouts, sizes, refusals."""
 
-from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
 from transformers import Cohere2Config, Cohere2ForCausalLM, PreTrainedModel
 
 from experiments.doors.whole_configs import CONFIGS
-from experiments.doors.whole_models import modules_of, owner_of
 from runtime.frontend.multimodal import ModalityModule, MultimodalModule
 from runtime.frontend.parallel import Ranks
 from runtime.models.choose import adapter_of
 from runtime.models.decoder import NextTokenHead
 from runtime.world.pool import Pool
 from tests import tiny_models, user_models
-from tests.composite_gradients import assert_same_gradients, gradients_of_both
-from tests.plans import disjoint_plan
-from tests.test_adapters_encoders import widen_vision_rotations
-from tests.test_composites_weights import plan_of
+from tests.encoder_cases import widen_vision_rotations
 from tests.test_expert_plan import moe_plan
 from tests.test_multimodal import assert_parity, spec_of
 from tests.test_parity import assert_same
 from tests.user_models import VISION as VISION_ID
-from workbench.data.sample import Sample, Segment
 from workbench.model.composites.composite import LLM, VISION
 from workbench.model.composites.registry import take_apart
 from workbench.model.hf_config import module_from_config
 from workbench.model.layer import Attention, LayerKind
-from workbench.model.model_graph import TEXT, ModelGraph, connect
+from workbench.model.model_graph import TEXT
 from workbench.model.projector import ProjectorStep
 from workbench.model.transformer import Norm
-from workbench.plan.plan import ModuleSettings, Plan, Recompute, Sharding
+from workbench.plan.plan import ModuleSettings, Recompute, Sharding
 
 torch.set_num_threads(1)
 MODELS = ("aya_vision", "cohere2_vision")
@@ -98,70 +89,6 @@ def test_logits_are_scaled() -> None:
     x_TD = torch.randn(5, TINY["hidden_size"])
     torch.testing.assert_close(ours.logits(x_TD), 0.3 * plain.logits(x_TD))
     assert head(tiny_models.LLAMA | {"logit_scale": 0.3}).logit_scale is None
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_gradients_are_those_of_the_whole_model(name: str, tmp_path: Path, pool: Pool) -> None:
-    """Of every weight that a module has, the tower's and the language model's."""
-    ours, theirs = gradients_of_both(name, plan_of(name), tmp_path / "whole", pool)
-    tied = {"model.language_model.embed_tokens.weight", "lm_head.weight"}
-    assert ours.keys() - tied == theirs.keys() - tied
-    assert_same_gradients(ours, theirs, ours.keys() - tied)
-
-
-def images_and_texts() -> tuple[Sample, ...]:
-    image = Segment(VISION, 0, 16, 4)
-    return (
-        Sample(0, (Segment(TEXT, 0, 5, 5), image, replace(image, k=1))),
-        Sample(1, (image, Segment(TEXT, 0, 9, 9))),
-        Sample(2, (Segment(TEXT, 0, 7, 7),)),
-    )
-
-
-def whole(name: str) -> ModelGraph:
-    modules = modules_of(dict(take_apart(CONFIGS[name]).modules))
-    return connect("whole", (modules[VISION], modules[LLM]))
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_towers_and_language_models_on_several_ranks(name: str, pool: Pool) -> None:
-    """Both tensor-parallel, then both context-parallel, the language model in two stages."""
-    graph = whole(name)
-    tower, llm = (len(module.layers) for module in graph.modules)
-    cuts = {VISION: (tower,), LLM: (2, llm - 2)}
-    for grid in ((1, 2), (2, 1)):
-        plan: Plan = disjoint_plan(graph, images_and_texts(), cuts, grids={VISION: grid, LLM: grid})
-        assert_same(plan, pool)
-
-
-@pytest.mark.parametrize(
-    ("kind", "made"),
-    [
-        ("aya_vision", transformers.AyaVisionForConditionalGeneration),
-        ("cohere2_vision", transformers.Cohere2VisionForConditionalGeneration),
-    ],
-)
-def test_full_sizes_are_counted_as_transformers_builds_them(kind: str, made: Callable[[Any], Any]) -> None:
-    """Of its defaults, with 16 heads in Aya's tower, as its width is no multiple of the default."""
-    config = transformers.AutoConfig.for_model(kind)
-    if kind == "aya_vision":
-        config.vision_config.num_attention_heads = 16
-    parts = take_apart(config.to_dict())
-    modules = modules_of(dict(parts.modules))
-    with torch.device("meta"):
-        model = made(config)
-    sizes = dict.fromkeys(modules, 0)
-    dropped = tuple(part.weights for part in parts.dropped)
-    for name, weight in model.named_parameters():
-        if not name.startswith(dropped):
-            sizes[owner_of(parts, name)] += weight.numel()
-    assert sizes == {name: module.num_parameters for name, module in modules.items()}
-
-
-def test_parts_that_a_configuration_lacks_are_transformers_own() -> None:
-    absent, given = ({"model_type": "cohere2_vision"}, transformers.Cohere2VisionConfig().to_dict())
-    ours, theirs = (modules_of(dict(take_apart(config).modules)) for config in (absent, given))
-    assert [module.layers for module in ours.values()] == [module.layers for module in theirs.values()]
 
 
 def test_the_text_model_is_counted_as_transformers_builds_it() -> None:

@@ -37,6 +37,8 @@ INSIDE = (
     "qwen3_omni_moe_text",
     "glm4v_text",
     "glm4v_moe_text",
+    "glm_ocr_text",
+    "paddleocr_vl_text",
 )
 # Every family that no other test holds against transformers is tried by its examples.
 ELSEWHERE = (*tiny_models.DECODERS.values(), *paper_models.DECODERS.values(), LLAMA4, cross_models.LANGUAGE)

@@ -1,20 +1,19 @@
 """GLM's models as wholes: gradients, routers, layouts, refusals; published sizes."""
 
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.models.glm4_moe import modeling_glm4_moe as glm4_moe
 from transformers.models.glm4v_moe import modeling_glm4v_moe as glm4v_moe
 
-from experiments.doors.whole_configs import CONFIGS, GLM_EXPERTS, GLM_TEXT
-from experiments.doors.whole_models import modules_of, owner_of, saved
+from experiments.doors.whole_configs import CONFIGS
+from experiments.doors.whole_features import qwen_features
+from experiments.doors.whole_models import modules_of, saved
+from experiments.doors.whole_sizes import GLM_EXPERTS, GLM_TEXT
 from runtime.launch import run_local
 from runtime.models.choose import adapter_of
 from runtime.models.glm import CORRECTION, CorrectedRouter
@@ -23,25 +22,21 @@ from runtime.models.weights import weights_of
 from runtime.run_settings import RunSettings
 from runtime.state.checkpoint import Begin, checkpoints_in
 from runtime.state.checkpoint_files import identity_of
-from runtime.step.stage_module import StageInput, build_stage_module
+from runtime.step.stage_module import StageInput
 from runtime.world.pool import Pool
 from tests import tiny_models
-from tests.composite_gradients import assert_same_gradients, gradients_of_both
-from tests.plans import disjoint_plan, finish
+from tests.encoder_cases import CASES, module_of, samples_of, widen_vision_rotations
 from tests.test_adapters import build, relative
-from tests.test_adapters_encoders import CASES, module_of, qwen_features, samples_of, widen_vision_rotations
 from tests.test_composites_weights import plan_of, tensors_of
 from tests.test_expert_parallel import moe_plan
 from tests.test_parity import assert_same
-from workbench.data.sample import Sample, Segment
 from workbench.model.composites.composite import LLM, VISION
 from workbench.model.composites.registry import take_apart
 from workbench.model.hf_config import module_from_config
 from workbench.model.item_tokens import video_of
-from workbench.model.model_graph import TEXT, ModelGraph, connect
-from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute
+from workbench.model.model_graph import TEXT
+from workbench.plan.plan import ModuleSettings, Precision
 from workbench.plan.runnable import check_family
-from workbench.plan.stage import Stage
 
 torch.set_num_threads(1)
 F64 = torch.float64
@@ -55,17 +50,6 @@ EXPERTS = {
     "routed_scaling_factor": 1.5,
 }
 MOE = tiny_models.LLAMA | EXPERTS | {"model_type": "glm4_moe", "num_hidden_layers": 3, "head_dim": 8}
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_gradients_are_those_of_the_whole_model(
-    name: str, tmp_path: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of every weight, the tower's and the language model's, on a stage each and two."""
-    widen_vision_rotations(monkeypatch)
-    ours, theirs = gradients_of_both(name, plan_of(name), tmp_path / "whole", pool)
-    assert ours.keys() == theirs.keys()
-    assert_same_gradients(ours, theirs, theirs)
 
 
 def test_the_tower_of_glm_45v_is_that_of_glm_41v(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,64 +153,6 @@ def test_a_block_that_predicts_further_tokens_is_copied(tmp_path: Path, pool: Po
         weights_of(origin, adapter_of(plan_of("glm4v_moe").model.module(LLM)))
 
 
-def images_and_texts() -> tuple[Sample, ...]:
-    """Two images of unequal sizes in a sample, one in the next, none in the last."""
-    return (
-        Sample(0, (Segment(TEXT, 0, 5, 5), Segment(VISION, 0, 48, 12), Segment(VISION, 1, 16, 4))),
-        Sample(1, (Segment(VISION, 0, 60, 15), Segment(TEXT, 0, 7, 7))),
-        Sample(2, (Segment(TEXT, 0, 9, 9),)),
-    )
-
-
-def whole(name: str) -> ModelGraph:
-    modules = modules_of(dict(take_apart(CONFIGS[name]).modules))
-    return connect("whole", (modules[VISION], modules[LLM]))
-
-
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-@pytest.mark.parametrize("name", MODELS)
-def test_two_ranks_of_a_tower_and_of_a_language_model(
-    name: str,
-    sequence_parallel: bool,
-    pool: Pool,
-) -> None:
-    """Both tensor-parallel, the language model in two stages."""
-    graph = whole(name)
-    tower, llm = (len(module.layers) for module in graph.modules)
-    plan = disjoint_plan(
-        graph,
-        images_and_texts(),
-        {VISION: (tower,), LLM: (2, llm - 2)},
-        grids={VISION: (1, 2), LLM: (1, 2)},
-    )
-    modules = tuple(
-        ModuleSettings(module=module.name, sequence_parallel=sequence_parallel) for module in graph.modules
-    )
-    assert_same(replace(plan, settings=replace(plan.settings, modules=modules)), pool)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_context_parallel_replicas_and_stages(name: str, pool: Pool) -> None:
-    graph = whole(name)
-    tower, llm = (len(module.layers) for module in graph.modules)
-    cuts = {VISION: (2, tower - 2), LLM: (3, llm - 3)}
-    assert_same(disjoint_plan(graph, images_and_texts(), cuts, grids={LLM: (2, 1)}), pool)
-    assert_same(disjoint_plan(graph, images_and_texts()[:2], cuts, replicas=2), pool)
-
-
-def test_experts_over_two_ranks_behind_a_tower(pool: Pool) -> None:
-    """The tower on a rank of its own; recomputed."""
-    graph = whole("glm4v_moe")
-    stages = [
-        Stage(id=i, module=module.name, replica=0, layers=(0, len(module.layers)), ranks=ranks, ep=ep)
-        for i, (module, ranks, ep) in enumerate(zip(graph.modules, (((0,),), ((1, 2),)), (1, 2), strict=True))
-    ]
-    plan = finish(graph, images_and_texts(), stages)
-    assert_same(plan, pool)
-    again = tuple(ModuleSettings(module=m.name, recompute=Recompute.FULL) for m in graph.modules)
-    assert_same(replace(plan, settings=replace(plan.settings, modules=again)), pool)
-
-
 @pytest.mark.parametrize(
     "degrees", [{"cp": 2, "ep": 2}, {"tp": 2, "ep": 2, "pp": 2}, {"tp": 2, "cp": 2, "ep": 4}], ids=str
 )
@@ -235,35 +161,6 @@ def test_experts_of_a_text_model_on_several_ranks(degrees: dict[str, int], pool:
     divided = (ModuleSettings(module="llm", sequence_parallel=True),)
     if "tp" in degrees:
         assert_same(moe_plan(**degrees, config=MOE, modules=divided), pool)
-
-
-def full_size(kind: str) -> dict[str, Any]:
-    """transformers' defaults, with GLM-4.5V's heads of 128."""
-    text = {"head_dim": 128} if kind == "glm4v_moe" else {}
-    config: dict[str, Any] = transformers.AutoConfig.for_model(kind, text_config=text).to_dict()
-    return config
-
-
-@pytest.mark.parametrize(
-    ("kind", "made"),
-    [
-        ("glm4v", transformers.Glm4vForConditionalGeneration),
-        ("glm4v_moe", transformers.Glm4vMoeForConditionalGeneration),
-        ("glm46v", transformers.Glm46VForConditionalGeneration),
-    ],
-)
-def test_full_sizes_are_counted_as_transformers_builds_them(kind: str, made: Callable[[Any], Any]) -> None:
-    config = full_size(kind)
-    parts = take_apart(config)
-    modules = modules_of(dict(parts.modules))
-    if kind == "glm46v":
-        config["text_config"] |= {"model_type": "glm4v_text"}
-    with torch.device("meta"):
-        model = made(transformers.AutoConfig.for_model(**config))
-    sizes = dict.fromkeys(modules, 0)
-    for name, weight in model.named_parameters():
-        sizes[owner_of(parts, name)] += weight.numel()
-    assert sizes == {name: module.num_parameters for name, module in modules.items()}
 
 
 @pytest.mark.parametrize(
@@ -307,9 +204,8 @@ def test_first_blocks_keep_their_mlp() -> None:
         assert kinds == [index >= dense for index in range(3)]
 
 
-def test_what_a_tower_cannot_do_is_refused_in_one_line(pool: Pool) -> None:
-    graph = whole("glm4v")
-    tower, llm = graph.modules
+def test_what_a_tower_cannot_do_is_refused_in_one_line() -> None:
+    tower = modules_of(dict(take_apart(CONFIGS["glm4v"]).modules))[VISION]
     with pytest.raises(ValueError, match="module 'vision': no rule says which frames of a video it sees"):
         video_of(tower, 64, 64, 2.0)
     config = take_apart(CONFIGS["glm4v"]).modules[VISION].config
@@ -318,7 +214,3 @@ def test_what_a_tower_cannot_do_is_refused_in_one_line(pool: Pool) -> None:
     other = {**CONFIGS["glm46v"], "text_config": {"model_type": "llama"}}
     with pytest.raises(ValueError, match=r"text_config\.model_type must be glm4v_text or glm4v_moe_text"):
         take_apart(other)
-    cuts = {VISION: (len(tower.layers),), LLM: (len(llm.layers),)}
-    shared: Plan = disjoint_plan(graph, images_and_texts()[:2], cuts, grids={VISION: (2, 1)})
-    with pytest.raises(ValueError, match="glm4v_vision does not share tokens over ranks; want cp 1, got 2"):
-        build_stage_module(shared, shared.stages[0], seed=0, dtype=F64)

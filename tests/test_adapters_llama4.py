@@ -12,8 +12,8 @@ from runtime.models.decoder import DecoderAdapter
 from runtime.models.norm import widen_norms
 from runtime.step.stage_module import StageInput
 from tests import tiny_models
+from tests.encoder_cases import widen_vision_rotations
 from tests.test_adapters import build, relative
-from tests.test_adapters_encoders import widen_vision_rotations
 from workbench.data.sample import Sample, Segment
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import TEXT

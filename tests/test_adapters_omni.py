@@ -8,8 +8,8 @@ from runtime.frontend.items import size_of
 from runtime.models.adapter import MicrobatchData
 from runtime.models.encoder import EncoderAdapter, given_to
 from runtime.step.stage_module import StageInput, StageModule
+from tests.encoder_cases import CASES, module_of, original, samples_of
 from tests.test_adapters import build, relative
-from tests.test_adapters_encoders import CASES, module_of, original, samples_of
 from workbench.data.sample import Item
 from workbench.model.item_tokens import clip_tokens
 from workbench.model.model_graph import Module

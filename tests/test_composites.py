@@ -6,9 +6,12 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from experiments.doors.whole_configs import CONFIGS, TEXT
+from experiments.doors.whole_configs import CONFIGS
 from experiments.doors.whole_models import modules_of, original, owner_of
+from experiments.doors.whole_sizes import TEXT
 from tests.command_line import accept, workbench
+from tests.published_composites import CONFIGS as PUBLISHED
+from tests.published_composites import DEFAULTS, default
 from workbench.job.draft import Train, draft, machines_of
 from workbench.job.job import load_job
 from workbench.model.composites.registry import COMPOSITES, take_apart
@@ -19,10 +22,10 @@ def test_every_composite_is_held_against_transformers() -> None:
     assert {config["model_type"] for config in CONFIGS.values()} == set(COMPOSITES)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, *PUBLISHED])
 def test_modules_have_every_weight_of_the_whole(name: str) -> None:
-    """Module by module, with those that are named as left out."""
-    config = CONFIGS[name]
+    """Module by module, with those that are named as left out; of small ones and at full size."""
+    config = PUBLISHED[name] if name in PUBLISHED else CONFIGS[name]
     parts = take_apart(config)
     modules = modules_of(dict(parts.modules))
     dropped = tuple(each.weights for each in parts.dropped)
@@ -33,6 +36,14 @@ def test_modules_have_every_weight_of_the_whole(name: str) -> None:
     assert sizes == {called: module.num_parameters for called, module in modules.items()}
 
 
+@pytest.mark.parametrize("kind", DEFAULTS)
+def test_parts_that_a_configuration_lacks_are_transformers_own(kind: str) -> None:
+    absent, given = (
+        modules_of(dict(take_apart(config).modules)) for config in ({"model_type": kind}, default(kind))
+    )
+    assert [module.layers for module in absent.values()] == [module.layers for module in given.values()]
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_name_that_is_dropped_is_one(name: str) -> None:
     """A pooling head, or what only whole checkpoints hold, may be absent; everything else is there."""
@@ -40,7 +51,7 @@ def test_every_name_that_is_dropped_is_one(name: str) -> None:
     weights = [weight for weight, _ in original(config).named_parameters()]
     for dropped in take_apart(config).dropped:
         optional = "pooling head" in dropped.what or dropped.weights.startswith(
-            ("talker.", "token2wav.", "code2wav.", "mtp.")
+            ("talker.", "token2wav.", "code2wav.", "mtp.", "model.visual.vision_model.embeddings.packing")
         )
         assert optional or any(weight.startswith(dropped.weights) for weight in weights), dropped
 
@@ -75,9 +86,10 @@ def test_init_writes_a_job_that_is_read(name: str, tmp_path: Any) -> None:
     assert len(job.batch) >= job.replicas
 
 
-def test_flat_configurations_of_qwen_are_read_as_nested_ones() -> None:
-    nested = CONFIGS["qwen2_vl"]
-    flat = {"model_type": "qwen2_vl", **TEXT, "vision_config": nested["vision_config"]}
+@pytest.mark.parametrize("kind", ["qwen2_vl", "paddleocr_vl"])
+def test_flat_configurations_are_read_as_nested_ones(kind: str) -> None:
+    nested = CONFIGS[kind]
+    flat = {"model_type": kind, **TEXT, "vision_config": nested["vision_config"]}
     counts = [
         {name: module.num_parameters for name, module in modules_of(dict(take_apart(c).modules)).items()}
         for c in (nested, flat)
@@ -187,7 +199,9 @@ def test_an_unknown_family_says_what_would_be_needed(tmp_path: Any) -> None:
         draft(str(tmp_path), machines_of("4xH100", None), train=Train.ALL, text_tokens=8, image_px=None)
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_omni_thinker", "llava"])
+@pytest.mark.parametrize(
+    "name", ["qwen2_vl", "qwen2_5_omni_thinker", "llava", "paddleocr_vl", "video_llama_3"]
+)
 def test_a_batch_is_like_the_users_data(name: str, tmp_path: Any) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
     rows = [

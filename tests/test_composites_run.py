@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 from experiments.doors.whole_configs import CONFIGS
-from experiments.doors.whole_models import FEATURES, modules_of, perceived, segments_of, whole_model
+from experiments.doors.whole_features import FEATURES, perceived
+from experiments.doors.whole_models import modules_of, segments_of, whole_model
 from runtime.step.stage_module import StageInput, StageModule
+from tests.encoder_cases import widen_vision_rotations
 from tests.test_adapters import build, relative
-from tests.test_adapters_encoders import widen_vision_rotations
 from workbench.data.sample import Sample
 from workbench.model.composites.composite import LLM, name_in_composite
 from workbench.model.composites.registry import take_apart

@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from experiments.doors.whole_configs import CONFIGS
+from experiments.doors.whole_features import FEATURES
 from experiments.doors.whole_models import (
-    FEATURES,
     LOSSES,
     MASKS,
     modules_of,
@@ -30,8 +30,8 @@ from runtime.run_settings import RunSettings
 from runtime.step.stage_module import build_stage_module
 from runtime.world.pool import Pool
 from tests import cross_models
+from tests.encoder_cases import widen_vision_rotations
 from tests.plans import disjoint_plan
-from tests.test_adapters_encoders import widen_vision_rotations
 from tests.test_cross_attention import loss_of
 from workbench.data.sample import Sample, Segment
 from workbench.masks.patterns import CAUSAL

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM
 from transformers.configuration_utils import PretrainedConfig
+from transformers.models.janus.modeling_janus import JanusVisionModel
 from transformers.models.llama4.modeling_llama4 import Llama4VisionModel
 from transformers.models.mllama.modeling_mllama import MllamaForCausalLM, MllamaVisionModel
+from transformers.models.paddleocr_vl.modeling_paddleocr_vl import PaddleOCRVisionTransformer
 from transformers.models.phi4_multimodal.modeling_phi4_multimodal import Phi4MultimodalAudioModel
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
@@ -26,10 +28,10 @@ from runtime.models.encoder import EncoderAdapter
 from runtime.reference import whole_stage
 from tests import cross_models, tiny_models
 from tests.command_line import accept, workbench
+from tests.encoder_cases import CASES as ENCODERS
+from tests.encoder_cases import module_of as encoder_of
 from tests.test_adapters_decoders import CASES as DECODERS
 from tests.test_adapters_decoders import INSIDE
-from tests.test_adapters_encoders import CASES as ENCODERS
-from tests.test_adapters_encoders import module_of as encoder_of
 from tests.test_adapters_llama4 import LLAMA4
 from tests.test_memory_eager import materialised
 from workbench.cost.roofline import Grid
@@ -46,9 +48,11 @@ from workbench.plan.work import work_of
 
 # Encoders that transformers builds inside larger models alone, and a decoder beside its tower.
 PARTS = {
+    "janus_vision_model": JanusVisionModel,
     "llama4_vision_model": Llama4VisionModel,
     "mllama_text_model": MllamaForCausalLM,
     "mllama_vision_model": MllamaVisionModel,
+    "paddleocr_vl_vision": PaddleOCRVisionTransformer,
     "phi4_multimodal_audio": Phi4MultimodalAudioModel,
     "qwen2_5_omni_audio_encoder": omni.Qwen2_5OmniAudioEncoder,
     "qwen2_5_omni_vision_encoder": omni.Qwen2_5OmniVisionEncoder,
@@ -63,6 +67,7 @@ FEATURES_WIDTH = {
     "qwen3_vl_vision": 3584,
     "qwen3_omni_moe_vision_encoder": 3584,
     "glm4v_vision": 4096,
+    "glm_ocr_vision": 1536,
 }  # what its blocks give, and so an LLM behind it has
 ONE_MASK = ("mllama tower",)  # its blocks keep the one mask that the whole stage has; held by its runs
 FROM_TRANSFORMERS = [

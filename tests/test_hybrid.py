@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
 
-from experiments.doors.whole_configs import HYBRID, TEXT
+from experiments.doors.whole_sizes import HYBRID, TEXT
 from experiments.fidelity.family_memory import EXAMPLES
 from runtime.models.choose import adapter_of
 from runtime.models.wide_float import KeepsFloat64, in_float64

@@ -8,8 +8,9 @@ from safetensors.torch import save_file
 from torch.nn import functional
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
 
-from experiments.doors.whole_configs import CONFIGS, TEXT
+from experiments.doors.whole_configs import CONFIGS
 from experiments.doors.whole_models import modules_of, saved
+from experiments.doors.whole_sizes import TEXT
 from runtime.data.batches import SyntheticSource, microbatch_data
 from runtime.frontend.multimodal import ModalityModule, MultimodalModule
 from runtime.frontend.parallel import Ranks
@@ -21,8 +22,8 @@ from runtime.models.weights import finish_export, write_part
 from runtime.run_settings import Collect, RunSettings
 from runtime.step.stage_module import build_stage_module
 from runtime.world.pool import Pool
+from tests.encoder_cases import widen_vision_rotations
 from tests.plans import disjoint_plan
-from tests.test_adapters_encoders import widen_vision_rotations
 from tests.test_composites_weights import tensors_of
 from tests.test_hybrid import DENSE
 from tests.test_multimodal import assert_parity as assert_user_parity

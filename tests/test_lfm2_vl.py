@@ -25,8 +25,8 @@ from runtime.world.pool import Pool
 from tests import tiny_models
 from tests.command_line import accept
 from tests.composite_gradients import assert_same_gradients, gradients_of_both
+from tests.encoder_cases import widen_vision_rotations
 from tests.plans import disjoint_plan
-from tests.test_adapters_encoders import widen_vision_rotations
 from tests.test_multimodal import assert_parity, spec_of
 from tests.test_multimodal_images import ids, images, model_of
 from tests.test_parity import assert_same

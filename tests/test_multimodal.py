@@ -14,7 +14,7 @@ from runtime.step.optimizer import OptimizerSettings
 from runtime.world.failure import WorldFailed
 from runtime.world.pool import Pool
 from tests import user_models
-from tests.test_adapters_encoders import widen_vision_rotations
+from tests.encoder_cases import widen_vision_rotations
 from tests.user_models import SIDE_PX, TOKEN_IDS, VISION
 from workbench.job.notations.cornstarch import ParallelSpec
 

@@ -13,7 +13,7 @@ from runtime.frontend.parallel import Ranks
 from runtime.models.glm import CORRECTION, CorrectedRouter
 from runtime.models.norm import replace_parts, widen_norms
 from tests import user_models
-from tests.test_adapters_encoders import GLM, widen_vision_rotations
+from tests.encoder_cases import GLM, widen_vision_rotations
 from tests.test_adapters_glm import MOE
 from tests.test_multimodal import assert_parity, spec_of
 from tests.test_multimodal_images import ids, images, model_of, patched

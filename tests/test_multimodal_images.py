@@ -17,7 +17,7 @@ from runtime.frontend.parallel import Ranks
 from runtime.models.norm import widen_norms
 from runtime.models.patch_grid import patches_of, step_of
 from tests import tiny_models, user_models
-from tests.test_adapters_encoders import CASES
+from tests.encoder_cases import CASES
 from tests.test_multimodal import assert_parity, spec_of
 from tests.user_models import VISION
 from workbench.job.notations.cornstarch import ParallelSpec

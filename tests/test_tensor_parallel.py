@@ -21,9 +21,9 @@ from runtime.run_settings import Collect, RunSettings
 from runtime.step.stage_module import StageInput, build_stage_module
 from runtime.world.pool import Pool
 from tests import tiny_models
+from tests.encoder_cases import CASES, module_of
 from tests.plans import cluster, disjoint_plan, finish
 from tests.test_adapters_decoders import CASES as DECODERS
-from tests.test_adapters_encoders import CASES, module_of
 from tests.test_adapters_llama4 import LLAMA4
 from tests.test_export import tensors_of
 from tests.test_parity import assert_parity, assert_same, execute

@@ -9,8 +9,10 @@ from transformers.models.cohere2 import modeling_cohere2 as cohere2
 from transformers.models.gemma4 import modeling_gemma4 as gemma4
 from transformers.models.glm4v import modeling_glm4v as glm4v
 from transformers.models.glm4v_moe import modeling_glm4v_moe as glm4v_moe
+from transformers.models.glm_ocr import modeling_glm_ocr as glm_ocr
 from transformers.models.kimi_k25 import modeling_kimi_k25 as kimi
 from transformers.models.llama4 import modeling_llama4 as llama4
+from transformers.models.paddleocr_vl import modeling_paddleocr_vl as paddleocr
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
@@ -19,6 +21,7 @@ from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as qwen3_5_moe
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni_3
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 from transformers.models.siglip2 import modeling_siglip2 as siglip2
+from transformers.models.video_llama_3 import modeling_video_llama_3 as llama_3
 
 from runtime.models.delta_net import DELTA_NETS
 from runtime.models.llama4 import scaled_to_one, turned
@@ -113,7 +116,8 @@ def wide_pool(
     return soft, torch.ones(soft.shape[:2], dtype=torch.bool)
 
 
-ROTATED = (omni, qwen2, qwen2_5, qwen3, qwen3_5, qwen3_5_moe, omni_3, glm4v, glm4v_moe, kimi)
+QWENS = (omni, qwen2, qwen2_5, qwen3, qwen3_5, qwen3_5_moe, omni_3)
+ROTATED = (*QWENS, glm4v, glm4v_moe, glm_ocr, kimi, llama_3, paddleocr)
 DETOURS: tuple[tuple[Any, str, Any], ...] = (  # of transformers through float32, and what goes without
     *((each, "apply_rotary_pos_emb_vision", wide_rotation) for each in ROTATED),
     (glm4v.Glm4vVisionEmbeddings, "forward", wide_positions),

@@ -2,147 +2,36 @@
 
 from typing import Any
 
-WIDTH = 48
-TEXT = {
-    "hidden_size": WIDTH,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 96,
-    "head_dim": 12,
-    "pad_token_id": 0,
-}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 28}
-AXES = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2]}}
-VIT = {
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 2,
-    "image_size": 16,
-    "patch_size": 4,
-}
-QWEN = {"depth": 2, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
-QWEN3_SEEN = {
-    **QWEN,
-    "depth": 3,
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "out_hidden_size": WIDTH,
-    "num_position_embeddings": 16,
-    "deepstack_visual_indexes": [0, 1],
-}
-LFM2 = {
-    **{key: value for key, value in TEXT.items() if key != "head_dim"},
-    "model_type": "lfm2",
-    "layer_types": ["conv", "full_attention", "conv"],
-    "block_multiple_of": 8,
-}
-GLM_TEXT = {
-    **TEXT,
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 10000.0,
-        "partial_rotary_factor": 0.5,
-        "mrope_section": [1, 1, 1],
-    },
-}
-GLM_EXPERTS = {
-    "n_routed_experts": 6,
-    "n_group": 3,
-    "topk_group": 2,
-    "num_experts_per_tok": 3,
-    "n_shared_experts": 2,
-    "moe_intermediate_size": 28,
-    "routed_scaling_factor": 1.75,
-}
-LATENT_TEXT = {
-    **{key: value for key, value in TEXT.items() if key != "head_dim"},
-    **GLM_EXPERTS,
-    "num_key_value_heads": 4,
-    "q_lora_rank": 20,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 4,
-    "v_head_dim": 10,
-    "first_k_dense_replace": 1,
-}
-KIMI_SEEN = {
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "patch_size": 4,
-    "pos_emb_height": 6,
-    "pos_emb_width": 6,
-}
-GEMMA4_SEEN = {
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "patch_size": 4,
-    "pooling_kernel_size": 2,
-    "position_embedding_size": 12,
-    "max_soft_tokens": 6,
-    "standardize": True,
-}
-GEMMA4_TEXT = {
-    **TEXT,
-    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
-    "sliding_window": 5,
-    "global_head_dim": 16,
-    "num_global_key_value_heads": 2,
-    "attention_k_eq_v": True,
-    "hidden_size_per_layer_input": 0,
-    "use_bidirectional_attention": "vision",
-}
-GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 28}
-GLM_SEEN = {
-    **QWEN,
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "out_hidden_size": WIDTH,
-    "image_size": 20,
-    "attention_bias": True,
-}
-HEARD = {"num_mel_bins": 8, "max_source_positions": 10}
-OMNI_HEARD = {
-    "d_model": 24,
-    "encoder_layers": 2,
-    "encoder_attention_heads": 2,
-    "encoder_ffn_dim": 40,
-    "num_mel_bins": 8,
-    "n_window": 10,
-    "output_dim": WIDTH,
-}
-OMNI_3_HEARD = {
-    "d_model": 24,
-    "encoder_layers": 2,
-    "encoder_attention_heads": 2,
-    "encoder_ffn_dim": 40,
-    "num_mel_bins": 8,
-    "n_window_infer": 200,
-    "downsample_hidden_size": 6,
-    "output_dim": WIDTH,
-}
-HYBRID = {
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 12,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 10000.0,
-        "mrope_section": [1, 1, 1],
-        "partial_rotary_factor": 0.5,
-    },
-}
-SEEN_5 = {key: value for key, value in QWEN3_SEEN.items() if key != "deepstack_visual_indexes"}
+from experiments.doors.whole_sizes import (
+    AXES,
+    EXPERTS,
+    FLAMINGO_HEARD,
+    GEMMA4_EXPERTS,
+    GEMMA4_SEEN,
+    GEMMA4_TEXT,
+    GLM_EXPERTS,
+    GLM_SEEN,
+    GLM_TEXT,
+    GLMASR_HEARD,
+    HEARD,
+    HYBRID,
+    JANUS_DRAWN,
+    JANUS_SEEN,
+    KIMI_SEEN,
+    LATENT_TEXT,
+    LFM2,
+    OCR_AXES,
+    OMNI_3_HEARD,
+    OMNI_HEARD,
+    QWEN,
+    QWEN3_SEEN,
+    SEEN_5,
+    TEXT,
+    VIDEO_LLAMA_SEEN,
+    VIT,
+    WIDTH,
+)
+
 CASES: dict[str, dict[str, Any]] = {
     "llava": {"text_config": {"model_type": "llama", **TEXT}, "vision_config": VIT},
     "llava, mistral, no bias": {
@@ -155,6 +44,14 @@ CASES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "llava_next": {"text_config": {"model_type": "mistral", **TEXT}, "vision_config": VIT},
+    "llava_next_video": {"text_config": {"model_type": "llama", **TEXT}, "vision_config": VIT},
+    "llava_next_video, convolution": {
+        "model_type": "llava_next_video",
+        "text_config": {"model_type": "llama", **TEXT},
+        "vision_config": VIT,
+        "spatial_pool_mode": "conv",
+    },
+    "video_llava": {"text_config": {"model_type": "llama", **TEXT}, "vision_config": VIT},
     "llava_onevision": {"text_config": {"model_type": "qwen2", **TEXT}, "vision_config": VIT},
     "qwen2_vl": {
         "text_config": {**TEXT, **AXES},
@@ -267,6 +164,18 @@ CASES: dict[str, dict[str, Any]] = {
         "vision_config": {"model_type": "siglip_vision_model", **VIT},
         "tie_word_embeddings": False,
     },
+    "janus": {
+        "text_config": {"model_type": "llama", **TEXT},
+        "vision_config": {**JANUS_SEEN, "depth": 3},
+        "vq_config": JANUS_DRAWN,
+    },
+    "janus, untied": {
+        "model_type": "janus",
+        "text_config": {"model_type": "llama", **TEXT},
+        "vision_config": {**JANUS_SEEN, "attention_bias": False, "depth": 1},
+        "vq_config": JANUS_DRAWN,
+        "tie_word_embeddings": False,
+    },
     "qwen2_audio": {
         "text_config": {"model_type": "qwen2", **TEXT},
         "audio_config": {
@@ -280,14 +189,18 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "audioflamingo3": {
         "text_config": {"model_type": "qwen2", **TEXT},
-        "audio_config": {
-            "model_type": "audioflamingo3_encoder",
-            "hidden_size": 24,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "intermediate_size": 40,
-            **HEARD,
-        },
+        "audio_config": FLAMINGO_HEARD,
+    },
+    "musicflamingo": {
+        "text_config": {"model_type": "qwen2", **TEXT},
+        "audio_config": FLAMINGO_HEARD,
+    },
+    "musicflamingo, fast": {
+        "model_type": "musicflamingo",
+        "text_config": {"model_type": "qwen2", **TEXT},
+        "audio_config": FLAMINGO_HEARD,
+        "audio_frame_step": 0.5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 30.0, "partial_rotary_factor": 0.5},
     },
     "qwen3_vl": {
         "text_config": {**TEXT, **AXES},
@@ -323,6 +236,29 @@ CASES: dict[str, dict[str, Any]] = {
             "topk_group": 1,
         },
         "vision_config": {"model_type": "glm4v_moe_vision", **GLM_SEEN},
+    },
+    "glm_ocr": {"text_config": GLM_TEXT, "vision_config": {**GLM_SEEN, "attention_bias": True}},
+    "glm_ocr, no bias": {
+        "model_type": "glm_ocr",
+        "text_config": {**GLM_TEXT, "head_dim": 16, "rope_parameters": OCR_AXES},
+        "vision_config": {**GLM_SEEN, "attention_bias": False},
+    },
+    "video_llama_3": {
+        "text_config": {"model_type": "qwen2", **TEXT},
+        "vision_config": VIDEO_LLAMA_SEEN,
+    },
+    "video_llama_3, squares": {
+        "model_type": "video_llama_3",
+        "text_config": {"model_type": "qwen2", **TEXT},
+        "vision_config": {**VIDEO_LLAMA_SEEN, "spatial_merge_size": 2},
+        "tie_word_embeddings": True,
+    },
+    "paddleocr_vl": {"text_config": {**TEXT, **AXES}, "vision_config": VIT},
+    "paddleocr_vl, biases": {
+        "model_type": "paddleocr_vl",
+        "text_config": {**TEXT, **AXES, "use_bias": True, "tie_word_embeddings": False},
+        "vision_config": {**VIT, "image_size": 24},
+        "tie_word_embeddings": False,
     },
     "kimi_k25": {
         "text_config": LATENT_TEXT,
@@ -376,6 +312,16 @@ CASES: dict[str, dict[str, Any]] = {
             "depthwise_separable_out_channel": 32,
             "bias_max_distance": 16,
         },
+    },
+    "glmasr": {
+        "text_config": {"model_type": "llama", **TEXT},
+        "audio_config": GLMASR_HEARD,
+    },
+    "glmasr, grouped": {
+        "model_type": "glmasr",
+        "text_config": {"model_type": "llama", **TEXT},
+        "audio_config": {**GLMASR_HEARD, "num_attention_heads": 4, "num_key_value_heads": 2},
+        "tie_word_embeddings": False,
     },
     "voxtral": {
         "audio_token_id": 5,

@@ -1,6 +1,6 @@
 """transformers' own composites: built, their weights by module, their features and their loss in float64."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,12 @@ from transformers import AutoConfig
 from transformers.models.auto import modeling_auto
 
 from experiments.doors.whole_configs import CONFIGS
+from experiments.doors.whole_features import FEATURES, Items, perceived
+from experiments.doors.whole_sizes import CLIP_S
 from runtime.data.batches import SyntheticSource, microbatch_data
 from runtime.models.glm import CORRECTION, CorrectedRouter
 from runtime.models.mixture import WideRouter
 from runtime.models.norm import replace_parts, widen_norms
-from runtime.models.vision_gemma4 import as_processed
-from runtime.models.vision_siglip2 import flat_patches
 from workbench.data.corpus import Tiled
 from workbench.data.sample import Sample, Segment
 from workbench.masks.patterns import CAUSAL
@@ -26,7 +26,6 @@ from workbench.model.item_tokens import clip_tokens, image_tokens, native_tokens
 from workbench.model.model_graph import TEXT, Module
 from workbench.plan.plan import Plan
 
-Items = Sequence[Tensor]  # of one modality, in one tensor where they are alike
 F64 = torch.float64
 OFFSET, ADDS_ONE = (
     1.0,
@@ -41,7 +40,6 @@ TILED = ("llava_next", "llava_onevision")  # put learned tokens between the rows
 RENAMED = "kimi_k25"  # what transformers names otherwise in the files it writes, fuses and permutes
 CONSTANTS = (CORRECTION, "layer_scalar", "std_bias", "std_scale")  # ends of names of buffers in checkpoints
 IMAGE, SOUND = 90, 91  # the ids that stand where an image or a clip does
-CLIP_S = 0.34  # a window and a part of one
 LONG_CLIP_S, IN_SECONDS = 2.34, ("qwen3_omni_moe_audio_encoder",)  # the same where windows are whole seconds
 ID_KEYS = ("image_token_index", "image_token_id", "audio_token_index", "audio_token_id")
 
@@ -90,160 +88,6 @@ def owner_of(parts: Parts, weight: str) -> str:
     return max((len(start), name) for start, name in starts if weight.startswith(start))[1]
 
 
-def qwen_features(model: nn.Module, image: Tensor) -> Tensor:
-    """Features of patches in the layout of Qwen's processor: merged blocks, channels, frames, pixels.
-
-    The tower's output is followed by the outputs of single blocks, where there are any.
-    """
-    rows, columns = image.shape[1] // 4, image.shape[2] // 4
-    x = image[None].expand(2, -1, -1, -1).reshape(1, 2, 3, rows // 2, 2, 4, columns // 2, 2, 4)
-    flat = x.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(rows * columns, -1)
-    outputs = model(flat, torch.tensor([[1, rows, columns]]))
-    return torch.cat((outputs.pooler_output, *getattr(outputs, "deepstack_features", ())), dim=1)
-
-
-def read_state(model: Any, images: Tensor) -> Tensor:
-    """Features of whole images in LLaVA's models, before tiles are joined."""
-    config, parts = model.config, model.model
-    states = parts.vision_tower(images, output_hidden_states=True).hidden_states[config.vision_feature_layer]
-    patch_states = states if config.vision_feature_select_strategy == "full" else states[:, 1:]
-    return parts.multi_modal_projector(patch_states).flatten(0, 1)
-
-
-def pooled(model: Any, images: Tensor, **more: Any) -> Tensor:
-    features = model.model.get_image_features(pixel_values=images, **more).pooler_output
-    return torch.cat([item_features.reshape(-1, item_features.shape[-1]) for item_features in features])
-
-
-def seen_in_patches(model: Any, images: Tensor) -> Tensor:
-    """Features of LFM2-VL, which reads patches as its processor lays them."""
-    flat = flat_patches(images, model.config.vision_config.patch_size)
-    grid = torch.tensor([[side // model.config.vision_config.patch_size for side in images.shape[2:]]])
-    mask = torch.ones(flat.shape[:2], dtype=torch.long)
-    return pooled(model, flat, spatial_shapes=grid.expand(len(images), 2), pixel_attention_mask=mask)
-
-
-def heard(model: Any, clips: Tensor) -> Tensor:
-    features = model.model.get_audio_features(clips).pooler_output
-    return torch.cat([item_features.reshape(-1, item_features.shape[-1]) for item_features in features])
-
-
-def heard_whole(model: Any, clips: Tensor, **more: Any) -> Tensor:
-    """Features of clips without padding in Qwen2-Audio."""
-    parts = model.model
-    return parts.multi_modal_projector(parts.audio_tower(clips, **more).last_hidden_state).flatten(0, 1)
-
-
-def heard_by_flamingo(model: Any, clips: Items) -> Tensor:
-    """Features in Audio Flamingo 3, which pads windows and masks the padding."""
-    num_frames = 2 * model.config.audio_config.max_source_positions
-    features = []
-    for clip in clips:
-        filled = nn.functional.pad(clip, (0, num_frames - clip.shape[1]))
-        is_heard = torch.arange(num_frames) < clip.shape[1]
-        num_tokens = ((clip.shape[1] - 1) // 2 + 1) // 2
-        features.append(
-            heard_whole(model, filled[None], input_features_mask=is_heard[None].long())[:num_tokens]
-        )
-    return torch.cat(features)
-
-
-def heard_by_asr(model: Any, clips: Items) -> Tensor:
-    """Qwen3-ASR's, of the windows of one clip; it wants whole chunks and hides what fills them up."""
-    clip = torch.cat(tuple(clips), dim=1)
-    chunk = 2 * model.config.audio_config.n_window
-    filled = nn.functional.pad(clip, (0, -clip.shape[1] % chunk))
-    is_heard = (torch.arange(filled.shape[1]) < clip.shape[1]).long()
-    return model.model.get_audio_features(filled[None], is_heard[None]).pooler_output
-
-
-def seen_by_qwen(model: Any, images: Items) -> Tensor:
-    return torch.cat([qwen_features(model.model.visual, image) for image in images])
-
-
-def patches_of_kimi(image: Tensor) -> tuple[Tensor, Tensor]:
-    """[patches, 3, 4, 4] of an image row by row, and its grid, as Kimi's processor gives them."""
-    rows, columns = image.shape[1] // 4, image.shape[2] // 4
-    x = image.reshape(3, rows, 4, columns, 4).permute(1, 3, 0, 2, 4)
-    return x.flatten(0, 1), torch.tensor([[1, rows, columns]])
-
-
-def seen_by_kimi(model: Any, images: Items) -> Tensor:
-    seen = (model.model.get_image_features(*patches_of_kimi(image)).pooler_output for image in images)
-    return torch.cat([features for (features,) in seen])
-
-
-def seen_by_gemma4(model: Any, images: Items) -> Tensor:
-    cut = [as_processed(image, model.config.vision_config.patch_size) for image in images]
-    seen = (model.model.get_image_features(*each).pooler_output for each in cut)
-    return torch.cat([features for (features,) in seen])
-
-
-def seen_by_llama(model: Any, images: Tensor) -> Tensor:
-    features: Tensor = model.multi_modal_projector(model.vision_model(images).last_hidden_state)
-    return features.flatten(0, 1)
-
-
-def perceived_by_omni(model: Any, items: Items) -> Tensor:
-    """Features of images, or of the windows of one clip, in Qwen2.5-Omni."""
-    if items[0].dim() == len(("channel", "row", "column")):
-        return seen_by_qwen(model, items)
-    clip = torch.cat(tuple(items), dim=1)
-    mask = torch.ones(1, clip.shape[1], dtype=torch.long)
-    return model.model.get_audio_features(clip[None], feature_attention_mask=mask).last_hidden_state
-
-
-FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
-    "llava": read_state,
-    "llava, mistral, no bias": read_state,
-    "llava_next": read_state,
-    "llava_onevision": read_state,
-    "internvl": pooled,
-    "internvl, earlier state": pooled,
-    "internvl, experts": pooled,
-    "gemma3": pooled,
-    "gemma4": seen_by_gemma4,
-    "gemma4, experts": seen_by_gemma4,
-    "paligemma": pooled,
-    "idefics3": lambda model, images: pooled(model, images[None]),
-    "smolvlm": lambda model, images: pooled(model, images[None]),
-    "mistral3": lambda model, images: pooled(model, images, image_sizes=[images.shape[2:]] * len(images)),
-    "lighton_ocr": lambda model, images: pooled(model, images, image_sizes=[images.shape[2:]] * len(images)),
-    "aya_vision": pooled,
-    "aya_vision, earlier state": pooled,
-    "cohere2_vision": pooled,
-    "lfm2_vl": seen_in_patches,
-    "lfm2_vl, plain": seen_in_patches,
-    "deepseek_vl": pooled,
-    "qwen2_vl": seen_by_qwen,
-    "qwen2_5_vl": seen_by_qwen,
-    "qwen3_vl": seen_by_qwen,
-    "qwen3_vl_moe": seen_by_qwen,
-    "qwen3_5": seen_by_qwen,
-    "qwen3_5_moe": seen_by_qwen,
-    "glm4v": seen_by_qwen,
-    "glm4v, tied": seen_by_qwen,
-    "glm4v_moe": seen_by_qwen,
-    "glm46v": seen_by_qwen,
-    "glm46v, experts": seen_by_qwen,
-    "kimi_k25": seen_by_kimi,
-    "kimi_k25, tied": seen_by_kimi,
-    "qwen2_audio": heard_whole,
-    "audioflamingo3": heard_by_flamingo,
-    "voxtral": heard,
-    "qwen3_asr": heard_by_asr,
-    "qwen2_5_omni_thinker": perceived_by_omni,
-    "qwen3_omni_moe_thinker": perceived_by_omni,
-    "llama4": seen_by_llama,
-}
-
-
-def perceived(name: str, model: Any, items: Items) -> Tensor:
-    """The whole model's features of items of one modality."""
-    alike = len({item.shape for item in items}) == 1
-    return FEATURES[name](model, torch.stack(list(items)) if alike else items)
-
-
 def whole_model(config: dict[str, Any]) -> Any:
     """transformers' own model in float64."""
     built_model: Any = built(config)
@@ -270,7 +114,7 @@ def _constants(model: nn.Module) -> list[Tensor]:
     return [buffer for name, buffer in model.named_buffers() if name.endswith(CONSTANTS)]
 
 
-LOSSES = [name for name in FEATURES if name not in TILED]
+LOSSES = [name for name in FEATURES if not name.startswith(TILED)]
 
 
 def segments_of(module: Module) -> tuple[Segment, ...]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import Protocol
 
 import torch
@@ -125,6 +125,10 @@ def _encoder_data(plan: Plan, stage: Stage, microbatch: Microbatch, source: Data
         grids=tuple(segment.grid for segment in segments),
         unpadded=tuple(segment.unpadded for segment in segments),
         tile_tokens=tuple(segment.tile_tokens for segment in segments),
+        windows=tuple(
+            _window_of(plan.sample[item.sample], segment)
+            for item, segment in zip(microbatch.items, segments, strict=True)
+        ),
         # A generator reads the LLM's states at the positions of its items, in the items' order.
         chosen=chosen,
         placed={name: torch.arange(len(place_E)) for name, place_E in chosen.items()},
@@ -174,6 +178,12 @@ def _segment_of(sample: Sample, modality: str, item: Item) -> tuple[Segment, tup
         if segment.k == item.k:
             return segment, index
     raise ValueError(f"sample {sample.id} has no segment {modality}[{item.k}]")
+
+
+def _window_of(sample: Sample, segment: Segment) -> int:
+    """How many segments of its modality directly precede it: the number of a clip's window, from 0."""
+    before = sample.segments[: sample.segments.index(segment)]
+    return sum(1 for _ in takewhile(lambda each: each.modality == segment.modality, reversed(before)))
 
 
 def _llm_data(plan: Plan, stage: Stage, microbatch: Microbatch, source: DataSource) -> MicrobatchData:
@@ -344,4 +354,5 @@ def _sides(segment: Segment, adapter: GridAdapter | None) -> tuple[int, int]:
     if adapter is None:
         return 0, 0
     rows, columns = adapter.grid(segment.tokens_in, segment.grid)
-    return rows // adapter.merge, columns // adapter.merge
+    side = adapter.merge * adapter.merged_side
+    return rows // side, columns // side

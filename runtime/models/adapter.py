@@ -89,6 +89,7 @@ class MicrobatchData:
         grids: per item of an encoder, the grid of its segment.
         unpadded: per item of an encoder, as in its segment.
         tile_tokens: per item, tokens of each part that attends to itself alone; empty: as `tokens_in`.
+        windows: per item of an encoder, how many of its modality directly precede it in its sample.
         context_images: edge name -> the images of it that cross-attention reads, in the order of its
             features.
         item_ids: [T] index of every token's item, -1 for padding; present where `context_images` is.
@@ -114,6 +115,7 @@ class MicrobatchData:
     grids: tuple[tuple[int, int] | None, ...] = ()
     unpadded: tuple[tuple[int, int] | None, ...] = ()
     tile_tokens: tuple[int, ...] = ()
+    windows: tuple[int, ...] = ()
     context_images: Mapping[str, tuple[ContextImage, ...]] = field(default_factory=dict)
     item_ids: Tensor | None = None
     num_held: int | None = None

@@ -14,14 +14,30 @@ from runtime.models.adapter import StageLayer
 from runtime.models.encoder import EmbedItems, EncoderAdapter, EncoderBlock, ItemSize
 from runtime.models.initialise import Fill
 from runtime.models.projector import PooledProjectorLayer
+from runtime.models.time_rotary import TimeRotary
 from workbench.data.sample import Segment
+from workbench.model.families.whisper import TIME_ROTARY
+from workbench.model.item_tokens import source_config
 
 # Shape suffixes: N = clips, M = mel bins, S = mel frames, T = packed tokens, D = hidden width.
 
 FRAMES_PER_TOKEN = 2  # the second convolution has stride 2
 
 
-class ConvStem(EmbedItems):
+class Convolutions(EmbedItems):
+    """Layer 0 without positions: two convolutions over mel frames."""
+
+    def __init__(self, mel_bins: int, width: int, std: float, **more: str) -> None:
+        super().__init__({"conv1": "conv1", "conv2": "conv2", **more}, std)
+        self.conv1 = nn.Conv1d(mel_bins, width, kernel_size=3, padding=1)
+        self.conv2 = nn.Conv1d(width, width, kernel_size=3, stride=2, padding=1)
+
+    def embed(self, mel_NMS: Tensor) -> Tensor:
+        x_NDT = functional.gelu(self.conv2(functional.gelu(self.conv1(mel_NMS))))
+        return x_NDT.transpose(1, 2)
+
+
+class ConvStem(Convolutions):
     """Layer 0: two convolutions over mel frames, and positions.
 
     Differs: transformers requires every clip to be padded to 30 s; here a clip of fewer frames takes the
@@ -31,14 +47,11 @@ class ConvStem(EmbedItems):
     def __init__(
         self, config: WhisperConfig, std: float, positions: Callable[[int, int], nn.Module] = nn.Embedding
     ) -> None:
-        super().__init__({"conv1": "conv1", "conv2": "conv2", "embed_positions": "embed_positions"}, std)
-        self.conv1 = nn.Conv1d(config.num_mel_bins, config.d_model, kernel_size=3, padding=1)
-        self.conv2 = nn.Conv1d(config.d_model, config.d_model, kernel_size=3, stride=2, padding=1)
+        super().__init__(config.num_mel_bins, config.d_model, std, embed_positions="embed_positions")
         self.embed_positions: Any = positions(config.max_source_positions, config.d_model)
 
     def embed(self, mel_NMS: Tensor) -> Tensor:
-        x_NDT = functional.gelu(self.conv2(functional.gelu(self.conv1(mel_NMS))))
-        x_NTD = x_NDT.transpose(1, 2)
+        x_NTD = super().embed(mel_NMS)
         positions_TD: Tensor = self.embed_positions.weight[: x_NTD.shape[1]]
         return x_NTD + positions_TD.to(x_NTD.dtype)
 
@@ -98,8 +111,13 @@ class WhisperAdapter(EncoderAdapter):
         return FRAMES_PER_TOKEN * self.max_tokens
 
     def clip_size(self, frames: int) -> ItemSize:
-        """Of a clip that is read as one item; what is longer than the longest item is cut off."""
-        return self.item_size((0, min(frames, self.max_frames) // FRAMES_PER_TOKEN * FRAMES_PER_TOKEN))
+        """Of a clip that is read as one item; what is longer than the longest item is cut off.
+
+        Where a projector merges tokens, so is a rest that makes none.
+        """
+        step = FRAMES_PER_TOKEN * self.num_merged
+        size = self.item_size((0, min(frames, self.max_frames) // step * step))
+        return size._replace(tokens_out=size.tokens_out // self.num_merged)
 
     def first(self) -> StageLayer:
         return ConvStem(self.config, self.std)
@@ -145,3 +163,10 @@ class Qwen2AudioAdapter(WhisperAdapter):
     def item_size(self, shape: tuple[int, ...]) -> ItemSize:
         tokens, *_ = super().item_size(shape)
         return ItemSize(tokens, tokens // 2)
+
+    def last(self) -> StageLayer:
+        layer, parameters = super().last(), source_config(self.module).get(TIME_ROTARY)
+        if parameters is not None and isinstance(layer, PooledProjectorLayer):
+            with torch.device("cpu"):  # on the meta device its angles would have no values
+                layer.time_rotary = TimeRotary(parameters, self.config.d_model, self.max_tokens // 2)
+        return layer

@@ -7,6 +7,7 @@ from runtime.models.adapter import Adapter
 from runtime.models.aimv2 import Aimv2Adapter
 from runtime.models.audio import Qwen2AudioAdapter, VoxtralAdapter, WhisperAdapter
 from runtime.models.audio_conformer import ConformerAdapter
+from runtime.models.audio_glm import GlmAsrAdapter
 from runtime.models.decoder import DecoderAdapter
 from runtime.models.decoder_families import DECODERS
 from runtime.models.diffusion import DitAdapter
@@ -16,13 +17,16 @@ from runtime.models.qwen3_omni import Qwen3OmniAudioAdapter, Qwen3OmniVisionAdap
 from runtime.models.refusals import named_refusals
 from runtime.models.vision import ClipAdapter, Idefics3Adapter, SiglipAdapter
 from runtime.models.vision_gemma4 import Gemma4VisionAdapter
-from runtime.models.vision_glm import GlmVisionAdapter
+from runtime.models.vision_glm import GlmOcrVisionAdapter, GlmVisionAdapter
+from runtime.models.vision_janus import JanusAdapter
 from runtime.models.vision_kimi import KimiVisionAdapter
 from runtime.models.vision_llama4 import Llama4VisionAdapter
+from runtime.models.vision_paddleocr import PaddleOcrAdapter
 from runtime.models.vision_rotary import PixtralAdapter, Qwen2VisionAdapter, Qwen25VisionAdapter
 from runtime.models.vision_scaled import Dinov2Adapter, InternVitAdapter
 from runtime.models.vision_siglip2 import Siglip2Adapter
 from runtime.models.vision_stacked import Qwen3VisionAdapter, Qwen35VisionAdapter
+from runtime.models.vision_video_llama import VideoLlamaAdapter
 from workbench.model.model_graph import Module
 from workbench.plan.runnable import check_family
 
@@ -32,6 +36,7 @@ ADAPTERS: Mapping[str, Callable[[Module], Adapter]] = {
     "siglip_vision_model": SiglipAdapter,
     "siglip2_vision_model": Siglip2Adapter,
     "idefics3_vision": Idefics3Adapter,
+    "janus_vision_model": JanusAdapter,
     "clip_vision_model": ClipAdapter,
     "dinov2": Dinov2Adapter,
     "aimv2_vision_model": Aimv2Adapter,
@@ -45,10 +50,14 @@ ADAPTERS: Mapping[str, Callable[[Module], Adapter]] = {
     "qwen3_5_vision": Qwen35VisionAdapter,
     "qwen2_5_omni_vision_encoder": OmniVisionAdapter,
     "glm4v_vision": GlmVisionAdapter,
+    "glm_ocr_vision": GlmOcrVisionAdapter,
     "kimi_k25_vision": KimiVisionAdapter,
+    "video_llama_3_vision": VideoLlamaAdapter,
+    "paddleocr_vl_vision": PaddleOcrAdapter,
     "gemma4_vision": Gemma4VisionAdapter,
     "whisper": WhisperAdapter,
     "voxtral_encoder": VoxtralAdapter,
+    "glmasr_encoder": GlmAsrAdapter,
     "qwen2_audio_encoder": Qwen2AudioAdapter,
     "qwen2_5_omni_audio_encoder": OmniAudioAdapter,
     "qwen3_omni_moe_vision_encoder": Qwen3OmniVisionAdapter,

@@ -15,6 +15,7 @@ from transformers.models.glm4 import modeling_glm4 as glm4
 from transformers.models.glm4_moe import modeling_glm4_moe as glm4_moe
 from transformers.models.glm4v import modeling_glm4v as glm4v
 from transformers.models.glm4v_moe import modeling_glm4v_moe as glm4v_moe
+from transformers.models.glm_ocr import modeling_glm_ocr as glm_ocr
 from transformers.models.gpt2 import modeling_gpt2 as gpt2
 from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
 from transformers.models.lfm2 import modeling_lfm2 as lfm2
@@ -23,6 +24,7 @@ from transformers.models.llama4 import modeling_llama4 as llama4
 from transformers.models.mistral import modeling_mistral as mistral
 from transformers.models.mixtral import modeling_mixtral as mixtral
 from transformers.models.opt import modeling_opt as opt
+from transformers.models.paddleocr_vl import modeling_paddleocr_vl as paddleocr
 from transformers.models.phi import modeling_phi as phi
 from transformers.models.phi3 import modeling_phi3 as phi3
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
@@ -183,7 +185,13 @@ DECODERS: Mapping[str, DecoderFamily] = {
     "glm4": family(glm4, "Glm4"),
     "glm4_moe": corrected_family(glm4_moe, "Glm4Moe"),
     "glm4v_text": family(glm4v, "Glm4vText", norm=glm4v.Glm4vRMSNorm, rotates_by_axes=True),
+    "glm_ocr_text": family(
+        glm_ocr, "GlmOcrText", norm=glm_ocr.GlmOcrRMSNorm, rotates_by_axes=True, predicts_ahead=True
+    ),
     "glm4v_moe_text": corrected_family(glm4v_moe, "Glm4vMoeText", rotates_by_axes=True),
+    "paddleocr_vl_text": family(
+        paddleocr, "PaddleOCR", config=paddleocr.PaddleOCRTextConfig, rotates_by_axes=True
+    ),
     "mistral": family(mistral, "Mistral"),
     "mixtral": sparse_family(
         mixtral, "Mixtral", SeparateExperts(mixture="block_sparse_moe", gate="w1", up="w3", down="w2")

@@ -15,7 +15,7 @@ from runtime.models.projector import ClassToken, ProjectorLayer, StepsProjectorL
 from runtime.models.tile_rows import TileRows
 from workbench.data.sample import Segment
 from workbench.model.families.tiles import shrunk
-from workbench.model.item_tokens import native_tokens, packs_tiles, source_config
+from workbench.model.item_tokens import native_tokens, packs_tiles, pads_items, source_config
 from workbench.model.projector import merged_by
 
 # Shape suffixes: N = items of one size, T = packed tokens, D = hidden width.
@@ -108,6 +108,8 @@ class EncoderAdapter(Adapter):
         others: dict[str, Any] = {"class_token": self.class_token}
         if packs_tiles(self.module):
             others["rows"] = self.tile_rows
+        if pads_items(self.module):
+            others["padded"] = self.num_merged
         if steps is None:
             return self.named_projector(self.projector, self.widths, self.std, norm, norm_name, **others)
         return StepsProjectorLayer(steps, self.widths, self.std, self.grid_of, norm, norm_name, **others)
@@ -121,9 +123,14 @@ class EncoderAdapter(Adapter):
         return TileRows(along, partial(shrunk, config, along))
 
     @property
+    def num_merged(self) -> int:
+        """Tokens that a projector of steps merges into one."""
+        return merged_by(steps_or_none(self.projector) or ())
+
+    @property
     def merged_side(self) -> int:
         """Side of the squares of patches that a projector of steps merges."""
-        return isqrt(merged_by(steps_or_none(self.projector) or ()))
+        return isqrt(self.num_merged)
 
     def grid_of(self, tokens: int, named: tuple[int, int] | None) -> tuple[int, int] | None:
         """(rows, columns) of that many tokens; None: a sequence."""

@@ -39,22 +39,31 @@ class PackedAttention(nn.Module):
 class PatchAttention(PackedAttention):
     """Attention of patches, rotated in the wider of float32 and the input's type (transformers: float32)."""
 
+    out = "proj"  # name of the output's product
+
     def heads(self, x_TD: Tensor) -> tuple[Tensor, ...]:
         """[T, H, D] of queries, keys and values."""
         module: Any = self
         if hasattr(self, "qkv"):
             fused: Tensor = module.qkv(x_TD).unflatten(-1, (3, -1, self.head_dim))
             return fused.unbind(1)
-        return tuple(
-            project(x_TD).unflatten(-1, (-1, self.head_dim)) for project in (module.q, module.k, module.v)
-        )
+        named = "{}_proj" if hasattr(self, "q_proj") else "{}"
+        products = (self.get_submodule(named.format(letter)) for letter in "qkv")
+        return tuple(product(x_TD).unflatten(-1, (-1, self.head_dim)) for product in products)
 
     def forward(
         self, hidden_states: Tensor, cu_seqlens: Packing, position_embeddings: tuple[Tensor, Tensor]
     ) -> Tensor:
         """[T, D]; arguments are named as in transformers' blocks."""
-        module: Any = self
         q_THD, k_THD, v_THD = self.heads(hidden_states)
         q_THD, k_THD = (rotated(x_THD, *position_embeddings) for x_THD in (q_THD, k_THD))
-        y_TD: Tensor = module.proj(self.attend((q_THD, k_THD, v_THD), cu_seqlens))
+        y_TD: Tensor = self.get_submodule(self.out)(self.attend((q_THD, k_THD, v_THD), cu_seqlens))
         return y_TD
+
+
+class NormedPatchAttention(PatchAttention):
+    """With norms of every head's queries and keys before they are rotated."""
+
+    def heads(self, x_TD: Tensor) -> tuple[Tensor, ...]:
+        q_THD, k_THD, v_THD = super().heads(x_TD)
+        return self.get_submodule("q_norm")(q_THD), self.get_submodule("k_norm")(k_THD), v_THD

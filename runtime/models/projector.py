@@ -16,7 +16,8 @@ from runtime.models.norm import UnscaledRMSNorm, WideRMSNorm
 from runtime.models.patch_grid import blockwise
 from runtime.models.tile_rows import TileRows, put_together, without_padding
 from workbench.model.families.tiles import NEWLINE
-from workbench.model.projector import GATED, Merge, Projector, ProjectorStep, Steps, from_text, is_pair
+from workbench.model.layer import Shard
+from workbench.model.projector import GATED, Merge, Projector, ProjectorStep, Steps, from_text, shards_of
 from workbench.model.transformer import Norm
 
 # Shape suffixes: T = packed tokens, D = hidden width.
@@ -115,13 +116,15 @@ class StepsProjector(nn.ModuleList):
             x_TD = module(x_TD)
         return x_TD
 
-    def pieces(self) -> tuple[CutKind | None, ...]:
-        """How tensor parallelism partitions each step: two products around an activation are a pair."""
-        cuts: list[CutKind | None] = [None] * len(self)
-        for index in range(len(self) - 2):
-            if is_pair(self.steps[index : index + 3]):
-                cuts[index], cuts[index + 2] = CutKind.COLUMN, CutKind.ROW
-        return tuple(cuts)
+    def pieces(self) -> tuple[tuple[int, CutKind], ...]:
+        """Index of each matmul that tensor parallelism partitions, and how."""
+        shards = enumerate(shards_of(self.steps))
+        return tuple(
+            (index, _CUTS[shard]) for index, shard in shards if self.steps[index].is_matmul and shard in _CUTS
+        )
+
+
+_CUTS = {Shard.COLUMN: CutKind.COLUMN, Shard.ROW: CutKind.ROW}
 
 
 def _module(step: ProjectorStep, width: int, width_out: int) -> tuple[nn.Module, int]:
@@ -184,6 +187,8 @@ class ProjectorLayer(InnerLayer):
         norm_name: its name in a checkpoint.
         class_token: its position in each item.
         rows: how features of tiles are put together; None: an item's tokens stay in order.
+        padded: tokens that become one, where items are padded: outputs behind `tokens_out` are padding, and
+            their tokens are dropped; None: items are not padded.
     """
 
     cuts: CutRules = (("projector.linear_1", CutKind.COLUMN), ("projector.linear_2", CutKind.ROW))
@@ -198,6 +203,7 @@ class ProjectorLayer(InnerLayer):
         *,
         class_token: ClassToken = ClassToken.NONE,
         rows: TileRows | None = None,
+        padded: int | None = None,
     ) -> None:
         super().__init__({"norm": norm_name, "projector": "projector", NEWLINE: NEWLINE}, std)
         if not isinstance(projector, nn.Module):
@@ -205,7 +211,7 @@ class ProjectorLayer(InnerLayer):
                 raise ValueError(f"projector must be one of {', '.join(PROJECTORS)}, got {projector!r}")
             projector = PROJECTORS[projector](*widths)
         self.norm, self.projector = norm, projector
-        self.class_token, self.rows = class_token, rows
+        self.class_token, self.rows, self.padded = class_token, rows, padded
         self.image_newline = None if rows is None else nn.Parameter(torch.empty(widths[1]))
 
     def run(self, x_TD: Tensor, context: Context) -> Tensor:
@@ -222,6 +228,8 @@ class ProjectorLayer(InnerLayer):
     def _reduced(self, x_TD: Tensor, context: Context) -> Tensor:
         """Reduce the tokens on this rank."""
         pooling = context.data.pooling
+        if self.padded is not None:
+            return self._reduce(*_without_item_padding(x_TD, context.data, self.padded))
         if self.rows is not None:
             return without_padding(x_TD, context.data, self.class_token.without, self.rows.along)
         if pooling is None:
@@ -246,6 +254,19 @@ class ProjectorLayer(InnerLayer):
         return torch.cat(reduced)
 
 
+def _without_item_padding(x_TD: Tensor, data: MicrobatchData, merged: int) -> tuple[Tensor, MicrobatchData]:
+    """The first tokens of every item, as many as become its outputs."""
+    lengths = tuple(merged * num for num in data.tokens_out)
+    for item, tokens_in, length in zip(data.items, data.tokens_in, lengths, strict=True):
+        if length > tokens_in:
+            raise ValueError(
+                f"item {tuple(item)}: {merged} tokens become one, want at most {tokens_in // merged} behind "
+                f"the encoder, got {length // merged}"
+            )
+    kept = zip(x_TD.split(list(data.tokens_in)), lengths, strict=True)
+    return torch.cat([item_TD[:length] for item_TD, length in kept]), replace(data, tokens_in=lengths)
+
+
 class StepsProjectorLayer(ProjectorLayer):
     """A layer whose projector is a sequence of steps, which reduce items after class tokens are dropped.
 
@@ -261,8 +282,7 @@ class StepsProjectorLayer(ProjectorLayer):
         made = StepsProjector(steps, *widths)
         super().__init__(made, widths, std, *norm, **others)
         self.grid_of, self.until_merged = grid_of, made.until_merged
-        cuts = enumerate(made.pieces())
-        self.cuts = tuple((f"projector.{index}", cut) for index, cut in cuts if cut is not None)
+        self.cuts = tuple((f"projector.{index}", cut) for index, cut in made.pieces())
 
     def _reduce(self, x_TD: Tensor, data: MicrobatchData) -> Tensor:
         """Reduce items one by one, up to the last merge; without a merge, tokens are independent."""
@@ -307,8 +327,18 @@ def steps_or_none(kind: str | None) -> Steps | None:
     return None if parsed is None or isinstance(parsed, Projector) else parsed
 
 
+Rotate = Callable[[Tensor, MicrobatchData], Tensor]
+"""([T, D] features after the final norm, the microbatch) -> the same, rotated."""
+
+
 class PooledProjectorLayer(ProjectorLayer):
-    """A layer that averages pairs of tokens before the norm, as Qwen2-Audio's; an odd last one is dropped."""
+    """A layer that averages pairs of tokens before the norm, as Qwen2-Audio's; an odd last one is dropped.
+
+    Attributes:
+        time_rotary: rotates features between norm and projector; None: nothing does.
+    """
+
+    time_rotary: Rotate | None = None
 
     def run(self, x_TD: Tensor, context: Context) -> Tensor:
         data = context.data
@@ -319,7 +349,10 @@ class PooledProjectorLayer(ProjectorLayer):
                     f"got {tokens_out}"
                 )
         pooled_TD = self._reduced(x_TD, context)
-        y_TD: Tensor = self.projector(pooled_TD if self.norm is None else self.norm(pooled_TD))
+        normed_TD = pooled_TD if self.norm is None else self.norm(pooled_TD)
+        y_TD: Tensor = self.projector(
+            normed_TD if self.time_rotary is None else self.time_rotary(normed_TD, data)
+        )
         return y_TD
 
     def _reduce(self, x_TD: Tensor, data: MicrobatchData) -> Tensor:

@@ -174,7 +174,7 @@ class SiglipAdapter(VisionAdapter):
     """SigLIP's vision tower; features are its final norm's output. The pooling head is not built."""
 
     config_class = SiglipVisionConfig
-    ignored = ("head.", "text_model.", "logit_scale", "logit_bias")
+    ignored: tuple[str, ...] = ("head.", "text_model.", "logit_scale", "logit_bias")
 
     @property
     def std(self) -> float:

@@ -1,4 +1,4 @@
-"""GLM-4V's vision tower: interpolated and rotary positions, a convolution that merges, and a gated merger."""
+"""Towers of GLM-4V and GLM-OCR: rotary positions, a convolution that merges, and a gated merger."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,9 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.models.glm4v import modeling_glm4v as glm4v
+from transformers.models.glm_ocr import modeling_glm_ocr as glm_ocr
 
 from runtime.models.adapter import Context, CutKind, StageLayer
 from runtime.models.norm import widen_norms
+from runtime.models.patch_attention import NormedPatchAttention
 from runtime.models.patch_grid import blockwise
 from runtime.models.vision_rotary import EmbedQwen, QwenBlock, QwenMerger, QwenVisionAdapter
 
@@ -91,7 +93,7 @@ class GlmMerger(QwenMerger):
     def __init__(self, adapter: "GlmVisionAdapter") -> None:
         config = adapter.config
         width, out, side = config.hidden_size, config.out_hidden_size, config.spatial_merge_size
-        merger = glm4v.Glm4vVisionPatchMerger(out, config.intermediate_size, config.hidden_act)
+        merger = glm4v.Glm4vVisionPatchMerger(out, adapter.merger_width, config.hidden_act)
         super().__init__(merger, adapter.std)
         self.prefixes |= {"post_layernorm": "post_layernorm", "downsample": "downsample"}
         self.post_layernorm = adapter.norm_class(width, config.rms_norm_eps)
@@ -116,6 +118,11 @@ class GlmVisionAdapter(QwenVisionAdapter):
     def width(self) -> int:
         return int(self.config.hidden_size)
 
+    @property
+    def merger_width(self) -> int:
+        """Inner width of the merger's MLP."""
+        return int(self.config.intermediate_size)
+
     def first(self) -> StageLayer:
         return EmbedGlm(self, glm4v.Glm4vVisionPatchEmbed(self.config))
 
@@ -126,3 +133,29 @@ class GlmVisionAdapter(QwenVisionAdapter):
 
     def last(self) -> StageLayer:
         return GlmMerger(self)
+
+
+class GlmOcrBlock(QwenBlock):
+    """One encoder layer with norms of queries and keys."""
+
+    attention_class = NormedPatchAttention
+
+
+class GlmOcrVisionAdapter(GlmVisionAdapter):
+    """GLM-OCR's tower, which has rotary positions alone."""
+
+    config_class = glm_ocr.GlmOcrVisionConfig
+    rotary_class = glm_ocr.GlmOcrVisionRotaryEmbedding
+    norm_class = glm_ocr.GlmOcrRMSNorm
+
+    @property
+    def merger_width(self) -> int:
+        return int(self.config.out_hidden_size * self.config.in_channels)
+
+    def first(self) -> StageLayer:
+        return EmbedQwen(self, glm_ocr.GlmOcrVisionPatchEmbed(self.config))
+
+    def block(self, index: int) -> StageLayer:
+        block = GlmOcrBlock(glm_ocr.GlmOcrVisionBlock(self.config), index, self.std, windowed=False)
+        widen_norms(block, self.norm_class)
+        return block

@@ -65,14 +65,6 @@ def cut(image_CYX: Tensor, patch: int) -> Tensor:
     return patches_of(image_CYX, patch, 1, 1).unflatten(1, (-1, patch, patch))
 
 
-class KimiAttention(PatchAttention):
-    """Attention of patches by the products of transformers' module."""
-
-    def heads(self, x_TD: Tensor) -> tuple[Tensor, ...]:
-        products = [self.get_submodule(f"{letter}_proj") for letter in "qkv"]
-        return tuple(product(x_TD).unflatten(-1, (-1, self.head_dim)) for product in products)
-
-
 class KimiBlock(EncoderBlock):
     """One encoder layer on all patches of an image."""
 
@@ -80,7 +72,7 @@ class KimiBlock(EncoderBlock):
 
     def __init__(self, block: Any, index: int, std: float) -> None:
         super().__init__(block, index, std)
-        block.attn = KimiAttention(block.attn)
+        block.attn = PatchAttention(block.attn)
 
     def run(self, x_TD: Tensor, context: GridContext) -> Tensor:
         rotation = context.rotary[ONE_ROTATION]

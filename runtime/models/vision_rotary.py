@@ -126,10 +126,11 @@ class QwenBlock(EncoderBlock):
 
     blocks = "blocks"
     cuts = tuple((f"block.attn.{name}", CutKind.COLUMN) for name in "qkv")  # unless they are fused
+    attention_class = PatchAttention
 
     def __init__(self, block: Any, index: int, std: float, *, windowed: bool) -> None:
         super().__init__(block, index, std)
-        block.attn = PatchAttention(block.attn)
+        block.attn = self.attention_class(block.attn)
         self.windowed = windowed
 
     def run(self, x_TD: Tensor, context: GridContext) -> Tensor:

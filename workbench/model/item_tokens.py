@@ -50,6 +50,12 @@ def packs_tiles(module: Module) -> bool:
     return isinstance(family_of(module), Encoder) and flag(source_config(module), NEWLINE)
 
 
+def pads_items(module: Module) -> bool:
+    """Whether items of an encoder are padded to full length, and only the first of their tokens are read."""
+    family = family_of(module)
+    return isinstance(family, Encoder) and family.pads_items
+
+
 def ends_lone_tiles(module: Module) -> bool:
     """Whether images that share a sample are one tile each and a token that ends its row: LLaVA-OneVision."""
     return packs_tiles(module) and source_config(module).get(SHRINKS) is not None

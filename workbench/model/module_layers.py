@@ -105,11 +105,11 @@ def patch_embedding(
     return Layer(name="embed", kind=LayerKind.EMBED, operators=operators, out_width=width)
 
 
-def whisper_stem(*, mel_bins: int, width: int, num_positions: int) -> Layer:
+def whisper_stem(*, mel_bins: int, width: int, num_positions: int | None) -> Layer:
     """Two convolutions of kernel 3 over mel frames; the second has stride 2 and halves them.
 
     A token is one frame after the stride, so the first convolution runs at two rows a token.
-    The position table is a parameter of the real model, although it is never trained.
+    The position table is a parameter of the real model, although it is never trained; None: it has none.
     """
     return Layer(
         name="embed",
@@ -119,7 +119,7 @@ def whisper_stem(*, mel_bins: int, width: int, num_positions: int) -> Layer:
             Pointwise(name="conv1.gelu", width=2 * width, num_passes=2),
             Matmul(name="conv2", in_features=3 * width, out_features=width, bias=True),
             Pointwise(name="conv2.gelu", width=width, num_passes=2),
-            *learned_positions(num_positions, width),
+            *(() if num_positions is None else learned_positions(num_positions, width)),
         ),
         out_width=width,
     )

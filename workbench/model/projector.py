@@ -132,9 +132,10 @@ def projector_layer(projection: Projection) -> Layer:
     operators: list[Operator] = [] if p.norm is None else [norm("final_norm", p.in_width, p.norm)]
     lays_own_patches = p.kind is Projector.MERGER  # so merging moves no data
     width, rows = p.in_width, merged_by(steps)  # of a token, and number of tokens still to be merged
+    shards = shards_of(steps)
     for index, step in enumerate(steps):
         if step.merge is None:
-            operator = _operator(step, _name(steps, index), width, p.out_width, _shard(steps, index))
+            operator = _operator(step, _name(steps, index), width, p.out_width, shards[index])
             operators.append(replace(operator, tokens=TokenCount.OUT, tokens_scale=float(rows)))
             width = _width_behind(step, width, p.out_width)
             continue
@@ -216,19 +217,22 @@ def _name(steps: Steps, index: int) -> str:
     return "projector" if len(working) == 1 else f"projector.{working.index(index)}"
 
 
-def is_pair(steps: Steps) -> bool:
+def shards_of(steps: Steps) -> tuple[Shard, ...]:
+    """How tensor parallelism cuts each step: two matmuls around an activation by columns, then rows.
+
+    A matmul belongs to one such pair, the first.
+    """
+    shards = [Shard.REPLICATED] * len(steps)
+    for index in range(len(steps) - 2):
+        if shards[index] is Shard.REPLICATED and _is_pair(steps[index : index + 3]):
+            shards[index : index + 3] = (Shard.COLUMN, Shard.COLUMN, Shard.ROW)
+    return tuple(shards)
+
+
+def _is_pair(steps: Steps) -> bool:
     """Whether three steps are matmul, elementwise activation, matmul."""
     first, act, second = steps
     return first.is_matmul and act.act not in (None, GATED) and second.is_matmul
-
-
-def _shard(steps: Steps, index: int) -> Shard:
-    """How tensor parallelism cuts a step: in a pair of matmuls by columns, columns, rows; else not."""
-    shards = (Shard.COLUMN, Shard.COLUMN, Shard.ROW)
-    for first in range(max(0, index - 2), min(index, len(steps) - 3) + 1):
-        if is_pair(steps[first : first + 3]):
-            return shards[index - first]
-    return Shard.REPLICATED
 
 
 _JSON = FrozenJson()

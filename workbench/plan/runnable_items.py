@@ -17,6 +17,7 @@ from workbench.model.item_tokens import (
     merged_tokens,
     native_tokens,
     packs_tiles,
+    pads_items,
     source_config,
 )
 from workbench.model.layer import TokenCount
@@ -80,6 +81,9 @@ def _check_projected(module: Module, segment: Segment) -> None:
     if segment.grid is not None and prod(segment.grid) != num_patches:
         raise ValueError(f"{num_patches} tokens are not {segment.grid[0]} rows of {segment.grid[1]}")
     merged = merged_tokens(module.layers[-1])
+    if pads_items(module):
+        _check_padded(segment, num_patches // merged)
+        return
     assert module.source is not None, "it is of a family"
     assert module.source.projector is not None, "an encoder ends with one"
     projector = from_text(module.source.projector)
@@ -99,6 +103,13 @@ def _check_projected(module: Module, segment: Segment) -> None:
         num_out = segment.tokens_out if merged == 1 else num_patches // merged
     if num_out != segment.tokens_out:
         raise ValueError(f"its projector makes {num_out} tokens of {num_patches}, got {segment.tokens_out}")
+
+
+def _check_padded(segment: Segment, most: int) -> None:
+    if segment.tokens_out > most:
+        raise ValueError(
+            f"its projector makes at most {most} tokens of {segment.tokens_in}, got {segment.tokens_out}"
+        )
 
 
 def _check_generated(segment: Segment) -> None:

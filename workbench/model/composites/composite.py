@@ -120,8 +120,11 @@ _OLDER = {  # prefix of a name -> its prefixes in checkpoints
         "model.vision_tower.vision_model.",
     ),
     "model.vision_model.": ("vision_model.",),
+    "model.image_tower.": ("image_tower.", "image_tower.vision_model."),
+    "model.video_tower.": ("video_tower.", "video_tower.vision_model."),
     "model.audio_tower.": ("audio_tower.",),
     "model.visual.": ("visual.",),
+    "model.projector.": ("mlp_AR.",),  # PaddleOCR-VL
     "model.multi_modal_projector.": ("multi_modal_projector.",),
     "model.image_newline": ("image_newline",),
 }

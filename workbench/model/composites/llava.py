@@ -1,5 +1,6 @@
 """Composites of the LLaVA family: an image encoder, an MLP and a language model; larger images in tiles."""
 
+from dataclasses import replace
 from typing import Any
 
 from workbench.model.composites.composite import (
@@ -9,7 +10,6 @@ from workbench.model.composites.composite import (
     PROJECTOR,
     SIGLIP_HEAD,
     VISION,
-    VISION_TOWER,
     Composite,
     Dropped,
     Part,
@@ -35,6 +35,7 @@ _CLIP_336 = {
     "image_size": 336,
     "patch_size": 14,
 }
+_VIDEO_LLAVA = {**_CLIP_336, "image_size": 224}
 _SIGLIP_384 = {
     "hidden_size": 1152,
     "intermediate_size": 4304,
@@ -45,11 +46,11 @@ _SIGLIP_384 = {
     "vision_use_head": False,
 }
 _HEADS = {  # of encoders, that no projector reads
-    _CLIP: (Dropped(weights="model.vision_tower.post_layernorm.", what="norm of CLIP's pooled output"),),
-    _SIGLIP: (
-        Dropped(weights="model.vision_tower.post_layernorm.", what="final norm: an earlier state is read"),
-        SIGLIP_HEAD,
-    ),
+    _CLIP: {"post_layernorm.": "norm of CLIP's pooled output"},
+    _SIGLIP: {
+        "post_layernorm.": "final norm: an earlier state is read",
+        "head.": SIGLIP_HEAD.what,
+    },
 }
 
 
@@ -63,6 +64,24 @@ def _llava_next(config: Config) -> Parts:
     vision = _tiled(config, part_config(config, "vision_config", _CLIP, _CLIP_336), {})
     check_selected(config, vision, DROPS_FIRST)
     return _llava_parts(config, vision, "llama", feature_layer=-2, notes=(PACKED,))
+
+
+def _llava_next_video(config: Config) -> Parts:
+    """LLaVA-NeXT's images; what pools videos has weights where it is a convolution."""
+    parts = _llava_next(config)
+    if text(config, "spatial_pool_mode", "average") != "conv":
+        return parts
+    pool = Dropped(weights="model.vision_resampler.", what="convolution over videos, which are not planned")
+    return replace(parts, dropped=(*parts.dropped, pool))
+
+
+def _video_llava(config: Config) -> Parts:
+    """LLaVA's images, before a tower of their own."""
+    vision = part_config(config, "vision_config", _CLIP, _VIDEO_LLAVA)
+    check_selected(config, vision, DROPS_FIRST)
+    parts = _llava_parts(config, vision, "llama", feature_layer=-2, tower="model.image_tower.")
+    videos = Dropped(weights="model.video_tower.", what="tower of videos, which are not planned")
+    return replace(parts, dropped=(*parts.dropped, videos))
 
 
 def _llava_onevision(config: Config) -> Parts:
@@ -94,26 +113,33 @@ def _llava_parts(
     llm: str,
     *,
     feature_layer: int,
+    tower: str = "model.vision_tower.",
     notes: tuple[str, ...] = (),
 ) -> Parts:
-    kind = str(vision["model_type"])
+    """An encoder, an MLP and a language model.
+
+    Args:
+        llm: its model_type, and feature_layer: which state is read, where the configuration does not say.
+        tower: prefix of the encoder's weights.
+    """
     layer = whole_or(config, "vision_feature_layer", feature_layer)
-    heads, projector = _HEADS.get(kind, ()), _projector(config)
-    names, items = _names(projector), dict[str, Any]()
+    heads = _HEADS.get(str(vision["model_type"]), {})
+    dropped = (Dropped(weights=tower + name, what=what) for name, what in heads.items())
+    projector = _projector(config)
+    names, items = {"": tower} | _names(projector), dict[str, Any]()
     if NEWLINE in vision:
         names = names | {NEWLINE: f"model.{NEWLINE}"}
         usual, grids = [_USUAL_TILES * whole(vision, "image_size", USUAL_PX)] * 2, vision.get(GRIDS)
         if grids is None or (isinstance(grids, list | tuple) and usual in grids):
             items = {"images": [usual]}
     part = Part(config=vision, weights=names, items=items, projector=projector, feature_layer=layer)
-    unread = unread_blocks(vision, layer, "model.vision_tower.encoder.layers")
+    unread = unread_blocks(vision, layer, f"{tower}encoder.layers")
     inner = text_config(config, llm, ties=False)
-    return joined(config, {VISION: part}, inner, dropped=(*heads, *unread), notes=notes)
+    return joined(config, {VISION: part}, inner, dropped=(*dropped, *unread), notes=notes)
 
 
 def _names(projector: ProjectorKind) -> dict[str, str]:
-    found = VISION_TOWER | PROJECTOR
-    return found if isinstance(projector, Projector) else found | two_linears(0, 2)
+    return PROJECTOR if isinstance(projector, Projector) else two_linears(0, 2)
 
 
 def _projector(config: Config) -> ProjectorKind:
@@ -128,5 +154,7 @@ def _projector(config: Config) -> ProjectorKind:
 COMPOSITES = (
     Composite(name="LLaVA", model_type="llava", take_apart=_llava),
     Composite(name="LLaVA-NeXT", model_type="llava_next", take_apart=_llava_next),
+    Composite(name="LLaVA-NeXT-Video", model_type="llava_next_video", take_apart=_llava_next_video),
+    Composite(name="Video-LLaVA", model_type="video_llava", take_apart=_video_llava),
     Composite(name="LLaVA-OneVision", model_type="llava_onevision", take_apart=_llava_onevision),
 )

@@ -1,4 +1,4 @@
-"""Composites with audio encoders, alone or beside an image encoder: Qwen, Audio Flamingo, Voxtral, Phi-4."""
+"""Composites with audio encoders, alone or beside one for images: Qwen, Audio Flamingo, Voxtral, GLM, Phi."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,8 +25,9 @@ from workbench.model.composites.composite import (
     whole_or,
 )
 from workbench.model.composites.vision import PAGE_PX
-from workbench.model.config_fields import Config, flag, text, whole
+from workbench.model.config_fields import Config, flag, number, text, whole
 from workbench.model.families.qwen3_omni_audio import CHUNK_TOKENS
+from workbench.model.families.whisper import GLMASR_MERGE, TIME_ROTARY
 from workbench.model.projector import Merge, Projector, ProjectorStep, Steps
 
 
@@ -41,7 +42,7 @@ def _qwen2_audio(config: Config) -> Parts:
     return joined(config, {AUDIO: clips}, text_config(config, "qwen2"))
 
 
-LONGEST_S = 600  # longest clip: Audio Flamingo 3's processor, `max_audio_len`
+LONGEST_S, MUSIC_LONGEST_S = 600, 1200  # of a clip: `max_audio_len` of Audio and Music Flamingo's processors
 _ENCODER_KEYS = {  # Audio Flamingo 3's keys -> those of Qwen2-Audio's encoder
     "hidden_size": "d_model",
     "num_hidden_layers": "encoder_layers",
@@ -51,22 +52,38 @@ _ENCODER_KEYS = {  # Audio Flamingo 3's keys -> those of Qwen2-Audio's encoder
 }
 
 
-def _audioflamingo3(config: Config) -> Parts:
+def _audioflamingo3(config: Config, longest_s: int = LONGEST_S) -> Parts:
     """Qwen2-Audio's encoder in front of an MLP; it reads several windows of a clip."""
     nested = part_config(config, "audio_config", "audioflamingo3_encoder")
     audio = {_ENCODER_KEYS.get(key, key): value for key, value in nested.items()}
     act, bias = text(config, "projector_hidden_act", "gelu"), flag(config, "projector_bias", default=True)
     if (act, bias) != ("gelu", True):
         raise ValueError(
-            f"audioflamingo3: want projector_hidden_act gelu and projector_bias true, got {act} and {bias}"
+            f"{config['model_type']}: want projector_hidden_act gelu and projector_bias true, got {act} and "
+            f"{bias}"
         )
     clips = Part(
-        config=audio | {"model_type": "qwen2_audio_encoder", "most_windows": LONGEST_S // CLIP_S},
+        config=audio | {"model_type": "qwen2_audio_encoder", "most_windows": longest_s // CLIP_S},
         projector=Projector.MLP,
         items={"seconds": CLIP_S},
         weights=AUDIO_TOWER | PROJECTOR,
     )
     return joined(config, {AUDIO: clips}, text_config(config, "qwen2"))
+
+
+def _musicflamingo(config: Config) -> Parts:
+    """As Audio Flamingo 3, with features that are rotated by their window and their time in it."""
+    parts = _audioflamingo3(config, MUSIC_LONGEST_S)
+    clips = parts.modules[AUDIO]
+    rotary = {
+        "rope_theta": 1200.0,
+        "partial_rotary_factor": 0.2,
+        **(config.get("rope_parameters") or {}),
+        "frame_s": number(config, "audio_frame_step", 0.01),
+    }
+    return replace(
+        parts, modules={**parts.modules, AUDIO: replace(clips, config={**clips.config, TIME_ROTARY: rotary})}
+    )
 
 
 def _voxtral(config: Config) -> Parts:
@@ -89,6 +106,40 @@ def _voxtral(config: Config) -> Parts:
     return joined(config, {AUDIO: clips}, {**_MINISTRAL, **text_config(config, "llama")})
 
 
+def _glmasr(config: Config) -> Parts:
+    """Four tokens side by side, then an MLP whose inner width is twice the language model's."""
+    heard = part_config(config, "audio_config", "glmasr_encoder")
+    width, ffn = whole(heard, "hidden_size", 1280), whole(heard, "intermediate_size", 5120)
+    if ffn != GLMASR_MERGE * width:
+        raise ValueError(
+            f"glmasr: audio_config.intermediate_size must be {GLMASR_MERGE * width}, {GLMASR_MERGE} times "
+            f"hidden_size, as {GLMASR_MERGE} tokens become one, got {ffn}"
+        )
+    llm = {**_GLMASR_TEXT, **text_config(config, "llama", ties=True)}
+    clips = Part(
+        config=heard | {"most_windows": GLMASR_LONGEST_S // CLIP_S},
+        projector=(
+            ProjectorStep(merge=GLMASR_MERGE),
+            ProjectorStep(linear=2 * whole(llm, "hidden_size")),
+            ProjectorStep(act=text(config, "projector_hidden_act", "gelu")),
+            ProjectorStep(linear_out=True),
+        ),
+        items={"seconds": CLIP_S},
+        weights=AUDIO_TOWER | two_linears(1, 3),
+    )
+    return joined(config, {AUDIO: clips}, llm)
+
+
+GLMASR_LONGEST_S = 655  # of a clip: its processor's `max_audio_len`
+_GLMASR_TEXT = {
+    "vocab_size": 59264,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-5,
+}
 _MINISTRAL = {
     "vocab_size": 131072,
     "hidden_size": 3072,
@@ -296,7 +347,9 @@ def _of_thinker(config: Config, kind: str, take_apart: Callable[[Config], Parts]
 COMPOSITES = (
     Composite(name="Qwen2-Audio", model_type="qwen2_audio", take_apart=_qwen2_audio),
     Composite(name="Audio Flamingo 3", model_type="audioflamingo3", take_apart=_audioflamingo3),
+    Composite(name="Music Flamingo", model_type="musicflamingo", take_apart=_musicflamingo),
     Composite(name="Voxtral", model_type="voxtral", take_apart=_voxtral),
+    Composite(name="GLM-ASR", model_type="glmasr", take_apart=_glmasr),
     Composite(name="Phi-4 multimodal", model_type="phi4_multimodal", take_apart=_phi4),
     Composite(name="Qwen2.5-Omni's thinker", model_type="qwen2_5_omni_thinker", take_apart=_thinker),
     Composite(

@@ -191,21 +191,25 @@ def _qwen3_5(config: Config, language_model: str, usual: int) -> Parts:
     return replace(_qwen3_vl(config, language_model, "qwen3_5_vision", usual), dropped=(head,))
 
 
-def _glm(config: Config, llm: str | None) -> Parts:
-    """GLM-4V's tower before a language model of GLM.
+def _glm(
+    config: Config, llm: str | None, seen: str = "glm4v_vision", widths: tuple[int, int] = (4096, 4096)
+) -> Parts:
+    """A tower of GLM before a language model of GLM.
 
     Args:
         llm: model_type of the language model; None: the one that the configuration names.
+        seen: model_type of the tower.
+        widths: of the tower's features and of the language model, where the configuration does not say.
     """
     inner = part_config(config, "text_config", llm or "glm4v_text")
     kind = llm or str(inner["model_type"])
-    if kind not in _GLM_TEXTS:
+    if llm is None and kind not in _GLM_TEXTS:
         raise ValueError(
             f"{config['model_type']}: text_config.model_type must be {' or '.join(_GLM_TEXTS)}, got {kind!r}"
         )
     ties = flag(config, "tie_word_embeddings") or (llm is not None and flag(inner, "tie_word_embeddings"))
-    vision = {**part_config(config, "vision_config", "glm4v_vision"), "model_type": "glm4v_vision"}
-    check_width(config, {"out_hidden_size": 4096, **vision}, "out_hidden_size", inner, 4096)
+    vision = {**part_config(config, "vision_config", seen), "model_type": seen}
+    check_width(config, {"out_hidden_size": widths[0], **vision}, "out_hidden_size", inner, widths[1])
     tower = Part(config=vision, weights={"": "model.visual."}, items={"images": [PAGE_PX]})
     return joined(config, {VISION: tower}, {**inner, "model_type": kind, "tie_word_embeddings": ties})
 
@@ -225,7 +229,9 @@ def _mistral3(config: Config) -> Parts:
 
 def _lighton_ocr(config: Config) -> Parts:
     """Mistral 3's encoder and projector, without biases."""
-    vision = part_config(config, "vision_config", "pixtral", _PIXTRAL | {"head_dim": 64})
+    vision = part_config(
+        config, "vision_config", "pixtral", _PIXTRAL | {"head_dim": 64, "hidden_act": "silu"}
+    )
     llm = text_config(config, "qwen3", absent=_QWEN3_SMALL, ties=True)
     out = ProjectorStep(linear_out=True, bias=False)
     return _in_squares(config, vision, llm, out, "gelu", names=("vision_encoder", "vision_projection"))
@@ -263,6 +269,24 @@ def _in_squares(
     return joined(config, {VISION: vision_part}, llm)
 
 
+def _video_llama(config: Config) -> Parts:
+    """Images through an MLP; where the processor merges patches, the tower does."""
+    vision = part_config(config, "vision_config", "video_llama_3_vision")
+    vision_part = Part(
+        config=vision,
+        projector=Projector.MLP,
+        items={"images": [PAGE_PX]},
+        weights={
+            "": "model.vision_model.",
+            "projector.linear_1.": "model.projector.readout.0.",
+            "projector.linear_2.": "model.projector.readout.2.",
+        },
+    )
+    llm = text_config(config, "qwen2")
+    ties = flag(config, "tie_word_embeddings") or flag(llm, "tie_word_embeddings")
+    return joined(config, {VISION: vision_part}, {**llm, "tie_word_embeddings": ties})
+
+
 def _kimi(config: Config) -> Parts:
     """A norm of every patch, squares of patches side by side, an MLP as wide as a square."""
     kind = "kimi_k25_vision"
@@ -294,23 +318,6 @@ def _kimi(config: Config) -> Parts:
     return joined(config, {VISION: vision_part}, text_config(config, "deepseek_v3", ties=True))
 
 
-def _deepseek_vl(config: Config) -> Parts:
-    """SigLIP's final states through an MLP with biases."""
-    vision = part_config(config, "vision_config", _SIGLIP)
-    out = ProjectorStep(linear_out=True)
-    vision_part = Part(
-        config=vision,
-        projector=(out, ProjectorStep(act="gelu"), out),
-        weights={
-            "": "model.vision_model.",
-            "projector.0.": "model.aligner.linear1.",
-            "projector.2.": "model.aligner.linear2.",
-        },
-    )
-    head = Dropped(weights="model.vision_model.head.", what="SigLIP's pooling head")
-    return joined(config, {VISION: vision_part}, text_config(config, "llama", ties=False), dropped=(head,))
-
-
 _PIXTRAL = {
     "hidden_size": 1024,
     "intermediate_size": 4096,
@@ -319,6 +326,7 @@ _PIXTRAL = {
     "image_size": 1540,
     "patch_size": 14,
 }
+_PIXTRAL_OCR = _PIXTRAL | {"head_dim": 64, "hidden_act": "silu"}
 _MISTRAL_SMALL = {
     "hidden_size": 5120,
     "intermediate_size": 32768,
@@ -327,6 +335,7 @@ _MISTRAL_SMALL = {
     "num_key_value_heads": 8,
     "head_dim": 128,
     "vocab_size": 131072,
+    "sliding_window": None,
 }
 _QWEN3_SMALL = {
     "hidden_size": 1024,
@@ -361,6 +370,11 @@ COMPOSITES = (
     Composite(
         name="GLM-4.5V", model_type="glm4v_moe", take_apart=lambda config: _glm(config, "glm4v_moe_text")
     ),
+    Composite(
+        name="GLM-OCR",
+        model_type="glm_ocr",
+        take_apart=lambda config: _glm(config, "glm_ocr_text", "glm_ocr_vision", (1536, 1024)),
+    ),
     Composite(name="GLM-4.6V", model_type="glm46v", take_apart=lambda config: _glm(config, None)),
     Composite(name="InternVL", model_type="internvl", take_apart=_internvl),
     Composite(name="Gemma 3 with images", model_type="gemma3", take_apart=_gemma3),
@@ -369,6 +383,6 @@ COMPOSITES = (
     Composite(name="SmolVLM", model_type="smolvlm", take_apart=_smolvlm),
     Composite(name="Mistral 3 with images", model_type="mistral3", take_apart=_mistral3),
     Composite(name="LightOnOCR", model_type="lighton_ocr", take_apart=_lighton_ocr),
+    Composite(name="VideoLLaMA 3", model_type="video_llama_3", take_apart=_video_llama),
     Composite(name="Kimi K2.5", model_type="kimi_k25", take_apart=_kimi),
-    Composite(name="DeepSeek-VL", model_type="deepseek_vl", take_apart=_deepseek_vl),
 )

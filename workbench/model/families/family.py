@@ -25,6 +25,7 @@ from workbench.model.shape import Shape
 from workbench.model.transformer import Norm, norm
 
 Layers = tuple[Layer, ...]
+_TIME_ROTARY = "time_rotary"  # rotation of features by their time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +215,7 @@ class Tower:
         stacked: number of features side by side in its output: its own and those of some blocks, each for
             another layer of the LLM.
         merger: operators of its own merger after the final norm; empty: Qwen2-VL's.
+        rotated: numbers of each token that are rotated by its time after the final norm.
     """
 
     layers: Layers
@@ -224,6 +226,7 @@ class Tower:
     is_read: bool = False
     stacked: int = 1
     merger: tuple[Operator, ...] = ()
+    rotated: int = 0
 
     def up_to(self, feature_layer: int) -> "Tower":
         """The tower whose output is a hidden state: 0 the embedding's, n block n's, -1 the last block's.
@@ -231,9 +234,13 @@ class Tower:
         Later blocks and the final norm are left out.
 
         Raises:
-            ValueError: there is no such hidden state, or the tower has stacked features.
+            ValueError: there is no such hidden state, or the tower has stacked or rotated features.
         """
         states = len(self.layers)
+        if self.rotated:
+            raise ValueError(
+                f"its features are rotated by time: it has no feature_layer, got {feature_layer}"
+            )
         if self.stacked > 1:
             raise ValueError(
                 f"its blocks give features besides: it has no feature_layer, got {feature_layer}"
@@ -248,11 +255,19 @@ class Tower:
         if kind not in self.projectors if isinstance(kind, Projector) else has_own:
             allowed = " or ".join(repr(each.value) for each in sorted(self.projectors))
             raise ValueError(f"its projector must be {allowed}, got {shown(kind)}")
+        if self.rotated and not isinstance(kind, Projector):
+            raise ValueError(
+                f"its features are rotated by time: its projector must have a name, got {shown(kind)}"
+            )
         if self.merger:
             return self._merged(llm_width)
         layer = projector_layer(
             Projection(kind=kind, in_width=self.width, out_width=llm_width, norm=self.norm, merge=self.merge)
         )
+        if self.rotated:
+            rotary = Pointwise(name=_TIME_ROTARY, width=self.rotated, num_passes=2, tokens=TokenCount.OUT)
+            first, *others = layer.operators
+            layer = replace(layer, operators=(first, rotary, *others))
         if self.stacked > 1:
             return self._with_stacked(layer)
         if not self.is_read:
@@ -296,6 +311,7 @@ class Encoder(Architecture):
         image_tokens: of an image of (height, width) pixels, where it takes any size.
         clip_tokens: of a clip of so many seconds, one item for each of its windows.
         video: of one of (height, width) pixels and so many seconds, one item for each of its frames or steps.
+        pads_items: whether items are padded to full length, and only the first of their tokens are read.
         takes_native_only: whether a configuration has items of one size only.
         tiles: of an image before a tower of one size, cut as the model's processor does.
         splits: (height, width) in pixels of what a processor makes of an image before a tower of any size.
@@ -307,6 +323,7 @@ class Encoder(Architecture):
     image_tokens: Callable[[Config, int, int], ItemTokens] | None = None
     clip_tokens: Callable[[Config, float], tuple[ItemTokens, ...]] | None = None
     video: Callable[[Config, int, int, float], Video] | None = None
+    pads_items: bool = False
     takes_native_only: Callable[[Config], bool] = lambda config: False
     tiles: Tiles = anyres
     splits: Callable[[Config, int, int], Sequence[tuple[int, int]]] = lambda config, height, width: (

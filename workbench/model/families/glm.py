@@ -19,6 +19,7 @@ from workbench.model.transformer import Norm, Placement
 _SECTION = (8, 12, 12)  # angles of time, row and column
 _HALF = 0.5  # of a head is rotated
 _DENSE = default_sizes(151552, 4096, 13696, 40, 32, num_key_value_heads=2)
+_OCR = default_sizes(59392, 1024, 4096, 16, 16, num_key_value_heads=8)
 _SPARSE = default_sizes(151552, 4096, 10944, 46, 96, num_key_value_heads=8, attention_bias=False)
 _ROUTED = {
     "n_routed_experts": 128,
@@ -56,6 +57,10 @@ def _head_of_text(config: Config) -> int:
     return share
 
 
+def _head_of_ocr(config: Config) -> int:
+    return whole(config, "head_dim", _share(config, _OCR))
+
+
 def _head_of_sparse(config: Config) -> int:
     return whole(config, "head_dim", _share(config, _SPARSE))
 
@@ -66,16 +71,17 @@ def _rotary_dim(config: Config, head_dim: int, default: float) -> int:
     return rotated + rotated % 2
 
 
-def _dense(config: Config, head_dim: HeadDim, default: float) -> Layers:
+def _dense(config: Config, head_dim: HeadDim, default: float, sizes: Mapping[str, Any] = _DENSE) -> Layers:
     """Norms before and after attention and MLP; only queries, keys and values have biases.
 
     Args:
         default: share of a head that is rotated where nothing says it.
+        sizes: defaults of the configuration.
     """
     width = head_dim(config)
     return llama_like(
         {**config, "head_dim": width},
-        defaults=_DENSE,
+        defaults=sizes,
         heads={
             "bias": "qkv" if flag(config, "attention_bias", default=True) else "",
             "rotary_dim": _rotary_dim(config, width, default),
@@ -88,6 +94,11 @@ def _dense(config: Config, head_dim: HeadDim, default: float) -> Layers:
 def _glm4v_text(config: Config) -> Layers:
     """Always with biases."""
     return _dense({**config, "attention_bias": True}, _head_of_text, 1.0)
+
+
+def _ocr_text(config: Config) -> Layers:
+    """Always without biases."""
+    return _dense({**config, "attention_bias": False}, _head_of_ocr, 1.0, _OCR)
 
 
 def _mixture(config: Config, sizes: Mapping[str, Any]) -> Layers:
@@ -148,6 +159,13 @@ GLM4V_TEXT = LanguageModel(
     check_config=partial(_check_axes, head_dim=_head_of_text, default=1.0),
     examples={"glm-4.1v text": Example(config=EXAMPLE_LLM | _AXES)},
     make=_glm4v_text,
+)
+GLM_OCR_TEXT = LanguageModel(
+    name="GLM-OCR text",
+    model_type="glm_ocr_text",
+    check_config=partial(_check_axes, head_dim=_head_of_ocr, default=1.0),
+    examples={"glm-ocr text": Example(config=EXAMPLE_LLM | _AXES | {"head_dim": 32})},
+    make=_ocr_text,
 )
 GLM4_MOE = LanguageModel(
     name="GLM-4.5",

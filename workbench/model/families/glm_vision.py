@@ -1,4 +1,4 @@
-"""GLM-4V's vision tower: images of any size, with positions interpolated from a table, and its own merger."""
+"""Towers of GLM-4V and GLM-OCR: images of any size with a merger, and an interpolated table of positions."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,21 +21,48 @@ def _glm4v(config: Config) -> Tower:
     """The width of its blocks' MLPs is that of the LLM, and their `intermediate_size` the merger's."""
     width, out = whole(config, "hidden_size", 1536), whole(config, "out_hidden_size", OUT_WIDTH)
     heads = heads_of(config, width=width, num=whole(config, "num_heads", 12), causal=False)
-    bias = "qkv" if flag(config, "attention_bias") else ""
-    activation = text(config, "hidden_act", "silu")
     block = Block(
         width=width,
-        heads=replace(heads, bias=bias, fused=True, rotary=True),
-        mlp=Mlp(width=out, gated=True, activation=activation),
+        heads=replace(heads, bias="qkv" if flag(config, "attention_bias") else "", fused=True, rotary=True),
+        mlp=Mlp(width=out, gated=True, activation=text(config, "hidden_act", "silu")),
         norm=Norm.RMS,
-    )
-    elements = whole(config, "in_channels", 3) * whole(config, "temporal_patch_size", 2)
-    embed = patch_embedding(
-        patch_elements=elements * whole(config, "patch_size", PATCH_PX) ** 2, width=width, bias=True
     )
     positions = (
         norm("post_conv_norm", width, Norm.RMS),
         *learned_positions(_side(config) ** 2, width),
+    )
+    return _tower(config, block, out, whole(config, "intermediate_size", 13696), positions)
+
+
+def _glm_ocr(config: Config) -> Tower:
+    """Without a table of positions; norms of every head's queries and keys; MLPs as wide as they say."""
+    width, out = whole(config, "hidden_size", 1024), whole(config, "out_hidden_size", 1536)
+    heads = heads_of(config, width=width, num=whole(config, "num_heads", 16), causal=False)
+    has_bias = flag(config, "attention_bias", default=True)
+    block = Block(
+        width=width,
+        heads=replace(heads, bias="qkvo" if has_bias else "", fused=True, rotary=True, qk_norm=Norm.RMS),
+        mlp=Mlp(
+            width=whole(config, "intermediate_size", 4096),
+            gated=True,
+            activation=text(config, "hidden_act", "silu"),
+            bias=has_bias,
+        ),
+        norm=Norm.RMS,
+    )
+    return _tower(config, block, out, out * whole(config, "in_channels", 3))
+
+
+def _tower(config: Config, block: Block, out: int, ffn: int, positions: tuple[Operator, ...] = ()) -> Tower:
+    """Patches of some frames, blocks, and a merger.
+
+    Args:
+        out: width of its features; ffn: of the merger's MLP.
+        positions: what follows the patches.
+    """
+    elements = whole(config, "in_channels", 3) * whole(config, "temporal_patch_size", 2)
+    embed = patch_embedding(
+        patch_elements=elements * whole(config, "patch_size", PATCH_PX) ** 2, width=block.width, bias=True
     )
     merge = whole(config, "spatial_merge_size", 2) ** 2
     return Tower(
@@ -43,11 +70,11 @@ def _glm4v(config: Config) -> Tower:
             replace(embed, operators=(*embed.operators, *positions)),
             *block_layers(block, count(config, "depth", 24)),
         ),
-        width=width,
+        width=block.width,
         norm=Norm.RMS,
         merge=merge,
         projectors=(Projector.MERGER,),
-        merger=_merger(merge * width, out, whole(config, "intermediate_size", 13696), activation),
+        merger=_merger(merge * block.width, out, ffn, block.mlp.activation),
     )
 
 
@@ -140,4 +167,25 @@ GLM4V_VISION = Encoder(
         "no preprocessor_config.json has a size"
     ),
     shares_tokens=False,
+)
+GLM_OCR_VISION = replace(
+    GLM4V_VISION,
+    name="GLM-OCR vision",
+    model_type="glm_ocr_vision",
+    aliases=(),
+    examples={
+        "glm-ocr": Example(
+            config={
+                "depth": 4,
+                "hidden_size": EXAMPLE_WIDTH,
+                "intermediate_size": 352,
+                "num_heads": 4,
+                "patch_size": 4,
+                "out_hidden_size": EXAMPLE_WIDTH,
+            },
+            tokens=(128, 32),
+        )
+    },
+    make=_glm_ocr,
+    native_tokens=None,
 )

@@ -25,14 +25,16 @@ from workbench.model.families.dit import DIT
 from workbench.model.families.family import Architecture, Family
 from workbench.model.families.gemma4 import GEMMA4
 from workbench.model.families.gemma4_vision import GEMMA4_VISION
-from workbench.model.families.glm import GLM4, GLM4_MOE, GLM4V_MOE_TEXT, GLM4V_TEXT
-from workbench.model.families.glm_vision import GLM4V_VISION
+from workbench.model.families.glm import GLM4, GLM4_MOE, GLM4V_MOE_TEXT, GLM4V_TEXT, GLM_OCR_TEXT
+from workbench.model.families.glm_vision import GLM4V_VISION, GLM_OCR_VISION
 from workbench.model.families.gpt_oss import GPT_OSS
+from workbench.model.families.janus_vision import JANUS_VISION
 from workbench.model.families.kimi_vision import KIMI_VISION
 from workbench.model.families.lfm2 import LFM2
 from workbench.model.families.llama4 import LLAMA4
 from workbench.model.families.mixtures import MIXTRAL, QWEN3_MOE, QWEN3_OMNI_TEXT, QWEN3_VL_MOE_TEXT
 from workbench.model.families.mllama import MLLAMA_TEXT, MLLAMA_VISION
+from workbench.model.families.paddleocr import PADDLEOCR_TEXT, PADDLEOCR_VISION
 from workbench.model.families.phi4_audio import PHI4_AUDIO
 from workbench.model.families.qwen3_omni_audio import QWEN3_OMNI_AUDIO
 from workbench.model.families.qwen_hybrid import QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_NEXT
@@ -45,6 +47,7 @@ from workbench.model.families.qwen_vision import (
     QWEN3_VL,
 )
 from workbench.model.families.siglip2 import SIGLIP2
+from workbench.model.families.video_llama_vision import VIDEO_LLAMA_VISION
 from workbench.model.families.vit import (
     AIMV2,
     CLIP,
@@ -55,7 +58,7 @@ from workbench.model.families.vit import (
     PIXTRAL,
     SIGLIP,
 )
-from workbench.model.families.whisper import OMNI_AUDIO, QWEN2_AUDIO, VOXTRAL_ENCODER, WHISPER
+from workbench.model.families.whisper import GLMASR_ENCODER, OMNI_AUDIO, QWEN2_AUDIO, VOXTRAL_ENCODER, WHISPER
 from workbench.model.model_graph import GENERATED
 from workbench.model.shape import UNET
 
@@ -86,6 +89,8 @@ FAMILIES: tuple[Family, ...] = (
     GLM4_MOE,
     GLM4V_TEXT,
     GLM4V_MOE_TEXT,
+    GLM_OCR_TEXT,
+    PADDLEOCR_TEXT,
     COHERE2,
     PHI,
     PHI3,
@@ -110,6 +115,7 @@ FAMILIES: tuple[Family, ...] = (
     SIGLIP,
     SIGLIP2,
     IDEFICS3_VISION,
+    JANUS_VISION,
     AIMV2,
     Family(name="EVA-CLIP", role="vision", zoo="eva-clip-g-14", reason=_NOT_IN_TRANSFORMERS),
     PIXTRAL,
@@ -120,7 +126,10 @@ FAMILIES: tuple[Family, ...] = (
     QWEN3_OMNI_VISION,
     QWEN3_5_VISION,
     GLM4V_VISION,
+    GLM_OCR_VISION,
     KIMI_VISION,
+    VIDEO_LLAMA_VISION,
+    PADDLEOCR_VISION,
     GEMMA4_VISION,
     INTERNVIT,
     MLLAMA_VISION,
@@ -130,6 +139,7 @@ FAMILIES: tuple[Family, ...] = (
     OMNI_AUDIO,
     QWEN3_OMNI_AUDIO,
     VOXTRAL_ENCODER,
+    GLMASR_ENCODER,
     PHI4_AUDIO,
     DIT,
     Family(

@@ -1,17 +1,20 @@
-"""Whisper's encoder, and others built like it: Qwen2-Audio's, Qwen2.5-Omni's and Voxtral's."""
+"""Whisper's encoder, and others built like it: Qwen2-Audio's, Qwen2.5-Omni's, Voxtral's and GLM-ASR's."""
 
 from dataclasses import replace
 from typing import Any
 
-from workbench.data.corpus import ItemTokens, whisper_tokens, windowed_tokens
+from workbench.data.corpus import WHISPER_FRAME_S, ItemTokens, whisper_tokens, windowed_tokens
 from workbench.model.config_fields import Config, count, heads_of, number, text, whole
 from workbench.model.families.family import EXAMPLE_TOKENS, EXAMPLE_WIDTH, Encoder, Example, Tower
+from workbench.model.families.positions import PARTIAL, rotated_share
 from workbench.model.layer import Lookup
 from workbench.model.module_layers import block_layers, whisper_stem
 from workbench.model.projector import Projector
 from workbench.model.shape import Shape
-from workbench.model.transformer import Norm, vit_block
+from workbench.model.transformer import Block, Mlp, Norm, vit_block
 
+TIME_ROTARY = "time_rotary"  # a composite's parameters of the rotation of features by time
+GLMASR_MERGE, _ROTATED = 4, 0.5  # tokens that become one; the share of a head that is rotated
 OMNI_LONGEST_S = 300  # of a clip, in the processors of the released checkpoints
 
 
@@ -46,8 +49,31 @@ def _qwen2_audio(config: Config) -> Tower:
         "num_mel_bins": 128,
     }
     given = {key: value for key, value in config.items() if value is not None}
-    projectors = (Projector.LINEAR, Projector.MLP)
-    return replace(_whisper({**sizes, **given}), merge=2, projectors=projectors)
+    tower = _whisper({**sizes, **given})
+    return replace(
+        tower,
+        merge=2,
+        projectors=(Projector.LINEAR, Projector.MLP),
+        rotated=_rotated_by_time(config, tower.width),
+    )
+
+
+def _rotated_by_time(config: Config, width: int) -> int:
+    """Numbers of a token that turn by its time, half of them by its window, in Music Flamingo.
+
+    Raises:
+        ValueError: more of them than the token has.
+    """
+    if config.get(TIME_ROTARY) is None:
+        return 0
+    half = int(width * number({"model_type": config["model_type"], **config[TIME_ROTARY]}, PARTIAL, 1.0))
+    rotated = 2 * (half + half % 2)
+    if rotated > width:
+        raise ValueError(
+            f"{PARTIAL} must be at most 0.5, as window and time rotate a share each, got "
+            f"{config[TIME_ROTARY].get(PARTIAL)}; nearest: 0.5"
+        )
+    return rotated
 
 
 def _omni(config: Config) -> Tower:
@@ -86,6 +112,53 @@ def _voxtral(config: Config) -> Tower:
         "max_source_positions": whole(config, "max_source_positions", 1500),
     }
     return _whisper({"model_type": config["model_type"], **sizes})
+
+
+def _glmasr(config: Config) -> Tower:
+    """Whisper's encoder with rotary positions of a part of every head instead of a table."""
+    width = whole(config, "hidden_size", 1280)
+    num = whole(config, "num_attention_heads", 20)
+    heads = heads_of(
+        config, width=width, num=num, causal=False, num_kv=whole(config, "num_key_value_heads", num)
+    )
+    rotated = int(heads.dim * rotated_share(config, _ROTATED))  # in pairs
+    block = Block(
+        width=width,
+        heads=replace(heads, bias="qvo", rotary=True, rotary_dim=rotated + rotated % 2),
+        mlp=Mlp(
+            width=whole(config, "intermediate_size", 5120),
+            gated=False,
+            activation=text(config, "hidden_act", "gelu"),
+            bias=True,
+        ),
+        norm=Norm.LAYER,
+    )
+    stem = whisper_stem(mel_bins=whole(config, "num_mel_bins", 128), width=width, num_positions=None)
+    layers = (stem, *block_layers(block, count(config, "num_hidden_layers", 32)))
+    return Tower(layers=layers, width=width, norm=Norm.LAYER)
+
+
+def _glmasr_window(config: Config) -> int:
+    return whole(config, "max_position_embeddings", 1500)
+
+
+def _glmasr_tokens(config: Config, duration_s: float) -> tuple[ItemTokens, ...]:
+    """Items of a clip: windows filled up with silence, of which only the clip's own tokens are read.
+
+    Four of them become one, so a rest of fewer is dropped.
+
+    Source: `_get_audio_token_length` of transformers' processor for GLM-ASR.
+
+    Raises:
+        ValueError: a clip that is too short for a token.
+    """
+    window, most = _glmasr_window(config), count(config, "most_windows", 1)
+    clips = windowed_tokens(duration_s, window_tokens=window, most_windows=most)
+    heard = [clip.tokens_out for clip in clips if clip.tokens_out >= GLMASR_MERGE]
+    if not heard:
+        least_s = (GLMASR_MERGE - 1) * WHISPER_FRAME_S
+        raise ValueError(f"audio clip: want a duration of more than {least_s} s, got {duration_s} s")
+    return tuple(ItemTokens(window, tokens) for tokens in heard)
 
 
 def _clip_tokens(config: Config, duration_s: float) -> tuple[ItemTokens, ...]:
@@ -185,4 +258,26 @@ VOXTRAL_ENCODER = Encoder(
     make=_voxtral,
     clip_tokens=_clip_tokens,
     has_longest_item=True,
+)
+GLMASR_ENCODER = Encoder(
+    name="GLM-ASR encoder",
+    role="audio",
+    model_type="glmasr_encoder",
+    examples={
+        "glm-asr": Example(
+            config={
+                "hidden_size": EXAMPLE_WIDTH,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 4,
+                "intermediate_size": 512,
+                "num_mel_bins": 80,
+                "max_position_embeddings": EXAMPLE_TOKENS,
+            }
+        )
+    },
+    make=_glmasr,
+    clip_tokens=_glmasr_tokens,
+    pads_items=True,
+    longest_item=_glmasr_window,
+    shares_tokens=False,
 )

@@ -1,0 +1,158 @@
+"""Composites as wholes: gradients are transformers', and layouts train as one process does."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from experiments.doors.whole_configs import CONFIGS
+from experiments.doors.whole_models import modules_of
+from runtime.step.stage_module import build_stage_module
+from runtime.world.pool import Pool
+from tests.composite_gradients import assert_same_gradients, gradients_of_both
+from tests.encoder_cases import widen_vision_rotations
+from tests.plans import disjoint_plan, finish
+from tests.test_composites_weights import plan_of
+from tests.test_parity import assert_same
+from workbench.data.sample import Sample, Segment
+from workbench.masks.patterns import CAUSAL
+from workbench.model.composites.composite import AUDIO, LLM, VISION
+from workbench.model.composites.registry import take_apart
+from workbench.model.model_graph import TEXT, ModelGraph, connect
+from workbench.plan.plan import ModuleSettings, Plan, Recompute
+from workbench.plan.stage import Stage
+
+torch.set_num_threads(1)
+
+
+class Whole(NamedTuple):
+    """What is trained, and how.
+
+    Args:
+        batch: of two to four samples; the first two have items.
+        shares_tokens: whether context-parallel ranks can share the encoder's tokens.
+    """
+
+    batch: tuple[Sample, ...]
+    shares_tokens: bool = False
+
+
+def batch_of(items: Sequence[Segment], mask: str = CAUSAL) -> tuple[Sample, ...]:
+    """Two items in a sample, one in the next, none in the last; `items` are three."""
+    first, second, third = items
+    said = Segment(TEXT, 0, 5, 5)
+    return (
+        Sample(0, (said, first, replace(second, k=1)), mask),
+        Sample(1, (third, said), mask),
+        Sample(2, (Segment(TEXT, 0, 9, 9),)),
+    )
+
+
+ONE_SIZE = [Segment(VISION, 0, 16, 16)] * 3
+BESIDE_A_CLASS = [Segment(VISION, 0, 17, 16)] * 3
+ONE_SIZE_MERGED = [Segment(VISION, 0, 16, 4)] * 3
+SQUARES = [Segment(VISION, 0, *size) for size in ((48, 12), (16, 4), (60, 15))]
+PATCHES = [Segment(VISION, 0, 24, 24), Segment(VISION, 0, 12, 12, (2, 6)), Segment(VISION, 0, 35, 35)]
+SOFT = [Segment(VISION, 0, 24, 6), Segment(VISION, 0, 16, 4, (2, 8)), Segment(VISION, 0, 24, 6, (6, 4))]
+HEARD = [Segment(AUDIO, 0, 12, tokens) for tokens in (3, 1, 2)]
+WINDOWS = [Segment(AUDIO, 0, *size) for size in ((10, 5), (7, 3), (6, 3))]
+WHOLES = {
+    **{
+        name: Whole(batch_of(SQUARES))
+        for name in ("glm4v", "glm4v_moe", "glm46v", "glm_ocr", "paddleocr_vl", "kimi_k25")
+    },
+    **{name: Whole(batch_of(SOFT, "gemma4")) for name in ("gemma4", "gemma4, experts")},
+    "video_llama_3": Whole(batch_of(PATCHES)),
+    "video_llama_3, squares": Whole(batch_of(SQUARES)),
+    "video_llava": Whole(batch_of(BESIDE_A_CLASS), shares_tokens=True),
+    "janus": Whole(batch_of(ONE_SIZE), shares_tokens=True),
+    **{
+        name: Whole(batch_of(ONE_SIZE_MERGED), shares_tokens=True)
+        for name in ("aya_vision", "cohere2_vision")
+    },
+    "glmasr": Whole(batch_of(HEARD)),
+    "musicflamingo, fast": Whole(batch_of(WINDOWS), shares_tokens=True),
+}
+EXPERTS = ("glm4v_moe", "kimi_k25", "gemma4, experts")
+TIED = {"model.language_model.embed_tokens.weight", "lm_head.weight"}
+
+
+@pytest.fixture(autouse=True)
+def _in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    widen_vision_rotations(monkeypatch)
+
+
+@pytest.mark.parametrize("name", [*WHOLES, "kimi_k25, tied", "janus, untied", "glmasr, grouped"])
+def test_gradients_are_those_of_the_whole_model(name: str, tmp_path: Path, pool: Pool) -> None:
+    """Of every weight that a module has, the encoder's and the language model's, on a stage each and two."""
+    ours, theirs = gradients_of_both(name, plan_of(name), tmp_path / "whole", pool)
+    assert ours.keys() - TIED == theirs.keys() - TIED
+    assert_same_gradients(ours, theirs, ours.keys() & theirs.keys())
+
+
+def whole(name: str) -> ModelGraph:
+    """The encoder before its language model."""
+    modules = modules_of(dict(take_apart(CONFIGS[name]).modules))
+    return connect("whole", (*(module for called, module in modules.items() if called != LLM), modules[LLM]))
+
+
+def cuts_of(graph: ModelGraph) -> dict[str, tuple[int, ...]]:
+    """The encoder on one stage, the language model on two."""
+    encoder, llm = graph.modules
+    return {encoder.name: (len(encoder.layers),), llm.name: (2, len(llm.layers) - 2)}
+
+
+@pytest.mark.parametrize("name", WHOLES)
+def test_two_ranks_of_a_tower_and_of_a_language_model_split_tokens(name: str, pool: Pool) -> None:
+    """Tensor- and sequence-parallel."""
+    graph = whole(name)
+    divided = tuple(ModuleSettings(module=module.name, sequence_parallel=True) for module in graph.modules)
+    grids = {module.name: (1, 2) for module in graph.modules}
+    plan = disjoint_plan(graph, WHOLES[name].batch, cuts_of(graph), grids=grids)
+    assert_same(replace(plan, settings=replace(plan.settings, modules=divided)), pool)
+
+
+@pytest.mark.parametrize("name", WHOLES)
+def test_context_parallel_ranks_behind_a_tower(name: str, pool: Pool) -> None:
+    """Whose tokens ranks share, too, where they can; one that turns by its places is refused."""
+    graph, (batch, shares_tokens) = whole(name), WHOLES[name]
+    encoder = graph.modules[0].name
+    shared = {encoder: (2, 1), LLM: (2, 1)}
+    assert_same(
+        disjoint_plan(graph, batch, cuts_of(graph), grids=shared if shares_tokens else {LLM: (2, 1)}), pool
+    )
+    if not shares_tokens:
+        plan = disjoint_plan(graph, batch[:2], cuts_of(graph), grids=shared)
+        with pytest.raises(ValueError, match="does not share tokens over ranks; want cp 1, got 2"):
+            build_stage_module(plan, plan.stages[0], seed=0, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", WHOLES)
+def test_replicas_and_stages(name: str, pool: Pool) -> None:
+    graph = whole(name)
+    cuts = {module.name: (2, len(module.layers) - 2) for module in graph.modules}
+    assert_same(disjoint_plan(graph, WHOLES[name].batch[:2], cuts, replicas=2), pool)
+
+
+def experts_plan(name: str) -> Plan:
+    """The tower on a rank of its own, experts on two."""
+    graph = whole(name)
+    stages = [
+        Stage(id=i, module=module.name, replica=0, layers=(0, len(module.layers)), ranks=ranks, ep=ep)
+        for i, (module, ranks, ep) in enumerate(zip(graph.modules, (((0,),), ((1, 2),)), (1, 2), strict=True))
+    ]
+    return finish(graph, WHOLES[name].batch, stages)
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_over_two_ranks_behind_a_tower(name: str, pool: Pool) -> None:
+    assert_same(experts_plan(name), pool)
+
+
+def test_experts_over_two_ranks_are_recomputed(pool: Pool) -> None:
+    plan = experts_plan("glm4v_moe")
+    again = tuple(ModuleSettings(module=m.name, recompute=Recompute.FULL) for m in plan.model.modules)
+    assert_same(replace(plan, settings=replace(plan.settings, modules=again)), pool)
