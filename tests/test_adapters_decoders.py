@@ -9,7 +9,10 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.cohere2 import modeling_cohere2 as cohere2
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Attention
+from transformers.models.ernie4_5.modeling_ernie4_5 import Ernie4_5Attention
+from transformers.models.ernie4_5_moe.modeling_ernie4_5_moe import Ernie4_5_MoeAttention
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRouter
+from transformers.models.mistral4.modeling_mistral4 import Mistral4ForCausalLM
 
 from experiments.doors.detours import DETOURS
 from runtime.models.attention import Packing, pack, packed_sdpa
@@ -38,6 +41,8 @@ INSIDE = (
     "glm4v_text",
     "glm4v_moe_text",
 )
+ROTATED = (Ernie4_5Attention, Ernie4_5_MoeAttention)  # through float32
+NOT_AUTO = {"mistral4": Mistral4ForCausalLM}  # which transformers finds under no name
 # Every family that no other test holds against transformers is tried by its examples.
 ELSEWHERE = (*tiny_models.DECODERS.values(), *paper_models.DECODERS.values(), LLAMA4, cross_models.LANGUAGE)
 CASES = {
@@ -110,13 +115,15 @@ def original(name: str, ours: StageModule) -> nn.Module:
     family = adapter.family
     config = family.config.from_dict(CASES[name])
     config._experts_implementation = "eager"  # the others know no float64
-    theirs = AutoModelForCausalLM.from_config(config, attn_implementation="plain").to(F64).eval()
+    auto = NOT_AUTO.get(config.model_type, AutoModelForCausalLM)
+    make = auto.from_config if auto is AutoModelForCausalLM else auto._from_config
+    theirs = make(config, attn_implementation="plain").to(F64).eval()
     if family.norm is not None:
         widen_norms(theirs, family.norm, family.norm_offset)
     if family.router is not None:
         replace_parts(theirs, family.router, family.own_router)
     for module in theirs.modules():
-        if isinstance(module, (*DELTA_NETS, DeepseekV2Attention, Gemma4TextRouter)):
+        if isinstance(module, (*DELTA_NETS, DeepseekV2Attention, Gemma4TextRouter, *ROTATED)):
             module.forward = in_float64(module.forward)
     theirs.to(F64)
     theirs.tie_weights()
@@ -140,7 +147,7 @@ def loss_of(theirs: nn.Module, ids_T: Tensor, lengths: tuple[int, ...]) -> Tenso
 def test_two_samples_of_a_decoder_equal_transformers(name: str) -> None:
     ours, _, data = build(tiny_models.llm(CASES[name]), F64, *SAMPLES)
     for constant in ours.named_constants().values():
-        constant.copy_(torch.linspace(-0.2, 0.2, len(constant)))
+        constant.copy_(torch.linspace(-0.2, 0.2, constant.numel()).view_as(constant))
     theirs = original(name, ours)
     expected = loss_of(theirs, data.input_ids, data.tokens_in)
     expected.backward()

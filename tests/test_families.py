@@ -1,6 +1,7 @@
 """What every model family holds, by the registries: listed, read, counted, built and accounted alike."""
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -17,23 +18,26 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransforme
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni_3
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
-from experiments.fidelity.family_memory import EXAMPLES, module_of
+from experiments.fidelity.family_memory import EXAMPLES, cases_of, module_of
 from runtime.data.batches import SyntheticSource, microbatch_data
 from runtime.frontend.items import reader_of
 from runtime.models.adapter import Adapter
 from runtime.models.choose import ADAPTERS, adapter_of
 from runtime.models.encoder import EncoderAdapter
+from runtime.models.glm import CORRECTION
 from runtime.reference import whole_stage
 from tests import cross_models, tiny_models
 from tests.command_line import accept, workbench
 from tests.test_adapters_decoders import CASES as DECODERS
-from tests.test_adapters_decoders import INSIDE
+from tests.test_adapters_decoders import INSIDE, NOT_AUTO
 from tests.test_adapters_encoders import CASES as ENCODERS
 from tests.test_adapters_encoders import module_of as encoder_of
 from tests.test_adapters_llama4 import LLAMA4
 from tests.test_memory_eager import materialised
 from workbench.cost.roofline import Grid
 from workbench.data.sample import Sample, Segment
+from workbench.export import mimo_limits, torchtitan
+from workbench.export.registry import BY_NAME
 from workbench.memory.eager import eager_kept, shared_bytes
 from workbench.memory.setting import Setting
 from workbench.model.families.family import Architecture, Encoder, Generator, LanguageModel
@@ -46,6 +50,7 @@ from workbench.plan.work import work_of
 
 # Encoders that transformers builds inside larger models alone, and a decoder beside its tower.
 PARTS = {
+    **NOT_AUTO,
     "llama4_vision_model": Llama4VisionModel,
     "mllama_text_model": MllamaForCausalLM,
     "mllama_vision_model": MllamaVisionModel,
@@ -65,6 +70,7 @@ FEATURES_WIDTH = {
     "glm4v_vision": 4096,
 }  # what its blocks give, and so an LLM behind it has
 ONE_MASK = ("mllama tower",)  # its blocks keep the one mask that the whole stage has; held by its runs
+TEXT_SAMPLE = Sample(0, (Segment("text", 0, 5, 5),))
 FROM_TRANSFORMERS = [
     name
     for name, (family, _) in EXAMPLES.items()
@@ -138,7 +144,8 @@ def test_weights_are_those_of_transformers(name: str) -> None:
     module = module_of(name)
     adapter, (family, example) = adapter_of(module), EXAMPLES[name]
     ours = {key: shape for key, shape in adapter.shapes().items() if not key.startswith("projector.")}
-    weights = original(adapter, family, example.config).named_parameters()
+    built = original(adapter, family, example.config).named_parameters()
+    weights = [(key, weight) for key, weight in built if not key.endswith(CORRECTION)]
     used = {key: tuple(weight.shape) for key, weight in weights if not key.startswith(adapter.ignored)}
     assert ours == used
     assert sum(torch.Size(shape).numel() for shape in adapter.shapes().values()) == module.num_parameters
@@ -223,6 +230,30 @@ def test_absent_keys_mean_what_transformers_takes_them_for(kind: str) -> None:
     assert layers({"model_type": kind, **stated}) == layers(
         config_class_of(adapter, kind)(**stated).to_dict()
     )
+
+
+@pytest.mark.parametrize(
+    ("target", "compared"), [("megatron", mimo_limits.FAMILIES), ("torchtitan", torchtitan.FAMILIES)]
+)
+def test_exports_refuse_language_models_that_were_not_compared(
+    target: str, compared: tuple[str, ...]
+) -> None:
+    for name, (family, _) in EXAMPLES.items():
+        if isinstance(family, LanguageModel) and family.model_type not in compared:
+            for _, plan in islice(cases_of(name), 1):
+                words = BY_NAME[target].refuses(plan)
+                assert words, name
+                assert "\n" not in words
+
+
+def test_a_part_of_every_head_that_is_rotated_is_refused() -> None:
+    """On the commit before, torchtitan was told of whole heads."""
+    phi = EXAMPLES["phi3"][1].config
+    for share, refused in ((0.5, True), (1.0, False)):
+        module = tiny_models.llm({"model_type": "phi3", **phi, "partial_rotary_factor": share})
+        plan = tiny_models.plan_of(ModelGraph(name="text", modules=(module,)), (TEXT_SAMPLE,))
+        words = BY_NAME["torchtitan"].refuses(plan)
+        assert bool(words and "rotated in part" in words) == refused
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from transformers import AutoConfig
 from transformers.models.auto import modeling_auto
 
+from experiments.doors.detours import OWN_ROUTERS
 from experiments.doors.whole_configs import CONFIGS
 from runtime.data.batches import SyntheticSource, microbatch_data
-from runtime.models.glm import CORRECTION, CorrectedRouter
-from runtime.models.mixture import WideRouter
+from runtime.models.glm import CORRECTION
 from runtime.models.norm import replace_parts, widen_norms
 from runtime.models.vision_gemma4 import as_processed
 from runtime.models.vision_siglip2 import flat_patches
@@ -28,10 +28,8 @@ from workbench.plan.plan import Plan
 
 Items = Sequence[Tensor]  # of one modality, in one tensor where they are alike
 F64 = torch.float64
-OFFSET, ADDS_ONE = (
-    1.0,
-    ("GemmaRMS", "Gemma2", "Gemma3", "Qwen3_5"),
-)  # of norms' weights, by the start of their classes' names
+OFFSET = 1.0  # of norms' weights, by the start of their classes' names
+ADDS_ONE = ("GemmaRMS", "Gemma2", "Gemma3", "Qwen3_5")
 MASKS = {
     "gemma3": "gemma",
     "gemma4": "gemma4",
@@ -193,6 +191,10 @@ def perceived_by_omni(model: Any, items: Items) -> Tensor:
     return model.model.get_audio_features(clip[None], feature_attention_mask=mask).last_hidden_state
 
 
+def pooled_in_sizes(model: Any, images: Tensor) -> Tensor:
+    return pooled(model, images, image_sizes=[images.shape[2:]] * len(images))
+
+
 FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "llava": read_state,
     "llava, mistral, no bias": read_state,
@@ -207,8 +209,8 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "paligemma": pooled,
     "idefics3": lambda model, images: pooled(model, images[None]),
     "smolvlm": lambda model, images: pooled(model, images[None]),
-    "mistral3": lambda model, images: pooled(model, images, image_sizes=[images.shape[2:]] * len(images)),
-    "lighton_ocr": lambda model, images: pooled(model, images, image_sizes=[images.shape[2:]] * len(images)),
+    **dict.fromkeys(("mistral3", "mistral3, ministral 3", "mistral3, mistral small 4"), pooled_in_sizes),
+    "lighton_ocr": pooled_in_sizes,
     "aya_vision": pooled,
     "aya_vision, earlier state": pooled,
     "cohere2_vision": pooled,
@@ -249,7 +251,7 @@ def whole_model(config: dict[str, Any]) -> Any:
     built_model: Any = built(config)
     for norm in _classes(built_model, "RMSNorm"):
         widen_norms(built_model, norm, OFFSET if norm.__name__.startswith(ADDS_ONE) else 0.0)
-    for ending, own_router in (("TopKRouter", WideRouter), ("TopkRouter", CorrectedRouter)):
+    for ending, own_router in OWN_ROUTERS:
         for router in _classes(built_model, ending):
             replace_parts(built_model, router, own_router)
     if hasattr(built_model, "set_experts_implementation"):

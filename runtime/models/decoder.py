@@ -65,7 +65,7 @@ class DecoderFamily:
         layers: name of the list of its layers.
         final_norm: name of the norm before the head.
         scales_embedding: whether token embeddings are multiplied by sqrt(width).
-        head_bias: whether the head has a bias.
+        head_bias: whether the head has a bias, by the configuration.
         scales_logits: whether logits are multiplied by `logit_scale` of the configuration.
         adapt: replaces parts of a layer by our own, with the same names of weights.
         unnamed: part of a layer that `adapt` makes of others, whose names in checkpoints lack it; or empty.
@@ -75,6 +75,7 @@ class DecoderFamily:
         regions: of a `StageLayer`, besides the usual ones.
         separate_experts: names of experts that checkpoints store one by one; None: they do not.
         transposes_experts: whether they may store them as [experts, in, out].
+        reads_positions: whether its attention scales queries by their positions.
         predicts_ahead: whether they may have a block after the last that predicts the token after the next.
     """
 
@@ -95,7 +96,7 @@ class DecoderFamily:
     layers: str = "model.layers"
     final_norm: str = "model.norm"
     scales_embedding: bool = False
-    head_bias: bool = False
+    head_bias: Callable[[Any], bool] = lambda config: False
     scales_logits: bool = False
     adapt: Callable[[nn.Module], None] | None = None
     unnamed: str = ""
@@ -107,6 +108,7 @@ class DecoderFamily:
     separate_experts: SeparateExperts | None = None
     transposes_experts: bool = False
     predicts_ahead: bool = False
+    reads_positions: bool = False
 
 
 def _std(config: PretrainedConfig) -> float:
@@ -200,6 +202,7 @@ class DecoderBlock(InnerLayer):
             x_TD[None],
             attention_mask=context.packing,
             position_embeddings=context.rotary.get(self.rotation),
+            **({} if context.position_ids is None else {"position_ids": context.position_ids}),
         )
         return y_1TD[0]
 
@@ -228,7 +231,7 @@ class NextTokenHead(InnerLayer):
             self.norm: nn.Module = nn.LayerNorm(config.hidden_size, eps=eps, bias=family.norm_bias)
         else:
             self.norm = WideRMSNorm(config.hidden_size, _rms_norm_eps(config), family.norm_offset)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=family.head_bias)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=family.head_bias(config))
         self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
         self.logit_scale = float(config.logit_scale) if family.scales_logits else None
 
@@ -297,7 +300,9 @@ class DecoderAdapter(Adapter):
     def context(self, data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> Context:
         self._check_lengths(data)
         packing = data.attention or pack(data.tokens_in, device)
-        return Context(data=data, packing=packing, rotary=self._rotations(data, device, dtype))
+        ids_1T = _position_ids(data, device)[None] if self.family.reads_positions else None
+        rotary = self._rotations(data, device, dtype)
+        return Context(data=data, packing=packing, rotary=rotary, position_ids=ids_1T)
 
     def _check_lengths(self, data: MicrobatchData) -> None:
         longest, family = max(data.tokens_in), family_of(self.module)

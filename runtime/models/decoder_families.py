@@ -1,12 +1,17 @@
 """Table of language models with Llama's structure and parts of their own."""
 
 from collections.abc import Mapping
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
 from transformers.models.cohere2 import modeling_cohere2 as cohere2
 from transformers.models.deepseek_v2 import modeling_deepseek_v2 as deepseek_v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek_v3
+from transformers.models.dots1 import modeling_dots1 as dots1
+from transformers.models.ernie4_5 import modeling_ernie4_5 as ernie4_5
+from transformers.models.ernie4_5_moe import modeling_ernie4_5_moe as ernie4_5_moe
+from transformers.models.exaone4 import modeling_exaone4 as exaone4
 from transformers.models.gemma import modeling_gemma as gemma
 from transformers.models.gemma2 import modeling_gemma2 as gemma2
 from transformers.models.gemma3 import modeling_gemma3 as gemma3
@@ -17,11 +22,19 @@ from transformers.models.glm4v import modeling_glm4v as glm4v
 from transformers.models.glm4v_moe import modeling_glm4v_moe as glm4v_moe
 from transformers.models.gpt2 import modeling_gpt2 as gpt2
 from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
+from transformers.models.hunyuan_v1_dense import modeling_hunyuan_v1_dense as hunyuan_v1_dense
+from transformers.models.hunyuan_v1_moe import modeling_hunyuan_v1_moe as hunyuan_v1_moe
 from transformers.models.lfm2 import modeling_lfm2 as lfm2
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.llama4 import modeling_llama4 as llama4
+from transformers.models.minimax_m2 import modeling_minimax_m2 as minimax_m2
+from transformers.models.ministral3 import modeling_ministral3 as ministral3
 from transformers.models.mistral import modeling_mistral as mistral
+from transformers.models.mistral4 import modeling_mistral4 as mistral4
 from transformers.models.mixtral import modeling_mixtral as mixtral
+from transformers.models.olmo2 import modeling_olmo2 as olmo2
+from transformers.models.olmo3 import modeling_olmo3 as olmo3
+from transformers.models.olmoe import modeling_olmoe as olmoe
 from transformers.models.opt import modeling_opt as opt
 from transformers.models.phi import modeling_phi as phi
 from transformers.models.phi3 import modeling_phi3 as phi3
@@ -35,8 +48,9 @@ from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as qwen3_omni
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3_vl
 from transformers.models.qwen3_vl_moe import modeling_qwen3_vl_moe as qwen3_vl_moe
+from transformers.models.solar_open import modeling_solar_open as solar_open
 
-from runtime.models import cohere, deepseek, delta_net
+from runtime.models import cohere, deepseek, delta_net, ernie, hunyuan, minimax
 from runtime.models import gemma4 as own_gemma4
 from runtime.models import gpt_oss as own_gpt_oss
 from runtime.models import lfm2 as own_lfm2
@@ -123,6 +137,8 @@ def corrected_family(
     )
 
 
+MIXTRAL_NAMES = SeparateExperts(mixture="block_sparse_moe", gate="w1", up="w3", down="w2")
+NORMS: CutRules = tuple((f"block.self_attn.{name}", CutKind.ALL_HEADS) for name in ("q_norm", "k_norm"))
 DECODERS: Mapping[str, DecoderFamily] = {
     "llama": family(llama, "Llama"),
     "llama4_text": family(
@@ -185,9 +201,18 @@ DECODERS: Mapping[str, DecoderFamily] = {
     "glm4v_text": family(glm4v, "Glm4vText", norm=glm4v.Glm4vRMSNorm, rotates_by_axes=True),
     "glm4v_moe_text": corrected_family(glm4v_moe, "Glm4vMoeText", rotates_by_axes=True),
     "mistral": family(mistral, "Mistral"),
-    "mixtral": sparse_family(
-        mixtral, "Mixtral", SeparateExperts(mixture="block_sparse_moe", gate="w1", up="w3", down="w2")
+    "ministral3": family(ministral3, "Ministral3", reads_positions=True),
+    "mistral4": family(
+        mistral4,
+        "Mistral4",
+        router=mistral4.Mistral4TopkRouter,
+        own_router=deepseek.GroupedRouter,
+        experts=mistral4.Mistral4Experts,
+        cuts=((Experts, CutKind.EXPERTS), (deepseek.GroupedRouter, CutKind.PARTIAL), *deepseek.CUTS),
+        mixture_kinds=((mistral4.Mistral4MoE, GlmMixture),),
+        reads_positions=True,
     ),
+    "mixtral": sparse_family(mixtral, "Mixtral", MIXTRAL_NAMES),
     "gemma": family(gemma, "Gemma", norm_offset=1.0, scales_embedding=True),
     "gemma2": family(gemma2, "Gemma2", norm_offset=1.0, scales_embedding=True),
     "gemma3_text": family(
@@ -211,9 +236,52 @@ DECODERS: Mapping[str, DecoderFamily] = {
         regions=(own_gemma4.BESIDE,),
         mixture_kinds=((own_gemma4.Routed, own_gemma4.Gemma4Mixture),),
     ),
+    "olmo2": family(olmo2, "Olmo2", cuts=NORMS),
+    "olmo3": family(olmo3, "Olmo3", cuts=NORMS, rotates_by_layer_type=True),
+    "exaone4": family(exaone4, "Exaone4"),
+    "olmoe": sparse_family(olmoe, "Olmoe", SeparateExperts(), cuts=NORMS),
+    "dots1": corrected_family(dots1, "Dots1"),
+    "solar_open": corrected_family(solar_open, "SolarOpen"),
+    "minimax_m2": family(
+        minimax_m2,
+        "MiniMaxM2",
+        router=minimax_m2.MiniMaxM2TopKRouter,
+        own_router=minimax.SigmoidRouter,
+        experts=minimax_m2.MiniMaxM2Experts,
+        adapt=minimax.adapt,
+        cuts=((Experts, CutKind.EXPERTS), (minimax.SigmoidRouter, CutKind.PARTIAL), *NORMS),
+        mixture_kinds=((minimax_m2.MiniMaxM2SparseMoeBlock, minimax.MiniMaxMixture),),
+        separate_experts=MIXTRAL_NAMES,
+    ),
+    "ernie4_5": family(ernie4_5, "Ernie4_5", rotary=ernie.PairedRotary, adapt=ernie.adapt),
+    "ernie4_5_moe": family(
+        ernie4_5_moe,
+        "Ernie4_5_Moe",
+        rotary=ernie.PairedRotary,
+        adapt=ernie.adapt,
+        router=ernie4_5_moe.Ernie4_5_MoeTopKRouter,
+        own_router=ernie.ErnieRouter,
+        experts=ernie4_5_moe.Ernie4_5_MoeExperts,
+        cuts=((Experts, CutKind.EXPERTS), (ernie.ErnieRouter, CutKind.PARTIAL)),
+        mixture_kinds=((ernie4_5_moe.Ernie4_5_MoeSparseMoeBlock, ernie.ErnieMixture),),
+        separate_experts=SeparateExperts(moved=("gate.moe_statics.", "moe_statics.")),
+        ignored=("mtp", "model.mtp"),
+        head_bias=attrgetter("use_bias"),
+    ),
+    "hunyuan_v1_dense": family(hunyuan_v1_dense, "HunYuanDenseV1"),
+    "hunyuan_v1_moe": family(
+        hunyuan_v1_moe,
+        "HunYuanMoEV1",
+        router=hunyuan_v1_moe.HunYuanMoEV1Gate,
+        own_router=hunyuan.HunyuanRouter,
+        experts=hunyuan_v1_moe.HunYuanMoEV1Experts,
+        cuts=((Experts, CutKind.EXPERTS), ("block.mlp.gate.wg", CutKind.PARTIAL)),
+        mixture_kinds=((hunyuan_v1_moe.HunYuanMoEV1Moe, hunyuan.HunyuanMixture),),
+        separate_experts=SeparateExperts(),
+    ),
     "cohere2": family(cohere2, "Cohere2", norm=None, norm_bias=False, adapt=cohere.adapt, scales_logits=True),
     "phi3": family(phi3, "Phi3"),
-    "phi": family(phi, "Phi", norm=None, final_norm="model.final_layernorm", head_bias=True),
+    "phi": family(phi, "Phi", norm=None, final_norm="model.final_layernorm", head_bias=lambda _: True),
     "gpt2": family(
         gpt2,
         "GPT2",

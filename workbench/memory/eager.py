@@ -33,7 +33,7 @@ from workbench.model.layer import (
     reads_alike,
 )
 from workbench.model.short_conv import PARTS, SHORT_CONV
-from workbench.model.transformer import GATE, is_rms
+from workbench.model.transformer import GATE, QUERY_SCALE, is_rms
 
 # Memory-bound operators whose backward needs no tensor of the forward.
 RESIDUAL = "residual"
@@ -45,6 +45,7 @@ ROTARY = "rotary"
 # transformers writes it in Python. An unknown activation counts as the largest of these.
 ACTIVATION_TENSORS = {
     "relu": 1,
+    "relu2": 1,
     "silu": 1,
     "swish": 1,
     "gelu": 1,
@@ -178,7 +179,7 @@ class _LayerAccount:
         self.by_operator.append(self.total - before)
         if isinstance(operator, Matmul | Lookup) or (isinstance(operator, Pointwise) and operator.weights):
             self._live = self._live or self._trained
-        if not operator.name.endswith(ROTARY) and operator.name not in (JOIN, COMBINE):
+        if not operator.name.endswith(ROTARY) and operator.name not in (QUERY_SCALE, JOIN, COMBINE):
             self._previous = operator
 
     def _kept_weight(self, operator: ByToken) -> float:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from workbench.model.config_fields import Config, flag, whole
-from workbench.model.families.decoder import default_sizes, llama_like, windowed
+from workbench.model.families.decoder import default_sizes, llama_like, unrotated, windowed
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
 from workbench.model.families.positions import check_causal_positions
 from workbench.model.layer import Attention, Layer, Pointwise
@@ -35,7 +35,7 @@ def _positioned(layer: Layer) -> Layer:
     attentions = [operator for operator in layer.operators if isinstance(operator, Attention)]
     if all(attention.window is not None for attention in attentions):
         return layer
-    return replace(layer, operators=tuple(each for each in layer.operators if each.name != "rotary"))
+    return unrotated(layer)
 
 
 def _scaled(head: Layer) -> Layer:

@@ -22,17 +22,21 @@ from workbench.model.families.decoders import (
 )
 from workbench.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from workbench.model.families.dit import DIT
+from workbench.model.families.ernie import ERNIE4_5, ERNIE4_5_MOE
 from workbench.model.families.family import Architecture, Family
 from workbench.model.families.gemma4 import GEMMA4
 from workbench.model.families.gemma4_vision import GEMMA4_VISION
 from workbench.model.families.glm import GLM4, GLM4_MOE, GLM4V_MOE_TEXT, GLM4V_TEXT
 from workbench.model.families.glm_vision import GLM4V_VISION
 from workbench.model.families.gpt_oss import GPT_OSS
+from workbench.model.families.hunyuan import HUNYUAN, HUNYUAN_MOE
 from workbench.model.families.kimi_vision import KIMI_VISION
 from workbench.model.families.lfm2 import LFM2
 from workbench.model.families.llama4 import LLAMA4
-from workbench.model.families.mixtures import MIXTRAL, QWEN3_MOE, QWEN3_OMNI_TEXT, QWEN3_VL_MOE_TEXT
+from workbench.model.families.mistral import MINISTRAL3, MISTRAL4
+from workbench.model.families.mixtures import MIXTRAL, OLMOE, QWEN3_MOE, QWEN3_OMNI_TEXT, QWEN3_VL_MOE_TEXT
 from workbench.model.families.mllama import MLLAMA_TEXT, MLLAMA_VISION
+from workbench.model.families.norms_after import EXAONE4, OLMO2, OLMO3
 from workbench.model.families.phi4_audio import PHI4_AUDIO
 from workbench.model.families.qwen3_omni_audio import QWEN3_OMNI_AUDIO
 from workbench.model.families.qwen_hybrid import QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_NEXT
@@ -45,6 +49,7 @@ from workbench.model.families.qwen_vision import (
     QWEN3_VL,
 )
 from workbench.model.families.siglip2 import SIGLIP2
+from workbench.model.families.sigmoid_mixtures import DOTS1, MINIMAX_M2, SOLAR_OPEN
 from workbench.model.families.vit import (
     AIMV2,
     CLIP,
@@ -65,6 +70,8 @@ FAMILIES: tuple[Family, ...] = (
     LLAMA,
     LLAMA4,
     MISTRAL,
+    MINISTRAL3,
+    MISTRAL4,
     MIXTRAL,
     GEMMA,
     GEMMA2,
@@ -87,6 +94,17 @@ FAMILIES: tuple[Family, ...] = (
     GLM4V_TEXT,
     GLM4V_MOE_TEXT,
     COHERE2,
+    OLMO2,
+    OLMO3,
+    OLMOE,
+    EXAONE4,
+    ERNIE4_5,
+    ERNIE4_5_MOE,
+    HUNYUAN,
+    HUNYUAN_MOE,
+    DOTS1,
+    SOLAR_OPEN,
+    MINIMAX_M2,
     PHI,
     PHI3,
     Family(
