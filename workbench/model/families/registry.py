@@ -9,10 +9,8 @@ from workbench.model.families.decoders import (
     GEMMA,
     GEMMA2,
     GEMMA3,
-    GPT2,
     LLAMA,
     MISTRAL,
-    OPT,
     PHI,
     PHI3,
     QWEN2,
@@ -38,6 +36,7 @@ from workbench.model.families.mixtures import MIXTRAL, OLMOE, QWEN3_MOE, QWEN3_O
 from workbench.model.families.mllama import MLLAMA_TEXT, MLLAMA_VISION
 from workbench.model.families.norms_after import EXAONE4, OLMO2, OLMO3
 from workbench.model.families.phi4_audio import PHI4_AUDIO
+from workbench.model.families.position_tables import GPT2, OPT
 from workbench.model.families.qwen3_omni_audio import QWEN3_OMNI_AUDIO
 from workbench.model.families.qwen_hybrid import QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_NEXT
 from workbench.model.families.qwen_vision import (
