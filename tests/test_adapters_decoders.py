@@ -15,6 +15,7 @@ from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRouter
 from transformers.models.mistral4.modeling_mistral4 import Mistral4ForCausalLM
 
 from experiments.doors.detours import DETOURS
+from runtime.models.adapter import PLACEHOLDER, Context, MicrobatchData
 from runtime.models.attention import Packing, pack, packed_sdpa
 from runtime.models.choose import ADAPTERS, adapter_of
 from runtime.models.decoder import DecoderAdapter
@@ -171,6 +172,22 @@ def test_two_samples_of_a_decoder_equal_transformers(name: str) -> None:
     for key, parameter in ours.named_weights():
         assert (parameter.grad - original_grads[key]).norm() <= 1e-10 * scale, key
         assert key in late or parameter.ndim == 1 or any(part in key for part in IN_FIRST_PASS), key
+
+
+@pytest.mark.parametrize(("name", "scales_features"), [("granite", True), ("gemma3", False)])
+def test_features_of_encoders_are_scaled_where_they_are_in_transformers(
+    name: str, scales_features: bool
+) -> None:
+    """Granite multiplies all embeddings, Gemma those of tokens."""
+    adapter = adapter_of(tiny_models.llm(CASES[name]))
+    first = adapter.first().double()
+    ids_T, place = torch.tensor([3, PLACEHOLDER, PLACEHOLDER, 5]), torch.tensor([1, 2])
+    data = MicrobatchData(items=(), tokens_in=(4,), tokens_out=(4,), input_ids=ids_T, placed={"seen": place})
+    features_ED = torch.randn(2, adapter.config.hidden_size, dtype=F64)
+    y_TD = first(None, {"seen": features_ED}, Context(data=data, packing=pack((4,), "cpu")))
+    scale = adapter.config.embedding_multiplier if name == "granite" else adapter.config.hidden_size**0.5
+    torch.testing.assert_close(y_TD[0], first.embed_tokens.weight[3] * scale)
+    torch.testing.assert_close(y_TD[place], features_ED * (scale if scales_features else 1.0))
 
 
 def test_only_chosen_experts_run() -> None:

@@ -46,6 +46,7 @@ from workbench.model.frozen import Needs
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import ModelGraph, Module
 from workbench.model.projector import Projector
+from workbench.plan.runnable import check_family
 from workbench.plan.work import work_of
 
 # Encoders that transformers builds inside larger models alone, and a decoder beside its tower.
@@ -71,6 +72,17 @@ FEATURES_WIDTH = {
 }  # what its blocks give, and so an LLM behind it has
 ONE_MASK = ("mllama tower",)  # its blocks keep the one mask that the whole stage has; held by its runs
 TEXT_SAMPLE = Sample(0, (Segment("text", 0, 5, 5),))
+FULL_SIZES = (
+    *("mistral4", "minimax_m2", "solar_open", "ernie4_5_moe", "olmoe", "dots1", "hunyuan_v1_moe"),
+    *("ministral3", "smollm3", "ernie4_5", "starcoder2", "apertus", "granite", "olmo2", "olmo3"),
+    *("exaone4", "seed_oss", "arcee", "nemotron", "hunyuan_v1_dense"),
+)
+LEFT_OPEN: dict[str, dict[str, object]] = {  # by transformers' defaults
+    "dots1": {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2},
+    "nemotron": {"num_key_value_heads": 8},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 8},
+}
 FROM_TRANSFORMERS = [
     name
     for name, (family, _) in EXAMPLES.items()
@@ -149,6 +161,16 @@ def test_weights_are_those_of_transformers(name: str) -> None:
     used = {key: tuple(weight.shape) for key, weight in weights if not key.startswith(adapter.ignored)}
     assert ours == used
     assert sum(torch.Size(shape).numel() for shape in adapter.shapes().values()) == module.num_parameters
+
+
+@pytest.mark.parametrize("kind", FULL_SIZES)
+def test_full_sizes_are_counted_as_transformers_builds_them(kind: str) -> None:
+    """Of transformers' defaults, the published model's of most."""
+    config = {"model_type": kind, **LEFT_OPEN.get(kind, {})}
+    module = module_from_config(config, name="llm", modality="text")
+    weights = original(adapter_of(module), ARCHITECTURES[kind], config).named_parameters()
+    counted = sum(weight.numel() for key, weight in weights if not key.endswith(CORRECTION))
+    assert module.num_parameters == counted
 
 
 @pytest.mark.parametrize("name", list(MODULES))
@@ -230,6 +252,30 @@ def test_absent_keys_mean_what_transformers_takes_them_for(kind: str) -> None:
     assert layers({"model_type": kind, **stated}) == layers(
         config_class_of(adapter, kind)(**stated).to_dict()
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "words"),
+    [
+        (
+            "exaone4",
+            {"sliding_window": None},
+            "layer_types must be given to run where sliding_window is null",
+        ),
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv must be null, got 8.0; nearest: null"),
+        ("dots1", {"n_shared_experts": None}, "n_shared_experts must be given to run; nearest: 2"),
+        ("solar_open", {"n_group": 4}, "n_group must divide 4 experts into groups of 2 or more, got 4"),
+        ("hunyuan_v1_dense", {"head_dim": None}, "head_dim must be given to run; nearest: 32"),
+        ("hunyuan_v1_moe", {"rope_parameters": {"rope_type": "dynamic"}}, "rope type 'dynamic' depends on"),
+        ("ministral3", {"rope_parameters": {"rope_type": "default"}}, "llama_4_scaling_beta must be given"),
+        ("mistral4", {"num_key_value_heads": 2}, "num_key_value_heads must be num_attention_heads 4"),
+    ],
+)
+def test_configurations_that_cannot_run_are_refused(kind: str, change: dict[str, Any], words: str) -> None:
+    example = next(iter(ARCHITECTURES[kind].examples.values())).config
+    with pytest.raises(ValueError, match=words) as info:
+        check_family(tiny_models.llm({"model_type": kind, **example, **change}))
+    assert "\n" not in str(info.value)
 
 
 @pytest.mark.parametrize(

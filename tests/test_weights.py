@@ -127,8 +127,8 @@ def test_experts_one_by_one_are_read_and_those_in_one_tensor_written(tmp_path: P
 
 OWN_NAMES = (
     *("mistral4", "olmo3", "olmoe", "ernie4_5_moe", "hunyuan_v1_moe"),
-    *("dots1", "solar_open", "minimax_m2"),
-)  # families with experts, norms or corrections under names of their own
+    *("dots1", "solar_open", "minimax_m2", "apertus", "nemotron", "starcoder2"),
+)  # families with experts, norms, activations or corrections under names of their own
 
 
 @pytest.mark.parametrize("kind", OWN_NAMES)

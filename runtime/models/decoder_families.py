@@ -1,10 +1,13 @@
 """Table of language models with Llama's structure and parts of their own."""
 
+import math
 from collections.abc import Mapping
 from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
+from transformers.models.apertus import modeling_apertus as apertus
+from transformers.models.arcee import modeling_arcee as arcee
 from transformers.models.cohere2 import modeling_cohere2 as cohere2
 from transformers.models.deepseek_v2 import modeling_deepseek_v2 as deepseek_v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek_v3
@@ -22,6 +25,7 @@ from transformers.models.glm4v import modeling_glm4v as glm4v
 from transformers.models.glm4v_moe import modeling_glm4v_moe as glm4v_moe
 from transformers.models.gpt2 import modeling_gpt2 as gpt2
 from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
+from transformers.models.granite import modeling_granite as granite
 from transformers.models.hunyuan_v1_dense import modeling_hunyuan_v1_dense as hunyuan_v1_dense
 from transformers.models.hunyuan_v1_moe import modeling_hunyuan_v1_moe as hunyuan_v1_moe
 from transformers.models.lfm2 import modeling_lfm2 as lfm2
@@ -32,6 +36,7 @@ from transformers.models.ministral3 import modeling_ministral3 as ministral3
 from transformers.models.mistral import modeling_mistral as mistral
 from transformers.models.mistral4 import modeling_mistral4 as mistral4
 from transformers.models.mixtral import modeling_mixtral as mixtral
+from transformers.models.nemotron import modeling_nemotron as nemotron
 from transformers.models.olmo2 import modeling_olmo2 as olmo2
 from transformers.models.olmo3 import modeling_olmo3 as olmo3
 from transformers.models.olmoe import modeling_olmoe as olmoe
@@ -48,9 +53,12 @@ from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as qwen3_omni
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3_vl
 from transformers.models.qwen3_vl_moe import modeling_qwen3_vl_moe as qwen3_vl_moe
+from transformers.models.seed_oss import modeling_seed_oss as seed_oss
+from transformers.models.smollm3 import modeling_smollm3 as smollm3
 from transformers.models.solar_open import modeling_solar_open as solar_open
+from transformers.models.starcoder2 import modeling_starcoder2 as starcoder2
 
-from runtime.models import cohere, deepseek, delta_net, ernie, hunyuan, minimax
+from runtime.models import cohere, deepseek, delta_net, ernie, hunyuan, minimax, xielu
 from runtime.models import gemma4 as own_gemma4
 from runtime.models import gpt_oss as own_gpt_oss
 from runtime.models import lfm2 as own_lfm2
@@ -102,6 +110,11 @@ def sparse_family(
         separate_experts=separate,
         **differs,
     )
+
+
+def root_of_width(config: Any) -> float:
+    """What Gemma multiplies token embeddings by."""
+    return math.sqrt(config.hidden_size)
 
 
 HYBRID: Mapping[str, Any] = {  # gated DeltaNet in some blocks
@@ -213,22 +226,22 @@ DECODERS: Mapping[str, DecoderFamily] = {
         reads_positions=True,
     ),
     "mixtral": sparse_family(mixtral, "Mixtral", MIXTRAL_NAMES),
-    "gemma": family(gemma, "Gemma", norm_offset=1.0, scales_embedding=True),
-    "gemma2": family(gemma2, "Gemma2", norm_offset=1.0, scales_embedding=True),
+    "gemma": family(gemma, "Gemma", norm_offset=1.0, embedding_scale=root_of_width),
+    "gemma2": family(gemma2, "Gemma2", norm_offset=1.0, embedding_scale=root_of_width),
     "gemma3_text": family(
         gemma3,
         "Gemma3",
         config=gemma3.Gemma3TextConfig,
         rotates_by_layer_type=True,
         norm_offset=1.0,
-        scales_embedding=True,
+        embedding_scale=root_of_width,
     ),
     "gemma4_text": family(
         gemma4,
         "Gemma4Text",
         norm=gemma4.Gemma4RMSNorm,
         rotates_by_layer_type=True,
-        scales_embedding=True,
+        embedding_scale=root_of_width,
         adapt=own_gemma4.adapt,
         unnamed=own_gemma4.BESIDE,
         cuts=own_gemma4.CUTS,
@@ -279,7 +292,27 @@ DECODERS: Mapping[str, DecoderFamily] = {
         mixture_kinds=((hunyuan_v1_moe.HunYuanMoEV1Moe, hunyuan.HunyuanMixture),),
         separate_experts=SeparateExperts(),
     ),
-    "cohere2": family(cohere2, "Cohere2", norm=None, norm_bias=False, adapt=cohere.adapt, scales_logits=True),
+    "cohere2": family(
+        cohere2,
+        "Cohere2",
+        norm=None,
+        norm_bias=False,
+        adapt=cohere.adapt,
+        logit_scale=attrgetter("logit_scale"),
+    ),
+    "seed_oss": family(seed_oss, "SeedOss"),
+    "smollm3": family(smollm3, "SmolLM3"),
+    "granite": family(
+        granite,
+        "Granite",
+        embedding_scale=attrgetter("embedding_multiplier"),
+        scales_features=True,
+        logit_scale=lambda config: 1 / config.logits_scaling,
+    ),
+    "arcee": family(arcee, "Arcee"),
+    "nemotron": family(nemotron, "Nemotron", norm=None, layer_norm=nemotron.NemotronLayerNorm1P),
+    "starcoder2": family(starcoder2, "Starcoder2", norm=None),
+    "apertus": family(apertus, "Apertus", adapt=xielu.adapt, cuts=xielu.CUTS, fills=xielu.FILLS),
     "phi3": family(phi3, "Phi3"),
     "phi": family(phi, "Phi", norm=None, final_norm="model.final_layernorm", head_bias=lambda _: True),
     "gpt2": family(

@@ -33,7 +33,7 @@ from workbench.model.layer import (
     reads_alike,
 )
 from workbench.model.short_conv import PARTS, SHORT_CONV
-from workbench.model.transformer import GATE, QUERY_SCALE, is_rms
+from workbench.model.transformer import GATE, QUERY_SCALE, XIELU, is_rms
 
 # Memory-bound operators whose backward needs no tensor of the forward.
 RESIDUAL = "residual"
@@ -46,6 +46,7 @@ ROTARY = "rotary"
 ACTIVATION_TENSORS = {
     "relu": 1,
     "relu2": 1,
+    XIELU: 4,
     "silu": 1,
     "swish": 1,
     "gelu": 1,
@@ -320,6 +321,8 @@ class _LayerAccount:
             return (operator.width + 1) * size
         tensors = activation_tensors(operator)
         index = INDEX_BYTES if operator.name.endswith(CLAMPED) else 0  # of a row's expert, for its biases
+        if operator.name.endswith(XIELU):
+            return operator.width * ((tensors - (not self._trained)) * size + 1)  # and a byte of a sign
         return operator.width * (tensors + 2 if operator.num_passes > 2 else tensors) * size + index
 
     def _norm(self, operator: Pointwise) -> float:

@@ -9,6 +9,7 @@ GATE = "attention_gate"
 _UNSHIFTED = "centred_weight"  # name of the scale of a norm that takes off the mean and has no shift
 V_NORM = "v_norm"  # of each head's value, without weights
 UNSCALED_NORM = "projector.unscaled_norm"
+XIELU = "xielu"  # activation with two weights
 QUERY_SCALE = "query_scale"  # of queries, by their positions
 ROTARY = "rotary"  # rotation of queries and keys
 PARTIAL_ROTARY = "partial_rotary"  # rotation of a part of every head, which is joined to the rest
@@ -319,10 +320,16 @@ def mlp_operators(name: str, width: int, mlp: Mlp) -> tuple[Operator, ...]:
         Matmul(name=up, in_features=width, out_features=out, bias=mlp.bias, shard=Shard.COLUMN)
         for up, out in ups
     )
-    passes = 3 if mlp.gated else 2
+    activation = Pointwise(
+        name=f"{name}.{mlp.activation}",
+        width=mlp.width,
+        num_passes=3 if mlp.gated else 2,
+        weights=(("alpha_p", 1), ("alpha_n", 1)) if mlp.activation == XIELU else (),
+        shard=Shard.COLUMN,
+    )
     return (
         *matmuls,
-        Pointwise(name=f"{name}.{mlp.activation}", width=mlp.width, num_passes=passes, shard=Shard.COLUMN),
+        activation,
         Matmul(
             name=f"{name}.down", in_features=mlp.width, out_features=width, bias=mlp.bias, shard=Shard.ROW
         ),

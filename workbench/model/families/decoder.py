@@ -148,6 +148,13 @@ def before_attention(layer: Layer, make: Callable[[Attention], Pointwise]) -> La
     return replace(layer, operators=tuple(operators))
 
 
+def scaled_logits(head: Layer) -> Layer:
+    """The head with a factor of its logits, which multiplies what its product reads."""
+    norm, *others = head.operators
+    assert isinstance(norm, Pointwise), "a head begins with its norm"
+    return replace(head, operators=(norm, replace(norm, name="scale", weights=()), *others))
+
+
 def with_attention(layer: Layer, **changes: object) -> Layer:
     """The layer with some fields of its attention replaced."""
     operators = (

@@ -5,7 +5,14 @@ from functools import partial
 from typing import Any
 
 from workbench.model.config_fields import Config, flag, whole
-from workbench.model.families.decoder import capped, common_config, default_sizes, llama_like, windowed
+from workbench.model.families.decoder import (
+    capped,
+    common_config,
+    default_sizes,
+    llama_like,
+    unrotated,
+    windowed,
+)
 from workbench.model.families.family import (
     EXAMPLE_LLM,
     Example,
@@ -211,6 +218,60 @@ QWEN3_VL_TEXT = LanguageModel(
         )
     },
     make=_qwen3,
+)
+
+
+_SEED = default_sizes(155136, 4096, 27648, 64, 80, num_key_value_heads=8, head_dim=128)
+_SMOL = default_sizes(128256, 2048, 11008, 36, 16, num_key_value_heads=4, tie_word_embeddings=True)
+
+
+def _seed_oss(config: Config) -> Layers:
+    bias = "qkv" if flag(config, "attention_bias", default=True) else ""
+    heads = {"bias": bias + ("o" if flag(config, "attention_out_bias") else "")}
+    return llama_like(config, defaults=_SEED, heads=heads, mlp={"bias": flag(config, "mlp_bias")})
+
+
+def _smollm3(config: Config) -> Layers:
+    """Every n-th block knows no positions; windows, if used, are those blocks' own."""
+    layers = llama_like(
+        config,
+        defaults=_SMOL,
+        heads={"bias": "qkvo" if flag(config, "attention_bias") else ""},
+        mlp={"bias": flag(config, "mlp_bias")},
+    )
+    every, listed = whole(config, "no_rope_layer_interval", 4), config.get("no_rope_layers")
+
+    def rotates(block: int) -> bool:
+        return bool((block + 1) % every if listed is None else listed[block])
+
+    if flag(config, "use_sliding_window"):
+        layers = windowed(config, layers, slides=lambda block: not rotates(block), default=None)
+    embed, *blocks, head = layers
+    return (embed, *(b if rotates(i) else unrotated(b) for i, b in enumerate(blocks)), head)
+
+
+SEED_OSS = LanguageModel(
+    name="Seed-OSS",
+    model_type="seed_oss",
+    check_config=partial(check_fixed_positions, head_dim=_SEED["head_dim"]),
+    examples={"seed-oss": Example(config=EXAMPLE_LLM | {"head_dim": 32, "pad_token_id": 0})},
+    make=_seed_oss,
+)
+SMOLLM3 = LanguageModel(
+    name="SmolLM3",
+    model_type="smollm3",
+    examples={
+        "smollm3": Example(
+            config=EXAMPLE_LLM
+            | {
+                "pad_token_id": 0,
+                "no_rope_layer_interval": 2,
+                "use_sliding_window": True,
+                "sliding_window": 64,
+            }
+        )
+    },
+    make=_smollm3,
 )
 
 

@@ -17,6 +17,8 @@ from workbench.model.families.decoders import (
     QWEN2_VL_TEXT,
     QWEN3,
     QWEN3_VL_TEXT,
+    SEED_OSS,
+    SMOLLM3,
 )
 from workbench.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from workbench.model.families.dit import DIT
@@ -27,6 +29,7 @@ from workbench.model.families.gemma4_vision import GEMMA4_VISION
 from workbench.model.families.glm import GLM4, GLM4_MOE, GLM4V_MOE_TEXT, GLM4V_TEXT
 from workbench.model.families.glm_vision import GLM4V_VISION
 from workbench.model.families.gpt_oss import GPT_OSS
+from workbench.model.families.granite import GRANITE
 from workbench.model.families.hunyuan import HUNYUAN, HUNYUAN_MOE
 from workbench.model.families.kimi_vision import KIMI_VISION
 from workbench.model.families.lfm2 import LFM2
@@ -36,6 +39,7 @@ from workbench.model.families.mixtures import MIXTRAL, OLMOE, QWEN3_MOE, QWEN3_O
 from workbench.model.families.mllama import MLLAMA_TEXT, MLLAMA_VISION
 from workbench.model.families.norms_after import EXAONE4, OLMO2, OLMO3
 from workbench.model.families.phi4_audio import PHI4_AUDIO
+from workbench.model.families.plain_mlp import APERTUS, ARCEE, NEMOTRON, STARCODER2
 from workbench.model.families.position_tables import GPT2, OPT
 from workbench.model.families.qwen3_omni_audio import QWEN3_OMNI_AUDIO
 from workbench.model.families.qwen_hybrid import QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_NEXT
@@ -97,6 +101,13 @@ FAMILIES: tuple[Family, ...] = (
     OLMO3,
     OLMOE,
     EXAONE4,
+    SEED_OSS,
+    SMOLLM3,
+    GRANITE,
+    ARCEE,
+    NEMOTRON,
+    STARCODER2,
+    APERTUS,
     ERNIE4_5,
     ERNIE4_5_MOE,
     HUNYUAN,

@@ -6,7 +6,7 @@ from workbench.model.families.decoder import WINDOW, default_sizes, llama_like, 
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
 from workbench.model.families.grouped_router import FIRST_DENSE, check_groups, mixed
 from workbench.model.families.mixtures import sparse
-from workbench.model.families.positions import PARTIAL, check_fixed_positions, rope_of, rotated_share
+from workbench.model.families.positions import PARTIAL, check_fixed_positions, rope_of, rotary_dim
 from workbench.model.transformer import Mlp, Norm
 
 _DOTS = default_sizes(152064, 4608, 10944, 62, 32) | {
@@ -80,7 +80,7 @@ def _rotary_dim(config: Config) -> int:
     """Numbers of a head that are rotated, as the rotation's parameters or, of released models, a key says."""
     width = whole(config, "head_dim", _MINIMAX["head_dim"])
     if config.get("rotary_dim") is None or rope_of(config).get(PARTIAL) is not None:
-        return int(width * rotated_share(config, 1.0))
+        return rotary_dim(config, width, 1.0)
     return whole(config, "rotary_dim")
 
 
