@@ -14,13 +14,13 @@ from runtime.models.mixture import Choice, Mixture
 
 
 class SigmoidRouter(nn.Module):
-    """MiniMax-M2's router; scores become sigmoids in the wider of float32 and the input's own type.
+    """MiniMax-M2's router in the wider of float32 and the input's own type.
 
     A token chooses its K experts by their sigmoids plus a correction; those without it are made to sum to 1.
     Training leaves the correction as it is.
 
-    Differs: no losses that balance experts, as in transformers; transformers rounds float64 scores to
-    float32, see `WideRMSNorm`.
+    Differs: no losses that balance experts, as in transformers; transformers computes scores in the model's
+    type, and rounds float64 ones to float32, see `WideRMSNorm`.
     """
 
     def __init__(self, router: Any) -> None:
@@ -30,8 +30,10 @@ class SigmoidRouter(nn.Module):
 
     def forward(self, hidden_TD: Tensor, correction_X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits [T, X], shares [T, K], experts [T, K]."""
-        logits_TX = functional.linear(hidden_TD.reshape(-1, self.weight.shape[1]), self.weight)
-        score_TX = logits_TX.to(torch.promote_types(logits_TX.dtype, torch.float32)).sigmoid()
+        flat_TD = hidden_TD.reshape(-1, self.weight.shape[1])
+        wide = torch.promote_types(flat_TD.dtype, torch.float32)
+        logits_TX = functional.linear(flat_TD.to(wide), self.weight.to(wide))
+        score_TX = logits_TX.sigmoid()
         expert_TK = (score_TX.detach() + correction_X).topk(self.top_k, dim=-1).indices
         share_TK = score_TX.gather(1, expert_TK)
         return logits_TX, share_TK / share_TK.sum(dim=-1, keepdim=True), expert_TK

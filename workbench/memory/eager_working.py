@@ -325,7 +325,8 @@ class _OperatorBytes:
             logits = 3 if self._tp > 1 else 2  # gradients of the target's, of the powers, and their sum
             return logits * operator.width * setting.wide_bytes / self._tp
         if isinstance(operator, Pointwise) and (counted := _in_python(operator)):
-            return counted[1] * operator.width * size / setting.cut(operator)
+            signs = 1 if operator.name.endswith(XIELU) else 0  # bytes that are no longer kept then
+            return (counted[1] * size - signs) * operator.width / setting.cut(operator)
         if isinstance(operator, Pointwise) and not operator.weights:
             tensors = max(operator.num_passes, min(activation_tensors(operator) + 1, MOST_BACKWARD))
             return operator.width * tensors * size / setting.cut(operator)

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from workbench.model.config_fields import Config, flag, text, whole
-from workbench.model.experts import SIGMOID, SOFTMAX
+from workbench.model.experts import SIGMOID, WIDE_SOFTMAX
 from workbench.model.families.decoder import default_sizes, llama_like
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
 from workbench.model.families.grouped_router import check_groups, mixed
@@ -144,7 +144,7 @@ DEEPSEEK_V2 = LanguageModel(
     model_type="deepseek_v2",
     check_config=_check_v2,
     examples={"deepseek-v2": Example(config=_EXAMPLE | {"topk_method": _GROUPED})},
-    make=partial(deepseek_like, sizes=_V2, scores=SOFTMAX),
+    make=partial(deepseek_like, sizes=_V2, scores=WIDE_SOFTMAX),
     width_holds_heads=True,
 )
 DEEPSEEK_V3 = LanguageModel(

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from workbench.model.config_fields import Config, count, flag, text, whole
-from workbench.model.experts import Experts
+from workbench.model.experts import WIDE_SOFTMAX, Experts
 from workbench.model.families.decoder import default_sizes, llama_like
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
 from workbench.model.families.mixtures import sparse
@@ -35,6 +35,7 @@ def _ernie4_5_moe(config: Config) -> Layers:
         num=count(config, "moe_num_experts", 64),
         num_chosen=whole(config, "moe_k", 6),
         mlp=Mlp(width=width, gated=True, activation=activation, fused=True),
+        scores=WIDE_SOFTMAX,
         shared=shared if num_shared else None,
     )
     plain = _outline(config, _SPARSE, head_bias=has_bias)

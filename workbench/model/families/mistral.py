@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from workbench.model.config_fields import Config
-from workbench.model.experts import SOFTMAX
+from workbench.model.experts import WIDE_SOFTMAX
 from workbench.model.families.decoder import before_attention, default_sizes, llama_like, windowed
 from workbench.model.families.deepseek import check_latent, deepseek_like
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
@@ -37,7 +37,7 @@ def _ministral3(config: Config) -> Layers:
 
 def _mistral4(config: Config) -> Layers:
     """DeepSeek-V3's attention and experts, which a softmax shares out."""
-    return _scaled(deepseek_like({**config, "mlp_bias": False}, _SPARSE, SOFTMAX))
+    return _scaled(deepseek_like({**config, "mlp_bias": False}, _SPARSE, WIDE_SOFTMAX))
 
 
 def _scaled(layers: Layers) -> Layers:
