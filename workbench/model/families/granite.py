@@ -34,7 +34,7 @@ def _with_scaled_parts(layer: Layer) -> Layer:
 
 
 GRANITE = LanguageModel(
-    name="Granite 3, Granite 4 dense",
+    name="Granite",
     model_type="granite",
     examples={
         "granite": Example(
