@@ -348,7 +348,18 @@ def test_account_of_first_layers(name: str):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize(
-    "name", ["llama", "siglip", "whisper", "glm4", "glm4_moe", "deepseek_v3", "mistral4", "minimax_m2"]
+    "name",
+    [
+        "llama",
+        "siglip",
+        "whisper",
+        "glm4",
+        "glm4_moe",
+        "deepseek_v2",
+        "deepseek_v3",
+        "mistral4",
+        "minimax_m2",
+    ],
 )
 def test_account_in_other_precisions(name: str, dtype: torch.dtype):
     for needs in NEEDS.values():
