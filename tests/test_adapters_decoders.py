@@ -9,9 +9,13 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.cohere2 import modeling_cohere2 as cohere2
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Attention
+from transformers.models.ernie4_5.modeling_ernie4_5 import Ernie4_5Attention
+from transformers.models.ernie4_5_moe.modeling_ernie4_5_moe import Ernie4_5_MoeAttention
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRouter
+from transformers.models.mistral4.modeling_mistral4 import Mistral4ForCausalLM
 
 from experiments.doors.detours import DETOURS
+from runtime.models.adapter import PLACEHOLDER, Context, MicrobatchData
 from runtime.models.attention import Packing, pack, packed_sdpa
 from runtime.models.choose import ADAPTERS, adapter_of
 from runtime.models.decoder import DecoderAdapter
@@ -40,6 +44,8 @@ INSIDE = (
     "glm_ocr_text",
     "paddleocr_vl_text",
 )
+ROTATED = (Ernie4_5Attention, Ernie4_5_MoeAttention)  # through float32
+NOT_AUTO = {"mistral4": Mistral4ForCausalLM}  # which transformers finds under no name
 # Every family that no other test holds against transformers is tried by its examples.
 ELSEWHERE = (*tiny_models.DECODERS.values(), *paper_models.DECODERS.values(), LLAMA4, cross_models.LANGUAGE)
 CASES = {
@@ -112,13 +118,15 @@ def original(name: str, ours: StageModule) -> nn.Module:
     family = adapter.family
     config = family.config.from_dict(CASES[name])
     config._experts_implementation = "eager"  # the others know no float64
-    theirs = AutoModelForCausalLM.from_config(config, attn_implementation="plain").to(F64).eval()
+    auto = NOT_AUTO.get(config.model_type, AutoModelForCausalLM)
+    make = auto.from_config if auto is AutoModelForCausalLM else auto._from_config
+    theirs = make(config, attn_implementation="plain").to(F64).eval()
     if family.norm is not None:
         widen_norms(theirs, family.norm, family.norm_offset)
     if family.router is not None:
         replace_parts(theirs, family.router, family.own_router)
     for module in theirs.modules():
-        if isinstance(module, (*DELTA_NETS, DeepseekV2Attention, Gemma4TextRouter)):
+        if isinstance(module, (*DELTA_NETS, DeepseekV2Attention, Gemma4TextRouter, *ROTATED)):
             module.forward = in_float64(module.forward)
     theirs.to(F64)
     theirs.tie_weights()
@@ -142,7 +150,7 @@ def loss_of(theirs: nn.Module, ids_T: Tensor, lengths: tuple[int, ...]) -> Tenso
 def test_two_samples_of_a_decoder_equal_transformers(name: str) -> None:
     ours, _, data = build(tiny_models.llm(CASES[name]), F64, *SAMPLES)
     for constant in ours.named_constants().values():
-        constant.copy_(torch.linspace(-0.2, 0.2, len(constant)))
+        constant.copy_(torch.linspace(-0.2, 0.2, constant.numel()).view_as(constant))
     theirs = original(name, ours)
     expected = loss_of(theirs, data.input_ids, data.tokens_in)
     expected.backward()
@@ -166,6 +174,22 @@ def test_two_samples_of_a_decoder_equal_transformers(name: str) -> None:
     for key, parameter in ours.named_weights():
         assert (parameter.grad - original_grads[key]).norm() <= 1e-10 * scale, key
         assert key in late or parameter.ndim == 1 or any(part in key for part in IN_FIRST_PASS), key
+
+
+@pytest.mark.parametrize(("name", "scales_features"), [("granite", True), ("gemma3", False)])
+def test_features_of_encoders_are_scaled_where_they_are_in_transformers(
+    name: str, scales_features: bool
+) -> None:
+    """Granite multiplies all embeddings, Gemma those of tokens."""
+    adapter = adapter_of(tiny_models.llm(CASES[name]))
+    first = adapter.first().double()
+    ids_T, place = torch.tensor([3, PLACEHOLDER, PLACEHOLDER, 5]), torch.tensor([1, 2])
+    data = MicrobatchData(items=(), tokens_in=(4,), tokens_out=(4,), input_ids=ids_T, placed={"seen": place})
+    features_ED = torch.randn(2, adapter.config.hidden_size, dtype=F64)
+    y_TD = first(None, {"seen": features_ED}, Context(data=data, packing=pack((4,), "cpu")))
+    scale = adapter.config.embedding_multiplier if name == "granite" else adapter.config.hidden_size**0.5
+    torch.testing.assert_close(y_TD[0], first.embed_tokens.weight[3] * scale)
+    torch.testing.assert_close(y_TD[place], features_ED * (scale if scales_features else 1.0))
 
 
 def test_only_chosen_experts_run() -> None:

@@ -1,6 +1,7 @@
 """Bytes and kernels of memory-bound operators without a compiler, counted while transformers' modules run."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers.activations import ACT2FN
+from transformers.activations import ACT2FN, XIELUActivation
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from tests.cost_models import causal
@@ -77,10 +78,15 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
     yield Case(ROTARY, (heads, heads), lambda q, k: apply_rotary_pos_emb(q, k, angles, angles))
     yield Case(SWIGLU, (flat, flat), lambda gate, up: silu(gate) * up)
     yield Case(QUICK, (flat,), ACT2FN["quick_gelu"])
+    yield Case(replace(QUICK, name="mlp.relu2"), (flat,), ACT2FN["relu2"])
+    xielu = XIELUActivation(dtype=dtype)
+    yield Case(replace(QUICK, name="mlp.xielu"), (flat,), xielu, xielu)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("index", range(4), ids=["rms norm", "rotation", "swiglu", "quick gelu"])
+@pytest.mark.parametrize(
+    "index", range(6), ids=["rms norm", "rotation", "swiglu", "quick gelu", "relu2", "xielu"]
+)
 def test_calls_are_those_of_transformers(index: int, dtype: torch.dtype):
     """Tensors that PyTorch reads and writes: equal but for single rows and the angles' tables."""
     case = list(cases(dtype))[index]

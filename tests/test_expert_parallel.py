@@ -25,6 +25,7 @@ from tests.test_expert_plan import MIXTRAL, moe_plan
 from tests.test_parity import assert_parity, assert_same, execute
 from tests.test_tensor_parallel import assert_exported_whole
 from tests.waiting import impatient_group
+from workbench.model.families.registry import ARCHITECTURES
 from workbench.plan.build import with_programs
 from workbench.plan.lower import lower
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Sharding
@@ -60,6 +61,37 @@ def test_qwen3_with_a_dense_block(pool: Pool) -> None:
     """Every second block has experts, whose products have a width of their own."""
     assert_same(moe_plan(tp=2, cp=2, ep=4, config=QWEN3_MOE | {"decoder_sparse_step": 2}), pool)
     assert_same(moe_plan(tp=2, ep=2, pp=2, config=QWEN3_MOE | {"mlp_only_layers": [1]}), pool)
+
+
+def example(kind: str) -> dict[str, Any]:
+    return {"model_type": kind, **next(iter(ARCHITECTURES[kind].examples.values())).config}
+
+
+SPARSE = ("mistral4", "minimax_m2", "olmoe", "ernie4_5_moe", "hunyuan_v1_moe", "dots1", "solar_open")
+
+
+@pytest.mark.parametrize("kind", SPARSE)
+def test_mixtures_in_two_stages_of_two_ranks(kind: str, pool: Pool) -> None:
+    assert_same(moe_plan(tp=2, pp=2, ep=2, config=example(kind)), pool)
+
+
+DENSE = (
+    *("ministral3", "olmo2", "olmo3", "exaone4", "seed_oss", "smollm3", "granite"),
+    *("arcee", "nemotron", "starcoder2", "apertus", "ernie4_5", "hunyuan_v1_dense"),
+)
+
+
+@pytest.mark.parametrize("kind", DENSE)
+def test_dense_models_in_two_stages_of_two_ranks(kind: str, pool: Pool) -> None:
+    assert_same(moe_plan(tp=2, pp=2, config=example(kind)), pool)
+
+
+@pytest.mark.parametrize("kind", ["ministral3", "olmo3", "exaone4", "ernie4_5", "mistral4"])
+def test_positions_of_tokens_that_ranks_share(kind: str, pool: Pool) -> None:
+    """Queries that grow with them, rotations by kind of block or of pairs, or none; recomputed, and split."""
+    again = (ModuleSettings(module="llm", recompute=Recompute.FULL),)
+    plan = moe_plan(cp=2, pp=2, config=example(kind), modules=again)
+    assert_same(with_programs(replace(plan, programs=()), Schedule(kind=ScheduleKind.ZB_H1)), pool)
 
 
 @pytest.mark.parametrize("degrees", [{"cp": 2, "ep": 2}, {"tp": 2, "cp": 2, "ep": 4}], ids=str)

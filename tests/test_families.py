@@ -1,6 +1,7 @@
 """What every model family holds, by the registries: listed, read, counted, built and accounted alike."""
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -19,23 +20,26 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransforme
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni_3
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
-from experiments.fidelity.family_memory import EXAMPLES, module_of
+from experiments.fidelity.family_memory import EXAMPLES, cases_of, module_of
 from runtime.data.batches import SyntheticSource, microbatch_data
 from runtime.frontend.items import reader_of
 from runtime.models.adapter import Adapter
 from runtime.models.choose import ADAPTERS, adapter_of
 from runtime.models.encoder import EncoderAdapter
+from runtime.models.glm import CORRECTION
 from runtime.reference import whole_stage
 from tests import cross_models, tiny_models
 from tests.command_line import accept, workbench
 from tests.encoder_cases import CASES as ENCODERS
 from tests.encoder_cases import module_of as encoder_of
 from tests.test_adapters_decoders import CASES as DECODERS
-from tests.test_adapters_decoders import INSIDE
+from tests.test_adapters_decoders import INSIDE, NOT_AUTO
 from tests.test_adapters_llama4 import LLAMA4
 from tests.test_memory_eager import materialised
 from workbench.cost.roofline import Grid
 from workbench.data.sample import Sample, Segment
+from workbench.export import mimo_limits, torchtitan
+from workbench.export.registry import BY_NAME
 from workbench.memory.eager import eager_kept, shared_bytes
 from workbench.memory.setting import Setting
 from workbench.model.families.family import Architecture, Encoder, Generator, LanguageModel
@@ -44,10 +48,12 @@ from workbench.model.frozen import Needs
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import ModelGraph, Module
 from workbench.model.projector import Projector
+from workbench.plan.runnable import check_family
 from workbench.plan.work import work_of
 
 # Encoders that transformers builds inside larger models alone, and a decoder beside its tower.
 PARTS = {
+    **NOT_AUTO,
     "janus_vision_model": JanusVisionModel,
     "llama4_vision_model": Llama4VisionModel,
     "mllama_text_model": MllamaForCausalLM,
@@ -70,6 +76,18 @@ FEATURES_WIDTH = {
     "glm_ocr_vision": 1536,
 }  # what its blocks give, and so an LLM behind it has
 ONE_MASK = ("mllama tower",)  # its blocks keep the one mask that the whole stage has; held by its runs
+TEXT_SAMPLE = Sample(0, (Segment("text", 0, 5, 5),))
+FULL_SIZES = (
+    *("mistral4", "minimax_m2", "solar_open", "ernie4_5_moe", "olmoe", "dots1", "hunyuan_v1_moe"),
+    *("ministral3", "smollm3", "ernie4_5", "starcoder2", "apertus", "granite", "olmo2", "olmo3"),
+    *("exaone4", "seed_oss", "arcee", "nemotron", "hunyuan_v1_dense"),
+)
+LEFT_OPEN: dict[str, dict[str, object]] = {  # by transformers' defaults
+    "dots1": {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2},
+    "nemotron": {"num_key_value_heads": 8},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 8},
+}
 FROM_TRANSFORMERS = [
     name
     for name, (family, _) in EXAMPLES.items()
@@ -143,10 +161,21 @@ def test_weights_are_those_of_transformers(name: str) -> None:
     module = module_of(name)
     adapter, (family, example) = adapter_of(module), EXAMPLES[name]
     ours = {key: shape for key, shape in adapter.shapes().items() if not key.startswith("projector.")}
-    weights = original(adapter, family, example.config).named_parameters()
+    built = original(adapter, family, example.config).named_parameters()
+    weights = [(key, weight) for key, weight in built if not key.endswith(CORRECTION)]
     used = {key: tuple(weight.shape) for key, weight in weights if not key.startswith(adapter.ignored)}
     assert ours == used
     assert sum(torch.Size(shape).numel() for shape in adapter.shapes().values()) == module.num_parameters
+
+
+@pytest.mark.parametrize("kind", FULL_SIZES)
+def test_full_sizes_are_counted_as_transformers_builds_them(kind: str) -> None:
+    """Of transformers' defaults, the published model's of most."""
+    config = {"model_type": kind, **LEFT_OPEN.get(kind, {})}
+    module = module_from_config(config, name="llm", modality="text")
+    weights = original(adapter_of(module), ARCHITECTURES[kind], config).named_parameters()
+    counted = sum(weight.numel() for key, weight in weights if not key.endswith(CORRECTION))
+    assert module.num_parameters == counted
 
 
 @pytest.mark.parametrize("name", list(MODULES))
@@ -228,6 +257,54 @@ def test_absent_keys_mean_what_transformers_takes_them_for(kind: str) -> None:
     assert layers({"model_type": kind, **stated}) == layers(
         config_class_of(adapter, kind)(**stated).to_dict()
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "words"),
+    [
+        (
+            "exaone4",
+            {"sliding_window": None},
+            "layer_types must be given to run where sliding_window is null",
+        ),
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv must be null, got 8.0; nearest: null"),
+        ("dots1", {"n_shared_experts": None}, "n_shared_experts must be given to run; nearest: 2"),
+        ("solar_open", {"n_group": 4}, "n_group must divide 4 experts into groups of 2 or more, got 4"),
+        ("hunyuan_v1_dense", {"head_dim": None}, "head_dim must be given to run; nearest: 32"),
+        ("hunyuan_v1_moe", {"rope_parameters": {"rope_type": "dynamic"}}, "rope type 'dynamic' depends on"),
+        ("ministral3", {"rope_parameters": {"rope_type": "default"}}, "llama_4_scaling_beta must be given"),
+        ("mistral4", {"num_key_value_heads": 2}, "num_key_value_heads must be num_attention_heads 4"),
+    ],
+)
+def test_configurations_that_cannot_run_are_refused(kind: str, change: dict[str, Any], words: str) -> None:
+    example = next(iter(ARCHITECTURES[kind].examples.values())).config
+    with pytest.raises(ValueError, match=words) as info:
+        check_family(tiny_models.llm({"model_type": kind, **example, **change}))
+    assert "\n" not in str(info.value)
+
+
+@pytest.mark.parametrize(
+    ("target", "compared"), [("megatron", mimo_limits.FAMILIES), ("torchtitan", torchtitan.FAMILIES)]
+)
+def test_exports_refuse_language_models_that_were_not_compared(
+    target: str, compared: tuple[str, ...]
+) -> None:
+    for name, (family, _) in EXAMPLES.items():
+        if isinstance(family, LanguageModel) and family.model_type not in compared:
+            for _, plan in islice(cases_of(name), 1):
+                words = BY_NAME[target].refuses(plan)
+                assert words, name
+                assert "\n" not in words
+
+
+def test_a_part_of_every_head_that_is_rotated_is_refused() -> None:
+    """On the commit before, torchtitan was told of whole heads."""
+    phi = EXAMPLES["phi3"][1].config
+    for share, refused in ((0.5, True), (1.0, False)):
+        module = tiny_models.llm({"model_type": "phi3", **phi, "partial_rotary_factor": share})
+        plan = tiny_models.plan_of(ModelGraph(name="text", modules=(module,)), (TEXT_SAMPLE,))
+        words = BY_NAME["torchtitan"].refuses(plan)
+        assert bool(words and "rotated in part" in words) == refused
 
 
 @pytest.mark.parametrize(

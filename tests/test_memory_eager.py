@@ -157,6 +157,29 @@ MORE = {
     "deepseek_v3": DECODER | LATENT,
     "deepseek_v2": DECODER | LATENT | {"model_type": "deepseek_v2"},
     "deepseek_v3, wide values": DECODER | LATENT | {"q_lora_rank": None, "v_head_dim": 16},
+    "mistral4": DECODER
+    | LATENT
+    | {
+        "model_type": "mistral4",
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "original_max_position_embeddings": 4,
+            "llama_4_scaling_beta": 0.1,
+        },
+        "max_position_embeddings": 128,
+    },
+    "minimax_m2": DECODER
+    | {
+        "model_type": "minimax_m2",
+        "head_dim": 16,
+        "num_local_experts": 3,
+        "num_experts_per_tok": 2,
+        "rotary_dim": 8,
+    },
+    "olmo2": DECODER | {"model_type": "olmo2", "pad_token_id": 0},
+    "apertus": DECODER | {"model_type": "apertus", "pad_token_id": 0, "hidden_act": "xielu"},
+    "arcee": DECODER | {"model_type": "arcee", "hidden_act": "relu2"},
     "gpt2": {
         "model_type": "gpt2",
         "n_embd": WIDTH,
@@ -324,7 +347,20 @@ def test_account_of_first_layers(name: str):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("name", ["llama", "siglip", "whisper", "glm4", "glm4_moe", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama",
+        "siglip",
+        "whisper",
+        "glm4",
+        "glm4_moe",
+        "deepseek_v2",
+        "deepseek_v3",
+        "mistral4",
+        "minimax_m2",
+    ],
+)
 def test_account_in_other_precisions(name: str, dtype: torch.dtype):
     for needs in NEEDS.values():
         for index in (BLOCK, LAST):

@@ -297,7 +297,10 @@ class Counting(TensorGroup):
 
 @pytest.mark.parametrize(
     "name",
-    ["llama", "mixtral", "qwen3_moe", "llama4", "gemma2", "gemma4, experts", "phi", "gpt2", "opt"],
+    [
+        *("llama", "mixtral", "qwen3_moe", "llama4", "gemma2", "gemma4, experts", "phi", "gpt2", "opt"),
+        *("olmo 2", "minimax-m2", "hunyuan v1 with experts", "mistral small 4"),
+    ],
 )
 def test_sums_are_those_that_are_priced(name: str) -> None:
     """Their number and bytes, layer by layer, forward and backward."""

@@ -15,14 +15,18 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from runtime.data.batches import SyntheticSource, microbatch_data
 from runtime.models.adapter import MicrobatchData
+from runtime.models.glm import CORRECTION
 from runtime.models.initialise import initial_value, normal
-from runtime.models.weights import finish_export, part_folder, start_export, write_part
+from runtime.models.weights import exporting, finish_export, part_folder, start_export, write_part
 from runtime.reference import whole_stage
 from runtime.step.stage_module import StageInput, StageModule, build_stage_module
 from tests import paper_models, tiny_models
 from tests.command_line import workbench
+from tests.test_adapters_decoders import NOT_AUTO
+from workbench.data.sample import Sample, Segment
 from workbench.model.checkpoint import check_weights
-from workbench.model.model_graph import ModelGraph
+from workbench.model.families.registry import ARCHITECTURES
+from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.plan.codec import write_plan
 from workbench.plan.plan import Plan
 
@@ -119,6 +123,40 @@ def test_experts_one_by_one_are_read_and_those_in_one_tensor_written(tmp_path: P
     save_file(stored, tmp_path / "hub" / "llm" / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=rf"module 'llm': tensor '{re.escape(last)}' is missing"):
         build_stage_module(plan, stage, seed=1, dtype=F32, weights=tmp_path / "hub")
+
+
+OWN_NAMES = (
+    *("mistral4", "olmo3", "olmoe", "ernie4_5_moe", "hunyuan_v1_moe"),
+    *("dots1", "solar_open", "minimax_m2", "apertus", "nemotron", "starcoder2"),
+)  # families with experts, norms, activations or corrections under names of their own
+
+
+@pytest.mark.parametrize("kind", OWN_NAMES)
+def test_what_transformers_writes_is_read_and_what_we_write_it_reads(tmp_path: Path, kind: str) -> None:
+    """Also corrections of routers, which are no weights."""
+    config = {"model_type": kind, **next(iter(ARCHITECTURES[kind].examples.values())).config}
+    module = tiny_models.llm(config)
+    graph = ModelGraph(name="text", modules=(module,))
+    plan = tiny_models.plan_of(graph, (Sample(0, (Segment(TEXT, 0, 5, 5),)),))
+    make = NOT_AUTO.get(kind, AutoModelForCausalLM)
+    read = AutoConfig.for_model(**config)
+    theirs = make._from_config(read) if kind in NOT_AUTO else make.from_config(read)
+    state = theirs.state_dict()
+    for name, tensor in state.items():
+        if CORRECTION in name:
+            tensor.copy_(torch.linspace(-1, 1, tensor.numel()).view_as(tensor))
+    theirs.save_pretrained(tmp_path / "hub" / "llm")
+    ours = build_stage_module(plan, whole_stage(module), seed=1, dtype=F32, weights=tmp_path / "hub")
+    for key, tensor in (dict(ours.named_weights()) | ours.named_constants()).items():
+        assert torch.equal(tensor, state[key]), key
+
+    with exporting(tmp_path / "out", graph):
+        write_part(tmp_path / "out", "llm", 0, ours.owned_weights())
+    again, report = make.from_pretrained(tmp_path / "out" / "llm", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    for key, tensor in again.state_dict().items():
+        assert torch.equal(tensor, state[key]), key
 
 
 def test_transformers_reads_exported_encoders(tmp_path: Path) -> None:

@@ -23,8 +23,11 @@ from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 from transformers.models.siglip2 import modeling_siglip2 as siglip2
 from transformers.models.video_llama_3 import modeling_video_llama_3 as llama_3
 
+from runtime.models.deepseek import GroupedRouter
 from runtime.models.delta_net import DELTA_NETS
+from runtime.models.glm import CorrectedRouter
 from runtime.models.llama4 import scaled_to_one, turned
+from runtime.models.mixture import WideRouter
 from runtime.models.patch_attention import rotated
 from runtime.models.vision_siglip2 import between
 from runtime.models.wide_float import in_float64
@@ -118,6 +121,11 @@ def wide_pool(
 
 QWENS = (omni, qwen2, qwen2_5, qwen3, qwen3_5, qwen3_5_moe, omni_3)
 ROTATED = (*QWENS, glm4v, glm4v_moe, glm_ocr, kimi, llama_3, paddleocr)
+OWN_ROUTERS = (  # ending of a class of transformers' -> ours; the first counts
+    ("Mistral4TopkRouter", GroupedRouter),
+    ("TopKRouter", WideRouter),
+    ("TopkRouter", CorrectedRouter),
+)
 DETOURS: tuple[tuple[Any, str, Any], ...] = (  # of transformers through float32, and what goes without
     *((each, "apply_rotary_pos_emb_vision", wide_rotation) for each in ROTATED),
     (glm4v.Glm4vVisionEmbeddings, "forward", wide_positions),

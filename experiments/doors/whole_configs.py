@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from experiments.doors.mistral_configs import mistral_cases
 from experiments.doors.whole_sizes import (
     AXES,
     EXPERTS,
@@ -117,11 +118,7 @@ CASES: dict[str, dict[str, Any]] = {
         "scale_factor": 4,
         "pad_token_id": 0,
     },
-    "mistral3": {
-        "text_config": {"model_type": "mistral", **TEXT},
-        "vision_config": {"model_type": "pixtral", **VIT, "head_dim": 12},
-        "spatial_merge_size": 2,
-    },
+    **mistral_cases(TEXT, VIT),
     "lighton_ocr": {
         "text_config": {"model_type": "qwen3", **TEXT},
         "vision_config": {"model_type": "pixtral", **VIT, "head_dim": 12},

@@ -39,6 +39,10 @@ def pooled(model: Any, images: Tensor, **more: Any) -> Tensor:
     return torch.cat([item_features.reshape(-1, item_features.shape[-1]) for item_features in features])
 
 
+def pooled_in_sizes(model: Any, images: Tensor) -> Tensor:
+    return pooled(model, images, image_sizes=[images.shape[2:]] * len(images))
+
+
 def seen_in_patches(model: Any, images: Tensor) -> Tensor:
     """Features of LFM2-VL, which reads patches as its processor lays them."""
     flat = flat_patches(images, model.config.vision_config.patch_size)
@@ -167,8 +171,8 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "paligemma": pooled,
     "idefics3": lambda model, images: pooled(model, images[None]),
     "smolvlm": lambda model, images: pooled(model, images[None]),
-    "mistral3": lambda model, images: pooled(model, images, image_sizes=[images.shape[2:]] * len(images)),
-    "lighton_ocr": lambda model, images: pooled(model, images, image_sizes=[images.shape[2:]] * len(images)),
+    **dict.fromkeys(("mistral3", "mistral3, ministral 3", "mistral3, mistral small 4"), pooled_in_sizes),
+    "lighton_ocr": pooled_in_sizes,
     "aya_vision": pooled,
     "aya_vision, earlier state": pooled,
     "cohere2_vision": pooled,

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from transformers import AutoConfig
 from transformers.models.auto import modeling_auto
 
+from experiments.doors.detours import OWN_ROUTERS
 from experiments.doors.whole_configs import CONFIGS
 from experiments.doors.whole_features import FEATURES, Items, perceived
 from experiments.doors.whole_sizes import CLIP_S
 from runtime.data.batches import SyntheticSource, microbatch_data
-from runtime.models.glm import CORRECTION, CorrectedRouter
-from runtime.models.mixture import WideRouter
+from runtime.models.glm import CORRECTION
 from runtime.models.norm import replace_parts, widen_norms
 from workbench.data.corpus import Tiled
 from workbench.data.sample import Sample, Segment
@@ -27,10 +27,8 @@ from workbench.model.model_graph import TEXT, Module
 from workbench.plan.plan import Plan
 
 F64 = torch.float64
-OFFSET, ADDS_ONE = (
-    1.0,
-    ("GemmaRMS", "Gemma2", "Gemma3", "Qwen3_5"),
-)  # of norms' weights, by the start of their classes' names
+OFFSET = 1.0  # of norms' weights, by the start of their classes' names
+ADDS_ONE = ("GemmaRMS", "Gemma2", "Gemma3", "Qwen3_5")
 MASKS = {
     "gemma3": "gemma",
     "gemma4": "gemma4",
@@ -93,7 +91,7 @@ def whole_model(config: dict[str, Any]) -> Any:
     built_model: Any = built(config)
     for norm in _classes(built_model, "RMSNorm"):
         widen_norms(built_model, norm, OFFSET if norm.__name__.startswith(ADDS_ONE) else 0.0)
-    for ending, own_router in (("TopKRouter", WideRouter), ("TopkRouter", CorrectedRouter)):
+    for ending, own_router in OWN_ROUTERS:
         for router in _classes(built_model, ending):
             replace_parts(built_model, router, own_router)
     if hasattr(built_model, "set_experts_implementation"):

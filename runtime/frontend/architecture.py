@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 from torch import Tensor, nn
 
@@ -108,7 +109,8 @@ def _cuts(stage: Stage, adapter: Adapter) -> dict[str, Cut]:
 def model_buffers(model: nn.Module, architecture: Architecture) -> dict[str, Tensor]:
     """Buffers of a user's model that the runtime uses, by the runtime's names, with their current values.
 
-    Values may differ from those of the configuration.
+    Values may differ from those of the configuration. Parameters that are never trained (corrections of
+    ERNIE's routers) are buffers here.
 
     Raises:
         ValueError: a buffer of another shape, or a saved one that affects the model's results and that the
@@ -116,11 +118,12 @@ def model_buffers(model: nn.Module, architecture: Architecture) -> dict[str, Ten
     """
     known, buffers = architecture.buffers, dict[str, Tensor]()
     saved, where = model.state_dict().keys(), f"module {architecture.module.name!r}"
-    for name, buffer in model.named_buffers():
-        stripped = (
+    for name, buffer in chain(model.named_buffers(), model.named_parameters()):
+        names = tuple(
             name.removeprefix(start) for start in architecture.adapter.prefixes if name.startswith(start)
         )
-        names = tuple(stripped)
+        if isinstance(buffer, nn.Parameter) and not architecture.constants.keys() & set(names):
+            continue
         bare = next((name_ for name_ in names if name_ in known), None)
         if bare is not None and tuple(buffer.shape) == known[bare]:
             buffers[bare] = buffer.detach().cpu()

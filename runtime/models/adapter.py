@@ -150,18 +150,21 @@ class Context:
     Args:
         rotary: kind of layer -> cosine and sine of every token's angles; `ONE_ROTATION` where all layers
             rotate equally, empty without rotary positions.
+        position_ids: [1, T] position of every token in its item, where layers read them besides.
     """
 
     data: MicrobatchData
     packing: Packing | Attends
     rotary: Rotations = field(default_factory=dict)
+    position_ids: Tensor | None = None
 
 
 class CutKind(Enum):
     """How tensor parallelism partitions a module's weights.
 
     FUSED: several column cuts side by side in one weight. HEADS: vectors with a number per head. PARTIAL:
-    whole, but applied to partitioned activations, so that each member has a part of the gradient.
+    whole, but applied to partitioned activations, so that each member has a part of the gradient. ALL_HEADS:
+    norms over the width of all heads.
     """
 
     WHOLE = "whole"
@@ -171,6 +174,7 @@ class CutKind(Enum):
     EXPERTS = "experts"
     HEADS = "heads"
     PARTIAL = "partial"
+    ALL_HEADS = "all heads"
 
 
 # Local names of modules, or their classes, and how their weights are partitioned.

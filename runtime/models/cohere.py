@@ -1,4 +1,4 @@
-"""Parts of a Cohere 2 layer: attention that rotates pairs of neighbours, or none; norms without a shift."""
+"""Attention that rotates pairs of neighbours, of Cohere 2 and ERNIE 4.5; Cohere 2's norms without a shift."""
 
 from typing import Any
 
@@ -23,17 +23,24 @@ def turned(x_1THD: Tensor, cos_1TD: Tensor, sin_1TD: Tensor) -> Tensor:
     return (wide * cos_1TD[:, :, None] + across * sin_1TD[:, :, None]).to(x_1THD.dtype)
 
 
-class CohereAttention(nn.Module):
-    """Cohere 2's attention; layers with a sliding window rotate, those without one know no positions."""
+class PairedAttention(nn.Module):
+    """Attention whose heads rotate pairs of neighbours.
+
+    Args:
+        attention: transformers' own.
+        rotates: whether the layer knows positions.
+        window: tokens that a query sees; None: all before it.
+    """
 
     is_causal = True
 
-    def __init__(self, attention: Cohere2Attention) -> None:
+    def __init__(self, attention: Any, *, rotates: bool = True, window: int | None = None) -> None:
         super().__init__()
         self.q_proj, self.k_proj = attention.q_proj, attention.k_proj
         self.v_proj, self.o_proj = attention.v_proj, attention.o_proj
         self.head_dim: int = attention.head_dim
-        self.sliding_window: int | None = attention.sliding_window
+        self.rotates = rotates
+        self.sliding_window = window
 
     def forward(
         self,
@@ -45,7 +52,7 @@ class CohereAttention(nn.Module):
         """[1, T, D] and None (no attention weights)."""
         products = (self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (product(hidden_states).unflatten(-1, (-1, self.head_dim)) for product in products)
-        if self.sliding_window is not None:
+        if self.rotates:
             q, k = turned(q, *position_embeddings), turned(k, *position_embeddings)
         q_1HTD, k_1HTD, v_1HTD = (x_1THD.transpose(1, 2) for x_1THD in (q, k, v))
         y_1THD, _none = packed_sdpa(
@@ -60,7 +67,13 @@ def _plain_norm(norm: Any) -> nn.LayerNorm:
         return nn.LayerNorm(norm.weight.shape[0], eps=norm.variance_epsilon, bias=False)
 
 
+def _cohere_attention(attention: Any) -> PairedAttention:
+    """Layers with a sliding window rotate, those without one know no positions."""
+    window = attention.sliding_window
+    return PairedAttention(attention, rotates=window is not None, window=window)
+
+
 def adapt(layer: nn.Module) -> None:
     """Replace transformers' attention and norms in a layer by these, with the same names of weights."""
-    replace_parts(layer, Cohere2Attention, CohereAttention)
+    replace_parts(layer, Cohere2Attention, _cohere_attention)
     replace_parts(layer, Cohere2LayerNorm, _plain_norm)

@@ -1,6 +1,5 @@
 """Decoder-only language models: Llama and architectures with the same structure."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -58,15 +57,17 @@ class DecoderFamily:
         norm: class of its RMSNorm, None where it uses LayerNorm.
         norm_offset: 1.0 where the norm's scale is 1 + weight.
         norm_bias: whether its LayerNorm, if it uses that, has a shift.
+        layer_norm: class of its LayerNorm.
         router: class of its router, None where every token goes through the same MLP.
         own_router: makes ours from it.
         experts: class of transformers' experts; None: there are none, or `adapt` replaces them.
         embedding: name of the token table; its padding row is not trained if `pads_embedding`.
         layers: name of the list of its layers.
         final_norm: name of the norm before the head.
-        scales_embedding: whether token embeddings are multiplied by sqrt(width).
-        head_bias: whether the head has a bias.
-        scales_logits: whether logits are multiplied by `logit_scale` of the configuration.
+        embedding_scale: number by which token embeddings are multiplied, by the configuration.
+        scales_features: whether features of encoders among them are, too.
+        head_bias: whether the head has a bias, by the configuration.
+        logit_scale: number by which logits are multiplied, by the configuration.
         adapt: replaces parts of a layer by our own, with the same names of weights.
         unnamed: part of a layer that `adapt` makes of others, whose names in checkpoints lack it; or empty.
         fills: (ending of a block's local name, initial distribution) where it is another than usual.
@@ -75,6 +76,7 @@ class DecoderFamily:
         regions: of a `StageLayer`, besides the usual ones.
         separate_experts: names of experts that checkpoints store one by one; None: they do not.
         transposes_experts: whether they may store them as [experts, in, out].
+        reads_positions: whether its attention scales queries by their positions.
         predicts_ahead: whether they may have a block after the last that predicts the token after the next.
     """
 
@@ -87,6 +89,7 @@ class DecoderFamily:
     positions: PositionTable | None = None
     norm_offset: float = 0.0
     norm_bias: bool = True
+    layer_norm: type[nn.LayerNorm] = nn.LayerNorm
     router: type[nn.Module] | None = None
     own_router: Callable[[nn.Module], nn.Module] = WideRouter
     experts: type[nn.Module] | None = None
@@ -94,9 +97,10 @@ class DecoderFamily:
     pads_embedding: bool = True
     layers: str = "model.layers"
     final_norm: str = "model.norm"
-    scales_embedding: bool = False
-    head_bias: bool = False
-    scales_logits: bool = False
+    embedding_scale: Callable[[Any], float] | None = None
+    scales_features: bool = False
+    head_bias: Callable[[Any], bool] = lambda config: False
+    logit_scale: Callable[[Any], float] | None = None
     adapt: Callable[[nn.Module], None] | None = None
     unnamed: str = ""
     fills: tuple[tuple[str, Fill], ...] = ()
@@ -107,6 +111,7 @@ class DecoderFamily:
     separate_experts: SeparateExperts | None = None
     transposes_experts: bool = False
     predicts_ahead: bool = False
+    reads_positions: bool = False
 
 
 def _std(config: PretrainedConfig) -> float:
@@ -127,7 +132,8 @@ class EmbedTokens(StageLayer):
         super().__init__(names, _std(config))
         padding = config.pad_token_id if family.pads_embedding else None
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, padding)
-        self.scale = math.sqrt(config.hidden_size) if family.scales_embedding else None
+        self.scale = None if family.embedding_scale is None else family.embedding_scale(config)
+        self.feature_scale = self.scale if family.scales_features else None
         self.first_position = 0 if table is None else table.offset
         self.embed_positions = None
         if table is not None:
@@ -155,7 +161,8 @@ class EmbedTokens(StageLayer):
             return text_TD
         merged_TD = text_TD.new_zeros(len(ids_T), text_TD.shape[1]).index_copy(0, text, text_TD)
         for edge, features_ED in features.items():
-            merged_TD = merged_TD.index_copy(0, context.data.placed[edge], features_ED)
+            scaled_ED = features_ED if self.feature_scale is None else features_ED * self.feature_scale
+            merged_TD = merged_TD.index_copy(0, context.data.placed[edge], scaled_ED)
         return merged_TD
 
 
@@ -200,15 +207,15 @@ class DecoderBlock(InnerLayer):
             x_TD[None],
             attention_mask=context.packing,
             position_embeddings=context.rotary.get(self.rotation),
+            **({} if context.position_ids is None else {"position_ids": context.position_ids}),
         )
         return y_1TD[0]
 
 
 def _layer_norm_eps(config: PretrainedConfig) -> float:
-    """Under the key of Phi or GPT-2; OPT has no key and uses torch's default."""
-    if hasattr(config, "layer_norm_eps"):
-        return float(config.layer_norm_eps)
-    return float(getattr(config, "layer_norm_epsilon", 1e-5))
+    """Under the key of Phi, GPT-2, StarCoder2 or Nemotron; OPT has no key and uses torch's default."""
+    keys = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
+    return float(next((getattr(config, key) for key in keys if hasattr(config, key)), 1e-5))
 
 
 def _rms_norm_eps(config: PretrainedConfig) -> float:
@@ -225,12 +232,12 @@ class NextTokenHead(InnerLayer):
         super().__init__({"norm": family.final_norm, "lm_head": "lm_head"}, _std(config))
         if family.norm is None:
             eps = _layer_norm_eps(config)
-            self.norm: nn.Module = nn.LayerNorm(config.hidden_size, eps=eps, bias=family.norm_bias)
+            self.norm: nn.Module = family.layer_norm(config.hidden_size, eps=eps, bias=family.norm_bias)
         else:
             self.norm = WideRMSNorm(config.hidden_size, _rms_norm_eps(config), family.norm_offset)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=family.head_bias)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=family.head_bias(config))
         self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
-        self.logit_scale = float(config.logit_scale) if family.scales_logits else None
+        self.logit_scale = None if family.logit_scale is None else float(family.logit_scale(config))
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
         """[T, V]; scaled states give scaled logits, at a fraction of the memory."""
@@ -297,7 +304,9 @@ class DecoderAdapter(Adapter):
     def context(self, data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> Context:
         self._check_lengths(data)
         packing = data.attention or pack(data.tokens_in, device)
-        return Context(data=data, packing=packing, rotary=self._rotations(data, device, dtype))
+        ids_1T = _position_ids(data, device)[None] if self.family.reads_positions else None
+        rotary = self._rotations(data, device, dtype)
+        return Context(data=data, packing=packing, rotary=rotary, position_ids=ids_1T)
 
     def _check_lengths(self, data: MicrobatchData) -> None:
         longest, family = max(data.tokens_in), family_of(self.module)

@@ -1,12 +1,20 @@
 """Table of language models with Llama's structure and parts of their own."""
 
+import math
 from collections.abc import Mapping
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
+from transformers.models.apertus import modeling_apertus as apertus
+from transformers.models.arcee import modeling_arcee as arcee
 from transformers.models.cohere2 import modeling_cohere2 as cohere2
 from transformers.models.deepseek_v2 import modeling_deepseek_v2 as deepseek_v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek_v3
+from transformers.models.dots1 import modeling_dots1 as dots1
+from transformers.models.ernie4_5 import modeling_ernie4_5 as ernie4_5
+from transformers.models.ernie4_5_moe import modeling_ernie4_5_moe as ernie4_5_moe
+from transformers.models.exaone4 import modeling_exaone4 as exaone4
 from transformers.models.gemma import modeling_gemma as gemma
 from transformers.models.gemma2 import modeling_gemma2 as gemma2
 from transformers.models.gemma3 import modeling_gemma3 as gemma3
@@ -18,11 +26,21 @@ from transformers.models.glm4v_moe import modeling_glm4v_moe as glm4v_moe
 from transformers.models.glm_ocr import modeling_glm_ocr as glm_ocr
 from transformers.models.gpt2 import modeling_gpt2 as gpt2
 from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
+from transformers.models.granite import modeling_granite as granite
+from transformers.models.hunyuan_v1_dense import modeling_hunyuan_v1_dense as hunyuan_v1_dense
+from transformers.models.hunyuan_v1_moe import modeling_hunyuan_v1_moe as hunyuan_v1_moe
 from transformers.models.lfm2 import modeling_lfm2 as lfm2
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.llama4 import modeling_llama4 as llama4
+from transformers.models.minimax_m2 import modeling_minimax_m2 as minimax_m2
+from transformers.models.ministral3 import modeling_ministral3 as ministral3
 from transformers.models.mistral import modeling_mistral as mistral
+from transformers.models.mistral4 import modeling_mistral4 as mistral4
 from transformers.models.mixtral import modeling_mixtral as mixtral
+from transformers.models.nemotron import modeling_nemotron as nemotron
+from transformers.models.olmo2 import modeling_olmo2 as olmo2
+from transformers.models.olmo3 import modeling_olmo3 as olmo3
+from transformers.models.olmoe import modeling_olmoe as olmoe
 from transformers.models.opt import modeling_opt as opt
 from transformers.models.paddleocr_vl import modeling_paddleocr_vl as paddleocr
 from transformers.models.phi import modeling_phi as phi
@@ -37,8 +55,12 @@ from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as qwen3_omni
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3_vl
 from transformers.models.qwen3_vl_moe import modeling_qwen3_vl_moe as qwen3_vl_moe
+from transformers.models.seed_oss import modeling_seed_oss as seed_oss
+from transformers.models.smollm3 import modeling_smollm3 as smollm3
+from transformers.models.solar_open import modeling_solar_open as solar_open
+from transformers.models.starcoder2 import modeling_starcoder2 as starcoder2
 
-from runtime.models import cohere, deepseek, delta_net
+from runtime.models import cohere, deepseek, delta_net, ernie, hunyuan, minimax, xielu
 from runtime.models import gemma4 as own_gemma4
 from runtime.models import gpt_oss as own_gpt_oss
 from runtime.models import lfm2 as own_lfm2
@@ -92,6 +114,11 @@ def sparse_family(
     )
 
 
+def root_of_width(config: Any) -> float:
+    """What Gemma multiplies token embeddings by."""
+    return math.sqrt(config.hidden_size)
+
+
 HYBRID: Mapping[str, Any] = {  # gated DeltaNet in some blocks
     "adapt": delta_net.adapt,
     "cuts": delta_net.CUTS,
@@ -125,6 +152,8 @@ def corrected_family(
     )
 
 
+MIXTRAL_NAMES = SeparateExperts(mixture="block_sparse_moe", gate="w1", up="w3", down="w2")
+NORMS: CutRules = tuple((f"block.self_attn.{name}", CutKind.ALL_HEADS) for name in ("q_norm", "k_norm"))
 DECODERS: Mapping[str, DecoderFamily] = {
     "llama": family(llama, "Llama"),
     "llama4_text": family(
@@ -193,25 +222,34 @@ DECODERS: Mapping[str, DecoderFamily] = {
         paddleocr, "PaddleOCR", config=paddleocr.PaddleOCRTextConfig, rotates_by_axes=True
     ),
     "mistral": family(mistral, "Mistral"),
-    "mixtral": sparse_family(
-        mixtral, "Mixtral", SeparateExperts(mixture="block_sparse_moe", gate="w1", up="w3", down="w2")
+    "ministral3": family(ministral3, "Ministral3", reads_positions=True),
+    "mistral4": family(
+        mistral4,
+        "Mistral4",
+        router=mistral4.Mistral4TopkRouter,
+        own_router=deepseek.GroupedRouter,
+        experts=mistral4.Mistral4Experts,
+        cuts=((Experts, CutKind.EXPERTS), (deepseek.GroupedRouter, CutKind.PARTIAL), *deepseek.CUTS),
+        mixture_kinds=((mistral4.Mistral4MoE, GlmMixture),),
+        reads_positions=True,
     ),
-    "gemma": family(gemma, "Gemma", norm_offset=1.0, scales_embedding=True),
-    "gemma2": family(gemma2, "Gemma2", norm_offset=1.0, scales_embedding=True),
+    "mixtral": sparse_family(mixtral, "Mixtral", MIXTRAL_NAMES),
+    "gemma": family(gemma, "Gemma", norm_offset=1.0, embedding_scale=root_of_width),
+    "gemma2": family(gemma2, "Gemma2", norm_offset=1.0, embedding_scale=root_of_width),
     "gemma3_text": family(
         gemma3,
         "Gemma3",
         config=gemma3.Gemma3TextConfig,
         rotates_by_layer_type=True,
         norm_offset=1.0,
-        scales_embedding=True,
+        embedding_scale=root_of_width,
     ),
     "gemma4_text": family(
         gemma4,
         "Gemma4Text",
         norm=gemma4.Gemma4RMSNorm,
         rotates_by_layer_type=True,
-        scales_embedding=True,
+        embedding_scale=root_of_width,
         adapt=own_gemma4.adapt,
         unnamed=own_gemma4.BESIDE,
         cuts=own_gemma4.CUTS,
@@ -219,9 +257,72 @@ DECODERS: Mapping[str, DecoderFamily] = {
         regions=(own_gemma4.BESIDE,),
         mixture_kinds=((own_gemma4.Routed, own_gemma4.Gemma4Mixture),),
     ),
-    "cohere2": family(cohere2, "Cohere2", norm=None, norm_bias=False, adapt=cohere.adapt, scales_logits=True),
+    "olmo2": family(olmo2, "Olmo2", cuts=NORMS),
+    "olmo3": family(olmo3, "Olmo3", cuts=NORMS, rotates_by_layer_type=True),
+    "exaone4": family(exaone4, "Exaone4"),
+    "olmoe": sparse_family(olmoe, "Olmoe", SeparateExperts(), cuts=NORMS),
+    "dots1": corrected_family(dots1, "Dots1"),
+    "solar_open": corrected_family(solar_open, "SolarOpen"),
+    "minimax_m2": family(
+        minimax_m2,
+        "MiniMaxM2",
+        router=minimax_m2.MiniMaxM2TopKRouter,
+        own_router=minimax.SigmoidRouter,
+        experts=minimax_m2.MiniMaxM2Experts,
+        adapt=minimax.adapt,
+        cuts=((Experts, CutKind.EXPERTS), (minimax.SigmoidRouter, CutKind.PARTIAL), *NORMS),
+        mixture_kinds=((minimax_m2.MiniMaxM2SparseMoeBlock, minimax.MiniMaxMixture),),
+        separate_experts=MIXTRAL_NAMES,
+    ),
+    "ernie4_5": family(ernie4_5, "Ernie4_5", rotary=ernie.PairedRotary, adapt=ernie.adapt),
+    "ernie4_5_moe": family(
+        ernie4_5_moe,
+        "Ernie4_5_Moe",
+        rotary=ernie.PairedRotary,
+        adapt=ernie.adapt,
+        router=ernie4_5_moe.Ernie4_5_MoeTopKRouter,
+        own_router=ernie.ErnieRouter,
+        experts=ernie4_5_moe.Ernie4_5_MoeExperts,
+        cuts=((Experts, CutKind.EXPERTS), (ernie.ErnieRouter, CutKind.PARTIAL)),
+        mixture_kinds=((ernie4_5_moe.Ernie4_5_MoeSparseMoeBlock, ernie.ErnieMixture),),
+        separate_experts=SeparateExperts(moved=("gate.moe_statics.", "moe_statics.")),
+        ignored=("mtp", "model.mtp"),
+        head_bias=attrgetter("use_bias"),
+    ),
+    "hunyuan_v1_dense": family(hunyuan_v1_dense, "HunYuanDenseV1"),
+    "hunyuan_v1_moe": family(
+        hunyuan_v1_moe,
+        "HunYuanMoEV1",
+        router=hunyuan_v1_moe.HunYuanMoEV1Gate,
+        own_router=hunyuan.HunyuanRouter,
+        experts=hunyuan_v1_moe.HunYuanMoEV1Experts,
+        cuts=((Experts, CutKind.EXPERTS), ("block.mlp.gate.wg", CutKind.PARTIAL)),
+        mixture_kinds=((hunyuan_v1_moe.HunYuanMoEV1Moe, hunyuan.HunyuanMixture),),
+        separate_experts=SeparateExperts(),
+    ),
+    "cohere2": family(
+        cohere2,
+        "Cohere2",
+        norm=None,
+        norm_bias=False,
+        adapt=cohere.adapt,
+        logit_scale=attrgetter("logit_scale"),
+    ),
+    "seed_oss": family(seed_oss, "SeedOss"),
+    "smollm3": family(smollm3, "SmolLM3"),
+    "granite": family(
+        granite,
+        "Granite",
+        embedding_scale=attrgetter("embedding_multiplier"),
+        scales_features=True,
+        logit_scale=lambda config: 1 / config.logits_scaling,
+    ),
+    "arcee": family(arcee, "Arcee"),
+    "nemotron": family(nemotron, "Nemotron", norm=None, layer_norm=nemotron.NemotronLayerNorm1P),
+    "starcoder2": family(starcoder2, "Starcoder2", norm=None),
+    "apertus": family(apertus, "Apertus", adapt=xielu.adapt, cuts=xielu.CUTS, fills=xielu.FILLS),
     "phi3": family(phi3, "Phi3"),
-    "phi": family(phi, "Phi", norm=None, final_norm="model.final_layernorm", head_bias=True),
+    "phi": family(phi, "Phi", norm=None, final_norm="model.final_layernorm", head_bias=lambda _: True),
     "gpt2": family(
         gpt2,
         "GPT2",

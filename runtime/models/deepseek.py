@@ -8,7 +8,7 @@ from torch.nn import functional
 from transformers.models.deepseek_v2 import modeling_deepseek_v2 as deepseek_v2
 
 from runtime.models.adapter import CutKind, CutRules
-from runtime.models.glm import outside_best
+from runtime.models.glm import BEST, NO_DIVISION_BY_ZERO, outside_best
 from runtime.models.wide_float import in_float64
 
 # Shape suffixes: T = tokens, X = experts, G = groups of experts, K = experts of a token, D = hidden width.
@@ -21,21 +21,24 @@ CUTS: CutRules = (
 
 
 class GroupedRouter(nn.Module):
-    """DeepSeek-V2's router in the wider of float32 and the input's own type.
+    """DeepSeek-V2's and Mistral Small 4's router in the wider of float32 and the input's own type.
 
-    A token chooses its K experts by their shares of a softmax, from the groups with the best expert where its
-    configuration limits them; shares do not sum to 1.
+    A token chooses its K experts by their shares of a softmax, from the groups with the best experts where
+    its configuration limits them: the best one of DeepSeek-V2, whose shares do not sum to 1, the best two of
+    Mistral Small 4.
 
     Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.2.2.
-    Differs: no losses that balance experts, as in transformers; transformers rounds float64 scores to
-    float32, see `WideRMSNorm`.
+    Differs: no losses that balance experts, as in transformers; transformers rounds DeepSeek-V2's float64
+    scores to float32, see `WideRMSNorm`, and computes Mistral Small 4's in the model's type.
     """
 
     def __init__(self, router: Any) -> None:
         super().__init__()
         self.weight: nn.Parameter = router.weight
         self.top_k: int = router.top_k
-        self.num_groups: int = 1 if router.topk_method == "greedy" else router.num_group
+        self.num_groups: int = 1 if getattr(router, "topk_method", "") == "greedy" else router.num_group
+        self.sums_to_one: bool = getattr(router, "norm_topk_prob", False)
+        self.num_best = 1 if hasattr(router, "topk_method") else BEST
         self.num_chosen_groups: int = router.topk_group
         self.scale: float = router.routed_scaling_factor
 
@@ -45,6 +48,8 @@ class GroupedRouter(nn.Module):
         wide = torch.promote_types(flat_TD.dtype, torch.float32)
         logits_TX = functional.linear(flat_TD.to(wide), self.weight.to(wide))
         share_TK, expert_TK = self._from_best(logits_TX.softmax(dim=-1)).topk(self.top_k, dim=-1)
+        if self.sums_to_one:
+            share_TK = share_TK / (share_TK.sum(dim=-1, keepdim=True) + NO_DIVISION_BY_ZERO)
         return logits_TX, share_TK * self.scale, expert_TK
 
     def _from_best(self, share_TX: Tensor) -> Tensor:
@@ -52,7 +57,8 @@ class GroupedRouter(nn.Module):
         if self.num_groups == 1:
             return share_TX
         grouped_TGX = share_TX.unflatten(1, (self.num_groups, -1))
-        is_out_TG = outside_best(grouped_TGX.detach().amax(-1), self.num_chosen_groups)
+        group_TG = grouped_TGX.detach().topk(self.num_best, dim=-1).values.sum(-1)
+        is_out_TG = outside_best(group_TG, self.num_chosen_groups)
         return grouped_TGX.masked_fill(is_out_TG[..., None], 0.0).flatten(1)
 
 

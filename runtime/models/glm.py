@@ -9,8 +9,8 @@ from runtime.models.mixture import SHARED_EXPERTS, MixtralMixture
 # Shape suffixes: T = tokens, X = experts, G = groups of experts, K = experts of a token, D = hidden width.
 
 CORRECTION = "e_score_correction_bias"
-_BEST = 2  # experts whose scores rank their group
-_NO_DIVISION_BY_ZERO = 1e-20
+BEST = 2  # experts whose scores rank their group
+NO_DIVISION_BY_ZERO = 1e-20
 
 
 class CorrectedRouter(nn.Module):
@@ -45,7 +45,7 @@ class CorrectedRouter(nn.Module):
         expert_TK = self._chosen(score_TX.detach())
         share_TK = score_TX.gather(1, expert_TK)
         if self.sums_to_one:
-            share_TK = share_TK / (share_TK.sum(dim=-1, keepdim=True) + _NO_DIVISION_BY_ZERO)
+            share_TK = share_TK / (share_TK.sum(dim=-1, keepdim=True) + NO_DIVISION_BY_ZERO)
         return logits_TX, share_TK * self.scale, expert_TK
 
     def _chosen(self, score_TX: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class CorrectedRouter(nn.Module):
         corrected_TX: Tensor = score_TX + self.get_buffer(CORRECTION)
         if self.num_groups > 1:
             grouped_TGX = corrected_TX.unflatten(1, (self.num_groups, -1))
-            group_TG = grouped_TGX.topk(_BEST, dim=-1).values.sum(-1)
+            group_TG = grouped_TGX.topk(BEST, dim=-1).values.sum(-1)
             is_out_TG = outside_best(group_TG, self.num_chosen_groups)
             corrected_TX = grouped_TGX.masked_fill(is_out_TG[..., None], float("-inf")).flatten(1)
         return corrected_TX.topk(self.top_k, dim=-1).indices

@@ -23,7 +23,8 @@ from runtime.models.sorted_rows import order_by
 # D = hidden width.
 
 EXPERTS = "experts"  # submodule of a mixture with all experts' weights
-SHARED_EXPERT, SHARED_EXPERTS = "shared_expert", "shared_experts"  # submodule of a mixture for all tokens
+# Submodules of a mixture for all tokens.
+SHARED_EXPERT, SHARED_EXPERTS, SHARED_MLP = "shared_expert", "shared_experts", "shared_mlp"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,16 +14,20 @@ class SeparateExperts:
     Args:
         mixture: of a layer's router and experts.
         gate, up, down: of the products of one expert.
+        moved: (part of a name here, that in the checkpoint) of another tensor beside them.
     """
 
     mixture: str = MIXTURE
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    moved: tuple[str, str] = ("", "")
 
     def renamed(self, name: str) -> str:
         """Name in the checkpoint of a tensor that is not split."""
-        return name.replace(f".{MIXTURE}.", f".{self.mixture}.")
+        here, there = self.moved
+        moved = name.replace(here, there) if here else name
+        return moved.replace(f".{MIXTURE}.", f".{self.mixture}.")
 
     def pieces(self, name: str, num: int) -> tuple[tuple[str, ...], ...]:
         """[experts, parts] names of the tensors that make up a tensor of `num` experts; empty for others.

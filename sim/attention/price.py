@@ -24,8 +24,8 @@ from workbench.cost.roofline import (
     RowWork,
     Work,
     attention_flop,
-    key_sum_bytes,
     operator_tokens,
+    wide_sum_bytes,
 )
 from workbench.masks.bitfield import Bitfield, concatenate
 from workbench.masks.tiles import PARTIAL, Tiles, classify
@@ -342,5 +342,5 @@ def wires_of(
 
     return Wires(
         gather_s=seconds(Collective.ALL_GATHER, elements * size),
-        scatter_s=seconds(Collective.REDUCE_SCATTER, elements * key_sum_bytes(size)),
+        scatter_s=seconds(Collective.REDUCE_SCATTER, elements * wide_sum_bytes(size)),
     )

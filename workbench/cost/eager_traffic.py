@@ -11,7 +11,7 @@ from typing import NamedTuple
 from workbench.cost.roofline import Grid, Work
 from workbench.cost.traffic import WIDE_BYTES, PassBytes, pointwise_elements
 from workbench.model.layer import Pointwise
-from workbench.model.transformer import is_rms
+from workbench.model.transformer import XIELU, is_rms
 
 
 class PointwiseKernels(StrEnum):
@@ -66,20 +66,27 @@ _RMS = EagerOperator(
 # Of queries and of keys: products with cosine and sine, half the vector negated, the halves joined, a sum.
 _ROTARY = EagerOperator(Calls(own=10, kernels=10), Calls(own=14, kernels=14))
 _GATED = EagerOperator(Calls(own=5, kernels=2), Calls(own=9, kernels=3))
+# The power of a square is copied, doubled, and multiplied with the gradient.
+_RELU2 = EagerOperator(Calls(own=4, kernels=2), Calls(own=10, kernels=4))
+# Both of its branches for every number; signs are half a tensor. Kernels of single numbers count, too.
+_XIELU = EagerOperator(Calls(own=28.5, kernels=15), Calls(own=51, kernels=23), Calls(own=8, kernels=6))
 _QUICK_GELU = EagerOperator(Calls(own=7, kernels=3), Calls(own=14, kernels=5))
+
+_ACTIVATIONS = {"quick_gelu": _QUICK_GELU, "relu2": _RELU2, XIELU: _XIELU}
 
 
 def eager_operator(operator: Pointwise) -> EagerOperator | None:
     """The calls that stand for an operator; None: PyTorch has one kernel for it.
 
-    Source: transformers 5.23, `LlamaRMSNorm`, `apply_rotary_pos_emb`, `LlamaMLP` and `QuickGELUActivation`.
+    Source: transformers 5.23, `LlamaRMSNorm`, `apply_rotary_pos_emb`, `LlamaMLP`, `QuickGELUActivation`,
+    `ReLUSquaredActivation` and `XIELUActivation`.
     """
     if operator.name.endswith("norm"):
         return _RMS if is_rms(operator) else None
     if operator.name.endswith("rotary"):
         return _ROTARY
-    if operator.name.endswith(".quick_gelu"):
-        return _QUICK_GELU
+    if (called := _ACTIVATIONS.get(operator.name.rpartition(".")[2])) is not None:
+        return called
     is_gated = operator.num_passes == 3 and operator.name.endswith((".silu", ".gelu", ".relu", "_tanh"))
     return _GATED if is_gated else None
 

@@ -14,7 +14,7 @@ from workbench.cost.products import ProductFormat
 from workbench.cost.profile import Profile
 from workbench.cost.traffic import Dropout, LossKernel
 from workbench.frozen_json import FrozenJson, parse_json
-from workbench.model.experts import CHOSEN_SOFTMAX, SIGMOID, SOFTMAX
+from workbench.model.experts import SCORES
 from workbench.model.layer import Attention, DeltaRule, Matmul, Operator, Pointwise
 from workbench.whole_file import write_text
 
@@ -26,7 +26,7 @@ ALIGNED_BYTES = 16  # of a row of a two-byte matrix, below which tensor cores re
 SCORES_RATE = 0.71
 FROM_PROFILE = ("kernel_gap_s", "host_kernel_s", "host_collective_s")  # where an execution says nothing
 LAUNCH_S = 4e-6  # of a kernel by the CUDA runtime
-DISPATCHED = (SOFTMAX, SIGMOID, CHOSEN_SOFTMAX, "mlp.join", "mlp.combine")  # around a mixture of experts
+DISPATCHED = (*SCORES, "mlp.join", "mlp.combine")  # around a mixture of experts
 DISPATCH_KERNELS = 4  # at each: choices, counts, masks, losses; order, permutation, chunks
 STORED_KERNELS = 4  # of an attention with stored scores: product, softmax, dropout, product
 STORED_BACKWARD_KERNELS = 6  # two products for each of these, softmax and dropout

@@ -22,9 +22,9 @@ from workbench.cost.profile import Direction
 from workbench.cost.roofline import (
     Grid,
     Work,
-    key_sum_bytes,
     key_value_bytes,
     layer_flop,
+    wide_sum_bytes,
 )
 from workbench.cost.sustained import in_direction
 from workbench.model.layer import Attention, Layer
@@ -231,7 +231,7 @@ class OperatorSums:
         """
         grid, is_ahead = self._grid, self._cost.execution.keys is KeyTravel.AHEAD
         gathered = key_value_bytes(operator, self._work, grid, self._bytes)
-        sum_bytes = key_sum_bytes(self._bytes) if is_ahead else self._bytes
+        sum_bytes = wide_sum_bytes(self._bytes) if is_ahead else self._bytes
         summed = key_value_bytes(operator, self._work, grid, sum_bytes)
         there_s = self._collective_s(Collective.ALL_GATHER, gathered, grid.cp, link)
         back_s = self._collective_s(Collective.REDUCE_SCATTER, summed, grid.cp, link)

@@ -19,6 +19,7 @@ from workbench.model.layer import (
     Shard,
     TokenCount,
 )
+from workbench.model.transformer import norms_all_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +256,8 @@ def placed_messages(layer: Layer, work: Work, grid: Grid, element_bytes: int) ->
     A column-cut operator opens a sharded region: its input gradient is all-reduced. A
     row-cut matmul (or a cut table) closes one: its output is all-reduced. A transformer
     block has two of each; a column-cut head that ends its layer has only the backward one.
-    All experts together form one region, which every token enters and leaves once.
+    All experts together form one region, which every token enters and leaves once. A norm over all heads
+    adds up one float32 a token, and its gradient.
     """
     if grid.tp == 1:
         return PlacedMessages((), ())
@@ -267,6 +269,9 @@ def placed_messages(layer: Layer, work: Work, grid: Grid, element_bytes: int) ->
         if isinstance(operator, Pointwise) and operator.name == JOIN:
             forward.append((index, rows * operator.width * element_bytes))
             sharded = False
+        squares = [(index, rows * wide_sum_bytes(element_bytes))] * norms_all_heads(operator)
+        forward += squares
+        backward += squares
         if not _borders_region(operator):
             continue
         if isinstance(operator, Matmul) and (is_of_expert(operator) or operator.name.startswith(SHARED)):
@@ -309,6 +314,6 @@ def key_value_bytes(operator: Attention, work: Work, grid: Grid, element_bytes: 
     return 2.0 * tokens * operator.num_kv_heads * operator.mean_dim * element_bytes / grid.tp
 
 
-def key_sum_bytes(element_bytes: int) -> int:
-    """Bytes of an element of exchanged gradients of keys and values: float32, or as wide as keys."""
+def wide_sum_bytes(element_bytes: int) -> int:
+    """Bytes of an element of sums among ranks: float32, or as wide as the tensors."""
     return max(4, element_bytes)

@@ -7,7 +7,7 @@ from itertools import takewhile
 from typing import Any
 
 from workbench.model.config_fields import flag
-from workbench.model.experts import CHOSEN_SOFTMAX, EXPERT, JOIN, SHARED, SIGMOID, SOFTMAX, num_experts
+from workbench.model.experts import EXPERT, JOIN, SCORES, SHARED, num_experts
 from workbench.model.latent_attention import KV_DOWN, KV_UP, LATENT_NORMS, Q_DOWN, LatentHeads
 from workbench.model.layer import Attention, DeltaRule, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise
 from workbench.model.model_graph import Module
@@ -238,6 +238,6 @@ def _norm(block: Layer) -> Pointwise:
 def _activation(operators: tuple[Operator, ...]) -> str:
     """The suffix after the last dot of the MLP's pointwise operator."""
     inner = (op for op in operators if isinstance(op, Pointwise) and op.name.startswith("mlp."))
-    own = (op.name for op in inner if op.name not in (SOFTMAX, SIGMOID, CHOSEN_SOFTMAX, JOIN))
+    own = (op.name for op in inner if op.name not in (*SCORES, JOIN))
     ends = (name.rpartition(".")[2] for name in own if name.startswith(EXPERT) or name.count(".") == 1)
     return next(ends)

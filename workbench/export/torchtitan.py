@@ -24,10 +24,13 @@ from workbench.export.torchrun import nccl_environment
 from workbench.export.torchtitan_program import PROGRAM
 from workbench.job.notations.job_layouts import TORCHTITAN_SIZES
 from workbench.job.notations.torchtitan import OUTPUT, parts_of
+from workbench.model.families.positions import rotated_share
+from workbench.model.families.registry import ARCHITECTURES
 from workbench.plan.plan import KeyExchange, ModuleSettings, Plan, Precision, Sharding
 from workbench.schedule.choice import ScheduleKind
 from workbench.schedule.sharded import ReshardAfter
 
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_vl_text", "phi3")  # compared with its models
 MODULE, CONFIG = "plan_config", "train"
 USUAL_EPS = 1e-5
 WIDTH = 100  # of lines
@@ -62,11 +65,14 @@ def _inexpressible_decoder(plan: Plan) -> str | None:
         "layer norms": not decoder.is_rms,
         "positions that are not rotary": not decoder.is_rotary,
         f"an MLP of {decoder.activation}": not decoder.is_gated or decoder.activation != "silu",
+        "heads that are rotated in part": rotated_share({"model_type": "", **decoder.source}, 1.0) != 1.0,
         "scaled positions": bool(decoder.rope_scaling) and decoder.rope_scaling.get("rope_type") != "llama3",
         "one table for tokens and head on several stages": decoder.is_tied
         and placed_modules(plan)[module.name].pp > 1,
     }
     part = next((part for part, is_so in parts.items() if is_so), None)
+    if part is None and decoder.family and decoder.family not in FAMILIES:
+        return f"a language model of the family {ARCHITECTURES[decoder.family].name}"
     return None if part is None else f"{part} of {module.name!r}"
 
 

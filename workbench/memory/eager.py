@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from workbench.cost.expert_parallel import COMBINE, FOR_ALL_GATE, FOR_ALL_GATED, ROUTER
+from workbench.cost.expert_parallel import COMBINE, FOR_ALL, FOR_ALL_GATE, FOR_ALL_GATED, ROUTER
 from workbench.memory.block_form import UNSCALED, is_head_major, kept_of_unscaled
 from workbench.memory.delta_rule import eager_rule_bytes
 from workbench.memory.setting import INDEX_BYTES, Setting
@@ -12,10 +12,12 @@ from workbench.model.experts import (
     CLAMPED,
     EXPERTS_NORM,
     JOIN,
+    SCORES,
+    SHARED,
     SHARED_GATE,
     SHARED_GATED,
     SIGMOID,
-    SOFTMAX,
+    WIDE_SOFTMAX,
     is_of_expert,
 )
 from workbench.model.frozen import Needs
@@ -33,7 +35,7 @@ from workbench.model.layer import (
     reads_alike,
 )
 from workbench.model.short_conv import PARTS, SHORT_CONV
-from workbench.model.transformer import GATE, is_rms
+from workbench.model.transformer import GATE, QUERY_SCALE, XIELU, is_rms
 
 # Memory-bound operators whose backward needs no tensor of the forward.
 RESIDUAL = "residual"
@@ -45,6 +47,8 @@ ROTARY = "rotary"
 # transformers writes it in Python. An unknown activation counts as the largest of these.
 ACTIVATION_TENSORS = {
     "relu": 1,
+    "relu2": 1,
+    XIELU: 4,
     "silu": 1,
     "swish": 1,
     "gelu": 1,
@@ -52,8 +56,7 @@ ACTIVATION_TENSORS = {
     "quick_gelu": 2,
     "gelu_new": 4,
     "qk_norm": 1,
-    "router_softmax": 1,
-    "router_sigmoid": 1,
+    **dict.fromkeys(("router_softmax", "router_wide_softmax", "router_sigmoid"), 1),
     CLAMPED: 4,
     **dict.fromkeys(("v_norm", "router_norm", "unscaled_norm", "layer_scale", "soft_token_scale"), 1),
 }
@@ -161,7 +164,8 @@ class _LayerAccount:
         self._is_gated = any(op.name == GATE for op in layer.operators)
         joins = [op for op in layer.operators if isinstance(op, Pointwise) and op.name in (JOIN, COMBINE)]
         self._num_chosen = sum(join.num_passes - 1 for join in joins)  # experts of a token
-        self._scores_sigmoids = any(op.name == SIGMOID for op in layer.operators)
+        self._routes_wide = any(op.name in (SIGMOID, WIDE_SOFTMAX) for op in layer.operators)
+        self._has_shared = any(op.name.startswith((SHARED, FOR_ALL)) for op in layer.operators)
         self._copies = setting.copies_attention or is_head_major(layer)
         self.by_operator: list[float] = []
         self.total: float = 0.0
@@ -178,7 +182,7 @@ class _LayerAccount:
         self.by_operator.append(self.total - before)
         if isinstance(operator, Matmul | Lookup) or (isinstance(operator, Pointwise) and operator.weights):
             self._live = self._live or self._trained
-        if not operator.name.endswith(ROTARY) and operator.name not in (JOIN, COMBINE):
+        if not operator.name.endswith(ROTARY) and operator.name not in (QUERY_SCALE, JOIN, COMBINE):
             self._previous = operator
 
     def _kept_weight(self, operator: ByToken) -> float:
@@ -194,14 +198,15 @@ class _LayerAccount:
             return self._lookup(operator)
         if isinstance(operator, Matmul):
             wide = operator.in_features * self._setting.wide_bytes if self._is_widened(operator) else 0
-            return self._matmul(operator) + wide if self._trained else 0.0
+            own = 0.0 if wide and not self._has_shared else self._matmul(operator)  # which a shared one reads
+            return own + wide if self._trained else 0.0
         if isinstance(operator, Attention):
             return self._attention(operator) / tp if self._live else 0.0
         if operator.name.endswith((SCALE, RESIDUAL)) and operator.weights:
             # The factors' other operand.
             return operator.width * size / self._setting.cut(operator) if self._trained else 0.0
         if operator.name.endswith((*LINEAR, ROTARY)):
-            return 0.0
+            return size if operator.name == QUERY_SCALE else 0.0  # the scale itself
         return self._pointwise(operator) / self._setting.cut(operator)
 
     def _attention(self, operator: Attention) -> float:
@@ -259,7 +264,7 @@ class _LayerAccount:
     def _is_widened(self, operator: Matmul) -> bool:
         """Whether its input and weight are copied to float32 first, as GLM's router's are."""
         is_wide = self._setting.element_bytes == self._setting.wide_bytes
-        return operator.name == ROUTER and self._scores_sigmoids and not is_wide
+        return operator.name == ROUTER and self._routes_wide and not is_wide
 
     def _is_kept(self, operator: Matmul) -> bool:
         """Whether the input is kept already: an attention's output, unless copied, or a shared input.
@@ -293,7 +298,7 @@ class _LayerAccount:
             return operator.width * (wide + (size if operator.is_capped else 0)) + 2 * INDEX_BYTES
         if operator.name in (JOIN, COMBINE):
             return self._num_chosen * (operator.width * size + INDEX_BYTES)  # and the order of rows
-        if operator.name in (SOFTMAX, SIGMOID, CHOSEN_SOFTMAX):
+        if operator.name in SCORES:
             return self._choice(operator)
         return self._activation(operator)
 
@@ -306,7 +311,8 @@ class _LayerAccount:
 
     def _activation(self, operator: Pointwise) -> float:
         """Return what an activation keeps, or a gate: itself and what it multiplies."""
-        size = self._setting.wide_bytes if operator.name == SIGMOID else self._setting.element_bytes
+        is_wide = operator.name in (SIGMOID, WIDE_SOFTMAX)
+        size = self._setting.wide_bytes if is_wide else self._setting.element_bytes
         if operator.name == SHORT_CONV:  # gates and what the first multiplies; what is convolved, and gives
             return (PARTS + 2) * operator.width * size
         if operator.name == GATE:
@@ -319,6 +325,8 @@ class _LayerAccount:
             return (operator.width + 1) * size
         tensors = activation_tensors(operator)
         index = INDEX_BYTES if operator.name.endswith(CLAMPED) else 0  # of a row's expert, for its biases
+        if operator.name.endswith(XIELU):
+            return operator.width * ((tensors - (not self._trained)) * size + 1)  # and a byte of a sign
         return operator.width * (tensors + 2 if operator.num_passes > 2 else tensors) * size + index
 
     def _norm(self, operator: Pointwise) -> float:

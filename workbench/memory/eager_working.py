@@ -32,10 +32,12 @@ from workbench.model.layer import (
     Pointwise,
     Shard,
 )
+from workbench.model.transformer import XIELU
 
 GATE_UP = "gate_up"  # one product for both halves of a gated MLP
 ROWS_FORWARD, ROWS_BACKWARD = 4, 3  # copies of the rows that distributed experts received
 MOST_FORWARD, MOST_BACKWARD = 4, 3  # working tensors of an activation written in Python
+IN_PYTHON = {"relu2": (2, 4), XIELU: (4, 5)}  # the same of those that were counted, forward and backward
 
 
 class Working(NamedTuple):
@@ -290,9 +292,10 @@ class _OperatorBytes:
             # As they are, less the largest, as powers; or log-probabilities.
             logits = 3 if self._tp > 1 else 2
             return (logits + operator.is_capped) * operator.width * setting.wide_bytes / self._tp
-        if operator.weights:
+        if operator.weights and _in_python(operator) is None:
             return 3 * operator.width * setting.wide_bytes / setting.cut(operator)
         tensors = max(operator.num_passes, min(activation_tensors(operator) + 1, MOST_FORWARD))
+        tensors, _ = _in_python(operator) or (tensors, 0)
         if self._is_halved and operator.num_passes > 2:
             tensors += 1  # gate and up, halves of one tensor, stay until both are done with
         return operator.width * tensors * size / setting.cut(operator)
@@ -321,10 +324,17 @@ class _OperatorBytes:
         if isinstance(operator, Pointwise) and operator.name == "loss":
             logits = 3 if self._tp > 1 else 2  # gradients of the target's, of the powers, and their sum
             return logits * operator.width * setting.wide_bytes / self._tp
+        if isinstance(operator, Pointwise) and (counted := _in_python(operator)):
+            signs = 1 if operator.name.endswith(XIELU) else 0  # bytes that are no longer kept then
+            return (counted[1] * size - signs) * operator.width / setting.cut(operator)
         if isinstance(operator, Pointwise) and not operator.weights:
             tensors = max(operator.num_passes, min(activation_tensors(operator) + 1, MOST_BACKWARD))
             return operator.width * tensors * size / setting.cut(operator)
         return self._forward_width(operator)
+
+
+def _in_python(operator: ByToken) -> tuple[int, int] | None:
+    return IN_PYTHON.get(operator.name.rpartition(".")[2])
 
 
 def _stores_scores(attention: Attention) -> bool:

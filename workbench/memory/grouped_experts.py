@@ -9,6 +9,7 @@ from workbench.model.experts import (
     SHARED,
     SHARED_GATE,
     SIGMOID,
+    WIDE_SOFTMAX,
     expert_index,
     is_of_expert,
     num_experts,
@@ -60,8 +61,8 @@ def _of_all(operator: Operator, count: int) -> Operator:
 def _scales_inputs(layer: Layer) -> bool:
     """Whether shares multiply experts' inputs, as Llama 4's do, instead of their results.
 
-    Recognised by its expert for all tokens, which has no gate, beside a softmax.
+    Recognised by its expert for all tokens, which has no gate, beside a softmax of narrow scores.
     """
     names = {operator.name for operator in layer.operators}
     has_shared = any(name.startswith((SHARED, FOR_ALL)) for name in names)
-    return has_shared and names.isdisjoint({SHARED_GATE, FOR_ALL_GATE, SIGMOID})
+    return has_shared and names.isdisjoint({SHARED_GATE, FOR_ALL_GATE, SIGMOID, WIDE_SOFTMAX})

@@ -10,12 +10,14 @@ SHARED = "mlp.shared"
 SHARED_GATE, SHARED_GATED = f"{SHARED}_gate", f"{SHARED}_gated"
 JOIN = "mlp.join"
 SOFTMAX, SIGMOID = "mlp.router_softmax", "mlp.router_sigmoid"  # of a router's scores
+WIDE_SOFTMAX = "mlp.router_wide_softmax"  # of the scores of a router whose product is in float32, too
 CLAMPED = (
     "clamped_swiglu"  # activation of gpt-oss: (up + 1) x gate x sigmoid(alpha x gate), both clamped first
 )
 ROUTER_NORM, ROUTER_SCALE, EXPERT_SCALE = "mlp.router_norm", "mlp.router_scale", "mlp.router_expert_scale"
 EXPERTS_NORM = "experts_norm"  # of what experts beside an MLP read: the stream, as the norm of the MLP does
 CHOSEN_SOFTMAX = "mlp.router_chosen_softmax"  # of the scores of a token's experts alone
+SCORES = (SOFTMAX, WIDE_SOFTMAX, SIGMOID, CHOSEN_SOFTMAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

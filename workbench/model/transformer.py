@@ -9,6 +9,9 @@ GATE = "attention_gate"
 _UNSHIFTED = "centred_weight"  # name of the scale of a norm that takes off the mean and has no shift
 V_NORM = "v_norm"  # of each head's value, without weights
 UNSCALED_NORM = "projector.unscaled_norm"
+XIELU = "xielu"  # activation with two weights
+QUERY_SCALE = "query_scale"  # of queries, by their positions
+ROTARY = "rotary"  # rotation of queries and keys
 PARTIAL_ROTARY = "partial_rotary"  # rotation of a part of every head, which is joined to the rest
 
 
@@ -28,13 +31,14 @@ class Placement(StrEnum):
     """The position of a block's norms.
 
     PRE: before attention and before the MLP. POST: after each residual sum (BERT).
-    SANDWICH: before and after both (Gemma 2). PARALLEL: one norm feeds attention and MLP,
-    whose results are summed (Phi).
+    SANDWICH: before and after both (Gemma 2). AFTER: after both, before each residual sum (OLMo 2).
+    PARALLEL: one norm feeds attention and MLP, whose results are summed (Phi).
     """
 
     PRE = "pre"
     POST = "post"
     SANDWICH = "sandwich"
+    AFTER = "after"
     PARALLEL = "parallel"
 
 
@@ -48,6 +52,7 @@ class Heads:
         bias: which projections have a bias, out of "q", "k", "v" and "o".
         fused: query, key and value come from one matmul.
         qk_norm: norm over each head's queries and keys.
+        norms_all_heads: it is one over the queries of all heads, and one over their keys.
         rotary: positions enter by rotating queries and keys.
         rotary_dim: numbers of a head that are rotated, where the others are joined to them; None: all.
         num_keys: keys of every query where a window fixes them; None: the whole row.
@@ -61,6 +66,7 @@ class Heads:
     bias: str = ""
     fused: bool = False
     qk_norm: Norm | None = None
+    norms_all_heads: bool = False
     rotary: bool = False
     rotary_dim: int | None = None
     num_keys: int | None = None
@@ -154,6 +160,9 @@ def block_operators(block: Block) -> tuple[Operator, ...]:
     attention = attention_operators(w, block.heads)
     mlp = mlp_operators("mlp", w, block.mlp)
     first, second = (norm(name, w, block.norm) for name in ("attention_norm", "mlp_norm"))
+    post_attention, post_mlp = (
+        norm(name, w, block.norm) for name in ("post_attention_norm", "post_mlp_norm")
+    )
     add_attention, add_mlp = residual("attention_residual", w), residual("mlp_residual", w)
     match block.placement:
         case Placement.PRE:
@@ -161,10 +170,10 @@ def block_operators(block: Block) -> tuple[Operator, ...]:
         case Placement.POST:
             return (*attention, add_attention, first, *mlp, add_mlp, second)
         case Placement.SANDWICH:
-            after = (norm(name, w, block.norm) for name in ("post_attention_norm", "post_mlp_norm"))
-            post_attention, post_mlp = after
             head = (first, *attention, post_attention, add_attention)
             return (*head, second, *mlp, post_mlp, add_mlp)
+        case Placement.AFTER:
+            return (*attention, post_attention, add_attention, *mlp, post_mlp, add_mlp)
         case Placement.PARALLEL:
             return (first, *attention, *mlp, add_attention, add_mlp)
 
@@ -197,14 +206,9 @@ def attention_operators(width: int, heads: Heads) -> tuple[Operator, ...]:
                 ("v", heads.kv_width),
             )
         ]
-    if heads.qk_norm is not None:
-        weights = norm_weights(heads.qk_norm, heads.dim)
-        operators += [
-            Pointwise(name=name, width=out, num_passes=2, weights=weights, shard=Shard.COLUMN)
-            for name, out in (("q_norm", heads.q_width), ("k_norm", heads.kv_width))
-        ]
+    operators += _head_norms(heads)
     if heads.rotary:
-        name, dim = ("rotary", heads.dim) if heads.rotary_dim is None else (PARTIAL_ROTARY, heads.rotary_dim)
+        name, dim = (ROTARY, heads.dim) if heads.rotary_dim is None else (PARTIAL_ROTARY, heads.rotary_dim)
         rotated = (heads.num + heads.num_kv) * dim
         operators.append(Pointwise(name=name, width=rotated, num_passes=2, shard=Shard.COLUMN))
     operators.append(
@@ -229,6 +233,29 @@ def attention_operators(width: int, heads: Heads) -> tuple[Operator, ...]:
         )
     )
     return tuple(operators)
+
+
+def _head_norms(heads: Heads) -> list[Operator]:
+    """Norms of queries and of keys; those over all heads are cut with them."""
+    if heads.qk_norm is None:
+        return []
+    return [
+        Pointwise(
+            name=name,
+            width=width,
+            num_passes=2,
+            weights=norm_weights(heads.qk_norm, width if heads.norms_all_heads else heads.dim),
+            shard=Shard.COLUMN,
+            cuts_weights=heads.norms_all_heads,
+        )
+        for name, width in (("q_norm", heads.q_width), ("k_norm", heads.kv_width))
+    ]
+
+
+def norms_all_heads(operator: Operator) -> bool:
+    """Whether it is a norm over the queries, or the keys, of all heads, which tensor parallelism cuts."""
+    is_norm = isinstance(operator, Pointwise) and operator.name in ("q_norm", "k_norm")
+    return is_norm and operator.cuts_weights  # type: ignore[union-attr]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,10 +320,16 @@ def mlp_operators(name: str, width: int, mlp: Mlp) -> tuple[Operator, ...]:
         Matmul(name=up, in_features=width, out_features=out, bias=mlp.bias, shard=Shard.COLUMN)
         for up, out in ups
     )
-    passes = 3 if mlp.gated else 2
+    activation = Pointwise(
+        name=f"{name}.{mlp.activation}",
+        width=mlp.width,
+        num_passes=3 if mlp.gated else 2,
+        weights=(("alpha_p", 1), ("alpha_n", 1)) if mlp.activation == XIELU else (),
+        shard=Shard.COLUMN,
+    )
     return (
         *matmuls,
-        Pointwise(name=f"{name}.{mlp.activation}", width=mlp.width, num_passes=passes, shard=Shard.COLUMN),
+        activation,
         Matmul(
             name=f"{name}.down", in_features=mlp.width, out_features=width, bias=mlp.bias, shard=Shard.ROW
         ),

@@ -64,7 +64,10 @@ def _layer_reasons(layer: Layer, tp: int) -> Iterator[str]:
             )
     heads = {operator.head_dim for operator in layer.operators if isinstance(operator, Attention)}
     for norm in (op for op in layer.operators if op.name in ("q_norm", "k_norm")):
-        if any(weight.num_elements not in heads for weight in norm.parameters()):
+        if any(
+            weight.num_elements not in heads and weight.shard is not Shard.COLUMN
+            for weight in norm.parameters()
+        ):
             yield (
                 f"a norm over the queries of all heads is not cut by tensor parallelism; want tp 1, got {tp}"
             )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from workbench.cost.collectives import Collective
 from workbench.cost.model import CostModel
-from workbench.cost.roofline import RowWork, Work, key_sum_bytes
+from workbench.cost.roofline import RowWork, Work, wide_sum_bytes
 from workbench.masks.bitfield import concatenate
 from workbench.masks.tiles import area
 from workbench.model.layer import Attention, Layer, LayerKind, Reach, TokenCount
@@ -89,7 +89,7 @@ class ExchangedAttention:
         num_ranks, most_tokens = len(blocks.tokens), max(blocks.tokens)
         elements = 2.0 * most_tokens * _local(call, call.operator.num_kv_heads) * call.operator.head_dim
         move_s = self._moved_s(call, elements * self._element_bytes)
-        sums_s = self._moved_s(call, elements * key_sum_bytes(self._element_bytes))
+        sums_s = self._moved_s(call, elements * wide_sum_bytes(self._element_bytes))
         forward_s = backward_s = 0.0
         for step in range(num_ranks):
             each_s = [

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from runtime.models.adapter import CutKind, StageLayer
-from runtime.models.mixture import SHARED_EXPERT, SHARED_EXPERTS
+from runtime.models.mixture import SHARED_EXPERT, SHARED_EXPERTS, SHARED_MLP
 from runtime.models.norm import WideRMSNorm
 
 SUMMED_BIAS = "summed_bias"  # bias of a row product: added once, after the sum
@@ -118,7 +118,7 @@ def cuts_of(layer: StageLayer, size: int) -> Cuts:
 
 def is_summed_with_experts(name: str) -> bool:
     """Whether a product gives the result of a shared expert, which members sum with that of the others."""
-    return name.rpartition(".")[0].endswith((SHARED_EXPERT, SHARED_EXPERTS))
+    return name.rpartition(".")[0].endswith((SHARED_EXPERT, SHARED_EXPERTS, SHARED_MLP))
 
 
 def kind_of(layer: StageLayer, name: str, module: nn.Module) -> CutKind:
@@ -166,6 +166,9 @@ def _module_cuts(layer: StageLayer, name: str, module: Any, kind: CutKind) -> It
         yield "down_proj", Cut(down_dim, (inner,))
         if hasattr(module, "gate_up_proj_bias"):
             yield "gate_up_proj_bias", Cut(1, blocks, unit)
+        return
+    if kind is CutKind.ALL_HEADS:
+        yield "weight", Cut(0, (len(module.weight),), _head_width(layer, name))
         return
     if kind is CutKind.HEADS:
         yield from ((name, Cut(0, (len(own),))) for name, own in module.named_parameters(recurse=False))

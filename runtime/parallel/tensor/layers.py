@@ -22,6 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from runtime.models.adapter import NO_TARGET, Context, CutKind, StageLayer
 from runtime.models.decoder import EmbedTokens, NextTokenHead
 from runtime.models.mixture import Experts
+from runtime.models.norm import WideRMSNorm
 from runtime.parallel.tensor.cuts import SUMMED_BIAS, Cuts, in_region, is_summed_with_experts, kind_of
 from runtime.parallel.tensor.group import TensorGroup
 from runtime.parallel.tensor.pieces import summed_in_pieces
@@ -60,8 +61,7 @@ def parallelize(layer: StageLayer, cuts: Cuts, group: TensorGroup, talk: Talk, n
             _fewer_heads(module, group.size)
         if _enters(layer, name, module) if is_region else _enters_alone(layer, kind, name):
             module.register_forward_pre_hook(partial(_enter_input, talk), with_kwargs=True)
-        if isinstance(module, Conv1D):
-            module.forward = partial(_transposed, module)
+        _compute_own_part(module, kind, group)
         if group.member > 0:
             _leave_out_bias(module, name, kind)
         if (summed := _summed(layer, name, module, kind)) is not None:
@@ -127,6 +127,22 @@ def _leave_out_bias(module: Any, name: str, kind: CutKind) -> None:
         module.adds_bias = False
     elif kind is CutKind.ROW and is_summed_with_experts(name):
         module.forward = lambda x: functional.linear(x, module.weight)
+
+
+def _compute_own_part(module: Any, kind: CutKind, group: TensorGroup) -> None:
+    """Set the forward of modules that know the whole width of what is cut."""
+    if kind is CutKind.ALL_HEADS:
+        module.forward = partial(_normed_over_members, module, group)
+    if isinstance(module, Conv1D):
+        module.forward = partial(_transposed, module)
+
+
+def _normed_over_members(norm: WideRMSNorm, group: TensorGroup, x: Tensor) -> Tensor:
+    """A norm over the heads of all members, of which this one has some; two sums of one number a token."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    squares = group.enter(group.leave(wide.pow(2).sum(-1, keepdim=True)))
+    scaled = wide * torch.rsqrt(squares / (group.size * x.shape[-1]) + norm.eps)
+    return norm.weight * scaled.to(x.dtype)
 
 
 def _transposed(module: Any, x: Tensor) -> Tensor:

@@ -250,7 +250,7 @@ def _in_squares(
     vision_part = Part(
         config=vision,
         projector=(
-            ProjectorStep(norm=Norm.RMS, eps=number(llm, "rms_norm_eps", 1e-6)),
+            ProjectorStep(norm=Norm.RMS, eps=number(llm, "rms_norm_eps", _EPS.get(llm["model_type"], 1e-6))),
             ProjectorStep(merge=whole(config, "spatial_merge_size", 2) ** 2, how=Merge.INTERLEAVE),
             ProjectorStep(linear=whole(vision, "hidden_size", 1024), bias=False),
             out,
@@ -327,6 +327,7 @@ _PIXTRAL = {
     "patch_size": 14,
 }
 _PIXTRAL_OCR = _PIXTRAL | {"head_dim": 64, "hidden_act": "silu"}
+_EPS = {"ministral3": 1e-5}  # of norms, where another than usual is the language model's default
 _MISTRAL_SMALL = {
     "hidden_size": 5120,
     "intermediate_size": 32768,

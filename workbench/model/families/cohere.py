@@ -1,12 +1,10 @@
 """Cohere 2 (Command R7B, Command A): attention beside the MLP, both behind one norm without a shift."""
 
-from dataclasses import replace
-
 from workbench.model.config_fields import Config, flag, whole
-from workbench.model.families.decoder import default_sizes, llama_like, windowed
+from workbench.model.families.decoder import default_sizes, llama_like, scaled_logits, unrotated, windowed
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
 from workbench.model.families.positions import check_causal_positions
-from workbench.model.layer import Attention, Layer, Pointwise
+from workbench.model.layer import Attention, Layer
 from workbench.model.transformer import Norm, Placement
 
 _SIZES = default_sizes(256000, 8192, 22528, 40, 64, tie_word_embeddings=True)
@@ -27,7 +25,7 @@ def _cohere2(config: Config) -> Layers:
     )
     every = whole(config, "sliding_window_pattern", _FULL_EVERY)
     *blocks, head = windowed(config, layers, slides=lambda block: (block + 1) % every != 0)
-    return (*(_positioned(block) for block in blocks), _scaled(head))
+    return (*(_positioned(block) for block in blocks), scaled_logits(head))
 
 
 def _positioned(layer: Layer) -> Layer:
@@ -35,13 +33,7 @@ def _positioned(layer: Layer) -> Layer:
     attentions = [operator for operator in layer.operators if isinstance(operator, Attention)]
     if all(attention.window is not None for attention in attentions):
         return layer
-    return replace(layer, operators=tuple(each for each in layer.operators if each.name != "rotary"))
-
-
-def _scaled(head: Layer) -> Layer:
-    norm, *others = head.operators
-    assert isinstance(norm, Pointwise), "a head begins with its norm"
-    return replace(head, operators=(norm, replace(norm, name="scale", weights=()), *others))
+    return unrotated(layer)
 
 
 COHERE2 = LanguageModel(

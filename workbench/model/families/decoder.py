@@ -7,10 +7,10 @@ from typing import Any
 
 from workbench.model.config_fields import Config, count, flag, heads_of, text, whole
 from workbench.model.families.family import Layers
-from workbench.model.layer import Attention, Layer, LayerKind, Pointwise
+from workbench.model.layer import Attention, Layer, LayerKind, Operator, Pointwise
 from workbench.model.module_layers import block_layers, lm_head, token_embedding
 from workbench.model.shape import Shape
-from workbench.model.transformer import Block, Mlp, Norm
+from workbench.model.transformer import ROTARY, Block, Mlp, Norm
 
 WINDOW = 4096  # default sliding window
 SLIDING = "sliding_attention"
@@ -131,6 +131,28 @@ def capped(
     *operators, loss = head.operators
     assert isinstance(loss, Pointwise), "a head ends with its loss"
     return (*others, replace(head, operators=(*operators, replace(loss, is_capped=True))))
+
+
+def unrotated(layer: Layer) -> Layer:
+    """The layer without a rotation of its queries and keys."""
+    return replace(layer, operators=tuple(each for each in layer.operators if each.name != ROTARY))
+
+
+def before_attention(layer: Layer, make: Callable[[Attention], Pointwise]) -> Layer:
+    """The layer with an operator in front of its attention, if it has one."""
+    operators: list[Operator] = []
+    for operator in layer.operators:
+        if isinstance(operator, Attention):
+            operators.append(make(operator))
+        operators.append(operator)
+    return replace(layer, operators=tuple(operators))
+
+
+def scaled_logits(head: Layer) -> Layer:
+    """The head with a factor of its logits, which multiplies what its product reads."""
+    norm, *others = head.operators
+    assert isinstance(norm, Pointwise), "a head begins with its norm"
+    return replace(head, operators=(norm, replace(norm, name="scale", weights=()), *others))
 
 
 def with_attention(layer: Layer, **changes: object) -> Layer:

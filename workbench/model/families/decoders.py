@@ -1,23 +1,27 @@
-"""Decoder-only language models: how each family differs from the common structure."""
+"""Decoder-only language models with rotary positions: how each family differs from the common structure."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from workbench.model.config_fields import Config, count, flag, heads_of, text, whole
-from workbench.model.families.decoder import capped, common_config, default_sizes, llama_like, windowed
+from workbench.model.config_fields import Config, flag, whole
+from workbench.model.families.decoder import (
+    capped,
+    common_config,
+    default_sizes,
+    llama_like,
+    unrotated,
+    windowed,
+)
 from workbench.model.families.family import (
     EXAMPLE_LLM,
-    EXAMPLE_WIDTH,
     Example,
     LanguageModel,
     Layers,
 )
 from workbench.model.families.positions import check_fixed_positions
-from workbench.model.module_layers import block_layers, learned_positions, lm_head, token_embedding
 from workbench.model.shape import Shape
-from workbench.model.transformer import Block, Mlp, Norm, Placement
+from workbench.model.transformer import Norm, Placement
 
 _TIED = ("llama-3.2-1b", "llama-3.2-3b", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b")
 
@@ -217,6 +221,60 @@ QWEN3_VL_TEXT = LanguageModel(
 )
 
 
+_SEED = default_sizes(155136, 4096, 27648, 64, 80, num_key_value_heads=8, head_dim=128)
+_SMOL = default_sizes(128256, 2048, 11008, 36, 16, num_key_value_heads=4, tie_word_embeddings=True)
+
+
+def _seed_oss(config: Config) -> Layers:
+    bias = "qkv" if flag(config, "attention_bias", default=True) else ""
+    heads = {"bias": bias + ("o" if flag(config, "attention_out_bias") else "")}
+    return llama_like(config, defaults=_SEED, heads=heads, mlp={"bias": flag(config, "mlp_bias")})
+
+
+def _smollm3(config: Config) -> Layers:
+    """Every n-th block knows no positions; windows, if used, are those blocks' own."""
+    layers = llama_like(
+        config,
+        defaults=_SMOL,
+        heads={"bias": "qkvo" if flag(config, "attention_bias") else ""},
+        mlp={"bias": flag(config, "mlp_bias")},
+    )
+    every, listed = whole(config, "no_rope_layer_interval", 4), config.get("no_rope_layers")
+
+    def rotates(block: int) -> bool:
+        return bool((block + 1) % every if listed is None else listed[block])
+
+    if flag(config, "use_sliding_window"):
+        layers = windowed(config, layers, slides=lambda block: not rotates(block), default=None)
+    embed, *blocks, head = layers
+    return (embed, *(b if rotates(i) else unrotated(b) for i, b in enumerate(blocks)), head)
+
+
+SEED_OSS = LanguageModel(
+    name="Seed-OSS",
+    model_type="seed_oss",
+    check_config=partial(check_fixed_positions, head_dim=_SEED["head_dim"]),
+    examples={"seed-oss": Example(config=EXAMPLE_LLM | {"head_dim": 32, "pad_token_id": 0})},
+    make=_seed_oss,
+)
+SMOLLM3 = LanguageModel(
+    name="SmolLM3",
+    model_type="smollm3",
+    examples={
+        "smollm3": Example(
+            config=EXAMPLE_LLM
+            | {
+                "pad_token_id": 0,
+                "no_rope_layer_interval": 2,
+                "use_sliding_window": True,
+                "sliding_window": 64,
+            }
+        )
+    },
+    make=_smollm3,
+)
+
+
 def _phi(config: Config) -> Layers:
     return llama_like(
         config,
@@ -254,125 +312,4 @@ PHI3 = LanguageModel(
     examples={"phi3": Example(config=EXAMPLE_LLM | {"pad_token_id": 0})},
     make=_phi3,
     shapes={"phi-4": _shaped_phi},
-)
-
-
-def _with_table(
-    config: Config, block: Block, vocab: int, num: int, rows: int, name: str = "embed_tokens"
-) -> Layers:
-    """Embed with `rows` positions, `num` blocks, head; tied embeddings by default."""
-    tied = flag(config, "tie_word_embeddings", default=True)
-    return (
-        token_embedding(vocab, block.width, name=name, more=learned_positions(rows, block.width), tied=tied),
-        *block_layers(block, num),
-        lm_head(vocab, block.width, Norm.LAYER, tied=tied),
-    )
-
-
-def _gpt2(config: Config) -> Layers:
-    width, vocab = whole(config, "n_embd", 768), whole(config, "vocab_size", 50257)
-    if flag(config, "add_cross_attention"):
-        raise ValueError("gpt2: add_cross_attention must be false")
-    heads = heads_of(config, width=width, num=whole(config, "n_head", 12))
-    activation = text(config, "activation_function", "gelu_new")
-    block = Block(
-        width=width,
-        heads=replace(heads, bias="qkvo", fused=True),
-        mlp=Mlp(width=whole(config, "n_inner", 4 * width), gated=False, activation=activation, bias=True),
-        norm=Norm.LAYER,
-    )
-    rows, num = whole(config, "n_positions", 1024), count(config, "n_layer", 12)
-    return _with_table(config, block, vocab, num, rows, name="wte")
-
-
-def _shaped_gpt(shape: Shape) -> dict[str, Any]:
-    """GPT-2 and GPT-3 (dense attention everywhere; GPT-3 alternates it with sparse).
-
-    Differs: GPT-3 XL's printed 24 heads of 128 are not its width; it gets 16 of 128.
-    """
-    num_heads = (
-        shape.heads if shape.heads * shape.head_dim == shape.hidden else shape.hidden // shape.head_dim
-    )
-    return {
-        "model_type": "gpt2",
-        "vocab_size": shape.vocab,
-        "n_positions": shape.max_seq,
-        "n_embd": shape.hidden,
-        "n_layer": shape.layers,
-        "n_head": num_heads,
-        "n_inner": shape.ffn,
-    }
-
-
-GPT2 = LanguageModel(
-    name="GPT-2",
-    model_type="gpt2",
-    examples={
-        "gpt2": Example(
-            config={
-                "n_embd": EXAMPLE_WIDTH,
-                "n_inner": 352,
-                "n_layer": 4,
-                "n_head": 4,
-                "vocab_size": 512,
-                "n_positions": 256,
-            }
-        )
-    },
-    make=_gpt2,
-    shapes={"gpt": _shaped_gpt},
-    longest_item=lambda config: whole(config, "n_positions", 1024),
-    has_longest_item=True,
-)
-
-
-def _opt(config: Config) -> Layers:
-    """OPT with norms before attention and MLP; the 350M model, with norms after them, is not supported."""
-    width, vocab = whole(config, "hidden_size", 768), whole(config, "vocab_size", 50272)
-    _refuse_other_opt(config, width)
-    bias = flag(config, "enable_bias", default=True)
-    heads = heads_of(config, width=width, num=whole(config, "num_attention_heads", 12))
-    activation = text(config, "activation_function", "relu")
-    block = Block(
-        width=width,
-        heads=replace(heads, bias="qkvo" if bias else ""),
-        mlp=Mlp(width=whole(config, "ffn_dim", 3072), gated=False, activation=activation, bias=bias),
-        norm=Norm.LAYER,
-    )
-    rows = whole(config, "max_position_embeddings", 2048) + 2  # the first position is row 2
-    return _with_table(config, block, vocab, count(config, "num_hidden_layers", 12), rows)
-
-
-def _refuse_other_opt(config: Config, width: int) -> None:
-    supported = {
-        "do_layer_norm_before": True,
-        "_remove_final_layer_norm": False,
-        "layer_norm_elementwise_affine": True,
-        "word_embed_proj_dim": width,
-    }
-    for key, value in supported.items():
-        given = config.get(key)
-        if given is not None and given != value:
-            raise ValueError(f"opt: {key} must be {value}, got {given!r}")
-
-
-OPT = LanguageModel(
-    name="OPT",
-    model_type="opt",
-    examples={
-        "opt": Example(
-            config={
-                "hidden_size": EXAMPLE_WIDTH,
-                "word_embed_proj_dim": EXAMPLE_WIDTH,
-                "ffn_dim": 352,
-                "num_hidden_layers": 4,
-                "num_attention_heads": 4,
-                "vocab_size": 512,
-                "max_position_embeddings": 256,
-            }
-        )
-    },
-    make=_opt,
-    longest_item=lambda config: whole(config, "max_position_embeddings", 2048),
-    has_longest_item=True,
 )

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from workbench.model.config_fields import Config, flag, text, whole
-from workbench.model.experts import SIGMOID, SOFTMAX
+from workbench.model.experts import SIGMOID, WIDE_SOFTMAX
 from workbench.model.families.decoder import default_sizes, llama_like
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
 from workbench.model.families.grouped_router import check_groups, mixed
@@ -47,7 +47,7 @@ V3_SIZES = default_sizes(129280, 7168, 18432, 61, 128) | {
 }
 
 
-def _deepseek(config: Config, sizes: Mapping[str, Any], scores: str) -> Layers:
+def deepseek_like(config: Config, sizes: Mapping[str, Any], scores: str) -> Layers:
     """As Llama but for its attention and its experts; `sizes`: defaults, `scores`: as of `Experts`."""
     heads = _heads(config, sizes)
     # The heads of this outline are replaced.
@@ -57,7 +57,7 @@ def _deepseek(config: Config, sizes: Mapping[str, Any], scores: str) -> Layers:
 
 
 def _v3(config: Config) -> Layers:
-    return _deepseek({**config, "mlp_bias": False}, V3_SIZES, SIGMOID)  # a key of DeepSeek-V2 alone
+    return deepseek_like({**config, "mlp_bias": False}, V3_SIZES, SIGMOID)  # a key of DeepSeek-V2 alone
 
 
 def _with_heads(layer: Layer, heads: LatentHeads) -> Layer:
@@ -95,15 +95,15 @@ def _check_v2(config: Config) -> None:
         raise ValueError(f"{config['model_type']}: {_CHOSEN} must be given to run; nearest: {_V2[_CHOSEN]}")
     if method == _GROUPED:
         check_groups(config, _V2, least=1)
-    _check(config, _V2)
+    check_latent(config, _V2)
 
 
 def _check_v3(config: Config) -> None:
     check_groups(config, V3_SIZES)
-    _check(config, V3_SIZES)
+    check_latent(config, V3_SIZES)
 
 
-def _check(config: Config, sizes: Mapping[str, Any]) -> None:
+def check_latent(config: Config, sizes: Mapping[str, Any]) -> None:
     """Refuse positions that depend on a batch, and heads that cannot run."""
     check_causal_positions(config)
     heads = _heads(config, sizes)
@@ -144,7 +144,7 @@ DEEPSEEK_V2 = LanguageModel(
     model_type="deepseek_v2",
     check_config=_check_v2,
     examples={"deepseek-v2": Example(config=_EXAMPLE | {"topk_method": _GROUPED})},
-    make=partial(_deepseek, sizes=_V2, scores=SOFTMAX),
+    make=partial(deepseek_like, sizes=_V2, scores=WIDE_SOFTMAX),
     width_holds_heads=True,
 )
 DEEPSEEK_V3 = LanguageModel(

@@ -12,7 +12,7 @@ from workbench.model.families.positions import (
     check_axes,
     check_causal_positions,
     rope_of,
-    rotated_share,
+    rotary_dim,
 )
 from workbench.model.transformer import Norm, Placement
 
@@ -65,12 +65,6 @@ def _head_of_sparse(config: Config) -> int:
     return whole(config, "head_dim", _share(config, _SPARSE))
 
 
-def _rotary_dim(config: Config, head_dim: int, default: float) -> int:
-    """Numbers of a head that are rotated, in pairs."""
-    rotated = int(head_dim * rotated_share(config, default))
-    return rotated + rotated % 2
-
-
 def _dense(config: Config, head_dim: HeadDim, default: float, sizes: Mapping[str, Any] = _DENSE) -> Layers:
     """Norms before and after attention and MLP; only queries, keys and values have biases.
 
@@ -84,7 +78,7 @@ def _dense(config: Config, head_dim: HeadDim, default: float, sizes: Mapping[str
         defaults=sizes,
         heads={
             "bias": "qkv" if flag(config, "attention_bias", default=True) else "",
-            "rotary_dim": _rotary_dim(config, width, default),
+            "rotary_dim": rotary_dim(config, width, default),
         },
         mlp={"fused": True},
         block={"placement": Placement.SANDWICH},
@@ -106,7 +100,7 @@ def _mixture(config: Config, sizes: Mapping[str, Any]) -> Layers:
     width = _head_of_sparse(config)
     heads = {
         "bias": "qkv" if flag(config, "attention_bias", default=sizes["attention_bias"]) else "",
-        "rotary_dim": _rotary_dim(config, width, _HALF),
+        "rotary_dim": rotary_dim(config, width, _HALF),
         "qk_norm": Norm.RMS if flag(config, "use_qk_norm") else None,
     }
     plain = llama_like({**config, "head_dim": width}, defaults=sizes, heads=heads, mlp={})
@@ -116,7 +110,7 @@ def _mixture(config: Config, sizes: Mapping[str, Any]) -> Layers:
 def _check_axes(config: Config, head_dim: HeadDim, default: float) -> None:
     """As `check_fixed_positions`, for three axes that fill the rotated part of a head."""
     check_causal_positions(config)
-    half = _rotary_dim(config, head_dim(config), default) // 2
+    half = rotary_dim(config, head_dim(config), default) // 2
     check_axes(rope_of(config).get("mrope_section", _SECTION), half, "half of a head's rotated part")
 
 

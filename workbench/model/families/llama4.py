@@ -1,7 +1,5 @@
 """Llama 4's language model: routed and shared experts, and norms of queries and keys without weights."""
 
-from dataclasses import replace
-
 from workbench.model.composites.composite import (
     TILES,
     VISION,
@@ -14,7 +12,7 @@ from workbench.model.composites.composite import (
 )
 from workbench.model.config_fields import Config, count, flag, number, text, whole
 from workbench.model.experts import Experts, with_experts
-from workbench.model.families.decoder import default_sizes, llama_like, with_attention
+from workbench.model.families.decoder import before_attention, default_sizes, llama_like, with_attention
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
 from workbench.model.layer import Attention, Layer, Pointwise, Shard
 from workbench.model.projector import ProjectorStep
@@ -37,7 +35,7 @@ def _llama4(config: Config) -> Layers:
     blocks = _in_chunks(config, blocks, rotates)
     if flag(config, "use_qk_norm", default=True):  # only of rotated queries and keys, without weights
         blocks = [
-            _with_norm(block) if is_rotated else block
+            before_attention(block, _norm_of) if is_rotated else block
             for block, is_rotated in zip(blocks, rotates, strict=True)
         ]
     activation = text(config, "hidden_act", "silu")
@@ -89,13 +87,9 @@ def longest_item(config: Config) -> int:
     return min(limits)
 
 
-def _with_norm(layer: Layer) -> Layer:
-    index = next(i for i, each in enumerate(layer.operators) if isinstance(each, Attention))
-    attention = layer.operators[index]
-    assert isinstance(attention, Attention)
+def _norm_of(attention: Attention) -> Pointwise:
     width = (attention.num_heads + attention.num_kv_heads) * attention.head_dim
-    norm = Pointwise(name="qk_norm", width=width, num_passes=2, shard=Shard.COLUMN)
-    return replace(layer, operators=(*layer.operators[:index], norm, *layer.operators[index:]))
+    return Pointwise(name="qk_norm", width=width, num_passes=2, shard=Shard.COLUMN)
 
 
 def _parts(config: Config) -> Parts:

@@ -7,6 +7,7 @@ from workbench.model.config_fields import Config, count, flag, layer_indices, te
 from workbench.model.experts import Experts, with_experts
 from workbench.model.families.decoder import default_sizes, llama_like, windowed
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
+from workbench.model.families.positions import check_fixed_positions
 from workbench.model.transformer import Mlp, Norm
 
 
@@ -65,6 +66,24 @@ def sparse(layers: Layers, experts: Experts, has_them: Callable[[int], bool] = l
     return (embed, *sparse, head)
 
 
+_OLMOE = default_sizes(50304, 2048, 2048, 16, 16, num_key_value_heads=16)
+
+
+def _olmoe(config: Config) -> Layers:
+    """Norms of the queries, and of the keys, of all heads at once."""
+    bias = "qkvo" if flag(config, "attention_bias") else ""
+    heads = {"bias": bias, "qk_norm": Norm.RMS, "norms_all_heads": True}
+    width = whole(config, "intermediate_size", _OLMOE["intermediate_size"])
+    plain = llama_like(config, defaults=_OLMOE, heads=heads, mlp={})
+    return sparse(plain, _experts(config, count(config, "num_experts", 64), 8, width))
+
+
+def _check_olmoe(config: Config) -> None:
+    if config.get("clip_qkv") is not None:
+        raise ValueError(f"olmoe: clip_qkv must be null, got {config['clip_qkv']!r:.60}; nearest: null")
+    check_fixed_positions(config)
+
+
 MIXTRAL = LanguageModel(
     name="Mixtral",
     model_type="mixtral",
@@ -77,6 +96,18 @@ _EXAMPLE = EXAMPLE_LLM | {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 96,
 }
+OLMOE = LanguageModel(
+    name="OLMoE",
+    model_type="olmoe",
+    check_config=_check_olmoe,
+    examples={
+        "olmoe": Example(
+            config=EXAMPLE_LLM
+            | {"intermediate_size": 96, "num_experts": 4, "num_experts_per_tok": 2, "pad_token_id": 0}
+        )
+    },
+    make=_olmoe,
+)
 QWEN3_MOE = LanguageModel(
     name="Qwen3 with experts",
     model_type="qwen3_moe",

@@ -50,6 +50,12 @@ def rotated_share(config: Config, default: float) -> float:
     return number(known, PARTIAL, default)
 
 
+def rotary_dim(config: Config, head_dim: int, default: float) -> int:
+    """Numbers of a head that are rotated, in pairs; `default`: as of `rotated_share`."""
+    rotated = int(head_dim * rotated_share(config, default))
+    return rotated + rotated % 2
+
+
 def check_axes(section: Any, half: int, what: str) -> None:
     """Raise ValueError unless the parts of three axes add up to `half`, which `what` describes."""
     if sum(section) != half:

@@ -9,33 +9,40 @@ from workbench.model.families.decoders import (
     GEMMA,
     GEMMA2,
     GEMMA3,
-    GPT2,
     LLAMA,
     MISTRAL,
-    OPT,
     PHI,
     PHI3,
     QWEN2,
     QWEN2_VL_TEXT,
     QWEN3,
     QWEN3_VL_TEXT,
+    SEED_OSS,
+    SMOLLM3,
 )
 from workbench.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from workbench.model.families.dit import DIT
+from workbench.model.families.ernie import ERNIE4_5, ERNIE4_5_MOE
 from workbench.model.families.family import Architecture, Family
 from workbench.model.families.gemma4 import GEMMA4
 from workbench.model.families.gemma4_vision import GEMMA4_VISION
 from workbench.model.families.glm import GLM4, GLM4_MOE, GLM4V_MOE_TEXT, GLM4V_TEXT, GLM_OCR_TEXT
 from workbench.model.families.glm_vision import GLM4V_VISION, GLM_OCR_VISION
 from workbench.model.families.gpt_oss import GPT_OSS
+from workbench.model.families.granite import GRANITE
+from workbench.model.families.hunyuan import HUNYUAN, HUNYUAN_MOE
 from workbench.model.families.janus_vision import JANUS_VISION
 from workbench.model.families.kimi_vision import KIMI_VISION
 from workbench.model.families.lfm2 import LFM2
 from workbench.model.families.llama4 import LLAMA4
-from workbench.model.families.mixtures import MIXTRAL, QWEN3_MOE, QWEN3_OMNI_TEXT, QWEN3_VL_MOE_TEXT
+from workbench.model.families.mistral import MINISTRAL3, MISTRAL4
+from workbench.model.families.mixtures import MIXTRAL, OLMOE, QWEN3_MOE, QWEN3_OMNI_TEXT, QWEN3_VL_MOE_TEXT
 from workbench.model.families.mllama import MLLAMA_TEXT, MLLAMA_VISION
+from workbench.model.families.norms_after import EXAONE4, OLMO2, OLMO3
 from workbench.model.families.paddleocr import PADDLEOCR_TEXT, PADDLEOCR_VISION
 from workbench.model.families.phi4_audio import PHI4_AUDIO
+from workbench.model.families.plain_mlp import APERTUS, ARCEE, NEMOTRON, STARCODER2
+from workbench.model.families.position_tables import GPT2, OPT
 from workbench.model.families.qwen3_omni_audio import QWEN3_OMNI_AUDIO
 from workbench.model.families.qwen_hybrid import QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_NEXT
 from workbench.model.families.qwen_vision import (
@@ -47,6 +54,7 @@ from workbench.model.families.qwen_vision import (
     QWEN3_VL,
 )
 from workbench.model.families.siglip2 import SIGLIP2
+from workbench.model.families.sigmoid_mixtures import DOTS1, MINIMAX_M2, SOLAR_OPEN
 from workbench.model.families.video_llama_vision import VIDEO_LLAMA_VISION
 from workbench.model.families.vit import (
     AIMV2,
@@ -68,6 +76,8 @@ FAMILIES: tuple[Family, ...] = (
     LLAMA,
     LLAMA4,
     MISTRAL,
+    MINISTRAL3,
+    MISTRAL4,
     MIXTRAL,
     GEMMA,
     GEMMA2,
@@ -92,6 +102,24 @@ FAMILIES: tuple[Family, ...] = (
     GLM_OCR_TEXT,
     PADDLEOCR_TEXT,
     COHERE2,
+    OLMO2,
+    OLMO3,
+    OLMOE,
+    EXAONE4,
+    SEED_OSS,
+    SMOLLM3,
+    GRANITE,
+    ARCEE,
+    NEMOTRON,
+    STARCODER2,
+    APERTUS,
+    ERNIE4_5,
+    ERNIE4_5_MOE,
+    HUNYUAN,
+    HUNYUAN_MOE,
+    DOTS1,
+    SOLAR_OPEN,
+    MINIMAX_M2,
     PHI,
     PHI3,
     Family(
