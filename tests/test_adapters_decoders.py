@@ -10,6 +10,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.cohere2 import modeling_cohere2 as cohere2
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Attention
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRouter
+from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHForCausalLM
 
 from experiments.doors.detours import DETOURS
 from runtime.models.attention import Packing, pack, packed_sdpa
@@ -116,7 +117,7 @@ def original(name: str, ours: StageModule) -> nn.Module:
     if family.router is not None:
         replace_parts(theirs, family.router, family.own_router)
     for module in theirs.modules():
-        if isinstance(module, (*DELTA_NETS, DeepseekV2Attention, Gemma4TextRouter)):
+        if isinstance(module, (*DELTA_NETS, DeepseekV2Attention, Gemma4TextRouter, NemotronHForCausalLM)):
             module.forward = in_float64(module.forward)
     theirs.to(F64)
     theirs.tie_weights()

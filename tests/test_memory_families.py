@@ -10,7 +10,7 @@ from runtime.world.pool import Pool
 # stacked experts, norms without weights, gates and tapped outputs, a merger that is cut, biases of
 # scores, an activation whose result is the next product's input, states of a delta rule, gates, heads that
 # are rotated in part, an expert for all tokens that runs last, scores that are computed again, norms without
-# a shift, short convolutions, and norms of values, whose keys may be one tensor with them.
+# a shift, short convolutions, states of a scan, and norms of values, whose keys may be one tensor with them.
 WORST = (
     "gemma2, tp 2",
     "mixtral, recompute",
@@ -29,6 +29,8 @@ WORST = (
     "gpt-oss, tp 2",
     "cohere 2, recompute",
     "lfm2, lengths",
+    "nemotron-h, lengths",
+    "nemotron-h with latent experts, recompute",
     "gemma4, recompute",
 )
 

@@ -266,6 +266,7 @@ class Adapter(ABC):
     rotary_name = ""  # of the rotary embedding, in a checkpoint
     _rotary: nn.Module | None = None
     prefixes: tuple[str, ...] = ("",)  # that names may have in checkpoints; the first is its own
+    respelled: tuple[str, str] = ("", "")  # start of names, and another that checkpoints may have for it
     ignored: tuple[str, ...] = ()  # prefixes of unused checkpoint tensors, e.g. a pooling head
     undivided = ""  # why several ranks cannot share its tokens; empty: they can
 
@@ -333,6 +334,11 @@ class Adapter(ABC):
     def aliases(self) -> Mapping[str, str]:
         """Name of a tied parameter -> name of the first parameter of the same weight."""
         return {}
+
+    def spellings(self, name: str) -> tuple[str, ...]:
+        """Names that a tensor may have in a checkpoint of the module; the first is its own."""
+        start, other = self.respelled
+        return (*(prefix + name for prefix in self.prefixes), name.replace(start, other, 1))
 
     @property
     def buffers(self) -> Mapping[str, Tensor]:

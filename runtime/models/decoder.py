@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.configuration_utils import PretrainedConfig
 from transformers.models.lfm2.configuration_lfm2 import Lfm2Config
+from transformers.models.nemotron_h.configuration_nemotron_h import NemotronHConfig
 
 from runtime.models.adapter import (
     NO_TARGET,
@@ -70,6 +71,7 @@ class DecoderFamily:
         adapt: replaces parts of a layer by our own, with the same names of weights.
         unnamed: part of a layer that `adapt` makes of others, whose names in checkpoints lack it; or empty.
         fills: (ending of a block's local name, initial distribution) where it is another than usual.
+        respelled: start of names, and another that checkpoints may have in its place.
         ignored: prefixes of checkpoint tensors that the language model does not use.
         cuts, mixture_kinds: as of a `StageLayer`, of its blocks.
         regions: of a `StageLayer`, besides the usual ones.
@@ -100,6 +102,7 @@ class DecoderFamily:
     adapt: Callable[[nn.Module], None] | None = None
     unnamed: str = ""
     fills: tuple[tuple[str, Fill], ...] = ()
+    respelled: tuple[str, str] = ("", "")
     ignored: tuple[str, ...] = ()
     cuts: CutRules = ()
     regions: tuple[str, ...] = ()
@@ -204,6 +207,12 @@ class DecoderBlock(InnerLayer):
         return y_1TD[0]
 
 
+_RMS_NORM_EPS: Mapping[type[PretrainedConfig], str] = {
+    Lfm2Config: "norm_eps",
+    NemotronHConfig: "layer_norm_epsilon",
+}
+
+
 def _layer_norm_eps(config: PretrainedConfig) -> float:
     """Under the key of Phi or GPT-2; OPT has no key and uses torch's default."""
     if hasattr(config, "layer_norm_eps"):
@@ -212,8 +221,8 @@ def _layer_norm_eps(config: PretrainedConfig) -> float:
 
 
 def _rms_norm_eps(config: PretrainedConfig) -> float:
-    """Under the key of LFM2, or that of all others."""
-    return float(config.norm_eps if isinstance(config, Lfm2Config) else config.rms_norm_eps)
+    """Under the key of its family, or that of all others."""
+    return float(getattr(config, _RMS_NORM_EPS.get(type(config), "rms_norm_eps")))
 
 
 class NextTokenHead(InnerLayer):
@@ -256,11 +265,11 @@ class DecoderAdapter(Adapter):
 
     def __init__(self, module: Module, family: DecoderFamily) -> None:
         self.family = family
-        self.ignored = (f"{self.rotary_name}.", *family.ignored)
         super().__init__(module)
         self._rotary = None if family.rotary is None else family.rotary(config=self.config)
         ahead = (f"{family.layers}.{self.num_blocks}.",) if family.predicts_ahead else ()
-        self.ignored = ("model.rotary_emb.", *ahead)
+        self.ignored = (f"{self.rotary_name}.", *family.ignored, *ahead)
+        self.respelled = family.respelled
 
     def configured(self, fields: dict[str, Any]) -> PretrainedConfig:
         return self.family.config.from_dict(fields)

@@ -22,6 +22,7 @@ from transformers.models.llama import modeling_llama as llama
 from transformers.models.llama4 import modeling_llama4 as llama4
 from transformers.models.mistral import modeling_mistral as mistral
 from transformers.models.mixtral import modeling_mixtral as mixtral
+from transformers.models.nemotron_h import modeling_nemotron_h as nemotron_h
 from transformers.models.opt import modeling_opt as opt
 from transformers.models.phi import modeling_phi as phi
 from transformers.models.phi3 import modeling_phi3 as phi3
@@ -40,6 +41,7 @@ from runtime.models import cohere, deepseek, delta_net
 from runtime.models import gemma4 as own_gemma4
 from runtime.models import gpt_oss as own_gpt_oss
 from runtime.models import lfm2 as own_lfm2
+from runtime.models import nemotron_h as own_nemotron_h
 from runtime.models.adapter import CutKind, CutRules
 from runtime.models.decoder import DecoderFamily, PositionTable
 from runtime.models.glm import CorrectedRouter, GlmMixture
@@ -241,6 +243,25 @@ DECODERS: Mapping[str, DecoderFamily] = {
         adapt=own_lfm2.adapt,
         cuts=own_lfm2.CUTS,
         regions=own_lfm2.REGIONS,
+    ),
+    "nemotron_h": family(
+        nemotron_h,
+        "NemotronH",
+        layer=nemotron_h.NemotronHBlock,
+        rotary=None,
+        router=nemotron_h.NemotronHTopkRouter,
+        own_router=CorrectedRouter,
+        embedding="model.embeddings",
+        pads_embedding=False,
+        final_norm="model.norm_f",
+        adapt=own_nemotron_h.adapt,
+        cuts=own_nemotron_h.CUTS,
+        fills=own_nemotron_h.FILLS,
+        regions=own_nemotron_h.REGIONS,
+        mixture_kinds=((nemotron_h.NemotronHMoE, own_nemotron_h.LatentMixture),),
+        separate_experts=own_nemotron_h.SEPARATE,
+        respelled=("model.", "backbone."),
+        ignored=("mtp.",),
     ),
     "opt": family(
         opt,

@@ -49,16 +49,18 @@ class Experts(nn.Module):
         orientation: of its weights.
 
     Attributes:
+        entering: name of the weights that read the rows.
         linear: computes a grouped linear map; a split backward replaces it.
         alternates: whether features of gate and up alternate, instead of being halves.
         adds_bias: whether this rank adds the bias of results; of ranks that share an expert, one does.
     """
 
+    entering: ClassVar[str] = "gate_up_proj"
     alternates: ClassVar[bool] = False
 
     def __init__(self, experts: Any, orientation: Orientation = Orientation.OUT_IN) -> None:
         super().__init__()
-        self.gate_up_proj: nn.Parameter = experts.gate_up_proj
+        self.register_parameter(self.entering, getattr(experts, self.entering))
         self.down_proj: nn.Parameter = experts.down_proj
         self.act_fn: Callable[[Tensor], Tensor] = getattr(experts, "act_fn", nn.Identity())
         self.orientation = orientation
@@ -70,9 +72,14 @@ class Experts(nn.Module):
         """Dim of an expert's inner features, in the weights of gate and up, and of down."""
         return (1, 2) if self.orientation is Orientation.OUT_IN else (2, 1)
 
+    @property
+    def read(self) -> nn.Parameter:
+        """The weights that read the rows."""
+        return self.get_parameter(self.entering)
+
     def forward(self, x_RD: Tensor, groups: Groups) -> Tensor:
         """[R, D] results of rows that are sorted by expert."""
-        return self._mapped(self.gated(self._mapped(x_RD, self.gate_up_proj, groups)), self.down_proj, groups)
+        return self._mapped(self.gated(self._mapped(x_RD, self.read, groups)), self.down_proj, groups)
 
     def gated(self, halves: Tensor) -> Tensor:
         """The activation of gate and up."""
@@ -81,6 +88,15 @@ class Experts(nn.Module):
 
     def _mapped(self, x: Tensor, weight: nn.Parameter, groups: Groups) -> Tensor:
         return self.linear(x, GroupedLinear(weight, self.orientation, groups))
+
+
+class PlainExperts(Experts):
+    """Experts whose MLPs have no gate."""
+
+    entering: ClassVar[str] = "up_proj"
+
+    def gated(self, halves: Tensor) -> Tensor:
+        return self.act_fn(halves)
 
 
 class Mixture(ABC):
@@ -98,7 +114,7 @@ class Mixture(ABC):
     @property
     def num_held(self) -> int:
         """Number of experts on this rank."""
-        return len(self.experts.gate_up_proj)
+        return len(self.experts.read)
 
     @abstractmethod
     def choose(self, x_SD: Tensor) -> Choice:
@@ -107,6 +123,10 @@ class Mixture(ABC):
     def read(self, x_SD: Tensor) -> Tensor:
         """What experts read of the tokens."""
         return x_SD
+
+    def written(self, y_SD: Tensor) -> Tensor:
+        """What becomes of the sums over each token's experts."""
+        return y_SD
 
     @property
     def for_all(self) -> Callable[[Tensor], Tensor] | None:
@@ -160,11 +180,10 @@ def routed(x_SD: Tensor, mixture: Mixture, dispatch: Dispatch) -> Tensor:
 
     # Nested calls, so that no name keeps rows alive that are done with.
     y_RD = rows.restore(dispatch.run(entering(), destination_R[rows.order], mixture))
-    y_SKD = y_RD.view(*choice.experts.shape, x_SD.shape[1])
+    y_SKD = y_RD.view(*choice.experts.shape, -1)
     if choice.after is not None:
         y_SKD = y_SKD * choice.after[..., None]
-    y_SD: Tensor = y_SKD.sum(1).to(x_SD.dtype)
-    return y_SD
+    return mixture.written(y_SKD.sum(1).to(x_SD.dtype))
 
 
 @dataclass(frozen=True, slots=True)

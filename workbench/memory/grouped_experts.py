@@ -6,6 +6,7 @@ from typing import NamedTuple
 from workbench.cost.expert_parallel import COMBINE, FOR_ALL, FOR_ALL_GATE
 from workbench.model.experts import (
     JOIN,
+    LATENT_UP,
     SHARED,
     SHARED_GATE,
     SIGMOID,
@@ -15,7 +16,7 @@ from workbench.model.experts import (
 )
 from workbench.model.layer import Layer, Matmul, Operator, Pointwise
 
-JOINS = (JOIN, COMBINE)
+JOINS = (JOIN, COMBINE, LATENT_UP)
 
 
 class GroupedLayer(NamedTuple):

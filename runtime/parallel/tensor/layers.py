@@ -33,6 +33,7 @@ from runtime.parallel.tensor.sequence import Talk
 HEAD_COUNTS = (
     *("num_heads", "num_key_value_heads", "split_size", "embed_dim"),
     *("num_k_heads", "num_v_heads", "key_dim", "value_dim"),
+    *("n_groups", "intermediate_size", "conv_dim"),
 )
 HEAD_WIDTHS = ("head_dim", "head_k_dim")
 

@@ -33,6 +33,7 @@ from workbench.model.families.lfm2 import LFM2
 from workbench.model.families.llama4 import LLAMA4
 from workbench.model.families.mixtures import MIXTRAL, QWEN3_MOE, QWEN3_OMNI_TEXT, QWEN3_VL_MOE_TEXT
 from workbench.model.families.mllama import MLLAMA_TEXT, MLLAMA_VISION
+from workbench.model.families.nemotron_h import NEMOTRON_H
 from workbench.model.families.phi4_audio import PHI4_AUDIO
 from workbench.model.families.qwen3_omni_audio import QWEN3_OMNI_AUDIO
 from workbench.model.families.qwen_hybrid import QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_NEXT
@@ -97,6 +98,7 @@ FAMILIES: tuple[Family, ...] = (
     GPT2,
     GPT_OSS,
     LFM2,
+    NEMOTRON_H,
     OPT,
     Family(
         name="BERT",
