@@ -180,7 +180,7 @@ def routed(x_SD: Tensor, mixture: Mixture, dispatch: Dispatch) -> Tensor:
 
     # Nested calls, so that no name keeps rows alive that are done with.
     y_RD = rows.restore(dispatch.run(entering(), destination_R[rows.order], mixture))
-    y_SKD = y_RD.view(*choice.experts.shape, -1)
+    y_SKD = y_RD.view(*choice.experts.shape, y_RD.shape[1])
     if choice.after is not None:
         y_SKD = y_SKD * choice.after[..., None]
     return mixture.written(y_SKD.sum(1).to(x_SD.dtype))
