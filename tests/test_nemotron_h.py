@@ -12,18 +12,25 @@ from transformers import NemotronHConfig, NemotronHForCausalLM
 from transformers.models.nemotron_h import modeling_nemotron_h as modeling
 
 from experiments.fidelity.family_memory import EXAMPLES
+from runtime.frontend.multimodal import ModalityModule, MultimodalModule
+from runtime.frontend.parallel import Ranks
+from runtime.models.glm import CorrectedRouter
+from runtime.models.norm import replace_parts, widen_norms
 from runtime.models.weights import exporting, write_part
-from runtime.models.wide_float import KeepsFloat64
+from runtime.models.wide_float import KeepsFloat64, in_float64
 from runtime.step.stage_module import StageInput, build_stage_module
 from runtime.world.pool import Pool
-from tests import tiny_models
+from tests import tiny_models, user_models
 from tests.test_adapters import build, relative
 from tests.test_adapters_decoders import _plain, loss_of, original  # noqa: F401  (a fixture)
 from tests.test_expert_plan import moe_plan
 from tests.test_fsdp import sharded_parameters
 from tests.test_hybrid import text_model, texts
+from tests.test_multimodal import assert_parity as assert_users_parity
+from tests.test_multimodal import spec_of
 from tests.test_parity import assert_parity, assert_same, execute
 from tests.test_tensor_parallel import assert_exported_whole
+from tests.user_models import VISION
 from workbench.plan.build import batched_microbatches, with_programs
 from workbench.plan.plan import ModuleSettings, Precision, Recompute
 from workbench.schedule.choice import Schedule, ScheduleKind
@@ -162,3 +169,25 @@ def test_a_checkpoint_is_read_and_written_as_transformers_does(tmp_path: Path) -
     assert not report["unexpected_keys"]
     loaded = again.state_dict()
     assert all(torch.equal(loaded[name], weight) for name, weight in theirs.state_dict().items())
+
+
+def test_it_trains_as_users_language_model() -> None:
+    """Behind a tower, as in one process; its configuration has an infinite limit of steps."""
+    torch.manual_seed(5)
+    sizes = {key: value for key, value in LATENT.items() if key != "model_type"}
+    config = NemotronHConfig(**sizes)
+    config._experts_implementation = "eager"  # the others know no float64
+    language_model = NemotronHForCausalLM(config)
+    widen_norms(language_model, modeling.NemotronHRMSNorm)
+    replace_parts(language_model, modeling.NemotronHTopkRouter, CorrectedRouter)
+    language_model.double().forward = in_float64(language_model.forward)
+    model = MultimodalModule(
+        {"vision": ModalityModule(user_models.siglip(), "mlp")},
+        language_model,
+        token_ids={"vision": VISION},
+    )
+    given = {
+        "input_ids": [torch.tensor([1, VISION, 2, 3]), torch.tensor([4, 5, 6, 7, 8])],
+        "pixel_values": [user_models.image(), None],
+    }
+    assert_users_parity(model, spec_of(num_microbatches=2), given, ranks=Ranks.EMULATED)

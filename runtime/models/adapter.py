@@ -275,7 +275,7 @@ class Adapter(ABC):
         self.module = module
         self.projector = module.source.projector
         self.feature_layer = module.source.feature_layer
-        self.config = self.configured(source_config(module))
+        self.config = self.configured(PretrainedConfig._decode_special_floats(source_config(module)))
         self.config._attn_implementation = ATTENTION
         register_packed_sdpa()
 
