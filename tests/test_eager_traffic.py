@@ -28,6 +28,7 @@ VIEWS = ("view", "expand", "transpose", "slice", "unsqueeze", "t", "detach")
 ROTATED = 2 * HEADS * HEAD  # of queries and keys
 ROTARY = Pointwise(name="rotary", width=ROTATED, num_passes=2, shard=Shard.COLUMN)
 SWIGLU = Pointwise(name="mlp.silu", width=WIDTH, num_passes=3, shard=Shard.COLUMN)
+SQUARED = Pointwise(name="mlp.relu2", width=WIDTH, num_passes=2, shard=Shard.COLUMN)
 QUICK = Pointwise(name="mlp.quick_gelu", width=WIDTH, num_passes=2, shard=Shard.COLUMN)
 
 
@@ -77,10 +78,11 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
     yield Case(ROTARY, (heads, heads), lambda q, k: apply_rotary_pos_emb(q, k, angles, angles))
     yield Case(SWIGLU, (flat, flat), lambda gate, up: silu(gate) * up)
     yield Case(QUICK, (flat,), ACT2FN["quick_gelu"])
+    yield Case(SQUARED, (flat,), ACT2FN["relu2"])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("index", range(4), ids=["rms norm", "rotation", "swiglu", "quick gelu"])
+@pytest.mark.parametrize("index", range(5), ids=["rms norm", "rotation", "swiglu", "quick gelu", "relu2"])
 def test_calls_are_those_of_transformers(index: int, dtype: torch.dtype):
     """Tensors that PyTorch reads and writes: equal but for single rows and the angles' tables."""
     case = list(cases(dtype))[index]

@@ -49,18 +49,18 @@ class Experts(nn.Module):
         orientation: of its weights.
 
     Attributes:
-        entering: name of the weights that read the rows.
+        entering_name: of the weights that read the rows.
         linear: computes a grouped linear map; a split backward replaces it.
         alternates: whether features of gate and up alternate, instead of being halves.
         adds_bias: whether this rank adds the bias of results; of ranks that share an expert, one does.
     """
 
-    entering: ClassVar[str] = "gate_up_proj"
+    entering_name: ClassVar[str] = "gate_up_proj"
     alternates: ClassVar[bool] = False
 
     def __init__(self, experts: Any, orientation: Orientation = Orientation.OUT_IN) -> None:
         super().__init__()
-        self.register_parameter(self.entering, getattr(experts, self.entering))
+        self.register_parameter(self.entering_name, getattr(experts, self.entering_name))
         self.down_proj: nn.Parameter = experts.down_proj
         self.act_fn: Callable[[Tensor], Tensor] = getattr(experts, "act_fn", nn.Identity())
         self.orientation = orientation
@@ -73,13 +73,13 @@ class Experts(nn.Module):
         return (1, 2) if self.orientation is Orientation.OUT_IN else (2, 1)
 
     @property
-    def read(self) -> nn.Parameter:
+    def entering(self) -> nn.Parameter:
         """The weights that read the rows."""
-        return self.get_parameter(self.entering)
+        return self.get_parameter(self.entering_name)
 
     def forward(self, x_RD: Tensor, groups: Groups) -> Tensor:
         """[R, D] results of rows that are sorted by expert."""
-        return self._mapped(self.gated(self._mapped(x_RD, self.read, groups)), self.down_proj, groups)
+        return self._mapped(self.gated(self._mapped(x_RD, self.entering, groups)), self.down_proj, groups)
 
     def gated(self, halves: Tensor) -> Tensor:
         """The activation of gate and up."""
@@ -93,7 +93,7 @@ class Experts(nn.Module):
 class PlainExperts(Experts):
     """Experts whose MLPs have no gate."""
 
-    entering: ClassVar[str] = "up_proj"
+    entering_name: ClassVar[str] = "up_proj"
 
     def gated(self, halves: Tensor) -> Tensor:
         return self.act_fn(halves)
@@ -114,7 +114,7 @@ class Mixture(ABC):
     @property
     def num_held(self) -> int:
         """Number of experts on this rank."""
-        return len(self.experts.read)
+        return len(self.experts.entering)
 
     @abstractmethod
     def choose(self, x_SD: Tensor) -> Choice:

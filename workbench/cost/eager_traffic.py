@@ -67,12 +67,14 @@ _RMS = EagerOperator(
 _ROTARY = EagerOperator(Calls(own=10, kernels=10), Calls(own=14, kernels=14))
 _GATED = EagerOperator(Calls(own=5, kernels=2), Calls(own=9, kernels=3))
 _QUICK_GELU = EagerOperator(Calls(own=7, kernels=3), Calls(own=14, kernels=5))
+_SQUARED_RELU = EagerOperator(Calls(own=4, kernels=2), Calls(own=10, kernels=4))
 
 
 def eager_operator(operator: Pointwise) -> EagerOperator | None:
     """The calls that stand for an operator; None: PyTorch has one kernel for it.
 
-    Source: transformers 5.23, `LlamaRMSNorm`, `apply_rotary_pos_emb`, `LlamaMLP` and `QuickGELUActivation`.
+    Source: transformers 5.23, `LlamaRMSNorm`, `apply_rotary_pos_emb`, `LlamaMLP`, `QuickGELUActivation` and
+    `ReLUSquaredActivation`.
     """
     if operator.name.endswith("norm"):
         return _RMS if is_rms(operator) else None
@@ -80,6 +82,8 @@ def eager_operator(operator: Pointwise) -> EagerOperator | None:
         return _ROTARY
     if operator.name.endswith(".quick_gelu"):
         return _QUICK_GELU
+    if operator.name.endswith(".relu2"):
+        return _SQUARED_RELU
     is_gated = operator.num_passes == 3 and operator.name.endswith((".silu", ".gelu", ".relu", "_tanh"))
     return _GATED if is_gated else None
 

@@ -24,13 +24,12 @@ def eager_scan_bytes(scan: StateScan, setting: Setting, *, is_trained: bool) -> 
 
     In the type of activations: all that the first matmul gave, of which the convolution reads a part; its
     output before its activation, with the tokens that it pads; steps before and after their activation. In
-    float32 or wider, per head: values and steps, whose
-    product enters the scan (in float32 views of the convolution's result), and where weights are trained
-    padded values and, unless that is the same tensor, steps again. Of whole chunks per head: scores as they
-    are, their decays and both together; keys as three products read them, queries as two do; values as two
-    products read them, what the states give, and the output; two exponentials of decays; per chunk its state,
-    the states before it and decays between chunks. Items of one length run together, under the masks of a
-    chunk and of its chunks.
+    float32 or wider, per head: values and steps, whose product enters the scan (in float32 views of the
+    convolution's result), and where weights are trained padded values and, unless that is the same tensor,
+    steps again. Of whole chunks per head: scores as they are, their decays and both together; keys as three
+    products read them, queries as two do; values as two products read them, what the states give, and the
+    output; two exponentials of decays; per chunk its state, the states before it and decays between chunks.
+    Items of one length run together, under the masks of a chunk and of its chunks.
 
     Complexity: O(items).
     """

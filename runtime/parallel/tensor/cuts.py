@@ -160,10 +160,10 @@ def _module_cuts(layer: StageLayer, name: str, module: Any, kind: CutKind) -> It
     if kind is CutKind.EXPERTS:
         up_dim, down_dim = module.inner_dims
         inner = module.down_proj.shape[down_dim]
-        num_halves = module.read.shape[up_dim] // inner  # gate and up, or up alone
+        num_halves = module.entering.shape[up_dim] // inner  # gate and up, or up alone
         blocks: tuple[int, ...] = (2 * inner,) if module.alternates else (inner,) * num_halves
         unit = 2 if module.alternates else 1
-        yield module.entering, Cut(up_dim, blocks, unit)
+        yield module.entering_name, Cut(up_dim, blocks, unit)
         yield "down_proj", Cut(down_dim, (inner,))
         if hasattr(module, "gate_up_proj_bias"):
             yield "gate_up_proj_bias", Cut(1, blocks, unit)
