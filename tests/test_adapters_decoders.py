@@ -10,6 +10,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.cohere2 import modeling_cohere2 as cohere2
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Attention
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRouter
+from transformers.models.granitemoehybrid.modeling_granitemoehybrid import GraniteMoeHybridMambaLayer
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHForCausalLM
 
 from experiments.doors.detours import DETOURS
@@ -52,6 +53,8 @@ CASES = {
     },
 }
 
+# Modules of transformers that round float64 inside.
+ROUNDING = (DeepseekV2Attention, Gemma4TextRouter, GraniteMoeHybridMambaLayer, NemotronHForCausalLM)
 torch.set_num_threads(1)
 F64 = torch.float64
 IN_FIRST_PASS = (
@@ -117,7 +120,7 @@ def original(name: str, ours: StageModule) -> nn.Module:
     if family.router is not None:
         replace_parts(theirs, family.router, family.own_router)
     for module in theirs.modules():
-        if isinstance(module, (*DELTA_NETS, DeepseekV2Attention, Gemma4TextRouter, NemotronHForCausalLM)):
+        if isinstance(module, (*DELTA_NETS, *ROUNDING)):
             module.forward = in_float64(module.forward)
     theirs.to(F64)
     theirs.tie_weights()

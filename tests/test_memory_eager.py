@@ -156,6 +156,16 @@ MORE = {
         "moe_shared_expert_intermediate_size": 80,
         "moe_latent_size": 40,
     },
+    "granite 4, experts": DECODER
+    | {
+        "model_type": "granitemoehybrid",
+        "layer_types": ["mamba"],
+        "mamba_n_heads": 8,
+        "mamba_d_state": 16,
+        "mamba_chunk_size": 32,
+        "num_local_experts": 3,
+        "shared_intermediate_size": 80,
+    },
     "glm4": DECODER | {"model_type": "glm4", "head_dim": 16, "pad_token_id": 0},
     "gpt_oss": DECODER
     | {

@@ -31,6 +31,7 @@ WORST = (
     "lfm2, lengths",
     "nemotron-h, lengths",
     "nemotron-h with latent experts, recompute",
+    "granite 4, tp 2, recompute",
     "gemma4, recompute",
 )
 

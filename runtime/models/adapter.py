@@ -266,7 +266,6 @@ class Adapter(ABC):
     rotary_name = ""  # of the rotary embedding, in a checkpoint
     _rotary: nn.Module | None = None
     prefixes: tuple[str, ...] = ("",)  # that names may have in checkpoints; the first is its own
-    respelled: tuple[str, str] = ("", "")  # start of names, and another that checkpoints may have for it
     ignored: tuple[str, ...] = ()  # prefixes of unused checkpoint tensors, e.g. a pooling head
     undivided = ""  # why several ranks cannot share its tokens; empty: they can
 
@@ -337,8 +336,7 @@ class Adapter(ABC):
 
     def spellings(self, name: str) -> tuple[str, ...]:
         """Names that a tensor may have in a checkpoint of the module; the first is its own."""
-        start, other = self.respelled
-        return (*(prefix + name for prefix in self.prefixes), name.replace(start, other, 1))
+        return tuple(prefix + name for prefix in self.prefixes)
 
     @property
     def buffers(self) -> Mapping[str, Tensor]:

@@ -65,13 +65,15 @@ class DecoderFamily:
         embedding: name of the token table; its padding row is not trained if `pads_embedding`.
         layers: name of the list of its layers.
         final_norm: name of the norm before the head.
-        scales_embedding: whether token embeddings are multiplied by sqrt(width).
+        scales_embedding: whether token embeddings are multiplied: by `embedding_multiplier` of the
+            configuration, or by sqrt(width) where it has none.
         head_bias: whether the head has a bias.
-        scales_logits: whether logits are multiplied by `logit_scale` of the configuration.
+        scales_logits: whether logits are multiplied by `logit_scale` of the configuration, or divided by its
+            `logits_scaling`.
         adapt: replaces parts of a layer by our own, with the same names of weights.
-        unnamed: part of a layer that `adapt` makes of others, whose names in checkpoints lack it; or empty.
+        moved: starts of local names of parts that `adapt` moved, and those in their place in checkpoints.
         fills: (ending of a block's local name, initial distribution) where it is another than usual.
-        respelled: start of names, and another that checkpoints may have in its place.
+        respelled: parts of names, and others that checkpoints may have in their place.
         ignored: prefixes of checkpoint tensors that the language model does not use.
         cuts, mixture_kinds: as of a `StageLayer`, of its blocks.
         regions: of a `StageLayer`, besides the usual ones.
@@ -100,9 +102,9 @@ class DecoderFamily:
     head_bias: bool = False
     scales_logits: bool = False
     adapt: Callable[[nn.Module], None] | None = None
-    unnamed: str = ""
+    moved: tuple[tuple[str, str], ...] = ()
     fills: tuple[tuple[str, Fill], ...] = ()
-    respelled: tuple[str, str] = ("", "")
+    respelled: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = ()
     cuts: CutRules = ()
     regions: tuple[str, ...] = ()
@@ -115,6 +117,14 @@ class DecoderFamily:
 def _std(config: PretrainedConfig) -> float:
     """Standard deviation of initial matrices; OPT has its own key for it."""
     return float(config.init_std if hasattr(config, "init_std") else config.initializer_range)
+
+
+def _embedding_scale(config: PretrainedConfig) -> float:
+    return float(getattr(config, "embedding_multiplier", math.sqrt(config.hidden_size)))
+
+
+def _logit_scale(config: PretrainedConfig) -> float:
+    return float(config.logit_scale if hasattr(config, "logit_scale") else 1 / config.logits_scaling)
 
 
 class EmbedTokens(StageLayer):
@@ -130,7 +140,7 @@ class EmbedTokens(StageLayer):
         super().__init__(names, _std(config))
         padding = config.pad_token_id if family.pads_embedding else None
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, padding)
-        self.scale = math.sqrt(config.hidden_size) if family.scales_embedding else None
+        self.scale = _embedding_scale(config) if family.scales_embedding else None
         self.first_position = 0 if table is None else table.offset
         self.embed_positions = None
         if table is not None:
@@ -174,7 +184,7 @@ class DecoderBlock(InnerLayer):
         super().__init__({"block": f"{family.layers}.{index}"}, _std(config))
         self.cuts, self.mixture_kinds, self.fills = family.cuts, family.mixture_kinds, family.fills
         self.regions = (*self.regions, *family.regions)
-        self._unnamed = family.unnamed
+        self._moved = family.moved
         self.block = family.layer(config, layer_idx=index)
         self.rotation = config.layer_types[index] if family.rotates_by_layer_type else ONE_ROTATION
         if family.router is not None:
@@ -189,10 +199,9 @@ class DecoderBlock(InnerLayer):
             widen_norms(self, family.norm, family.norm_offset)
 
     def hugging_face_name(self, name: str) -> str:
-        part = f"block.{self._unnamed}."
-        return super().hugging_face_name(
-            f"block.{name.removeprefix(part)}" if name.startswith(part) else name
-        )
+        pairs = (pair for pair in self._moved if name.startswith(pair[0]))
+        here, stored = next(pairs, ("", ""))
+        return super().hugging_face_name(stored + name.removeprefix(here))
 
     def fill(self, name: str) -> Fill:
         own = next((fill for ending, fill in self.fills if name.endswith(ending)), None)
@@ -239,7 +248,7 @@ class NextTokenHead(InnerLayer):
             self.norm = WideRMSNorm(config.hidden_size, _rms_norm_eps(config), family.norm_offset)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=family.head_bias)
         self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
-        self.logit_scale = float(config.logit_scale) if family.scales_logits else None
+        self.logit_scale = _logit_scale(config) if family.scales_logits else None
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
         """[T, V]; scaled states give scaled logits, at a fraction of the memory."""
@@ -266,10 +275,10 @@ class DecoderAdapter(Adapter):
     def __init__(self, module: Module, family: DecoderFamily) -> None:
         self.family = family
         super().__init__(module)
-        self._rotary = None if family.rotary is None else family.rotary(config=self.config)
+        rotates = getattr(self.config, "position_embedding_type", "rope") == "rope"  # Granite's may not
+        self._rotary = family.rotary(config=self.config) if family.rotary is not None and rotates else None
         ahead = (f"{family.layers}.{self.num_blocks}.",) if family.predicts_ahead else ()
         self.ignored = (f"{self.rotary_name}.", *family.ignored, *ahead)
-        self.respelled = family.respelled
 
     def configured(self, fields: dict[str, Any]) -> PretrainedConfig:
         return self.family.config.from_dict(fields)
@@ -293,6 +302,12 @@ class DecoderAdapter(Adapter):
     @property
     def transposes_experts(self) -> bool:
         return self.family.transposes_experts
+
+    def spellings(self, name: str) -> tuple[str, ...]:
+        other = name
+        for part, stored in self.family.respelled:
+            other = other.replace(part, stored, 1)
+        return (*super().spellings(name), other)
 
     def first(self) -> StageLayer:
         return EmbedTokens(self.config, self.family)

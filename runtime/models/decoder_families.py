@@ -17,6 +17,7 @@ from transformers.models.glm4v import modeling_glm4v as glm4v
 from transformers.models.glm4v_moe import modeling_glm4v_moe as glm4v_moe
 from transformers.models.gpt2 import modeling_gpt2 as gpt2
 from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
+from transformers.models.granitemoehybrid import modeling_granitemoehybrid as granite
 from transformers.models.lfm2 import modeling_lfm2 as lfm2
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.llama4 import modeling_llama4 as llama4
@@ -40,6 +41,7 @@ from transformers.models.qwen3_vl_moe import modeling_qwen3_vl_moe as qwen3_vl_m
 from runtime.models import cohere, deepseek, delta_net
 from runtime.models import gemma4 as own_gemma4
 from runtime.models import gpt_oss as own_gpt_oss
+from runtime.models import granite_hybrid as own_granite
 from runtime.models import lfm2 as own_lfm2
 from runtime.models import nemotron_h as own_nemotron_h
 from runtime.models.adapter import CutKind, CutRules
@@ -207,7 +209,7 @@ DECODERS: Mapping[str, DecoderFamily] = {
         rotates_by_layer_type=True,
         scales_embedding=True,
         adapt=own_gemma4.adapt,
-        unnamed=own_gemma4.BESIDE,
+        moved=((f"block.{own_gemma4.BESIDE}.", "block."),),
         cuts=own_gemma4.CUTS,
         fills=own_gemma4.FILLS,
         regions=(own_gemma4.BESIDE,),
@@ -260,8 +262,24 @@ DECODERS: Mapping[str, DecoderFamily] = {
         regions=own_nemotron_h.REGIONS,
         mixture_kinds=((nemotron_h.NemotronHMoE, own_nemotron_h.LatentMixture),),
         separate_experts=own_nemotron_h.SEPARATE,
-        respelled=("model.", "backbone."),
+        respelled=(("model.", "backbone."),),
         ignored=("mtp.",),
+    ),
+    "granitemoehybrid": family(
+        granite,
+        "GraniteMoeHybrid",
+        router=granite.GraniteMoeHybridTopKRouter,
+        own_router=own_granite.ChosenRouter,
+        experts=granite.GraniteMoeHybridExperts,
+        scales_embedding=True,
+        scales_logits=True,
+        adapt=own_granite.adapt,
+        moved=own_granite.MOVED,
+        cuts=own_granite.CUTS,
+        fills=own_granite.FILLS,
+        regions=own_granite.REGIONS,
+        mixture_kinds=((granite.GraniteMoeHybridMoE, own_granite.GraniteMixture),),
+        respelled=own_granite.RESPELLED,
     ),
     "opt": family(
         opt,

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from transformers.models.nemotron_h import modeling_nemotron_h as modeling
 
+from runtime.models import mamba
 from runtime.models.adapter import CutKind, CutRules
 from runtime.models.glm import CorrectedRouter, GlmMixture
-from runtime.models.initialise import Fill, constant
-from runtime.models.item_by_item import ItemByItem
+from runtime.models.initialise import Fill
 from runtime.models.mixture import PlainExperts
 from runtime.models.norm import replace_parts
 from runtime.models.separate_experts import SeparateExperts
@@ -20,22 +20,13 @@ from runtime.models.separate_experts import SeparateExperts
 REGIONS = ("mixer",)
 READ, WRITTEN = "fc1_latent_proj", "fc2_latent_proj"  # submodules of a mixture
 CUTS: CutRules = (
-    ("block.mixer.in_proj", CutKind.FUSED),
-    (nn.Conv1d, CutKind.FUSED),
-    (modeling.NemotronHMamba2Mixer, CutKind.HEADS),
-    (modeling.NemotronHRMSNormGated, CutKind.HEADS),
+    *mamba.cuts("mixer", modeling.NemotronHMamba2Mixer, modeling.NemotronHRMSNormGated),
     (PlainExperts, CutKind.EXPERTS),
     (CorrectedRouter, CutKind.PARTIAL),
     *((f"block.mixer.{name}", CutKind.PARTIAL) for name in (READ, WRITTEN)),
 )
 LEAST_STEP, MOST_STEP = 0.001, 0.1
 SEPARATE = SeparateExperts(own="mixer", mixture="mixer")
-
-
-def _log_decays(shape: Any, generator: torch.Generator) -> Tensor:
-    """Logarithms of 1, 2, 3, ..., as transformers begins."""
-    del generator
-    return torch.arange(1, shape[0] + 1, dtype=torch.float32).log()
 
 
 def _step_biases(shape: Any, generator: torch.Generator) -> Tensor:
@@ -46,10 +37,8 @@ def _step_biases(shape: Any, generator: torch.Generator) -> Tensor:
 
 
 FILLS: tuple[tuple[str, Fill], ...] = (
-    ("mixer.A_log", _log_decays),
     ("mixer.dt_bias", _step_biases),
-    ("mixer.D", constant(1.0)),
-    ("mixer.norm.weight", constant(1.0)),
+    *mamba.fills("mixer"),
 )
 
 
@@ -69,6 +58,4 @@ class LatentMixture(GlmMixture):
 def adapt(layer: nn.Module) -> None:
     """Let a layer's mixer run item by item, and its experts all at once."""
     replace_parts(layer, modeling.NemotronHExperts, PlainExperts)
-    for module in layer.modules():
-        if isinstance(module, modeling.NemotronHMamba2Mixer):
-            module.forward = ItemByItem(module)
+    mamba.run_by_items(layer, modeling.NemotronHMamba2Mixer)

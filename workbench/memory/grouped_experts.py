@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from workbench.cost.expert_parallel import COMBINE, FOR_ALL, FOR_ALL_GATE
 from workbench.model.experts import (
+    CHOSEN_SOFTMAX,
     JOIN,
     LATENT_UP,
     SHARED,
@@ -61,8 +62,8 @@ def _of_all(operator: Operator, count: int) -> Operator:
 def _scales_inputs(layer: Layer) -> bool:
     """Whether shares multiply experts' inputs, as Llama 4's do, instead of their results.
 
-    Recognised by its expert for all tokens, which has no gate, beside a softmax.
+    Recognised by its expert for all tokens, which has no gate, beside a softmax of all scores.
     """
     names = {operator.name for operator in layer.operators}
     has_shared = any(name.startswith((SHARED, FOR_ALL)) for name in names)
-    return has_shared and names.isdisjoint({SHARED_GATE, FOR_ALL_GATE, SIGMOID})
+    return has_shared and names.isdisjoint({SHARED_GATE, FOR_ALL_GATE, SIGMOID, CHOSEN_SOFTMAX})

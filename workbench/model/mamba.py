@@ -1,8 +1,8 @@
 """A Mamba-2 mixer: a state-space scan between two projections."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from workbench.model.layer import Matmul, Operator, Pointwise, Shard, StateScan
+from workbench.model.layer import Layer, Matmul, Operator, Pointwise, Shard, StateScan
 
 SCAN = "state_scan"
 GROUPED_NORM = "grouped_norm"  # of each group of heads, of the output times an activated gate
@@ -33,6 +33,14 @@ class Mamba:
                 f"Mamba-2: want heads that divide over {self.groups} groups, got {self.num}; "
                 f"nearest: {max(self.num // self.groups, 1) * self.groups}"
             )
+
+
+def with_mamba(block: Layer, mamba: Mamba) -> Layer:
+    """The block with a Mamba-2 mixer between its first norm and its first residual sum."""
+    names = [operator.name for operator in block.operators]
+    first, last = names.index("attention_norm") + 1, names.index("attention_residual")
+    mixer = mamba_operators(block.out_width, mamba)
+    return replace(block, operators=(*block.operators[:first], *mixer, *block.operators[last:]))
 
 
 def mamba_operators(width: int, mamba: Mamba) -> tuple[Operator, ...]:

@@ -208,7 +208,7 @@ def _norms_heads(layer: StageLayer, name: str, module: nn.Module) -> bool:
 
 def _fused_blocks(layer: StageLayer, name: str, num_out: int) -> tuple[int, ...]:
     owner: Any = layer.get_submodule(name.rpartition(".")[0])
-    if name.endswith("gate_up_proj"):
+    if name.endswith(("gate_up_proj", "input_linear")):
         return (num_out // 2, num_out // 2)
     if hasattr(owner, "ssm_state_size"):  # gates, values, keys, queries and steps, or without first and last
         values, keys = owner.intermediate_size, owner.n_groups * owner.ssm_state_size

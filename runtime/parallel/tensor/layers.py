@@ -95,7 +95,7 @@ def _enters(layer: StageLayer, name: str, region: nn.Module) -> bool:
 def _enters_alone(layer: StageLayer, kind: CutKind, name: str) -> bool:
     """Whether a product enters its own input, as it is in no region that does."""
     owner = name.rpartition(".")[0]
-    if kind is CutKind.FUSED:
+    if kind is CutKind.FUSED and not is_summed_with_experts(name):
         return owner.rpartition(".")[2] not in layer.regions
     return kind is CutKind.COLUMN and not in_region(layer, name)
 

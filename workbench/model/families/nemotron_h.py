@@ -14,7 +14,7 @@ from workbench.model.transformer import Mlp, Norm, attention_operators, mlp_oper
 
 MAMBA, ATTENTION, MLP, EXPERTS = "linear_attention", "full_attention", "mlp", "moe"
 OF_LETTER = {"M": MAMBA, "*": ATTENTION, "-": MLP, "E": EXPERTS}
-_OF_NAME = {kind: kind for kind in OF_LETTER.values()} | {"mamba": MAMBA, "attention": ATTENTION}
+OF_NAME = {kind: kind for kind in OF_LETTER.values()} | {"mamba": MAMBA, "attention": ATTENTION}
 _LISTED = ("layers_block_type", "layer_types")
 _PATTERN = "hybrid_override_pattern"
 _DEFAULT = (MAMBA, EXPERTS, ATTENTION, MLP)
@@ -47,7 +47,7 @@ def kinds_of(config: Config) -> tuple[str, ...]:
     if given is None:
         return _DEFAULT
     is_pattern = key == _PATTERN
-    known = OF_LETTER if is_pattern else _OF_NAME
+    known = OF_LETTER if is_pattern else OF_NAME
     is_listed = isinstance(given, str if is_pattern else list | tuple) and 0 < len(given) <= MOST_BLOCKS
     if not is_listed or not all(isinstance(each, str) and each in known for each in given):
         wanted = " or ".join(OF_LETTER) if is_pattern else " or ".join(OF_LETTER.values())

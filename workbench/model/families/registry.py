@@ -28,6 +28,7 @@ from workbench.model.families.gemma4_vision import GEMMA4_VISION
 from workbench.model.families.glm import GLM4, GLM4_MOE, GLM4V_MOE_TEXT, GLM4V_TEXT
 from workbench.model.families.glm_vision import GLM4V_VISION
 from workbench.model.families.gpt_oss import GPT_OSS
+from workbench.model.families.granite_hybrid import GRANITE_HYBRID
 from workbench.model.families.kimi_vision import KIMI_VISION
 from workbench.model.families.lfm2 import LFM2
 from workbench.model.families.llama4 import LLAMA4
@@ -99,6 +100,7 @@ FAMILIES: tuple[Family, ...] = (
     GPT_OSS,
     LFM2,
     NEMOTRON_H,
+    GRANITE_HYBRID,
     OPT,
     Family(
         name="BERT",
