@@ -1,5 +1,6 @@
 """Granite 4: Mamba-2 or attention before an MLP, or experts beside one: over ranks, names, refusals."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from runtime.models.weights import exporting, write_part
 from runtime.step.stage_module import build_stage_module
 from runtime.world.pool import Pool
 from tests import tiny_models
+from tests.command_line import accept
 from tests.test_expert_plan import moe_plan
 from tests.test_fsdp import sharded_parameters
 from tests.test_hybrid import text_model, texts
 from tests.test_parity import assert_parity, assert_same, execute
 from workbench.export.decoder import decoder_of
+from workbench.job.job import load_job
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import TEXT
 from workbench.plan.build import with_programs
@@ -172,3 +175,10 @@ def test_configurations_that_cannot_be_are_refused(change: dict[str, Any], messa
 def test_exports_to_megatron_refuse_it() -> None:
     with pytest.raises(ValueError, match="blocks of 'llm' that differ from each other"):
         decoder_of(tiny_models.llm(DENSE))
+
+
+def test_a_drafted_job_has_no_tensor_parallelism_that_its_one_group_of_heads_forbids(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(H_SMALL))
+    accept("init", tmp_path, "--gpus", "32xH100", "-o", tmp_path / "job.yaml")
+    job = load_job(tmp_path / "job.yaml")
+    assert [layout.tp for layout in job.layouts] == [1]
