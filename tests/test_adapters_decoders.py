@@ -12,7 +12,9 @@ from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Atten
 from transformers.models.ernie4_5.modeling_ernie4_5 import Ernie4_5Attention
 from transformers.models.ernie4_5_moe.modeling_ernie4_5_moe import Ernie4_5_MoeAttention
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRouter
+from transformers.models.granitemoehybrid.modeling_granitemoehybrid import GraniteMoeHybridMambaLayer
 from transformers.models.mistral4.modeling_mistral4 import Mistral4ForCausalLM
+from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHForCausalLM
 
 from experiments.doors.detours import DETOURS
 from runtime.models.adapter import PLACEHOLDER, Context, MicrobatchData
@@ -59,6 +61,8 @@ CASES = {
     },
 }
 
+# Modules of transformers that round float64 inside.
+ROUNDING = (DeepseekV2Attention, Gemma4TextRouter, GraniteMoeHybridMambaLayer, NemotronHForCausalLM)
 torch.set_num_threads(1)
 F64 = torch.float64
 IN_FIRST_PASS = (
@@ -126,7 +130,7 @@ def original(name: str, ours: StageModule) -> nn.Module:
     if family.router is not None:
         replace_parts(theirs, family.router, family.own_router)
     for module in theirs.modules():
-        if isinstance(module, (*DELTA_NETS, DeepseekV2Attention, Gemma4TextRouter, *ROTATED)):
+        if isinstance(module, (*DELTA_NETS, *ROUNDING, *ROTATED)):
             module.forward = in_float64(module.forward)
     theirs.to(F64)
     theirs.tie_weights()

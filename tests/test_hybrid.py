@@ -165,7 +165,7 @@ def test_a_rule_is_priced_by_its_work_and_not_below_its_bound() -> None:
         time = cost.layer_time(alone, work, tp=1, cp=1, precision="bfloat16")
         moved = delta_rule_bytes(rule, tokens, 2)
         assert time.forward_s >= moved.forward / cost.profile.memory_bytes_per_s
-        assert any("gated delta rule" in doubt for doubt in time.unmeasured)
+        assert any("linear attention" in doubt for doubt in time.unmeasured)
         least = LeastTimes(cost, "bfloat16", work, degrees=(1, 2), cuts_tokens=False)
         bound = least.of(alone, work, Needs(input_grad=True, weight_grad=True))
         assert 0 < bound.way_s <= time.forward_s + time.input_grad_s

@@ -57,6 +57,15 @@ HYBRID = DECODER | {
     "linear_value_head_dim": 24,
     "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]},
 }
+SCANNED = DECODER | {
+    "model_type": "nemotron_h",
+    "head_dim": 16,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 24,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "chunk_size": 32,
+}
 GATED_EXPERTS = {
     "num_experts": 3,
     "num_experts_per_tok": 2,
@@ -135,6 +144,28 @@ MORE = {
     "qwen3-next": HYBRID
     | GATED_EXPERTS
     | {"model_type": "qwen3_next", "layer_types": ["linear_attention"], "rope_parameters": None},
+    "nemotron-h, scan": SCANNED | {"hybrid_override_pattern": "M"},
+    "nemotron-h, as many groups": SCANNED | {"hybrid_override_pattern": "M", "n_groups": 4},
+    "nemotron-h, attention": SCANNED | {"hybrid_override_pattern": "*"},
+    "nemotron-h, MLP": SCANNED | {"hybrid_override_pattern": "-"},
+    "nemotron-h, latent experts": SCANNED
+    | GATED_EXPERTS
+    | {
+        "hybrid_override_pattern": "E",
+        "n_routed_experts": 3,
+        "moe_shared_expert_intermediate_size": 80,
+        "moe_latent_size": 40,
+    },
+    "granite 4, experts": DECODER
+    | {
+        "model_type": "granitemoehybrid",
+        "layer_types": ["mamba"],
+        "mamba_n_heads": 8,
+        "mamba_d_state": 16,
+        "mamba_chunk_size": 32,
+        "num_local_experts": 3,
+        "shared_intermediate_size": 80,
+    },
     "glm4": DECODER | {"model_type": "glm4", "head_dim": 16, "pad_token_id": 0},
     "gpt_oss": DECODER
     | {

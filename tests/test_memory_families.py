@@ -10,8 +10,8 @@ from runtime.world.pool import Pool
 # stacked experts, norms without weights, gates and tapped outputs, a merger that is cut, biases of
 # scores, an activation whose result is the next product's input, states of a delta rule, gates, heads that
 # are rotated in part, an expert for all tokens that runs last, scores that are computed again, norms without
-# a shift, short convolutions, norms of values, whose keys may be one tensor with them, norms over all heads,
-# scaled queries, and activations of several calls.
+# a shift, short convolutions, states of a scan, norms of values, whose keys may be one tensor with them,
+# norms over all heads, scaled queries, and activations of several calls.
 WORST = (
     "gemma2, tp 2",
     "mixtral, recompute",
@@ -30,6 +30,9 @@ WORST = (
     "gpt-oss, tp 2",
     "cohere 2, recompute",
     "lfm2, lengths",
+    "nemotron-h, lengths",
+    "nemotron-h with latent experts, recompute",
+    "granite 4, tp 2, recompute",
     "gemma4, recompute",
     "olmo 2, tp 2",
     "mistral small 4, lengths",

@@ -72,6 +72,8 @@ THOROUGH = {
     "test_adapters_gpt_oss.py::test_layouts_train_a_checkpoint_as_one_process": 3,
     "test_adapters_gemma4.py::test_layouts_train_a_checkpoint_as_one_process": 3,
     "test_lfm2.py::test_layouts_train_as_one_process": 2,
+    "test_nemotron_h.py::test_ranks_train_as_one_process": 3,
+    "test_granite_hybrid.py::test_ranks_train_as_one_process": 1,
     "test_generator.py::test_frozen_settings_train_as_one_process": 2,
     "test_layouts_grid.py::test_sample_trains_as_one_process": 1,
     "test_multimodal.py::test_masks_of_a_batch_reach_the_ranks": 1,

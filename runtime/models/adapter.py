@@ -280,7 +280,7 @@ class Adapter(ABC):
         self.module = module
         self.projector = module.source.projector
         self.feature_layer = module.source.feature_layer
-        self.config = self.configured(source_config(module))
+        self.config = self.configured(PretrainedConfig._decode_special_floats(source_config(module)))
         self.config._attn_implementation = ATTENTION
         register_packed_sdpa()
 
@@ -339,6 +339,10 @@ class Adapter(ABC):
     def aliases(self) -> Mapping[str, str]:
         """Name of a tied parameter -> name of the first parameter of the same weight."""
         return {}
+
+    def spellings(self, name: str) -> tuple[str, ...]:
+        """Names that a tensor may have in a checkpoint of the module; the first is its own."""
+        return tuple(prefix + name for prefix in self.prefixes)
 
     @property
     def buffers(self) -> Mapping[str, Tensor]:

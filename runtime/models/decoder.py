@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.configuration_utils import PretrainedConfig
 from transformers.models.lfm2.configuration_lfm2 import Lfm2Config
+from transformers.models.nemotron_h.configuration_nemotron_h import NemotronHConfig
 
 from runtime.models.adapter import (
     NO_TARGET,
@@ -69,8 +70,9 @@ class DecoderFamily:
         head_bias: whether the head has a bias, by the configuration.
         logit_scale: number by which logits are multiplied, by the configuration.
         adapt: replaces parts of a layer by our own, with the same names of weights.
-        unnamed: part of a layer that `adapt` makes of others, whose names in checkpoints lack it; or empty.
+        moved: starts of local names of parts that `adapt` moved, and those in their place in checkpoints.
         fills: (ending of a block's local name, initial distribution) where it is another than usual.
+        respelled: parts of names, and others that checkpoints may have in their place.
         ignored: prefixes of checkpoint tensors that the language model does not use.
         cuts, mixture_kinds: as of a `StageLayer`, of its blocks.
         regions: of a `StageLayer`, besides the usual ones.
@@ -102,8 +104,9 @@ class DecoderFamily:
     head_bias: Callable[[Any], bool] = lambda config: False
     logit_scale: Callable[[Any], float] | None = None
     adapt: Callable[[nn.Module], None] | None = None
-    unnamed: str = ""
+    moved: tuple[tuple[str, str], ...] = ()
     fills: tuple[tuple[str, Fill], ...] = ()
+    respelled: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = ()
     cuts: CutRules = ()
     regions: tuple[str, ...] = ()
@@ -178,7 +181,7 @@ class DecoderBlock(InnerLayer):
         super().__init__({"block": f"{family.layers}.{index}"}, _std(config))
         self.cuts, self.mixture_kinds, self.fills = family.cuts, family.mixture_kinds, family.fills
         self.regions = (*self.regions, *family.regions)
-        self._unnamed = family.unnamed
+        self._moved = family.moved
         self.block = family.layer(config, layer_idx=index)
         self.rotation = config.layer_types[index] if family.rotates_by_layer_type else ONE_ROTATION
         if family.router is not None:
@@ -193,10 +196,9 @@ class DecoderBlock(InnerLayer):
             widen_norms(self, family.norm, family.norm_offset)
 
     def hugging_face_name(self, name: str) -> str:
-        part = f"block.{self._unnamed}."
-        return super().hugging_face_name(
-            f"block.{name.removeprefix(part)}" if name.startswith(part) else name
-        )
+        pairs = (pair for pair in self._moved if name.startswith(pair[0]))
+        here, stored = next(pairs, ("", ""))
+        return super().hugging_face_name(stored + name.removeprefix(here))
 
     def fill(self, name: str) -> Fill:
         own = next((fill for ending, fill in self.fills if name.endswith(ending)), None)
@@ -212,6 +214,12 @@ class DecoderBlock(InnerLayer):
         return y_1TD[0]
 
 
+_RMS_NORM_EPS: Mapping[type[PretrainedConfig], str] = {
+    Lfm2Config: "norm_eps",
+    NemotronHConfig: "layer_norm_epsilon",
+}
+
+
 def _layer_norm_eps(config: PretrainedConfig) -> float:
     """Under the key of Phi, GPT-2, StarCoder2 or Nemotron; OPT has no key and uses torch's default."""
     keys = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
@@ -219,8 +227,8 @@ def _layer_norm_eps(config: PretrainedConfig) -> float:
 
 
 def _rms_norm_eps(config: PretrainedConfig) -> float:
-    """Under the key of LFM2, or that of all others."""
-    return float(config.norm_eps if isinstance(config, Lfm2Config) else config.rms_norm_eps)
+    """Under the key of its family, or that of all others."""
+    return float(getattr(config, _RMS_NORM_EPS.get(type(config), "rms_norm_eps")))
 
 
 class NextTokenHead(InnerLayer):
@@ -263,11 +271,11 @@ class DecoderAdapter(Adapter):
 
     def __init__(self, module: Module, family: DecoderFamily) -> None:
         self.family = family
-        self.ignored = (f"{self.rotary_name}.", *family.ignored)
         super().__init__(module)
-        self._rotary = None if family.rotary is None else family.rotary(config=self.config)
+        rotates = getattr(self.config, "position_embedding_type", "rope") == "rope"  # Granite's may not
+        self._rotary = family.rotary(config=self.config) if family.rotary is not None and rotates else None
         ahead = (f"{family.layers}.{self.num_blocks}.",) if family.predicts_ahead else ()
-        self.ignored = ("model.rotary_emb.", *ahead)
+        self.ignored = (f"{self.rotary_name}.", *family.ignored, *ahead)
 
     def configured(self, fields: dict[str, Any]) -> PretrainedConfig:
         return self.family.config.from_dict(fields)
@@ -291,6 +299,12 @@ class DecoderAdapter(Adapter):
     @property
     def transposes_experts(self) -> bool:
         return self.family.transposes_experts
+
+    def spellings(self, name: str) -> tuple[str, ...]:
+        other = name
+        for part, stored in self.family.respelled:
+            other = other.replace(part, stored, 1)
+        return (*super().spellings(name), other)
 
     def first(self) -> StageLayer:
         return EmbedTokens(self.config, self.family)

@@ -1,9 +1,7 @@
 """Table of language models with Llama's structure and parts of their own."""
 
-import math
 from collections.abc import Mapping
 from operator import attrgetter
-from types import ModuleType
 from typing import Any
 
 from transformers.models.apertus import modeling_apertus as apertus
@@ -27,6 +25,7 @@ from transformers.models.glm_ocr import modeling_glm_ocr as glm_ocr
 from transformers.models.gpt2 import modeling_gpt2 as gpt2
 from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
 from transformers.models.granite import modeling_granite as granite
+from transformers.models.granitemoehybrid import modeling_granitemoehybrid as granite_hybrid
 from transformers.models.hunyuan_v1_dense import modeling_hunyuan_v1_dense as hunyuan_v1_dense
 from transformers.models.hunyuan_v1_moe import modeling_hunyuan_v1_moe as hunyuan_v1_moe
 from transformers.models.lfm2 import modeling_lfm2 as lfm2
@@ -38,6 +37,7 @@ from transformers.models.mistral import modeling_mistral as mistral
 from transformers.models.mistral4 import modeling_mistral4 as mistral4
 from transformers.models.mixtral import modeling_mixtral as mixtral
 from transformers.models.nemotron import modeling_nemotron as nemotron
+from transformers.models.nemotron_h import modeling_nemotron_h as nemotron_h
 from transformers.models.olmo2 import modeling_olmo2 as olmo2
 from transformers.models.olmo3 import modeling_olmo3 as olmo3
 from transformers.models.olmoe import modeling_olmoe as olmoe
@@ -63,61 +63,16 @@ from transformers.models.starcoder2 import modeling_starcoder2 as starcoder2
 from runtime.models import cohere, deepseek, delta_net, ernie, hunyuan, minimax, xielu
 from runtime.models import gemma4 as own_gemma4
 from runtime.models import gpt_oss as own_gpt_oss
+from runtime.models import granite_hybrid as own_granite
 from runtime.models import lfm2 as own_lfm2
+from runtime.models import nemotron_h as own_nemotron_h
 from runtime.models.adapter import CutKind, CutRules
 from runtime.models.decoder import DecoderFamily, PositionTable
+from runtime.models.decoder_kinds import corrected_family, family, root_of_width, sparse_family
 from runtime.models.glm import CorrectedRouter, GlmMixture
 from runtime.models.llama4 import Llama4Mixture, adapt
-from runtime.models.mixture import Experts, MixtralMixture, Mixture, WideRouter
+from runtime.models.mixture import Experts
 from runtime.models.separate_experts import SeparateExperts
-
-CLASSES = {"config": "Config", "layer": "DecoderLayer", "rotary": "RotaryEmbedding", "norm": "RMSNorm"}
-
-
-def family(modeling: ModuleType, name: str, **differs: Any) -> DecoderFamily:
-    """A family of transformers' classes in a module, by their names' prefix; `differs`: other fields."""
-    named = {field: f"{name}{ending}" for field, ending in CLASSES.items() if field not in differs}
-    return DecoderFamily(
-        **{field: getattr(modeling, class_name) for field, class_name in named.items()}, **differs
-    )
-
-
-def sparse_family(
-    modeling: ModuleType,
-    name: str,
-    separate: SeparateExperts | None,
-    *,
-    mixture: type[Mixture] = MixtralMixture,
-    cuts: CutRules = (),
-    **differs: Any,
-) -> DecoderFamily:
-    """A family whose blocks have experts routed as in Mixtral.
-
-    Args:
-        separate: names of experts that its checkpoints store one by one; None: they do not.
-        mixture: of its experts.
-        cuts: of other parts of its blocks.
-        differs: as of `family`.
-    """
-    router, experts, block = (
-        getattr(modeling, f"{name}{ending}") for ending in ("TopKRouter", "Experts", "SparseMoeBlock")
-    )
-    return family(
-        modeling,
-        name,
-        router=router,
-        experts=experts,
-        cuts=((Experts, CutKind.EXPERTS), (WideRouter, CutKind.PARTIAL), *cuts),
-        mixture_kinds=((block, mixture),),
-        separate_experts=separate,
-        **differs,
-    )
-
-
-def root_of_width(config: Any) -> float:
-    """What Gemma multiplies token embeddings by."""
-    return math.sqrt(config.hidden_size)
-
 
 HYBRID: Mapping[str, Any] = {  # gated DeltaNet in some blocks
     "adapt": delta_net.adapt,
@@ -126,30 +81,6 @@ HYBRID: Mapping[str, Any] = {  # gated DeltaNet in some blocks
     "ignored": ("mtp.",),  # a head that predicts several tokens
     "norm_offset": 1.0,
 }
-
-
-def corrected_family(
-    modeling: ModuleType, name: str, *, cuts: CutRules = (), **differs: Any
-) -> DecoderFamily:
-    """A family whose blocks have experts routed as in GLM-4.5.
-
-    Args:
-        cuts: of other parts of its blocks.
-        differs: as of `family`.
-    """
-    router, experts, block = (getattr(modeling, f"{name}{end}") for end in ("TopkRouter", "Experts", "MoE"))
-    return family(
-        modeling,
-        name,
-        router=router,
-        own_router=CorrectedRouter,
-        experts=experts,
-        cuts=((Experts, CutKind.EXPERTS), (CorrectedRouter, CutKind.PARTIAL), *cuts),
-        mixture_kinds=((block, GlmMixture),),
-        separate_experts=SeparateExperts(),
-        predicts_ahead=True,
-        **differs,
-    )
 
 
 MIXTRAL_NAMES = SeparateExperts(mixture="block_sparse_moe", gate="w1", up="w3", down="w2")
@@ -251,7 +182,7 @@ DECODERS: Mapping[str, DecoderFamily] = {
         rotates_by_layer_type=True,
         embedding_scale=root_of_width,
         adapt=own_gemma4.adapt,
-        unnamed=own_gemma4.BESIDE,
+        moved=((f"block.{own_gemma4.BESIDE}.", "block."),),
         cuts=own_gemma4.CUTS,
         fills=own_gemma4.FILLS,
         regions=(own_gemma4.BESIDE,),
@@ -350,6 +281,42 @@ DECODERS: Mapping[str, DecoderFamily] = {
         adapt=own_lfm2.adapt,
         cuts=own_lfm2.CUTS,
         regions=own_lfm2.REGIONS,
+    ),
+    "nemotron_h": family(
+        nemotron_h,
+        "NemotronH",
+        layer=nemotron_h.NemotronHBlock,
+        rotary=None,
+        router=nemotron_h.NemotronHTopkRouter,
+        own_router=CorrectedRouter,
+        embedding="model.embeddings",
+        pads_embedding=False,
+        final_norm="model.norm_f",
+        adapt=own_nemotron_h.adapt,
+        cuts=own_nemotron_h.CUTS,
+        fills=own_nemotron_h.FILLS,
+        regions=own_nemotron_h.REGIONS,
+        mixture_kinds=((nemotron_h.NemotronHMoE, own_nemotron_h.LatentMixture),),
+        separate_experts=own_nemotron_h.SEPARATE,
+        respelled=(("model.", "backbone."),),
+        ignored=("mtp.",),
+    ),
+    "granitemoehybrid": family(
+        granite_hybrid,
+        "GraniteMoeHybrid",
+        router=granite_hybrid.GraniteMoeHybridTopKRouter,
+        own_router=own_granite.ChosenRouter,
+        experts=granite_hybrid.GraniteMoeHybridExperts,
+        embedding_scale=attrgetter("embedding_multiplier"),
+        scales_features=True,
+        logit_scale=lambda config: 1 / config.logits_scaling,
+        adapt=own_granite.adapt,
+        moved=own_granite.MOVED,
+        cuts=own_granite.CUTS,
+        fills=own_granite.FILLS,
+        regions=own_granite.REGIONS,
+        mixture_kinds=((granite_hybrid.GraniteMoeHybridMoE, own_granite.GraniteMixture),),
+        respelled=own_granite.RESPELLED,
     ),
     "opt": family(
         opt,

@@ -50,16 +50,18 @@ class Experts(nn.Module):
         orientation: of its weights.
 
     Attributes:
+        entering_name: of the weights that read the rows.
         linear: computes a grouped linear map; a split backward replaces it.
         alternates: whether features of gate and up alternate, instead of being halves.
         adds_bias: whether this rank adds the bias of results; of ranks that share an expert, one does.
     """
 
+    entering_name: ClassVar[str] = "gate_up_proj"
     alternates: ClassVar[bool] = False
 
     def __init__(self, experts: Any, orientation: Orientation = Orientation.OUT_IN) -> None:
         super().__init__()
-        self.gate_up_proj: nn.Parameter = experts.gate_up_proj
+        self.register_parameter(self.entering_name, getattr(experts, self.entering_name))
         self.down_proj: nn.Parameter = experts.down_proj
         self.act_fn: Callable[[Tensor], Tensor] = getattr(experts, "act_fn", nn.Identity())
         self.orientation = orientation
@@ -71,9 +73,14 @@ class Experts(nn.Module):
         """Dim of an expert's inner features, in the weights of gate and up, and of down."""
         return (1, 2) if self.orientation is Orientation.OUT_IN else (2, 1)
 
+    @property
+    def entering(self) -> nn.Parameter:
+        """The weights that read the rows."""
+        return self.get_parameter(self.entering_name)
+
     def forward(self, x_RD: Tensor, groups: Groups) -> Tensor:
         """[R, D] results of rows that are sorted by expert."""
-        return self._mapped(self.gated(self._mapped(x_RD, self.gate_up_proj, groups)), self.down_proj, groups)
+        return self._mapped(self.gated(self._mapped(x_RD, self.entering, groups)), self.down_proj, groups)
 
     def gated(self, halves: Tensor) -> Tensor:
         """The activation of gate and up."""
@@ -82,6 +89,15 @@ class Experts(nn.Module):
 
     def _mapped(self, x: Tensor, weight: nn.Parameter, groups: Groups) -> Tensor:
         return self.linear(x, GroupedLinear(weight, self.orientation, groups))
+
+
+class PlainExperts(Experts):
+    """Experts whose MLPs have no gate."""
+
+    entering_name: ClassVar[str] = "up_proj"
+
+    def gated(self, halves: Tensor) -> Tensor:
+        return self.act_fn(halves)
 
 
 class Mixture(ABC):
@@ -99,7 +115,7 @@ class Mixture(ABC):
     @property
     def num_held(self) -> int:
         """Number of experts on this rank."""
-        return len(self.experts.gate_up_proj)
+        return len(self.experts.entering)
 
     @abstractmethod
     def choose(self, x_SD: Tensor) -> Choice:
@@ -108,6 +124,10 @@ class Mixture(ABC):
     def read(self, x_SD: Tensor) -> Tensor:
         """What experts read of the tokens."""
         return x_SD
+
+    def written(self, y_SD: Tensor) -> Tensor:
+        """What becomes of the sums over each token's experts."""
+        return y_SD
 
     @property
     def for_all(self) -> Callable[[Tensor], Tensor] | None:
@@ -161,11 +181,10 @@ def routed(x_SD: Tensor, mixture: Mixture, dispatch: Dispatch) -> Tensor:
 
     # Nested calls, so that no name keeps rows alive that are done with.
     y_RD = rows.restore(dispatch.run(entering(), destination_R[rows.order], mixture))
-    y_SKD = y_RD.view(*choice.experts.shape, x_SD.shape[1])
+    y_SKD = y_RD.view(*choice.experts.shape, y_RD.shape[1])
     if choice.after is not None:
         y_SKD = y_SKD * choice.after[..., None]
-    y_SD: Tensor = y_SKD.sum(1).to(x_SD.dtype)
-    return y_SD
+    return mixture.written(y_SKD.sum(1).to(x_SD.dtype))
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ class WideRMSNorm(nn.Module):
 
     Differs: transformers' norms round float64 inputs to float32, which turns differences of 1e-16 into
     differences of 1e-8 and makes parity in float64 impossible. For float32
-    and narrower inputs the arithmetic is the same, operation by operation, except that gpt-oss, Gemma 4 and
-    OLMo 2 and 3 round back after their scale.
+    and narrower inputs the arithmetic is the same, operation by operation, except that gpt-oss, Gemma 4,
+    Nemotron-H and OLMo 2 and 3 round back after their scale.
 
     Args:
         width: of the normalised dim.

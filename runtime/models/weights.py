@@ -95,7 +95,7 @@ def _of_module(folder: Path, adapter: Adapter) -> WeightReader:
     module, file_of = adapter.module.name, _files(folder, adapter.module.name)
 
     def place(own: str) -> Stored | None:
-        name = next((prefix + own for prefix in adapter.prefixes if prefix + own in file_of), None)
+        name = next((each for each in adapter.spellings(own) if each in file_of), None)
         return None if name is None else Stored(name, file_of[name])
 
     known = {*adapter.stored_shapes(), *adapter.aliases}

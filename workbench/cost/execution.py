@@ -6,16 +6,16 @@ from enum import StrEnum
 from pathlib import Path
 
 from workbench.bounded_file import MOST_SETTINGS_BYTES, read_bounded
-from workbench.cost.delta_rule import BACKWARD_KERNELS, KERNELS
 from workbench.cost.device_limits import LaunchTimes
 from workbench.cost.eager_traffic import EagerOperator, PointwiseKernels, eager_operator
 from workbench.cost.flash import FlashKernel
 from workbench.cost.products import ProductFormat
 from workbench.cost.profile import Profile
+from workbench.cost.recurrence import kernels_of_backward, kernels_of_forward
 from workbench.cost.traffic import Dropout, LossKernel
 from workbench.frozen_json import FrozenJson, parse_json
 from workbench.model.experts import SCORES
-from workbench.model.layer import Attention, DeltaRule, Matmul, Operator, Pointwise
+from workbench.model.layer import Attention, Matmul, Operator, Pointwise, Recurrence
 from workbench.whole_file import write_text
 
 ALIGNED_BYTES = 16  # of a row of a two-byte matrix, below which tensor cores read in smaller pieces
@@ -316,8 +316,8 @@ class Execution:
         """Kernels of an operator's forward; a biased matmul adds its bias in a second one."""
         if isinstance(operator, Attention):
             return 1 if self.attention is AttentionKernel.FUSED else STORED_KERNELS
-        if isinstance(operator, DeltaRule):
-            return KERNELS
+        if isinstance(operator, Recurrence):
+            return kernels_of_forward(operator)
         if isinstance(operator, Pointwise) and operator.name.startswith(DISPATCHED):
             return DISPATCH_KERNELS
         if calls := self.eager_calls(operator):
@@ -329,8 +329,8 @@ class Execution:
         if isinstance(operator, Attention) and self.attention is not AttentionKernel.FUSED:
             again = STORED_KERNELS if self.attention is AttentionKernel.RECOMPUTED else 0
             return STORED_BACKWARD_KERNELS + again
-        if isinstance(operator, DeltaRule):
-            return BACKWARD_KERNELS
+        if isinstance(operator, Recurrence):
+            return kernels_of_backward(operator)
         if calls := self.eager_calls(operator):
             return calls.backward.num_kernels + bool(operator.parameters()) * calls.weights.num_kernels
         return self.num_kernels(operator) + bool(operator.parameters())

@@ -15,6 +15,8 @@ from workbench.cost.collectives import Collective
 from workbench.cost.roofline import Grid, Work, operator_tokens
 from workbench.model.experts import (
     JOIN,
+    LATENT_DOWN,
+    LATENT_UP,
     SHARED,
     SHARED_GATE,
     SHARED_GATED,
@@ -82,8 +84,8 @@ def _on_rank(operator: Operator, grid: Grid, factor: float) -> Operator:
         return replace(operator, shard=Shard.REPLICATED, tokens_scale=scale)
     if isinstance(operator, Pointwise) and is_of_expert(operator):
         return replace(operator, shard=Shard.COLUMN, tokens_scale=operator.tokens_scale * factor)
-    if isinstance(operator, Matmul) and name == ROUTER:
-        return replace(operator, tokens_scale=operator.tokens_scale / grid.tp)
+    if isinstance(operator, Matmul) and name in (ROUTER, LATENT_DOWN, LATENT_UP):
+        return replace(operator, tokens_scale=operator.tokens_scale / grid.tp, enters=False)
     if isinstance(operator, Pointwise) and name.startswith((ROUTER, JOIN)):
         return replace(operator, name=COMBINE if name == JOIN else name, shard=Shard.COLUMN)
     return operator
@@ -164,8 +166,10 @@ def exchanges_of(
     forward = [counts, rows, rows]
     backward = [(index_of[COMBINE], rows), (index_of[first.name], rows)]
     if grid.tp > 1 and not divided:
+        router = split.operators[index_of[ROUTER]]
+        assert isinstance(router, Matmul), "the operator of that name"
         tokens = work.tokens(first.tokens) / grid.cp
-        whole = ExpertExchange(Collective.ALL_GATHER, tokens * first.in_features * element_bytes, grid.tp)
+        whole = ExpertExchange(Collective.ALL_GATHER, tokens * router.in_features * element_bytes, grid.tp)
         forward.append(whole)
         backward.append((index_of[ROUTER], whole))
     return ExpertExchanges(tuple(forward), tuple(backward))

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import numpy as np
 
 from workbench.arrays import Floats
-from workbench.cost.delta_rule import delta_rule_bytes
 from workbench.cost.execution import AttentionKernel, Lookups
 from workbench.cost.kernel_times import ELEMENT_BYTES, length_of
 from workbench.cost.measured import MeasuredLayer
 from workbench.cost.model import CostModel
 from workbench.cost.operator_passes import OperatorPasses
 from workbench.cost.profile import Direction
+from workbench.cost.recurrence import AnyRecurrence, recurrence_bytes
 from workbench.cost.roofline import (
     ATTENTION_BACKWARD_FLOP,
     Gemm,
@@ -27,7 +27,7 @@ from workbench.cost.roofline import (
 )
 from workbench.model.experts import num_experts
 from workbench.model.frozen import Needs
-from workbench.model.layer import Attention, DeltaRule, Layer, Lookup, Matmul, Pointwise, Shard
+from workbench.model.layer import Attention, Layer, Lookup, Matmul, Pointwise, Recurrence, Shard
 from workbench.schedule.action import Pass
 
 WHOLE = Grid()  # the layer uncut
@@ -172,8 +172,8 @@ class LeastTimes:
                 products[operator.tokens, operator.tokens_scale].append(operator)
             elif isinstance(operator, Attention):
                 total += self._attention(operator, work, needs)
-            elif isinstance(operator, DeltaRule):
-                total += self._delta_rule(operator, work, needs)
+            elif isinstance(operator, Recurrence):
+                total += self._recurrence(operator, work, needs)
             elif not num_experts(layer):
                 total += self._moved(operator, work, needs)
         return total, [each for each in products.values() if operator_tokens(each[0], work, WHOLE)]
@@ -218,9 +218,9 @@ class LeastTimes:
         if self._cuts_tokens:  # simulated tile by tile, see `sim.attention.price.anchored_gpus`
             yield self._cost.most_attention_flop_per_s(replace(operator, causal=True), self._precision)
 
-    def _delta_rule(self, rule: DeltaRule, work: Work, needs: Needs) -> LeastTime:
+    def _recurrence(self, rule: AnyRecurrence, work: Work, needs: Needs) -> LeastTime:
         """The bound of its bytes alone."""
-        moved = delta_rule_bytes(rule, operator_tokens(rule, work, WHOLE), ELEMENT_BYTES[self._precision])
+        moved = recurrence_bytes(rule, operator_tokens(rule, work, WHOLE), ELEMENT_BYTES[self._precision])
         path = moved.forward + needs.input_grad * moved.backward
         return LeastTime(path / self._cost.most_moved_bytes_per_s(), 0.0)
 

@@ -5,12 +5,12 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from workbench.cost.delta_rule import CHUNK, delta_rule_bytes, delta_rule_flop
 from workbench.cost.eager_traffic import eager_bytes
 from workbench.cost.execution import AttentionKernel, GradientSum, Lookups
 from workbench.cost.kernel_times import ELEMENT_BYTES, KernelTimes
 from workbench.cost.products import CastKernels, ProductFormat, cast_kernels, is_measured, rated_format
 from workbench.cost.profile import Direction, Table
+from workbench.cost.recurrence import AnyRecurrence, chunk_of, recurrence_bytes, recurrence_flop
 from workbench.cost.roofline import ATTENTION_BACKWARD_FLOP, Gemm, Grid, Work, gemm_of, operator_tokens
 from workbench.cost.traffic import (
     LOSS,
@@ -25,13 +25,13 @@ from workbench.model.experts import is_of_expert, role_in_expert
 from workbench.model.layer import (
     ANY,
     Attention,
-    DeltaRule,
     Layer,
     LayerKind,
     Lookup,
     Matmul,
     Operator,
     Pointwise,
+    Recurrence,
     Shard,
 )
 
@@ -167,8 +167,8 @@ class OperatorPasses:
             return self._matmul(operator, work, count, narrow)
         if isinstance(operator, Attention):
             return self._attention(operator, work)
-        if isinstance(operator, DeltaRule):
-            return self._delta_rule(operator, work)
+        if isinstance(operator, Recurrence):
+            return self._recurrence(operator, work)
         if isinstance(operator, Lookup) and self._cost.execution.lookups is Lookups.PRODUCTS:
             return self._looked_up(operator, work)
         return self._moved(operator, work, count)
@@ -255,16 +255,16 @@ class OperatorPasses:
         again_s = forward_s if kernel is AttentionKernel.RECOMPUTED else 0.0
         return Passes(forward_s, backward_s + again_s, 0.0, frozenset(doubts))
 
-    def _delta_rule(self, rule: DeltaRule, work: Work) -> Passes:
+    def _recurrence(self, rule: AnyRecurrence, work: Work) -> Passes:
         """Passes of fused kernels over chunks, at the rate of products of a chunk's scores; not measured."""
         tokens, tp = operator_tokens(rule, work, self._grid), self._grid.tp
-        flop, moved = delta_rule_flop(rule, tokens, tp), delta_rule_bytes(rule, tokens, self._bytes, tp)
-        product = Gemm(tokens * rule.num_heads / tp, CHUNK, rule.key_dim)
+        flop, moved = recurrence_flop(rule, tokens, tp), recurrence_bytes(rule, tokens, self._bytes, tp)
+        product = Gemm(tokens * rule.num_heads / tp, chunk_of(rule), rule.key_dim)
         forward_s, backward_s = (
             self._cost.chunks_s(pass_flop, pass_bytes, product, self._precision)
             for pass_flop, pass_bytes in zip(flop, moved, strict=True)
         )
-        doubts = frozenset({"gated delta rule: at the rate of products of its chunks"})
+        doubts = frozenset({f"{rule.title}: at the rate of products of its chunks"})
         return Passes(forward_s, backward_s, 0.0, doubts)
 
     def _product_doubts(self, narrow: ProductFormat, inside: bool, count: int) -> Iterator[str]:  # noqa: FBT001

@@ -14,7 +14,7 @@ from workbench.cost.execution import ActivationCut, Execution, SavedInput
 from workbench.cost.overlapped_collectives import left_s
 from workbench.cost.roofline import Gemm, Grid, Work, gemm_of, placed_messages
 from workbench.model.experts import SHARED, is_of_expert
-from workbench.model.layer import Attention, DeltaRule, Layer, Matmul, Shard
+from workbench.model.layer import Attention, Layer, Matmul, Recurrence, Shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +174,7 @@ def _sharing(layer: Layer, first: int) -> list[int]:
     indices = []
     for index in range(first, len(layer.operators)):
         operator = layer.operators[index]
-        is_attention = isinstance(operator, Attention | DeltaRule)
+        is_attention = isinstance(operator, Attention | Recurrence)
         if is_attention or (isinstance(operator, Matmul) and operator.shard is Shard.ROW):
             break
         if isinstance(operator, Matmul) and operator.shard is Shard.COLUMN:

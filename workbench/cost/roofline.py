@@ -4,18 +4,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from workbench.cost.delta_rule import delta_rule_flop
-from workbench.model.experts import JOIN, SHARED, is_of_expert
+from workbench.cost.recurrence import recurrence_flop
+from workbench.model.experts import JOIN, LATENT_UP, SHARED, is_of_expert
 from workbench.model.layer import (
     ANY,
     Attention,
-    DeltaRule,
     Layer,
     Lookup,
     Matmul,
     Operator,
-    Pointwise,
     Reach,
+    Recurrence,
     Shard,
     TokenCount,
 )
@@ -225,13 +224,13 @@ ATTENTION_BACKWARD_FLOP = 2.5
 
 
 def forward_flop(operator: Operator, work: Work, grid: Grid) -> float:
-    """Forward FLOP of a matmul, attention or delta rule; 0 for other operators, which count by bytes."""
+    """Forward FLOP of a matmul, attention or recurrence; 0 for other operators, which count by bytes."""
     if isinstance(operator, Matmul):
         return gemm_of(operator, work, grid).flop
     if isinstance(operator, Attention):
         return attention_flop(operator, work, grid)
-    if isinstance(operator, DeltaRule):
-        return delta_rule_flop(operator, operator_tokens(operator, work, grid), grid.tp).forward
+    if isinstance(operator, Recurrence):
+        return recurrence_flop(operator, operator_tokens(operator, work, grid), grid.tp).forward
     return 0.0
 
 
@@ -263,11 +262,11 @@ def placed_messages(layer: Layer, work: Work, grid: Grid, element_bytes: int) ->
         return PlacedMessages((), ())
     forward: list[tuple[int, float]] = []
     backward: list[tuple[int, float]] = []
-    sharded = False
+    sharded, end = False, _end_of_experts(layer)
     for index, operator in enumerate(layer.operators):
         rows = operator_tokens(operator, work, grid)
-        if isinstance(operator, Pointwise) and operator.name == JOIN:
-            forward.append((index, rows * operator.width * element_bytes))
+        if index == end:
+            forward.append((index, rows * layer.out_width * element_bytes))
             sharded = False
         squares = [(index, rows * wide_sum_bytes(element_bytes))] * norms_all_heads(operator)
         forward += squares
@@ -290,9 +289,15 @@ def placed_messages(layer: Layer, work: Work, grid: Grid, element_bytes: int) ->
     return PlacedMessages(tuple(forward), tuple(backward))
 
 
+def _end_of_experts(layer: Layer) -> int | None:
+    """The index of the operator that gives the results of all experts, back in the stream's width."""
+    ends = (i for i, operator in enumerate(layer.operators) if operator.name in (JOIN, LATENT_UP))
+    return max(ends, default=None)
+
+
 def _borders_region(operator: Operator) -> bool:
     """Whether a region that tensor-parallel ranks cut may begin or end with the operator."""
-    if isinstance(operator, Attention | DeltaRule):
+    if isinstance(operator, Attention | Recurrence):
         return False
     return operator.shard is not Shard.REPLICATED or (isinstance(operator, Matmul) and operator.enters)
 

@@ -9,7 +9,7 @@ from typing import Any
 from workbench.model.config_fields import flag
 from workbench.model.experts import EXPERT, JOIN, SCORES, SHARED, num_experts
 from workbench.model.latent_attention import KV_DOWN, KV_UP, LATENT_NORMS, Q_DOWN, LatentHeads
-from workbench.model.layer import Attention, DeltaRule, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise
+from workbench.model.layer import Attention, Layer, LayerKind, Lookup, Matmul, Operator, Pointwise, Recurrence
 from workbench.model.model_graph import Module
 from workbench.model.short_conv import has_short_conv
 from workbench.model.transformer import GATE, is_rms
@@ -215,8 +215,9 @@ def config_of(module: Module) -> dict[str, Any]:
 
 def _check_block(module: Module, block: Layer) -> None:
     names = [op.name for op in block.operators]
-    if any(isinstance(op, DeltaRule) for op in block.operators):
-        raise ValueError(f"blocks of {module.name!r} with linear attention")
+    rule = next((op for op in block.operators if isinstance(op, Recurrence)), None)
+    if rule is not None:
+        raise ValueError(f"blocks of {module.name!r} with {rule.title}")
     if has_short_conv(block.operators):
         raise ValueError(f"blocks of {module.name!r} with short convolutions")
     if GATE in names:

@@ -22,7 +22,7 @@ from workbench.model.composites.registry import COMPOSITES, is_composite, take_a
 from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.hf_config import modality_of, read_config
 from workbench.model.layer import LayerKind
-from workbench.model.model_graph import TEXT, ModelGraph
+from workbench.model.model_graph import TEXT, ModelGraph, Module
 from workbench.model.processor_config import parts_with_processor, read_processor
 from workbench.model.projector import Projector, ProjectorStep
 from workbench.plan.plan import Precision
@@ -285,13 +285,17 @@ def _layout(graph: ModelGraph, machines: Machines) -> tuple[dict[str, Any], int]
             bytes_per_parameter.gradient + bytes_per_parameter.optimizer
         )
         tp = 1
-        while state / room > tp * MOST_STAGES and tp < machines.per_node:
+        while state / room > tp * MOST_STAGES and tp < machines.per_node and _divides(2 * tp, module):
             tp *= 2
         stages = min(len(module.layers), max(1, -(-int(state) // int(room * tp))))
         layouts[module.name] = {"tp": tp}
         ranks += tp * stages
     most = max(1, machines.gpus // ranks)
     return layouts, min(range(most, (most - 1) // 2, -1), key=lambda count: machines.gpus % count)
+
+
+def _divides(tp: int, module: Module) -> bool:
+    return not any(heads % tp for heads in module.kv_heads)
 
 
 def _samples(machines: Machines, replicas: int) -> int:

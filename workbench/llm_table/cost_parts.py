@@ -8,7 +8,7 @@ from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.roofline import Grid, Work
 from workbench.llm_table.columns import SHARES
-from workbench.model.layer import Attention, DeltaRule, Layer, Lookup, Matmul, Pointwise
+from workbench.model.layer import Attention, Layer, Lookup, Matmul, Pointwise, Recurrence
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
 from workbench.plan.sequence import dividing
@@ -19,7 +19,7 @@ from workbench.timing.grid_links import GridCost, GridLinks, grid_links
 from workbench.timing.price import Price
 
 AT_ONCE = Link(name="at once", bytes_per_s=1e30, latency_s=0.0)
-KINDS = {"products": (Matmul,), "attention": (Attention, DeltaRule), "memory_bound": (Pointwise, Lookup)}
+KINDS = {"products": (Matmul,), "attention": (Attention, Recurrence), "memory_bound": (Pointwise, Lookup)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

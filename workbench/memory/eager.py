@@ -3,15 +3,19 @@
 from typing import NamedTuple
 
 from workbench.cost.expert_parallel import COMBINE, FOR_ALL, FOR_ALL_GATE, FOR_ALL_GATED, ROUTER
-from workbench.memory.block_form import UNSCALED, is_head_major, kept_of_unscaled
-from workbench.memory.delta_rule import eager_rule_bytes
+from workbench.memory.activations import ACTIVATIONS, activation_tensors
+from workbench.memory.block_form import UNSCALED, is_head_major, kept_of_unscaled, reads_alike
+from workbench.memory.recurrence import eager_recurrence_bytes
 from workbench.memory.setting import INDEX_BYTES, Setting
+from workbench.memory.state_scan import eager_norm_bytes
 from workbench.model.delta_net import GATED_NORM
 from workbench.model.experts import (
     CHOSEN_SOFTMAX,
     CLAMPED,
     EXPERTS_NORM,
     JOIN,
+    LATENT_DOWN,
+    LATENT_UP,
     SCORES,
     SHARED,
     SHARED_GATE,
@@ -24,16 +28,16 @@ from workbench.model.frozen import Needs
 from workbench.model.latent_attention import KV_DOWN, KV_UP, LATENT_ROTARY
 from workbench.model.layer import (
     Attention,
-    DeltaRule,
     Layer,
     LayerKind,
     Lookup,
     Matmul,
     Operator,
     Pointwise,
+    Recurrence,
     Shard,
-    reads_alike,
 )
+from workbench.model.mamba import GROUPED_NORM
 from workbench.model.short_conv import PARTS, SHORT_CONV
 from workbench.model.transformer import GATE, QUERY_SCALE, XIELU, is_rms
 
@@ -43,26 +47,9 @@ LINEAR = (RESIDUAL, "pool", "add_positions", "class_token", "image_newline", "sc
 SCALE = "_scale"  # learned factors, one per channel
 ROTARY = "rotary"
 
-# Tensors of its width that an activation keeps: its input, or every factor of the formula where
-# transformers writes it in Python. An unknown activation counts as the largest of these.
-ACTIVATION_TENSORS = {
-    "relu": 1,
-    "relu2": 1,
-    XIELU: 4,
-    "silu": 1,
-    "swish": 1,
-    "gelu": 1,
-    "gelu_pytorch_tanh": 1,
-    "quick_gelu": 2,
-    "gelu_new": 4,
-    "qk_norm": 1,
-    **dict.fromkeys(("router_softmax", "router_wide_softmax", "router_sigmoid"), 1),
-    CLAMPED: 4,
-    **dict.fromkeys(("v_norm", "router_norm", "unscaled_norm", "layer_scale", "soft_token_scale"), 1),
-}
-
-ACTIVATIONS = tuple(f".{name}" for name in ACTIVATION_TENSORS)
 BIAS = "bias_values"  # a table of numbers that are added to scores
+
+READS_KEPT = (SHARED_GATE, FOR_ALL_GATE, KV_DOWN, LATENT_DOWN)  # what the expert, query or router reads
 
 # How many rows of the matmul that models a convolution read one element of its input:
 # kernel over stride, for the overlapping convolutions of the stems of Whisper, a conformer and Qwen3-Omni.
@@ -70,7 +57,7 @@ OVERLAP = {"conv1": 3.0, "conv2": 1.5, "conv.0": 2.25, "conv2d1": 2.25, "conv2d2
 
 
 ByToken = Matmul | Attention | Pointwise | Lookup
-"""Operators whose tensors have as many rows as there are tokens; a delta rule's have whole chunks."""
+"""Operators whose tensors have as many rows as there are tokens; a recurrence's have whole chunks."""
 
 
 class Kept(NamedTuple):
@@ -100,7 +87,7 @@ def eager_kept(layer: Layer, needs: Needs, setting: Setting) -> Kept:
       rotation: nothing of its own (its tables belong to the microbatch, see `shared_bytes`);
       attention: query, key, value, output, and a float32 a head and query; where a gate follows, the
       output as it reads it and the gate;
-      delta rule: see `eager_rule_bytes`;
+      recurrence: see `eager_recurrence_bytes`;
       activation: its input; where gated, its output and the other factor too;
       experts' results as they were before shares multiplied them, or inputs where shares multiply these;
       loss: log-probabilities in float32 and the targets; embedding: indices, and, where features
@@ -137,7 +124,7 @@ def shared_bytes(layer: Layer, needs: Needs, setting: Setting) -> int:
 
     Cosines and sines of every position, and, where attention gathers, two indices a token.
     """
-    attention = next((op for op in layer.operators if isinstance(op, Attention | DeltaRule)), None)
+    attention = next((op for op in layer.operators if isinstance(op, Attention | Recurrence)), None)
     if not needs.any or attention is None:
         return 0
     rotation = next((op for op in layer.operators if op.name.endswith(ROTARY)), None)
@@ -173,8 +160,8 @@ class _LayerAccount:
 
     def step(self, operator: Operator) -> None:
         before = self.total
-        if isinstance(operator, DeltaRule):
-            self.total += eager_rule_bytes(operator, self._setting, is_trained=self._trained)
+        if isinstance(operator, Recurrence):
+            self.total += eager_recurrence_bytes(operator, self._setting, is_trained=self._trained)
         else:
             width = self._kept_width(operator)
             self.total += self._setting.tokens(operator) * width + self._kept_scores(operator)
@@ -182,7 +169,8 @@ class _LayerAccount:
         self.by_operator.append(self.total - before)
         if isinstance(operator, Matmul | Lookup) or (isinstance(operator, Pointwise) and operator.weights):
             self._live = self._live or self._trained
-        if not operator.name.endswith(ROTARY) and operator.name not in (QUERY_SCALE, JOIN, COMBINE):
+        passes = (QUERY_SCALE, JOIN, COMBINE, LATENT_UP)
+        if not operator.name.endswith(ROTARY) and operator.name not in passes:
             self._previous = operator
 
     def _kept_weight(self, operator: ByToken) -> float:
@@ -273,7 +261,7 @@ class _LayerAccount:
         is parallel to the attention and shares its norm.
         """
         previous = self._previous
-        if operator.name in (SHARED_GATE, FOR_ALL_GATE, KV_DOWN):  # reads what its expert, its query reads
+        if operator.name in READS_KEPT:
             return True
         if isinstance(previous, Attention):
             return not self._copies and not previous.is_capped
@@ -336,6 +324,8 @@ class _LayerAccount:
             normalised = operator.width * size if self._trained else 0.0
             if not self._live:
                 return normalised
+            if operator.name == GROUPED_NORM:
+                return eager_norm_bytes(self._layer, operator, self._setting, is_trained=self._trained)
             if operator.name == GATED_NORM:  # the gate, activated too, and what it multiplies
                 normalised += operator.width * (2 * wide + size)
             if operator.name == "q_norm" and self._is_gated and size == wide:  # a view beside the gates
@@ -378,12 +368,6 @@ def score_bytes(attention: Attention, setting: Setting) -> float:
     """Return the bytes of a float32 or wider number per head and pair of tokens of an item."""
     pairs = attention.num_heads / setting.grid.tp * sum(n * n for n in setting.lengths)
     return pairs * setting.wide_bytes
-
-
-def activation_tensors(operator: Pointwise) -> int:
-    """Return how many tensors of its width an activation keeps, without gating."""
-    name = operator.name.rpartition(".")[2]
-    return ACTIVATION_TENSORS.get(name, max(ACTIVATION_TENSORS.values()))
 
 
 def _is_relu(operator: Operator | None) -> bool:

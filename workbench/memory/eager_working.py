@@ -6,35 +6,36 @@ from operator import add
 from typing import NamedTuple
 
 from workbench.cost.expert_parallel import COMBINE
+from workbench.memory.activations import activation_tensors
 from workbench.memory.block_form import is_head_major, is_parallel
-from workbench.memory.delta_rule import eager_rule_working
 from workbench.memory.eager import (
     BIAS,
     OVERLAP,
     RESIDUAL,
     ROTARY,
     ByToken,
-    activation_tensors,
     reads_same,
     score_bytes,
 )
+from workbench.memory.recurrence import eager_recurrence_working
 from workbench.memory.setting import Setting
 from workbench.model.experts import is_of_expert
 from workbench.model.frozen import Needs
 from workbench.model.layer import (
     Attention,
-    DeltaRule,
     Layer,
     LayerKind,
     Lookup,
     Matmul,
     Operator,
     Pointwise,
+    Recurrence,
     Shard,
 )
+from workbench.model.mamba import GROUPED_NORM
 from workbench.model.transformer import XIELU
 
-GATE_UP = "gate_up"  # one product for both halves of a gated MLP
+GATE_UP, UP = "gate_up", ".up"  # one product for both halves of a gated MLP, or without a gate
 ROWS_FORWARD, ROWS_BACKWARD = 4, 3  # copies of the rows that distributed experts received
 MOST_FORWARD, MOST_BACKWARD = 4, 3  # working tensors of an activation written in Python
 IN_PYTHON = {"relu2": (2, 4), XIELU: (4, 5)}  # the same of those that were counted, forward and backward
@@ -151,12 +152,13 @@ class _OperatorBytes:
         self._size, self._tp = setting.element_bytes, setting.grid.tp
         self._copies = setting.copies_attention or is_head_major(layer)
         self._is_halved = any(op.name.endswith(GATE_UP) for op in layer.operators)
+        self._has_two_sums = sum(op.name.endswith(RESIDUAL) for op in layer.operators) != 1
         self._is_biased = any(op.name == BIAS for op in layer.operators)
         self._moves = setting.is_gathered or any(op.name.endswith(ROTARY) for op in layer.operators)
 
     @property
     def stream(self) -> float:
-        """What enters a block and the tensor it became; a projector's norm exists beside its input.
+        """What enters a block, and the first of two sums; a projector's norm exists beside its input.
 
         Where tokens are divided, parts of both exist beside the whole tensors.
         """
@@ -169,7 +171,7 @@ class _OperatorBytes:
                 width = first.in_features if isinstance(first, Matmul) else _width(first)
                 return 2 * setting.tokens(first) * width * self._size
             case LayerKind.BLOCK:
-                return self._parts + 2 * self._hidden
+                return self._parts + (2 if self._has_two_sums else 1) * self._hidden
         leaving = setting.work.tokens(layer.emits) / setting.grid.cp * layer.out_width * self._size
         return self._parts + self._hidden + leaving
 
@@ -204,8 +206,8 @@ class _OperatorBytes:
 
     def forward(self, operator: Operator) -> float:
         """Return the bytes of a forward that keeps nothing: the operator's, and the layer's input."""
-        if isinstance(operator, DeltaRule):
-            return self._hidden + eager_rule_working(operator, self._setting).forward
+        if isinstance(operator, Recurrence):
+            return self._hidden + eager_recurrence_working(operator, self._setting).forward
         tokens = self._setting.tokens(operator)
         input_bytes = 0.0
         if self._layer.kind is LayerKind.BLOCK:
@@ -215,8 +217,8 @@ class _OperatorBytes:
 
     def beside_kept(self, operator: Operator) -> float:
         """Return the bytes of a forward besides what it and the operators before it keep."""
-        if isinstance(operator, DeltaRule):
-            return eager_rule_working(operator, self._setting).beside_kept
+        if isinstance(operator, Recurrence):
+            return eager_recurrence_working(operator, self._setting).beside_kept
         beside = self._scores(operator, 1) + self._rows(operator, ROWS_FORWARD)
         return self._setting.tokens(operator) * self._extra_width(operator) + beside
 
@@ -228,8 +230,8 @@ class _OperatorBytes:
         """
         sizes, waiting = [], 0.0
         for previous, operator, following in _neighbours(self._layer.operators):
-            if isinstance(operator, DeltaRule):
-                sizes.append(eager_rule_working(operator, self._setting).backward)
+            if isinstance(operator, Recurrence):
+                sizes.append(eager_recurrence_working(operator, self._setting).backward)
                 continue
             width = self._backward_width(operator)
             if isinstance(operator, Matmul) and self._hands_on(following):
@@ -258,7 +260,7 @@ class _OperatorBytes:
         if operator.name != COMBINE:
             return 0.0
         entering = (
-            op for op in self._layer.operators if isinstance(op, Matmul) and op.name.endswith(GATE_UP)
+            op for op in self._layer.operators if isinstance(op, Matmul) and op.name.endswith((GATE_UP, UP))
         )
         rows = (self._setting.tokens(op) * self._read(op) for op in entering if is_of_expert(op))
         return copies * sum(rows)
@@ -330,6 +332,8 @@ class _OperatorBytes:
         if isinstance(operator, Pointwise) and not operator.weights:
             tensors = max(operator.num_passes, min(activation_tensors(operator) + 1, MOST_BACKWARD))
             return operator.width * tensors * size / setting.cut(operator)
+        if isinstance(operator, Pointwise) and operator.name == GROUPED_NORM:  # and the gate's
+            return self._forward_width(operator) + operator.width * setting.wide_bytes / setting.cut(operator)
         return self._forward_width(operator)
 
 

@@ -5,7 +5,9 @@ from typing import NamedTuple
 
 from workbench.cost.expert_parallel import COMBINE, FOR_ALL, FOR_ALL_GATE
 from workbench.model.experts import (
+    CHOSEN_SOFTMAX,
     JOIN,
+    LATENT_UP,
     SHARED,
     SHARED_GATE,
     SIGMOID,
@@ -16,7 +18,7 @@ from workbench.model.experts import (
 )
 from workbench.model.layer import Layer, Matmul, Operator, Pointwise
 
-JOINS = (JOIN, COMBINE)
+JOINS = (JOIN, COMBINE, LATENT_UP)
 
 
 class GroupedLayer(NamedTuple):
@@ -61,8 +63,9 @@ def _of_all(operator: Operator, count: int) -> Operator:
 def _scales_inputs(layer: Layer) -> bool:
     """Whether shares multiply experts' inputs, as Llama 4's do, instead of their results.
 
-    Recognised by its expert for all tokens, which has no gate, beside a softmax of narrow scores.
+    Recognised by its expert for all tokens, which has no gate, beside a softmax of all
+    scores in their own type.
     """
     names = {operator.name for operator in layer.operators}
     has_shared = any(name.startswith((SHARED, FOR_ALL)) for name in names)
-    return has_shared and names.isdisjoint({SHARED_GATE, FOR_ALL_GATE, SIGMOID, WIDE_SOFTMAX})
+    return has_shared and names.isdisjoint({SHARED_GATE, FOR_ALL_GATE, SIGMOID, WIDE_SOFTMAX, CHOSEN_SOFTMAX})

@@ -7,8 +7,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from workbench.cost.expert_parallel import on_rank
+from workbench.cost.recurrence import AnyRecurrence
 from workbench.cost.roofline import Grid, Work, operator_tokens
-from workbench.memory.delta_rule import fused_rule_bytes
+from workbench.memory.block_form import reads_alike
 from workbench.memory.eager import (
     Kept,
     eager_kept,
@@ -18,6 +19,7 @@ from workbench.memory.eager import (
 from workbench.memory.eager_working import eager_input_working, eager_working
 from workbench.memory.grouped_experts import with_grouped_experts
 from workbench.memory.megatron import GRADIENT_BYTES, megatron_saved
+from workbench.memory.recurrence import fused_recurrence_bytes
 from workbench.memory.setting import FLOAT32_BYTES, INDEX_BYTES, Setting
 from workbench.memory.split import SplitBytes, split_bytes
 from workbench.model.block_modules import kept_beside
@@ -25,15 +27,14 @@ from workbench.model.frozen import Needs
 from workbench.model.latent_attention import KV_DOWN
 from workbench.model.layer import (
     Attention,
-    DeltaRule,
     Layer,
     LayerKind,
     Lookup,
     Matmul,
     Operator,
     Pointwise,
+    Recurrence,
     Shard,
-    reads_alike,
 )
 from workbench.plan.kernels import Kernels
 from workbench.plan.plan import Settings
@@ -182,7 +183,7 @@ def saved_bytes(layer: Layer, needs: Needs, work: Work, grid: Grid, element_byte
 
     Per operator, whenever any gradient of the layer runs:
       attention: query, key, value, output, and a float32 log-sum-exp a head and query;
-      delta rule: see `fused_rule_bytes`;
+      recurrence: see `fused_recurrence_bytes`;
       norms and activations: each tensor they read; the loss, logits in float32;
       sums, rotations, means: nothing.
     And only when weight gradients run:
@@ -205,7 +206,7 @@ def _saved_by_operator(layer: Layer, needs: Needs, setting: Setting) -> Iterator
     for previous, operator in pairwise((None, *layer.operators)):
         assert operator is not None
         tokens = operator_tokens(operator, work, grid)
-        if isinstance(operator, Attention | DeltaRule | Pointwise):
+        if isinstance(operator, Attention | Recurrence | Pointwise):
             yield tokens * _token_bytes(layer, operator, setting) if needs.any else 0.0
         elif not needs.weight_grad or (isinstance(operator, Matmul) and _kept_already(previous, operator)):
             yield 0.0
@@ -216,14 +217,14 @@ def _saved_by_operator(layer: Layer, needs: Needs, setting: Setting) -> Iterator
             yield tokens * width * element_bytes
 
 
-def _token_bytes(layer: Layer, operator: Attention | DeltaRule | Pointwise, setting: Setting) -> float:
+def _token_bytes(layer: Layer, operator: Attention | AnyRecurrence | Pointwise, setting: Setting) -> float:
     """Return the bytes per token that gradients of the layer's input need."""
     grid, element_bytes = setting.grid, setting.element_bytes
     if isinstance(operator, Attention):
         width = 2 * (operator.num_heads + operator.num_kv_heads) * operator.mean_dim
         return (width * element_bytes + operator.num_heads * FLOAT32_BYTES) / grid.tp
-    if isinstance(operator, DeltaRule):
-        return fused_rule_bytes(operator, element_bytes) / grid.tp
+    if isinstance(operator, Recurrence):
+        return fused_recurrence_bytes(operator, element_bytes) / grid.tp
     if operator.name.endswith(LINEAR):
         return 0.0
     is_loss = layer.kind is LayerKind.HEAD and not operator.weights
@@ -256,7 +257,7 @@ def _width(operator: Operator, grid: Grid) -> float:
     """Return the width of input and output together."""
     if isinstance(operator, Attention):
         return 2 * (operator.num_heads + operator.num_kv_heads) * operator.mean_dim / grid.tp
-    if isinstance(operator, DeltaRule):
+    if isinstance(operator, Recurrence):
         return (operator.width + operator.value_width) / grid.tp
     if isinstance(operator, Matmul):
         n = operator.out_features / (grid.tp if operator.shard is Shard.COLUMN else 1)

@@ -2,22 +2,22 @@
 
 from itertools import pairwise
 
-from workbench.memory.delta_rule import fused_rule_bytes
+from workbench.memory.block_form import reads_alike
+from workbench.memory.recurrence import fused_recurrence_bytes
 from workbench.memory.setting import FLOAT32_BYTES, INDEX_BYTES, Setting
 from workbench.model.experts import is_of_expert
 from workbench.model.frozen import Needs
 from workbench.model.latent_attention import KV_DOWN
 from workbench.model.layer import (
     Attention,
-    DeltaRule,
     Layer,
     LayerKind,
     Lookup,
     Matmul,
     Operator,
     Pointwise,
+    Recurrence,
     Shard,
-    reads_alike,
 )
 
 MASK_BYTES = 1  # of a dropout mask's element
@@ -60,8 +60,8 @@ class _Account:
         tokens, size = self._setting.tokens(operator), self._setting.element_bytes
         if isinstance(operator, Attention):
             return self._attention(operator)
-        if isinstance(operator, DeltaRule):
-            return tokens * fused_rule_bytes(operator, size) / self._tp
+        if isinstance(operator, Recurrence):
+            return tokens * fused_recurrence_bytes(operator, size) / self._tp
         if isinstance(operator, Lookup):
             return tokens * INDEX_BYTES
         if isinstance(operator, Matmul):

@@ -10,7 +10,7 @@ from workbench.arrays import Flags, Ints, ints, spans, starts
 from workbench.memory.accounts import Accounts
 from workbench.memory.sizes import StageBytes, StageSplitBytes
 from workbench.memory.stage import GRADIENTS, StateKind, updated_elements
-from workbench.model.layer import DeltaRule, Pointwise
+from workbench.model.layer import Pointwise, Recurrence
 from workbench.plan.action_columns import KIND, NOWHERE, action_columns
 from workbench.plan.kernels import Kernels
 from workbench.plan.parameter_shards import kept_stages
@@ -331,6 +331,6 @@ def _early_gradient_bytes(plan: Plan, stage: Stage) -> int:
         for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]
         if layer.trainable
         for operator in layer.operators
-        if isinstance(operator, DeltaRule | Pointwise)
+        if isinstance(operator, Recurrence | Pointwise)
         for parameter in operator.parameters()
     )

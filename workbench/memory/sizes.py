@@ -361,6 +361,9 @@ def _stage_bytes(
         if layer.has_backward:
             accumulating = max(accumulating, before + again + layer.accumulating)
             first = max(first, before + again + layer.backward + later)
+        if layer.has_backward and again:  # whose forward runs again, with earlier gradients there
+            accumulating = max(accumulating, before + again + layer.forward)
+            first = max(first, before + again + layer.forward + later - gradient)
         later -= gradient
     return StageBytes(
         total + shared, input_kept, output, forward - total, accumulating - total, first - total

@@ -8,7 +8,7 @@ from workbench.cost.expert_parallel import FOR_ALL, ROUTER
 from workbench.memory.setting import INDEX_BYTES, Setting
 from workbench.model.experts import SHARED, is_of_expert
 from workbench.model.frozen import Needs
-from workbench.model.layer import Attention, DeltaRule, Layer, LayerKind, Lookup, Matmul, Operator, Shard
+from workbench.model.layer import Attention, Layer, LayerKind, Lookup, Matmul, Operator, Recurrence, Shard
 
 POSITIONS = "position_embedding"
 
@@ -112,7 +112,7 @@ def _weight_pass(uses: Sequence[_Use]) -> float:
 
 def _turned(layer: Layer, setting: Setting) -> float:
     """Return the gradient of a rule's channels, which W turns: a convolution has it channel by channel."""
-    rules = (operator for operator in layer.operators if isinstance(operator, DeltaRule))
+    rules = (operator for operator in layer.operators if isinstance(operator, Recurrence))
     elements = sum(setting.tokens(rule) * rule.width for rule in rules)
     return elements * setting.element_bytes / setting.grid.tp
 

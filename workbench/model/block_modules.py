@@ -4,16 +4,17 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from enum import StrEnum
 
-from workbench.model.layer import Attention, DeltaRule, Layer, Operator
+from workbench.model.layer import Attention, Layer, Operator, Recurrence
 
-ACTIVATIONS = (".gelu", ".silu", ".relu")
-MIXTURE = tuple(f"mlp.{part}" for part in ("expert", "router", "shared", "join", "combine", "for_all"))
+ACTIVATIONS = (".gelu", ".silu", ".relu", ".relu2")
+_OF_MIXTURE = ("expert", "router", "shared", "join", "combine", "for_all", "latent")
+MIXTURE = tuple(f"mlp.{part}" for part in _OF_MIXTURE)
 
 
 class BlockModule(StrEnum):
     """A part of a block.
 
-    CORE_ATTN: scores and weighted sum, or a delta rule. NORM: norms in front of attention and MLP. ACT: every
+    CORE_ATTN: scores and weighted sum, or a recurrence. NORM: norms in front of attention and MLP. ACT: every
     activation. MLP: a plain MLP whole. MOE: experts whole. MOE_ACT: the experts' activations. MLA_UP_PROJ:
     what widens latent queries, keys and values.
     """
@@ -37,7 +38,7 @@ def is_in_module(operator: Operator, module: BlockModule) -> bool:
     is_of_mixture = name.startswith(MIXTURE)
     is_activation = name.endswith(ACTIVATIONS)
     return {
-        BlockModule.CORE_ATTN: isinstance(operator, Attention | DeltaRule),
+        BlockModule.CORE_ATTN: isinstance(operator, Attention | Recurrence),
         BlockModule.NORM: name.endswith(("attention_norm", "mlp_norm")),
         BlockModule.ACT: is_activation,
         BlockModule.MLP: name.startswith("mlp.") and not is_of_mixture,

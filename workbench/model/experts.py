@@ -16,6 +16,7 @@ CLAMPED = (
 )
 ROUTER_NORM, ROUTER_SCALE, EXPERT_SCALE = "mlp.router_norm", "mlp.router_scale", "mlp.router_expert_scale"
 EXPERTS_NORM = "experts_norm"  # of what experts beside an MLP read: the stream, as the norm of the MLP does
+LATENT_DOWN, LATENT_UP = "mlp.latent_down", "mlp.latent_up"  # before and behind experts on narrow vectors
 CHOSEN_SOFTMAX = "mlp.router_chosen_softmax"  # of the scores of a token's experts alone
 SCORES = (SOFTMAX, WIDE_SOFTMAX, SIGMOID, CHOSEN_SOFTMAX)
 
@@ -26,7 +27,8 @@ class Experts:
 
     Each works on `capacity` times an equal share of rows: above 1 where rows are padded. `scores` names the
     operator that makes shares of the router's scores. Where `gates_shared`, the sigmoid of a number of each
-    token multiplies the result of `shared`. `router_bias`: whether the router's matmul has a bias.
+    token multiplies the result of `shared`. `router_bias`: whether the router's matmul has a bias. `latent`:
+    width of what the routed experts read and give, between two products; None: that of the stream.
     """
 
     num: int
@@ -37,6 +39,7 @@ class Experts:
     gates_shared: bool = False
     scores: str = SOFTMAX
     router_bias: bool = False
+    latent: int | None = None
 
     def __post_init__(self) -> None:
         if self.num_chosen > self.num:
@@ -91,6 +94,7 @@ def with_experts(block: Layer, experts: Experts) -> Layer:
 
 def expert_operators(width: int, experts: Experts) -> tuple[Operator, ...]:
     """The router, what its scores become, the experts and the sum of their results, over [T, width]."""
+    inner = width if experts.latent is None else experts.latent
     share = experts.capacity * experts.num_chosen / experts.num
     router = Matmul(name="mlp.router", in_features=width, out_features=experts.num, bias=experts.router_bias)
     num_scores = experts.num_chosen if experts.scores == CHOSEN_SOFTMAX else experts.num
@@ -98,12 +102,16 @@ def expert_operators(width: int, experts: Experts) -> tuple[Operator, ...]:
     expert_operators = [
         replace(operator, tokens_scale=share)
         for index in range(experts.num)
-        for operator in mlp_operators(f"{EXPERT}{index}", width, experts.mlp)
+        for operator in mlp_operators(f"{EXPERT}{index}", inner, experts.mlp)
         if isinstance(operator, Matmul | Pointwise)
     ]
-    joined = Pointwise(name=JOIN, width=width, num_passes=experts.num_chosen + 1)
+    joined = Pointwise(name=JOIN, width=inner, num_passes=experts.num_chosen + 1)
     shared = () if experts.shared is None else mlp_operators(SHARED, width, experts.shared)
     if experts.gates_shared:
         number = Matmul(name=SHARED_GATE, in_features=width, out_features=1)
         shared += (number, Pointwise(name=SHARED_GATED, width=width, num_passes=2))
-    return (router, scores, *expert_operators, *shared, joined)
+    if experts.latent is None:
+        return (router, scores, *expert_operators, *shared, joined)
+    down = Matmul(name=LATENT_DOWN, in_features=width, out_features=inner, enters=True)
+    up = Matmul(name=LATENT_UP, in_features=inner, out_features=width)
+    return (router, scores, down, *expert_operators, *shared, joined, up)

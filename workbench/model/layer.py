@@ -1,12 +1,11 @@
 """A layer: the smallest thing a stage boundary can cut around, described by its operators."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cached_property
 from math import prod
 from operator import attrgetter
-from typing import NamedTuple, get_args
+from typing import ClassVar, NamedTuple, get_args
 
 from workbench.data.sample import WHERE_SET
 
@@ -207,13 +206,10 @@ class Lookup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaRule:
-    """Gated delta rule of linear attention, behind a short convolution. Projections are separate matmuls.
+class Recurrence:
+    """A state of every head that goes from token to token, behind a short convolution.
 
-    Per head a state S of [key_dim, value_dim] goes from token to token, and starts at zero in every sample:
-    S <- a S + b k (v - a S^T k)^T, output S^T q, with a decay a and a step b of every token.
-
-    Source: Yang et al. 2024, "Gated Delta Networks", section 3.1. Its work is in `workbench.cost.delta_rule`.
+    It is of [key_dim, value_dim]. Projections are separate matmuls. For its work see `workbench.cost`.
 
     Args:
         name: name that is unique in the layer.
@@ -225,6 +221,8 @@ class DeltaRule:
         tokens: token count that determines the number of steps.
         tokens_scale: steps per counted token.
     """
+
+    title: ClassVar[str]
 
     name: str
     num_heads: int
@@ -251,15 +249,46 @@ class DeltaRule:
         return 2 * self.key_width + self.value_width
 
     def parameters(self) -> tuple[Parameter, ...]:
-        heads = (self.num_heads,)
-        return (
-            Parameter(f"{self.name}.conv.weight", (self.width, self.kernel), Shard.COLUMN),
-            Parameter(f"{self.name}.decay", heads, Shard.COLUMN),
-            Parameter(f"{self.name}.decay_bias", heads, Shard.COLUMN),
-        )
+        convolution = Parameter(f"{self.name}.conv.weight", (self.width, self.kernel), Shard.COLUMN)
+        names = (f"{self.name}.decay", f"{self.name}.decay_bias")
+        return (convolution, *(Parameter(name, (self.num_heads,), Shard.COLUMN) for name in names))
 
 
-Operator = Matmul | Attention | DeltaRule | Pointwise | Lookup
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaRule(Recurrence):
+    """Gated delta rule of a head's state S: S <- a S + b k (v - a S^T k)^T, output S^T q.
+
+    With a decay a and a step b of every token; S is zero before a sample's first one. Source: Yang et al.
+    2024, "Gated Delta Networks", section 3.1.
+    """
+
+    title: ClassVar[str] = "linear attention"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateScan(Recurrence):
+    """Mamba-2's rule of a head's state S: S <- a S + b k v^T, output S^T q + d v.
+
+    With a decay a and a step b of every token, and d of the head; S is zero before a sample's first token.
+    Source: Dao and Gu 2024, "Transformers are SSMs", section 7; its x, B and C are values, keys and queries.
+
+    Args:
+        chunk: tokens whose outputs are matrix products.
+        bias: whether the convolution has a bias.
+    """
+
+    title: ClassVar[str] = "a state-space scan"
+
+    chunk: int = 128
+    bias: bool = False
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        bias = (Parameter(f"{self.name}.conv.bias", (self.width,), Shard.COLUMN),) if self.bias else ()
+        skip = Parameter(f"{self.name}.skip", (self.num_heads,), Shard.COLUMN)
+        return (*Recurrence.parameters(self), *bias, skip)
+
+
+Operator = Matmul | Attention | DeltaRule | StateScan | Pointwise | Lookup
 _SIZES = {  # operator -> names of its numeric fields
     kind: tuple(f.name for f in fields(kind) if f.type in (int, float, int | None))
     for kind in get_args(Operator)
@@ -363,21 +392,8 @@ class Layer:
         return any(isinstance(op, Attention) and op.keys is TokenCount.CONTEXT for op in self.operators)
 
 
-def reads_alike(previous: Operator | None, operator: Operator) -> bool:
-    """Whether two neighbours can read one tensor: equally wide column-cut products (q, k, v; gate, up)."""
-    if not isinstance(previous, Matmul) or not isinstance(operator, Matmul):
-        return False
-    first, second = ((matmul.in_features, matmul.shard) for matmul in (previous, operator))
-    return first == second and operator.shard is Shard.COLUMN
-
-
 def divided_heads(operator: Operator) -> int:
     """The number of an operator's heads that tensor parallelism divides whole; 0 where it has none."""
     if isinstance(operator, Attention):
         return operator.num_kv_heads
-    return operator.num_key_heads if isinstance(operator, DeltaRule) else 0
-
-
-def num_weights(layers: Iterable[Layer]) -> int:
-    """The number of weights in layers of one module; tied ones counted once."""
-    return sum({p.name: p.num_elements for layer in layers for p in layer.parameters()}.values())
+    return operator.num_key_heads if isinstance(operator, Recurrence) else 0

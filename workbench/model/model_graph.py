@@ -1,6 +1,6 @@
 """The model: modules of layers, joined by edges into a DAG."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from graphlib import CycleError
@@ -17,7 +17,6 @@ from workbench.model.layer import (
     Reach,
     TokenCount,
     divided_heads,
-    num_weights,
 )
 from workbench.model.module_order import producers_first
 
@@ -125,6 +124,11 @@ class Module:
     def num_trained(self) -> int:
         """The number of trained weights; tied ones counted once."""
         return num_weights(layer for layer in self.layers if layer.trainable)
+
+
+def num_weights(layers: Iterable[Layer]) -> int:
+    """The number of weights in layers of one module; tied ones counted once."""
+    return sum({p.name: p.num_elements for layer in layers for p in layer.parameters()}.values())
 
 
 def _sharing_operators(layers: Sequence[Layer]) -> tuple[Layer, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from workbench.cost.roofline import Grid, Work, forward_flop
 from workbench.model.frozen import Needs
-from workbench.model.layer import Attention, DeltaRule, Layer
+from workbench.model.layer import Attention, Layer, Recurrence
 from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.routing import Routing, routing_of
 from workbench.plan.work import even_work_of
@@ -53,7 +53,7 @@ def _flop_by_layer(layers: Sequence[Layer], work: Work, needs: Sequence[Needs]) 
 
 
 def _layer_flop(layer: Layer, work: Work, need: Needs) -> float:
-    """Count a matmul's forward once more per gradient; attention's and a delta rule's twice.
+    """Count a matmul's forward once more per gradient; attention's and a recurrence's twice.
 
     Gradients run back to the layer's input if it needs one, else to the first trained weights. The scores
     that a fused kernel computes again are recompute, not useful FLOP.
@@ -61,7 +61,7 @@ def _layer_flop(layer: Layer, work: Work, need: Needs) -> float:
     total = 0.0
     for index, operator in enumerate(layer.operators):
         needs_input_grad = need.input_grad or (need.weight_grad and index > layer.first_with_weights)
-        is_attention = isinstance(operator, Attention | DeltaRule)
+        is_attention = isinstance(operator, Attention | Recurrence)
         gradients = 2 * needs_input_grad if is_attention else needs_input_grad + need.weight_grad
         total += (1 + gradients) * forward_flop(operator, work, WHOLE)
     return total

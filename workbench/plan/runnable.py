@@ -7,7 +7,7 @@ from workbench.masks.patterns import CAUSAL
 from workbench.model.config_fields import Config, number
 from workbench.model.families.family import LanguageModel
 from workbench.model.item_tokens import family_of, source_config
-from workbench.model.layer import Attention, DeltaRule, Operator, TokenCount
+from workbench.model.layer import Attention, Operator, Recurrence, TokenCount
 from workbench.model.model_graph import TEXT, Edge, Module
 from workbench.model.projector import Projector, from_text, shown
 from workbench.model.short_conv import has_short_conv
@@ -208,8 +208,8 @@ def _check_masks(plan: Plan, stage: Stage) -> None:
 
 def _only_causal(operator: Operator) -> str:
     """Return why an operator runs on whole causal items alone; empty where it does not."""
-    if isinstance(operator, DeltaRule):
-        return "linear attention runs over whole samples from their first token, under no mask"
+    if isinstance(operator, Recurrence):
+        return f"{operator.title} runs over whole samples from their first token, under no mask"
     if has_short_conv([operator]):
         return "a short convolution runs over whole samples, under no mask"
     if isinstance(operator, Attention) and operator.is_capped:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from workbench.model.item_tokens import family_of, packs_tiles
-from workbench.model.layer import Attention, DeltaRule, Layer, LayerKind, Matmul, Shard
+from workbench.model.layer import Attention, Layer, LayerKind, Matmul, Recurrence, Shard
 from workbench.model.model_graph import Module
 from workbench.model.short_conv import has_short_conv
 from workbench.plan.lru_cache import Identity, LruCache
@@ -38,8 +38,9 @@ def _reasons(module: Module, tp: int, cp: int) -> Iterator[str]:
     if cp > 1 and packs_tiles(module):
         yield f"tiles are put together on one rank; want cp 1, got {cp}"
     operators = tuple(chain.from_iterable(layer.operators for layer in module.layers))
-    if cp > 1 and any(isinstance(operator, DeltaRule) for operator in operators):
-        yield f"linear attention hands a state from token to token, on one rank; want cp 1, got {cp}"
+    rule = next((operator for operator in operators if isinstance(operator, Recurrence)), None)
+    if cp > 1 and rule is not None:
+        yield f"{rule.title} hands a state from token to token, on one rank; want cp 1, got {cp}"
     if cp > 1 and has_short_conv(operators):
         yield f"a short convolution reads neighbouring tokens, on one rank; want cp 1, got {cp}"
     if cp > 1 and any(isinstance(operator, Attention) and operator.is_capped for operator in operators):

@@ -11,7 +11,7 @@ from rich.text import Text
 from workbench.cost.profile import Profile
 from workbench.drift import Drifted
 from workbench.metrics import step_metrics
-from workbench.model.layer import num_weights
+from workbench.model.model_graph import num_weights
 from workbench.plan.plan import Plan
 from workbench.plan.stage import Stage
 from workbench.report.compare import ComparedRow, Comparison, Group

@@ -160,9 +160,10 @@ def _module_cuts(layer: StageLayer, name: str, module: Any, kind: CutKind) -> It
     if kind is CutKind.EXPERTS:
         up_dim, down_dim = module.inner_dims
         inner = module.down_proj.shape[down_dim]
-        blocks: tuple[int, ...] = (2 * inner,) if module.alternates else (inner, inner)
+        num_halves = module.entering.shape[up_dim] // inner  # gate and up, or up alone
+        blocks: tuple[int, ...] = (2 * inner,) if module.alternates else (inner,) * num_halves
         unit = 2 if module.alternates else 1
-        yield "gate_up_proj", Cut(up_dim, blocks, unit)
+        yield module.entering_name, Cut(up_dim, blocks, unit)
         yield "down_proj", Cut(down_dim, (inner,))
         if hasattr(module, "gate_up_proj_bias"):
             yield "gate_up_proj_bias", Cut(1, blocks, unit)
@@ -197,7 +198,8 @@ def _check(name: str, cut: Cut, size: int, kind: CutKind) -> None:
 def _head_width(layer: StageLayer, name: str) -> int:
     """Number of features that must stay together: the width of an attention's heads."""
     owner = layer.get_submodule(name.rpartition(".")[0])
-    return int(getattr(owner, "head_dim", 1)) if in_region(layer, name) else 1
+    has_groups = hasattr(owner, "ssm_state_size")  # of heads; the plan has checked that they divide
+    return int(getattr(owner, "head_dim", 1)) if in_region(layer, name) and not has_groups else 1
 
 
 def _norms_heads(layer: StageLayer, name: str, module: nn.Module) -> bool:
@@ -209,8 +211,12 @@ def _norms_heads(layer: StageLayer, name: str, module: nn.Module) -> bool:
 
 def _fused_blocks(layer: StageLayer, name: str, num_out: int) -> tuple[int, ...]:
     owner: Any = layer.get_submodule(name.rpartition(".")[0])
-    if name.endswith("gate_up_proj"):
+    if name.endswith(("gate_up_proj", "input_linear")):
         return (num_out // 2, num_out // 2)
+    if hasattr(owner, "ssm_state_size"):  # gates, values, keys, queries and steps, or without first and last
+        values, keys = owner.intermediate_size, owner.n_groups * owner.ssm_state_size
+        mixed = (values, keys, keys)
+        return mixed if num_out == sum(mixed) else (values, *mixed, owner.num_heads)
     if hasattr(owner, "key_dim"):  # of all heads; the plan has checked that they divide
         return (owner.key_dim, owner.key_dim, owner.value_dim)
     if name.endswith(("c_attn", "qkv", ".in_proj")):

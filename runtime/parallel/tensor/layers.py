@@ -34,6 +34,7 @@ from runtime.parallel.tensor.sequence import Talk
 HEAD_COUNTS = (
     *("num_heads", "num_key_value_heads", "split_size", "embed_dim"),
     *("num_k_heads", "num_v_heads", "key_dim", "value_dim"),
+    *("n_groups", "intermediate_size", "conv_dim"),
 )
 HEAD_WIDTHS = ("head_dim", "head_k_dim")
 
@@ -94,7 +95,7 @@ def _enters(layer: StageLayer, name: str, region: nn.Module) -> bool:
 def _enters_alone(layer: StageLayer, kind: CutKind, name: str) -> bool:
     """Whether a product enters its own input, as it is in no region that does."""
     owner = name.rpartition(".")[0]
-    if kind is CutKind.FUSED:
+    if kind is CutKind.FUSED and not is_summed_with_experts(name):
         return owner.rpartition(".")[2] not in layer.regions
     return kind is CutKind.COLUMN and not in_region(layer, name)
 

@@ -46,7 +46,7 @@ def llama_like(
     activation = text(config, "hidden_activation", text(config, "hidden_act", defaults["hidden_act"]))
     outline = Block(
         width=width,
-        heads=replace(attention, rotary=True, **heads),
+        heads=replace(attention, **{"rotary": True, **heads}),
         mlp=Mlp(width=ffn, **{"gated": True, "activation": activation, **mlp}),
         **{"norm": Norm.RMS, **block},
     )

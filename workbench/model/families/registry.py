@@ -30,6 +30,7 @@ from workbench.model.families.glm import GLM4, GLM4_MOE, GLM4V_MOE_TEXT, GLM4V_T
 from workbench.model.families.glm_vision import GLM4V_VISION, GLM_OCR_VISION
 from workbench.model.families.gpt_oss import GPT_OSS
 from workbench.model.families.granite import GRANITE
+from workbench.model.families.granite_hybrid import GRANITE_HYBRID
 from workbench.model.families.hunyuan import HUNYUAN, HUNYUAN_MOE
 from workbench.model.families.janus_vision import JANUS_VISION
 from workbench.model.families.kimi_vision import KIMI_VISION
@@ -38,6 +39,7 @@ from workbench.model.families.llama4 import LLAMA4
 from workbench.model.families.mistral import MINISTRAL3, MISTRAL4
 from workbench.model.families.mixtures import MIXTRAL, OLMOE, QWEN3_MOE, QWEN3_OMNI_TEXT, QWEN3_VL_MOE_TEXT
 from workbench.model.families.mllama import MLLAMA_TEXT, MLLAMA_VISION
+from workbench.model.families.nemotron_h import NEMOTRON_H
 from workbench.model.families.norms_after import EXAONE4, OLMO2, OLMO3
 from workbench.model.families.paddleocr import PADDLEOCR_TEXT, PADDLEOCR_VISION
 from workbench.model.families.phi4_audio import PHI4_AUDIO
@@ -130,6 +132,8 @@ FAMILIES: tuple[Family, ...] = (
     GPT2,
     GPT_OSS,
     LFM2,
+    NEMOTRON_H,
+    GRANITE_HYBRID,
     OPT,
     Family(
         name="BERT",

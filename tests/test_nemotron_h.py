@@ -1,0 +1,193 @@
+"""Nemotron-H over ranks: Mamba-2 blocks beside attention, MLPs and experts train as one process."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import NemotronHConfig, NemotronHForCausalLM
+from transformers.models.nemotron_h import modeling_nemotron_h as modeling
+
+from experiments.fidelity.family_memory import EXAMPLES
+from runtime.frontend.multimodal import ModalityModule, MultimodalModule
+from runtime.frontend.parallel import Ranks
+from runtime.models.glm import CorrectedRouter
+from runtime.models.norm import replace_parts, widen_norms
+from runtime.models.weights import exporting, write_part
+from runtime.models.wide_float import KeepsFloat64, in_float64
+from runtime.step.stage_module import StageInput, build_stage_module
+from runtime.world.pool import Pool
+from tests import tiny_models, user_models
+from tests.test_adapters import build, relative
+from tests.test_adapters_decoders import _plain, loss_of, original  # noqa: F401  (a fixture)
+from tests.test_expert_plan import moe_plan
+from tests.test_fsdp import sharded_parameters
+from tests.test_hybrid import text_model, texts
+from tests.test_multimodal import assert_parity as assert_users_parity
+from tests.test_multimodal import spec_of
+from tests.test_parity import assert_parity, assert_same, execute
+from tests.test_tensor_parallel import assert_exported_whole
+from tests.user_models import VISION
+from workbench.plan.build import batched_microbatches, with_programs
+from workbench.plan.plan import ModuleSettings, Precision, Recompute
+from workbench.schedule.choice import Schedule, ScheduleKind
+
+torch.set_num_threads(1)
+F64 = torch.float64
+DENSE: dict[str, Any] = tiny_models.LLAMA | {
+    "model_type": "nemotron_h",
+    "hybrid_override_pattern": "M-M*",
+    "head_dim": 8,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 4,
+    "n_groups": 2,
+    "ssm_state_size": 6,
+    "chunk_size": 16,
+}
+EXPERTS: dict[str, Any] = DENSE | {
+    "hybrid_override_pattern": "ME*E",
+    "n_routed_experts": 4,
+    "moe_intermediate_size": 12,
+    "moe_shared_expert_intermediate_size": 20,
+    "routed_scaling_factor": 2.5,
+    "n_group": 2,
+    "topk_group": 1,
+}
+LATENT = EXPERTS | {"moe_latent_size": 10}
+BIASED = DENSE | {"use_bias": True, "mlp_bias": True, "use_conv_bias": False}
+
+
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name.startswith("nemotron-h")])
+def test_packed_samples_of_several_chunks_equal_transformers_on_each_alone(name: str) -> None:
+    """Chunks have 32 tokens."""
+    family, example = EXAMPLES[name]
+    config = {"model_type": family.model_type, **example.config}
+    ours, _, data = build(tiny_models.llm(config), F64, *texts(70, 40, 70, 32, 3))
+    theirs = original(name, ours)
+    expected = loss_of(theirs, data.input_ids, data.tokens_in)
+    expected.backward()
+    loss = ours(StageInput(None, data))
+    loss.backward()
+    assert relative(loss, expected) <= 1e-10
+    grads = {key: parameter.grad for key, parameter in theirs.named_parameters()}
+    scale = torch.stack([grad.norm() for grad in grads.values()]).norm()
+    for key, parameter in ours.named_weights():
+        assert (parameter.grad - grads[key]).norm() <= 1e-10 * scale, key
+
+
+def test_float32_equals_the_untouched_model() -> None:
+    ours, _, data = build(tiny_models.llm(DENSE), torch.float32, *texts(40))
+    theirs = NemotronHForCausalLM(NemotronHConfig.from_dict(DENSE)).eval()
+    theirs.load_state_dict({key: value.detach() for key, value in ours.named_weights()})
+    expected = loss_of(theirs, data.input_ids, data.tokens_in)
+    assert relative(ours(StageInput(None, data)), expected) <= 1e-5
+
+
+def test_chunks_equal_the_recurrence_of_the_paper_in_float64() -> None:
+    """[1, T, heads, width] values, [1, T, groups, width] keys and queries, [1, T, heads] steps."""
+    torch.manual_seed(0)
+    num_tokens, heads, groups, keys, values = 40, 4, 2, 6, 5
+    x, dt = torch.randn(1, num_tokens, heads, values, dtype=F64), torch.rand(1, num_tokens, heads, dtype=F64)
+    b, c = torch.randn(2, 1, num_tokens, groups, keys, dtype=F64)
+    a, d = -torch.rand(heads, dtype=F64), torch.randn(heads, dtype=F64)
+    with KeepsFloat64():
+        y = modeling.mamba2_chunk_scan(x, dt, a, b, c, chunk_size=16, D=d)
+    state, outputs = torch.zeros(heads, keys, values, dtype=F64), []
+    for t in range(num_tokens):
+        key, query = (both[0, t].repeat_interleave(heads // groups, 0) for both in (b, c))
+        step: Tensor = dt[0, t]
+        added = torch.einsum("hk,hv->hkv", step[:, None] * key, x[0, t])
+        state = state * (a * step).exp()[:, None, None] + added
+        outputs.append(torch.einsum("hkv,hk->hv", state, query) + d[:, None] * x[0, t])
+    assert y.dtype == F64
+    assert relative(y[0], torch.stack(outputs)) <= 1e-10
+
+
+@pytest.mark.parametrize(
+    ("degrees", "config"),
+    [
+        ({"tp": 2, "pp": 2}, DENSE),
+        ({"dp": 2, "pp": 2}, DENSE),
+        ({"tp": 2}, EXPERTS),
+        ({"tp": 2, "ep": 2}, LATENT),
+        ({"tp": 2, "ep": 2, "pp": 2}, EXPERTS),
+    ],
+    ids=lambda value: str(value) if len(value) <= 3 else "",
+)
+def test_ranks_train_as_one_process(degrees: dict[str, int], config: dict[str, Any], pool: Pool) -> None:
+    """Samples of two chunks, of two lengths in each microbatch."""
+    assert_same(moe_plan(**degrees, config=config, tokens=20), pool)
+
+
+@pytest.mark.parametrize("ep", [1, 2])
+def test_recomputed_split_and_sequence_parallel(ep: int, pool: Pool) -> None:
+    settings = ModuleSettings(module="llm", recompute=Recompute.FULL, sequence_parallel=True)
+    plan = moe_plan(tp=2, ep=ep, pp=2, dp=2, config=LATENT, modules=(settings,))
+    split = with_programs(replace(plan, programs=()), Schedule(kind=ScheduleKind.ZB_H1))
+    result, reference = execute(split, pool, clip_norm=0.01)
+    assert_parity(split, result, reference, Precision.FLOAT64)
+
+
+def test_sequence_parallel_samples_of_two_lengths_with_biases(pool: Pool) -> None:
+    """Five tokens and six are run apart, and eleven are divided."""
+    settings = ModuleSettings(module="llm", sequence_parallel=True)
+    one_each = moe_plan(tp=2, config=BIASED, tokens=5, modules=(settings,))
+    together = batched_microbatches(one_each, samples_per_microbatch=2, replicas=range(1))
+    assert_same(with_programs(replace(one_each, microbatches=together, programs=())), pool)
+
+
+def test_sharded_parameters_train_as_one_process(pool: Pool) -> None:
+    model = text_model(LATENT)
+    cuts = {"llm": ((0, len(model.modules[0].layers)),)}
+    plan = sharded_parameters(model, texts(5, 20, 6, 7), replicas=2, cuts=cuts, modules=("llm",))
+    result, reference = execute(plan, pool, clip_norm=0.05)
+    assert_parity(plan, result, reference, Precision.FLOAT64)
+
+
+def test_an_export_of_cut_weights_is_whole(tmp_path: Path, pool: Pool) -> None:
+    assert_exported_whole(moe_plan(tp=2, ep=2, config=LATENT), tmp_path / "out", pool)
+
+
+def test_a_checkpoint_is_read_and_written_as_transformers_does(tmp_path: Path) -> None:
+    """It has experts one by one and begins names with `backbone`; its head for later tokens is left out."""
+    theirs = NemotronHForCausalLM(NemotronHConfig.from_dict(LATENT))
+    theirs.save_pretrained(tmp_path / "in" / "llm")
+    file = tmp_path / "in" / "llm" / "model.safetensors"
+    tensors = load_file(file)
+    assert any(name.startswith("backbone.") and ".experts.3.up_proj." in name for name in tensors)
+    save_file(tensors | {"mtp.layers.0.norm.weight": torch.ones(4)}, file, {"format": "pt"})
+    plan = moe_plan(config=LATENT)
+    with exporting(tmp_path / "out", plan.model):
+        for stage in plan.stages:
+            module = build_stage_module(plan, stage, seed=0, dtype=torch.float32, weights=tmp_path / "in")
+            write_part(tmp_path / "out", stage.module, stage.layers[0], module.owned_weights())
+    again, report = NemotronHForCausalLM.from_pretrained(tmp_path / "out" / "llm", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    loaded = again.state_dict()
+    assert all(torch.equal(loaded[name], weight) for name, weight in theirs.state_dict().items())
+
+
+def test_it_trains_as_users_language_model() -> None:
+    """Behind a tower, as in one process; its configuration has an infinite limit of steps."""
+    torch.manual_seed(5)
+    sizes = {key: value for key, value in LATENT.items() if key != "model_type"}
+    config = NemotronHConfig(**sizes)
+    config._experts_implementation = "eager"  # the others know no float64
+    language_model = NemotronHForCausalLM(config)
+    widen_norms(language_model, modeling.NemotronHRMSNorm)
+    replace_parts(language_model, modeling.NemotronHTopkRouter, CorrectedRouter)
+    language_model.double().forward = in_float64(language_model.forward)
+    model = MultimodalModule(
+        {"vision": ModalityModule(user_models.siglip(), "mlp")},
+        language_model,
+        token_ids={"vision": VISION},
+    )
+    given = {
+        "input_ids": [torch.tensor([1, VISION, 2, 3]), torch.tensor([4, 5, 6, 7, 8])],
+        "pixel_values": [user_models.image(), None],
+    }
+    assert_users_parity(model, spec_of(num_microbatches=2), given, ranks=Ranks.EMULATED)
