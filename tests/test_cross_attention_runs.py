@@ -23,7 +23,7 @@ from tests.test_parity import SEED, assert_order, assert_parity
 from workbench.cost.execution import Execution, Launch
 from workbench.cost.model import CostModel
 from workbench.cost.operator_passes import kernels_of
-from workbench.cost.profile import load_profile
+from workbench.cost.profile import ideal_profile, load_profile
 from workbench.data.sample import Sample, Segment
 from workbench.job.job import Job, load_job
 from workbench.job.module_layout import ModuleLayout
@@ -210,7 +210,7 @@ def test_costs_count_what_is_read() -> None:
     """Where no host is waited for, a microbatch without an image costs least, one with three the most."""
     plan = plan_of("everything", 3)
     lowered = lower(plan)
-    priced = price(lowered, CostModel(load_profile("A40"), Execution(launch=Launch.GRAPH)))
+    priced = price(lowered, CostModel(ideal_profile(), Execution(launch=Launch.GRAPH)))
     forward = {a.microbatch: priced.duration_s(a) for a in forward_actions(plan, 2)}
     assert forward[2] < forward[0] < forward[3]
     assert forward[2] < 0.7 * forward[0]

@@ -8,9 +8,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from runtime.models.adapter import NO_TARGET, PLACEHOLDER, ContextImage, MicrobatchData
+from runtime.models.adapter import NO_TARGET, PLACEHOLDER, MicrobatchData
 from runtime.models.attention_mask import AttentionMask
 from runtime.models.choose import adapter_of
+from runtime.models.context_images import ContextImage
 from runtime.models.decoder import DecoderAdapter
 from runtime.models.decoder_families import DECODERS
 from runtime.models.initialise import generator_of

@@ -4,13 +4,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from transformers.configuration_utils import PretrainedConfig
 
 from runtime.models.attention import PACKED_SDPA, Attends, Packing, pack, register_packed_sdpa
+from runtime.models.context_images import ContextImage, Tiles
 from runtime.models.initialise import Fill, constant, normal
 from runtime.models.mixture import Mixture, MixtureKinds
 from runtime.models.refusals import named_refusals
@@ -32,35 +33,6 @@ class Pools(Protocol):
     def own(self, y_TD: Tensor) -> Tensor:
         """This rank's outputs, from those of the microbatch."""
         ...
-
-
-class Tiles(NamedTuple):
-    """Layout of the tokens of one image that cross-attention reads.
-
-    Args:
-        num: number of tiles.
-        tokens: of every tile, including padding.
-        seen: leading tokens of a tile; the rest is padding.
-        filled: leading tiles with a part of the image; the rest is padding.
-    """
-
-    num: int
-    tokens: int
-    seen: int
-    filled: int
-
-    @property
-    def total(self) -> int:
-        """Tokens of the image."""
-        return self.num * self.tokens
-
-
-class ContextImage(NamedTuple):
-    """An image that cross-attention reads: its item, its position in that item, and its tokens."""
-
-    item: int  # index in the microbatch
-    position: int
-    tiles: Tiles
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from runtime.models.adapter import Context, ContextImage, Tiles
+from runtime.models.adapter import Context
 from runtime.models.attention import additive, positions
+from runtime.models.context_images import ContextImage, Tiles
 
 # Shape suffixes: T = packed tokens, R = those whose item has an image, E = tokens of images, H = heads,
 # Q = queries and K = keys of one item, D = width.

@@ -13,8 +13,9 @@ from transformers.configuration_utils import PretrainedConfig
 from transformers.models.mllama import modeling_mllama as mllama
 from transformers.models.mllama.configuration_mllama import MllamaTextConfig, MllamaVisionConfig
 
-from runtime.models.adapter import Adapter, Context, InnerLayer, MicrobatchData, StageLayer, Tiles
+from runtime.models.adapter import Adapter, Context, InnerLayer, MicrobatchData, StageLayer
 from runtime.models.attention import additive
+from runtime.models.context_images import Tiles
 from runtime.models.cross_attention import ContextAttention, CrossContext, cross_context
 from runtime.models.decoder import DecoderAdapter, DecoderFamily, EmbedTokens
 from runtime.models.initialise import Fill, constant

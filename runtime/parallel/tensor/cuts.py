@@ -20,7 +20,10 @@ from transformers.pytorch_utils import Conv1D
 from runtime.models.adapter import CutKind, StageLayer
 from runtime.models.mixture import SHARED_EXPERT, SHARED_EXPERTS, SHARED_MLP
 from runtime.models.norm import WideRMSNorm
+from runtime.models.separate_experts import MIXTURE
 
+# Products for all tokens inside a mixture; Granite 4's mixture is itself named `shared_mlp`.
+BESIDE_EXPERTS = (SHARED_EXPERT, SHARED_EXPERTS, f"{MIXTURE}.{SHARED_MLP}")
 SUMMED_BIAS = "summed_bias"  # bias of a row product: added once, after the sum
 EXPERT_BIAS = "down_proj_bias"  # biases of experts' row products: added by the first member, before the sum
 
@@ -118,7 +121,7 @@ def cuts_of(layer: StageLayer, size: int) -> Cuts:
 
 def is_summed_with_experts(name: str) -> bool:
     """Whether a product gives the result of a shared expert, which members sum with that of the others."""
-    return name.rpartition(".")[0].endswith((SHARED_EXPERT, SHARED_EXPERTS, SHARED_MLP))
+    return name.rpartition(".")[0].endswith(BESIDE_EXPERTS)
 
 
 def kind_of(layer: StageLayer, name: str, module: nn.Module) -> CutKind:
