@@ -360,12 +360,6 @@ def test_account_of_blocks_of_other_shapes(name: str, needs: str):
     assert saved <= accounted <= 1.02 * saved
 
 
-def test_account_of_a_head_with_bent_logits():
-    of_head = "gemma2", LAST, NEEDS["trained, through"], LENGTHS["equal"]
-    saved = saved_bytes(*of_head, torch.float32)
-    assert saved <= accounted_bytes(*of_head) <= 1.02 * saved
-
-
 @pytest.mark.parametrize("name", ["llama", "siglip", "clip", "whisper"])
 def test_account_of_first_layers(name: str):
     """Trained: pixels, frames or indices. Frozen with nothing upstream: nothing."""

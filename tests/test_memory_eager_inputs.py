@@ -1,4 +1,4 @@
-"""What eager layers keep of their own input, of nothing upstream, and under a mask over all tokens."""
+"""What eager layers keep of their own input, of nothing upstream, of bent logits, and under a mask over all tokens."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ import torch
 from tests.test_memory_eager import (
     BLOCK,
     CONFIGS,
+    LAST,
     LENGTHS,
     NEEDS,
     WIDTH,
@@ -17,6 +18,12 @@ from workbench.cost.roofline import Grid, RowWork, Work
 from workbench.memory.eager import eager_kept
 from workbench.memory.setting import Setting
 from workbench.model.frozen import Needs
+
+
+def test_account_of_a_head_with_bent_logits():
+    of_head = "gemma2", LAST, NEEDS["trained, through"], LENGTHS["equal"]
+    saved = saved_bytes(*of_head, torch.float32)
+    assert saved <= accounted_bytes(*of_head) <= 1.02 * saved
 
 
 def test_frozen_with_nothing_upstream_saves_nothing():

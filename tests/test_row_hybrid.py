@@ -77,7 +77,7 @@ def test_long_sequences_are_cheaper_where_most_blocks_are_linear():
     predictor = RowPredictor(iteration_s)
     hybrid, full = (predictor.predict(row(**long | {"full_every": each})) for each in (4, 1))
     assert hybrid.iteration_s < full.iteration_s
-    assert "gated delta rule: at the rate of products of its chunks" in hybrid.unmeasured
+    assert "linear attention: at the rate of products of its chunks" in hybrid.unmeasured
     assert not any("delta" in each for each in full.unmeasured)
 
 
@@ -96,7 +96,7 @@ def test_rows_are_priced_in_every_layout(layout, cells):
             {"linear_key_heads": 0, "full_every": 0},
             "linear_value_heads: want it with linear_key_heads alone, got 16; nearest: 0",
         ),
-        ({"conv_kernel": 0}, "conv_kernel: want it with linear_key_heads alone, got 0; nearest: 1"),
+        ({"conv_kernel": 0}, "want it with linear_key_heads or Mamba-2 alone, got 0; nearest: 4"),
         (
             {"architecture": "gpt", "gated_attention": ""},
             "linear_key_heads: want 0 without architecture llama",

@@ -18,7 +18,8 @@ from workbench.llm_table.row_model import model_of
 from workbench.llm_table.row_mtp import PROJECTION
 from workbench.llm_table.row_plan import plan_of, stages_of
 from workbench.model.experts import expert_index, is_of_expert
-from workbench.model.layer import Layer, Matmul, num_weights
+from workbench.model.layer import Layer, Matmul
+from workbench.model.model_graph import num_weights
 from workbench.plan.lower import lower
 from workbench.timing.price import price
 

@@ -12,7 +12,7 @@ from workbench.model.block_modules import BlockModule
 
 MOST = 10**7  # largest count; far above any model's
 LONGEST = 250  # characters of a cell, a path included
-TEXTS = ("framework", "release", "gpu")
+TEXTS = ("framework", "release", "pattern", "gpu")
 SPELLED = {"1": "yes", "0": "no", "true": "yes", "false": "no"}  # in yes/no cells
 
 JOIN = "+"

@@ -171,6 +171,12 @@ class LlmRow:
     linear_key_dim: int
     linear_value_dim: int
     conv_kernel: int
+    pattern: str
+    mamba_head_dim: int
+    mamba_heads: int
+    mamba_groups: int
+    mamba_state: int
+    mamba_chunk: int
     gated_attention: YesNo
     rotary_dim: int
     q_lora: int

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from workbench.llm_table.cells import Column, Values, always, count_column, flag_column
+from workbench.llm_table.cells import Column, Values, always, count_column, flag_column, text_column
 from workbench.llm_table.llm_row import PLAIN, Adapted, Architecture, YesNo
-from workbench.llm_table.row_rules import check_divides
+from workbench.llm_table.refusal import check_divides
+from workbench.llm_table.row_pattern_rules import MAMBA
 
 TEXT_TOKENS = 154  # of Stable Diffusion 3: 77 of CLIP and 77 of T5
 
@@ -32,6 +33,15 @@ def _only_t5(count: Callable[[Values], Any]) -> Callable[[Values], Any]:
 
 def _linear(size: int) -> Callable[[Values], int]:
     return lambda row: size if row["linear_key_heads"] else 0
+
+
+def _mamba(size: Callable[[Values], int]) -> Callable[[Values], int]:
+    return lambda row: size(row) if MAMBA in row["pattern"] else 0
+
+
+def _mamba_heads(row: Values) -> int:
+    """Heads twice as wide together as the model."""
+    return int(2 * row["hidden"] // row["mamba_head_dim"])
 
 
 MODEL_COLUMNS = (
@@ -86,7 +96,27 @@ MODEL_COLUMNS = (
         shown="linear_key_dim",
         least=0,
     ),
-    Column("conv_kernel", "gated DeltaNet: tokens that its convolution sees", _linear(4), shown="4", least=0),
+    text_column("pattern", "blocks of one mixer, a letter each: M Mamba-2, * attention, - MLP, E experts"),
+    Column("mamba_head_dim", "Mamba-2: width of a head", _mamba(lambda _: 64), shown="64", least=0),
+    Column(
+        "mamba_heads", "Mamba-2: heads", _mamba(_mamba_heads), shown="2 x hidden / mamba_head_dim", least=0
+    ),
+    Column(
+        "mamba_groups",
+        "Mamba-2: groups of heads with keys of their own",
+        _mamba(lambda _: 8),
+        shown="8",
+        least=0,
+    ),
+    Column("mamba_state", "Mamba-2: width of a head's keys", _mamba(lambda _: 128), shown="128", least=0),
+    Column("mamba_chunk", "Mamba-2: tokens of a chunk", _mamba(lambda _: 128), shown="128", least=0),
+    Column(
+        "conv_kernel",
+        "gated DeltaNet, Mamba-2: tokens that the convolution sees",
+        lambda row: 4 if row["linear_key_heads"] or MAMBA in row["pattern"] else 0,
+        shown="4",
+        least=0,
+    ),
     flag_column("gated_attention", "a gate of each number multiplies the output of full attention"),
     Column("rotary_dim", "rotated numbers of a head", lambda row: row["head_dim"], shown="head_dim"),
     count_column("q_lora", "MLA: latent width of queries; 0: direct projection", 0, least=0),

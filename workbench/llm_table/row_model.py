@@ -8,6 +8,7 @@ from workbench.llm_table.llm_row import PLAIN, SEES_ALL, Adapted, Architecture, 
 from workbench.llm_table.row_decoder import decoder_head, decoder_operators
 from workbench.llm_table.row_diffusion import mmdit_of, modulated, noise_head, patches
 from workbench.llm_table.row_mtp import with_mtp
+from workbench.llm_table.row_pattern import pattern_blocks
 from workbench.model.delta_net import DeltaNet, with_delta_net
 from workbench.model.experts import Experts, with_experts
 from workbench.model.latent_attention import LatentHeads, with_latent_attention
@@ -24,6 +25,7 @@ SHAPE = (
     *("padded_vocab", "sequence", "tied", "window", "full_every", "patch", "lora_rank"),
     *("linear_key_heads", "linear_value_heads", "linear_key_dim", "linear_value_dim", "conv_kernel"),
     *("gated_attention", "rotary_dim", "shared_expert_gate"),
+    *("pattern", "mamba_heads", "mamba_groups", "mamba_state", "mamba_head_dim", "mamba_chunk"),
     *("lora_modules", "tp"),
     *("single_layers", "text_sequence", "mtp_layers"),
     *("q_lora", "kv_lora", "nope_dim", "rope_dim", "v_dim", "decoder_layers", "decoder_sequence"),
@@ -61,7 +63,11 @@ def _layers(shape: _Shape) -> tuple[Layer, ...]:
     row = shape.row
     if row.architecture is Architecture.MMDIT:
         return mmdit_layers(mmdit_of(row))
-    blocks: list[tuple[Operator, ...]] = []
+    if row.pattern:
+        block = block_of(row)
+        blocks = pattern_blocks(row, block, _experts(row, block) if row.experts else None)
+        return (_embedding(row), *_block_layers(row, blocks), _head(row))
+    blocks = []
     known: dict[tuple[bool, bool], tuple[Operator, ...]] = {}
     for index in range(row.layers):
         kind = _is_full(row, index), row.experts > 0 and index >= row.first_dense_layers
@@ -133,8 +139,12 @@ def _operators(row: LlmRow, *, is_full: bool, has_experts: bool) -> tuple[Operat
         layer = with_delta_net(layer, _delta_net(row))
     if not has_experts:
         return layer.operators
+    return with_experts(layer, _experts(row, block)).operators
+
+
+def _experts(row: LlmRow, block: Block) -> Experts:
     shared = row.shared_expert_ffn
-    experts = Experts(
+    return Experts(
         num=row.experts,
         num_chosen=row.topk,
         capacity=row.capacity or 1.0,
@@ -142,14 +152,16 @@ def _operators(row: LlmRow, *, is_full: bool, has_experts: bool) -> tuple[Operat
         shared=replace(block.mlp, width=shared) if shared else None,
         gates_shared=row.shared_expert_gate is YesNo.YES,
     )
-    return with_experts(layer, experts).operators
 
 
 def block_of(row: LlmRow) -> Block:
     """The block of the row's architecture. With more tensor-parallel ranks than key heads, each rank has
-    one.
+    one. Blocks of one mixer know no positions, and their MLPs without a gate are squared ReLUs.
     """
     has_biases = row.architecture in PLAIN
+    activation = "silu" if row.architecture is Architecture.LLAMA else "gelu"
+    if row.pattern and row.gated_mlp is YesNo.NO:
+        activation = "relu2"
     return Block(
         width=row.hidden,
         heads=Heads(
@@ -160,14 +172,14 @@ def block_of(row: LlmRow) -> Block:
             bias="qkvo" if has_biases else "",
             fused=True,
             qk_norm=Norm.RMS if row.qk_norm is YesNo.YES else None,
-            rotary=row.architecture is Architecture.LLAMA,
+            rotary=row.architecture is Architecture.LLAMA and not row.pattern,
             rotary_dim=None if row.rotary_dim == row.head_dim else row.rotary_dim,
             gated=row.gated_attention is YesNo.YES,
         ),
         mlp=Mlp(
             width=row.ffn,
             gated=row.gated_mlp is YesNo.YES,
-            activation="silu" if row.architecture is Architecture.LLAMA else "gelu",
+            activation=activation,
             bias=has_biases,
             fused=True,
         ),

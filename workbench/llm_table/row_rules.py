@@ -12,6 +12,8 @@ from workbench.llm_table.llm_row import (
     Scaling,
     YesNo,
 )
+from workbench.llm_table.refusal import check_divides, refuse
+from workbench.llm_table.row_pattern_rules import MAMBA, check_pattern
 
 
 def check_row(row: LlmRow) -> None:
@@ -21,6 +23,7 @@ def check_row(row: LlmRow) -> None:
     _check_model(row)
     _check_attention(row)
     _check_linear(row)
+    check_pattern(row)
     _check_experts(row)
     _check_pipeline(row)
     _check_precision(row)
@@ -36,20 +39,20 @@ def _check_device(row: LlmRow) -> None:
             raise ValueError(f"gpu: {error}") from None
     if row.gpus_per_nvlink_domain % row.gpus_per_node:
         nearest = max(1, row.gpus_per_nvlink_domain // row.gpus_per_node) * row.gpus_per_node
-        _refuse("gpus_per_nvlink_domain", "want whole nodes", row.gpus_per_nvlink_domain, nearest)
+        refuse("gpus_per_nvlink_domain", "want whole nodes", row.gpus_per_nvlink_domain, nearest)
 
 
 def check_repeated(row: LlmRow, *, gpus: int, grad_accum: int, optimizer: Optimizer | None) -> None:
     """ValueError where a cell contradicts what follows from others; 0 and None are unset."""
     if gpus not in (0, row.num_gpus):
         product = f"tp {row.tp} x cp {row.cp} x pp {row.pp} x dp {row.dp}"
-        _refuse("gpus", f"want {product} = {row.num_gpus}", gpus, row.num_gpus)
+        refuse("gpus", f"want {product} = {row.num_gpus}", gpus, row.num_gpus)
     if grad_accum not in (0, row.num_microbatches):
         rule = f"want global_batch / (dp x micro_batch) = {row.num_microbatches}"
-        _refuse("grad_accum", rule, grad_accum, row.num_microbatches)
+        refuse("grad_accum", rule, grad_accum, row.num_microbatches)
     implied = Optimizer.DISTRIBUTED if row.zero_stage else Optimizer.PLAIN
     if optimizer not in (None, implied):
-        _refuse("optimizer", f"want it to agree with zero_stage {row.zero_stage}", optimizer, implied)
+        refuse("optimizer", f"want it to agree with zero_stage {row.zero_stage}", optimizer, implied)
 
 
 def _check_degrees(row: LlmRow) -> None:
@@ -68,52 +71,55 @@ def _check_model(row: LlmRow) -> None:
     is_t5 = row.architecture is Architecture.T5
     for name in ("decoder_layers", "decoder_sequence"):
         if bool(getattr(row, name)) != is_t5:
-            _refuse(name, "want it with architecture t5 alone", getattr(row, name), 1 if is_t5 else 0)
+            refuse(name, "want it with architecture t5 alone", getattr(row, name), 1 if is_t5 else 0)
     _check_streams(row)
     widths = {name: getattr(row, name) for name in ("nope_dim", "rope_dim", "v_dim")}
     for name, width in widths.items():
         if row.is_mla and not width and name != "rope_dim":
-            _refuse(name, f"want a width beside kv_lora {row.kv_lora}", width, row.head_dim)
+            refuse(name, f"want a width beside kv_lora {row.kv_lora}", width, row.head_dim)
         if width and not row.is_mla:
-            _refuse(name, "want 0 without kv_lora", width, 0)
+            refuse(name, "want 0 without kv_lora", width, 0)
     if row.q_lora and not row.is_mla:
-        _refuse("q_lora", "want 0 without kv_lora", row.q_lora, 0)
+        refuse("q_lora", "want 0 without kv_lora", row.q_lora, 0)
     if row.mtp_layers and (row.architecture is not Architecture.LLAMA or row.lora_rank):
-        _refuse("mtp_layers", "want 0 with adapters, or without architecture llama", row.mtp_layers, 0)
+        refuse("mtp_layers", "want 0 with adapters, or without architecture llama", row.mtp_layers, 0)
     if row.lora_modules is not Adapted.ALL and not row.lora_rank:
-        _refuse("lora_modules", "want all without a lora_rank", row.lora_modules, Adapted.ALL)
+        refuse("lora_modules", "want all without a lora_rank", row.lora_modules, Adapted.ALL)
 
 
 def _check_attention(row: LlmRow) -> None:
     """Parts of attention beside its sizes, and the gate of shared experts."""
     if row.full_every and not (row.window or row.linear_key_heads):
-        _refuse("full_every", "want 0 without a window or linear_key_heads", row.full_every, 0)
+        refuse("full_every", "want 0 without a window or linear_key_heads", row.full_every, 0)
     if row.gated_attention is YesNo.YES and (row.is_mla or row.architecture is not Architecture.LLAMA):
-        _refuse("gated_attention", "want no with MLA, or without architecture llama", "yes", "no")
+        refuse("gated_attention", "want no with MLA, or without architecture llama", "yes", "no")
     is_partial = row.rotary_dim != row.head_dim
     if is_partial and (
         row.is_mla or row.architecture is not Architecture.LLAMA or row.rotary_dim > row.head_dim
     ):
         rule = f"want head_dim {row.head_dim}, or less with architecture llama and without MLA"
-        _refuse("rotary_dim", rule, row.rotary_dim, row.head_dim)
+        refuse("rotary_dim", rule, row.rotary_dim, row.head_dim)
     if row.shared_expert_gate is YesNo.YES and not (row.experts and row.shared_expert_ffn):
-        _refuse("shared_expert_gate", "want no without experts and shared_expert_ffn", "yes", "no")
+        refuse("shared_expert_gate", "want no without experts and shared_expert_ffn", "yes", "no")
 
 
 def _check_linear(row: LlmRow) -> None:
     """Linear attention: sizes belong together, and no rank has a part of a sequence."""
-    sizes = ("linear_value_heads", "linear_key_dim", "linear_value_dim", "conv_kernel")
+    sizes = ("linear_value_heads", "linear_key_dim", "linear_value_dim")
     wrong = next((name for name in sizes if bool(getattr(row, name)) != (row.linear_key_heads > 0)), None)
     if wrong is not None:
         rule = "want it with linear_key_heads alone"
-        _refuse(wrong, rule, getattr(row, wrong), 1 if row.linear_key_heads else 0)
+        refuse(wrong, rule, getattr(row, wrong), 1 if row.linear_key_heads else 0)
+    if bool(row.conv_kernel) != (row.linear_key_heads > 0 or MAMBA in row.pattern):
+        rule = "want it with linear_key_heads or Mamba-2 alone"
+        refuse("conv_kernel", rule, row.conv_kernel, 0 if row.conv_kernel else 4)
     if not row.linear_key_heads:
         return
     if row.architecture is not Architecture.LLAMA:
-        _refuse("linear_key_heads", "want 0 without architecture llama", row.linear_key_heads, 0)
+        refuse("linear_key_heads", "want 0 without architecture llama", row.linear_key_heads, 0)
     for name, least in (("window", 0), ("lora_rank", 0), ("cp", 1)):
         if getattr(row, name) > least:
-            _refuse(name, f"want {least} with linear_key_heads", getattr(row, name), least)
+            refuse(name, f"want {least} with linear_key_heads", getattr(row, name), least)
     check_divides("linear_value_heads", row.linear_value_heads, "linear_key_heads", row.linear_key_heads)
     check_divides("linear_key_heads", row.linear_key_heads, "tp", row.tp)
 
@@ -122,31 +128,31 @@ def _check_streams(row: LlmRow) -> None:
     is_mmdit = row.architecture is Architecture.MMDIT
     for name in ("single_layers", "text_sequence"):
         if getattr(row, name) and not is_mmdit:
-            _refuse(name, "want 0 without architecture mmdit", getattr(row, name), 0)
+            refuse(name, "want 0 without architecture mmdit", getattr(row, name), 0)
     if is_mmdit and not row.text_sequence:
-        _refuse("text_sequence", "want a text beside the patches with architecture mmdit", 0, 1)
+        refuse("text_sequence", "want a text beside the patches with architecture mmdit", 0, 1)
     for name in ("lora_rank", "experts", "window"):
         if is_mmdit and getattr(row, name):
-            _refuse(name, "want 0 with architecture mmdit", getattr(row, name), 0)
+            refuse(name, "want 0 with architecture mmdit", getattr(row, name), 0)
 
 
 def _check_experts(row: LlmRow) -> None:
     if not row.experts:
         for name in ("topk", "expert_ffn", "shared_expert_ffn", "first_dense_layers"):
             if getattr(row, name):
-                _refuse(name, "want 0 without experts", getattr(row, name), 0)
+                refuse(name, "want 0 without experts", getattr(row, name), 0)
         if row.capacity is not None:
-            _refuse("capacity", "want an empty cell without experts", row.capacity, "an empty cell")
+            refuse("capacity", "want an empty cell without experts", row.capacity, "an empty cell")
         if row.ep > 1:
-            _refuse("ep", "want 1 without experts", row.ep, 1)
+            refuse("ep", "want 1 without experts", row.ep, 1)
         return
     if not 1 <= row.topk <= row.experts:
         nearest = min(max(row.topk, 1), row.experts)
-        _refuse("topk", f"want 1 to experts = {row.experts}", row.topk, nearest)
+        refuse("topk", f"want 1 to experts = {row.experts}", row.topk, nearest)
     if not row.expert_ffn:
-        _refuse("expert_ffn", "want a width beside experts", row.expert_ffn, row.ffn)
+        refuse("expert_ffn", "want a width beside experts", row.expert_ffn, row.ffn)
     if row.first_dense_layers > row.layers:
-        _refuse(
+        refuse(
             "first_dense_layers", f"want at most layers = {row.layers}", row.first_dense_layers, row.layers
         )
     check_divides("experts", row.experts, "ep", row.ep)
@@ -158,11 +164,11 @@ def _check_pipeline(row: LlmRow) -> None:
     num_stages = row.pp * row.virtual_stages
     if row.virtual_stages > 1:
         if row.pp < 2:
-            _refuse("virtual_stages", "want 1 where pp is 1", row.virtual_stages, 1)
+            refuse("virtual_stages", "want 1 where pp is 1", row.virtual_stages, 1)
         check_divides("microbatches of a replica", row.num_microbatches, "pp (with virtual_stages)", row.pp)
     num_layers = row.num_blocks + _counted(row)
     if num_stages > num_layers:
-        _refuse("pp x virtual_stages", f"want at most the {num_layers} layers", num_stages, num_layers)
+        refuse("pp x virtual_stages", f"want at most the {num_layers} layers", num_stages, num_layers)
     if row.stage_blocks:
         _check_stage_blocks(row, num_stages)
     elif _counted(row):
@@ -173,17 +179,17 @@ def _check_stage_blocks(row: LlmRow, num_stages: int) -> None:
     """The first and the last stage may have no block: they have the embedding and the head."""
     text = "+".join(map(str, row.stage_blocks))
     if _counted(row):
-        _refuse("stage_blocks", "want an empty cell with embedding_as_layer or loss_as_layer", text, "empty")
+        refuse("stage_blocks", "want an empty cell with embedding_as_layer or loss_as_layer", text, "empty")
     share, more = divmod(row.num_blocks, num_stages)
     nearest = "+".join(str(share + (index < more)) for index in range(num_stages))
     if len(row.stage_blocks) != num_stages:
         rule = f"want pp x virtual_stages = {num_stages} numbers"
-        _refuse("stage_blocks", rule, f"{len(row.stage_blocks)}: {text}", nearest)
+        refuse("stage_blocks", rule, f"{len(row.stage_blocks)}: {text}", nearest)
     if sum(row.stage_blocks) != row.num_blocks:
         rule = f"want numbers that add up to {row.num_blocks} blocks"
-        _refuse("stage_blocks", rule, f"{sum(row.stage_blocks)}: {text}", nearest)
+        refuse("stage_blocks", rule, f"{sum(row.stage_blocks)}: {text}", nearest)
     if not all(row.stage_blocks[1:-1]):
-        _refuse("stage_blocks", "want a block in every stage between the first and the last", text, nearest)
+        refuse("stage_blocks", "want a block in every stage between the first and the last", text, nearest)
 
 
 def _counted(row: LlmRow) -> int:
@@ -193,41 +199,29 @@ def _counted(row: LlmRow) -> int:
 
 def _check_precision(row: LlmRow) -> None:
     if row.fp8_scaling is not Scaling.CURRENT and row.precision is not Number.FP8:
-        _refuse("fp8_scaling", "want current without precision fp8", row.fp8_scaling, Scaling.CURRENT)
+        refuse("fp8_scaling", "want current without precision fp8", row.fp8_scaling, Scaling.CURRENT)
 
 
 def _check_recomputation(row: LlmRow) -> None:
     if not row.recompute_layers:
         return
     if row.recompute is not Recomputed.FULL:
-        _refuse("recompute_layers", "want 0 without recompute full", row.recompute_layers, 0)
+        refuse("recompute_layers", "want 0 without recompute full", row.recompute_layers, 0)
     if row.lora_rank:
-        _refuse("recompute_layers", "want 0 (all layers) with a lora_rank", row.recompute_layers, 0)
+        refuse("recompute_layers", "want 0 (all layers) with a lora_rank", row.recompute_layers, 0)
     most = -(-(row.num_blocks + _counted(row)) // (row.pp * row.virtual_stages))
     if row.recompute_layers >= most:
         rule = f"want fewer than the {most} blocks of a stage, or 0 for all layers"
-        _refuse("recompute_layers", rule, row.recompute_layers, 0)
+        refuse("recompute_layers", rule, row.recompute_layers, 0)
 
 
 def _check_sharding(row: LlmRow) -> None:
     if row.zero_stage > 3:
-        _refuse("zero_stage", "want 0 to 3", row.zero_stage, 3)
+        refuse("zero_stage", "want 0 to 3", row.zero_stage, 3)
     if row.zero_stage == 0 and row.sharing_ranks > 1:
-        _refuse("shard_group", "want 1 where zero_stage is 0", row.shard_group, 1)
+        refuse("shard_group", "want 1 where zero_stage is 0", row.shard_group, 1)
     check_divides("dp x cp", row.data_ranks, "shard_group", row.sharing_ranks)
     if row.zero_stage == 3:
         if row.virtual_stages > 1:
-            _refuse("virtual_stages", "want 1 where zero_stage is 3", row.virtual_stages, 1)
+            refuse("virtual_stages", "want 1 where zero_stage is 3", row.virtual_stages, 1)
         check_divides("shard_group x tp (with zero_stage 3)", row.sharing_ranks * row.tp, "ep", row.ep)
-
-
-def _refuse(name: str, rule: str, value: object, nearest: object) -> None:
-    raise ValueError(f"{name}: {rule}, got {value}; nearest: {nearest}")
-
-
-def check_divides(whole: str, total: int, part: str, divisor: int) -> None:
-    """ValueError unless a part divides the whole; names the nearest divisor."""
-    if total % divisor:
-        fitting = [d for d in range(1, total + 1) if total % d == 0] if total <= 10**6 else [1]
-        near = min(fitting, key=lambda d: (abs(d - divisor), d))
-        raise ValueError(f"{part}: must divide {whole} = {total}, got {divisor}; nearest: {near}")

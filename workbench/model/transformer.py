@@ -150,6 +150,11 @@ def residual(name: str, width: int) -> Pointwise:
     return Pointwise(name=name, width=width, num_passes=3)
 
 
+def mixer_operators(name: str, width: int, mixer: tuple[Operator, ...]) -> tuple[Operator, ...]:
+    """Operators of a block of one mixer, with an RMS norm before it and a sum behind it."""
+    return (norm(f"{name}_norm", width, Norm.RMS), *mixer, residual(f"{name}_residual", width))
+
+
 def block_operators(block: Block) -> tuple[Operator, ...]:
     """Operators of one block, in execution order.
 

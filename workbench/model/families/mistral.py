@@ -36,7 +36,7 @@ def _ministral3(config: Config) -> Layers:
 
 
 def _mistral4(config: Config) -> Layers:
-    """DeepSeek-V3's attention and experts, which a softmax shares out."""
+    """DeepSeek-V3's attention and experts, chosen by a softmax over their scores."""
     return _scaled(deepseek_like({**config, "mlp_bias": False}, _SPARSE, WIDE_SOFTMAX))
 
 

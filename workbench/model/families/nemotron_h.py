@@ -10,7 +10,7 @@ from workbench.model.families.grouped_router import check_groups
 from workbench.model.layer import Layer, LayerKind, Operator
 from workbench.model.mamba import Mamba, mamba_operators
 from workbench.model.module_layers import MOST_BLOCKS, lm_head, token_embedding
-from workbench.model.transformer import Mlp, Norm, attention_operators, mlp_operators, norm, residual
+from workbench.model.transformer import Mlp, Norm, attention_operators, mixer_operators, mlp_operators
 
 MAMBA, ATTENTION, MLP, EXPERTS = "linear_attention", "full_attention", "mlp", "moe"
 OF_LETTER = {"M": MAMBA, "*": ATTENTION, "-": MLP, "E": EXPERTS}
@@ -55,11 +55,6 @@ def kinds_of(config: Config) -> tuple[str, ...]:
     return tuple(known[each] for each in given)
 
 
-def _around(name: str, width: int, mixer: tuple[Operator, ...]) -> tuple[Operator, ...]:
-    """A block of one mixer, with a norm before it and a sum behind it."""
-    return (norm(f"{name}_norm", width, Norm.RMS), *mixer, residual(f"{name}_residual", width))
-
-
 def _mamba(config: Config, width: int) -> tuple[Operator, ...]:
     sizes = dict(config) | {key: config[other] for key, other in _OTHER_KEYS.items() if other in config}
     bias = flag(config, "mamba_conv_bias", default=flag(config, "use_conv_bias", default=True))
@@ -73,14 +68,14 @@ def _mamba(config: Config, width: int) -> tuple[Operator, ...]:
         bias=flag(config, "use_bias"),
         conv_bias=bias,
     )
-    return _around("attention", width, mamba_operators(width, mamba))
+    return mixer_operators("attention", width, mamba_operators(width, mamba))
 
 
 def _attention(config: Config, width: int) -> tuple[Operator, ...]:
     num = whole(config, "num_attention_heads", 32)
     num_kv = whole(config, "num_key_value_heads", 8)
     heads = heads_of({"head_dim": 128, **config}, width=width, num=num, num_kv=num_kv)
-    return _around("attention", width, attention_operators(width, heads))
+    return mixer_operators("attention", width, attention_operators(width, heads))
 
 
 def _mlp_of(config: Config, key: str, default: int) -> Mlp:
@@ -93,7 +88,7 @@ def _mlp_of(config: Config, key: str, default: int) -> Mlp:
 
 def _mlp(config: Config, width: int) -> tuple[Operator, ...]:
     mlp = _mlp_of(config, "intermediate_size", 21504)
-    return _around("mlp", width, mlp_operators("mlp", width, mlp))
+    return mixer_operators("mlp", width, mlp_operators("mlp", width, mlp))
 
 
 def _experts(config: Config, width: int) -> tuple[Operator, ...]:
@@ -109,7 +104,7 @@ def _experts(config: Config, width: int) -> tuple[Operator, ...]:
         scores=SIGMOID,
         latent=latent,
     )
-    return _around("mlp", width, expert_operators(width, experts))
+    return mixer_operators("mlp", width, expert_operators(width, experts))
 
 
 _MIXERS: Mapping[str, Callable[[Config, int], tuple[Operator, ...]]] = {

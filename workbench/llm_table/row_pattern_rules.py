@@ -1,0 +1,38 @@
+"""Rules between the cells of a row with a pattern of blocks of one mixer."""
+
+from workbench.llm_table.llm_row import Architecture, LlmRow
+from workbench.llm_table.refusal import check_divides, refuse
+
+MAMBA, ATTENTION, MLP, EXPERTS = LETTERS = "M*-E"
+SIZES = ("mamba_heads", "mamba_groups", "mamba_state", "mamba_head_dim", "mamba_chunk")
+NONE_WITH_IT = ("window", "linear_key_heads", "kv_lora", "lora_rank", "first_dense_layers", "mtp_layers")
+
+
+def check_pattern(row: LlmRow) -> None:
+    """ValueError for unknown letters, for sizes without their letter or the reverse, and contradictions."""
+    wrong = next((name for name in SIZES if bool(getattr(row, name)) != (MAMBA in row.pattern)), None)
+    if wrong is not None:
+        refuse(wrong, "want it with M in the pattern alone", getattr(row, wrong), 1 if row.pattern else 0)
+    if not row.pattern:
+        return
+    unknown = next((letter for letter in row.pattern if letter not in LETTERS), None)
+    if unknown is not None:
+        refuse("pattern", f"want {' or '.join(LETTERS)} for each block", repr(unknown), MAMBA)
+    if len(row.pattern) != row.layers:
+        refuse("layers", "want as many as the pattern has letters", row.layers, len(row.pattern))
+    if row.architecture is not Architecture.LLAMA:
+        refuse("pattern", "want it with architecture llama alone", row.architecture, Architecture.LLAMA)
+    if (EXPERTS in row.pattern) != (row.experts > 0):
+        refuse("experts", "want them with E in the pattern alone", row.experts, 0 if row.experts else 8)
+    for name in NONE_WITH_IT:
+        if getattr(row, name):
+            refuse(name, "want 0 with a pattern", getattr(row, name), 0)
+    if MAMBA in row.pattern:
+        _check_mamba(row)
+
+
+def _check_mamba(row: LlmRow) -> None:
+    if row.cp > 1:
+        refuse("cp", "want 1 with M in the pattern", row.cp, 1)
+    check_divides("mamba_heads", row.mamba_heads, "mamba_groups", row.mamba_groups)
+    check_divides("mamba_groups", row.mamba_groups, "tp", row.tp)
