@@ -1,4 +1,4 @@
-"""What eager layers keep of their own input, of nothing upstream, of bent logits, and under a mask over all tokens."""
+"""What eager layers keep of their own input, of nothing upstream, of bent logits, and under a mask."""
 
 import pytest
 import torch
