@@ -9,19 +9,23 @@ from tests.test_search_goodput import job, judge, made, useful
 from tests.test_strategies import cost
 from workbench.cost.hardware import Link
 from workbench.elastic.availability import Availability, Change, NodeEvent
+from workbench.job.module_layout import ModuleLayout
 from workbench.memory.stage import GRADIENTS, state_of
 from workbench.schedule.choice import Schedule
 from workbench.search.objectives.fewer_nodes import num_pipelines, pipelines_of_copy, with_pipelines
 from workbench.search.objectives.goodput import checkpoint_bytes
 from workbench.search.objectives.recovery import Recovering, Saving
 from workbench.search.objectives.step_times import OwnBatch
+from workbench.strategies.fsdp import sharded_plan
 from workbench.strategies.registry import PLANNERS
 from workbench.timing.accept import accept
 
 
 def test_instances_of_sharded_weights_stay_whole() -> None:
     """Of four pipelines, two copies of all state, two go on alone, and three do not."""
-    plan = made("hsdp")
+    apart = job(4)
+    layouts = tuple(ModuleLayout(module=m.name, pp=1, rank_offset=0) for m in apart.model.modules)
+    plan = sharded_plan(replace(apart, layouts=layouts), cost(), instances=2)
     assert (num_pipelines(plan), pipelines_of_copy(plan), pipelines_of_copy(made("cornstarch"))) == (4, 2, 1)
     assert pipelines_of_copy(made("fsdp")) == num_pipelines(made("fsdp"))
     fewer = with_pipelines(plan, 2, Schedule(), cost())

@@ -4,10 +4,13 @@ Source:  Entrain (dissertation, section 4.4.1). A planner passes through the cos
          here that is a matrix, so that hundreds of batches can be studied.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import IntEnum, StrEnum
 from functools import cache
+from itertools import pairwise
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -140,6 +143,18 @@ Cuts = tuple[tuple[int, int], ...]
 @cache
 def _layer_quadratics(llm: str, module: str) -> tuple[tuple[Quadratic, Quadratic, Quadratic], ...]:
     return tuple(_quadratics(llm, module, signature(layer)) for layer in model(llm).module(module).layers)
+
+
+def fit_error(llm: str, module: str) -> float:
+    """Mean relative error of a block's forward and backward half-way between the sizes of their fits."""
+    signed = signature(model(llm).module(module).layers[1])
+    fits = _quadratics(llm, module, signed)[:2]
+    errors = []
+    for low, high in pairwise(FIT_TOKENS):
+        tokens = round(math.sqrt(low * high))
+        passes_s = _passes_s(llm, module, signed, _device_cost(), tokens)
+        errors += [abs(fit.seconds(tokens) / s - 1) for fit, s in zip(fits, passes_s, strict=False)]
+    return fmean(errors)
 
 
 @cache

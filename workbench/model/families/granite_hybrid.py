@@ -56,8 +56,8 @@ def _kinds(config: Config, num_blocks: int) -> tuple[str, ...]:
     Raises:
         ValueError: an unknown kind, or not one for every block.
     """
-    key = next((key for key in ("layer_types", "layers_block_type") if config.get(key) is not None), "")
-    listed = config.get(key, [MAMBA] * num_blocks)
+    key = "layer_types"
+    listed = [MAMBA] * num_blocks if config.get(key) is None else config[key]
     is_list = isinstance(listed, list | tuple) and len(listed) == num_blocks
     kinds = tuple(OF_NAME.get(kind) for kind in listed) if is_list else ()
     if not is_list or not all(kind in (MAMBA, ATTENTION) for kind in kinds):

@@ -15,7 +15,7 @@ from workbench.model.transformer import Mlp, Norm, attention_operators, mixer_op
 MAMBA, ATTENTION, MLP, EXPERTS = "linear_attention", "full_attention", "mlp", "moe"
 OF_LETTER = {"M": MAMBA, "*": ATTENTION, "-": MLP, "E": EXPERTS}
 OF_NAME = {kind: kind for kind in OF_LETTER.values()} | {"mamba": MAMBA, "attention": ATTENTION}
-_LISTED = ("layers_block_type", "layer_types")
+_LISTED = "layers_block_type"  # `layer_types` is its alias
 _PATTERN = "hybrid_override_pattern"
 _DEFAULT = (MAMBA, EXPERTS, ATTENTION, MLP)
 _OTHER_KEYS = {"n_groups": "mamba_n_groups", "conv_kernel": "mamba_d_conv", "chunk_size": "mamba_chunk_size"}
@@ -42,7 +42,7 @@ def kinds_of(config: Config) -> tuple[str, ...]:
     Raises:
         ValueError: an unknown kind, or no or too many blocks.
     """
-    key = next((key for key in _LISTED if config.get(key) is not None), _PATTERN)
+    key = _PATTERN if config.get(_LISTED) is None else _LISTED
     given = config.get(key)
     if given is None:
         return _DEFAULT
@@ -123,7 +123,7 @@ def _check(config: Config) -> None:
 
 _EXAMPLE: dict[str, Any] = EXAMPLE_LLM | {
     "head_dim": 32,
-    "hybrid_override_pattern": "M-M*",
+    "n_routed_experts": 4,
     "mamba_num_heads": 8,
     "mamba_head_dim": 32,
     "n_groups": 2,
@@ -132,7 +132,6 @@ _EXAMPLE: dict[str, Any] = EXAMPLE_LLM | {
 }
 _SPARSE = {
     "hybrid_override_pattern": "ME*E",
-    "n_routed_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 176,
     "moe_shared_expert_intermediate_size": 352,
@@ -143,7 +142,7 @@ NEMOTRON_H = LanguageModel(
     model_type="nemotron_h",
     check_config=_check,
     examples={
-        "nemotron-h": Example(config=_EXAMPLE),
+        "nemotron-h": Example(config=_EXAMPLE | {"layers_block_type": [MAMBA, MLP, MAMBA, ATTENTION]}),
         "nemotron-h with experts": Example(config=_EXAMPLE | _SPARSE),
         "nemotron-h with latent experts": Example(config=_EXAMPLE | _SPARSE | {"moe_latent_size": 64}),
     },
