@@ -2,8 +2,10 @@
 
 from workbench.llm_table.llm_row import Architecture, LlmRow
 from workbench.llm_table.refusal import check_divides, refuse
+from workbench.model.families import nemotron_h
+from workbench.model.families.nemotron_h import letter_of
 
-MAMBA, ATTENTION, MLP, EXPERTS = LETTERS = "M*-E"
+MAMBA, EXPERTS = (letter_of(kind) for kind in (nemotron_h.MAMBA, nemotron_h.EXPERTS))
 SIZES = ("mamba_heads", "mamba_groups", "mamba_state", "mamba_head_dim", "mamba_chunk")
 NONE_WITH_IT = ("window", "linear_key_heads", "kv_lora", "lora_rank", "first_dense_layers", "mtp_layers")
 
@@ -12,12 +14,18 @@ def check_pattern(row: LlmRow) -> None:
     """ValueError for unknown letters, for sizes without their letter or the reverse, and contradictions."""
     wrong = next((name for name in SIZES if bool(getattr(row, name)) != (MAMBA in row.pattern)), None)
     if wrong is not None:
-        refuse(wrong, "want it with M in the pattern alone", getattr(row, wrong), 1 if row.pattern else 0)
+        refuse(
+            wrong,
+            "want it with M in the pattern alone",
+            getattr(row, wrong),
+            1 if MAMBA in row.pattern else 0,
+        )
     if not row.pattern:
         return
-    unknown = next((letter for letter in row.pattern if letter not in LETTERS), None)
+    letters = nemotron_h.OF_LETTER
+    unknown = next((letter for letter in row.pattern if letter not in letters), None)
     if unknown is not None:
-        refuse("pattern", f"want {' or '.join(LETTERS)} for each block", repr(unknown), MAMBA)
+        refuse("pattern", f"want {' or '.join(letters)} for each block", repr(unknown), MAMBA)
     if len(row.pattern) != row.layers:
         refuse("layers", "want as many as the pattern has letters", row.layers, len(row.pattern))
     if row.architecture is not Architecture.LLAMA:

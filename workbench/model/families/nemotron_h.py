@@ -23,6 +23,11 @@ _ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1, "topk_
 _WIDTH = 4096
 
 
+def letter_of(kind: str) -> str:
+    """The letter that stands for a kind of block in a pattern."""
+    return next(letter for letter, each in OF_LETTER.items() if each == kind)
+
+
 def _nemotron_h(config: Config) -> Layers:
     if flag(config, "tie_word_embeddings"):
         raise ValueError("nemotron_h: tie_word_embeddings must be false, its head has weights of its own")
