@@ -1,7 +1,6 @@
 """Granite 4: Mamba-2 or attention before an MLP, or experts beside one: over ranks, names, refusals."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,13 @@ from runtime.step.stage_module import build_stage_module
 from runtime.world.pool import Pool
 from tests import tiny_models
 from tests.command_line import accept
+from tests.recurrent_cases import assert_recomputed_split, assert_sharded
 from tests.test_expert_plan import moe_plan
-from tests.test_fsdp import sharded_parameters
-from tests.test_hybrid import text_model, texts
-from tests.test_parity import assert_parity, assert_same, execute
+from tests.test_parity import assert_same
 from workbench.export.decoder import decoder_of
 from workbench.job.job import load_job
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import TEXT
-from workbench.plan.build import with_programs
-from workbench.plan.plan import ModuleSettings, Precision, Recompute
-from workbench.schedule.choice import Schedule, ScheduleKind
 
 torch.set_num_threads(1)
 DENSE: dict[str, Any] = tiny_models.LLAMA | {
@@ -68,19 +63,11 @@ def test_ranks_train_as_one_process(degrees: dict[str, int], config: dict[str, A
 
 
 def test_recomputed_split_and_sequence_parallel(pool: Pool) -> None:
-    settings = ModuleSettings(module="llm", recompute=Recompute.FULL, sequence_parallel=True)
-    plan = moe_plan(tp=2, ep=2, pp=2, dp=2, config=EXPERTS, modules=(settings,))
-    split = with_programs(replace(plan, programs=()), Schedule(kind=ScheduleKind.ZB_H1))
-    result, reference = execute(split, pool, clip_norm=0.01)
-    assert_parity(split, result, reference, Precision.FLOAT64)
+    assert_recomputed_split(EXPERTS, pool, ep=2)
 
 
 def test_sharded_parameters_train_as_one_process(pool: Pool) -> None:
-    model = text_model(EXPERTS)
-    cuts = {"llm": ((0, len(model.modules[0].layers)),)}
-    plan = sharded_parameters(model, texts(5, 20, 6, 7), replicas=2, cuts=cuts, modules=("llm",))
-    result, reference = execute(plan, pool, clip_norm=0.05)
-    assert_parity(plan, result, reference, Precision.FLOAT64)
+    assert_sharded(EXPERTS, (5, 20, 6, 7), pool)
 
 
 # Granite 4.0 H Small: config.json of ibm-granite/granite-4.0-h-small.

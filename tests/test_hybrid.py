@@ -19,29 +19,24 @@ from runtime.models.wide_float import KeepsFloat64, in_float64
 from runtime.step.stage_module import StageInput
 from runtime.world.pool import Pool
 from tests import tiny_models
+from tests.recurrent_cases import (
+    assert_priced_by_its_work,
+    assert_recomputed_split,
+    assert_sharded,
+    assert_two_lengths,
+    texts,
+)
 from tests.test_adapters import build, relative
 from tests.test_adapters_decoders import _plain, loss_of, original  # noqa: F401  (a fixture)
 from tests.test_expert_plan import moe_plan
-from tests.test_fsdp import sharded_parameters
-from tests.test_parity import assert_parity, assert_same, execute
+from tests.test_parity import assert_same
 from tests.test_tensor_parallel import assert_exported_whole
 from workbench.cost.delta_rule import CHUNK, delta_rule_bytes, delta_rule_flop
-from workbench.cost.least_time import LeastTimes
-from workbench.cost.model import CostModel
-from workbench.cost.profile import load_profile
-from workbench.cost.roofline import RowWork, Work
-from workbench.data.sample import Sample, Segment
 from workbench.export.decoder import decoder_of
-from workbench.model.frozen import Needs
 from workbench.model.hf_config import module_from_config
 from workbench.model.layer import DeltaRule
-from workbench.model.model_graph import TEXT as TEXT_MODALITY
-from workbench.model.model_graph import ModelGraph
-from workbench.plan.build import batched_microbatches, with_programs
 from workbench.plan.check import check
-from workbench.plan.plan import ModuleSettings, Precision, Recompute
 from workbench.plan.runnable import check_runnable
-from workbench.schedule.choice import Schedule, ScheduleKind
 
 torch.set_num_threads(1)
 F64 = torch.float64
@@ -56,14 +51,6 @@ EXPERTS: dict[str, Any] = DENSE | {
     "shared_expert_intermediate_size": 20,
 }
 RULE = DeltaRule(name="rule", num_heads=4, num_key_heads=2, key_dim=16, value_dim=24, kernel=4)
-
-
-def texts(*lengths: int) -> tuple[Sample, ...]:
-    return tuple(Sample(k, (Segment(TEXT_MODALITY, 0, n, n),)) for k, n in enumerate(lengths))
-
-
-def text_model(config: dict[str, Any]) -> ModelGraph:
-    return ModelGraph(name="text", modules=(tiny_models.llm(config),), edges=())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -155,24 +142,8 @@ def test_flop_are_those_that_torch_counts() -> None:
 
 
 def test_a_rule_is_priced_by_its_work_and_not_below_its_bound() -> None:
-    cost = CostModel(load_profile("A40"))
     layer = module_from_config({"model_type": "qwen3_5_text"}, name="llm", modality="text").layers[1]
-    rule = next(operator for operator in layer.operators if isinstance(operator, DeltaRule))
-    alone = replace(layer, operators=(rule,))
-    times = []
-    for tokens in (4096, 8192):
-        work = Work((RowWork(tokens, tokens, tokens * (tokens + 1) // 2),))
-        time = cost.layer_time(alone, work, tp=1, cp=1, precision="bfloat16")
-        moved = delta_rule_bytes(rule, tokens, 2)
-        assert time.forward_s >= moved.forward / cost.profile.memory_bytes_per_s
-        assert any("linear attention" in doubt for doubt in time.unmeasured)
-        least = LeastTimes(cost, "bfloat16", work, degrees=(1, 2), cuts_tokens=False)
-        bound = least.of(alone, work, Needs(input_grad=True, weight_grad=True))
-        assert 0 < bound.way_s <= time.forward_s + time.input_grad_s
-        times.append(time.forward_s)
-    assert times[1] == pytest.approx(2 * times[0], rel=0.1)
-    halves = cost.layer_time(alone, work, tp=2, cp=1, precision="bfloat16")
-    assert halves.forward_s == pytest.approx(times[1] / 2, rel=0.1)
+    assert_priced_by_its_work(layer, delta_rule_bytes)
 
 
 @pytest.mark.parametrize("degrees", [{"tp": 2, "pp": 2}, {"dp": 2, "pp": 2}, {"tp": 2, "dp": 2}], ids=str)
@@ -194,27 +165,15 @@ def test_an_export_of_cut_weights_is_whole(tmp_path: Path, pool: Pool) -> None:
 
 
 def test_recomputed_split_and_sequence_parallel(pool: Pool) -> None:
-    settings = ModuleSettings(module="llm", recompute=Recompute.FULL, sequence_parallel=True)
-    plan = moe_plan(tp=2, pp=2, dp=2, config=EXPERTS, modules=(settings,))
-    split = with_programs(replace(plan, programs=()), Schedule(kind=ScheduleKind.ZB_H1))
-    result, reference = execute(split, pool, clip_norm=0.01)
-    assert_parity(split, result, reference, Precision.FLOAT64)
+    assert_recomputed_split(EXPERTS, pool)
 
 
 def test_sequence_parallel_samples_of_two_lengths(pool: Pool) -> None:
-    """Five tokens and six are run apart, and eleven are divided."""
-    settings = ModuleSettings(module="llm", sequence_parallel=True)
-    one_each = moe_plan(tp=2, config=DENSE, tokens=5, modules=(settings,))
-    together = batched_microbatches(one_each, samples_per_microbatch=2, replicas=range(1))
-    assert_same(with_programs(replace(one_each, microbatches=together, programs=())), pool)
+    assert_two_lengths(DENSE, pool)
 
 
 def test_sharded_parameters_train_as_one_process(pool: Pool) -> None:
-    model = text_model(DENSE)
-    cuts = {"llm": ((0, len(model.modules[0].layers)),)}
-    plan = sharded_parameters(model, texts(5, 70, 6, 7), replicas=2, cuts=cuts, modules=("llm",))
-    result, reference = execute(plan, pool, clip_norm=0.05)
-    assert_parity(plan, result, reference, Precision.FLOAT64)
+    assert_sharded(DENSE, (5, 70, 6, 7), pool)
 
 
 def refused(message: str, check_plan: Callable[[], object]) -> None:

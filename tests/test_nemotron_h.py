@@ -1,6 +1,5 @@
 """Nemotron-H over ranks: Mamba-2 blocks beside attention, MLPs and experts train as one process."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +20,20 @@ from runtime.models.wide_float import KeepsFloat64, in_float64
 from runtime.step.stage_module import StageInput, build_stage_module
 from runtime.world.pool import Pool
 from tests import tiny_models, user_models
+from tests.recurrent_cases import (
+    assert_recomputed_split,
+    assert_sharded,
+    assert_two_lengths,
+    texts,
+)
 from tests.test_adapters import build, relative
 from tests.test_adapters_decoders import _plain, loss_of, original  # noqa: F401  (a fixture)
 from tests.test_expert_plan import moe_plan
-from tests.test_fsdp import sharded_parameters
-from tests.test_hybrid import text_model, texts
 from tests.test_multimodal import assert_parity as assert_users_parity
 from tests.test_multimodal import spec_of
-from tests.test_parity import assert_parity, assert_same, execute
+from tests.test_parity import assert_same
 from tests.test_tensor_parallel import assert_exported_whole
 from tests.user_models import VISION
-from workbench.plan.build import batched_microbatches, with_programs
-from workbench.plan.plan import ModuleSettings, Precision, Recompute
-from workbench.schedule.choice import Schedule, ScheduleKind
 
 torch.set_num_threads(1)
 F64 = torch.float64
@@ -124,27 +124,15 @@ def test_ranks_train_as_one_process(degrees: dict[str, int], config: dict[str, A
 
 @pytest.mark.parametrize("ep", [1, 2])
 def test_recomputed_split_and_sequence_parallel(ep: int, pool: Pool) -> None:
-    settings = ModuleSettings(module="llm", recompute=Recompute.FULL, sequence_parallel=True)
-    plan = moe_plan(tp=2, ep=ep, pp=2, dp=2, config=LATENT, modules=(settings,))
-    split = with_programs(replace(plan, programs=()), Schedule(kind=ScheduleKind.ZB_H1))
-    result, reference = execute(split, pool, clip_norm=0.01)
-    assert_parity(split, result, reference, Precision.FLOAT64)
+    assert_recomputed_split(LATENT, pool, ep=ep)
 
 
 def test_sequence_parallel_samples_of_two_lengths_with_biases(pool: Pool) -> None:
-    """Five tokens and six are run apart, and eleven are divided."""
-    settings = ModuleSettings(module="llm", sequence_parallel=True)
-    one_each = moe_plan(tp=2, config=BIASED, tokens=5, modules=(settings,))
-    together = batched_microbatches(one_each, samples_per_microbatch=2, replicas=range(1))
-    assert_same(with_programs(replace(one_each, microbatches=together, programs=())), pool)
+    assert_two_lengths(BIASED, pool)
 
 
 def test_sharded_parameters_train_as_one_process(pool: Pool) -> None:
-    model = text_model(LATENT)
-    cuts = {"llm": ((0, len(model.modules[0].layers)),)}
-    plan = sharded_parameters(model, texts(5, 20, 6, 7), replicas=2, cuts=cuts, modules=("llm",))
-    result, reference = execute(plan, pool, clip_norm=0.05)
-    assert_parity(plan, result, reference, Precision.FLOAT64)
+    assert_sharded(LATENT, (5, 20, 6, 7), pool)
 
 
 def test_an_export_of_cut_weights_is_whole(tmp_path: Path, pool: Pool) -> None:

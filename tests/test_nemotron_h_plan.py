@@ -12,11 +12,9 @@ from transformers.models.nemotron_h import modeling_nemotron_h as modeling
 
 from runtime.models.choose import adapter_of
 from tests import tiny_models
+from tests.recurrent_cases import assert_priced_by_its_work
 from tests.test_expert_plan import moe_plan
 from tests.test_nemotron_h import BIASED, DENSE, EXPERTS, LATENT
-from workbench.cost.least_time import LeastTimes
-from workbench.cost.model import CostModel
-from workbench.cost.profile import load_profile
 from workbench.cost.roofline import Grid, RowWork, Work, placed_messages
 from workbench.cost.state_scan import state_scan_bytes, state_scan_flop
 from workbench.export.decoder import decoder_of
@@ -121,24 +119,8 @@ def test_flop_are_those_that_torch_counts() -> None:
 
 
 def test_a_scan_is_priced_by_its_work_and_not_below_its_bound() -> None:
-    cost = CostModel(load_profile("A40"))
     layer = module_from_config(NEMOTRON_H_8B, name="llm", modality=TEXT).layers[1]
-    scan = next(operator for operator in layer.operators if isinstance(operator, StateScan))
-    alone = replace(layer, operators=(scan,))
-    times = []
-    for tokens in (4096, 8192):
-        work = Work((RowWork(tokens, tokens, tokens * (tokens + 1) // 2),))
-        time = cost.layer_time(alone, work, tp=1, cp=1, precision="bfloat16")
-        moved = state_scan_bytes(scan, tokens, 2)
-        assert time.forward_s >= moved.forward / cost.profile.memory_bytes_per_s
-        assert any("a state-space scan" in doubt for doubt in time.unmeasured)
-        least = LeastTimes(cost, "bfloat16", work, degrees=(1, 2), cuts_tokens=False)
-        bound = least.of(alone, work, Needs(input_grad=True, weight_grad=True))
-        assert 0 < bound.way_s <= time.forward_s + time.input_grad_s
-        times.append(time.forward_s)
-    assert times[1] == pytest.approx(2 * times[0], rel=0.1)
-    halves = cost.layer_time(alone, work, tp=2, cp=1, precision="bfloat16")
-    assert halves.forward_s == pytest.approx(times[1] / 2, rel=0.1)
+    assert_priced_by_its_work(layer, state_scan_bytes)
 
 
 def test_fused_kernels_keep_what_they_read() -> None:

@@ -1,0 +1,81 @@
+"""Cases of models with recurrent blocks: they train as one process does, and a recurrence has its price."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from runtime.world.pool import Pool
+from tests import tiny_models
+from tests.test_expert_plan import moe_plan
+from tests.test_fsdp import sharded_parameters
+from tests.test_parity import assert_parity, assert_same, execute
+from workbench.cost.delta_rule import RulePasses
+from workbench.cost.least_time import LeastTimes
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
+from workbench.cost.roofline import RowWork, Work
+from workbench.data.sample import Sample, Segment
+from workbench.model.frozen import Needs
+from workbench.model.layer import Layer, Recurrence
+from workbench.model.model_graph import TEXT, ModelGraph
+from workbench.plan.build import batched_microbatches, with_programs
+from workbench.plan.plan import ModuleSettings, Precision, Recompute
+from workbench.schedule.choice import Schedule, ScheduleKind
+
+Config = dict[str, Any]
+
+
+def texts(*lengths: int) -> tuple[Sample, ...]:
+    return tuple(Sample(k, (Segment(TEXT, 0, n, n),)) for k, n in enumerate(lengths))
+
+
+def text_model(config: Config) -> ModelGraph:
+    return ModelGraph(name="text", modules=(tiny_models.llm(config),), edges=())
+
+
+def assert_recomputed_split(config: Config, pool: Pool, *, ep: int = 1) -> None:
+    """With tensor and sequence parallelism, two stages, and two replicas."""
+    settings = ModuleSettings(module="llm", recompute=Recompute.FULL, sequence_parallel=True)
+    plan = moe_plan(tp=2, ep=ep, pp=2, dp=2, config=config, modules=(settings,))
+    split = with_programs(replace(plan, programs=()), Schedule(kind=ScheduleKind.ZB_H1))
+    result, reference = execute(split, pool, clip_norm=0.01)
+    assert_parity(split, result, reference, Precision.FLOAT64)
+
+
+def assert_two_lengths(config: Config, pool: Pool) -> None:
+    """Five tokens and six are run apart, and eleven are divided."""
+    settings = ModuleSettings(module="llm", sequence_parallel=True)
+    one_each = moe_plan(tp=2, config=config, tokens=5, modules=(settings,))
+    together = batched_microbatches(one_each, samples_per_microbatch=2, replicas=range(1))
+    assert_same(with_programs(replace(one_each, microbatches=together, programs=())), pool)
+
+
+def assert_sharded(config: Config, lengths: tuple[int, ...], pool: Pool) -> None:
+    model = text_model(config)
+    cuts = {"llm": ((0, len(model.modules[0].layers)),)}
+    plan = sharded_parameters(model, texts(*lengths), replicas=2, cuts=cuts, modules=("llm",))
+    result, reference = execute(plan, pool, clip_norm=0.05)
+    assert_parity(plan, result, reference, Precision.FLOAT64)
+
+
+def assert_priced_by_its_work(layer: Layer, moved_of: Callable[[Any, int, int], RulePasses]) -> None:
+    """Not below its bytes or its bound; twice the tokens, or half the ranks, take about twice as long."""
+    cost = CostModel(load_profile("A40"))
+    rule = next(operator for operator in layer.operators if isinstance(operator, Recurrence))
+    alone = replace(layer, operators=(rule,))
+    times = []
+    for tokens in (4096, 8192):
+        work = Work((RowWork(tokens, tokens, tokens * (tokens + 1) // 2),))
+        time = cost.layer_time(alone, work, tp=1, cp=1, precision="bfloat16")
+        moved = moved_of(rule, tokens, 2)
+        assert time.forward_s >= moved.forward / cost.profile.memory_bytes_per_s
+        assert any(rule.title in doubt for doubt in time.unmeasured)
+        least = LeastTimes(cost, "bfloat16", work, degrees=(1, 2), cuts_tokens=False)
+        bound = least.of(alone, work, Needs(input_grad=True, weight_grad=True))
+        assert 0 < bound.way_s <= time.forward_s + time.input_grad_s
+        times.append(time.forward_s)
+    assert times[1] == pytest.approx(2 * times[0], rel=0.1)
+    halves = cost.layer_time(alone, work, tp=2, cp=1, precision="bfloat16")
+    assert halves.forward_s == pytest.approx(times[1] / 2, rel=0.1)
