@@ -155,8 +155,15 @@ def command_of(pid: int) -> bytes:
 
 
 def ranks_of(pid: int) -> list[int]:
-    """The processes that it has forked: other helpers run commands of their own."""
-    return sorted(child for child in descendants_of(pid) if command_of(child) == command_of(pid))
+    """The processes that it has forked itself: helpers run commands of their own, and ranks fork writers.
+
+    A writer of a checkpoint is no rank: one that is stopped between its fork and its first line can't yet
+    know that it has to end with its parent.
+    """
+    command = command_of(pid)
+    return sorted(
+        child for child, parent in parents().items() if parent == pid and command_of(child) == command
+    )
 
 
 def all_gone(pids: frozenset[int]) -> bool:
