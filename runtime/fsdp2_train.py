@@ -33,8 +33,7 @@ from runtime.step.stage_module import build_stage_module
 from workbench.data.sample import Sample
 from workbench.model.model_graph import Module
 from workbench.plan.codec import read_plan
-from workbench.plan.plan import Plan, Recompute
-from workbench.plan.recomputed_layers import recomputed_layers
+from workbench.plan.plan import Plan
 from workbench.plan.runnable import check_targets
 from workbench.schedule.sharded import ReshardAfter
 from workbench.termination import leave
@@ -48,7 +47,7 @@ class ShardingMesh(NamedTuple):
 
     Args:
         reshard_after: with `step`, gradients are reduced once a step, too.
-        recompute: module -> number of layers, spread evenly over it, that backwards compute again.
+        recompute: module -> numbers of the layers that backwards compute again, from 0.
     """
 
     replicate: int
@@ -56,7 +55,7 @@ class ShardingMesh(NamedTuple):
     reshard_after: ReshardAfter
     weights: str
     compute: str
-    recompute: dict[str, int]
+    recompute: dict[str, list[int]]
 
 
 class Unit(nn.Module):
@@ -87,12 +86,11 @@ class WholeModule(nn.Module):
         built = build_stage_module(
             plan, whole_stage(module), seed=0, dtype=getattr(torch, layout.weights), device=device
         )
-        count = layout.recompute.get(module.name, 0)
-        recomputed = recomputed_layers(Recompute.FULL, count, len(module.layers))
+        again = layout.recompute.get(module.name, [])
         self.adapter, self.edges, self.leaving = built.adapter, built.edges, built.leaving
         self.tied = {index for index, layer in enumerate(module.layers) if layer.tied}
-        layers = zip(built.layers, recomputed, strict=True)
-        self.units = nn.ModuleList(Unit(layer, is_recomputed=again) for layer, again in layers)
+        units = (Unit(layer, is_recomputed=index in again) for index, layer in enumerate(built.layers))
+        self.units = nn.ModuleList(units)
         self.compute = getattr(torch, layout.compute)
 
     def forward(

@@ -87,18 +87,18 @@ def test_features_of_several_blocks_enter_a_launched_model(tmp_path):
     test_a_launched_folder_has_the_losses_of_one_process("fsdp2", job, plan, tmp_path)
 
 
-def test_weights_that_stay_for_a_step_and_some_recomputed_layers_have_the_same_losses(job, tmp_path):
+def test_weights_that_stay_for_a_step_and_recomputed_blocks_have_the_same_losses(job, tmp_path):
     """Two microbatches of each rank; gradients are reduced after the second."""
     sharded = ModuleSettings(module="llm", sharding=Sharding.PARAMETERS, reshard_after=ReshardAfter.STEP)
     settings = replace(job.settings, modules=(sharded, replace(sharded, module="vision")))
     kept_job = replace(job, settings=settings, microbatch_samples=2)
     _, plan = fsdp.fastest_of_size(kept_job, cost_of(job, None, None))
     assert len(plan.microbatches_of["llm", 0]) == 2
-    some = plan.settings.of("llm").recomputing(Recompute.FULL, 2)
+    some = plan.settings.of("llm").recomputing(Recompute.BLOCKS)
     plan = replace(plan, settings=plan.settings.with_module(some))
     test_a_launched_folder_has_the_losses_of_one_process("fsdp2", job, plan, tmp_path)
     layout = json.loads((tmp_path / "out" / "fsdp2.json").read_text())
-    assert (layout["reshard_after"], layout["recompute"]) == ("step", {"llm": 2})
+    assert (layout["reshard_after"], layout["recompute"]) == ("step", {"llm": [1, 2]})
 
 
 @pytest.mark.parametrize("target", ["fsdp2", "torchrun"])

@@ -24,6 +24,7 @@ from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile
 from workbench.memory.sizes import Sizes
 from workbench.model.frozen import FrozenRule, Needs
+from workbench.model.layer import Layer, LayerKind
 from workbench.plan.check import check
 from workbench.plan.kernels import Kernels
 from workbench.plan.lower import lower
@@ -41,15 +42,15 @@ from workbench.timing.stage_seconds import StageSeconds
 
 COST = CostModel(ideal_profile())
 FEW = {"vision": 2, "audio": 1, "llm": 3}
-FULL, NONE = Recompute.FULL, Recompute.NONE
+BLOCKS, FULL, NONE = Recompute.BLOCKS, Recompute.FULL, Recompute.NONE
 
 
-def recomputing(plan: Plan, counts: Mapping[str, int | None] | None) -> Plan:
+def recomputing(plan: Plan, counts: Mapping[str, int | None] | None, recompute: Recompute = FULL) -> Plan:
     """The plan with this many layers of each module recomputed, None: all; without counts, none."""
     settings = plan.settings
     for module in plan.model.modules:
-        recompute, count = (NONE, None) if counts is None else (FULL, counts[module.name])
-        settings = settings.with_module(settings.of(module.name).recomputing(recompute, count))
+        chosen, count = (NONE, None) if counts is None else (recompute, counts[module.name])
+        settings = settings.with_module(settings.of(module.name).recomputing(chosen, count))
     return replace(plan, settings=settings)
 
 
@@ -57,7 +58,7 @@ def recomputing(plan: Plan, counts: Mapping[str, int | None] | None) -> Plan:
 def test_some_layers_are_spread_evenly(data: st.DataObject) -> None:
     num_layers = data.draw(st.integers(1, 100))
     count = data.draw(st.integers(1, num_layers))
-    flags = recomputed_layers(FULL, count, num_layers)
+    flags = recomputed_layers(FULL, count, layers_of("b" * num_layers))
     indices = [index for index, again in enumerate(flags) if again]
     assert (len(flags), len(indices), indices[-1]) == (num_layers, count, num_layers - 1)
     distances = {after - before for before, after in zip([-1, *indices], indices, strict=False)}
@@ -67,10 +68,40 @@ def test_some_layers_are_spread_evenly(data: st.DataObject) -> None:
     assert max(of_parts) - min(of_parts) <= 1
 
 
+def layers_of(kinds: str) -> list[Layer]:
+    """A layer for each letter: embedding, block, projector or head."""
+    kind_of = {kind[0]: kind for kind in LayerKind}
+    return [
+        Layer(name=f"{index}", kind=kind_of[letter], operators=(), out_width=1)
+        for index, letter in enumerate(kinds)
+    ]
+
+
+def flags_of(recompute: Recompute, count: int | None, kinds: str) -> str:
+    flags = recomputed_layers(recompute, count, layers_of(kinds))
+    return "".join("x" if again else "." for again in flags)
+
+
 def test_all_and_none_are_what_they_were() -> None:
-    assert recomputed_layers(FULL, 7, 7) == recomputed_layers(FULL, None, 7) == (True,) * 7
-    assert recomputed_layers(NONE, None, 7) == (False,) * 7
-    assert recomputed_layers(FULL, 2, 5) == (False, False, True, False, True)
+    assert flags_of(FULL, 7, "ebbbbbh") == flags_of(FULL, None, "ebbbbbh") == "xxxxxxx"
+    assert flags_of(NONE, None, "ebbbbbh") == "......."
+    assert flags_of(FULL, 2, "ebbbh") == "..x.x"
+
+
+@given(st.text("ebph", max_size=40), st.data())
+def test_blocks_are_recomputed_as_if_nothing_were_around_them(kinds: str, data: st.DataObject) -> None:
+    num_blocks = kinds.count("b")
+    count = data.draw(st.none() | st.integers(0, num_blocks))
+    flags = flags_of(BLOCKS, count, kinds)
+    of_blocks = "".join(flag for flag, kind in zip(flags, kinds, strict=True) if kind == "b")
+    assert of_blocks == flags_of(FULL, count, "b" * num_blocks)
+    assert flags.count("x") == of_blocks.count("x") == (num_blocks if count is None else count)
+
+
+def test_embedding_and_head_are_not_blocks() -> None:
+    assert flags_of(BLOCKS, None, "ebbbbh") == ".xxxx."
+    assert flags_of(BLOCKS, 2, "ebbbbph") == "..x.x.."
+    assert flags_of(BLOCKS, None, "ep") == ".."
 
 
 def test_a_stage_has_the_layers_of_its_module() -> None:
@@ -87,7 +118,7 @@ OF_TWO = {"vision": 1, "audio": 1, "llm": 2}
 def test_what_cannot_be_meant_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^module 'llm': want recompute_layers >= 1, got 0; nearest: 1$"):
         ModuleSettings(module="llm", recompute=FULL, recompute_layers=0)
-    message = "'llm': recompute_layers 2 wants recompute 'full', got 'none'; nearest: recompute 'full'$"
+    message = "'llm': recompute_layers 2 wants recompute 'blocks' or 'full', got 'none'; nearest: recompute"
     with pytest.raises(ValueError, match=message):
         ModuleSettings(module="llm", recompute_layers=2)
     plan = disjoint_plan(two_encoders(), [sample(0)])
@@ -98,6 +129,8 @@ def test_what_cannot_be_meant_is_refused() -> None:
         with pytest.raises(ValueError, match=message):
             check(recomputing(plan, OF_TWO | {"llm": count}))
     check(recomputing(plan, OF_TWO))
+    with pytest.raises(ValueError, match="recompute_layers must be fewer than its 4 blocks, got 4; nearest"):
+        check(recomputing(plan, OF_TWO | {"llm": 4}, BLOCKS))
 
 
 def test_other_recomputation_forgets_the_number() -> None:
@@ -113,7 +146,7 @@ def test_times_are_those_of_each_layer() -> None:
         times = [LayerTime(2.0**i, 16.0, 32.0, forward_only_s=2.0**i, checkpoint=added) for i in range(4)]
         forward_s, backward_s = (0.0, 0.0) if added is None else (0.25, 0.5)
         for count in range(5):
-            flags = recomputed_layers(FULL, count, 4)
+            flags = recomputed_layers(FULL, count, layers_of("bbbb"))
             again_s = sum(2.0**i + backward_s for i in range(4) if flags[i])
             passes = pass_times(times, [both] * 4, flags)
             assert passes.of("F") == 15.0 + count * forward_s
@@ -183,7 +216,7 @@ def test_planners_price_each_layer_as_recomputed_or_not() -> None:
     job = tiny_job("all")
     settings = ModuleSettings(module="llm")
     cases = {False: settings, True: settings.recomputing(FULL), None: settings.recomputing(FULL, 3)}
-    flags = recomputed_layers(FULL, 3, 6)
+    flags = recomputed_layers(FULL, 3, job.model.llm.layers)
     costs, totals = {}, {}
     for again, chosen in cases.items():
         changed = replace(job, settings=replace(job.settings, modules=() if again is False else (chosen,)))
@@ -201,8 +234,12 @@ def test_the_runtime_computes_these_layers_again_and_no_others() -> None:
     stage = plan.stages[0]
     num_layers = stage.layers[1]
     gradients = []
-    for count in (None, 2):
-        chosen = recomputing(plan, None if count is None else {m.name: 2 for m in plan.model.modules})
+    names = [m.name for m in plan.model.modules]
+    for chosen, total in (
+        (recomputing(plan, None), 0),
+        (recomputing(plan, dict.fromkeys(names, 2)), 2),
+        (recomputing(plan, dict.fromkeys(names), BLOCKS), num_layers - 2),
+    ):
         module = build_stage_module(chosen, stage, seed=3, dtype=torch.float64)
         calls = [0] * num_layers
         for index, layer in enumerate(module.layers):
@@ -211,10 +248,10 @@ def test_the_runtime_computes_these_layers_again_and_no_others() -> None:
         module(StageInput(None, data)).square().sum().backward()
         flags = recomputed_in(chosen, stage)
         assert calls == [2 if again else 1 for again in flags]
-        assert sum(flags) == (count or 0)
+        assert sum(flags) == total
         gradients.append([parameter.grad for parameter in module.parameters()])
-    for plain, recomputed in zip(*gradients, strict=True):
-        assert torch.equal(plain, recomputed)
+    for plain, *recomputed in zip(*gradients, strict=True):
+        assert all(torch.equal(plain, each) for each in recomputed)
 
 
 def _count(calls: list[int], index: int, *_: object) -> None:
@@ -226,6 +263,7 @@ def test_pipelines_train_as_one_process(mix: str, pool: Pool) -> None:
     """1F1B, and backwards in two parts."""
     plan = recomputing(disjoint_plan(mixed(mix), tiny_batch(), CUTS), FEW)
     assert_same(plan, pool)
+    assert_same(recomputing(plan, dict.fromkeys(FEW), BLOCKS), pool)
     assert_same(split(plan, weights_anywhere(7)), pool)
 
 
@@ -237,15 +275,16 @@ def test_sharded_layers_train_as_one_process(pool: Pool) -> None:
     assert_trains_as_one(plan, pool)
 
 
-def tiny_plan(counts: Mapping[str, int | None]) -> Plan:
-    return recomputing(cornstarch.plan(tiny_job("all"), COST), counts)
-
-
-@pytest.mark.parametrize("counts", [FEW, {"vision": 4, "audio": 5, "llm": 2}])
+@pytest.mark.parametrize(
+    ("counts", "recompute"),
+    [(FEW, FULL), ({"vision": 4, "audio": 5, "llm": 2}, FULL), (dict.fromkeys(FEW), BLOCKS)],
+)
 @pytest.mark.parametrize("is_split", [False, True])
-def test_memory_is_what_was_predicted(counts: Mapping[str, int], is_split: bool, pool: Pool) -> None:
+def test_memory_is_what_was_predicted(
+    counts: Mapping[str, int | None], recompute: Recompute, is_split: bool, pool: Pool
+) -> None:
     """Of kernels that keep what torch does, on every rank."""
-    plan = tiny_plan(counts)
+    plan = recomputing(cornstarch.plan(tiny_job("all"), COST), counts, recompute)
     assert plan.settings.kernels is Kernels.EAGER
     summary = summarise(measure("some", split(plan, weights_last) if is_split else plan, pool))
     assert summary.num_exceeded == 0

@@ -37,7 +37,7 @@ from workbench.search.joint.terms import Scope, Stop
 from workbench.strategies import fsdp
 from workbench.strategies.registry import PLANNERS
 
-FULL, NONE = Recompute.FULL, Recompute.NONE
+BLOCKS, FULL, NONE = Recompute.BLOCKS, Recompute.FULL, Recompute.NONE
 LAYERS = ("layouts", "llm", "recompute_layers")
 
 
@@ -54,6 +54,12 @@ def test_a_job_file_says_how_many(tmp_path: Path) -> None:
     assert recomputed_of(PLANNERS["cornstarch"](job, H100, silent), "llm") == (False, True, False, True)
 
 
+def test_a_job_file_says_blocks(tmp_path: Path) -> None:
+    job = load_job(write(tmp_path, put("layouts", "llm", "recompute", value="blocks")))
+    assert job.settings.of("llm") == ModuleSettings(module="llm", recompute=BLOCKS)
+    assert recomputed_of(PLANNERS["cornstarch"](job, H100, silent), "llm") == (False, True, True, False)
+
+
 @pytest.mark.parametrize(
     ("value", "change", "words"),
     [
@@ -61,8 +67,9 @@ def test_a_job_file_says_how_many(tmp_path: Path) -> None:
         (
             2,
             "none",
-            "'llm': recompute_layers 2 wants recompute 'full', got 'none'; nearest: recompute 'full'",
+            "'llm': recompute_layers 2 wants recompute 'blocks' or 'full', got 'none'; nearest: recompute",
         ),
+        (2, "blocks", "'llm': recompute_layers must be fewer than its 2 blocks, got 2; nearest: leave it"),
         (4, "full", "'llm': recompute_layers must be fewer than its 4 layers, got 4; nearest: leave it out"),
         (9, "full", "job 'small': module 'llm'|got 9; nearest: leave it out"),
     ],
@@ -77,20 +84,24 @@ def test_a_mistake_is_one_line(value: int, change: str, words: str, tmp_path: Pa
 
 
 def test_what_is_near_is_a_quarter_a_half_and_three() -> None:
-    """Only of modules through which gradients run; near a number, an eighth more or fewer of ten layers."""
+    """Only of modules through which gradients run; near a number, an eighth more or fewer of ten layers, of
+    which eight are blocks.
+    """
     job = vlm_job()
 
     def near(job: Job) -> list[str]:
         texts = [change.about for change in neighbours(job) if change.kind is ChangeKind.ACTIVATIONS]
         return [text.split(" recompute ")[1] for text in texts if text.startswith("llm recompute")]
 
-    quarters = ["2 layers", "5 layers", "8 layers"]
-    assert near(job) == [f"none -> {each}" for each in ("full", *quarters)]
-    assert near(with_llm(job, FULL)) == [f"full -> {each}" for each in ("none", *quarters)]
+    quarters = ["2 blocks", "4 blocks", "6 blocks"]
+    assert near(job) == [f"none -> {each}" for each in ("blocks", "full", *quarters)]
+    assert near(with_llm(job, FULL)) == [f"full -> {each}" for each in ("none", "blocks", *quarters)]
+    assert near(with_llm(job, BLOCKS)) == [f"blocks -> {each}" for each in ("none", "full", *quarters)]
+    assert near(with_llm(job, BLOCKS, 7)) == [f"7 blocks -> {each}" for each in (*Recompute, "6 blocks")]
     assert near(with_llm(job, FULL, 5)) == [
-        f"5 layers -> {each}" for each in ("none", "full", "4 layers", "6 layers")
+        f"5 layers -> {each}" for each in (*Recompute, "4 layers", "6 layers")
     ]
-    assert near(with_llm(job, FULL, 1)) == [f"1 layer -> {each}" for each in ("none", "full", "2 layers")]
+    assert near(with_llm(job, FULL, 1)) == [f"1 layer -> {each}" for each in (*Recompute, "2 layers")]
     model = replace(
         job.model,
         modules=tuple(
@@ -98,7 +109,7 @@ def test_what_is_near_is_a_quarter_a_half_and_three() -> None:
             for module in job.model.modules
         ),
     )
-    assert near(replace(job, model=model)) == ["none -> full"]
+    assert near(replace(job, model=model)) == ["none -> blocks", "none -> full"]
 
 
 def test_edits_leave_no_number_behind() -> None:
@@ -163,40 +174,46 @@ def most_bytes(plan: Plan) -> int:
 
 
 @pytest.mark.parametrize(
-    ("target", "count", "words", "differences"),
+    ("target", "recompute", "count", "words", "differences"),
     [
-        ("megatron", 5, "--recompute-method block\n  --recompute-num-layers 2\n", ["moved"]),
-        ("megatron", 2, "--recompute-method block\n  --recompute-num-layers 1\n", ["moved", "more"]),
-        ("megatron-bridge", 6, "'recompute_num_layers': 3,", ["moved", "more"]),
-        ("megatron-bridge", None, "'recompute_method': 'uniform',", []),
-        ("torchtitan", 5, "RECOMPUTE = 'full'", ["all"]),
+        ("megatron", FULL, 5, "--recompute-method block\n  --recompute-num-layers 2\n", ["alone", "moved"]),
+        ("megatron", BLOCKS, 4, "--recompute-method block\n  --recompute-num-layers 2\n", ["moved"]),
+        ("megatron", BLOCKS, 1, "--recompute-method block\n  --recompute-num-layers 1\n", ["moved", "more"]),
+        ("megatron-bridge", BLOCKS, 5, "'recompute_num_layers': 3,", ["moved", "more"]),
+        ("megatron-bridge", BLOCKS, None, "'recompute_method': 'uniform',", []),
+        ("megatron-bridge", FULL, None, "'recompute_method': 'uniform',", ["alone"]),
+        ("torchtitan", BLOCKS, 5, "RECOMPUTE = 'full'", ["all"]),
+        ("torchtitan", BLOCKS, None, "RECOMPUTE = 'full'", []),
+        ("torchtitan", FULL, None, "RECOMPUTE = 'full'", ["alone"]),
     ],
 )
 def test_systems_recompute_no_fewer_blocks(
-    target: str, count: int | None, words: str, differences: list[str]
+    target: str, recompute: Recompute, count: int | None, words: str, differences: list[str]
 ) -> None:
-    """Two stages of eight blocks; 2 and 6 of their 18 layers are unequal numbers of blocks of each."""
-    job = with_llm(JOBS["llama"], FULL, count, sharding=Sharding.OPTIMIZER)
+    """Two stages of eight blocks, between an embedding and a head."""
+    job = with_llm(JOBS["llama"], recompute, count, sharding=Sharding.OPTIMIZER)
     files = export(plan_of(job, "megatron-heterogeneous"), BY_NAME[target], prices_of(job))
     assert any(words in content for content in files.values())
     said = [each for each in json.loads(files[MARK])["differences"] if "recomputed" in each["has"]]
     assert [each["has"] for each in said] == [TOLD[difference] for difference in differences]
     assert [each["seconds"] is None for each in said] == [difference == "moved" for difference in differences]
-    assert all(each["seconds"] is None or each["seconds"] > 0 for each in said)
+    for name, each in zip(differences, said, strict=True):
+        assert each["seconds"] is None or (each["seconds"] < 0) == (name == "alone")
 
 
 TOLD = {
-    "moved": "recomputed layers spread evenly over 'llm'",
+    "alone": "embedding, projector or head of 'llm' recomputed with the blocks",
+    "moved": "recomputed blocks spread evenly over 'llm'",
     "more": "different numbers of recomputed blocks in stages of 'llm'",
     "all": "some layers of 'llm' recomputed",
 }
 
 
 def test_a_tower_of_megatron_recomputes_its_first_blocks() -> None:
-    """Its blocks are on one rank, so any number of them is exact; one of three layers is its projector."""
+    """Its blocks are on one rank, so any number of them is exact."""
     job = JOBS["llava"]
     plan = plan_of(job, "megatron-islands")
-    own = plan.settings.of("vision").recomputing(FULL, 3)
+    own = plan.settings.of("vision").recomputing(BLOCKS, 2)
     plan = replace(plan, settings=plan.settings.with_module(own))
     files = export(plan, BY_NAME["megatron"], prices_of(job))
     config = json.loads(files["tables.json"])["encoders"]["vision"]["config"]
@@ -210,5 +227,5 @@ def test_plain_torch_recomputes_the_same_layers() -> None:
     _, plan = fsdp.fastest_of_size(job, cost_of(job, None, None))
     plan = replace(plan, settings=plan.settings.with_module(plan.settings.of("llm").recomputing(FULL, 5)))
     files = export(plan, BY_NAME["fsdp2"], prices_of(job))
-    assert json.loads(files["fsdp2.json"])["recompute"] == {"llm": 5}
+    assert json.loads(files["fsdp2.json"])["recompute"] == {"llm": [3, 7, 10, 14, 17]}
     assert not re.search("recomput", " ".join(each["has"] for each in json.loads(files[MARK])["differences"]))

@@ -16,7 +16,7 @@ from workbench.llm_table.row_bytes import activation_bytes
 from workbench.llm_table.row_plan import plan_of
 from workbench.plan.lower import lower
 from workbench.plan.plan import Recompute
-from workbench.plan.recomputed_layers import recomputed_in
+from workbench.plan.recomputed_layers import recomputed_in, recomputed_of
 from workbench.schedule.action import Pass
 from workbench.timing.price import price
 
@@ -24,17 +24,11 @@ BIG = {"hidden": 512, "heads": 8, "layers": 12, "sequence": 256, "global_batch":
 
 
 def numbers(llm: LlmRow) -> list[int]:
-    """[stages] recomputed blocks, embedding and head aside."""
+    """[stages] recomputed layers; neither embedding nor head is one of them."""
     plan = plan_of(llm, load_profile(llm.gpu))
-    blocks = range(1, len(plan.model.modules[0].layers) - 1)
-    return [
-        sum(
-            again
-            for again, index in zip(recomputed_in(plan, each), range(*each.layers), strict=True)
-            if index in blocks
-        )
-        for each in plan.stages
-    ]
+    first, *_, last = recomputed_of(plan, plan.model.modules[0].name)
+    assert not first | last
+    return [sum(recomputed_in(plan, each)) for each in plan.stages]
 
 
 @given(pp=st.integers(1, 4), virtual=st.integers(1, 2), layers=st.integers(8, 24), data=st.data())
@@ -90,10 +84,10 @@ def test_more_recomputed_blocks_take_longer_and_hold_less(layout):
     assert all(a.iteration_s < b.iteration_s and a.peak_bytes > b.peak_bytes for a, b in pairwise(found))
 
 
-def test_none_of_them_are_all_of_them():
+def test_none_of_them_are_all_of_them_but_embedding_and_head():
     plan = plan_of(row(recompute="full"), load_profile("A100-80GB"))
     (settings_of_module,) = plan.settings.modules
-    assert (settings_of_module.recompute, settings_of_module.recompute_layers) == (Recompute.FULL, None)
+    assert (settings_of_module.recompute, settings_of_module.recompute_layers) == (Recompute.BLOCKS, None)
 
 
 @pytest.mark.parametrize(
@@ -101,8 +95,8 @@ def test_none_of_them_are_all_of_them():
     [
         ({}, "recompute_layers: want 0 without recompute full, got 1; nearest: 0"),
         ({"recompute": "norm+act"}, "recompute_layers: want 0 without recompute full, got 1; nearest: 0"),
-        ({"recompute": "full", "pp": 4}, "want fewer than the 1 blocks of a stage, or 0 for all layers, got"),
-        ({"recompute": "full", "lora_rank": 4}, "recompute_layers: want 0 (all layers) with a lora_rank"),
+        ({"recompute": "full", "pp": 4}, "want fewer than the 1 blocks of a stage, or 0 for all, got"),
+        ({"recompute": "full", "lora_rank": 4}, "recompute_layers: want 0 (all blocks) with a lora_rank"),
     ],
 )
 def test_contradictions_name_the_nearest_choice(cells, said):

@@ -91,7 +91,7 @@ def test_a_plan_that_is_written_is_a_plan(tmp_path: Path) -> None:
 def test_editors_are_told_what_fields_mean(tmp_path: Path) -> None:
     schema = validator("job").schema
     layout = schema["$defs"]["LayoutSpec"]["properties"]
-    assert layout["recompute"]["description"] == "activations that the backward recomputes."
+    assert layout["recompute"]["description"].startswith("what the backward recomputes: `none`, `blocks` as")
     undescribed = [
         f"{name}.{field}"
         for name, definition in schema["$defs"].items()

@@ -142,7 +142,8 @@ def dip_choice(replica: Replica) -> DipChoice:
 
 @cache
 def _choice_on(seen: Replica) -> DipChoice:
-    recomputes = [each for each in Recompute if seen.recompute in (Recompute.NONE, each)]
+    whole = Recompute.NONE, Recompute.FULL
+    recomputes = [each for each in whole if seen.recompute in (Recompute.NONE, each)]
     choices = [DipChoice(parts, recompute) for recompute in recomputes for parts in PARTS]
     seconds = [_dip_s(seen, choice)[0] for choice in choices]
     return choices[seconds.index(min(seconds))]

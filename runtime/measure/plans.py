@@ -138,7 +138,7 @@ def layer_tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSetting
         settings.module
         for plan in plans
         for settings in plan.settings.modules
-        if settings.recompute is Recompute.FULL
+        if settings.recompute is not Recompute.NONE
     }
     windows: list[tuple[Plan, Window]] = []
     covered: set[Key] = set()

@@ -13,6 +13,7 @@ from workbench.model.experts import num_experts
 from workbench.model.layer import Layer
 from workbench.model.model_graph import TEXT
 from workbench.plan.plan import KeyExchange, ModuleSettings, Recompute, Sharding
+from workbench.plan.recomputed_layers import recompute_text, recomputed_layers
 from workbench.planner.assembly import layout_of
 from workbench.planner.layer_cost import alike_layers
 from workbench.schedule.choice import ScheduleKind, usual
@@ -227,16 +228,21 @@ def _activations(job: Job) -> Iterator[Change]:
 
 
 def _recomputation(job: Job, module: str) -> Iterator[Change]:
-    """Recompute nothing, all layers, or some if gradients run through any."""
+    """Recompute nothing, all blocks, all layers, or some blocks if gradients run through any layer.
+
+    Some layers, where the job recomputes some, are varied as layers.
+    """
     settings, needs = job.settings.of(module), alike_layers(job.model, module).needs
     yield from (
         _recomputed(settings, recompute)
-        for recompute in (Recompute.NONE, Recompute.FULL)
+        for recompute in Recompute
         if (recompute, None) != (settings.recompute, settings.recompute_layers)
     )
     if any(need.any for need in needs):
-        for count in _layer_counts(settings.recompute_layers, len(needs)):
-            yield _recomputed(settings, Recompute.FULL, count)
+        recompute = Recompute.BLOCKS if settings.recompute_layers is None else settings.recompute
+        total = sum(recomputed_layers(recompute, None, job.model.module(module).layers))
+        for count in _layer_counts(settings.recompute_layers, total):
+            yield _recomputed(settings, recompute, count)
 
 
 def _layer_counts(current: int | None, num_layers: int) -> list[int]:
@@ -251,19 +257,14 @@ def _layer_counts(current: int | None, num_layers: int) -> list[int]:
 
 def _recomputed(settings: ModuleSettings, recompute: Recompute, count: int | None = None) -> Change:
     other = settings.recomputing(recompute, count)
-    text = f"{settings.module} recompute {_recompute_text(settings)} -> {_recompute_text(other)}"
+    before, after = (recompute_text(each.recompute, each.recompute_layers) for each in (settings, other))
+    text = f"{settings.module} recompute {before} -> {after}"
 
     def edit(job: Job) -> Job:
         changed = job.settings.of(settings.module).recomputing(recompute, count)
         return replace(job, settings=job.settings.with_module(changed))
 
     return Change(ChangeKind.ACTIVATIONS, text, edit)
-
-
-def _recompute_text(settings: ModuleSettings) -> str:
-    """`none`, `full` or `16 layers`."""
-    count = settings.recompute_layers
-    return str(settings.recompute) if count is None else f"{count} layer{'s' * (count > 1)}"
 
 
 def _sharding(job: Job) -> Iterator[Change]:

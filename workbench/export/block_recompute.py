@@ -1,4 +1,4 @@
-"""Recomputation of some layers as Megatron expresses it: equally many blocks of every stage, the first ones.
+"""Recomputation as Megatron expresses it: of all blocks, or of equally many in every stage, its first ones.
 
 Source: megatron-core 0.19.2 (Apache-2.0): TransformerConfig.recompute_method, core/recompute.py.
 """
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from workbench.export.approximation import Change, job_of
+from workbench.export.expressible import blocks_alone
 from workbench.export.module_layouts import placed_modules
 from workbench.job.job import Job
 from workbench.model.model_graph import Module
@@ -21,33 +22,34 @@ def recomputed_blocks(plan: Plan, module: Module) -> int:
     return max(1, *blocks_by_stage(module.layers, settings.recompute_layers, stage_layers))
 
 
-def equal_recomputed_blocks(plan: Plan, before: Sequence[Change]) -> Sequence[Change]:
-    """Recompute equally many blocks of every stage, or all of its blocks, no fewer than the plan does.
+def recomputed_alike(plan: Plan, before: Sequence[Change]) -> Sequence[Change]:
+    """Recompute blocks alone, equally many of every stage or all of its blocks, no fewer than the plan does.
 
     That they are the first of a stage is not priced: it changes nothing where all blocks cost the same.
 
     Args:
         before: changes that are made earlier, after which stages may have other layers.
     """
+    alone = blocks_alone(plan)
     some = [each.module for each in plan.settings.modules if each.recompute_layers is not None]
     if not some:
-        return ()
+        return alone
     names = ", ".join(map(repr, some))
     moved = Change(
-        has=f"recomputed layers spread evenly over {names}",
+        has=f"recomputed blocks spread evenly over {names}",
         gets="the first blocks of every stage recomputed",
     )
     job = job_of(plan)
-    for change in before:
+    for change in (*before, *alone):
         job = job if change.make is None else change.make(job)
     if _with_equal_blocks(job).settings == job.settings:
-        return (moved,)
+        return (*alone, moved)
     more = Change(
         has=f"different numbers of recomputed blocks in stages of {names}",
         gets="equally many in every stage, no fewer",
         make=_with_equal_blocks,
     )
-    return (moved, more)
+    return (*alone, moved, more)
 
 
 def _with_equal_blocks(job: Job) -> Job:
@@ -59,15 +61,15 @@ def _with_equal_blocks(job: Job) -> Job:
 
 
 def _equal(job: Job, settings: ModuleSettings, count: int) -> ModuleSettings:
-    """The least number of layers, from `count` on, that lie alike in all stages; all if there is none."""
+    """The least number of blocks, from `count` on, that lie alike in all stages; all if there is none."""
     module = job.model.module(settings.module)
-    num_layers = len(module.layers)
+    (num_blocks,) = blocks_by_stage(module.layers, None, (len(module.layers),))
     layout = next((each for each in job.layouts if each.module == module.name), None)
     stage_layers = () if layout is None else layout.stage_layers
     if not stage_layers and (layout is None or layout.pp in (None, 1)):
-        stage_layers = (num_layers,)
-    fitting = (n for n in range(count, num_layers) if stage_layers and _is_equal(module, n, stage_layers))
-    return settings.recomputing(Recompute.FULL, next(fitting, None))
+        stage_layers = (len(module.layers),)
+    fitting = (n for n in range(count, num_blocks) if stage_layers and _is_equal(module, n, stage_layers))
+    return settings.recomputing(Recompute.BLOCKS, next(fitting, None))
 
 
 def _is_equal(module: Module, count: int, stage_layers: Sequence[int]) -> bool:

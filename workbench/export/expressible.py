@@ -5,8 +5,10 @@ from dataclasses import replace
 
 from workbench.export.approximation import Change, in_settings, longest_tokens, padded, with_schedule
 from workbench.export.module_layouts import llm_of, placed_modules, schedule_like
+from workbench.job.job import Job
 from workbench.model.block_modules import BlockModule
-from workbench.plan.plan import ModuleSettings, Plan, Precision, Sharding
+from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Sharding
+from workbench.plan.recomputed_layers import recomputed_layers
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.schedule.sharded import ReshardAfter
 
@@ -118,6 +120,32 @@ def all_recomputed(plan: Plan) -> Sequence[Change]:
         "all of them",
         lambda settings: settings.recomputing(settings.recompute),
     )
+
+
+def blocks_alone(plan: Plan) -> Sequence[Change]:
+    """For systems that recompute blocks, not what stands before and after them."""
+    whole = [each.module for each in _settings_of_modules(plan) if each.recompute is Recompute.FULL]
+    if not whole:
+        return ()
+
+    def made(job: Job) -> Job:
+        settings = job.settings
+        for own in job.settings.modules:
+            if own.recompute is Recompute.FULL:
+                settings = settings.with_module(_of_blocks(job, own))
+        return replace(job, settings=settings)
+
+    has = f"embedding, projector or head of {', '.join(map(repr, whole))} recomputed with the blocks"
+    return (Change(has=has, gets="blocks recomputed alone", make=made),)
+
+
+def _of_blocks(job: Job, settings: ModuleSettings) -> ModuleSettings:
+    """As many blocks recomputed as with the settings, at least one."""
+    layers = job.model.module(settings.module).layers
+    flags = recomputed_layers(Recompute.FULL, settings.recompute_layers, layers)
+    of_blocks = recomputed_layers(Recompute.BLOCKS, None, layers)
+    count = max(1, sum(a and b for a, b in zip(flags, of_blocks, strict=True)))
+    return settings.recomputing(Recompute.BLOCKS, None if count >= sum(of_blocks) else count)
 
 
 def sharded_as(plan: Plan, instead: Sharding, *refused: Sharding) -> Sequence[Change]:

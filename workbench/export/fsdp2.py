@@ -92,7 +92,7 @@ def _whole_blocks(plan: Plan) -> Sequence[Change]:
     def whole(settings: ModuleSettings) -> ModuleSettings:
         if not settings.computed_again:
             return settings
-        return replace(settings.recomputing(Recompute.FULL), computed_again=())
+        return replace(settings.recomputing(Recompute.BLOCKS), computed_again=())
 
     return in_settings("parts of blocks recomputed", "whole blocks recomputed", whole)
 
@@ -109,9 +109,9 @@ def layout_words(plan: Plan) -> dict[str, object]:
         "weights": str(plan.settings.optimizer_precision or plan.settings.precision),
         "compute": str(plan.settings.precision),
         "recompute": {
-            module.name: count
+            module.name: layers
             for module in plan.model.modules
-            if (count := sum(recomputed_of(plan, module.name)))
+            if (layers := [index for index, again in enumerate(recomputed_of(plan, module.name)) if again])
         },
     }
 

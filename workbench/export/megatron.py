@@ -14,7 +14,7 @@ from workbench.export.approximation import (
     longest_tokens,
     microbatch_samples,
 )
-from workbench.export.block_recompute import equal_recomputed_blocks
+from workbench.export.block_recompute import recomputed_alike
 from workbench.export.decoder import Decoder, decoder_of
 from workbench.export.latent import latent_words, without_flags
 from workbench.export.megatron_program import MEGATRON_SEVERAL
@@ -185,7 +185,7 @@ def _changes(plan: Plan) -> Sequence[Change]:
         *keys_exchanged(plan),
         *expressible.one_of_schedules(plan, SCHEDULES),
     )
-    return (*changes, *equal_recomputed_blocks(plan, changes))
+    return (*changes, *recomputed_alike(plan, changes))
 
 
 def as_shell(name: str, flags: Arguments) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from workbench.export import expressible
 from workbench.export.approximation import Approximation, Change, longest_tokens
-from workbench.export.block_recompute import equal_recomputed_blocks
+from workbench.export.block_recompute import recomputed_alike
 from workbench.export.decoder import config_of, decoder_of
 from workbench.export.latent import latent_words, latent_yarn_words
 from workbench.export.mimo_config import (
@@ -55,7 +55,7 @@ def _changes(plan: Plan) -> Sequence[Change]:
         *keys_exchanged(plan),
         *expressible.one_of_schedules(plan, SCHEDULES),
     )
-    return (*changes, *equal_recomputed_blocks(plan, changes))
+    return (*changes, *recomputed_alike(plan, changes))
 
 
 def _grid_words(plan: Plan, placed: Placed) -> Words:

@@ -18,7 +18,7 @@ from workbench.export.approximation import (
     microbatch_samples,
     with_layouts,
 )
-from workbench.export.block_recompute import equal_recomputed_blocks, recomputed_blocks
+from workbench.export.block_recompute import recomputed_alike, recomputed_blocks
 from workbench.export.decoder import Decoder, config_of, decoder_of
 from workbench.export.mimo_limits import PROJECTORS, TOWERS, encoders_of
 from workbench.export.module_layouts import llm_of, placed_modules
@@ -70,7 +70,7 @@ def mimo_changes(plan: Plan) -> Sequence[Change]:
         *expressible.one_of_schedules(plan, (ScheduleKind.ONE_F_ONE_B,)),
         *_equal_cuts(plan),
     )
-    return (*changes, *equal_recomputed_blocks(plan, changes))
+    return (*changes, *recomputed_alike(plan, changes))
 
 
 def keys_exchanged(plan: Plan) -> Sequence[Change]:
@@ -179,7 +179,7 @@ def settings_words(plan: Plan, module: str) -> Words:
     """Number format and recomputation of one module, as fields of `TransformerConfig`."""
     settings = plan.settings.of(module)
     words: Words = {"bf16": plan.settings.precision is Precision.BFLOAT16}
-    if settings.recompute is Recompute.FULL:
+    if settings.recompute is not Recompute.NONE:
         some = settings.recompute_layers is not None
         return words | {
             "recompute_granularity": "full",

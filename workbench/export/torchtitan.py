@@ -26,7 +26,7 @@ from workbench.job.notations.job_layouts import TORCHTITAN_SIZES
 from workbench.job.notations.torchtitan import OUTPUT, parts_of
 from workbench.model.families.positions import rotated_share
 from workbench.model.families.registry import ARCHITECTURES
-from workbench.plan.plan import KeyExchange, ModuleSettings, Plan, Precision, Sharding
+from workbench.plan.plan import KeyExchange, ModuleSettings, Plan, Precision, Recompute, Sharding
 from workbench.schedule.choice import ScheduleKind
 from workbench.schedule.sharded import ReshardAfter
 
@@ -83,6 +83,7 @@ def _changes(plan: Plan) -> Sequence[Change]:
         *_resharded(plan),
         *expressible.computed_again(plan, ()),
         *expressible.all_recomputed(plan),
+        *expressible.blocks_alone(plan),
         *_key_exchange(plan),
         *expressible.one_of_schedules(plan, SCHEDULES),
     )
@@ -189,8 +190,8 @@ def _files(approximation: Approximation) -> Files:
         "training": training_words(plan),
     }
     shown = {name: pformat(table, width=WIDTH, sort_dicts=False) for name, table in tables.items()}
-    recompute = repr(str(plan.settings.of(module.name).recompute))
-    return {f"{MODULE}.py": PROGRAM.format(**shown, recompute=recompute)}
+    recompute = "none" if plan.settings.of(module.name).recompute is Recompute.NONE else "full"
+    return {f"{MODULE}.py": PROGRAM.format(**shown, recompute=repr(recompute))}
 
 
 def _launch(approximation: Approximation) -> Launch:

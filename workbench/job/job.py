@@ -227,7 +227,7 @@ def _check_layouts(job: Job) -> None:
             raise ValueError(f"job {job.name!r}: no module {name!r}; {nearest_of(name, names)}")
     for settings in job.settings.modules:
         where, module = f"job {job.name!r}: module {settings.module!r}", job.model.module(settings.module)
-        check_recompute_layers(where, settings, len(module.layers))
+        check_recompute_layers(where, settings, module.layers)
     for layout in job.layouts:
         if [other.module for other in job.layouts].count(layout.module) > 1:
             raise ValueError(f"job {job.name!r}: module {layout.module!r} has two layouts")

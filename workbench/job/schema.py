@@ -315,9 +315,10 @@ class LayoutSpec(Strict):
         dp: data-parallel replicas; default: `replicas` of the batch.
         rank_offset: first rank of the module; default: after the modules before it.
         stage_layers: layers of each stage; default: balanced.
-        recompute: activations that the backward recomputes.
-        recompute_layers: only with `recompute: full`: number of recomputed layers, spread evenly over the
-            module; default: all.
+        recompute: what the backward recomputes: `none`, `blocks` as most trainers do, or `full`, which is
+            every layer, with embedding, projector and head.
+        recompute_layers: number of recomputed layers, or of blocks with `recompute: blocks`, spread evenly
+            over the module; default: all.
         key_exchange: how context-parallel ranks exchange keys and values, or heads.
         sequence_parallel: whether tensor-parallel ranks split the tokens outside attention and MLPs.
         sharding: state that is sharded over data- and context-parallel ranks; that of distributed experts
@@ -334,7 +335,7 @@ class LayoutSpec(Strict):
     dp: Count | None = None
     rank_offset: Annotated[int, Field(ge=0, le=10_000_000, strict=True)] | None = None
     stage_layers: tuple[Count, ...] = ()
-    recompute: Literal["none", "full"] = "none"
+    recompute: Literal["none", "blocks", "full"] = "none"
     recompute_layers: Count | None = None
     key_exchange: KeyExchange = KeyExchange.ALL_GATHER
     sequence_parallel: Annotated[bool, Field(strict=True)] = False

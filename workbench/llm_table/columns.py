@@ -79,13 +79,13 @@ COLUMNS = (
     ),
     Column(
         "recompute",
-        "none, selective (core_attn), full, or modules joined by +",
+        "none, selective (core_attn), full (whole blocks), or modules joined by +",
         always((Recomputed.NONE, ())),
         shown="none",
     ),
     count_column(
         "recompute_layers",
-        "with recompute full: recomputed blocks of every stage (Megatron's block method); 0: all layers",
+        "with recompute full: recomputed blocks of every stage (Megatron's block method); 0: all of them",
         0,
         least=0,
     ),

@@ -207,8 +207,8 @@ def settings_of(row: LlmRow) -> Settings:
         modules=(
             ModuleSettings(
                 module=MODULE,
-                recompute=Recompute.FULL if row.recompute is Recomputed.FULL else Recompute.NONE,
-                recompute_layers=_recomputed_layers(row) if row.recompute_layers else None,
+                recompute=Recompute.BLOCKS if row.recompute is Recomputed.FULL else Recompute.NONE,
+                recompute_layers=_recomputed_blocks(row) if row.recompute_layers else None,
                 sharding=Sharding.NONE if sharding is Sharding.PARAMETERS else sharding,
                 computed_again=row.computed_again,
             ),
@@ -216,11 +216,11 @@ def settings_of(row: LlmRow) -> Settings:
     )
 
 
-def _recomputed_layers(row: LlmRow) -> int | None:
-    """Fewest layers, spread evenly over the model, that leave no stage with fewer recomputed blocks than the
+def _recomputed_blocks(row: LlmRow) -> int | None:
+    """Fewest blocks, spread evenly over the model, that leave no stage with fewer recomputed ones than the
     row says or the stage has; None: all.
 
-    Differs: Megatron recomputes the first blocks of every stage, and neither embedding nor head.
+    Differs: Megatron recomputes the first blocks of every stage.
     """
     layers, stage_layers = model_of(row).modules[0].layers, [last - first for first, last in _shares(row)]
     wanted = [min(row.recompute_layers, of) for of in blocks_by_stage(layers, None, stage_layers)]

@@ -69,7 +69,7 @@ def check_draft(plan: Plan) -> None:
         check_joint_rows(plan)
     for module in plan.model.modules:
         settings = plan.settings.of(module.name)
-        check_recompute_layers(f"module {module.name!r}", settings, len(module.layers))
+        check_recompute_layers(f"module {module.name!r}", settings, module.layers)
 
 
 def _twins(plan: Plan) -> dict[int, int]:

@@ -72,7 +72,10 @@ class TokenShard:
 
 
 class Recompute(StrEnum):
+    """What backwards compute again: nothing, the blocks between embedding and head, or every layer."""
+
     NONE = "none"
+    BLOCKS = "blocks"
     FULL = "full"
 
 
@@ -117,7 +120,7 @@ class ModuleSettings:
 
     Args:
         module: name of the module.
-        recompute: activations that the backward recomputes.
+        recompute: layers that the backward recomputes.
         sharding: state that is sharded over data-parallel ranks.
         instances: number of copies of the sharded state.
         key_exchange: how context-parallel ranks exchange keys and values, or heads.
@@ -126,8 +129,8 @@ class ModuleSettings:
         collective_pieces: pieces of a tensor-parallel matmul whose results are all-reduced, so that the
             reduction of one piece overlaps with the matmul of the next.
         reshard_after: how long sharded parameters stay gathered.
-        recompute_layers: only with `recompute: full`: number of recomputed layers, spread evenly over the
-            module; null: all.
+        recompute_layers: number of recomputed layers, or of blocks with `recompute: blocks`, spread evenly
+            over the module; null: all.
     """
 
     module: str
@@ -158,11 +161,11 @@ class ModuleSettings:
     def _check_recompute_layers(self, count: int) -> None:
         if count < 1:
             raise ValueError(f"module {self.module!r}: want recompute_layers >= 1, got {count}; nearest: 1")
-        if self.recompute is not Recompute.FULL:
+        if self.recompute is Recompute.NONE:
             raise ValueError(
                 f"module {self.module!r}: recompute_layers {count} wants recompute "
-                f"{Recompute.FULL.value!r}, got {self.recompute.value!r}; nearest: recompute "
-                f"{Recompute.FULL.value!r}"
+                f"{Recompute.BLOCKS.value!r} or {Recompute.FULL.value!r}, got {self.recompute.value!r}; "
+                f"nearest: recompute {Recompute.BLOCKS.value!r}"
             )
 
     @property
@@ -182,7 +185,7 @@ class ModuleSettings:
         return replace(self, sharding=sharding, instances=instances, reshard_after=reshard_after)
 
     def recomputing(self, recompute: Recompute, layers: int | None = None) -> "ModuleSettings":
-        """Return the settings with other recomputation: `layers` of the module's layers, None: all."""
+        """Return the settings with other recomputation, of so many of the layers it may be; None: all."""
         return replace(self, recompute=recompute, recompute_layers=layers)
 
 

@@ -128,7 +128,7 @@ def check_recompute(module: str, settings: ModuleSettings) -> None:
     if settings.computed_again:
         raise ValueError(
             f"module {module!r}: the runtime computes whole layers again or nothing, got "
-            f"{', '.join(settings.computed_again)}; nearest: recompute 'full'"
+            f"{', '.join(settings.computed_again)}; nearest: recompute 'blocks'"
         )
 
 

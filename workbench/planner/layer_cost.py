@@ -110,7 +110,7 @@ def layer_costs(
     machine, settings = machine_of(job, layout, cost), job.settings.of(layout.module)
     layers, alike = job.model.module(layout.module).layers, alike_layers(job.model, layout.module, rule)
     shapes = _shapes(draft, layout.module, layout.joint_replicas)
-    again = recomputed_layers(settings.recompute, settings.recompute_layers, len(layers))
+    again = recomputed_layers(settings.recompute, settings.recompute_layers, layers)
     kinds = list(zip(alike.firsts, again, strict=True))
     cost_of = {
         (first, is_again): mean_cost(machine, layers[first], alike.needs[first], shapes, recomputed=is_again)

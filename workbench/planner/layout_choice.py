@@ -106,7 +106,7 @@ class ModuleChoice(Degrees):
     """The choice for one module of a layout.
 
     Args:
-        recompute: whether its layers are computed again.
+        recompute: which of its layers are computed again.
         recompute_layers: number of those that are; None: all.
         instances: copies of the sharded state among its data-parallel ranks.
     """
@@ -142,10 +142,13 @@ class ModuleChoice(Degrees):
         return self.num_holders if self.ep == 1 else self.num_holders * self.tp // self.ep
 
     def __str__(self) -> str:
-        extra = " recomputed" if self.recompute is Recompute.FULL else ""
+        extra = _RECOMPUTED[self.recompute]
         copies = f" x{self.instances} optimizers" if self.instances > 1 else ""
         experts = f" ep {self.ep}" if self.ep > 1 else ""
         return f"{self.module} {self.tp}/{self.cp}/{self.pp}/{self.num_replicas}{experts}{extra}{copies}"
+
+
+_RECOMPUTED = {Recompute.NONE: "", Recompute.BLOCKS: " blocks recomputed", Recompute.FULL: " recomputed"}
 
 
 def on_tensor_ranks(settings: ModuleSettings, tp: int = 1) -> ModuleChoice:

@@ -132,7 +132,7 @@ class ModulePrices:
         if key not in self._known:
             layers = self.job.model.module(choice.module).layers
             alike = alike_layers(self.job.model, choice.module)
-            again = recomputed_layers(choice.recompute, choice.recompute_layers, len(layers))
+            again = recomputed_layers(choice.recompute, choice.recompute_layers, layers)
             kinds = list(zip(alike.firsts, again, strict=True))
             price_of = {
                 (first, is_again): self._layer(

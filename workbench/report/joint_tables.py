@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
+from workbench.plan.recomputed_layers import recompute_text
 from workbench.report.records import simulated_record
 from workbench.report.search_tables import asked_text, layout_record
 from workbench.report.tables import milliseconds, titled
@@ -244,8 +245,7 @@ def _schedule(schedule: Record) -> str:
 
 def _settings(move: Record) -> str:
     """Recomputation, sharding and related settings."""
-    count = move.get("recompute_layers")
-    recompute = move["recompute"] if count is None else f"{count} layer{'s' if count > 1 else ''}"
+    recompute = recompute_text(move["recompute"], move.get("recompute_layers"))
     words = [f"recompute {recompute}", f"sharding {move['sharding']}"]
     if move.get("instances", 1) > 1:
         words.append(f"in {move['instances']} instances")

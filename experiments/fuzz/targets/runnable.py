@@ -150,7 +150,7 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
     "tp": (2, 2, 4),
     "cp": (2, 2, 3),
     "ep": (2,),
-    "recompute": ("full",),
+    "recompute": ("full", "blocks"),
     "key_exchange": tuple(map(str, KeyExchange)),
     "sequence_parallel": (True,),
     "sharding": ("optimizer", "parameters"),
