@@ -34,7 +34,8 @@ from workbench.job.schema import JobSpec
             ("layouts", "llm", "zz"),
             1,
             "unknown key 'layouts.llm.zz'; known keys are pp, tp, cp, ep, dp, rank_offset, stage_layers, "
-            "recompute, recompute_layers, key_exchange, sequence_parallel, sharding, instances",
+            "recompute, recompute_layers, recompute_modules, key_exchange, sequence_parallel, sharding, "
+            "instances",
         ),
         (("profile",), ..., "missing key 'profile'"),
         (("batch", "samples"), ..., "missing key 'batch.samples'"),

@@ -230,13 +230,13 @@ def _activations(job: Job) -> Iterator[Change]:
 def _recomputation(job: Job, module: str) -> Iterator[Change]:
     """Recompute nothing, all blocks, all layers, or some blocks if gradients run through any layer.
 
-    Some layers, where the job recomputes some, are varied as layers.
+    Some layers, where the job recomputes some, are varied as layers. Parts of blocks are not proposed.
     """
     settings, needs = job.settings.of(module), alike_layers(job.model, module).needs
     yield from (
         _recomputed(settings, recompute)
         for recompute in Recompute
-        if (recompute, None) != (settings.recompute, settings.recompute_layers)
+        if settings != _with_recompute(settings, recompute, None)
     )
     if any(need.any for need in needs):
         recompute = Recompute.BLOCKS if settings.recompute_layers is None else settings.recompute
@@ -256,15 +256,18 @@ def _layer_counts(current: int | None, num_layers: int) -> list[int]:
 
 
 def _recomputed(settings: ModuleSettings, recompute: Recompute, count: int | None = None) -> Change:
-    other = settings.recomputing(recompute, count)
-    before, after = (recompute_text(each.recompute, each.recompute_layers) for each in (settings, other))
-    text = f"{settings.module} recompute {before} -> {after}"
+    before = recompute_text(settings.recompute, settings.recompute_layers, settings.computed_again)
+    text = f"{settings.module} recompute {before} -> {recompute_text(recompute, count)}"
 
     def edit(job: Job) -> Job:
-        changed = job.settings.of(settings.module).recomputing(recompute, count)
+        changed = _with_recompute(job.settings.of(settings.module), recompute, count)
         return replace(job, settings=job.settings.with_module(changed))
 
     return Change(ChangeKind.ACTIVATIONS, text, edit)
+
+
+def _with_recompute(settings: ModuleSettings, recompute: Recompute, count: int | None) -> ModuleSettings:
+    return replace(settings.recomputing(recompute, count), computed_again=())
 
 
 def _sharding(job: Job) -> Iterator[Change]:

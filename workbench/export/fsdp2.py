@@ -5,7 +5,6 @@ Source: torch.distributed.fsdp.fully_shard; Liang et al. 2025, "TorchTitan", sec
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -92,7 +91,7 @@ def _whole_blocks(plan: Plan) -> Sequence[Change]:
     def whole(settings: ModuleSettings) -> ModuleSettings:
         if not settings.computed_again:
             return settings
-        return replace(settings.recomputing(Recompute.BLOCKS), computed_again=())
+        return settings.recomputing(Recompute.BLOCKS)
 
     return in_settings("parts of blocks recomputed", "whole blocks recomputed", whole)
 

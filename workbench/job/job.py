@@ -12,8 +12,10 @@ from workbench.job.joint_layouts import join
 from workbench.job.module_layout import ModuleLayout, layout_from_spec
 from workbench.job.notations.checked_values import nearest_of
 from workbench.job.parts import batch_of, cluster_of, model_of
+from workbench.job.recomputed_parts import check_recomputed_parts
 from workbench.job.schema import JobSpec, LayoutSpec
 from workbench.masks.patterns import check_masks
+from workbench.model.block_modules import BlockModule
 from workbench.model.item_tokens import check_lengths
 from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.plan.expert_groups import check_expert_degree
@@ -163,6 +165,7 @@ def _module_settings(name: str, layout: LayoutSpec) -> ModuleSettings:
         module=name,
         recompute=Recompute(layout.recompute),
         recompute_layers=layout.recompute_layers,
+        computed_again=tuple(part for part in BlockModule if part in layout.recompute_modules),
         sharding=Sharding(layout.sharding),
         instances=layout.instances,
         reshard_after=layout.reshard_after,
@@ -228,6 +231,7 @@ def _check_layouts(job: Job) -> None:
     for settings in job.settings.modules:
         where, module = f"job {job.name!r}: module {settings.module!r}", job.model.module(settings.module)
         check_recompute_layers(where, settings, module.layers)
+        check_recomputed_parts(where, job.settings, module)
     for layout in job.layouts:
         if [other.module for other in job.layouts].count(layout.module) > 1:
             raise ValueError(f"job {job.name!r}: module {layout.module!r} has two layouts")

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
 from workbench.masks.patterns import CAUSAL, PATTERNS, canonical
+from workbench.model.block_modules import BlockModule
 from workbench.plan.plan import KeyExchange, Precision
 from workbench.schedule.choice import ScheduleKind
 from workbench.schedule.sharded import ReshardAfter
@@ -319,6 +320,8 @@ class LayoutSpec(Strict):
             every layer, with embedding, projector and head.
         recompute_layers: number of recomputed layers, or of blocks with `recompute: blocks`, spread evenly
             over the module; default: all.
+        recompute_modules: parts of every block that the backward recomputes, in place of `recompute`; for
+            simulation and export to Megatron, the runtime recomputes whole layers.
         key_exchange: how context-parallel ranks exchange keys and values, or heads.
         sequence_parallel: whether tensor-parallel ranks split the tokens outside attention and MLPs.
         sharding: state that is sharded over data- and context-parallel ranks; that of distributed experts
@@ -337,6 +340,7 @@ class LayoutSpec(Strict):
     stage_layers: tuple[Count, ...] = ()
     recompute: Literal["none", "blocks", "full"] = "none"
     recompute_layers: Count | None = None
+    recompute_modules: tuple[BlockModule, ...] = ()
     key_exchange: KeyExchange = KeyExchange.ALL_GATHER
     sequence_parallel: Annotated[bool, Field(strict=True)] = False
     sharding: Literal["none", "optimizer", "parameters"] = "none"

@@ -50,6 +50,8 @@ def is_in_module(operator: Operator, module: BlockModule) -> bool:
 
 def part_of(layer: Layer, modules: Collection[BlockModule]) -> Layer | None:
     """The layer with only the operators of these modules; None where it has none of them."""
+    if not modules:
+        return None
     operators = tuple(
         operator for operator in layer.operators if any(is_in_module(operator, module) for module in modules)
     )

@@ -185,8 +185,12 @@ class ModuleSettings:
         return replace(self, sharding=sharding, instances=instances, reshard_after=reshard_after)
 
     def recomputing(self, recompute: Recompute, layers: int | None = None) -> "ModuleSettings":
-        """Return the settings with other recomputation, of so many of the layers it may be; None: all."""
-        return replace(self, recompute=recompute, recompute_layers=layers)
+        """Return the settings with other recomputation, of so many of the layers it may be; None: all.
+
+        Parts of blocks are recomputed only where no whole layers are.
+        """
+        parts = self.computed_again if recompute is Recompute.NONE else ()
+        return replace(self, recompute=recompute, recompute_layers=layers, computed_again=parts)
 
 
 @cache

@@ -65,8 +65,10 @@ def blocks_by_stage(layers: Sequence[Layer], count: int | None, stage_layers: Se
     return [sum(flags[first:last]) for first, last in pairwise(accumulate(stage_layers, initial=0))]
 
 
-def recompute_text(recompute: str, count: int | None) -> str:
-    """`none`, `blocks`, `full`, `16 blocks` or `16 layers`."""
+def recompute_text(recompute: str, count: int | None, parts: Sequence[str] = ()) -> str:
+    """`none`, `blocks`, `full`, `16 blocks`, `16 layers`, or parts of blocks such as `norm+act`."""
+    if parts:
+        return "+".join(parts)
     noun = "block" if recompute == Recompute.BLOCKS else "layer"
     return str(recompute) if count is None else f"{count} {noun}{'s' * (count > 1)}"
 

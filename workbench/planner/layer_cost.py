@@ -1,13 +1,14 @@
 """The cost that a strategy balances: forward and backward seconds of each layer on a typical microbatch."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from workbench.cost.model import CostModel, Work
 from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
+from workbench.model.block_modules import BlockModule, part_of
 from workbench.model.frozen import FrozenRule, Needs, gradient_needs
 from workbench.model.layer import Layer
 from workbench.model.model_graph import ModelGraph
@@ -67,21 +68,35 @@ class LayerCost:
         return self.forward_s + self.backward_s
 
 
-def mean_cost(machine: GridCost, layer: Layer, need: Needs, shapes: Shapes, *, recomputed: bool) -> LayerCost:
+def mean_cost(
+    machine: GridCost,
+    layer: Layer,
+    need: Needs,
+    shapes: Shapes,
+    *,
+    recomputed: bool,
+    parts: Collection[BlockModule] = (),
+) -> LayerCost:
     """The mean cost of one layer over microbatch shapes.
 
     Recomputation adds one forward where any gradient of the layer runs, and the measured overhead of a
     checkpoint.
 
+    Args:
+        parts: of a block that are recomputed if the layer is not.
+
     Complexity: O(shapes).
     """
     again = recomputed and need.any
+    part = part_of(layer, parts) if parts and need.any and not again else None
     forward_s = backward_s = 0.0
     for work, share in shapes:
         time = machine.layer_time(layer, work)
         is_measured = again and time.checkpoint is not None
         forward_s += share * (time.checkpointed_forward_s(need) if is_measured else time.forward_s)
         backward_s += share * (time.backward_s(need) + (time.again_s() if again else 0.0))
+        if part is not None:
+            backward_s += share * machine.layer_time(part, work).forward_s
     return LayerCost(forward_s, backward_s)
 
 
@@ -113,7 +128,14 @@ def layer_costs(
     again = recomputed_layers(settings.recompute, settings.recompute_layers, layers)
     kinds = list(zip(alike.firsts, again, strict=True))
     cost_of = {
-        (first, is_again): mean_cost(machine, layers[first], alike.needs[first], shapes, recomputed=is_again)
+        (first, is_again): mean_cost(
+            machine,
+            layers[first],
+            alike.needs[first],
+            shapes,
+            recomputed=is_again,
+            parts=settings.computed_again,
+        )
         for first, is_again in set(kinds)
     }
     return tuple(cost_of[kind] for kind in kinds)

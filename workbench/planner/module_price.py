@@ -284,7 +284,8 @@ class ModulePrices:
         cost = dividing(self.cost, settings, choice.module).with_expert_parallel(choice.ep, links.experts)
         machine = GridCost(cost, choice.tp, choice.cp, settings.precision, links)
         shapes = self.shapes(choice.module, num_samples, choice.cp)
-        passes = mean_cost(machine, layer, need, shapes, recomputed=recomputed)
+        parts = settings.of(choice.module).computed_again
+        passes = mean_cost(machine, layer, need, shapes, recomputed=recomputed, parts=parts)
         again = recomputed and need.any
         grid = Grid(choice.tp, choice.cp, choice.ep)
         divides = choice.tp > 1 and settings.divides_tokens(choice.module)
@@ -292,7 +293,12 @@ class ModulePrices:
         kept = working = 0.0
         for work, _ in shapes:
             setting = Setting(
-                work, grid, settings.precision.num_bytes, is_gathered=False, divides_tokens=divides
+                work,
+                grid,
+                settings.precision.num_bytes,
+                is_gathered=False,
+                divides_tokens=divides,
+                computed_again=parts,
             )
             memory = layer_bytes(layer, need, setting, settings.kernels)
             inside = max(memory.forward, memory.backward)

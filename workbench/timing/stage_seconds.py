@@ -6,10 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.arrays import Flags
-from workbench.cost.layer_time import slowest
+from workbench.cost.layer_time import LayerTime, slowest
 from workbench.cost.model import CostModel, Work
 from workbench.data.sample import Item
+from workbench.model.block_modules import part_of
 from workbench.model.frozen import Needs
+from workbench.model.layer import Layer
 from workbench.model.model_graph import Module
 from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.recomputed_layers import recomputed_of
@@ -130,13 +132,17 @@ class StageSeconds:
             machines = [GridCost(model, stage.tp, stage.cp, precision, links) for model in costs]
             kinds = self._kinds[module.name]
             again = recomputed_of(self._draft, module.name)
+            parts = self._draft.settings.of(module.name).computed_again
             values = np.zeros((7, len(module.layers) + 1, len(kinds)))
             for column, kind in enumerate(kinds):
                 for row, (layer, need) in enumerate(zip(module.layers, kind.needs, strict=True), 1):
-                    times = [
-                        slowest([machine.layer_time(layer, w) for w in kind.works]) for machine in machines
+                    times = [_slowest(machine, layer, kind) for machine in machines]
+                    part = part_of(layer, parts)
+                    again_s = [0.0 if part is None else _slowest(m, part, kind).forward_s for m in machines]
+                    passes = [
+                        pass_times([time], [need], [again[row - 1]], [seconds])
+                        for time, seconds in zip(times, again_s, strict=True)
                     ]
-                    passes = [pass_times([time], [need], [again[row - 1]]) for time in times]
                     for index, pass_kind in enumerate(KINDS):
                         values[index, row, column] = min(of_layer.of(pass_kind) for of_layer in passes)
                     values[4, row, column] = need.any
@@ -145,3 +151,8 @@ class StageSeconds:
                         values[6, row, column] = min(time.idle_checkpoint_s(need) for time in times)
             self._sums[key] = values.cumsum(axis=1)
         return self._sums[key]
+
+
+def _slowest(machine: GridCost, layer: Layer, kind: StageKind) -> LayerTime:
+    """A layer's time on the ranks that take longest."""
+    return slowest([machine.layer_time(layer, work) for work in kind.works])
