@@ -316,12 +316,10 @@ class LayoutSpec(Strict):
         dp: data-parallel replicas; default: `replicas` of the batch.
         rank_offset: first rank of the module; default: after the modules before it.
         stage_layers: layers of each stage; default: balanced.
-        recompute: what the backward recomputes: `none`, `blocks` as most trainers do, or `full`, which is
-            every layer, with embedding, projector and head.
+        recompute: what the backward recomputes: `none`, `blocks` as most trainers do, or `full`: every layer.
         recompute_layers: number of recomputed layers, or of blocks with `recompute: blocks`, spread evenly
             over the module; default: all.
-        recompute_modules: parts of every block that the backward recomputes, in place of `recompute`; for
-            simulation and export to Megatron, the runtime recomputes whole layers.
+        recompute_modules: parts of every block to recompute in place of `recompute`; simulated, not run.
         key_exchange: how context-parallel ranks exchange keys and values, or heads.
         sequence_parallel: whether tensor-parallel ranks split the tokens outside attention and MLPs.
         sharding: state that is sharded over data- and context-parallel ranks; that of distributed experts
