@@ -41,6 +41,14 @@ def test_prediction_lies_in_the_middle_of_its_logarithm(seconds: float, sizes: l
     assert found.holds(seconds)
 
 
+@given(st.floats(1e-3, 1e3), SIZES, st.lists(st.floats(-1, 1), min_size=1, max_size=3))
+def test_centres_move_both_ends_alike(seconds: float, sizes: list[float], centres: list[float]):
+    plain = interval(seconds, doubts([*sizes, *[0.0] * len(centres)]))
+    moved = interval(seconds, (*doubts(sizes), *(Doubt("x", 0.0, centre=each) for each in centres)))
+    factor = math.exp(sum(centres))
+    assert (moved.low_s, moved.high_s) == pytest.approx((plain.low_s * factor, plain.high_s * factor))
+
+
 @given(SIZES)
 def test_reasons_add_up_between_squares_and_sums(sizes: list[float]):
     apart, joint = (half_width(interval(1.0, doubts(sizes), together=each)) for each in (0.0, 1.0))

@@ -1,10 +1,11 @@
 """Runs that were predicted before they were seen: files that belong together, and predictions of today."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
-from experiments.public import unseen, unseen_multimodal, unseen_systems
+from experiments.public import unseen, unseen_multimodal, unseen_systems, unseen_third
 from experiments.public.blind import Seconds, figures, predicted, rows_of
 from sim.predict import iteration_s
 from workbench.cost.eager_traffic import PointwiseKernels
@@ -13,14 +14,16 @@ from workbench.cost.traffic import LossKernel
 from workbench.llm_table.columns import read_row
 from workbench.llm_table.frameworks import is_compared
 from workbench.llm_table.predict import RowPredictor
-from workbench.llm_table.row_interval import OF_SYSTEM, SYSTEM, unsaid_of
+from workbench.llm_table.row_interval import LOST_BY_SYSTEM, OF_SYSTEM, SYSTEM, unsaid_of
 
-ROUNDS = (unseen.ROUND, unseen_systems.ROUND)
+ROUNDS = (unseen.ROUND, unseen_systems.ROUND, unseen_third.ROUND)
 RUNS = {run.name: run for run in unseen.ROUND.runs()}
 SHARED = next(run for run in RUNS.values() if run.full_share)
 
 
-@pytest.mark.parametrize(("found", "count"), [(unseen.ROUND, 100), (unseen_systems.ROUND, 202)])
+@pytest.mark.parametrize(
+    ("found", "count"), [(unseen.ROUND, 100), (unseen_systems.ROUND, 202), (unseen_third.ROUND, 112)]
+)
 def test_every_run_has_a_prediction_from_before(found, count):
     every = {run.name: run for run in found.runs()}
     assert set(found.written()) == set(every)
@@ -71,13 +74,18 @@ def test_systems_that_were_not_compared_have_wider_intervals():
     unknown = predictor.predict(row, open_cells)
     assert unknown.iteration_s == known.iteration_s
     assert unknown.interval.high_s > known.interval.high_s
-    assert OF_SYSTEM in [doubt.deviation for doubt in unknown.interval.doubts]
+    assert (OF_SYSTEM, LOST_BY_SYSTEM) in [
+        (doubt.deviation, doubt.centre) for doubt in unknown.interval.doubts
+    ]
+    middle_s = (unknown.interval.low_s * unknown.interval.high_s) ** 0.5
+    assert math.log(middle_s / unknown.iteration_s) == pytest.approx(LOST_BY_SYSTEM)
+    assert unknown.interval.low_s < unknown.iteration_s
 
 
 def test_a_multimodal_run_becomes_a_job_of_its_layouts():
     row = next(each for each in rows_of(unseen_multimodal.RUNS) if each["id"] == "m42")
     job = unseen_multimodal.job_of(row)
-    assert (len(job.batch), job.settings.of("llm").recompute) == (16, "full")
+    assert (len(job.batch), job.settings.of("llm").recompute) == (16, "blocks")
     assert unseen_multimodal.predicted_s(row) > 0
 
 

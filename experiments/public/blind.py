@@ -6,7 +6,6 @@ measurements are kept apart, unopened.
 
 import csv
 import math
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,14 +113,17 @@ class Round:
         """Measured seconds of an iteration, by run."""
         return {row["id"]: float(row["measured_s"]) for row in rows_of(self.measured) if row["measured_s"]}
 
-    def mean_logs(self) -> dict[str, float]:
-        """Group -> mean logarithm of measured over today's predicted seconds of its judged runs."""
+    def logs(self) -> dict[str, list[float]]:
+        """Group -> logarithms of measured over today's predicted seconds of judged runs within the peak."""
         took_s, predictor = self.took_s(), RowPredictor(iteration_s)
         logs: dict[str, list[float]] = {}
         for run in self.runs():
-            if not run.why_not and run.name in took_s and not (seconds := predicted(run, predictor)).refused:
+            seconds = predicted(run, predictor)
+            if run.why_not or run.name not in took_s or seconds.refused:
+                continue
+            if peak_share(run, took_s[run.name], predictor) <= 1.0:
                 logs.setdefault(run.group, []).append(math.log(took_s[run.name] / seconds.value))
-        return {name: statistics.fmean(values) for name, values in logs.items()}
+        return logs
 
     def evidence(self) -> Evidence:
         """Errors of the predictions that were written before, and of today's: of all runs and by group.

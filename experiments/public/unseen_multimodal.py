@@ -71,7 +71,7 @@ def job_of(row: Row) -> Job:
     vision_trains, llm_trains = TRAINS[row["trains"]]
     gpus, tp, size = int(row["gpus"]), int(row["tp"]), int(row["micro_batch"])
     layout = {"rank_offset": 0, "tp": tp, "pp": 1, "sharding": row["sharding"], "sequence_parallel": tp > 1}
-    recompute = row["recompute"]
+    recompute = "blocks" if row["recompute"] == "full" else row["recompute"]  # as all these trainers do
     spec = {
         "name": row["id"],
         "model": {

@@ -23,14 +23,18 @@ class Doubt:
     Args:
         about: the reason, in words.
         deviation: of the logarithm of the step's seconds, because of it.
+        centre: mean of the logarithm of a step's seconds over the predicted ones, because of it.
     """
 
     about: str
     deviation: float
+    centre: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.deviation < math.inf:
             raise ValueError(f"doubt {self.about!r}: want a deviation >= 0, got {self.deviation}")
+        if not math.isfinite(self.centre):
+            raise ValueError(f"doubt {self.about!r}: want a finite centre, got {self.centre}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class Interval:
 
 
 def interval(seconds: float, doubts: Iterable[Doubt], *, together: float = TOGETHER) -> Interval:
-    """Return the interval around predicted seconds that follows from doubts.
+    """Return the interval that follows from doubts: around the predicted seconds, times their centres.
 
     Raises:
         ValueError: a correlation outside 0 to 1.
@@ -69,4 +73,5 @@ def interval(seconds: float, doubts: Iterable[Doubt], *, together: float = TOGET
     correlated = sum(deviations) ** 2
     spread = Z * math.sqrt((1 - together) * independent + together * correlated)
     factor = math.exp(min(spread, MOST_SPREAD))
-    return Interval(seconds / factor, seconds * factor, widest)
+    middle_s = seconds * math.exp(min(sum(doubt.centre for doubt in widest), MOST_SPREAD))
+    return Interval(middle_s / factor, middle_s * factor, widest)
