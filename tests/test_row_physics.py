@@ -1,5 +1,7 @@
 """What holds of every row, whoever measured it: priced without a refusal, and monotone where physics is."""
 
+from dataclasses import asdict
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -56,6 +58,21 @@ def test_nothing_is_refused_and_a_faster_network_is_never_slower(model, layout, 
     assert 0 < fast.iteration_s <= slow.iteration_s * (1 + 1e-9)
     assert fast.interval.low_s < fast.iteration_s < fast.interval.high_s
     assert 0 < fast.mfu < 1
+
+
+@pytest.mark.parametrize("gpu", ["H100", "L4"])
+@pytest.mark.parametrize("model", [DENSE, DENSE | EXPERTS, DENSE | {"hidden": 512, "heads": 8}])
+def test_parts_add_up_to_the_iteration_that_throughputs_count(model, gpu):
+    """Also where the host is what some kinds of operators wait for, and others not."""
+    row = read_row(
+        {name: str(value) for name, value in (model | {"global_batch": 32, "dp": 8, "gpu": gpu}).items()}
+    )
+    found = PREDICTOR.predict(row)
+    parts = asdict(found.parts)
+    assert min(parts.values()) >= -1e-9 * found.iteration_s
+    assert sum(parts.values()) == pytest.approx(found.iteration_s)
+    assert sum(found.parts.shares().values()) == pytest.approx(1)
+    assert found.tokens_per_s_per_gpu * found.iteration_s * row.num_gpus == pytest.approx(row.tokens)
 
 
 @rows

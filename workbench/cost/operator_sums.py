@@ -246,8 +246,8 @@ class OperatorSums:
         )
 
     def _collective_s(self, kind: Collective, num_bytes: float, num_ranks: int, link: Link) -> float:
-        if not self._collectives.is_measured(kind, num_ranks, link):
-            self.unmeasured.add("collectives inside a layer: ring formula")
+        if basis := self._collectives.basis(kind, num_ranks, link):
+            self.unmeasured.add(f"collectives inside a layer: {basis}")
         return (
             self._collectives.seconds(kind, num_bytes, num_ranks, link) / self._cost.execution.collective_rate
         )
