@@ -108,10 +108,17 @@ def test_measured_collectives_belong_to_the_machines_own_link_and_stand_in_for_o
     # 512 MiB over 8 ranks were measured at a bus bandwidth of 222 GB/s.
     assert collectives.seconds(Collective.ALL_REDUCE, 2**29, 8, own) == pytest.approx(4.2259e-3, rel=1e-3)
     assert collectives.seconds(Collective.ALL_REDUCE, 1, 8, own) == pytest.approx(2.2e-5, rel=0.1)
-    slow = replace(own, bytes_per_s=own.bytes_per_s / 4, latency_s=2 * own.latency_s)
     waiting_s, whole_s = (collectives.seconds(Collective.ALL_REDUCE, size, 8, own) for size in (1, 2**29))
-    slow_s = collectives.seconds(Collective.ALL_REDUCE, 2**29, 8, slow)
-    assert slow_s == pytest.approx(2 * waiting_s + 4 * (whole_s - waiting_s))
+    slow, late, near = (
+        replace(own, bytes_per_s=own.bytes_per_s / slower, latency_s=later * own.latency_s)
+        for slower, later in ((4, 1), (1, 2), (1, 0.5))
+    )
+    slow_s, late_s, near_s = (
+        collectives.seconds(Collective.ALL_REDUCE, 2**29, 8, each) for each in (slow, late, near)
+    )
+    assert slow_s == pytest.approx(waiting_s + 4 * (whole_s - waiting_s))
+    assert late_s == pytest.approx(whole_s + 14 * own.latency_s)
+    assert near_s == pytest.approx(whole_s - waiting_s / 2)
     bare = Collectives(load_profile("A40"))  # nothing was measured
     assert bare.seconds(Collective.ALL_REDUCE, 2**20, 8, LINK) == all_reduce_s(2**20, 8, LINK)
 
@@ -213,7 +220,7 @@ def test_unmeasured_costs_are_named():
     assert "attention with heads of 64" in time_of(a100, block(GPT)).unmeasured
     assert "matmul in float32" in time_of(a100, precision="float32").unmeasured
     assert "matmul outside the measured shapes" in time_of(a100, work=causal(2**17)).unmeasured
-    of_another = {"collectives inside a layer: in proportion to the profile's link"}
+    of_another = {"collectives inside a layer: scaled table"}
     assert of_another <= time_of(a100, tp=2, link=LINK).unmeasured
     assert not any("collectives" in doubt for doubt in time_of(a100, tp=2).unmeasured)
     assert (

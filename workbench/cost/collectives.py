@@ -45,7 +45,7 @@ class Collectives:
     Over a link of the profile, at a measured number of ranks, times are read from its table; a message
     smaller than the smallest measured one takes the time of the smallest. With more ranks than were
     measured, each rank keeps its rate of sending. Over a link of another rate, which no network card is, they
-    are those over the profile's link nearest in bandwidth, with latencies and the rest in proportion.
+    are those over the profile's link nearest in bandwidth, in proportion, see `_over_other_s`.
     Between nodes with network cards NCCL's rings and trees are assumed; everything else follows the ring
     formulas.
     """
@@ -66,7 +66,7 @@ class Collectives:
             return _read_s(surface, num_bytes)
         own = self._stand_in(kind, link)
         if own is not None and num_ranks > 1 and num_bytes > 0:
-            return self._in_proportion_s(kind, num_bytes, num_ranks, link, own)
+            return self._over_other_s(kind, num_bytes, num_ranks, link, own)
         if kind.bare is not kind:
             return self.seconds(kind.bare, num_bytes, num_ranks, link)
         if isinstance(link, GroupLink) and num_ranks > 1:
@@ -77,14 +77,21 @@ class Collectives:
             return self._beyond_s(kind, num_bytes, num_ranks, link, most)
         return _RING[kind](num_bytes, num_ranks, link)
 
-    def _in_proportion_s(
+    def _over_other_s(
         self, kind: Collective, num_bytes: float, num_ranks: int, link: Link, own: Link
     ) -> float:
-        """Seconds by those over one of the profile's links; of the smallest message all is latency."""
+        """Seconds by those over one of the profile's links; the smallest message only waits.
+
+        A shorter latency shortens that in proportion. A longer one adds to every hop of a ring, as not all of
+        the waiting is the link's. The rest is in proportion to bandwidth.
+        """
         whole_s = self.seconds(kind, num_bytes, num_ranks, own)
         waiting_s = min(whole_s, self.seconds(kind, min(1.0, num_bytes), num_ranks, own))
-        latencies = link.latency_s / own.latency_s if own.latency_s else 1.0
-        return waiting_s * latencies + (whole_s - waiting_s) * own.bytes_per_s / link.bytes_per_s
+        moving_s = (whole_s - waiting_s) * own.bytes_per_s / link.bytes_per_s
+        if link.latency_s < own.latency_s:
+            return waiting_s * link.latency_s / own.latency_s + moving_s
+        hops_s = _RING[kind.bare](0.0, num_ranks, link) - _RING[kind.bare](0.0, num_ranks, own)
+        return waiting_s + hops_s + moving_s
 
     def basis(self, kind: Collective, num_ranks: int, link: Link) -> str:
         """What a price that was not measured rests on; empty where it was measured."""
@@ -92,7 +99,7 @@ class Collectives:
             return ""
         if self._stand_in(kind.bare, link) is None:
             return "ring formula"
-        return "in proportion to the profile's link"
+        return "scaled table"
 
     def is_measured(self, kind: Collective, num_ranks: int, link: Link) -> bool:
         """Whether the collective or its bare form was measured, or nothing is sent at all."""
