@@ -75,6 +75,24 @@ def test_parts_add_up_to_the_iteration_that_throughputs_count(model, gpu):
     assert found.tokens_per_s_per_gpu * found.iteration_s * row.num_gpus == pytest.approx(row.tokens)
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"architecture": "gpt"},
+        {"architecture": "vit", "window": 512, "vocab": 1000},
+        {"architecture": "t5"},
+        {"architecture": "dit", "patch": 2, "vocab": 1000},
+        {"architecture": "mmdit", "patch": 2, "vocab": 1000},
+    ],
+    ids=lambda shape: shape["architecture"],
+)
+def test_keys_of_other_context_parallel_ranks_travel_in_every_architecture(shape):
+    """Forward and again in the backward: no less than their bytes over a link take."""
+    found = predicted(DENSE, {"kv_heads": 16, "cp": 4, "intra_gbytes_per_s": 1, "global_batch": 1}, shape)
+    of_keys = 2 * DENSE["sequence"] * DENSE["hidden"] * 2 * 3 / 4
+    assert found.parts.in_layers >= DENSE["layers"] * 2 * of_keys / 1e9
+
+
 @rows
 @few
 def test_recomputation_takes_time_and_saves_memory(model, layout, gpu):

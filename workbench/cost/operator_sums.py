@@ -231,6 +231,8 @@ class OperatorSums:
         """
         grid, is_ahead = self._grid, self._cost.execution.keys is KeyTravel.AHEAD
         gathered = key_value_bytes(operator, self._work, grid, self._bytes)
+        if not gathered:
+            return 0.0, 0.0
         sum_bytes = wide_sum_bytes(self._bytes) if is_ahead else self._bytes
         summed = key_value_bytes(operator, self._work, grid, sum_bytes)
         there_s = self._collective_s(Collective.ALL_GATHER, gathered, grid.cp, link)
