@@ -99,7 +99,7 @@ def test_ring_formulas(num_ranks: int, num_bytes: int):
     assert broadcast_s(num_bytes, n, LINK) == pytest.approx((bandwidth_s + (n - 1) * 1e-6) * (n > 1))
 
 
-def test_measured_collectives_belong_to_the_machines_own_link():
+def test_measured_collectives_belong_to_the_machines_own_link_and_stand_in_for_others():
     profile = load_profile("A100-80GB")
     own, collectives = profile.machine_link("intra").link, Collectives(profile)
     assert collectives.is_measured(Collective.ALL_REDUCE, 8, own)
@@ -108,7 +108,41 @@ def test_measured_collectives_belong_to_the_machines_own_link():
     # 512 MiB over 8 ranks were measured at a bus bandwidth of 222 GB/s.
     assert collectives.seconds(Collective.ALL_REDUCE, 2**29, 8, own) == pytest.approx(4.2259e-3, rel=1e-3)
     assert collectives.seconds(Collective.ALL_REDUCE, 1, 8, own) == pytest.approx(2.2e-5, rel=0.1)
-    assert collectives.seconds(Collective.ALL_REDUCE, 2**20, 8, LINK) == all_reduce_s(2**20, 8, LINK)
+    waiting_s, whole_s = (collectives.seconds(Collective.ALL_REDUCE, size, 8, own) for size in (1, 2**29))
+    slow, late, near = (
+        replace(own, bytes_per_s=own.bytes_per_s / slower, latency_s=later * own.latency_s)
+        for slower, later in ((4, 1), (1, 2), (1, 0.5))
+    )
+    slow_s, late_s, near_s = (
+        collectives.seconds(Collective.ALL_REDUCE, 2**29, 8, each) for each in (slow, late, near)
+    )
+    assert slow_s == pytest.approx(waiting_s + 4 * (whole_s - waiting_s))
+    assert late_s == pytest.approx(whole_s + 14 * own.latency_s)
+    assert near_s == pytest.approx(whole_s - waiting_s / 2)
+    bare = Collectives(load_profile("A40"))  # nothing was measured
+    assert bare.seconds(Collective.ALL_REDUCE, 2**20, 8, LINK) == all_reduce_s(2**20, 8, LINK)
+
+
+@given(
+    st.sampled_from(["A100-80GB", "H100", "V100-32GB", "A40"]),
+    st.sampled_from(["intra", "inter"]),
+    st.sampled_from(list(Collective)),
+    st.integers(2, 24),
+    st.floats(1, 2**32),
+    st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)),
+)
+def test_a_link_that_is_better_is_never_slower(name, scope, kind, num_ranks, num_bytes, changes):
+    """Whether one of them is the machine's own, of which there are tables, or none is."""
+    profile = load_profile(name)
+    own, collectives = profile.machine_link(scope).link, Collectives(profile)
+    other = replace(own, bytes_per_s=own.bytes_per_s * changes[0])
+    later = replace(own, latency_s=own.latency_s * changes[1])
+    own_s, other_s, later_s = (
+        collectives.seconds(kind, num_bytes, num_ranks, each) for each in (own, other, later)
+    )
+    slack = 1 + 1e-6  # a message of no bytes is one of a byte
+    assert own_s <= other_s * slack if changes[0] < 1 else other_s <= own_s * slack
+    assert own_s <= later_s * slack if changes[1] > 1 else later_s <= own_s * slack
 
 
 @pytest.mark.parametrize(("name", "lowest", "highest"), [("A40", 0.6, 0.85), ("A100-80GB", 0.6, 0.9)])
@@ -186,8 +220,12 @@ def test_unmeasured_costs_are_named():
     assert "attention with heads of 64" in time_of(a100, block(GPT)).unmeasured
     assert "matmul in float32" in time_of(a100, precision="float32").unmeasured
     assert "matmul outside the measured shapes" in time_of(a100, work=causal(2**17)).unmeasured
-    assert "collectives inside a layer: ring formula" in time_of(a100, tp=2, link=LINK).unmeasured
-    assert "collectives inside a layer: ring formula" not in time_of(a100, tp=2).unmeasured
+    of_another = {"collectives inside a layer: scaled table"}
+    assert of_another <= time_of(a100, tp=2, link=LINK).unmeasured
+    assert not any("collectives" in doubt for doubt in time_of(a100, tp=2).unmeasured)
+    assert (
+        "collectives inside a layer: ring formula" in time_of(CostModel(load_profile("A40")), tp=2).unmeasured
+    )
 
 
 def test_bad_arguments_are_refused():

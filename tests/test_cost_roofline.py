@@ -82,7 +82,12 @@ def test_cross_attention_counts_its_fixed_keys():
     attention = Attention(name="a", num_heads=2, num_kv_heads=2, head_dim=8, causal=False, num_keys=77)
     work = Work((RowWork(64, 64, 64 * 64),))
     assert attention_flop(attention, work, ONE) == 4 * 8 * 2 * 64 * 77
-    assert key_value_bytes(attention, work, Grid(1, 2), 2) == 0
+    prompt = replace(attention, name="cross.attention")  # whose keys each row has
+    assert key_value_bytes(prompt, work, Grid(1, 2), 2) == 2 * 77 * 2 * 8 * 2
+    windowed = replace(attention, num_keys=16, tokens_scale=1.5)  # of queries that see some of all keys
+    assert key_value_bytes(windowed, work, Grid(1, 2), 2) == 2 * 1.5 * 64 * 2 * 8 * 2
+    elsewhere = replace(attention, num_keys=None, keys=TokenCount.CONTEXT)
+    assert key_value_bytes(elsewhere, work, Grid(1, 2), 2) == 0
     own = replace(attention, num_keys=None)
     assert attention_flop(own, work, ONE) == 4 * 8 * 2 * 64 * 64
     assert key_value_bytes(own, work, Grid(1, 2), 2) == 2 * 64 * 2 * 8 * 2

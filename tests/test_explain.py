@@ -10,7 +10,6 @@ from sim.predict import predict, prices_of, step_s
 from tests.command_line import answered, workbench
 from tests.vlm_job import H100, VLM, planned, side, vlm_job
 from workbench.cost.collectives import Collective
-from workbench.cost.faster_links import with_faster_links
 from workbench.cost.hardware import uniform
 from workbench.data.sample import Sample, Segment
 from workbench.explain.critical_path import Cause
@@ -83,15 +82,13 @@ def test_a_rate_changes_a_step_by_its_tenth_at_most(job: Job, strategy: str) -> 
 
 
 def test_measured_collectives_on_twice_the_bandwidth_keep_their_latency() -> None:
-    slow, fast = H100.collectives, with_faster_links(H100, {"intra": 2.0}).collectives
-    link = H100.profile.machine_link("intra").link
-    fast_link = replace(link, bytes_per_s=2 * link.bytes_per_s)
+    seconds, link = H100.collectives.seconds, H100.profile.machine_link("intra").link
+    fast = replace(link, bytes_per_s=2 * link.bytes_per_s)
     least, most = 512.0, 536870912.0  # the table's smallest and largest messages
-    latency_s = slow.seconds(Collective.ALL_GATHER, least, 8, link)
-    assert fast.seconds(Collective.ALL_GATHER, least, 8, fast_link) == pytest.approx(latency_s)
-    moving_s = slow.seconds(Collective.ALL_GATHER, most, 8, link) - latency_s
-    expected_s = latency_s + moving_s / 2
-    assert fast.seconds(Collective.ALL_GATHER, most, 8, fast_link) == pytest.approx(expected_s)
+    latency_s = seconds(Collective.ALL_GATHER, least, 8, link)
+    assert seconds(Collective.ALL_GATHER, least, 8, fast) == pytest.approx(latency_s)
+    moving_s = seconds(Collective.ALL_GATHER, most, 8, link) - latency_s
+    assert seconds(Collective.ALL_GATHER, most, 8, fast) == pytest.approx(latency_s + moving_s / 2)
 
 
 def test_compute_that_is_all_there_is_follows_its_rate() -> None:

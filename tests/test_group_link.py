@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from workbench.cost.collectives import all_gather_s
+from workbench.cost.collectives import Collective, Collectives
 from workbench.cost.execution import Execution, KeyTravel
 from workbench.cost.group_link import group_link, ring_link, slowest_ring
 from workbench.cost.hardware import Cluster, Link, Node, uniform
@@ -126,7 +126,9 @@ def test_a_backward_gathers_keys_again_and_adds_their_gradients_up_in_float32(
     slow, free = (replace(CARD, bytes_per_s=rate, latency_s=0.0) for rate in (1e9, 1e30))
     exposed, alone = (block_time(Execution(), precision, link=free, context_link=a) for a in (slow, free))
     elements = 2 * 32768 * 8 * 128 / 2  # keys and values, of half the heads
-    gather_s, scatter_s = (all_gather_s(elements * size, 8, slow) for size in (key_bytes, sum_bytes))
+    seconds = Collectives(load_profile("H100")).seconds
+    gather_s = seconds(Collective.ALL_GATHER, elements * key_bytes, 8, slow)
+    scatter_s = seconds(Collective.REDUCE_SCATTER, elements * sum_bytes, 8, slow)
     assert exposed.forward_s - alone.forward_s == pytest.approx(gather_s)
     backward_s = [time.input_grad_s + time.weight_grad_s for time in (exposed, alone)]
     assert backward_s[0] - backward_s[1] == pytest.approx(gather_s + scatter_s)

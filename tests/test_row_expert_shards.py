@@ -16,6 +16,7 @@ from workbench.llm_table.replicas import with_replicas
 from workbench.llm_table.row_bytes import held_bytes
 from workbench.llm_table.row_model import model_of
 from workbench.llm_table.row_plan import plan_of
+from workbench.memory.stage import state_of
 from workbench.model.experts import is_of_expert
 from workbench.model.layer import Shard
 from workbench.plan.lower import lower
@@ -109,6 +110,19 @@ def test_experts_are_held_by_those_who_share_them(layout, holders: int, gathers_
     assert found == pytest.approx(expected, rel=2e-3)
 
 
+@pytest.mark.parametrize("zero_stage", [1, 2])
+@pytest.mark.parametrize("layout", [*LAYOUTS, {"tp": 4, "ep": 2}, {"tp": 4, "ep": 4}, {"dp": 4}], ids=str)
+def test_sharded_state_is_that_of_the_plan_of_all_replicas(layout: dict[str, int], zero_stage: int):
+    """Gradients and optimizer state of experts are in as many shards as ranks hold the same ones."""
+    llm = row(**FEW | layout | {"zero_stage": zero_stage})
+    alone, whole = plan_of(llm, load_profile(llm.gpu)), of_joint_replicas(llm)
+    instances = llm.data_ranks // llm.sharing_ranks
+    modules = tuple(replace(each, instances=instances) for each in whole.settings.modules)
+    whole = replace(whole, settings=replace(whole.settings, modules=modules))
+    expected = sum(num_bytes for _, _, num_bytes in state_of(whole, 0))
+    assert held_bytes(lower(alone), llm, 0) == pytest.approx(expected, rel=1e-4)
+
+
 def test_experts_with_one_holder_do_not_travel():
     rounds = {}
     for ep in (1, 4):
@@ -121,8 +135,8 @@ def test_experts_with_one_holder_do_not_travel():
 
 
 def test_copies_of_experts_are_whole_copies():
-    with pytest.raises(
-        ValueError, match=r"ep: must divide shard_group x tp \(with zero_stage 3\) = 2, got 4"
-    ):
-        row(**FEW, dp=4, ep=4, shard_group=2)
+    for stage in (1, 2, 3):
+        rule = rf"ep: must divide shard_group x tp \(with zero_stage {stage}\) = 2, got 4"
+        with pytest.raises(ValueError, match=rule):
+            row(**FEW | {"zero_stage": stage}, dp=4, ep=4, shard_group=2)
     assert RowPredictor(iteration_s).predict(row(**FEW, dp=4, ep=4)).iteration_s > 0

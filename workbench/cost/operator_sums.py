@@ -231,6 +231,8 @@ class OperatorSums:
         """
         grid, is_ahead = self._grid, self._cost.execution.keys is KeyTravel.AHEAD
         gathered = key_value_bytes(operator, self._work, grid, self._bytes)
+        if not gathered:
+            return 0.0, 0.0
         sum_bytes = wide_sum_bytes(self._bytes) if is_ahead else self._bytes
         summed = key_value_bytes(operator, self._work, grid, sum_bytes)
         there_s = self._collective_s(Collective.ALL_GATHER, gathered, grid.cp, link)
@@ -246,8 +248,8 @@ class OperatorSums:
         )
 
     def _collective_s(self, kind: Collective, num_bytes: float, num_ranks: int, link: Link) -> float:
-        if not self._collectives.is_measured(kind, num_ranks, link):
-            self.unmeasured.add("collectives inside a layer: ring formula")
+        if basis := self._collectives.basis(kind, num_ranks, link):
+            self.unmeasured.add(f"collectives inside a layer: {basis}")
         return (
             self._collectives.seconds(kind, num_bytes, num_ranks, link) / self._cost.execution.collective_rate
         )

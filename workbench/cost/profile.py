@@ -225,7 +225,8 @@ class Profile:
         layers: layers measured as a whole; they take precedence over the tables.
         links: links of this machine.
         node_ranks: devices joined by the "intra" link, e.g. 72 in an NVLink rack; None: unknown.
-        collectives: collectives measured over those links; others follow the ring formula.
+        collectives: collectives measured over those links, scaled for links of other rates; others follow the
+            ring formula.
         unmeasured: costs that were not measured, in words.
         like: profile whose tables were scaled by data sheets; None: this machine was measured.
         presumed: cells of the data sheet that are not published.

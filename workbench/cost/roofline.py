@@ -18,7 +18,7 @@ from workbench.model.layer import (
     Shard,
     TokenCount,
 )
-from workbench.model.transformer import norms_all_heads
+from workbench.model.transformer import is_cross_attention, norms_all_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,11 +311,13 @@ def _reads_first(layer: Layer, index: int) -> bool:
 def key_value_bytes(operator: Attention, work: Work, grid: Grid, element_bytes: int) -> float:
     """Bytes of keys and values of all context-parallel ranks, as one rank gathers them.
 
-    0 for a fixed prompt, or for keys from another module's tokens, which every rank has.
+    Of a prompt each row has its own. 0 for keys from another module's tokens, which every rank has.
     """
-    if operator.num_keys is not None or operator.keys is not None:
+    if operator.keys is not None:
         return 0.0
-    tokens = work.tokens(operator.tokens)
+    tokens = work.tokens(operator.tokens) * operator.tokens_scale
+    if operator.num_keys is not None and is_cross_attention(operator):
+        tokens = operator.num_keys * len(work.rows)
     return 2.0 * tokens * operator.num_kv_heads * operator.mean_dim * element_bytes / grid.tp
 
 

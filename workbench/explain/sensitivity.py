@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from workbench.cost.faster_links import with_faster_links
 from workbench.cost.hardware import Cluster, Link, Node
 from workbench.cost.model import CostModel
 from workbench.data.sample import Sample, Segment
@@ -122,10 +121,7 @@ def _linked(lowered: Lowered, cost: CostModel, inside: float, between: float) ->
         inter=scaled(cluster.inter, between),
         nodes=tuple(map(scaled_node, cluster.nodes)),
     )
-    return Variation(
-        replace(lowered, plan=replace(lowered.plan, cluster=faster)),
-        with_faster_links(cost, {"intra": inside, "inter": between}),
-    )
+    return Variation(replace(lowered, plan=replace(lowered.plan, cluster=faster)), cost)
 
 
 def _sizes(plan: Plan, cost: CostModel, modality: str) -> Vary:

@@ -106,7 +106,10 @@ def _without_exchanges(prices: Price) -> Price:
 
 
 def _shares(whole: Lowered, cost: CostModel, stages: list[Stage]) -> dict[str, float]:
-    """Shares of these stages' passes by kind of operator alone."""
+    """Shares of these stages' passes by kind of operator, at most all together.
+
+    Kinds alone may take longer than a whole layer, where one waits for the host and another does not.
+    """
     plan = whole.plan
     work = work_of(plan, plan.microbatches[0])
     totals = dict.fromkeys((*KINDS, "all"), 0.0)
@@ -117,7 +120,8 @@ def _shares(whole: Lowered, cost: CostModel, stages: list[Stage]) -> dict[str, f
                 known[id(layer.operators)] = _by_kind(layer, stage, work, plan, cost)
             for kind, seconds in known[id(layer.operators)].items():
                 totals[kind] += seconds
-    return {kind: min(1.0, totals[kind] / totals["all"]) for kind in KINDS}
+    whole_s = max(totals["all"], sum(totals[kind] for kind in KINDS))
+    return {kind: totals[kind] / whole_s for kind in KINDS}
 
 
 def _by_kind(layer: Layer, stage: Stage, work: Work, plan: Plan, cost: CostModel) -> dict[str, float]:

@@ -11,15 +11,16 @@ from workbench.schedule.action import CLOSING, COMPUTE, Action
 
 Orders = tuple[tuple[Action, ...], ...]
 
-ROUNDS = 2  # of interleaved 1F1B until a stage reaches its peak memory
+ROUNDS = 3  # of interleaved 1F1B until a rank holds as much of each of its stages as it ever does
 
 
 def with_few(row: LlmRow) -> LlmRow:
     """The row with just enough microbatches for every stage to reach its peak memory.
 
     A stage of 1F1B holds at most as many microbatches as there are stages from it to the last, plus one in
-    steady state; interleaved 1F1B reaches steady state in its second round. From then on every microbatch
-    repeats the one before it, and the last ones end as they would after more.
+    steady state. Interleaved 1F1B ends what it began in the round before last, so that a third round is the
+    first to find the ranks as every later one does. From then on every microbatch repeats the one before it,
+    and the last ones end as they would after more.
     """
     most = row.pp + 1 if row.virtual_stages == 1 else ROUNDS * row.pp
     if row.num_microbatches <= most or (row.virtual_stages > 1 and row.num_microbatches % row.pp):

@@ -266,7 +266,8 @@ class LlmRow:
     @property
     def expert_shards(self) -> int:
         """Ranks among which one copy of a sharded expert is divided: those of the copy that hold it."""
-        return max(1, self.sharing_ranks * self.tp // self.ep) if self.data_ranks > 1 else 1
+        gathers_nothing = self.zero_stage == 3 and self.data_ranks == 1
+        return 1 if gathers_nothing else max(1, self.sharing_ranks * self.tp // self.ep)
 
     @property
     def narrow(self) -> ProductFormat | None:

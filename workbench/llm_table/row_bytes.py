@@ -50,20 +50,28 @@ def held_bytes(alone: Lowered, row: LlmRow, rank: int) -> int:
 
     Gradients have a buffer of their own that is never freed (Shoeybi et al. 2019, "Megatron-LM"), in the
     format of their reduction; shards of FSDP are as wide as its float32 weights. Sharded state leaves each
-    rank of a group its part, plus the gathered units of weights.
+    rank of a group its part, of distributed experts each rank that holds the same ones, plus the gathered
+    units of weights.
     """
     plan = _unsharded(alone.plan)
-    bytes_by_part: Counter[str] = Counter()
+    of_others, of_experts = Counter[str](), _expert_bytes(plan, rank)
     for _, kind, num_bytes in state_of(plan, rank):
-        bytes_by_part[kind.part] += num_bytes
-    if row.grad_precision is GradientNumber.BF16 and row.precision is not Number.FP32 and row.zero_stage < 3:
-        bytes_by_part[GRADIENTS] //= 2  # the plan's are float32
-    parts = {part: row.sharing_ranks if row.zero_stage >= SHARDED_FROM[part] else 1 for part in bytes_by_part}
-    of_experts = _expert_bytes(plan, rank) if row.zero_stage == 3 else Counter()
-    bytes_by_part.subtract(of_experts)
-    own_bytes = sum(ceil(num_bytes / parts[part]) for part, num_bytes in bytes_by_part.items())
-    own_bytes += sum(ceil(num_bytes / row.expert_shards) for num_bytes in of_experts.values())
+        of_others[kind.part] += num_bytes
+    of_others.subtract(of_experts)
+    own_bytes = _own_bytes(of_others, row.sharing_ranks, row) + _own_bytes(of_experts, row.expert_shards, row)
     return own_bytes + (_gathered_bytes(plan, row, rank) if row.zero_stage == 3 else 0)
+
+
+def _own_bytes(bytes_by_part: Mapping[str, int], num_shards: int, row: LlmRow) -> int:
+    """Bytes that a rank keeps of unsharded state, of which the sharded parts are in that many shards."""
+    halves_gradients = (
+        row.grad_precision is GradientNumber.BF16 and row.precision is not Number.FP32 and row.zero_stage < 3
+    )  # the plan's are float32
+    own_bytes = 0
+    for part, num_bytes in bytes_by_part.items():
+        kept = num_bytes // 2 if part == GRADIENTS and halves_gradients else num_bytes
+        own_bytes += ceil(kept / (num_shards if row.zero_stage >= SHARDED_FROM[part] else 1))
+    return own_bytes
 
 
 def _expert_bytes(plan: Plan, rank: int) -> Counter[str]:

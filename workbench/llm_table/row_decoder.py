@@ -8,6 +8,7 @@ from dataclasses import replace
 from workbench.llm_table.llm_row import LlmRow, YesNo
 from workbench.model.layer import Attention, Layer, Lookup, Operator
 from workbench.model.transformer import (
+    CROSS,
     Block,
     Heads,
     Keys,
@@ -42,7 +43,7 @@ def decoder_operators(row: LlmRow) -> tuple[Operator, ...]:
     )
     before, after = (_scaled(each, scale) for each in crossed)
     keys = Keys(width=row.hidden, num=row.sequence, per_token=1.0)
-    cross_attention = cross_attention_operators("cross", row.hidden, heads, keys, tokens_scale=scale)
+    cross_attention = cross_attention_operators(CROSS, row.hidden, heads, keys, tokens_scale=scale)
     index = next(index for index, each in enumerate(operators) if each.name == "attention_residual")
     return (*operators[: index + 1], before, *cross_attention, after, *operators[index + 1 :])
 

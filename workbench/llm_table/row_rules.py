@@ -221,7 +221,8 @@ def _check_sharding(row: LlmRow) -> None:
     if row.zero_stage == 0 and row.sharing_ranks > 1:
         refuse("shard_group", "want 1 where zero_stage is 0", row.shard_group, 1)
     check_divides("dp x cp", row.data_ranks, "shard_group", row.sharing_ranks)
-    if row.zero_stage == 3:
-        if row.virtual_stages > 1:
-            refuse("virtual_stages", "want 1 where zero_stage is 3", row.virtual_stages, 1)
-        check_divides("shard_group x tp (with zero_stage 3)", row.sharing_ranks * row.tp, "ep", row.ep)
+    if row.zero_stage == 3 and row.virtual_stages > 1:
+        refuse("virtual_stages", "want 1 where zero_stage is 3", row.virtual_stages, 1)
+    if row.zero_stage and row.ep > 1:
+        copy = f"shard_group x tp (with zero_stage {row.zero_stage})"
+        check_divides(copy, row.sharing_ranks * row.tp, "ep", row.ep)

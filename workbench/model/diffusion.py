@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from workbench.model.layer import Layer, LayerKind, Matmul, Operator, Pointwise
 from workbench.model.projector import Projection, Projector, projector_layer
-from workbench.model.transformer import Heads, Keys, cross_attention_operators
+from workbench.model.transformer import CROSS, Heads, Keys, cross_attention_operators
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +184,7 @@ def _transformer(unet: Unet, width: int, level: int) -> tuple[Operator, ...]:
         *cross_attention_operators("self", width, heads, self_keys, tokens_scale=scale),
         pointwise("self_residual", width, 3),
         pointwise("cross_norm", width, 2, *norms),
-        *cross_attention_operators("cross", width, heads, prompt_keys, tokens_scale=scale),
+        *cross_attention_operators(CROSS, width, heads, prompt_keys, tokens_scale=scale),
         pointwise("cross_residual", width, 3),
         pointwise("mlp_norm", width, 2, *norms),
         matmul("mlp.gate_up", width, 8 * width),

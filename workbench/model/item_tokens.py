@@ -16,6 +16,7 @@ from workbench.model.layer import Attention, Layer, Lookup, Matmul, Pointwise
 from workbench.model.mmdit import JOINT, TEXT
 from workbench.model.model_graph import ModelGraph, Module
 from workbench.model.projector import POOL, SHUFFLE
+from workbench.model.transformer import CROSS
 
 
 def native_tokens(module: Module) -> tuple[int, int] | None:
@@ -210,7 +211,7 @@ def _latent_tokens(module: Module) -> tuple[int, int] | None:
         ratio = text[0].tokens_scale if text and isinstance(text[0], Matmul) else 0.0
         patches = round(keys[JOINT] / (1.0 + ratio))
         return patches, max(1, keys[JOINT] - patches)
-    latent, prompt = keys.get("self.attention"), keys.get("cross.attention")
+    latent, prompt = keys.get("self.attention"), keys.get(f"{CROSS}.attention")
     return None if latent is None or prompt is None else (latent, prompt)
 
 

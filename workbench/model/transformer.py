@@ -12,6 +12,7 @@ UNSCALED_NORM = "projector.unscaled_norm"
 XIELU = "xielu"  # activation with two weights
 QUERY_SCALE = "query_scale"  # of queries, by their positions
 ROTARY = "rotary"  # rotation of queries and keys
+CROSS = "cross"  # prefix of operators that attend to a prompt, or to an encoder's tokens in a table's row
 PARTIAL_ROTARY = "partial_rotary"  # rotation of a part of every head, which is joined to the rest
 
 
@@ -277,6 +278,11 @@ class Keys:
     width: int
     num: int
     per_token: float
+
+
+def is_cross_attention(attention: Attention) -> bool:
+    """Whether its keys, a fixed number for each query, are of other tokens than its queries."""
+    return attention.name == f"{CROSS}.attention"
 
 
 def cross_attention_operators(

@@ -1,4 +1,4 @@
-"""The longest path through a lowered plan: its time if links never queue."""
+"""The longest path through a lowered plan: its time if links never queue and each rank has one lane."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,8 @@ def critical_path_s(lowered: Lowered, duration_s: Callable[[Action], float]) -> 
     """Return the seconds from the first action to the last end, with messages but without contention.
 
     A lower bound of the simulated time, and equal to it where no two messages meet on a link and no ranks
-    share cores. For search, not for predictions.
+    share cores; but collectives of weights and gradients have their turn among the passes, beside which
+    they are simulated. For search, not for predictions.
 
     Raises ValueError when some action can never run.
 

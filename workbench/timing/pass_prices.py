@@ -347,10 +347,9 @@ class PassPrices:
         return seconds / cost.execution.collective_rate
 
     def _unmeasured_gathers(self, stage: Stage, links: GridLinks) -> frozenset[str]:
-        measured = self._cost_on[stage.id].collectives
-        if links.tensor is None or measured.is_measured(Collective.ALL_GATHER, stage.tp, links.tensor):
-            return frozenset()
-        return frozenset(("collectives inside a layer: ring formula",))
+        known = self._cost_on[stage.id].collectives
+        basis = "" if links.tensor is None else known.basis(Collective.ALL_GATHER, stage.tp, links.tensor)
+        return frozenset({f"collectives inside a layer: {basis}"} if basis else ())
 
     def _layer_time(
         self, layer: Layer, stage: Stage, microbatch: Microbatch, links: GridLinks, cost: CostModel

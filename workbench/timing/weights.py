@@ -44,8 +44,8 @@ class CollectivePrices:
         cost, link = self._cost_of(ranks[:1]), self.link(ranks)
         key = kind, num_bytes, len(ranks), link, id(cost)
         if key not in self._seconds:
-            if not cost.collectives.is_measured(kind, len(ranks), link):
-                self.unmeasured.add(f"{kind.bare} between ranks: ring formula over the cluster's links")
+            if basis := cost.collectives.basis(kind, len(ranks), link):
+                self.unmeasured.add(f"{kind.bare} between ranks: {basis} over the cluster's links")
             self._seconds[key] = cost.between_ranks_s(kind, num_bytes, len(ranks), link)
         return self._seconds[key]
 
