@@ -1,5 +1,6 @@
 """A rank that dies, raises or hangs ends all ranks soon, and the cause is named."""
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -16,6 +17,7 @@ from runtime.parallel.expert.group import ExpertGroup
 from runtime.parallel.tensor.group import TensorGroup
 from runtime.run_settings import RunSettings
 from runtime.step.stage_module import StageInput, StageModule, build_stage_module
+from runtime.world import pool
 from runtime.world.failure import Failure, RankError, WorldFailed, death_of, failure_of, root_cause
 from runtime.world.pool import Place, Pool
 from tests.plans import disjoint_plan
@@ -113,6 +115,21 @@ def test_bad_input_stays_a_value_error(fragile: Pool) -> None:
     with pytest.raises(ValueError, match="microbatch 3 has no items"):
         fragile.run(refuse, 2, "microbatch 3 has no items")
     assert_works(fragile)
+
+
+def test_a_cause_is_told_before_the_failures_that_follow_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the commit before, a process left its world first, and on a busy machine told why too late."""
+    leave = pool._leave
+
+    def leave_and_wait_for_a_core() -> None:
+        leave()
+        if multiprocessing.current_process().name == "rank1":
+            time.sleep(60)
+
+    monkeypatch.setattr(pool, "_leave", leave_and_wait_for_a_core)
+    monkeypatch.setattr(pool, "GRACE_S", 0.5)
+    with Pool(2) as workers, pytest.raises(ValueError, match="microbatch 3 has no items"):
+        workers.run(refuse, 2, "microbatch 3 has no items")
 
 
 def test_too_many_processes_are_refused(fragile: Pool) -> None:
