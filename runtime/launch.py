@@ -26,7 +26,7 @@ from runtime.rank_report import RankReport, RankState
 from runtime.run_settings import Collect, RunSettings
 from runtime.state.checkpoint import Begin, Checkpoints, checkpoints_in
 from runtime.state.checkpoint_files import clear_parts, identity_of
-from runtime.state.save_folder import forget_ended_writer
+from runtime.state.save_folder import clear_after_writer
 from runtime.step.stage_module import build_stage_module
 from runtime.step.timing import Notes, Spread, assemble, iteration_spread, median_trace
 from runtime.step_plans import Planning
@@ -167,8 +167,7 @@ def _parts_cleared(saves: Checkpoints | None) -> Iterator[None]:
         yield
     except BaseException:
         if saves is not None:
-            clear_parts(saves.folder)
-            forget_ended_writer(saves.folder)
+            clear_after_writer(saves.folder, clear_parts)
         raise
 
 
@@ -364,8 +363,8 @@ def _run_under_torchrun(
     neighbours = Neighbours(place.process, owners)
     heartbeats = heartbeats_of(owners, place.process, os.environ, _give_up)
     if place.process == 0:  # lost processes are named from now on
-        if settings.checkpoints is not None and settings.checkpoints.passed_over is not None:
-            sys.stderr.write(f"warning: {plain(settings.checkpoints.passed_over)}\n")
+        if settings.checkpoints is not None and settings.checkpoints.warning is not None:
+            sys.stderr.write(f"warning: {plain(settings.checkpoints.warning)}\n")
         steps = settings.repetitions * (settings.warmup + settings.steps)
         sys.stderr.write(f"running {steps} steps on {place.size} ranks ({device.type})\n")
     try:

@@ -1,9 +1,7 @@
 """A process next to the first rank that plans and lowers the next batch while a step runs."""
 
-import os
 import pickle
 import queue
-import signal
 import subprocess
 import sys
 import threading
@@ -20,7 +18,8 @@ from workbench.plan.lowered import Lowered
 from workbench.plan.lru_cache import CLEAR_EVERY, clear_caches
 from workbench.plan.plan import Plan
 from workbench.stopped import LOOK_EVERY_S, StopWatch
-from workbench.supervised import as_arguments, as_parent, end_with, from_arguments
+from workbench.supervised import as_arguments, as_parent, end_with, from_arguments, same_imports
+from workbench.termination import uninterrupted
 from workbench.timing.accept import accept
 
 HEADER_BYTES = 8
@@ -57,13 +56,13 @@ class Planner:
     """
 
     def __init__(self, plan: Plan, *, rule: Rule = next_plan) -> None:
-        path = os.pathsep.join(entry for entry in sys.path if entry)
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", FAR_SIDE, *as_arguments(as_parent())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": path},
-        )
+        with uninterrupted():
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", FAR_SIDE, *as_arguments(as_parent())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=same_imports(),
+            )
         self._requests: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._threads = [threading.Thread(target=run, daemon=True) for run in (self._talk, self._listen)]
@@ -157,7 +156,6 @@ def _read(pipe: IO[bytes]) -> bytes | None:
 def main(arguments: Sequence[str]) -> int:
     """Entry point of the other side: answers every batch on stdin until stdin or the parent ends."""
     end_with(from_arguments(arguments))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     first = _read(sys.stdin.buffer)
     assert first is not None, "the plan comes first"
     plan, rule = pickle.loads(first)

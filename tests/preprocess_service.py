@@ -47,7 +47,7 @@ class Running:
 @contextmanager
 def serving(folder: Path, *, keys: ServerKeys | None = None, **settings: object) -> Iterator[Running]:
     """A server on a free port of this machine."""
-    chosen = {"rule": RULE, "batch_size": 4, "num_producers": 1, "silence_s": 5.0} | settings
+    chosen = {"rule": RULE, "batch_size": 4, "num_producers": 1, "silence_s": WAIT_S} | settings
     running = Running(Server(ServerSettings(folder=folder, **chosen), keys))  # type: ignore[arg-type]
     try:
         yield running

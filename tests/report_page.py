@@ -130,7 +130,7 @@ class Looking:
 def look(browser: "Browser", file: Path, link: str = "", **context: Any) -> Looking:
     """A fresh page of that file, as a new visitor sees it, once it is drawn."""
     page = browser.new_context(**{"viewport": {"width": 1280, "height": 900}} | context).new_page()
-    page.set_default_timeout(10_000)
+    page.set_default_timeout(60_000)  # only what hangs takes longer
     seen = Looking(page)
     page.on("console", lambda message: seen.errors.append(message.text) if message.type != "log" else None)
     page.on("pageerror", lambda error: seen.errors.append(str(error)))

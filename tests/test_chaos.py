@@ -160,7 +160,7 @@ def test_a_proxy_has_the_manners_it_is_told(manners, sent, comes):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         proxy = Proxy(listener.getsockname()[1])
         threading.Thread(target=echo, args=(listener,), daemon=True).start()
-        with socket.create_connection(("127.0.0.1", proxy.port), timeout=5) as near:
+        with socket.create_connection(("127.0.0.1", proxy.port), timeout=PATIENCE_S) as near:
             near.sendall(b"first")
             assert near.recv(5) == b"first"
             behave(proxy, manners)

@@ -154,14 +154,29 @@ def test_the_latest_whole_one_is_found_behind_a_torn_one(lowered, saved, tmp_pat
     (later / "stamp.json").write_text("{")
     (tmp_path / "step-0000000008.part").mkdir()
     assert latest_step(tmp_path, lowered) == STEPS
-    told = checkpoints_in(tmp_path, 2, Begin.LATEST, identity(lowered)).passed_over
+    told = checkpoints_in(tmp_path, 2, Begin.LATEST, identity(lowered)).warning
     assert told is not None
     assert told.startswith(f"checkpoint {later} is torn: ")
     assert told.endswith(f"; resuming from {tmp_path / f'step-{STEPS:010}'}")
 
 
+def test_who_resumes_where_there_is_nothing_is_told_that_the_run_starts_anew(lowered, tmp_path):
+    told = checkpoints_in(tmp_path, 2, Begin.LATEST, identity(lowered))
+    assert told.warning == f"{tmp_path} holds no checkpoint: the run starts at its first step"
+    assert checkpoints_in(tmp_path, 2, Begin.ANEW, identity(lowered)).warning is None
+
+
+@pytest.mark.parametrize("begin", Begin)
+def test_a_checkpoint_is_not_taken_for_the_folder_that_holds_it(lowered, saved, begin):
+    """On the commit before, a run began anew inside it."""
+    whole = saved[0] / "step-0000000005"
+    with pytest.raises(ValueError, match=f"is a checkpoint itself: want the folder .*{saved[0]}$"):
+        checkpoints_in(whole, 2, begin, identity(lowered))
+    assert not (whole / "writer.json").exists()
+
+
 def test_nothing_is_said_where_the_newest_one_is_whole(lowered, saved):
-    assert checkpoints_in(saved[0], 2, Begin.LATEST, identity(lowered)).passed_over is None
+    assert checkpoints_in(saved[0], 2, Begin.LATEST, identity(lowered)).warning is None
 
 
 def test_foreign_checkpoints_and_finished_runs_are_refused(lowered, saved, tmp_path):

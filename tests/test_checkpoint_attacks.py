@@ -10,6 +10,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,17 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from runtime.launch import run_lowered
+from runtime.state import save_folder
 from runtime.state.checkpoint import Begin, checkpoints_in
-from runtime.state.checkpoint_files import Whole, check_whole, clear_parts, finished, latest_whole
-from runtime.state.save_folder import LOCK, check_folder, give_back, refuse_writer, take
+from runtime.state.checkpoint_files import (
+    Whole,
+    check_whole,
+    clear_parts,
+    finished,
+    latest_whole,
+    part_folder,
+)
+from runtime.state.save_folder import LOCK, check_space, give_back, refuse_writer, take
 from runtime.state.tensor_files import TornError, read_manifest, read_tensors, write_tensors
 from runtime.world.owner import Owner, this_process
 from runtime.world.pool import Pool, WorldFailed
@@ -175,6 +184,29 @@ def test_a_folder_has_one_writer_until_it_ends(lowered, tmp_path, capsys):
     assert not (tmp_path / LOCK).exists()
 
 
+def test_of_two_runs_that_begin_at_once_the_second_leaves_the_saves_of_the_first(lowered, tmp_path):
+    """Both found the folder free. On the commit before, the second removed what the first was writing."""
+    part = part_folder(tmp_path, 3)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as first:
+        part.mkdir()
+        (tmp_path / LOCK).write_text(owner_of(first).as_json())
+        with pytest.raises(ValueError, match=f"is being written to by process {first.pid}"):
+            run_lowered(lowered, saving(tmp_path))
+        assert part.is_dir()
+        assert (tmp_path / LOCK).is_file()
+
+
+def test_a_folder_that_another_one_writes_to_is_named_whatever_is_in_it(lowered, tmp_path, monkeypatch):
+    """It removes saves while these are looked at: on the commit before, one that was gone was named."""
+    monkeypatch.setattr(save_folder, "refuse_writer", partial(refuse_writer, wait_s=0.0))
+    (tmp_path / "step-0000000003").mkdir()
+    (tmp_path / "step-0000000003" / "gone").symlink_to(tmp_path / "nowhere")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        (tmp_path / LOCK).write_text(owner_of(other).as_json())
+        with pytest.raises(ValueError, match=f"is being written to by process {other.pid}"):
+            checkpoints_in(tmp_path, 2, Begin.LATEST, identity(lowered))
+
+
 def test_writers_of_other_machines_are_not_taken_for_ended(tmp_path):
     owner = Owner(host="elsewhere", boot="", space="", pid=1, start=0)
     (tmp_path / LOCK).write_text(owner.as_json())
@@ -191,7 +223,7 @@ def test_what_cannot_be_saved_is_found_before_the_run(lowered, tmp_path):
         with pytest.raises(ValueError, match=r"saved there: (File exists|Not a directory)"):
             checkpoints_in(folder, 2, Begin.ANEW, identity(lowered))
     with pytest.raises(ValueError, match=r"saves take about .* GiB more, .* GiB are free"):
-        check_folder(tmp_path, 2**60)
+        check_space(tmp_path, 2**60)
     assert not list(tmp_path.glob("*.part"))
 
 

@@ -1,6 +1,7 @@
 """Processes that keep cores awake: at idle priority, while wanted, and never longer than their parent."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,9 @@ def test_a_core_is_kept_awake_while_wanted() -> None:
     keepers, core = Keepers(), min(os.sched_getaffinity(0))
     keepers.wake([core])
     (process,) = keepers.process_ids
+    os.kill(
+        process, signal.SIGINT
+    )  # as by Ctrl-C while it starts: on the commit before, it printed a traceback
     assert eventually(lambda: os.sched_getscheduler(process) == os.SCHED_IDLE)
     assert os.sched_getaffinity(process) == {core}
     assert eventually(lambda: state(process) == "R")

@@ -25,7 +25,7 @@ from runtime.world.clock import Awaited
 from runtime.world.failure import RankError
 from runtime.world.local_world import join_here
 
-PATIENCE = timedelta(seconds=20)
+PATIENCE = timedelta(seconds=120)  # only what hangs takes longer than a quarter of it
 INTERRUPTED_S = 0.5
 MANY = 1 << 24  # elements: more than sockets hold
 

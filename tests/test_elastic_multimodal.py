@@ -43,7 +43,7 @@ def elastic(found: Job, width: int = 1) -> ElasticJob:
         samples_per_microbatch=width,
         sharding=Sharding.NONE if width == 1 else Sharding.PARAMETERS,
         source=SyntheticSource(0),
-        wait_s=5.0,
+        wait_s=30.0,
         step_s=30.0,
     )
 

@@ -18,11 +18,14 @@ from runtime.elastic.progress import Progress, read_progress
 from runtime.elastic.run import NodeKiller, Ran, Saving, latest_progress, run_elastic
 from runtime.elastic.training import ElasticTraining
 from runtime.world.busy_cores import process_seconds
-from workbench.elastic.step_events import StepEvents
+from workbench.cli.elastic_training import finish
+from workbench.elastic.step_events import StepEvents, told_events
 
 
 @pytest.mark.usefixtures("heeds_interrupts")
-def test_a_signal_lets_the_step_end_and_saves_and_a_second_one_ends_everything(tmp_path: Path):
+def test_a_signal_lets_the_step_end_and_saves_and_a_second_one_ends_everything(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     job = chaos_job.elastic_job(2)
     events = StepEvents(first=0, start=("a", "b"), events=())
     ranks: list[int] = []
@@ -49,6 +52,10 @@ def test_a_signal_lets_the_step_end_and_saves_and_a_second_one_ends_everything(t
     assert process_seconds(ranks) == {}
     assert warned == []
     assert signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(SystemExit, match="130"):
+        finish(ran)
+    said = f"workbench: interrupted after 2 steps; progress after 2 steps is in {tmp_path / 'step2'}\n"
+    assert capsys.readouterr().err == said  # and no second line, as by the code of Ctrl-C
 
 
 def test_a_save_that_meets_a_dead_node_is_named_and_training_goes_on(tmp_path: Path):
@@ -162,9 +169,11 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_saves(
 ):
     """Nor is the folder removed in which somebody may still write."""
 
+    given_up = tmp_path / "given up"
+
     def be_slow(folder: Path) -> None:
-        if folder == tmp_path / "late" / "part1":
-            time.sleep(1.0)
+        while folder == tmp_path / "late" / "part1" and not given_up.exists():
+            time.sleep(0.01)
 
     writing(monkeypatch, be_slow)
     job = chaos_job.elastic_job(3, num_faults=0, layers_per_rank=4)
@@ -174,6 +183,7 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_saves(
         with pytest.raises(ElasticFailed, match="no answer from rank 0 of node"):
             training.save(tmp_path / "late")
         assert (tmp_path / "late").is_dir()
+        given_up.touch()
         training.job = job
         saved = training.save(tmp_path / "next")
         assert read_progress(job, tmp_path / "next") == saved
@@ -199,6 +209,22 @@ def test_progress_that_another_training_has_removed_since_it_was_read_is_named(t
         run_elastic(
             chaos_job.elastic_job(2), events, 4, start=gone, saving=saving, tell=lambda _: None, warn=print
         )
+
+
+def test_a_kill_comes_into_its_step_and_its_recovery_however_late_the_killer_looks(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """On the commit before, a step that was over by then counted, and so did a recovery."""
+    monkeypatch.setattr("runtime.elastic.run.LOOK_EVERY_S", 1.0)
+    events = told_events(["1:kill:node1", "recovery:kill:node2"], 4, first=0, steps=3)
+    ran = run_elastic(
+        chaos_job.elastic_job(4), events, 3, start=None, saving=None, tell=lambda _: None, warn=pytest.fail
+    )
+    assert [(change.step, sorted(change.lost), change.attempts) for change in ran.changes] == [
+        (0, [], 1),
+        (1, ["node1", "node2"], 2),
+    ]
+    assert [done.loss for done in ran.steps] == pytest.approx(chaos_job.one_process(3), rel=2e-6)
 
 
 def test_nodes_that_never_compute_are_killed_at_the_end_of_the_step_or_spared():

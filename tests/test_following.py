@@ -1,8 +1,11 @@
 """The plan of the next batch: the same places, new items, programs and token shards that fit."""
 
+import os
 import pickle
+import signal
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -130,6 +133,22 @@ def test_a_process_answers_in_order_and_says_what_it_refuses() -> None:
     assert first.start_s <= first.end_s <= refused.start_s
     assert refused.lowered is None
     assert refused.refusal == "next batch: the plan has places for 2 samples, got 3"
+
+
+def test_a_planner_does_not_import_from_the_folder_that_the_user_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the commit before, a user's own module of a name that is imported ended it."""
+    (tmp_path / "pickle.py").write_text("raise ImportError('the user's')")
+    monkeypatch.chdir(tmp_path)
+    plan = plan_of("everything", "ee")
+    planner = Planner(plan)
+    try:
+        os.kill(planner._process.pid, signal.SIGINT)  # nor does Ctrl-C end it while it starts
+        planner.ask(plan.batch)
+        assert planned(planner.fetch(60.0)).lowered is not None
+    finally:
+        planner.close()
 
 
 def test_waiting_for_a_planner_is_bounded() -> None:

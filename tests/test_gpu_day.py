@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -220,13 +221,23 @@ def test_the_extent_is_part_of_what_decides_a_row(out):
     assert measured(out) == [*KEYS, *KEYS]
 
 
+@dataclass(frozen=True, slots=True)
+class Counted(Deadline):
+    """One whose time left follows from how many cells have begun, on however slow a machine."""
+
+    lefts_s: tuple[float, ...] = ()
+    log: Path = Path()
+
+    def left_s(self) -> float:
+        return self.lefts_s[len(self.log.read_text().splitlines()) if self.log.exists() else 0]
+
+
 def test_it_stops_between_cells_before_the_limit(out, monkeypatch):
-    monkeypatch.setattr(driving, "LEAST_S", 0.6)
-    ask(out, *(f"sleeps {number}" for number in range(50)))
-    states = driven(out, limit_s=4.0)
-    assert 0 < states["tested"].num_done < 50
+    monkeypatch.setattr(driving, "LEAST_S", 150.0)
+    ask(out, *(f"ok {number}" for number in range(9)))
+    states = driven(out, Counted(lefts_s=(450.0, 350.0, 250.0, 150.0, 50.0), log=out / LOG))
+    assert states["tested"].num_done == len(measured(out)) == 4
     assert states["tested"].failures == ()
-    assert len(measured(out)) == states["tested"].num_done
 
 
 def test_a_cell_that_took_longer_than_there_is_time_is_left_out(out, monkeypatch):
@@ -240,19 +251,20 @@ def test_a_cell_that_took_longer_than_there_is_time_is_left_out(out, monkeypatch
         store.put(
             "tested", StoredRow(key=key, stamp="", device_name="", versions={}, date="", seconds=took_s)
         )
-    states = driven(out, limit_s=20.0, store=store)
+    states = driven(out, Deadline(20.0), store=store)
     assert measured(out) == ["ok first", "ok last"]
     assert (states["tested"].num_cells, states["tested"].num_done) == (3, 2)
 
 
 def test_the_limit_ends_a_cell_without_blame(out, monkeypatch):
+    """The second would sleep for ten minutes, has two seconds, and of the call there is one left."""
     monkeypatch.setattr(driving, "LEAST_S", 0.1)
     ask(out, "ok first", "hangs")
-    states = driven(out, limit_s=1.5)  # the second cell would sleep for ten minutes
+    states = driven(out, Counted(lefts_s=(100.0, 1.0, 0.0), log=out / LOG))
     assert (states["tested"].num_done, states["tested"].failures) == (1, ())
 
 
-def driven(out: Path, limit_s: float, store: Store | None = None):
+def driven(out: Path, deadline: Deadline, store: Store | None = None):
     here = Here(device_name="a test's device", versions={}, extent=Extent.FULL)
     with Worker(Session("cpu", Extent.FULL, out)) as worker:
         worker.call("tests.gpu_day_parts", "facts", timeout_s=30.0)  # its start does not count
@@ -262,7 +274,7 @@ def driven(out: Path, limit_s: float, store: Store | None = None):
             worker,
             store or Store(out),
             here,
-            Deadline(limit_s),
+            deadline,
             lambda line: None,
         )
 

@@ -16,6 +16,7 @@ from runtime.data.scenes import make
 from runtime.world.owner import Owner, this_process
 from runtime.world.scratch import MARK, ScratchFolder, sweep
 from tests.command_line import JOB, accept
+from tests.free_port import free_port
 from tests.waiting import PATIENCE_S, eventually
 
 GONE_S = 2.0
@@ -105,8 +106,8 @@ def running(plan: Path, *launcher: object) -> Iterator[Tree]:
 
 @contextmanager
 def torchrun(plan: Path) -> Iterator[Tree]:
-    launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 2, "-m", "runtime.launch")
-    with running(plan, *launcher) as tree:
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 2)
+    with running(plan, *launcher, "--master-port", free_port(), "-m", "runtime.launch") as tree:
         yield tree
 
 
@@ -216,13 +217,14 @@ def test_workers_of_a_killed_search_are_gone(job):
 
 def test_a_run_that_is_asked_to_end_says_how_far_it_came(plan):
     with running(plan) as tree:
-        started = tree.descendants()
+        ranks, started = frozenset(ranks_of(tree.process.pid)), tree.descendants()
         os.kill(tree.process.pid, signal.SIGTERM)
         _, said = tree.process.communicate(timeout=PATIENCE_S)
         assert tree.process.returncode == 143
         assert "Traceback" not in said
         assert "workbench: run ended after" in said
-        assert all_gone(started)
+        assert all_gone(ranks)
+        assert eventually(lambda: all_gone(started), GONE_S)  # a rank's writer ends when it has a core to
         assert tree.folders() == []
     saves = plan.with_name("saves")
     assert not list(saves.glob("*.part"))
@@ -238,7 +240,7 @@ def test_ranks_under_torchrun_that_are_asked_to_end_do_not_wait_for_each_other(t
         os.kill(tree.process.pid, signal.SIGTERM)
         _, said = tree.process.communicate(timeout=PATIENCE_S)
         assert time.monotonic() - start_s < ASKED_S
-        assert all_gone(started)
+        assert eventually(lambda: all_gone(started), GONE_S)
         assert "ended by SIGTERM" in said
 
 

@@ -227,6 +227,16 @@ def test_producers_that_cannot_start_end_the_server(folder: Path, monkeypatch: p
     assert "3 in a row ended before their first word, the last with exit code 1" in str(server.failure)
 
 
+def test_producers_do_not_import_from_the_folder_that_the_user_is_in(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the commit before, a user's own module of a name that is imported ended them."""
+    (tmp_path / "pickle.py").write_text("raise ImportError('the user's')")
+    monkeypatch.chdir(tmp_path)
+    with serving(folder) as server, loading(server) as loader:
+        assert sorted(ids(loader.next())) == [0, 1, 2, 3]
+
+
 def until(loader: ServedLoader, holds: Callable[[Mapping[str, Any]], object]) -> Mapping[str, Any]:
     """The server's status as soon as it is so, or after 30 s."""
     end_s = time.monotonic() + WAIT_S

@@ -13,6 +13,7 @@ from sim.predict import predict_within
 from tests.browser import REQUIRED, ROOT, NoBrowserError, started
 from tests.command_line import accept, answered
 from tests.report_page import PLAN, Looking, look, simulated, slower
+from tests.waiting import eventually
 from workbench.job.job_file import read_spec
 from workbench.plan.codec import plan_hash, write_plan
 from workbench.report.folder import read_folder
@@ -127,10 +128,14 @@ def test_buttons_wheel_and_keys_zoom_and_pan(seen: Looking):
     seen.point(500, 40)
     page.keyboard.down("Control")
     page.mouse.wheel(0, -100)
-    page.wait_for_timeout(100)
+
+    def is_closer() -> bool:
+        begin, end = seen.window_ms()
+        return end - begin < 0.9 * END_MS
+
+    assert eventually(is_closer)
     page.keyboard.up("Control")
     first, last = seen.window_ms()
-    assert last - first < 0.9 * END_MS
     seen.canvas().locator("..").focus()
     page.keyboard.press("ArrowRight")
     later = seen.window_ms()

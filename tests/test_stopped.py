@@ -45,7 +45,7 @@ from workbench.search.joint.starts import start_tasks
 from workbench.search.joint.workers import LocalProcesses
 from workbench.stopped import LOOKS, StopWatch, is_stopped
 from workbench.strategies.registry import PLANNERS
-from workbench.termination import ended_by_default, ending_by_signal, forking, noting
+from workbench.termination import Ended, ended_by_default, ending_by_signal, forking, noting
 
 NOTICED_S = 5.0
 CUTS = {"vision": (5,), "audio": (4,), "llm": (6,)}
@@ -284,6 +284,21 @@ def test_a_signal_at_the_instant_of_a_fork_ends_the_child_and_not_its_copy_of_th
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -number
 
 
+@pytest.mark.usefixtures("heeds_interrupts")
+def test_an_interrupt_at_the_instant_of_a_fork_is_the_parents_alone():
+    """On the commit before, the child printed the traceback of a KeyboardInterrupt."""
+    with forking():
+        child = os.fork()
+        if child == 0:
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                ended_by_default()
+                os._exit(0)
+            finally:
+                os._exit(130)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_a_stopped_search_worker_is_replaced_and_what_it_had_is_done(capsys):
     task = next(iter(start_tasks(small(), {"cornstarch": PLANNERS["cornstarch"]})))
     workers = LocalProcesses(Space(small(), cost(), {}), IterationJudge(cost()), 1)
@@ -335,6 +350,20 @@ def test_a_first_interrupt_is_answered_and_noted_and_a_second_one_is_one(capfd: 
             os.kill(os.getpid(), signal.SIGINT)
     assert capfd.readouterr().err == "\nagain: at once\n"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_request_to_end_has_its_own_exit_code():
+    """On the commit before, it had that of an interrupt."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with noting(signal.SIGTERM) as came:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert came == [signal.SIGTERM]
+            with pytest.raises(Ended) as ended:
+                os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 143
 
 
 def test_an_interrupt_that_is_ignored_stays_so():

@@ -75,7 +75,8 @@ class Installed:
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     folder = tmp_path_factory.mktemp("wheel")
     pip = (sys.executable, "-m", "pip")
-    asked = (*pip, "download", "-q", "--no-deps", "-d", folder / "asked", "setuptools>=77")
+    patience = ("--retries", "1", "--timeout", "15")  # an index that answers nothing is given up in time
+    asked = (*pip, "download", "-q", "--no-deps", *patience, "-d", folder / "asked", "setuptools>=77")
     if ran(*asked, cwd=folder, timeout_s=ANSWER_S).returncode != 0:
         pytest.skip("no package index answers: the wheel was not installed into a clean environment")
     source = folder / "source"

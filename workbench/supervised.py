@@ -45,6 +45,14 @@ def from_arguments(arguments: Sequence[str]) -> Parent:
     return Parent(pid=int(pid), is_steady=is_steady == "1")
 
 
+def same_imports() -> dict[str, str]:
+    """Environment of another interpreter that imports the same modules as this one.
+
+    It is to be started with `-P`: otherwise it would import those of the folder in which the user is.
+    """
+    return os.environ | {"PYTHONPATH": os.pathsep.join(entry or os.curdir for entry in sys.path)}
+
+
 def end_with(parent: Parent) -> None:
     """Kill this process when its parent ends, or at once where it has ended.
 

@@ -44,10 +44,10 @@ def ending_by_signal() -> Iterator[None]:
 
 @contextmanager
 def noting(*signals: signal.Signals, answer: str = "") -> Iterator[Sequence[signal.Signals]]:
-    """In this context the first of these signals is noted, with a line; a second raises KeyboardInterrupt.
+    """In this context the first of these signals is noted, with a line; a second one ends at once.
 
-    Yields a sequence that holds the signal once it has arrived. Ignored signals, as in a background job,
-    stay ignored.
+    That is by KeyboardInterrupt for SIGINT, by `Ended` for others. Yields a sequence that holds the signal
+    once it has arrived. Ignored signals, as in a background job, stay ignored.
     """
     arrived: list[signal.Signals] = []
     before = {number: signal.getsignal(number) for number in signals}
@@ -58,7 +58,7 @@ def noting(*signals: signal.Signals, answer: str = "") -> Iterator[Sequence[sign
     def note(number: int, frame: FrameType | None) -> None:
         del frame
         if arrived:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt if number == signal.SIGINT else Ended(number)
         arrived.append(signal.Signals(number))
         if answer:
             # a stream may be in the middle of a write
@@ -79,13 +79,28 @@ def forking() -> Iterator[None]:
     """Around a fork: termination signals wait until the child has undone `ending_by_signal`.
 
     Otherwise `Ended` would unwind the stack that the child copied from its parent, and clean up the parent's
-    resources. Python 3.12 warns of any fork beside threads; those of this program are idle at its forks.
+    resources. Ctrl-C does not reach the child, see `uninterrupted`. Python 3.12 warns of any fork beside
+    threads; those of this program are idle at its forks.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
     try:
-        with warnings.catch_warnings():
+        with uninterrupted(), warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Around the start of another process, for which SIGINT stays blocked.
+
+    A terminal sends it to all processes of a command, and the one that was started first decides when to
+    stop. One that is still starting would print a traceback.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    try:
+        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

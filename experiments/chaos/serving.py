@@ -1,9 +1,11 @@
 """Rounds of the preprocessing service: a server with producers, a trainer, and the wire between them."""
 
 import json
+import os
 import random
 import socket
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +24,7 @@ from workbench.stopped import is_stopped
 EXAMPLES, BATCH_SIZE, BATCHES = 24, 4, 60
 IMAGE_PX, PATCH_PX = 32, 8
 PRODUCERS = 2
-TRAINER_WAIT_S = 20.0
+TRAINER_WAIT_S = 60.0  # in which a killed server is at work again, on however busy a machine
 BEGUN_S, ENDED_S, GONE_S, NOTICED_S, LATEST_S = 240.0, 240.0, 2.0, 5.0, 1.5
 BAD_MANNERS = {
     Fault.DELAYED_MESSAGES: Manners(delay_s=0.5),
@@ -30,6 +32,7 @@ BAD_MANNERS = {
     Fault.CUT_CONNECTIONS: Manners(is_cut=True),
 }
 BAD_S = (0.5, 3.0)
+FIRST_PORT, NUM_PORTS, PORTS_APART = 10_000, 5_000, 1_009
 OF_TRAINER = (Fault.KILL_TRAINER, Fault.TERM_TRAINER)
 SERVER: Expectations = {
     Fault.KILL_SUPERVISOR: ends(-9),
@@ -206,5 +209,8 @@ class Serving:
 
 
 def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    """One below those that other programs' connections get before the server has imported all it needs."""
+    for port in range(FIRST_PORT + os.getpid() * PORTS_APART % NUM_PORTS, FIRST_PORT + 2 * NUM_PORTS):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise OSError("no port is free")

@@ -44,7 +44,7 @@ def elastic_job(
     num_faults: int = 1,
     ranks_per_node: int = 1,
     layers_per_rank: int = 8,
-    wait_s: float = 5.0,
+    wait_s: float = 30.0,
     config: Mapping[str, Any] = LLAMA,
     ranks_per_stage: int | tuple[int, ...] = 1,
 ) -> ElasticJob:

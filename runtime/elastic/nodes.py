@@ -81,6 +81,8 @@ class Nodes:
         self._job, self._logs = job, logs
         self._context = multiprocessing.get_context("fork")
         self._processes: dict[Member, _Process] = {}
+        self._doomed: dict[str, type[Reply]] = {}
+        self._unheard: set[str] = set()
         self._saves = count(1)
         torch.set_num_threads(1)  # a forked child would inherit a thread pool without its threads
 
@@ -110,6 +112,22 @@ class Nodes:
             for member, process in list(self._processes.items())
             if member.node == node
         )
+
+    def doom(self, nodes: Iterable[str], kind: type[Reply]) -> None:
+        """Take no more replies of a kind from nodes that are about to be killed.
+
+        What these replies would complete is then not complete before the kill, however late it comes.
+        """
+        self._doomed |= dict.fromkeys(nodes, kind)
+
+    def spare(self) -> None:
+        """Take all replies again."""
+        self._doomed.clear()
+        self._unheard.clear()
+
+    def is_unheard(self, node: str) -> bool:
+        """Whether a doomed node has sent a reply that was not taken."""
+        return node in self._unheard
 
     def send(self, member: Member, order: object) -> None:
         """Send an order without waiting; a lost process is detected when its reply is awaited."""
@@ -202,7 +220,9 @@ class Nodes:
         except (EOFError, OSError):
             replies.gone.append(waiting.pop(pipe))
             return
-        if is_answer(reply):
+        if isinstance(reply, self._doomed.get(waiting[pipe].node, ())):
+            self._unheard.add(waiting[pipe].node)
+        elif is_answer(reply):
             replies.answers[waiting.pop(pipe)] = reply
         elif isinstance(reply, Broken):
             replies.broken[waiting[pipe]] = reply

@@ -14,7 +14,7 @@ from pathlib import Path
 from runtime.elastic.history import ElasticFailed, Reshaped, StepDone
 from runtime.elastic.job import ElasticJob, Reduction
 from runtime.elastic.nodes import Nodes
-from runtime.elastic.orders import Moment
+from runtime.elastic.orders import Moment, Ready, Vote
 from runtime.elastic.progress import STAMP, Progress, clear_unfinished, read_progress, unfinished_saves
 from runtime.elastic.step_data import StepData
 from runtime.elastic.training import ElasticTraining
@@ -157,7 +157,7 @@ def run_elastic(
 ) -> Ran:
     """Train until `steps` steps are taken, a refusal, or a signal; then all processes have ended.
 
-    The first SIGINT or SIGTERM lets the step end and saves; a second one raises KeyboardInterrupt.
+    The first SIGINT or SIGTERM lets the step end and saves; a second one ends at once, see `noting`.
 
     Args:
         tell: called after every step.
@@ -257,8 +257,8 @@ class _Log:
 class NodeKiller(threading.Thread):
     """Kills nodes from outside, as soon as the first victim is in a pass, or at the end of the step.
 
-    All processes of its victims die at once. If this thread runs only after the victim's vote, the step
-    counts, and the next one is aborted.
+    All processes of its victims die at once. If this thread runs only after the pass, it is not too late:
+    the victims' votes do not count, and neither does it count that those of a recovery are ready.
 
     Args:
         nodes: of the training.
@@ -278,10 +278,16 @@ class NodeKiller(threading.Thread):
         if self._in_recovery:
             self._kill_when(self._in_recovery, CONNECTING)
 
+    def start(self) -> None:
+        """Begin, before the step."""
+        self._nodes.doom(self._victims, Vote)
+        super().start()
+
     def give_up(self) -> None:
         """Stop without killing any more nodes; returns when the thread has ended."""
         self._is_given_up.set()
         self.end()
+        self._nodes.spare()
 
     def end(self) -> None:
         """Kill the remaining victims, and return when that is done."""
@@ -289,9 +295,13 @@ class NodeKiller(threading.Thread):
         self.join()
 
     def _kill_when(self, victims: Sequence[str], moments: Collection[Moment]) -> None:
-        while not any(moment in moments for moment in self._nodes.moments(victims[0])):
+        first = victims[0]
+        while not (
+            self._nodes.is_unheard(first) or any(moment in moments for moment in self._nodes.moments(first))
+        ):
             if self._is_over.wait(LOOK_EVERY_S):
                 break
+        self._nodes.doom(self._in_recovery, Ready)
         for victim in () if self._is_given_up.is_set() else victims:
             self._kill(victim)
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from runtime.preprocess.keys import ClientKeys
 from runtime.preprocess.producer import settings_text
 from workbench.stopped import StopWatch
-from workbench.supervised import as_arguments, as_parent
+from workbench.supervised import as_arguments, as_parent, same_imports
+from workbench.termination import uninterrupted
 
 MOST_STILLBORN = 3  # in a row, which means that all of them fail
 KILLED_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)  # no reason to suspect the others
@@ -99,11 +100,13 @@ class LocalProducers:
         text = settings_text(
             self._address, self._folder, keys=self._keys, name=name, silence_s=self._silence_s
         )
-        process = subprocess.Popen(
-            [sys.executable, "-m", "runtime.preprocess.producer", *as_arguments(as_parent())],
-            stdin=subprocess.PIPE,
-            text=True,
-        )
+        with uninterrupted():
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "runtime.preprocess.producer", *as_arguments(as_parent())],
+                stdin=subprocess.PIPE,
+                text=True,
+                env=same_imports(),
+            )
         assert process.stdin is not None
         with suppress(BrokenPipeError), process.stdin as pipe:  # it has ended, which `replace_lost` reports
             pipe.write(text)

@@ -119,8 +119,6 @@ def main(arguments: Sequence[str]) -> int:
     except ValueError as error:
         sys.stderr.write(f"producer {settings['name']}: {error}\n")
         return 2
-    except KeyboardInterrupt:
-        return 130
     return 0
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from runtime.state.checkpoint_files import (
     KEPT,
+    STAMP,
     Identity,
     Whole,
     clear_parts,
@@ -30,7 +31,7 @@ from runtime.state.checkpoint_files import (
     refuse_taken,
 )
 from runtime.state.rank_state import RankNotes, notes_from
-from runtime.state.save_folder import check_folder, give_back, take
+from runtime.state.save_folder import check_folder, check_space, give_back, take
 from runtime.state.tensor_files import read_tensors, write_tensors
 from runtime.step.optimizer import step_count
 from runtime.world.failure import RankError, death_of
@@ -48,6 +49,13 @@ Live = Callable[[], Mapping[str, Tensor]]
 Named = Iterable[tuple[tuple[str, str], nn.Parameter]]
 
 
+class Begin(Enum):
+    """Where a run with checkpoints starts."""
+
+    ANEW = "anew"  # without checkpoints in the folder
+    LATEST = "latest"  # latest complete one, if any
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoints:
     """Where and how often a run saves, and where it starts.
@@ -55,12 +63,14 @@ class Checkpoints:
     Args:
         folder: of all checkpoints of the run.
         every: number of steps between saves; the last step is also saved.
+        begin: what was asked for.
         start: to resume from; None: the run's own weights.
         data: of the run, as `Identity.data`.
     """
 
     folder: Path
     every: int
+    begin: Begin = Begin.ANEW
     start: Whole | None = None
     data: str | None = None
 
@@ -69,9 +79,12 @@ class Checkpoints:
             raise ValueError(f"a checkpoint every {self.every} steps: want at least 1")
 
     @property
-    def passed_over(self) -> str | None:
-        """A warning about newer but torn checkpoints; None without any."""
-        if self.start is None or not self.start.torn:
+    def warning(self) -> str | None:
+        """That there is nothing to resume from, or newer but torn checkpoints; None: neither."""
+        if self.start is None:
+            text = f"{self.folder} holds no checkpoint: the run starts at its first step"
+            return text if self.begin is Begin.LATEST else None
+        if not self.start.torn:
             return None
         return f"{'; '.join(self.start.torn)}; resuming from {self.start.folder}"
 
@@ -86,13 +99,6 @@ class Checkpoints:
             )
 
 
-class Begin(Enum):
-    """Where a run with checkpoints starts."""
-
-    ANEW = "anew"  # without checkpoints in the folder
-    LATEST = "latest"  # latest complete one, if any
-
-
 def checkpoints_in(
     folder: Path, every: int, begin: Begin, identity: Identity, *, num_bytes: int = 0
 ) -> Checkpoints:
@@ -102,18 +108,21 @@ def checkpoints_in(
         num_bytes: approximate size of one checkpoint.
 
     Raises:
-        ValueError: checkpoints that are torn, of another run, or in the way; a folder that is used by another
-            process, not writable, or without enough space.
+        ValueError: checkpoints that are torn, of another run, or in the way; a folder that is a checkpoint,
+            used by another process, not writable, or without enough space.
     """
+    if (folder / STAMP).is_file():
+        raise ValueError(f"{folder} is a checkpoint itself: want the folder that holds it, {folder.parent}")
+    check_folder(folder)
     present_bytes = sum(
         path.stat().st_size for checkpoint in finished(folder) for path in checkpoint.rglob("*")
     )
-    check_folder(folder, (KEPT + 1) * num_bytes - present_bytes)  # the kept ones, and one being written
+    check_space(folder, (KEPT + 1) * num_bytes - present_bytes)  # the kept ones, and one being written
     if begin is Begin.ANEW:
         refuse_taken(folder)
         return Checkpoints(folder=folder, every=every, data=identity.data)
     start = latest_whole(folder, identity)
-    return Checkpoints(folder=folder, every=every, start=start, data=identity.data)
+    return Checkpoints(folder=folder, every=every, begin=begin, start=start, data=identity.data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

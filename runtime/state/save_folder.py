@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -20,15 +20,16 @@ WAIT_S = 3.0  # for a writer that is ending, whose processes take up to two seco
 LOOK_EVERY_S = 0.05
 
 
-def check_folder(folder: Path, num_bytes: int) -> None:
-    """Create it, and detect before the work what would fail at its first save.
-
-    Args:
-        num_bytes: approximate space needed.
+def check_folder(folder: Path) -> None:
+    """Create it, and detect before the work what would fail at its first save, or when that is read.
 
     Raises:
-        ValueError: it is not writable, used by another process, or without enough space.
+        ValueError: it is not writable, or used by another process, or its path is not UTF-8.
     """
+    try:
+        str(folder.resolve()).encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{folder}: want a path in UTF-8, as safetensors reads no other") from None
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -36,6 +37,10 @@ def check_folder(folder: Path, num_bytes: int) -> None:
     except OSError as error:
         raise ValueError(f"{folder}: nothing can be saved there: {error.strerror}") from None
     refuse_writer(folder)
+
+
+def check_space(folder: Path, num_bytes: int) -> None:
+    """Raise ValueError where a folder's disk lacks about so many bytes."""
     if (free_bytes := shutil.disk_usage(folder).free) < num_bytes:
         raise ValueError(
             f"{folder}: saves take about {gib(num_bytes):.4g} GiB more, {gib(free_bytes):.4g} GiB are free"
@@ -85,12 +90,19 @@ def give_back(folder: Path) -> None:
             (folder / LOCK).unlink()
 
 
-def forget_ended_writer(folder: Path) -> None:
-    """Remove the lock of an owner that has ended without releasing the folder."""
+def clear_after_writer(folder: Path, clear: Callable[[Path], None]) -> None:
+    """Clear what processes left that have ended, and their lock; a folder of others stays as it is.
+
+    Args:
+        clear: removes incomplete saves.
+    """
     with suppress(OSError, ValueError), _alone(folder):
         writer = _writer(folder)
-        if isinstance(writer, Owner) and writer.life() is Life.ENDED:
-            (folder / LOCK).unlink()
+        if _reason(folder, writer) is not None:
+            return
+        clear(folder)
+        if writer != this_process():
+            (folder / LOCK).unlink(missing_ok=True)
 
 
 def _writer(folder: Path) -> Owner | str | None:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from runtime.world import keep_awake
+from workbench.termination import uninterrupted
 
 END_S = 2.0
 POLL_S = 0.002
@@ -65,7 +66,8 @@ class Keepers:
 
 def _start(core: int) -> int:
     words = [sys.executable, "-I", "-S", keep_awake.__file__, str(core), str(os.getpid())]
-    return os.posix_spawn(sys.executable, words, os.environ)
+    with uninterrupted():
+        return os.posix_spawn(sys.executable, words, os.environ)
 
 
 def _signal(process: int, number: signal.Signals) -> None:

@@ -333,9 +333,8 @@ def _serve(pipe: mpc.Connection, positions: Any, process: int, parent: Parent) -
         try:
             result = _do(order, positions, pipe)
         except Exception as error:
-            failure = failure_of(process, error)  # its time precedes those of failures that it causes
+            pipe.send_bytes(pickle.dumps(failure_of(process, error)))  # before the failures that it causes
             _leave()
-            pipe.send_bytes(pickle.dumps(failure))
             return
         pipe.send_bytes(result)
         _receive(pipe)  # LEAVE

@@ -214,10 +214,11 @@ def _forecast(training: _PlannedTraining, events: StepEvents, steps: int) -> "Ta
 def _saving(job: "ElasticJob", folder: Path, every: int | None) -> "Saving":
     """Settings of saves; ValueError if the folder cannot be written or its disk is too full."""
     from runtime.elastic.run import NUM_SAVES, Saving
-    from runtime.state.save_folder import check_folder
+    from runtime.state.save_folder import check_folder, check_space
 
     saving = Saving(folder=folder, every=every)
-    check_folder(folder, NUM_SAVES * sum(job.layer_bytes()))
+    check_folder(folder)
+    check_space(folder, NUM_SAVES * sum(job.layer_bytes()))
     return saving
 
 

@@ -8,7 +8,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import typer
 from rich.table import Table
 
 from runtime.elastic.forecast import Forecast, StepPrediction
@@ -146,7 +145,7 @@ def finish(result: Ran) -> None:
     if result.signal is not None:
         last = result.steps[-1].step + 1 if result.steps else 0
         sys.stderr.write(f"workbench: interrupted after {last} steps{save_note}\n")
-        raise typer.Exit(128 + result.signal)
+        sys.exit(128 + result.signal)
     if result.saved is not None:
         sys.stderr.write(f"workbench: {save_note.removeprefix('; ')}\n")
 

@@ -112,8 +112,8 @@ def run_command(
     if options.trace is not None:
         check_writable(options.trace)
     settings, source = prepare(options, parsed_plan)
-    if settings.checkpoints is not None and settings.checkpoints.passed_over is not None:
-        warn(settings.checkpoints.passed_over)
+    if settings.checkpoints is not None and settings.checkpoints.warning is not None:
+        warn(settings.checkpoints.warning)
     result = runner(lowered, settings, source, quiet=as_json)
     files = repetition_paths(options.trace, len(result.traces)) if options.trace else ()
     for path, step_trace in zip(files, result.traces, strict=False):

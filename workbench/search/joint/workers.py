@@ -22,6 +22,7 @@ from workbench.search.joint.move import Space
 from workbench.search.joint.starts import Start, Task, start_of
 from workbench.stopped import LOOK_EVERY_S, StopWatch
 from workbench.supervised import Parent, as_parent, end_with
+from workbench.termination import uninterrupted
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
@@ -104,7 +105,10 @@ class LocalProcesses(Workers):
         num_done = 0
         num_broken = 0
         while num_done < len(tasks):
-            futures = [self._pool.submit(_run_pickled, work, pickle.dumps(task)) for task in tasks[num_done:]]
+            with uninterrupted():  # the first starts the processes
+                futures = [
+                    self._pool.submit(_run_pickled, work, pickle.dumps(task)) for task in tasks[num_done:]
+                ]
             try:
                 for future in futures:
                     yield self._result(future)
