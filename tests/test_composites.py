@@ -16,6 +16,7 @@ from workbench.job.draft import Train, draft, machines_of
 from workbench.job.job import load_job
 from workbench.model.composites.registry import COMPOSITES, take_apart
 from workbench.model.hf_config import modality_of
+from workbench.plan.runnable import check_family
 
 
 def test_every_composite_is_held_against_transformers() -> None:
@@ -111,6 +112,28 @@ def test_what_cannot_be_said_is_refused_in_one_line(change: dict[str, Any], word
         modules_of(dict(take_apart({**CONFIGS["llava"], **change}).modules))
 
 
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("llama4", "llama4: vision_config.vision_output_dim must be 4096, got 7680; nearest: 4096"),
+        ("qwen3_vl_moe", "vision_config.out_hidden_size must be the LLM's hidden_size 2048, got 3584"),
+    ],
+)
+def test_defaults_that_do_not_fit_each_other_are_refused(kind: str, words: str) -> None:
+    """Absent or written out; transformers builds them and fails at the first image."""
+    for config in ({"model_type": kind}, default(kind)):
+        with pytest.raises(ValueError, match=words):
+            take_apart(config)
+
+
+def test_paligemma_runs_as_transformers_saves_it() -> None:
+    """It adds that attention is bidirectional, which a sample's mask says of the prompt alone."""
+    config = default("paligemma")
+    assert config["text_config"]["use_bidirectional_attention"]
+    for module in modules_of(dict(take_apart(config).modules)).values():
+        check_family(module)
+
+
 def test_a_composite_is_no_module() -> None:
     for config in (CONFIGS["mllama"], CONFIGS["qwen2_vl"], CONFIGS["qwen2_audio"]):
         with pytest.raises(ValueError, match="workbench init"):
@@ -192,11 +215,12 @@ def test_an_unknown_family_says_what_would_be_needed(tmp_path: Any) -> None:
     ):
         draft(str(tmp_path), machines_of("4xH100", None), train=Train.ALL, text_tokens=8, image_px=None)
     inner = {**CONFIGS["internvl"], "text_config": {"model_type": "zyx"}}
-    (tmp_path / "config.json").write_text(json.dumps(inner))
-    with pytest.raises(
-        ValueError, match="llm: model_type 'zyx' is not supported: to plan it, add its layers"
-    ):
-        draft(str(tmp_path), machines_of("4xH100", None), train=Train.ALL, text_tokens=8, image_px=None)
+    for unlike in ({"model_type": "dia"}, inner):  # a generator's name, dit, is not that of a language model
+        (tmp_path / "config.json").write_text(json.dumps(unlike))
+        with pytest.raises(
+            ValueError, match=r"model_type '...' is not supported: to plan it, add its layers"
+        ):
+            draft(str(tmp_path), machines_of("4xH100", None), train=Train.ALL, text_tokens=8, image_px=None)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Mapping
 
-from workbench.model.composites import cohere, deepseek, liquid, llava, sound, vision
+from workbench.model.composites import cohere, deepseek, liquid, llava, qwen, sound, vision
 from workbench.model.composites.composite import Composite, Parts
 from workbench.model.config_fields import Config
 from workbench.model.families.registry import ARCHITECTURES
@@ -13,6 +13,7 @@ COMPOSITES: Mapping[str, Composite] = {
     for each in (
         *llava.COMPOSITES,
         *vision.COMPOSITES,
+        *qwen.COMPOSITES,
         *deepseek.COMPOSITES,
         *sound.COMPOSITES,
         *cohere.COMPOSITES,

@@ -1,8 +1,6 @@
-"""Composites with an image encoder: InternVL, Idefics3, Gemma 3, PaliGemma, Mistral 3, Qwen-VL and others."""
+"""Composites with an image encoder: InternVL, Idefics3, Gemma 3, PaliGemma, Mistral 3, GLM-4V and others."""
 
-from dataclasses import replace
 from math import isqrt
-from typing import Any
 
 from workbench.model.composites.composite import (
     DROPS_FIRST,
@@ -124,6 +122,7 @@ def _paligemma(config: Config) -> Parts:
     vision = part_config(config, "vision_config", _SIGLIP, _PALIGEMMA_VISION)
     vision_part = Part(config=vision, projector=Projector.LINEAR, weights=VISION_TOWER | PROJECTOR)
     llm = text_config(config, "gemma", absent=_PALIGEMMA_TEXT, ties=True)
+    llm.pop("use_bidirectional_attention", None)  # transformers adds it; the mask of a sample says where
     note = "the prompt is read in both directions: give a mask for it"
     return joined(config, {VISION: vision_part}, llm, dropped=(SIGLIP_HEAD,), notes=(note,))
 
@@ -145,50 +144,6 @@ _PALIGEMMA_TEXT = {
     "num_key_value_heads": 1,
     "vocab_size": 257152,
 }
-
-
-_NOT_TEXT = ("vision_config", "text_config", "audio_config", "model_type", "architectures")
-
-
-def _qwen2_vl(config: Config) -> Parts:
-    return _qwen(config, "qwen2_vl_vision", "qwen2_vl_text", emitted="hidden_size")
-
-
-def _qwen2_5_vl(config: Config) -> Parts:
-    return _qwen(config, "qwen2_5_vl_vision", "qwen2_5_vl_text", emitted="out_hidden_size")
-
-
-def _qwen(config: Config, vision: str, llm: str, *, emitted: str) -> Parts:
-    """Qwen2-VL and Qwen2.5-VL; older files have the language model's keys at the top level.
-
-    Args:
-        emitted: key of the vision tower's configuration that holds the width its merger gives.
-    """
-    inner = text_config(config, llm, ties=False)
-    if config.get("text_config") is None:
-        top = {key: value for key, value in config.items() if key not in _NOT_TEXT}
-        inner = {**top, **inner}
-    vision_config: dict[str, Any] = {**part_config(config, "vision_config", vision), "model_type": vision}
-    check_width(config, vision_config, emitted, inner, 8192)
-    tower = Part(config=vision_config, weights={"": "model.visual."}, items={"images": [PAGE_PX]})
-    return joined(config, {VISION: tower}, {**inner, "model_type": llm})
-
-
-def _qwen3_vl(
-    config: Config, language_model: str = "qwen3_vl_text", vision: str = "qwen3_vl_vision", usual: int = 4096
-) -> Parts:
-    """A tower with a merger and a language model; `usual`: the default width of that."""
-    llm = {**text_config(config, language_model, ties=False), "model_type": language_model}
-    vision_config = {**part_config(config, "vision_config", vision), "model_type": vision}
-    check_width(config, vision_config, "out_hidden_size", llm, usual)
-    tower = Part(config=vision_config, weights={"": "model.visual."}, items={"images": [PAGE_PX]})
-    return joined(config, {VISION: tower}, llm)
-
-
-def _qwen3_5(config: Config, language_model: str, usual: int) -> Parts:
-    """As Qwen3-VL; released checkpoints have a head besides that transformers leaves out."""
-    head = Dropped(weights="mtp.", what="head that predicts several tokens")
-    return replace(_qwen3_vl(config, language_model, "qwen3_5_vision", usual), dropped=(head,))
 
 
 def _glm(
@@ -349,24 +304,6 @@ _QWEN3_SMALL = {
 }
 _GLM_TEXTS = ("glm4v_text", "glm4v_moe_text")
 COMPOSITES = (
-    Composite(name="Qwen2-VL", model_type="qwen2_vl", take_apart=_qwen2_vl),
-    Composite(name="Qwen2.5-VL", model_type="qwen2_5_vl", take_apart=_qwen2_5_vl),
-    Composite(name="Qwen3-VL", model_type="qwen3_vl", take_apart=_qwen3_vl),
-    Composite(
-        name="Qwen3-VL with experts",
-        model_type="qwen3_vl_moe",
-        take_apart=lambda config: _qwen3_vl(config, "qwen3_vl_moe_text"),
-    ),
-    Composite(
-        name="Qwen3.5",
-        model_type="qwen3_5",
-        take_apart=lambda config: _qwen3_5(config, "qwen3_5_text", 4096),
-    ),
-    Composite(
-        name="Qwen3.5 with experts",
-        model_type="qwen3_5_moe",
-        take_apart=lambda config: _qwen3_5(config, "qwen3_5_moe_text", 2048),
-    ),
     Composite(name="GLM-4.1V", model_type="glm4v", take_apart=lambda config: _glm(config, "glm4v_text")),
     Composite(
         name="GLM-4.5V", model_type="glm4v_moe", take_apart=lambda config: _glm(config, "glm4v_moe_text")
