@@ -143,6 +143,13 @@ CASES = {
         qwen_features,
         projected=False,
     ),
+    "exaone-4.5": Case(
+        WINDOWED | {"model_type": "exaone4_5_vision", "num_heads": 4, "num_key_value_heads": 2},
+        ((48, 12), (60, 15)),
+        whole_model,
+        qwen_features,
+        projected=False,
+    ),
     "qwen3-vl": Case(
         STACKED | {"model_type": "qwen3_vl_vision"},
         ((48, 12), (60, 15)),

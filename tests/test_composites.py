@@ -126,6 +126,14 @@ def test_defaults_that_do_not_fit_each_other_are_refused(kind: str, words: str) 
             take_apart(config)
 
 
+def test_exaone_4_5_reads_exaone_4_alone() -> None:
+    config = CONFIGS["exaone4_5"]
+    first_release = {**config["text_config"], "model_type": "exaone4_5_text"}
+    assert take_apart({**config, "text_config": first_release}) == take_apart(config)
+    with pytest.raises(ValueError, match=r"text_config\.model_type must be exaone4, got 'llama'"):
+        take_apart({**config, "text_config": {"model_type": "llama", **TEXT}})
+
+
 def test_paligemma_runs_as_transformers_saves_it() -> None:
     """It adds that attention is bidirectional, which a sample's mask says of the prompt alone."""
     config = default("paligemma")

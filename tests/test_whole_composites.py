@@ -62,7 +62,7 @@ WINDOWS = [Segment(AUDIO, 0, *size) for size in ((10, 5), (7, 3), (6, 3))]
 WHOLES = {
     **{
         name: Whole(batch_of(SQUARES))
-        for name in ("glm4v", "glm4v_moe", "glm46v", "glm_ocr", "paddleocr_vl", "kimi_k25")
+        for name in ("exaone4_5", "glm4v", "glm4v_moe", "glm46v", "glm_ocr", "paddleocr_vl", "kimi_k25")
     },
     **{name: Whole(batch_of(SOFT, "gemma4")) for name in ("gemma4", "gemma4, experts")},
     "video_llama_3": Whole(batch_of(PATCHES)),

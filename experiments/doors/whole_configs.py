@@ -5,6 +5,7 @@ from typing import Any
 from experiments.doors.mistral_configs import mistral_cases
 from experiments.doors.whole_sizes import (
     AXES,
+    EXAONE_SEEN,
     EXPERTS,
     FLAMINGO_HEARD,
     GEMMA4_EXPERTS,
@@ -61,6 +62,10 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {
         "text_config": {**TEXT, **AXES},
         "vision_config": {**QWEN, "hidden_size": 24, "intermediate_size": 40, "out_hidden_size": WIDTH},
+    },
+    "exaone4_5": {
+        "text_config": {"model_type": "exaone4", **TEXT, "sliding_window": 6, "sliding_window_pattern": 2},
+        "vision_config": EXAONE_SEEN,
     },
     "internvl": {"text_config": {"model_type": "qwen2", **TEXT}, "vision_config": VIT},
     "internvl, earlier state": {

@@ -187,6 +187,7 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "qwen3_vl_moe": seen_by_qwen,
     "qwen3_5": seen_by_qwen,
     "qwen3_5_moe": seen_by_qwen,
+    "exaone4_5": seen_by_qwen,
     "glm4v": seen_by_qwen,
     "glm4v, tied": seen_by_qwen,
     "glm4v_moe": seen_by_qwen,

@@ -16,6 +16,7 @@ from runtime.models.omni import OmniAudioAdapter, OmniVisionAdapter
 from runtime.models.qwen3_omni import Qwen3OmniAudioAdapter, Qwen3OmniVisionAdapter
 from runtime.models.refusals import named_refusals
 from runtime.models.vision import ClipAdapter, Idefics3Adapter, SiglipAdapter
+from runtime.models.vision_exaone import ExaoneVisionAdapter
 from runtime.models.vision_gemma4 import Gemma4VisionAdapter
 from runtime.models.vision_glm import GlmOcrVisionAdapter, GlmVisionAdapter
 from runtime.models.vision_janus import JanusAdapter
@@ -46,6 +47,7 @@ ADAPTERS: Mapping[str, Callable[[Module], Adapter]] = {
     "mllama_vision_model": TiledAdapter,
     "qwen2_vl_vision": Qwen2VisionAdapter,
     "qwen2_5_vl_vision": Qwen25VisionAdapter,
+    "exaone4_5_vision": ExaoneVisionAdapter,
     "qwen3_vl_vision": Qwen3VisionAdapter,
     "qwen3_5_vision": Qwen35VisionAdapter,
     "qwen2_5_omni_vision_encoder": OmniVisionAdapter,

@@ -1,4 +1,4 @@
-"""Composites with Qwen's vision towers, which end with a merger: Qwen-VL and Qwen3.5."""
+"""Composites with Qwen's vision towers, which end with a merger: Qwen-VL, Qwen3.5 and EXAONE 4.5."""
 
 from dataclasses import replace
 from typing import Any
@@ -61,6 +61,17 @@ def _with_head(config: Config, language_model: str, usual: int, vision: str = "q
     return replace(_qwen3_vl(config, language_model, vision, usual), dropped=(head,))
 
 
+def _exaone(config: Config) -> Parts:
+    """As Qwen3.5, before EXAONE 4; its first release named that otherwise."""
+    kind = part_config(config, "text_config", _EXAONE)["model_type"]
+    if kind not in (_EXAONE, "exaone4_5_text"):
+        raise ValueError(
+            f"exaone4_5: text_config.model_type must be {_EXAONE}, got {kind!r}; nearest: {_EXAONE}"
+        )
+    return _with_head(config, _EXAONE, 4096, "exaone4_5_vision")
+
+
+_EXAONE = "exaone4"
 COMPOSITES = (
     Composite(name="Qwen2-VL", model_type="qwen2_vl", take_apart=_qwen2_vl),
     Composite(name="Qwen2.5-VL", model_type="qwen2_5_vl", take_apart=_qwen2_5_vl),
@@ -80,4 +91,5 @@ COMPOSITES = (
         model_type="qwen3_5_moe",
         take_apart=lambda config: _with_head(config, "qwen3_5_moe_text", 2048),
     ),
+    Composite(name="EXAONE 4.5", model_type="exaone4_5", take_apart=_exaone),
 )

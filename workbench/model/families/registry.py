@@ -48,6 +48,7 @@ from workbench.model.families.position_tables import GPT2, OPT
 from workbench.model.families.qwen3_omni_audio import QWEN3_OMNI_AUDIO
 from workbench.model.families.qwen_hybrid import QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_NEXT
 from workbench.model.families.qwen_vision import (
+    EXAONE_VISION,
     OMNI_VISION,
     QWEN2_5_VL,
     QWEN2_VL,
@@ -153,6 +154,7 @@ FAMILIES: tuple[Family, ...] = (
     PIXTRAL,
     QWEN2_VL,
     QWEN2_5_VL,
+    EXAONE_VISION,
     OMNI_VISION,
     QWEN3_VL,
     QWEN3_OMNI_VISION,
