@@ -50,6 +50,7 @@ DEFAULTS = (
 CONFIGS: dict[str, dict[str, Any]] = {
     **{kind: default(kind) for kind in (*DEFAULTS, "kimi_k25", "glm4v")},
     "exaone4_5": default("exaone4_5", vision_config={"out_hidden_size": 4096}),
+    "ovis2": default("ovis2", text_config={"model_type": "qwen2", "hidden_size": 1536}),
     # 16 heads, as the tower's width is no multiple of the default
     "aya_vision": default("aya_vision", vision_config={"num_attention_heads": 16, "hidden_size": 1152}),
     "glm4v_moe": default("glm4v_moe", text_config={"head_dim": 128}),

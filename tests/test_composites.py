@@ -1,6 +1,7 @@
 """Composite configurations: taken apart into modules that have every weight of transformers' own model."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -124,6 +125,42 @@ def test_defaults_that_do_not_fit_each_other_are_refused(kind: str, words: str) 
     for config in ({"model_type": kind}, default(kind)):
         with pytest.raises(ValueError, match=words):
             take_apart(config)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tokenize_function": "st_argmax"}, "tokenize_function must be softmax, got 'st_argmax'"),
+        ({"hidden_stride": 3}, "hidden_stride must divide the 4 patches of a row, got 3; nearest: 1"),
+        (
+            {"num_visual_indicator_tokens": 30},
+            "num_visual_indicator_tokens must be below vocab_size 30, got 30",
+        ),
+    ],
+)
+def test_heads_of_ovis_2_that_cannot_run_are_refused(change: dict[str, Any], words: str) -> None:
+    config = CONFIGS["ovis2"]
+    with pytest.raises(ValueError, match=words):
+        take_apart({**config, "vision_config": {**config["vision_config"], **change}})
+
+
+def test_the_table_of_ovis_2_is_as_wide_as_its_language_model() -> None:
+    """And as long as its head, where that is not the table of its tokens."""
+    for change, words in (
+        ({"hidden_size": 40}, "ovis2: hidden_size must be the LLM's 48, got 40; nearest: 48"),
+        ({"tie_word_embeddings": False}, "ovis2: vocab_size must be the LLM's 96, got 151643; nearest: 96"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            take_apart({**CONFIGS["ovis2"], **change})
+
+
+def test_a_softmax_has_room_for_every_share() -> None:
+    parts = take_apart(CONFIGS["ovis2"])
+    vision = parts.modules["vision"]
+    assert isinstance(vision.projector, tuple)
+    narrow = tuple(replace(step, softmax=24) if step.softmax else step for step in vision.projector)
+    with pytest.raises(ValueError, match="a projector's softmax must be as wide as its tokens, 25, got 24"):
+        modules_of({**parts.modules, "vision": replace(vision, projector=narrow)})
 
 
 def test_exaone_4_5_reads_exaone_4_alone() -> None:

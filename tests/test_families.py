@@ -12,6 +12,7 @@ from transformers.configuration_utils import PretrainedConfig
 from transformers.models.janus.modeling_janus import JanusVisionModel
 from transformers.models.llama4.modeling_llama4 import Llama4VisionModel
 from transformers.models.mllama.modeling_mllama import MllamaForCausalLM, MllamaVisionModel
+from transformers.models.ovis2.modeling_ovis2 import Ovis2VisionTransformer
 from transformers.models.paddleocr_vl.modeling_paddleocr_vl import PaddleOCRVisionTransformer
 from transformers.models.phi4_multimodal.modeling_phi4_multimodal import Phi4MultimodalAudioModel
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
@@ -58,6 +59,7 @@ PARTS = {
     "llama4_vision_model": Llama4VisionModel,
     "mllama_text_model": MllamaForCausalLM,
     "mllama_vision_model": MllamaVisionModel,
+    "ovis2_vision": Ovis2VisionTransformer,
     "paddleocr_vl_vision": PaddleOCRVisionTransformer,
     "phi4_multimodal_audio": Phi4MultimodalAudioModel,
     "qwen2_5_omni_audio_encoder": omni.Qwen2_5OmniAudioEncoder,

@@ -68,6 +68,8 @@ WHOLES = {
     "video_llama_3": Whole(batch_of(PATCHES)),
     "video_llama_3, squares": Whole(batch_of(SQUARES)),
     "video_llava": Whole(batch_of(BESIDE_A_CLASS), shares_tokens=True),
+    "ovis2": Whole(batch_of(ONE_SIZE), shares_tokens=True),
+    "ovis2, squares": Whole(batch_of(ONE_SIZE_MERGED), shares_tokens=True),
     "janus": Whole(batch_of(ONE_SIZE), shares_tokens=True),
     **{
         name: Whole(batch_of(ONE_SIZE_MERGED), shares_tokens=True)

@@ -25,6 +25,7 @@ from experiments.doors.whole_sizes import (
     OCR_AXES,
     OMNI_3_HEARD,
     OMNI_HEARD,
+    OVIS_SEEN,
     QWEN,
     QWEN3_SEEN,
     SEEN_5,
@@ -244,6 +245,19 @@ CASES: dict[str, dict[str, Any]] = {
         "model_type": "glm_ocr",
         "text_config": {**GLM_TEXT, "head_dim": 16, "rope_parameters": OCR_AXES},
         "vision_config": {**GLM_SEEN, "attention_bias": False},
+    },
+    "ovis2": {
+        "text_config": {"model_type": "qwen2", **TEXT},
+        "vision_config": OVIS_SEEN,
+        "hidden_size": WIDTH,
+    },
+    "ovis2, squares": {
+        "model_type": "ovis2",
+        "text_config": {"model_type": "qwen3", **TEXT},
+        "vision_config": {**OVIS_SEEN, "hidden_stride": 2, "qkv_bias": True, "mlp_bias": True},
+        "hidden_size": WIDTH,
+        "vocab_size": TEXT["vocab_size"],
+        "tie_word_embeddings": False,
     },
     "video_llama_3": {
         "text_config": {"model_type": "qwen2", **TEXT},

@@ -179,6 +179,8 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "lfm2_vl": seen_in_patches,
     "lfm2_vl, plain": seen_in_patches,
     "deepseek_vl": pooled,
+    "ovis2": pooled,
+    "ovis2, squares": pooled,
     "janus": pooled,
     "janus, untied": pooled,
     "qwen2_vl": seen_by_qwen,

@@ -87,6 +87,7 @@ KIMI_SEEN = {
     "pos_emb_height": 6,
     "pos_emb_width": 6,
 }
+OVIS_SEEN = {**VIT, "vocab_size": 30, "num_visual_indicator_tokens": 5}
 VIDEO_LLAMA_SEEN = {key: value for key, value in VIT.items() if key != "image_size"}
 JANUS_SEEN = {
     **{key: value for key, value in VIT.items() if key != "intermediate_size"},

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from runtime.models.adapter import Adapter
-from runtime.models.aimv2 import Aimv2Adapter
+from runtime.models.aimv2 import Aimv2Adapter, Ovis2Adapter
 from runtime.models.audio import Qwen2AudioAdapter, VoxtralAdapter, WhisperAdapter
 from runtime.models.audio_conformer import ConformerAdapter
 from runtime.models.audio_glm import GlmAsrAdapter
@@ -41,6 +41,7 @@ ADAPTERS: Mapping[str, Callable[[Module], Adapter]] = {
     "clip_vision_model": ClipAdapter,
     "dinov2": Dinov2Adapter,
     "aimv2_vision_model": Aimv2Adapter,
+    "ovis2_vision": Ovis2Adapter,
     "internvl_vision": InternVitAdapter,
     "pixtral": PixtralAdapter,
     "llama4_vision_model": Llama4VisionAdapter,

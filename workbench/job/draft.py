@@ -221,6 +221,8 @@ def _step(step: ProjectorStep) -> dict[str, Any]:
         return {"merge": step.merge, "how": step.how.value}
     if step.act is not None:
         return {"act": step.act}
+    if step.softmax is not None:
+        return {"softmax": step.softmax}
     return {"linear": "out" if step.linear_out else step.linear, "bias": step.bias}
 
 

@@ -1,6 +1,6 @@
 """Composites with an image encoder: InternVL, Idefics3, Gemma 3, PaliGemma, Mistral 3, GLM-4V and others."""
 
-from math import isqrt
+from math import gcd, isqrt
 
 from workbench.model.composites.composite import (
     DROPS_FIRST,
@@ -224,6 +224,63 @@ def _in_squares(
     return joined(config, {VISION: vision_part}, llm)
 
 
+def _ovis2(config: Config) -> Parts:
+    """Shares of a vocabulary of patches, by a softmax, of which the LLM reads the mean embedding.
+
+    The last rows of the table are for tokens of text that mark an image and its tiles; their shares are 0.
+    """
+    kind = "ovis2_vision"
+    vision = {**part_config(config, "vision_config", kind), "model_type": kind}
+    llm = text_config(config, "qwen2", ties=True)
+    if (how := text(vision, "tokenize_function", "softmax")) != "softmax":
+        raise ValueError(
+            f"ovis2: vision_config.tokenize_function must be softmax, got {how!r}; nearest: softmax"
+        )
+    stride = whole(vision, "hidden_stride", 1)
+    side = whole(vision, "image_size", 224) // whole(vision, "patch_size", 14)
+    if side % stride:
+        raise ValueError(
+            f"ovis2: vision_config.hidden_stride must divide the {side} patches of a row, got {stride}; "
+            f"nearest: {gcd(side, stride)}"
+        )
+    for key, usual, outer in (("hidden_size", 4096, 1536), ("vocab_size", 151936, 151643)):
+        width, given = whole(llm, key, usual), whole(config, key, outer)
+        if width != given and not (key == "vocab_size" and llm["tie_word_embeddings"]):
+            raise ValueError(f"ovis2: {key} must be the LLM's {width}, got {given}; nearest: {width}")
+    shares = whole(vision, "vocab_size", 16384)
+    own = shares - whole(vision, "num_visual_indicator_tokens", 5)
+    if own < 1:
+        raise ValueError(
+            f"ovis2: vision_config.num_visual_indicator_tokens must be below vocab_size {shares}, got "
+            f"{shares - own}"
+        )
+    merge = (ProjectorStep(merge=stride**2),) if stride > 1 else ()
+    first, tower = len(merge), "model.vision_tower."
+    vision_part = Part(
+        config=vision,
+        projector=(
+            *merge,
+            ProjectorStep(linear=own, bias=False),
+            ProjectorStep(norm=Norm.LAYER),
+            ProjectorStep(softmax=shares),
+            ProjectorStep(linear_out=True, bias=False),
+        ),
+        weights={
+            "": f"{tower}transformer.",
+            f"projector.{first}.": f"{tower}head_linear.",
+            f"projector.{first + 1}.": f"{tower}head_norm.",
+            f"projector.{first + 3}.weight": "model.visual_embeddings_table.weight",
+        },
+        transposed=(f"projector.{first + 3}.weight",),
+    )
+    return joined(config, {VISION: vision_part}, llm, notes=(TILES, _MARKED))
+
+
+_MARKED = (
+    "tokens that mark an image and its tiles are text: the LLM's own table embeds them, not the visual one"
+)
+
+
 def _video_llama(config: Config) -> Parts:
     """Images through an MLP; where the processor merges patches, the tower does."""
     vision = part_config(config, "vision_config", "video_llama_3_vision")
@@ -321,6 +378,7 @@ COMPOSITES = (
     Composite(name="SmolVLM", model_type="smolvlm", take_apart=_smolvlm),
     Composite(name="Mistral 3 with images", model_type="mistral3", take_apart=_mistral3),
     Composite(name="LightOnOCR", model_type="lighton_ocr", take_apart=_lighton_ocr),
+    Composite(name="Ovis 2", model_type="ovis2", take_apart=_ovis2),
     Composite(name="VideoLLaMA 3", model_type="video_llama_3", take_apart=_video_llama),
     Composite(name="Kimi K2.5", model_type="kimi_k25", take_apart=_kimi),
 )

@@ -66,6 +66,7 @@ from workbench.model.families.vit import (
     IDEFICS3_VISION,
     INTERNVIT,
     LLAMA4_VISION,
+    OVIS2_VISION,
     PIXTRAL,
     SIGLIP,
 )
@@ -150,6 +151,7 @@ FAMILIES: tuple[Family, ...] = (
     IDEFICS3_VISION,
     JANUS_VISION,
     AIMV2,
+    OVIS2_VISION,
     Family(name="EVA-CLIP", role="vision", zoo="eva-clip-g-14", reason=_NOT_IN_TRANSFORMERS),
     PIXTRAL,
     QWEN2_VL,
