@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Mapping
 
 from workbench.model.config_fields import Config
+from workbench.model.families.aria import ARIA_TEXT
 from workbench.model.families.cohere import COHERE2
 from workbench.model.families.decoders import (
     GEMMA,
@@ -133,6 +134,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     GPT2,
     GPT_OSS,
+    ARIA_TEXT,
     LFM2,
     NEMOTRON_H,
     GRANITE_HYBRID,
