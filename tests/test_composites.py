@@ -192,10 +192,10 @@ def test_an_unknown_composite_names_the_nearest(tmp_path: Any) -> None:
 
 
 def test_a_composite_with_parts_of_its_own_is_called_one(tmp_path: Any) -> None:
-    """No rule reads its keys, so that no other model_type is said to join them."""
+    """No rule reads its keys, so that no other model_type is said to join them; unknown parts are named."""
     config = AutoConfig.for_model("bark").to_json_string(use_diff=False)
     (tmp_path / "config.json").write_text(config)
-    want = "^composite model_type 'bark' is not supported; give its parts as modules of a job"
+    want = r"^composite model_type 'bark' is not supported, and neither are these .* codec_config \(encodec\)"
     with pytest.raises(ValueError, match=want):
         draft(str(tmp_path), machines_of("8xH100", None), train=Train.LLM, text_tokens=8, image_px=None)
 
