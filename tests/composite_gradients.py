@@ -26,7 +26,9 @@ def gradients_of_both(name: str, plan: Plan, folder: Path, pool: Pool) -> tuple[
     theirs = {key: weight.grad for key, weight in model.named_parameters() if weight.grad is not None}
     settings = RunSettings(weights=folder, precision=Precision.FLOAT64, collect=Collect.GRADIENTS)
     ours = {
-        name_in_composite(parts.modules[module], own): gradient
+        name_in_composite(parts.modules[module], own): (
+            gradient.T if own in parts.modules[module].transposed else gradient
+        )
         for state in run_lowered(lower(plan), settings, pool=pool).states
         for (module, own), gradient in state.gradients.items()
     }

@@ -16,6 +16,7 @@ from transformers import (
 from transformers.models.janus import modeling_janus as janus
 from transformers.models.kimi_k25 import modeling_kimi_k25 as kimi
 from transformers.models.llama4 import modeling_llama4 as llama4
+from transformers.models.ovis2 import modeling_ovis2 as ovis2
 from transformers.models.paddleocr_vl import modeling_paddleocr_vl as paddleocr
 from transformers.models.phi4_multimodal import modeling_phi4_multimodal as phi4
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
@@ -93,6 +94,14 @@ def whole_model(config: dict[str, Any]) -> nn.Module:
     return model
 
 
+def ovis_tower(config: dict[str, Any]) -> nn.Module:
+    read = ovis2.Ovis2VisionConfig.from_dict(config)
+    read._attn_implementation = "sdpa"  # a part alone would compute softmaxes in float32
+    model = ovis2.Ovis2VisionTransformer(read)
+    widen_norms(model, ovis2.Ovis2RMSNorm)
+    return model
+
+
 def paddle_features(model: nn.Module, image: Tensor) -> Tensor:
     patches, grid = patches_of_kimi(image)
     return model(patches[None], grid_thw=grid).last_hidden_state
@@ -138,6 +147,13 @@ CASES = {
     ),
     "qwen2.5-vl": Case(
         WINDOWED | {"model_type": "qwen2_5_vl_vision"},
+        ((48, 12), (60, 15)),
+        whole_model,
+        qwen_features,
+        projected=False,
+    ),
+    "exaone-4.5": Case(
+        WINDOWED | {"model_type": "exaone4_5_vision", "num_heads": 4, "num_key_value_heads": 2},
         ((48, 12), (60, 15)),
         whole_model,
         qwen_features,
@@ -202,6 +218,12 @@ CASES = {
         ((24, 24), (60, 60)),
         lambda c: paddleocr.PaddleOCRVisionTransformer(paddleocr.PaddleOCRVisionConfig.from_dict(c)),
         paddle_features,
+    ),
+    "ovis-2": Case(
+        VIT | {"model_type": "ovis2_vision"},
+        ((9, 9), (9, 9)),
+        ovis_tower,
+        lambda model, image: model(image[None]).last_hidden_state[0],
     ),
     "janus": Case(
         JANUS_SEEN | {"model_type": "janus_vision_model"},

@@ -42,19 +42,15 @@ def default(kind: str, **parts: dict[str, Any]) -> dict[str, Any]:
 
 
 DEFAULTS = (
-    "cohere2_vision",
-    "deepseek_vl",
-    "glmasr",
-    "lfm2_vl",
-    "lighton_ocr",
-    "llava_next_video",
-    "mistral3",
-    "paddleocr_vl",
-    "video_llama_3",
-    "video_llava",
+    *("audioflamingo3", "cohere2_vision", "deepseek_vl", "glmasr", "idefics3", "internvl", "lfm2_vl"),
+    *("lighton_ocr", "llava", "llava_next", "llava_next_video", "llava_onevision", "mistral3", "mllama"),
+    *("musicflamingo", "paddleocr_vl", "paligemma", "phi4_multimodal", "qwen2_5_omni", "qwen2_audio"),
+    *("smolvlm", "video_llama_3", "video_llava", "voxtral"),
 )
 CONFIGS: dict[str, dict[str, Any]] = {
     **{kind: default(kind) for kind in (*DEFAULTS, "kimi_k25", "glm4v")},
+    "exaone4_5": default("exaone4_5", vision_config={"out_hidden_size": 4096}),
+    "ovis2": default("ovis2", text_config={"model_type": "qwen2", "hidden_size": 1536}),
     # 16 heads, as the tower's width is no multiple of the default
     "aya_vision": default("aya_vision", vision_config={"num_attention_heads": 16, "hidden_size": 1152}),
     "glm4v_moe": default("glm4v_moe", text_config={"head_dim": 128}),

@@ -10,16 +10,18 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 from transformers.models.glmasr import modeling_glmasr as glmasr
 from transformers.models.janus import modeling_janus as janus
+from transformers.models.ovis2 import modeling_ovis2 as ovis2
 from transformers.models.paddleocr_vl import modeling_paddleocr_vl as paddleocr
 from transformers.models.video_llama_3 import modeling_video_llama_3 as llama_3
 
 from experiments.doors.whole_configs import CONFIGS
 from experiments.doors.whole_models import modules_of
-from experiments.doors.whole_sizes import GLMASR_HEARD, JANUS_SEEN, VIDEO_LLAMA_SEEN, VIT
+from experiments.doors.whole_sizes import GLMASR_HEARD, JANUS_SEEN, OVIS_SEEN, VIDEO_LLAMA_SEEN, VIT
 from runtime.frontend.multimodal import ModalityModule, MultimodalModule
 from runtime.frontend.parallel import Ranks
 from runtime.models.audio import WhisperAdapter
 from runtime.models.choose import adapter_of
+from runtime.models.norm import widen_norms
 from runtime.step.stage_module import StageInput
 from tests import user_models
 from tests.encoder_cases import widen_vision_rotations
@@ -217,6 +219,16 @@ def test_a_users_tower(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first, *others = images()
     batch: dict[str, Any] = {"input_ids": ids(), "pixel_values": [first, others, None]}
     assert_parity(model_of(TOWERS[name](), "mlp"), spec_of(num_microbatches=3), batch, ranks=Ranks.EMULATED)
+
+
+def test_a_users_tower_of_one_size() -> None:
+    """Ovis 2's, whose head is left out: the projector reads its patches."""
+    tower = made(ovis2.Ovis2VisionModel, ovis2.Ovis2VisionConfig, OVIS_SEEN)
+    widen_norms(tower, ovis2.Ovis2RMSNorm)
+    first, *others = [user_models.image(16, 16) for _ in images()]
+    batch: dict[str, Any] = {"input_ids": ids(), "pixel_values": [first, others, None]}
+    model = model_of(tower.double(), "mlp")
+    assert_parity(model, spec_of(num_microbatches=3), batch, ranks=Ranks.EMULATED)
 
 
 def test_a_users_encoder_of_clips() -> None:

@@ -1,6 +1,7 @@
 """Composite configurations: taken apart into modules that have every weight of transformers' own model."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from workbench.job.draft import Train, draft, machines_of
 from workbench.job.job import load_job
 from workbench.model.composites.registry import COMPOSITES, take_apart
 from workbench.model.hf_config import modality_of
+from workbench.plan.runnable import check_family
 
 
 def test_every_composite_is_held_against_transformers() -> None:
@@ -111,6 +113,72 @@ def test_what_cannot_be_said_is_refused_in_one_line(change: dict[str, Any], word
         modules_of(dict(take_apart({**CONFIGS["llava"], **change}).modules))
 
 
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("llama4", "llama4: vision_config.vision_output_dim must be 4096, got 7680; nearest: 4096"),
+        ("qwen3_vl_moe", "vision_config.out_hidden_size must be the LLM's hidden_size 2048, got 3584"),
+    ],
+)
+def test_defaults_that_do_not_fit_each_other_are_refused(kind: str, words: str) -> None:
+    """Absent or written out; transformers builds them and fails at the first image."""
+    for config in ({"model_type": kind}, default(kind)):
+        with pytest.raises(ValueError, match=words):
+            take_apart(config)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tokenize_function": "st_argmax"}, "tokenize_function must be softmax, got 'st_argmax'"),
+        ({"hidden_stride": 3}, "hidden_stride must divide the 4 patches of a row, got 3; nearest: 1"),
+        (
+            {"num_visual_indicator_tokens": 30},
+            "num_visual_indicator_tokens must be below vocab_size 30, got 30",
+        ),
+    ],
+)
+def test_heads_of_ovis_2_that_cannot_run_are_refused(change: dict[str, Any], words: str) -> None:
+    config = CONFIGS["ovis2"]
+    with pytest.raises(ValueError, match=words):
+        take_apart({**config, "vision_config": {**config["vision_config"], **change}})
+
+
+def test_the_table_of_ovis_2_is_as_wide_as_its_language_model() -> None:
+    """And as long as its head, where that is not the table of its tokens."""
+    for change, words in (
+        ({"hidden_size": 40}, "ovis2: hidden_size must be the LLM's 48, got 40; nearest: 48"),
+        ({"tie_word_embeddings": False}, "ovis2: vocab_size must be the LLM's 96, got 151643; nearest: 96"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            take_apart({**CONFIGS["ovis2"], **change})
+
+
+def test_a_softmax_has_room_for_every_share() -> None:
+    parts = take_apart(CONFIGS["ovis2"])
+    vision = parts.modules["vision"]
+    assert isinstance(vision.projector, tuple)
+    narrow = tuple(replace(step, softmax=24) if step.softmax else step for step in vision.projector)
+    with pytest.raises(ValueError, match="a projector's softmax must be as wide as its tokens, 25, got 24"):
+        modules_of({**parts.modules, "vision": replace(vision, projector=narrow)})
+
+
+def test_exaone_4_5_reads_exaone_4_alone() -> None:
+    config = CONFIGS["exaone4_5"]
+    first_release = {**config["text_config"], "model_type": "exaone4_5_text"}
+    assert take_apart({**config, "text_config": first_release}) == take_apart(config)
+    with pytest.raises(ValueError, match=r"text_config\.model_type must be exaone4, got 'llama'"):
+        take_apart({**config, "text_config": {"model_type": "llama", **TEXT}})
+
+
+def test_paligemma_runs_as_transformers_saves_it() -> None:
+    """It adds that attention is bidirectional, which a sample's mask says of the prompt alone."""
+    config = default("paligemma")
+    assert config["text_config"]["use_bidirectional_attention"]
+    for module in modules_of(dict(take_apart(config).modules)).values():
+        check_family(module)
+
+
 def test_a_composite_is_no_module() -> None:
     for config in (CONFIGS["mllama"], CONFIGS["qwen2_vl"], CONFIGS["qwen2_audio"]):
         with pytest.raises(ValueError, match="workbench init"):
@@ -124,10 +192,10 @@ def test_an_unknown_composite_names_the_nearest(tmp_path: Any) -> None:
 
 
 def test_a_composite_with_parts_of_its_own_is_called_one(tmp_path: Any) -> None:
-    """No rule reads its keys, so that no other model_type is said to join them."""
+    """No rule reads its keys, so that no other model_type is said to join them; unknown parts are named."""
     config = AutoConfig.for_model("bark").to_json_string(use_diff=False)
     (tmp_path / "config.json").write_text(config)
-    want = "^composite model_type 'bark' is not supported; give its parts as modules of a job"
+    want = r"^composite model_type 'bark' is not supported, and neither are these .* codec_config \(encodec\)"
     with pytest.raises(ValueError, match=want):
         draft(str(tmp_path), machines_of("8xH100", None), train=Train.LLM, text_tokens=8, image_px=None)
 
@@ -192,11 +260,12 @@ def test_an_unknown_family_says_what_would_be_needed(tmp_path: Any) -> None:
     ):
         draft(str(tmp_path), machines_of("4xH100", None), train=Train.ALL, text_tokens=8, image_px=None)
     inner = {**CONFIGS["internvl"], "text_config": {"model_type": "zyx"}}
-    (tmp_path / "config.json").write_text(json.dumps(inner))
-    with pytest.raises(
-        ValueError, match="llm: model_type 'zyx' is not supported: to plan it, add its layers"
-    ):
-        draft(str(tmp_path), machines_of("4xH100", None), train=Train.ALL, text_tokens=8, image_px=None)
+    for unlike in ({"model_type": "dia"}, inner):  # a generator's name, dit, is not that of a language model
+        (tmp_path / "config.json").write_text(json.dumps(unlike))
+        with pytest.raises(
+            ValueError, match=r"model_type '...' is not supported: to plan it, add its layers"
+        ):
+            draft(str(tmp_path), machines_of("4xH100", None), train=Train.ALL, text_tokens=8, image_px=None)
 
 
 @pytest.mark.parametrize(

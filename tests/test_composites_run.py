@@ -18,7 +18,6 @@ from workbench.model.composites.registry import take_apart
 
 torch.set_num_threads(1)
 F64 = torch.float64
-TRANSPOSED = ("mm_input_projection_weight",)  # [in, out], where torch's products have [out, in]
 
 
 def give_weights(theirs: nn.Module, ours: StageModule, part: Any) -> None:
@@ -26,7 +25,7 @@ def give_weights(theirs: nn.Module, ours: StageModule, part: Any) -> None:
     with torch.no_grad():
         for name, weight in ours.named_weights():
             theirs_name = name_in_composite(part, name)
-            value = weight.T if theirs_name.endswith(TRANSPOSED) else weight
+            value = weight.T if name in part.transposed else weight
             assert held[theirs_name].shape == value.shape, (name, theirs_name)
             held[theirs_name].copy_(value)
 
@@ -60,8 +59,9 @@ def test_features_equal_those_of_the_whole_model(
     unread = {key for key, weight in grads.items() if weight.grad is None}
     assert unread <= {"image_newline"}, "it ends rows of several tiles, and here is one"
     scale = torch.stack([weight.grad.norm() for key, weight in grads.items() if key not in unread]).norm()
+    transposed = parts.modules[called].transposed
     for key, weight in ours.named_weights():
         if key in unread:
             continue
-        grad = grads[key].grad.T if key.startswith("projector.2.") and name == "gemma3" else grads[key].grad
+        grad = grads[key].grad.T if key in transposed else grads[key].grad
         assert (weight.grad - grad).norm() <= 1e-10 * scale, key

@@ -67,7 +67,10 @@ def example(kind: str) -> dict[str, Any]:
     return {"model_type": kind, **next(iter(ARCHITECTURES[kind].examples.values())).config}
 
 
-SPARSE = ("mistral4", "minimax_m2", "olmoe", "ernie4_5_moe", "hunyuan_v1_moe", "dots1", "solar_open")
+SPARSE = (
+    *("mistral4", "minimax_m2", "olmoe", "ernie4_5_moe", "hunyuan_v1_moe", "dots1", "solar_open"),
+    "aria_text",
+)
 
 
 @pytest.mark.parametrize("kind", SPARSE)

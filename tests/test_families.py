@@ -12,6 +12,7 @@ from transformers.configuration_utils import PretrainedConfig
 from transformers.models.janus.modeling_janus import JanusVisionModel
 from transformers.models.llama4.modeling_llama4 import Llama4VisionModel
 from transformers.models.mllama.modeling_mllama import MllamaForCausalLM, MllamaVisionModel
+from transformers.models.ovis2.modeling_ovis2 import Ovis2VisionTransformer
 from transformers.models.paddleocr_vl.modeling_paddleocr_vl import PaddleOCRVisionTransformer
 from transformers.models.phi4_multimodal.modeling_phi4_multimodal import Phi4MultimodalAudioModel
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
@@ -58,6 +59,7 @@ PARTS = {
     "llama4_vision_model": Llama4VisionModel,
     "mllama_text_model": MllamaForCausalLM,
     "mllama_vision_model": MllamaVisionModel,
+    "ovis2_vision": Ovis2VisionTransformer,
     "paddleocr_vl_vision": PaddleOCRVisionTransformer,
     "phi4_multimodal_audio": Phi4MultimodalAudioModel,
     "qwen2_5_omni_audio_encoder": omni.Qwen2_5OmniAudioEncoder,
@@ -80,7 +82,7 @@ TEXT_SAMPLE = Sample(0, (Segment("text", 0, 5, 5),))
 FULL_SIZES = (
     *("mistral4", "minimax_m2", "solar_open", "ernie4_5_moe", "olmoe", "dots1", "hunyuan_v1_moe"),
     *("ministral3", "smollm3", "ernie4_5", "starcoder2", "apertus", "granite", "olmo2", "olmo3"),
-    *("exaone4", "seed_oss", "arcee", "nemotron", "hunyuan_v1_dense"),
+    *("exaone4", "seed_oss", "arcee", "nemotron", "hunyuan_v1_dense", "aria_text"),
 )
 LEFT_OPEN: dict[str, dict[str, object]] = {  # by transformers' defaults
     "dots1": {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2},

@@ -49,12 +49,15 @@ def encoder(model_type: str, more: Mapping[str, Any], modality: str = "vision") 
 
 @cache
 def qwen(model_type: str, patch_px: int, limits: tuple[tuple[str, int], ...]) -> Module:
-    wide = {"hidden_size": 64, "out_hidden_size": 64, "embed_dim": 64, "num_heads": 4, "depth": 1}
+    wide = {"hidden_size": 64, "out_hidden_size": 64, "embed_dim": 64, "num_heads": 8, "depth": 1}
     more = {"deepstack_visual_indexes": [], "patch_size": patch_px, **dict(limits)}
     return encoder(model_type, wide | more)
 
 
-QWENS = [("qwen2_vl_vision", 14), ("qwen2_5_vl_vision", 14), ("qwen3_vl_vision", 16), ("qwen3_5_vision", 16)]
+QWENS = [
+    *(("qwen2_vl_vision", 14), ("qwen2_5_vl_vision", 14), ("exaone4_5_vision", 14)),
+    *(("qwen3_vl_vision", 16), ("qwen3_5_vision", 16)),
+]
 
 
 @given(kind=st.sampled_from(QWENS), limits=st.sampled_from([{}, QWEN_2, QWEN_3]), height=SIDES, width=SIDES)

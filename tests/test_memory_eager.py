@@ -17,8 +17,9 @@ from workbench.memory.setting import Setting
 from workbench.model.frozen import Needs
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import Module
-from workbench.model.projector import Projector
+from workbench.model.projector import Projector, ProjectorStep
 from workbench.model.trainable import Trainable
+from workbench.model.transformer import Norm
 
 WIDTH = 64
 DECODER = {
@@ -97,6 +98,7 @@ CONFIGS = {
     "siglip": VIT | {"model_type": "siglip_vision_model"},
     "clip": VIT | {"model_type": "clip_vision_model"},
     "whisper": WHISPER,
+    "ovis2": VIT | {"model_type": "ovis2_vision"},
 }
 # Families of other shapes: windows, caps, norms, experts, scales.
 MORE = {
@@ -234,7 +236,9 @@ MORE = {
     },
     "dinov2": VIT | {"model_type": "dinov2", "mlp_ratio": 3},
 }
-ENCODERS = ("siglip", "clip", "whisper", "dinov2")
+ENCODERS = ("siglip", "clip", "whisper", "dinov2", "ovis2")
+SHARES = ({"linear": 250}, {"norm": Norm.LAYER}, {"softmax": 255}, {"linear_out": True})
+STEPS = {"ovis2": tuple(ProjectorStep(**step) for step in SHARES)}
 CLASS_TOKEN = ("clip", "dinov2")
 EMBED, BLOCK, LAST = 0, 1, 2
 NEEDS = {
@@ -254,7 +258,7 @@ def module_of(name: str) -> Module:
             name=name,
             modality=modality,
             trainable=Trainable.ALL,
-            projector=Projector.MLP,
+            projector=STEPS.get(name, Projector.MLP),
             llm_width=96,
         )
     return module_from_config(config, name=name, modality="text", trainable=Trainable.ALL)

@@ -6,12 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import PixtralVisionConfig, PixtralVisionModel, PreTrainedModel
+from transformers.models.exaone4_5 import modeling_exaone4_5 as exaone
 from transformers.models.internvl import modeling_internvl as internvl
 from transformers.models.phi4_multimodal import modeling_phi4_multimodal as phi4
 from transformers.models.pixtral import modeling_pixtral as pixtral
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 
+from experiments.doors.whole_sizes import EXAONE_SEEN
 from runtime.frontend.multimodal import ModalityModule, MultimodalModule
 from runtime.frontend.parallel import Ranks
 from runtime.models.norm import widen_norms
@@ -30,7 +32,7 @@ IDS = ([1, VISION, 2, 3], [VISION, 4, VISION, 5], [6, 7])
 
 @pytest.fixture(autouse=True)
 def _rotations_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    user_models.rotate_in_given_precision(monkeypatch, qwen2, qwen2_5)
+    user_models.rotate_in_given_precision(monkeypatch, qwen2, qwen2_5, exaone)
 
 
 def pixtral_tower() -> PreTrainedModel:
@@ -68,6 +70,14 @@ def qwen25_tower() -> PreTrainedModel:
     )
     model = qwen2_5.Qwen2_5_VisionTransformerPretrainedModel(config)
     widen_norms(model, qwen2_5.Qwen2_5_VLRMSNorm)
+    return model.double()
+
+
+def exaone_tower() -> PreTrainedModel:
+    torch.manual_seed(5)
+    config = exaone.Exaone4_5_VisionConfig(**EXAONE_SEEN | {"out_hidden_size": tiny_models.WIDTH})
+    model = exaone.Exaone4_5_VisionModel(config)
+    widen_norms(model, exaone.Exaone4_5_RMSNorm)
     return model.double()
 
 
@@ -114,7 +124,9 @@ def test_pixtral_reads_images_of_any_size() -> None:
     assert model(again).loss.item() == model(batch).loss.item()
 
 
-@pytest.mark.parametrize("tower", [qwen2_tower, qwen25_tower], ids=["qwen2-vl", "qwen2.5-vl"])
+@pytest.mark.parametrize(
+    "tower", [qwen2_tower, qwen25_tower, exaone_tower], ids=["qwen2-vl", "qwen2.5-vl", "exaone-4.5"]
+)
 def test_qwen_reads_patches_and_grids(tower: Any) -> None:
     """As its processor gives them, for the whole batch; tokens already made room for, or one an image."""
     batch: dict[str, Any] = {"input_ids": ids(), **patched(images())}

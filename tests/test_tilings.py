@@ -35,7 +35,7 @@ from workbench.data.tilings import (
 )
 from workbench.job.draft import Train, draft, machines_of
 from workbench.job.job import Job, load_job
-from workbench.model.families.tiles import COMMAND_A, TILING, anyres
+from workbench.model.families.tiles import COMMAND_A, TILING, anyres, ovis2
 from workbench.model.hf_config import module_from_config
 from workbench.model.item_tokens import native_tokens, tile_tokens
 from workbench.model.model_graph import Module
@@ -43,6 +43,7 @@ from workbench.plan.runnable_items import check_segment
 
 EDGES = sorted({px * num + more for px in (336, 364, 448) for num in range(1, 9) for more in (-1, 0, 1)})
 SIDES = st.integers(1, 5000) | st.sampled_from(EDGES)
+TILE = ItemTokens(576, 144)
 VIT = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1, "patch_size": 14}
 
 
@@ -119,6 +120,28 @@ def test_command_a_vision_stretches_least(height: int, width: int, most: int) ->
     config = {"model_type": "siglip_vision_model", "image_size": 336, "patch_size": 14, "max_patches": most}
     cut = anyres({**config, TILING: COMMAND_A}, ItemTokens(576, 144), height, width)
     assert cut == (ItemTokens(576, 144),) * expected
+
+
+@cache
+def ovis2_source() -> SimpleNamespace:
+    names = ("get_all_supported_aspect_ratios", "compute_patch_covering_area", "split_image_into_grid")
+    whole = (*names, "get_min_tile_covering_grid", "get_optimal_tiled_canvas")
+    return source_of("ovis2.image_processing_ovis2", *whole, lru_cache=lru_cache)
+
+
+@given(height=SIDES, width=SIDES, most=st.sampled_from([12, 9, 1]), covers=st.booleans())
+def test_ovis_2_shows_most_of_the_image(height: int, width: int, most: int, covers: bool) -> None:
+    size, theirs = (height, width), ovis2_source()
+    first, second = (
+        theirs.get_min_tile_covering_grid(size, 336, most)
+        if covers
+        else theirs.get_optimal_tiled_canvas(size, (336, 336), 1, most)
+    )
+    expected = 1 + first * second if first * second > 1 else 1
+    config = {"model_type": "ovis2_vision", "image_size": 336, "max_patches": most}
+    config |= {"use_covering_area_grid": covers}
+    assert ovis2(config, TILE, height, width) == (TILE,) * expected
+    assert ovis2({**config, "crop_to_patches": False}, TILE, height, width) == (TILE,)
 
 
 @cache

@@ -41,7 +41,7 @@ VIDEO, IMAGE = 91, 90
 F64 = torch.float64
 STEP = 2  # frames
 SIDES = st.integers(8, 3000)
-KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
+KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "exaone4_5")
 
 
 @cache
@@ -92,6 +92,7 @@ def test_qwen2_looks_at_the_frames_that_transformers_does(half_seconds: int, hei
     found = video_of(tower("qwen2_vl_vision"), height, width, duration_s)
     tokens = ItemTokens(patches, patches // 4)
     assert found == Video(tuple(Frame(tokens, (time, time)) for time in range(frames // STEP)))
+    assert video_of(tower("exaone4_5_vision", num_key_value_heads=1), height, width, duration_s) == found
     later = video_of(tower("qwen2_5_vl_vision", tokens_per_second=25), height, width, duration_s)
     each_s = torch.tensor([STEP / (frames / duration_s)])
     times = (torch.arange(frames // STEP) * (25 * each_s[0])).long().tolist()

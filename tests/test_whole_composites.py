@@ -62,12 +62,14 @@ WINDOWS = [Segment(AUDIO, 0, *size) for size in ((10, 5), (7, 3), (6, 3))]
 WHOLES = {
     **{
         name: Whole(batch_of(SQUARES))
-        for name in ("glm4v", "glm4v_moe", "glm46v", "glm_ocr", "paddleocr_vl", "kimi_k25")
+        for name in ("exaone4_5", "glm4v", "glm4v_moe", "glm46v", "glm_ocr", "paddleocr_vl", "kimi_k25")
     },
     **{name: Whole(batch_of(SOFT, "gemma4")) for name in ("gemma4", "gemma4, experts")},
     "video_llama_3": Whole(batch_of(PATCHES)),
     "video_llama_3, squares": Whole(batch_of(SQUARES)),
     "video_llava": Whole(batch_of(BESIDE_A_CLASS), shares_tokens=True),
+    "ovis2": Whole(batch_of(ONE_SIZE), shares_tokens=True),
+    "ovis2, squares": Whole(batch_of(ONE_SIZE_MERGED), shares_tokens=True),
     "janus": Whole(batch_of(ONE_SIZE), shares_tokens=True),
     **{
         name: Whole(batch_of(ONE_SIZE_MERGED), shares_tokens=True)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.models.cohere2 import modeling_cohere2 as cohere2
+from transformers.models.exaone4_5 import modeling_exaone4_5 as exaone
 from transformers.models.gemma4 import modeling_gemma4 as gemma4
 from transformers.models.glm4v import modeling_glm4v as glm4v
 from transformers.models.glm4v_moe import modeling_glm4v_moe as glm4v_moe
@@ -120,7 +121,7 @@ def wide_pool(
 
 
 QWENS = (omni, qwen2, qwen2_5, qwen3, qwen3_5, qwen3_5_moe, omni_3)
-ROTATED = (*QWENS, glm4v, glm4v_moe, glm_ocr, kimi, llama_3, paddleocr)
+ROTATED = (*QWENS, exaone, glm4v, glm4v_moe, glm_ocr, kimi, llama_3, paddleocr)
 OWN_ROUTERS = (  # ending of a class of transformers' -> ours; the first counts
     ("Mistral4TopkRouter", GroupedRouter),
     ("TopKRouter", WideRouter),

@@ -5,6 +5,7 @@ from typing import Any
 from experiments.doors.mistral_configs import mistral_cases
 from experiments.doors.whole_sizes import (
     AXES,
+    EXAONE_SEEN,
     EXPERTS,
     FLAMINGO_HEARD,
     GEMMA4_EXPERTS,
@@ -24,6 +25,7 @@ from experiments.doors.whole_sizes import (
     OCR_AXES,
     OMNI_3_HEARD,
     OMNI_HEARD,
+    OVIS_SEEN,
     QWEN,
     QWEN3_SEEN,
     SEEN_5,
@@ -61,6 +63,10 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {
         "text_config": {**TEXT, **AXES},
         "vision_config": {**QWEN, "hidden_size": 24, "intermediate_size": 40, "out_hidden_size": WIDTH},
+    },
+    "exaone4_5": {
+        "text_config": {"model_type": "exaone4", **TEXT, "sliding_window": 6, "sliding_window_pattern": 2},
+        "vision_config": EXAONE_SEEN,
     },
     "internvl": {"text_config": {"model_type": "qwen2", **TEXT}, "vision_config": VIT},
     "internvl, earlier state": {
@@ -239,6 +245,19 @@ CASES: dict[str, dict[str, Any]] = {
         "model_type": "glm_ocr",
         "text_config": {**GLM_TEXT, "head_dim": 16, "rope_parameters": OCR_AXES},
         "vision_config": {**GLM_SEEN, "attention_bias": False},
+    },
+    "ovis2": {
+        "text_config": {"model_type": "qwen2", **TEXT},
+        "vision_config": OVIS_SEEN,
+        "hidden_size": WIDTH,
+    },
+    "ovis2, squares": {
+        "model_type": "ovis2",
+        "text_config": {"model_type": "qwen3", **TEXT},
+        "vision_config": {**OVIS_SEEN, "hidden_stride": 2, "qkv_bias": True, "mlp_bias": True},
+        "hidden_size": WIDTH,
+        "vocab_size": TEXT["vocab_size"],
+        "tie_word_embeddings": False,
     },
     "video_llama_3": {
         "text_config": {"model_type": "qwen2", **TEXT},

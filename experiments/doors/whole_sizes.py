@@ -23,6 +23,16 @@ VIT = {
     "patch_size": 4,
 }
 QWEN = {"depth": 2, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
+EXAONE_SEEN = {
+    **QWEN,
+    "num_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "out_hidden_size": WIDTH,
+    "window_size": 16,
+    "fullatt_block_indexes": [1],
+}
 QWEN3_SEEN = {
     **QWEN,
     "depth": 3,
@@ -77,6 +87,7 @@ KIMI_SEEN = {
     "pos_emb_height": 6,
     "pos_emb_width": 6,
 }
+OVIS_SEEN = {**VIT, "vocab_size": 30, "num_visual_indicator_tokens": 5}
 VIDEO_LLAMA_SEEN = {key: value for key, value in VIT.items() if key != "image_size"}
 JANUS_SEEN = {
     **{key: value for key, value in VIT.items() if key != "intermediate_size"},

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from runtime.models.adapter import Adapter
-from runtime.models.aimv2 import Aimv2Adapter
+from runtime.models.aimv2 import Aimv2Adapter, Ovis2Adapter
 from runtime.models.audio import Qwen2AudioAdapter, VoxtralAdapter, WhisperAdapter
 from runtime.models.audio_conformer import ConformerAdapter
 from runtime.models.audio_glm import GlmAsrAdapter
@@ -16,6 +16,7 @@ from runtime.models.omni import OmniAudioAdapter, OmniVisionAdapter
 from runtime.models.qwen3_omni import Qwen3OmniAudioAdapter, Qwen3OmniVisionAdapter
 from runtime.models.refusals import named_refusals
 from runtime.models.vision import ClipAdapter, Idefics3Adapter, SiglipAdapter
+from runtime.models.vision_exaone import ExaoneVisionAdapter
 from runtime.models.vision_gemma4 import Gemma4VisionAdapter
 from runtime.models.vision_glm import GlmOcrVisionAdapter, GlmVisionAdapter
 from runtime.models.vision_janus import JanusAdapter
@@ -40,12 +41,14 @@ ADAPTERS: Mapping[str, Callable[[Module], Adapter]] = {
     "clip_vision_model": ClipAdapter,
     "dinov2": Dinov2Adapter,
     "aimv2_vision_model": Aimv2Adapter,
+    "ovis2_vision": Ovis2Adapter,
     "internvl_vision": InternVitAdapter,
     "pixtral": PixtralAdapter,
     "llama4_vision_model": Llama4VisionAdapter,
     "mllama_vision_model": TiledAdapter,
     "qwen2_vl_vision": Qwen2VisionAdapter,
     "qwen2_5_vl_vision": Qwen25VisionAdapter,
+    "exaone4_5_vision": ExaoneVisionAdapter,
     "qwen3_vl_vision": Qwen3VisionAdapter,
     "qwen3_5_vision": Qwen35VisionAdapter,
     "qwen2_5_omni_vision_encoder": OmniVisionAdapter,

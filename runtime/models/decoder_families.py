@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers.models.apertus import modeling_apertus as apertus
 from transformers.models.arcee import modeling_arcee as arcee
+from transformers.models.aria import modeling_aria as aria
 from transformers.models.cohere2 import modeling_cohere2 as cohere2
 from transformers.models.deepseek_v2 import modeling_deepseek_v2 as deepseek_v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek_v3
@@ -60,6 +61,7 @@ from transformers.models.smollm3 import modeling_smollm3 as smollm3
 from transformers.models.solar_open import modeling_solar_open as solar_open
 from transformers.models.starcoder2 import modeling_starcoder2 as starcoder2
 
+from runtime.models import aria as own_aria
 from runtime.models import cohere, deepseek, delta_net, ernie, hunyuan, minimax, xielu
 from runtime.models import gemma4 as own_gemma4
 from runtime.models import gpt_oss as own_gpt_oss
@@ -265,6 +267,14 @@ DECODERS: Mapping[str, DecoderFamily] = {
         pads_embedding=False,
         layers="transformer.h",
         final_norm="transformer.ln_f",
+    ),
+    "aria_text": family(
+        aria,
+        "AriaText",
+        adapt=own_aria.adapt,
+        cuts=own_aria.CUTS,
+        mixture_kinds=((aria.AriaTextMoELayer, own_aria.AriaMixture),),
+        respelled=own_aria.RESPELLED,
     ),
     "gpt_oss": family(
         gpt_oss,

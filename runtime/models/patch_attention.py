@@ -41,12 +41,17 @@ class PatchAttention(PackedAttention):
 
     out = "proj"  # name of the output's product
 
+    def __init__(self, attention: Any) -> None:
+        super().__init__(attention)
+        self.num_key_value_groups: int = getattr(attention, "num_key_value_groups", 1)
+
     def heads(self, x_TD: Tensor) -> tuple[Tensor, ...]:
         """[T, H, D] of queries, keys and values."""
         module: Any = self
         if hasattr(self, "qkv"):
-            fused: Tensor = module.qkv(x_TD).unflatten(-1, (3, -1, self.head_dim))
-            return fused.unbind(1)
+            fused: Tensor = module.qkv(x_TD).unflatten(-1, (-1, self.head_dim))
+            num_keys = fused.shape[1] // (self.num_key_value_groups + 2)
+            return fused.split((self.num_key_value_groups * num_keys, num_keys, num_keys), dim=1)
         named = "{}_proj" if hasattr(self, "q_proj") else "{}"
         products = (self.get_submodule(named.format(letter)) for letter in "qkv")
         return tuple(product(x_TD).unflatten(-1, (-1, self.head_dim)) for product in products)

@@ -127,12 +127,25 @@ class StepsProjector(nn.ModuleList):
 _CUTS = {Shard.COLUMN: CutKind.COLUMN, Shard.ROW: CutKind.ROW}
 
 
+class Shares(nn.Module):
+    """A softmax, filled up with zeros to `width`."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return nn.functional.pad(x_TD.softmax(dim=-1), (0, self.width - x_TD.shape[-1]))
+
+
 def _module(step: ProjectorStep, width: int, width_out: int) -> tuple[nn.Module, int]:
     """A step's module, and its output width."""
     if step.merge is not None:
         return nn.Identity(), width if step.how is Merge.MEAN else width * step.merge
     if step.norm is not None:
         return _norm(step, width), width
+    if step.softmax is not None:
+        return Shares(step.softmax), step.softmax
     if step.act is not None:
         return (SwiGlu(), width // 2) if step.act == GATED else (ACT2FN[step.act], width)
     behind = width_out if step.linear_out else step.linear

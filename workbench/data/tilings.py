@@ -6,13 +6,14 @@ overview of the whole image; a single tile has none.
 
 from dataclasses import dataclass
 from functools import cache
-from math import ceil
+from math import ceil, prod
 from typing import Any
 
 import numpy as np
 
 IDEFICS_MOST_PX = 4096  # longest side, whatever a processor's configuration states
 _PHI4_LEAST_PX = 10
+_ENOUGH_SHOWN = 0.9  # of an image's area, in Ovis 2
 
 
 def internvl_tiles(height_px: int, width_px: int, *, tile_px: int, least: int, most: int) -> int:
@@ -131,6 +132,45 @@ def llama4_tiles(height_px: int, width_px: int, *, tile_px: int, most: int) -> i
         16
     """
     return _least_stretched(height_px, width_px, tile_px, most, np.float32)
+
+
+def ovis2_tiles(height_px: int, width_px: int, *, tile_px: int, most: int) -> int:
+    """Ovis 2: the fewest tiles that show over 90 % of the image's area, or else those that show most.
+
+    A part of the image that is longer than a tile is shrunk to it, and shows so much less.
+
+    Source: `get_min_tile_covering_grid` of transformers' Ovis 2 image processor.
+
+    Complexity: O(most^2 log(most)).
+
+    Example:
+        >>> ovis2_tiles(1080, 1920, tile_px=448, most=12)
+        13
+    """
+    _check(height_px, width_px, tile_px, most)
+    shown = {
+        grid: _shown_area(height_px, width_px, grid, tile_px) / (width_px * height_px)
+        for grid in _grids(1, most)
+    }
+    enough = [grid for grid, share in shown.items() if share > _ENOUGH_SHOWN]
+    key = (lambda grid: (prod(grid), -shown[grid])) if enough else (lambda grid: (-shown[grid], prod(grid)))
+    tiles = prod(min(enough or shown, key=key))
+    return 1 + tiles if tiles > 1 else 1
+
+
+def _shown_area(height_px: int, width_px: int, grid: tuple[int, int], tile_px: int) -> float:
+    """Pixels of all parts of an image once each is shrunk into a tile; the last parts have the remainder."""
+    area = 0.0
+    for height in _parts_of(height_px, grid[0]):
+        for width in _parts_of(width_px, grid[1]):
+            longer, shorter = max(height, width), min(height, width)
+            area += longer * shorter if longer <= tile_px else tile_px * (shorter / longer * tile_px)
+    return area
+
+
+def _parts_of(length_px: int, num: int) -> list[int]:
+    each = length_px // num
+    return [each] * (num - 1) + [length_px - (num - 1) * each]
 
 
 def cohere_tiles(height_px: int, width_px: int, *, tile_px: int, most: int) -> int:

@@ -174,7 +174,7 @@ def _modules(model: str, train: Train) -> tuple[str, Parts | None, dict[str, Any
     if str(config.get("model_type")) in COMPOSITES:
         parts = parts_with_processor(take_apart(config), read_processor(model))
         for module_name, part in parts.modules.items():
-            _check_known(f"model {model!r}: {module_name}", str(part.config["model_type"]))
+            _check_known(f"model {model!r}: {module_name}", str(part.config["model_type"]), module_name)
         return (
             name,
             parts,
@@ -183,7 +183,7 @@ def _modules(model: str, train: Train) -> tuple[str, Parts | None, dict[str, Any
     if is_composite(config):
         take_apart(config)
     kind = str(config.get("model_type"))
-    _check_known(f"model {model!r}", kind)
+    _check_known(f"model {model!r}", kind, LLM)
     if modality_of(config) != TEXT:
         raise ValueError(f"model {model!r}: {kind} is an encoder; want a model with an LLM")
     return name, None, {LLM: {"config": _plain(config), "trainable": "all"}}
@@ -221,18 +221,25 @@ def _step(step: ProjectorStep) -> dict[str, Any]:
         return {"merge": step.merge, "how": step.how.value}
     if step.act is not None:
         return {"act": step.act}
+    if step.softmax is not None:
+        return {"softmax": step.softmax}
     return {"linear": "out" if step.linear_out else step.linear, "bias": step.bias}
 
 
-def _check_known(where: str, kind: str) -> None:
-    """Raise ValueError unless a family plans models of that type; the message says what is needed."""
+def _check_known(where: str, kind: str, role: str) -> None:
+    """Raise ValueError unless a family plans models of that type; the message says what is needed.
+
+    Args:
+        role: of the module, as families have it: the nearest type is one of those.
+    """
     known_types = {
         *ARCHITECTURES,
         *(alias for architecture in ARCHITECTURES.values() for alias in architecture.aliases),
     }
     if kind in known_types:
         return
-    near = difflib.get_close_matches(kind, ARCHITECTURES, n=1)
+    alike = [known for known, architecture in ARCHITECTURES.items() if architecture.role == role]
+    near = difflib.get_close_matches(kind, alike, n=1)
     hint = (
         f"; nearest: {near[0]}. If its arithmetic is the same, use that model_type; else"
         if near

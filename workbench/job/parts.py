@@ -183,6 +183,7 @@ def _step(spec: ProjectorStepSpec) -> ProjectorStep:
         linear_out=spec.linear == "out",
         bias=spec.bias,
         act=spec.act,
+        softmax=spec.softmax,
     )
 
 

@@ -33,7 +33,7 @@ class Strict(BaseModel):
 
 
 class ProjectorStepSpec(Strict):
-    """One step of a projector. Set exactly one of `norm`, `merge`, `linear` and `act`.
+    """One step of a projector. Set exactly one of `norm`, `merge`, `linear`, `act` and `softmax`.
 
     Args:
         norm: normalization over the token width; `unscaled`: RMS without weights.
@@ -46,6 +46,7 @@ class ProjectorStepSpec(Strict):
         linear: output width of a linear layer; `out`: the width of the module that reads the projector.
         bias: whether the linear layer has a bias.
         act: activation function; `swiglu` halves the width.
+        softmax: width after a softmax; zeros fill it up.
     """
 
     norm: Literal["layer", "rms", "unscaled"] | None = None
@@ -56,11 +57,13 @@ class ProjectorStepSpec(Strict):
     linear: Count | Literal["out"] | None = None
     bias: Annotated[bool, Field(strict=True)] = True
     act: Literal["gelu", "gelu_pytorch_tanh", "silu", "relu", "swiglu"] | None = None
+    softmax: Count | None = None
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        if sum(value is not None for value in (self.norm, self.merge, self.linear, self.act)) != 1:
-            raise ValueError("want exactly one of 'norm', 'merge', 'linear' and 'act'")
+        kinds = (self.norm, self.merge, self.linear, self.act, self.softmax)
+        if sum(kind is not None for kind in kinds) != 1:
+            raise ValueError("want exactly one of 'norm', 'merge', 'linear', 'act' and 'softmax'")
         return self
 
 

@@ -17,6 +17,7 @@ ACTIVATION_TENSORS = {
     "quick_gelu": 2,
     "gelu_new": 4,
     "qk_norm": 1,
+    "softmax": 1,  # its result
     **dict.fromkeys(("router_softmax", "router_wide_softmax", "router_sigmoid"), 1),
     CLAMPED: 4,
     **dict.fromkeys(("v_norm", "router_norm", "unscaled_norm", "layer_scale", "soft_token_scale"), 1),

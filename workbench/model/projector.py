@@ -40,7 +40,7 @@ class Merge(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectorStep:
-    """One step of a projector: exactly one of `norm`, `merge`, `linear`, `linear_out` and `act`.
+    """One step of a projector: exactly one of `norm`, `merge`, `linear`, `linear_out`, `act` and `softmax`.
 
     Args:
         norm: kind of a norm over the token's width.
@@ -52,6 +52,7 @@ class ProjectorStep:
         linear_out: a matmul to the width of the consumer.
         bias: whether the matmul has one.
         act: an activation's name; "swiglu" halves the width.
+        softmax: width behind a softmax, whose shares are filled up with zeros.
     """
 
     norm: Norm | None = None
@@ -63,20 +64,26 @@ class ProjectorStep:
     linear_out: bool = False
     bias: bool = True
     act: str | None = None
+    softmax: int | None = None
 
     def __post_init__(self) -> None:
-        options = (self.norm, self.merge, self.linear, self.linear_out or None, self.act)
+        options = (self.norm, self.merge, self.linear, self.linear_out or None, self.act, self.softmax)
         if sum(each is not None for each in options) != 1:
             raise ValueError(
-                "a projector's step wants exactly one of norm, merge, linear, linear_out and act"
+                "a projector's step wants exactly one of norm, merge, linear, linear_out, act and softmax"
             )
-        for name, value in (("merge", self.merge), ("linear", self.linear)):
+        for name, value in (("merge", self.merge), ("linear", self.linear), ("softmax", self.softmax)):
             if value is not None and value < 1:
                 raise ValueError(f"a projector's {name} must be >= 1, got {value}; nearest: 1")
 
     @property
     def is_matmul(self) -> bool:
         return self.linear is not None or self.linear_out
+
+    @property
+    def bends(self) -> bool:
+        """Whether it is an activation or a softmax."""
+        return self.act is not None or self.softmax is not None
 
 
 Steps = tuple[ProjectorStep, ...]
@@ -184,6 +191,10 @@ def _operator(step: ProjectorStep, name: str, width: int, out_width: int, shard:
     if step.norm is not None:
         return norm(UNSCALED_NORM if step.norm is Norm.UNSCALED else name, width, step.norm)
     behind = _width_behind(step, width, out_width)
+    if step.softmax is not None:
+        if behind < width:
+            raise ValueError(f"a projector's softmax must be as wide as its tokens, {width}, got {behind}")
+        return Pointwise(name=name, width=behind, num_passes=2)
     if step.act is not None:
         passes = 1 + GATED_PARTS if step.act == GATED else 2
         return Pointwise(name=name, width=behind, num_passes=passes, shard=shard)
@@ -201,17 +212,17 @@ def _merging(step: ProjectorStep, width: int, rows: int) -> Pointwise:
 def _width_behind(step: ProjectorStep, width: int, out_width: int) -> int:
     if step.act == GATED:
         return width // GATED_PARTS
-    return out_width if step.linear_out else step.linear or width
+    return out_width if step.linear_out else step.linear or step.softmax or width
 
 
 def _name(steps: Steps, index: int) -> str:
     """projector.0, projector.gelu, projector.2: counted as in a torch Sequential; alone: projector."""
-    working = [
-        index_of_step for index_of_step, step in enumerate(steps) if step.is_matmul or step.act is not None
-    ]
+    working = [index_of_step for index_of_step, step in enumerate(steps) if step.is_matmul or step.bends]
     step = steps[index]
     if step.norm is not None:
         return f"projector.norm_{sum(each.norm is not None for each in steps[:index])}"
+    if step.softmax is not None:
+        return "projector.softmax"
     if step.act is not None:
         return f"projector.{'gelu' if step.act.startswith('gelu') else step.act}"
     return "projector" if len(working) == 1 else f"projector.{working.index(index)}"

@@ -223,6 +223,8 @@ def _fused_blocks(layer: StageLayer, name: str, num_out: int) -> tuple[int, ...]
     if hasattr(owner, "key_dim"):  # of all heads; the plan has checked that they divide
         return (owner.key_dim, owner.key_dim, owner.value_dim)
     if name.endswith(("c_attn", "qkv", ".in_proj")):
-        return (num_out // 3,) * 3
+        groups = int(getattr(owner, "num_key_value_groups", 1))
+        keys = num_out // (groups + 2)
+        return (groups * keys, keys, keys)
     keys = int(owner.num_key_value_heads) * int(owner.head_dim)
     return (num_out - 2 * keys, keys, keys)

@@ -2,8 +2,9 @@
 
 import difflib
 from collections.abc import Mapping
+from functools import cache
 
-from workbench.model.composites import cohere, deepseek, liquid, llava, sound, vision
+from workbench.model.composites import cohere, deepseek, liquid, llava, qwen, sound, vision
 from workbench.model.composites.composite import Composite, Parts
 from workbench.model.config_fields import Config
 from workbench.model.families.registry import ARCHITECTURES
@@ -13,6 +14,7 @@ COMPOSITES: Mapping[str, Composite] = {
     for each in (
         *llava.COMPOSITES,
         *vision.COMPOSITES,
+        *qwen.COMPOSITES,
         *deepseek.COMPOSITES,
         *sound.COMPOSITES,
         *cohere.COMPOSITES,
@@ -35,19 +37,38 @@ def is_composite(config: Config) -> bool:
     return _has_usual_parts(config) or any(each.get("model_type") for each in inner)
 
 
+def _unknown_parts(config: Config) -> list[str]:
+    """Parts of a composite that cannot be planned as modules: their keys, with their model_type."""
+    kinds = {key: inner.get("model_type") for key, inner in config.items() if isinstance(inner, Mapping)}
+    return [f"{key} ({kind})" for key, kind in kinds.items() if kind and str(kind) not in known_types()]
+
+
 def _has_usual_parts(config: Config) -> bool:
     return any(key in config for key in _PARTS)
+
+
+@cache
+def known_types() -> frozenset[str]:
+    """Every model_type that is planned as one module."""
+    aliases = {alias for family in ARCHITECTURES.values() for alias in family.aliases}
+    return frozenset({*ARCHITECTURES, *aliases})
 
 
 def take_apart(config: Config) -> Parts:
     """The modules of a composite configuration.
 
     Raises:
-        ValueError: an unknown `model_type` (the nearest is named where the parts have the usual keys), or
-            an unsupported value.
+        ValueError: an unknown `model_type` (parts that are unknown, too, are named, or else the nearest where
+            the parts have the usual keys), or an unsupported value.
     """
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in COMPOSITES:
+        if unknown := _unknown_parts(config):
+            raise ValueError(
+                f"composite model_type {kind!r} is not supported, and neither are these parts of it: "
+                f"{', '.join(unknown)}; add their layers (workbench/model/families) and a rule "
+                "(workbench/model/composites); `workbench models` lists those that are supported"
+            )
         near = difflib.get_close_matches(str(kind), COMPOSITES, n=1) if _has_usual_parts(config) else []
         hint = (
             f" (nearest: {near[0]}; if it combines its parts the same way, use that model_type)"

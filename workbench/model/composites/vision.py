@@ -1,8 +1,6 @@
-"""Composites with an image encoder: InternVL, Idefics3, Gemma 3, PaliGemma, Mistral 3, Qwen-VL and others."""
+"""Composites with an image encoder: InternVL, Idefics3, Gemma 3, PaliGemma, Mistral 3, GLM-4V and others."""
 
-from dataclasses import replace
-from math import isqrt
-from typing import Any
+from math import gcd, isqrt
 
 from workbench.model.composites.composite import (
     DROPS_FIRST,
@@ -124,6 +122,7 @@ def _paligemma(config: Config) -> Parts:
     vision = part_config(config, "vision_config", _SIGLIP, _PALIGEMMA_VISION)
     vision_part = Part(config=vision, projector=Projector.LINEAR, weights=VISION_TOWER | PROJECTOR)
     llm = text_config(config, "gemma", absent=_PALIGEMMA_TEXT, ties=True)
+    llm.pop("use_bidirectional_attention", None)  # transformers adds it; the mask of a sample says where
     note = "the prompt is read in both directions: give a mask for it"
     return joined(config, {VISION: vision_part}, llm, dropped=(SIGLIP_HEAD,), notes=(note,))
 
@@ -145,50 +144,6 @@ _PALIGEMMA_TEXT = {
     "num_key_value_heads": 1,
     "vocab_size": 257152,
 }
-
-
-_NOT_TEXT = ("vision_config", "text_config", "audio_config", "model_type", "architectures")
-
-
-def _qwen2_vl(config: Config) -> Parts:
-    return _qwen(config, "qwen2_vl_vision", "qwen2_vl_text", emitted="hidden_size")
-
-
-def _qwen2_5_vl(config: Config) -> Parts:
-    return _qwen(config, "qwen2_5_vl_vision", "qwen2_5_vl_text", emitted="out_hidden_size")
-
-
-def _qwen(config: Config, vision: str, llm: str, *, emitted: str) -> Parts:
-    """Qwen2-VL and Qwen2.5-VL; older files have the language model's keys at the top level.
-
-    Args:
-        emitted: key of the vision tower's configuration that holds the width its merger gives.
-    """
-    inner = text_config(config, llm, ties=False)
-    if config.get("text_config") is None:
-        top = {key: value for key, value in config.items() if key not in _NOT_TEXT}
-        inner = {**top, **inner}
-    vision_config: dict[str, Any] = {**part_config(config, "vision_config", vision), "model_type": vision}
-    check_width(config, vision_config, emitted, inner, 8192)
-    tower = Part(config=vision_config, weights={"": "model.visual."}, items={"images": [PAGE_PX]})
-    return joined(config, {VISION: tower}, {**inner, "model_type": llm})
-
-
-def _qwen3_vl(
-    config: Config, language_model: str = "qwen3_vl_text", vision: str = "qwen3_vl_vision", usual: int = 4096
-) -> Parts:
-    """A tower with a merger and a language model; `usual`: the default width of that."""
-    llm = {**text_config(config, language_model, ties=False), "model_type": language_model}
-    vision_config = {**part_config(config, "vision_config", vision), "model_type": vision}
-    check_width(config, vision_config, "out_hidden_size", llm, usual)
-    tower = Part(config=vision_config, weights={"": "model.visual."}, items={"images": [PAGE_PX]})
-    return joined(config, {VISION: tower}, llm)
-
-
-def _qwen3_5(config: Config, language_model: str, usual: int) -> Parts:
-    """As Qwen3-VL; released checkpoints have a head besides that transformers leaves out."""
-    head = Dropped(weights="mtp.", what="head that predicts several tokens")
-    return replace(_qwen3_vl(config, language_model, "qwen3_5_vision", usual), dropped=(head,))
 
 
 def _glm(
@@ -267,6 +222,63 @@ def _in_squares(
         },
     )
     return joined(config, {VISION: vision_part}, llm)
+
+
+def _ovis2(config: Config) -> Parts:
+    """Shares of a vocabulary of patches, by a softmax, of which the LLM reads the mean embedding.
+
+    The last rows of the table are for tokens of text that mark an image and its tiles; their shares are 0.
+    """
+    kind = "ovis2_vision"
+    vision = {**part_config(config, "vision_config", kind), "model_type": kind}
+    llm = text_config(config, "qwen2", ties=True)
+    if (how := text(vision, "tokenize_function", "softmax")) != "softmax":
+        raise ValueError(
+            f"ovis2: vision_config.tokenize_function must be softmax, got {how!r}; nearest: softmax"
+        )
+    stride = whole(vision, "hidden_stride", 1)
+    side = whole(vision, "image_size", 224) // whole(vision, "patch_size", 14)
+    if side % stride:
+        raise ValueError(
+            f"ovis2: vision_config.hidden_stride must divide the {side} patches of a row, got {stride}; "
+            f"nearest: {gcd(side, stride)}"
+        )
+    for key, usual, outer in (("hidden_size", 4096, 1536), ("vocab_size", 151936, 151643)):
+        width, given = whole(llm, key, usual), whole(config, key, outer)
+        if width != given and not (key == "vocab_size" and llm["tie_word_embeddings"]):
+            raise ValueError(f"ovis2: {key} must be the LLM's {width}, got {given}; nearest: {width}")
+    shares = whole(vision, "vocab_size", 16384)
+    own = shares - whole(vision, "num_visual_indicator_tokens", 5)
+    if own < 1:
+        raise ValueError(
+            f"ovis2: vision_config.num_visual_indicator_tokens must be below vocab_size {shares}, got "
+            f"{shares - own}"
+        )
+    merge = (ProjectorStep(merge=stride**2),) if stride > 1 else ()
+    first, tower = len(merge), "model.vision_tower."
+    vision_part = Part(
+        config=vision,
+        projector=(
+            *merge,
+            ProjectorStep(linear=own, bias=False),
+            ProjectorStep(norm=Norm.LAYER),
+            ProjectorStep(softmax=shares),
+            ProjectorStep(linear_out=True, bias=False),
+        ),
+        weights={
+            "": f"{tower}transformer.",
+            f"projector.{first}.": f"{tower}head_linear.",
+            f"projector.{first + 1}.": f"{tower}head_norm.",
+            f"projector.{first + 3}.weight": "model.visual_embeddings_table.weight",
+        },
+        transposed=(f"projector.{first + 3}.weight",),
+    )
+    return joined(config, {VISION: vision_part}, llm, notes=(TILES, _MARKED))
+
+
+_MARKED = (
+    "tokens that mark an image and its tiles are text: the LLM's own table embeds them, not the visual one"
+)
 
 
 def _video_llama(config: Config) -> Parts:
@@ -349,24 +361,6 @@ _QWEN3_SMALL = {
 }
 _GLM_TEXTS = ("glm4v_text", "glm4v_moe_text")
 COMPOSITES = (
-    Composite(name="Qwen2-VL", model_type="qwen2_vl", take_apart=_qwen2_vl),
-    Composite(name="Qwen2.5-VL", model_type="qwen2_5_vl", take_apart=_qwen2_5_vl),
-    Composite(name="Qwen3-VL", model_type="qwen3_vl", take_apart=_qwen3_vl),
-    Composite(
-        name="Qwen3-VL with experts",
-        model_type="qwen3_vl_moe",
-        take_apart=lambda config: _qwen3_vl(config, "qwen3_vl_moe_text"),
-    ),
-    Composite(
-        name="Qwen3.5",
-        model_type="qwen3_5",
-        take_apart=lambda config: _qwen3_5(config, "qwen3_5_text", 4096),
-    ),
-    Composite(
-        name="Qwen3.5 with experts",
-        model_type="qwen3_5_moe",
-        take_apart=lambda config: _qwen3_5(config, "qwen3_5_moe_text", 2048),
-    ),
     Composite(name="GLM-4.1V", model_type="glm4v", take_apart=lambda config: _glm(config, "glm4v_text")),
     Composite(
         name="GLM-4.5V", model_type="glm4v_moe", take_apart=lambda config: _glm(config, "glm4v_moe_text")
@@ -384,6 +378,7 @@ COMPOSITES = (
     Composite(name="SmolVLM", model_type="smolvlm", take_apart=_smolvlm),
     Composite(name="Mistral 3 with images", model_type="mistral3", take_apart=_mistral3),
     Composite(name="LightOnOCR", model_type="lighton_ocr", take_apart=_lighton_ocr),
+    Composite(name="Ovis 2", model_type="ovis2", take_apart=_ovis2),
     Composite(name="VideoLLaMA 3", model_type="video_llama_3", take_apart=_video_llama),
     Composite(name="Kimi K2.5", model_type="kimi_k25", take_apart=_kimi),
 )

@@ -2,10 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 
-from workbench.model.composites.registry import COMPOSITES
-from workbench.model.families.registry import ARCHITECTURES
+from workbench.model.composites.registry import COMPOSITES, known_types
 
 ANY = "any"  # the configuration decides, not its class
 
@@ -33,14 +31,8 @@ class Whole:
             return "split into modules"
         if not self.parts:
             return "no: its configuration has no sub-models"
-        missing = [f"{key} ({kind or 'unnamed'})" for key, kind in self.parts.items() if kind not in _known()]
+        known = {ANY, *known_types()}
+        missing = [f"{key} ({kind or 'unnamed'})" for key, kind in self.parts.items() if kind not in known]
         if missing:
             return f"no: not supported: {', '.join(missing)}"
         return f"no: cannot combine {', '.join(self.parts)}"
-
-
-@cache
-def _known() -> frozenset[str]:
-    """Every model_type that is planned as one module."""
-    aliases = {alias for family in ARCHITECTURES.values() for alias in family.aliases}
-    return frozenset({ANY, *ARCHITECTURES, *aliases})

@@ -97,14 +97,14 @@ def _parts(config: Config) -> Parts:
     vision = part_config(config, "vision_config", "llama4_vision_model")
     side = round(1 / number(vision, "pixel_shuffle_ratio", 0.5))
     inner = whole(vision, "projector_output_dim", 4096)
-    for key, expected in (
-        ("vision_output_dim", inner),
-        ("projector_input_dim", inner),
-        ("intermediate_size", side**2 * whole(vision, "hidden_size", 768)),
+    for key, absent, expected in (
+        ("vision_output_dim", 7680, inner),
+        ("projector_input_dim", 4096, inner),
+        ("intermediate_size", 5632, side**2 * whole(vision, "hidden_size", 768)),
     ):
-        if vision.get(key, expected) != expected:
+        if (given := whole(vision, key, absent)) != expected:
             raise ValueError(
-                f"llama4: vision_config.{key} must be {expected}, got {vision[key]}; nearest: {expected}"
+                f"llama4: vision_config.{key} must be {expected}, got {given}; nearest: {expected}"
             )
     bent = (ProjectorStep(linear=inner, bias=False), ProjectorStep(act="gelu"))
     bias = flag(vision, "multi_modal_projector_bias")

@@ -1,4 +1,4 @@
-"""Vision towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: images of any size, with a merger."""
+"""Vision towers of Qwen2-VL, Qwen2.5-VL, EXAONE 4.5 and Qwen3-VL: images of any size, with a merger."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -41,6 +41,12 @@ def _qwen2_5_vl(config: Config) -> Tower:
 def _omni(config: Config) -> Tower:
     """Qwen2.5-VL's tower with separate matmuls for queries, keys and values."""
     return _windowed(config, replace(_qwen_heads(config, whole(config, "hidden_size", 3584)), fused=False))
+
+
+def _exaone(config: Config) -> Tower:
+    """Qwen2.5-VL's tower with fewer heads of keys and values than of queries."""
+    heads = _qwen_heads(config, whole(config, "hidden_size", 3584))
+    return _windowed(config, replace(heads, num_kv=whole(config, "num_key_value_heads", 8)))
 
 
 def _windowed(config: Config, heads: Heads) -> Tower:
@@ -283,6 +289,18 @@ QWEN2_5_VL = Encoder(
     unprocessed=_UNPROCESSED,
     shapes={"qwen2.5-vl": _shaped_2_5},
     shares_tokens=False,
+)
+EXAONE_VISION = replace(
+    QWEN2_5_VL,
+    name="EXAONE 4.5 vision",
+    model_type="exaone4_5_vision",
+    examples={
+        "exaone 4.5 vision": replace(_EXAMPLE_2_5, config={**_EXAMPLE_2_5.config, "num_key_value_heads": 2})
+    },
+    aliases=(),
+    make=_exaone,
+    video=qwen_video.qwen2,
+    shapes={},
 )
 OMNI_VISION = Encoder(
     name="Qwen2.5-Omni vision",

@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Mapping
 
 from workbench.model.config_fields import Config
+from workbench.model.families.aria import ARIA_TEXT
 from workbench.model.families.cohere import COHERE2
 from workbench.model.families.decoders import (
     GEMMA,
@@ -48,6 +49,7 @@ from workbench.model.families.position_tables import GPT2, OPT
 from workbench.model.families.qwen3_omni_audio import QWEN3_OMNI_AUDIO
 from workbench.model.families.qwen_hybrid import QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_NEXT
 from workbench.model.families.qwen_vision import (
+    EXAONE_VISION,
     OMNI_VISION,
     QWEN2_5_VL,
     QWEN2_VL,
@@ -65,6 +67,7 @@ from workbench.model.families.vit import (
     IDEFICS3_VISION,
     INTERNVIT,
     LLAMA4_VISION,
+    OVIS2_VISION,
     PIXTRAL,
     SIGLIP,
 )
@@ -131,6 +134,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     GPT2,
     GPT_OSS,
+    ARIA_TEXT,
     LFM2,
     NEMOTRON_H,
     GRANITE_HYBRID,
@@ -149,10 +153,12 @@ FAMILIES: tuple[Family, ...] = (
     IDEFICS3_VISION,
     JANUS_VISION,
     AIMV2,
+    OVIS2_VISION,
     Family(name="EVA-CLIP", role="vision", zoo="eva-clip-g-14", reason=_NOT_IN_TRANSFORMERS),
     PIXTRAL,
     QWEN2_VL,
     QWEN2_5_VL,
+    EXAONE_VISION,
     OMNI_VISION,
     QWEN3_VL,
     QWEN3_OMNI_VISION,

@@ -15,6 +15,7 @@ from workbench.data.tilings import (
     idefics3_tiles,
     internvl_tiles,
     llama4_tiles,
+    ovis2_tiles,
     phi4_canvas,
     unpadded,
 )
@@ -29,6 +30,7 @@ NEWLINE = "image_newline"  # whether a learned token ends each row of an image's
 _MAX = "anyres_max_"
 USUAL_PX = 224  # of a tower that does not say its image size
 MOST_TILES = 4096  # of an image, far beyond any processor's
+MOST_COVERING = 128  # the same where every grid is tried tile by tile
 _SHRINKS_BEYOND = 1.1  # times the side of the most tiles
 
 
@@ -37,6 +39,17 @@ def internvl(config: Config, tile: ItemTokens, height_px: int, width_px: int) ->
     most = whole(config, "max_patches", 12, most=MOST_TILES)
     side = whole(config, "image_size", 448)
     return (tile,) * internvl_tiles(height_px, width_px, tile_px=side, least=least, most=most)
+
+
+def ovis2(config: Config, tile: ItemTokens, height_px: int, width_px: int) -> tuple[ItemTokens, ...]:
+    """Two rules, of which a checkpoint's processor names one; the other is InternVL's."""
+    if not flag(config, "crop_to_patches", default=True):
+        return (tile,)
+    if not flag(config, "use_covering_area_grid", default=True):
+        return internvl(config, tile, height_px, width_px)
+    side = whole(config, "image_size", USUAL_PX)
+    most = whole(config, "max_patches", 12, most=MOST_COVERING)
+    return (tile,) * ovis2_tiles(height_px, width_px, tile_px=side, most=most)
 
 
 def cohere(config: Config, tile: ItemTokens, height_px: int, width_px: int) -> tuple[ItemTokens, ...]:
@@ -201,6 +214,11 @@ def _grids(config: Config, side: int) -> tuple[tuple[int, int], ...]:
 def of_limits(processor: Config) -> dict[str, Any]:
     """InternVL's and Llama 4's least and most tiles."""
     return _said(processor, "min_patches", "max_patches")
+
+
+def of_crops(processor: Config) -> dict[str, Any]:
+    """Ovis 2's least and most tiles, and how it cuts them, if at all."""
+    return of_limits(processor) | _said(processor, "crop_to_patches", "use_covering_area_grid")
 
 
 def of_grids(processor: Config) -> dict[str, Any]:

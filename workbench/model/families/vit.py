@@ -335,6 +335,16 @@ AIMV2 = Encoder(
         "aimv2, native": Example(config=EXAMPLE_VIT | {"is_native": True, "qkv_bias": True}, tokens=(48, 48)),
     },
 )
+OVIS2_VISION = replace(
+    AIMV2,
+    name="Ovis 2 vision",
+    model_type="ovis2_vision",
+    takes_native_only=lambda config: True,
+    tiles=tiles.ovis2,
+    processed=tiles.of_crops,
+    unprocessed="images are cut into tiles, as transformers does where preprocessor_config.json says so",
+    examples={"ovis2 vision": Example(config=EXAMPLE_VIT, tokens=(64, 64))},
+)
 _RATIO = EXAMPLE_VIT | {"mlp_ratio": 3}
 DINOV2 = Encoder(
     name="DINOv2",

@@ -1,0 +1,95 @@
+"""Composites with Qwen's vision towers, which end with a merger: Qwen-VL, Qwen3.5 and EXAONE 4.5."""
+
+from dataclasses import replace
+from typing import Any
+
+from workbench.model.composites.composite import (
+    VISION,
+    Composite,
+    Dropped,
+    Part,
+    Parts,
+    check_width,
+    joined,
+    part_config,
+    text_config,
+)
+from workbench.model.composites.vision import PAGE_PX
+from workbench.model.config_fields import Config
+
+_NOT_TEXT = ("vision_config", "text_config", "audio_config", "model_type", "architectures")
+
+
+def _qwen2_vl(config: Config) -> Parts:
+    return _qwen(config, "qwen2_vl_vision", "qwen2_vl_text", emitted="hidden_size")
+
+
+def _qwen2_5_vl(config: Config) -> Parts:
+    return _qwen(config, "qwen2_5_vl_vision", "qwen2_5_vl_text", emitted="out_hidden_size")
+
+
+def _qwen(config: Config, vision: str, llm: str, *, emitted: str) -> Parts:
+    """Qwen2-VL and Qwen2.5-VL; older files have the language model's keys at the top level.
+
+    Args:
+        emitted: key of the vision tower's configuration that holds the width its merger gives.
+    """
+    inner = text_config(config, llm, ties=False)
+    if config.get("text_config") is None:
+        top = {key: value for key, value in config.items() if key not in _NOT_TEXT}
+        inner = {**top, **inner}
+    vision_config: dict[str, Any] = {**part_config(config, "vision_config", vision), "model_type": vision}
+    check_width(config, vision_config, emitted, inner, 8192)
+    tower = Part(config=vision_config, weights={"": "model.visual."}, items={"images": [PAGE_PX]})
+    return joined(config, {VISION: tower}, {**inner, "model_type": llm})
+
+
+def _qwen3_vl(
+    config: Config, language_model: str = "qwen3_vl_text", vision: str = "qwen3_vl_vision", usual: int = 4096
+) -> Parts:
+    """A tower with a merger and a language model; `usual`: the default width of that."""
+    llm = {**text_config(config, language_model, ties=False), "model_type": language_model}
+    vision_config = {**part_config(config, "vision_config", vision), "model_type": vision}
+    check_width(config, vision_config, "out_hidden_size", llm, usual)
+    tower = Part(config=vision_config, weights={"": "model.visual."}, items={"images": [PAGE_PX]})
+    return joined(config, {VISION: tower}, llm)
+
+
+def _with_head(config: Config, language_model: str, usual: int, vision: str = "qwen3_5_vision") -> Parts:
+    """As Qwen3-VL; released checkpoints have a head besides that transformers leaves out."""
+    head = Dropped(weights="mtp.", what="head that predicts several tokens")
+    return replace(_qwen3_vl(config, language_model, vision, usual), dropped=(head,))
+
+
+def _exaone(config: Config) -> Parts:
+    """As Qwen3.5, before EXAONE 4; its first release named that otherwise."""
+    kind = part_config(config, "text_config", _EXAONE)["model_type"]
+    if kind not in (_EXAONE, "exaone4_5_text"):
+        raise ValueError(
+            f"exaone4_5: text_config.model_type must be {_EXAONE}, got {kind!r}; nearest: {_EXAONE}"
+        )
+    return _with_head(config, _EXAONE, 4096, "exaone4_5_vision")
+
+
+_EXAONE = "exaone4"
+COMPOSITES = (
+    Composite(name="Qwen2-VL", model_type="qwen2_vl", take_apart=_qwen2_vl),
+    Composite(name="Qwen2.5-VL", model_type="qwen2_5_vl", take_apart=_qwen2_5_vl),
+    Composite(name="Qwen3-VL", model_type="qwen3_vl", take_apart=_qwen3_vl),
+    Composite(
+        name="Qwen3-VL with experts",
+        model_type="qwen3_vl_moe",
+        take_apart=lambda config: _qwen3_vl(config, "qwen3_vl_moe_text", usual=2048),
+    ),
+    Composite(
+        name="Qwen3.5",
+        model_type="qwen3_5",
+        take_apart=lambda config: _with_head(config, "qwen3_5_text", 4096),
+    ),
+    Composite(
+        name="Qwen3.5 with experts",
+        model_type="qwen3_5_moe",
+        take_apart=lambda config: _with_head(config, "qwen3_5_moe_text", 2048),
+    ),
+    Composite(name="EXAONE 4.5", model_type="exaone4_5", take_apart=_exaone),
+)
