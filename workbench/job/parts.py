@@ -17,18 +17,11 @@ from workbench.data.corpus import (
     mixed_samples,
 )
 from workbench.data.sample import Sample, Segment
+from workbench.job.batch_schema import BatchSpec, ItemSpec, MixtureSpec
 from workbench.job.links import link_of, num_cards
 from workbench.job.notations.checked_values import nearest_of
 from workbench.job.sample_sizes import sized_batch
-from workbench.job.schema import (
-    BatchSpec,
-    ClusterSpec,
-    ItemSpec,
-    MixtureSpec,
-    ModelSpec,
-    ModuleSpec,
-    ProjectorStepSpec,
-)
+from workbench.job.schema import ClusterSpec, ModelSpec, ModuleSpec, ProjectorStepSpec
 from workbench.model.families.family import Generator
 from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.hf_config import modality_of, module_from_config, part_for, read_config

@@ -2,34 +2,14 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from workbench.masks.patterns import CAUSAL, PATTERNS, canonical
+from workbench.job.batch_schema import BatchSpec
+from workbench.job.strict import Count, Positive, Strict
 from workbench.model.block_modules import BlockModule
 from workbench.plan.plan import KeyExchange, Precision
 from workbench.schedule.choice import ScheduleKind
 from workbench.schedule.sharded import ReshardAfter
-
-Count = Annotated[int, Field(ge=1, le=10_000_000, strict=True)]
-Items = Annotated[int, Field(ge=0, le=10_000, strict=True)]  # of one modality in one sample
-Positive = Annotated[float, Field(gt=0, le=1e15)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Seconds = Annotated[Positive, Field(le=86_400)]  # of a clip or a video
-Mask = Annotated[
-    str, WithJsonSchema({"type": "string", "pattern": rf"^({'|'.join(PATTERNS)})(\(.*\))?$"})
-]  # editors know the names
-
-
-def _mask(said: object) -> str:
-    if not isinstance(said, str):
-        raise ValueError("want a name or a call, as sliding_window(window=4096)")
-    return canonical(said)
-
-
-class Strict(BaseModel):
-    """Unknown keys are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class ProjectorStepSpec(Strict):
@@ -202,111 +182,6 @@ class ClusterSpec(Strict):
         return self
 
 
-class ItemSpec(Strict):
-    """Items (images, videos, audio clips) of one modality in a sample.
-
-    Give sizes by `images` and `videos`, by `seconds`, or by `tokens`; default: the encoder's native input.
-
-    Args:
-        each: only in `fixed`: items per sample.
-        most: only in `mixture`: a sample with items has 1 to this many.
-        missing: only in `mixture`: share of samples without items.
-        images: (height, width) in pixels, for encoders with variable input size and those that put tiles
-            together.
-        videos: (height, width, seconds), for encoders whose model defines which frames it samples.
-        seconds: length of an audio clip; a clip longer than the encoder's window becomes several items.
-        tokens: (tokens into the encoder's blocks, tokens into the LLM's sequence) per item.
-    """
-
-    each: Items = 1
-    most: Annotated[Items, Field(ge=1)] | None = None
-    missing: Share = 0.0
-    images: Annotated[tuple[tuple[Count, Count], ...], Field(min_length=1)] | None = None
-    videos: Annotated[tuple[tuple[Count, Count, Seconds], ...], Field(min_length=1)] | None = None
-    seconds: Seconds | None = None
-    tokens: tuple[Count, Count] | None = None
-
-    @model_validator(mode="after")
-    def _one_size(self) -> Self:
-        if sum(value is not None for value in (self.images or self.videos, self.seconds, self.tokens)) > 1:
-            raise ValueError("want at most one of 'images' with 'videos', 'seconds' and 'tokens'")
-        return self
-
-
-class FixedSpec(Strict):
-    """Equal samples.
-
-    Args:
-        text_tokens: text tokens per sample.
-        items: items per sample, by modality.
-    """
-
-    text_tokens: Count
-    items: dict[str, ItemSpec] = {}
-
-    @model_validator(mode="after")
-    def _no_chance(self) -> Self:
-        if any(item.most is not None or item.missing for item in self.items.values()):
-            raise ValueError("'most' and 'missing' belong to a 'mixture'")
-        return self
-
-
-class MixtureSpec(Strict):
-    """Random samples of different sizes.
-
-    Args:
-        seed: random seed.
-        text_tokens: smallest and largest number of text tokens of a sample.
-        items: items per sample, by modality.
-    """
-
-    seed: Annotated[int, Field(ge=0, strict=True)]
-    text_tokens: tuple[Count, Count]
-    items: dict[str, ItemSpec] = {}
-
-    @model_validator(mode="after")
-    def _no_fixed_number(self) -> Self:
-        if any(item.each != 1 or item.seconds is not None for item in self.items.values()):
-            raise ValueError("'each' and 'seconds' belong to 'fixed'; a mixture has 'most' and 'missing'")
-        return self
-
-
-class BatchSpec(Strict):
-    """The global batch. Its samples come from exactly one of `fixed`, `mixture` and `sizes`.
-
-    Args:
-        samples: samples per optimizer step.
-        microbatch_samples: samples per microbatch of the LLM.
-        replicas: data-parallel replicas of every module whose layout has no `dp`.
-        mask: attention mask of the LLM: a name, or a call such as `sliding_window(window=4096)`. A list
-            repeats over the samples, starting with the first.
-        fixed: equal samples.
-        mixture: random samples of different sizes.
-        sizes: file with the sizes of samples, or name of a corpus, as for `--sizes`.
-    """
-
-    samples: Annotated[Count, Field(le=100_000)]
-    microbatch_samples: Count = 1
-    replicas: Count = 1
-    mask: Mask | Annotated[tuple[Mask, ...], Field(min_length=1)] = CAUSAL
-    fixed: FixedSpec | None = None
-    mixture: MixtureSpec | None = None
-    sizes: Annotated[str, Field(min_length=1)] | None = None
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> Self:
-        if sum(value is not None for value in (self.fixed, self.mixture, self.sizes)) != 1:
-            raise ValueError("want exactly one of 'fixed', 'mixture' and 'sizes'")
-        return self
-
-    @field_validator("mask", mode="before")
-    @classmethod
-    def _known_masks(cls, said: object) -> object:
-        if not isinstance(said, list | tuple):
-            return _mask(said)
-        return tuple(_mask(each) for each in said)
-
-
 class LayoutSpec(Strict):
     """Parallelism of a module: dp replicas with pp stages of tp x cp ranks each.
 
@@ -393,7 +268,7 @@ class JobSpec(Strict):
     model: ModelSpec
     cluster: ClusterSpec
     batch: BatchSpec
-    layouts: dict[str, LayoutSpec] = {}
+    layouts: dict[str, LayoutSpec] = Field(default={})
     schedule: ScheduleChoiceSpec = ScheduleChoiceSpec()
     max_ranks: Count | None = None
     precision: Literal["float64", "float32", "bfloat16"] = "bfloat16"
