@@ -63,6 +63,7 @@ def test_tied_weights_count_once_in_a_module():
     untied = Module(name="llm", modality="text", layers=(layer("embed", table), layer("head", head)))
     assert (tied.num_parameters, untied.num_parameters) == (40, 80)
     assert (tied.num_trained, untied.num_trained) == (40, 80)
+    assert (tied.tied_layers, untied.tied_layers) == ((0, 1), ())
 
 
 def test_a_text_only_model_is_a_graph_of_one_module():

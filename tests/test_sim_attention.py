@@ -185,6 +185,9 @@ def test_a_slow_rank_holds_the_gathers_of_all():
     run = simulate_attention([[1.0], [10.0]], launches, gpu, Wires(gather_s=1.0), SIMPLE)
     assert run.gathers_s == ((0.0, 1.0), (1.0, 2.0), (11.0, 12.0))
     assert run.rank_s == (13.0, 31.0)
+    three = simulate_attention([[1.0], [10.0], [1.0]], launches, gpu, Wires(gather_s=1.0), SIMPLE)
+    assert (three.gathers_s, three.rank_s) == (run.gathers_s, (*run.rank_s, 13.0))
+    assert three.busy_share == (*run.busy_share, run.busy_share[0])
 
 
 def test_streams_fill_all_tails_but_the_last():

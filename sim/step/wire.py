@@ -1,7 +1,7 @@
 """Links: a message occupies exactly one, the slowest of its route; arbitration is once per instant."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from math import inf, nan
 from typing import NamedTuple
@@ -14,6 +14,7 @@ from sim.clock import after, at_last
 from workbench.cost.hardware import Cluster, Link
 from workbench.plan.lowered import Lowered
 from workbench.plan.lru_cache import Identity, LruCache
+from workbench.plan.rank_placement import rank_locations
 
 
 class Wires(NamedTuple):
@@ -44,12 +45,11 @@ def wires(lowered: Lowered) -> Wires:
 
 def _wires(lowered: Lowered) -> Wires:
     cluster, rows = lowered.plan.cluster, lowered.rows
-    node_of = [index for index, node in enumerate(cluster.nodes) for _ in range(node.num_ranks)]
     numbers: dict[tuple[str, int, int], int] = {}
     columns = np.zeros((3, len(rows.ends)))  # bytes a second, latency, port
     used, first = np.unique(rows.end, return_index=True)
     for end in used[np.argsort(first)].tolist():
-        port = _port_of(cluster, node_of, *rows.ends[end])
+        port = _port_of(cluster, *rows.ends[end])
         if port is None:
             columns[:, end] = inf, 0.0, -1
         else:
@@ -60,16 +60,16 @@ def _wires(lowered: Lowered) -> Wires:
 
 
 def _port_of(
-    cluster: Cluster, node_of: Sequence[int], source: int, destinations: tuple[int, ...]
+    cluster: Cluster, source: int, destinations: tuple[int, ...]
 ) -> tuple[tuple[str, int, int], Link] | None:
     """Name and link of the port between these ranks; None where nothing is sent."""
     if destinations == (source,):
         return None
-    nodes = {node_of[rank] for rank in (source, *destinations)}
-    if len(nodes) == 1:
-        return ("rank", source, 0), cluster.link_of(nodes)
-    node = node_of[source]
-    return ("node", node, cluster.nodes[node].card_of(cluster.place_of(source))), cluster.link_of(nodes)
+    location_of = rank_locations(cluster)
+    node, card, _ = location_of[source]
+    nodes = {node, *(location_of[rank].node for rank in destinations)}
+    name = ("rank", source, 0) if len(nodes) == 1 else ("node", node, card)
+    return name, cluster.link_of(nodes)
 
 
 class Network:

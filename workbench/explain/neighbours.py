@@ -66,13 +66,12 @@ def neighbours(job: Job, strategies: Sequence[str] = (), requested: Job | None =
 
     Complexity: O(modules squared + schedules + strategies).
     """
-    yield from _layouts(job)
+    yield from layout_neighbours(job)
     yield from _microbatches(job)
     for kind in ScheduleKind:
         if kind != job.schedule.kind:
             yield Change(ChangeKind.SCHEDULE, f"schedule {job.schedule.kind} -> {kind}", _scheduled(kind))
-    yield from _activations(job)
-    yield from _sharding(job)
+    yield from memory_neighbours(job)
     for name in strategies:
         yield Change(
             ChangeKind.STRATEGY,
@@ -85,7 +84,8 @@ def neighbours(job: Job, strategies: Sequence[str] = (), requested: Job | None =
 Degrees = Mapping[str, int]  # tp, cp, pp, ep of a layout, or dp
 
 
-def _layouts(job: Job) -> Iterator[Change]:
+def layout_neighbours(job: Job) -> Iterator[Change]:
+    """Changes of degrees, as in `neighbours`."""
     layouts, replicas = _each_replica(job), apart(job).replicas
     for module, layout in zip(job.model.modules, layouts, strict=True):
         num_ranks = layout.tp * layout.cp * (layout.dp or replicas)
@@ -212,6 +212,12 @@ def _with_samples(samples: int) -> Edit:
 
 def _scheduled(kind: ScheduleKind) -> Edit:
     return lambda job: replace(job, schedule=usual(kind))
+
+
+def memory_neighbours(job: Job) -> Iterator[Change]:
+    """Changes of activations and sharding, as in `neighbours`."""
+    yield from _activations(job)
+    yield from _sharding(job)
 
 
 def _activations(job: Job) -> Iterator[Change]:

@@ -10,6 +10,7 @@ from workbench.memory.accounts import Accounts
 from workbench.memory.entries import Lines, gradient_lines, rank_lines
 from workbench.memory.equal_ranks import equal_ranks
 from workbench.memory.stage import GRADIENTS, state_of
+from workbench.plan.action_columns import action_columns
 from workbench.plan.alike import alike_replicas
 from workbench.plan.instance_cache import cached_on_instance, set_cached
 from workbench.plan.lower import lower
@@ -107,22 +108,24 @@ def _original_ranks(plan: Plan) -> dict[int, int]:
 def _with_moves(accounts: Accounts, rank: int, lines: Lines) -> Lines:
     """Return a rank's lines with the weights that are offloaded, onloaded, gathered and freed."""
     plan = accounts.plan
-    moves = [pair for pair in enumerate(plan.program.get(rank, ())) if pair[1].kind in MOVES]
-    if not moves:
+    if not action_columns(plan).are(MOVES).any():
         return lines
+    moves = [pair for pair in enumerate(plan.program.get(rank, ())) if pair[1].kind in MOVES]
     stage_bytes: Counter[int] = Counter()
     for stage, kind, num_bytes in accounts.state(rank):
         stage_bytes[stage.id] += num_bytes if kind.part != GRADIENTS else 0
     acquired, released = lines.acquired.copy(), lines.released.copy()
-    kept = kept_stages(plan)
+    moved, kept = {action.stage for _, action in moves}, kept_stages(plan)
+    units = {stage: unit for stage, unit in accounts.units.items() if stage in moved}
+    whole = {stage: whole_bytes(plan, unit) for stage, unit in units.items()}
+    sent = {stage: sent_bytes(plan, unit) for stage, unit in units.items() if stage in kept}
     for index, action in moves:
         assert action.stage is not None
-        unit = accounts.units.get(action.stage)
         column = acquired if MEANING[action.kind].weights > 0 else released
-        column[index] += stage_bytes[action.stage] if unit is None else whole_bytes(plan, unit)
-        if unit is not None and action.stage in kept and action.kind is Pass.ALL_GATHER:
-            acquired[index] += (sent := sent_bytes(plan, unit))
-            released[_next_of(plan.program[rank], index)] += sent
+        column[index] += whole.get(action.stage, stage_bytes[action.stage])
+        if action.stage in sent and action.kind is Pass.ALL_GATHER:
+            acquired[index] += sent[action.stage]
+            released[_next_of(plan.program[rank], index)] += sent[action.stage]
     return Lines(acquired, released)
 
 

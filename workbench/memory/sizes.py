@@ -15,7 +15,7 @@ from workbench.memory.setting import Setting
 from workbench.memory.stage import StateKind, stage_state
 from workbench.model.frozen import Needs
 from workbench.model.layer import Layer
-from workbench.plan.contents import contents, layer_kinds
+from workbench.plan.contents import contents, contents_and_needs, layer_numbers
 from workbench.plan.expert_groups import held_elements
 from workbench.plan.gradient_groups import num_replicas
 from workbench.plan.kernels import Kernels
@@ -107,6 +107,7 @@ class Sizes:
         self._settings: dict[tuple[int, _Grid], tuple[object, Setting]] = {}
         self._needs: dict[tuple[int, frozenset[str] | None], tuple[object, tuple[Needs, ...]]] = {}
         self._settings_keys: dict[str, object] = {}
+        self._state_keys: dict[str, tuple[object, tuple[int, ...]]] = {}
 
     def _settings_key(self, module: str) -> object:
         """Return a key of the settings that decide the memory of a module's passes, whatever the layers."""
@@ -119,14 +120,21 @@ class Sizes:
 
     def state(self, stage: Stage) -> _State:
         """Return the bytes of a rank's parameters of the stage, if it shares none with other stages."""
-        settings, of_module = self._plan.settings, self._plan.settings.of(stage.module)
-        decisive = settings.precision, settings.optimizer_precision, settings.kernels
-        sharding = of_module.sharding, of_module.instances
-        shape = stage.module, layer_kinds(self._plan, stage), stage.tp, stage.num_shares, stage.ep
-        replicas = num_replicas(self._plan)[stage.module]
+        of_module, kinds = self._state_key(stage.module)
+        grid = stage.tp, stage.num_shares, stage.ep
         shards = tuple(state_shards(self._plan, stage).values())
-        key = Identity(self._plan.model), decisive, sharding, shape, replicas, shards
+        key = of_module, kinds[slice(*stage.layers)], grid, shards
         return _STATES.get_or(key, lambda: self._state(stage))
+
+    def _state_key(self, module: str) -> tuple[object, tuple[int, ...]]:
+        """Return a key of what decides the bytes of a weight of the module, and its `layer_numbers`."""
+        if module not in self._state_keys:
+            settings, of_module = self._plan.settings, self._plan.settings.of(module)
+            decisive = settings.precision, settings.optimizer_precision, settings.kernels
+            sharding = of_module.sharding, of_module.instances, num_replicas(self._plan)[module]
+            key = Identity(self._plan.model), module, decisive, sharding
+            self._state_keys[module] = _interned(key), layer_numbers(self._plan, module)
+        return self._state_keys[module]
 
     def _state(self, stage: Stage) -> _State:
         """Sum over kinds of layers, equal but for the name; over all layers where some have tied weights."""
@@ -197,9 +205,9 @@ class Sizes:
         return self._split_bytes[key]
 
     def _stage_number(self, stage: Stage) -> int:
-        """Return a number, equal for stages that are equal on their ranks."""
+        """Return a number, equal for stages whose passes need equal bytes on their ranks."""
         if stage.id not in self._stages:
-            shape = stage.module, stage.layers, _grid_of(stage)
+            shape = stage.module, contents_and_needs(self._routing, stage), _grid_of(stage)
             self._stages[stage.id] = self._numbers.setdefault(shape, len(self._numbers))
         return self._stages[stage.id]
 

@@ -101,6 +101,11 @@ class Module:
         reaches = dict.fromkeys(op.reach for op in operators if isinstance(op, Attention) and op.reach != ANY)
         return tuple(reaches) if self.modality == TEXT else ()
 
+    @cached_property
+    def tied_layers(self) -> tuple[int, ...]:
+        """Indices of layers that share weights; most modules have none."""
+        return tuple(index for index, layer in enumerate(self.layers) if layer.tied)
+
     @property
     def context_layers(self) -> tuple[int, ...]:
         """Indices of layers that read another module's tokens by cross-attention."""

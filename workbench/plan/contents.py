@@ -7,6 +7,7 @@ from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Plan
 from workbench.plan.recomputed_layers import recomputed_in
+from workbench.plan.routing import Routing
 from workbench.plan.sequence import token_borders
 from workbench.plan.stage import Stage
 
@@ -29,6 +30,13 @@ def contents(plan: Plan, stage: Stage) -> Hashable:
     return cache[key]
 
 
+def contents_and_needs(routing: Routing, stage: Stage) -> tuple[Hashable, ...]:
+    """Return `contents`, and which gradients the layers compute, by modules present in microbatches."""
+    present, flow_of = routing.present_in((stage.module, stage.replica)), routing.flow_of
+    needs = [(one, flow_of(one).needs[stage.module][slice(*stage.layers)]) for one in dict.fromkeys(present)]
+    return contents(routing.plan, stage), *needs
+
+
 @cached_on_instance
 def _key_cache(plan: Plan) -> dict[tuple[str, tuple[int, int], int], Hashable]:
     """Keys by module, layers and tensor-parallel degree; filled on use."""
@@ -47,13 +55,8 @@ def _stage_contents(plan: Plan, stage: Stage) -> Hashable:
     return numbers[first:last], again, divided, front, last == len(numbers)
 
 
-def layer_kinds(plan: Plan, stage: Stage) -> tuple[int, ...]:
-    """Number a stage's layers; within a model and module, equal numbers mean equal but for the name."""
-    return layer_numbers(plan, stage.module)[slice(*stage.layers)]
-
-
 def layer_numbers(plan: Plan, module: str) -> tuple[int, ...]:
-    """[layers] number of each layer; equal layers share one, as do repeated operator objects."""
+    """[layers] number of each layer; within a model and module, equal ones are equal but for the name."""
 
     def number() -> tuple[int, ...]:
         number_of: dict[Hashable, int] = {}

@@ -8,7 +8,7 @@ from itertools import chain, groupby, pairwise
 import numpy as np
 
 from workbench.plan.instance_cache import cached_on_instance
-from workbench.plan.lowered import Lowered, Route, Transfer
+from workbench.plan.lowered import ROUTES, Lowered, Route, Transfer
 from workbench.plan.lru_cache import LruCache
 from workbench.plan.row_proofs import TALKS, are_rows_sound, goes_forward, row_ticks
 from workbench.plan.task_graph import Task
@@ -139,12 +139,12 @@ def _by_communicator(lowered: Lowered) -> dict[tuple[int, ...], list[Transfer]]:
     """Map each set of ranks to the rows among exactly these, in row order; LOCAL rows have none."""
     queues: dict[tuple[int, ...], list[Transfer]] = {}
     queue_of: dict[tuple[int, tuple[int, ...]], list[Transfer]] = {}
-    for row in lowered.transfers:
-        if row.route is not Route.LOCAL:
-            ends = row.source_rank, row.destination_ranks
-            if ends not in queue_of:
-                queue_of[ends] = queues.setdefault(_members(row), [])
-            queue_of[ends].append(row)
+    for index in np.flatnonzero(lowered.rows.route != ROUTES[Route.LOCAL]).tolist():
+        row = lowered.transfers[index]
+        ends = row.source_rank, row.destination_ranks
+        if ends not in queue_of:
+            queue_of[ends] = queues.setdefault(_members(row), [])
+        queue_of[ends].append(row)
     return queues
 
 

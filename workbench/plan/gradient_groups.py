@@ -175,6 +175,8 @@ def reductions(plan: Plan, groups: tuple[GradientGroup, ...]) -> dict[Action, tu
     for group in groups:
         if len(group.ranks) > 1:
             by_weights.setdefault(group.weights[0], []).append(group)
+    if not by_weights:
+        return groups_of
     is_last_reducer = _last_reducers(plan)
     model_weights = _model_weights(plan)
     weights_of = {stage.id: model_weights.weights(stage) for stage in plan.stages}
@@ -186,12 +188,13 @@ def reductions(plan: Plan, groups: tuple[GradientGroup, ...]) -> dict[Action, tu
         if not _is_reduced(plan, stage):
             continue
         untied = [weights for weights in weights_of[stage.id] if weights.shared is None]
-        key = stage.module, stage.replica, stage.flat_ranks[0]
+        ranks = stage.flat_ranks
+        key = stage.module, stage.replica, ranks[0]
         own_groups = [
             group.index
             for weights in (*untied, *(tied[key] if is_last_reducer[stage.id] else ()))
             for group in by_weights.get(weights, ())
-            if not group.members.isdisjoint(stage.flat_ranks)
+            if not group.members.isdisjoint(ranks)
         ]
         if own_groups:
             groups_of[reduction_of(stage.id)] = tuple(sorted(own_groups))

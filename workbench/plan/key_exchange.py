@@ -18,8 +18,11 @@ def check_key_exchange(plan: Plan) -> None:
         ValueError: a ring over a sample whose mask is neither causal nor full, or all-to-all over
             more ranks than divide the heads of keys and values.
     """
+    kinds = {own.module: own.key_exchange for own in plan.settings.modules}
+    if set(kinds.values()) <= {KeyExchange.ALL_GATHER}:
+        return
     for stage in plan.stages:
-        kind = plan.settings.of(stage.module).key_exchange
+        kind = kinds.get(stage.module, KeyExchange.ALL_GATHER)
         if stage.cp == 1 or kind is KeyExchange.ALL_GATHER:
             continue
         if kind is KeyExchange.RING:

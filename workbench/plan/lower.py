@@ -16,7 +16,7 @@ from workbench.plan.crossing import Part, exchanged, inside, offsets, returned, 
 from workbench.plan.frame import frame_of
 from workbench.plan.gradient_groups import gradient_groups, reductions
 from workbench.plan.lowered import Lowered, Rows, Slice
-from workbench.plan.lru_cache import LruCache
+from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.order import issue_ticks
 from workbench.plan.paths import cut, part_paths
 from workbench.plan.plan import Microbatch, Plan
@@ -30,6 +30,9 @@ MOST_ROWS = 1_000_000  # in all cached plans together: 100 MB
 _ROWS: LruCache[Rows] = LruCache(MOST_ROWS, lambda rows: len(rows) + 1)
 _DRAFTS: LruCache[Drafts] = LruCache(  # a plan and its parts share them
     MOST_ROWS, lambda drafts: len(drafts.link) + 1
+)
+_PARTS: LruCache[tuple[Part, ...]] = LruCache(
+    MOST_ROWS, lambda parts: sum(len(part.slices) for part in parts) + 1
 )
 
 
@@ -308,7 +311,9 @@ class _Drafting:
     ) -> tuple[_Crossing, int]:
         """Return the crossing of this key, derived once, and the number of the renaming of its samples."""
         if key not in self._crossings:
-            self._crossings[key] = _Crossing(len(self._crossings), samples, derive())
+            of_all_plans = Identity(self._plan.model), Identity(self._plan.batch), key, samples
+            parts = _PARTS.get_or(of_all_plans, derive)
+            self._crossings[key] = _Crossing(len(self._crossings), samples, parts)
         crossing = self._crossings[key]
         if samples == crossing.samples:
             return crossing, 0

@@ -78,9 +78,10 @@ class _Copied:
         self._stage = ints(action.stage or 0 for action in self._actions)
         in_programs = len(drafts.ticks) - 1
         self._ticks = [drafts.ticks[np.where(used < in_programs, used, in_programs)]]
-        paths = [path for link in drafts.links for path in link.paths]
-        self._ends = list(dict.fromkeys(Ends(path.source_rank, path.destination_ranks) for path in paths))
-        self._paths = paths
+        self._paths = [path for link in drafts.links for path in link.paths]
+        ends = [Ends(path.source_rank, path.destination_ranks) for path in self._paths]
+        number_of = {each: number for number, each in enumerate(dict.fromkeys(ends))}
+        self._ends, self._end_of_path = list(number_of), ints(map(number_of.__getitem__, ends))
         # One entry for the drafts themselves, then one for each copy
         self._columns = [np.stack((np.arange(len(producer)), producer, consumer, np.zeros_like(producer)))]
         self._end_numbers = [np.arange(len(self._ends))]
@@ -124,16 +125,15 @@ class _Copied:
         links, edges = self._drafts.links, list(dict.fromkeys(link.edge for link in self._drafts.links))
         ticks = np.concatenate(self._ticks)
         draft, producer, consumer, named = np.concatenate(self._columns, axis=1)
-        producer_position = _sorted_positions(self._actions, ticks)
-        key = producer_position[producer] * len(ticks) + _sorted_positions(self._actions)[consumer]
+        names = _names(self._actions)
+        producer_position = _sorted_positions(*names, ticks)
+        key = producer_position[producer] * len(ticks) + _sorted_positions(*names)[consumer]
         order = np.argsort(key, kind="stable")
         num_paths = ints(len(link.paths) for link in links)
         of_link = self._drafts.link[draft[order]]
         times = num_paths[of_link]
         path, of_row = spans(starts(num_paths)[of_link], times), np.repeat(order, times)
         draft, named, of_link = draft[of_row], named[of_row], np.repeat(of_link, times)
-        number_of = {ends: number for number, ends in enumerate(self._ends[: len(self._end_numbers[0])])}
-        end_of = ints(number_of[Ends(path.source_rank, path.destination_ranks)] for path in self._paths)
         follows = np.array([path.follows for path in self._paths], dtype=np.bool_)
         num_tokens, number = self._drafts.num_tokens[draft], np.arange(len(path))
         return Rows(
@@ -143,7 +143,7 @@ class _Copied:
             is_backward=np.array([link.is_backward for link in links], dtype=np.bool_)[of_link],
             producer=producer[of_row],
             consumer=consumer[of_row],
-            end=np.stack(self._end_numbers)[named, end_of[path]],
+            end=np.stack(self._end_numbers)[named, self._end_of_path[path]],
             content=self._drafts.content[draft],
             named=named * len(self._drafts.names) + self._drafts.named[draft],
             num_tokens=num_tokens,
@@ -190,14 +190,19 @@ def _composed(inner: Mapping[int, int], outer: Mapping[int, int]) -> Mapping[int
 _KINDS = {kind: index for index, kind in enumerate(sorted(Pass))}
 
 
-def _sorted_positions(actions: Sequence[Action], *first: Ints) -> Ints:
-    """[actions] position of each in ascending order; keys given as `first` precede."""
-    columns = (
-        ints(action.microbatch or 0 for action in actions),
-        ints(_KINDS[action.kind] for action in actions),
-        ints(action.stage or 0 for action in actions),
+def _names(actions: Sequence[Action]) -> tuple[Ints, Ints, Ints]:
+    """[actions] microbatch, kind and stage of each: the last is the first that actions are sorted by."""
+    stages, kinds, microbatches = zip(*actions, strict=True) if actions else ((), (), ())
+    return (
+        ints([microbatch or 0 for microbatch in microbatches]),
+        ints(map(_KINDS.__getitem__, kinds)),
+        ints([stage or 0 for stage in stages]),
     )
-    order = np.lexsort((*columns, *first))
+
+
+def _sorted_positions(*keys: Ints) -> Ints:
+    """[entries] position of each in ascending order; the last key is the first to sort by."""
+    order = np.lexsort(keys)
     positions = np.empty_like(order)
     positions[order] = np.arange(len(order))
     return positions

@@ -58,5 +58,6 @@ def _resident(plan: Plan, rank: int) -> tuple[Stage, ...]:
 
 
 def _tied_names(plan: Plan, stage: Stage) -> tuple[str, ...]:
-    layers = plan.model.module(stage.module).layers[slice(*stage.layers)]
+    module = plan.model.module(stage.module)
+    layers = (module.layers[index] for index in module.tied_layers if index in range(*stage.layers))
     return tuple(dict.fromkeys(shared for layer in layers for _, shared in layer.tied))

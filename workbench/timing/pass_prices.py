@@ -13,7 +13,7 @@ from workbench.cost.model import CostModel, LayerTime, Work
 from workbench.cost.overlapped_collectives import loss_on
 from workbench.model.block_modules import BlockModule, part_of
 from workbench.model.layer import Layer, TokenCount
-from workbench.plan.contents import contents
+from workbench.plan.contents import contents, contents_and_needs
 from workbench.plan.lru_cache import Identity, LruCache, value_key
 from workbench.plan.parameter_shards import sharded_stages, unit_of
 from workbench.plan.plan import Microbatch, Plan
@@ -284,15 +284,8 @@ class PassPrices:
         if self._attention is not None and self._attention_identity is None:
             return self._grid_of(stage, (stage.layers, stage.ranks))
         joined = None if self._attention is None else neighbour_link(self._plan.cluster, stage)
-        return self._grid_of(stage, (*self._layers_of(stage), stage.tp, stage.cp, joined))
-
-    def _layers_of(self, stage: Stage) -> tuple[object, ...]:
-        """Return a key of what a stage's layers compute, and which gradients, by modules present."""
-        present, flow_of = self._routing.present_in((stage.module, stage.replica)), self._routing.flow_of
-        needs = [
-            (one, flow_of(one).needs[stage.module][slice(*stage.layers)]) for one in dict.fromkeys(present)
-        ]
-        return contents(self._plan, stage), *needs
+        layers = contents_and_needs(self._routing, stage)
+        return self._grid_of(stage, (*layers, stage.tp, stage.cp, joined))
 
     def _attention_key(self, stage: Stage, microbatch: Microbatch) -> tuple[object, ...]:
         """Return a key of what else decides attention times: rows, token owners, and the neighbours' link."""

@@ -1,7 +1,7 @@
 """Incumbents: the choices that candidates are derived from, one per layout and number of microbatches."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from workbench.search.joint.choice import Choice
 from workbench.search.joint.move import Move
@@ -39,6 +39,10 @@ class Incumbent:
     tried: int = 0
     proposals: Proposals | None = None
     first: tuple[Move, ...] = ()
+    site: Site = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.site = site_of(self.choice)
 
     @property
     def optimistic(self) -> float:
@@ -63,12 +67,11 @@ def admitted(incumbents: Sequence[Incumbent], candidate: Incumbent) -> list[Incu
     """
     if len(incumbents) == MOST_INCUMBENTS and candidate.value >= incumbents[-1].value:
         return None
-    site = site_of(candidate.choice)
     rivals = [
         incumbent
         for incumbent in incumbents
         if abs(incumbent.value - candidate.value) <= NEAR * candidate.value
-        or site_of(incumbent.choice) == site
+        or incumbent.site == candidate.site
     ]
     if any(candidate.value >= rival.value for rival in rivals):
         return None

@@ -6,7 +6,7 @@ from itertools import combinations, product
 from operator import le
 from typing import Any
 
-from workbench.explain.neighbours import ChangeKind, neighbours
+from workbench.explain.neighbours import layout_neighbours
 from workbench.job.device_pools import check_taken
 from workbench.job.job import Job
 from workbench.planner.assembly import check_ranks, dp_of, layout_of
@@ -49,9 +49,7 @@ def arrangements_near(job: Job, choice: Choice, arrangement: Arrangement) -> Ite
         neighbourhood = job_of(job, choice, arrangement)
     except ValueError:  # limits of the job, such as a layout that its schedule requires
         return
-    for change in neighbours(neighbourhood):
-        if change.kind is not ChangeKind.LAYOUT:
-            continue
+    for change in layout_neighbours(neighbourhood):
         try:
             degrees[_degrees(change.edit(neighbourhood))] = None
         except ValueError:  # the model does not support these degrees

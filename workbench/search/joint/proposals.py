@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, zip_longest
 
-from workbench.explain.neighbours import ChangeKind, neighbours
+from workbench.explain.neighbours import memory_neighbours
 from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
 from workbench.plan.plan import KeyExchange, Plan, Recompute
@@ -255,9 +255,7 @@ def _of_all_modules(move: Keep | Reshard) -> Keep | Reshard:
 def _memory_of_one(job: Job, choice: Choice, draft: Plan) -> Iterator[Keep | Reshard]:
     layouts = _plain_layouts(draft)
     one_replica = replace(job, layouts=layouts, settings=choice.settings, replicas=1, joint_replicas=1)
-    for change in neighbours(one_replica):
-        if change.kind not in (ChangeKind.ACTIVATIONS, ChangeKind.SHARDING):
-            continue
+    for change in memory_neighbours(one_replica):
         try:
             settings = change.edit(one_replica).settings
         except ValueError:  # these degrees do not support the setting
