@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 
-from experiments.disttrain.systems import EVERYTHING, NVLINK, PROFILE, TOKENS
+from experiments.disttrain.systems import EVERYTHING, NVLINK, PROFILE, TOKENS, machine
 from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.printed import claim_value, printed_rows
 from experiments.harness.script import script
@@ -24,7 +24,6 @@ from workbench.cost.execution import ActivationCut, Execution, SavedInput
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.overlap import Machine, added_kernels, exposed_s, pairs_of
-from workbench.cost.profile import load_profile
 from workbench.cost.roofline import Gemm, Grid, RowWork, Work
 from workbench.model.layer import Layer
 from workbench.model.module_layers import block_layers
@@ -87,7 +86,7 @@ class Bench:
     """Prices blocks of the LLMs on one machine."""
 
     def __init__(self) -> None:
-        self._cost = CostModel(load_profile(PROFILE))
+        self._cost = CostModel(machine())
 
     def iteration_s(self, llm: str, tp: int, link: Link, execution: Execution) -> float:
         """Seconds of forward and backward of one block over one sample, of which a stage has several."""

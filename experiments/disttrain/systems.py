@@ -21,7 +21,7 @@ from workbench.balance.orchestration.task import Degrees, Orchestration, Task, U
 from workbench.cost.execution import ActivationCut, Execution, SavedInput
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
-from workbench.cost.profile import load_profile
+from workbench.cost.profile import Profile, load_profile
 from workbench.cost.roofline import RowWork, Work, layer_flop
 from workbench.model.diffusion import STABLE_DIFFUSION_2_1, behind_projector, unet_layers
 from workbench.model.frozen import Needs
@@ -51,6 +51,11 @@ LAION_PX = (
 EVERYTHING = Needs(input_grad=True, weight_grad=True)
 THROUGH = Needs(input_grad=True, weight_grad=False)
 NOTHING = Needs(input_grad=False, weight_grad=False)
+
+
+def machine() -> Profile:
+    """The profile without its measured collectives: over the paper's links they follow the ring formulas."""
+    return replace(load_profile(PROFILE), collectives=())
 
 
 class Trained(Enum):
@@ -210,8 +215,8 @@ class Systems:
         self, workload: Workload, execution: Execution = STEPCCL, monolithic: Execution = SEQUENCE
     ) -> None:
         self.workload = workload
-        self._cost = CostModel(load_profile(PROFILE), execution)
-        self._monolithic_cost = CostModel(load_profile(PROFILE), monolithic)
+        self._cost = CostModel(machine(), execution)
+        self._monolithic_cost = CostModel(machine(), monolithic)
         self._parts = _parts(workload)
         self._units = tuple(self._unit(part) for part in self._parts)
 
