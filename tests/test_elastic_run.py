@@ -14,12 +14,14 @@ from experiments.oobleck import chaos_job
 from runtime.elastic import member
 from runtime.elastic.history import ElasticFailed
 from runtime.elastic.moves import Holdings, write_state
+from runtime.elastic.orders import TrainStep
 from runtime.elastic.progress import Progress, read_progress
 from runtime.elastic.run import NodeKiller, Ran, Saving, latest_progress, run_elastic
 from runtime.elastic.training import ElasticTraining
 from runtime.world.busy_cores import process_seconds
 from workbench.cli.elastic_training import finish
 from workbench.elastic.step_events import StepEvents, told_events
+from workbench.plan import lru_cache
 
 
 @pytest.mark.usefixtures("heeds_interrupts")
@@ -225,6 +227,25 @@ def test_a_kill_comes_into_its_step_and_its_recovery_however_late_the_killer_loo
         (1, ["node1", "node2"], 2),
     ]
     assert [done.loss for done in ran.steps] == pytest.approx(chaos_job.one_process(3), rel=2e-6)
+
+
+def test_a_node_keeps_nothing_of_steps_long_past(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """On the commit before, its caches had one more entry after every step."""
+    sizes, train = tmp_path / "sizes", member.MemberProcess._train
+
+    def noted(process: member.MemberProcess, order: TrainStep) -> None:
+        train(process, order)
+        with sizes.open("a") as file:
+            file.write(f"{max(len(cache._entries) for cache in lru_cache._ALL)}\n")
+
+    monkeypatch.setattr(member.MemberProcess, "_train", noted)
+    monkeypatch.setattr(member, "CLEAR_EVERY", 4)
+    before = max(len(cache._entries) for cache in lru_cache._ALL)
+    with ElasticTraining(chaos_job.elastic_job(2), ("a", "b")) as training:
+        training.train(12)
+    found = [int(line) for line in sizes.read_text().splitlines()]
+    assert len(found) >= 22  # the last ones may still be written when the nodes end
+    assert max(found[8:]) <= max(4 + 1, before)
 
 
 def test_nodes_that_never_compute_are_killed_at_the_end_of_the_step_or_spared():

@@ -39,6 +39,7 @@ from runtime.world.communicators import build_mesh
 from runtime.world.failure import RankError
 from runtime.world.local_world import join_here
 from runtime.world.mesh import Mesh
+from workbench.plan.lru_cache import CLEAR_EVERY, clear_caches
 
 SEVER_EVERY_S = 0.02
 MOST_TEXT = 2000  # characters of an error or a trace that are reported
@@ -167,6 +168,8 @@ class MemberProcess:
             raise ValueError(f"step {order.step} was ordered after {self._step} steps")
         if self._is_fresh:
             self._held, self._is_fresh = world.take_over(self._held), False
+        if order.step % CLEAR_EVERY == 0:
+            clear_caches()
         lowered = read_lowered(order.plan)
         program = lowered.plan.program.get(world.mesh.rank, ())
 
