@@ -119,6 +119,9 @@ def test_measured_collectives_belong_to_the_machines_own_link_and_stand_in_for_o
     assert slow_s == pytest.approx(waiting_s + 4 * (whole_s - waiting_s))
     assert late_s == pytest.approx(whole_s + 14 * own.latency_s)
     assert near_s == pytest.approx(whole_s - waiting_s / 2)
+    at_once = replace(own, latency_s=0.0)
+    byte_s, two_s = (collectives.seconds(Collective.ALL_REDUCE, size, 8, at_once) for size in (1, 2))
+    assert 0 < byte_s == pytest.approx(two_s / 2)
     bare = Collectives(load_profile("A40"))  # nothing was measured
     assert bare.seconds(Collective.ALL_REDUCE, 2**20, 8, LINK) == all_reduce_s(2**20, 8, LINK)
 

@@ -82,14 +82,20 @@ class Collectives:
     ) -> float:
         """Seconds by those over one of the profile's links; the smallest message only waits.
 
-        A shorter latency shortens that in proportion. A longer one adds to every hop of a ring, as not all of
-        the waiting is the link's. The rest is in proportion to bandwidth.
+        A shorter latency shortens that in proportion, but for what its bytes take at the highest rate. A
+        longer one adds to every hop of a ring, as not all of the waiting is the link's. The rest is in
+        proportion to bandwidth.
         """
+        slower = own.bytes_per_s / link.bytes_per_s
         whole_s = self.seconds(kind, num_bytes, num_ranks, own)
         waiting_s = min(whole_s, self.seconds(kind, min(1.0, num_bytes), num_ranks, own))
-        moving_s = (whole_s - waiting_s) * own.bytes_per_s / link.bytes_per_s
+        moving_s = (whole_s - waiting_s) * slower
         if link.latency_s < own.latency_s:
-            return waiting_s * link.latency_s / own.latency_s + moving_s
+            share, surface = link.latency_s / own.latency_s, self._measured(kind, num_ranks, own)
+            if surface is not None:
+                at_best_s = min(num_bytes, *surface.low) / surface.read(*surface.high).rate
+                moving_s += (1 - share) * min(at_best_s, waiting_s) * slower
+            return waiting_s * share + moving_s
         hops_s = _RING[kind.bare](0.0, num_ranks, link) - _RING[kind.bare](0.0, num_ranks, own)
         return waiting_s + hops_s + moving_s
 
