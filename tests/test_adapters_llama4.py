@@ -69,7 +69,8 @@ def test_two_samples_equal_transformers(dtype: torch.dtype, monkeypatch: pytest.
 
 
 def test_the_language_half_of_a_composite_configuration() -> None:
-    composite = {"model_type": "llama4", "text_config": LLAMA4}
+    vision = {"vision_output_dim": 4096, "intermediate_size": 3072}  # the defaults do not fit together
+    composite = {"model_type": "llama4", "text_config": LLAMA4, "vision_config": vision}
     assert module_from_config(composite, name="llm", modality=TEXT).layers == tiny_models.llm(LLAMA4).layers
 
 

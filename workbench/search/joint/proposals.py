@@ -262,7 +262,7 @@ def _memory_of_one(job: Job, choice: Choice, draft: Plan) -> Iterator[Keep | Res
             continue
         for module in job.model.modules:
             current, other = choice.settings.of(module.name), settings.of(module.name)
-            if current.recompute is Recompute.NONE and other.recompute_layers is not None:
+            if current.recompute is Recompute.NONE and other.recompute is Recompute.BLOCKS:
                 continue  # slower, and tried from recomputing all where that makes room for something else
             if current.reshard_after is not other.reshard_after:
                 yield Reshard(module.name, other.reshard_after)
