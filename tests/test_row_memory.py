@@ -12,6 +12,7 @@ from workbench.llm_table.row_model import model_of
 TOKENS, WIDTH, LAYERS = 2 * 64, 256, 3
 GPT = {"hidden": WIDTH, "layers": LAYERS, "heads": 4, "sequence": 64, "global_batch": 2, "micro_batch": 2}
 PREDICTOR = RowPredictor(iteration_s)
+KNOWN_MISSING = 0.152  # of the capacity, of the runs that `docs/limits.md` names
 
 
 def peak_bytes(**cells: object) -> int:
@@ -55,5 +56,6 @@ def test_runs_that_were_published_fit(data_set: str):
         llm = read_row(each.cells)
         found, state = PREDICTOR.predict(llm), 16 * model_of(llm).num_parameters * (llm.lora_rank == 0)
         is_known = each.cells["model"].startswith("Qwen3_30B_a3B") and llm.micro_batch > 1
-        assert is_known or found.spare_bytes >= 0, each
+        missing = -found.spare_bytes / (found.peak_bytes + found.spare_bytes)
+        assert missing <= (KNOWN_MISSING if is_known else 0), each
         assert found.peak_bytes * llm.num_gpus >= state, each

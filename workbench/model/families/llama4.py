@@ -103,8 +103,10 @@ def _parts(config: Config) -> Parts:
         ("intermediate_size", 5632, side**2 * whole(vision, "hidden_size", 768)),
     ):
         if (given := whole(vision, key, absent)) != expected:
+            by_default = "" if key in vision else " by default"
             raise ValueError(
-                f"llama4: vision_config.{key} must be {expected}, got {given}; nearest: {expected}"
+                f"llama4: vision_config.{key} must be {expected}, got {given}{by_default}; "
+                f"nearest: {expected}"
             )
     bent = (ProjectorStep(linear=inner, bias=False), ProjectorStep(act="gelu"))
     bias = flag(vision, "multi_modal_projector_bias")
