@@ -5,8 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.public import unseen, unseen_multimodal, unseen_systems, unseen_third
+from experiments.public import (
+    multimodal,
+    unseen,
+    unseen_multimodal,
+    unseen_multimodal_second,
+    unseen_systems,
+    unseen_third,
+)
 from experiments.public.blind import Seconds, figures, predicted, rows_of
+from experiments.public.video_transformers import network_of
 from sim.predict import iteration_s
 from workbench.cost.eager_traffic import PointwiseKernels
 from workbench.cost.execution import Execution, GradientSum
@@ -90,8 +98,55 @@ def test_a_multimodal_run_becomes_a_job_of_its_layouts():
 
 
 def test_the_execution_of_transformers_prices_its_kernels():
-    execution = unseen_multimodal.EXECUTIONS["transformers"]
+    execution = multimodal.EXECUTIONS["transformers"]
     assert execution.pointwise is PointwiseKernels.EAGER
     assert execution == Execution(
         pointwise=PointwiseKernels.EAGER, loss=LossKernel.TORCH, gradient_sum=GradientSum.OWN
     )
+
+
+SECOND = {row["id"]: row for row in unseen_multimodal_second.judged()}
+SECOND_MODELS = multimodal.models_of(unseen_multimodal_second.MODELS)
+
+
+def _parameters(layers):
+    return sum(parameter.num_elements for layer in layers for parameter in layer.parameters())
+
+
+def test_the_second_multimodal_round_is_not_predicted_beside_measurements(monkeypatch):
+    monkeypatch.setattr(unseen_multimodal_second, "MEASURED", unseen_multimodal.MEASURED)
+    with pytest.raises(ValueError, match="predictions are written before it"):
+        unseen_multimodal_second.write_predictions()
+
+
+@pytest.mark.parametrize(
+    ("name", "stated"), [("vt-clevr-hybrid-16n", 9_409_813_744), ("vt-clevr-full-16n", 9_201_416_944)]
+)
+def test_models_have_the_parameters_that_a_source_states(name, stated):
+    job = multimodal.job_of(SECOND[name], SECOND_MODELS)
+    assert sum(_parameters(module.layers) for module in job.model.modules) == stated
+
+
+def test_networks_over_videos_have_the_parameters_that_sources_state():
+    stated = {"ltx-video": 1_923_385_472, "cogvideox-5b": 5.57e9, "f5-tts-base": 335e6}
+    for name, total in stated.items():
+        assert _parameters(network_of(SECOND_MODELS["dit"][name], 2688)) == pytest.approx(total, rel=0.03)
+
+
+def test_what_was_printed_is_read_in_its_unit():
+    row = SECOND["mv1-pt-3b"]
+    assert multimodal.measured_s(row, 3.0, "hours") == pytest.approx(3 * 3600 / 2181)
+    assert multimodal.measured_s(row, 250.0, "ms/step") == pytest.approx(0.25)
+    assert multimodal.measured_s(row, 128.0, "samples/s") == pytest.approx(2.0)
+    assert multimodal.measured_s(row, 4.0, "steps/s") == pytest.approx(0.25)
+    assert multimodal.measured_s(row, 250.0, "ms of forward") is None
+    lines = [{"value": "24", "unit": "GB"}, {"value": "20", "unit": "GiB"}, {"value": "does not fit"}]
+    printed = unseen_multimodal_second.printed_of(row, lines)
+    assert (printed.seconds, min(printed.gib), printed.is_too_large) == ([], 20.0, True)
+
+
+def test_a_packed_row_is_a_microbatch_of_documents():
+    job = multimodal.job_of(SECOND["vt-plotqa-stock-hybrid-4n"], SECOND_MODELS)
+    tokens = [sample.num_tokens for sample in job.batch[: job.microbatch_samples]]
+    assert sum(tokens) == pytest.approx(10_240, rel=0.001)
+    assert not job.settings.of("llm").sequence_parallel

@@ -1,0 +1,242 @@
+"""Published runs of multimodal models as jobs and plans: their step, its interval and their memory.
+
+A row's empty or missing cells have the defaults of `DEFAULTS`. Where `dit` names a network, it is all that
+trains, and takes the language model's place (`experiments.public.video_transformers`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from experiments.public.blind import FOLDER, Seconds
+from experiments.public.video_transformers import network_of
+from sim.predict import doubts_of_plan, predict
+from workbench.cost.execution import Execution, GradientSum, load_execution
+from workbench.cost.model import CostModel
+from workbench.cost.profile import load_profile
+from workbench.cost.traffic import LossKernel
+from workbench.job.job import Job, job_from_spec
+from workbench.job.job_file import parse_spec
+from workbench.llm_table.row_interval import LOST_BY_SYSTEM, OF_SYSTEM, STRETCH
+from workbench.memory.account import peak_bytes
+from workbench.memory.layer import state_bytes_of
+from workbench.memory.stage import state_of
+from workbench.model.layer import LayerKind
+from workbench.model.model_graph import TEXT, Module
+from workbench.plan.kernels import Kernels
+from workbench.plan.plan import Plan, Sharding
+from workbench.planner.stage_counts import silent
+from workbench.schedule.action import Pass
+from workbench.strategies.registry import PLANNERS
+from workbench.timing.accept import accept
+from workbench.timing.interval import Doubt, interval
+from workbench.units import GIB, S_PER_HOUR
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+STRATEGY = "megatron-heterogeneous"  # the layouts of the job as they are
+TENSOR_PARALLEL = 4  # ranks that each go over a row's whole logits
+COMPILED = Execution(loss=LossKernel.TORCH, gradient_sum=GradientSum.OWN)
+TRANSFORMERS = load_execution(EXAMPLES / "transformers-execution.json")
+EXECUTIONS = {
+    "transformers": TRANSFORMERS,
+    "megatron": Execution(loss=LossKernel.FUSED),
+    "compiled-whole-loss": replace(COMPILED, loss_passes=TENSOR_PARALLEL),
+    "transformers-whole-loss": replace(TRANSFORMERS, loss_passes=TENSOR_PARALLEL),
+}
+WHOLE_LOSS = "-whole-loss"  # ends executions whose loss goes over the gathered logits of a row
+TRAINS = {
+    "projector": ("projector", "none"),
+    "llm": ("projector", "all"),
+    "all": ("all", "all"),
+}  # of the vision tower, of the language model
+DEFAULTS = {"gpus_per_node": "8", "cp": "1", "optimizer": "float32", "optimizer_bytes": "0"}
+BOUNDLESS = 10**15  # bytes of a GPU, so that a plan that does not fit has a peak
+PLACE = {"zoo": "llama-3.2-1b"}  # of a job file, whose place a network of its own takes
+UNITS = {"hours": S_PER_HOUR, "h": S_PER_HOUR, "seconds": 1.0, "s": 1.0, "ms": 1e-3}
+GIB_OF = {"gib": 1.0, "gb": 1.0, "mb": 1 / 1024, "mib": 1 / 1024}  # tools print GiB under the name GB
+
+Row = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What is predicted of a run.
+
+    Args:
+        step: seconds of its step, with the ends of the 80 % interval that `simulate` prints.
+        of_system: ends of the interval that a row of a system that was never compared would have.
+    """
+
+    step: Seconds
+    of_system: tuple[float, float]
+
+
+@cache
+def models_of(file: Path) -> dict[str, dict[str, Any]]:
+    """The modules of a round, by kind and name."""
+    models: dict[str, dict[str, Any]] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return models
+
+
+def said(row: Row, name: str) -> str:
+    """A row's cell, or its default."""
+    return row.get(name) or DEFAULTS.get(name, "")
+
+
+def job_of(row: Row, models: Mapping[str, Mapping[str, Any]]) -> Job:
+    """The job of a run: one replica on each `tp` x `cp` GPUs, all modules on the same ones."""
+    gpus, tp, cp = int(row["gpus"]), int(row["tp"]), int(said(row, "cp"))
+    size, replicas = int(row["micro_batch"]), gpus // tp // cp
+    ranks_per_node, network = int(said(row, "gpus_per_node")), row.get("dit")
+    layout = _layout(row, tp, cp)
+    recompute = "blocks" if row["recompute"] == "full" else row["recompute"]  # as all these trainers do
+    of_vision = layout | {"recompute": recompute if row["trains"] == "all" else "none"}
+    spec = {
+        "name": row["id"],
+        "model": {"modules": {"llm": PLACE} if network else _modules(row, models)},
+        "cluster": {
+            "device": row["gpu"],
+            "nodes": -(-gpus // ranks_per_node),
+            "ranks_per_node": min(gpus, ranks_per_node),
+        },
+        "batch": {
+            "samples": replicas * size * int(row["accumulation"]),
+            "microbatch_samples": size,
+            "replicas": replicas,
+            "mask": "full" if network else "causal",
+            "fixed": {
+                "text_tokens": int(row["dit_tokens"] if network else row["text_tokens"]),
+                "items": {"vision": _items(row)} if row["vision"] else {},
+            },
+        },
+        "layouts": ({"vision": of_vision} if row["vision"] else {})
+        | {"llm": layout | {"recompute": recompute}},
+        "precision": "bfloat16",
+        "optimizer_precision": said(row, "optimizer"),
+        "profile": row["gpu"],
+    }
+    job = job_from_spec(parse_spec(yaml.safe_dump(spec), where=row["id"]), folder=FOLDER)
+    if network:
+        layers = network_of(models["dit"][network], int(row["dit_tokens"]))
+        module = Module(name="llm", modality=TEXT, layers=layers)
+        job = replace(job, model=replace(job.model, modules=(module,), edges=()))
+    return _with_sharded_gradients(job) if row["sharding"] == Sharding.GRADIENTS else job
+
+
+def _modules(row: Row, models: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    vision_trains, llm_trains = TRAINS[row["trains"]]
+    return {
+        "vision": models["vision"][row["vision"]] | {"trainable": vision_trains},
+        "llm": models["llm"][row["llm"]] | {"trainable": llm_trains},
+    }
+
+
+def _layout(row: Row, tp: int, cp: int) -> dict[str, Any]:
+    sharding = "optimizer" if row["sharding"] == Sharding.GRADIENTS else row["sharding"]
+    layout = {"rank_offset": 0, "tp": tp, "cp": cp, "pp": 1, "sharding": sharding}
+    own = {name: row[name] for name in ("key_exchange", "reshard_after") if row.get(name)}
+    return layout | own | {"sequence_parallel": tp > 1 and row.get("sequence_parallel") != "no"}
+
+
+def _items(row: Row) -> dict[str, Any]:
+    """The images of a sample: at the tower's own size, squares of `image_px`, or of `item_tokens` each."""
+    images, side, tokens = int(row["images"]), row["image_px"], row.get("item_tokens")
+    if tokens:
+        return {"each": images, "tokens": [int(each) for each in tokens.split()]}
+    return {"images": [[int(side)] * 2] * images} if side else {"each": images}
+
+
+def _with_sharded_gradients(job: Job) -> Job:
+    """The job with gradients sharded beside the optimizer's state (ZeRO-2), which no job file says."""
+    modules = tuple(job.settings.of(module.name) for module in job.model.modules)
+    sharded = tuple(own.sharded(Sharding.GRADIENTS) for own in modules)
+    return replace(job, settings=replace(job.settings, modules=sharded))
+
+
+def cost_of(row: Row) -> CostModel:
+    """Prices of a run's GPUs and kernels."""
+    return CostModel(load_profile(row["gpu"]), EXECUTIONS[row["execution"]])
+
+
+def predicted_s(row: Row, job: Job) -> float:
+    """Seconds of a run's step, or of its passes alone.
+
+    Raises:
+        ValueError: the job has no plan, or the plan does not fit.
+    """
+    cost = cost_of(row)
+    trace = predict(*accept(PLANNERS[STRATEGY](job, cost, silent)), cost)
+    step_s = sum(span.end_s - span.start_s for span in trace.spans if span.action.kind is Pass.STEP)
+    return trace.iteration_s - (step_s if row["covers"] == "passes" else 0.0)
+
+
+def prediction_of(row: Row, job: Job) -> Prediction:
+    """As `predicted_s`, of a whole step, with its intervals."""
+    cost = cost_of(row)
+    lowered, memory = accept(PLANNERS[STRATEGY](job, cost, silent))
+    step_s, doubts = predict(lowered, memory, cost).iteration_s, doubts_of_plan(lowered, cost)
+    within = interval(step_s, doubts)
+    stretched = (replace(doubt, deviation=STRETCH * doubt.deviation) for doubt in doubts)
+    system = Doubt("a training system that was not compared", OF_SYSTEM, centre=LOST_BY_SYSTEM)
+    of_system = interval(step_s, (*stretched, system))
+    return Prediction(Seconds(step_s, within.low_s, within.high_s), (of_system.low_s, of_system.high_s))
+
+
+def peak_gib(row: Row, job: Job) -> float:
+    """Peak memory of a rank in GiB, with gradients of two bytes and the row's bytes of optimizer state.
+
+    Of the modules' own kernels where no compiler fuses them, however much a GPU has. Where the loss goes
+    over gathered logits, these and their gradients are counted beside the plan's.
+    """
+    kernels = Kernels.FUSED if row["execution"].startswith("compiled") else Kernels.EAGER
+    settings = replace(job.settings, kernels=kernels, optimizer_precision=None)
+    nodes = tuple(replace(node, memory_bytes=BOUNDLESS) for node in job.cluster.nodes)
+    batch = tuple(replace(sample, mask="causal") for sample in job.batch)  # for "full" a mask would be kept
+    roomy = replace(job, settings=settings, cluster=replace(job.cluster, nodes=nodes), batch=batch)
+    plan = PLANNERS[STRATEGY](roomy, cost_of(row), silent)
+    peaks, kept = peak_bytes(*accept(plan)), int(said(row, "optimizer_bytes"))
+    counted = state_bytes_of(settings).optimizer
+    return max(
+        peak + (kept / counted - 1) * _optimizer_bytes(plan, rank) for rank, peak in peaks.items()
+    ) / GIB + _gathered_logits_gib(row, job)
+
+
+def _optimizer_bytes(plan: Plan, rank: int) -> int:
+    return sum(size for _, kind, size in state_of(plan, rank) if kind.part == "optimizer")
+
+
+def _gathered_logits_gib(row: Row, job: Job) -> float:
+    """GiB of a microbatch's whole logits and their gradients in two bytes; 0 of vocabulary-parallel ones."""
+    if not row["execution"].endswith(WHOLE_LOSS):
+        return 0.0
+    head = job.model.llm.layers[-1]
+    assert head.kind is LayerKind.HEAD
+    tokens = job.microbatch_samples * job.batch[0].num_tokens
+    return 2 * 2 * tokens * head.out_width / GIB
+
+
+def measured_s(row: Row, value: float, unit: str) -> float | None:
+    """Seconds of a step behind what was printed, a whole run's among them; None for what is no time of it."""
+    name, _, per = unit.strip().lower().replace("samples per", "samples/").partition("/")
+    if name in UNITS and per in ("", "step", "iteration", "it", "iter"):
+        return value * UNITS[name] / (int(row["steps"]) if UNITS[name] == S_PER_HOUR else 1)
+    if per in ("s", "second"):
+        work = {"steps": 1, "iterations": 1, "it": 1, "samples": samples_of(row)}
+        return work[name] / value if name in work else None
+    return None
+
+
+def measured_gib(value: float, unit: str) -> float | None:
+    """GiB behind what was printed; None for what is no memory."""
+    words = unit.strip().lower().split()
+    return value * GIB_OF[words[0]] if words and words[0] in GIB_OF else None
+
+
+def samples_of(row: Row) -> int:
+    """Samples of a step of the whole run."""
+    replicas = int(row["gpus"]) // int(row["tp"]) // int(said(row, "cp"))
+    return replicas * int(row["micro_batch"]) * int(row["accumulation"])
