@@ -113,6 +113,16 @@ def _parameters(layers):
     return sum(parameter.num_elements for layer in layers for parameter in layer.parameters())
 
 
+def test_every_judged_run_of_the_second_multimodal_round_has_a_prediction_or_a_reason():
+    before = rows_of(unseen_multimodal_second.PREDICTIONS)
+    assert [row["id"] for row in before] == list(SECOND)
+    for row in before:
+        asked = [] if SECOND[row["id"]]["covers"] == "memory" else ["predicted_s", "low_s", "system_high_s"]
+        asked += ["peak_gib"] * (SECOND[row["id"]]["memory"] == "yes")
+        assert row["refused"] or all(float(row[name]) > 0 for name in asked)
+        assert SECOND[row["id"]]["source"]
+
+
 def test_the_second_multimodal_round_is_not_predicted_beside_measurements(monkeypatch):
     monkeypatch.setattr(unseen_multimodal_second, "MEASURED", unseen_multimodal.MEASURED)
     with pytest.raises(ValueError, match="predictions are written before it"):
