@@ -47,17 +47,16 @@ def predicted_s(row: Row) -> float:
 
 
 def peak_gib(row: Row) -> float:
-    """Peak memory of a run's passes with transformers' modules on one GPU, without an optimizer's state.
-
-    Differs: of a table that embedding and head share, the state is taken off twice.
-    """
+    """Peak memory of a run's passes with transformers' modules on one GPU, without an optimizer's state."""
     job = job_of(row)
     settings = replace(job.settings, kernels=Kernels.EAGER, optimizer_precision=None)
     plan = PLANNERS[STRATEGY](replace(job, settings=settings), cost_of(row), silent)
     (peak,) = peak_bytes(*accept(plan)).values()
     trained = (layer for module in plan.model.modules for layer in module.layers if layer.trainable)
-    elements = sum(parameter.num_elements for layer in trained for parameter in layer.parameters())
-    return (peak - elements * state_bytes_of(settings).optimizer) / GIB
+    elements = {
+        parameter.name: parameter.num_elements for layer in trained for parameter in layer.parameters()
+    }
+    return (peak - sum(elements.values()) * state_bytes_of(settings).optimizer) / GIB
 
 
 def measured_s(row: Row, printed: Row) -> float:

@@ -105,29 +105,6 @@ def _is_number(text: str) -> bool:
     return text.replace(".", "", 1).isdigit()
 
 
-@script(command=predicting(write_predictions))
-def run() -> Evidence:
-    """Errors of the predictions that were written before, and of today's."""
-    before = {row["id"]: row for row in rows_of(PREDICTIONS)}
-    lines: dict[str, list[Row]] = {}
-    for line in rows_of(MEASURED):
-        lines.setdefault(line["id"], []).append(line)
-    rows = [row for row in judged() if not row["unsaid"]]
-    printed = {row["id"]: printed_of(row, lines.get(row["id"], ())) for row in rows}
-    today = {row["id"]: cells_of(row) for row in rows}
-    timed = [row for row in rows if before[row["id"]]["predicted_s"] and printed[row["id"]].seconds]
-    held = [row for row in rows if before[row["id"]]["peak_gib"] and printed[row["id"]].gib]
-    evidence = Evidence()
-    for name, part in _parts(timed):
-        evidence.ours |= dict(_of_times(name, part, before, today, printed))
-    for name, part in _parts(held):
-        evidence.ours |= dict(_of_memory(name, part, before, today, printed))
-    evidence.ours |= dict(_fits(rows, before, printed))
-    evidence.ours["predicted"] = float(len(rows))
-    evidence.ours["not_said"] = float(len(judged()) - len(rows))
-    return evidence
-
-
 def _parts(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
     """All rows, and those of each project."""
     for name in ("all", *dict.fromkeys(row["project"] for row in rows)):
@@ -196,3 +173,26 @@ def _fits(
 def _seconds(cells: Row, which: str = "") -> Seconds:
     value, low, high = (float(cells[name]) for name in ("predicted_s", f"{which}low_s", f"{which}high_s"))
     return Seconds(value, low, high)
+
+
+@script(command=predicting(write_predictions))
+def run() -> Evidence:
+    """Errors of the predictions that were written before, and of today's."""
+    before = {row["id"]: row for row in rows_of(PREDICTIONS)}
+    lines: dict[str, list[Row]] = {}
+    for line in rows_of(MEASURED):
+        lines.setdefault(line["id"], []).append(line)
+    rows = [row for row in judged() if not row["unsaid"]]
+    printed = {row["id"]: printed_of(row, lines.get(row["id"], ())) for row in rows}
+    today = {row["id"]: cells_of(row) for row in rows}
+    timed = [row for row in rows if before[row["id"]]["predicted_s"] and printed[row["id"]].seconds]
+    held = [row for row in rows if before[row["id"]]["peak_gib"] and printed[row["id"]].gib]
+    evidence = Evidence()
+    for name, part in _parts(timed):
+        evidence.ours |= dict(_of_times(name, part, before, today, printed))
+    for name, part in _parts(held):
+        evidence.ours |= dict(_of_memory(name, part, before, today, printed))
+    evidence.ours |= dict(_fits(rows, before, printed))
+    evidence.ours["predicted"] = float(len(rows))
+    evidence.ours["not_said"] = float(len(judged()) - len(rows))
+    return evidence
