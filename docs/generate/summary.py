@@ -261,8 +261,8 @@ def _second_multimodal(found: Mapping[str, float]) -> tuple[str, str, str]:
         "**Blind**: research trainers of vision-language, video and speech models",
         one_line(
             f"""{found["all/rows"]:.0f} steps of five systems: median error {percent(found["all/median"])},
-            all too fast, {percent(found["all/inside_80_of_system"])} in the 80 % interval of a system that was
-            never compared; from {percent(found["Cosmos-Predict1/mean"])} (Cosmos-Predict1) to
+            all too fast, {percent(found["all/inside_80_of_system"])} in the 80 % interval of a system that
+            was never compared; from {percent(found["Cosmos-Predict1/mean"])} (Cosmos-Predict1) to
             {percent(found["vlm-training/mean"])} (vlm-training). Peak memory of
             {found["all/memory_rows"]:.0f} runs: {percent(-found["all/memory_signed"])} too low;
             {found["fits/right"]:.0f} of {found["fits/rows"]:.0f} rightly said to fit or not"""
