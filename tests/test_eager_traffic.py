@@ -79,6 +79,7 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
     yield Case(ROTARY, (heads, heads), lambda q, k: apply_rotary_pos_emb(q, k, angles, angles))
     yield Case(SWIGLU, (flat, flat), lambda gate, up: silu(gate) * up)
     yield Case(QUICK, (flat,), ACT2FN["quick_gelu"])
+    yield Case(replace(QUICK, name="mlp.gelu_new"), (flat,), ACT2FN["gelu_new"])
     yield Case(replace(QUICK, name="mlp.relu2"), (flat,), ACT2FN["relu2"])
     xielu = XIELUActivation(dtype=dtype)
     yield Case(replace(QUICK, name="mlp.xielu"), (flat,), xielu, xielu)
@@ -86,7 +87,7 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(
-    "index", range(6), ids=["rms norm", "rotation", "swiglu", "quick gelu", "relu2", "xielu"]
+    "index", range(7), ids=["rms norm", "rotation", "swiglu", "quick gelu", "new gelu", "relu2", "xielu"]
 )
 def test_calls_are_those_of_transformers(index: int, dtype: torch.dtype):
     """Tensors that PyTorch reads and writes: equal but for single rows and the angles' tables."""

@@ -6,10 +6,12 @@ from enum import StrEnum
 from pathlib import Path
 
 from workbench.bounded_file import MOST_SETTINGS_BYTES, read_bounded
+from workbench.cost.autocast import NO_CASTS, Autocast, autocast_kernels, calls_of
 from workbench.cost.device_limits import LaunchTimes
-from workbench.cost.eager_traffic import EagerOperator, PointwiseKernels, eager_operator
+from workbench.cost.eager_scores import HEAD_COPIES, eager_scores
+from workbench.cost.eager_traffic import EagerOperator, OptimizerKernels, PointwiseKernels
 from workbench.cost.flash import FlashKernel
-from workbench.cost.products import ProductFormat
+from workbench.cost.products import CastKernels, ProductFormat
 from workbench.cost.profile import Profile
 from workbench.cost.recurrence import kernels_of_backward, kernels_of_forward
 from workbench.cost.traffic import Dropout, LossKernel
@@ -179,7 +181,12 @@ class Execution:
             change. `fp8` has one scale per tensor, `fp8_delayed` that of earlier steps, `fp8_row` one per row
             for each product anew (torchao), `fp8_block` one per block of 128 (DeepSeek-V3).
         pointwise: norms, rotations and activations are one kernel each (`fused`), or the kernels that
-            transformers' modules launch in PyTorch without a compiler (`eager`).
+            transformers' modules launch in PyTorch without a compiler (`eager`), dropout and the steps
+            over stored scores among them; the numbers of `scores_passes` then do not count.
+        autocast: with two-byte activations: weights and residual sums are in float32, and every forward
+            casts the weights (`on`, `torch.autocast`), or all have one format (`off`).
+        optimizer_kernels: one kernel updates many weights (`fused`), or one for every term of Adam
+            (`eager`: `torch.optim.AdamW` unless `fused`).
         lookups: embedding rows are `gathered`, or computed as `products` with one-hot rows.
         gradient_sum: weight gradients of two bytes are accumulated in float32 by the product (`main`), or
             written in the format of the weights (`own`).
@@ -229,6 +236,8 @@ class Execution:
     copies: TokenCopies = TokenCopies.EACH
     products: ProductFormat = ProductFormat.SAME
     pointwise: PointwiseKernels = PointwiseKernels.FUSED
+    autocast: Autocast = Autocast.OFF
+    optimizer_kernels: OptimizerKernels = OptimizerKernels.FUSED
     lookups: Lookups = Lookups.GATHERED
     gradient_sum: GradientSum = GradientSum.MAIN
     loss: LossKernel = LossKernel.PARALLEL
@@ -315,31 +324,48 @@ class Execution:
     def num_kernels(self, operator: Operator) -> int:
         """Kernels of an operator's forward; a biased matmul adds its bias in a second one."""
         if isinstance(operator, Attention):
+            if scores := self.eager_scores(operator):
+                return 2 + scores.forward.kernels
             return 1 if self.attention is AttentionKernel.FUSED else STORED_KERNELS
         if isinstance(operator, Recurrence):
             return kernels_of_forward(operator)
         if isinstance(operator, Pointwise) and operator.name.startswith(DISPATCHED):
             return DISPATCH_KERNELS
         if calls := self.eager_calls(operator):
-            return calls.forward.num_kernels
+            return calls.forward.num_kernels - self.num_casts(operator).forward
         return 2 if isinstance(operator, Matmul) and operator.bias else 1
 
     def num_backward_kernels(self, operator: Operator) -> int:
         """Kernels of its backward: the forward's, and one more for weights; scores again if need be."""
         if isinstance(operator, Attention) and self.attention is not AttentionKernel.FUSED:
-            again = STORED_KERNELS if self.attention is AttentionKernel.RECOMPUTED else 0
-            return STORED_BACKWARD_KERNELS + again
+            scores = self.eager_scores(operator)
+            again = self.num_kernels(operator) if self.attention is AttentionKernel.RECOMPUTED else 0
+            return (4 + scores.backward.kernels if scores else STORED_BACKWARD_KERNELS) + again
         if isinstance(operator, Recurrence):
             return kernels_of_backward(operator)
         if calls := self.eager_calls(operator):
-            return calls.backward.num_kernels + bool(operator.parameters()) * calls.weights.num_kernels
+            weights = bool(operator.parameters()) * calls.weights.num_kernels
+            return calls.backward.num_kernels - self.num_casts(operator).backward + weights
         return self.num_kernels(operator) + bool(operator.parameters())
+
+    def num_casts(self, operator: Operator) -> CastKernels:
+        """Further kernels of either pass that PyTorch launches by itself: casts, copies of heads."""
+        if isinstance(operator, Attention) and (scores := self.eager_scores(operator)):
+            return CastKernels(*(calls.casts + HEAD_COPIES.kernels for calls in scores[:2]))
+        calls = self.eager_calls(operator)
+        return NO_CASTS if self.autocast is Autocast.OFF else autocast_kernels(operator, calls)
+
+    def eager_scores(self, attention: Attention) -> EagerOperator | None:
+        """The calls over stored scores; None: passes over them are numbers of the execution."""
+        if self.pointwise is PointwiseKernels.FUSED or self.attention is AttentionKernel.FUSED:
+            return None
+        return eager_scores(attention, self.dropout, self.autocast)
 
     def eager_calls(self, operator: Operator) -> EagerOperator | None:
         """The calls that stand for a memory-bound operator; None: it is one kernel."""
-        if self.pointwise is PointwiseKernels.FUSED or not isinstance(operator, Pointwise):
+        if not isinstance(operator, Pointwise):
             return None
-        return eager_operator(operator)
+        return calls_of(operator, self.pointwise, self.dropout, self.autocast)
 
 
 NUMBERS = tuple(field.name for field in fields(Execution) if field.name.endswith(("_rate", "_passes", "_s")))

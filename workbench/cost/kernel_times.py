@@ -8,6 +8,7 @@ from math import inf
 import numpy as np
 
 from workbench.arrays import Floats
+from workbench.cost.eager_scores import HEAD_COPIES
 from workbench.cost.execution import ALIGNED_BYTES, AttentionKernel, Execution
 from workbench.cost.flash import ends_at_windows, flash_share
 from workbench.cost.interpolate import Surface
@@ -279,7 +280,7 @@ class KernelTimes:
         if operator_tokens(operator, work, grid) == 0:
             return 0.0, True
         if run.attention is not AttentionKernel.FUSED:
-            return self._scores_s(operator, work, grid, precision, 2, run.scores_passes), True
+            return self._scores_s(operator, work, grid, precision, Direction.FORWARD), True
         length = length_of(operator, work, grid)
         slowdown = self._head_slowdowns.at(operator.mean_dim, causal=operator.causal, length=length)
         if self._attention is None or flop == 0:
@@ -321,7 +322,7 @@ class KernelTimes:
         """Backward seconds with stored scores: four products, two for each of the forward's, and passes."""
         if operator_tokens(operator, work, grid) == 0:
             return 0.0
-        return self._scores_s(operator, work, grid, precision, 4, self.execution.scores_backward_passes)
+        return self._scores_s(operator, work, grid, precision, Direction.INPUT_GRAD)
 
     def chunks_s(self, flop: float, num_bytes: float, product: Gemm, precision: str) -> float:
         """Seconds of kernels over chunks: of their FLOP at the rate of such a product, or of their bytes."""
@@ -329,19 +330,28 @@ class KernelTimes:
         return max(self._floor(flop / rate), self.moved_s(num_bytes)) if flop else 0.0
 
     def _scores_s(
-        self, operator: Attention, work: Work, grid: Grid, precision: str, num_products: int, passes: float
+        self, operator: Attention, work: Work, grid: Grid, precision: str, direction: Direction
     ) -> float:
         """Seconds of products over all scores, masked ones too, and of passes over stored scores.
 
-        Each product is bounded by one read or write of all scores.
+        Each product is bounded by one read or write of all scores. PyTorch's calls over scores stream, and
+        heads are copied for its batched products.
         """
         run, queries = self.execution, operator_tokens(operator, work, grid)
+        is_forward, size = direction is Direction.FORWARD, ELEMENT_BYTES[precision]
         keys = operator.num_keys or work.sums.longest
         scores = queries * keys * operator.num_heads / grid.tp
         rate = self._rate(Gemm(scores / keys, keys, operator.mean_dim), precision) * run.attention_rate
-        pass_s = self.moved_s(scores * ELEMENT_BYTES[precision] / run.scores_rate)
+        pass_s = self.moved_s(scores * size / run.scores_rate)
         product_s = max(self._floor(2.0 * operator.mean_dim * scores / (rate * self.product_share)), pass_s)
-        return num_products * product_s + passes * pass_s
+        products_s = (2 if is_forward else 4) * product_s
+        if calls := run.eager_scores(operator):
+            moved = scores * (calls.forward if is_forward else calls.backward).bytes_per_element(size)
+            heads = queries * operator.num_heads * operator.mean_dim / grid.tp
+            return (
+                products_s + self.moved_s(moved) + self.moved_s(heads * HEAD_COPIES.bytes_per_element(size))
+            )
+        return products_s + (run.scores_passes if is_forward else run.scores_backward_passes) * pass_s
 
     def _rate(self, gemm: Gemm, precision: str) -> float:
         """FLOP/s of a batch of such products: the table's at the batch's size, or the peak without one."""

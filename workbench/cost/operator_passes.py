@@ -1,10 +1,11 @@
 """Prices single operators of a layer, pass by pass, with the reasons why prices may be off."""
 
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from workbench.cost.autocast import Autocast, weight_cast_bytes
 from workbench.cost.eager_traffic import eager_bytes
 from workbench.cost.execution import AttentionKernel, GradientSum, Lookups
 from workbench.cost.kernel_times import ELEMENT_BYTES, KernelTimes
@@ -149,11 +150,17 @@ class OperatorPasses:
             tuple(kernels),
             sum(map(run.num_kernels, launched)),
             sum(map(run.num_backward_kernels, launched)),
-            cast_kernels(kernel.narrow for kernel in kernels),
+            self._casts(kernels, launched),
             first,
             num_to_first,
             any(operator.name == ROUTER for operator in operators),
         )
+
+    def _casts(self, kernels: Iterable[Kernel], launched: Iterable[Operator]) -> CastKernels:
+        """Kernels of casts to narrow formats, and of those that PyTorch makes by itself."""
+        own = [self._cost.execution.num_casts(operator) for operator in launched]
+        casts = (cast_kernels(kernel.narrow for kernel in kernels), *own)
+        return CastKernels(*map(sum, zip(*casts, strict=True)))
 
     def of(
         self,
@@ -200,7 +207,7 @@ class OperatorPasses:
         """Bytes that one memory-bound kernel moves in each pass, on one rank."""
         run, grid = self._cost.execution, self._grid
         if isinstance(operator, Lookup):
-            moved = lookup_bytes(operator, work, grid, self._bytes)
+            moved = lookup_bytes(operator, work, grid, WIDE_BYTES if self._casts_weights else self._bytes)
         elif is_cross_entropy(operator):
             logits = operator_tokens(operator, work, grid) * operator.width / grid.tp
             moved = loss_bytes(logits, self._bytes, run.loss)
@@ -223,8 +230,11 @@ class OperatorPasses:
         (forward_s, input_grad_s, weight_grad_s), inside = zip(*times, strict=True)
         doubts = self._product_doubts(narrow, all(inside), count)
         casts_s = cost.casts_s(gemm, narrow, count)
+        weights_bytes = (
+            weight_cast_bytes(count * gemm.n * gemm.k, self._bytes) if self._casts_weights else 0.0
+        )
         forward_s, input_grad_s, weight_grad_s = (
-            forward_s + casts_s[0],
+            forward_s + casts_s[0] + cost.moved_s(weights_bytes),
             input_grad_s + casts_s[1],
             weight_grad_s + casts_s[2] + cost.moved_s(count * self.main_gradient_bytes(gemm)),
         )
@@ -232,8 +242,18 @@ class OperatorPasses:
             weight_grad_s += cost.moved_s(count * gemm.m * gemm.n * self._bytes)
         return Passes(forward_s, input_grad_s, weight_grad_s, frozenset(doubts))
 
+    @property
+    def _casts_weights(self) -> bool:
+        """Whether weights are in float32 and cast for every product."""
+        return self._cost.execution.autocast is Autocast.ON and self._bytes < WIDE_BYTES
+
     def main_gradient_bytes(self, gemm: Gemm) -> float:
-        """Extra bytes that a product moves when it adds into float32 instead of writing its own format."""
+        """Extra bytes that a product moves when it adds into float32 instead of writing its own format.
+
+        Under autocast a kernel behind it casts to float32.
+        """
+        if self._casts_weights:
+            return weight_cast_bytes(gemm.n * gemm.k, self._bytes) if gemm.m else 0.0
         if self._cost.execution.gradient_sum is GradientSum.OWN or self._bytes >= WIDE_BYTES or not gemm.m:
             return 0.0
         return gemm.n * gemm.k * (2 * WIDE_BYTES - self._bytes)

@@ -73,7 +73,7 @@ def pointwise_bytes(
     if operator.name == JOIN:
         forward, backward = _join_passes(passes - 1)
         return PassBytes(forward * tensor, backward * tensor, 0.0)
-    if operator.name.endswith("residual"):
+    if is_residual(operator):
         masked = dropout is Dropout.MASKED
         mask = elements * MASK_BYTES if masked else 0.0
         return PassBytes(
@@ -81,6 +81,11 @@ def pointwise_bytes(
         )
     backward = passes if operator.name == "rotary" else 2 * passes - 1
     return PassBytes(passes * tensor, backward * tensor, 0.0)
+
+
+def is_residual(operator: Pointwise) -> bool:
+    """Whether the operator adds a branch to the stream that it left."""
+    return operator.name.endswith("residual")
 
 
 def is_cross_entropy(operator: Pointwise) -> bool:

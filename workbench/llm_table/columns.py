@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from workbench.cost.eager_traffic import PointwiseKernels
+from workbench.cost.eager_traffic import OptimizerKernels, PointwiseKernels
 from workbench.cost.execution import Lookups, TokenCopies, UpdatedWeights
 from workbench.llm_table.cells import (
     Column,
@@ -150,9 +150,18 @@ COLUMNS = (
     ),
     Column(
         "pointwise",
-        "norms, rotations, activations: one kernel each (fused), or transformers' modules in PyTorch (eager)",
+        "norms, rotations, activations: one kernel each (fused), or transformers' modules in PyTorch "
+        "(eager), with dropout and steps over stored scores",
         always(PointwiseKernels.FUSED),
         PointwiseKernels,
+        shown="fused",
+    ),
+    flag_column("autocast", "weights stay in float32 and every forward casts them (`torch.autocast`)"),
+    Column(
+        "optimizer_kernels",
+        "one kernel for many weights (fused), or one for every term of `torch.optim.AdamW` (eager)",
+        always(OptimizerKernels.FUSED),
+        OptimizerKernels,
         shown="fused",
     ),
     Column(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from workbench.cost.eager_traffic import PointwiseKernels
+from workbench.cost.eager_traffic import OptimizerKernels, PointwiseKernels
 from workbench.cost.execution import Lookups, TokenCopies, UpdatedWeights
 from workbench.cost.products import ProductFormat
 from workbench.model.block_modules import BlockModule
@@ -130,6 +130,15 @@ class DataOverlap(StrEnum):
     BOTH = "both"
 
 
+class Activation(StrEnum):
+    """Of an MLP, as transformers names it; GELU_NEW: the tanh form that GPT-2 writes out."""
+
+    GELU = "gelu"
+    GELU_NEW = "gelu_new"
+    SILU = "silu"
+    RELU2 = "relu2"
+
+
 class Adapted(StrEnum):
     """Products of a block that have adapters: ALL, those of ATTENTION or of the MLP, or QKV."""
 
@@ -160,6 +169,7 @@ class LlmRow:
     head_dim: int
     ffn: int
     gated_mlp: YesNo
+    activation: Activation
     qk_norm: YesNo
     vocab: int
     vocab_multiple: int
@@ -225,6 +235,8 @@ class LlmRow:
     dp_overlap: DataOverlap
     updated_weights: UpdatedWeights
     pointwise: PointwiseKernels
+    autocast: YesNo
+    optimizer_kernels: OptimizerKernels
     lookups: Lookups
     moe_copies: TokenCopies
     cuda_graphs: Recorded

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from workbench.llm_table.cells import Column, Values, always, count_column, flag_column, text_column
-from workbench.llm_table.llm_row import PLAIN, Adapted, Architecture, YesNo
+from workbench.llm_table.llm_row import PLAIN, Activation, Adapted, Architecture, YesNo
 from workbench.llm_table.refusal import check_divides
 from workbench.llm_table.row_pattern_rules import MAMBA
 
@@ -25,6 +25,13 @@ def _head_dim(row: Values) -> int:
 
 def _gated(row: Values) -> YesNo:
     return YesNo.NO if row["architecture"] in PLAIN else YesNo.YES
+
+
+def _activation(row: Values) -> Activation:
+    """Blocks of one mixer, whose MLPs have no gate, square a ReLU (Nemotron-H)."""
+    if row["pattern"] and row["gated_mlp"] is YesNo.NO:
+        return Activation.RELU2
+    return Activation.SILU if row["architecture"] is Architecture.LLAMA else Activation.GELU
 
 
 def _only_t5(count: Callable[[Values], Any]) -> Callable[[Values], Any]:
@@ -97,6 +104,13 @@ MODEL_COLUMNS = (
         least=0,
     ),
     text_column("pattern", "blocks of one mixer, a letter each: M Mamba-2, * attention, - MLP, E experts"),
+    Column(
+        "activation",
+        "of the MLP: gelu, gelu_new (GPT-2's in transformers), silu or relu2",
+        _activation,
+        Activation,
+        shown="llama: silu, or relu2 with `pattern` and no gate; others: gelu",
+    ),
     Column("mamba_head_dim", "Mamba-2: width of a head", _mamba(lambda _: 64), shown="64", least=0),
     Column(
         "mamba_heads", "Mamba-2: heads", _mamba(_mamba_heads), shown="2 x hidden / mamba_head_dim", least=0

@@ -28,7 +28,7 @@ def decoder_operators(row: LlmRow) -> tuple[Operator, ...]:
     """
     scale = row.decoder_sequence / row.sequence
     heads = Heads(num=row.heads, num_kv=row.heads, dim=row.head_dim, causal=True, fused=True)
-    mlp = Mlp(width=row.ffn, gated=row.gated_mlp is YesNo.YES, activation="gelu", fused=True)
+    mlp = Mlp(width=row.ffn, gated=row.gated_mlp is YesNo.YES, activation=row.activation, fused=True)
     block = Block(width=row.hidden, heads=heads, mlp=mlp, norm=Norm.RMS)
     operators = [_scaled(each, scale) for each in block_operators(block)]
     operators = [

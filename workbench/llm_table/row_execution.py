@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from workbench.cost.autocast import Autocast
 from workbench.cost.execution import (
     AttentionKernel,
     Execution,
@@ -47,6 +48,8 @@ def execution_of(row: LlmRow, base: Execution) -> Execution:
         tokens=TokenTravel.BESIDE if row.moe_overlap is YesNo.YES else base.tokens,
         copies=row.moe_copies,
         pointwise=row.pointwise,
+        autocast=Autocast.ON if row.autocast is YesNo.YES else Autocast.OFF,
+        optimizer_kernels=row.optimizer_kernels,
         lookups=row.lookups,
         launch=Launch.GRAPH if row.cuda_graphs is Recorded.ALL else base.launch,
         overlap_pieces=TENSOR_PIECES if row.tp_overlap is YesNo.YES else base.overlap_pieces,

@@ -21,7 +21,18 @@ from workbench.model.transformer import Block, Heads, Mlp, Norm, block_operators
 MODULE = "llm"
 CHANNELS = 3  # of an image
 SHAPE = (
-    *("architecture", "hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "gated_mlp", "qk_norm"),
+    *(
+        "architecture",
+        "hidden",
+        "layers",
+        "heads",
+        "kv_heads",
+        "head_dim",
+        "ffn",
+        "gated_mlp",
+        "qk_norm",
+        "activation",
+    ),
     *("padded_vocab", "sequence", "tied", "window", "full_every", "patch", "lora_rank"),
     *("linear_key_heads", "linear_value_heads", "linear_key_dim", "linear_value_dim", "conv_kernel"),
     *("gated_attention", "rotary_dim", "shared_expert_gate"),
@@ -156,12 +167,9 @@ def _experts(row: LlmRow, block: Block) -> Experts:
 
 def block_of(row: LlmRow) -> Block:
     """The block of the row's architecture. With more tensor-parallel ranks than key heads, each rank has
-    one. Blocks of one mixer know no positions, and their MLPs without a gate are squared ReLUs.
+    one. Blocks of one mixer know no positions.
     """
     has_biases = row.architecture in PLAIN
-    activation = "silu" if row.architecture is Architecture.LLAMA else "gelu"
-    if row.pattern and row.gated_mlp is YesNo.NO:
-        activation = "relu2"
     return Block(
         width=row.hidden,
         heads=Heads(
@@ -179,7 +187,7 @@ def block_of(row: LlmRow) -> Block:
         mlp=Mlp(
             width=row.ffn,
             gated=row.gated_mlp is YesNo.YES,
-            activation=activation,
+            activation=row.activation,
             bias=has_biases,
             fused=True,
         ),

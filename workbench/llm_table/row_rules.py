@@ -3,6 +3,7 @@
 from workbench.cost.device_names import shipped_device
 from workbench.cost.profile import known_profiles
 from workbench.llm_table.llm_row import (
+    Activation,
     Adapted,
     Architecture,
     LlmRow,
@@ -67,6 +68,8 @@ def _check_degrees(row: LlmRow) -> None:
 
 
 def _check_model(row: LlmRow) -> None:
+    if row.architecture in (Architecture.DIT, Architecture.MMDIT) and row.activation is not Activation.GELU:
+        refuse("activation", f"want gelu with architecture {row.architecture}", row.activation, "gelu")
     check_divides("heads", row.heads, "kv_heads", row.kv_heads)
     is_t5 = row.architecture is Architecture.T5
     for name in ("decoder_layers", "decoder_sequence"):
@@ -200,6 +203,8 @@ def _counted(row: LlmRow) -> int:
 def _check_precision(row: LlmRow) -> None:
     if row.fp8_scaling is not Scaling.CURRENT and row.precision is not Number.FP8:
         refuse("fp8_scaling", "want current without precision fp8", row.fp8_scaling, Scaling.CURRENT)
+    if row.autocast is YesNo.YES and row.precision not in (Number.BF16, Number.FP16):
+        refuse("autocast", f"want no with precision {row.precision}", row.autocast, YesNo.NO)
 
 
 def _check_recomputation(row: LlmRow) -> None:

@@ -26,7 +26,7 @@ from workbench.planner.layer_cost import Shapes, alike_layers, mean_cost
 from workbench.planner.layout_choice import ModuleChoice
 from workbench.schedule.choice import Schedule
 from workbench.timing.grid_links import GridCost, GridLinks
-from workbench.timing.price import step_bytes
+from workbench.timing.price import update_bytes
 
 
 class Totals(NamedTuple):
@@ -213,8 +213,7 @@ class ModulePrices:
 
     def updated_s(self, num_elements: float) -> float:
         """Seconds to update `num_elements` elements on one rank."""
-        settings = self.job.settings
-        return self.cost.update_s(num_elements * step_bytes(settings.precision, settings.optimizer_precision))
+        return self.cost.update_s(num_elements * update_bytes(self.job.settings, self.cost))
 
     def state_bytes(
         self, choice: ModuleChoice, weights: float, trained: float, of_experts: float = 0.0

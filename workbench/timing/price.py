@@ -7,7 +7,9 @@ import numpy as np
 
 from workbench.arrays import ints
 from workbench.collector import collector_paused
+from workbench.cost.eager_traffic import EAGER_UPDATE_TENSORS, OptimizerKernels
 from workbench.cost.model import CostModel
+from workbench.cost.traffic import WIDE_BYTES
 from workbench.memory.stage import GRADIENTS, state_of
 from workbench.plan.lowered import Lowered
 from workbench.plan.optimizer_shards import optimizer_shards
@@ -154,7 +156,7 @@ class _Pricing:
         if measured_s is not None:
             return num_parameters * measured_s
         self._unmeasured.add("optimizer step: bytes over memory bandwidth")
-        return cost.update_s(num_parameters * step_bytes(settings.precision, settings.optimizer_precision))
+        return cost.update_s(num_parameters * update_bytes(settings, cost))
 
 
 def least_update_s(num_parameters: float, cost: CostModel, settings: Settings) -> float:
@@ -162,8 +164,7 @@ def least_update_s(num_parameters: float, cost: CostModel, settings: Settings) -
     factor, measured_s = cost.profile.pipeline_factor(Pass.STEP), _measured_update_s(cost, settings)
     if measured_s is not None:
         return factor * num_parameters * measured_s
-    num_bytes = num_parameters * step_bytes(settings.precision, settings.optimizer_precision)
-    return factor * cost.least_update_s(num_bytes)
+    return factor * cost.least_update_s(num_parameters * update_bytes(settings, cost))
 
 
 def _measured_update_s(cost: CostModel, settings: Settings) -> float | None:
@@ -171,6 +172,16 @@ def _measured_update_s(cost: CostModel, settings: Settings) -> float | None:
     if settings.optimizer_precision not in (None, settings.precision):
         return None
     return dict(cost.profile.optimizer_s_per_parameter).get(settings.precision)
+
+
+def update_bytes(settings: Settings, cost: CostModel) -> int:
+    """Return the bytes that an optimizer step moves per trainable parameter, with the execution's kernels.
+
+    PyTorch's own kernels are taken to update float32 weights, as without a master copy of narrower ones.
+    """
+    if cost.execution.optimizer_kernels is OptimizerKernels.FUSED:
+        return step_bytes(settings.precision, settings.optimizer_precision)
+    return EAGER_UPDATE_TENSORS * max(WIDE_BYTES, settings.precision.num_bytes)
 
 
 def step_bytes(precision: Precision, wide: Precision | None = None) -> int:
