@@ -21,6 +21,10 @@ class Lora:
     """The adapter of a product: y = x W^T + (alpha / rank) (x A^T) B^T, of A [rank, in] and B [out, rank].
 
     W is frozen; A and B are trained. Source: Hu et al. 2021, "LoRA", section 4.1.
+
+    Args:
+        rank: rows of A and columns of B.
+        alpha: scale of what it adds, times the rank.
     """
 
     rank: int

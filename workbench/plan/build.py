@@ -199,8 +199,7 @@ def _frozen_sources(plan: Plan) -> tuple[int, ...]:
     frozen = {
         module.name
         for module in plan.model.modules
-        if module.modality != TEXT
-        and module.name not in fed
+        if not (module.modality == TEXT or module.name in fed)
         and not any(is_trained(layer) for layer in module.layers if layer.kind is not LayerKind.PROJECTOR)
     }
     return tuple(stage.id for stage in plan.stages if stage.module in frozen)
