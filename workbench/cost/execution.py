@@ -324,16 +324,17 @@ class Execution:
             return calls.forward.num_kernels
         return 2 if isinstance(operator, Matmul) and operator.bias else 1
 
-    def num_backward_kernels(self, operator: Operator) -> int:
-        """Kernels of its backward: the forward's, and one more for weights; scores again if need be."""
+    def num_backward_kernels(self, operator: Operator, *, is_trained: bool = True) -> int:
+        """Kernels of its backward: the forward's, one more for trained weights; scores again if need be."""
+        has_trained = is_trained and bool(operator.parameters())
         if isinstance(operator, Attention) and self.attention is not AttentionKernel.FUSED:
             again = STORED_KERNELS if self.attention is AttentionKernel.RECOMPUTED else 0
             return STORED_BACKWARD_KERNELS + again
         if isinstance(operator, Recurrence):
             return kernels_of_backward(operator)
         if calls := self.eager_calls(operator):
-            return calls.backward.num_kernels + bool(operator.parameters()) * calls.weights.num_kernels
-        return self.num_kernels(operator) + bool(operator.parameters())
+            return calls.backward.num_kernels + has_trained * calls.weights.num_kernels
+        return self.num_kernels(operator) + has_trained
 
     def eager_calls(self, operator: Operator) -> EagerOperator | None:
         """The calls that stand for a memory-bound operator; None: it is one kernel."""

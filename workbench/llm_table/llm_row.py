@@ -7,6 +7,7 @@ from workbench.cost.eager_traffic import PointwiseKernels
 from workbench.cost.execution import Lookups, TokenCopies, UpdatedWeights
 from workbench.cost.products import ProductFormat
 from workbench.model.block_modules import BlockModule
+from workbench.model.lora import Adapted
 
 
 class Architecture(StrEnum):
@@ -128,15 +129,6 @@ class DataOverlap(StrEnum):
     NO = "no"
     GRADS = "grads"
     BOTH = "both"
-
-
-class Adapted(StrEnum):
-    """Products of a block that have adapters: ALL, those of ATTENTION or of the MLP, or QKV."""
-
-    ALL = "all"
-    ATTENTION = "attention"
-    QKV = "qkv"
-    MLP = "mlp"
 
 
 class YesNo(StrEnum):

@@ -3,7 +3,6 @@
 from workbench.cost.device_names import shipped_device
 from workbench.cost.profile import known_profiles
 from workbench.llm_table.llm_row import (
-    Adapted,
     Architecture,
     LlmRow,
     Number,
@@ -14,6 +13,7 @@ from workbench.llm_table.llm_row import (
 )
 from workbench.llm_table.refusal import check_divides, refuse
 from workbench.llm_table.row_pattern_rules import MAMBA, check_pattern
+from workbench.model.lora import Adapted
 
 
 def check_row(row: LlmRow) -> None:
