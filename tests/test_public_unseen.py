@@ -134,6 +134,18 @@ def test_the_second_multimodal_round_is_not_predicted_beside_measurements(monkey
 ADAPTED = {row["id"]: row for row in unseen_multimodal_second.judged_lora()}
 
 
+def test_runs_with_adapters_have_predictions_of_their_own():
+    before = rows_of(unseen_multimodal_second.LORA_PREDICTIONS)
+    assert [row["id"] for row in before] == list(ADAPTED)
+    first = {row["id"]: row for row in rows_of(unseen_multimodal_second.PREDICTIONS)}
+    for row in before:
+        assert first[row["id"]]["refused"] == "waits: lora"
+        asked = [] if ADAPTED[row["id"]]["covers"] == "memory" else ["predicted_s", "low_s", "system_high_s"]
+        asked += ["peak_gib"] * (ADAPTED[row["id"]]["memory"] == "yes")
+        assert row["refused"] == ADAPTED[row["id"]]["unsaid"]
+        assert row["refused"] or all(float(row[name]) > 0 for name in asked)
+
+
 @pytest.mark.parametrize(
     ("name", "trained"),
     [
@@ -167,6 +179,21 @@ def test_products_in_parts_have_the_parameters_of_the_whole():
     adapted = multimodal.job_of(row, SECOND_MODELS).model.llm
     whole = network_of(SECOND_MODELS["dit"]["hunyuan-video"], 19_968)
     assert adapted.num_parameters - adapted.num_trained == _parameters(whole)
+
+
+def test_measured_runs_with_adapters_are_scored_apart(monkeypatch, tmp_path):
+    name, other = "cvx-5b-ckpt1-r64", "cvx-5b-full-b1"
+    predictions = {row["id"]: row for row in rows_of(unseen_multimodal_second.LORA_PREDICTIONS)}
+    measured_gib = float(predictions[name]["peak_gib"]) / 2
+    measured = tmp_path / "measured.csv"
+    measured.write_text(f"id,value,unit\n{name},{measured_gib},GiB\n")
+    monkeypatch.setattr(unseen_multimodal_second, "MEASURED", measured)
+    monkeypatch.setattr(unseen_multimodal_second, "judged", lambda: [SECOND[name], SECOND[other]])
+    ours = unseen_multimodal_second.run().ours
+    assert ours["lora/all/memory_signed"] == ours["lora/cogvideox-factory/memory_signed"] == 1.0
+    assert (ours["lora/predicted"], ours["lora/not_said"]) == (1.0, 0.0)
+    assert (ours["predicted"], ours["not_said"]) == (1.0, 1.0)
+    assert "all/memory_rows" not in ours
 
 
 @pytest.mark.parametrize(
