@@ -230,6 +230,7 @@ def test_trainable_is_what_was_asked_for(tmp_path: Any) -> None:
     assert trained[Train.PROJECTORS] == {"vision": 1, "llm": 0}
     assert trained[Train.LLM] == {"vision": 1, "llm": 5}
     assert trained[Train.ALL] == {"vision": 5, "llm": 5}
+    assert trained[Train.LORA] == {"vision": 1, "llm": 0}
 
 
 def test_a_half_downloaded_checkpoint_is_planned_and_says_so(tmp_path: Any) -> None:

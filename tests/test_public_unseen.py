@@ -123,10 +123,77 @@ def test_every_judged_run_of_the_second_multimodal_round_has_a_prediction_or_a_r
         assert SECOND[row["id"]]["source"]
 
 
-def test_the_second_multimodal_round_is_not_predicted_beside_measurements(monkeypatch):
-    monkeypatch.setattr(unseen_multimodal_second, "MEASURED", unseen_multimodal.MEASURED)
-    with pytest.raises(ValueError, match="predictions are written before it"):
+def test_the_second_multimodal_round_is_not_predicted_beside_measurements(monkeypatch, tmp_path):
+    measured = tmp_path / "measured.csv"
+    measured.write_text("id,value,unit\ncvx-5b-ckpt1-r64,1,GiB\n")
+    monkeypatch.setattr(unseen_multimodal_second, "MEASURED", measured)
+    with pytest.raises(ValueError, match="cvx-5b-ckpt1-r64: predictions are written before it"):
         unseen_multimodal_second.write_predictions()
+
+
+ADAPTED = {row["id"]: row for row in unseen_multimodal_second.judged_lora()}
+
+
+def test_runs_with_adapters_have_predictions_of_their_own():
+    before = rows_of(unseen_multimodal_second.LORA_PREDICTIONS)
+    assert [row["id"] for row in before] == list(ADAPTED)
+    first = {row["id"]: row for row in rows_of(unseen_multimodal_second.PREDICTIONS)}
+    for row in before:
+        assert first[row["id"]]["refused"] == "waits: lora"
+        asked = [] if ADAPTED[row["id"]]["covers"] == "memory" else ["predicted_s", "low_s", "system_high_s"]
+        asked += ["peak_gib"] * (ADAPTED[row["id"]]["memory"] == "yes")
+        assert row["refused"] == ADAPTED[row["id"]]["unsaid"]
+        assert row["refused"] or all(float(row[name]) > 0 for name in asked)
+
+
+@pytest.mark.parametrize(
+    ("name", "trained"),
+    [
+        ("cvx-5b-ckpt1-r64", 42 * 64 * 8 * 3072),  # q, k, v, o
+        ("ftr-ltx-lora", 28 * 128 * 16 * 2048),  # of the cross-attention, too
+        ("ftr-hunyuan-lora", 128 * (20 * 8 + 40 * 6) * 3072),  # the image's; blocks of one stream have no o
+        ("svi-wan-i2v", 40 * 64 * (16 * 5120 + 2 * (5120 + 13824))),
+        ("qvl-chat-384", 32 * 64 * (8 * 4096 + 2 * (4096 + 11008))),  # without the MLP's second product
+    ],
+)
+def test_adapters_of_published_runs_have_rank_times_both_widths(name, trained):
+    module = multimodal.job_of(ADAPTED[name], SECOND_MODELS).model.llm
+    assert module.num_trained == trained
+
+
+def test_what_trains_beside_adapters_is_trained_in_full():
+    chat, base = (multimodal.job_of(ADAPTED[f"qvl-{name}-384"], SECOND_MODELS) for name in ("chat", "base"))
+    tables = 2 * 151_936 * 4096
+    assert base.model.llm.num_trained - chat.model.llm.num_trained == tables + 4096  # and the final norm
+    of_chat, of_base = (
+        multimodal.peak_gib(ADAPTED[f"qvl-{name}-384"], job) for name, job in (("chat", chat), ("base", base))
+    )
+    state = 2 + 2 + 4  # a frozen copy, gradients, moments
+    assert of_base - of_chat == pytest.approx(tables * state / 2**30, rel=0.2)
+    tower = multimodal.job_of(ADAPTED["mcv-lora-2"], SECOND_MODELS).model.module("vision")
+    assert tower.num_trained == tower.num_parameters
+
+
+def test_products_in_parts_have_the_parameters_of_the_whole():
+    row = ADAPTED["ftr-hunyuan-lora"]
+    adapted = multimodal.job_of(row, SECOND_MODELS).model.llm
+    whole = network_of(SECOND_MODELS["dit"]["hunyuan-video"], 19_968)
+    assert adapted.num_parameters - adapted.num_trained == _parameters(whole)
+
+
+def test_measured_runs_with_adapters_are_scored_apart(monkeypatch, tmp_path):
+    name, other = "cvx-5b-ckpt1-r64", "cvx-5b-full-b1"
+    predictions = {row["id"]: row for row in rows_of(unseen_multimodal_second.LORA_PREDICTIONS)}
+    measured_gib = float(predictions[name]["peak_gib"]) / 2
+    measured = tmp_path / "measured.csv"
+    measured.write_text(f"id,value,unit\n{name},{measured_gib},GiB\n")
+    monkeypatch.setattr(unseen_multimodal_second, "MEASURED", measured)
+    monkeypatch.setattr(unseen_multimodal_second, "judged", lambda: [SECOND[name], SECOND[other]])
+    ours = unseen_multimodal_second.run().ours
+    assert ours["lora/all/memory_signed"] == ours["lora/cogvideox-factory/memory_signed"] == 1.0
+    assert (ours["lora/predicted"], ours["lora/not_said"]) == (1.0, 0.0)
+    assert (ours["predicted"], ours["not_said"]) == (1.0, 1.0)
+    assert "all/memory_rows" not in ours
 
 
 @pytest.mark.parametrize(

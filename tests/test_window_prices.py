@@ -30,8 +30,9 @@ from workbench.masks.builders import causal
 from workbench.masks.patterns import sample_bitfield
 from workbench.model.frozen import FrozenRule, Needs
 from workbench.model.hf_config import module_from_config
-from workbench.model.layer import Attention, Layer, LayerKind, Reach
+from workbench.model.layer import Attention, Layer, LayerKind
 from workbench.model.model_graph import ModelGraph
+from workbench.model.reach import Reach
 from workbench.plan.flop import model_flop
 from workbench.plan.lower import lower
 from workbench.plan.plan import KeyExchange, ModuleSettings, Plan, Precision

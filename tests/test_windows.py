@@ -9,8 +9,9 @@ from runtime.models.choose import adapter_of
 from tests import tiny_models
 from tests.test_adapters_llama4 import LLAMA4
 from workbench.model.hf_config import module_from_config
-from workbench.model.layer import Attention, LayerKind, Pointwise, Reach
+from workbench.model.layer import Attention, LayerKind, Pointwise
 from workbench.model.model_graph import TEXT, Module
+from workbench.model.reach import Reach
 
 FOUR = tiny_models.LLAMA | {"num_hidden_layers": 4, "pad_token_id": 0}
 GEMMA = FOUR | {"head_dim": 8, "query_pre_attn_scalar": 8}

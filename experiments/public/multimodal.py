@@ -1,7 +1,8 @@
 """Published runs of multimodal models as jobs and plans: their step, its interval and their memory.
 
 A row's empty or missing cells have the defaults of `DEFAULTS`. Where `dit` names a network, it is all that
-trains, and takes the language model's place (`experiments.public.video_transformers`).
+trains, and takes the language model's place (`experiments.public.video_transformers`). Where `lora_rank` is
+given, adapters train instead (`experiments.public.adapters`).
 """
 
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from experiments.public.adapters import copied_bytes, lora_of, only_said, trains_beside, with_adapters_of_row
 from experiments.public.blind import FOLDER, Seconds
 from experiments.public.video_transformers import network_of
 from sim.predict import doubts_of_plan, predict
@@ -52,6 +54,7 @@ TRAINS = {
     "projector": ("projector", "none"),
     "llm": ("projector", "all"),
     "all": ("all", "all"),
+    "lora": ("none", "none"),
 }  # of the vision tower, of the language model
 DEFAULTS = {"gpus_per_node": "8", "cp": "1", "optimizer": "float32", "optimizer_bytes": "0"}
 BOUNDLESS = 10**15  # bytes of a GPU, so that a plan that does not fit has a peak
@@ -94,7 +97,7 @@ def job_of(row: Row, models: Mapping[str, Mapping[str, Any]]) -> Job:
     ranks_per_node, network = int(said(row, "gpus_per_node")), row.get("dit")
     layout = _layout(row, tp, cp)
     recompute = "blocks" if row["recompute"] == "full" else row["recompute"]  # as all these trainers do
-    of_vision = layout | {"recompute": recompute if row["trains"] == "all" else "none"}
+    of_vision = layout | {"recompute": recompute if _of_vision(row) == "all" else "none"}
     spec = {
         "name": row["id"],
         "model": {"modules": {"llm": PLACE} if network else _modules(row, models)},
@@ -122,17 +125,24 @@ def job_of(row: Row, models: Mapping[str, Mapping[str, Any]]) -> Job:
     job = job_from_spec(parse_spec(yaml.safe_dump(spec), where=row["id"]), folder=FOLDER)
     if network:
         layers = network_of(models["dit"][network], int(row["dit_tokens"]))
-        module = Module(name="llm", modality=TEXT, layers=layers)
+        module = with_adapters_of_row(Module(name="llm", modality=TEXT, layers=layers), row)
         job = replace(job, model=replace(job.model, modules=(module,), edges=()))
+    modules = (only_said(each, row) if each.modality == TEXT else each for each in job.model.modules)
+    job = replace(job, model=replace(job.model, modules=tuple(modules)))
     return _with_sharded_gradients(job) if row["sharding"] == Sharding.GRADIENTS else job
 
 
 def _modules(row: Row, models: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    vision_trains, llm_trains = TRAINS[row["trains"]]
+    _, llm_trains = TRAINS[row["trains"]]
     return {
-        "vision": models["vision"][row["vision"]] | {"trainable": vision_trains},
-        "llm": models["llm"][row["llm"]] | {"trainable": llm_trains},
+        "vision": models["vision"][row["vision"]] | {"trainable": _of_vision(row)},
+        "llm": models["llm"][row["llm"]] | {"trainable": llm_trains} | lora_of(row),
     }
+
+
+def _of_vision(row: Row) -> str:
+    """What of the vision module is trained."""
+    return "all" if trains_beside(row, "vision") else TRAINS[row["trains"]][0]
 
 
 def _layout(row: Row, tp: int, cp: int) -> dict[str, Any]:
@@ -200,9 +210,11 @@ def peak_gib(row: Row, job: Job) -> float:
     plan = PLANNERS[STRATEGY](roomy, cost_of(row), silent)
     peaks, kept = peak_bytes(*accept(plan)), int(said(row, "optimizer_bytes"))
     counted = state_bytes_of(settings).optimizer
-    return max(
-        peak + (kept / counted - 1) * _optimizer_bytes(plan, rank) for rank, peak in peaks.items()
-    ) / GIB + _gathered_logits_gib(row, job)
+    return (
+        max(peak + (kept / counted - 1) * _optimizer_bytes(plan, rank) for rank, peak in peaks.items()) / GIB
+        + _gathered_logits_gib(row, job)
+        + copied_bytes(job.model.llm, row) / GIB
+    )
 
 
 def _optimizer_bytes(plan: Plan, rank: int) -> int:

@@ -3,25 +3,27 @@
 Source:  experiments/public/data/unseen/multimodal_second.csv: vlm-training, MobileVLM, Video-ChatGPT,
          MiniCPM-V, F5-TTS, Cosmos, CogVideoX, LTX-Video, HunyuanVideo and others, of reports and recipes.
          Others transcribed inputs and figures apart; `multimodal_second_predictions.csv` was committed while
-         figures were kept apart, unopened.
+         figures were kept apart, unopened; so was `multimodal_lora_predictions.csv`, later, of runs that
+         train adapters, when jobs could say these.
 Ours:    each run becomes a job and a plan with its layouts; step and memory are the simulator's
          (`experiments.public.multimodal`). `inside_80`: the interval that `simulate` prints for a job;
          `inside_80_of_system`: with what a row of a system that was never compared has besides.
 Setup:   rows are judged unless `why_not` says why not, chosen by their recipes alone; `unsaid` says what no
-         job can say (`waits: lora`: not yet). A run's hours are divided by its steps. Memory is compared
-         in GiB, also where a tool prints it as GB; of several figures with the smallest (allocated, not
-         reserved). Above zero: predicted too slow, or too much.
+         job can say. Figures of runs with adapters are under `lora/`. A run's hours are divided by its
+         steps. Memory is compared in GiB, also where a tool prints it as GB; of several figures with the
+         smallest (allocated, not reserved). Above zero: predicted too slow, or too much.
 Run:     python -m experiments.public.unseen_multimodal_second [--predict] [--json]
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
 from experiments.harness.outcome import Evidence
 from experiments.harness.script import script
-from experiments.public.blind import FOLDER, Seconds, check_unmeasured, figures, predicting, rows_of
+from experiments.public.blind import FOLDER, Seconds, figures, predicting, rows_of
 from experiments.public.multimodal import (
     Row,
     job_of,
@@ -37,6 +39,7 @@ from workbench.whole_file import write_text
 
 RUNS, MODELS = FOLDER / "multimodal_second.csv", FOLDER / "multimodal_second_models.yaml"
 PREDICTIONS = FOLDER / "multimodal_second_predictions.csv"
+LORA_PREDICTIONS = FOLDER / "multimodal_lora_predictions.csv"
 MEASURED = FOLDER / "multimodal_second_measured.csv"
 COLUMNS = "id,predicted_s,low_s,high_s,system_low_s,system_high_s,peak_gib,refused"
 DOES_NOT_FIT = ("oom", "fit", "out of memory")  # words in place of a figure
@@ -54,6 +57,11 @@ class Printed:
 def judged() -> list[dict[str, str]]:
     """The rows that are judged, those that no job can say among them."""
     return [row for row in rows_of(RUNS) if not row["why_not"]]
+
+
+def judged_lora() -> list[dict[str, str]]:
+    """Those of them that train adapters."""
+    return [row for row in judged() if row["trains"] == "lora"]
 
 
 def cells_of(row: Row) -> dict[str, str]:
@@ -75,13 +83,15 @@ def cells_of(row: Row) -> dict[str, str]:
 
 
 def write_predictions() -> None:
-    """Write the prediction of every judged run; ValueError if there are measurements beside it already."""
-    check_unmeasured(MEASURED)
+    """Write the prediction of every judged run with adapters; ValueError if one was measured already."""
+    rows, measured = judged_lora(), {line["id"] for line in rows_of(MEASURED)}
+    if seen := [row["id"] for row in rows if row["id"] in measured]:
+        raise ValueError(f"{MEASURED.name} has {seen[0]}: predictions are written before it")
     lines = [COLUMNS]
-    for row in judged():
+    for row in rows:
         *numbers, refused = cells_of(row).values()
         lines.append(f'{",".join(numbers)},"{refused}"')
-    write_text("\n".join(lines) + "\n", PREDICTIONS)
+    write_text("\n".join(lines) + "\n", LORA_PREDICTIONS)
 
 
 def printed_of(row: Row, measured: Sequence[Row]) -> Printed:
@@ -175,24 +185,38 @@ def _seconds(cells: Row, which: str = "") -> Seconds:
     return Seconds(value, low, high)
 
 
-@script(command=predicting(write_predictions))
-def run() -> Evidence:
-    """Errors of the predictions that were written before, and of today's."""
-    before = {row["id"]: row for row in rows_of(PREDICTIONS)}
-    lines: dict[str, list[Row]] = {}
-    for line in rows_of(MEASURED):
-        lines.setdefault(line["id"], []).append(line)
-    rows = [row for row in judged() if not row["unsaid"]]
+def _figures(
+    asked: Sequence[Row], before: Mapping[str, Row], lines: Mapping[str, Sequence[Row]]
+) -> Iterator[tuple[str, float]]:
+    """Figures of the runs that were asked for and predicted."""
+    rows = [row for row in asked if not before[row["id"]]["refused"]]
     printed = {row["id"]: printed_of(row, lines.get(row["id"], ())) for row in rows}
     today = {row["id"]: cells_of(row) for row in rows}
     timed = [row for row in rows if before[row["id"]]["predicted_s"] and printed[row["id"]].seconds]
     held = [row for row in rows if before[row["id"]]["peak_gib"] and printed[row["id"]].gib]
-    evidence = Evidence()
     for name, part in _parts(timed):
-        evidence.ours |= dict(_of_times(name, part, before, today, printed))
+        yield from _of_times(name, part, before, today, printed)
     for name, part in _parts(held):
-        evidence.ours |= dict(_of_memory(name, part, before, today, printed))
-    evidence.ours |= dict(_fits(rows, before, printed))
-    evidence.ours["predicted"] = float(len(rows))
-    evidence.ours["not_said"] = float(len(judged()) - len(rows))
+        yield from _of_memory(name, part, before, today, printed)
+    yield from _fits(rows, before, printed)
+    yield "predicted", float(len(rows))
+    yield "not_said", float(len(asked) - len(rows))
+
+
+def _by_id(file: Path) -> dict[str, Row]:
+    return {row["id"]: row for row in rows_of(file)}
+
+
+@script(command=predicting(write_predictions))
+def run() -> Evidence:
+    """Errors of the predictions that were written before, and of today's."""
+    lines: dict[str, list[Row]] = {}
+    for line in rows_of(MEASURED):
+        lines.setdefault(line["id"], []).append(line)
+    evidence = Evidence()
+    evidence.ours |= dict(_figures(judged(), _by_id(PREDICTIONS), lines))
+    adapted = judged_lora()
+    if any(row["id"] in lines for row in adapted):
+        found = _figures(adapted, _by_id(LORA_PREDICTIONS), lines)
+        evidence.ours |= {f"lora/{name}": value for name, value in found}
     return evidence

@@ -7,6 +7,7 @@ from contextlib import suppress
 import torch
 
 from workbench.memory.account import memory_table, moved_bytes
+from workbench.model.trained import trains
 from workbench.plan.expert_groups import held_elements
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
@@ -30,7 +31,7 @@ def state_bytes(plan: Plan) -> int:
     for stage in plan.stages:
         for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
             for parameter in layer.parameters():
-                if layer.trainable:
+                if trains(layer, parameter):
                     trained += held_elements(parameter, stage) * len(stage.flat_ranks)
                 elif (stage.module, parameter.name) not in seen:
                     seen.add((stage.module, parameter.name))

@@ -29,7 +29,8 @@ from workbench.cost.roofline import (
 )
 from workbench.masks.bitfield import Bitfield, concatenate
 from workbench.masks.tiles import PARTIAL, Tiles, classify
-from workbench.model.layer import ANY, Attention, Reach, TokenCount
+from workbench.model.layer import Attention, TokenCount
+from workbench.model.reach import ANY, Reach
 from workbench.plan.gathered_heads import heads_per_gather
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Microbatch, Plan

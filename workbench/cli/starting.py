@@ -26,7 +26,9 @@ def init_command(
     nodes: Annotated[
         int | None, typer.Option(min=1, help="number of nodes; default: eight GPUs per node")
     ] = None,
-    train: Annotated[Train, typer.Option(help="modules to train")] = Train.LLM,
+    train: Annotated[
+        Train, typer.Option(help="what to train; lora: projectors, and adapters of the LLM")
+    ] = Train.LLM,
     text_tokens: Annotated[int, typer.Option(min=1, max=10_000_000, help="text tokens per sample")] = 1024,
     image: Annotated[
         str | None, typer.Option(help="HEIGHTxWIDTH in pixels for variable-size encoders; default: 448x448")

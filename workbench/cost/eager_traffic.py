@@ -19,6 +19,7 @@ from workbench.cost.traffic import (
     pointwise_elements,
 )
 from workbench.model.layer import Pointwise
+from workbench.model.lora import SUM
 from workbench.model.transformer import XIELU, is_rms
 
 
@@ -103,6 +104,8 @@ _GATED = EagerOperator(Calls(own=5, kernels=2), Calls(own=9, kernels=3))
 _RELU2 = EagerOperator(Calls(own=4, kernels=2), Calls(own=10, kernels=4))
 # Both of its branches for every number; signs are half a tensor. Kernels of single numbers count, too.
 _XIELU = EagerOperator(Calls(own=28.5, kernels=15), Calls(own=51, kernels=23), Calls(own=8, kernels=6))
+# An adapter's result times its scale, and the sum; backward, of the scale and of both gradients of the input.
+_LORA_SUM = EagerOperator(Calls(own=5, kernels=2), Calls(own=5, kernels=2))
 _QUICK_GELU = EagerOperator(Calls(own=7, kernels=3), Calls(own=14, kernels=5))
 # GPT-2's: cube, two factors, two sums, tanh, half of the input, product.
 _NEW_GELU = EagerOperator(Calls(own=18, kernels=8), Calls(own=28, kernels=11))
@@ -117,12 +120,14 @@ def eager_operator(operator: Pointwise, dropout: Dropout = Dropout.NONE) -> Eage
     """The calls that stand for an operator; None: PyTorch has one kernel for it.
 
     Source: transformers 5.23, `LlamaRMSNorm`, `apply_rotary_pos_emb`, `LlamaMLP`, `QuickGELUActivation`,
-    `NewGELUActivation`, `ReLUSquaredActivation`, `XIELUActivation` and `BertSelfOutput`.
+    `NewGELUActivation`, `ReLUSquaredActivation`, `XIELUActivation` and `BertSelfOutput`; PEFT 0.18, `Linear`.
     """
     if is_residual(operator):
         return _DROPPED_SUM if dropout is Dropout.MASKED else None
     if operator.name.endswith("norm"):
         return _RMS if is_rms(operator) else None
+    if operator.name.endswith(SUM):
+        return _LORA_SUM
     if operator.name.endswith("rotary"):
         return _ROTARY
     if (called := _ACTIVATIONS.get(operator.name.rpartition(".")[2])) is not None:

@@ -335,8 +335,9 @@ class Execution:
             return calls.forward.num_kernels - self.num_casts(operator).forward
         return 2 if isinstance(operator, Matmul) and operator.bias else 1
 
-    def num_backward_kernels(self, operator: Operator) -> int:
-        """Kernels of its backward: the forward's, and one more for weights; scores again if need be."""
+    def num_backward_kernels(self, operator: Operator, *, is_trained: bool = True) -> int:
+        """Kernels of its backward: the forward's, one more for trained weights; scores again if need be."""
+        has_trained = is_trained and bool(operator.parameters())
         if isinstance(operator, Attention) and self.attention is not AttentionKernel.FUSED:
             scores = self.eager_scores(operator)
             again = self.num_kernels(operator) if self.attention is AttentionKernel.RECOMPUTED else 0
@@ -344,9 +345,9 @@ class Execution:
         if isinstance(operator, Recurrence):
             return kernels_of_backward(operator)
         if calls := self.eager_calls(operator):
-            weights = bool(operator.parameters()) * calls.weights.num_kernels
+            weights = has_trained * calls.weights.num_kernels
             return calls.backward.num_kernels - self.num_casts(operator).backward + weights
-        return self.num_kernels(operator) + bool(operator.parameters())
+        return self.num_kernels(operator) + has_trained
 
     def num_casts(self, operator: Operator) -> CastKernels:
         """Further kernels of either pass that PyTorch launches by itself: casts, copies of heads."""

@@ -15,7 +15,7 @@ from workbench.cost.hardware import Link
 from workbench.cost.kernel_times import ELEMENT_BYTES
 from workbench.cost.layer_time import LayerTime
 from workbench.cost.least_products import RANGES, ranges
-from workbench.cost.least_time import LeastTimes
+from workbench.cost.least_time import LeastTimes, bare
 from workbench.cost.model import CostModel
 from workbench.cost.operator_passes import OperatorPasses, kernels_of
 from workbench.cost.roofline import Grid, Work, gemm_of, key_value_bytes, placed_messages
@@ -142,6 +142,7 @@ class LeastCalls:
             parts: [ranges + 1] items of a rank, ascending.
             others_s: the part of the item's path that other items may not have; None: they are alike.
         """
+        layer, needs = bare(layer, needs)
         exposed_s, smallest = (
             0.0,
             min(row.tokens_in for row in self.one.rows) / self.one.tokens(TokenCount.IN),

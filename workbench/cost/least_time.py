@@ -28,6 +28,7 @@ from workbench.cost.roofline import (
 from workbench.model.experts import num_experts
 from workbench.model.frozen import Needs
 from workbench.model.layer import Attention, Layer, Lookup, Matmul, Pointwise, Recurrence, Shard
+from workbench.model.trained import without_adapters
 from workbench.schedule.action import Pass
 
 WHOLE = Grid()  # the layer uncut
@@ -117,6 +118,7 @@ class LeastTimes:
         """
         if layer.reads_context:
             return NOTHING
+        layer, needs = bare(layer, needs)
         measured = self._cost.measured_on(layer, self._precision)
         bounds = [_measured(each, work, grid.tp * grid.cp, needs) for grid, each in measured]
         if all(grid != WHOLE for grid, _ in measured):  # else other grids are scaled from one rank
@@ -143,6 +145,7 @@ class LeastTimes:
         """
         if num_experts(layer) or self._cost.measured_on(layer, self._precision):
             return None
+        layer, needs = bare(layer, needs)
         least = self._cost.least_products(self._precision)
         path_s, all_s = np.zeros((2, len(parts) - 1))
         other, products = self._apart(layer, work, needs)
@@ -234,6 +237,15 @@ class LeastTimes:
         )
         path = moved.forward + needs.input_grad * moved.input_grad
         return LeastTime(path / rate, needs.weight_grad * weights / rate)
+
+
+def bare(layer: Layer, needs: Needs) -> tuple[Layer, Needs]:
+    """A layer and its gradients without adapters: what it takes at least."""
+    return (
+        (without_adapters(layer), Needs(needs.input_grad, weight_grad=False))
+        if layer.has_adapters
+        else (layer, needs)
+    )
 
 
 def _kinds_of(products: Sequence[Matmul], work: Work) -> Counter[tuple[Gemm, Shard]]:

@@ -28,6 +28,7 @@ from workbench.cost.roofline import (
 from workbench.cost.signature import Signatures
 from workbench.model.experts import num_experts
 from workbench.model.layer import Layer, TokenCount
+from workbench.model.trained import without_adapters
 
 __all__ = ["CostModel", "LayerTime", "RowWork", "Work", "unmeasured_of"]
 
@@ -170,19 +171,24 @@ class CostModel(KernelTimes):
             if str(precision) not in ELEMENT_BYTES:
                 raise ValueError(f"precision {precision!r}: want one of {', '.join(ELEMENT_BYTES)}")
             grid = Grid(tp, cp, self._experts.ep if num_experts(layer) else 1)
-            measured = self._whole(name, str(precision), grid)
+            bare = without_adapters(layer)
+            measured = self._whole(self._signatures.of(bare), str(precision), grid)
             if layer.reads_context and not work.tokens(TokenCount.READERS):  # passes everything through
                 self._known[key] = LayerTime(0.0, 0.0, 0.0)
             elif measured is not None:
-                self._known[key] = in_one_piece(from_measured(layer, measured, work), self.execution)
+                time = in_one_piece(from_measured(bare, measured, work), self.execution)
+                if layer.has_adapters:
+                    links = self._links(grid, link, context_link)
+                    time = self._sums(work, grid, str(precision), links).with_adapters(time, layer)
+                self._known[key] = time
             else:
                 links = self._links(grid, link, context_link)
-                self._known[key] = self._composed(layer, name, work, grid, str(precision), links)
+                self._known[key] = self._composed(layer, bare, work, grid, str(precision), links)
         return self._known[key]
 
     def measured_on(self, layer: Layer, precision: str) -> list[tuple[Grid, MeasuredLayer]]:
-        """Measurements of the whole layer, with their grids."""
-        name = self._signatures.of(layer)
+        """Measurements of the whole layer, without its adapters, with their grids."""
+        name = self._signatures.of(without_adapters(layer))
         return [
             (grid, measured)
             for (name_of_table, table_precision, grid, _), measured in self._layers.items()
@@ -190,21 +196,30 @@ class CostModel(KernelTimes):
         ]
 
     def _composed(
-        self, layer: Layer, name: str, work: Work, grid: Grid, precision: str, links: Links
+        self, layer: Layer, bare: Layer, work: Work, grid: Grid, precision: str, links: Links
     ) -> LayerTime:
-        """The sum of its operators, or scaled from a measured whole layer, on this grid or on one rank."""
+        """The sum of its operators, or scaled from a measured whole layer, on this grid or on one rank.
+
+        `bare`: the layer without adapters, as it is measured.
+        """
+        name = self._signatures.of(bare)
         whole = self._whole(name, precision, Grid(1, 1))
         here = self._whole(name, precision, grid._replace(ep=1))
+        sums = self._sums(work, grid, precision, links)
+        if here is None and whole is None:
+            return sums.layer(on_rank(layer, work, grid))
+        if here is not None:
+            time = sums.with_experts(in_one_piece(from_measured(bare, here, work), self.execution), bare)
+        else:
+            assert whole is not None, "it was measured on this grid or on one rank"
+            time = sums.scaled(from_measured(bare, whole, work), bare)
+        return sums.with_adapters(time, layer) if layer.has_adapters else time
+
+    def _sums(self, work: Work, grid: Grid, precision: str, links: Links) -> OperatorSums:
         operators = self._operators.get((grid, precision))
         if operators is None:
             operators = self._operators[grid, precision] = OperatorPasses(self, grid, precision)
-        sums = OperatorSums(self, self.collectives, operators, work, grid, precision, links)
-        if here is not None:
-            time = in_one_piece(from_measured(layer, here, work), self.execution)
-            return sums.with_experts(time, layer)
-        if whole is None:
-            return sums.layer(on_rank(layer, work, grid))
-        return sums.scaled(from_measured(layer, whole, work), layer)
+        return OperatorSums(self, self.collectives, operators, work, grid, precision, links)
 
     def _whole(self, name: str, precision: str, grid: Grid) -> MeasuredLayer | None:
         """The measurement of the whole layer on a grid, with tokens divided as in this execution; or None."""

@@ -24,7 +24,6 @@ from workbench.cost.traffic import (
 )
 from workbench.model.experts import is_of_expert, role_in_expert
 from workbench.model.layer import (
-    ANY,
     Attention,
     Layer,
     LayerKind,
@@ -35,6 +34,9 @@ from workbench.model.layer import (
     Recurrence,
     Shard,
 )
+from workbench.model.lora import SUM
+from workbench.model.reach import ANY
+from workbench.model.trained import first_trained
 
 ROUTER = "mlp.router"
 
@@ -56,12 +58,14 @@ class Kernel:
         operator: the operator.
         count: number of operators in the kernel.
         narrow: format of operands of products.
+        is_trained: whether it has gradients of weights where the layer has; beside adapters, theirs alone.
         known: cache of its passes, by the properties of a work that decide them.
     """
 
     operator: Operator
     count: int
     narrow: ProductFormat
+    is_trained: bool = True
     known: dict[Hashable, Passes] = field(default_factory=dict, compare=False)
 
     def decided_by(self, work: Work) -> Hashable:
@@ -77,8 +81,8 @@ class LayerKernels:
         kernels: in their order; operators in the same position of several experts run as one.
         num_forward, num_backward: kernels launched in a pass, without casts.
         num_casts: kernels of casts in either pass.
-        first: the first operator with weights; their number where none has any.
-        num_to_first: kernels up to that of `first`.
+        first: see `first_trained`.
+        is_interior: by kernel, whether its input gradient runs even where the layer's input needs none.
         waits: whether the host waits for what a router chose.
     """
 
@@ -88,7 +92,7 @@ class LayerKernels:
     num_backward: int
     num_casts: CastKernels
     first: int
-    num_to_first: int
+    is_interior: tuple[bool, ...]
     waits: bool
 
 
@@ -109,13 +113,15 @@ class OperatorPasses:
 
     def of_layer(self, layer: Layer, work: Work) -> list[Passes]:
         """The passes of a layer's kernels, in order."""
-        return [self._of_kernel(kernel, work) for kernel in self.prepared(layer).kernels]
+        return [self.of_kernel(kernel, work) for kernel in self.prepared(layer).kernels]
 
-    def _of_kernel(self, kernel: Kernel, work: Work) -> Passes:
+    def of_kernel(self, kernel: Kernel, work: Work) -> Passes:
+        """The passes of one kernel of a layer."""
         key = kernel.decided_by(work)
         passes = kernel.known.get(key)
         if passes is None:
-            passes = kernel.known[key] = self.of(kernel.operator, work, kernel.count, kernel.narrow)
+            passes = self.of(kernel.operator, work, kernel.count, kernel.narrow)
+            passes = kernel.known[key] = passes if kernel.is_trained else passes._replace(weight_grad_s=0.0)
         return passes
 
     def prepared(self, layer: Layer) -> LayerKernels:
@@ -135,24 +141,29 @@ class OperatorPasses:
         operators, run = layer.operators, self._cost.execution
         groups = list(map(group_of, operators))
         counts = Counter(groups)
-        kernels, num_to_first, first = [], 0, layer.first_with_weights
+        kernels: list[Kernel] = []
+        is_interior: list[bool] = []
+        first, is_trained = first_trained(layer), not layer.has_adapters
         for index, (operator, group) in enumerate(zip(operators, groups, strict=True)):
             count = 1 if group is None else counts.pop(group, 0)
             if count:
-                kernel = Kernel(operator, count, self._format(layer, operator))
-                if self._grid.ep == 1:
-                    kernel = self._kernels.setdefault((operator, count, kernel.narrow), kernel)
-                kernels.append(kernel)
-                num_to_first += index <= first
+                narrow = self._format(layer, operator)
+                kernels.append(self._kernel(operator, count, narrow, is_trained=is_trained))
+                is_interior.append(index > first)
+            if adapter := adapter_kernels(operator, self._grid.tp):
+                kernels += [self._kernel(each, 1, ProductFormat.SAME) for each in adapter]
+                is_interior += [index > first, True, True]
         launched = kernels_of(layer)
+        adapters = [kernel.operator for kernel in kernels if kernel.is_trained] if layer.has_adapters else []
+        backward = [run.num_backward_kernels(each, is_trained=is_trained) for each in launched]
         return LayerKernels(
             operators,
             tuple(kernels),
-            sum(map(run.num_kernels, launched)),
-            sum(map(run.num_backward_kernels, launched)),
-            self._casts(kernels, launched),
+            sum(map(run.num_kernels, (*launched, *adapters))),
+            sum(backward) + sum(map(run.num_backward_kernels, adapters)),
+            self._casts(kernels, (*launched, *adapters)),
             first,
-            num_to_first,
+            tuple(is_interior),
             any(operator.name == ROUTER for operator in operators),
         )
 
@@ -161,6 +172,14 @@ class OperatorPasses:
         own = [self._cost.execution.num_casts(operator) for operator in launched]
         casts = (cast_kernels(kernel.narrow for kernel in kernels), *own)
         return CastKernels(*map(sum, zip(*casts, strict=True)))
+
+    def _kernel(
+        self, operator: Operator, count: int, narrow: ProductFormat, *, is_trained: bool = True
+    ) -> Kernel:
+        kernel = Kernel(operator, count, narrow, is_trained)
+        if self._grid.ep > 1:
+            return kernel
+        return self._kernels.setdefault((operator, count, narrow, is_trained), kernel)
 
     def of(
         self,
@@ -307,6 +326,27 @@ class OperatorPasses:
             yield f"{name}: scaled from another machine"
         if table.points and self._precision != self._cost.profile.table_precision:
             yield f"{name} in {self._precision}"
+
+
+def adapter_kernels(operator: Operator, tp: int) -> tuple[Operator, ...]:
+    """The kernels of an operator's adapter: its two products, and their result scaled and added.
+
+    Backward, its gradient is scaled, and gradients of what both products read are added. A row-cut product's
+    result is a part of a sum over ranks, to which the adapter's is added before.
+    """
+    if not isinstance(operator, Matmul) or operator.lora is None:
+        return ()
+    return (
+        *operator.adapter,
+        Pointwise(
+            name=f"{operator.name}.{SUM}",
+            width=operator.out_features * (tp if operator.shard is Shard.ROW else 1),
+            num_passes=3,
+            shard=Shard.REPLICATED if operator.shard is Shard.REPLICATED else Shard.COLUMN,
+            tokens=operator.tokens,
+            tokens_scale=operator.tokens_scale,
+        ),
+    )
 
 
 def group_of(operator: Operator) -> str | None:

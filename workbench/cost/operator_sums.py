@@ -62,7 +62,8 @@ class OperatorSums:
         kernels, operators = self._operators.prepared(layer), self._operators.of_layer(layer, self._work)
         pairs = self._pairs(layer)
         forward_comm, backward_comm = self._communication(layer, pairs)
-        interior = sum([passes.input_grad_s for passes in operators[kernels.num_to_first :]])
+        inside = zip(operators, kernels.is_interior, strict=True)
+        interior = sum([passes.input_grad_s for passes, is_inside in inside if is_inside])
         interior += sum([seconds for index, seconds in backward_comm if index > kernels.first])
         time = LayerTime(
             sum([passes.forward_s for passes in operators]) + forward_comm,
@@ -90,6 +91,27 @@ class OperatorSums:
         share = layer_flop(split, self._work, grid) / whole if whole else 1.0 / grid.cp
         scaled = f"tp{grid.tp} x cp{grid.cp} scaled from one rank"
         return self._shared(time, share, *self._communication(split, self._pairs(split)), scaled)
+
+    def with_adapters(self, time: LayerTime, layer: Layer) -> LayerTime:
+        """The time of a layer with adapters, from a measurement of the layer without them."""
+        kernels = [each for each in self._operators.prepared(layer).kernels if each.is_trained]
+        passes = [self._operators.of_kernel(each, self._work) for each in kernels]
+        run, tp = self._cost.execution, self._grid.tp
+        num_forward = sum(run.num_kernels(each.operator) for each in kernels)
+        num_backward = sum(run.num_backward_kernels(each.operator) for each in kernels)
+        forward_s = run.pass_s(sum(each.forward_s for each in passes), num_forward, 0, tp)
+        through_s = sum(each.input_grad_s for each in passes)
+        weights_s = sum(each.weight_grad_s for each in passes)
+        stretch = run.pass_s(through_s + weights_s, num_backward, 0, tp) / (through_s + weights_s)
+        return LayerTime(
+            time.forward_s + forward_s,
+            time.input_grad_s + stretch * through_s,
+            stretch * weights_s,
+            time.unmeasured.union({"adapters: added to the layer's time"}, *[p.unmeasured for p in passes]),
+            time.interior_grad_s + stretch * through_s,
+            None if time.forward_only_s is None else time.forward_only_s + forward_s,
+            checkpoint=time.checkpoint,
+        )
 
     def _shared(
         self, time: LayerTime, share: float, forward_s: float, backward: list[tuple[int, float]], scaled: str

@@ -7,17 +7,17 @@ from typing import NamedTuple
 from workbench.cost.recurrence import recurrence_flop
 from workbench.model.experts import JOIN, LATENT_UP, SHARED, is_of_expert
 from workbench.model.layer import (
-    ANY,
     Attention,
     Layer,
     Lookup,
     Matmul,
     Operator,
-    Reach,
     Recurrence,
     Shard,
     TokenCount,
 )
+from workbench.model.reach import ANY, Reach
+from workbench.model.trained import adapter_of
 from workbench.model.transformer import is_cross_attention, norms_all_heads
 
 
@@ -236,7 +236,11 @@ def forward_flop(operator: Operator, work: Work, grid: Grid) -> float:
 
 def layer_flop(layer: Layer, work: Work, grid: Grid = Grid()) -> float:  # noqa: B008  (immutable)
     """Forward FLOP of one layer on one rank."""
-    return sum(forward_flop(operator, work, grid) for operator in layer.operators)
+    return sum(
+        forward_flop(each, work, grid)
+        for operator in layer.operators
+        for each in (operator, *adapter_of(operator))
+    )
 
 
 class PlacedMessages(NamedTuple):

@@ -44,10 +44,19 @@ def too_precise(plan: Plan) -> str | None:
 
 
 def frozen_parts(plan: Plan) -> str | None:
-    """Frozen layers of the language model."""
+    """Frozen layers of the language model, or adapters of any module."""
+    if reason := with_adapters(plan):
+        return reason
     module = llm_of(plan)
     frozen = not all(layer.trainable for layer in module.layers)
     return f"frozen layers of {module.name!r}" if frozen else None
+
+
+def with_adapters(plan: Plan) -> str | None:
+    """Adapters beside frozen products (LoRA)."""
+    adapted = (m.name for m in plan.model.modules if any(layer.has_adapters for layer in m.layers))
+    name = next(adapted, None)
+    return None if name is None else f"lora adapters of {name!r}"
 
 
 def wide_optimizer(plan: Plan) -> Sequence[Change]:

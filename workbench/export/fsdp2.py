@@ -25,6 +25,7 @@ _SOURCE = "fsdp2_train.py"  # of the runtime
 def _refuses(plan: Plan) -> str | None:
     return (
         expressible.without_source(plan)
+        or expressible.with_adapters(plan)
         or expressible.unplaced(plan)
         or _cut(plan)
         or _unequal_counts(plan)

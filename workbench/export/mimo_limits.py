@@ -47,6 +47,7 @@ def inexpressible(plan: Plan, placings: Collection[Placing]) -> str | None:
     """
     part = (
         expressible.unplaced(plan)
+        or expressible.with_adapters(plan)
         or inexpressible_decoder(plan)
         or expressible.masked(plan)
         or expressible.too_precise(plan)

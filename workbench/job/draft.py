@@ -19,9 +19,11 @@ from workbench.memory.layer import state_bytes
 from workbench.model.checkpoint import missing_weights
 from workbench.model.composites.composite import LLM, Part, Parts
 from workbench.model.composites.registry import COMPOSITES, is_composite, take_apart
+from workbench.model.experts import num_experts
 from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.hf_config import modality_of, read_config
 from workbench.model.layer import LayerKind
+from workbench.model.lora import Adapted
 from workbench.model.model_graph import TEXT, ModelGraph, Module
 from workbench.model.processor_config import parts_with_processor, read_processor
 from workbench.model.projector import Projector, ProjectorStep
@@ -33,6 +35,7 @@ STATE_SHARE = 0.6  # of a device's memory; the rest is for activations
 PRECISION, WIDE = Precision.BFLOAT16, Precision.FLOAT32  # of weights, and of what the optimizer updates
 LARGEST_IMAGE_PX = 10_000
 MICROBATCHES = 8  # least microbatches of a replica in a step
+RANK, ALPHA = 16, 32  # of adapters
 _NOISE = (  # keys of a config.json that do not concern its layers
     "architectures",
     "dtype",
@@ -45,11 +48,15 @@ _NOISE = (  # keys of a config.json that do not concern its layers
 
 
 class Train(StrEnum):
-    """Trained weights: ALL; LLM: the LLM and the projectors, over frozen encoders; or PROJECTORS alone."""
+    """Trained weights: ALL; LLM: the LLM and the projectors, over frozen encoders; or PROJECTORS alone.
+
+    LORA: the projectors, and adapters of the frozen LLM.
+    """
 
     ALL = "all"
     LLM = "llm"
     PROJECTORS = "projectors"
+    LORA = "lora"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +144,9 @@ def draft(
     spec: dict[str, Any] = {"name": name, "model": {"modules": modules}, **_cluster(machines)}
     graph = _built(spec)
     _check_train(train, graph)
+    if train is Train.LORA:
+        modules[LLM]["lora"] = _adapters(graph.module(LLM))
+        graph = _built(spec)
     layout, replicas = _layout(graph, machines)
     if data is not None and image_px is not None:
         raise ValueError("--image: sizes of images are those of --data; want one of the two")
@@ -161,7 +171,7 @@ def draft(
 def _modules(model: str, train: Train) -> tuple[str, Parts | None, dict[str, Any]]:
     """The job's name, the parts of a composite, and the job file's entries for its modules."""
     if model in zoo_names():
-        return model, None, {LLM: {"zoo": model, "trainable": "all"}}
+        return model, None, {LLM: {"zoo": model, "trainable": _trainable(LLM, train)}}
     if not Path(model).exists():
         near = difflib.get_close_matches(model, zoo_names(), n=1, cutoff=0.0)
         raise ValueError(
@@ -186,7 +196,7 @@ def _modules(model: str, train: Train) -> tuple[str, Parts | None, dict[str, Any
     _check_known(f"model {model!r}", kind, LLM)
     if modality_of(config) != TEXT:
         raise ValueError(f"model {model!r}: {kind} is an encoder; want a model with an LLM")
-    return name, None, {LLM: {"config": _plain(config), "trainable": "all"}}
+    return name, None, {LLM: {"config": _plain(config), "trainable": _trainable(LLM, train)}}
 
 
 def _check_train(train: Train, graph: ModelGraph) -> None:
@@ -210,8 +220,18 @@ def _module(module_name: str, part: Part, train: Train) -> dict[str, Any]:
 
 def _trainable(module_name: str, train: Train) -> str:
     if module_name == LLM:
-        return "none" if train is Train.PROJECTORS else "all"
+        return "none" if train in (Train.PROJECTORS, Train.LORA) else "all"
     return "all" if train is Train.ALL else "projector"
+
+
+def _adapters(llm: Module) -> dict[str, Any]:
+    """Adapters of all products, or, where blocks have experts, of those that may have one."""
+    has_experts = any(map(num_experts, llm.layers))
+    return {
+        "rank": RANK,
+        "alpha": ALPHA,
+        "modules": (Adapted.ATTENTION if has_experts else Adapted.ALL).value,
+    }
 
 
 def _step(step: ProjectorStep) -> dict[str, Any]:

@@ -34,11 +34,12 @@ from workbench.model.item_tokens import (
     native_tokens,
     video_of,
 )
+from workbench.model.lora import Adapted, Lora
 from workbench.model.model_graph import GENERATED, TEXT, ModelGraph, Module, connect
 from workbench.model.module_order import producers_first
 from workbench.model.processor_config import read_processor, with_processor
 from workbench.model.projector import Merge, Projector, ProjectorKind, ProjectorStep
-from workbench.model.trainable import Trainable
+from workbench.model.trainable import Trainable, with_adapters
 from workbench.model.transformer import Norm
 from workbench.model.zoo import from_shape, role_of, shape_names
 from workbench.model.zoo_cornstarch import SIZES, cornstarch_module
@@ -136,6 +137,16 @@ def _modality(spec: ModuleSpec, config: Mapping[str, Any] | None) -> str:
 
 
 def _module(
+    name: str, spec: ModuleSpec, config: Mapping[str, Any] | None, *, modality: str, width: int | None
+) -> Module:
+    module = _without_adapters(name, spec, config, modality=modality, width=width)
+    if spec.lora is None or spec.lora.rank == 0:
+        return module
+    lora = Lora(rank=spec.lora.rank, alpha=spec.lora.alpha)
+    return with_adapters(module, lora, Adapted(spec.lora.modules))
+
+
+def _without_adapters(
     name: str, spec: ModuleSpec, config: Mapping[str, Any] | None, *, modality: str, width: int | None
 ) -> Module:
     trainable = Trainable(spec.trainable)

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from workbench.job.batch_schema import BatchSpec
 from workbench.job.strict import Count, Positive, Strict
 from workbench.model.block_modules import BlockModule
+from workbench.model.layer import LARGEST_SIZE
 from workbench.plan.plan import KeyExchange, Precision
 from workbench.schedule.choice import ScheduleKind
 from workbench.schedule.sharded import ReshardAfter
@@ -47,6 +48,21 @@ class ProjectorStepSpec(Strict):
         return self
 
 
+class LoraSpec(Strict):
+    """LoRA: adapters of products y = x W^T of every block, which add (alpha / rank) (x A^T) B^T.
+
+    Args:
+        rank: of every adapter: A is [rank, in], B is [out, rank]. 0: there are none.
+        alpha: scale of what adapters add, times the rank.
+        modules: products that have adapters: all, those of the attention or of the mlp, or the attention's
+            without its output (qkv).
+    """
+
+    rank: Annotated[int, Field(strict=True, ge=0, le=LARGEST_SIZE)] = 16
+    alpha: Positive = 32.0
+    modules: Literal["all", "attention", "qkv", "mlp"] = "all"
+
+
 class ModuleSpec(Strict):
     """One module: an encoder, the LLM or a generator. Set exactly one of `zoo` and `config`.
 
@@ -58,6 +74,8 @@ class ModuleSpec(Strict):
         trainable: which weights are trained: all, only the projector's, or none.
         projector: maps the encoder's output to the width of the module that reads it: a name, or a list of
             steps.
+        lora: adapters that are trained beside the module's frozen products; `trainable` is then `projector`
+            or `none`.
         feature_layer: hidden state of the encoder that the projector reads, without the final norm: -1 after
             the last block, -2 after the one before; default: the encoder's output.
     """
@@ -67,6 +85,7 @@ class ModuleSpec(Strict):
     modality: str | None = None
     trainable: Literal["all", "projector", "none"] = "all"
     projector: Literal["linear", "mlp", "merger"] | tuple[ProjectorStepSpec, ...] | None = None
+    lora: LoraSpec | None = None
     feature_layer: Annotated[int, Field(strict=True, ge=-10_000, le=10_000)] | None = None
 
     @model_validator(mode="after")

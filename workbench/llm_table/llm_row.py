@@ -7,6 +7,7 @@ from workbench.cost.eager_traffic import OptimizerKernels, PointwiseKernels
 from workbench.cost.execution import Lookups, TokenCopies, UpdatedWeights
 from workbench.cost.products import ProductFormat
 from workbench.model.block_modules import BlockModule
+from workbench.model.lora import Adapted
 
 
 class Architecture(StrEnum):
@@ -137,15 +138,6 @@ class Activation(StrEnum):
     GELU_NEW = "gelu_new"
     SILU = "silu"
     RELU2 = "relu2"
-
-
-class Adapted(StrEnum):
-    """Products of a block that have adapters: ALL, those of ATTENTION or of the MLP, or QKV."""
-
-    ALL = "all"
-    ATTENTION = "attention"
-    QKV = "qkv"
-    MLP = "mlp"
 
 
 class YesNo(StrEnum):

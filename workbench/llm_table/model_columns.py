@@ -4,9 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 from workbench.llm_table.cells import Column, Values, always, count_column, flag_column, text_column
-from workbench.llm_table.llm_row import PLAIN, Activation, Adapted, Architecture, YesNo
+from workbench.llm_table.llm_row import PLAIN, Activation, Architecture, YesNo
 from workbench.llm_table.refusal import check_divides
 from workbench.llm_table.row_pattern_rules import MAMBA
+from workbench.model.lora import Adapted
 
 TEXT_TOKENS = 154  # of Stable Diffusion 3: 77 of CLIP and 77 of T5
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import lru_cache
 from operator import attrgetter
 
-from workbench.llm_table.llm_row import PLAIN, SEES_ALL, Adapted, Architecture, LlmRow, YesNo
+from workbench.llm_table.llm_row import PLAIN, SEES_ALL, Architecture, LlmRow, YesNo
 from workbench.llm_table.row_decoder import decoder_head, decoder_operators
 from workbench.llm_table.row_diffusion import mmdit_of, modulated, noise_head, patches
 from workbench.llm_table.row_mtp import with_mtp
@@ -13,6 +13,7 @@ from workbench.model.delta_net import DeltaNet, with_delta_net
 from workbench.model.experts import Experts, with_experts
 from workbench.model.latent_attention import LatentHeads, with_latent_attention
 from workbench.model.layer import Attention, Layer, LayerKind, Matmul, Operator
+from workbench.model.lora import is_adapted
 from workbench.model.mmdit import mmdit_layers
 from workbench.model.model_graph import TEXT, ModelGraph, Module
 from workbench.model.module_layers import learned_positions, lm_head, patch_embedding, token_embedding
@@ -116,7 +117,9 @@ def _adapters(row: LlmRow) -> tuple[Operator, ...]:
     Source: Hu et al. 2021, "LoRA", section 4.1. Differs: they precede the block instead of being inside.
     """
     operators = _operators(row, is_full=True, has_experts=False)
-    adapted = (each for each in operators if isinstance(each, Matmul) and _is_adapted(each, row.lora_modules))
+    adapted = (
+        each for each in operators if isinstance(each, Matmul) and is_adapted(each.name, row.lora_modules)
+    )
     lora_operators: list[Operator] = []
     for index, each in enumerate(adapted):
         lora_operators += [
@@ -124,16 +127,6 @@ def _adapters(row: LlmRow) -> tuple[Operator, ...]:
             Matmul(name=f"lora.{index}.b", in_features=row.lora_rank, out_features=each.out_features),
         ]
     return tuple(lora_operators)
-
-
-def _is_adapted(product: Matmul, modules: Adapted) -> bool:
-    is_mlp, is_out = product.name.startswith("mlp."), product.name == "o_proj"
-    return {
-        Adapted.ALL: True,
-        Adapted.ATTENTION: not is_mlp,
-        Adapted.QKV: not is_mlp and not is_out,
-        Adapted.MLP: is_mlp,
-    }[modules]
 
 
 def _operators(row: LlmRow, *, is_full: bool, has_experts: bool) -> tuple[Operator, ...]:

@@ -4,7 +4,6 @@ from workbench.cost.device_names import shipped_device
 from workbench.cost.profile import known_profiles
 from workbench.llm_table.llm_row import (
     Activation,
-    Adapted,
     Architecture,
     LlmRow,
     Number,
@@ -15,6 +14,7 @@ from workbench.llm_table.llm_row import (
 )
 from workbench.llm_table.refusal import check_divides, refuse
 from workbench.llm_table.row_pattern_rules import MAMBA, check_pattern
+from workbench.model.lora import Adapted
 
 
 def check_row(row: LlmRow) -> None:

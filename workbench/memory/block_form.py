@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from workbench.model.experts import ROUTER_NORM
 from workbench.model.latent_attention import LATENT_ROTARY
-from workbench.model.layer import Attention, Layer, Matmul, Operator, Pointwise, Shard
+from workbench.model.layer import Attention, Layer, Matmul, Pointwise
 from workbench.model.transformer import GATE, PARTIAL_ROTARY, UNSCALED_NORM, V_NORM
 
 UNSCALED = (V_NORM, ROUTER_NORM, UNSCALED_NORM)  # norms without weights
@@ -44,11 +44,3 @@ def kept_of_unscaled(layer: Layer, norm: Pointwise, *, is_widened: bool) -> int:
         is_held = all(operator.name != "v_proj" for operator in layer.operators)
         num_vectors = next(each.num_kv_heads for each in layer.operators if isinstance(each, Attention))
     return num_vectors if is_held and not is_widened else norm.width + num_vectors
-
-
-def reads_alike(previous: Operator | None, operator: Operator) -> bool:
-    """Whether two neighbours can read one tensor: equally wide column-cut products (q, k, v; gate, up)."""
-    if not isinstance(previous, Matmul) or not isinstance(operator, Matmul):
-        return False
-    first, second = ((matmul.in_features, matmul.shard) for matmul in (previous, operator))
-    return first == second and operator.shard is Shard.COLUMN

@@ -4,10 +4,12 @@ from typing import NamedTuple
 
 from workbench.cost.expert_parallel import COMBINE, FOR_ALL, FOR_ALL_GATE, FOR_ALL_GATED, ROUTER
 from workbench.memory.activations import ACTIVATIONS, activation_tensors
-from workbench.memory.block_form import UNSCALED, is_head_major, kept_of_unscaled, reads_alike
+from workbench.memory.adapters import inner_width
+from workbench.memory.block_form import UNSCALED, is_head_major, kept_of_unscaled
 from workbench.memory.recurrence import eager_recurrence_bytes
 from workbench.memory.setting import INDEX_BYTES, Setting
 from workbench.memory.state_scan import eager_norm_bytes
+from workbench.model.block_modules import reads_alike
 from workbench.model.delta_net import GATED_NORM
 from workbench.model.experts import (
     CHOSEN_SOFTMAX,
@@ -83,7 +85,8 @@ def eager_kept(layer: Layer, needs: Needs, setting: Setting) -> Kept:
       RMS norm: its input and one float32 a vector; where trained, the normalised input too;
       layer norm: its input and two float32 a vector;
       norm without weights: its input and one float32 a vector;
-      matmul: where trained, its input, once for adjacent ones that share it;
+      matmul: where trained, its input, once for adjacent ones that share it; where its adapter is,
+        also what is between the adapter's products;
       rotation: nothing of its own (its tables belong to the microbatch, see `shared_bytes`);
       attention: query, key, value, output, and a float32 a head and query; where a gate follows, the
       output as it reads it and the gate;
@@ -143,7 +146,8 @@ class _LayerAccount:
 
     def __init__(self, layer: Layer, needs: Needs, setting: Setting) -> None:
         self._layer, self._setting = layer, setting
-        self._trained = needs.weight_grad
+        self._trained = needs.weight_grad and not layer.has_adapters
+        self._adapts = needs.weight_grad and layer.has_adapters  # beside frozen weights
         self._live = needs.input_grad  # gradients reach the operator's input
         self._previous: Operator | None = None
         self._is_biased = any(op.name == BIAS for op in layer.operators)
@@ -168,7 +172,7 @@ class _LayerAccount:
             self.total += self._kept_weight(operator)
         self.by_operator.append(self.total - before)
         if isinstance(operator, Matmul | Lookup) or (isinstance(operator, Pointwise) and operator.weights):
-            self._live = self._live or self._trained
+            self._live = self._live or self._trained or self._is_adapted(operator)
         passes = (QUERY_SCALE, JOIN, COMBINE, LATENT_UP)
         if not operator.name.endswith(ROTARY) and operator.name not in passes:
             self._previous = operator
@@ -187,7 +191,8 @@ class _LayerAccount:
         if isinstance(operator, Matmul):
             wide = operator.in_features * self._setting.wide_bytes if self._is_widened(operator) else 0
             own = 0.0 if wide and not self._has_shared else self._matmul(operator)  # which a shared one reads
-            return own + wide if self._trained else 0.0
+            inner = inner_width(operator) * size
+            return own + wide + inner if self._trained or self._is_adapted(operator) else 0.0
         if isinstance(operator, Attention):
             return self._attention(operator) / tp if self._live else 0.0
         if operator.name.endswith((SCALE, RESIDUAL)) and operator.weights:
@@ -249,6 +254,10 @@ class _LayerAccount:
             self._enter(operator, width)
         return width / (self._setting.grid.tp if operator.shard is Shard.ROW else 1)
 
+    def _is_adapted(self, operator: Operator | None) -> bool:
+        """Whether its adapter is trained."""
+        return self._adapts and isinstance(operator, Matmul) and operator.lora is not None
+
     def _is_widened(self, operator: Matmul) -> bool:
         """Whether its input and weight are copied to float32 first, as GLM's router's are."""
         is_wide = self._setting.element_bytes == self._setting.wide_bytes
@@ -261,8 +270,8 @@ class _LayerAccount:
         is parallel to the attention and shares its norm.
         """
         previous = self._previous
-        if operator.name in READS_KEPT:
-            return True
+        if operator.name in READS_KEPT or (self._adapts and not self._may_be_kept(previous)):
+            return operator.name in READS_KEPT
         if isinstance(previous, Attention):
             return not self._copies and not previous.is_capped
         if _is_relu(previous) and operator.shard is Shard.ROW:
@@ -273,6 +282,10 @@ class _LayerAccount:
             return False
         shares_norm = previous.shard is Shard.ROW and not self._setting.divides_tokens  # else gathered anew
         return shares_norm or reads_same(previous, operator)
+
+    def _may_be_kept(self, previous: Operator | None) -> bool:
+        """Whether what stands in front may keep a tensor: not frozen weights without an adapter."""
+        return self._live and (isinstance(previous, Attention) or self._is_adapted(previous))
 
     def _pointwise(self, operator: Pointwise) -> float:
         size, wide = self._setting.element_bytes, self._setting.wide_bytes

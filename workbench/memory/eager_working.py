@@ -33,6 +33,7 @@ from workbench.model.layer import (
     Shard,
 )
 from workbench.model.mamba import GROUPED_NORM
+from workbench.model.trained import trainable_in
 from workbench.model.transformer import XIELU
 
 GATE_UP, UP = "gate_up", ".up"  # one product for both halves of a gated MLP, or without a gate
@@ -86,7 +87,7 @@ def eager_working(
         highest = round(peak.with_gradients((0.0,) * len(layer.operators)))
         return Working(forward, highest, highest)
     pairs = zip(layer.operators, num_matrices, strict=True)
-    gradients = [count * _gradient_bytes(operator, setting) for operator, count in pairs]
+    gradients = [count * _gradient_bytes(layer, operator, setting) for operator, count in pairs]
     so_far = list(accumulate(reversed(gradients)))[::-1]
     return Working(
         forward,
@@ -95,11 +96,11 @@ def eager_working(
     )
 
 
-def _gradient_bytes(operator: Operator, setting: Setting) -> float:
-    """Return the bytes of the gradients of its weights on one rank."""
+def _gradient_bytes(layer: Layer, operator: Operator, setting: Setting) -> float:
+    """Return the bytes of the gradients of its trained weights on one rank."""
     elements = (
         parameter.num_elements / (1 if parameter.shard is Shard.REPLICATED else setting.grid.tp)
-        for parameter in operator.parameters()
+        for parameter in trainable_in(layer, operator)
     )
     return sum(elements) * setting.element_bytes
 
@@ -279,6 +280,13 @@ class _OperatorBytes:
         cut = self._tp if operator.shard is Shard.ROW else 1
         return operator.in_features / OVERLAP.get(operator.name, 1.0) * self._size / cut
 
+    def _beside(self, operator: Matmul) -> float:
+        """Return bytes per token of its adapter: its result, or gradients of that and of its input."""
+        if operator.lora is None:
+            return 0.0
+        written, rank = self._written(operator), operator.lora.rank * self._size
+        return written + max(written, self._read(operator)) + rank
+
     def _forward_width(self, operator: ByToken) -> float:
         """Return bytes per token."""
         size, setting = self._size, self._setting
@@ -287,7 +295,7 @@ class _OperatorBytes:
             width = both * (1 + self._moves) + queries * (1 + self._copies)
             return width * size / self._tp + _shared_scores(operator, setting, copies=3)
         if isinstance(operator, Matmul):
-            return self._read(operator) + self._written(operator)
+            return self._read(operator) + self._written(operator) + self._beside(operator)
         if isinstance(operator, Lookup):
             return 3 * operator.width * size / self._tp
         if operator.name == "loss":
@@ -309,7 +317,7 @@ class _OperatorBytes:
             queries, _ = _attention_widths(operator)
             return queries * size / self._tp + _shared_scores(operator, setting, copies=3)
         if isinstance(operator, Matmul):
-            return self._written(operator)
+            return self._written(operator) + self._beside(operator)
         if isinstance(operator, Lookup):
             return operator.width * size / (1 if operator.shard is Shard.REPLICATED else self._tp)
         if operator.name == "loss":

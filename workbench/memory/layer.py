@@ -9,7 +9,7 @@ from typing import NamedTuple
 from workbench.cost.expert_parallel import on_rank
 from workbench.cost.recurrence import AnyRecurrence
 from workbench.cost.roofline import Grid, Work, operator_tokens
-from workbench.memory.block_form import reads_alike
+from workbench.memory.adapters import inner_width
 from workbench.memory.eager import (
     Kept,
     eager_kept,
@@ -22,7 +22,7 @@ from workbench.memory.megatron import GRADIENT_BYTES, megatron_saved
 from workbench.memory.recurrence import fused_recurrence_bytes
 from workbench.memory.setting import FLOAT32_BYTES, INDEX_BYTES, Setting
 from workbench.memory.split import SplitBytes, split_bytes
-from workbench.model.block_modules import kept_beside
+from workbench.model.block_modules import kept_beside, reads_alike
 from workbench.model.frozen import Needs
 from workbench.model.latent_attention import KV_DOWN
 from workbench.model.layer import (
@@ -36,6 +36,7 @@ from workbench.model.layer import (
     Recurrence,
     Shard,
 )
+from workbench.model.trained import has_trainable
 from workbench.plan.kernels import Kernels
 from workbench.plan.plan import Settings
 
@@ -188,7 +189,8 @@ def saved_bytes(layer: Layer, needs: Needs, work: Work, grid: Grid, element_byte
       sums, rotations, means: nothing.
     And only when weight gradients run:
       matmul: its input, once for adjacent ones that share it, and not again when it is an
-      attention's output; tables: the indices.
+      attention's output; if its adapter alone is trained, also what is between the adapter's products;
+      tables: the indices.
     A layer without gradients keeps nothing.
 
     Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer
@@ -208,13 +210,15 @@ def _saved_by_operator(layer: Layer, needs: Needs, setting: Setting) -> Iterator
         tokens = operator_tokens(operator, work, grid)
         if isinstance(operator, Attention | Recurrence | Pointwise):
             yield tokens * _token_bytes(layer, operator, setting) if needs.any else 0.0
-        elif not needs.weight_grad or (isinstance(operator, Matmul) and _kept_already(previous, operator)):
+        elif not needs.weight_grad or not has_trainable(layer, operator):
             yield 0.0
         elif isinstance(operator, Lookup):
             yield tokens * INDEX_BYTES
         else:
-            width = operator.in_features / (grid.tp if operator.shard is Shard.ROW else 1)
-            yield tokens * width * element_bytes
+            width = 0.0
+            if not _kept_already(layer, previous, operator):
+                width = operator.in_features / (grid.tp if operator.shard is Shard.ROW else 1)
+            yield tokens * (width + inner_width(operator)) * element_bytes
 
 
 def _token_bytes(layer: Layer, operator: Attention | AnyRecurrence | Pointwise, setting: Setting) -> float:
@@ -248,9 +252,11 @@ def working_bytes(layer: Layer, work: Work, grid: Grid, element_bytes: int) -> i
     )
 
 
-def _kept_already(previous: Operator | None, operator: Matmul) -> bool:
+def _kept_already(layer: Layer, previous: Operator | None, operator: Matmul) -> bool:
     """Whether the input is kept already: an attention's output, or an input shared with the previous one."""
-    return isinstance(previous, Attention) or reads_alike(previous, operator) or operator.name == KV_DOWN
+    if isinstance(previous, Attention) or operator.name == KV_DOWN:
+        return True
+    return previous is not None and reads_alike(previous, operator) and has_trainable(layer, previous)
 
 
 def _width(operator: Operator, grid: Grid) -> float:
@@ -261,6 +267,7 @@ def _width(operator: Operator, grid: Grid) -> float:
         return (operator.width + operator.value_width) / grid.tp
     if isinstance(operator, Matmul):
         n = operator.out_features / (grid.tp if operator.shard is Shard.COLUMN else 1)
+        n *= 1 if operator.lora is None else 2  # and the adapter's result
         return n + operator.in_features / (grid.tp if operator.shard is Shard.ROW else 1)
     if isinstance(operator, Lookup):
         return operator.width

@@ -2,9 +2,10 @@
 
 from itertools import pairwise
 
-from workbench.memory.block_form import reads_alike
+from workbench.memory.adapters import inner_bytes
 from workbench.memory.recurrence import fused_recurrence_bytes
 from workbench.memory.setting import FLOAT32_BYTES, INDEX_BYTES, Setting
+from workbench.model.block_modules import reads_alike
 from workbench.model.experts import is_of_expert
 from workbench.model.frozen import Needs
 from workbench.model.latent_attention import KV_DOWN
@@ -67,9 +68,9 @@ class _Account:
         if isinstance(operator, Matmul):
             is_latent = operator.name == KV_DOWN  # reads what queries come from
             if is_latent or reads_alike(previous, operator) or _reads_kept_norm(previous, operator):
-                return 0.0  # what it reads is kept already
+                return inner_bytes(operator, self._setting)  # what it reads is kept already
             cut = self._tp if operator.shard is Shard.ROW else self._replicas
-            return tokens * operator.in_features * size / cut
+            return tokens * operator.in_features * size / cut + inner_bytes(operator, self._setting)
         cut = self._replicas if operator.shard is Shard.REPLICATED else self._tp
         return tokens * operator.width * self._pointwise_bytes(operator) / cut
 

@@ -11,6 +11,7 @@ from workbench.memory.accounts import Accounts
 from workbench.memory.sizes import StageBytes, StageSplitBytes
 from workbench.memory.stage import GRADIENTS, StateKind, updated_elements
 from workbench.model.layer import Pointwise, Recurrence
+from workbench.model.trained import is_trained
 from workbench.plan.action_columns import KIND, NOWHERE, action_columns
 from workbench.plan.kernels import Kernels
 from workbench.plan.parameter_shards import kept_stages
@@ -320,7 +321,7 @@ class PassLines:
             yield from map(unit.part, unit.trained)
             return
         layers = self._plan.model.module(stage.module).layers
-        for index in filter(lambda index: layers[index].trainable, range(*stage.layers)):
+        for index in filter(lambda index: is_trained(layers[index]), range(*stage.layers)):
             yield from updated_elements(self._plan, stage, index)
 
 

@@ -15,6 +15,7 @@ from workbench.memory.setting import Setting
 from workbench.memory.stage import StateKind, stage_state
 from workbench.model.frozen import Needs
 from workbench.model.layer import Layer
+from workbench.model.trained import trainable_parameters
 from workbench.plan.contents import contents, contents_and_needs, layer_numbers
 from workbench.plan.expert_groups import held_elements
 from workbench.plan.gradient_groups import num_replicas
@@ -270,7 +271,7 @@ class Sizes:
         input_kept = all_bytes[0].kept.input_bytes if checkpoints[0] is None else kept[0]
         weights_of = {
             id(layer.operators): sum(
-                round(held_elements(p, stage) * setting.element_bytes) for p in layer.parameters()
+                round(held_elements(p, stage) * setting.element_bytes) for p in trainable_parameters(layer)
             )
             for layer in {id(layer.operators): layer for layer in layers}.values()
         }

@@ -5,10 +5,12 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from workbench.cost.expert_parallel import FOR_ALL, ROUTER
+from workbench.memory.adapters import inner_bytes
 from workbench.memory.setting import INDEX_BYTES, Setting
 from workbench.model.experts import SHARED, is_of_expert
 from workbench.model.frozen import Needs
 from workbench.model.layer import Attention, Layer, LayerKind, Lookup, Matmul, Operator, Recurrence, Shard
+from workbench.model.trained import has_trainable, trainable_in
 
 POSITIONS = "position_embedding"
 
@@ -137,7 +139,7 @@ def _uses(
     """Yield each operator with weights in W and its use, in forward order; a router's gradients are I's."""
     operators = layer.operators
     for index, operator in enumerate(operators):
-        if not isinstance(operator, Matmul | Lookup):
+        if not isinstance(operator, Matmul | Lookup) or not has_trainable(layer, operator):
             continue
         if operator.name == ROUTER:
             if _has_expert_for_all(layer):  # which reads what the router reads
@@ -150,19 +152,26 @@ def _uses(
             _Use(
                 kept_by=kept_by,
                 reads=reads,
-                gradient=_written(layer, operator, following, setting),
-                weight=num_matrices[index]
-                * sum(p.num_elements for p in operator.parameters())
-                * setting.element_bytes
-                / (1 if operator.shard is Shard.REPLICATED else setting.grid.tp),
+                gradient=_written(layer, operator, following, setting) + inner_bytes(operator, setting),
+                weight=_weight_bytes(layer, operator, setting, num_matrices[index]),
                 last=not (
                     isinstance(operator, Matmul)
                     and isinstance(following, Matmul)
-                    and kept[index + 1] == 0
+                    and kept[index + 1] == inner_bytes(following, setting)
                     and following.in_features == operator.in_features
                 ),
             ),
         )
+
+
+def _weight_bytes(layer: Layer, operator: Matmul | Lookup, setting: Setting, num_matrices: int) -> float:
+    """Return the bytes of the gradients of an operator's trained weights, of so many matrices."""
+    if layer.has_adapters:
+        cut = {Shard.REPLICATED: 1, Shard.COLUMN: setting.grid.tp, Shard.ROW: setting.grid.tp}
+        elements = sum(p.num_elements / cut[p.shard] for p in trainable_in(layer, operator))
+        return elements * setting.element_bytes
+    ranks = 1 if operator.shard is Shard.REPLICATED else setting.grid.tp
+    return num_matrices * sum(p.num_elements for p in operator.parameters()) * setting.element_bytes / ranks
 
 
 def _has_expert_for_all(layer: Layer) -> bool:
@@ -175,9 +184,9 @@ def _read(
     operator, previous = operators[index], operators[index - 1] if index else None
     if isinstance(operator, Lookup):
         return index, min(kept[index], _looked_up(operator, setting) * INDEX_BYTES)
-    if kept[index] == 0 and isinstance(previous, Attention):
+    if kept[index] == inner_bytes(operator, setting) and isinstance(previous, Attention):
         width = previous.num_heads * previous.head_dim * setting.element_bytes / setting.grid.tp
-        return index - 1, setting.tokens(previous) * width
+        return index - 1, setting.tokens(previous) * width + kept[index]
     return index, kept[index]
 
 

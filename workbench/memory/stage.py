@@ -8,6 +8,7 @@ from typing import NamedTuple
 from workbench.memory.layer import state_bytes_of
 from workbench.model.experts import is_of_expert
 from workbench.model.layer import Parameter
+from workbench.model.trained import trained_parameters, trains
 from workbench.plan.expert_groups import held_elements
 from workbench.plan.gradient_groups import num_replicas, weights_with
 from workbench.plan.lowered import Weights
@@ -62,9 +63,10 @@ def stage_state(plan: Plan, stage: Stage, counted: Collection[str] = ()) -> Iter
         for parameter in (candidate for candidate in layer.parameters() if candidate.name not in counted):
             counted.add(parameter.name)
             of_experts, parts = stage.ep > 1 and is_of_expert(parameter), parts_of.parts(index, parameter)
-            shape = parameter.shape, parameter.shard, of_experts, layer.trainable, parts
+            is_trained = trains(layer, parameter)
+            shape = parameter.shape, parameter.shard, of_experts, is_trained, parts
             if shape not in bytes_of:
-                state_kinds = kinds[: 3 if layer.trainable else 1]
+                state_kinds = kinds[: 3 if is_trained else 1]
                 elements = held_elements(parameter, stage)
                 bytes_of[shape] = [
                     (kind, ceil(elements * size / (parts if is_sharded else 1)))
@@ -108,9 +110,10 @@ class _Shards:
 def updated_elements(plan: Plan, stage: Stage, index: int) -> tuple[float, ...]:
     """Return the elements of each tensor of a trained layer that the optimizer of one rank updates.
 
-    These are the parameters, or one shard of all that are reduced together if sharded or with a wide copy.
+    These are its trained parameters, or one shard of all that are reduced together if sharded or with a wide
+    copy.
     """
-    parameters = plan.model.module(stage.module).layers[index].parameters()
+    parameters = trained_parameters(plan.model.module(stage.module).layers[index])
     is_sharded = plan.settings.of(stage.module).sharding is not Sharding.NONE
     if not is_sharded and plan.settings.gradient_bytes == plan.settings.precision.num_bytes:
         return tuple(held_elements(parameter, stage) for parameter in parameters)

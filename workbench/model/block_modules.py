@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from enum import StrEnum
 
-from workbench.model.layer import Attention, Layer, Operator, Recurrence
+from workbench.model.layer import Attention, Layer, Matmul, Operator, Recurrence, Shard
 
 ACTIVATIONS = (".gelu", ".silu", ".relu", ".relu2")
 _OF_MIXTURE = ("expert", "router", "shared", "join", "combine", "for_all", "latent")
@@ -83,3 +83,11 @@ def kept_beside(
         kept.append(0.0 if is_inside or is_after else size)
         previous = current
     return tuple(kept)
+
+
+def reads_alike(previous: Operator | None, operator: Operator) -> bool:
+    """Whether two neighbours can read one tensor: equally wide column-cut products (q, k, v; gate, up)."""
+    if not isinstance(previous, Matmul) or not isinstance(operator, Matmul):
+        return False
+    first, second = ((matmul.in_features, matmul.shard) for matmul in (previous, operator))
+    return first == second and operator.shard is Shard.COLUMN

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from workbench.model.model_graph import ModelGraph
+from workbench.model.trained import is_trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def gradient_flow(
         upstream, needs_here, after = False, [], []
         for index, layer in enumerate(layers):
             upstream |= entering[index]
-            trained = layer.trainable and runs[index]
+            trained = is_trained(layer) and runs[index]
             counts_itself = rule is FrozenRule.CORNSTARCH and trained
             needs_here.append(
                 Needs(True, True)  # noqa: FBT003

@@ -1,13 +1,15 @@
 """A layer: the smallest thing a stage boundary can cut around, described by its operators."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property
 from math import prod
 from operator import attrgetter
-from typing import ClassVar, NamedTuple, get_args
+from typing import ClassVar, get_args
 
 from workbench.data.sample import WHERE_SET
+from workbench.model.lora import DOWN, UP, Lora
+from workbench.model.reach import Reach
 
 LARGEST_SIZE = 10**9  # of a dim, a table or a count; far above any model's
 
@@ -63,6 +65,7 @@ class Matmul:
             stride-2 one; 0.25 if four patches are merged).
         enters: whether tensor-parallel ranks enter partitioned computation with x, though the weight is whole
             on each: gradients of x and of the weight are then parts, which ranks add up.
+        lora: its adapter, which is trained while the product's own weights are frozen; None: it has none.
     """
 
     name: str
@@ -73,28 +76,25 @@ class Matmul:
     tokens: TokenCount = TokenCount.IN
     tokens_scale: float = 1.0
     enters: bool = field(default=False, metadata={WHERE_SET: True})
+    lora: Lora | None = field(default=None, metadata={WHERE_SET: True})
 
     def parameters(self) -> tuple[Parameter, ...]:
         weight = Parameter(f"{self.name}.weight", (self.out_features, self.in_features), self.shard)
-        if not self.bias:
-            return (weight,)
         bias_shard = Shard.COLUMN if self.shard is Shard.COLUMN else Shard.REPLICATED
-        return (weight, Parameter(f"{self.name}.bias", (self.out_features,), bias_shard))
+        biases = [Parameter(f"{self.name}.bias", (self.out_features,), bias_shard)] * self.bias
+        return (weight, *biases, *[p for product in self.adapter for p in product.parameters()])
 
-
-class Reach(NamedTuple):
-    """How far a query sees among its row's own tokens, whatever else the samples' masks hide.
-
-    Args:
-        window: tokens back, its own among them; None: as far as the mask does.
-        chunk: tokens of a chunk, in front of which it sees nothing (Llama 4); None: there are no chunks.
-    """
-
-    window: int | None = None
-    chunk: int | None = None
-
-
-ANY = Reach()
+    @property
+    def adapter(self) -> tuple["Matmul", ...]:
+        """The products with A and B of its adapter: A is cut with its rows, B with its columns."""
+        if self.lora is None:
+            return ()
+        own, rank = replace(self, bias=False, enters=False, lora=None), self.lora.rank
+        down, up = (each if self.shard is each else Shard.REPLICATED for each in (Shard.ROW, Shard.COLUMN))
+        return (
+            replace(own, name=f"{self.name}.{DOWN}", out_features=rank, shard=down),
+            replace(own, name=f"{self.name}.{UP}", in_features=rank, shard=up),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,7 +315,7 @@ class Layer:
         operators: operators in execution order.
         out_width: hidden width of the output.
         emits: token count of the output.
-        trainable: false if frozen.
+        trainable: false if its own weights are frozen; those of adapters are trained.
         tied: (parameter of this layer, shared name) pairs: weights of one module with the same shared name
             are one parameter, e.g. (("lm_head.weight", "embed_tokens.weight"),).
         stacked: features concatenated in the output, each for another layer of the module that reads it
@@ -360,16 +360,9 @@ class Layer:
     @cached_property
     def _parameters(self) -> tuple[Parameter, ...]:
         shared = dict(self.tied)
+        own = (parameter for operator in self.operators for parameter in operator.parameters())
         return tuple(
-            [
-                Parameter(
-                    shared.get(parameter.name) or f"{self.name}.{parameter.name}",
-                    parameter.shape,
-                    parameter.shard,
-                )
-                for operator in self.operators
-                for parameter in operator.parameters()
-            ]
+            [Parameter(shared.get(p.name) or f"{self.name}.{p.name}", p.shape, p.shard) for p in own]
         )
 
     @property
@@ -377,12 +370,13 @@ class Layer:
         return sum(parameter.num_elements for parameter in self.parameters())
 
     @cached_property
-    def first_with_weights(self) -> int:
-        """Index of the first operator with weights; the number of operators where none has any.
+    def has_adapters(self) -> bool:
+        """Whether products of the layer have adapters; its other weights are then frozen."""
+        return any(isinstance(operator, Matmul) and operator.lora is not None for operator in self.operators)
 
-        Where weights of the layer are trained, gradients run through all later operators, whether or not
-        the layer's input needs one.
-        """
+    @cached_property
+    def first_with_weights(self) -> int:
+        """Index of the first operator with weights; the number of operators where none has any."""
         indices = (index for index, operator in enumerate(self.operators) if operator.parameters())
         return next(indices, len(self.operators))
 
@@ -390,10 +384,3 @@ class Layer:
     def reads_context(self) -> bool:
         """Whether the layer attends to another module's tokens, which are not in its own sequence."""
         return any(isinstance(op, Attention) and op.keys is TokenCount.CONTEXT for op in self.operators)
-
-
-def divided_heads(operator: Operator) -> int:
-    """The number of an operator's heads that tensor parallelism divides whole; 0 where it has none."""
-    if isinstance(operator, Attention):
-        return operator.num_kv_heads
-    return operator.num_key_heads if isinstance(operator, Recurrence) else 0

@@ -1,6 +1,6 @@
 """The model: modules of layers, joined by edges into a DAG."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from graphlib import CycleError
@@ -8,17 +8,17 @@ from itertools import pairwise
 
 from workbench.data.sample import WHERE_SET
 from workbench.model.layer import (
-    ANY,
     Attention,
     Layer,
     LayerKind,
     Matmul,
     Operator,
-    Reach,
+    Recurrence,
     TokenCount,
-    divided_heads,
 )
 from workbench.model.module_order import producers_first
+from workbench.model.reach import ANY, Reach
+from workbench.model.trained import num_trained, num_weights
 
 TEXT = "text"
 GENERATED = "generator"  # default modality of a generator's output
@@ -70,6 +70,11 @@ class Module:
             raise ValueError(f"module {self.name!r}: layer names must be unique, {twice!r} is twice")
         trained: dict[str, bool] = {}
         for layer in self.layers:
+            if layer.trainable and layer.has_adapters:
+                raise ValueError(
+                    f"module {self.name!r}: layer {layer.name!r} has adapters, so its own weights are "
+                    "frozen; want trainable false"
+                )
             for _, shared in layer.tied:
                 if trained.setdefault(shared, layer.trainable) != layer.trainable:
                     raise ValueError(
@@ -128,12 +133,14 @@ class Module:
     @property
     def num_trained(self) -> int:
         """The number of trained weights; tied ones counted once."""
-        return num_weights(layer for layer in self.layers if layer.trainable)
+        return num_trained(self.layers)
 
 
-def num_weights(layers: Iterable[Layer]) -> int:
-    """The number of weights in layers of one module; tied ones counted once."""
-    return sum({p.name: p.num_elements for layer in layers for p in layer.parameters()}.values())
+def divided_heads(operator: Operator) -> int:
+    """The number of an operator's heads that tensor parallelism divides whole; 0 where it has none."""
+    if isinstance(operator, Attention):
+        return operator.num_kv_heads
+    return operator.num_key_heads if isinstance(operator, Recurrence) else 0
 
 
 def _sharing_operators(layers: Sequence[Layer]) -> tuple[Layer, ...]:

@@ -2,9 +2,14 @@
 
 from dataclasses import replace
 from enum import StrEnum
+from functools import cache
 
-from workbench.model.layer import Layer, LayerKind
+from workbench.model.experts import num_experts
+from workbench.model.layer import Layer, LayerKind, Matmul, Operator
+from workbench.model.lora import Adapted, Lora, is_adapted
 from workbench.model.model_graph import Module
+
+CONVOLUTION = "conv"  # begins the names of convolutions that are expressed as products
 
 
 class Trainable(StrEnum):
@@ -38,3 +43,46 @@ def _flagged(layer: Layer, trainable: Trainable) -> Layer:
         trainable is Trainable.PROJECTOR and layer.kind is LayerKind.PROJECTOR
     )
     return replace(layer, trainable=on)
+
+
+def with_adapters(module: Module, lora: Lora, modules: Adapted) -> Module:
+    """The module with an adapter beside each of these products of its frozen blocks.
+
+    As with PEFT's `target_modules`, products of embedding, projector and head have none, nor have
+    convolutions and routers.
+
+    Raises:
+        ValueError: trained blocks, none of these products, or experts among them.
+    """
+    blocks = [layer for layer in module.layers if layer.kind is LayerKind.BLOCK]
+    if any(layer.trainable for layer in blocks):
+        raise ValueError(
+            f"module {module.name!r}: lora trains adapters of frozen blocks; want trainable 'none' or "
+            "'projector', got 'all'"
+        )
+    if modules in (Adapted.ALL, Adapted.MLP) and any(map(num_experts, blocks)):
+        raise ValueError(
+            f"module {module.name!r}: experts have no adapters, as their weights are one tensor; want lora "
+            f"modules 'attention' or 'qkv', got {modules.value!r}"
+        )
+
+    @cache
+    def adapted(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
+        return tuple(
+            replace(each, lora=lora) if isinstance(each, Matmul) and _takes(each, modules) else each
+            for each in operators
+        )
+
+    layers = tuple(
+        replace(layer, operators=adapted(layer.operators)) if layer.kind is LayerKind.BLOCK else layer
+        for layer in module.layers
+    )
+    if not any(layer.has_adapters for layer in layers):
+        raise ValueError(
+            f"module {module.name!r}: its blocks have no products of lora modules {modules.value!r}"
+        )
+    return replace(module, layers=layers)
+
+
+def _takes(product: Matmul, modules: Adapted) -> bool:
+    return is_adapted(product.name, modules) and not product.name.startswith(CONVOLUTION)

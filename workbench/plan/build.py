@@ -9,6 +9,7 @@ from workbench.collector import collector_paused
 from workbench.data.sample import Item, Sample
 from workbench.model.layer import LayerKind
 from workbench.model.model_graph import TEXT
+from workbench.model.trained import is_trained
 from workbench.plan.alike import alike_replicas, first_of_all, with_copied
 from workbench.plan.check import check
 from workbench.plan.frame import Frame, frame_of
@@ -198,9 +199,8 @@ def _frozen_sources(plan: Plan) -> tuple[int, ...]:
     frozen = {
         module.name
         for module in plan.model.modules
-        if module.modality != TEXT
-        and module.name not in fed
-        and not any(layer.trainable for layer in module.layers if layer.kind is not LayerKind.PROJECTOR)
+        if not (module.modality == TEXT or module.name in fed)
+        and not any(is_trained(layer) for layer in module.layers if layer.kind is not LayerKind.PROJECTOR)
     }
     return tuple(stage.id for stage in plan.stages if stage.module in frozen)
 

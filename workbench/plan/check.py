@@ -6,7 +6,7 @@ from functools import partial
 from workbench.data.sample import Item
 from workbench.masks.patterns import check_masks
 from workbench.model.item_tokens import check_lengths
-from workbench.model.layer import divided_heads
+from workbench.model.model_graph import divided_heads
 from workbench.plan.alike import alike_replicas, first_of_all
 from workbench.plan.check_programs import check_programs
 from workbench.plan.check_rounds import check_rounds

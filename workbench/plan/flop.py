@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from workbench.cost.roofline import Grid, Work, forward_flop
 from workbench.model.frozen import Needs
 from workbench.model.layer import Attention, Layer, Recurrence
+from workbench.model.trained import adapter_of, first_trained
 from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.routing import Routing, routing_of
 from workbench.plan.work import even_work_of
@@ -55,13 +56,17 @@ def _flop_by_layer(layers: Sequence[Layer], work: Work, needs: Sequence[Needs]) 
 def _layer_flop(layer: Layer, work: Work, need: Needs) -> float:
     """Count a matmul's forward once more per gradient; attention's and a recurrence's twice.
 
-    Gradients run back to the layer's input if it needs one, else to the first trained weights. The scores
-    that a fused kernel computes again are recompute, not useful FLOP.
+    Gradients run back to the layer's input if it needs one, else to the first trained weights. A product with
+    an adapter has none of its own weights'; the adapter's two products have. The scores that a fused kernel
+    computes again are recompute, not useful FLOP.
     """
-    total = 0.0
+    total, first = 0.0, first_trained(layer)
     for index, operator in enumerate(layer.operators):
-        needs_input_grad = need.input_grad or (need.weight_grad and index > layer.first_with_weights)
+        needs_input_grad = need.input_grad or (need.weight_grad and index > first)
         is_attention = isinstance(operator, Attention | Recurrence)
-        gradients = 2 * needs_input_grad if is_attention else needs_input_grad + need.weight_grad
+        needs_weight_grad = need.weight_grad and not layer.has_adapters
+        gradients = 2 * needs_input_grad if is_attention else needs_input_grad + needs_weight_grad
         total += (1 + gradients) * forward_flop(operator, work, WHOLE)
+        for product, gradients in zip(adapter_of(operator), (needs_input_grad, need.any), strict=False):
+            total += (1 + gradients + need.weight_grad) * forward_flop(product, work, WHOLE)
     return total

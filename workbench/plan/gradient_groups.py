@@ -8,6 +8,7 @@ from functools import partial
 from workbench.model.experts import is_of_expert
 from workbench.model.layer import Layer, Parameter, Shard
 from workbench.model.model_graph import ModelGraph, Module
+from workbench.model.trained import is_trained, trained_parameters
 from workbench.plan.expert_groups import (
     check_equal_degrees,
     expert_elements,
@@ -234,19 +235,19 @@ def _weights_in(module: Module, stage: Stage) -> tuple[Weights, ...]:
     layers = module.layers
     ordered: dict[Weights, None] = {}
     for index in reversed(range(*stage.layers)):
-        if layers[index].trainable:
+        if is_trained(layers[index]):
             if _has_untied(layers[index]):
                 ordered[Weights(stage.module, index)] = None
-            if has_expert_parallelism(stage, layers[index]):
+            if layers[index].trainable and has_expert_parallelism(stage, layers[index]):
                 ordered[Weights(stage.module, index, experts=True)] = None
             ordered.update((Weights(stage.module, None, shared), None) for _, shared in layers[index].tied)
     return tuple(ordered)
 
 
 def _has_untied(layer: Layer) -> bool:
-    """Whether the layer has weights that it shares with no other layer."""
+    """Whether the layer has trained weights that it shares with no other layer."""
     shared = {name for _, name in layer.tied}
-    return any(parameter.name not in shared for parameter in layer.parameters())
+    return any(parameter.name not in shared for parameter in trained_parameters(layer))
 
 
 def _first_layer(layers: tuple[Layer, ...], weights: Weights) -> float:
@@ -286,7 +287,7 @@ def _elements(module: Module, weights: Weights, stage: Stage) -> int:
     if weights.experts:
         return expert_elements(layer, stage)
     shared_names = {shared for _, shared in layer.tied}
-    parameters = (p for p in layer.parameters() if p.name not in shared_names)
+    parameters = (p for p in trained_parameters(layer) if p.name not in shared_names)
     if has_expert_parallelism(stage, layer):
         parameters = (p for p in parameters if not is_of_expert(p))
     return sum(p.num_elements // (1 if p.shard is Shard.REPLICATED else tp) for p in parameters)

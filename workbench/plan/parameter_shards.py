@@ -1,11 +1,12 @@
 """Stages whose weights are sharded among their replicas and gathered for use (FSDP, HSDP)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from workbench.model.experts import is_of_expert
-from workbench.model.layer import Layer
+from workbench.model.layer import Layer, Parameter
+from workbench.model.trained import frozen_parameters, trained_parameters
 from workbench.plan.expert_groups import (
     check_equal_degrees,
     expert_elements,
@@ -219,29 +220,30 @@ def _layers_of(stage: Stage) -> _Layers:
 
 def _contents(plan: Plan, stage: Stage) -> _Contents:
     layers = plan.model.module(stage.module).layers[slice(*stage.layers)]
-    trained, frozen = (
-        _flat_weights(stage, [layer for layer in layers if layer.trainable is is_trained])
-        for is_trained in (True, False)
-    )
+    trained, frozen = (_flat_weights(stage, layers, held) for held in (trained_parameters, frozen_parameters))
     return _Contents(trained, frozen, tuple(sorted({name for layer in layers for _, name in layer.tied})))
 
 
-def _flat_weights(stage: Stage, layers: Iterable[Layer]) -> tuple[FlatWeights, ...]:
-    """Return the weights of some layers of a stage, all trainable or all frozen, as flat tensors."""
+def _flat_weights(
+    stage: Stage, layers: Iterable[Layer], held: Callable[[Layer], tuple[Parameter, ...]]
+) -> tuple[FlatWeights, ...]:
+    """Return the trained or the frozen weights of a stage's layers as flat tensors."""
     own = of_experts = 0
     tied: dict[str, int] = {}
     for layer in layers:
         shared = {name for _, name in layer.tied}
         is_distributed = has_expert_parallelism(stage, layer)
-        of_experts += expert_elements(layer, stage) if is_distributed else 0
-        for parameter in layer.parameters():
+        has_experts = False
+        for parameter in held(layer):
             if is_distributed and is_of_expert(parameter):
+                has_experts = True
                 continue
             num_elements = int(held_elements(parameter, stage))
             if parameter.name in shared:
                 tied[parameter.name] = num_elements
             else:
                 own += num_elements
+        of_experts += expert_elements(layer, stage) if has_experts else 0
     tensors = (*map(FlatWeights, (own, *tied.values())), FlatWeights(of_experts, experts=True))
     return tuple(flat for flat in tensors if flat.num_elements)
 

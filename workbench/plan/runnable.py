@@ -30,6 +30,7 @@ def check_runnable(plan: Plan) -> None:
     """
     for module in plan.model.modules:
         check_family(module)
+        check_adapters(module)
         check_recompute(module.name, plan.settings.of(module.name))
         check_sharding(module.name, plan.settings.of(module.name))
         _check_items(plan, module)
@@ -95,6 +96,14 @@ def check_family(module: Module) -> None:
             f"{shown(from_text(projector))}"
         )
     _check_heads(module)
+
+
+def check_adapters(module: Module) -> None:
+    """Raise ValueError where the module has adapters, which the runtime does not train."""
+    if any(layer.has_adapters for layer in module.layers):
+        raise ValueError(
+            f"module {module.name!r}: lora can be simulated, not run; nearest: the same module without lora"
+        )
 
 
 def _with_module_name(module: Module, check: Callable[[Config], None], config: Config) -> None:

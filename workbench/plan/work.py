@@ -14,8 +14,9 @@ from workbench.masks.bitfield import Bitfield, concatenate
 from workbench.masks.builders import chunked, full, narrowed
 from workbench.masks.patterns import CAUSAL, FULL, sample_bitfield
 from workbench.masks.tiles import area
-from workbench.model.layer import ANY, Reach, TokenCount
+from workbench.model.layer import TokenCount
 from workbench.model.model_graph import TEXT, Module
+from workbench.model.reach import ANY, Reach
 from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.joint import microbatch_apart, replicas_apart, row_replicas
 from workbench.plan.lru_cache import Identity, LruCache

@@ -17,6 +17,7 @@ from workbench.memory.setting import Setting
 from workbench.model.experts import is_of_expert
 from workbench.model.frozen import Needs
 from workbench.model.layer import Layer, Parameter, Shard, TokenCount
+from workbench.model.trained import trained_parameters
 from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.recomputed_layers import recomputed_layers
 from workbench.plan.sequence import dividing
@@ -317,7 +318,7 @@ class ModulePrices:
             kept_bytes=round(kept),
             working_bytes=round(working),
             weights=weights,
-            trained=weights if layer.trainable else 0.0,
+            trained=sum(p.num_elements / _num_cuts(p, choice) for p in trained_parameters(layer)),
             of_experts=expert_weights if layer.trainable else 0.0,
             expert_weights=expert_weights,
         )

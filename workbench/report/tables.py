@@ -11,7 +11,7 @@ from rich.text import Text
 from workbench.cost.profile import Profile
 from workbench.drift import Drifted
 from workbench.metrics import step_metrics
-from workbench.model.model_graph import num_weights
+from workbench.model.trained import num_trained, num_weights
 from workbench.plan.plan import Plan
 from workbench.plan.stage import Stage
 from workbench.report.compare import ComparedRow, Comparison, Group
@@ -54,7 +54,7 @@ def plan_table(plan: Plan) -> Table:
 def stage_cells(plan: Plan, stage: Stage) -> tuple[str, ...]:
     """Cells of one stage, in the order of `STAGE_HEADERS`."""
     layers = plan.model.module(stage.module).layers[slice(*stage.layers)]
-    trained = num_weights(layer for layer in layers if layer.trainable)
+    trained = num_trained(layers)
     return (
         str(stage.id),
         stage.module,

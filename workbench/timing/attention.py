@@ -9,7 +9,9 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 
 from workbench.cost.model import CostModel, LayerTime
-from workbench.model.layer import ANY, Attention, Layer, Reach
+from workbench.model.layer import Attention, Layer
+from workbench.model.reach import ANY, Reach
+from workbench.model.trained import first_trained
 from workbench.plan.joint import microbatch_apart, replicas_apart, stage_apart
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Microbatch, Plan
@@ -125,9 +127,7 @@ def with_attention(rest: LayerTime, layer: Layer, times: Times) -> LayerTime:
     """
     if not times:
         return rest
-    has_weights = [bool(tuple(operator.parameters())) for operator in layer.operators]
-    first = has_weights.index(True) if any(has_weights) else len(has_weights)
-    after_first = {operator.name for operator in layer.operators[first + 1 :]}
+    after_first = {operator.name for operator in layer.operators[first_trained(layer) + 1 :]}
     return LayerTime(
         rest.forward_s + sum(time.forward_s for time in times.values()),
         rest.input_grad_s + sum(time.backward_s for time in times.values()),

@@ -8,7 +8,8 @@ from workbench.cost.model import CostModel
 from workbench.cost.roofline import RowWork, Work, wide_sum_bytes
 from workbench.masks.bitfield import concatenate
 from workbench.masks.tiles import area
-from workbench.model.layer import Attention, Layer, LayerKind, Reach, TokenCount
+from workbench.model.layer import Attention, Layer, LayerKind, TokenCount
+from workbench.model.reach import Reach
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import KeyExchange, Microbatch, Plan
 from workbench.plan.routing import routing_of

@@ -13,13 +13,14 @@ from workbench.cost.model import CostModel, LayerTime, Work
 from workbench.cost.overlapped_collectives import loss_on
 from workbench.model.block_modules import BlockModule, part_of
 from workbench.model.layer import Layer, TokenCount
+from workbench.model.trained import is_trained
 from workbench.plan.contents import contents, contents_and_needs
 from workbench.plan.lru_cache import Identity, LruCache, value_key
 from workbench.plan.parameter_shards import sharded_stages, unit_of
 from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.recomputed_layers import recomputed_in
 from workbench.plan.routing import routing_of
-from workbench.plan.sequence import dividing, token_borders
+from workbench.plan.sequence import dividing, partial_layers, token_borders
 from workbench.plan.stage import Stage
 from workbench.plan.work import row_kinds, works_of
 from workbench.schedule.action import Action, Pass, measured_as
@@ -210,10 +211,9 @@ class PassPrices:
         return self._rounds_s[key]
 
     def _partial_s(self, stage: Stage) -> float:
-        """Return the seconds of summing a sharded stage's replicated weights over ranks that split tokens."""
+        """Return the seconds of summing a sharded stage's replicated weights over ranks of one row."""
         layers = self._plan.model.module(stage.module).layers
-        divided = [layers[index] for index in token_borders(self._plan, stage).divided]
-        trained = [layer for layer in divided if layer.trainable]
+        trained = [layer for index in partial_layers(self._plan, stage) if is_trained(layer := layers[index])]
         return self._collectives.partial_s(trained, stage.ranks[0]) if trained else 0.0
 
     def _rounds_beside(

@@ -13,6 +13,7 @@ from workbench.model.block_modules import part_of
 from workbench.model.frozen import Needs
 from workbench.model.layer import Layer
 from workbench.model.model_graph import Module
+from workbench.model.trained import is_trained
 from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.recomputed_layers import recomputed_of
 from workbench.plan.routing import routing_of
@@ -146,7 +147,7 @@ class StageSeconds:
                     for index, pass_kind in enumerate(KINDS):
                         values[index, row, column] = min(of_layer.of(pass_kind) for of_layer in passes)
                     values[4, row, column] = need.any
-                    values[5, row, column] = layer.trainable and not need.weight_grad
+                    values[5, row, column] = is_trained(layer) and not need.weight_grad
                     if again[row - 1]:
                         values[6, row, column] = min(time.idle_checkpoint_s(need) for time in times)
             self._sums[key] = values.cumsum(axis=1)

@@ -8,12 +8,13 @@ from workbench.cost.group_link import ring_link
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.model.layer import Layer, Shard
+from workbench.model.trained import trained_parameters
 from workbench.plan.contents import layer_numbers
 from workbench.plan.lowered import GradientGroup, Lowered, Weights
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.optimizer_shards import OptimizerShards, optimizer_shards
 from workbench.plan.plan import Plan
-from workbench.plan.sequence import can_divide, token_borders
+from workbench.plan.sequence import can_divide, partial_layers
 from workbench.schedule.action import Action, Pass
 
 _LINKS: LruCache[Link] = LruCache(16_384)
@@ -54,8 +55,9 @@ class CollectivePrices:
         return self.collective_s(_ROUND[kind], num_bytes, ranks)
 
     def partial_s(self, layers: Iterable[Layer], row: Sequence[int]) -> float:
-        """Return the seconds of summing replicated weights' gradients over tp ranks that split tokens."""
-        parameters = (parameter for layer in layers if can_divide(layer) for parameter in layer.parameters())
+        """Return the seconds of summing replicated weights' gradients over tp ranks with parts of them."""
+        summed = (layer for layer in layers if can_divide(layer) or layer.has_adapters)
+        parameters = (parameter for layer in summed for parameter in trained_parameters(layer))
         num_elements = sum(p.num_elements for p in parameters if p.shard is Shard.REPLICATED)
         return self.collective_s(
             Collective.ALL_REDUCE, num_elements * self._plan.settings.gradient_bytes, row
@@ -88,8 +90,8 @@ class WeightPrices(CollectivePrices):
         self._reductions_s: dict[Hashable, float] = {}  # by kind of group
         self._steps_s: dict[Hashable, float] = {}
         self._kinds: dict[int, Hashable] = {}  # by index of group
-        self._modules: dict[str, tuple[Sequence[int], bool]] = {}  # kinds of layers, and if tokens are split
-        # rank -> (module, layer) -> ranks that split its tokens
+        self._modules: dict[str, tuple[Sequence[int], bool]] = {}  # kinds of layers, and if any is summed
+        # rank -> (module, layer) -> ranks that have parts of its replicated weights' gradients
         self._rows: dict[int | None, dict[tuple[str, int], tuple[int, ...]]] = {}
 
     def reduce_s(self, action: Action) -> float:
@@ -127,10 +129,9 @@ class WeightPrices(CollectivePrices):
     def _kind_of(self, group: GradientGroup, weights: Weights) -> Hashable:
         module, layer, shared, experts = weights
         if module not in self._modules:
-            is_divided = self._plan.settings.divides_tokens(module)
-            self._modules[module] = layer_numbers(self._plan, module), is_divided
-        kinds, is_divided = self._modules[module]
-        dividing = self._dividing(group, weights) if is_divided else None
+            self._modules[module] = layer_numbers(self._plan, module), self._has_parts(module)
+        kinds, has_parts = self._modules[module]
+        dividing = self._dividing(group, weights) if has_parts else None
         return module, None if layer is None else kinds[layer], shared, experts, dividing
 
     def _step_s(self, group: GradientGroup) -> float:
@@ -161,7 +162,7 @@ class WeightPrices(CollectivePrices):
         count = 0
         for weights in group.weights:
             layers = self._plan.model.module(weights.module).layers
-            count += 1 if weights.layer is None else len(layers[weights.layer].parameters())
+            count += 1 if weights.layer is None else len(trained_parameters(layers[weights.layer]))
         return count
 
     def _instances_s(self, group: GradientGroup, shards: OptimizerShards) -> float:
@@ -186,12 +187,12 @@ class WeightPrices(CollectivePrices):
         return seconds
 
     def _partial_s(self, group: GradientGroup) -> float:
-        """Return the seconds of summing replicated weights over tensor-parallel ranks that split tokens.
+        """Return the seconds of summing replicated weights' gradients over tp ranks with parts of them.
 
         Sharded weights are summed in their rounds.
         """
         settings, module = self._plan.settings, group.weights[0].module
-        if not settings.divides_tokens(module) or settings.of(module).shards_parameters:
+        if not self._has_parts(module) or settings.of(module).shards_parameters:
             return 0.0
         divided: list[Layer] = []
         row = group.ranks[:1]
@@ -200,13 +201,18 @@ class WeightPrices(CollectivePrices):
             if dividing is None or weights.layer is None:
                 continue
             layer = self._plan.model.module(weights.module).layers[weights.layer]
-            if can_divide(layer):
+            if can_divide(layer) or layer.has_adapters:
                 divided.append(layer)
                 row = dividing
         return self.partial_s(divided, row)
 
+    def _has_parts(self, module: str) -> bool:
+        """Whether tensor-parallel ranks may have parts of gradients of weights that each holds whole."""
+        layers = self._plan.model.module(module).layers
+        return self._plan.settings.divides_tokens(module) or any(layer.has_adapters for layer in layers)
+
     def _dividing(self, group: GradientGroup, weights: Weights) -> tuple[int, ...] | None:
-        """Return the ranks of one stage that split tokens in the layer of these weights; None: none do."""
+        """Return the ranks of one stage that have parts of these weights' gradients; None: none do."""
         if weights.layer is None or weights.experts:
             return None
         rank = next(filter(self._plan.stages_on.__contains__, group.ranks), None)  # it represents the others
@@ -214,6 +220,6 @@ class WeightPrices(CollectivePrices):
             self._rows[rank] = {
                 (stage.module, layer): next(row for row in stage.ranks if rank in row)
                 for stage in reversed(() if rank is None else self._plan.stages_on[rank])
-                for layer in token_borders(self._plan, stage).divided
+                for layer in partial_layers(self._plan, stage)
             }
         return self._rows[rank].get((weights.module, weights.layer))

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.model.model_graph import ModelGraph
+from workbench.model.trained import trained_parameters
 from workbench.planner.layout_search import usable_ranks
 from workbench.search.joint.choice import Choice
 from workbench.search.joint.least_work import LeastWork, Part, Weight, even, kinds_of_device, least_works
@@ -118,8 +119,7 @@ def _updates_s(job: Job, cost: CostModel, weight: Weight) -> dict[str, float]:
         trained = sum(
             parameter.num_elements
             for layer in module.layers
-            if layer.trainable
-            for parameter in layer.parameters()
+            for parameter in trained_parameters(layer)
             if parameter.name not in {shared for _, shared in layer.tied}
         )
         updates_s[module.name] = WHOLE_PARTS * min(

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from workbench.job.job import Job
 from workbench.model.layer import Layer
+from workbench.model.trained import is_trained
 from workbench.plan.plan import Program, Sharding
 from workbench.plan.stage import Stage
 from workbench.planner.assembly import cut
@@ -174,7 +175,7 @@ class CutStages:
 
     def _cuts(self, choice: Choice, stage: Stage, layers: Sequence[Layer]) -> bool:
         is_sharded = choice.settings.of(stage.module).sharding is Sharding.PARAMETERS
-        return not is_sharded and any(layer.trainable for layer in layers)
+        return not is_sharded and any(map(is_trained, layers))
 
 
 def _merged(stages: Sequence[Stage]) -> list[Stage]:

@@ -99,7 +99,11 @@ def _memory_options(job: Job, tp: int, cp: int, dp: int, questions: Collection[Q
     pairs = [count for count in counts[:1] if count not in within_nodes]
     by_size = sorted(job.model.modules, key=lambda module: module.num_parameters)
     names = tuple(module.name for module in by_size)
-    trained = tuple(module.name for module in by_size if module.layers[0].trainable)
+    trained = tuple(
+        module.name
+        for module in by_size
+        if module.layers[0].trainable or any(layer.has_adapters for layer in module.layers)
+    )
     options = [
         *product([trained] * bool(trained), (*within_nodes, *pairs)),
         *product(((name,) for name in names), pairs or within_nodes[:1]),

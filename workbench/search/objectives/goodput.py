@@ -13,6 +13,7 @@ from workbench.elastic.availability import Availability
 from workbench.job.job import Job
 from workbench.memory.layer import state_bytes_of
 from workbench.memory.stage import GRADIENTS, state_of
+from workbench.model.trained import frozen_parameters, trained_parameters
 from workbench.plan.plan import Plan
 from workbench.schedule.choice import Schedule
 from workbench.search.objectives import template_plans
@@ -298,7 +299,7 @@ def checkpoint_bytes(plan: Plan | Job) -> tuple[int, int]:
     frozen: dict[tuple[str, str], int] = {}
     for module in plan.model.modules:
         for layer in module.layers:
-            elements = trained if layer.trainable else frozen
-            elements.update({(module.name, each.name): each.num_elements for each in layer.parameters()})
+            for elements, held in ((trained, trained_parameters), (frozen, frozen_parameters)):
+                elements.update({(module.name, each.name): each.num_elements for each in held(layer)})
     saved = sum(trained.values()) * (size.weight + size.optimizer)
     return saved, saved + sum(frozen.values()) * size.weight

@@ -1,0 +1,58 @@
+"""Low-rank adapters beside frozen matrix products: their size, and which products have them."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+DOWN, UP = "lora_A", "lora_B"  # the two products of an adapter, by PEFT's names of them
+SUM = "lora_sum"  # of their scaled result and that of the product beside them
+
+
+class Adapted(StrEnum):
+    """Products of a block that have adapters: ALL, those of ATTENTION or of the MLP, or QKV."""
+
+    ALL = "all"
+    ATTENTION = "attention"
+    QKV = "qkv"
+    MLP = "mlp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lora:
+    """The adapter of a product: y = x W^T + (alpha / rank) (x A^T) B^T, of A [rank, in] and B [out, rank].
+
+    W is frozen; A and B are trained. Source: Hu et al. 2021, "LoRA", section 4.1.
+
+    Args:
+        rank: rows of A and columns of B.
+        alpha: scale of what it adds, times the rank.
+    """
+
+    rank: int
+    alpha: float
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"lora: rank must be >= 1, got {self.rank}")
+        if not self.alpha > 0:
+            raise ValueError(f"lora: alpha must be > 0, got {self.alpha}")
+
+    @property
+    def scale(self) -> float:
+        """The factor of what the adapter adds."""
+        return self.alpha / self.rank
+
+
+def is_adapted(product: str, modules: Adapted) -> bool:
+    """Whether these modules of a block include the product of this name."""
+    is_mlp, is_out = product.startswith("mlp"), product in ("o_proj", "out_proj")
+    return {
+        Adapted.ALL: True,
+        Adapted.ATTENTION: not is_mlp,
+        Adapted.QKV: not is_mlp and not is_out,
+        Adapted.MLP: is_mlp,
+    }[modules]
+
+
+def is_of_adapter(parameter: str) -> bool:
+    """Whether a parameter of this name is an adapter's; by name, as experts' parameters are recognised."""
+    return f".{DOWN}." in parameter or f".{UP}." in parameter
