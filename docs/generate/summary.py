@@ -265,7 +265,9 @@ def _second_multimodal(found: Mapping[str, float]) -> tuple[str, str, str]:
             was never compared; from {percent(found["Cosmos-Predict1/mean"])} (Cosmos-Predict1) to
             {percent(found["vlm-training/mean"])} (vlm-training). Peak memory of
             {found["all/memory_rows"]:.0f} runs: {percent(-found["all/memory_signed"])} too low;
-            {found["fits/right"]:.0f} of {found["fits/rows"]:.0f} rightly said to fit or not"""
+            {found["fits/right"]:.0f} of {found["fits/rows"]:.0f} rightly said to fit or not. Of LoRA,
+            {found["lora/all/rows"]:.0f} steps: mean error {percent(found["lora/all/mean"])}, and
+            {found["lora/all/memory_rows"]:.0f} peaks: {percent(-found["lora/all/memory_signed"])} too low"""
         ),
         code("python -m experiments.public.unseen_multimodal_second"),
     )
