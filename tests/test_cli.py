@@ -1,7 +1,9 @@
 """The commands from job to comparison, and what they answer to bad input."""
 
+import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,12 +18,14 @@ from tests.bench_sizes import CELLS
 from tests.command_line import JOB, accept, answered, refuse, workbench
 from tests.test_orphans import ranks_of
 from tests.waiting import PATIENCE_S, eventually
+from workbench.cli.console import MOST_STAGES
 from workbench.cli.measuring import calibration_plan
 from workbench.cost.profile import load_profile
 from workbench.job.job import load_job
 from workbench.plan.codec import plan_hash, read_plan, write_plan
 from workbench.plan.plan import Precision, Settings
 from workbench.report.compare import Group
+from workbench.report.explained import MOST_SHOWN
 from workbench.report.folder import repetition_paths
 from workbench.strategies.registry import BY_NAME, PLANNERS, PRICED
 from workbench.trace import Executor
@@ -295,3 +299,34 @@ def test_a_killed_rank_ends_the_run_with_its_cause(plan: Path):
     assert out == ""
     assert not plan.with_name("run.json").exists()
     assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+
+
+def test_long_tables_are_cut_where_people_read_them(tmp_path: Path) -> None:
+    """FSDP has a stage for each layer of each rank: a terminal gets the first, a program all."""
+    job, plan = tmp_path / "job.yaml", tmp_path / "plan.json"
+    accept("init", "llama-3.2-1b", "--gpus", "8xH100", "-o", job)
+    words = ("plan", job, "--strategy", "fsdp", "-o", plan)
+    num_stages = len(read_plan(plan).stages) if accept(*words) else 0
+    assert f"{num_stages - MOST_STAGES:,} more rows; --format csv prints all" in accept(*words).output
+    assert len(workbench(*words, "--format", "csv").stdout.splitlines()) == 1 + num_stages
+    checked = accept("check", plan).output
+    assert "more rows; --format csv prints all" in checked
+    assert checked.count(" more") == 1 + 8  # rows, and actions of every rank
+    assert workbench("check", plan, "--format", "csv").stdout.count(" STEP\n") == 8
+
+
+def test_an_explanation_sums_what_is_small_and_shows_no_empty_table(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    accept("init", "llama-3.2-1b", "--gpus", "8xH100", "-o", job)
+    job.write_text(re.sub(r"fixed:.*", "mixture: {seed: 0, text_tokens: [9, 4000]}", job.read_text()))
+    words = ("explain", job, "--strategy", "fsdp", "--budget", "0")
+    assert "the closest are" not in accept(*words).output
+    rows = [
+        row
+        for row in csv.DictReader(workbench(*words, "--format", "csv").stdout.splitlines())
+        if row["table"].startswith("idle time")
+    ]
+    assert rows[-1]["name"] == "all other causes"
+    idle_s = sum(cause["seconds"] for cause in json.loads(workbench(*words, "--json").stdout)["idle"])
+    assert sum(float(row["time_s"]) for row in rows) == pytest.approx(idle_s, rel=1e-9)
+    assert len(rows) == 1 + MOST_SHOWN
