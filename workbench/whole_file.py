@@ -29,7 +29,7 @@ def write_bytes(content: bytes, path: Path) -> None:
     written. A device or a pipe, which cannot be renamed over, is written directly.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: it cannot be written; names the file.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
@@ -40,5 +40,8 @@ def write_bytes(content: bytes, path: Path) -> None:
     try:
         temporary.write_bytes(content)
         temporary.replace(path)
+    except OSError as error:
+        error.filename = str(path)  # a full disk names no file, other errors the temporary one
+        raise
     finally:
         temporary.unlink(missing_ok=True)
