@@ -330,3 +330,39 @@ def test_an_explanation_sums_what_is_small_and_shows_no_empty_table(tmp_path: Pa
     idle_s = sum(cause["seconds"] for cause in json.loads(workbench(*words, "--json").stdout)["idle"])
     assert sum(float(row["time_s"]) for row in rows) == pytest.approx(idle_s, rel=1e-9)
     assert len(rows) == 1 + MOST_SHOWN
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "plan job.yaml -o job.yaml",
+        "plan job.yaml -o other.json --layout other.json",
+        "search job.yaml -o ./job.yaml",
+        "simulate plan.json --trace link.json",
+        "run plan.json --local --trace plan.json",
+        "init config.json --gpus 8xH100 -o config.json",
+        "calibrate job.yaml -o job.yaml",
+        "calibrate job.yaml -o rows.json --rows job.yaml",
+        "layout job.yaml --to bridge -o job.yaml",
+        "predict rows.json -o rows.json",
+    ],
+)
+def test_no_output_replaces_what_the_command_reads(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("job.yaml", "plan.json", "other.json", "config.json", "rows.json"):
+        Path(name).write_text("{}")
+    Path("job.yaml").write_text(JOB)
+    accept("plan", "job.yaml", "-o", "plan.json", "--profile", EXAMPLES / "elastic-cpu.json")
+    Path("link.json").symlink_to("plan.json")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    refuse(*words.split(), words="this command reads it; want another file to write", folder=tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_page_takes_no_plans_place_and_a_search_fails_before_it_starts(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    page, plan = tmp_path / "plan.json", tmp_path / "job.yaml" / "plan.json"
+    refuse("report", tmp_path, "-o", page, words="plans and traces have this ending", folder=tmp_path)
+    refuse("search", tmp_path / "job.yaml", "-o", plan, words="cannot be written", folder=tmp_path)

@@ -164,3 +164,9 @@ def test_a_job_says_how_its_images_are_cut(tmp_path: Path):
     file.write_text(yaml.safe_dump(spec))
     with pytest.raises(ValueError, match="'tiling' belongs to 'sizes'"):
         load_job(file)
+
+
+def test_a_tiling_without_sizes_is_refused(tmp_path: Path):
+    done = workbench("plan", VALM, "-o", tmp_path / "plan.json", "--tiling", "anyres")
+    assert done.exit_code == 2
+    assert "--tiling anyres cuts images of --sizes; want --sizes, or no --tiling" in done.output

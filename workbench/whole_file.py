@@ -4,14 +4,20 @@ import os
 from pathlib import Path
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, *reads: Path | str | None) -> None:
     """Raise early for a path that cannot be written after long work; nothing is created.
 
+    Args:
+        reads: files that the same command reads, which its output must not replace.
+
     Raises:
-        ValueError: the path is a folder, or its parent is not a writable folder.
+        ValueError: the path is a folder, its parent is not a writable folder, or it is read.
     """
     if path.is_dir():
         raise ValueError(f"{path}: want a file to write, this is a folder")
+    for source in map(Path, filter(None, reads)):
+        if path.is_file() and source.is_file() and path.samefile(source):
+            raise ValueError(f"{path}: this command reads it; want another file to write")
     above = next(folder for folder in Path(os.path.realpath(path)).parents if folder.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         raise ValueError(f"{path}: cannot be written, {above} is no folder that I may write to")

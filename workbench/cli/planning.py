@@ -92,10 +92,16 @@ class PlanInputs:
 
     def job(self, file: Path, strategy: str | None = None) -> Job:
         """The job of a file, with samples and layouts replaced as the flags say."""
+        if self.tiling is not Tiling.NONE and self.sizes is None:
+            raise ValueError(f"--tiling {self.tiling} cuts images of --sizes; want --sizes, or no --tiling")
         job = read_job(file)
         if self.sizes is not None:
             job = with_sizes(job, self.sizes, seed=self.seed, tiling=self.tiling)
         return job if self.layout is None else with_layout_file(job, self.layout, strategy)
+
+    def files(self, job: Path) -> tuple[Path | str | None, ...]:
+        """The job file and what the flags name, of which some may be files."""
+        return job, self.sizes, self.profile, self.layout, self.execution
 
     def cost(self, job: Job) -> CostModel:
         """The cost model of the job's machines, with the profile and execution file of the flags."""
@@ -128,7 +134,7 @@ def plan_command(
     as_json: Json = False,
 ) -> None:
     """Make a plan of a job with one strategy."""
-    check_writable(output)
+    check_writable(output, *inputs.files(job))
     inputs.check_seed({"--sizes": inputs.sizes is not None})
     if inputs.sizes is not None and data is not None:
         raise ValueError("plan: --sizes and --data both bring samples; want one of them")

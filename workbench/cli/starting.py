@@ -43,7 +43,7 @@ def init_command(
     as_json: Json = False,
 ) -> None:
     """Write a job file for a model. A composite model is split into encoders, projectors and LLM."""
-    check_writable(output)
+    check_writable(output, model, data)
     machines = machines_of(gpus, nodes)
     job_draft = draft(
         model,
