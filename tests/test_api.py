@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 import workbench
 from workbench import api
+from workbench.search.drive import Candidate
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny.yaml"
 
@@ -82,3 +84,38 @@ def test_what_is_not_there_is_named(job: workbench.Job, plan: workbench.Plan):
         workbench.plan(job, "cornstrach", profile="A40")
     with pytest.raises(ValueError, match="processes of this machine run on the CPU"):
         workbench.run(plan, workbench.RunOptions(device="cuda"))
+
+
+class _Printer(list[str]):
+    def text(self, text: str) -> None:
+        self.append(text)
+
+
+def test_notebooks_show_one_line(job: workbench.Job, plan: workbench.Plan):
+    trace = workbench.simulate(plan, profile="A40")
+    candidate = Candidate(strategy="cornstarch", plan=plan, trace=trace)
+    refused = Candidate(strategy="dip", refusal="too few ranks")
+    shown = _Printer()
+    for value in (job, plan, workbench.lower(plan), trace, candidate, refused):
+        value._repr_pretty_(shown, False)
+        assert pickle.loads(pickle.dumps(value)) == value
+    assert all(len(line) < 200 and "\n" not in line for line in shown)
+    assert shown[1] in shown[2]
+    assert shown[0] == "<Job 'tiny': vision, audio, llm; 4 ranks, 8 samples a step>"
+    assert shown[5] == "<Candidate dip: no plan: too few ranks>"
+
+
+def test_an_argument_of_another_kind_is_named(job: workbench.Job):
+    for call, words in (
+        (lambda: workbench.plan(str(EXAMPLE)), "plan: want a Job, as workbench.load_job returns it, got str"),
+        (lambda: workbench.search(str(EXAMPLE)), "search: want a Job, "),
+        (lambda: workbench.simulate(job), "simulate: want a Plan, as workbench.plan returns it, got Job"),
+        (lambda: workbench.run(job), "run: want a Plan"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            call()
+
+
+def test_called_packages_have_the_signature_of_their_function():
+    assert inspect.signature(workbench.plan) == inspect.signature(api.plan)
+    assert inspect.signature(workbench.search) == inspect.signature(api.search)

@@ -1,7 +1,9 @@
 """The commands from job to comparison, and what they answer to bad input."""
 
+import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,12 +18,14 @@ from tests.bench_sizes import CELLS
 from tests.command_line import JOB, accept, answered, refuse, workbench
 from tests.test_orphans import ranks_of
 from tests.waiting import PATIENCE_S, eventually
+from workbench.cli.console import MOST_STAGES
 from workbench.cli.measuring import calibration_plan
 from workbench.cost.profile import load_profile
 from workbench.job.job import load_job
 from workbench.plan.codec import plan_hash, read_plan, write_plan
 from workbench.plan.plan import Precision, Settings
 from workbench.report.compare import Group
+from workbench.report.explained import MOST_SHOWN
 from workbench.report.folder import repetition_paths
 from workbench.strategies.registry import BY_NAME, PLANNERS, PRICED
 from workbench.trace import Executor
@@ -295,3 +299,70 @@ def test_a_killed_rank_ends_the_run_with_its_cause(plan: Path):
     assert out == ""
     assert not plan.with_name("run.json").exists()
     assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+
+
+def test_long_tables_are_cut_where_people_read_them(tmp_path: Path) -> None:
+    """FSDP has a stage for each layer of each rank: a terminal gets the first, a program all."""
+    job, plan = tmp_path / "job.yaml", tmp_path / "plan.json"
+    accept("init", "llama-3.2-1b", "--gpus", "8xH100", "-o", job)
+    words = ("plan", job, "--strategy", "fsdp", "-o", plan)
+    num_stages = len(read_plan(plan).stages) if accept(*words) else 0
+    assert f"{num_stages - MOST_STAGES:,} more rows; --format csv prints all" in accept(*words).output
+    assert len(workbench(*words, "--format", "csv").stdout.splitlines()) == 1 + num_stages
+    checked = accept("check", plan).output
+    assert "more rows; --format csv prints all" in checked
+    assert checked.count(" more") == 1 + 8  # rows, and actions of every rank
+    assert workbench("check", plan, "--format", "csv").stdout.count(" STEP\n") == 8
+
+
+def test_an_explanation_sums_what_is_small_and_shows_no_empty_table(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    accept("init", "llama-3.2-1b", "--gpus", "8xH100", "-o", job)
+    job.write_text(re.sub(r"fixed:.*", "mixture: {seed: 0, text_tokens: [9, 4000]}", job.read_text()))
+    words = ("explain", job, "--strategy", "fsdp", "--budget", "0")
+    assert "the closest are" not in accept(*words).output
+    rows = [
+        row
+        for row in csv.DictReader(workbench(*words, "--format", "csv").stdout.splitlines())
+        if row["table"].startswith("idle time")
+    ]
+    assert rows[-1]["name"] == "all other causes"
+    idle_s = sum(cause["seconds"] for cause in json.loads(workbench(*words, "--json").stdout)["idle"])
+    assert sum(float(row["time_s"]) for row in rows) == pytest.approx(idle_s, rel=1e-9)
+    assert len(rows) == 1 + MOST_SHOWN
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "plan job.yaml -o job.yaml",
+        "plan job.yaml -o other.json --layout other.json",
+        "search job.yaml -o ./job.yaml",
+        "simulate plan.json --trace link.json",
+        "run plan.json --local --trace plan.json",
+        "init config.json --gpus 8xH100 -o config.json",
+        "calibrate job.yaml -o job.yaml",
+        "calibrate job.yaml -o rows.json --rows job.yaml",
+        "layout job.yaml --to bridge -o job.yaml",
+        "predict rows.json -o rows.json",
+    ],
+)
+def test_no_output_replaces_what_the_command_reads(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("job.yaml", "plan.json", "other.json", "config.json", "rows.json"):
+        Path(name).write_text("{}")
+    Path("job.yaml").write_text(JOB)
+    accept("plan", "job.yaml", "-o", "plan.json", "--profile", EXAMPLES / "elastic-cpu.json")
+    Path("link.json").symlink_to("plan.json")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    refuse(*words.split(), words="this command reads it; want another file to write", folder=tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_page_takes_no_plans_place_and_a_search_fails_before_it_starts(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    page, plan = tmp_path / "plan.json", tmp_path / "job.yaml" / "plan.json"
+    refuse("report", tmp_path, "-o", page, words="plans and traces have this ending", folder=tmp_path)
+    refuse("search", tmp_path / "job.yaml", "-o", plan, words="cannot be written", folder=tmp_path)

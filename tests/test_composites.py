@@ -15,6 +15,7 @@ from tests.published_composites import CONFIGS as PUBLISHED
 from tests.published_composites import DEFAULTS, default
 from workbench.job.draft import Train, draft, machines_of
 from workbench.job.job import load_job
+from workbench.job.step_batches import step_batches
 from workbench.model.composites.registry import COMPOSITES, take_apart
 from workbench.model.hf_config import modality_of
 from workbench.plan.runnable import check_family
@@ -283,19 +284,31 @@ def test_a_batch_is_like_the_users_data(name: str, tmp_path: Any) -> None:
         {"text_tokens": 25, "image_width": None, "image_height": None},
     ]
     data, target = tmp_path / "sizes.jsonl", tmp_path / "job.yaml"
-    data.write_text("\n".join(map(json.dumps, rows)))
+    data.write_text("\n".join(map(json.dumps, rows * 8)))
     words = ["init", str(tmp_path), "--gpus", "4xH100", "--data", str(data), "-o", str(target)]
     accept(*words)
     job = load_job(target)
-    texts = [sum(part.tokens_in for part in sample.of("text")) for sample in job.batch]
-    assert all(12 <= text <= 40 for text in texts)
-    assert max(len(sample.of("vision")) for sample in job.batch) <= 2
+    sizes = [
+        (sum(part.tokens_in for part in sample.of("text")), len(sample.of("vision"))) for sample in job.batch
+    ]
+    assert sizes == [((40, 2), (12, 1), (25, 0))[row % 3] for row in range(len(job.batch))]
+    (batch,) = step_batches(target, job, 1)
+    assert len(batch) == len(job.batch)
+    assert batch != job.batch
 
 
 def test_data_that_no_encoder_takes_is_refused(tmp_path: Any) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS["llava"]))
-    (tmp_path / "sizes.jsonl").write_text(json.dumps({"text_tokens": 4, "audio_seconds": 2.0}))
+    (tmp_path / "sizes.jsonl").write_text("\n".join(['{"text_tokens": 4, "audio_seconds": 2.0}'] * 99))
     words = ["init", str(tmp_path), "--gpus", "4xH100", "--data", str(tmp_path / "sizes.jsonl")]
     done = workbench(*words, "-o", str(tmp_path / "job.yaml"))
     assert done.exit_code == 2
-    assert "has clips, the model has no encoder for them" in done.output
+    assert "rows have clips; want one encoder of them in model" in done.output
+    (tmp_path / "sizes.jsonl").write_text('{"text_tokens": 4}')
+    few = workbench(*words, "-o", str(tmp_path / "job.yaml"))
+    assert few.exit_code == 2
+    assert "has 1 rows, the job wants 16 samples; repeat the rows" in few.output
+    both = workbench(*words, "--text-tokens", "9", "-o", str(tmp_path / "job.yaml"))
+    assert both.exit_code == 2
+    assert "--text-tokens: sizes of texts are those of --data; want one of the two" in both.output
+    assert not (tmp_path / "job.yaml").exists()

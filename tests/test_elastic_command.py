@@ -253,7 +253,7 @@ def test_below_the_threshold_progress_is_saved_and_resumed_with_the_losses_of_an
     [
         (("--nodes", 3, "--event", "30:kill:node1"), "training ends after 20 steps; nearest: 19:kill:node1"),
         (("--nodes", 3, "--event", "3:kill:node1", "--event", "4:kill:node1"), "gone since '3:kill:node1'"),
-        (("--nodes", 3, "--faults", 3), "f = 3 needs 4: want at most f = 2, or 4 nodes"),
+        (("--nodes", 3, "--faults", 3), "faults 3 wants 4 pipelines; want faults 2, or 4 nodes"),
         (("--nodes", 9, "--faults", 8), "8 microbatches cannot be distributed to 9 pipelines"),
         (("--nodes", 65,), "65 processes of this machine: want at most 64; nearest: --nodes 64"),
         (("--ranks-per-node", 3, "--ranks-per-stage", 2), "3 ranks cannot be assigned to stages of 2"),
@@ -362,7 +362,7 @@ def test_a_trace_says_who_is_there(job: Path):
     trace.write_text("t_s,event,node\n60,add,a\n")
     refuse(
         "elastic", job, "--trace", trace, "--step-s", 10,
-        words="1 nodes hold 1 pipelines of 1 nodes, f = 1 needs 2", folder=job.parent,
+        words="number of nodes 1, of which a pipeline needs 1: faults 1 wants 2 pipelines", folder=job.parent,
     )  # fmt: skip
 
 

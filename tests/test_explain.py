@@ -19,7 +19,7 @@ from workbench.explain.warnings import unlike_layouts, waste_of
 from workbench.job.job import Job, load_job
 from workbench.job.module_layout import ModuleLayout
 from workbench.plan.codec import write_plan
-from workbench.plan.plan import Sharding
+from workbench.plan.plan import ModuleSettings, Recompute, Sharding
 from workbench.schedule.action import Pass
 from workbench.strategies import dip
 from workbench.timing.accept import accept
@@ -147,6 +147,14 @@ def test_layouts_that_a_strategy_does_not_keep_are_told(job: Job) -> None:
     )
     (line,) = unlike_layouts(planned(job), replace(job, layouts=(ModuleLayout(module="llm", pp=1),)))
     assert line == "cornstarch changes the layout of 'llm': the job has pp 1, the plan pp 2"
+    again = ModuleSettings(module="llm", recompute=Recompute.BLOCKS, sharding=Sharding.OPTIMIZER)
+    kept = replace(job, settings=replace(job.settings, modules=(again,)))
+    assert unlike_layouts(planned(kept), kept) == ()
+    (line,) = unlike_layouts(planned(job), kept)
+    assert line == (
+        "cornstarch changes the layout of 'llm': the job has recompute blocks, sharding optimizer, the plan "
+        "recompute none, sharding none"
+    )
 
 
 def test_a_heavy_sample_that_collapses_microbatches_is_told(job: Job) -> None:

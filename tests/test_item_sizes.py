@@ -281,19 +281,22 @@ def test_phi_4_attends_inside_windows(samples: int) -> None:
 @pytest.mark.parametrize("name", ["qwen2_5_omni_thinker", "voxtral", "qwen2_audio"])
 def test_a_batch_like_long_clips_has_all_their_windows(name: str, tmp_path: Path) -> None:
     data, seconds = tmp_path / "sizes.jsonl", (59.5, 70.5)
-    data.write_text("\n".join(json.dumps({"text_tokens": 8, "audio_seconds": each}) for each in seconds))
+    data.write_text("\n".join(json.dumps({"text_tokens": 8, "audio_seconds": each}) for each in seconds * 8))
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
     made = draft(
         str(tmp_path),
         machines_of("4xH100", None),
         train=Train.ALL,
-        text_tokens=8,
+        text_tokens=None,
         image_px=None,
         data=data,
+        folder=tmp_path,
     )
+    (tmp_path / "job.yaml").write_text(made.text)
+    batch = load_job(tmp_path / "job.yaml").batch
     windows = [clip_tokens(made.model.module("audio"), each) for each in seconds]
     assert (len(windows[0]) > 1) == (name != "qwen2_audio")
-    assert f"most: {max(map(len, windows))}" in made.text
+    assert [len(sample.of("audio")) for sample in batch[:2]] == list(map(len, windows))
 
 
 @pytest.mark.parametrize("strategy", ["default", "full"])

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from workbench.cost.profile import load_profile
 from workbench.data.corpus import anyres_grid
 from workbench.job.job import Job, load_job
 from workbench.job.sample_sizes import Tiling, with_sizes
+from workbench.job.step_batches import step_batches
 from workbench.planner.stable_batch import stable_batch_samples, too_small
 from workbench.strategies import entrain_search
 
@@ -140,3 +142,31 @@ def test_given_degrees_get_their_ranks():
 def test_no_configuration_names_the_nearest_job(changed, words: str):
     with pytest.raises(ValueError, match=words):
         entrain_search.configurations(replace(valm(), **changed), COST)
+
+
+def test_a_job_says_how_its_images_are_cut(tmp_path: Path):
+    """`batch.tiling` does what `--tiling` does, in the job's own batch and in later ones."""
+    spec = yaml.safe_load(VALM.read_text())
+    (tmp_path / "sizes.jsonl").write_text(
+        '{"text_tokens": 7, "image_width": 800, "image_height": 600}\n' * 24
+    )
+    file = tmp_path / "job.yaml"
+    del spec["batch"]["fixed"]
+    spec["batch"] |= {"sizes": "sizes.jsonl", "tiling": "anyres"}
+    file.write_text(yaml.safe_dump(spec))
+    job = load_job(file)
+    sizes = str(tmp_path / "sizes.jsonl")
+    assert job.batch == with_sizes(job, sizes, tiling=Tiling.ANYRES).batch
+    assert job.batch != with_sizes(job, sizes).batch
+    for batch in step_batches(file, job, 2):
+        assert [sample.segments for sample in batch] == [sample.segments for sample in job.batch]
+    spec["batch"] |= {"fixed": {"text_tokens": 9}, "sizes": None}
+    file.write_text(yaml.safe_dump(spec))
+    with pytest.raises(ValueError, match="'tiling' belongs to 'sizes'"):
+        load_job(file)
+
+
+def test_a_tiling_without_sizes_is_refused(tmp_path: Path):
+    done = workbench("plan", VALM, "-o", tmp_path / "plan.json", "--tiling", "anyres")
+    assert done.exit_code == 2
+    assert "--tiling anyres cuts images of --sizes; want --sizes, or no --tiling" in done.output

@@ -187,12 +187,12 @@ def test_jobs_cut_large_images(tmp_path: Path) -> None:
     tile = {"patch_size": 4, "tile_size": 32, "min_image_tokens": 1, "max_image_tokens": 16}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(tile))
     sizes = tmp_path / "sizes.jsonl"
-    rows = ({"text_tokens": 9, "image_width": [width], "image_height": [32]} for width in (96, 32, 96, 32))
+    rows = ({"text_tokens": 9, "image_width": [width], "image_height": [32]} for width in (96, 32) * 16)
     sizes.write_text("\n".join(map(json.dumps, rows)))
     target = tmp_path / "job.yaml"
     accept("init", tmp_path, "--gpus", "4xA100-80GB", "--data", sizes, "-o", target)
     drafted = load_job(target)
-    assert {segment.tokens_in for sample in drafted.batch for segment in sample.of(VISION)} <= {64, 128, 48}
+    assert [len(tuple(sample.of(VISION))) for sample in drafted.batch[:3]] == [4, 1, 4]
     job = replace(drafted, batch=drafted.batch[:4])
     for tiling, counts in ((Tiling.ANYRES, [4, 1, 4, 1]), (Tiling.NONE, [1, 1, 1, 1])):
         batch = with_sizes(job, str(sizes), tiling=tiling).batch

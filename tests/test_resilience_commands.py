@@ -214,7 +214,7 @@ def test_failures_shows_a_line_for_each_system(job, trace):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("templates", "--faults", 6), "f = 6 needs 7: want at most f = 5, or 7 nodes"),
+        (("templates", "--faults", 6), "faults 6 wants 7 pipelines; want faults 5, or 7 nodes"),
         (("templates", "--nodes", 0), "want 1 node or more, got 0"),
         (("failures",), "want one of --trace and --leaves-per-node-hour"),
         (("failures", "--leaves-per-node-hour", 1, "--hours", 0), "--hours must be > 0, got 0.0"),

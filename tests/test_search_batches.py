@@ -194,6 +194,9 @@ def test_a_judge_goes_to_other_processes() -> None:
         ({"steps": 3, "deadline": "soon"}, Objective.TRAINING, "--deadline: want a duration > 0 such as 60s"),
         ({}, Objective.GOODPUT, "want one of --mtbf and --failures"),
         ({"mtbf": "6h"}, Objective.THROUGHPUT, "--mtbf is for --objective goodput, got throughput"),
+        ({"restart": "5s"}, Objective.ITERATION, "--restart is for --objective goodput, got iteration"),
+        ({"storage_gb_per_s": 2.0}, Objective.ITERATION, "--storage-gb-per-s is for --objective goodput"),
+        ({"failures": Path("t.csv"), "repair": "2h"}, Objective.GOODPUT, "--repair is for --mtbf"),
     ],
 )
 def test_what_contradicts_itself_is_refused(said, objective, message) -> None:

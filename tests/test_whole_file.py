@@ -1,11 +1,13 @@
 """Files appear whole or not at all, with the permissions that the user chose."""
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from workbench.cli.console import one_line
 from workbench.whole_file import write_text
 
 
@@ -31,6 +33,18 @@ def test_a_failed_write_leaves_the_old_file_alone(tmp_path: Path) -> None:
         write_text("new \ud800", path)
     assert path.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["file.json"]
+
+
+def test_a_full_disk_names_the_file_and_not_the_temporary_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        write_text("new", tmp_path / "plan.json")
+    assert one_line(caught.value) == f"{tmp_path / 'plan.json'}: No space left on device"
 
 
 def test_links_stay_links(tmp_path: Path) -> None:

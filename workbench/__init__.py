@@ -13,7 +13,9 @@ called, and their modules are imported as usual.
 """
 
 import sys
+from collections.abc import Callable
 from importlib import import_module
+from inspect import Signature, signature
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -69,8 +71,19 @@ def __dir__() -> list[str]:
 class _CalledPackage(ModuleType):
     """A package that can be called like the function of its name in `workbench.api`."""
 
+    @property
+    def _function(self) -> Callable[..., Any]:
+        function: Callable[..., Any] = getattr(
+            import_module("workbench.api"), self.__name__.rpartition(".")[2]
+        )
+        return function
+
+    @property
+    def __signature__(self) -> Signature:
+        return signature(self._function)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return getattr(import_module("workbench.api"), self.__name__.rpartition(".")[2])(*args, **kwargs)
+        return self._function(*args, **kwargs)
 
 
 class _Face(ModuleType):

@@ -58,6 +58,7 @@ def plan(
         ValueError: an unknown strategy or profile, the strategy has no plan for the job, or the plan can
             deadlock or does not fit.
     """
+    _check_kind("plan", job, Job, "load_job")
     planner = _planners((strategy,), judge)[strategy]
     result = planner(job, cost_of(job, _name(profile), execution), progress)
     accept(result)
@@ -86,6 +87,7 @@ def search(
     """
     from sim.predict import predict_within
 
+    _check_kind("search", job, Job, "load_job")
     cost, objective_kind = cost_of(job, _name(profile), execution), Objective(objective)
     planners = _planners((*PLANNERS, *(PRICED if objective_kind is Objective.DOLLARS else ())), judge)
     planners_to_try = with_schedules(planners, [usual(kind) for kind in schedules])
@@ -110,6 +112,7 @@ def simulate(plan: Plan, *, profile: str | Path | None = None, execution: Path |
     """
     from sim.predict import predict_within
 
+    _check_kind("simulate", plan, Plan, "plan")
     lowered, memory = accept(plan)
     given = None if profile is None else load_profile(str(profile))
     return predict_within(lowered, memory, under(cost_for(plan, given), execution))
@@ -127,6 +130,7 @@ def run(plan: Plan, options: RunOptions = RunOptions()) -> "RunResult":  # noqa:
     """
     from runtime.launch import prepare, run_lowered
 
+    _check_kind("run", plan, Plan, "plan")
     if options.device == Device.CUDA:
         raise ValueError("processes of this machine run on the CPU; on GPUs start runtime.launch by torchrun")
     lowered, _ = accept(plan)
@@ -138,6 +142,13 @@ def run(plan: Plan, options: RunOptions = RunOptions()) -> "RunResult":  # noqa:
     for path, trace in zip(files, result.traces, strict=False):
         write_trace(trace, path)
     return result
+
+
+def _check_kind(function: str, value: object, kind: type, maker: str) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(
+            f"{function}: want a {kind.__name__}, as workbench.{maker} returns it, got {type(value).__name__}"
+        )
 
 
 def _name(profile: str | Path | None) -> str | None:

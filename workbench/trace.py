@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from workbench.headline import Headline
 from workbench.schedule.action import Action
 
 
@@ -78,7 +79,7 @@ class MemorySample(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class Trace(Headline):
     """One simulated, executed or emulated step. Times are seconds from the start of the step.
 
     Args:
@@ -98,6 +99,12 @@ class Trace:
     memory: tuple[MemorySample, ...] = ()
     loss: float | None = None
     details: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def headline(self) -> str:
+        """See `Headline`."""
+        step = f"{1e3 * self.iteration_s:,.4g} ms, {len(self.spans):,} spans"
+        return f"<Trace, {self.executor}: {step}, plan {self.plan_hash[:12]}>"
 
     @property
     def iteration_s(self) -> float:

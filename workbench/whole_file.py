@@ -4,14 +4,20 @@ import os
 from pathlib import Path
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, *reads: Path | str | None) -> None:
     """Raise early for a path that cannot be written after long work; nothing is created.
 
+    Args:
+        reads: files that the same command reads, which its output must not replace.
+
     Raises:
-        ValueError: the path is a folder, or its parent is not a writable folder.
+        ValueError: the path is a folder, its parent is not a writable folder, or it is read.
     """
     if path.is_dir():
         raise ValueError(f"{path}: want a file to write, this is a folder")
+    for source in map(Path, filter(None, reads)):
+        if path.is_file() and source.is_file() and path.samefile(source):
+            raise ValueError(f"{path}: this command reads it; want another file to write")
     above = next(folder for folder in Path(os.path.realpath(path)).parents if folder.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         raise ValueError(f"{path}: cannot be written, {above} is no folder that I may write to")
@@ -29,7 +35,7 @@ def write_bytes(content: bytes, path: Path) -> None:
     written. A device or a pipe, which cannot be renamed over, is written directly.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: it cannot be written; names the file.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
@@ -40,5 +46,8 @@ def write_bytes(content: bytes, path: Path) -> None:
     try:
         temporary.write_bytes(content)
         temporary.replace(path)
+    except OSError as error:
+        error.filename = str(path)  # a full disk names no file, other errors the temporary one
+        raise
     finally:
         temporary.unlink(missing_ok=True)

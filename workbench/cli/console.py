@@ -30,6 +30,7 @@ PIPE_COLUMNS = 120  # minimum width of output to a file or a pipe
 MAX_COLUMNS = 240  # width at which columns of prose are wrapped
 PROSE_COLUMNS = 40  # minimum width of a column that may be wrapped
 MIN_ROWS = 2  # of a table whose constant columns move to the caption
+MOST_STAGES = 64  # rows of a table of stages or programs that are printed
 _COLLECTED: ContextVar[list[Table] | None] = ContextVar("collected", default=None)
 """Tables of the running command if they are written in a format for programs; None: they are printed."""
 
@@ -96,6 +97,21 @@ class OneLineErrors(TyperGroup):
         if code == INTERRUPTED_CODE:  # typer's code for Ctrl-C
             sys.stderr.write("workbench: interrupted\n")
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def first_rows(table: Table, most: int = MOST_STAGES) -> Table:
+    """The table; printed, it has no more rows than that, and its caption says how to see the others.
+
+    Inside `in_format` it keeps all rows.
+    """
+    if table.row_count <= most or _COLLECTED.get() is not None:
+        return table
+    cut = copy(table)
+    cut.rows = table.rows[:most]
+    cut.columns = [replace(column, _cells=list(column.cells)[:most]) for column in table.columns]
+    cut.caption = f"{table.row_count - most:,} more rows; --format csv prints all"
+    cut.caption_justify = "left"
+    return cut
 
 
 def show(*parts: Table | str) -> None:

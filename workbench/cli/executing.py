@@ -61,7 +61,7 @@ def simulate_command(
     from sim.predict import predict_within
 
     if trace is not None:
-        check_writable(trace)
+        check_writable(trace, plan, profile, execution)
     parsed_plan = read_plan(plan)
     lowered, memory = accept(parsed_plan)
     cost = under(cost_of_file(plan, parsed_plan, profile), execution)
@@ -110,7 +110,7 @@ def run_command(
 
     lowered, _ = accept(parsed_plan)
     if options.trace is not None:
-        check_writable(options.trace)
+        check_writable(options.trace, plan, profile)
     settings, source = prepare(options, parsed_plan)
     if settings.checkpoints is not None and settings.checkpoints.warning is not None:
         warn(settings.checkpoints.warning)

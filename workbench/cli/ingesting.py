@@ -68,7 +68,7 @@ def ingest_command(
                 f"ingest: {flag} is for {required_kind}, {paths[0]} is {file_kind}; want no {flag}"
             )
     if output is not None:
-        check_writable(output)
+        check_writable(output, plan, *paths)
     if file_kind is FileKind.RECORDING:
         recorded_plan = None if plan is None else read_plan(plan)
         _print_traces(ingest(read_ranks(paths), plan=recorded_plan, pp=pp), output, as_json=as_json)

@@ -159,7 +159,7 @@ def search_jointly(
     _check_exclusive(flags, pareto)
     request = request._replace(job=aimed(request.job, request.criterion.objective))
     if flags.log is not None:
-        check_writable(flags.log)
+        check_writable(flags.log, flags.replay)
     if flags.replay is not None:
         return _replay(request, flags.replay, as_json=as_json)
     if flags.ablate is not None:

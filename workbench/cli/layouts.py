@@ -43,7 +43,7 @@ def layout_command(
         strategy = {} if placing is None else {"strategy": MEANT[placing].name}
     layouts = write_layouts(loaded_job, to)
     if output is not None:
-        check_writable(output)
+        check_writable(output, notation, *(() if to is Notation.JOB else (job,)))
         content = job_with_layouts(job, output, layouts["layouts"]) if to is Notation.JOB else layouts
         write_text(_yaml(content), output)
     if as_json:

@@ -70,9 +70,9 @@ def calibrate_command(
     from runtime.world.pool import Pool
 
     bench_device = device_of(device)
-    for path in (output, rows):
-        if path is not None:
-            check_writable(path)
+    check_writable(output, rows, *jobs or (), *extra_rows or ())
+    if rows is not None:
+        check_writable(rows, *jobs or (), *extra_rows or ())
     other_measurements = [read_measurement(path) for path in extra_rows or ()]
     plans = [calibration_plan(job) for job in ([read_job(path) for path in jobs] if jobs else _demo_jobs())]
     concurrency = min(len(plans[0].ranks), plans[0].cluster.nodes[0].num_cores or 1)
@@ -112,6 +112,9 @@ def report_command(
     from workbench.report.html import report_html
 
     path = output or folder / "report.html"
+    if path.suffix == ".json":
+        raise ValueError(f"{path}: plans and traces have this ending; want a page, such as report.html")
+    check_writable(path, job)
     contents = read_folder(folder)
     variants = None
     if job is not None:

@@ -1,13 +1,13 @@
 """Commands that make and check plans: plan, check."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from workbench.cli.console import print_result, show, warn
+from workbench.cli.console import first_rows, print_result, show, warn
 from workbench.cli.job_reading import read_job
 from workbench.cli.judging import JudgeFlag, Strategy, planners_by
 from workbench.cli.options import Json, PlanFile, with_flags_of
@@ -23,6 +23,7 @@ from workbench.plan.plan import Plan
 from workbench.plan.runnable import check_runnable_here, refusal_to_run
 from workbench.planner.judged import JudgedBy
 from workbench.planner.stable_batch import too_small
+from workbench.report.figure import Figure
 from workbench.report.progress import ticking
 from workbench.report.tables import (
     milliseconds,
@@ -30,6 +31,7 @@ from workbench.report.tables import (
     rank_runs,
     titled,
 )
+from workbench.schedule.action import Action
 from workbench.schedule.choice import ScheduleKind, usual
 from workbench.strategies.encoder_placement import with_layout_file
 from workbench.strategies.registry import BY_NAME
@@ -37,6 +39,7 @@ from workbench.timing.accept import accept
 from workbench.whole_file import check_writable
 
 DEFAULT_STRATEGY = Strategy("cornstarch")
+MOST_ACTIONS = 100  # of a program that are printed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +92,16 @@ class PlanInputs:
 
     def job(self, file: Path, strategy: str | None = None) -> Job:
         """The job of a file, with samples and layouts replaced as the flags say."""
+        if self.tiling is not Tiling.NONE and self.sizes is None:
+            raise ValueError(f"--tiling {self.tiling} cuts images of --sizes; want --sizes, or no --tiling")
         job = read_job(file)
         if self.sizes is not None:
             job = with_sizes(job, self.sizes, seed=self.seed, tiling=self.tiling)
         return job if self.layout is None else with_layout_file(job, self.layout, strategy)
+
+    def files(self, job: Path) -> tuple[Path | str | None, ...]:
+        """The job file and what the flags name, of which some may be files."""
+        return job, self.sizes, self.profile, self.layout, self.execution
 
     def cost(self, job: Job) -> CostModel:
         """The cost model of the job's machines, with the profile and execution file of the flags."""
@@ -125,7 +134,7 @@ def plan_command(
     as_json: Json = False,
 ) -> None:
     """Make a plan of a job with one strategy."""
-    check_writable(output)
+    check_writable(output, *inputs.files(job))
     inputs.check_seed({"--sizes": inputs.sizes is not None})
     if inputs.sizes is not None and data is not None:
         raise ValueError("plan: --sizes and --data both bring samples; want one of them")
@@ -157,9 +166,8 @@ def plan_command(
         "strategy": result.strategy,
         "run_refusal": refusal or None,
     }
-    print_result(
-        record, plan_table(result), f"written to {output}, hash {plan_hash(result)[:12]}", as_json=as_json
-    )
+    written = f"written to {output}, hash {plan_hash(result)[:12]}"
+    print_result(record, first_rows(plan_table(result)), written, as_json=as_json)
 
 
 def check_command(
@@ -177,6 +185,13 @@ def check_command(
     programs = titled("programs", ("ranks",))
     programs.add_column("actions", overflow="fold")
     for program in parsed_plan.programs:
-        programs.add_row(rank_runs(program.ranks), " ".join(map(str, program.actions)))
+        programs.add_row(rank_runs(program.ranks), _actions_text(program.actions))
     accepted = f"accepted: sound, fits, free of deadlock; hash {plan_hash(parsed_plan)[:12]}"
-    show(accepted, plan_table(parsed_plan), programs)
+    show(accepted, first_rows(plan_table(parsed_plan)), first_rows(programs))
+
+
+def _actions_text(actions: Sequence[Action]) -> Figure:
+    """The first actions of a program; all of them where a program reads the table."""
+    shown = " ".join(map(str, actions[:MOST_ACTIONS]))
+    more = f" ... {len(actions) - MOST_ACTIONS:,} more" if len(actions) > MOST_ACTIONS else ""
+    return Figure(shown + more, {"": " ".join(map(str, actions))})

@@ -44,7 +44,7 @@ def predict_command(
 ) -> None:
     from sim.predict import iteration_s
 
-    check_writable(output)
+    check_writable(output, rows, profile, execution)
     machine = None if profile is None else load_profile(profile)
     table = read_table(rows)
     predictor = RowPredictor(

@@ -41,7 +41,7 @@ def new_command(
     from workbench.calibrate.derived import profile_of
 
     path = output or Path(f"{name}.json")
-    check_writable(path)
+    check_writable(path, from_sheet, like)
     profile = profile_of(read_sheet(from_sheet), like, name=name)
     write_profile(profile, path)
     _print_profile(profile, {"output": str(path)}, f"written to {path}", as_json=as_json)

@@ -35,6 +35,7 @@ from workbench.search.objectives.options import ObjectiveOptions
 from workbench.search.objectives.template_plans import NAME as TEMPLATES
 from workbench.search.objectives.template_plans import TemplatePlanner
 from workbench.strategies.registry import PLANNERS, PRICED
+from workbench.whole_file import check_writable
 
 
 @with_flags_of(PlanInputs)
@@ -70,6 +71,8 @@ def search_command(
     as_json: Json = False,
 ) -> None:
     """Plan a job with every strategy, simulate the plans and rank them."""
+    if output is not None:
+        check_writable(output, *inputs.files(job), joint_flags.replay)
     if pareto is not None:
         check_drawable(pareto)
     _check_seed(inputs, options, joint_flags)

@@ -9,7 +9,7 @@ import typer
 from workbench.cli.console import emit_json, show, warn
 from workbench.cli.job_reading import warn_of_misspelt_keys
 from workbench.cli.options import Json
-from workbench.job.draft import LARGEST_IMAGE_PX, Draft, Train, draft, machines_of
+from workbench.job.draft import LARGEST_IMAGE_PX, USUAL_TEXT_TOKENS, Draft, Train, draft, machines_of
 from workbench.model.model_graph import ModelGraph
 from workbench.plan.runnable import check_family
 from workbench.report.tables import listed
@@ -29,21 +29,32 @@ def init_command(
     train: Annotated[
         Train, typer.Option(help="what to train; lora: projectors, and adapters of the LLM")
     ] = Train.LLM,
-    text_tokens: Annotated[int, typer.Option(min=1, max=10_000_000, help="text tokens per sample")] = 1024,
+    text_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, max=10_000_000, help=f"text tokens per sample; default: {USUAL_TEXT_TOKENS}"),
+    ] = None,
     image: Annotated[
         str | None, typer.Option(help="HEIGHTxWIDTH in pixels for variable-size encoders; default: 448x448")
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="file with the sizes of your samples, as for `plan --sizes`"),
+        typer.Option(
+            help="file with the sizes of your samples, as for `plan --sizes`, from which the job reads them"
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Write a job file for a model. A composite model is split into encoders, projectors and LLM."""
-    check_writable(output)
+    check_writable(output, model, data)
     machines = machines_of(gpus, nodes)
     job_draft = draft(
-        model, machines, train=train, text_tokens=text_tokens, image_px=_parse_image_size(image), data=data
+        model,
+        machines,
+        train=train,
+        text_tokens=text_tokens,
+        image_px=_parse_image_size(image),
+        data=data,
+        folder=output.parent,
     )
     write_text(job_draft.text, output)
     warn_of_misspelt_keys(job_draft.model)

@@ -41,13 +41,13 @@ class NodeSpecification:
         if self.num_nodes < self.threshold:
             bearable = self.num_nodes // self.smallest - 1
             remedy = (
-                f"at most f = {bearable}, or {self.threshold} nodes"
+                f"faults {bearable}, or {self.threshold} nodes"
                 if bearable >= 0
                 else f"at least {self.threshold} nodes"
             )
             raise ValueError(
-                f"{self.num_nodes} nodes hold {self.num_nodes // self.smallest} pipelines of "
-                f"{self.smallest} nodes, f = {self.num_faults} needs {self.num_faults + 1}: want {remedy}"
+                f"number of nodes {self.num_nodes}, of which a pipeline needs {self.smallest}: faults "
+                f"{self.num_faults} wants {self.num_faults + 1} pipelines; want {remedy}"
             )
         for left in range(self.threshold, self.num_nodes + 1):
             if not self.covers(left):

@@ -8,7 +8,7 @@ from typing import Any
 from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
 from workbench.job.other_layouts import apart
-from workbench.plan.plan import Plan
+from workbench.plan.plan import Plan, Settings
 from workbench.planner.layout_choice import degrees_of
 from workbench.planner.plan_layouts import joint_replicas_of
 
@@ -27,21 +27,36 @@ def waste_of(plan: Plan, job: Job) -> tuple[str, ...]:
 
 def unlike_layouts(plan: Plan, job: Job) -> tuple[str, ...]:
     """One line for each module whose layout in the plan differs from the job's, as strategies may choose."""
-    return tuple(line for layout in job.layouts for line in _unlike(plan, layout))
+    return tuple(line for layout in job.layouts for line in _unlike(plan, layout, job.settings))
 
 
-def _unlike(plan: Plan, layout: ModuleLayout) -> Iterator[str]:
+def _unlike(plan: Plan, layout: ModuleLayout, settings: Settings) -> Iterator[str]:
     degrees = degrees_of(plan, layout.module)
     chain_of = plan.chain[layout.module, plan.replicas(layout.module)[0]]
     has: dict[str, Any] = {name: getattr(degrees, name) for name in ("pp", "tp", "cp", "ep", "dp")}
     has["stage_layers"] = [last - first for first, last in (stage.layers for stage in chain_of)]
     open_ones: dict[str, Any] = {"pp": None, "tp": 1, "cp": 1, "ep": 1, "dp": None, "stage_layers": []}
     requested = {name: getattr(layout, name) for name in has} | {"stage_layers": list(layout.stage_layers)}
+    has |= _set(plan.settings, layout.module)
+    open_ones |= _set(Settings(), layout.module)
+    requested |= _set(settings, layout.module)
     unlike = [name for name in has if requested[name] not in (open_ones[name], has[name])]
     if unlike:
         wanted, got = (", ".join(f"{name} {each[name]}" for name in unlike) for each in (requested, has))
         where = f"the layout of {layout.module!r}"
         yield f"{plan.strategy} changes {where}: the job has {wanted}, the plan {got}"
+
+
+def _set(settings: Settings, module: str) -> dict[str, Any]:
+    """What a job's layout says besides degrees, in its words."""
+    chosen = settings.of(module)
+    return {
+        "recompute": chosen.recompute.value,
+        "recompute_layers": chosen.recompute_layers,
+        "recompute_modules": [part.value for part in chosen.computed_again],
+        "sharding": chosen.sharding.value,
+        "sequence_parallel": chosen.sequence_parallel,
+    }
 
 
 def _unused(plan: Plan, usable: int) -> Iterator[str]:

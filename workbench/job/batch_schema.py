@@ -4,6 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
+from workbench.job.sample_sizes import Tiling
 from workbench.job.strict import Count, Items, Seconds, Share, Strict
 from workbench.masks.patterns import CAUSAL, PATTERNS, canonical
 
@@ -99,6 +100,7 @@ class BatchSpec(Strict):
         fixed: equal samples.
         mixture: random samples of different sizes.
         sizes: file with the sizes of samples, or name of a corpus, as for `--sizes`.
+        tiling: only with `sizes`: `anyres` cuts images as the model's processor does, as `--tiling`.
     """
 
     samples: Annotated[Count, Field(le=100_000)]
@@ -108,11 +110,14 @@ class BatchSpec(Strict):
     fixed: FixedSpec | None = None
     mixture: MixtureSpec | None = None
     sizes: Annotated[str, Field(min_length=1)] | None = None
+    tiling: Tiling = Tiling.NONE
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
         if sum(value is not None for value in (self.fixed, self.mixture, self.sizes)) != 1:
             raise ValueError("want exactly one of 'fixed', 'mixture' and 'sizes'")
+        if self.tiling is not Tiling.NONE and self.sizes is None:
+            raise ValueError("'tiling' belongs to 'sizes'; say how many tiles by 'each' or 'most'")
         return self
 
     @field_validator("mask", mode="before")

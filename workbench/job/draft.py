@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from workbench.cost.profile import known_profiles, load_profile
-from workbench.job.drafted_batch import equal_samples, like_data
+from workbench.job.drafted_batch import equal_samples, samples_of_data
 from workbench.job.job_file import parse_spec
 from workbench.job.parts import model_of, zoo_names
 from workbench.memory.layer import state_bytes
@@ -34,6 +34,7 @@ MOST_STAGES = 8  # of a module, before its layers are divided by tensor parallel
 STATE_SHARE = 0.6  # of a device's memory; the rest is for activations
 PRECISION, WIDE = Precision.BFLOAT16, Precision.FLOAT32  # of weights, and of what the optimizer updates
 LARGEST_IMAGE_PX = 10_000
+USUAL_TEXT_TOKENS = 1024  # of a sample
 MICROBATCHES = 8  # least microbatches of a replica in a step
 RANK, ALPHA = 16, 32  # of adapters
 _NOISE = (  # keys of a config.json that do not concern its layers
@@ -122,9 +123,10 @@ def draft(
     machines: Machines,
     *,
     train: Train,
-    text_tokens: int,
+    text_tokens: int | None,
     image_px: tuple[int, int] | None,
     data: Path | None = None,
+    folder: Path = Path(),
 ) -> Draft:
     """Draft a job that `plan` accepts as it is.
 
@@ -132,9 +134,10 @@ def draft(
         model: a config.json, the folder of a checkpoint, or a name of the zoo.
         machines: where the job runs.
         train: which weights are trained.
-        text_tokens: text tokens of a sample.
+        text_tokens: text tokens of a sample; None: `USUAL_TEXT_TOKENS`.
         image_px: (height, width) of images, for encoders of any size; None: 448 x 448.
-        data: a file or folder of sizes, as `plan --sizes` reads it, whose samples are imitated.
+        data: a file or folder of sizes, as `plan --sizes` reads it, that gives the samples.
+        folder: where the job file will be; it names the data from there.
 
     Raises:
         ValueError: no such model, a composite of unknown structure, an encoder alone, projectors or an image
@@ -150,11 +153,16 @@ def draft(
     layout, replicas = _layout(graph, machines)
     if data is not None and image_px is not None:
         raise ValueError("--image: sizes of images are those of --data; want one of the two")
+    if data is not None and text_tokens is not None:
+        raise ValueError("--text-tokens: sizes of texts are those of --data; want one of the two")
+    num_samples = _samples(machines, replicas)
     batch_content = (
-        equal_samples(parts, graph, text_tokens, image_px) if data is None else like_data(parts, graph, data)
+        equal_samples(parts, graph, text_tokens or USUAL_TEXT_TOKENS, image_px)
+        if data is None
+        else samples_of_data(parts, graph, num_samples, data, folder)
     )
     batch = {
-        "samples": _samples(machines, replicas),
+        "samples": num_samples,
         "microbatch_samples": 1,
         "replicas": replicas,
         **batch_content,

@@ -1,31 +1,14 @@
-"""The batch of a drafted job: equal samples, or samples with the sizes of given data."""
+"""The batch of a drafted job: equal samples, or samples that a file of sizes gives."""
 
-from collections import Counter
-from collections.abc import Callable, Sequence
-from math import prod
+import os
 from pathlib import Path
 from typing import Any
 
-from workbench.data.corpus import ItemTokens
-from workbench.data.size_files import read_sizes
-from workbench.data.sizes import Sizes
-from workbench.model.composites.composite import AUDIO, TILES, Parts
+from workbench.job.sample_sizes import Tiling, sized_batch
+from workbench.model.composites.composite import TILES, Parts
 from workbench.model.composites.vision import PAGE_PX
-from workbench.model.item_tokens import (
-    class_tokens,
-    clip_tokens,
-    evenly_near,
-    merged_tokens,
-    packs_tiles,
-    split_px,
-    takes_any_size,
-    tile_tokens,
-    video_of,
-)
+from workbench.model.item_tokens import takes_any_size
 from workbench.model.model_graph import TEXT, ModelGraph, Module
-
-MOST_ROWS = 10_000  # rows of a user's data that are read
-MOST_SIZES = 16  # distinct sizes of images and videos in a mixture
 
 
 def equal_samples(
@@ -48,82 +31,23 @@ def equal_samples(
     return {"fixed": {"text_tokens": text_tokens, **({"items": items} if items else {})}}
 
 
-def like_data(parts: Parts | None, graph: ModelGraph, data: Path) -> dict[str, Any]:
-    """The `mixture` entry of a job, with items and text like the first rows of a data set.
+def samples_of_data(
+    parts: Parts | None, graph: ModelGraph, num_samples: int, data: Path, folder: Path
+) -> dict[str, Any]:
+    """The entries of a job's batch that read its samples from a data set, in the order of its rows.
+
+    Args:
+        data: a file or folder of sizes, as `read_sizes`.
+        folder: where the job file will be, from which it names the data.
 
     Raises:
-        ValueError: no sizes, as `read_sizes`, or images, videos or clips that no encoder takes.
+        ValueError: no or too few sizes, or images, videos or clips that no encoder takes, as `sized_batch`.
     """
-    rows = read_sizes(data)[:MOST_ROWS]
-    texts = [sum(row.text_tokens) for row in rows]
-    encoders = {module.modality == AUDIO: module for module in _encoders(graph, parts)}
-    for is_audio, what in ((False, "images or videos"), (True, "clips")):
-        if is_audio not in encoders and any(_items(row, is_audio=is_audio) for row in rows):
-            raise ValueError(f"data {str(data)!r} has {what}, the model has no encoder for them")
-    for video in (video for row in rows for video in row.videos):
-        video_of(encoders[False], *video)  # raises where no rule takes it
-    items = {
-        module.modality: _mixed(module, rows, _cut(module, parts, is_audio=is_audio))
-        for is_audio, module in encoders.items()
-        if any(_items(row, is_audio=is_audio) for row in rows)
-    }
-    mixture = {"seed": 0, "text_tokens": [max(1, min(texts)), max(texts)]}
-    return {"mixture": {**mixture, **({"items": items} if items else {})}}
+    tiling = Tiling.ANYRES if parts is not None and TILES in parts.notes else Tiling.NONE
+    sized_batch(graph, num_samples, str(data), tiling=tiling)
+    source = os.path.relpath(data, folder)
+    return {"sizes": source} | ({"tiling": tiling.value} if tiling is not Tiling.NONE else {})
 
 
 def _encoders(graph: ModelGraph, parts: Parts | None) -> list[Module]:
     return [module for module in graph.modules if module.modality != TEXT and parts is not None]
-
-
-def _items(row: Sizes, *, is_audio: bool) -> Sequence[Any]:
-    return row.audio_s if is_audio else (*row.images, *row.videos)
-
-
-def _cut(module: Module, parts: Parts | None, *, is_audio: bool) -> Callable[[Any], Sequence[Any]]:
-    """The rule that turns an image or clip into items: windows of a clip, tiles of an image, or its size."""
-    if is_audio:
-        return lambda duration_s: clip_tokens(module, duration_s)
-    if parts is not None and TILES in parts.notes and not _is_sized(module):
-        return lambda size: tile_tokens(module, *size)
-    return lambda size: split_px(module, *size) if len(size) == 2 else (size,)  # else of a video
-
-
-def _is_sized(module: Module) -> bool:
-    """Whether sizes of images tell it how many tokens they make."""
-    return takes_any_size(module) or packs_tiles(module)
-
-
-def _runnable(module: Module, tile: ItemTokens) -> ItemTokens:
-    """The tile's tokens as the runtime makes them: it cuts off no padding."""
-    tokens_in, merged = tile.tokens_in - class_tokens(module.layers[0]), merged_tokens(module.layers[-1])
-    tokens_out = evenly_near(tokens_in, tile.tokens_out) if merged == 1 else tokens_in // merged
-    return tile._replace(tokens_out=tokens_out)
-
-
-def _mixed(module: Module, rows: Sequence[Sizes], cut: Callable[[Any], Sequence[Any]]) -> dict[str, Any]:
-    """A mixture's entry for one encoder; each window of a clip and each tile of an image is an item."""
-    is_audio = module.modality == AUDIO
-    items_of_rows = [
-        [item for items in _items(row, is_audio=is_audio) for item in cut(items)] for row in rows
-    ]
-    entry: dict[str, Any] = {"most": max(map(len, items_of_rows))}
-    if without := sum(not items for items in items_of_rows):
-        entry["missing"] = round(without / len(rows), 3)
-    sizes = [size for items in items_of_rows for size in items]
-    if isinstance(sizes[0], ItemTokens):
-        tokens: ItemTokens = sorted(sizes)[len(sizes) // 2]
-        entry["tokens"] = list(tokens if is_audio else _runnable(module, tokens))
-    elif _is_sized(module):
-        entry |= _sized(sizes)
-    return entry
-
-
-def _sized(sizes: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
-    """The most common image sizes; with videos, evenly spaced quantiles of all sizes."""
-    if all(len(size) == len(PAGE_PX) for size in sizes):
-        return {"images": [list(size) for size, _ in Counter(sizes).most_common(MOST_SIZES)]}
-    ordered, num = sorted(sizes, key=prod), min(MOST_SIZES, len(sizes))
-    quantiles = [ordered[(2 * step + 1) * len(sizes) // (2 * num)] for step in range(num)]
-    images = [list(size) for size in quantiles if len(size) == len(PAGE_PX)]
-    videos = [list(size) for size in quantiles if len(size) > len(PAGE_PX)]
-    return {"videos": videos} | ({"images": images} if images else {})

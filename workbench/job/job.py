@@ -6,6 +6,7 @@ from pathlib import Path
 
 from workbench.cost.hardware import Cluster
 from workbench.data.sample import Sample
+from workbench.headline import Headline
 from workbench.job.device_pools import Aim, Pool, check_pools, dollars_per_hour, pools_of
 from workbench.job.job_file import read_spec
 from workbench.job.joint_layouts import join
@@ -30,7 +31,7 @@ _SOUND: LruCache[None] = LruCache(64)  # checked batches of models
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class Job(Headline):
     """Everything that a strategy needs; built from a job.yaml or in Python.
 
     Args:
@@ -66,6 +67,13 @@ class Job:
     aim: Aim = Aim.SECONDS
     dollars_per_rank_hour: float | None = None
     joint_replicas: int = 1
+
+    @property
+    def headline(self) -> str:
+        """See `Headline`."""
+        names = ", ".join(module.name for module in self.model.modules)
+        size = f"{self.cluster.num_ranks} ranks, {len(self.batch)} samples a step"
+        return f"<Job {self.name!r}: {names}; {size}>"
 
     def dollars_per_hour(self, ranks: Sequence[int]) -> float | None:
         """Dollars an hour of some ranks together; None where a rank has no price."""

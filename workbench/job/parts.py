@@ -263,7 +263,8 @@ def _with_lone_tiles(sample: Sample, model: ModelGraph) -> Sample:
 def _drawn(spec: BatchSpec, model: ModelGraph, folder: Path) -> tuple[Sample, ...]:
     if spec.sizes is not None:
         file = folder / spec.sizes
-        return sized_batch(model, spec.samples, str(file) if file.exists() else spec.sizes)
+        source = str(file) if file.exists() else spec.sizes
+        return sized_batch(model, spec.samples, source, tiling=spec.tiling)
     content = spec.fixed or spec.mixture
     assert content is not None
     encoders = {module.modality: module for module in model.modules if module.modality != TEXT}

@@ -126,7 +126,9 @@ def _sizes(source: str, num: int, seed: int) -> tuple[Sizes, ...]:
 
 def _check_rows(source: str, rows: Sequence[Sizes], num: int) -> None:
     if len(rows) < num:
-        raise ValueError(f"sizes: {source} has {len(rows)} rows, the job wants {num} samples")
+        raise ValueError(
+            f"sizes: {source} has {len(rows)} rows, the job wants {num} samples; repeat the rows"
+        )
 
 
 def _encoder(model: ModelGraph, kind: str, sizes: Sequence[Sizes]) -> Module | None:
@@ -136,7 +138,8 @@ def _encoder(model: ModelGraph, kind: str, sizes: Sequence[Sizes]) -> Module | N
     if len(encoders) > 1 or (has_any and not encoders):
         names = ", ".join(module.name for module in encoders) or "none"
         raise ValueError(
-            f"sizes: rows have an {kind}; want one such encoder in model {model.name!r}, got {names}"
+            f"sizes: rows have {'images' if kind == 'image' else 'clips'}; want one encoder of them in model "
+            f"{model.name!r}, got {names}"
         )
     return encoders[0] if encoders else None
 

@@ -49,7 +49,7 @@ def step_batches(
             str(file) if sizes is None and file.exists() else source,
             num_batches=num,
             seed=seed + 1,
-            tiling=tiling,
+            tiling=tiling if sizes is not None else spec.tiling,
         )
         return tuple(_masked(job, batch) for batch in batches)
     if spec.mixture is None:

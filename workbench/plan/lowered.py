@@ -11,6 +11,7 @@ import numpy as np
 
 from workbench.arrays import Flags, Ints, ints, spans, starts
 from workbench.data.sample import Item
+from workbench.headline import Headline
 from workbench.plan.frame import frame_of
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.parameter_shards import shard_units
@@ -322,7 +323,7 @@ class GradientGroup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lowered:
+class Lowered(Headline):
     """A plan with everything derived from it.
 
     No `slots`: the task graph is cached on the instance.
@@ -340,6 +341,12 @@ class Lowered:
     outputs: Mapping[Action, tuple[int, ...]]
     groups: tuple[GradientGroup, ...]
     reductions: dict[Action, tuple[int, ...]]
+
+    @property
+    def headline(self) -> str:
+        """See `Headline`."""
+        size = f"{len(self.transfers):,} transfers, {len(self.groups):,} gradient groups"
+        return f"<Lowered, {size}: {self.plan.headline}>"
 
     @cached_property
     def rows(self) -> Rows:

@@ -8,6 +8,7 @@ from typing import Any
 
 from workbench.cost.hardware import Cluster
 from workbench.data.sample import WHERE_SET, Item, Sample
+from workbench.headline import Headline
 from workbench.model.block_modules import BlockModule
 from workbench.model.model_graph import ModelGraph
 from workbench.plan.kernels import Kernels
@@ -259,7 +260,7 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: the look-up tables below are cached on the instance
-class Plan:
+class Plan(Headline):
     """One optimizer step of one job. A plan is self-contained: executors need only a profile in addition.
 
     Args:
@@ -283,6 +284,14 @@ class Plan:
     programs: tuple[Program, ...]
     token_shards: tuple[TokenShard, ...] = ()
     settings: Settings = field(default_factory=Settings)
+
+    @property
+    def headline(self) -> str:
+        """See `Headline`."""
+        return (
+            f"<Plan of {self.model.name!r}, strategy {self.strategy}: {len(self.stages)} stages on "
+            f"{len(self.ranks)} ranks, {len(self.batch)} samples a step>"
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled: the plan without what is cached on it."""

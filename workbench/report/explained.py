@@ -18,7 +18,10 @@ MOST_SHOWN = 12  # rows of a table of causes
 
 
 def account_tables(account: Account, step_s: float) -> tuple[Table, ...]:
-    """The critical path and the idle time by cause, without what is below a rounding error."""
+    """The critical path and the idle time by cause, without what is below a rounding error.
+
+    Idle causes beyond the first are summed in one row.
+    """
     path = titled(f"critical path, {account.num_steps} steps", ("", "of", "time", "of the step"))
     for cause in account.path:
         if cause.seconds >= LEAST * step_s:
@@ -26,10 +29,13 @@ def account_tables(account: Account, step_s: float) -> tuple[Table, ...]:
     idle_s = sum(wait.seconds for wait in account.idle)
     title = f"idle time of the mean rank, {milliseconds(idle_s)} of {milliseconds(step_s)}"
     idle = titled(title, ("", "of", "time", "of the step"))
-    for wait in account.idle:
-        if wait.seconds >= LEAST * step_s:
-            where = wait.where if wait.place is None else f"{wait.where}, stage {wait.place}"
-            idle.add_row(wait.cause, where, *_share(wait.seconds, step_s))
+    shown = [wait for wait in account.idle if wait.seconds >= LEAST * step_s][:MOST_SHOWN]
+    for wait in shown:
+        where = wait.where if wait.place is None else f"{wait.where}, stage {wait.place}"
+        idle.add_row(wait.cause, where, *_share(wait.seconds, step_s))
+    rest_s = idle_s - sum(wait.seconds for wait in shown)
+    if rest_s >= LEAST * step_s:
+        idle.add_row("all other causes", "", *_share(rest_s, step_s))
     return path, idle
 
 
@@ -42,7 +48,7 @@ def changes_tables(changes: Changes, most: int) -> tuple[Table | str, ...]:
     nearest = "no tried change makes the step shorter; the closest are"
     title = "changes that help most" if changes.helping else nearest
     best = (changes.helping or changes.slower)[:most]
-    parts: list[Table | str] = [_changes_table(title, best, changes.base)]
+    parts: list[Table | str] = [_changes_table(title, best, changes.base)] if best else []
     faster = [tried for tried, judged in _judged(changes.misfits) if judged.step_s < changes.base.step_s]
     if faster:
         parts.append(_changes_table("shorter, but do not fit in memory", faster[:most], changes.base))

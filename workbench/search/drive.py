@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from workbench.cost.model import CostModel
+from workbench.headline import Headline
 from workbench.job.device_pools import Aim
 from workbench.job.job import Job
 from workbench.metrics import StepMetrics, step_metrics
@@ -22,7 +23,7 @@ from workbench.units import S_PER_HOUR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(Headline):
     """One strategy's plan with its metrics, or the reason why there is none.
 
     Args:
@@ -36,6 +37,12 @@ class Candidate:
     refusal: str = ""
     dollars_per_hour: float | None = None
     judged: Judged | None = None
+
+    @property
+    def headline(self) -> str:
+        """See `Headline`."""
+        result = f"no plan: {self.refusal}" if self.trace is None else f"{1e3 * self.step_s:,.4g} ms a step"
+        return f"<Candidate {self.strategy}: {result}>"
 
     @property
     def step_s(self) -> float:

@@ -13,8 +13,8 @@ TILES = (
     "those of your images by `init --data FILE` or `plan --sizes FILE --tiling anyres`"
 )
 PACKED = (
-    "an image is one item of several tiles: give sizes by `images`, as `init --data FILE` does, or count "
-    "those of your images by `plan --sizes FILE`"
+    "an image is one item of several tiles: give sizes by `images`, or count those of your images by "
+    "`init --data FILE` or `plan --sizes FILE`"
 )
 VISION_TOWER = {"": "model.vision_tower."}  # prefixes of weights of most image encoders
 AUDIO_TOWER = {"": "model.audio_tower."}

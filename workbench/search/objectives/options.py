@@ -1,7 +1,7 @@
 """Options of a search's objective, as flags, and the judge that they describe."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -86,11 +86,24 @@ class ObjectiveOptions:
         self._check_batches()
         training = {"--steps": self.steps, "--tokens": self.tokens, "--deadline": self.deadline}
         _refuse_for_others(training, objective, Objective.TRAINING)
-        _refuse_for_others({"--mtbf": self.mtbf, "--failures": self.failures}, objective, Objective.GOODPUT)
+        losses = {"--mtbf": self.mtbf, "--failures": self.failures, **self._changed_recovery}
+        _refuse_for_others(losses, objective, Objective.GOODPUT)
         if objective is Objective.TRAINING and (self.steps is None) == (self.tokens is None):
             raise ValueError(f"--objective {objective}: want one of --steps and --tokens")
         if objective is Objective.GOODPUT and (self.mtbf is None) == (self.failures is None):
             raise ValueError(f"--objective {objective}: want one of --mtbf and --failures")
+        if self.failures is not None and "--repair" in self._changed_recovery:
+            raise ValueError("--repair is for --mtbf: the trace of --failures says when nodes return")
+
+    @property
+    def _changed_recovery(self) -> dict[str, object]:
+        """Flags of recovery without their default value."""
+        usual = {entry.name: entry.default for entry in fields(self)}
+        return {
+            f"--{name.replace('_', '-')}": getattr(self, name)
+            for name in ("repair", "restart", "storage_gb_per_s", "saving")
+            if getattr(self, name) != usual[name]
+        }
 
     def _check_batches(self) -> None:
         if self.batches is not None and self.batches < 1:
