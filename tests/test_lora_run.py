@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +15,11 @@ from torch.nn.functional import cross_entropy, linear
 from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaRMSNorm
 
 from runtime.data.batches import SyntheticSource
+from runtime.elastic.run import elastic_job
 from runtime.emulation.emulate import emulate
 from runtime.launch import run_lowered
 from runtime.measure.plans import BenchSettings, layer_tasks
+from runtime.models.adapter_files import check_origin
 from runtime.models.choose import adapter_of
 from runtime.models.initialise import initial_value
 from runtime.models.norm import widen_norms
@@ -24,10 +27,11 @@ from runtime.reference import Reference
 from runtime.run_settings import Collect, RunSettings
 from runtime.step.optimizer import OptimizerSettings
 from runtime.world.pool import Pool
+from tests import tiny_models
 from tests.plans import disjoint_plan, finish
 from tests.test_fsdp import sharded_parameters
 from tests.test_parity import CUTS, SEED, assert_parity, mixed
-from tests.test_tensor_parallel import ONE, encoders, laid_out
+from tests.test_tensor_parallel import CONFIGS, ONE, encoders, laid_out
 from tests.test_tensor_sequence import sequence_parallel
 from tests.tiny_valm import tiny_batch
 from workbench.calibrate.measurement import LayerRow
@@ -40,7 +44,7 @@ from workbench.model.trained import without_adapters
 from workbench.plan.build import with_programs
 from workbench.plan.lower import lower
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute
-from workbench.plan.runnable import check_runnable, check_targets
+from workbench.plan.runnable import check_adapters, check_runnable, check_targets
 from workbench.plan.stage import Stage
 from workbench.schedule.choice import Schedule, ScheduleKind
 
@@ -249,3 +253,47 @@ def test_layers_are_measured_without_their_adapters() -> None:
     assert {row.signature for row in rows} == {
         signature(without_adapters(layer)) for layer in text.modules[0].layers
     }
+
+
+def test_frozen_weights_are_read_and_adapters_drawn(tmp_path: Path) -> None:
+    plan = two_stages()
+    emulate(lower(plan), replace(SETTINGS, export=tmp_path / "out"))
+    drawn, read = (
+        dict(Reference(plan, seed=seed, dtype=torch.float64, weights=weights).modules["llm"].named_weights())
+        for seed, weights in ((SEED, None), (SEED, tmp_path / "out"))
+    )
+    assert all(torch.equal(drawn[name], read[name]) for name in drawn)
+    other = dict(
+        Reference(plan, seed=SEED + 1, dtype=torch.float64, weights=tmp_path / "out")
+        .modules["llm"]
+        .named_weights()
+    )
+    unlike = {name for name in drawn if not torch.equal(drawn[name], other[name])}
+    assert unlike == {name for name in drawn if ".lora_A." in name}
+
+
+def test_products_without_a_linear_layer_are_refused_by_name() -> None:
+    latent = tiny_models.llm(CONFIGS["deepseek_v3"])
+    module = with_adapters(with_trainable(latent, Trainable.NONE), R4, Adapted.ATTENTION)
+    with pytest.raises(ValueError, match="lora of 'kv_down_proj' can be simulated, not run"):
+        check_adapters(module, ModuleSettings(module="llm"))
+    transposed = with_trainable(tiny_models.llm(CONFIGS["gpt2"]), Trainable.NONE)
+    with pytest.raises(ValueError, match="lora wants a linear layer of its own for 'qkv_proj'"):
+        adapter_of(with_adapters(transposed, R4, Adapted.QKV)).build(1)
+
+
+def test_sums_in_pieces_are_refused() -> None:
+    llm = two_stages().model.module("llm")
+    with pytest.raises(ValueError, match="products with lora are summed whole, got collective_pieces 2"):
+        check_adapters(llm, ModuleSettings(module="llm", collective_pieces=2))
+
+
+def test_a_composites_checkpoint_gets_no_adapters() -> None:
+    with pytest.raises(ValueError, match="adapters of 'llm' are written beside weights of single modules"):
+        check_origin(two_stages().model.modules, "llava")
+
+
+def test_training_through_failures_refuses_adapters() -> None:
+    templates: Any = SimpleNamespace(job=SimpleNamespace(model=two_stages().model))
+    with pytest.raises(ValueError, match="'llm': lora is not trained through failures"):
+        elastic_job(templates, SimpleNamespace(), seed=0, wait_s=1.0, num_cores=1)  # type: ignore[arg-type]

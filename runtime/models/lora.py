@@ -11,6 +11,8 @@ from runtime.models.initialise import Fill, constant
 from workbench.model.layer import Layer, Matmul
 from workbench.model.lora import ADAPTED_BY_NAME, DOWN, UP
 
+ATTENTIONS = frozenset({"self_attn", "attn", "attention"})  # names of a block's attention
+
 
 def add_adapters(layer: nn.Module, planned: Layer, where: str) -> None:
     """Put the adapters of a planned layer into the modules of its products.
@@ -65,9 +67,11 @@ def _linear(layer: nn.Module, operator: Matmul, where: str) -> nn.Linear:
 
 
 def _named(layer: nn.Module, product: str) -> Iterator[nn.Linear]:
-    is_of_mlp = product.startswith("mlp")
+    """Linear layers that may be a product: inside an attention, or, of an MLP, outside all."""
+    is_of_attention = not product.startswith("mlp")
     for name, module in layer.named_modules():
         parents, _, own = name.rpartition(".")
-        in_mlp = any(part in ("mlp", "feed_forward") for part in parents.split("."))
-        if isinstance(module, nn.Linear) and in_mlp is is_of_mlp and own in ADAPTED_BY_NAME.get(product, ()):
+        in_attention = not ATTENTIONS.isdisjoint(parents.split("."))
+        is_inside = in_attention is is_of_attention
+        if isinstance(module, nn.Linear) and is_inside and own in ADAPTED_BY_NAME.get(product, ()):
             yield module
