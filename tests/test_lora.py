@@ -1,5 +1,6 @@
 """Low-rank adapters of a job's module: counts, FLOP, time and memory, against closed forms and autograd."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from torch.nn.functional import linear
 from sim.predict import predict
 from sim.step.sweep import Sweep
 from tests import plans
+from tests.command_line import accept, refuse
 from tests.cost_models import GPT, LLAMA_8B, block, causal, compute_only
 from tests.job_files import write
+from tests.test_expert_plan import MIXTRAL
 from workbench.cost.layer_table import LayerPoint, LayerTable
 from workbench.cost.least_time import LeastTimes
 from workbench.cost.model import CostModel
@@ -37,7 +40,7 @@ from workbench.model.trainable import Trainable, with_adapters, with_trainable
 from workbench.model.trained import frozen_parameters, num_trained, trained_parameters
 from workbench.model.transformer import Mlp
 from workbench.model.zoo import from_shape
-from workbench.plan.codec import dumps, loads, plan_hash
+from workbench.plan.codec import dumps, loads, plan_hash, write_plan
 from workbench.plan.flop import model_flop
 from workbench.plan.gradient_groups import gradient_groups
 from workbench.plan.kernels import Kernels
@@ -393,3 +396,23 @@ def test_a_job_file_with_adapters_reads_as_yaml(tmp_path: Path) -> None:
     vision = load_job(file).model.module("vision")
     assert [layer.kind for layer in vision.layers if layer.has_adapters] == [LayerKind.BLOCK] * 2
     assert vision.layers[-1].trainable
+
+
+@pytest.mark.parametrize("target", ["megatron", "megatron-bridge", "fsdp2"])
+def test_exports_refuse_adapters_in_one_line(tmp_path: Path, target: str) -> None:
+    file = tmp_path / "plan.json"
+    write_plan(planned(tmp_path, LORA, "fsdp", pp=1), file, profile="H100")
+    words = f"{target} cannot express lora adapters of 'llm'"
+    refuse("export", file, "--to", target, "-o", tmp_path / "out", words=words, folder=tmp_path)
+
+
+def test_a_draft_says_what_it_adapts(tmp_path: Path) -> None:
+    """Everything of a dense model; the attention beside experts."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(MIXTRAL))
+    for model, modules in (("llama-2-7b", "all"), (config, "attention")):
+        file = tmp_path / f"{modules}.yaml"
+        accept("init", model, "--gpus", "64xH100", "--train", "lora", "-o", file)
+        llm = yaml.safe_load(file.read_text())["model"]["modules"]["llm"]
+        assert llm["trainable"] == "none"
+        assert llm["lora"] == {"rank": 16, "alpha": 32, "modules": modules}

@@ -21,7 +21,9 @@ from workbench.job.module_layout import ModuleLayout
 from workbench.model.families.family import EXAMPLE_VIT
 from workbench.model.hf_config import module_from_config
 from workbench.model.item_tokens import image_tokens
-from workbench.model.model_graph import connect
+from workbench.model.lora import Adapted, Lora
+from workbench.model.model_graph import Module, connect
+from workbench.model.trainable import Trainable, with_adapters, with_trainable
 from workbench.plan.build import with_programs
 from workbench.plan.plan import Plan
 from workbench.plan.stage import Stage
@@ -111,6 +113,25 @@ def tied_job() -> Job:
     return replace(job, model=replace(job.model, modules=modules))
 
 
+def tuned(modules: Adapted = Adapted.ALL, *, towers: bool = False) -> Plan:
+    """Adapters of the LLM, or of all modules, beside trained projectors."""
+
+    def part(module: Module) -> Module:
+        if module.name != "llm" and not towers:
+            return module
+        trainable = Trainable.NONE if module.name == "llm" else Trainable.PROJECTOR
+        return with_adapters(with_trainable(module, trainable), Lora(rank=16, alpha=32), modules)
+
+    job = tiny_job("projectors+llm")
+    model = replace(job.model, modules=tuple(map(part, job.model.modules)))
+    return cornstarch.plan(replace(job, model=model), COST)
+
+
+CASES["adapters"] = tuned
+CASES["adapters of towers, too"] = lambda: tuned(towers=True)
+CASES["adapters of q, k and v"] = lambda: tuned(Adapted.QKV)
+CASES["adapters, split at once"] = lambda: split(tuned())
+CASES["adapters, all W last"] = lambda: split(tuned(), weights_last)
 CASES["tied, in a V"] = lambda: folded(tied_job())
 CASES["tied, in a V, all W last"] = lambda: split(folded(tied_job()), weights_last)
 CASES["masks of samples"] = lambda: cornstarch.plan(masked(tiny_job("all")), COST)

@@ -86,8 +86,14 @@ def elastic_job(
     own, or where parameters are sharded, by the reduce-scatters of the plan.
 
     Raises:
-        ValueError: as `ElasticJob`.
+        ValueError: as `ElasticJob`, or a module with adapters.
     """
+    for module in templates.job.model.modules:
+        if any(layer.has_adapters for layer in module.layers):
+            raise ValueError(
+                f"module {module.name!r}: lora is not trained through failures; want a job without lora, or "
+                "`workbench run`"
+            )
     specification = templates.planned.specification
     num_ranks = specification.num_nodes * templates.job.cluster.nodes[0].num_ranks
     is_apart = num_ranks <= num_cores or templates.sharding is not Sharding.NONE

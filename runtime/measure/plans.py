@@ -23,6 +23,7 @@ from runtime.world.device import CPU
 from runtime.world.pool import Place, Pool
 from runtime.world.yardstick import Yardstick, one_thread
 from workbench.calibrate.measurement import LayerRow, Measurement, OverheadRow, Row, YardstickRow
+from workbench.model.trained import without_adapters
 from workbench.plan.joint import replicas_apart
 from workbench.plan.lower import lower
 from workbench.plan.parameter_shards import shard_units
@@ -132,7 +133,8 @@ def layer_tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSetting
     """A task per visit and new window of layers; pool None: this process measures alone.
 
     Windows that need more processes than there are are skipped, to be priced from others. Recomputation is
-    timed where any of the plans uses it in the module.
+    timed where any of the plans uses it in the module. Layers are timed without their adapters, which a price
+    adds.
     """
     recomputed = {
         settings.module
@@ -143,7 +145,7 @@ def layer_tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSetting
     windows: list[tuple[Plan, Window]] = []
     covered: set[Key] = set()
     num_processes = 1 if pool is None else pool.num_workers
-    for plan in map(replicas_apart, plans):
+    for plan in map(_without_adapters, map(replicas_apart, plans)):
         for window in windows_of(plan, sizes=settings.sizes):
             if window.num_processes > num_processes:
                 continue
@@ -155,6 +157,13 @@ def layer_tasks(plans: Sequence[Plan], pool: Pool | None, settings: BenchSetting
         for visit in range(settings.visits)
         for planned_window in windows
     ]
+
+
+def _without_adapters(plan: Plan) -> Plan:
+    modules = (
+        replace(module, layers=tuple(map(without_adapters, module.layers))) for module in plan.model.modules
+    )
+    return replace(plan, model=replace(plan.model, modules=tuple(modules)))
 
 
 def _in_pool(task: Task, index: int, dtype: torch.dtype, pool: Pool, settings: BenchSettings) -> Task:

@@ -13,6 +13,7 @@ from transformers.configuration_utils import PretrainedConfig
 from runtime.models.attention import PACKED_SDPA, Attends, Packing, pack, register_packed_sdpa
 from runtime.models.context_images import ContextImage, Tiles
 from runtime.models.initialise import Fill, constant, normal
+from runtime.models.lora import adapter_fill, add_adapters
 from runtime.models.mixture import Mixture, MixtureKinds
 from runtime.models.refusals import named_refusals
 from runtime.models.separate_experts import SeparateExperts
@@ -207,6 +208,8 @@ class StageLayer(nn.Module, ABC):
     def fill(self, name: str) -> Fill:
         """Initial distribution of a parameter by local name: norms identity, biases 0, others normal."""
         owner: Any = self.get_submodule(name.rpartition(".")[0])
+        if (fill := adapter_fill(name, owner)) is not None:
+            return fill
         if isinstance(owner, nn.LayerNorm) and name.endswith("weight"):
             return constant(1.0)
         if hasattr(owner, "offset"):
@@ -287,7 +290,10 @@ class Adapter(ABC):
             ValueError: transformers cannot build it from the configuration.
         """
         with named_refusals(self.module.name), torch.device("meta"):
-            return self._layer(index)
+            layer, planned = self._layer(index), self.module.layers[index : index + 1]
+            if planned and planned[0].has_adapters:
+                add_adapters(layer, planned[0], f"module {self.module.name!r} layer {index}")
+            return layer
 
     def _layer(self, index: int) -> StageLayer:
         """Build the layer; the default device is meta."""

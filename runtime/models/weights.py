@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from runtime.models.adapter import Adapter
+from runtime.models.adapter_files import by_file, check_origin, finish_adapters
 from runtime.models.choose import adapter_of
 from runtime.models.stored_tensors import Pieces, Stored, as_stored, located, names_of
 from workbench.bounded_file import entry_in
@@ -199,17 +200,16 @@ def write_part(target: Path, module: str, first_layer: int, weights: Mapping[str
         first_layer: of the stage; shards are numbered in its order.
         weights: `StageModule.owned_weights()`.
     """
-    if not weights:
-        return
     folder = part_folder(target) / module
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"stage-{first_layer:05d}.safetensors"
-    tensors = {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
-    unfinished = path.with_suffix(".tmp")
-    path.touch()
-    save_file(tensors, unfinished, metadata={"format": "pt"})
-    unfinished.chmod(path.stat().st_mode)  # safetensors makes files readable only by their owner
-    unfinished.replace(path)
+    for kind, named in by_file(weights).items():
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{kind}-{first_layer:05d}.safetensors"
+        tensors = {name: weight.detach().cpu().contiguous() for name, weight in named.items()}
+        unfinished = path.with_suffix(".tmp")
+        path.touch()
+        save_file(tensors, unfinished, metadata={"format": "pt"})
+        unfinished.chmod(path.stat().st_mode)  # safetensors makes files readable only by their owner
+        unfinished.replace(path)
 
 
 def finish_export(target: Path, model: ModelGraph, origin: Path | None = None) -> None:
@@ -253,6 +253,8 @@ def exporting(target: Path | None, model: ModelGraph, origin: Path | None = None
     if target is None:
         yield
         return
+    if origin is not None and composite_of(origin) is not None:
+        check_origin(model.modules, str(origin))
     start_export(target)
     try:
         yield
@@ -282,7 +284,7 @@ def _placed(folder: Path, module: Module) -> tuple[list[Path], dict[str, int]]:
                 if name in names:
                     raise ValueError(f"module {module.name!r}: two parts hold tensor {name!r}")
                 names[name] = number
-    missing = sorted(adapter_of(module).stored_shapes().keys() - names.keys())
+    missing = sorted(by_file(adapter_of(module).stored_shapes())["stage"].keys() - names.keys())
     if missing:
         raise ValueError(f"module {module.name!r}: no part holds tensors {', '.join(missing)}")
     return parts, names
@@ -302,6 +304,7 @@ def _finish_module(folder: Path, module: Module, parts: list[Path], names: dict[
     assert module.source is not None, "adapter_of has refused modules without a source"
     config = json.loads(module.source.config) | {"model_type": module.source.architecture}
     config["dtype"] = _dtype_of(folder / shards[0])
+    finish_adapters(folder, adapter_of(module))
     (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 

@@ -13,6 +13,7 @@ from runtime.models.adapter import Adapter, StageLayer
 from runtime.models.initialise import Fill, initial_value
 from runtime.models.weights import WeightReader
 from runtime.parallel.expert.cuts import StagePosition, WeightParts
+from workbench.model.lora import is_of_adapter
 from workbench.plan.stage import Stage
 
 
@@ -34,7 +35,7 @@ class DrawnWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstWeights:
-    """Origin of the weights of a stage, and this rank's parts of them.
+    """Origin of the weights of a stage, and this rank's parts of them; adapters are always drawn.
 
     Args:
         drawn: cache of drawn weights; None: no cache.
@@ -66,7 +67,7 @@ class FirstWeights:
 
     def _value(self, layer: StageLayer, parts: WeightParts, name: str, local: str) -> Tensor:
         shape = layer.get_parameter(local).shape
-        if self.reader is not None:
+        if self.reader is not None and not is_of_adapter(name):
             value = self.reader.read(name, tuple(shape))
         elif self.drawn is not None:
             key = (self.seed, self.module, name, tuple(shape), self.dtype)
@@ -91,13 +92,14 @@ def set_weights(
     parameters: dict[str, nn.Parameter] = {}
     with ThreadPoolExecutor(num_cores()) as drawers:
         for index, layer, layer_parts in zip(range(*stage.layers), layers, parts, strict=True):
-            trains = adapter.module.layers[index].trainable
+            is_trained = adapter.module.layers[index].trainable
             names = _untied_names(adapter, layer)
             new = {name: local for local, name in reversed(names.items()) if name not in parameters}
             for name, value in zip(new, first.values(layer, layer_parts, new, drawers), strict=True):
                 value_here = value.to(
                     device, copy=first.drawn is not None
                 )  # cached values must not be trained
+                trains = is_trained or is_of_adapter(name)
                 parameters[name] = nn.Parameter(value_here, requires_grad=trains)
             for local, name in names.items():
                 _set_parameter(layer, local, parameters[name])

@@ -111,7 +111,8 @@ def eager_input_working(layer: Layer, needs: Needs, setting: Setting) -> tuple[f
     Complexity: O(operators).
     """
     operators = _OperatorBytes(layer, setting)
-    stream_gradient = 0.0 if needs.weight_grad else operators.gradient
+    is_kept = needs.weight_grad and not layer.has_adapters  # for W; adapters keep it scaled, beside it
+    stream_gradient = 0.0 if is_kept else operators.gradient
     return tuple(own + stream_gradient for own in operators.backward())
 
 

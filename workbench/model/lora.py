@@ -6,6 +6,19 @@ from enum import StrEnum
 DOWN, UP = "lora_A", "lora_B"  # the two products of an adapter, by PEFT's names of them
 SUM = "lora_sum"  # of their scaled result and that of the product beside them
 
+# Names of transformers' linear layers for the products of a block whose adapters the runtime trains.
+ADAPTED_BY_NAME = {
+    "q_proj": ("q_proj", "q"),
+    "k_proj": ("k_proj", "k"),
+    "v_proj": ("v_proj", "v"),
+    "qkv_proj": ("qkv_proj", "qkv"),
+    "o_proj": ("o_proj", "out_proj", "proj", "dense", "projection_layer"),
+    "mlp.gate": ("gate_proj",),
+    "mlp.up": ("up_proj", "fc1", "linear_fc1", "c_fc"),
+    "mlp.gate_up": ("gate_up_proj",),
+    "mlp.down": ("down_proj", "fc2", "linear_fc2", "c_proj"),
+}
+
 
 class Adapted(StrEnum):
     """Products of a block that have adapters: ALL, those of ATTENTION or of the MLP, or QKV."""

@@ -9,7 +9,7 @@ from workbench.model.layer import Layer, LayerKind, Matmul, Operator
 from workbench.model.lora import Adapted, Lora, is_adapted
 from workbench.model.model_graph import Module
 
-CONVOLUTION = "conv"  # begins the names of convolutions that are expressed as products
+APART = ("conv", "deepstack")  # begin names of convolutions, expressed as products, and of a block's mergers
 
 
 class Trainable(StrEnum):
@@ -49,7 +49,7 @@ def with_adapters(module: Module, lora: Lora, modules: Adapted) -> Module:
     """The module with an adapter beside each of these products of its frozen blocks.
 
     As with PEFT's `target_modules`, products of embedding, projector and head have none, nor have
-    convolutions and routers.
+    convolutions, routers and DeepStack mergers.
 
     Raises:
         ValueError: trained blocks, none of these products, or experts among them.
@@ -85,4 +85,4 @@ def with_adapters(module: Module, lora: Lora, modules: Adapted) -> Module:
 
 
 def _takes(product: Matmul, modules: Adapted) -> bool:
-    return is_adapted(product.name, modules) and not product.name.startswith(CONVOLUTION)
+    return is_adapted(product.name, modules) and not product.name.startswith(APART)

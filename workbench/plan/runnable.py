@@ -7,7 +7,8 @@ from workbench.masks.patterns import CAUSAL
 from workbench.model.config_fields import Config, number
 from workbench.model.families.family import LanguageModel
 from workbench.model.item_tokens import family_of, source_config
-from workbench.model.layer import Attention, Operator, Recurrence, TokenCount
+from workbench.model.layer import Attention, Matmul, Operator, Recurrence, TokenCount
+from workbench.model.lora import ADAPTED_BY_NAME
 from workbench.model.model_graph import TEXT, Edge, Module
 from workbench.model.projector import Projector, from_text, shown
 from workbench.model.short_conv import has_short_conv
@@ -30,7 +31,7 @@ def check_runnable(plan: Plan) -> None:
     """
     for module in plan.model.modules:
         check_family(module)
-        check_adapters(module)
+        check_adapters(module, plan.settings.of(module.name))
         check_recompute(module.name, plan.settings.of(module.name))
         check_sharding(module.name, plan.settings.of(module.name))
         _check_items(plan, module)
@@ -98,11 +99,23 @@ def check_family(module: Module) -> None:
     _check_heads(module)
 
 
-def check_adapters(module: Module) -> None:
-    """Raise ValueError where the module has adapters, which the runtime does not train."""
-    if any(layer.has_adapters for layer in module.layers):
+def check_adapters(module: Module, settings: ModuleSettings) -> None:
+    """Raise ValueError where the runtime cannot train the module's adapters."""
+    products = {
+        operator.name
+        for layer in module.layers
+        for operator in layer.operators
+        if isinstance(operator, Matmul) and operator.lora is not None
+    }
+    for name in sorted(products - ADAPTED_BY_NAME.keys()):
         raise ValueError(
-            f"module {module.name!r}: lora can be simulated, not run; nearest: the same module without lora"
+            f"module {module.name!r}: lora of {name!r} can be simulated, not run; products that can: "
+            f"{', '.join(ADAPTED_BY_NAME)}"
+        )
+    if products and settings.collective_pieces > 1:
+        raise ValueError(
+            f"module {module.name!r}: products with lora are summed whole, got collective_pieces "
+            f"{settings.collective_pieces}; nearest: 1"
         )
 
 

@@ -10,7 +10,7 @@ members.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from runtime.models.adapter import CutKind, StageLayer
+from runtime.models.lora import is_adapter
 from runtime.models.mixture import SHARED_EXPERT, SHARED_EXPERTS, SHARED_MLP
 from runtime.models.norm import WideRMSNorm
 from runtime.models.separate_experts import MIXTURE
+from workbench.model.lora import DOWN, UP
 
 # Products for all tokens inside a mixture; Granite 4's mixture is itself named `shared_mlp`.
 BESIDE_EXPERTS = (SHARED_EXPERT, SHARED_EXPERTS, f"{MIXTURE}.{SHARED_MLP}")
@@ -113,7 +115,13 @@ def cuts_of(layer: StageLayer, size: int) -> Cuts:
             partial.append(f"{name}.{EXPERT_BIAS}")
         if kind is CutKind.ROW and is_summed_with_experts(name) and module.bias is not None:
             partial.append(f"{name}.bias")  # added by the first member, before the sum
-        for parameter, cut in _module_cuts(layer, name, module, kind):
+        own = dict(_module_cuts(layer, name, module, kind))
+        if hasattr(module, DOWN) and "weight" in own:
+            is_row = kind is CutKind.ROW
+            cut_half, whole_half = (DOWN, UP) if is_row else (UP, DOWN)
+            cuts.cut[f"{name}.{cut_half}.weight"] = replace(own["weight"], dim=int(is_row))
+            partial.append(f"{name}.{whole_half}.weight")
+        for parameter, cut in own.items():
             _check(layer.hugging_face_name(f"{name}.{parameter}"), cut, size, kind)
             cuts.cut[f"{name}.{parameter}"] = cut
     return Cuts(cuts.cut, tuple(partial))
@@ -130,8 +138,8 @@ def kind_of(layer: StageLayer, name: str, module: nn.Module) -> CutKind:
     Raises:
         ValueError: there is no rule for it.
     """
-    if not any(True for _ in module.parameters(recurse=False)):
-        return CutKind.WHOLE
+    if is_adapter(name) or not any(True for _ in module.parameters(recurse=False)):
+        return CutKind.WHOLE  # an adapter is cut with its product
     rules = dict(layer.cuts)
     rule = rules.get(name, rules.get(type(module)))
     if rule is not None:
