@@ -370,6 +370,14 @@ def test_a_refusal_is_not_remembered() -> None:
     assert Identity(one) == Identity(one) != Identity([1])
 
 
+def test_a_key_by_identity_travels_with_its_object() -> None:
+    """A lowered plan has such keys, and goes to the processes that run it."""
+    for one in ((1, 2), ModuleSettings(module="llm"), [1], {}):
+        travelled, key = pickle.loads(pickle.dumps((one, Identity(one))))
+        assert key == Identity(travelled)
+        assert len({key, Identity(one), Identity(travelled)}) == 2
+
+
 def test_the_bench_compares_both_ways() -> None:
     found = bench.rates(*bench.many_gpus(6, SMALL), num_before=3)
     assert found.is_equal

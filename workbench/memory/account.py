@@ -108,7 +108,7 @@ def _original_ranks(plan: Plan) -> dict[int, int]:
 def _with_moves(accounts: Accounts, rank: int, lines: Lines) -> Lines:
     """Return a rank's lines with the weights that are offloaded, onloaded, gathered and freed."""
     plan = accounts.plan
-    if not action_columns(plan).are(MOVES).any():
+    if not action_columns(plan).moves_weights:
         return lines
     moves = [pair for pair in enumerate(plan.program.get(rank, ())) if pair[1].kind in MOVES]
     stage_bytes: Counter[int] = Counter()

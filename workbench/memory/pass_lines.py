@@ -1,6 +1,6 @@
 """Memory that passes allocate on ranks, whatever rows come and go, in columns."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from math import ceil
 
@@ -10,16 +10,18 @@ from workbench.arrays import Flags, Ints, ints, spans, starts
 from workbench.memory.accounts import Accounts
 from workbench.memory.sizes import StageBytes, StageSplitBytes
 from workbench.memory.stage import GRADIENTS, StateKind, updated_elements
-from workbench.model.layer import Pointwise, Recurrence
+from workbench.model.layer import Layer, Pointwise, Recurrence
 from workbench.model.trained import is_trained
 from workbench.plan.action_columns import KIND, NOWHERE, action_columns
 from workbench.plan.kernels import Kernels
+from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.parameter_shards import kept_stages
 from workbench.plan.plan import Plan
 from workbench.plan.stage import Stage
 from workbench.schedule.action import MEANING, Pass, TaskKind, reduction_of
 
 WEIGHTS = (Pass.B, Pass.W)  # these make gradients of matrices and tables
+_EARLY_ELEMENTS: LruCache[int] = LruCache(65_536)
 _WAITING = tuple(kind for kind in Pass if MEANING[kind].task in (TaskKind.PASS, TaskKind.STEP))
 
 
@@ -179,6 +181,8 @@ class PassLines:
         backward = np.maximum(self._matching(Pass.B, forwards), self._matching(Pass.I, forwards))
         for keeps in (True, False):
             is_selected = (backward != NOWHERE) == keeps
+            if not is_selected.any():
+                continue
             cells, size = forwards[is_selected], self._sizes_of(forwards[is_selected], keeps=keeps)
             self._hold(cells, cells, size.forward)
             kept[cells], input_kept[cells], output[cells] = size.kept, size.input_kept, size.output
@@ -327,9 +331,15 @@ class PassLines:
 
 def _early_gradient_bytes(plan: Plan, stage: Stage) -> int:
     """Return the gradients that I makes on one rank: of parameters other than matrices and tables."""
+    layers = plan.model.module(stage.module).layers[slice(*stage.layers)]
+    key = Identity(plan.model), stage.module, stage.layers
+    return _EARLY_ELEMENTS.get_or(key, lambda: _early_elements(layers)) * plan.settings.gradient_bytes
+
+
+def _early_elements(layers: Iterable[Layer]) -> int:
     return sum(
-        parameter.num_elements * plan.settings.gradient_bytes
-        for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]
+        parameter.num_elements
+        for layer in layers
         if layer.trainable
         for operator in layer.operators
         if isinstance(operator, Recurrence | Pointwise)

@@ -10,7 +10,7 @@ import numpy as np
 from workbench.arrays import Flags, Ints, ints
 from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.plan import Plan
-from workbench.schedule.action import COMPUTE, Pass
+from workbench.schedule.action import COMPUTE, MOVES, Pass
 
 NOWHERE = -1
 KIND = {kind: number for number, kind in enumerate(Pass)}  # as in columns
@@ -48,6 +48,11 @@ class ActionColumns:
     def is_compute(self) -> Flags:
         """[actions] whether it is a pass over a microbatch (F, B, I or W)."""
         return self.are(COMPUTE)
+
+    @cached_property
+    def moves_weights(self) -> bool:
+        """Whether any action brings weights to a device or removes them."""
+        return bool(self.are(MOVES).any())
 
     def are(self, kinds: Iterable[Pass]) -> Flags:
         """[actions] whether each is of one of these kinds."""

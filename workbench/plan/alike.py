@@ -3,21 +3,20 @@
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
-from typing import NamedTuple
+from itertools import chain, product
+from typing import NamedTuple, TypeVar
 
-from workbench.on_demand import OnDemand
 from workbench.plan.instance_cache import cached_on_instance, set_cached
 from workbench.plan.lru_cache import Identity, LruCache, value_key
 from workbench.plan.paths import num_senders
-from workbench.plan.plan import Boundaries, Plan, Program
+from workbench.plan.plan import Boundaries, Microbatch, Plan, Program
 from workbench.plan.rank_placement import relative_placement
 from workbench.plan.routing import routing_of
 from workbench.plan.stage import Stage
 from workbench.plan.work import sample_kinds
 
 MOST_REPLICAS = 500_000  # in all cached component lists together
-nx = OnDemand("networkx")
+Thing = TypeVar("Thing", bound=Hashable)
 ModuleReplica = tuple[str, int]  # a module and one of its replicas
 Owners = tuple[int, int, int, tuple[int, ...]]  # microbatch, row, tokens per block, owner of each block
 
@@ -75,14 +74,14 @@ def alike_together(plan: Plan, links: Iterable[Sequence[int]]) -> tuple[tuple[Co
         links: sets of indices into `components(plan)`; components that share a set are merged.
     """
     parts = components(plan)
-    graph = nx.Graph()
-    graph.add_nodes_from(range(len(parts)))
+    groups = {index: [index] for index in range(len(parts))}
     for linked in links:
-        nx.add_path(graph, linked)
-    joined = [
-        [replica for index in sorted(indices) for replica in parts[index].replicas]
-        for indices in nx.connected_components(graph)
-    ]
+        for index in linked[1:]:
+            _join(groups, linked[0], index)
+    distinct = {id(group): group for group in groups.values()}.values()
+    if len(distinct) < 2:
+        return ()
+    joined = [[replica for index in group for replica in parts[index].replicas] for group in distinct]
     return _equal_sets(plan, _build_components(plan, joined) or ())
 
 
@@ -112,29 +111,31 @@ def _replicas_of(plan: Plan) -> dict[str, tuple[int, ...]]:
 def _linked_replicas(plan: Plan) -> list[list[ModuleReplica]]:
     """Group replicas with a common sample or rank, by first member; the smaller set joins the larger."""
     group_of: dict[ModuleReplica, list[ModuleReplica]] = {member: [member] for member in plan.chain}
-    first_of: dict[tuple[str, int], ModuleReplica] = {}
-
-    def link(key: tuple[str, int], member: ModuleReplica) -> None:
-        if member not in group_of:
-            return  # no stage has it; `_build_components` reports it
-        known, own = group_of[first_of.setdefault(key, member)], group_of[member]
-        if known is not own:
-            larger, smaller = (known, own) if len(known) >= len(own) else (own, known)
-            larger += smaller
-            group_of.update(dict.fromkeys(smaller, larger))
-
-    replicas_of = _replicas_of(plan)
-    if len(set(replicas_of.values())) == 1:
-        for module, replica in plan.chain:
-            link(("replica", replica), (module, replica))
-    for stage in plan.stages:
-        for rank in stage.flat_ranks:
-            link(("rank", rank), (stage.module, stage.replica))
+    if len(set(_replicas_of(plan).values())) == 1:
+        first_in: dict[int, ModuleReplica] = {}  # by replica
+        for member in plan.chain:
+            _join(group_of, first_in.setdefault(member[1], member), member)
+    first_on: dict[int, ModuleReplica] = {}  # by rank
+    for module, replica, rows in dict.fromkeys([(s.module, s.replica, s.ranks) for s in plan.stages]):
+        for rank in chain.from_iterable(rows):
+            _join(group_of, first_on.setdefault(rank, (module, replica)), (module, replica))
+    first_with: dict[int, ModuleReplica] = {}  # by sample
     for microbatch in plan.microbatches:
         member = microbatch.module, microbatch.replica
-        for sample in {item.sample for item in microbatch.items}:
-            link(("sample", sample), member)
+        if member not in group_of:
+            continue  # no stage has it; `_build_components` reports it
+        for sample in {sample for sample, _ in chain.from_iterable(microbatch.rows)}:
+            _join(group_of, first_with.setdefault(sample, member), member)
     return list({id(group): group for group in group_of.values()}.values())
+
+
+def _join(group_of: dict[Thing, list[Thing]], one: Thing, other: Thing) -> None:
+    """Merge the groups of two things; the smaller one joins the larger."""
+    first, second = group_of[one], group_of[other]
+    if first is not second:
+        larger, smaller = (first, second) if len(first) >= len(second) else (second, first)
+        larger += smaller
+        group_of.update(dict.fromkeys(smaller, larger))
 
 
 def _equal_sets(plan: Plan, parts: Sequence[Component]) -> tuple[tuple[Component, ...], ...]:
@@ -221,13 +222,14 @@ def _build_components(
         number = group_of.get((microbatch.module, microbatch.replica))
         if number is None:
             return None
-        samples[number].update((item.sample, None) for item in microbatch.items)
+        samples[number].update(dict.fromkeys([sample for row in microbatch.rows for sample, _ in row]))
     if not group_of.keys() >= _token_owners(plan).keys():
         return None
     ranks = [{rank for stage in group_stages for rank in stage.flat_ranks} for group_stages in stages]
     of_stage = {stage.id: number for number, group_stages in enumerate(stages) for stage in group_stages}
     for program in plan.programs:
-        groups_used = {of_stage.get(action.stage) for action in program.actions if action.stage is not None}
+        used = {stage for stage, _, _ in program.actions}
+        groups_used = {of_stage.get(stage) for stage in used if stage is not None}
         number = next(iter(groups_used), None)
         if number is None or len(groups_used) > 1 or not ranks[number].issuperset(program.ranks):
             return None
@@ -279,13 +281,7 @@ def _shape(plan: Plan, component: Component) -> object:
     senders_key = Identity(plan.model), Identity(plan.cluster), stages, placement
     return (
         stages,
-        tuple(
-            tuple(
-                (m.index, tuple([tuple([(sample_at[sample], k) for sample, k in row]) for row in m.rows]))
-                for m in plan.microbatches_of.get(member, ())
-            )
-            for member in ordered
-        ),
+        tuple([_items_shape(plan.microbatches_of.get(member, ()), sample_at) for member in ordered]),
         tuple([_token_owners(plan).get(member, ()) for member in ordered]),
         tuple(_program_shape(program, stage_at, rank_at) for program in component.programs),
         _SENDERS.get_or(senders_key, lambda: tuple(_num_senders(plan, component))),
@@ -323,4 +319,13 @@ def _program_shape(
     program: Program, stage_at: Mapping[int | None, int], rank_at: Mapping[int, int]
 ) -> object:
     ranks = tuple(rank_at[rank] for rank in program.ranks)
-    return ranks, tuple([(stage_at[stage], kind, microbatch) for stage, kind, microbatch in program.actions])
+    stages, *others = zip(*program.actions, strict=True) if program.actions else ((),)
+    return ranks, tuple([stage_at[stage] for stage in stages]), *others
+
+
+def _items_shape(microbatches: Sequence[Microbatch], sample_at: Mapping[int, int]) -> object:
+    """Return the items of microbatches in flat columns, and where each microbatch and row ends."""
+    items = [item for microbatch in microbatches for row in microbatch.rows for item in row]
+    samples, *numbers = zip(*items, strict=True) if items else ((),)
+    lengths = tuple([(microbatch.index, *map(len, microbatch.rows)) for microbatch in microbatches])
+    return lengths, tuple([sample_at[sample] for sample in samples]), *numbers

@@ -382,7 +382,7 @@ def _microbatches(module: str, replica: int, chunks: Sequence[Sequence[Piece]]) 
     """Yield a microbatch per chunk that has items of the module; each item is a row of its own."""
     index = 0
     for chunk in chunks:
-        rows = tuple((item,) for piece in chunk for item in piece)
+        rows = tuple([(item,) for piece in chunk for item in piece])
         if rows:
             yield Microbatch(module=module, replica=replica, index=index, rows=rows)
             index += 1

@@ -24,6 +24,7 @@ def check_rounds(plan: Plan, units: tuple[ShardUnit, ...], twins: Mapping[int, i
     """
     rounds_of: dict[tuple[Order, bool], Order] = {}  # most layers are alike
     ranks_of: dict[tuple[tuple[int, ...], ...], list[int]] = {}  # one rank per program, by grid
+    orders_on: dict[int, Mapping[int | None, Order]] = {}  # by rank
     for unit in units:
         expected: Order | None = None
         distinct: dict[int, int] = {}
@@ -36,8 +37,9 @@ def check_rounds(plan: Plan, units: tuple[ShardUnit, ...], twins: Mapping[int, i
                 for rank in plan.stage[stage].flat_ranks:
                     first.setdefault(id(plan.program.get(rank)), rank)
                 ranks_of[grid] = [*first.values()]
+                orders_on |= {rank: _by_stage(plan, rank) for rank in ranks_of[grid]}
             for rank in ranks_of[grid]:
-                key = _by_stage(plan, rank).get(stage, ()), bool(unit.trained)
+                key = orders_on[rank].get(stage, ()), bool(unit.trained)
                 if key not in rounds_of:
                     rounds_of[key] = tuple(_rounds(rank, stage, *key))
                 if expected is not None and rounds_of[key] != expected:

@@ -278,16 +278,22 @@ def _check_row(lowered: Lowered, row: Transfer, positions: Positions) -> None:
 @cached_on_instance
 def _check_groups(lowered: Lowered) -> None:
     """Check that every rank of a group that needs a collective reaches it once."""
-    reached: Counter[tuple[int, int]] = Counter()
+    reached: dict[int, list[int]] = {group.index: [] for group in lowered.groups}
     for program in lowered.plan.programs:
         for action in filter(lowered.reductions.__contains__, program.actions):
             for index in lowered.reductions[action]:
                 members = lowered.groups[index].members
-                reached.update((index, rank) for rank in program.ranks if rank in members)
+                reached[index] += [rank for rank in program.ranks if rank in members]
+    present_of: dict[int, list[int]] = {}  # by identity of ranks: most groups share theirs
     for group in lowered.groups:
-        present = filter(lowered.plan.stages_on.__contains__, group.ranks)  # not in replicas folded away
-        times = {rank: reached[group.index, rank] for rank in present}
-        if len(group.ranks) > 1 and set(times.values()) - {1}:
+        if len(group.ranks) == 1:
+            continue
+        if id(group.ranks) not in present_of:  # not in replicas folded away
+            present_of[id(group.ranks)] = sorted(filter(lowered.plan.stages_on.__contains__, group.ranks))
+        if sorted(reached[group.index]) == present_of[id(group.ranks)]:
+            continue
+        times = {rank: reached[group.index].count(rank) for rank in present_of[id(group.ranks)]}
+        if set(times.values()) - {1}:
             rank = next(rank for rank in group.ranks if times[rank] != 1)
             peer = next(other for other in group.ranks if other != rank)
             name = ", ".join(

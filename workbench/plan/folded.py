@@ -18,7 +18,7 @@ from workbench.plan.alike import (
 from workbench.plan.gradient_groups import gradient_groups, num_replicas, reduction_order
 from workbench.plan.instance_cache import cached_on_instance, set_cached
 from workbench.plan.lowered import GradientGroup
-from workbench.plan.lru_cache import Identity, LruCache
+from workbench.plan.lru_cache import Identity, LruCache, value_key
 from workbench.plan.optimizer_shards import check_instances
 from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Microbatch, Plan, Program, Settings
@@ -30,6 +30,7 @@ from workbench.schedule.reductions import with_reductions
 
 _EQUAL_PLACES: LruCache[bool] = LruCache(1024)
 _EQUAL_BATCHES: LruCache[bool] = LruCache(64)
+_RESTRICTED: LruCache[tuple[ShardUnit, ...]] = LruCache(1_000_000, lambda units: len(units) + 1)
 PlacementOf = Callable[[Cluster, tuple[int, ...]], tuple[object, ...]]  # placement of each of the ranks
 
 
@@ -94,10 +95,15 @@ def _are_gathers_alike(plan: Plan, units: Iterable[ShardUnit], sets: Sequence[Se
     )
 
 
-def _restricted_units(part: Plan, units: Iterable[ShardUnit]) -> tuple[ShardUnit, ...]:
+def _restricted_units(part: Plan, units: tuple[ShardUnit, ...]) -> tuple[ShardUnit, ...]:
     """Return the shard units restricted to a part's stages, over the ranks of the whole plan."""
-    stages_of = ((unit, tuple(stage for stage in unit.stages if stage in part.stage)) for unit in units)
-    return tuple(replace(unit, stages=stages) for unit, stages in stages_of if stages)
+
+    def derive() -> tuple[ShardUnit, ...]:
+        own = part.stage.keys()
+        stages_of = ((unit, tuple([stage for stage in unit.stages if stage in own])) for unit in units)
+        return tuple(replace(unit, stages=stages) for unit, stages in stages_of if stages)
+
+    return _RESTRICTED.get_or((Identity(units), value_key(part.stages)), derive)
 
 
 def _with_cached_groups(part: Plan, groups: tuple[GradientGroup, ...], replicas: dict[str, int]) -> Plan:

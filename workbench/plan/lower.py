@@ -163,6 +163,7 @@ class _Drafting:
         self._passes = _Passes(self._routing)
         self._links: list[Link] = []
         self._links_of: dict[tuple[object, ...], tuple[int, ...]] = {}
+        self._boundary_links_of: dict[tuple[object, ...], Ints] = {}
         self._contents: list[tuple[Slice, ...]] = []
         self._crossings: dict[tuple[object, ...], _Crossing] = {}
         self._rows_of: dict[tuple[object, ...], list[tuple[int, int, int]]] = {}
@@ -233,9 +234,16 @@ class _Drafting:
             )
 
     def _boundary_links(self, hop: _Hop, width: int) -> Ints:
-        """[share] link to the same share of the other stage; tokens are in one part."""
-        links = [self._link_numbers(hop, (share, share), width) for share in range(hop[2].num_shares)]
-        return np.array(links, dtype=np.int64)[:, 0]
+        """[share] link to the same share of the other stage; tokens are in one part.
+
+        Stages on the same ranks have the same paths, and so the same links.
+        """
+        edge, is_backward, sender, receiver = hop
+        key = edge, is_backward, sender.ranks, receiver.ranks, width
+        if key not in self._boundary_links_of:
+            links = [self._link_numbers(hop, (share, share), width) for share in range(sender.num_shares)]
+            self._boundary_links_of[key] = np.array(links, dtype=np.int64)[:, 0]
+        return self._boundary_links_of[key]
 
     def _sent_by(self, stage: Stage, count: TokenCount) -> _Sent:
         """Return what the stage's ranks have of every microbatch."""

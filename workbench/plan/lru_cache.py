@@ -2,8 +2,10 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from operator import attrgetter
 from threading import Lock
-from typing import Any, Generic, TypeVar
+from types import MethodType
+from typing import Any, Generic, TypeVar, cast
 
 Result = TypeVar("Result")
 CLEAR_EVERY = 100  # batches, in processes that plan many: each batch has results of its own
@@ -62,8 +64,10 @@ class LruCache(Generic[Result]):
     def _use(self, key: Hashable, entry: _Entry[Result]) -> None:
         with self._lock:
             entry.used_at = self._num_cached
-            if key in self._entries:  # no other thread has dropped it
+            try:
                 self._entries.move_to_end(key)
+            except KeyError:  # another thread has dropped it
+                return
 
     def put(self, key: Hashable, result: Result) -> None:
         """Cache a result that follows from the key."""
@@ -93,30 +97,23 @@ def clear_caches() -> None:
         cache.clear()
 
 
-class Identity:
-    """An object as a key that equals itself alone: for objects that all plans of a search share."""
+IdentityKey = MethodType
 
-    __slots__ = ("of",)
-
-    def __init__(self, of: Any) -> None:
-        self.of = of  # kept alive, so that no other object gets its address
-
-    def __hash__(self) -> int:
-        return object.__hash__(self.of)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Identity) and self.of is other.of
+# An object as a key that equals itself alone, for objects that all plans of a search share: one of its bound
+# methods, which keeps it alive, so that no other object gets its address, and is hashed and compared by it.
+# Slower: a class with `__hash__` and `__eq__`, three calls in Python for each look-up.
+Identity = cast(Callable[[Any], IdentityKey], attrgetter("__repr__"))
 
 
-def _num_things(key: Identity) -> int:
-    return len(key.of) + 1
+def _num_things(key: IdentityKey) -> int:
+    return len(cast(tuple[Any, ...], key.__self__)) + 1
 
 
-_VALUE_KEYS: LruCache[Identity] = LruCache(2_000_000, _num_things)
-_VALUE_KEYS_OF: LruCache[Identity] = LruCache(2_000_000, _num_things)
+_VALUE_KEYS: LruCache[IdentityKey] = LruCache(2_000_000, _num_things)
+_VALUE_KEYS_OF: LruCache[IdentityKey] = LruCache(2_000_000, _num_things)
 
 
-def value_key(things: tuple[Any, ...]) -> Identity:
+def value_key(things: tuple[Any, ...]) -> IdentityKey:
     """Return one key object for equal tuples; each tuple object is hashed once."""
     return _VALUE_KEYS_OF.get_or(
         Identity(things), lambda: _VALUE_KEYS.get_or(things, lambda: Identity(things))

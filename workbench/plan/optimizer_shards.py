@@ -78,10 +78,14 @@ def state_shards(plan: Plan, stage: Stage) -> dict[Weights, int]:
 @cached_on_instance
 def _state_shards(plan: Plan, stage: Stage) -> dict[Weights, int]:
     rank = stage.flat_ranks[0]
-    return {
-        weights: optimizer_shards(plan, group_on(plan, weights, rank)).num_shards
-        for weights in trained_weights(plan, stage)
-    }
+    num_shards: dict[int, int] = {}  # by identity of ranks: most groups of a stage share theirs
+    shards: dict[Weights, int] = {}
+    for weights in trained_weights(plan, stage):
+        group = group_on(plan, weights, rank)
+        if id(group.ranks) not in num_shards:
+            num_shards[id(group.ranks)] = optimizer_shards(plan, group).num_shards
+        shards[weights] = num_shards[id(group.ranks)]
+    return shards
 
 
 def check_instances(plan: Plan, groups: Iterable[GradientGroup]) -> None:

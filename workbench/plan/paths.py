@@ -68,13 +68,12 @@ def part_paths(
     Where the plan has brokers, one sender sends to the broker, which relays to the destination's ranks.
     """
     sender, receiver = plan.stage[source or 0], plan.stage[destination or 0]
-    paths = _paths(plan, source, destination, from_share, to_share)
     if sender.module != receiver.module and plan.settings.boundaries is Boundaries.BROKERS:
+        paths = _paths(plan, source, destination, from_share, to_share)
         return (_via_broker(_broker(plan, sender, receiver), paths),)
-    from_ranks, to_ranks = sender.ranks[from_share], _ranks_at(receiver, to_share)
     if num_senders(plan.cluster, sender, receiver, from_share, to_share) == 1:
-        return (paths,)
-    return _each_to_group(from_ranks, to_ranks)
+        return (_paths(plan, source, destination, from_share, to_share),)
+    return _each_to_group(sender.ranks[from_share], _ranks_at(receiver, to_share))
 
 
 def num_senders(

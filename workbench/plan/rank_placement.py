@@ -1,7 +1,8 @@
 """Where ranks are relative to one another: on which nodes and network cards, whatever their numbers."""
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 from workbench.cost.hardware import Cluster, Node
 from workbench.plan.lru_cache import Identity, LruCache
@@ -15,6 +16,10 @@ class RankLocation(NamedTuple):
     kind: int
 
 
+# Slower: `RankLocation(*parts)`, a call in Python for each rank.
+_location_of = cast(
+    Callable[[tuple[int, int, int]], RankLocation], partial(cast(Any, tuple.__new__), RankLocation)
+)
 RankPlacement = tuple[RankLocation, ...]
 _LOCATIONS: LruCache[RankPlacement] = LruCache(64)
 _RELATIVE: LruCache[RankPlacement] = LruCache(2_000_000, len)
@@ -35,7 +40,9 @@ def _relative_placement(locations: RankPlacement, ranks: Iterable[int]) -> RankP
     cards: dict[tuple[int, int], int] = {}
     return tuple(
         [
-            RankLocation(nodes.setdefault(node, len(nodes)), cards.setdefault((node, card), len(cards)), kind)
+            _location_of(
+                (nodes.setdefault(node, len(nodes)), cards.setdefault((node, card), len(cards)), kind)
+            )
             for node, card, kind in map(locations.__getitem__, ranks)
         ]
     )

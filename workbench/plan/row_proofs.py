@@ -82,9 +82,10 @@ def _are_relays_sound(rows: Rows, is_first: Flags) -> bool:
 def goes_forward(lowered: Lowered) -> bool:
     """Whether all tasks but reductions and STEP fit one order in which nothing waits for something later.
 
-    The order is by tick of the passes, see `issue_ticks`; after the passes of a tick come the rows that they
-    make ready, by number. Rows of a communicator are in that order, so are rows matched together in a
-    rendezvous, being of one tick, and no rank sends an earlier row later.
+    The order is by tick of the passes, see `issue_ticks`; after the passes of a tick comes what follows them
+    in programs and is no pass, then the rows that they make ready, by number. Rows of a communicator are in
+    that order, so are rows matched together in a rendezvous, being of one tick, and no rank sends an earlier
+    row later.
 
     Complexity: O(actions + rows).
     """
@@ -94,7 +95,7 @@ def goes_forward(lowered: Lowered) -> bool:
     ticks = row_ticks(lowered)
     is_late = np.array([task.kind in _LATE for task in graph.tasks], dtype=np.bool_)
     pass_ticks = ticks[ints(passes.values())]
-    if (pass_ticks == ticks[-1]).any() or len(passes) + int(is_late.sum()) != graph.num_tasks:
+    if (pass_ticks == ticks[-1]).any():
         return False
     ready = ticks[rows.numbers(numbers)][rows.producer]
     if (ready[1:] < ready[:-1]).any() or (rows.route[rows.after >= 0] != ROUTES[Route.BROADCAST]).any():
@@ -102,9 +103,36 @@ def goes_forward(lowered: Lowered) -> bool:
     position = np.zeros(graph.num_nodes, dtype=np.int64)
     position[[graph.passes[action] for action in passes]] = pass_ticks * (len(rows) + 1)
     position[graph.num_tasks :] = ready * (len(rows) + 1) + 1 + np.arange(len(rows))
+    num_others = graph.num_tasks - len(passes) - int(is_late.sum())
+    if num_others:
+        position *= num_others + 1
+        position[: graph.num_tasks] = _behind_passes(lowered, position[: graph.num_tasks].tolist())
     position[: graph.num_tasks][is_late] = -1
     before, after = position[graph.before], position[graph.after]
     return bool(((after < 0) | ((before >= 0) & (before < after))).all())
+
+
+def _behind_passes(lowered: Lowered, position: list[int]) -> list[int]:
+    """Return the positions with those of copies, gathers and scatters of weights, and FREE.
+
+    Each is behind all that precedes it in its programs.
+
+    Args:
+        lowered: the plan.
+        position: [tasks] of passes over microbatches, with room for all others between any two of them.
+    """
+    graph = lowered.tasks
+    for program, lane in zip(lowered.plan.programs, graph.fsdp, strict=True):
+        task_of = {joined.action: joined.tasks[0] for joined in lane}
+        last = 0
+        for action in program.actions:
+            task = graph.passes.get(action, task_of.get(action))
+            if task is None:  # a reduction or STEP
+                continue
+            if action.kind not in COMPUTE:
+                position[task] = max(position[task], last + 1)
+            last = max(last, position[task])
+    return position
 
 
 def row_ticks(lowered: Lowered) -> Ints:

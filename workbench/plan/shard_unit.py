@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
@@ -20,9 +21,11 @@ class FlatWeights(NamedTuple):
     experts: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ShardUnit:
     """What is gathered at once: stages of all replicas of an instance that hold the same layers.
+
+    No `slots`: what follows from its weights is cached on the instance.
 
     Args:
         stages: one per replica.
@@ -41,17 +44,17 @@ class ShardUnit:
     trained: tuple[FlatWeights, ...]
     frozen: tuple[FlatWeights, ...]
 
-    @property
+    @cached_property
     def ranks(self) -> tuple[int, ...]:
         """All ranks, ascending."""
         return self.holders[0] if len(self.holders) == 1 else tuple(sorted(chain(*self.holders)))
 
-    @property
+    @cached_property
     def gathered(self) -> tuple[FlatWeights, ...]:
         """What a round gathers."""
         return self._sharded((*self.trained, *self.frozen))
 
-    @property
+    @cached_property
     def scattered(self) -> tuple[FlatWeights, ...]:
         """What has its gradients reduce-scattered in a round."""
         return self._sharded(self.trained)

@@ -13,8 +13,8 @@ before the passes that precede it in the program. STEP follows everything on its
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import NamedTuple, Protocol
+from functools import cached_property, partial
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -162,7 +162,19 @@ def reducers_of(
     reducers: dict[Action, tuple[Reducers, ...]] = {}
     for action, indices in reductions.items():
         holders = frozenset(ranks_of(action))
-        reducing = {ranks: holders & sets[ranks] for ranks in {members[index] for index in indices}}
+        indices_of: dict[tuple[int, ...], list[int]] = {}  # by members
+        for index in indices:
+            indices_of.setdefault(members[index], []).append(index)
+        reducing = {ranks: holders & sets[ranks] for ranks in indices_of}
+        if sum(map(len, reducing.values())) == len(frozenset().union(*reducing.values())):
+            reducers[action] = tuple(  # each rank is in groups of the same members alone
+                [
+                    Reducers(tuple(reducing[ranks]), tuple(own))
+                    for ranks, own in indices_of.items()
+                    if reducing[ranks]
+                ]
+            )
+            continue
         groups_on: dict[int, list[int]] = {}
         for index in indices:
             for rank in reducing[members[index]]:
@@ -214,6 +226,14 @@ def _edge_ends(between_tasks: Sequence[int], into_rows: Ints, out_of_rows: Ints)
     return ends
 
 
+_TASK_OF = {kind: meaning.task for kind, meaning in MEANING.items()}
+# Slower: `Task(*parts)`, a call in Python for each of 10^3 to 10^5 passes.
+_pass_of = cast(
+    Callable[[tuple[TaskKind, Action, tuple[int, ...], None]], Task],
+    partial(cast(Any, tuple.__new__), Task),
+)
+
+
 class _Builder:
     def __init__(
         self,
@@ -245,9 +265,9 @@ class _Builder:
             self._add_program(program)
 
     def _add_action(self, action: Action) -> None:
-        kind = MEANING[action.kind].task
+        kind = _TASK_OF[action.kind]
         if kind is TaskKind.PASS and action.stage is not None:
-            self.passes[action] = self._new(Task(kind, action, self._ranks_of[action.stage]))
+            self.passes[action] = self._new(_pass_of((kind, action, self._ranks_of[action.stage], None)))
         elif kind is TaskKind.FSDP:
             unit = unit_of(self._units, action)
             name = action._replace(stage=unit.stages[0])
@@ -283,7 +303,7 @@ class _Builder:
                     self._follow(task, *awaited)
                 last_pass = task
                 continue
-            kind = MEANING[action.kind].task
+            kind = _TASK_OF[action.kind]
             if kind is TaskKind.FSDP:
                 task = self._collectives[action]
                 self._follow(task, last_pass, collectives[-1].tasks[0] if collectives else None)

@@ -26,6 +26,8 @@ def tied_on(plan: Plan, rank: int) -> tuple[TiedWeight, ...]:
     """
     users_of: dict[tuple[str, int, tuple[int, ...], str], list[int]] = {}
     for stage in _resident(plan, rank):
+        if not plan.model.module(stage.module).tied_layers:
+            continue
         row = next(row for row in stage.ranks if rank in row)
         for name in _tied_names(plan, stage):
             users_of.setdefault((stage.module, stage.replica, row, name), []).append(stage.id)

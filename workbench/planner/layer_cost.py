@@ -165,6 +165,10 @@ def _distinct(draft: Plan, module: str, num_joint: int) -> Shapes:
     work_of_microbatch = work_of if draft.token_shards and num_joint == 1 else even_work_of
     microbatches = (microbatch for microbatch in draft.microbatches if microbatch.module == module)
     parts = (part for microbatch in microbatches for part in in_turn(microbatch, num_joint))
-    works = Counter(work_of_microbatch(draft, part) for part in parts)
+    of_parts = [work_of_microbatch(draft, part) for part in parts]
+    objects = {id(work): work for work in of_parts}  # most are one object: fewer to hash
+    works: Counter[Work] = Counter()
+    for number, times in Counter(map(id, of_parts)).items():
+        works[objects[number]] += times
     total = sum(works.values())
     return [(work, times / total) for work, times in works.items()]

@@ -190,7 +190,11 @@ def with_stages(
     actions: Iterable[Action], stage_of: Callable[[int | None], int | None]
 ) -> tuple[Action, ...]:
     """Return the actions under other stage ids."""
-    return tuple(map(_of_parts, [(stage_of(stage), kind, number) for stage, kind, number in actions]))
+    columns = tuple(zip(*actions, strict=True))
+    if not columns:
+        return ()
+    stages, kinds, numbers = columns
+    return tuple(map(_of_parts, zip(map(stage_of, stages), kinds, numbers, strict=True)))
 
 
 def passes_of(stage: int, kind: Pass, microbatches: Iterable[int]) -> list[Action]:
@@ -204,8 +208,8 @@ Order = tuple[tuple[Pass, int | None], ...]  # kinds and numbers of one stage's 
 def by_stage(actions: Iterable[Action]) -> dict[int | None, Order]:
     """Map each stage, by first appearance, to kinds and numbers of its actions in order."""
     orders: defaultdict[int | None, list[tuple[Pass, int | None]]] = defaultdict(list)
-    for action in actions:
-        orders[action[0]].append(action[1:])
+    for stage, kind, number in actions:
+        orders[stage].append((kind, number))
     return {stage: tuple(order) for stage, order in orders.items()}
 
 

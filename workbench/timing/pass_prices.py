@@ -1,7 +1,6 @@
 """Seconds of the passes of a plan's stages over their microbatches, computed once for equal ones."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from functools import cache
 from math import isnan, nan
 
@@ -21,6 +20,7 @@ from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.recomputed_layers import recomputed_in
 from workbench.plan.routing import routing_of
 from workbench.plan.sequence import dividing, partial_layers, token_borders
+from workbench.plan.shard_unit import ShardUnit
 from workbench.plan.stage import Stage
 from workbench.plan.work import row_kinds, works_of
 from workbench.schedule.action import Action, Pass, measured_as
@@ -82,6 +82,7 @@ class PassPrices:
         self._links = {stage.id: grid_links(plan.cluster, stage) for stage in plan.stages}
         self._kinds: dict[tuple[object, ...], int] = {}
         self._stage_kind = {stage.id: self._kind(self._shape(stage)) for stage in plan.stages}
+        self._unit_kind: dict[int, int] = {}
         self._microbatch_kinds: dict[tuple[str, int], list[int]] = {}
         self._rounds_s: dict[tuple[int, Pass], float] = {}  # by unit, the same for all replicas
         self._passes_s: dict[tuple[int | None, Pass], list[float]] = {}  # by stage and kind
@@ -121,11 +122,18 @@ class PassPrices:
     def _passes_like(self, stage: Stage, kind: Pass) -> list[float]:
         """Return `_passes_of_stage`, once for stages of a replica that hold equal layers on equal ranks."""
         unit = self._units.get(stage.id)
-        sharding = None if unit is None else replace(unit, stages=())
+        sharding = None if unit is None else self._sharding_of(unit)
         key = self._stage_kind[stage.id], stage.replica, kind, self._routing.backwards(stage), sharding
         if key not in self._passes_of_kind:
             self._passes_of_kind[key] = self._passes_of_stage(stage, kind)
         return self._passes_of_kind[key]
+
+    def _sharding_of(self, unit: ShardUnit) -> int:
+        """Return a number, equal for units that gather and scatter equal weights among the same ranks."""
+        if id(unit) not in self._unit_kind:  # the plan keeps its units alive
+            shape = unit.holders, unit.expert_holders, unit.trained, unit.frozen
+            self._unit_kind[id(unit)] = self._kind(shape)
+        return self._unit_kind[id(unit)]
 
     def _passes_of_stage(self, stage: Stage, kind: Pass) -> list[float]:
         """[microbatches] seconds of a kind of pass; NaN where the stage has no such pass."""

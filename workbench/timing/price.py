@@ -133,14 +133,16 @@ class _Pricing:
         steps_s = np.array([cost.profile.overhead_s(Pass.STEP) for cost in machines], np.float64)
         elements = np.zeros(len(ranks))
         index_of = {rank: index for index, rank in enumerate(ranks)}
-        alike = {(group.weights[0].module, group.ranks): group for group in groups}
+        # By identity of ranks, which most groups share: quicker to hash than the ranks.
+        alike = {(group.weights[0].module, id(group.ranks)): group for group in groups}
         shards = {key: optimizer_shards(self._plan, group).num_shards for key, group in alike.items()}
-        updated = [group.num_elements / shards[group.weights[0].module, group.ranks] for group in groups]
+        updated = [group.num_elements / shards[group.weights[0].module, id(group.ranks)] for group in groups]
         present = {  # the others are in replicas folded away
-            members: [index_of[rank] for rank in members if rank in index_of] for _, members in alike
+            ranks: [index_of[rank] for rank in group.ranks if rank in index_of]
+            for (_, ranks), group in alike.items()
         }
-        sizes = ints(len(present[group.ranks]) for group in groups)
-        index = ints(chain.from_iterable(present[group.ranks] for group in groups))
+        sizes = ints(len(present[id(group.ranks)]) for group in groups)
+        index = ints(chain.from_iterable(present[id(group.ranks)] for group in groups))
         np.add.at(elements, index, np.repeat(updated, sizes))  # in the order of groups
         np.add.at(steps_s, index, np.repeat([self._weights.step_s(group) for group in groups], sizes))
         return {

@@ -87,9 +87,10 @@ class WeightPrices(CollectivePrices):
         super().__init__(lowered.plan, cost_of)
         self._lowered = lowered
         self._in_turns_s: dict[tuple[int, ...], float] = {}  # by indices of groups
-        self._reductions_s: dict[Hashable, float] = {}  # by kind of group
-        self._steps_s: dict[Hashable, float] = {}
-        self._kinds: dict[int, Hashable] = {}  # by index of group
+        self._reductions_s: dict[int, float] = {}  # by kind of group
+        self._steps_s: dict[int, float] = {}
+        self._kinds: dict[int, int] = {}  # by index of group
+        self._kind_numbers: dict[Hashable, int] = {}
         self._modules: dict[str, tuple[Sequence[int], bool]] = {}  # kinds of layers, and if any is summed
         # rank -> (module, layer) -> ranks that have parts of its replicated weights' gradients
         self._rows: dict[int | None, dict[tuple[str, int], tuple[int, ...]]] = {}
@@ -119,11 +120,12 @@ class WeightPrices(CollectivePrices):
             self._steps_s[kind] = self._step_s(group)
         return self._steps_s[kind]
 
-    def _kind(self, group: GradientGroup) -> Hashable:
-        """Return a key, equal for groups whose collectives take equal times: most layers of a stage."""
+    def _kind(self, group: GradientGroup) -> int:
+        """Return a number, equal for groups whose collectives take equal times: most layers of a stage."""
         if group.index not in self._kinds:
             kinds = [self._kind_of(group, weights) for weights in group.weights]
-            self._kinds[group.index] = group.ranks, group.num_elements, *kinds
+            shape = group.ranks, group.num_elements, *kinds
+            self._kinds[group.index] = self._kind_numbers.setdefault(shape, len(self._kind_numbers))
         return self._kinds[group.index]
 
     def _kind_of(self, group: GradientGroup, weights: Weights) -> Hashable:

@@ -14,7 +14,7 @@ from workbench.balance.tokens.policies import (
 )
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
-from workbench.plan.lru_cache import Identity, LruCache
+from workbench.plan.lru_cache import Identity, IdentityKey, LruCache
 from workbench.plan.plan import Microbatch, Plan, Program, Settings, Sharding, TokenShard
 from workbench.plan.stage import Stage
 from workbench.plan.token_shards import token_shards
@@ -90,7 +90,7 @@ def build(job: Job, choice: Choice, cost: CostModel) -> Plan:
     return _PLANS.get_or(_key(job, choice, cost), lambda: _built(job, choice, cost))
 
 
-def _key(job: Job, choice: Choice, cost: CostModel) -> tuple[Identity, ...]:
+def _key(job: Job, choice: Choice, cost: CostModel) -> tuple[IdentityKey, ...]:
     """Everything that determines the plan of a choice."""
     return Identity(job.model), Identity(job.cluster), Identity(job.batch), Identity(cost), Identity(choice)
 
