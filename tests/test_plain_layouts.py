@@ -1,21 +1,28 @@
 """Plain layouts and what they are made of: every one is read as a sound plan, or refused for a reason."""
 
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from sim.predict import IterationJudge
-from tests.test_strategies import cost, job
+from tests.joint_jobs import joint_job
+from tests.plans import LINK
+from tests.test_fsdp import assert_trains_as_one
+from tests.test_strategies import CLUSTER, cost, job
 from tests.tiny_valm import tiny_batch
+from workbench.cost.hardware import uniform
 from workbench.job.module_layout import ModuleLayout
 from workbench.plan.check import check
 from workbench.plan.lower import lower
 from workbench.plan.plan import Recompute, Sharding
+from workbench.plan.runnable import check_runnable
 from workbench.schedule.choice import ScheduleKind, usual
+from workbench.search.joint.arrangement import Placement
 from workbench.search.joint.choice import choice_of
 from workbench.search.joint.evaluate import changed, plan_of
-from workbench.search.joint.layout_moves import CutStages
+from workbench.search.joint.layout_moves import Arrange, CutStages
 from workbench.search.joint.move import Space
 from workbench.search.joint.plain_layouts import plain_layouts
 from workbench.search.joint.question import Question
@@ -48,6 +55,50 @@ def test_plain_layouts_are_sound_plans_and_differ():
     assert len(plans) >= 10, refusals
     assert any((Sharding.PARAMETERS, 1) in found for found in shardings_of)
     assert any(len(found) > 1 for found in shardings_of), "some modules sharded and others not"
+
+
+def pipelines_on_all_nodes(space, choice):
+    """Plans of plain layouts with every module on all ranks and a stage on each node."""
+    for moves in plain_layouts(space.job, ALL):
+        arranged = next(move.arrangement for move in moves if isinstance(move, Arrange))
+        if arranged.placement is Placement.EVERYWHERE:
+            with suppress(ValueError):  # more virtual stages than layers
+                yield plan_of(space, changed(space, choice, moves))
+
+
+def assert_on_all_nodes(plan):
+    accept(plan)
+    check_runnable(plan)
+    per_node = plan.cluster.nodes[0].num_ranks
+    nodes = {}
+    for stage in plan.stages:
+        (node,) = {rank // per_node for rank in stage.flat_ranks}
+        nodes.setdefault(stage.module, set()).add(node)
+    assert all(found == {0, 1} for found in nodes.values())
+
+
+def test_modules_share_all_nodes():
+    space, choice = started()
+    plans = list(pipelines_on_all_nodes(space, choice))
+    assert plans
+    for plan in plans:
+        assert_on_all_nodes(plan)
+
+
+def test_experts_stay_inside_nodes_that_all_modules_share(pool):
+    small = replace(
+        joint_job(images=(1, 2, 0, 1), shares_ranks=True),
+        cluster=uniform(
+            "two nodes", replace(CLUSTER.nodes[0], num_ranks=2), num_nodes=2, intra=LINK, inter=LINK
+        ),
+    )
+    space = Space(small, cost(), {})
+    choice = choice_of(small, PLANNERS["megatron-homogeneous"](small, cost()), cost())
+    plan, *_ = pipelines_on_all_nodes(space, choice)
+    assert_on_all_nodes(plan)
+    assert {stage.ep for stage in plan.stages if stage.module == "llm"} == {2}
+    assert plan.stages[-1].joint_replicas == 2
+    assert_trains_as_one(plan, pool)
 
 
 @pytest.mark.parametrize("fixed", [Question.MEMORY, Question.ORDER, Question.GROUPING])

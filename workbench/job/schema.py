@@ -223,7 +223,8 @@ class LayoutSpec(Strict):
             over those of them that hold the same ones.
         instances: copies of the sharded state; more than one is hybrid sharding (HSDP).
         reshard_after: only with `sharding: parameters`: `pass` gathers them for every forward and backward,
-            `backward` keeps those of a forward for its backward, `step` gathers and reduce-scatters once.
+            `backward` keeps those of a forward for its backward, `step` gathers and reduce-scatters once
+            and gathers from the beginning of the step, one layer after another.
     """
 
     pp: Count | None = None

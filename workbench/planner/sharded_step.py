@@ -20,7 +20,8 @@ PREFETCHED = 2  # layers whose parameters, and whose gradients, a rank holds who
 class _Round:
     """One gathering of a layer: seconds of its passes, its all-gather and its gradients' reduce-scatter.
 
-    `sum_s` is the all-reduce of gradient shards over instances, after the last reduce-scatter of a step.
+    `sum_s` is the all-reduce of gradient shards over instances, after the last reduce-scatter of a step;
+    `is_early` says that the all-gather follows the one before it at once.
     """
 
     layer: int
@@ -28,14 +29,17 @@ class _Round:
     gather_s: float
     scatter_s: float
     sum_s: float
+    is_early: bool = False
 
 
 def sharded_step(prices: ModulePrices, choice: LayoutChoice, num_samples: int) -> LayoutStep:
     """The step with all modules on all ranks, each layer's parameters gathered one layer ahead of use.
 
     A forward gathers; a backward gathers again and scatters gradients, unless `ReshardAfter` leaves it out;
-    each overlaps with the layer that computes meanwhile. A layer without a backward is gathered once. Several
-    parameter instances all-reduce their gradient shards layer by layer in the last microbatch's backward.
+    each overlaps with the layer that computes meanwhile. Parameters that stay for a
+    step are gathered one layer after another from its beginning. A layer without a backward is gathered once.
+    Several parameter instances all-reduce their gradient shards layer by layer in the last microbatch's
+    backward.
 
     Args:
         num_samples: samples of a microbatch.
@@ -130,8 +134,10 @@ def _rounds(
         is_last: whether it is the last.
     """
     for index, (layer, moved, share, after, _) in enumerate(layers):
-        gather_s = moved.gather_s if is_first or after is not ReshardAfter.STEP else 0.0
-        yield _Round(index, layer.forward_s + lost_s(share * gather_s, layer.forward_s), gather_s, 0.0, 0.0)
+        is_once = after is ReshardAfter.STEP
+        gather_s = moved.gather_s if is_first or not is_once else 0.0
+        forward_s = layer.forward_s + lost_s(share * gather_s, layer.forward_s)
+        yield _Round(index, forward_s, gather_s, 0.0, 0.0, is_early=is_first and is_once)
     for index, (layer, moved, share, after, _) in reversed(list(enumerate(layers))):
         if (backward_s := layer.backward_s) > 0:
             gather_s = moved.gather_s if after is ReshardAfter.PASS else 0.0
@@ -160,38 +166,46 @@ def _joined(rounds: Sequence[_Round]) -> list[_Round]:
     joined: list[_Round] = []
     for current in rounds:
         if joined and joined[-1].layer == current.layer:
-            joined[-1] = replace(
-                current, busy_s=joined[-1].busy_s + current.busy_s, gather_s=joined[-1].gather_s
-            )
+            first = joined[-1]
+            busy_s = first.busy_s + current.busy_s
+            joined[-1] = replace(current, busy_s=busy_s, gather_s=first.gather_s, is_early=first.is_early)
         else:
             joined.append(current)
     return joined
 
 
+def _starts_s(joined: Sequence[_Round]) -> list[float]:
+    """When the passes of each round start: each overlaps with the previous one's scatter, then the next one's
+    gather, which does not wait for that pass where it is early.
+    """
+    gathered_s = joined[0].gather_s
+    starts_s, scattering_s = [gathered_s], 0.0
+    for current, following in pairwise(joined):
+        free_s = gathered_s if following.is_early else starts_s[-1]
+        gathered_s = free_s + scattering_s + following.gather_s
+        starts_s.append(max(starts_s[-1] + current.busy_s, gathered_s))
+        scattering_s = current.scatter_s
+    return starts_s
+
+
 def _summed_s(rounds: Sequence[_Round]) -> float:
     """When the last all-reduce over instances ends; each follows the next round's passes and its scatter."""
     joined = _joined(rounds)
-    total_s = joined[0].gather_s
     previous = _Round(-1, 0.0, 0.0, 0.0, 0.0)
-    summed_s = 0.0
-    for index, current in enumerate(joined):
-        ready_s = total_s + max(current.busy_s, previous.scatter_s)
+    summed_s = ended_s = 0.0
+    for current, start_s in zip(joined, _starts_s(joined), strict=True):
+        ended_s = start_s + max(current.busy_s, previous.scatter_s)
         if previous.sum_s:
-            summed_s = max(summed_s, ready_s) + previous.sum_s
-        gather_s = joined[index + 1].gather_s if index + 1 < len(joined) else 0.0
-        total_s += max(current.busy_s, previous.scatter_s + gather_s)
+            summed_s = max(summed_s, ended_s) + previous.sum_s
         previous = current
-    return max(summed_s, total_s + previous.scatter_s) + previous.sum_s
+    return max(summed_s, ended_s + previous.scatter_s) + previous.sum_s
 
 
 def _lanes_s(rounds: Sequence[_Round]) -> float:
-    """Seconds of the rounds: each overlaps with the previous one's scatter, then the next one's gather."""
+    """Seconds until the passes of all rounds and the last one's scatter have ended."""
     joined = _joined(rounds)
-    total_s, scattering_s = joined[0].gather_s, 0.0
-    for current, following in pairwise(joined):
-        total_s += max(current.busy_s, scattering_s + following.gather_s)
-        scattering_s = current.scatter_s
-    return total_s + max(joined[-1].busy_s, scattering_s) + joined[-1].scatter_s
+    scattering_s = joined[-2].scatter_s if len(joined) > 1 else 0.0
+    return _starts_s(joined)[-1] + max(joined[-1].busy_s, scattering_s) + joined[-1].scatter_s
 
 
 def _near(prices: ModulePrices, part: ModuleChoice) -> Link:

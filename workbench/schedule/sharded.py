@@ -56,7 +56,9 @@ def with_rounds(
 
     A round of a unit is ALL_GATHER, its passes, FREE and, after a backward that trains it, REDUCE_SCATTER.
     Its ALL_GATHER precedes the previous passes of another unit: weights travel while those compute. With
-    `ReshardAfter.PASS` at most two units are whole at once. Every rank of a unit takes part in every round;
+    `ReshardAfter.PASS` at most two units are whole at once. With `ReshardAfter.STEP` it comes right behind
+    the collective before it, so that one gather after another runs beside whatever computes: all these units
+    are whole at the end of the first forward anyway. Every rank of a unit takes part in every round;
     one without work in it only gathers and frees, and contributes zeros. Rounds are a common supersequence
     of what the replicas do, so all come to them in one order.
 
@@ -90,8 +92,25 @@ def with_rounds(
         rounds = _rounds(slots, needed, reshard_after)
         for group in groups:
             stage_of = {unit_of[stage]: stage for stage in group if stage in unit_of}
-            with_gathers[group] = _with_collectives(programs[group], placed[group], rounds, stage_of)
+            program = _with_collectives(programs[group], placed[group], rounds, stage_of)
+            kept = {stage for unit, stage in stage_of.items() if reshard_after.get(unit) is ReshardAfter.STEP}
+            with_gathers[group] = _gathered_early(program, kept)
     return with_gathers
+
+
+def _gathered_early(actions: Sequence[Action], kept: Collection[int]) -> tuple[Action, ...]:
+    """Move gathers of stages that stay whole for a step before the passes behind the last collective."""
+    program: list[Action] = []
+    early = 0
+    for action in actions:
+        if action.kind is Pass.ALL_GATHER and action.stage in kept:
+            program.insert(early, action)
+            early += 1
+            continue
+        program.append(action)
+        if action.kind not in COMPUTE and action.kind is not Pass.FREE:
+            early = len(program)
+    return tuple(program)
 
 
 def waits_of(actions: Sequence[Action]) -> dict[Action, tuple[Action, ...]]:

@@ -1,14 +1,15 @@
 """Layouts that need no step model: one grid for all modules, and pipelines of whole nodes."""
 
 from collections.abc import Collection, Iterator, Sequence
-from itertools import chain, product
+from itertools import chain, product, zip_longest
 
 from workbench.job.job import Job
 from workbench.plan.plan import Recompute, Sharding
-from workbench.planner.groupings import Grouping, differ
+from workbench.planner.expert_choices import expert_choices, expert_counts
+from workbench.planner.groupings import Grouping, differ, llm_of
 from workbench.planner.layout_choice import Degrees
 from workbench.planner.layout_search import usable_ranks
-from workbench.schedule.choice import ScheduleKind, usual
+from workbench.schedule.choice import Schedule, ScheduleKind, usual
 from workbench.schedule.sharded import ReshardAfter
 from workbench.search.joint.arrangement import Arrangement, Placement
 from workbench.search.joint.grouping_moves import Regroup
@@ -27,6 +28,7 @@ SPLIT = sorted(
     (usual(kind) for kind in reversed(ScheduleKind) if kind.spec.splits_backward),
     key=lambda schedule: schedule.virtual_stages,  # virtual stages cannot be cut in pieces: last
 )
+ROUND_NODES = (usual(ScheduleKind.ZB_V), Schedule(kind=ScheduleKind.ZB_H1, virtual_stages=3))
 
 
 def plain_layouts(job: Job, questions: Collection[Question]) -> Iterator[Moves]:
@@ -35,8 +37,9 @@ def plain_layouts(job: Job, questions: Collection[Question]) -> Iterator[Moves]:
     One grid: every module on every rank, without a pipeline, so that ranks only wait for collectives;
     weights sharded within nodes or across all ranks, or optimizer state alone. Unlike searched layouts,
     this needs no step model of the modules. Pipelines: each stage takes a whole node, so that gradients are
-    reduced inside nodes, and split backwards fill the pipeline's bubbles. If samples differ, microbatches
-    and replicas are balanced.
+    reduced and experts exchange tokens inside nodes, and split backwards fill the pipeline's bubbles. Modules
+    have nodes of their own, or all of them a stage on every node, so that no module waits for another whose
+    samples are larger. If samples differ, microbatches and replicas are balanced.
 
     Complexity: O(grids x microbatch sizes + nodes x schedules x microbatch sizes) moves; none is priced.
     """
@@ -121,24 +124,60 @@ def _keep(module: str | None, sharding: Sharding, instances: int = 1, *, tp: int
 
 
 def _stages_of_nodes(job: Job, questions: Collection[Question]) -> Iterator[Moves]:
-    """Pipelines with every number of nodes per module, each module on nodes of its own."""
+    """Pipelines of whole nodes: all modules on all of them, in turn with each module on nodes of its own."""
     ranks_per_node = _ranks_per_node(job)
     nodes = usable_ranks(job) // ranks_per_node
-    modules = job.model.modules
-    if ranks_per_node < 2 or nodes < 2 or len(modules) > 2 or Question.ORDER not in questions:
+    if ranks_per_node < 2 or nodes < 2 or Question.ORDER not in questions:
         return
-    memory_moves = (_keep(None, Sharding.OPTIMIZER),) if Question.MEMORY in questions else ()
-    for counts in _shares(len(modules), nodes):
-        degrees = tuple(
-            Degrees(module=module.name, pp=pp, dp=ranks_per_node)
-            for module, pp in zip(modules, counts, strict=True)
+    modules = job.model.modules
+    depths = _shares(len(modules), nodes) if len(modules) <= 2 else ()
+    own = [Arrangement(placement=Placement.ISLANDS, degrees=_on_nodes(job, pps)) for pps in depths]
+    shared = []
+    if len(modules) > 1 and min(len(module.layers) for module in modules) >= nodes:
+        degrees = _on_nodes(job, [nodes] * len(modules))
+        shared.append(Arrangement(placement=Placement.EVERYWHERE, degrees=degrees))
+    on_all = _pipelines(job, nodes, shared, ROUND_NODES, questions)
+    in_turn = zip_longest(on_all, _pipelines(job, nodes, own, SPLIT, questions))
+    yield from (moves for moves in chain.from_iterable(in_turn) if moves is not None)
+
+
+def _on_nodes(job: Job, depths: Sequence[int]) -> tuple[Degrees, ...]:
+    """Modules in stages of a node each, with a replica on every rank, among which experts are distributed."""
+    ranks_per_node = _ranks_per_node(job)
+    ep = max(expert_choices(expert_counts(job.model.llm), ranks_per_node))
+    return tuple(
+        Degrees(
+            module=module.name,
+            pp=pp,
+            dp=ranks_per_node // ep,
+            ep=ep if module.name == llm_of(job) else 1,
+            joint_replicas=ep,
         )
-        arrangement = Arrangement(placement=Placement.ISLANDS, degrees=degrees)
-        for size, schedule in product(_sizes(job, ranks_per_node, nodes, questions), SPLIT):
+        for module, pp in zip(job.model.modules, depths, strict=True)
+    )
+
+
+def _pipelines(
+    job: Job,
+    nodes: int,
+    arrangements: Sequence[Arrangement],
+    schedules: Sequence[Schedule],
+    questions: Collection[Question],
+) -> Iterator[Moves]:
+    """Each arrangement with the largest microbatches, under each schedule.
+
+    At least as many microbatches per replica as stages; at least one if experts are distributed, as passes
+    that read so many weights take hardly longer for more samples.
+    """
+    memory_moves = (_keep(None, Sharding.OPTIMIZER),) if Question.MEMORY in questions else ()
+    for arrangement in arrangements:
+        llm = arrangement.of(llm_of(job))
+        sizes = _sizes(job, llm.num_replicas, nodes if llm.ep == 1 else 1, questions)
+        for size, schedule in product(sizes, schedules):
             yield (
                 *memory_moves,
                 *_with_1f1b(questions),
-                Arrange(arrangement, size),
+                Arrange(arrangement, None if size is None else size * llm.joint_replicas),
                 Reschedule(schedule),
                 *(_cut(questions) if schedule.virtual_stages == 1 else ()),
             )
