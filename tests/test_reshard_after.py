@@ -78,9 +78,7 @@ def test_a_large_layer_is_gathered_while_small_ones_compute(
 ) -> None:
     """A forward starts once its own and all earlier gathers are done, and the forward before it."""
     plan = of_layers(5, 1 + more, ReshardAfter.STEP)
-    layers = plan.chain["llm", 0]
-    gather_s = {stage.id: each for stage, each in zip(layers, gathers_s, strict=True)}
-    gather_s |= {stage.id: gather_s[layers[at].id] for at, stage in enumerate(plan.chain["llm", 1])}
+    gather_s = {s.id: each for r in (0, 1) for s, each in zip(plan.chain["llm", r], gathers_s, strict=True)}
 
     def duration_s(action: Action) -> float:
         if action.kind is Pass.ALL_GATHER:
