@@ -91,6 +91,7 @@ THOROUGH = {
     "test_cost_model.py::test_twice_the_tokens_never_take_less_time": 3,
     "test_emulate.py::test_every_bit_is_that_of_the_distributed_run": 1,
     "test_emulate.py::test_loss_gradients_and_weights_are_those_of_one_process_on_the_whole_batch": 2,
+    "test_lora_run.py::test_losses_gradients_and_weights_are_those_of_one_process": 4,
     "test_emulate_times.py::test_the_timeline_is_that_of_the_measured_actions": 1,
     "test_families.py::test_weights_are_those_of_transformers": 14,
     "test_families.py::test_full_sizes_are_counted_as_transformers_builds_them": 5,
