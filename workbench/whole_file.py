@@ -15,7 +15,7 @@ def check_writable(path: Path, *reads: Path | str | None) -> None:
     """
     if path.is_dir():
         raise ValueError(f"{path}: want a file to write, this is a folder")
-    for source in (Path(each) for each in reads if each):
+    for source in (Path(read) for read in reads if read):
         if path.is_file() and source.is_file() and path.samefile(source):
             raise ValueError(f"{path}: this command reads it; want another file to write")
     above = next(folder for folder in Path(os.path.realpath(path)).parents if folder.exists())
