@@ -50,6 +50,7 @@ UNFUZZED = {
     "runtime.frontend.multimodal:graph": CHECKED,
     "runtime.measure.microbench:_processor_name": SYSTEM,
     "runtime.measure.sustained:_cpu_cache_bytes": SYSTEM,
+    "runtime.models.adapter_files:finish_adapters": OWN,
     "runtime.models.weights:_finish_composite": OWN,
     "runtime.models.weights:_as_origin_has": OWN,
     "runtime.models.weights:_dtype_of": OWN,
