@@ -81,10 +81,13 @@ class Unit(nn.Module):
 class WholeModule(nn.Module):
     """All layers of one module, on packed tokens."""
 
-    def __init__(self, plan: Plan, module: Module, layout: ShardingMesh, device: torch.device) -> None:
+    def __init__(
+        self, plan: Plan, module: Module, layout: ShardingMesh, device: torch.device, weights: Path | None
+    ) -> None:
         super().__init__()
+        dtype = getattr(torch, layout.weights)
         built = build_stage_module(
-            plan, whole_stage(module), seed=0, dtype=getattr(torch, layout.weights), device=device
+            plan, whole_stage(module), seed=0, dtype=dtype, weights=weights, device=device
         )
         again = layout.recompute.get(module.name, [])
         self.adapter, self.edges, self.leaving = built.adapter, built.edges, built.leaving
@@ -92,6 +95,9 @@ class WholeModule(nn.Module):
         units = (Unit(layer, is_recomputed=index in again) for index, layer in enumerate(built.layers))
         self.units = nn.ModuleList(units)
         self.compute = getattr(torch, layout.compute)
+        for weight in self.parameters():
+            if not weight.requires_grad:
+                weight.data = weight.data.to(self.compute)
 
     def forward(
         self, data: MicrobatchData, features: Mapping[str, Tensor]
@@ -116,7 +122,9 @@ class WholeModule(nn.Module):
         return hidden, left
 
 
-def sharded(plan: Plan, layout: ShardingMesh, device: torch.device) -> dict[str, WholeModule]:
+def sharded(
+    plan: Plan, layout: ShardingMesh, device: torch.device, weights: Path | None
+) -> dict[str, WholeModule]:
     """Every module, each layer a unit of FSDP2; tied layers belong to the module's own unit."""
     mesh = init_device_mesh(
         device.type, (layout.replicate, layout.shard), mesh_dim_names=("replicate", "shard")
@@ -127,7 +135,7 @@ def sharded(plan: Plan, layout: ShardingMesh, device: torch.device) -> dict[str,
     reshards = layout.reshard_after == ReshardAfter.PASS
     wrapped: dict[str, WholeModule] = {}
     for module in plan.model.modules:
-        whole = WholeModule(plan, module, layout, device)
+        whole = WholeModule(plan, module, layout, device, weights)
         for index, unit in enumerate(whole.units):
             if index not in whole.tied:
                 fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=reshards)
@@ -225,6 +233,9 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=10, help="optimizer steps, all on the plan's batch")
     parser.add_argument("--data", help="data folder whose samples are the batch; default: random data")
+    parser.add_argument(
+        "--weights", type=Path, help="checkpoint, or a folder with one per module; default: random weights"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU where torch sees one")
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="of AdamW")
     given = parser.parse_args()
@@ -236,7 +247,7 @@ def main() -> None:
         torch.cuda.set_device(device)
     dist.init_process_group("gloo" if kind == "cpu" else "nccl")
     source = source_of(given.data, None, plan, timeout_s=LONGEST_WAIT_S) or SyntheticSource(0)
-    modules = sharded(plan, layout, device)
+    modules = sharded(plan, layout, device, given.weights)
     compute, syncs_each = getattr(torch, layout.compute), layout.reshard_after != ReshardAfter.STEP
     trainer = Trainer(plan, modules, source, device, compute, syncs_each)
     weights = [p for module in modules.values() for p in module.parameters() if p.requires_grad]

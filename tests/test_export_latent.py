@@ -42,12 +42,12 @@ def job_of(**other):
     return job_alone(CONFIG | other, {"tp": 2})
 
 
-def job_alone(config, layout):
+def job_alone(config, layout, **module):
     """One language model on four GPUs."""
     return job_as_in_a_file(
         {
             "name": "alone",
-            "model": {"modules": {"llm": {"config": config, "trainable": "all"}}},
+            "model": {"modules": {"llm": {"config": config, "trainable": "all"} | module}},
             "cluster": {"device": "H100", "nodes": 1, "ranks_per_node": 4},
             "profile": "H100",
             "batch": {
@@ -59,6 +59,14 @@ def job_alone(config, layout):
             "layouts": {"llm": layout},
         }
     )
+
+
+LORA = {"trainable": "none", "lora": {"rank": 8, "alpha": 16, "modules": "attention"}}
+
+
+def test_adapters_of_latents_are_refused_by_name():
+    plan = plan_of(job_alone(CONFIG, {}, **LORA), "fsdp")
+    assert BY_NAME["fsdp2"].refuses(plan) == "lora adapters of 'kv_down_proj' of 'llm'"
 
 
 def plan_with(**other):

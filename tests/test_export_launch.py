@@ -10,19 +10,24 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from runtime.data.batches import SyntheticSource
-from runtime.reference import Reference
+from runtime.fsdp2_train import ShardingMesh, WholeModule
+from runtime.reference import Reference, whole_stage
 from runtime.step.optimizer import OptimizerSettings
+from runtime.step.stage_module import StageModule, build_stage_module
 from tests.command_line import accept, refuse
 from tests.free_port import free_port
 from workbench.cli.exporting import SimulatedPrices
 from workbench.export.export import export
 from workbench.export.folder import check_folder, write_folder
+from workbench.export.fsdp2 import layout_words
 from workbench.export.registry import BY_NAME
 from workbench.job.job import Job, job_from_spec
 from workbench.job.job_file import parse_spec
 from workbench.job.machines import cost_of
+from workbench.model.lora import is_of_adapter
 from workbench.plan.codec import write_plan
 from workbench.plan.plan import ModuleSettings, Plan, Recompute, Sharding
 from workbench.schedule.sharded import ReshardAfter
@@ -101,11 +106,64 @@ def test_weights_that_stay_for_a_step_and_recomputed_blocks_have_the_same_losses
     assert (layout["reshard_after"], layout["recompute"]) == ("step", {"llm": [1, 2]})
 
 
+@pytest.fixture(scope="module")
+def adapted(job) -> Plan:
+    """Adapters of the language model and the projector are trained, in float32."""
+    tower, llm = "vision_use_head: false}", "tie_word_embeddings: true}"
+    text = SMALL.replace(tower, f"{tower}\n      projector: mlp\n      trainable: projector")
+    text = text.replace(llm, f"{llm}\n      trainable: none\n      lora: {{rank: 4, alpha: 8}}")
+    job = job_from_spec(parse_spec(text), folder=ROOT)
+    return STRATEGIES["fsdp"].planner(job, cost_of(job, None, None), lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("compute", "rel"),
+    [("float32", 1e-5), pytest.param("bfloat16", 1e-2, marks=pytest.mark.thorough)],
+)
+def test_adapters_have_the_losses_of_one_process(compute, rel, job, adapted, tmp_path):
+    """At a rate at which they change the loss; in bfloat16, frozen weights are in another format."""
+    files = export(adapted, BY_NAME["fsdp2"], SimulatedPrices(cost_of(job, None, None)))
+    layout = json.loads(files["fsdp2.json"]) | {"compute": compute}
+    write_folder(files | {"fsdp2.json": json.dumps(layout)}, tmp_path / "out")
+    losses = launched("fsdp2", tmp_path / "out", "--steps", "3", "--learning-rate", "0.03")
+    expected = one_process(adapted, 3, learning_rate=0.03)
+    assert losses == pytest.approx(expected, rel=rel)
+    assert expected[2] + 0.1 < expected[1] + 0.05 < expected[0]
+
+
+def test_frozen_weights_are_read_and_have_the_format_of_computation(adapted, tmp_path):
+    """As the plan counts them, not that of the optimizer."""
+    layout = ShardingMesh(**layout_words(adapted))._replace(compute="bfloat16")
+    for module in adapted.model.modules:
+        written = build_stage_module(adapted, whole_stage(module), seed=1, dtype=torch.float32)
+        weights = {name: each for name, each in written.owned_weights().items() if not is_of_adapter(name)}
+        (tmp_path / module.name).mkdir()
+        save_file(weights, tmp_path / module.name / "model.safetensors")
+        whole = WholeModule(adapted, module, layout, torch.device("cpu"), tmp_path)
+        named = dict(
+            StageModule(
+                whole.adapter, whole_stage(module), [u.layer for u in whole.units], ()
+            ).named_weights()
+        )
+        assert named.keys() >= weights.keys()
+        for name, weight in named.items():
+            assert weight.dtype is (torch.float32 if weight.requires_grad else torch.bfloat16)
+            if name in weights:
+                torch.testing.assert_close(weight.detach(), weights[name].to(weight.dtype), rtol=0, atol=0)
+        assert {weight.dtype for weight in named.values()} == {torch.float32, torch.bfloat16}
+
+
 @pytest.mark.parametrize("target", ["fsdp2", "torchrun"])
 def test_a_launched_folder_has_the_losses_of_one_process(target, job, plan, tmp_path):
     write_folder(export(plan, BY_NAME[target], SimulatedPrices(cost_of(job, None, None))), tmp_path / "out")
+    losses = launched(target, tmp_path / "out", "--steps", str(STEPS))
+    assert losses == pytest.approx(one_process(plan, STEPS), rel=1e-5)
+
+
+def launched(target: str, folder: Path, *arguments: str) -> list[float]:
+    """Losses of all steps."""
     done = subprocess.run(
-        ["bash", str(tmp_path / "out" / "launch.sh"), "--steps", str(STEPS)],
+        ["bash", str(folder / "launch.sh"), *arguments],
         capture_output=True,
         text=True,
         timeout=300,
@@ -118,12 +176,14 @@ def test_a_launched_folder_has_the_losses_of_one_process(target, job, plan, tmp_
         },
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    found = [float(loss) for loss in re.findall(r"step \d+: loss ([0-9.]+)", done.stdout)]
     if target == "fsdp2":
-        found = [json.loads(line)["loss"] for line in done.stdout.splitlines() if line.startswith("{")]
-    reference = Reference(plan, seed=0, dtype=torch.float32, optimizer=OptimizerSettings())
-    expected = [reference.step(SyntheticSource(0)).loss for _ in range(STEPS)]
-    assert found == pytest.approx(expected, rel=1e-5)
+        return [json.loads(line)["loss"] for line in done.stdout.splitlines() if line.startswith("{")]
+    return [float(loss) for loss in re.findall(r"step \d+: loss ([0-9.]+)", done.stdout)]
+
+
+def one_process(plan: Plan, steps: int, **optimizer: float) -> list[float]:
+    reference = Reference(plan, seed=0, dtype=torch.float32, optimizer=OptimizerSettings(**optimizer))
+    return [reference.step(SyntheticSource(0)).loss for _ in range(steps)]
 
 
 def test_the_command_writes_a_folder_and_writes_over_its_own(plan, tmp_path):

@@ -153,7 +153,7 @@ def test_a_job_file_with_adapters_reads_as_yaml(tmp_path: Path) -> None:
     assert vision.layers[-1].trainable
 
 
-@pytest.mark.parametrize("target", ["megatron", "megatron-bridge", "fsdp2"])
+@pytest.mark.parametrize("target", ["megatron", "megatron-bridge"])
 def test_exports_refuse_adapters_in_one_line(tmp_path: Path, target: str) -> None:
     file = tmp_path / "plan.json"
     write_plan(planned(tmp_path, LORA, "fsdp", pp=1), file, profile="H100")

@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 PROGRAM = Path(__file__).parent / "foreign" / "check_folders.py"
 ON_HOST = PROGRAM.with_name("on_host.py")
@@ -96,7 +97,7 @@ def refusals(target: str, folders: Sequence[Folder], packages: Path) -> list[str
     environment = _environment(target, packages)
     request = {
         "target": target,
-        "bridge": str(packages / "megatron_bridge" / "megatron" / "bridge"),
+        "bridge": str(_bridge(packages)),
         "folders": [
             {"files": dict(folder.files), "ranks": folder.ranks, "arguments": _arguments(target, folder)}
             for folder in folders
@@ -116,6 +117,32 @@ def refusals(target: str, folders: Sequence[Folder], packages: Path) -> list[str
         raise ValueError(f"{target}: the check cannot run: {last}")
     answers: list[str | None] = json.loads(done.stdout.splitlines()[-1])
     return answers
+
+
+def bridge_adapters(folder: Folder, packages: Path) -> dict[str, dict[str, Any]]:
+    """Target -> shapes of A and B that Megatron-Bridge puts beside it in each block, and how far its result
+    is from (alpha / rank) (x A^T) B^T; the model is on one rank.
+
+    Raises:
+        ValueError: it cannot be built; the line that says why.
+    """
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM.with_name("adapters.py")), str(_bridge(packages))],
+        input=folder.files["tables.json"],
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_S,
+        check=False,
+        env=_environment("megatron-bridge", packages) | {"OMP_NUM_THREADS": "1"},
+    )
+    if done.returncode:
+        raise ValueError(f"no adapters: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
+    adapters: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return adapters
+
+
+def _bridge(packages: Path) -> Path:
+    return packages / "megatron_bridge" / "megatron" / "bridge"
 
 
 def _environment(target: str, packages: Path) -> dict[str, str]:

@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from runtime.models.adapter import Adapter
-from workbench.model.layer import Matmul
 from workbench.model.lora import Lora, is_of_adapter
 from workbench.model.model_graph import Module
+from workbench.model.trained import adapted_products
 
 Value = TypeVar("Value")
 FOLDER = "adapter"  # beside the frozen weights of the module
@@ -48,7 +48,8 @@ def finish_adapters(folder: Path, adapter: Adapter) -> None:
     (folder / FOLDER).mkdir()
     named = {PREFIX + name: tensor for name, tensor in tensors.items()}
     save_file(named, folder / FOLDER / TENSORS, metadata={"format": "pt"})
-    config = _config(_lora_of(adapter.module), {name.rpartition(".lora_")[0] for name in tensors})
+    lora = next(iter(adapted_products(adapter.module.layers).values()))
+    config = _config(lora, {name.rpartition(".lora_")[0] for name in tensors})
     (folder / FOLDER / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
@@ -60,11 +61,6 @@ def check_origin(modules: tuple[Module, ...], composite: str) -> None:
                 f"export: adapters of {module.name!r} are written beside weights of single modules, got a "
                 f"checkpoint of {composite}; want --weights with a folder of each module, or no export"
             )
-
-
-def _lora_of(module: Module) -> Lora:
-    operators = (operator for layer in module.layers for operator in layer.operators)
-    return next(op.lora for op in operators if isinstance(op, Matmul) and op.lora is not None)
 
 
 def _config(lora: Lora, targets: set[str]) -> dict[str, object]:

@@ -13,6 +13,8 @@ from workbench.export.approximation import Alternative, Approximation, Change, a
 from workbench.export.module_layouts import llm_of, placed_modules
 from workbench.export.target import Files, Launch, Target
 from workbench.export.torchrun import PLAN, nccl_environment
+from workbench.model.lora import ADAPTED_BY_NAME
+from workbench.model.trained import adapted_products
 from workbench.plan.codec import dumps
 from workbench.plan.plan import ModuleSettings, Plan, Recompute, Sharding
 from workbench.plan.recomputed_layers import recomputed_of
@@ -25,12 +27,21 @@ _SOURCE = "fsdp2_train.py"  # of the runtime
 def _refuses(plan: Plan) -> str | None:
     return (
         expressible.without_source(plan)
-        or expressible.with_adapters(plan)
+        or _untrained_adapters(plan)
         or expressible.unplaced(plan)
         or _cut(plan)
         or _unequal_counts(plan)
         or _reader_of_llm(plan)
     )
+
+
+def _untrained_adapters(plan: Plan) -> str | None:
+    """Adapters of products that are no linear layers of the blocks."""
+    for module in plan.model.modules:
+        names = sorted(adapted_products(module.layers).keys() - ADAPTED_BY_NAME.keys())
+        if names:
+            return f"lora adapters of {names[0]!r} of {module.name!r}"
+    return None
 
 
 def _cut(plan: Plan) -> str | None:
@@ -139,9 +150,9 @@ def _launch(approximation: Approximation) -> Launch:
     return Launch(
         program=f"{PROGRAM} --device {'cpu' if on_host else 'cuda'}",
         environment=threads if on_host else nccl_environment(),
-        container="Python 3.11 or later with torch 2.6 or later and this package, which builds the model's "
-        "blocks from transformers: `pip install '.[run]'` in a checkout of it. `python train.py --help` "
-        "lists the flags.",
+        container="Python 3.11 or later with torch 2.11 or later and this package, which builds the model's "
+        "blocks from transformers, and their adapters: `pip install '.[run]'` in a checkout of it. "
+        "`python train.py --help` lists the flags.",
     )
 
 

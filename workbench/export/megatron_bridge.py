@@ -7,6 +7,7 @@ megatron-core 0.19.2: TransformerConfig, models/vision/clip_vit_model.py.
 from collections.abc import Mapping, Sequence
 
 from workbench.export import expressible
+from workbench.export.adapters import adapter_words, adapters_cut, has_adapters, inexpressible_adapters
 from workbench.export.approximation import Approximation, Change, longest_tokens
 from workbench.export.block_recompute import recomputed_alike
 from workbench.export.decoder import config_of, decoder_of
@@ -30,7 +31,7 @@ from workbench.export.mimo_config import (
     transformer_words,
 )
 from workbench.export.mimo_limits import encoders_of, inexpressible
-from workbench.export.mimo_programs import LATENT_MODULE, ONE_MODULE, SEVERAL_MODULES
+from workbench.export.mimo_programs import ADAPTED_MODULE, LATENT_MODULE, ONE_MODULE, SEVERAL_MODULES
 from workbench.export.module_layouts import Placed, Placing, llm_of, placed_modules
 from workbench.export.target import Files, Launch, Target
 from workbench.export.torchrun import nccl_environment
@@ -40,7 +41,7 @@ from workbench.schedule.sharded import ReshardAfter
 
 
 def _refuses(plan: Plan) -> str | None:
-    return inexpressible(plan, (Placing.ALONE, Placing.APART))
+    return inexpressible(plan, (Placing.ALONE, Placing.APART), inexpressible_adapters)
 
 
 def _changes(plan: Plan) -> Sequence[Change]:
@@ -49,13 +50,23 @@ def _changes(plan: Plan) -> Sequence[Change]:
     changes = (
         *expressible.equal_lengths(plan),
         *expressible.wide_optimizer(plan),
-        *expressible.sharded_as(plan, Sharding.OPTIMIZER, Sharding.GRADIENTS),
-        *expressible.resharded_as(plan, ReshardAfter.STEP, ReshardAfter.PASS, ReshardAfter.BACKWARD),
+        *adapters_cut(plan),
+        *_sharded(plan),
         *expressible.computed_again(plan, RECOMPUTED),
         *keys_exchanged(plan),
         *expressible.one_of_schedules(plan, SCHEDULES),
     )
     return (*changes, *recomputed_alike(plan, changes))
+
+
+def _sharded(plan: Plan) -> Sequence[Change]:
+    """Its optimizer shards what is trained; frozen weights are whole on every rank."""
+    if has_adapters(plan):
+        return expressible.sharded_as(plan, Sharding.OPTIMIZER, Sharding.GRADIENTS, Sharding.PARAMETERS)
+    return (
+        *expressible.sharded_as(plan, Sharding.OPTIMIZER, Sharding.GRADIENTS),
+        *expressible.resharded_as(plan, ReshardAfter.STEP, ReshardAfter.PASS, ReshardAfter.BACKWARD),
+    )
 
 
 def _grid_words(plan: Plan, placed: Placed) -> Words:
@@ -118,25 +129,33 @@ def _data_words(plan: Plan, special: Mapping[str, int]) -> Words:
 def tables(plan: Plan) -> Words:
     """Contents of the program's tables, by name."""
     if len(plan.model.modules) == 1:
-        return common_tables(plan) | {"language": gpt_words(plan)}
+        adapted = {"lora": adapter_words(plan)} if has_adapters(plan) else {}
+        return common_tables(plan) | {"language": gpt_words(plan)} | adapted
     common = mimo_tables(plan)
     return common | {"data": _data_words(plan, common["special"])}
 
 
 def _files(approximation: Approximation) -> Files:
     plan = approximation.becomes
-    is_latent = decoder_of(llm_of(plan)).latent is not None
-    one_module = LATENT_MODULE if is_latent else ONE_MODULE
-    return program_files(one_module if len(plan.model.modules) == 1 else SEVERAL_MODULES, tables(plan))
+    return program_files(_program(plan), tables(plan))
+
+
+def _program(plan: Plan) -> str:
+    if len(plan.model.modules) > 1:
+        return SEVERAL_MODULES
+    if has_adapters(plan):
+        return ADAPTED_MODULE
+    return ONE_MODULE if decoder_of(llm_of(plan)).latent is None else LATENT_MODULE
 
 
 def _launch(approximation: Approximation) -> Launch:
-    del approximation
+    frozen = " PRETRAINED in train.py, the checkpoint of the frozen weights, is yours."
     return Launch(
         program=PROGRAM,
         environment=nccl_environment(),
         container="An image with Megatron-Bridge 0.6 and what it requires: megatron-core 0.19, torch, "
-        "Transformer Engine, as NVIDIA's NeMo images have it. Processors and tokenizer in DATA are yours.",
+        "Transformer Engine, as NVIDIA's NeMo images have it. Processors and tokenizer in DATA are yours."
+        + (frozen if has_adapters(approximation.plan) else ""),
     )
 
 

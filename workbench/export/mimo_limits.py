@@ -6,10 +6,11 @@ same ranks have neither pp nor cp, and later stages of a tower compute nothing (
 Megatron-Bridge 0.6.2 (Apache-2.0), models/megatron_mimo/megatron_mimo_config.py.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import combinations
 
 from workbench.export import expressible
+from workbench.export.adapters import has_adapters
 from workbench.export.approximation import microbatch_samples
 from workbench.export.decoder import Decoder, decoder_of
 from workbench.export.latent import inexpressible_latent
@@ -39,21 +40,26 @@ TOWERS = {"clip_vision_model": "clip", "siglip_vision_model": "siglip"}
 PROJECTORS = {"mlp": "mlp", "linear": "affine"}
 
 
-def inexpressible(plan: Plan, placings: Collection[Placing]) -> str | None:
+def inexpressible(
+    plan: Plan,
+    placings: Collection[Placing],
+    adapters: Callable[[Plan], str | None] = expressible.with_adapters,
+) -> str | None:
     """The first part that cannot be expressed; None: there is none.
 
     Args:
         placings: of several modules, that the system supports.
+        adapters: returns those that the system does not have.
     """
     part = (
         expressible.unplaced(plan)
-        or expressible.with_adapters(plan)
+        or adapters(plan)
         or inexpressible_decoder(plan)
         or expressible.masked(plan)
         or expressible.too_precise(plan)
     )
     if part is not None or len(plan.model.modules) == 1:
-        return part or expressible.frozen_parts(plan)
+        return part or (None if has_adapters(plan) else expressible.frozen_parts(plan))
     return _inexpressible_encoder(plan) or _inexpressible_placement(plan, placings)
 
 

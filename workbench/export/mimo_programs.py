@@ -50,12 +50,14 @@ ACTIVATIONS = {{
 """
 
 
-def _one_module(head: str, provider: str) -> str:
+def _one_module(head: str, provider: str, tables: str = TABLES, rest: str = _REST) -> str:
     """The program of a language model alone.
 
     Args:
         head: its first lines, with the imports of the provider.
         provider: the class, and arguments beside the tables'.
+        tables: besides those of the model.
+        rest: the function that makes the container.
     """
     return (
         head
@@ -66,8 +68,8 @@ from megatron.bridge.training.pretrain import pretrain
 MODEL = {language}
 ACTIVATION = {activation!r}
 """
-        + TABLES
-        + _REST.replace("{", "{{").replace("}", "}}")
+        + tables
+        + rest.replace("{", "{{").replace("}", "}}")
         + f"""
 
 if __name__ == "__main__":
@@ -98,6 +100,20 @@ from megatron.bridge.models.mla_provider import MLAModelProvider
         transformer_layer_spec=partial(get_gpt_decoder_block_spec, use_transformer_engine=True),""",
 )
 """The provider's own layers are all equal; here the first may be dense."""
+
+ADAPTED_MODULE = _one_module(
+    _HEAD
+    + """from megatron.bridge.models.gpt_provider import GPTModelProvider
+from megatron.bridge.peft.canonical_lora import CanonicalLoRA
+""",
+    "GPTModelProvider(",
+    TABLES + 'LORA = {lora}\nPRETRAINED = "CHECKPOINT"  # of the frozen weights\n',
+    _REST.replace(
+        "checkpoint=CheckpointConfig(),",
+        "checkpoint=CheckpointConfig(pretrained_checkpoint=PRETRAINED),\n        peft=CanonicalLoRA(**LORA),",
+    ),
+)
+"""Everything but the adapters is frozen."""
 
 CORE = """from importlib.util import find_spec
 

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from workbench.model.block_modules import reads_alike
 from workbench.model.layer import Layer, Matmul, Operator, Parameter
-from workbench.model.lora import is_of_adapter
+from workbench.model.lora import Lora, is_of_adapter
 
 
 def is_trained(layer: Layer) -> bool:
@@ -83,6 +83,16 @@ def first_trained(layer: Layer) -> int:
 def adapter_of(operator: Operator) -> tuple[Matmul, ...]:
     """The two products of an operator's adapter; none where it has none."""
     return operator.adapter if isinstance(operator, Matmul) else ()
+
+
+def adapted_products(layers: Iterable[Layer]) -> dict[str, Lora]:
+    """Name of a product -> its adapter, for products of these layers that have one."""
+    return {
+        operator.name: operator.lora
+        for layer in layers
+        for operator in layer.operators
+        if isinstance(operator, Matmul) and operator.lora is not None
+    }
 
 
 def without_adapters(layer: Layer) -> Layer:

@@ -7,11 +7,12 @@ from workbench.masks.patterns import CAUSAL
 from workbench.model.config_fields import Config, number
 from workbench.model.families.family import LanguageModel
 from workbench.model.item_tokens import family_of, source_config
-from workbench.model.layer import Attention, Matmul, Operator, Recurrence, TokenCount
+from workbench.model.layer import Attention, Operator, Recurrence, TokenCount
 from workbench.model.lora import ADAPTED_BY_NAME
 from workbench.model.model_graph import TEXT, Edge, Module
 from workbench.model.projector import Projector, from_text, shown
 from workbench.model.short_conv import has_short_conv
+from workbench.model.trained import adapted_products
 from workbench.plan.kernel_heads import CPU, check_kernel_heads
 from workbench.plan.kernels import Kernels
 from workbench.plan.plan import Boundaries, ModuleSettings, Plan, Sharding
@@ -101,13 +102,8 @@ def check_family(module: Module) -> None:
 
 def check_adapters(module: Module, settings: ModuleSettings) -> None:
     """Raise ValueError where the runtime cannot train the module's adapters."""
-    products = {
-        operator.name
-        for layer in module.layers
-        for operator in layer.operators
-        if isinstance(operator, Matmul) and operator.lora is not None
-    }
-    for name in sorted(products - ADAPTED_BY_NAME.keys()):
+    products = adapted_products(module.layers)
+    for name in sorted(products.keys() - ADAPTED_BY_NAME.keys()):
         raise ValueError(
             f"module {module.name!r}: lora of {name!r} can be simulated, not run; products that can: "
             f"{', '.join(ADAPTED_BY_NAME)}"
