@@ -58,6 +58,7 @@ def init_command(
         data=data,
         folder=output.parent,
     )
+    _warn_of_edits(output, job_draft.text)
     write_text(job_draft.text, output)
     warn_of_misspelt_keys(job_draft.model)
     if data is not None:
@@ -80,6 +81,12 @@ def init_command(
         count, first = len(job_draft.missing), job_draft.missing[0]
         show(f"{count} weight files are missing ({first}, ...); planning does not need them")
     show(table, f"written to {output}; next: workbench search {output}")
+
+
+def _warn_of_edits(output: Path, text: str) -> None:
+    """Warn of a file with other content: it is replaced as every output is, but people edit job files."""
+    if output.is_file() and output.read_bytes() != text.encode("utf-8"):
+        warn(f"{output} had other content, which is replaced; edits of a job want a file of their own")
 
 
 def _run_refusals(model: ModelGraph) -> Iterator[str]:
