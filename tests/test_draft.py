@@ -87,6 +87,16 @@ def test_no_more_weights_are_trained_than_there_are(tmp_path: Path) -> None:
     assert weights == trained
 
 
+def test_a_job_file_with_edits_is_replaced_with_a_warning(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    words = ("init", config_in(tmp_path, SMALL_TIED), "--gpus", "4xH100", "-o", job)
+    assert [accept(*words).stderr for _ in range(2)] == ["", ""]
+    drafted_text = job.read_text()
+    job.write_text(drafted_text.replace("samples: ", "samples: 1"))
+    assert accept(*words).stderr.startswith(f"workbench: warning: {job} had other content, which is replaced")
+    assert job.read_text() == drafted_text
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

@@ -20,6 +20,7 @@ from workbench.job.job import Job, load_job
 from workbench.job.module_layout import ModuleLayout
 from workbench.plan.codec import write_plan
 from workbench.plan.plan import ModuleSettings, Recompute, Sharding
+from workbench.report.explained import account_tables
 from workbench.schedule.action import Pass
 from workbench.strategies import dip
 from workbench.timing.accept import accept
@@ -128,6 +129,21 @@ def test_the_account_is_the_whole_step(job: Job) -> None:
     found = account_of(lowered, trace, H100, prices_of)
     assert sum(cause.seconds for cause in found.path) == pytest.approx(trace.iteration_s, rel=1e-12)
     assert all(cause.seconds >= 0 for cause in found.path)
+
+
+@pytest.mark.parametrize(("strategy", "part"), [("fsdp", "layer"), ("cornstarch", "stage")])
+def test_ranks_wait_for_stages_or_for_layers_that_are_gathered(job: Job, strategy: str, part: str) -> None:
+    lowered, memory = accept(
+        planned(replace(job, layouts=() if strategy == "fsdp" else job.layouts), strategy)
+    )
+    trace = predict(lowered, memory, H100)
+    found = account_of(lowered, trace, H100, prices_of)
+    _, idle = account_tables(found, trace.iteration_s)
+    causes, places = (list(column.cells) for column in idle.columns[:2])
+    assert (f"waits for a {part}", f"llm, {part} 1") in zip(causes, places, strict=True)
+    words = {str(word).split()[-2] for word in places if ", " in str(word)}
+    assert words == {part}
+    assert {each.is_layer for each in found.idle if each.place is not None} == {part == "layer"}
 
 
 def test_waste_is_told(job: Job) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from sim.predict import predict, step_s
 from tests.vlm_job import H100, planned, vlm_job
+from workbench.explain.applicable import is_followed
 from workbench.explain.changes import Judge, try_changes
 from workbench.explain.neighbours import ChangeKind, neighbours
 from workbench.explain.plan_as_job import Origin, origin_of
@@ -16,7 +17,7 @@ from workbench.plan.codec import plan_hash
 from workbench.planner.stage_counts import silent
 from workbench.schedule.choice import ScheduleKind, usual
 from workbench.strategies import cornstarch
-from workbench.strategies.registry import PLANNERS
+from workbench.strategies.registry import BY_NAME, PLANNERS
 from workbench.timing.accept import accept
 
 UNTOLD = "entrain-graded"  # where single samples are heavy it makes fewer microbatches than were asked for
@@ -124,3 +125,24 @@ def test_what_no_strategy_plans_has_its_reason(job: Job) -> None:
     refusals = {each.change.about: each.refusal for each in found.refused}
     assert "tp of module 'llm' must divide its 8 key/value heads" not in refusals["llm pp 2 -> 4"]
     assert "the layout needs 10 ranks" in refusals["llm pp 2 -> 4"]
+
+
+@pytest.mark.parametrize(("name", "num_followed"), [("fsdp", 10), ("megatron-homogeneous", 20)])
+def test_a_change_that_is_not_followed_has_the_same_plan_or_none(
+    job: Job, name: str, num_followed: int
+) -> None:
+    plan = planned(replace(job, layouts=()), name)
+    origin = origin_of(plan, H100, PLANNERS[name])
+    changes = [*neighbours(origin.job)]
+    followed = [change for change in changes if is_followed(change, origin.job, BY_NAME[name])]
+    assert len(followed) == num_followed
+    found = try_changes(
+        judge().judged(plan), origin, [change for change in changes if change not in followed], judge()
+    )
+    assert found.num_simulated == found.num_left == 0
+    assert found.num_same >= 14
+
+
+def test_strategies_follow_recomputation_and_microbatches_that_are_requested(job: Job) -> None:
+    changes = tuple(neighbours(job))
+    assert all(is_followed(change, job, cornstarch.SPEC) for change in changes)

@@ -303,3 +303,9 @@ def test_layouts_that_cut_a_module_are_refused(name: str) -> None:
         ValueError, match=f"layers of 'llm' whole, but its layout has {name} 2; nearest: {name} 1"
     ):
         fsdp.plan(job, A40)
+
+
+def test_modules_with_unequal_cp_are_refused() -> None:
+    layouts = (ModuleLayout(module="vision", cp=1), ModuleLayout(module="llm", cp=2))
+    with pytest.raises(ValueError, match=r"'vision' has cp 1 and 'llm' cp 2; nearest: cp 1 for both"):
+        fsdp.plan(replace(fsdp_job(2), layouts=layouts), A40)

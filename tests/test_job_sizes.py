@@ -1,5 +1,6 @@
 """Samples of a job from files and corpora, warnings below b_min, and what the search over degrees refuses."""
 
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from tests.test_data_strategies import skewed_job
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.corpus import anyres_grid
+from workbench.job.first_rows import unlike_rows
 from workbench.job.job import Job, load_job
-from workbench.job.sample_sizes import Tiling, with_sizes
+from workbench.job.sample_sizes import Tiling, sized_batch, with_sizes
 from workbench.job.step_batches import step_batches
 from workbench.planner.stable_batch import stable_batch_samples, too_small
 from workbench.strategies import entrain_search
@@ -170,3 +172,33 @@ def test_a_tiling_without_sizes_is_refused(tmp_path: Path):
     done = workbench("plan", VALM, "-o", tmp_path / "plan.json", "--tiling", "anyres")
     assert done.exit_code == 2
     assert "--tiling anyres cuts images of --sizes; want --sizes, or no --tiling" in done.output
+
+
+def test_a_batch_of_sorted_rows_is_told(tmp_path: Path):
+    """Of 240 rows of 1 to 240 tokens, which have 120.5 on average, the first 24 have 12.5 or 228.5."""
+    job, file, plan = tmp_path / "a.yaml", tmp_path / "a.jsonl", tmp_path / "plan.json"
+    spec = yaml.safe_load(VALM.read_text())
+    lengths = list(range(1, 241))
+
+    def told(batch: dict[str, object], *flags: object) -> list[str]:
+        job.write_text(yaml.safe_dump({**spec, "batch": {"samples": 24, **batch}}))
+        stderr = accept("plan", job, "-o", plan, *flags).stderr
+        return [line for line in stderr.splitlines() if "first 24 rows" in line]
+
+    for rows in (lengths, lengths[::-1]):
+        file.write_text("".join(f'{{"text_tokens": {tokens}}}\n' for tokens in rows))
+        (line,) = told({"sizes": "a.jsonl"})
+        assert f"of {file}, which have {12 if rows == lengths else 228} tokens on average, rows drawn" in line
+        assert told({"fixed": {"text_tokens": 16}}, "--sizes", file) == [line]
+    random.Random(0).shuffle(lengths)
+    file.write_text("".join(f'{{"text_tokens": {tokens}}}\n' for tokens in lengths))
+    assert told({"sizes": "a.jsonl"}) == told({"sizes": "coco-captions"}) == []
+
+
+def test_few_rows_of_unequal_lengths_differ_by_chance(tmp_path: Path):
+    """One row in eight is long: of four in random order none is, as of other fours."""
+    file = tmp_path / "a.jsonl"
+    lengths = [10, 20, 10, 20, 10, 20, 10, 400] * 30
+    file.write_text("".join(f'{{"text_tokens": {tokens}}}\n' for tokens in lengths))
+    batch = sized_batch(valm().model, 4, str(file))
+    assert unlike_rows(valm().model, batch, str(file), Tiling.NONE) == ""

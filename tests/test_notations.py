@@ -1,5 +1,6 @@
 """Other systems' layout notations say what a job's layouts say, or refuse to."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -245,7 +246,9 @@ def test_a_job_says_its_layouts_in_every_notation(notation: Notation) -> None:
     [
         (Notation.BRIDGE, {"stage_layers": (3, 3)}, "cannot express stage_layers of 'llm'"),
         (Notation.BRIDGE, {"pp": None}, "leaves it open"),
-        (Notation.MEGATRON, {}, "has no stage_layers"),
+        (Notation.MEGATRON, {}, r"has no stage_layers; nearest: stage_layers: \[3, 3\]"),
+        (Notation.TORCHTITAN, {"pp": 4}, r"nearest: stage_layers: \[2, 2, 1, 1\]"),
+        (Notation.MEGATRON, {"pp": None}, r"nearest: stage_layers: \[6\]"),
         (Notation.MEGATRON, {"stage_layers": (3, 3), "dp": 2}, "cannot express dp of 'llm', got 2"),
         (Notation.TORCHTITAN, {"stage_layers": (3, 3), "rank_offset": 8}, "cannot express rank_offset"),
         (Notation.CORNSTARCH, {"dp": 2}, "cannot express dp"),
@@ -256,6 +259,17 @@ def test_what_a_notation_cannot_say_is_refused(notation: Notation, llm: dict[str
     job = tiny_job(layouts=(*LAYOUTS[:-1], replace(LAYOUTS[-1], **llm)))
     with pytest.raises(ValueError, match=what):
         write_layouts(job, notation)
+
+
+@pytest.mark.parametrize("pp", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("notation", [Notation.MEGATRON, Notation.TORCHTITAN])
+def test_the_nearest_cut_can_be_written(notation: Notation, pp: int) -> None:
+    job = tiny_job(layouts=(*LAYOUTS[:-1], replace(LAYOUTS[-1], pp=pp)))
+    with pytest.raises(ValueError, match="nearest") as refused:
+        write_layouts(job, notation)
+    cuts = tuple(json.loads(str(refused.value).rsplit(": ", 1)[1]))
+    job = tiny_job(layouts=(*LAYOUTS[:-1], replace(LAYOUTS[-1], pp=pp, stage_layers=cuts)))
+    assert read_layouts(write_layouts(job, notation), job)[-1].stage_layers == cuts
 
 
 def test_the_command_takes_and_gives_notations(tmp_path: Path) -> None:

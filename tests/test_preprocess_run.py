@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from runtime.data.scenes import make
+from runtime.preprocess.connection import SILENT_S
 from runtime.preprocess.images import SquareRule
 from runtime.preprocess.source import rule_of
-from tests.command_line import JOB, accept, answered, refuse
+from tests.command_line import JOB, accept, answered, refuse, workbench
 from tests.preprocess_service import WAIT_S, break_image, serving
 from workbench.job.job import load_job
 
@@ -88,6 +89,24 @@ def test_serve_run_status(job: Path) -> None:
         server.send_signal(signal.SIGTERM)
         assert server.wait(WAIT_S) == 0
     assert not Path(f"/proc/{producer}/stat").exists()
+
+
+def test_a_silent_server_is_named_before_the_wait_ends(job: Path) -> None:
+    folder, limit = job.with_name("data"), SILENT_S + 0.2
+    address = "tcp://127.0.0.1:9"
+    for asked in (
+        ("status", address, "--timeout", limit),
+        ("run", address, "--timeout", limit),
+        ("produce", address, "--data", folder, "--silence", limit),
+    ):
+        done = workbench("preprocess", *asked)
+        told, error = done.stderr.splitlines()
+        assert told == (
+            f"workbench: waiting for the server at {address}, at most {limit:g} s; "
+            "a server with keys answers nobody without --keys"
+        )
+        assert error.startswith(f"workbench: error: no server at {address}: ")
+        assert done.exit_code == 2
 
 
 def test_odd_options_are_refused(job: Path) -> None:

@@ -10,6 +10,7 @@ from workbench.cost.execution import Execution
 from workbench.cost.profile import FORMAT_VERSION, Profile, known_profiles, load_profile
 from workbench.data.corpora import CORPORA
 from workbench.data.size_files import COLUMNS as SIZE_COLUMNS
+from workbench.job.first_rows import UNLIKE
 from workbench.llm_table.columns import ALIASES, COLUMNS, NOTE_PREFIXES, NOTES, OUTPUTS
 from workbench.masks.patterns import PATTERNS, Pattern
 from workbench.plan import codec
@@ -98,7 +99,9 @@ segment."""
 
 SIZES = f"""`plan --sizes FILE` needs only the sizes of samples, not their content. FILE is a `.jsonl` or
 `.parquet` file, or a folder written by `save_to_disk`. In a job file, use
-`batch: {{samples: 512, sizes: FILE}}`.
+`batch: {{samples: 512, sizes: FILE}}`. The batch is the first rows, so their order
+should be random. A warning names a file whose first rows have {UNLIKE:g} times the tokens of its other rows
+or more, or fewer by that factor, and unlike any batch drawn from it.
 
 The columns are {_SIZE_COLUMNS}. `text_tokens` is required in every row. The others are a number, a list
 or null. Further columns are ignored.

@@ -1,5 +1,6 @@
 """A peer's connection to a preprocessing server, with bounded waits, and refusals as errors."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,8 @@ from runtime.preprocess.answers import parse_answer
 from runtime.preprocess.example import Buffer
 from runtime.preprocess.keys import ClientKeys
 from workbench.plain_text import plain
+
+SILENT_S = 1.0  # a server answers within it
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +34,18 @@ class Connection:
         address: `tcp://HOST:PORT` of the server.
         keys: None: the server has none.
         name: of the peer's socket on the server; None: the server assigns one.
+        on_silence: called once if nothing arrives within the first `SILENT_S` of a longer wait.
     """
 
-    def __init__(self, address: str, keys: ClientKeys | None, name: bytes | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        keys: ClientKeys | None,
+        name: bytes | None = None,
+        on_silence: Callable[[], None] | None = None,
+    ) -> None:
         self.address = address
+        self._on_silence = on_silence
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
@@ -64,7 +75,7 @@ class Connection:
         Raises:
             ValueError: the server refuses this peer's key or message, or has stopped with an error.
         """
-        ready = dict(self._poller.poll(max(0, round(1000 * wait_s))))
+        ready = self._ready(wait_s)
         if self._monitor in ready:
             recv_monitor_message(self._monitor)
             raise ValueError(f"server {self.address} refuses this client's key")
@@ -81,6 +92,20 @@ class Connection:
         if message.kind == "refused":
             raise ValueError(f"server {self.address} refuses a message: {reason}")
         return message
+
+    def _ready(self, wait_s: float) -> dict[Any, int]:
+        """What can be read after at most `wait_s` seconds; tells the first wait that is silent."""
+        if self._on_silence is not None and wait_s > SILENT_S:
+            ready = self._ready_within(SILENT_S)
+            if not ready:
+                self._on_silence()
+                ready = self._ready_within(wait_s - SILENT_S)
+            self._on_silence = None
+            return ready
+        return self._ready_within(wait_s)
+
+    def _ready_within(self, wait_s: float) -> dict[Any, int]:
+        return dict(self._poller.poll(max(0, round(1000 * wait_s))))
 
     def close(self) -> None:
         """Close the socket; queued messages have 200 ms to be sent."""

@@ -79,15 +79,22 @@ class ServedLoader:
 
     Args:
         start: position of the first batch; None: the server's saved position of this name.
+        on_silence: see `Connection`.
 
     Raises:
         ValueError: no answer in time, or the server refuses the key.
     """
 
-    def __init__(self, subscription: Subscription, *, start: int | None = None) -> None:
+    def __init__(
+        self,
+        subscription: Subscription,
+        *,
+        start: int | None = None,
+        on_silence: Callable[[], None] | None = None,
+    ) -> None:
         self._subscription = subscription
         self._name = subscription.full_name
-        self._connection = Connection(subscription.address, subscription.keys)
+        self._connection = Connection(subscription.address, subscription.keys, on_silence=on_silence)
         self._arrived: dict[int, Message] = {}
         self._asked: dict[int, float] = {}
         try:

@@ -7,7 +7,7 @@ including keys, as JSON from standard input.
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -24,7 +24,13 @@ READY_AGAIN_S = 3.0  # a restarted server does not know its producers
 
 
 def produce(
-    address: str, folder: Path, *, keys: ClientKeys | None, name: str | None, silence_s: float
+    address: str,
+    folder: Path,
+    *,
+    keys: ClientKeys | None,
+    name: str | None,
+    silence_s: float,
+    on_silence: Callable[[], None] | None = None,
 ) -> int:
     """Work for the server at an address until it has been silent for `silence_s` seconds.
 
@@ -33,6 +39,7 @@ def produce(
     Args:
         folder: the server's data folder, on this host.
         name: of this producer; None: the server assigns one.
+        on_silence: see `Connection`.
 
     Returns:
         Number of preprocessed examples.
@@ -48,7 +55,7 @@ def produce(
     if not 0 < silence_s <= S_PER_DAY:
         raise ValueError(f"silence must be > 0 s and at most a day, got {silence_s}")
     keep_freed_memory()
-    connection = Connection(address, keys, None if name is None else name.encode())
+    connection = Connection(address, keys, None if name is None else name.encode(), on_silence)
     num_done = 0
     has_answer = False
     end_s = time.monotonic() + silence_s

@@ -148,8 +148,8 @@ def _checked(folder: Path, identity: Identity) -> Whole:
     for name, want in _stamp(0, identity).items():
         accepted = {"plan": (want, identity.named_hash), "data": (want, None)}.get(name, (want,))
         if name != "step" and stamp.get(name) not in accepted:
-            recorded = f"{stamp.get(name)!s:.80}"
-            raise ForeignError(f"checkpoint {folder} is of {name} {recorded}, this run of {want}")
+            recorded, own = _shown(stamp.get(name)), _shown(want)
+            raise ForeignError(f"checkpoint {folder} is of {name} {recorded}, this run of {own}")
     if any((rank_folder(folder, rank) / OLD_TENSORS / OLD_METADATA).exists() for rank in identity.ranks):
         raise old_format(folder)
     sums = stamp.get("manifests")
@@ -161,6 +161,11 @@ def _checked(folder: Path, identity: Identity) -> Whole:
     if type(step) is not int or step < 1:
         raise TornError(f"its step is {step!r:.60}")
     return Whole(folder=folder, step=step)
+
+
+def _shown(value: object) -> str:
+    """An entry of a stamp for people: 80 letters at most, and of hashes the first 12 digits."""
+    return re.sub("([0-9a-f]{12})[0-9a-f]{52}", r"\1", str(value))[:80]
 
 
 def latest_whole(root: Path, identity: Identity) -> Whole | None:

@@ -12,6 +12,7 @@ from workbench.cli.judging import Strategy, planners_by
 from workbench.cli.options import ExecutionFile, Json, PlanProfile
 from workbench.cli.planning import DEFAULT_STRATEGY
 from workbench.cost.model import CostModel
+from workbench.explain.applicable import is_followed
 from workbench.explain.changes import Changes, Judge, try_changes
 from workbench.explain.difference import Side, difference
 from workbench.explain.explanation import Explanation, account_of, parts_of_all
@@ -36,7 +37,7 @@ from workbench.report.explained import (
 )
 from workbench.report.progress import ticking
 from workbench.report.tables import metrics_table
-from workbench.strategies.registry import PLANNERS
+from workbench.strategies.registry import BY_NAME, PLANNERS
 from workbench.timing.accept import accept
 
 JOB_SUFFIXES = (".yaml", ".yml")
@@ -147,7 +148,12 @@ def _changes(inputs: _ExplainInputs, budget_s: float, *, quiet: bool) -> tuple[C
         return None, f"no changes tried: {name} cannot plan these layouts: {error}"
     end_s = monotonic() + budget_s
     judge = Judge(planners=planners, cost=inputs.cost, step_s=step_s, is_over=lambda: monotonic() > end_s)
-    candidates = tuple(neighbours(origin.job, [other for other in PLANNERS if other != name], inputs.job))
+    others = [other for other in PLANNERS if other != name]
+    candidates = tuple(
+        change
+        for change in neighbours(origin.job, others, inputs.job)
+        if change.strategy is not None or is_followed(change, origin.job, BY_NAME[name])
+    )
     with ticking("trying changes", len(candidates), quiet=quiet) as ticker:
         changes = try_changes(judge.judged(inputs.plan), origin, candidates, judge, ticker.at)
     note = (

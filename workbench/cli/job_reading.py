@@ -1,22 +1,37 @@
-"""Job files as commands read them: with a warning about keys of model configurations without effect."""
+"""Job files as commands read them: with warnings about keys without effect and skewed batches."""
 
 from pathlib import Path
 
 from workbench.cli.console import warn
+from workbench.job.first_rows import sizes_of, unlike_rows
 from workbench.job.job import Job, load_job
+from workbench.job.sample_sizes import Tiling, with_sizes
 from workbench.model.config_keys import misspelt_lines
 from workbench.model.model_graph import ModelGraph
 
 
-def read_job(path: Path) -> Job:
-    """Read a job file; warn of each key of a model configuration that looks misspelt.
+def read_job(path: Path, *, sizes: str | None = None, seed: int = 0, tiling: Tiling = Tiling.NONE) -> Job:
+    """Read a job file; warn of keys of model configurations that look misspelt, and of a skewed batch.
+
+    Args:
+        sizes, seed, tiling: of samples in place of the file's, see `with_sizes`; None: the file's.
 
     Raises:
-        ValueError: as `load_job`.
+        ValueError: as `load_job` and `with_sizes`.
     """
     job = load_job(path)
     warn_of_misspelt_keys(job.model)
+    if sizes is not None:
+        job = with_sizes(job, sizes, seed=seed, tiling=tiling)
+    warn_of_unlike_rows(job, (sizes, tiling) if sizes is not None else sizes_of(path))
     return job
+
+
+def warn_of_unlike_rows(job: Job, source: tuple[str, Tiling] | None) -> None:
+    """Print a warning if the job's samples are rows of a file that are unlike most of its rows."""
+    line = "" if source is None else unlike_rows(job.model, job.batch, *source)
+    if line:
+        warn(line)
 
 
 def warn_of_misspelt_keys(model: ModelGraph) -> None:

@@ -17,7 +17,7 @@ from workbench.job.job import Job
 from workbench.job.machines import cost_of
 from workbench.job.matching import check_job, named_profile
 from workbench.job.run_options import asked
-from workbench.job.sample_sizes import Tiling, with_sizes
+from workbench.job.sample_sizes import Tiling
 from workbench.plan.codec import plan_hash, read_plan, write_plan
 from workbench.plan.plan import Plan
 from workbench.plan.runnable import check_runnable_here, refusal_to_run
@@ -94,9 +94,7 @@ class PlanInputs:
         """The job of a file, with samples and layouts replaced as the flags say."""
         if self.tiling is not Tiling.NONE and self.sizes is None:
             raise ValueError(f"--tiling {self.tiling} cuts images of --sizes; want --sizes, or no --tiling")
-        job = read_job(file)
-        if self.sizes is not None:
-            job = with_sizes(job, self.sizes, seed=self.seed, tiling=self.tiling)
+        job = read_job(file, sizes=self.sizes, seed=self.seed, tiling=self.tiling)
         return job if self.layout is None else with_layout_file(job, self.layout, strategy)
 
     def files(self, job: Path) -> tuple[Path | str | None, ...]:

@@ -13,6 +13,7 @@ from workbench.cli.console import print_result, show
 from workbench.cli.job_reading import read_job
 from workbench.cli.options import Json
 from workbench.cli.table_format import with_format_flag
+from workbench.cli.waiting import tell_wait
 from workbench.report.progress import ticking
 from workbench.report.tables import milliseconds, titled
 from workbench.termination import noting
@@ -156,7 +157,14 @@ def produce_command(
     from runtime.preprocess.producer import produce
 
     client = None if keys is None else read_client_keys(keys)
-    num_prepared = produce(address, data, keys=client, name=None, silence_s=silence)
+    num_prepared = produce(
+        address,
+        data,
+        keys=client,
+        name=None,
+        silence_s=silence,
+        on_silence=lambda: tell_wait(address, client, silence),
+    )
     show(f"{num_prepared} examples prepared")
 
 
@@ -176,7 +184,10 @@ def run_command(
     from runtime.preprocess.loader import ServedLoader, Subscription, stalls_of
 
     client = None if keys is None else read_client_keys(keys)
-    loader = ServedLoader(Subscription(address=address, keys=client, name=name, timeout_s=timeout))
+    loader = ServedLoader(
+        Subscription(address=address, keys=client, name=name, timeout_s=timeout),
+        on_silence=lambda: tell_wait(address, client, timeout),
+    )
     try:
         start = loader.position
         with ticking("taking batches", batches, quiet=as_json) as ticker:
@@ -214,7 +225,10 @@ def status_command(
     from runtime.preprocess.loader import ServedLoader, Subscription
 
     client = None if keys is None else read_client_keys(keys)
-    loader = ServedLoader(Subscription(address=address, keys=client, timeout_s=timeout))
+    loader = ServedLoader(
+        Subscription(address=address, keys=client, timeout_s=timeout),
+        on_silence=lambda: tell_wait(address, client, timeout),
+    )
     try:
         status: dict[str, Any] = {k: v for k, v in loader.status().items() if k != "kind"}
     finally:

@@ -7,9 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from workbench.cli.console import emit_json, show, warn
-from workbench.cli.job_reading import warn_of_misspelt_keys
+from workbench.cli.job_reading import warn_of_misspelt_keys, warn_of_unlike_rows
 from workbench.cli.options import Json
 from workbench.job.draft import LARGEST_IMAGE_PX, USUAL_TEXT_TOKENS, Draft, Train, draft, machines_of
+from workbench.job.first_rows import sizes_of
+from workbench.job.job import load_job
 from workbench.model.model_graph import ModelGraph
 from workbench.plan.runnable import check_family
 from workbench.report.tables import listed
@@ -56,8 +58,11 @@ def init_command(
         data=data,
         folder=output.parent,
     )
+    _warn_of_edits(output, job_draft.text)
     write_text(job_draft.text, output)
     warn_of_misspelt_keys(job_draft.model)
+    if data is not None:
+        warn_of_unlike_rows(load_job(output), sizes_of(output))
     for refusal in _run_refusals(job_draft.model):
         warn(f"plans of this job can be simulated, not run: {refusal}")
     if as_json:
@@ -76,6 +81,12 @@ def init_command(
         count, first = len(job_draft.missing), job_draft.missing[0]
         show(f"{count} weight files are missing ({first}, ...); planning does not need them")
     show(table, f"written to {output}; next: workbench search {output}")
+
+
+def _warn_of_edits(output: Path, text: str) -> None:
+    """Warn of a file with other content: it is replaced as every output is, but people edit job files."""
+    if output.is_file() and output.read_bytes() != text.encode("utf-8"):
+        warn(f"{output} had other content, which is replaced; edits of a job want a file of their own")
 
 
 def _run_refusals(model: ModelGraph) -> Iterator[str]:

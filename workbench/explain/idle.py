@@ -181,12 +181,15 @@ class IdleSeconds(NamedTuple):
         cause, where: as of its pieces.
         place: index of the awaited stage in its module's chain; None for other waits.
         seconds: total idle time of this cause over the number of ranks.
+        is_layer: whether that stage is one layer, whose sharded weights are gathered alone: `place` is then
+            the layer's index in the module.
     """
 
     cause: IdleCause
     where: str
     place: int | None
     seconds: float
+    is_layer: bool = False
 
 
 def idle_by_cause(plan: Plan, pieces: Iterable[IdlePiece]) -> tuple[IdleSeconds, ...]:
@@ -198,9 +201,21 @@ def idle_by_cause(plan: Plan, pieces: Iterable[IdlePiece]) -> tuple[IdleSeconds,
         key = piece.cause, piece.where, index
         seconds_by_key[key] = seconds_by_key.get(key, 0.0) + piece.seconds
     by_cause = (
-        IdleSeconds(*key, seconds / plan.cluster.num_ranks) for key, seconds in seconds_by_key.items()
+        IdleSeconds(
+            *key,
+            seconds / plan.cluster.num_ranks,
+            is_layer=key[2] is not None and _is_cut_in_layers(plan, key[1]),
+        )
+        for key, seconds in seconds_by_key.items()
     )
     return tuple(sorted(by_cause, key=lambda each: -each.seconds))
+
+
+def _is_cut_in_layers(plan: Plan, module: str) -> bool:
+    """Whether each stage of the module is a layer that is gathered for itself, see `in_units`."""
+    return plan.settings.of(module).shards_parameters and all(
+        stage.layers[1] - stage.layers[0] == 1 for stage in plan.stages if stage.module == module
+    )
 
 
 _OF_STAGES = (IdleCause.FILL, IdleCause.DRAIN, IdleCause.STAGE, IdleCause.MICROBATCHES)

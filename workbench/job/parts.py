@@ -20,7 +20,7 @@ from workbench.data.sample import Sample, Segment
 from workbench.job.batch_schema import BatchSpec, ItemSpec, MixtureSpec
 from workbench.job.links import link_of, num_cards
 from workbench.job.notations.checked_values import nearest_of
-from workbench.job.sample_sizes import sized_batch
+from workbench.job.sample_sizes import named_sizes, sized_batch
 from workbench.job.schema import ClusterSpec, ModelSpec, ModuleSpec, ProjectorStepSpec
 from workbench.model.families.family import Generator
 from workbench.model.families.registry import ARCHITECTURES
@@ -262,9 +262,7 @@ def _with_lone_tiles(sample: Sample, model: ModelGraph) -> Sample:
 
 def _drawn(spec: BatchSpec, model: ModelGraph, folder: Path) -> tuple[Sample, ...]:
     if spec.sizes is not None:
-        file = folder / spec.sizes
-        source = str(file) if file.exists() else spec.sizes
-        return sized_batch(model, spec.samples, source, tiling=spec.tiling)
+        return sized_batch(model, spec.samples, named_sizes(spec.sizes, folder), tiling=spec.tiling)
     content = spec.fixed or spec.mixture
     assert content is not None
     encoders = {module.modality: module for module in model.modules if module.modality != TEXT}

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,7 +85,7 @@ def sized_batches(
     `sized_batch`.
     """
     if Path(source).exists():
-        rows, rng = read_sizes(Path(source)), random.Random(seed)
+        rows, rng = _rows(Path(source)), random.Random(seed)
         _check_rows(source, rows, num_samples)
         sizes = tuple(row for _ in range(num_batches) for row in rng.sample(rows, num_samples))
     else:
@@ -119,9 +119,28 @@ def _sizes(source: str, num: int, seed: int) -> tuple[Sizes, ...]:
             names = ", ".join(sorted(known.name for known in CORPORA))
             raise ValueError(f"sizes: {source!r} is no file and no corpus; the corpora are {names}")
         return corpus(source).draw(num, seed)
-    rows = read_sizes(path)
+    rows = _rows(path)
     _check_rows(source, rows, num)
     return rows[:num]
+
+
+def named_sizes(name: str, folder: Path) -> str:
+    """What a job file in the folder names as its sizes: a path from there, or a corpus."""
+    file = folder / name
+    return str(file) if file.exists() else name
+
+
+def _rows(path: Path) -> tuple[Sizes, ...]:
+    """The rows of a file, which is read once as long as it is not written; a folder is read each time."""
+    if path.is_dir():
+        return read_sizes(path)
+    written = path.stat()
+    return _read_once(path, written.st_mtime_ns, written.st_size)
+
+
+@lru_cache(maxsize=1)
+def _read_once(path: Path, written_ns: int, num_bytes: int) -> tuple[Sizes, ...]:
+    return read_sizes(path)
 
 
 def _check_rows(source: str, rows: Sequence[Sizes], num: int) -> None:

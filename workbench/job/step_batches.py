@@ -9,7 +9,7 @@ from workbench.data.sample import Sample
 from workbench.job.job import Job
 from workbench.job.job_file import read_spec
 from workbench.job.parts import batch_of
-from workbench.job.sample_sizes import Tiling, sized_batches
+from workbench.job.sample_sizes import Tiling, named_sizes, sized_batches
 
 Batches = tuple[tuple[Sample, ...], ...]
 
@@ -40,13 +40,12 @@ def step_batches(
     if num < 1:
         raise ValueError(f"batches: want >= 1, got {num}")
     spec, folder, num_samples = read_spec(Path(path)).batch, Path(path).parent, len(job.batch)
-    source = sizes or spec.sizes
+    source = sizes or (None if spec.sizes is None else named_sizes(spec.sizes, folder))
     if source is not None:
-        file = folder / source
         batches = sized_batches(
             job.model,
             num_samples,
-            str(file) if sizes is None and file.exists() else source,
+            source,
             num_batches=num,
             seed=seed + 1,
             tiling=tiling if sizes is not None else spec.tiling,

@@ -16,9 +16,15 @@ Planner = Callable[[Job, CostModel, Progress], Plan]  # ValueError where it has 
 Regroup = Callable[[Plan, Job, CostModel], Plan]
 """Assigns the job's batch anew to a plan's stages; ValueError where that is impossible."""
 
+Check = Callable[[Job], None]
+
 Shortlist = Callable[[Job, CostModel, Progress, int], tuple[Plan, ...]]
 """The best plans by a strategy's own estimates, its planner's choice first; at most so many for each
 estimate. ValueError where there is none."""
+
+
+def accepts_all(job: Job) -> None:
+    """A strategy that learns what it refuses from its search."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +55,10 @@ class OwnSpace:
         has_cp: whether its modules may be context-parallel.
         shares_ranks: whether modules are on the same ranks.
         schedules: the paper's.
-        says_memory: whether the strategy itself decides sharding and recomputation.
+        says_memory: whether the strategy itself decides sharding, recomputation and replicas, whatever a job
+            requests.
         reshards: whether its users choose how long sharded parameters stay gathered.
+        sizes_microbatches: whether the strategy itself decides the samples of a microbatch.
         effort: cost of planning and judging once, in candidates of a search that single moves make; measured
             on two jobs, see the decisions; 1 where not measured.
     """
@@ -62,6 +70,7 @@ class OwnSpace:
     schedules: tuple[Schedule, ...] = (Schedule(),)
     says_memory: bool = False
     reshards: bool = False
+    sizes_microbatches: bool = False
     effort: float = 1.0
 
 
@@ -89,6 +98,7 @@ class StrategySpec:
         wants_prices: whether it plans only for pools of ranks that have a price.
         regroup: groups the samples of every batch anew; None: samples take the positions of those of the
             first batch, see `plan.following`.
+        check: raises the ValueError of jobs that the planner refuses before it searches.
     """
 
     name: str
@@ -102,3 +112,4 @@ class StrategySpec:
     searches_layouts: bool = False
     wants_prices: bool = False
     regroup: Regroup | None = None
+    check: Check = accepts_all

@@ -31,8 +31,9 @@ def account_tables(account: Account, step_s: float) -> tuple[Table, ...]:
     idle = titled(title, ("", "of", "time", "of the step"))
     shown = [wait for wait in account.idle if wait.seconds >= LEAST * step_s][:MOST_SHOWN]
     for wait in shown:
-        where = wait.where if wait.place is None else f"{wait.where}, stage {wait.place}"
-        idle.add_row(wait.cause, where, *_share(wait.seconds, step_s))
+        part = "layer" if wait.is_layer else "stage"
+        where = wait.where if wait.place is None else f"{wait.where}, {part} {wait.place}"
+        idle.add_row(wait.cause.replace("stage", part), where, *_share(wait.seconds, step_s))
     rest_s = idle_s - sum(wait.seconds for wait in shown)
     if rest_s >= LEAST * step_s:
         idle.add_row("all other causes", "", *_share(rest_s, step_s))

@@ -9,6 +9,7 @@ embedding and head are units of their own.
 
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 
 from workbench.cost.model import CostModel
@@ -61,16 +62,9 @@ def _fastest(job: Job, cost: CostModel, mode: Mode, progress: Progress, most: in
     microbatches.
 
     Raises:
-        ValueError: none fits, another schedule than 1F1B, or a layout that cuts a module.
+        ValueError: none fits, another schedule than 1F1B, a layout that cuts a module, or unequal cp.
     """
-    name = _name(mode)
-    if job.schedule.kind is not ScheduleKind.ONE_F_ONE_B:
-        raise ValueError(
-            f"{name}: a rank does all layers of a microbatch one after the other, got schedule "
-            f"{job.schedule.kind}; nearest: {ScheduleKind.ONE_F_ONE_B}"
-        )
-    _check_layouts(job, name)
-    check_apart(job, name)
+    _check(mode, job)
     plans: dict[int, Plan] = {}
     for sized_job, num_ranks in _fastest_first(job, cost, mode, progress):
         if sized_job.microbatch_samples in plans:
@@ -105,6 +99,18 @@ def _name(mode: Mode) -> str:
     return HYBRID_NAME if mode is Mode.HYBRID else NAME
 
 
+def _check(mode: Mode, job: Job) -> None:
+    """Raise ValueError for schedules and layouts that no sharded plan has."""
+    name = _name(mode)
+    if job.schedule.kind is not ScheduleKind.ONE_F_ONE_B:
+        raise ValueError(
+            f"{name}: a rank does all layers of a microbatch one after the other, got schedule "
+            f"{job.schedule.kind}; nearest: {ScheduleKind.ONE_F_ONE_B}"
+        )
+    _check_layouts(job, name)
+    check_apart(job, name)
+
+
 def _check_layouts(job: Job, strategy: str) -> None:
     for layout in job.layouts:
         for name, degree in (("pp", layout.pp), ("tp", layout.tp)):
@@ -113,6 +119,12 @@ def _check_layouts(job: Job, strategy: str) -> None:
                     f"{strategy}: every rank does all layers of {layout.module!r} whole, but its layout has "
                     f"{name} {degree}; nearest: {name} 1"
                 )
+        if layout.cp != job.layouts[0].cp:
+            first = job.layouts[0]
+            raise ValueError(
+                f"{strategy}: all modules have the same replicas, but {first.module!r} has cp {first.cp} and "
+                f"{layout.module!r} cp {layout.cp}; nearest: cp {first.cp} for both"
+            )
 
 
 def fastest_of_size(
@@ -175,9 +187,11 @@ SPEC = StrategySpec(
         where="Zhao et al. 2023, section 3.2.1; TorchTitan, section 2.1",
         says_memory=True,
         reshards=True,
+        sizes_microbatches=True,
         effort=15.0,
     ),
     placing=None,
+    check=partial(_check, Mode.SHARDED),
 )
 
 SPEC_HYBRID = StrategySpec(
@@ -192,7 +206,9 @@ SPEC_HYBRID = StrategySpec(
         where="Zhao et al. 2023, section 3.2.2",
         says_memory=True,
         reshards=True,
+        sizes_microbatches=True,
         effort=15.0,
     ),
     placing=None,
+    check=partial(_check, Mode.HYBRID),
 )

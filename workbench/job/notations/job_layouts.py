@@ -110,10 +110,10 @@ def write_layouts(job: Job, notation: Notation) -> dict[str, Any]:
     if notation is Notation.JOB:
         return {"layouts": {layout.module: _words(layout) for layout in layouts}}
     if notation is Notation.MEGATRON:
-        _check_sayable(llm, notation, MEGATRON_SIZES)
+        _check_sayable(llm, notation, MEGATRON_SIZES, job)
         cuts: dict[str, Any] = {_STRING: layout_string.layout_string(llm.stage_layers)}
         return cuts | _sizes(llm, MEGATRON_SIZES)
-    _check_sayable(llm, notation, TORCHTITAN_SIZES)
+    _check_sayable(llm, notation, TORCHTITAN_SIZES, job)
     return {_PARTS: torchtitan.parts_of(llm.stage_layers)} | _sizes(llm, TORCHTITAN_SIZES)
 
 
@@ -201,12 +201,22 @@ def _check_counts(content: Mapping[str, Any], spec: cornstarch.MultimodalSpec, j
             )
 
 
-def _check_sayable(llm: ModuleLayout, notation: Notation, sayable: Mapping[str, str]) -> None:
+def _check_sayable(llm: ModuleLayout, notation: Notation, sayable: Mapping[str, str], job: Job) -> None:
     """Raise ValueError unless the notation can express the language model's layout."""
     if not llm.stage_layers:
-        raise ValueError(f"{notation} says where {llm.module!r} is cut; its layout has no stage_layers")
+        cuts = _even_cuts(len(job.model.llm.layers), (llm.pp or 1) * job.schedule.virtual_stages)
+        raise ValueError(
+            f"{notation} says where {llm.module!r} is cut; its layout has no stage_layers; nearest: "
+            f"stage_layers: {cuts}"
+        )
     if llm.ep > 1:
         raise ValueError(f"{notation} cannot express ep of {llm.module!r}, got {llm.ep}")
     for name in ("dp", "rank_offset"):
         if name not in sayable.values() and getattr(llm, name) is not None:
             raise ValueError(f"{notation} cannot express {name} of {llm.module!r}, got {getattr(llm, name)}")
+
+
+def _even_cuts(num_layers: int, num_stages: int) -> list[int]:
+    """Equal numbers of layers for every stage, one more for the first ones where they do not divide."""
+    least, more = divmod(num_layers, min(num_stages, num_layers))
+    return [least + (stage < more) for stage in range(min(num_stages, num_layers))]

@@ -1,0 +1,45 @@
+"""Whether the first rows of a file of sizes, which are a job's batch, are like its other rows."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from workbench.data.sample import Sample
+from workbench.job.job_file import read_spec
+from workbench.job.sample_sizes import Tiling, named_sizes, sized_batches
+from workbench.model.model_graph import ModelGraph
+
+UNLIKE = 1.5  # times the mean tokens of the file, or the file's of theirs
+MOST_COMPARED = 1000  # rows drawn at random, or as many as a batch has
+
+
+def sizes_of(path: Path) -> tuple[str, Tiling] | None:
+    """The sizes that a job file names, and its tiling; None: its samples come from elsewhere."""
+    spec = read_spec(path).batch
+    return None if spec.sizes is None else (named_sizes(spec.sizes, path.parent), spec.tiling)
+
+
+def unlike_rows(model: ModelGraph, batch: Sequence[Sample], source: str, tiling: Tiling) -> str:
+    """One line if the samples of the file's first rows are much longer or shorter than others; else "".
+
+    Lengths are tokens of the LLM's sequence. `batch` is compared with batches of its size, drawn from the
+    whole file, always the same: it is unlike if its mean is `UNLIKE` times theirs, and beyond each of them. A
+    corpus is drawn at random itself.
+
+    Complexity: reads the file; O(batch + `MOST_COMPARED`).
+    """
+    if not Path(source).exists():
+        return ""
+    num_batches = max(1, MOST_COMPARED // len(batch))
+    drawn = sized_batches(model, len(batch), source, num_batches=num_batches, tiling=tiling)
+    first, others = _mean_tokens(batch), [_mean_tokens(each) for each in drawn]
+    whole = sum(others) / len(others)
+    if max(first, whole) < UNLIKE * min(first, whole) or min(others) <= first <= max(others):
+        return ""
+    return (
+        f"the batch is the first {len(batch)} rows of {source}, which have {first:,.0f} tokens on average, "
+        f"rows drawn from the whole file {whole:,.0f}; want rows in random order"
+    )
+
+
+def _mean_tokens(batch: Sequence[Sample]) -> float:
+    return sum(sample.num_tokens for sample in batch) / len(batch)
