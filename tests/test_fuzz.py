@@ -80,7 +80,6 @@ UNFUZZED = {
     "workbench.model.shape:shapes": SHIPPED,
     "workbench.strict_json:parse_strict": BELOW,
     "runtime.fsdp2_train:main": OWN,
-    "runtime.models.adapter_files:finish_adapters": OWN,
     "workbench.stopped:is_stopped": SYSTEM,
     "workbench.export.decoder:config_of": CHECKED,
     "workbench.export.fsdp2:program_text": SHIPPED,
