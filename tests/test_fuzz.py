@@ -38,6 +38,7 @@ SHIPPED = "ships with the program"
 SYSTEM = "the operating system's"
 CHECKED = "of a configuration or a plan that was checked before"
 WRITES = "writes"
+COMPARES = "bytes are compared, not parsed"
 BELOW = "what readers call"
 TRUSTED = "torch's earlier format, read by the one command that asks for trust"
 UNFUZZED = {
@@ -80,6 +81,7 @@ UNFUZZED = {
     "workbench.model.shape:shapes": SHIPPED,
     "workbench.strict_json:parse_strict": BELOW,
     "runtime.fsdp2_train:main": OWN,
+    "workbench.cli.starting:_warn_of_edits": COMPARES,
     "workbench.stopped:is_stopped": SYSTEM,
     "workbench.export.decoder:config_of": CHECKED,
     "workbench.export.fsdp2:program_text": SHIPPED,
