@@ -121,7 +121,7 @@ HEAVY = LayerChain(widths=(1,), time_s=((1.0,),) * 4, held_bytes=((10,),) * 4, c
     [
         pytest.param(
             lambda: NodeSpecification(num_nodes=8, num_faults=3, smallest=3),
-            "at most f = 1, or 12 nodes",
+            "want faults 1, or 12 nodes",
             id="f",
         ),
         pytest.param(

@@ -304,10 +304,11 @@ def test_a_batch_like_large_images_has_their_tiles(name: str, tmp_path: Path) ->
         str(tmp_path),
         machines_of("4xH100", None),
         train=Train.ALL,
-        text_tokens=8,
+        text_tokens=None,
         image_px=None,
         data=tmp_path / "sizes.jsonl",
     )
     tiles = tile_tokens(made.model.module("vision"), 1080, 1920)
     assert len(tiles) > 1
-    assert f"most: {len(tiles)}" in made.text
+    assert {len(sample.of("vision")) for sample in job.batch} == {len(tiles)}
+    assert "tiling: anyres" in made.text

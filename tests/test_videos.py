@@ -319,7 +319,7 @@ ROWS = (
 def drafted(folder: Path, kind: str, *, processor: dict[str, Any] | None = None) -> Result:
     """`init` of a model with videos among its data."""
     (folder / "config.json").write_text(json.dumps(CONFIGS[kind]))
-    (folder / "sizes.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
+    (folder / "sizes.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS * 4))
     if processor is not None:
         (folder / "video_preprocessor_config.json").write_text(json.dumps(processor))
     words = ("--gpus", "4xH100", "--data", str(folder / "sizes.jsonl"), "-o", str(folder / "job.yaml"))
