@@ -108,6 +108,8 @@ def printed_of(row: Row, measured: Sequence[Row]) -> Printed:
             printed.gib.append(gib)
         elif (seconds := measured_s(row, float(value), unit)) is not None:
             printed.seconds.append(seconds)
+        else:
+            raise ValueError(f"run {row['id']}: no seconds and no bytes are known of the unit {unit!r}")
     return printed
 
 
