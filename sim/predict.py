@@ -25,6 +25,7 @@ from workbench.timing.interval import Doubt, interval
 from workbench.timing.price import Price, price
 from workbench.timing.provenance import with_interval, with_provenance
 from workbench.timing.shares import shares_of
+from workbench.timing.systems import ANY_SYSTEM, by_executor, of_system
 from workbench.trace import Trace
 
 
@@ -67,10 +68,17 @@ def predict(
 def predict_within(lowered: Lowered, memory: MemoryTable, cost: CostModel) -> Trace:
     """As `predict`, with the 80 % interval of the iteration time; kinds of device share their uncertainties.
 
+    With a profile that has no executor's overheads, that of a training system that was not compared, beside
+    those of `by_executor`.
+
     Complexity: one prediction, and six pricings and sweeps.
     """
-    trace = predict(lowered, memory, cost)
-    return with_interval(trace, interval(trace.iteration_s, doubts_of_plan(lowered, cost)))
+    trace, doubts = predict(lowered, memory, cost), doubts_of_plan(lowered, cost)
+    if cost.profile.overheads_s:
+        return with_interval(trace, interval(trace.iteration_s, doubts))
+    is_multimodal = len(lowered.plan.model.modules) > 1
+    others = by_executor(trace.iteration_s, doubts, is_multimodal=is_multimodal)
+    return with_interval(trace, interval(trace.iteration_s, of_system(doubts, ANY_SYSTEM)), others)
 
 
 def doubts_of_plan(lowered: Lowered, cost: CostModel) -> tuple[Doubt, ...]:

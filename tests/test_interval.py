@@ -14,15 +14,24 @@ from workbench.cost.execution import Execution
 from workbench.cost.profile import Fit, ideal_profile, load_profile
 from workbench.llm_table.columns import read_row
 from workbench.llm_table.cost_parts import CostParts
-from workbench.llm_table.row_interval import OF_FUSION, STRETCH, reasons_of
+from workbench.llm_table.row_interval import OF_FUSION, reasons_of
 from workbench.timing.doubts import BETWEEN_NODES, OF_OTHERS, SCALED, deviation_of, doubts_of
 from workbench.timing.interval import MEDIAN_OF_NORMAL, Doubt, Interval, Z, interval
 from workbench.timing.provenance import interval_of, with_interval
 from workbench.timing.shares import SLOWER, Source, shares_of
+from workbench.timing.systems import (
+    ANY_SYSTEM,
+    KERNELS_AND_LINKS,
+    LOST_BY_MULTIMODAL,
+    LOST_BY_SYSTEM,
+    MULTIMODAL_TRAINER,
+    STRETCH,
+    by_executor,
+)
 from workbench.trace import Executor, Trace
 
 SIZES = st.lists(st.floats(0, 0.5), min_size=1, max_size=6)
-JOB = "examples/tiny.yaml"
+JOB, CPU_PROFILE = "examples/tiny.yaml", "examples/elastic-cpu.json"
 EVEN = {source: 1 / len(Source) for source in Source}
 
 
@@ -173,7 +182,7 @@ def test_simulate_compare_and_report_show_it(folder: Path):
     record = answered("simulate", plan, "--profile", "H100")
     found = record["interval_80"]
     assert found["low_s"] < record["iteration_s"] < found["high_s"]
-    assert found["doubts"]["the step beyond its kernels"] == OF_OTHERS
+    assert found["doubts"]["the step beyond its kernels"] == STRETCH * OF_OTHERS
     assert "80 % within" in accept("simulate", plan, "--profile", "H100").stdout
     executed = folder / "a.run.json"
     executed.write_text(trace.read_text().replace('"simulated"', '"executed"'))
@@ -183,10 +192,38 @@ def test_simulate_compare_and_report_show_it(folder: Path):
     assert "80 % within" in (folder / "report.html").read_text()
 
 
-def test_search_shows_ties():
+def test_a_shipped_profile_does_not_say_who_executes_the_plan(folder: Path):
+    record = answered("simulate", folder / "a.plan.json", "--profile", "H100")
+    kernels, system, trainer = record["interval_80_by_executor"]
+    assert [each["executor"] for each in (kernels, system, trainer)] == [
+        KERNELS_AND_LINKS,
+        ANY_SYSTEM.about,
+        MULTIMODAL_TRAINER.about,
+    ]
+    assert math.sqrt(kernels["low_s"] * kernels["high_s"]) == pytest.approx(record["iteration_s"])
+    for each, lost in ((system, LOST_BY_SYSTEM), (trainer, LOST_BY_MULTIMODAL)):
+        middle_s = math.sqrt(each["low_s"] * each["high_s"])
+        assert math.log(middle_s / record["iteration_s"]) == pytest.approx(lost)
+    assert record["interval_80"]["high_s"] == system["high_s"]
+    assert MULTIMODAL_TRAINER.about in accept("simulate", folder / "a.plan.json", "--profile", "H100").stdout
+
+
+def test_a_measured_machine_has_one_executor(folder: Path):
+    plan, profile = folder / "a.plan.json", CPU_PROFILE
+    record = answered("simulate", plan, "--profile", profile)
+    assert record["interval_80_by_executor"] == []
+    assert "by who executes" not in accept("simulate", plan, "--profile", profile).stdout
+
+
+def test_a_language_model_alone_is_no_research_trainer():
+    about = [each.executor for each in by_executor(1.0, doubts([0.1]), is_multimodal=False)]
+    assert about == [KERNELS_AND_LINKS, ANY_SYSTEM.about]
+
+
+def test_what_one_executor_adds_decides_no_tie():
     record = answered("search", JOB, "--profile", "H100")
     best, *others = (each for each in record["candidates"] if "iteration_s" in each)
     for each in others:
-        overlaps = each["interval_80"]["low_s"] <= best["interval_80"]["high_s"]
-        assert each["tie"] is overlaps
+        kernels, best_kernels = each["interval_80_by_executor"][0], best["interval_80_by_executor"][0]
+        assert each["tie"] is (kernels["low_s"] <= best_kernels["high_s"])
     assert {True, False} == {each["tie"] for each in others}

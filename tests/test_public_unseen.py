@@ -22,7 +22,8 @@ from workbench.cost.traffic import LossKernel
 from workbench.llm_table.columns import read_row
 from workbench.llm_table.frameworks import is_compared
 from workbench.llm_table.predict import RowPredictor
-from workbench.llm_table.row_interval import LOST_BY_SYSTEM, OF_SYSTEM, SYSTEM, unsaid_of
+from workbench.llm_table.row_interval import SYSTEM, unsaid_of
+from workbench.timing.systems import LOST_BY_SYSTEM, OF_SYSTEM
 
 ROUNDS = (unseen.ROUND, unseen_systems.ROUND, unseen_third.ROUND)
 RUNS = {run.name: run for run in unseen.ROUND.runs()}

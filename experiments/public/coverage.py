@@ -26,8 +26,8 @@ from experiments.public.all import Scored, scored, unfitted
 from experiments.public.published import published
 from workbench.cost.profile import load_profile
 from workbench.llm_table.columns import read_row
-from workbench.llm_table.row_interval import LOST_BY_SYSTEM, OF_SYSTEM
 from workbench.timing.interval import Z
+from workbench.timing.systems import LOST_BY_SYSTEM, OF_SYSTEM
 
 LEVEL, LEAST, MOST = 0.8, 0.75, 0.9
 BLIND = (unseen.ROUND, unseen_systems.ROUND, unseen_third.ROUND)

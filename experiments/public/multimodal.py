@@ -23,7 +23,6 @@ from workbench.cost.profile import load_profile
 from workbench.cost.traffic import LossKernel
 from workbench.job.job import Job, job_from_spec
 from workbench.job.job_file import parse_spec
-from workbench.llm_table.row_interval import LOST_BY_SYSTEM, OF_SYSTEM, STRETCH
 from workbench.memory.account import peak_bytes
 from workbench.memory.layer import state_bytes_of
 from workbench.memory.stage import state_of
@@ -35,7 +34,8 @@ from workbench.planner.stage_counts import silent
 from workbench.schedule.action import Pass
 from workbench.strategies.registry import PLANNERS
 from workbench.timing.accept import accept
-from workbench.timing.interval import Doubt, interval
+from workbench.timing.interval import interval
+from workbench.timing.systems import ANY_SYSTEM, of_system
 from workbench.units import GIB, S_PER_HOUR
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -190,10 +190,8 @@ def prediction_of(row: Row, job: Job) -> Prediction:
     lowered, memory = accept(PLANNERS[STRATEGY](job, cost, silent))
     step_s, doubts = predict(lowered, memory, cost).iteration_s, doubts_of_plan(lowered, cost)
     within = interval(step_s, doubts)
-    stretched = (replace(doubt, deviation=STRETCH * doubt.deviation) for doubt in doubts)
-    system = Doubt("a training system that was not compared", OF_SYSTEM, centre=LOST_BY_SYSTEM)
-    of_system = interval(step_s, (*stretched, system))
-    return Prediction(Seconds(step_s, within.low_s, within.high_s), (of_system.low_s, of_system.high_s))
+    wider = interval(step_s, of_system(doubts, ANY_SYSTEM))
+    return Prediction(Seconds(step_s, within.low_s, within.high_s), (wider.low_s, wider.high_s))
 
 
 def peak_gib(row: Row, job: Job) -> float:

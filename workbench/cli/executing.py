@@ -27,6 +27,7 @@ from workbench.report.progress import Ticker, ticking
 from workbench.report.records import executed_record, interval_record, simulated_record
 from workbench.report.tables import (
     comparison_table,
+    executors_text,
     held_text,
     losses_text,
     metrics_table,
@@ -71,6 +72,7 @@ def simulate_command(
     print_result(
         simulated_record(parsed_plan, simulated_trace),
         metrics_table(parsed_plan, [("simulated", simulated_trace)]),
+        *_optional_line(executors_text(simulated_trace)),
         rests_on_text(unmeasured_costs(simulated_trace), noise_of(simulated_trace)),
         as_json=as_json,
     )

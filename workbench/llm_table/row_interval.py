@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from workbench.cost.flash import flash_share
 from workbench.cost.products import ProductFormat
@@ -14,6 +13,7 @@ from workbench.llm_table.row_execution import GENERATIONS
 from workbench.timing.doubts import SCALED, doubts_of, is_sustained_fitted
 from workbench.timing.interval import Doubt
 from workbench.timing.shares import Source
+from workbench.timing.systems import ANY_SYSTEM, of_system, stretched
 
 UNIFORM = 12**-0.5  # standard deviation of a uniform distribution over its width
 FITTED = (ProductFormat.FP8, ProductFormat.FP8_DELAYED, ProductFormat.MXFP8)
@@ -23,17 +23,6 @@ OF_NARROW = 0.1  # deviation of products in a narrow format, whose rate follows 
 OF_FUSION = UNIFORM * math.log(2)
 
 BY_CONVENTION = 0.25  # of a blank cell's span, if the training system's documented default fills it
-# Factor on all deviations of a row, so that intervals cover 80 % of published rows
-# (`experiments.public.coverage`): the largest of the factors with one data set left out, as new rows are
-# further off than known ones.
-STRETCH = 0.45
-
-# A training system no run of which was compared with its prediction: median of the logarithm of measured over
-# predicted seconds of 37 data sets without numbers fitted to them, each the mean of its rows, as a price is
-# what kernels and links allow; and the deviation of which four fifths of them lie within 1.28
-# (`experiments.public.coverage`).
-LOST_BY_SYSTEM, OF_SYSTEM = 0.18, 0.24
-
 # Columns that training runs often leave open -> (whole step, or one source; span of the unknown answer).
 # A second forward of all blocks is a third of the other passes. Samples per microbatch change how well
 # kernels are filled: a tenth. Overlap may hide all of a source's share, sharding moves half of it.
@@ -79,10 +68,7 @@ def reasons_of(
         has_fitted_rate="matmul_rate" in dict(row.fitted),
         beside_tables=_beside_tables(row, profile),
     )
-    stretched = (replace(doubt, deviation=STRETCH * doubt.deviation) for doubt in all_doubts)
-    if SYSTEM not in unsaid:
-        return tuple(stretched)
-    return (*stretched, Doubt("a training system that was not compared", OF_SYSTEM, centre=LOST_BY_SYSTEM))
+    return of_system(all_doubts, ANY_SYSTEM) if SYSTEM in unsaid else stretched(all_doubts)
 
 
 def _beside_tables(row: LlmRow, profile: Profile) -> Mapping[Source, float]:

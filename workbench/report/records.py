@@ -7,7 +7,13 @@ from typing import Any
 
 from workbench.metrics import step_metrics
 from workbench.plan.plan import Plan
-from workbench.timing.provenance import interval_of, noise_of, unmeasured_costs, utilisation
+from workbench.timing.provenance import (
+    interval_of,
+    intervals_by_executor,
+    noise_of,
+    unmeasured_costs,
+    utilisation,
+)
 from workbench.trace import Trace
 
 
@@ -17,6 +23,10 @@ def simulated_record(plan: Plan, trace: Trace) -> dict[str, Any]:
     figures = asdict(step_metrics(trace)) | {"mfu": utilisation(trace)}
     uncertainty = {
         "interval_80": interval_record(trace),
+        "interval_80_by_executor": [
+            {"executor": one.executor, "low_s": one.interval.low_s, "high_s": one.interval.high_s}
+            for one in intervals_by_executor(trace)
+        ],
         "unmeasured": list(unmeasured_costs(trace)),
         "noise": list(noise_of(trace)),
     }

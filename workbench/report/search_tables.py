@@ -21,6 +21,7 @@ from workbench.search.objectives.step_times import standard_error
 from workbench.units import S_PER_HOUR, duration_text
 
 Record = Mapping[str, Any]
+TIE = "the interval overlaps the best's"
 TIED = " ="  # mark of a candidate that may be as fast as the best
 DEGREES = ("pp", "tp", "cp", "dp", "ep")
 PER_MODULE = (*DEGREES, "microbatches", "sharding")
@@ -32,7 +33,8 @@ def search_record(
 ) -> dict[str, Any]:
     """All candidates, best first.
 
-    A `tie` has an interval that overlaps the best's; `same_as` names the first strategy with the same plan,
+    A `tie` has an interval that overlaps the best's, of kernels and links alone where it depends on who
+    executes the plan; `same_as` names the first strategy with the same plan,
     or the same time, memory, ranks and layout; `behind` is the distance to the best on the same batches,
     with the standard error of the mean; `front` names the plans that no other beats in time, memory, GPUs
     and dollars.
@@ -218,7 +220,12 @@ def per_module(layout: Mapping[str, Mapping[str, Any]], name: str) -> Figure:
 def _notes(search: Record) -> list[str]:
     candidates = search["candidates"]
     is_tied = any(record.get("tie") for record in candidates[1:])
-    ties = [f"{TIED.strip()} the interval overlaps the best's: a tie"] if is_tied else []
+    which = (
+        "the intervals of kernels and links overlap the best's"
+        if candidates[0]["interval_80_by_executor"]
+        else TIE
+    )
+    ties = [f"{TIED.strip()} {which}: a tie"] if is_tied else []
     strategies_by_refusal: dict[str, list[str]] = {}
     for each in candidates:
         if "refusal" in each:

@@ -16,7 +16,7 @@ from workbench.plan.plan import Plan
 from workbench.plan.stage import Stage
 from workbench.report.compare import ComparedRow, Comparison, Group
 from workbench.report.figure import Figure
-from workbench.timing.provenance import interval_of, utilisation
+from workbench.timing.provenance import interval_of, intervals_by_executor, utilisation
 from workbench.trace import Trace
 from workbench.units import GB, gib, ms
 
@@ -128,6 +128,18 @@ def interval_text(trace: Trace) -> str:
     """`12-15 ms`; a dash for an executed trace."""
     interval = interval_of(trace)
     return "-" if interval is None else span_text(interval.low_s, interval.high_s)
+
+
+def executors_text(trace: Trace) -> str | None:
+    """Intervals by who executes the plan, a line each; None where this machine's overheads were measured."""
+    found = intervals_by_executor(trace)
+    if not found:
+        return None
+    longest = max(len(one.executor) for one in found)
+    lines = (
+        f"  {one.executor:<{longest}}   {span_text(one.interval.low_s, one.interval.high_s)}" for one in found
+    )
+    return "\n".join(("80 % within, by who executes the plan:", *lines))
 
 
 def span_text(low_s: float, high_s: float) -> Figure:

@@ -17,7 +17,7 @@ from workbench.planner.strategy_spec import Planner
 from workbench.schedule.choice import Schedule
 from workbench.search.objectives.objective import Objective
 from workbench.search.objectives.plan_judge import Judged, PlanJudge
-from workbench.timing.provenance import interval_of
+from workbench.timing.provenance import comparable_interval
 from workbench.trace import Trace
 from workbench.units import S_PER_HOUR
 
@@ -59,10 +59,10 @@ class Candidate(Headline):
         return step_metrics(self.trace)
 
     def ties(self, other: "Candidate") -> bool:
-        """Whether both have plans whose prediction intervals overlap, so that either may be faster."""
+        """Whether both have plans whose intervals overlap, so that either may be faster on one executor."""
         if self.trace is None or other.trace is None:
             return False
-        interval, other_interval = interval_of(self.trace), interval_of(other.trace)
+        interval, other_interval = comparable_interval(self.trace), comparable_interval(other.trace)
         return interval is not None and other_interval is not None and interval.overlaps(other_interval)
 
     @property

@@ -1,6 +1,6 @@
 """What a prediction is based on, written into its trace."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from workbench.cost.model import CostModel
@@ -10,6 +10,7 @@ from workbench.plan.flop import model_flop
 from workbench.plan.plan import Plan
 from workbench.timing.interval import Doubt, Interval
 from workbench.timing.price import Price
+from workbench.timing.systems import KERNELS_AND_LINKS, Within
 from workbench.trace import Trace
 
 PROFILE = "profile"
@@ -18,6 +19,7 @@ UNMEASURED = "unmeasured"
 MFU = "mfu"
 NOISE = "noise"
 LOW, HIGH, DOUBT = "interval_80_low_s", "interval_80_high_s", "interval_80_doubt"
+EXECUTOR = "interval_80_of_executor"  # "low_s high_s executor", for each that may execute the plan
 
 
 def with_provenance(
@@ -55,12 +57,26 @@ def with_provenance(
     return replace(trace, details=(*trace.details, *details))
 
 
-def with_interval(trace: Trace, predicted: Interval) -> Trace:
-    """Add the interval of the iteration time, and a detail for each reason of its width."""
+def with_interval(trace: Trace, predicted: Interval, others: Iterable[Within] = ()) -> Trace:
+    """Add the iteration time's interval, a detail for each reason of its width, and intervals by executor."""
+    ends = ((LOW, repr(predicted.low_s)), (HIGH, repr(predicted.high_s)))
     doubts = ((DOUBT, f"{doubt.deviation!r} {doubt.about}") for doubt in predicted.doubts)
-    return replace(
-        trace, details=(*trace.details, (LOW, repr(predicted.low_s)), (HIGH, repr(predicted.high_s)), *doubts)
+    by_executor = (
+        (EXECUTOR, f"{other.interval.low_s!r} {other.interval.high_s!r} {other.executor}") for other in others
     )
+    return replace(trace, details=(*trace.details, *ends, *doubts, *by_executor))
+
+
+def intervals_by_executor(trace: Trace) -> tuple[Within, ...]:
+    """Return the intervals by who executes the plan; empty where this machine's overheads were measured."""
+    lines = (value.split(" ", 2) for name, value in trace.details if name == EXECUTOR)
+    return tuple(Within(executor, Interval(float(low), float(high))) for low, high, executor in lines)
+
+
+def comparable_interval(trace: Trace) -> Interval | None:
+    """Return the interval without what one executor adds to the steps of all plans; None as `interval_of`."""
+    alone = (one.interval for one in intervals_by_executor(trace) if one.executor == KERNELS_AND_LINKS)
+    return next(alone, interval_of(trace))
 
 
 def interval_of(trace: Trace) -> Interval | None:
