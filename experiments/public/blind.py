@@ -2,13 +2,8 @@
 
 Inputs come from pages and recipes; predictions are committed while measured figures are kept apart, unopened.
 A round says which runs it has, how one is predicted and what is scored (`experiments.public.text_round`,
-`experiments.public.multimodal_round`); a script declares its files:
-
-ROUND = TextRound(files=("fourth",), predictions=..., measured=...)
-
-@script(command=predicting(ROUND))
-def run() -> Evidence:
-    return ROUND.evidence()
+`experiments.public.multimodal_round`). A script declares its files, such as `experiments.public.unseen`:
+a further round is such a declaration.
 """
 
 import csv
