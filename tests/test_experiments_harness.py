@@ -1,15 +1,18 @@
 """Declarations of experiments: printed tables by their cells, scripts by their modules, drawings as data."""
 
 import ast
+import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from matplotlib import pyplot as plt
 from matplotlib import rc_context
 
 from experiments.harness import printed, record
+from experiments.harness.command import Found, bench, want_at_least
 from experiments.harness.drawing import STYLE, drawn, save
 from experiments.harness.figure import (
     BLUE,
@@ -246,3 +249,33 @@ def test_every_colour_of_a_ratio_stands_in_the_legend():
     for bar, verdict in zip(ours, cases.values(), strict=True):
         assert bar.get_facecolor() == colours[f"our ratio: {verdict}"]
     plt.close(figure)
+
+
+@bench(rounds="of every way")
+def counted(*, rounds: int = 2, limit_s: float = 1.5, fresh: bool = False, out: Path | None = None) -> Found:
+    want_at_least(1, rounds=rounds)
+    return Found({"rounds": rounds, "limit_s": limit_s, "fresh": fresh}, {"few": rounds < 5}, out=out)
+
+
+def test_parameters_of_a_bench_are_its_flags(capsys, tmp_path):
+    assert counted.main(["--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {
+        "rounds": 2,
+        "limit_s": 1.5,
+        "fresh": False,
+    }
+    out = tmp_path / "record.json"
+    flags = ["--rounds", "5", "--limit-s", "2", "--fresh", "--out", str(out)]
+    assert counted.main(flags) == 1
+    assert capsys.readouterr().out == "claim: few: FAILS\n"
+    assert json.loads(out.read_text()) == {"rounds": 5, "limit_s": 2.0, "fresh": True}
+
+
+def test_a_bench_says_bad_input_in_one_line(capsys):
+    assert counted.main(["--rounds", "0"]) == 2
+    assert capsys.readouterr().err == "error: --rounds: want 1 or more, got 0\n"
+    with pytest.raises(SystemExit, match="2"):
+        counted.main(["--rounds", "many"])
+    with pytest.raises(SystemExit, match="0"):
+        counted.main(["--help"])
+    assert "of every way" in capsys.readouterr().out

@@ -59,7 +59,7 @@ def test_known_outcomes_are_not_run_again(tmp_path, monkeypatch):
         calls.append(plan)
         return Gap(0.0, 1e-15, 2e-15)
 
-    monkeypatch.setattr(parity_grid, "run", run)
+    monkeypatch.setattr(parity_grid, "gap_of", run)
     monkeypatch.setattr(kept_runs, "Pool", lambda size: Pool(1))
     points = one_encoder()[:3]
     kept = replace(parity_grid.KEPT, path=tmp_path / "kept.jsonl")

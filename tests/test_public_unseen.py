@@ -1,5 +1,6 @@
 """Runs that were predicted before they were seen: files that belong together, and predictions of today."""
 
+import csv
 import math
 from dataclasses import replace
 
@@ -13,7 +14,9 @@ from experiments.public import (
     unseen_systems,
     unseen_third,
 )
-from experiments.public.blind import Seconds, figures, predicted, rows_of
+from experiments.public.blind import Estimate, Prediction, figures, rows_of
+from experiments.public.multimodal_round import Measured
+from experiments.public.text_round import TextRound
 from experiments.public.video_transformers import network_of
 from sim.predict import iteration_s
 from workbench.cost.eager_traffic import PointwiseKernels
@@ -26,7 +29,7 @@ from workbench.llm_table.row_interval import SYSTEM, unsaid_of
 from workbench.timing.systems import LOST_BY_SYSTEM, OF_SYSTEM
 
 ROUNDS = (unseen.ROUND, unseen_systems.ROUND, unseen_third.ROUND)
-RUNS = {run.name: run for run in unseen.ROUND.runs()}
+RUNS = unseen.ROUND.runs()
 SHARED = next(run for run in RUNS.values() if run.full_share)
 
 
@@ -34,31 +37,46 @@ SHARED = next(run for run in RUNS.values() if run.full_share)
     ("found", "count"), [(unseen.ROUND, 100), (unseen_systems.ROUND, 202), (unseen_third.ROUND, 112)]
 )
 def test_every_run_has_a_prediction_from_before(found, count):
-    every = {run.name: run for run in found.runs()}
-    assert set(found.written()) == set(every)
+    every = found.runs()
+    assert set(found.before()) == set(every)
     assert len(every) == count
     assert set(found.took_s()) <= set(every)
     assert all(run.cells["source"] for run in every.values())
 
 
 def test_predictions_are_not_written_beside_measurements():
-    before = [found.predictions.read_bytes() for found in ROUNDS]
-    for write in (*(found.write_predictions for found in ROUNDS), unseen_multimodal.write_predictions):
+    rounds = (*ROUNDS, unseen_multimodal.ROUND, unseen_multimodal_second.ROUND, unseen_multimodal_second.LORA)
+    before = [found.predictions.read_bytes() for found in rounds]
+    for found in rounds:
         with pytest.raises(ValueError, match="predictions are written before it"):
-            write()
-    assert [found.predictions.read_bytes() for found in ROUNDS] == before
+            found.seal()
+    assert [found.predictions.read_bytes() for found in rounds] == before
+
+
+def test_predictions_are_sealed_and_read_again(tmp_path, monkeypatch):
+    sealed = replace(unseen.ROUND, predictions=tmp_path / "predictions.csv", measured=tmp_path / "none.csv")
+    name, refused = "one", Prediction(refused='no such device "X"')
+    whole = Prediction(
+        step=Estimate(1.0, {"inside_80": (0.5, 2.0), "inside_80_of_system": (0.25, 4.0)}), peak=Estimate(40.0)
+    )
+    predictions = {name: whole, "two": refused}
+    monkeypatch.setattr(TextRound, "runs", lambda _: {each: each for each in predictions})
+    monkeypatch.setattr(TextRound, "predicted", lambda _, run: predictions[run])
+    sealed.seal()
+    assert sealed.before() == predictions
+    sealed.measured.write_text("id,measured_s\ntwo,1.0\n")
+    with pytest.raises(ValueError, match="two: predictions are written before it"):
+        sealed.seal()
 
 
 def test_a_recomputed_share_lies_on_the_way_to_full_recomputation():
-    predictor = RowPredictor(iteration_s)
-    ends = [predicted(replace(SHARED, full_share=share), predictor).value for share in (0.0, 1.0)]
-    value = predicted(SHARED, predictor).value
+    ends = [replace(SHARED, full_share=share).predicted().step.value for share in (0.0, 1.0)]
+    value = SHARED.predicted().step.value
     assert value == pytest.approx(ends[0] + SHARED.full_share * (ends[1] - ends[0]))
 
 
 def test_figures_by_hand():
-    pairs = [(Seconds(1.1, 1.0, 1.2), 1.0), (Seconds(0.8, 0.7, 0.9), 1.0)]
-    found = figures(pairs)
+    found = figures([(Estimate(mid, {"inside_80": (mid - 0.1, mid + 0.1)}), 1.0) for mid in (1.1, 0.8)])
     assert found["mean"] == pytest.approx(0.15)
     assert found["signed"] == pytest.approx(-0.05)
     assert (found["rows"], found["inside_80"], found["worst"]) == (2.0, 0.5, pytest.approx(0.2))
@@ -92,10 +110,12 @@ def test_systems_that_were_not_compared_have_wider_intervals():
 
 
 def test_a_multimodal_run_becomes_a_job_of_its_layouts():
-    row = next(each for each in rows_of(unseen_multimodal.RUNS) if each["id"] == "m42")
-    job = unseen_multimodal.job_of(row)
+    found = unseen_multimodal.ROUND
+    row = found.runs()["m42"]
+    job = multimodal.job_of(row, multimodal.models_of(found.models))
     assert (len(job.batch), job.settings.of("llm").recompute) == (16, "blocks")
-    assert unseen_multimodal.predicted_s(row) > 0
+    whole_s = multimodal.step_of(row, job).value
+    assert 0 < found.predicted(row).step.value < whole_s  # without the optimizer's step
 
 
 def test_the_execution_of_transformers_prices_its_kernels():
@@ -106,8 +126,9 @@ def test_the_execution_of_transformers_prices_its_kernels():
     )
 
 
-SECOND = {row["id"]: row for row in unseen_multimodal_second.judged()}
-SECOND_MODELS = multimodal.models_of(unseen_multimodal_second.MODELS)
+SECOND_ROUND, LORA_ROUND = unseen_multimodal_second.ROUND, unseen_multimodal_second.LORA
+SECOND, ADAPTED = SECOND_ROUND.runs(), LORA_ROUND.runs()
+SECOND_MODELS = multimodal.models_of(SECOND_ROUND.models)
 
 
 def _parameters(layers):
@@ -115,7 +136,7 @@ def _parameters(layers):
 
 
 def test_every_judged_run_of_the_second_multimodal_round_has_a_prediction_or_a_reason():
-    before = rows_of(unseen_multimodal_second.PREDICTIONS)
+    before = rows_of(SECOND_ROUND.predictions)
     assert [row["id"] for row in before] == list(SECOND)
     for row in before:
         asked = [] if SECOND[row["id"]]["covers"] == "memory" else ["predicted_s", "low_s", "system_high_s"]
@@ -124,21 +145,10 @@ def test_every_judged_run_of_the_second_multimodal_round_has_a_prediction_or_a_r
         assert SECOND[row["id"]]["source"]
 
 
-def test_the_second_multimodal_round_is_not_predicted_beside_measurements(monkeypatch, tmp_path):
-    measured = tmp_path / "measured.csv"
-    measured.write_text("id,value,unit\ncvx-5b-ckpt1-r64,1,GiB\n")
-    monkeypatch.setattr(unseen_multimodal_second, "MEASURED", measured)
-    with pytest.raises(ValueError, match="cvx-5b-ckpt1-r64: predictions are written before it"):
-        unseen_multimodal_second.write_predictions()
-
-
-ADAPTED = {row["id"]: row for row in unseen_multimodal_second.judged_lora()}
-
-
 def test_runs_with_adapters_have_predictions_of_their_own():
-    before = rows_of(unseen_multimodal_second.LORA_PREDICTIONS)
+    before = rows_of(LORA_ROUND.predictions)
     assert [row["id"] for row in before] == list(ADAPTED)
-    first = {row["id"]: row for row in rows_of(unseen_multimodal_second.PREDICTIONS)}
+    first = {row["id"]: row for row in rows_of(SECOND_ROUND.predictions)}
     for row in before:
         assert first[row["id"]]["refused"] == "waits: lora"
         asked = [] if ADAPTED[row["id"]]["covers"] == "memory" else ["predicted_s", "low_s", "system_high_s"]
@@ -184,12 +194,16 @@ def test_products_in_parts_have_the_parameters_of_the_whole():
 
 def test_measured_runs_with_adapters_are_scored_apart(monkeypatch, tmp_path):
     name, other = "cvx-5b-ckpt1-r64", "cvx-5b-full-b1"
-    predictions = {row["id"]: row for row in rows_of(unseen_multimodal_second.LORA_PREDICTIONS)}
-    measured_gib = float(predictions[name]["peak_gib"]) / 2
     measured = tmp_path / "measured.csv"
-    measured.write_text(f"id,value,unit\n{name},{measured_gib},GiB\n")
-    monkeypatch.setattr(unseen_multimodal_second, "MEASURED", measured)
-    monkeypatch.setattr(unseen_multimodal_second, "judged", lambda: [SECOND[name], SECOND[other]])
+    measured.write_text(f"id,value,unit\n{name},{LORA_ROUND.before()[name].peak.value / 2},GiB\n")
+    inputs = tmp_path / "inputs.csv"
+    with inputs.open("w") as file:
+        writer = csv.DictWriter(file, list(SECOND[name]))
+        writer.writeheader()
+        writer.writerows([SECOND[name], SECOND[other]])
+    for which in ("ROUND", "LORA"):
+        few = replace(getattr(unseen_multimodal_second, which), inputs=inputs, measured=measured)
+        monkeypatch.setattr(unseen_multimodal_second, which, few)
     ours = unseen_multimodal_second.run().ours
     assert ours["lora/all/memory_signed"] == ours["lora/cogvideox-factory/memory_signed"] == 1.0
     assert (ours["lora/predicted"], ours["lora/not_said"]) == (1.0, 0.0)
@@ -218,9 +232,10 @@ def test_what_was_printed_is_read_in_its_unit():
     assert multimodal.measured_s(row, 128.0, "samples/s") == pytest.approx(2.0)
     assert multimodal.measured_s(row, 4.0, "steps/s") == pytest.approx(0.25)
     assert multimodal.measured_s(row, 250.0, "ms of forward") is None
+    name = row["id"]
     lines = [{"value": "24", "unit": "GB"}, {"value": "20", "unit": "GiB"}, {"value": "does not fit"}]
-    printed = unseen_multimodal_second.printed_of(row, lines)
-    assert (printed.seconds, min(printed.gib), printed.is_too_large) == ([], 20.0, True)
+    found = Measured.read({name: row}, [{"id": name} | line for line in lines])
+    assert found == Measured({}, {name: 20.0}, {name})
 
 
 def test_a_packed_row_is_a_microbatch_of_documents():

@@ -63,8 +63,7 @@ def test_no_tile_is_faster_than_what_no_launch_is_above(
 
 def test_the_command_prints_rows_and_the_last_line_has_the_keys(monkeypatch, capsys):
     monkeypatch.setattr(bench, "LENGTHS", (512, 1024))
-    monkeypatch.setattr("sys.argv", ["tiled_attention", "--json"])
-    assert bench.main() == 0
+    assert bench.run.main(["--json"]) == 0
     *lines, last = capsys.readouterr().out.splitlines()
     record = json.loads(last)
     assert len(record["rows"]) == 4

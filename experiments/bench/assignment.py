@@ -11,12 +11,11 @@ Run:     python -m experiments.bench.assignment [--json]
 
 import random
 import statistics
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
-from experiments.harness.command import command_line, finish, print_rows, timed
+from experiments.harness.command import Found, bench, print_rows, timed
 from workbench.balance.microbatches.assignment import MicrobatchAssignment, hierarchical_assignment
 from workbench.balance.microbatches.bottleneck_match import Matching, bottleneck_match, even_match
 
@@ -103,9 +102,9 @@ def _deviation(microbatches: Sequence[Sequence[int]], work_s: Sequence[float]) -
     return statistics.pstdev(loads_s) / statistics.mean(loads_s)
 
 
-def main() -> int:
+@bench()
+def run() -> Found:
     """Print the table, or JSON as the last line."""
-    as_json = command_line(__doc__).parse_args().json
     assign(*draw(64, 0), bottleneck_match)  # loads scipy
     rows = print_rows(
         "samples  printed p50    p95   even p50   heaviest / mean: without  printed  even   std / mean",
@@ -118,8 +117,4 @@ def main() -> int:
     )
     keys = {f"assign_{row.num_samples}_ms": row.printed_ms_p50 for row in rows}
     claims = {f"below {GOAL_MS:.0f} ms at 512 samples": rows[0].printed_ms_p50 < GOAL_MS}
-    return finish(keys | {"rows": [asdict(row) for row in rows]}, claims, as_json=as_json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Found(keys | {"rows": [asdict(row) for row in rows]}, claims)

@@ -15,7 +15,6 @@ Run:     python -m experiments.bench.attention [--json] [--out PATH]; plots: pyt
 
 import json
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,7 +27,7 @@ from experiments.bench.kernel_cells import MASKS
 from experiments.bench.tokens import LENGTHS, POLICIES
 from experiments.bench.tokens import MASKS as MULTIMODAL
 from experiments.cornstarch.attention_policies import FOUR, MAIN, a40_testbed, llm_of, run_policy
-from experiments.harness.command import command_line, finish
+from experiments.harness.command import Found, bench
 from experiments.harness.record import RESULTS
 from sim.attention.gpu import compute_units, makespan_bounds
 from sim.attention.pieces import Order, Split, UnitTiming, cut, run_launch, whole_rows
@@ -218,10 +217,8 @@ def show(record: Mapping[str, Any]) -> None:
         )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = command_line(__doc__)
-    parser.add_argument("--out", type=Path, default=OUT, help="JSON file that plots read")
-    arguments = parser.parse_args(argv)
+@bench(out="JSON file that plots read")
+def run(out: Path = OUT) -> Found:
     cells = simulated()
     record: dict[str, Any] = {
         "script": "bench/attention",
@@ -232,8 +229,4 @@ def main(argv: Sequence[str] | None = None) -> int:
         "claims": claims(cells),
     }
     show(record)
-    return finish(record, record["claims"], as_json=arguments.json, out=arguments.out)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Found(record, record["claims"], out=out)

@@ -12,7 +12,6 @@ Ours:    candidates divided by CPU seconds of the one thread, and by wall second
 Run:     python -m experiments.bench.candidates [--json]
 """
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,7 +20,7 @@ from pathlib import Path
 from random import Random
 
 from experiments.bench.speed_cases import CASES, PROFILE, Case, cluster_of, model, samples_of
-from experiments.harness.command import command_line, finish
+from experiments.harness.command import Found, bench
 from sim.predict import candidate_s, step_s
 from workbench.collector import collector_paused
 from workbench.cost.model import CostModel
@@ -221,24 +220,22 @@ def show(name: str, rates_of_size: Rates) -> None:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure the three sizes; exit status 1 where the two ways differ or a goal is missed."""
-    parser = command_line(__doc__)
-    parser.add_argument("--candidates", type=int, default=1000, help="at 24 GPUs; a tenth of it at more")
-    arguments = parser.parse_args(argv)
-    num_large = max(4, arguments.candidates // 10)
+@bench(candidates="at 24 GPUs; a tenth of it at more")
+def run(candidates: int = 1000) -> Found:
+    """Measure the three sizes; a claim fails where the two ways differ or a goal is missed."""
+    num_large = max(4, candidates // 10)
     large = CASES[2]
     rates_by_size = {
-        "24": rates(*gpus_24(arguments.candidates), num_before=20),
+        "24": rates(*gpus_24(candidates), num_before=20),
         "1296": rates(*many_gpus(num_large, large), num_before=2),
     }
     for name, rates_of_size in rates_by_size.items():
         show(name, rates_of_size)
     huge = replace(large, name="10008 GPUs", replicas=139)
-    candidates, cost = many_gpus(num_large, huge)
+    of_huge, cost = many_gpus(num_large, huge)
     clear_caches()
     cpu_s, wall_s = time.process_time(), time.perf_counter()
-    times_s = [evaluated(candidate, cost) for candidate in candidates]
+    times_s = [evaluated(candidate, cost) for candidate in of_huge]
     cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
     best_s = min(rates_of_size for rates_of_size in times_s if isinstance(rates_of_size, float))
     print(f" 10008 GPUs: {num_large} candidates in {cpu_s:.1f} CPU s, {wall_s:.1f} s; best {best_s:.4g} s")
@@ -257,8 +254,4 @@ def main(argv: Sequence[str] | None = None) -> int:
         ),
         f"all on 10,008 GPUs in {GOAL_10000_S:g} s": wall_s < GOAL_10000_S,
     }
-    return finish(record, claims, as_json=arguments.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Found(record, claims)

@@ -7,7 +7,6 @@ Run:     python -m experiments.bench.collective_latency [--json]
 """
 
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping
 
@@ -15,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from experiments.harness.command import command_line, finish
+from experiments.harness.command import Found, bench
 from runtime.measure.microbench import header_here
 from runtime.world.pool import Place, Pool
 from runtime.world.tensor_collectives import GATHER, SCATTER
@@ -83,17 +82,13 @@ def measured() -> dict[str, dict[str, float]]:
     return milliseconds
 
 
-def main() -> int:
+@bench()
+def run() -> Found:
     """Measure the latencies and print them."""
-    arguments = command_line(__doc__).parse_args()
     milliseconds = measured()
     names = list(next(iter(milliseconds.values())))
     print(f"{'before':16s}" + "".join(f"{collective:>18s}" for collective in milliseconds))
     for name in names:
         print(f"{name:16s}" + "".join(f"{row[name]:15.2f} ms" for row in milliseconds.values()))
     record = {"device": header_here().device_name, "milliseconds": milliseconds}
-    return finish(record, as_json=arguments.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Found(record)

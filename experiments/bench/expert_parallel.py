@@ -12,7 +12,6 @@ Run:     python -m experiments.bench.expert_parallel [--rounds 3] [--json]
 """
 
 import statistics
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from experiments.fidelity.work import text_only, text_samples, this_machine
-from experiments.harness.command import command_line, finish
+from experiments.harness.command import Found, bench, want_at_least
 from runtime.data.batches import SyntheticSource, microbatch_data
 from runtime.launch import run_local
 from runtime.measure.plans import BenchSettings, measure
@@ -44,6 +43,7 @@ from workbench.strategies import megatron_heterogeneous
 from workbench.timing.accept import accept
 
 NUM_RANKS, TOKENS, NUM_SAMPLES, CHOSEN, NUM_EXPERTS = 2, 256, 4, 2, 4
+LEAST_BUDGET_S = 1e-3
 MODEL: dict[str, Any] = {
     "model_type": "mixtral",
     "hidden_size": 256,
@@ -153,15 +153,12 @@ def step_times(rounds: int, budget_s: float) -> dict[str, float]:
     return values
 
 
-def main() -> int:
+@bench(budget_s="of each kind of pass that is measured")
+def run(rounds: int = 3, budget_s: float = 0.1) -> Found:
     """Print predictions, runs and counts; there is no goal to miss."""
-    parser = command_line(__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--budget-s", type=float, default=0.1, help="of each kind of pass that is measured")
-    arguments = parser.parse_args()
-    if arguments.rounds < 1 or arguments.budget_s <= 0:
-        parser.error(f"want >= 1 round and a budget > 0, got {arguments.rounds}, {arguments.budget_s}")
-    record = step_times(arguments.rounds, arguments.budget_s) | routing()
+    want_at_least(1, rounds=rounds)
+    want_at_least(LEAST_BUDGET_S, budget_s=budget_s)
+    record = step_times(rounds, budget_s) | routing()
     for name in GRIDS:
         print(
             f"{name:8} predicted {record[f'{name}.predicted_s'] * 1e3:7.1f} ms, executed "
@@ -171,8 +168,4 @@ def main() -> int:
     for ep in DEGREES:
         counted, assumed = record[f"busiest.ep{ep}.counted"], record[f"busiest.ep{ep}.assumed"]
         print(f"busiest of {ep}: {counted:.3f} of the mean as counted, {assumed:.3f} as assumed")
-    return finish(record, as_json=arguments.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Found(record)

@@ -9,13 +9,12 @@ Run:     python -m experiments.bench.failures [--json]
 """
 
 import math
-import sys
 import time
 from dataclasses import asdict, dataclass
 from functools import partial
 
 from experiments.bench.rivals.failures_stepwise import play_failures
-from experiments.harness.command import command_line, finish, print_rows, timed
+from experiments.harness.command import Found, bench, print_rows, timed
 from experiments.oobleck.runs import BUILDERS
 from experiments.oobleck.systems import MOST_NODES
 from sim.failures.run import FailureRun
@@ -104,8 +103,8 @@ def as_json(rows: list[FailureRow]) -> dict[str, object]:
     }
 
 
-def main() -> int:
-    arguments = command_line(__doc__).parse_args()
+@bench()
+def run() -> Found:
     rows = print_rows(
         "a node leaves every  system          events  iterations  counted  step by step  ratio  hours/s",
         (measure(name, interval) for interval in HOURS_BETWEEN_LEAVES for name in BUILDERS),
@@ -116,8 +115,4 @@ def main() -> int:
         ),
     )
     claims = {"both agree to a billionth everywhere": all(row.agrees for row in rows)}
-    return finish(as_json(rows), claims, as_json=arguments.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Found(as_json(rows), claims)

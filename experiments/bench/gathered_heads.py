@@ -12,7 +12,6 @@ Run:     python -m experiments.bench.gathered_heads [--json]
 """
 
 import statistics
-import sys
 from collections.abc import Iterator
 from itertools import product
 from math import ceil
@@ -20,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.harness.command import command_line, finish
+from experiments.harness.command import Found, bench
 from sim.attention.gpu import compute_units
 from sim.attention.policies import Kernel, Wires, launches_of, simulate_attention
 from sim.attention.price import backward_gpu, gpu_of, wires_of
@@ -108,15 +107,11 @@ def measured() -> dict[str, float]:
     return record
 
 
-def main() -> int:
+@bench()
+def run() -> Found:
     """Print the times over the best; exit status 1 where our mean is further off than the goal."""
-    options = command_line(__doc__).parse_args()
     record = measured()
     for key, value in record.items():
         print(f"{key}: {value:.4g}")
     claims = {f"heads by the rule within {GOAL - 1:.0%} of the best in the mean": record["ours_mean"] <= GOAL}
-    return finish(record, claims, as_json=options.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Found(record, claims)

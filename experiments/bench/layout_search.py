@@ -11,7 +11,7 @@ Run:     python -m experiments.bench.layout_search [--json]
 
 from contextlib import suppress
 
-from experiments.harness.command import command_line, finish, timed
+from experiments.harness.command import Found, bench, timed
 from experiments.mimo.models import Workload, assumptions, job_of, machine
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
@@ -70,9 +70,9 @@ def gap(job: Job, mode: Mode) -> float | None:
     return fastest_layout(job, cost, mode).step.step_s / best.step.step_s - 1
 
 
-def main() -> int:
+@bench()
+def run() -> Found:
     """Run the searches and print the gaps; exit status 1 where a goal is missed."""
-    arguments = command_line(__doc__).parse_args()
     search_timed(job_on(*SMALL), Mode.HOMOGENEOUS)  # compiles the recurrence
     record: dict[str, float | int | str | None] = {}
     for num_gpus, (encoder, llm, num_samples) in CLUSTERS.items():
@@ -93,8 +93,4 @@ def main() -> int:
         f"a search takes less than {GOAL_S:g} s": is_quick,
         "the best layout is found": all(not record[f"{name}.16_gap"] for name in NAMES.values()),
     }
-    return finish(record, claims, as_json=arguments.json)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    return Found(record, claims)

@@ -10,7 +10,6 @@ Run:     python -m experiments.bench.masks [--json]
 """
 
 import ctypes
-import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -22,7 +21,7 @@ import numpy as np
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
-from experiments.harness.command import command_line, fastest_s, finish, print_rows
+from experiments.harness.command import Found, bench, fastest_s, print_rows
 from workbench.masks.bitfield import Bitfield
 from workbench.masks.builders import DRAWN, causal
 from workbench.masks.tiles import FULL, Tiles, area, classify, classify_runs
@@ -143,8 +142,8 @@ def _line(row: MaskRow) -> str:
     )
 
 
-def main() -> int:
-    arguments = command_line(__doc__).parse_args()
+@bench()
+def run() -> Found:
     torch.set_num_threads(1)
     head = "mask   tokens density      tiles      runs   runs ms listed ms   area ms  runs MiB listed MiB"
     rows = print_rows(head, (measure(mask, length) for length in LENGTHS for mask in MASKS), _line)
@@ -162,8 +161,4 @@ def main() -> int:
         "rows": [asdict(row) for row in rows],
     }
     claims = {f"{mask}: the tiles of create_block_mask": same for mask, (_, _, same) in flex.items()}
-    return finish(result, claims, as_json=arguments.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Found(result, claims)

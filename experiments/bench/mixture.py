@@ -11,7 +11,6 @@ Run:     python -m experiments.bench.mixture [--rounds 5] [--json]
 """
 
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe
 
-from experiments.harness.command import command_line, finish
+from experiments.harness.command import Found, bench, want_at_least
 from runtime.models.mixture import Experts, MixtralMixture, MixtureForward, WideRouter
 from runtime.step.activations import Allocations
 
@@ -87,17 +86,14 @@ def measured(num_experts: int, rounds: int) -> dict[str, float]:
     return values
 
 
-def main() -> int:
+@bench()
+def run(rounds: int = 5) -> Found:
     """Print times, bytes and ratios; the claim is that eager experts are slower and larger."""
-    parser = command_line(__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
-    if arguments.rounds < 1:
-        parser.error(f"want >= 1 round, got {arguments.rounds}")
+    want_at_least(1, rounds=rounds)
     torch.set_num_threads(1)
     record: dict[str, float] = {}
     for num_experts in NUM_EXPERTS:
-        record |= measured(num_experts, arguments.rounds)
+        record |= measured(num_experts, rounds)
         for name in (OURS, *THEIRS):
             key = f"{num_experts}.{name}"
             step_s, peak_bytes = record[f"{key}.step_s"], record[f"{key}.peak_bytes"]
@@ -109,8 +105,4 @@ def main() -> int:
     most = max(NUM_EXPERTS)
     eager = [record[f"{most}.eager.{of}_over_ours"] for of in ("step_s", "peak_bytes")]
     claims = {f"{most} experts: transformers' eager experts take longer and more memory": min(eager) > 1}
-    return finish(record, claims, as_json=arguments.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Found(record, claims)

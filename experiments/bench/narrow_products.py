@@ -8,12 +8,11 @@ Run:     python -m experiments.bench.narrow_products [--json]
 """
 
 import statistics
-import sys
 import time
 
 import torch
 
-from experiments.harness.command import command_line, finish
+from experiments.harness.command import Found, bench
 
 SHAPES = ((4096, 32, 256), (2048, 64, 256), (1024, 32, 512), (512, 16, 256), (8192, 64, 1024), (4096, 64, 64))
 NARROWEST = 128  # columns, of the tables that `workbench calibrate` measures on a CPU
@@ -32,9 +31,9 @@ def product_s(m: int, n: int, k: int) -> float:
     return min(runs_s)
 
 
-def main() -> int:
+@bench()
+def run() -> Found:
     """Measure all shapes and print ratios."""
-    arguments = command_line(__doc__).parse_args()
     torch.set_num_threads(1)
     record: dict[str, float] = {}
     for m, n, k in SHAPES:
@@ -46,8 +45,4 @@ def main() -> int:
         record[f"{kind}_median"] = statistics.median(
             value for name, value in record.items() if name.endswith(f"/{kind}")
         )
-    return finish(record, as_json=arguments.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Found(record)

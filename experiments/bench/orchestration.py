@@ -11,11 +11,10 @@ Run:     python -m experiments.bench.orchestration [--json]
 """
 
 import statistics
-import sys
 from functools import partial
 
 from experiments.bench.rivals.orchestration_relaxed import orchestrate_relaxed
-from experiments.harness.command import command_line, finish, timed
+from experiments.harness.command import Found, bench, timed
 from workbench.balance.orchestration.exact import orchestrate
 from workbench.balance.orchestration.task import Orchestration, Task, Unit
 from workbench.cost.hardware import Link
@@ -87,9 +86,9 @@ def _line(num_gpus: int, task: Task, timed_result: tuple[Orchestration, float], 
     )
 
 
-def main() -> int:
+@bench()
+def run() -> Found:
     """Print the table, or JSON as the last line."""
-    as_json = command_line(__doc__).parse_args().json
     record: dict[str, float | bool] = {}
     never_worse = True
     of_model = units()
@@ -117,8 +116,4 @@ def main() -> int:
         "never worse than the relaxation with rounding": never_worse,
         f"below {GOAL_MS:.0f} ms at 1,296 GPUs": record["1296_ms"] < GOAL_MS,
     }
-    return finish(record, claims, as_json=as_json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Found(record, claims)

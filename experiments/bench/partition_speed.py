@@ -7,11 +7,10 @@ Run:     python -m experiments.bench.partition_speed [--json]
 """
 
 import random
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from experiments.harness.command import command_line, fastest_s, finish, print_rows
+from experiments.harness.command import Found, bench, fastest_s, print_rows
 from workbench.balance.stages.partition import Cuts, bottleneck_s, partition, partition_as_printed
 
 SIZES = ((32, 4), (64, 8), (128, 16), (256, 24), (512, 32))
@@ -53,8 +52,8 @@ def _slowest(cost_s: Sequence[float], cuts: Cuts) -> float:
     return max(sum(cost_s[first:end]) for first, end in cuts)
 
 
-def main() -> int:
-    arguments = command_line(__doc__).parse_args()
+@bench()
+def run() -> Found:
     rows = print_rows(
         "layers stages   printed      ours  bottleneck only  printed / ours",
         (measure(*size) for size in SIZES),
@@ -70,8 +69,4 @@ def main() -> int:
         "rows": [asdict(row) for row in rows],
     }
     claims = {"equal bottlenecks on every chain": result["same_bottleneck"] is True}
-    return finish(result, claims, as_json=arguments.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Found(result, claims)

@@ -13,13 +13,12 @@ Run:     python -m experiments.bench.planner [--json] [--limit-s SECONDS]
 """
 
 import random
-import sys
 import time
 from dataclasses import dataclass
 
 from experiments.bench import small_templates
 from experiments.bench.rivals.divide_and_conquer import GaveUpError, divided_template
-from experiments.harness.command import command_line, finish, print_rows, timed
+from experiments.harness.command import Found, bench, print_rows, timed
 from experiments.harness.printed import PrintedRow, rows_that_print
 from workbench.elastic.chain import LayerChain
 from workbench.elastic.exact_mapping import exact_templates
@@ -178,15 +177,11 @@ def _line(cell: Cell) -> str:
     )
 
 
-def main() -> int:
-    parser = command_line(__doc__)
-    parser.add_argument(
-        "--limit-s", type=float, default=LIMIT_S, help="give up on divide and conquer after this, per cell"
-    )
-    arguments = parser.parse_args()
+@bench(limit_s="give up on divide and conquer after this, per cell")
+def run(limit_s: float = LIMIT_S) -> Found:
     warm_up()
     head = "layers nodes GPUs        paper  divide & conquer        exact   all node counts  objective gained"
-    cells = print_rows(head, (measure(*row, arguments.limit_s) for row in grid()), _line)
+    cells = print_rows(head, (measure(*row, limit_s) for row in grid()), _line)
     small = small_templates.compare()
     result = as_json(cells) | {
         "replan_s": replan_s(),
@@ -202,8 +197,4 @@ def main() -> int:
         f"finds none on {small.num_unfit}": small.all_equal,
         f"the goals of {', '.join(f'{k}: {v} s' for k, v in GOALS_S.items())}": bool(result["goals_met"]),
     }
-    return finish(result, claims, as_json=arguments.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Found(result, claims)

@@ -18,7 +18,6 @@ import json
 import os
 import platform
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ from typing import Any
 from experiments.bench.preprocess_chaos import Chaos, survived
 from experiments.bench.preprocess_folder import draw_photographs, on_cores, server_process
 from experiments.bench.preprocess_produce import produce_s
-from experiments.harness.command import command_line, finish, timed
+from experiments.harness.command import Found, bench, timed
 from experiments.harness.record import RESULTS, commit
 from runtime.data.records import IMAGE, read_records
 from runtime.preprocess.answers import parse_answer
@@ -208,19 +207,7 @@ def _iteration_ms(cell: dict[str, float], expected: dict[str, float]) -> float:
     return cell["disaggregated_ms_p50"] + expected["step_ms"]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = command_line(__doc__)
-    parser.add_argument("--cells", type=int, default=len(CELLS), help="only the first so many")
-    parser.add_argument("--chaos", type=int, default=CHAOS_ITERATIONS, help="iterations; 0: none")
-    parser.add_argument("--out", type=Path, default=OUT)
-    arguments = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as scratch:
-        record = run(Path(scratch), CELLS[: arguments.cells], arguments.chaos, arguments.out)
-    show(record)
-    return finish(record, record["claims"], as_json=arguments.json)
-
-
-def run(scratch: Path, cells: Sequence[Cell], chaos_iterations: int, out: Path) -> dict[str, Any]:
+def executed(scratch: Path, cells: Sequence[Cell], chaos_iterations: int, out: Path) -> dict[str, Any]:
     """Draw, predict and write the prediction, then execute and write the measurement beside it."""
     folders = {}
     for cell in cells:
@@ -280,5 +267,9 @@ def show(record: dict[str, Any]) -> None:
         print("chaos: " + ", ".join(f"{key} {value}" for key, value in record["chaos"].items()))
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+@bench(cells="only the first so many", chaos="iterations; 0: none")
+def run(cells: int = len(CELLS), chaos: int = CHAOS_ITERATIONS, out: Path = OUT) -> Found:
+    with tempfile.TemporaryDirectory() as scratch:
+        record = executed(Path(scratch), CELLS[:cells], chaos, out)
+    show(record)
+    return Found(record, record["claims"])

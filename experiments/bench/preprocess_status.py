@@ -5,7 +5,6 @@ its time with the noise.
 """
 
 import json
-import sys
 import tempfile
 import threading
 import time
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import zmq
 
-from experiments.harness.command import command_line, finish
+from experiments.harness.command import Found, bench
 from runtime.data.scenes import make
 from runtime.preprocess.images import SquareRule
 from runtime.preprocess.loader import ServedLoader, Subscription
@@ -83,16 +82,10 @@ def measured(num: int) -> dict[str, dict[str, float]]:
     return quantiles
 
 
-def main() -> int:
+@bench(count="questions per kind of noise")
+def run(count: int = NUM) -> Found:
     """Print a line per kind of noise."""
-    parser = command_line(__doc__)
-    parser.add_argument("--count", type=int, default=NUM, help="questions per kind of noise")
-    arguments = parser.parse_args()
-    quantiles = measured(arguments.count)
+    quantiles = measured(count)
     for name, times in quantiles.items():
         print(f"{name:>14}: p50 {1e3 * times['p50_s']:.1f} ms, p99 {1e3 * times['p99_s']:.1f} ms")
-    return finish(quantiles, as_json=arguments.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Found(quantiles)

@@ -7,14 +7,13 @@ Goal:    a look-up takes at most 10 ms at the 95th percentile.
 Run:     python -m experiments.bench.replanning [--rounds 3] [--json]
 """
 
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import median, quantiles
 
-from experiments.harness.command import command_line, finish, timed
+from experiments.harness.command import Found, bench, timed, want_at_least
 from experiments.oobleck.chaos_job import elastic_job
 from runtime.elastic.job import ElasticJob
 from runtime.elastic.prepared import prepare, read_prepared
@@ -63,16 +62,13 @@ def measure(job: ElasticJob, rounds: int, folder: Path) -> tuple[list[float], li
     return replan_s, lookup_s
 
 
-def main() -> int:
-    parser = command_line(__doc__)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    arguments = parser.parse_args()
-    if arguments.rounds < 1:
-        parser.error(f"want 1 round or more, got {arguments.rounds}")
+@bench()
+def run(rounds: int = ROUNDS) -> Found:
+    want_at_least(1, rounds=rounds)
     result: dict[str, float | bool] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, job in jobs().items():
-            seconds = measure(job, arguments.rounds, Path(folder) / name)
+            seconds = measure(job, rounds, Path(folder) / name)
             for way, taken_s in zip(("anew", "look_up"), seconds, strict=True):
                 middle_s, late_s = median(taken_s), quantiles(taken_s, n=20)[-1]
                 result |= {f"{name}_{way}_p50_s": middle_s, f"{name}_{way}_p95_s": late_s}
@@ -81,8 +77,4 @@ def main() -> int:
     slowest_s = max(result[f"{name}_look_up_p95_s"] for name in jobs())
     result["goal_met"] = slowest_s <= GOAL_S
     claims = {"a look-up takes at most 10 ms (p95)": result["goal_met"] is True}
-    return finish(result, claims, as_json=arguments.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Found(result, claims)

@@ -13,7 +13,6 @@ Ours:    time of `sim.step.engine.simulate` alone, the fastest of several repeat
 Run:     python -m experiments.bench.sim_speed [--json]
 """
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -23,7 +22,7 @@ from experiments.bench.plan_speed import plan_rates
 from experiments.bench.rivals.textbook import simulate_textbook, timeouts_per_s
 from experiments.bench.row_speed import row_rates
 from experiments.bench.speed_cases import CASES, PROFILE, Case, plan_of
-from experiments.harness.command import command_line, finish, timed
+from experiments.harness.command import Found, bench, timed
 from sim.step.engine import simulate
 from sim.step.sweep import Sweep
 from workbench.cost.model import CostModel
@@ -142,8 +141,8 @@ def against_textbook(
     }
 
 
-def main() -> int:
-    arguments = command_line(__doc__).parse_args()
+@bench()
+def run() -> Found:
     print(
         "plan         GPUs  actions    spans messages  planning  simulating  actions/s"
         " over SimPy     sweep  actions/s  iteration"
@@ -193,8 +192,4 @@ def main() -> int:
         "engine_over_bare_simpy": rows[2].engine_over_bare_simpy,
         "rows": [asdict(row) | {"engine_over_bare_simpy": row.engine_over_bare_simpy} for row in rows],
     }
-    return finish(result, as_json=arguments.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Found(result)

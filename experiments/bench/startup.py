@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from experiments.harness.command import command_line, finish
+from experiments.harness.command import Found, bench, want_at_least
 
 ROOT = Path(__file__).parents[2]
 REPEATS = 7
@@ -71,14 +71,11 @@ def measure(repeats: int) -> dict[str, float]:
     return figures
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, and print a table or one JSON object."""
-    parser = command_line(__doc__)
-    parser.add_argument("--repeats", type=int, default=REPEATS, help="of every command")
-    options = parser.parse_args(arguments)
-    if options.repeats < 1:
-        parser.error(f"--repeats must be 1 or more, got {options.repeats}")
-    figures = measure(options.repeats)
+@bench(repeats="of every command")
+def run(repeats: int = REPEATS) -> Found:
+    """Measure, and print a table."""
+    want_at_least(1, repeats=repeats)
+    figures = measure(repeats)
     load = os.getloadavg()[0]
     for name in commands(Path()):
         clock = f"{figures[f'{name}_s']:7.3f} s {figures[f'{name}_over_bare']:6.1f} x"
@@ -86,8 +83,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         goal = f"; goal on a quiet machine: {GOALS_S[name]} s" if name in GOALS_S else ""
         sys.stdout.write(f"{name:7}{clock}, {core}{goal}\n")
     sys.stdout.write(f"load of the machine: {load:.1f}\n")
-    return finish(figures | {"load": load, "repeats": options.repeats}, as_json=options.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Found(figures | {"load": load, "repeats": repeats})

@@ -9,13 +9,12 @@ Goal:    anchored within 2 %; no run under context parallelism on GPUs is availa
 Run:     python -m experiments.bench.tiled_attention [--json]
 """
 
-import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from experiments.harness.command import command_line, finish, print_rows
+from experiments.harness.command import Found, bench, print_rows
 from sim.attention.gpu import compute_units
 from sim.attention.policies import Gpu, Kernel, Wires, launches_of, simulate_attention
 from sim.attention.price import (
@@ -75,9 +74,9 @@ def _tiled_s(length: int, forward: Gpu, backward: Gpu) -> Iterator[float]:
         yield simulate_attention([work_of_blocks], launches, gpu, Wires(), Kernel()).makespan_s
 
 
-def main() -> int:
+@bench()
+def run() -> Found:
     """Print all rows, and the least and largest ratio of both passes."""
-    options = command_line(__doc__).parse_args()
     printed = print_rows(
         "device  tokens  anchored: forward  backward  long: forward  backward",
         rows(),
@@ -92,8 +91,4 @@ def main() -> int:
             getattr(row, f"{name}_{direction}") for row in printed for direction in ("forward", "backward")
         ]
         record |= {f"{name}_least": min(ratios), f"{name}_most": max(ratios)}
-    return finish(record, as_json=options.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Found(record)

@@ -8,14 +8,13 @@ Differs: fresh weights route tokens less evenly than assumed; errors beyond the 
 Run:     python -m experiments.fidelity.family_memory [--only NAME] [--json]
 """
 
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from experiments.fidelity.memory import RankMemory, head, line, measure, record, summarise, summary_line
 from experiments.fidelity.work import LLM, UNMEASURED, this_machine
-from experiments.harness.command import command_line, finish, print_rows
+from experiments.harness.command import Found, bench, print_rows
 from runtime.models.choose import ADAPTERS
 from runtime.world.pool import Pool
 from workbench.data.sample import Sample, Segment
@@ -196,31 +195,21 @@ def family_of(plan: str) -> str:
     return max((name for name in EXAMPLES if plan.startswith(f"{name}, ")), key=len)
 
 
-def run(only: str, pool: Pool) -> list[RankMemory]:
+@bench(only="plans whose name contains this")
+def run(only: str = "") -> Found:
     """Run every case whose name contains `only`, printing each result as it comes."""
-    rows = (row for name, plan in cases() if only in name for row in measure(name, plan, pool))
-    return print_rows(
-        head(WIDTH), rows, lambda row: line(row, WIDTH) + ("" if abs(row.error) <= GOAL else "  OFF")
-    )
-
-
-def main() -> int:
-    parser = command_line(__doc__)
-    parser.add_argument("--only", default="", help="plans whose name contains this")
-    arguments = parser.parse_args()
     started_s = time.perf_counter()
     with Pool(NUM_RANKS) as pool:
-        rows = run(arguments.only, pool)
+        measured = (row for name, plan in cases() if only in name for row in measure(name, plan, pool))
+        rows = print_rows(
+            head(WIDTH), measured, lambda row: line(row, WIDTH) + ("" if abs(row.error) <= GOAL else "  OFF")
+        )
     if not rows:
-        parser.error(f"no plan's name contains {arguments.only!r}, e.g. 'mixtral' or 'tp 2'")
+        raise ValueError(f"no plan's name contains {only!r}, e.g. 'mixtral' or 'tp 2'")
     print(f"\n{'family':16s} worst plan")
     for family, row in worst_by_family(rows).items():
         print(f"{family:16s} {row.plan}, rank {row.rank}: {row.error:+.2%}")
     num_off = sum(abs(row.error) > GOAL for row in rows)
     print(summary_line(summarise(rows), time.perf_counter() - started_s))
     claims = {f"every rank within {GOAL:.0%}": not num_off}
-    return finish(record(rows) | {"num_off": num_off}, claims, as_json=arguments.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Found(record(rows) | {"num_off": num_off}, claims)

@@ -9,7 +9,6 @@ Run:     python -m experiments.fidelity.memory [--json]
 """
 
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.demo_job import MIXES, NUM_RANKS, demo_job, local_cluster
-from experiments.harness.command import command_line, finish, print_rows
+from experiments.harness.command import Found, bench, print_rows
 from runtime.emulation.peak_memory import WARMUP, PeakMemory
 from runtime.launch import run_local
 from runtime.run_settings import Collect, RunSettings
@@ -173,8 +172,8 @@ def record(rows: Sequence[RankMemory]) -> dict[str, Any]:
     return asdict(summarise(rows)) | {"rows": [asdict(row) | {"error": row.error} for row in rows]}
 
 
-def main() -> int:
-    arguments = command_line(__doc__).parse_args()
+@bench()
+def run() -> Found:
     started_s = time.perf_counter()
     with Pool(NUM_RANKS) as pool:
         rows = print_rows(head(), (row for case in cases() for row in measure(*case, pool)), line)
@@ -184,8 +183,4 @@ def main() -> int:
         "no rank needs more than predicted": summary.num_exceeded == 0,
         f"mean absolute error <= {GOAL_MEAN:.0%}": summary.mean_abs_error <= GOAL_MEAN,
     }
-    return finish(record(rows), claims, as_json=arguments.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Found(record(rows), claims)

@@ -11,14 +11,13 @@ Differs: processes of one machine share its cores and memory, so seconds apply t
 Run:     python -m experiments.mimo.bridge [--json] [--steps N]
 """
 
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from statistics import median
 
-from experiments.harness.command import command_line, finish
+from experiments.harness.command import Found, bench
 from experiments.harness.record import RESULTS
 from experiments.mimo.parity_grid_runs import LLAMA, SIGLIP, Layout, planned, processes_job
 from runtime.launch import run_lowered
@@ -140,16 +139,14 @@ def longest_sender_s(trace: Trace) -> float:
     return max(map(union_s, by_rank.values()), default=0.0)
 
 
-def main() -> int:
-    parser = command_line(__doc__)
-    parser.add_argument("--steps", type=int, default=5, help="measured, after one that is not")
-    arguments = parser.parse_args()
+@bench(steps="measured, after one that is not")
+def run(steps: int = 5) -> Found:
     crossings = []
     with Pool(max(len(plan_of(grids).ranks) for grids in CASES)) as pool:
         for grids in CASES:
             lowered = lower(plan_of(grids))
             settings = RunSettings(
-                steps=arguments.steps, warmup=1, seed=7, precision=Precision.FLOAT32, timeout_s=120.0
+                steps=steps, warmup=1, seed=7, precision=Precision.FLOAT32, timeout_s=120.0
             )
             crossings.append(crossing(grids, lowered, run_lowered(lowered, settings, pool=pool).traces))
             last = crossings[-1]
@@ -158,14 +155,10 @@ def main() -> int:
                 f"{last.boundary_s * 1e3:.1f} ms of {last.step_s * 1e3:.0f}, {last.share:.1%}"
             )
     same = all(last.sent_bytes == last.planned_bytes for last in crossings)
-    print(f"claim: executed steps send the bytes that the plan names: {'holds' if same else 'FAILS'}")
     result = {
         "holds": same,
-        "steps": arguments.steps,
+        "steps": steps,
         "cases": [asdict(e) | {"share": e.share} for e in crossings],
     }
-    return finish(result, out=SUMMARY, as_json=arguments.json, holds=same)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    claims = {"executed steps send the bytes that the plan names": same}
+    return Found(result, claims, out=SUMMARY)

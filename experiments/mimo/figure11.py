@@ -23,11 +23,10 @@ Curves are stored as each run ends, by plan hash, optimizer and steps, so an int
 """
 
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.harness.command import command_line, finish
+from experiments.harness.command import Found, bench
 from experiments.harness.drawing import PLOTS, save
 from experiments.harness.figure import GREY, LIGHT, Band, Grid, Line, Lines
 from experiments.harness.record import RESULTS
@@ -260,21 +259,13 @@ def report(result: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    parser = command_line(__doc__)
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--limit-s", type=float, default=7200.0, help="stop after this, to resume later")
-    parser.add_argument("--fresh", action="store_true", help="run everything again")
-    arguments = parser.parse_args()
-    if arguments.fresh:
+@bench(limit_s="stop after this, to resume later", fresh="run everything again")
+def run(*, steps: int = STEPS, limit_s: float = 7200.0, fresh: bool = False) -> Found:
+    if fresh:
         KEPT.path.unlink(missing_ok=True)
     played = chosen()
-    curves = play(played, arguments.steps, arguments.limit_s)
-    result = verdicts(played, curves, arguments.steps)
+    curves = play(played, steps, limit_s)
+    result = verdicts(played, curves, steps)
     print(report(result))
     save(drawing({p: curves[p] for p in played if p in curves}), PLOTS, "mimo_figure11")
-    return finish(result, out=SUMMARY, as_json=arguments.json, holds=result["holds"])
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Found(result, holds=result["holds"], out=SUMMARY)

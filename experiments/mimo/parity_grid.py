@@ -13,7 +13,6 @@ Outcomes are stored as each run ends, by plan hash, so an interrupted command re
 is run again. `--fresh` deletes them.
 """
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,10 +22,10 @@ from heapq import heapify, heapreplace
 from itertools import combinations, product
 from typing import Any
 
-from experiments.harness.command import command_line, finish
+from experiments.harness.command import Found, bench
 from experiments.harness.record import RESULTS
 from experiments.mimo.kept_runs import Kept
-from experiments.mimo.parity_grid_runs import NUM_RANKS, Layout, plan_of, run
+from experiments.mimo.parity_grid_runs import NUM_RANKS, Layout, gap_of, plan_of
 from runtime.world.failure import WorldFailed
 from runtime.world.pool import Pool
 from workbench.plan.codec import plan_hash
@@ -126,7 +125,7 @@ def outcome(point: Point, pool: Pool, known_outcomes: Mapping[str, dict[str, Any
         return known_outcome
     record: dict[str, Any] = {"point": str(point), "plan": plan_hash(plan), "num_ranks": len(plan.ranks)}
     try:
-        gap = run(plan, pool)
+        gap = gap_of(plan, pool)
     except WorldFailed as error:
         return record | {"failed": " ".join(str(error).split())[:300]}
     return record | {"gap": gap.worst, "loss": gap.loss, "gradient": gap.gradient, "weight": gap.weight}
@@ -157,16 +156,13 @@ def holds(result: dict[str, Any]) -> bool:
     return not (result["not_reached"] or result["failed"] or result["beyond_bound"])
 
 
-def main() -> int:
-    parser = command_line(__doc__)
-    parser.add_argument("--limit-s", type=float, default=3600.0, help="stop after this, to resume later")
-    parser.add_argument("--fresh", action="store_true", help="run everything again")
-    arguments = parser.parse_args()
-    if arguments.fresh:
+@bench(limit_s="stop after this, to resume later", fresh="run everything again")
+def run(*, limit_s: float = 3600.0, fresh: bool = False) -> Found:
+    if fresh:
         KEPT.path.unlink(missing_ok=True)
     grids = {"one_encoder": one_encoder(), "two_encoders": two_encoders()}
     result: dict[str, Any] = {"bound": BOUND}
-    end_s = time.monotonic() + arguments.limit_s
+    end_s = time.monotonic() + limit_s
     is_whole = True
     for name, points in grids.items():
         part = summary(points, KEPT.play(points, outcome, end_s - time.monotonic()))
@@ -181,10 +177,5 @@ def main() -> int:
         for reason, count in part["refused"].items():
             print(f"  refused {count}: {reason}")
     result["holds"] = is_whole
-    print(f"claim: every layout that fits trains as one process, within {BOUND}: ", end="")
-    print("holds" if is_whole else "FAILS")
-    return finish(result, out=SUMMARY, as_json=arguments.json, holds=is_whole)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    claims = {f"every layout that fits trains as one process, within {BOUND}": is_whole}
+    return Found(result, claims, out=SUMMARY)

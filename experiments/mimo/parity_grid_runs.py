@@ -185,7 +185,7 @@ def planned(job: Job) -> Plan:
     return megatron_heterogeneous.plan(job, CostModel(load_profile(job.profile)))
 
 
-def run(plan: Plan, pool: Pool) -> Gap:
+def gap_of(plan: Plan, pool: Pool) -> Gap:
     """One optimizer step on real processes, in float64, against one process on the whole batch.
 
     Raises:

@@ -1,189 +1,125 @@
-"""Published runs of language models that are predicted before their times are seen.
+"""A blind round: published runs that are predicted before anybody here has seen their figures.
 
-A row's cells come from pages and recipes; predictions are committed while
-measurements are kept apart, unopened.
+Inputs come from pages and recipes; predictions are committed while measured figures are kept apart, unopened.
+A round says which runs it has, how one is predicted and what is scored (`experiments.public.text_round`,
+`experiments.public.multimodal_round`). A script declares its files, such as `experiments.public.unseen`:
+a further round is such a declaration.
 """
 
 import csv
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from experiments.harness.command import command_line
-from experiments.harness.outcome import Evidence
 from experiments.harness.script import Script, finished
-from sim.predict import iteration_s
-from workbench.llm_table.columns import check_header, read_row
-from workbench.llm_table.frameworks import filled
-from workbench.llm_table.llm_row import Recomputed
-from workbench.llm_table.predict import RowPredictor
-from workbench.llm_table.row_interval import unsaid_of
 from workbench.whole_file import write_text
 
 FOLDER = Path(__file__).parent / "data" / "unseen"
-OWN = ("id",)  # columns that are not those of `workbench predict`
+INTERVALS = {"inside_80": ("low_s", "high_s"), "inside_80_of_system": ("system_low_s", "system_high_s")}
+COLUMNS = ("id", "predicted_s", *(end for ends in INTERVALS.values() for end in ends), "peak_gib", "refused")
 
+STEP = attrgetter("step")  # of a `Prediction`
+PEAK = attrgetter("peak")
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """A published run, without what it took.
-
-    Args:
-        group: its system.
-        name: its `id`.
-        cells: the input of `workbench predict`, with blanks filled.
-        schedules: pipelines that fill and drain in one iteration.
-        full_share: share of the way from the cells' recomputation to a full one.
-        why_not: why it is not judged; empty: it is.
-        unsaid: as `workbench predict` widens intervals by it.
-    """
-
-    group: str
-    name: str
-    cells: Mapping[str, str]
-    schedules: int
-    full_share: float
-    why_not: str
-    unsaid: Mapping[str, float]
+R = TypeVar("R")
+Row = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Seconds:
-    """Seconds of an iteration with the ends of their 80 % interval, or why there are none."""
+class Estimate:
+    """A predicted figure, with both ends of its intervals by their names in `INTERVALS`."""
 
-    value: float = 0.0
-    low: float = 0.0
-    high: float = 0.0
-    refused: str = ""
+    value: float
+    ends: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
-    """Runs that were predicted and opened together.
+class Prediction:
+    """What is predicted of a run: seconds of its step, GiB of its fullest GPU, or why neither is."""
+
+    step: Estimate | None = None
+    peak: Estimate | None = None
+    refused: str = ""
+
+    def cells(self) -> dict[str, str]:
+        """The cells of `COLUMNS`, but for the id."""
+        cells = dict.fromkeys(COLUMNS[1:], "") | {"refused": self.refused}
+        if self.step is not None:
+            cells["predicted_s"] = f"{self.step.value:.6g}"
+            for name, ends in self.step.ends.items():
+                cells |= {column: f"{end:.6g}" for column, end in zip(INTERVALS[name], ends, strict=True)}
+        return cells if self.peak is None else cells | {"peak_gib": f"{self.peak.value:.6g}"}
+
+    @classmethod
+    def read(cls, cells: Row) -> "Prediction":
+        """Read cells, of which a round may have some alone."""
+        if cells.get("refused"):
+            return cls(refused=cells["refused"])
+        step, peak = cells.get("predicted_s"), cells.get("peak_gib")
+        with_ends = {name: ends for name, ends in INTERVALS.items() if cells.get(ends[0])}
+        ends = {name: (float(cells[low]), float(cells[high])) for name, (low, high) in with_ends.items()}
+        of_peak = Estimate(float(peak)) if peak else None
+        return cls(step=Estimate(float(step), ends) if step else None, peak=of_peak)
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A measured figure of a run, under its group and id, with what was and what today is predicted of it."""
+
+    group: str
+    name: str
+    measured: float
+    before: Estimate
+    today: Estimate
+
+    @property
+    def error(self) -> float:
+        """Relative error of the prediction from before; above zero: too slow, or too much."""
+        return self.before.value / self.measured - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round(ABC, Generic[R]):
+    """Runs that are predicted and opened together.
 
     Args:
-        files: CSV files of rows, without their suffix; a row's `x_system` or else its file is its group.
-        predictions: file of the predictions from before.
-        measured: file of the measured seconds.
+        predictions: CSV file of what was predicted before.
+        measured: CSV file of what was measured.
     """
 
-    files: tuple[str, ...]
     predictions: Path
     measured: Path
 
-    def runs(self) -> Iterator[Run]:
-        """Yield every run, in the files' order."""
-        for file in self.files:
-            for printed in rows_of(FOLDER / f"{file}.csv"):
-                cells = {name: value for name, value in printed.items() if name not in OWN}
-                yield Run(
-                    group=printed.get("x_system") or file,
-                    name=printed["id"],
-                    cells={name: value for name, value in filled(cells).items() if value},
-                    schedules=int(printed.get("x_schedules") or 1),
-                    full_share=float(printed.get("x_full_share") or 0.0),
-                    why_not=printed["x_why_not"],
-                    unsaid=unsaid_of(cells),
-                )
+    @abstractmethod
+    def runs(self) -> Mapping[str, R]:
+        """The runs to predict, by id."""
 
-    def write_predictions(self) -> None:
-        """Write the prediction of every run; ValueError if there are measurements beside it already."""
-        check_unmeasured(self.measured)
-        predictor = RowPredictor(iteration_s)
-        lines = ["id,predicted_s,low_s,high_s,refused"]
-        for run in self.runs():
-            seconds = predicted(run, predictor)
-            numbers = (f"{each:.6g}" for each in (seconds.value, seconds.low, seconds.high))
-            lines.append(f'{run.name},{",".join(numbers)},"{seconds.refused}"')
-        write_text("\n".join(lines) + "\n", self.predictions)
+    @abstractmethod
+    def predicted(self, run: R) -> Prediction:
+        """What is predicted of a run today."""
 
-    def written(self) -> dict[str, Seconds]:
-        """The predictions that were committed before measurements were seen, by run."""
-        return {
-            row["id"]: Seconds(
-                float(row["predicted_s"]), float(row["low_s"]), float(row["high_s"]), row["refused"]
-            )
-            for row in rows_of(self.predictions)
-        }
+    def seal(self) -> None:
+        """Write the predictions of all runs; ValueError if one of them has been measured already."""
+        runs = self.runs()
+        opened = {row["id"] for row in rows_of(self.measured)} if self.measured.exists() else set()
+        if seen := [name for name in runs if name in opened]:
+            raise ValueError(f"{self.measured.name} has {seen[0]}: predictions are written before it")
+        text = io.StringIO()
+        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({"id": name} | self.predicted(run).cells() for name, run in runs.items())
+        write_text(text.getvalue(), self.predictions)
 
-    def took_s(self) -> dict[str, float]:
-        """Measured seconds of an iteration, by run."""
-        return {row["id"]: float(row["measured_s"]) for row in rows_of(self.measured) if row["measured_s"]}
-
-    def logs(self) -> dict[str, list[float]]:
-        """Group -> logarithms of measured over today's predicted seconds of judged runs within the peak."""
-        took_s, predictor = self.took_s(), RowPredictor(iteration_s)
-        logs: dict[str, list[float]] = {}
-        for run in self.runs():
-            seconds = predicted(run, predictor)
-            if run.why_not or run.name not in took_s or seconds.refused:
-                continue
-            if peak_share(run, took_s[run.name], predictor) <= 1.0:
-                logs.setdefault(run.group, []).append(math.log(took_s[run.name] / seconds.value))
-        return logs
-
-    def evidence(self) -> Evidence:
-        """Errors of the predictions that were written before, and of today's: of all runs and by group.
-
-        `possible`: without runs that would have exceeded their GPUs' peak, if there are some.
-        """
-        took_s, before, evidence = self.took_s(), self.written(), Evidence()
-        predictor = RowPredictor(iteration_s)
-        every = list(self.runs())
-        judged = [
-            one for one in every if not one.why_not and one.name in took_s and not before[one.name].refused
-        ]
-        groups = dict.fromkeys(one.group for one in judged)
-        parts = {"all": judged} | {name: [one for one in judged if one.group == name] for name in groups}
-        possible = [one for one in judged if peak_share(one, took_s[one.name], predictor) <= 1.0]
-        if len(possible) < len(judged):
-            parts["possible"] = possible
-        today_of = {one.name: predicted(one, predictor) for one in judged}
-        for name, part in parts.items():
-            found = figures([(before[one.name], took_s[one.name]) for one in part])
-            today = figures([(today_of[one.name], took_s[one.name]) for one in part])
-            evidence.ours |= {f"{name}/{key}": value for key, value in found.items()}
-            evidence.ours |= {f"{name}/{key}_today": today[key] for key in ("mean", "signed", "inside_80")}
-        for one in judged:
-            evidence.ours[f"{one.group}/{one.name}/error"] = before[one.name].value / took_s[one.name] - 1
-        evidence.ours["not_judged"] = float(len(every) - len(judged))
-        return evidence
-
-
-def predicted(run: Run, predictor: RowPredictor) -> Seconds:
-    """The prediction of a run, as `workbench predict` makes it."""
-    shares = {run.cells.get("recompute", "none"): 1.0 - run.full_share}
-    if run.full_share:
-        shares["full"] = run.full_share
-    sums = np.zeros(3)
-    for recompute, share in shares.items():
-        cells = {**run.cells, "recompute": recompute}
-        try:
-            check_header(tuple(cells))
-            prediction = predictor.predict(read_row(cells), run.unsaid)
-        except ValueError as error:
-            return Seconds(refused=str(error))
-        ends = prediction.interval.low_s, prediction.interval.high_s
-        sums += share * run.schedules * np.array((prediction.iteration_s, *ends))
-    value, low, high = map(float, sums)
-    return Seconds(value, low, high)
-
-
-def peak_share(run: Run, took_s: float, predictor: RowPredictor) -> float:
-    """FLOP/s of a run over its GPUs' peak, by its cells and what it took; above 1: the cells are wrong."""
-    row = read_row(run.cells)
-    recomputed = 4 / 3 if row.recompute is Recomputed.FULL else 1.0
-    prediction = predictor.predict(row, run.unsaid)
-    return recomputed * run.schedules * prediction.mfu * prediction.iteration_s / took_s
-
-
-def check_unmeasured(measurements: Path) -> None:
-    """Raise ValueError if measurements are there already."""
-    if measurements.exists():
-        raise ValueError(f"{measurements.name} is there: predictions are written before it")
+    def before(self) -> dict[str, Prediction]:
+        """The predictions that were sealed, by run."""
+        return {row["id"]: Prediction.read(row) for row in rows_of(self.predictions)}
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -192,22 +128,72 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def figures(pairs: Sequence[tuple[Seconds, float]]) -> dict[str, float]:
-    """Errors of predictions against measured seconds."""
-    errors = np.array([seconds.value / took_s - 1 for seconds, took_s in pairs])
-    inside = [seconds.low <= took_s <= seconds.high for seconds, took_s in pairs]
-    return {
+def judged(
+    part: Callable[[Prediction], Estimate | None],
+    measured: Mapping[str, float],
+    groups: Mapping[str, str],
+    before: Mapping[str, Prediction],
+    today: Mapping[str, Prediction],
+) -> list[Scored]:
+    """The part of every measured run that was predicted before; ValueError if one is refused today."""
+    found = []
+    for name, value in measured.items():
+        if (then := part(before[name])) is not None:
+            if (now := part(today[name])) is None:
+                raise ValueError(f"run {name}: predicted before, today refused: {today[name].refused}")
+            found.append(Scored(groups[name], name, value, then, now))
+    return found
+
+
+def scores(runs: Sequence[Scored], quantity: str = "", *, today: Sequence[str]) -> dict[str, float]:
+    """Figures of all runs and of each group.
+
+    Args:
+        runs: may be none.
+        quantity: begins the figures' names.
+        today: figures that are given of today's predictions, too.
+    """
+    found = scores_of("all", runs, quantity, today=today)
+    for name in dict.fromkeys(run.group for run in runs):
+        found |= scores_of(name, [run for run in runs if run.group == name], quantity, today=today)
+    return found
+
+
+def scores_of(
+    name: str, runs: Sequence[Scored], quantity: str = "", *, today: Sequence[str]
+) -> dict[str, float]:
+    """Figures of a part of the runs under its name, as in `scores`."""
+    if not runs:
+        return {}
+    found = figures([(run.before, run.measured) for run in runs])
+    newer = figures([(run.today, run.measured) for run in runs])
+    found |= {f"{key}_today": newer[key] for key in today}
+    return {f"{name}/{quantity}{key}": value for key, value in found.items()}
+
+
+def errors(runs: Sequence[Scored], quantity: str = "") -> dict[str, float]:
+    """The error of each run under its group."""
+    return {f"{run.group}/{run.name}/{quantity}error": run.error for run in runs}
+
+
+def figures(pairs: Sequence[tuple[Estimate, float]]) -> dict[str, float]:
+    """Errors of predictions against what was measured, and the share of it inside each interval."""
+    off = np.array([estimate.value / measured - 1 for estimate, measured in pairs])
+    found = {
         "rows": float(len(pairs)),
-        "mean": float(np.abs(errors).mean()),
-        "median": float(np.median(np.abs(errors))),
-        "signed": float(errors.mean()),
-        "worst": float(np.abs(errors).max()),
-        "inside_80": float(np.mean(inside)),
+        "mean": float(np.abs(off).mean()),
+        "median": float(np.median(np.abs(off))),
+        "signed": float(off.mean()),
+        "worst": float(np.abs(off).max()),
     }
+    for name in pairs[0][0].ends:
+        ends = ((*estimate.ends[name], measured) for estimate, measured in pairs)
+        found[name] = float(np.mean([low <= measured <= high for low, high, measured in ends]))
+    return found
 
 
-def predicting(write: Callable[[], None]) -> Callable[[Script], int]:
-    """The command of a script with predictions: `--predict` writes them instead of comparing them."""
+def predicting(sealed: Round[R]) -> Callable[[Script], int]:
+    """The command of a round's script: `--predict` seals its predictions instead of comparing them."""
 
     def main(run: Script) -> int:
         parser = command_line(run.about)
@@ -216,7 +202,7 @@ def predicting(write: Callable[[], None]) -> Callable[[Script], int]:
         if not arguments.predict:
             return finished(run(), as_json=arguments.json)
         try:
-            write()
+            sealed.seal()
         except ValueError as error:
             parser.error(str(error))
         return 0

@@ -6,7 +6,8 @@ Ours:    intervals as `workbench predict` writes them, and the same scaled by on
          `unfitted`: rows that have fitted numbers, without them, and the runs of `unseen`, `unseen_systems`
          and `unseen_third`: of their data sets' mean logarithms `LOST_BY_SYSTEM` is the median, and
          `OF_SYSTEM` the deviation of which 80 % of them are within `Z`. Judged on each system with those of
-         the others.
+         the others. `multimodal`: the same of `unseen_multimodal` and `unseen_multimodal_second`, with
+         adapters, for `LOST_BY_MULTIMODAL` and `OF_MULTIMODAL`.
 Goals:   75 to 90 % of every data set of 20 rows or more, and of all; a median width (of the whole interval,
          over the prediction) of 25 % at most where a profile was measured, of 50 % where it was derived.
 """
@@ -21,16 +22,23 @@ import numpy as np
 
 from experiments.harness.outcome import Evidence
 from experiments.harness.script import script
-from experiments.public import unseen, unseen_systems, unseen_third
+from experiments.public import (
+    unseen,
+    unseen_multimodal,
+    unseen_multimodal_second,
+    unseen_systems,
+    unseen_third,
+)
 from experiments.public.all import Scored, scored, unfitted
 from experiments.public.published import published
 from workbench.cost.profile import load_profile
 from workbench.llm_table.columns import read_row
 from workbench.timing.interval import Z
-from workbench.timing.systems import LOST_BY_SYSTEM, OF_SYSTEM
+from workbench.timing.systems import LOST_BY_MULTIMODAL, LOST_BY_SYSTEM, OF_MULTIMODAL, OF_SYSTEM
 
 LEVEL, LEAST, MOST = 0.8, 0.75, 0.9
 BLIND = (unseen.ROUND, unseen_systems.ROUND, unseen_third.ROUND)
+MULTIMODAL = (unseen_multimodal.ROUND, unseen_multimodal_second.ROUND)
 FEWEST = 20  # rows of a data set that is judged
 WIDEST = {"measured": 0.25, "derived": 0.5}
 
@@ -115,6 +123,21 @@ def _figures(name: str, rows: Sequence[PricedRow], times: float) -> dict[str, fl
     }
 
 
+def _of_systems(name: str, seen: Mapping[str, Sequence[float]], off: Mapping[str, float]) -> dict[str, float]:
+    """Mean logarithms, what follows from them, and how it does on the runs `seen`, each system left out."""
+    middle, deviation = of_systems(tuple(off.values()))
+    return {f"{name}/{system}": value for system, value in off.items()} | {
+        f"{name}/median": middle,
+        f"{name}/deviation": deviation,
+        f"{name}/inside_left_out": inside_left_out(seen, off),
+    }
+
+
+def _rounded(off: Mapping[str, float]) -> tuple[float, float]:
+    middle, deviation = of_systems(tuple(off.values()))
+    return round(middle, 2), round(deviation, 2)
+
+
 @script()
 def run() -> Evidence:
     """Evidence: coverage and width of every data set, with and without the factor fitted on the others."""
@@ -124,18 +147,21 @@ def run() -> Evidence:
     without = [each for each in unfitted(predictions) if read_row(each.row.cells).fitted]
     seen = {name: logs for sets in BLIND for name, logs in sets.logs().items()}
     off = mean_logs(without) | {name: statistics.fmean(logs) for name, logs in seen.items()}
-    slower, deviation = of_systems(tuple(off.values()))
-    evidence.ours |= {f"unfitted/{name}": value for name, value in off.items()}
-    evidence.ours |= {
-        "unfitted/median": slower,
-        "unfitted/deviation": deviation,
+    evidence.ours |= _of_systems("unfitted", seen, off) | {
         "unfitted/rows": float(len(without)),
         "unfitted/coverage": coverage(priced_rows(without)),
-        "unfitted/inside_left_out": inside_left_out(seen, off),
     }
-    made = round(slower, 2), round(deviation, 2)
-    shipped = LOST_BY_SYSTEM, OF_SYSTEM
-    evidence.claim("LOST_BY_SYSTEM and OF_SYSTEM follow from the systems' mean logarithms", made == shipped)
+    trained = {name: logs for sets in MULTIMODAL for name, logs in sets.logs().items()}
+    means = {name: statistics.fmean(logs) for name, logs in trained.items()}
+    evidence.ours |= _of_systems("multimodal", trained, means)
+    evidence.claim(
+        "LOST_BY_SYSTEM and OF_SYSTEM follow from the systems' mean logarithms",
+        _rounded(off) == (LOST_BY_SYSTEM, OF_SYSTEM),
+    )
+    evidence.claim(
+        "LOST_BY_MULTIMODAL and OF_MULTIMODAL follow from those of multimodal trainers",
+        _rounded(means) == (LOST_BY_MULTIMODAL, OF_MULTIMODAL),
+    )
     names = tuple(dict.fromkeys(row.data_set for row in rows))
     left_out = []
     for name in names:

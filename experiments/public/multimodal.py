@@ -6,7 +6,7 @@ given, adapters train instead (`experiments.public.adapters`).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from experiments.public.adapters import copied_bytes, lora_of, only_said, trains_beside, with_adapters_of_row
-from experiments.public.blind import FOLDER, Seconds
+from experiments.public.blind import FOLDER, INTERVALS, Estimate, Row
 from experiments.public.video_transformers import network_of
 from sim.predict import doubts_of_plan, predict
 from workbench.cost.execution import Execution, GradientSum, load_execution
@@ -56,26 +56,11 @@ TRAINS = {
     "all": ("all", "all"),
     "lora": ("none", "none"),
 }  # of the vision tower, of the language model
-DEFAULTS = {"gpus_per_node": "8", "cp": "1", "optimizer": "float32", "optimizer_bytes": "0"}
+DEFAULTS = {"gpus_per_node": "8", "cp": "1", "optimizer": "float32", "optimizer_bytes": "0", "memory": "yes"}
 BOUNDLESS = 10**15  # bytes of a GPU, so that a plan that does not fit has a peak
 PLACE = {"zoo": "llama-3.2-1b"}  # of a job file, whose place a network of its own takes
 UNITS = {"hours": S_PER_HOUR, "h": S_PER_HOUR, "seconds": 1.0, "s": 1.0, "ms": 1e-3}
 GIB_OF = {"gib": 1.0, "gb": 1.0, "mb": 1 / 1024, "mib": 1 / 1024}  # tools print GiB under the name GB
-
-Row = Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """What is predicted of a run.
-
-    Args:
-        step: seconds of its step, with the ends of the 80 % interval that `simulate` prints.
-        of_system: ends of the interval that a row of a system that was never compared would have.
-    """
-
-    step: Seconds
-    of_system: tuple[float, float]
 
 
 @cache
@@ -172,26 +157,27 @@ def cost_of(row: Row) -> CostModel:
     return CostModel(load_profile(row["gpu"]), EXECUTIONS[row["execution"]])
 
 
-def predicted_s(row: Row, job: Job) -> float:
-    """Seconds of a run's step, or of its passes alone.
+def step_of(row: Row, job: Job) -> Estimate:
+    """Seconds of a run's step, in the interval that `simulate` prints and in one of a system never compared.
 
     Raises:
         ValueError: the job has no plan, or the plan does not fit.
     """
     cost = cost_of(row)
-    trace = predict(*accept(PLANNERS[STRATEGY](job, cost, silent)), cost)
-    step_s = sum(span.end_s - span.start_s for span in trace.spans if span.action.kind is Pass.STEP)
-    return trace.iteration_s - (step_s if row["covers"] == "passes" else 0.0)
-
-
-def prediction_of(row: Row, job: Job) -> Prediction:
-    """As `predicted_s`, of a whole step, with its intervals."""
-    cost = cost_of(row)
     lowered, memory = accept(PLANNERS[STRATEGY](job, cost, silent))
     step_s, doubts = predict(lowered, memory, cost).iteration_s, doubts_of_plan(lowered, cost)
     within = interval(step_s, doubts)
     wider = interval(step_s, of_system(doubts, ANY_SYSTEM))
-    return Prediction(Seconds(step_s, within.low_s, within.high_s), (wider.low_s, wider.high_s))
+    ends = {each: (one.low_s, one.high_s) for each, one in zip(INTERVALS, (within, wider), strict=True)}
+    return Estimate(step_s, ends)
+
+
+def passes_of(row: Row, job: Job) -> Estimate:
+    """Seconds of a run's step, of its passes alone where the row covers these; ValueError likewise."""
+    cost = cost_of(row)
+    trace = predict(*accept(PLANNERS[STRATEGY](job, cost, silent)), cost)
+    step_s = sum(span.end_s - span.start_s for span in trace.spans if span.action.kind is Pass.STEP)
+    return Estimate(trace.iteration_s - (step_s if row["covers"] == "passes" else 0.0))
 
 
 def peak_gib(row: Row, job: Job) -> float:

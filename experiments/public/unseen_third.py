@@ -13,16 +13,17 @@ Run:     python -m experiments.public.unseen_third [--predict] [--json]
 
 from experiments.harness.outcome import Evidence
 from experiments.harness.script import script
-from experiments.public.blind import FOLDER, Round, predicting
+from experiments.public.blind import FOLDER, predicting
+from experiments.public.text_round import TextRound
 
-ROUND = Round(
+ROUND = TextRound(
     files=("third",),
     predictions=FOLDER / "third_predictions.csv",
     measured=FOLDER / "third_measured.csv",
 )
 
 
-@script(command=predicting(ROUND.write_predictions))
+@script(command=predicting(ROUND))
 def run() -> Evidence:
     """Errors of the predictions that were written before, and of today's."""
     return ROUND.evidence()
