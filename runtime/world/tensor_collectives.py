@@ -9,6 +9,11 @@ SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_te
 SUM = dist.all_reduce
 
 
+def tells_scattered(tensor: Tensor) -> bool:
+    """Whether the end of a tensor's reduce-scatter is reported; gloo does not, on the host."""
+    return not tensor.is_cpu
+
+
 def free(tensor: Tensor) -> None:
     """Drop the memory of an ended collective's tensor now.
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from runtime.parallel.tensor.group import SharedWeights
-from runtime.world.tensor_collectives import GATHER, SCATTER, SUM, free
+from runtime.world.tensor_collectives import GATHER, SCATTER, SUM, free, tells_scattered
 
 # Shape suffixes: N = elements of all weights and padding, S = elements of one part.
 
@@ -167,12 +167,12 @@ class ShardedWeights:
                 for piece, summed in zip(pieces, split_flat(total, pieces), strict=True):
                     piece.copy_(summed.view_as(piece))
         part_S = torch.empty_like(self.own, requires_grad=False)
-        if flat_N.is_cpu:
-            summed_S = flat_N.narrow(0, self._index * self._size, self._size)
-            work = SUM(flat_N, group=self._group, async_op=True)
-            return InFlight(work, flat_N, part_S, summed=summed_S)
-        work = SCATTER(part_S, flat_N, group=self._group, async_op=True)
-        return InFlight(work, flat_N, part_S)
+        if tells_scattered(flat_N):
+            work = SCATTER(part_S, flat_N, group=self._group, async_op=True)
+            return InFlight(work, flat_N, part_S)
+        summed_S = flat_N.narrow(0, self._index * self._size, self._size)
+        work = SUM(flat_N, group=self._group, async_op=True)
+        return InFlight(work, flat_N, part_S, summed=summed_S)
 
     def keep_gradient(self) -> None:
         """Add the gradients of a round to those of earlier rounds, where no other rank holds the weights."""
