@@ -229,7 +229,7 @@ def test_memory_comes_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = [nn.Parameter(torch.arange(3.0, dtype=torch.float64)), nn.Parameter(torch.ones(2).double())]
     # The peer holds zeros: gathers and sums are the own part and gradient.
     monkeypatch.setattr(sharded_weights, "GATHER", lambda whole, part, **_: whole[: len(part)].copy_(part))
-    monkeypatch.setattr(sharded_weights, "SCATTER", lambda part, whole, **_: part.copy_(whole[: len(part)]))
+    monkeypatch.setattr(sharded_weights, "SUM", lambda whole, **_: whole)
     shared = ShardedWeights(weights, (0, 1), 0, None, resized=noted.append)
     assert shared.own.tolist() == [0.0, 1.0, 2.0]
     assert weights[0].untyped_storage().nbytes() == 0
@@ -240,7 +240,7 @@ def test_memory_comes_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     loss.backward()
     scattered = shared.reduce_scatter()
     shared.release()
-    shared.add(scattered.part)
+    shared.add(scattered.received())
     assert shared.own.grad.tolist() == [0.0, 2.0, 4.0]
     assert weights[0].grad is None
     assert noted == [48, -48, 48, -48]

@@ -91,6 +91,15 @@ def test_each_manner_alone_is_caught(manner: Manner, two_ranks: Plan, pool: Pool
     assert outcome(two_ranks, pool, built).what == SAME
 
 
+def test_sums_behind_reduce_scatters_wait_for_them(every: list[Case], pool: Pool) -> None:
+    """In a side stream, since no pass waits: one that does not wait sums what has not come."""
+    (plan,) = (case.plan for case in every if case.name == "resharded after a step, 2 instances")
+    assert outcome(plan, pool, Conduct()).what == SAME
+    early = frozenset({Manner.EARLY_FUTURES})
+    lacking = Conduct(manners=early, variant=Variant.SUMS_TOO_EARLY)
+    assert outcome(plan, pool, lacking).what.startswith("different gradient")
+
+
 def test_a_stopped_rank_is_named_where_waits_never_end(two_ranks: Plan, pool: Pool) -> None:
     found = dead_rank(two_ranks, pool, signal.SIGSTOP)
     assert "to rank 1: nothing came within 2 s" in found.what or "from rank 1: nothing came" in found.what

@@ -21,15 +21,18 @@ from workbench.memory.account import peak_bytes as planned_peak_bytes
 from workbench.metrics import peak_bytes
 from workbench.plan.kernels import Kernels
 from workbench.plan.lower import lower
-from workbench.plan.parameter_shards import sharded_stages
+from workbench.plan.parameter_shards import sharded_stages, stages_reduced_once
 from workbench.plan.plan import Plan
-from workbench.schedule.action import COMPUTE, Action, Pass
-from workbench.schedule.sharded import waits_of
+from workbench.schedule.action import COMPUTE, REDUCTIONS, Action, Pass
+from workbench.schedule.sharded import ReshardAfter, waits_of
 from workbench.timing.accept import accept
 
 KINDS: dict[str, Callable[[], Plan]] = {
     "sharded": lambda: sharded_parameters(mixed("llm"), tiny_batch(), replicas=2),
     "instances": lambda: sharded_parameters(mixed("llm"), tiny_batch(), replicas=4, instances=2),
+    "once": lambda: sharded_parameters(
+        mixed("llm"), tiny_batch(), replicas=4, instances=2, reshard_after=ReshardAfter.STEP
+    ),
     "sums": lambda: sharded_parameters(mixed("everything"), tiny_batch(), replicas=2, modules=()),
 }
 
@@ -66,17 +69,23 @@ def test_a_plan_is_accepted_up_to_the_peak_that_its_prediction_shows(kind: str) 
             accept(given_less)
 
 
-@pytest.mark.parametrize("kind", ["sharded", "instances"])
+@pytest.mark.parametrize("kind", ["sharded", "instances", "once"])
 def test_whole_gradients_stay_until_the_first_action_that_waits_for_them(kind: str) -> None:
-    """Told by `waits_of`, action by action: what a rank gives back between passes are they, and no more."""
+    """Told by `waits_of`, action by action: what a rank gives back between passes are they, and no more.
+
+    Sums over instances of what is reduced once wait beside the passes: when they start is not known.
+    """
     plan = KINDS[kind]()
+    once = stages_reduced_once(plan)
     table, units = memory_table(lower(plan)), sharded_stages(plan)
     for rank in plan.ranks:
         program, released = plan.program[rank], table.released_bytes[rank]
-        waits, expected = waits_of(program), dict.fromkeys(range(len(program)), 0)
+        waits, expected = waits_of(program, once), dict.fromkeys(range(len(program)), 0)
         first: dict[Action, int] = {}
         for place, action in enumerate(program):
-            for exchange in waits.get(action, ()):
+            for exchange in (
+                () if action.kind in REDUCTIONS and action.stage in once else waits.get(action, ())
+            ):
                 first.setdefault(exchange, place)
         seen: set[int | None] = set()
         for action in (each for each in program if each.kind is Pass.REDUCE_SCATTER):

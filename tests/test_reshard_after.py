@@ -21,7 +21,6 @@ from tests.test_expert_shards import sharded
 from tests.test_fsdp import ALL_ON_ONE, IN_TWO, MODULES, assert_trains_as_one, sharded_parameters
 from tests.test_fsdp_plan import A40, actions, batch_of, chain, fsdp_job, replicas, timed
 from tests.test_parity import SEED, mixed
-from tests.test_sim_sweep import assert_equal_times
 from tests.tiny_valm import tiny_batch
 from workbench.cost.hardware import Node, uniform
 from workbench.job.job import Job
@@ -56,40 +55,6 @@ def test_a_step_gathers_and_reduces_every_layer_once() -> None:
         "0ALL_GATHER0 1ALL_GATHER0 0F0 1F0 1B0 0B0 0F1 1F1 1B1 1FREE0 1REDUCE_SCATTER0 "
         "0B1 0FREE0 0REDUCE_SCATTER0"
     )
-
-
-def test_gathers_of_a_step_wait_for_no_pass() -> None:
-    """They run one after another beside the first forwards, in the order in which these need them."""
-    programs = {(0, 1, 2): actions("0F0 1F0 2F0 2B0 1B0 0B0")}
-    units, trained = [(0,), (1,), (2,)], [0, 1, 2]
-    kept = with_rounds(programs, units, trained, dict.fromkeys(range(3), ReshardAfter.STEP))
-    assert kept[0, 1, 2][:6] == actions("0ALL_GATHER0 1ALL_GATHER0 2ALL_GATHER0 0F0 1F0 2F0")
-    behind_another = with_rounds(programs, units, trained, {0: ReshardAfter.STEP, 2: ReshardAfter.STEP})
-    assert behind_another[0, 1, 2][:6] == actions("0ALL_GATHER0 1ALL_GATHER0 2ALL_GATHER0 0F0 1F0 1FREE0")
-
-
-@given(
-    gathers_s=st.lists(st.integers(0, 5), min_size=5, max_size=5),
-    pass_s=st.integers(1, 3),
-    more=st.integers(0, 2),
-)
-def test_a_large_layer_is_gathered_while_small_ones_compute(
-    gathers_s: list[int], pass_s: int, more: int
-) -> None:
-    """A forward starts once its own and all earlier gathers are done, and the forward before it."""
-    plan = of_layers(5, 1 + more, ReshardAfter.STEP)
-    gather_s = {s.id: each for r in (0, 1) for s, each in zip(plan.chain["llm", r], gathers_s, strict=True)}
-
-    def duration_s(action: Action) -> float:
-        if action.kind is Pass.ALL_GATHER:
-            return float(gather_s[action.stage or 0])
-        return float(pass_s) if action.kind in (Pass.F, Pass.B) and action.stage in gather_s else 0.0
-
-    end_s = gathered_s = 0
-    for each in gathers_s:
-        gathered_s += each
-        end_s = max(end_s, gathered_s) + pass_s
-    assert assert_equal_times(lower(plan), duration_s) == end_s + 5 * pass_s * (1 + 2 * more)
 
 
 def test_a_backward_finds_the_weights_of_its_forward() -> None:
@@ -148,12 +113,15 @@ def test_rounds_of_any_kind_keep_the_passes_and_agree(
 _ROUNDS = (Pass.ALL_GATHER, Pass.REDUCE_SCATTER)
 
 
-def of_layers(num_layers: int, num_microbatches: int, reshard_after: ReshardAfter) -> Plan:
-    """One frozen layer of an encoder, which nobody shards, then the layers of the LLM on two ranks."""
+def of_layers(
+    num_layers: int, num_microbatches: int, reshard_after: ReshardAfter, instances: int = 1
+) -> Plan:
+    """One frozen layer of an encoder, which nobody shards, then the LLM's layers, two ranks an instance."""
     return sharded_parameters(
         chain(num_layers),
-        batch_of(2 * num_microbatches),
-        replicas=2,
+        batch_of(2 * instances * num_microbatches),
+        replicas=2 * instances,
+        instances=instances,
         cuts={"vision": ((0, 1),), "llm": ((0, num_layers),)},
         modules=("llm",),
         reshard_after=reshard_after,

@@ -77,6 +77,6 @@ def compared(plan: Plan, result: RunResult, reference: ReferenceResult) -> str:
         parts = held_parts(plan, state.rank)
         for key, gradient in state.gradients.items():
             expected = parts.get(key, torch.clone)(reference.gradients[key])
-            if float((gradient - expected).norm()) > BOUND * norm:
+            if not float((gradient - expected).norm()) <= BOUND * norm:  # NaN, too
                 return f"different gradient of {key} on rank {state.rank}"
     return "same"

@@ -1,7 +1,7 @@
 """Weights and gradients on every rank during a step: whole, sharded or offloaded; gradients summed."""
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 
 from experiments.fidelity.mutant_lanes import Ended, LaneKind, Lanes, Subject
@@ -12,6 +12,7 @@ from workbench.plan.lowered import Lowered, Weights
 from workbench.plan.plan import Plan, Sharding
 from workbench.plan.stage import Stage
 from workbench.schedule.action import Action, Pass
+from workbench.schedule.sharded import ReshardAfter
 
 TOLERANCE = 1e-9  # relative, of sums in another order
 EXCHANGES = (Pass.ALL_GATHER, Pass.REDUCE_SCATTER)
@@ -36,6 +37,8 @@ class HeldWeights:
         self._sums: dict[tuple[int, Key], float] = {}
         self._lanes = Lanes()
         self._in_flight: Counter[tuple[int, Subject]] = Counter()
+        self._due: dict[int, deque[Action]] = {}  # sums that wait beside the passes, by rank
+        self._once = {stage for stage in self._unit if self._reduces_once(self._plan.stage[stage])}
 
     def add(self, rank: int, stage: Stage, key: Key, value: float) -> None:
         """Add a backward's term to a gradient."""
@@ -51,17 +54,18 @@ class HeldWeights:
         """Whether everything an action waits for has finished; starting an exchange waits for nothing.
 
         A rank with two reduce-scatters in flight waits for the first before it does anything else, so that
-        no more whole gradients accumulate.
+        no more whole gradients accumulate. Of modules that reduce once a step all accumulate anyway: nothing
+        waits for their reduce-scatters but STEP, and sums over instances, beside the passes.
         """
         if action.stage is None or action.kind in EXCHANGES:
             return True
         dealings = (
-            n for (r, subject), n in self._in_flight.items() if r == rank and subject.kind is LaneKind.DEAL
+            n
+            for (r, subject), n in self._in_flight.items()
+            if r == rank and subject.kind is LaneKind.DEAL and not self._is_dealt_once(subject)
         )
         if action.kind is Pass.REDUCE_GRAD:
-            return not (
-                action.stage in self._unit and self._in_flight[rank, self._subject(LaneKind.DEAL, action)]
-            )
+            return action.stage in self._once or not self._is_dealing(rank, action)
         is_gathered = (
             action.stage not in self._unit
             or not self._in_flight[rank, self._subject(LaneKind.GATHER, action)]
@@ -74,7 +78,8 @@ class HeldWeights:
         if stage is None or (action.kind is not Pass.REDUCE_GRAD and rank not in stage.flat_ranks):
             raise Wrong(f"{action} of nothing on rank {rank}")
         if action.kind is Pass.REDUCE_GRAD:
-            self._sum(rank, action)
+            self._due.setdefault(rank, deque()).append(action)
+            self._sum_due(rank)
         elif (action.kind in OF_SHARDED) != (stage.id in self._unit):
             raise Wrong(f"{action}: whether the stage's weights are sharded does not go with it")
         elif action.kind in EXCHANGES:
@@ -91,6 +96,8 @@ class HeldWeights:
         ended_collectives = self._lanes.advance()
         for ended in ended_collectives:
             self._end(ended)
+        for rank in self._due:
+            self._sum_due(rank)
         return bool(ended_collectives)
 
     def gradients(self) -> dict[Key, float]:
@@ -128,6 +135,22 @@ class HeldWeights:
                 return
         self._in_flight[rank, subject] += 1
         self._lanes.begin(rank, subject, self._unit[stage.id], contribution)
+
+    def _reduces_once(self, stage: Stage) -> bool:
+        return self._plan.settings.of(stage.module).reshard_after is ReshardAfter.STEP
+
+    def _is_dealt_once(self, subject: Subject) -> bool:
+        return any(self._is_of(self._plan.stage[stage], subject) for stage in self._once)
+
+    def _is_dealing(self, rank: int, action: Action) -> bool:
+        """Whether the reduce-scatter of an action's stage is in flight."""
+        return action.stage in self._unit and self._in_flight[rank, self._subject(LaneKind.DEAL, action)] > 0
+
+    def _sum_due(self, rank: int) -> None:
+        """Begin a rank's sums in their order, up to one whose reduce-scatter is in flight."""
+        due = self._due[rank]
+        while due and not self._is_dealing(rank, due[0]):
+            self._sum(rank, due.popleft())
 
     def _sum(self, rank: int, action: Action) -> None:
         for index in self._lowered.reductions.get(action, ()):

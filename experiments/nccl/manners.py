@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from enum import Enum
+from functools import partial
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -19,6 +20,7 @@ from torch.futures import Future
 
 import runtime.parallel.context.group
 import runtime.world.mesh
+from runtime.step.fsdp import weights
 from runtime.world.clock import Channel
 from runtime.world.streams import Event
 from runtime.world.tensor_collectives import GATHER, SCATTER
@@ -40,25 +42,51 @@ class Manner(Enum):
 ALL = frozenset(Manner)
 
 
+class Started(NamedTuple):
+    """gloo's work, and tensor -> buffer that gloo writes."""
+
+    work: dist.Work
+    results: Sequence[tuple[Tensor, Tensor]]
+
+
 class Queued:
-    """A queued work: gloo's work, and where its results become visible.
+    """A queued work.
 
     Args:
         device: of this rank.
-        work: gloo's.
-        results: tensor -> buffer that gloo writes.
+        start: called at once, or behind others.
+        behind: works whose ends the current stream waits for; their results are there when this one starts.
+        before: the work before this one in its group, if that has not started.
     """
 
-    def __init__(self, device: "QueuingDevice", work: dist.Work, results: Sequence[tuple[Tensor, Tensor]]):
-        self._device, self._work, self._results = device, work, results
+    def __init__(
+        self,
+        device: "QueuingDevice",
+        start: Callable[[], Started],
+        behind: Sequence["Queued"] = (),
+        before: "Queued | None" = None,
+    ):
+        self._device, self._start, self._behind, self._before = device, start, behind, before
+        self._started = None if behind or before else start()
+        self.has_started = threading.Event()
         self.error: RuntimeError | None = None
+        self.is_shown = False  # whether some stream has waited for it
+        self._showing = threading.Lock()
         self.is_done = threading.Event()
         self.done_s = 0.0
         threading.Thread(target=self._carry, name="nccl", daemon=True).start()
 
     def _carry(self) -> None:
         try:
-            self._work.wait()
+            for work in self._behind:
+                work.is_done.wait()
+                work.show()
+            if self._before is not None:
+                self._before.has_started.wait()
+            if self._started is None:
+                self._started = self._start()
+            self.has_started.set()
+            self._started.work.wait()
         except RuntimeError as error:
             self.error = error
             if Manner.ENDLESS_WAITS in self._device.manners:
@@ -81,10 +109,12 @@ class Queued:
 
     def show(self) -> None:
         """Make gloo's results visible to the computation."""
-        results, self._results = self._results, ()
-        with torch.no_grad():
-            for tensor, written in results:
+        assert self._started is not None, "it has ended"
+        with self._showing, torch.no_grad():
+            for tensor, written in self._started.results:
                 tensor.detach().copy_(written)
+            self._started = self._started._replace(results=())
+            self.is_shown = True
 
     def get_future(self) -> "Future[None]":
         """A future that is done at once, as NCCL's: reading the data then is too early."""
@@ -120,6 +150,7 @@ class QueuingDevice:
         self.manners = manners
         self._lanes: dict[Channel, list[Queued]] = {}
         self._receives: list[Queued] = []
+        self._sums: dict[object, Queued] = {}  # the last of each group
         self._known: set[tuple[object, frozenset[int]]] = set()
         self._current = threading.local()
         self._is_aborted = threading.Event()
@@ -180,6 +211,18 @@ class QueuingDevice:
     def queue(self, start: Callable[..., dist.Work | None], outputs: Sequence[Tensor]) -> Queued:
         """Start gloo's work; it writes into the tensors that `start` is called with instead of `outputs`."""
         self.check()
+        return Queued(self, lambda: self._started(start, outputs))
+
+    def queue_sum(self, start: Callable[..., dist.Work | None], tensor: Tensor, group: object) -> Queued:
+        """As `queue`, behind what the current stream waits for; sums of a group start in their order."""
+        self.check()
+        last = self._sums.get(group)
+        before = None if last is None or last.has_started.is_set() else last
+        behind = tuple(work for work in self.lane or () if not work.is_shown)
+        self._sums[group] = Queued(self, lambda: self._started(start, [tensor]), behind, before)
+        return self._sums[group]
+
+    def _started(self, start: Callable[..., dist.Work | None], outputs: Sequence[Tensor]) -> Started:
         early = Manner.EARLY_FUTURES in self.manners
         written = [output.detach().clone() if early else output for output in outputs]
         work = start(*written)
@@ -187,8 +230,7 @@ class QueuingDevice:
         if early:
             for output in outputs:
                 _poison(output)
-        results = list(zip(outputs, written, strict=True)) if early else []
-        return Queued(self, work, results)
+        return Started(work, list(zip(outputs, written, strict=True)) if early else [])
 
     def receive(self, start: Callable[..., dist.Work | None], tensor: Tensor) -> Queued:
         """As `queue`; a wait for the device also waits for it."""
@@ -209,7 +251,7 @@ class QueuingDevice:
         ]
         for work in works:
             assert work is not None
-            done = Queued(self, work, [])
+            done = Queued(self, partial(Started, work, []))
             while not done.is_done.wait(LOOK_EVERY_S):
                 self.check()
 
@@ -258,7 +300,8 @@ class Communication:
         if not named.get("async_op"):
             REAL["all_reduce"](tensor, *how, **named)
             return None
-        return self._device.queue(lambda into: REAL["all_reduce"](into, *how, **named), [tensor])
+        group = named.get("group")
+        return self._device.queue_sum(lambda into: REAL["all_reduce"](into, *how, **named), tensor, group)
 
     def all_gather(self, into: list[Tensor], own: Tensor, **named: Any) -> Queued:
         return self._device.queue(lambda *parts: REAL["all_gather"](list(parts), own, **named), into)
@@ -296,7 +339,8 @@ def well_mannered(device: QueuingDevice) -> Iterator[None]:
     with ExitStack() as stack:
         for name, function in instead.items():
             stack.enter_context(mock.patch.object(dist, name, function))
-        for module in (runtime.world.mesh, runtime.parallel.context.group):
+        for module in (runtime.world.mesh, runtime.parallel.context.group, weights):
             stack.enter_context(mock.patch.object(module, "GATHER", ours.gather))
             stack.enter_context(mock.patch.object(module, "SCATTER", ours.scatter))
+        stack.enter_context(mock.patch.object(weights, "tells_scattered", return_value=True))
         yield

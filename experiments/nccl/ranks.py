@@ -34,6 +34,7 @@ class Variant(Enum):
     WAITS_FOR_THE_DEVICE = "posts receives before an action and waits for the device after it"
     OPENS_LATE = "posts receives before an action, in communicators that were never used"
     TRUSTS_FUTURES = "reads what has come when its future is done"
+    SUMS_TOO_EARLY = "starts sums beside the passes before what they sum has come"
     WAITS_FOR_EVER = "leaves the bounds of waits to the communicator"
 
 
@@ -95,12 +96,22 @@ class TrustingFutures(StreamClock):
         work.get_future().wait()
 
 
+class HastySums(StreamClock):
+    """Lets only the computation wait for works, not a side stream."""
+
+    def wait(self, work: dist.Work, awaited: Awaited) -> None:
+        assert isinstance(self._streams, QueuingDevice)
+        if self._streams.lane is None:
+            super().wait(work, awaited)
+
+
 def clock_of(device: QueuingDevice, variant: Variant, timeout_s: float) -> StreamClock:
     bound_s = ENOUGH_S if variant is Variant.WAITS_FOR_EVER else timeout_s
     kind = {
         Variant.WAITS_FOR_THE_DEVICE: WaitingForDevice,
         Variant.OPENS_LATE: PostingFirst,
         Variant.TRUSTS_FUTURES: TrustingFutures,
+        Variant.SUMS_TOO_EARLY: HastySums,
     }.get(variant, StreamClock)
     return kind(device, Watch(bound_s, device.abort))
 

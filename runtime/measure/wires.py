@@ -146,8 +146,9 @@ def _parameters_scatter(buffer: Tensor, ring: Ring) -> Callable[[], object]:
         weight.grad = gradient
         in_flight = sharded.reduce_scatter()
         in_flight.work.wait()
-        assert in_flight.part is not None
-        sharded.add(in_flight.part)
+        received = in_flight.received()
+        assert received is not None
+        sharded.add(received)
 
     return scatter
 

@@ -145,6 +145,7 @@ class Executor:
             try:
                 arrived = self._take(action)
                 self._sharded.wait_for(action)
+                self._gradients.proceed()
                 start = clock.stamp()
                 if clock.posts_before:
                     self._wires.post(self._next_rows[position + 1], start)

@@ -90,10 +90,16 @@ class Gradients:
             if self._mesh.rank in group.ranks:  # else of another tensor-parallel rank of the stage
                 self._start(action, group)
 
+    def proceed(self) -> None:
+        """Start reductions that other exchanges of this rank have held up; here there are none."""
+
     def _start(self, action: Action, group: GradientGroup) -> None:
         """Start the reduction of one group."""
         start = self._clock.stamp()
-        given_N = self._flat(group.weights[0])
+        self._send(action, group, start, self._flat(group.weights[0]))
+
+    def _send(self, action: Action, group: GradientGroup, start: Stamp, given_N: Tensor) -> None:
+        """Start the reduction of one group's gradient [N]."""
         bucket = self._buckets.get(group.weights[0])
         if bucket is None or len(bucket.share.instance) == 1:
             ranks, traffic, result = group.ranks, Traffic.SUM, given_N

@@ -110,6 +110,13 @@ class Clock:
         work.get_future().add_done_callback(lambda _: note(self.stamp()))
         return True
 
+    def can_follow(self, work: dist.Work) -> bool:
+        """Whether operations that are started now follow a work without a wait of the computation.
+
+        Here it must have ended; a device that queues work lets its side streams wait.
+        """
+        return bool(work.is_completed())
+
     def record_stream(self, tensor: Tensor, channel: Channel | None = None) -> None:
         """Keep a tensor's memory while a channel (None: the computation) of another stream uses it.
 

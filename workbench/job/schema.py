@@ -223,8 +223,9 @@ class LayoutSpec(Strict):
             over those of them that hold the same ones.
         instances: copies of the sharded state; more than one is hybrid sharding (HSDP).
         reshard_after: only with `sharding: parameters`: `pass` gathers them for every forward and backward,
-            `backward` keeps those of a forward for its backward, `step` gathers and reduce-scatters once
-            and gathers from the beginning of the step, one layer after another.
+            `backward` keeps those of a forward for its backward, `step` gathers and reduce-scatters once,
+            gathers from the beginning of the step, one layer after another, and lets no pass wait for a
+            reduce-scatter.
     """
 
     pp: Count | None = None

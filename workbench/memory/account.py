@@ -55,7 +55,8 @@ def memory_table(lowered: Lowered) -> MemoryTable:
       OFFLOAD frees the weights and optimizer state of its stage, ONLOAD allocates them again.
         Of sharded weights ALL_GATHER allocates the whole ones until FREE, and its own shard as it is sent:
         until FREE, or until the first pass if weights stay for several;
-        REDUCE_SCATTER allocates what it sends, until the first action that waits for it starts.
+        REDUCE_SCATTER allocates what it sends, until the first action that waits for it starts; STEP
+        where stages reduce once, whose sums over replicas wait beside the passes.
       gradient reduction: a copy of what it reduces, until STEP; STEP: the optimizer's temporaries.
     What runs beside passes allocates when the program comes to it, however late its lane is free: so
     memory depends on the order of a rank's program alone, and on no time.

@@ -15,7 +15,7 @@ from workbench.model.trained import is_trained
 from workbench.plan.action_columns import KIND, NOWHERE, action_columns
 from workbench.plan.kernels import Kernels
 from workbench.plan.lru_cache import Identity, LruCache
-from workbench.plan.parameter_shards import kept_stages
+from workbench.plan.parameter_shards import kept_stages, stages_reduced_once
 from workbench.plan.plan import Plan
 from workbench.plan.stage import Stage
 from workbench.schedule.action import MEANING, Pass, TaskKind, reduction_of
@@ -283,21 +283,29 @@ class PassLines:
     def _until_awaited(self, scatters: Ints) -> Ints:
         """Return the cell before the first action that waits for each, see `schedule.sharded.waits_of`.
 
-        That is the first pass after the next scatter, else STEP, or the reduction of the stage's shards.
+        That is the first pass after the next scatter, else STEP, or the reduction of the stage's shards. Of
+        stages that reduce once it is STEP: their reductions over replicas wait beside the passes.
         """
+        end = self._last[self._rank_index[scatters]]
+        waits = end + (self._kind[end] != KIND[Pass.STEP])
+        holds_up = ~np.isin(self._stage[scatters], list(stages_reduced_once(self._plan)))
+        waits[holds_up] = self._first_waiting(scatters[holds_up], waits[holds_up])
+        before: Ints = waits - 1
+        return before
+
+    def _first_waiting(self, scatters: Ints, end: Ints) -> Ints:
+        """Return the first cell that waits for each; `end` where it is the STEP."""
         rank_index, rank_stage = self._rank_index[scatters], self._rank_stage[scatters]
         waiting = np.append(self._cells(*_WAITING), len(self._kind))
         next_scatter = np.append(scatters[1:], 0)
-        is_followed = np.append(rank_index[1:] == rank_index[:-1], False)
-        end = self._last[rank_index]
-        end = end + (self._kind[end] != KIND[Pass.STEP])
+        is_followed = np.append(rank_index[1:] == rank_index[:-1], False)[: len(scatters)]
         waits = np.where(is_followed, np.minimum(waiting[np.searchsorted(waiting, next_scatter)], end), end)
         latest = np.full(len(self._first_round), NOWHERE)
         latest[rank_stage] = scatters
         reduction = self._first_of(Pass.REDUCE_GRAD)[rank_stage]
         is_reduced = (latest[rank_stage] == scatters) & (reduction > scatters)
-        before: Ints = np.where(is_reduced, np.minimum(reduction, waits), waits) - 1
-        return before
+        first: Ints = np.where(is_reduced, np.minimum(reduction, waits), waits)
+        return first
 
     def _first_backward(self, end: Ints, begin: Ints) -> Ints:
         """Return each cell's first B of its stage between two cells; NOWHERE where there is none."""

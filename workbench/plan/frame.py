@@ -54,7 +54,13 @@ def frame_of(plan: Plan) -> Frame:
         *map(value_key, (plan.batch, plan.microbatches)),
         settings.precision,
         settings.boundaries,
-        tuple([(own.module, own.instances) for own in settings.modules if own.shards_parameters]),
+        tuple(  # who waits for reduced gradients goes by how often they are
+            [
+                (own.module, own.instances, own.is_gathered_once)
+                for own in settings.modules
+                if own.shards_parameters
+            ]
+        ),
     )
     without_programs = _WITHOUT_PROGRAMS.get_or(
         (*fixed, value_key(plan.stages)), lambda: Frame((*fixed, *_borders(plan)))

@@ -164,6 +164,12 @@ def kept_stages(plan: Plan) -> frozenset[int]:
     )
 
 
+@cached_on_instance
+def stages_reduced_once(plan: Plan) -> frozenset[int]:
+    """Return the sharded stages whose weights are gathered, and whose gradients are reduced, once a step."""
+    return frozenset(stage.id for stage in plan.stages if plan.settings.of(stage.module).is_gathered_once)
+
+
 def unit_of(units: Mapping[int, ShardUnit], action: Action) -> ShardUnit:
     """Return the unit that a round's action is about; ValueError if its stage has none."""
     if action.stage is None or action.stage not in units:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 
 from workbench.arrays import Ints
-from workbench.plan.parameter_shards import sharded_stages, unit_of
+from workbench.plan.parameter_shards import sharded_stages, stages_reduced_once, unit_of
 from workbench.plan.plan import Plan, Program
 from workbench.schedule.action import MEANING, Action, TaskKind
 from workbench.schedule.sharded import waits_of
@@ -258,6 +258,7 @@ class _Builder:
             for rank in ranks
         }
         self._units = sharded_stages(plan)
+        self._once = stages_reduced_once(plan)
         self._collectives: dict[Action, int] = {}  # by all their names, the common one among them
         for action in plan.program_actions:
             self._add_action(action)
@@ -287,7 +288,7 @@ class _Builder:
 
     def _add_program(self, program: Program) -> None:
         """Add a program's edges: passes and fsdp collectives once, all-reduces and STEP for each rank."""
-        waits = waits_of(program.actions) if self._units else {}
+        waits = waits_of(program.actions, self._once) if self._units else {}
         last_pass: int | None = None
         collectives: list[Joined] = []
         reductions: list[Joined] = []  # their tasks are set rank by rank

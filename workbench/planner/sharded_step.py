@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import NamedTuple
 
 from workbench.cost.group_link import busy_share, group_link
@@ -21,7 +20,8 @@ class _Round:
     """One gathering of a layer: seconds of its passes, its all-gather and its gradients' reduce-scatter.
 
     `sum_s` is the all-reduce of gradient shards over instances, after the last reduce-scatter of a step;
-    `is_early` says that the all-gather follows the one before it at once.
+    `is_early` says that the all-gather follows the one before it at once, `is_once` that the parameters stay
+    for a step: no pass waits for the reduce-scatter.
     """
 
     layer: int
@@ -30,16 +30,17 @@ class _Round:
     scatter_s: float
     sum_s: float
     is_early: bool = False
+    is_once: bool = False
 
 
 def sharded_step(prices: ModulePrices, choice: LayoutChoice, num_samples: int) -> LayoutStep:
     """The step with all modules on all ranks, each layer's parameters gathered one layer ahead of use.
 
     A forward gathers; a backward gathers again and scatters gradients, unless `ReshardAfter` leaves it out;
-    each overlaps with the layer that computes meanwhile. Parameters that stay for a
-    step are gathered one layer after another from its beginning. A layer without a backward is gathered once.
-    Several parameter instances all-reduce their gradient shards layer by layer in the last microbatch's
-    backward.
+    each overlaps with the layer that computes meanwhile. Parameters that stay for a step are gathered one
+    layer after another from its beginning, and their gradients are scattered so, too. A layer without a
+    backward is gathered once. Several parameter instances all-reduce their gradient shards layer by layer in
+    the last microbatch's backward.
 
     Args:
         num_samples: samples of a microbatch.
@@ -137,13 +138,14 @@ def _rounds(
         is_once = after is ReshardAfter.STEP
         gather_s = moved.gather_s if is_first or not is_once else 0.0
         forward_s = layer.forward_s + lost_s(share * gather_s, layer.forward_s)
-        yield _Round(index, forward_s, gather_s, 0.0, 0.0, is_early=is_first and is_once)
+        yield _Round(index, forward_s, gather_s, 0.0, 0.0, is_early=is_first and is_once, is_once=is_once)
     for index, (layer, moved, share, after, _) in reversed(list(enumerate(layers))):
         if (backward_s := layer.backward_s) > 0:
             gather_s = moved.gather_s if after is ReshardAfter.PASS else 0.0
             scatter_s = moved.scatter_s if is_last or after is not ReshardAfter.STEP else 0.0
             busy_s = backward_s + lost_s(share * (gather_s + scatter_s), backward_s)
-            yield _Round(index, busy_s, gather_s, scatter_s, moved.sum_s)
+            is_once = after is ReshardAfter.STEP
+            yield _Round(index, busy_s, gather_s, scatter_s, moved.sum_s, is_once=is_once)
 
 
 def _whole_bytes(layers: Sequence[_Layer], size: StateBytes) -> float:
@@ -174,18 +176,24 @@ def _joined(rounds: Sequence[_Round]) -> list[_Round]:
     return joined
 
 
-def _starts_s(joined: Sequence[_Round]) -> list[float]:
-    """When the passes of each round start: each overlaps with the previous one's scatter, then the next one's
-    gather, which does not wait for that pass where it is early.
+def _ends_s(joined: Sequence[_Round]) -> list[float]:
+    """When the passes of each round, and the scatter of the round before, have ended.
+
+    They overlap, and then the next round's gather, which does not wait for those passes where it is early.
+    The next passes wait for that gather, and for the scatter unless it is of parameters that stay for a step.
     """
-    gathered_s = joined[0].gather_s
-    starts_s, scattering_s = [gathered_s], 0.0
-    for current, following in pairwise(joined):
-        free_s = gathered_s if following.is_early else starts_s[-1]
-        gathered_s = free_s + scattering_s + following.gather_s
-        starts_s.append(max(starts_s[-1] + current.busy_s, gathered_s))
-        scattering_s = current.scatter_s
-    return starts_s
+    lane_s = start_s = joined[0].gather_s
+    previous = _Round(-1, 0.0, 0.0, 0.0, 0.0)
+    ends_s = []
+    for current, following in zip(joined, (*joined[1:], previous), strict=True):
+        computed_s = start_s + current.busy_s
+        scattered_s = (lane_s if following.is_early else max(lane_s, start_s)) + previous.scatter_s
+        lane_s = scattered_s + following.gather_s
+        waits = following.gather_s or (previous.scatter_s and not previous.is_once)
+        start_s = max(computed_s, lane_s) if waits else computed_s
+        ends_s.append(max(computed_s, scattered_s))
+        previous = current
+    return ends_s
 
 
 def _summed_s(rounds: Sequence[_Round]) -> float:
@@ -193,8 +201,7 @@ def _summed_s(rounds: Sequence[_Round]) -> float:
     joined = _joined(rounds)
     previous = _Round(-1, 0.0, 0.0, 0.0, 0.0)
     summed_s = ended_s = 0.0
-    for current, start_s in zip(joined, _starts_s(joined), strict=True):
-        ended_s = start_s + max(current.busy_s, previous.scatter_s)
+    for current, ended_s in zip(joined, _ends_s(joined), strict=True):
         if previous.sum_s:
             summed_s = max(summed_s, ended_s) + previous.sum_s
         previous = current
@@ -204,8 +211,7 @@ def _summed_s(rounds: Sequence[_Round]) -> float:
 def _lanes_s(rounds: Sequence[_Round]) -> float:
     """Seconds until the passes of all rounds and the last one's scatter have ended."""
     joined = _joined(rounds)
-    scattering_s = joined[-2].scatter_s if len(joined) > 1 else 0.0
-    return _starts_s(joined)[-1] + max(joined[-1].busy_s, scattering_s) + joined[-1].scatter_s
+    return _ends_s(joined)[-1] + joined[-1].scatter_s
 
 
 def _near(prices: ModulePrices, part: ModuleChoice) -> Link:

@@ -16,7 +16,8 @@ def with_reductions(programs: Programs, reduced: Sequence[int]) -> Programs:
     """Return the programs with a reduction per stage, after its last action and after earlier reductions.
 
     If that last action reduce-scatters gradients of sharded weights, the reduction follows the next
-    reduce-scatter: the passes after that wait for the first one anyway, so nothing idles for it.
+    reduce-scatter: the passes after that wait for the first one anyway, so nothing idles for it. Where stages
+    reduce once a step, passes wait for neither.
 
     If stages share all their ranks or none, earlier reductions are those of the same ranks. If they share
     ranks in part, they are all reductions, by a total order of all passes: otherwise two ranks of a stage

@@ -113,12 +113,24 @@ def _gathered_early(actions: Sequence[Action], kept: Collection[int]) -> tuple[A
     return tuple(program)
 
 
-def waits_of(actions: Sequence[Action]) -> dict[Action, tuple[Action, ...]]:
+def waits_of(
+    actions: Sequence[Action], once: Collection[int] = frozenset()
+) -> dict[Action, tuple[Action, ...]]:
     """Map actions of a program to the all-gathers and reduce-scatters that they wait for.
 
     A pass and a FREE wait for their round's ALL_GATHER; the next action after a REDUCE_SCATTER waits
     for the REDUCE_SCATTER before it, so that at most two units have whole gradients; STEP waits for all.
     A reduction over replicas, which adds up a stage's shards, waits for the stage's last REDUCE_SCATTER.
+    No pass waits for the REDUCE_SCATTER of a stage that reduces once a step, behind its last backward: no
+    pass writes to its gradients again, and where a step has several microbatches, whole gradients of all such
+    stages exist at the end of the last but one anyway.
+
+    Source: FSDP2's `foreach_reduce` waits for the reduction before; Megatron-Core's `overlap_grad_reduce`,
+    whose gradients stay whole for a step, waits for all of them in `finish_grad_sync`.
+
+    Args:
+        actions: of the program.
+        once: stages with `ReshardAfter.STEP`.
 
     Complexity: O(actions).
     """
@@ -134,8 +146,9 @@ def waits_of(actions: Sequence[Action]) -> dict[Action, tuple[Action, ...]]:
             if action.kind is Pass.ALL_GATHER:
                 gathered[action.stage] = action
             else:
-                latest, pending = action, latest
                 scattered[action.stage] = action
+                if action.stage not in once:
+                    latest, pending = action, latest
             continue
         awaited = (gathered.get(action.stage), pending)
         if action.kind is Pass.STEP:

@@ -1,7 +1,10 @@
 """Gradients of a rank with sharded weights among others: one norm, one optimizer, one step."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -11,12 +14,28 @@ from runtime.step.gradients import Gradients
 from runtime.step.stage_module import StageModule
 from runtime.step.timing import Recorder
 from runtime.step.weight_bucket import WeightBucket
+from runtime.world.clock import Channel, Stamp, Traffic
 from runtime.world.mesh import Mesh
-from workbench.plan.lowered import Lowered, Weights
+from workbench.plan.lowered import GradientGroup, Lowered, Weights
+from workbench.plan.parameter_shards import stages_reduced_once
+from workbench.schedule.action import Action
+
+_BESIDE = Channel(Traffic.SUM, ("behind reduce-scatters",))
+
+
+class _Due(NamedTuple):
+    """A reduction of a group over replicas that waits for its reduce-scatter, and passes until `since`."""
+
+    action: Action
+    since: Stamp
+    send: Callable[[], None]
 
 
 class ShardedGradients(Gradients):
     """As `Gradients`, including stages with sharded weights.
+
+    A reduction over replicas behind a reduce-scatter that no pass waits for starts when that has ended: on a
+    device in its side stream, on the host between two actions, in the program's order on all ranks.
 
     Args:
         sharded: these stages.
@@ -36,7 +55,9 @@ class ShardedGradients(Gradients):
         whole = [module for module in modules if module.stage.id not in sharded]
         super().__init__(lowered, mesh, whole, recorder=recorder, buckets=buckets)
         self._sharded = sharded
-        sharded.follow(lowered.plan.program.get(mesh.rank, ()), recorder)
+        self._due: deque[_Due] = deque()
+        plan = lowered.plan
+        sharded.follow(plan.program.get(mesh.rank, ()), stages_reduced_once(plan), recorder)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Parameters of whole weights, then this rank's parts of sharded ones."""
@@ -48,8 +69,34 @@ class ShardedGradients(Gradients):
         super().accumulate()
         self._sharded.accumulate()
 
+    def proceed(self) -> None:
+        """Start the next reductions whose reduce-scatters have ended."""
+        while self._due and self._sharded.can_follow(self._due[0].action):
+            self._start_due()
+
+    def _start_due(self) -> None:
+        due = self._due.popleft()
+        with self._clock.side_stream(_BESIDE, due.since):
+            self._sharded.finish_before(due.action, _BESIDE)
+            due.send()
+
+    def _start(self, action: Action, group: GradientGroup) -> None:
+        """Start the reduction of one group, or let it wait for its reduce-scatter and for earlier ones."""
+        if not self._due and not self._sharded.is_beside(action):
+            super()._start(action, group)
+            return
+        weights, since = group.weights[0], self._clock.stamp()
+        if self._sharded.holding(weights) is None:  # partial gradients are summed in the order of computation
+            send = partial(self._send, action, group, since, self._flat(weights))
+        else:
+            send = partial(super()._start, action, group)
+        self._due.append(_Due(action, since, send))
+        self.proceed()
+
     def finish(self) -> None:
         """Wait for all reductions; errors as `Gradients.finish`."""
+        while self._due:
+            self._start_due()
         self._sharded.finish()
         super().finish()
 

@@ -15,7 +15,7 @@ from runtime.world.clock import Awaited, Channel, Stamp, Traffic
 from runtime.world.mesh import Mesh
 from workbench.plan.lowered import Weights
 from workbench.plan.shard_unit import ShardUnit
-from workbench.schedule.action import STEP, Action, Pass
+from workbench.schedule.action import REDUCTIONS, STEP, Action, Pass
 from workbench.schedule.sharded import waits_of
 from workbench.trace import Lane
 
@@ -38,7 +38,9 @@ class _Started:
 class ShardedStages:
     """Weights of one rank's stages that are sharded among ranks.
 
-    Gathers and reductions overlap the passes. An action waits for those in `waits_of`, as in the simulator.
+    Gathers and reductions overlap the passes. An action waits for those in `waits_of`, as in the simulator. A
+    reduction over replicas of a stage that reduces once does not: it follows its reduce-scatter beside the
+    passes, see `ShardedGradients`.
     Differs: torch's `fully_shard` reduces only weights with a gradient, so a replica without items in a round
     would block its peers; and its hooks order collectives, not the program.
 
@@ -62,6 +64,7 @@ class ShardedStages:
         self._known: dict[Weights, ShardedWeights] = {}
         self._started: dict[Action, _Started] = {}
         self._waits: dict[Action, tuple[Action, ...]] = {}
+        self._beside: dict[Action, tuple[Action, ...]] = {}
         self._recorder: Recorder | None = None
         self.memory: Watched | None = None
 
@@ -121,9 +124,13 @@ class ShardedStages:
         if self.memory is not None:
             self.memory.resize(num_bytes)
 
-    def follow(self, program: Sequence[Action], recorder: Recorder) -> None:
-        """Execute the exchanges of this program from now on."""
-        self._waits, self._recorder = waits_of(program), recorder
+    def follow(self, program: Sequence[Action], once: Collection[int], recorder: Recorder) -> None:
+        """Execute the exchanges of this program from now on; `once`: stages that reduce once a step."""
+        self._recorder = recorder
+        self._waits, self._beside = {}, {}
+        for action, awaited in waits_of(program, once).items():
+            is_beside = action.kind in REDUCTIONS and action.stage in once
+            (self._beside if is_beside else self._waits)[action] = awaited
 
     def start(self, action: Action) -> None:
         """Start an ALL_GATHER or a REDUCE_SCATTER."""
@@ -139,7 +146,9 @@ class ShardedStages:
                     weights.keep_gradient()
         self._started[action] = started = _Started(start, parts)
         for weights, in_flight in parts:
-            channel, awaited = Channel(traffic, weights.ranks), self._awaited(action, weights)
+            is_sum = in_flight.summed is not None
+            channel = Channel(Traffic.SUM if is_sum else traffic, weights.ranks)
+            awaited = self._awaited(action, weights)
             self._mesh.clock.follow(in_flight.work, channel, awaited, started.ends.append)
 
     def _sharded_in(self, stage: int) -> list[ShardedWeights]:
@@ -168,14 +177,35 @@ class ShardedStages:
         for name in self._waits.get(action, ()):
             self._finish(name)
 
+    def is_beside(self, action: Action) -> bool:
+        """Whether it is a reduction over replicas that follows its reduce-scatter beside the passes."""
+        return action in self._beside
+
+    def can_follow(self, reduction: Action) -> bool:
+        """Whether a reduction over replicas can be started without a wait for its reduce-scatter."""
+        started = [self._started[name] for name in self._beside.get(reduction, ()) if name in self._started]
+        works = [in_flight.work for each in started for _, in_flight in each.parts]
+        return all(map(self._mesh.clock.can_follow, works))
+
+    def finish_before(self, reduction: Action, channel: Channel) -> None:
+        """Let the current stream, that of a channel, wait for the reduce-scatter of a reduction's stage."""
+        for name in self._beside.get(reduction, ()):
+            started = self._started.get(name)
+            for _, in_flight in () if started is None else started.parts:
+                for tensor in (in_flight.flat, in_flight.part):
+                    assert tensor is not None
+                    self._mesh.clock.record_stream(tensor, channel)
+            self._finish(name)
+
     def _finish(self, name: Action) -> None:
         started = self._started.pop(name, None)
         if started is None:
             return
         for weights, in_flight in started.parts:
             self._wait(in_flight, name, weights)
-            if in_flight.part is not None:
-                weights.add(in_flight.part)
+            received = in_flight.received()
+            if received is not None:
+                weights.add(received)
             in_flight.free_inputs()
         if self._recorder is not None:
             self._recorder.span(Lane.REDUCE, name, started.start, started.end(self._mesh.clock.stamp()))

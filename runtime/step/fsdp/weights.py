@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from runtime.parallel.tensor.group import SharedWeights
-from runtime.world.tensor_collectives import GATHER, SCATTER, free
+from runtime.world.tensor_collectives import GATHER, SCATTER, SUM, free, tells_scattered
 
 # Shape suffixes: N = elements of all weights and padding, S = elements of one part.
 
@@ -22,12 +22,20 @@ class InFlight:
         flat: [N] input of a reduce-scatter, or output of an all-gather.
         part: [S] this rank's part of the sum.
         given: [S] what is sent to the other ranks.
+        summed: [S] this rank's part of `flat`, to be copied to `part` once the work has ended.
     """
 
     work: dist.Work
     flat: Tensor | None = None
     part: Tensor | None = None
     given: Tensor | None = None
+    summed: Tensor | None = None
+
+    def received(self) -> Tensor | None:
+        """[S] this rank's part of the sum, after the work has ended; None: of an all-gather."""
+        if self.part is not None and self.summed is not None:
+            self.part.copy_(self.summed)
+        return self.part
 
     def free_inputs(self) -> None:
         """Free what an ended exchange sent; a gathered tensor stays."""
@@ -146,7 +154,8 @@ class ShardedWeights:
     def reduce_scatter(self) -> InFlight:
         """Start the reduce-scatter of gradients; missing ones count as zeros.
 
-        Partial ones are summed first over tensor-parallel ranks, all of which call this.
+        Partial ones are summed first over tensor-parallel ranks, all of which call this. On the host it is an
+        all-reduce of which each rank keeps its part, as gloo's own is, which does not report its end.
         """
         flat_N, self._sum_N = self._summed(), None
         if self._shared is not None:
@@ -158,8 +167,12 @@ class ShardedWeights:
                 for piece, summed in zip(pieces, split_flat(total, pieces), strict=True):
                     piece.copy_(summed.view_as(piece))
         part_S = torch.empty_like(self.own, requires_grad=False)
-        work = SCATTER(part_S, flat_N, group=self._group, async_op=True)
-        return InFlight(work, flat_N, part_S)
+        if tells_scattered(flat_N):
+            work = SCATTER(part_S, flat_N, group=self._group, async_op=True)
+            return InFlight(work, flat_N, part_S)
+        summed_S = flat_N.narrow(0, self._index * self._size, self._size)
+        work = SUM(flat_N, group=self._group, async_op=True)
+        return InFlight(work, flat_N, part_S, summed=summed_S)
 
     def keep_gradient(self) -> None:
         """Add the gradients of a round to those of earlier rounds, where no other rank holds the weights."""
