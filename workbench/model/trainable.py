@@ -9,8 +9,6 @@ from workbench.model.layer import Layer, LayerKind, Matmul, Operator
 from workbench.model.lora import Adapted, Lora, is_adapted
 from workbench.model.model_graph import Module
 
-APART = ("conv", "deepstack")  # begin names of convolutions, expressed as products, and of a block's mergers
-
 
 class Trainable(StrEnum):
     """ALL: every layer. PROJECTOR: the projector alone. NONE: the module is frozen."""
@@ -69,7 +67,7 @@ def with_adapters(module: Module, lora: Lora, modules: Adapted) -> Module:
     @cache
     def adapted(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
         return tuple(
-            replace(each, lora=lora) if isinstance(each, Matmul) and _takes(each, modules) else each
+            replace(each, lora=lora) if isinstance(each, Matmul) and is_adapted(each.name, modules) else each
             for each in operators
         )
 
@@ -82,7 +80,3 @@ def with_adapters(module: Module, lora: Lora, modules: Adapted) -> Module:
             f"module {module.name!r}: its blocks have no products of lora modules {modules.value!r}"
         )
     return replace(module, layers=layers)
-
-
-def _takes(product: Matmul, modules: Adapted) -> bool:
-    return is_adapted(product.name, modules) and not product.name.startswith(APART)
