@@ -6,15 +6,15 @@ from operator import attrgetter
 
 from workbench.llm_table.llm_row import PLAIN, SEES_ALL, Architecture, LlmRow, YesNo
 from workbench.llm_table.row_decoder import decoder_head, decoder_operators
-from workbench.llm_table.row_diffusion import mmdit_of, modulated, noise_head, patches
+from workbench.llm_table.row_diffusion import mmdit_of, modulated
 from workbench.llm_table.row_mtp import with_mtp
 from workbench.llm_table.row_pattern import pattern_blocks
+from workbench.model import mmdit
 from workbench.model.delta_net import DeltaNet, with_delta_net
 from workbench.model.experts import Experts, with_experts
 from workbench.model.latent_attention import LatentHeads, with_latent_attention
 from workbench.model.layer import Attention, Layer, LayerKind, Matmul, Operator
 from workbench.model.lora import is_adapted
-from workbench.model.mmdit import mmdit_layers
 from workbench.model.model_graph import TEXT, ModelGraph, Module
 from workbench.model.module_layers import learned_positions, lm_head, patch_embedding, token_embedding
 from workbench.model.transformer import Block, Heads, Mlp, Norm, block_operators
@@ -74,7 +74,7 @@ class _Shape:
 def _layers(shape: _Shape) -> tuple[Layer, ...]:
     row = shape.row
     if row.architecture is Architecture.MMDIT:
-        return mmdit_layers(mmdit_of(row))
+        return mmdit.mmdit_layers(mmdit_of(row))
     if row.pattern:
         block = block_of(row)
         blocks = pattern_blocks(row, block, _experts(row, block) if row.experts else None)
@@ -221,7 +221,7 @@ def _latent_heads(row: LlmRow) -> LatentHeads:
 def _embedding(row: LlmRow) -> Layer:
     is_frozen = row.lora_rank > 0
     if row.architecture is Architecture.DIT:
-        return replace(patches(row), trainable=not is_frozen)
+        return replace(mmdit.embedding(mmdit_of(row)), trainable=not is_frozen)
     if row.architecture is Architecture.VIT:
         elements = CHANNELS * row.patch**2
         embedding = patch_embedding(
@@ -239,7 +239,7 @@ def _embedding(row: LlmRow) -> Layer:
 def _head(row: LlmRow) -> Layer:
     """The head; for a vit over one vector per image, for an encoder-decoder over the decoder's tokens."""
     if row.architecture is Architecture.DIT:
-        return replace(noise_head(row), trainable=not row.lora_rank)
+        return replace(mmdit.head(mmdit_of(row)), trainable=not row.lora_rank)
     is_vit = row.architecture is Architecture.VIT
     kind = Norm.LAYER if row.architecture in PLAIN else Norm.RMS
     head = lm_head(row.padded_vocab, row.hidden, kind, tied=row.tied is YesNo.YES and not is_vit)
