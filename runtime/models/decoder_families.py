@@ -207,7 +207,7 @@ DECODERS: Mapping[str, DecoderFamily] = {
     "ernie4_5_moe": routed_family(
         ernie4_5_moe,
         "Ernie4_5_Moe",
-        ernie.ErnieMixture,
+        GlmMixture,
         own_router=ernie.ErnieRouter,
         rotary=ernie.PairedRotary,
         adapt=ernie.adapt,
