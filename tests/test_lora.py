@@ -25,7 +25,7 @@ from workbench.model.experts import Experts, with_experts
 from workbench.model.frozen import Needs, gradient_flow
 from workbench.model.hf_config import module_from_config
 from workbench.model.layer import Layer, LayerKind, Matmul, Shard
-from workbench.model.lora import Adapted, Lora, is_adapted
+from workbench.model.lora import APART, Adapted, Lora, is_adapted
 from workbench.model.model_graph import TEXT, ModelGraph, Module
 from workbench.model.trainable import Trainable, with_adapters, with_trainable
 from workbench.model.trained import frozen_parameters, num_trained, trained_parameters
@@ -73,7 +73,8 @@ def test_every_product_of_a_block_is_of_its_attention_or_of_its_mlp(config: dict
     module = module_from_config(config, name="llm", modality=TEXT)
     for operators in {layer.operators for layer in module.layers if layer.kind is LayerKind.BLOCK}:
         for name in (each.name for each in operators if isinstance(each, Matmul)):
-            assert is_adapted(name, Adapted.ATTENTION) != is_adapted(name, Adapted.MLP), name
+            in_parts = is_adapted(name, Adapted.ATTENTION) + is_adapted(name, Adapted.MLP)
+            assert in_parts == (0 if name.startswith(APART) else 1), name
 
 
 def test_modulations_and_convolutions_are_of_no_attention() -> None:

@@ -30,7 +30,7 @@ ENTERING = frozenset(
 )
 LEAVING = frozenset({"o_proj", "out_proj", "o"})
 MLP = "mlp"  # begins the names of an MLP's
-APART = ("conv", "deepstack")  # begin those of convolutions, expressed as products, and of a block's mergers
+APART = ("conv", "deepstack", "mlp.router", "mlp.expert")  # begin those without adapters
 
 
 class Adapted(StrEnum):
@@ -71,12 +71,13 @@ class Lora:
 def is_adapted(product: str, modules: Adapted) -> bool:
     """Whether these modules of a block include the product of this name."""
     own = product.rpartition(".")[2]
-    return {
-        Adapted.ALL: not product.startswith(APART),
+    included = {
+        Adapted.ALL: True,
         Adapted.ATTENTION: own in ENTERING | LEAVING,
         Adapted.QKV: own in ENTERING,
         Adapted.MLP: product.startswith(MLP),
     }[modules]
+    return included and not product.startswith(APART)
 
 
 def is_of_adapter(parameter: str) -> bool:

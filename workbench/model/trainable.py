@@ -1,5 +1,6 @@
 """Which part of a module is trained."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 from functools import cache
@@ -64,6 +65,17 @@ def with_adapters(module: Module, lora: Lora, modules: Adapted) -> Module:
             f"modules 'attention' or 'qkv', got {modules.value!r}"
         )
 
+    layers = adapted_layers(module.layers, lora, modules)
+    if not any(layer.has_adapters for layer in layers):
+        raise ValueError(
+            f"module {module.name!r}: its blocks have no products of lora modules {modules.value!r}"
+        )
+    return replace(module, layers=layers)
+
+
+def adapted_layers(layers: Sequence[Layer], lora: Lora, modules: Adapted) -> tuple[Layer, ...]:
+    """The layers with an adapter beside each of these products of their blocks."""
+
     @cache
     def adapted(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
         return tuple(
@@ -71,12 +83,7 @@ def with_adapters(module: Module, lora: Lora, modules: Adapted) -> Module:
             for each in operators
         )
 
-    layers = tuple(
+    return tuple(
         replace(layer, operators=adapted(layer.operators)) if layer.kind is LayerKind.BLOCK else layer
-        for layer in module.layers
+        for layer in layers
     )
-    if not any(layer.has_adapters for layer in layers):
-        raise ValueError(
-            f"module {module.name!r}: its blocks have no products of lora modules {modules.value!r}"
-        )
-    return replace(module, layers=layers)
