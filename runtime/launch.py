@@ -28,7 +28,7 @@ from runtime.state.checkpoint import Begin, Checkpoints, checkpoints_in
 from runtime.state.checkpoint_files import clear_parts, identity_of
 from runtime.state.save_folder import clear_after_writer
 from runtime.step.stage_module import build_stage_module
-from runtime.step.timing import Notes, Spread, assemble, iteration_spread, median_trace
+from runtime.step.timing import Notes, Spread, assemble, iteration_spread
 from runtime.step_plans import Planning
 from runtime.world.allocator import keep_freed_memory
 from runtime.world.device import CPU, kind_of_device, launched_device
@@ -53,7 +53,7 @@ from workbench.strategies.next_step import NextStep
 from workbench.termination import Ended, ending_by_signal, leave
 from workbench.timing.accept import accept
 from workbench.timing.provenance import DEVICE
-from workbench.trace import Trace
+from workbench.trace import Trace, median_trace
 from workbench.trace_json import write_trace
 from workbench.whole_file import check_writable
 

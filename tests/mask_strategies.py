@@ -9,8 +9,9 @@ import torch
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_mask
 
+from tests.paper_words import from_paper_word, from_released_word
 from workbench.masks import builders
-from workbench.masks.bitfield import Bitfield, concatenate, from_paper_word, from_released_word, pad
+from workbench.masks.bitfield import Bitfield, concatenate, pad
 from workbench.masks.builders import Groups, Run
 
 Rng = np.random.Generator

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from experiments.bench import tokens as bench
 from experiments.bench.rivals.tokens import differencing, multifit
+from experiments.bench.token_bounds import least_possible
 from tests.token_oracle import greedy, heaviest_first, least_by_brute_force
-from workbench.balance.tokens.bounds import least_possible
 from workbench.balance.tokens.exchange import longest_first_exchanged
 from workbench.balance.tokens.policies import longest_first, max_over_mean, sorted_round_robin
 

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.cornstarch.block_placement import BlockReads, gathered_bytes, moved_bytes, place_blocks
 from tests.examples import examples
 from tests.token_oracle import loads_of
 from workbench.balance.tokens import policies as tokens
-from workbench.balance.tokens.block_placement import BlockReads, gathered_bytes, moved_bytes, place_blocks
 
 
 def reads_of(rows, block_bytes=10):

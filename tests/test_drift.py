@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.fidelity.in_pipeline import Rehearsal, with_pipeline_factors
 from runtime.launch import _yardstick, run_local
 from runtime.readings import Readings
 from runtime.run_settings import RunSettings
@@ -18,7 +19,6 @@ from runtime.world.mesh import Mesh
 from runtime.world.yardstick import LEAST_TURNS, MOST_S, Yardstick, yardstick_of
 from sim.step.engine import simulate
 from tests.test_fidelity import tiny_plan
-from workbench.calibrate.in_pipeline import Rehearsal, with_pipeline_factors
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, dump_profile, ideal_profile, parse_profile
 from workbench.drift import (

@@ -43,12 +43,12 @@ from experiments.cornstarch.attention_policies import (
     rest_s,
     run_policy,
 )
+from experiments.cornstarch.block_placement import moved_bytes
 from experiments.cornstarch_icml import figure6, figure9, table3
 from experiments.cornstarch_icml.table5 import TRAINED, iteration_s, layer_times
 from experiments.cornstarch_v1 import table4
 from experiments.harness.printed import printed_rows
 from sim.attention.pieces import Order, run_launch, whole_rows
-from workbench.balance.tokens.block_placement import moved_bytes
 from workbench.balance.tokens.policies import rank_loads
 from workbench.masks.bitfield import dense
 from workbench.masks.builders import causal

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.fidelity.in_pipeline import Rehearsal, with_pipeline_factors
 from sim.step.engine import simulate
 from tests.plans import disjoint_plan
 from tests.tiny_valm import tiny_batch, tiny_valm
-from workbench.calibrate.in_pipeline import Rehearsal, with_pipeline_factors
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, dump_profile, ideal_profile, parse_profile
 from workbench.model.trainable import Trainable

@@ -20,7 +20,6 @@ from runtime.step.timing import (
     assemble,
     check_order,
     iteration_spread,
-    median_trace,
     spread_of,
 )
 from runtime.world.cores import cores_of
@@ -34,7 +33,7 @@ from workbench.plan.lower import lower
 from workbench.plan.lowered import Route
 from workbench.plan.plan import Plan
 from workbench.schedule.action import COMPUTE, STEP, Pass, parse_action
-from workbench.trace import Executor, Lane, Span, Trace
+from workbench.trace import Executor, Lane, Span, Trace, median_trace
 from workbench.trace_json import read_trace
 
 CUTS = {"vision": (5,), "audio": (4,), "llm": (3, 3)}

@@ -1,6 +1,8 @@
 """Low-rank adapters of a job's module: counts, FLOP, time and memory, against closed forms and autograd."""
 
 from dataclasses import replace
+from itertools import compress
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import linear
 
-from tests import plans
+from tests import paper_models, plans
 from tests.cost_models import GPT, LLAMA_8B, block, causal, compute_only
 from workbench.cost.layer_table import LayerPoint, LayerTable
 from workbench.cost.least_time import LeastTimes
@@ -21,8 +23,9 @@ from workbench.memory.layer import layer_bytes, layer_split_bytes
 from workbench.memory.setting import Setting
 from workbench.model.experts import Experts, with_experts
 from workbench.model.frozen import Needs, gradient_flow
+from workbench.model.hf_config import module_from_config
 from workbench.model.layer import Layer, LayerKind, Matmul, Shard
-from workbench.model.lora import Adapted, Lora
+from workbench.model.lora import APART, Adapted, Lora, is_adapted
 from workbench.model.model_graph import TEXT, ModelGraph, Module
 from workbench.model.trainable import Trainable, with_adapters, with_trainable
 from workbench.model.trained import frozen_parameters, num_trained, trained_parameters
@@ -63,6 +66,31 @@ def test_an_adapter_trains_rank_times_the_sum_of_both_widths(modules: Adapted, p
     first = module.layers[1]
     assert {*trained_parameters(first), *frozen_parameters(first)} == {*first.parameters()}
     assert frozen_parameters(first) == llm.layers[1].parameters()
+
+
+@pytest.mark.parametrize("config", paper_models.DECODERS.values(), ids=paper_models.DECODERS)
+def test_every_product_of_a_block_is_of_its_attention_or_of_its_mlp(config: dict[str, Any]) -> None:
+    module = module_from_config(config, name="llm", modality=TEXT)
+    for operators in {layer.operators for layer in module.layers if layer.kind is LayerKind.BLOCK}:
+        for name in (each.name for each in operators if isinstance(each, Matmul)):
+            in_parts = is_adapted(name, Adapted.ATTENTION) + is_adapted(name, Adapted.MLP)
+            assert in_parts == (0 if name.startswith(APART) else 1), name
+
+
+def test_modulations_and_convolutions_are_of_no_attention() -> None:
+    """Both streams of Stable Diffusion 3, and every attention of a UNet."""
+    for name, ends in (("sd3-medium", ("qkv_proj", "o_proj")), ("sd-2.1-unet", (".q", ".k", ".v", ".o"))):
+        network = with_trainable(from_shape(name), Trainable.NONE)
+        by_modules = {each: adapted_names(with_adapters(network, R16, each)) for each in Adapted}
+        is_of_attention = [name.endswith(ends) for name in by_modules[Adapted.ALL]]
+        assert by_modules[Adapted.ATTENTION] == [*compress(by_modules[Adapted.ALL], is_of_attention)]
+        leaving = [name for name in by_modules[Adapted.ATTENTION] if name not in by_modules[Adapted.QKV]]
+        assert {name.rpartition(".")[2] for name in leaving} == {ends[-1].removeprefix(".")}
+
+
+def adapted_names(module: Module) -> list[str]:
+    operators = (each for layer in module.layers for each in layer.operators)
+    return [each.name for each in operators if isinstance(each, Matmul) and each.lora is not None]
 
 
 def test_a_is_cut_with_rows_and_b_with_columns() -> None:

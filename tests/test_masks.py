@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.mask_strategies import CASES, Case, Rule, bitfields, flex_masks, packed_case, packed_rule
+from tests.paper_words import from_released_word
 from workbench.data.sample import Sample, Segment
 from workbench.masks import builders, patterns
-from workbench.masks.bitfield import Bitfield, concatenate, dense, from_released_word, pad, padding, uniform
+from workbench.masks.bitfield import Bitfield, concatenate, dense, pad, padding, uniform
 from workbench.masks.builders import Groups, Mixture, Run
 from workbench.masks.tiles import area
 

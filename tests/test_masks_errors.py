@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.paper_words import from_paper_word, from_released_word
 from workbench.data.sample import Sample, Segment
 from workbench.masks import builders, patterns
-from workbench.masks.bitfield import Bitfield, concatenate, from_paper_word, from_released_word, pad
+from workbench.masks.bitfield import Bitfield, concatenate, pad
 from workbench.masks.builders import Mixture, Run
 from workbench.masks.tiles import classify, row_areas
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from torch import tensor
 from torch.distributed.tensor.experimental._context_parallel import _load_balancer as torch_balancer
 
+from experiments.bench.token_bounds import least_possible
 from tests import token_oracle as oracle
 from workbench.balance.tokens import policies as tokens
-from workbench.balance.tokens.bounds import least_possible
 from workbench.balance.tokens.compiled import descending_order
 from workbench.balance.tokens.exchange import (
     Swap,

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments.bench.token_bounds import least_possible, random_bound, random_tail
 from tests.token_oracle import (
     graham_additive,
     graham_longest_first,
@@ -15,7 +16,6 @@ from tests.token_oracle import (
     loads_of,
     random_variance,
 )
-from workbench.balance.tokens.bounds import least_possible, random_bound, random_tail
 from workbench.balance.tokens.policies import max_over_mean, random_blocks
 
 works = st.lists(st.integers(0, 20), min_size=1, max_size=7)

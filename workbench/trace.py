@@ -1,5 +1,6 @@
 """What happened when: the one schema that simulator and runtime both return."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -116,3 +117,8 @@ class Trace(Headline):
         """Compute actions of one rank in the order in which they started."""
         spans = [s for s in self.spans if s.rank == rank and s.lane is Lane.COMPUTE]
         return tuple(span.action for span in sorted(spans, key=lambda span: span.start_s))
+
+
+def median_trace(traces: Sequence[Trace]) -> Trace:
+    """The trace with the (lower) median iteration time."""
+    return sorted(traces, key=lambda trace: trace.iteration_s)[(len(traces) - 1) // 2]

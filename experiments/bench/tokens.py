@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.bench.rivals.tokens import differencing, multifit
+from experiments.bench.token_bounds import least_possible, random_bound
+from experiments.cornstarch.block_placement import BlockReads, gathered_bytes, moved_bytes, place_blocks
 from experiments.harness.command import command_line, finish
 from workbench.balance.tokens import policies as tokens
-from workbench.balance.tokens.block_placement import BlockReads, gathered_bytes, moved_bytes, place_blocks
-from workbench.balance.tokens.bounds import least_possible, random_bound
 from workbench.balance.tokens.exchange import equal_counts_exchanged, longest_first_exchanged
 from workbench.masks import builders
 from workbench.masks.bitfield import Bitfield

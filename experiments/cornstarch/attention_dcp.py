@@ -3,7 +3,7 @@
 Given:   mask -> tiles -> owners by LPT, rows cut, keys and values gathered head by head (Cornstarch); the
          same tiles placed so that few keys and values move, and each rank receives only what it reads, point
          to point, in 4 divisions, the transfer of each hidden behind the computation of the one before (DCP,
-         modelled by `workbench.balance.tokens.block_placement`, which says how its search is simplified).
+         modelled by `experiments.cornstarch.block_placement`, which says how its search is simplified).
 Fitted:  a kernel that visits every causal tile whatever the mask, its seconds times a factor plus a constant.
          Both are fitted to Cornstarch's causal times at 64k and 256k (Table 8), and tested on its others.
 Differs: heads, the patterns' parameters and what DCP's GPUs share are not printed, nor how the authors'
@@ -37,13 +37,13 @@ from experiments.cornstarch.attention_layers import (
     attention_of,
     tiles_of,
 )
+from experiments.cornstarch.block_placement import BlockReads, Placement, place_blocks
 from experiments.cornstarch.modelled import RATIO_REL_TOL, TIME_REL_TOL, a40_cost
 from experiments.cornstarch.models import llm_family
 from experiments.harness.outcome import Bound, Evidence, PaperNumber
 from experiments.harness.printed import printed_rows
 from sim.attention.pieces import Order, run_launch, whole_rows
 from sim.attention.price import row_tiles
-from workbench.balance.tokens.block_placement import BlockReads, Placement, place_blocks
 from workbench.balance.tokens.policies import longest_first
 from workbench.cost.kernel_times import ELEMENT_BYTES
 from workbench.masks.bitfield import Bitfield

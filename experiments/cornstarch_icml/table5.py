@@ -18,13 +18,13 @@ from collections.abc import Callable
 from experiments.cornstarch import attention_dcp
 from experiments.cornstarch.attention_layers import PRECISION, Testbed, tiles_of
 from experiments.cornstarch.attention_policies import a40_testbed
+from experiments.cornstarch.block_placement import place_blocks
 from experiments.cornstarch.modelled import TIME_REL_TOL
 from experiments.cornstarch.models import llm_family
 from experiments.harness.outcome import Evidence
 from experiments.harness.printed import PrintedRow, printed_rows
 from experiments.harness.script import script
 from experiments.harness.table import Cell, Table, Values
-from workbench.balance.tokens.block_placement import place_blocks
 from workbench.balance.tokens.policies import longest_first
 from workbench.cost.model import LayerTime
 from workbench.cost.roofline import RowWork, Work

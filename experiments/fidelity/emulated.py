@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import torch
 
+from experiments.fidelity.in_pipeline import Rehearsal, with_pipeline_factors
 from runtime.emulation.compose import compose
 from runtime.emulation.emulate import emulate
 from runtime.run_settings import RunSettings
 from runtime.step.first_weights import DrawnWeights
 from runtime.world.device import kind_of_device
 from sim.step.engine import simulate
-from workbench.calibrate.in_pipeline import Rehearsal, with_pipeline_factors
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile
 from workbench.job.matching import check_profile

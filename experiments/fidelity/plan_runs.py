@@ -18,6 +18,7 @@ import torch
 from experiments.fidelity import emulated
 from experiments.fidelity.cases import PAIR, Case, LeftOut, Part
 from experiments.fidelity.emulated import WAIT_S, WARMUP, Prediction, execute_emulated
+from experiments.fidelity.in_pipeline import Rehearsal, with_pipeline_factors
 from experiments.fidelity.many_ranks import emulate_on
 from runtime.launch import run_local
 from runtime.measure.plans import BenchSettings, measure
@@ -26,7 +27,6 @@ from runtime.world.device import CPU
 from runtime.world.failure import RankError, WorldFailed
 from runtime.world.pool import Pool
 from workbench.calibrate.fit import fit
-from workbench.calibrate.in_pipeline import Rehearsal, with_pipeline_factors
 from workbench.cost.profile import Profile
 from workbench.drift import Run, drift_of, smoothed, yardstick_s
 from workbench.plan.codec import plan_hash, write_plan

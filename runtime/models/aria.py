@@ -1,12 +1,12 @@
 """Aria's mixture of experts: weights as [experts, in, out], and shares of the chosen experts alone."""
 
-from torch import Tensor, nn
+from torch import nn
 from transformers.models.aria import modeling_aria as aria
 
 from runtime.models.adapter import CutKind, CutRules
 from runtime.models.glm import GlmMixture
 from runtime.models.grouped import Orientation
-from runtime.models.mixture import Choice, Experts
+from runtime.models.mixture import Experts
 from runtime.models.norm import replace_parts
 
 # Shape suffixes: S = tokens, K = experts of a token, D = hidden width.
@@ -15,9 +15,7 @@ from runtime.models.norm import replace_parts
 class AriaMixture(GlmMixture):
     """Results are multiplied by the softmax of the scores of a token's experts alone."""
 
-    def choose(self, x_SD: Tensor) -> Choice:
-        _, share_SK, expert_SK = self.module.router(x_SD)
-        return Choice(expert_SK, after=share_SK)
+    router = "router"
 
 
 RESPELLED = (("experts.gate_up_proj", "experts.fc1.weight"), ("experts.down_proj", "experts.fc2.weight"))

@@ -1,28 +1,22 @@
 """GLM-ASR's encoder: Whisper's with rotary positions, over windows that are filled up with silence."""
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers.models.glmasr import modeling_glmasr as glmasr
 from transformers.models.glmasr.configuration_glmasr import GlmAsrEncoderConfig
 
 from runtime.models.adapter import ONE_ROTATION, Context, MicrobatchData, StageLayer
-from runtime.models.audio import AudioBlock, Convolutions, WhisperAdapter
-from runtime.models.encoder import ItemSize
+from runtime.models.audio import Convolutions, WhisperAdapter
+from runtime.models.encoder import ItemSize, RotaryBlock
 from workbench.model.model_graph import Module
 
 # Shape suffixes: T = packed tokens, D = width.
 
 
-class GlmAsrBlock(AudioBlock):
-    """One encoder layer under rotary positions."""
+class GlmAsrBlock(RotaryBlock):
+    """One encoder layer on packed clips."""
 
-    def run(self, x_TD: Tensor, context: Context) -> Tensor:
-        y_1TD: Tensor = self.block(
-            x_TD[None],
-            attention_mask=context.packing,
-            position_embeddings=context.rotary[ONE_ROTATION],
-        )
-        return y_1TD[0]
+    blocks = "layers"
 
 
 class GlmAsrAdapter(WhisperAdapter):

@@ -70,7 +70,7 @@ from runtime.models import lfm2 as own_lfm2
 from runtime.models import nemotron_h as own_nemotron_h
 from runtime.models.adapter import CutKind, CutRules
 from runtime.models.decoder import DecoderFamily, PositionTable
-from runtime.models.decoder_kinds import corrected_family, family, root_of_width, sparse_family
+from runtime.models.decoder_kinds import corrected_family, family, root_of_width, routed_family, sparse_family
 from runtime.models.glm import CorrectedRouter, GlmMixture
 from runtime.models.llama4 import Llama4Mixture, adapt
 from runtime.models.mixture import Experts
@@ -132,14 +132,13 @@ DECODERS: Mapping[str, DecoderFamily] = {
         **HYBRID,
     ),
     "qwen3_moe": sparse_family(qwen3_moe, "Qwen3Moe", SeparateExperts()),
-    "deepseek_v2": family(
+    "deepseek_v2": routed_family(
         deepseek_v2,
         "DeepseekV2",
-        router=deepseek_v2.DeepseekV2TopkRouter,
+        GlmMixture,
+        classes=("TopkRouter", "Experts", "Moe"),
         own_router=deepseek.GroupedRouter,
-        experts=deepseek_v2.DeepseekV2Experts,
-        cuts=((Experts, CutKind.EXPERTS), (deepseek.GroupedRouter, CutKind.PARTIAL), *deepseek.CUTS),
-        mixture_kinds=((deepseek_v2.DeepseekV2Moe, GlmMixture),),
+        cuts=deepseek.CUTS,
         separate_experts=SeparateExperts(),
         adapt=deepseek.adapt,
     ),
@@ -156,14 +155,13 @@ DECODERS: Mapping[str, DecoderFamily] = {
     ),
     "mistral": family(mistral, "Mistral"),
     "ministral3": family(ministral3, "Ministral3", reads_positions=True),
-    "mistral4": family(
+    "mistral4": routed_family(
         mistral4,
         "Mistral4",
-        router=mistral4.Mistral4TopkRouter,
+        GlmMixture,
+        classes=("TopkRouter", "Experts", "MoE"),
         own_router=deepseek.GroupedRouter,
-        experts=mistral4.Mistral4Experts,
-        cuts=((Experts, CutKind.EXPERTS), (deepseek.GroupedRouter, CutKind.PARTIAL), *deepseek.CUTS),
-        mixture_kinds=((mistral4.Mistral4MoE, GlmMixture),),
+        cuts=deepseek.CUTS,
         reads_positions=True,
     ),
     "mixtral": sparse_family(mixtral, "Mixtral", MIXTRAL_NAMES),
@@ -196,28 +194,23 @@ DECODERS: Mapping[str, DecoderFamily] = {
     "olmoe": sparse_family(olmoe, "Olmoe", SeparateExperts(), cuts=NORMS),
     "dots1": corrected_family(dots1, "Dots1"),
     "solar_open": corrected_family(solar_open, "SolarOpen"),
-    "minimax_m2": family(
+    "minimax_m2": routed_family(
         minimax_m2,
         "MiniMaxM2",
-        router=minimax_m2.MiniMaxM2TopKRouter,
+        minimax.MiniMaxMixture,
         own_router=minimax.SigmoidRouter,
-        experts=minimax_m2.MiniMaxM2Experts,
+        cuts=NORMS,
         adapt=minimax.adapt,
-        cuts=((Experts, CutKind.EXPERTS), (minimax.SigmoidRouter, CutKind.PARTIAL), *NORMS),
-        mixture_kinds=((minimax_m2.MiniMaxM2SparseMoeBlock, minimax.MiniMaxMixture),),
         separate_experts=MIXTRAL_NAMES,
     ),
     "ernie4_5": family(ernie4_5, "Ernie4_5", rotary=ernie.PairedRotary, adapt=ernie.adapt),
-    "ernie4_5_moe": family(
+    "ernie4_5_moe": routed_family(
         ernie4_5_moe,
         "Ernie4_5_Moe",
+        GlmMixture,
+        own_router=ernie.ErnieRouter,
         rotary=ernie.PairedRotary,
         adapt=ernie.adapt,
-        router=ernie4_5_moe.Ernie4_5_MoeTopKRouter,
-        own_router=ernie.ErnieRouter,
-        experts=ernie4_5_moe.Ernie4_5_MoeExperts,
-        cuts=((Experts, CutKind.EXPERTS), (ernie.ErnieRouter, CutKind.PARTIAL)),
-        mixture_kinds=((ernie4_5_moe.Ernie4_5_MoeSparseMoeBlock, ernie.ErnieMixture),),
         separate_experts=SeparateExperts(moved=("gate.moe_statics.", "moe_statics.")),
         ignored=("mtp", "model.mtp"),
         head_bias=attrgetter("use_bias"),

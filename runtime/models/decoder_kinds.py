@@ -4,6 +4,8 @@ import math
 from types import ModuleType
 from typing import Any
 
+from torch import nn
+
 from runtime.models.adapter import CutKind, CutRules
 from runtime.models.decoder import DecoderFamily
 from runtime.models.glm import CorrectedRouter, GlmMixture
@@ -21,13 +23,44 @@ def family(modeling: ModuleType, name: str, **differs: Any) -> DecoderFamily:
     )
 
 
+def routed_family(
+    modeling: ModuleType,
+    name: str,
+    mixture: type[Mixture],
+    *,
+    classes: tuple[str, str, str] = ("TopKRouter", "Experts", "SparseMoeBlock"),
+    own_router: type[nn.Module] = WideRouter,
+    cuts: CutRules = (),
+    **differs: Any,
+) -> DecoderFamily:
+    """A family whose blocks have experts, with its router in place of transformers'.
+
+    Args:
+        mixture: of its experts.
+        classes: endings of the names of transformers' router, experts and mixture.
+        own_router: which is made from transformers', and whose weights are whole on every rank.
+        cuts: of other parts of its blocks.
+        differs: as of `family`.
+    """
+    router, experts, block = (getattr(modeling, f"{name}{ending}") for ending in classes)
+    return family(
+        modeling,
+        name,
+        router=router,
+        own_router=own_router,
+        experts=experts,
+        cuts=((Experts, CutKind.EXPERTS), (own_router, CutKind.PARTIAL), *cuts),
+        mixture_kinds=((block, mixture),),
+        **differs,
+    )
+
+
 def sparse_family(
     modeling: ModuleType,
     name: str,
     separate: SeparateExperts | None,
     *,
     mixture: type[Mixture] = MixtralMixture,
-    cuts: CutRules = (),
     **differs: Any,
 ) -> DecoderFamily:
     """A family whose blocks have experts routed as in Mixtral.
@@ -35,22 +68,9 @@ def sparse_family(
     Args:
         separate: names of experts that its checkpoints store one by one; None: they do not.
         mixture: of its experts.
-        cuts: of other parts of its blocks.
-        differs: as of `family`.
+        differs: as of `routed_family`.
     """
-    router, experts, block = (
-        getattr(modeling, f"{name}{ending}") for ending in ("TopKRouter", "Experts", "SparseMoeBlock")
-    )
-    return family(
-        modeling,
-        name,
-        router=router,
-        experts=experts,
-        cuts=((Experts, CutKind.EXPERTS), (WideRouter, CutKind.PARTIAL), *cuts),
-        mixture_kinds=((block, mixture),),
-        separate_experts=separate,
-        **differs,
-    )
+    return routed_family(modeling, name, mixture, separate_experts=separate, **differs)
 
 
 def root_of_width(config: Any) -> float:
@@ -58,24 +78,14 @@ def root_of_width(config: Any) -> float:
     return math.sqrt(config.hidden_size)
 
 
-def corrected_family(
-    modeling: ModuleType, name: str, *, cuts: CutRules = (), **differs: Any
-) -> DecoderFamily:
-    """A family whose blocks have experts routed as in GLM-4.5.
-
-    Args:
-        cuts: of other parts of its blocks.
-        differs: as of `family`.
-    """
-    router, experts, block = (getattr(modeling, f"{name}{end}") for end in ("TopkRouter", "Experts", "MoE"))
-    return family(
+def corrected_family(modeling: ModuleType, name: str, **differs: Any) -> DecoderFamily:
+    """A family whose blocks have experts routed as in GLM-4.5; `differs`: as of `routed_family`."""
+    return routed_family(
         modeling,
         name,
-        router=router,
+        GlmMixture,
+        classes=("TopkRouter", "Experts", "MoE"),
         own_router=CorrectedRouter,
-        experts=experts,
-        cuts=((Experts, CutKind.EXPERTS), (CorrectedRouter, CutKind.PARTIAL), *cuts),
-        mixture_kinds=((block, GlmMixture),),
         separate_experts=SeparateExperts(),
         predicts_ahead=True,
         **differs,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from runtime.models.adapter import Adapter, Context, InnerLayer, StageLayer
+from runtime.models.adapter import ONE_ROTATION, Adapter, Context, InnerLayer, StageLayer
 from runtime.models.projector import ClassToken, ProjectorLayer, StepsProjectorLayer, steps_or_none
 from runtime.models.tile_rows import TileRows
 from workbench.data.sample import Segment
@@ -71,6 +71,15 @@ class EncoderBlock(InnerLayer):
 
     def run(self, x_TD: Tensor, context: Any) -> Tensor:
         y_1TD: Tensor = self.block(x_TD[None], attention_mask=context.packing)
+        return y_1TD[0]
+
+
+class RotaryBlock(EncoderBlock):
+    """The same under rotary positions."""
+
+    def run(self, x_TD: Tensor, context: Any) -> Tensor:
+        rotation = context.rotary[ONE_ROTATION]
+        y_1TD: Tensor = self.block(x_TD[None], attention_mask=context.packing, position_embeddings=rotation)
         return y_1TD[0]
 
 

@@ -10,7 +10,6 @@ from transformers.models.ernie4_5_moe.modeling_ernie4_5_moe import Ernie4_5_MoeA
 
 from runtime.models.cohere import PairedAttention
 from runtime.models.glm import CORRECTION
-from runtime.models.mixture import SHARED_EXPERTS, MixtralMixture
 from runtime.models.norm import replace_parts
 
 # Shape suffixes: T = tokens, X = experts, K = experts of a token, D = hidden width or a head's.
@@ -60,15 +59,6 @@ class ErnieRouter(nn.Module):
         expert_TK = corrected_TX.topk(self.top_k, dim=-1).indices
         share_TK = share_TX.gather(1, expert_TK)
         return logits_TX, share_TK / share_TK.sum(dim=-1, keepdim=True).clamp(min=self.least_sum), expert_TK
-
-
-class ErnieMixture(MixtralMixture):
-    """Experts whose results are multiplied by their shares, and perhaps one for all tokens."""
-
-    @property
-    def for_all(self) -> nn.Module | None:
-        expert: nn.Module | None = getattr(self.module, SHARED_EXPERTS)
-        return expert
 
 
 def adapt(layer: nn.Module) -> None:

@@ -68,7 +68,4 @@ def outside_best(group_TG: Tensor, num_chosen: int) -> Tensor:
 class GlmMixture(MixtralMixture):
     """Experts whose results are multiplied by their shares, and one expert for all tokens."""
 
-    @property
-    def for_all(self) -> nn.Module | None:
-        expert: nn.Module = self.module.get_submodule(SHARED_EXPERTS)
-        return expert
+    shared = SHARED_EXPERTS

@@ -9,7 +9,7 @@ from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
 from runtime.models.adapter import CutKind, CutRules
 from runtime.models.grouped import Groups, Orientation
 from runtime.models.initialise import Fill, normal
-from runtime.models.mixture import Choice, Experts, Mixture
+from runtime.models.mixture import Experts, MixtralMixture
 from runtime.models.norm import replace_parts
 
 # Shape suffixes: S, T = tokens, R = rows, one per token and expert of it, X = experts, K = those of a token,
@@ -46,12 +46,10 @@ def _expert_of_row(groups: Groups, num_rows: int) -> Tensor:
     return torch.searchsorted(groups.ends, torch.arange(num_rows, device=groups.ends.device), right=True)
 
 
-class GptOssMixture(Mixture):
+class GptOssMixture(MixtralMixture):
     """Results are multiplied by the softmax of the scores of a token's experts alone."""
 
-    def choose(self, x_SD: Tensor) -> Choice:
-        _, share_SK, expert_SK = self.module.router(x_SD)
-        return Choice(expert_SK, after=share_SK)
+    router = "router"
 
     def returned(self, y_TD: Tensor, like: Tensor) -> Any:
         del like

@@ -11,7 +11,7 @@ from runtime.models import mamba
 from runtime.models.adapter import CutKind, CutRules
 from runtime.models.glm import GlmMixture
 from runtime.models.initialise import Fill, constant
-from runtime.models.mixture import EXPERTS, SHARED_EXPERTS, Choice, Experts, WideRouter
+from runtime.models.mixture import EXPERTS, SHARED_EXPERTS, Experts, WideRouter
 
 # Shape suffixes: S, T = tokens, X = experts, K = those of a token, D = hidden width.
 
@@ -54,9 +54,7 @@ RESPELLED = (
 class GraniteMixture(GlmMixture):
     """Experts whose results are multiplied by their shares, and an MLP for all tokens."""
 
-    def choose(self, x_SD: Tensor) -> Choice:
-        _, share_SK, expert_SK = self.module.router(x_SD)
-        return Choice(expert_SK, after=share_SK)
+    router = "router"
 
 
 def adapt(layer: Any) -> None:

@@ -33,7 +33,4 @@ class HunyuanRouter(nn.Module):
 class HunyuanMixture(MixtralMixture):
     """Experts whose results are multiplied by their shares, and an MLP for all tokens."""
 
-    @property
-    def for_all(self) -> nn.Module | None:
-        mlp: nn.Module = self.module.get_submodule(SHARED_MLP)
-        return mlp
+    shared = SHARED_MLP

@@ -233,11 +233,22 @@ class WideRouter(nn.Module):
 
 
 class MixtralMixture(Mixture):
-    """Mixtral's and Qwen3's mixture: results are multiplied by their shares."""
+    """Results are multiplied by their shares, as Mixtral's are; subclasses name an MLP for all tokens.
+
+    Its module has the router and that MLP under these names; an MLP of None is none.
+    """
+
+    router: ClassVar[str] = "gate"
+    shared: ClassVar[str | None] = None
 
     def choose(self, x_SD: Tensor) -> Choice:
-        _, share_SK, expert_SK = self.module.gate(x_SD)
+        _, share_SK, expert_SK = getattr(self.module, self.router)(x_SD)
         return Choice(expert_SK, after=share_SK)
+
+    @property
+    def for_all(self) -> Callable[[Tensor], Tensor] | None:
+        mlp: nn.Module | None = None if self.shared is None else getattr(self.module, self.shared)
+        return mlp
 
 
 # Classes of modules with a router and experts -> the mixture that reads them.

@@ -1,12 +1,14 @@
-"""Attention of packed items; of patches whose queries and keys are rotated by their positions in an image."""
+"""Attention of packed items; of patches rotated by their positions in an image, and the blocks around it."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from runtime.models.attention import Packing, packed_sdpa
+from runtime.models.adapter import ONE_ROTATION
+from runtime.models.attention import Attends, Packing, packed_sdpa
+from runtime.models.encoder import EncoderBlock
 
 # Shape suffixes: T = packed tokens, H = heads, D = width.
 
@@ -72,3 +74,25 @@ class NormedPatchAttention(PatchAttention):
     def heads(self, x_TD: Tensor) -> tuple[Tensor, ...]:
         q_THD, k_THD, v_THD = super().heads(x_TD)
         return self.get_submodule("q_norm")(q_THD), self.get_submodule("k_norm")(k_THD), v_THD
+
+
+class PatchBlock(EncoderBlock):
+    """One encoder layer on all patches of an image, with an attention of ours under transformers' name."""
+
+    attention_name: ClassVar[str] = "attn"
+    attention_class: ClassVar[type[PatchAttention]] = PatchAttention
+
+    def __init__(self, block: nn.Module, index: int, std: float) -> None:
+        super().__init__(block, index, std)
+        theirs = block.get_submodule(self.attention_name)
+        block.add_module(self.attention_name, self.attention_class(theirs))
+
+    def packing(self, context: Any) -> Packing | Attends:
+        """What attends to each other."""
+        packing: Packing | Attends = context.packing
+        return packing
+
+    def run(self, x_TD: Tensor, context: Any) -> Tensor:
+        rotation = context.rotary[ONE_ROTATION]
+        y_TD: Tensor = self.block(x_TD, cu_seqlens=self.packing(context), position_embeddings=rotation)
+        return y_TD

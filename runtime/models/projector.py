@@ -17,7 +17,16 @@ from runtime.models.patch_grid import blockwise
 from runtime.models.tile_rows import TileRows, put_together, without_padding
 from workbench.model.families.tiles import NEWLINE
 from workbench.model.layer import Shard
-from workbench.model.projector import GATED, Merge, Projector, ProjectorStep, Steps, from_text, shards_of
+from workbench.model.projector import (
+    GATED,
+    Merge,
+    Projector,
+    ProjectorStep,
+    Steps,
+    from_text,
+    grid_text,
+    shards_of,
+)
 from workbench.model.transformer import Norm
 
 # Shape suffixes: T = packed tokens, D = hidden width.
@@ -324,14 +333,10 @@ class StepsProjectorLayer(ProjectorLayer):
                 continue
             side = isqrt(step.merge)
             if len(x_TD) % step.merge or (lies is not None and (lies[0] % side or lies[1] % side)):
-                raise ValueError(f"{len(x_TD)} tokens{_grid_text(lies)} do not merge {step.merge} to one")
+                raise ValueError(f"{len(x_TD)} tokens{grid_text(lies)} do not merge {step.merge} to one")
             x_TD = merged(x_TD, step, lies)
             lies = None if lies is None else (lies[0] // side, lies[1] // side)
         return x_TD
-
-
-def _grid_text(grid: tuple[int, int] | None) -> str:
-    return "" if grid is None else f" in {grid[0]} rows of {grid[1]}"
 
 
 def steps_or_none(kind: str | None) -> Steps | None:

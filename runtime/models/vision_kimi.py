@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.kimi_k25 import modeling_kimi_k25 as kimi
 
-from runtime.models.adapter import ONE_ROTATION, Context, StageLayer
-from runtime.models.encoder import PIXELS, EncoderBlock
+from runtime.models.adapter import Context, StageLayer
+from runtime.models.encoder import PIXELS
 from runtime.models.initialise import Fill, normal
-from runtime.models.patch_attention import PatchAttention
+from runtime.models.patch_attention import PatchBlock
 from runtime.models.patch_grid import patches_of
 from runtime.models.vision_glm import cubic_shares
-from runtime.models.vision_rotary import GridAdapter, GridContext
+from runtime.models.vision_rotary import GridAdapter
 
 # Shape suffixes: T = packed patches, H = heads, D = width, N = positions of one axis of an image, S = side of
 # the table of positions, C = channels, Y and X = rows and columns of patches, P = pixels of a patch's side.
@@ -65,19 +65,10 @@ def cut(image_CYX: Tensor, patch: int) -> Tensor:
     return patches_of(image_CYX, patch, 1, 1).unflatten(1, (-1, patch, patch))
 
 
-class KimiBlock(EncoderBlock):
+class KimiBlock(PatchBlock):
     """One encoder layer on all patches of an image."""
 
     blocks = "layers"
-
-    def __init__(self, block: Any, index: int, std: float) -> None:
-        super().__init__(block, index, std)
-        block.attn = PatchAttention(block.attn)
-
-    def run(self, x_TD: Tensor, context: GridContext) -> Tensor:
-        rotation = context.rotary[ONE_ROTATION]
-        y_TD: Tensor = self.block(x_TD, cu_seqlens=context.packing, position_embeddings=rotation)
-        return y_TD
 
 
 class KimiVisionAdapter(GridAdapter):

@@ -22,19 +22,19 @@ from runtime.models.adapter import (
     MicrobatchData,
     StageLayer,
 )
-from runtime.models.attention import Packing, pack
+from runtime.models.attention import Attends, Packing, pack
 from runtime.models.encoder import (
     GRIDS,
     PIXELS,
     SIZES,
     EmbedItems,
     EncoderAdapter,
-    EncoderBlock,
     ItemSize,
+    RotaryBlock,
     grid_or_none,
 )
 from runtime.models.norm import WideRMSNorm, widen_norms
-from runtime.models.patch_attention import PatchAttention
+from runtime.models.patch_attention import PatchBlock
 from runtime.models.patch_grid import STEP_DIMS, blockwise, patches_of
 from runtime.models.vision import grid_of
 from workbench.data.sample import Segment
@@ -82,18 +82,10 @@ class EmbedPixtral(EmbedItems):
         return x_NTD
 
 
-class PixtralBlock(EncoderBlock):
+class PixtralBlock(RotaryBlock):
     """One encoder layer under rotary positions."""
 
     blocks = "transformer.layers"
-
-    def run(self, x_TD: Tensor, context: Context) -> Tensor:
-        y_1TD: Tensor = self.block(
-            x_TD[None],
-            attention_mask=context.packing,
-            position_embeddings=context.rotary[ONE_ROTATION],
-        )
-        return y_1TD[0]
 
 
 class EmbedQwen(StageLayer):
@@ -121,23 +113,20 @@ def _in_groups(x_TD: Tensor, order_G: Tensor | None, size: int) -> Tensor:
     return x_TD.unflatten(0, (-1, size)).index_select(0, order_G).flatten(0, 1)
 
 
-class QwenBlock(EncoderBlock):
+class QwenBlock(PatchBlock):
     """One encoder layer on all patches of an image, or on those of a window."""
 
     blocks = "blocks"
     cuts = tuple((f"block.attn.{name}", CutKind.COLUMN) for name in "qkv")  # unless they are fused
-    attention_class = PatchAttention
 
-    def __init__(self, block: Any, index: int, std: float, *, windowed: bool) -> None:
+    def __init__(self, block: nn.Module, index: int, std: float, *, windowed: bool) -> None:
         super().__init__(block, index, std)
-        block.attn = self.attention_class(block.attn)
         self.windowed = windowed
 
-    def run(self, x_TD: Tensor, context: GridContext) -> Tensor:
+    def packing(self, context: GridContext) -> Packing | Attends:
         packing = context.windows if self.windowed else context.packing
         assert packing is not None, "windows are given where a block has some"
-        y_TD: Tensor = self.block(x_TD, cu_seqlens=packing, position_embeddings=context.rotary[ONE_ROTATION])
-        return y_TD
+        return packing
 
 
 class QwenMerger(InnerLayer):

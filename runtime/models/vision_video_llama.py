@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.video_llama_3 import modeling_video_llama_3 as llama_3
 
-from runtime.models.adapter import ONE_ROTATION, Context, StageLayer
+from runtime.models.adapter import Context, StageLayer
 from runtime.models.attention import Packing
-from runtime.models.encoder import PIXELS, EncoderBlock
-from runtime.models.patch_attention import PatchAttention
+from runtime.models.encoder import PIXELS
+from runtime.models.patch_attention import PatchAttention, PatchBlock
 from runtime.models.patch_grid import patches_of
-from runtime.models.vision_rotary import GridAdapter, GridContext
+from runtime.models.vision_rotary import GridAdapter
 
 # Shape suffixes: T = packed patches, D = width.
 
@@ -43,17 +43,10 @@ class SeenAttention(PatchAttention):
         return super().forward(hidden_states, cu_seqlens, position_embeddings), None
 
 
-class VideoLlamaBlock(EncoderBlock):
+class VideoLlamaBlock(PatchBlock):
     """One encoder layer on all patches of an image."""
 
-    def __init__(self, block: Any, index: int, std: float) -> None:
-        super().__init__(block, index, std)
-        block.self_attn = SeenAttention(block.self_attn)
-
-    def run(self, x_TD: Tensor, context: GridContext) -> Tensor:
-        rotation = context.rotary[ONE_ROTATION]
-        y_TD: Tensor = self.block(x_TD, cu_seqlens=context.packing, position_embeddings=rotation)
-        return y_TD
+    attention_name, attention_class = "self_attn", SeenAttention
 
 
 class VideoLlamaAdapter(GridAdapter):

@@ -227,8 +227,3 @@ def spread_of(durations_s: Sequence[float]) -> Spread:
 def iteration_spread(traces: Sequence[Trace]) -> Spread:
     """Spread of the iteration time."""
     return spread_of([trace.iteration_s for trace in traces])
-
-
-def median_trace(traces: Sequence[Trace]) -> Trace:
-    """The trace with the (lower) median iteration time."""
-    return sorted(traces, key=lambda trace: trace.iteration_s)[(len(traces) - 1) // 2]

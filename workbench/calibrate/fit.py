@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -43,12 +43,14 @@ from workbench.calibrate.tables import (
     table_fits,
 )
 from workbench.cost.layer_table import LayerPoint, LayerTable
-from workbench.cost.measured import MeasuredLayer
+from workbench.cost.measured import COLUMNS, RECOMPUTED, MeasuredLayer
 from workbench.cost.profile import Fit, MachineLink, Profile, Provenance
 from workbench.cost.roofline import Work
 
 R = TypeVar("R")
 LAUNCH = "LAUNCH"
+# Sizes of a point: rows of one are its repetitions.
+SIZES = ("rows", "tokens_in", "attention_area", "context_tokens", "reader_tokens", "context_area")
 FEWEST_OF_A_LINK = 3  # sizes needed to fit latency and bandwidth with one left out
 MIN_FOLD_POINTS = 4  # a layer's curve has four terms; fewer other points cannot predict the one left out
 
@@ -203,30 +205,16 @@ def _rows_of(measurement: Measurement, kind: type[R]) -> list[R]:
 
 
 def _size(row: LayerRow) -> tuple[int, ...]:
-    sizes = row.rows, row.tokens_in, row.attention_area
-    return *sizes, row.context_tokens, row.reader_tokens, row.context_area
+    return tuple(getattr(row, name) for name in SIZES)
 
 
 def _point(rows: Sequence[LayerRow]) -> LayerPoint:
     """Medians over rows of one size."""
-    return LayerPoint(
-        rows=rows[0].rows,
-        tokens_in=rows[0].tokens_in,
-        attention_area=rows[0].attention_area,
-        context_tokens=rows[0].context_tokens,
-        reader_tokens=rows[0].reader_tokens,
-        context_area=rows[0].context_area,
-        forward_s=median(row.forward_s for row in rows),
-        input_grad_s=median(row.input_grad_s for row in rows),
-        weight_grad_s=median(row.weight_grad_s for row in rows),
-        weight_only_s=_median_of([row.weight_only_s for row in rows]),
-        forward_only_s=_median_of([row.forward_only_s for row in rows]),
-        split_input_s=_median_of([row.split_input_s for row in rows]),
-        split_weight_s=_median_of([row.split_weight_s for row in rows]),
-        recompute_forward_s=_median_of([row.recompute_forward_s for row in rows]),
-        recompute_backward_s=_median_of([row.recompute_backward_s for row in rows]),
-        recompute_idle_s=_median_of([row.recompute_idle_s for row in rows]),
-    )
+    sizes = dict(zip(SIZES, _size(rows[0]), strict=True))
+    seconds: dict[str, Any] = {
+        name: _median_of([getattr(row, name) for row in rows]) for name in (*COLUMNS, *RECOMPUTED)
+    }
+    return LayerPoint(**sizes, **seconds)
 
 
 def _median_of(seconds: Sequence[float | None]) -> float | None:

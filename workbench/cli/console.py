@@ -99,17 +99,17 @@ class OneLineErrors(TyperGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
 
-def first_rows(table: Table, most: int = MOST_STAGES) -> Table:
-    """The table; printed, it has no more rows than that, and its caption says how to see the others.
+def first_rows(table: Table) -> Table:
+    """The table; printed, it has at most `MOST_STAGES` rows, and its caption says how to see the others.
 
     Inside `in_format` it keeps all rows.
     """
-    if table.row_count <= most or _COLLECTED.get() is not None:
+    if table.row_count <= MOST_STAGES or _COLLECTED.get() is not None:
         return table
     cut = copy(table)
-    cut.rows = table.rows[:most]
-    cut.columns = [replace(column, _cells=list(column.cells)[:most]) for column in table.columns]
-    cut.caption = f"{table.row_count - most:,} more rows; --format csv prints all"
+    cut.rows = table.rows[:MOST_STAGES]
+    cut.columns = [replace(column, _cells=list(column.cells)[:MOST_STAGES]) for column in table.columns]
+    cut.caption = f"{table.row_count - MOST_STAGES:,} more rows; --format csv prints all"
     cut.caption_justify = "left"
     return cut
 

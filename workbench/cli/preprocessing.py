@@ -2,6 +2,7 @@
 
 import math
 import signal
+import sys
 import time
 from enum import StrEnum
 from pathlib import Path
@@ -13,7 +14,7 @@ from workbench.cli.console import print_result, show
 from workbench.cli.job_reading import read_job
 from workbench.cli.options import Json
 from workbench.cli.table_format import with_format_flag
-from workbench.cli.waiting import tell_wait
+from workbench.plain_text import plain
 from workbench.report.progress import ticking
 from workbench.report.tables import milliseconds, titled
 from workbench.termination import noting
@@ -21,6 +22,7 @@ from workbench.units import ms
 
 if TYPE_CHECKING:
     from runtime.preprocess.images import Rule
+    from runtime.preprocess.keys import ClientKeys
     from runtime.preprocess.server import ServerSettings
 
 app = typer.Typer(
@@ -163,7 +165,7 @@ def produce_command(
         keys=client,
         name=None,
         silence_s=silence,
-        on_silence=lambda: tell_wait(address, client, silence),
+        on_silence=lambda: _tell_wait(address, client, silence),
     )
     show(f"{num_prepared} examples prepared")
 
@@ -186,7 +188,7 @@ def run_command(
     client = None if keys is None else read_client_keys(keys)
     loader = ServedLoader(
         Subscription(address=address, keys=client, name=name, timeout_s=timeout),
-        on_silence=lambda: tell_wait(address, client, timeout),
+        on_silence=lambda: _tell_wait(address, client, timeout),
     )
     try:
         start = loader.position
@@ -227,13 +229,22 @@ def status_command(
     client = None if keys is None else read_client_keys(keys)
     loader = ServedLoader(
         Subscription(address=address, keys=client, timeout_s=timeout),
-        on_silence=lambda: tell_wait(address, client, timeout),
+        on_silence=lambda: _tell_wait(address, client, timeout),
     )
     try:
         status: dict[str, Any] = {k: v for k, v in loader.status().items() if k != "kind"}
     finally:
         loader.close()
     print_result(status, *(f"{key}: {value}" for key, value in status.items()), as_json=as_json)
+
+
+def _tell_wait(address: str, keys: "ClientKeys | None", wait_s: float) -> None:
+    """Print on stderr the server, the longest wait, and which servers never answer."""
+    from runtime.preprocess.keys import key_hint
+
+    sys.stderr.write(
+        f"workbench: waiting for the server at {plain(address)}, at most {wait_s:g} s{key_hint(keys)}\n"
+    )
 
 
 def _parse_choice(kind: type[_Choice], value: str, option: str) -> _Choice:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from workbench.llm_table.llm_row import DataOverlap, LlmRow
 from workbench.llm_table.row_prices import scattered
 from workbench.model.experts import is_of_expert
+from workbench.model.trained import frozen_parameters, trained_parameters
 from workbench.plan.expert_groups import expert_elements, has_expert_parallelism, held_elements
 from workbench.plan.gradient_groups import reductions
 from workbench.plan.instance_cache import set_cached
@@ -172,10 +173,12 @@ def _unit(plan: Plan, stage: Stage, group: int, stride: int) -> ShardUnit:
     """
     first, trained, frozen = stage.flat_ranks[0], Counter[bool](), Counter[bool]()
     for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
-        sizes, is_distributed = trained if layer.trainable else frozen, has_expert_parallelism(stage, layer)
-        own = [each for each in layer.parameters() if not (is_distributed and is_of_expert(each))]
-        sizes[False] += round(sum(held_elements(each, stage) for each in own))
-        sizes[True] += expert_elements(layer, stage) if is_distributed else 0
+        is_distributed = has_expert_parallelism(stage, layer)
+        for sizes, parameters in ((trained, trained_parameters(layer)), (frozen, frozen_parameters(layer))):
+            own = [each for each in parameters if not (is_distributed and is_of_expert(each))]
+            sizes[False] += round(sum(held_elements(each, stage) for each in own))
+        experts = trained if layer.trainable else frozen  # which have no adapters
+        experts[True] += expert_elements(layer, stage) if is_distributed else 0
     return ShardUnit(
         stages=(stage.id,),
         holders=(tuple(range(first, first + group * stride, stride)),),

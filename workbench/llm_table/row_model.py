@@ -1,22 +1,24 @@
 """The model of a row as layers: embedding, blocks, head."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from operator import attrgetter
 
 from workbench.llm_table.llm_row import PLAIN, SEES_ALL, Architecture, LlmRow, YesNo
 from workbench.llm_table.row_decoder import decoder_head, decoder_operators
-from workbench.llm_table.row_diffusion import mmdit_of, modulated, noise_head, patches
+from workbench.llm_table.row_diffusion import mmdit_of, modulated
 from workbench.llm_table.row_mtp import with_mtp
 from workbench.llm_table.row_pattern import pattern_blocks
+from workbench.model import mmdit
 from workbench.model.delta_net import DeltaNet, with_delta_net
 from workbench.model.experts import Experts, with_experts
 from workbench.model.latent_attention import LatentHeads, with_latent_attention
-from workbench.model.layer import Attention, Layer, LayerKind, Matmul, Operator
-from workbench.model.lora import is_adapted
-from workbench.model.mmdit import mmdit_layers
+from workbench.model.layer import Attention, Layer, LayerKind, Operator
+from workbench.model.lora import Lora
 from workbench.model.model_graph import TEXT, ModelGraph, Module
 from workbench.model.module_layers import learned_positions, lm_head, patch_embedding, token_embedding
+from workbench.model.trainable import adapted_layers
 from workbench.model.transformer import Block, Heads, Mlp, Norm, block_operators
 
 MODULE = "llm"
@@ -74,7 +76,7 @@ class _Shape:
 def _layers(shape: _Shape) -> tuple[Layer, ...]:
     row = shape.row
     if row.architecture is Architecture.MMDIT:
-        return mmdit_layers(mmdit_of(row))
+        return mmdit.mmdit_layers(mmdit_of(row))
     if row.pattern:
         block = block_of(row)
         blocks = pattern_blocks(row, block, _experts(row, block) if row.experts else None)
@@ -88,7 +90,8 @@ def _layers(shape: _Shape) -> tuple[Layer, ...]:
         blocks.append(known[kind])
     if row.decoder_layers:
         blocks += [decoder_operators(row)] * row.decoder_layers
-    return with_mtp((_embedding(row), *_block_layers(row, blocks), _head(row)), row.mtp_layers)
+    layers = _embedding(row), *_block_layers(row, blocks), _head(row)
+    return with_mtp(_with_lora(layers, row), row.mtp_layers)
 
 
 def _is_full(row: LlmRow, index: int) -> bool:
@@ -97,36 +100,18 @@ def _is_full(row: LlmRow, index: int) -> bool:
     return not has_other or (row.full_every > 0 and (index + 1) % row.full_every == 0)
 
 
-def _block_layers(row: LlmRow, blocks: list[tuple[Operator, ...]]) -> list[Layer]:
-    """One layer per block; with adapters each is frozen and follows a layer of its adapters."""
-    layers = []
-    adapters = _adapters(row) if row.lora_rank else ()
+def _block_layers(row: LlmRow, blocks: list[tuple[Operator, ...]]) -> Iterator[Layer]:
+    """One layer per block."""
     for index, operators in enumerate(blocks):
-        block = Layer(name=f"block.{index}", kind=LayerKind.BLOCK, operators=operators, out_width=row.hidden)
-        if adapters:
-            adapter = replace(block, name=f"adapter.{index}", operators=adapters)
-            layers += [adapter, replace(block, trainable=False)]
-        else:
-            layers.append(block)
-    return layers
+        yield Layer(name=f"block.{index}", kind=LayerKind.BLOCK, operators=operators, out_width=row.hidden)
 
 
-def _adapters(row: LlmRow) -> tuple[Operator, ...]:
-    """Two narrow products beside each adapted product of a block.
-
-    Source: Hu et al. 2021, "LoRA", section 4.1. Differs: they precede the block instead of being inside.
-    """
-    operators = _operators(row, is_full=True, has_experts=False)
-    adapted = (
-        each for each in operators if isinstance(each, Matmul) and is_adapted(each.name, row.lora_modules)
-    )
-    lora_operators: list[Operator] = []
-    for index, each in enumerate(adapted):
-        lora_operators += [
-            Matmul(name=f"lora.{index}.a", in_features=each.in_features, out_features=row.lora_rank),
-            Matmul(name=f"lora.{index}.b", in_features=row.lora_rank, out_features=each.out_features),
-        ]
-    return tuple(lora_operators)
+def _with_lora(layers: tuple[Layer, ...], row: LlmRow) -> tuple[Layer, ...]:
+    """The layers, with the row's adapters if it has some, which alone are trained then."""
+    if not row.lora_rank:
+        return layers
+    lora = Lora(rank=row.lora_rank, alpha=row.lora_rank)  # of any scale, on which no cost depends
+    return adapted_layers([replace(each, trainable=False) for each in layers], lora, row.lora_modules)
 
 
 def _operators(row: LlmRow, *, is_full: bool, has_experts: bool) -> tuple[Operator, ...]:
@@ -219,32 +204,27 @@ def _latent_heads(row: LlmRow) -> LatentHeads:
 
 
 def _embedding(row: LlmRow) -> Layer:
-    is_frozen = row.lora_rank > 0
     if row.architecture is Architecture.DIT:
-        return replace(patches(row), trainable=not is_frozen)
+        return mmdit.embedding(mmdit_of(row))
     if row.architecture is Architecture.VIT:
         elements = CHANNELS * row.patch**2
-        embedding = patch_embedding(
-            patch_elements=elements, width=row.hidden, bias=True, num_patches=row.sequence
-        )
-        return replace(embedding, trainable=not is_frozen)
+        return patch_embedding(patch_elements=elements, width=row.hidden, bias=True, num_patches=row.sequence)
     positions: tuple[Operator, ...] = ()
     if row.architecture is Architecture.GPT:
         positions = learned_positions(row.sequence, row.hidden)
     is_tied = row.tied is YesNo.YES
-    embedding = token_embedding(row.padded_vocab, row.hidden, more=positions, tied=is_tied)
-    return replace(embedding, trainable=not is_frozen)
+    return token_embedding(row.padded_vocab, row.hidden, more=positions, tied=is_tied)
 
 
 def _head(row: LlmRow) -> Layer:
     """The head; for a vit over one vector per image, for an encoder-decoder over the decoder's tokens."""
     if row.architecture is Architecture.DIT:
-        return replace(noise_head(row), trainable=not row.lora_rank)
+        return mmdit.head(mmdit_of(row))
     is_vit = row.architecture is Architecture.VIT
     kind = Norm.LAYER if row.architecture in PLAIN else Norm.RMS
     head = lm_head(row.padded_vocab, row.hidden, kind, tied=row.tied is YesNo.YES and not is_vit)
     if is_vit:
-        head = decoder_head(head, 1 / row.sequence)
-    elif row.decoder_layers:
-        head = decoder_head(head, row.decoder_sequence / row.sequence)
-    return replace(head, trainable=not row.lora_rank)
+        return decoder_head(head, 1 / row.sequence)
+    if row.decoder_layers:
+        return decoder_head(head, row.decoder_sequence / row.sequence)
+    return head

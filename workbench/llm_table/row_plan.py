@@ -137,13 +137,12 @@ def _shares(row: LlmRow) -> Iterator[tuple[int, int]]:
     Modules that predict further tokens are on the last stage, and count for nothing.
     """
     blocks = row.stage_blocks or _equal_blocks(row)
-    width = 2 if row.lora_rank else 1  # layers of a block
     end = 0
     for index, count in enumerate(blocks):
-        first = 0 if index == 0 else 1 + end * width
+        first = 0 if index == 0 else 1 + end
         end += count
         behind_blocks = (1 + MTP_LAYERS * row.mtp_layers) * (index == len(blocks) - 1)
-        yield first, 1 + end * width + behind_blocks
+        yield first, 1 + end + behind_blocks
 
 
 def _equal_blocks(row: LlmRow) -> tuple[int, ...]:

@@ -212,8 +212,6 @@ def _check_recomputation(row: LlmRow) -> None:
         return
     if row.recompute is not Recomputed.FULL:
         refuse("recompute_layers", "want 0 without recompute full", row.recompute_layers, 0)
-    if row.lora_rank:
-        refuse("recompute_layers", "want 0 (all blocks) with a lora_rank", row.recompute_layers, 0)
     most = -(-(row.num_blocks + _counted(row)) // (row.pp * row.virtual_stages))
     if row.recompute_layers >= most:
         rule = f"want fewer than the {most} blocks of a stage, or 0 for all"

@@ -72,6 +72,11 @@ def flag(config: Config, key: str, *, default: bool = False) -> bool:
     return value
 
 
+def attention_bias(config: Config, products: str = "qkvo", *, default: bool = False) -> str:
+    """The attention's products with a bias, see `Heads`: these where the configuration's key is true."""
+    return products if flag(config, "attention_bias", default=default) else ""
+
+
 def text(config: Config, key: str, default: str) -> str:
     """A text; an absent or null one is the default."""
     value = config.get(key)

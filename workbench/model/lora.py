@@ -20,6 +20,19 @@ ADAPTED_BY_NAME = {
 }
 
 
+# Products of a block's attention, or of what mixes tokens in its place, by their names behind any prefix.
+ENTERING = frozenset(
+    {
+        *("q_proj", "k_proj", "v_proj", "qkv_proj", "q", "k", "v", "linear1"),
+        *("q_down_proj", "q_up_proj", "kv_down_proj", "kv_up_proj"),  # of latents
+        *("in_proj", "in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
+    }
+)
+LEAVING = frozenset({"o_proj", "out_proj", "o"})
+MLP = "mlp"  # begins the names of an MLP's
+APART = ("conv", "deepstack", "mlp.router", "mlp.expert")  # begin those without adapters
+
+
 class Adapted(StrEnum):
     """Products of a block that have adapters: ALL, those of ATTENTION or of the MLP, or QKV."""
 
@@ -57,13 +70,14 @@ class Lora:
 
 def is_adapted(product: str, modules: Adapted) -> bool:
     """Whether these modules of a block include the product of this name."""
-    is_mlp, is_out = product.startswith("mlp"), product in ("o_proj", "out_proj")
-    return {
+    own = product.rpartition(".")[2]
+    included = {
         Adapted.ALL: True,
-        Adapted.ATTENTION: not is_mlp,
-        Adapted.QKV: not is_mlp and not is_out,
-        Adapted.MLP: is_mlp,
+        Adapted.ATTENTION: own in ENTERING | LEAVING,
+        Adapted.QKV: own in ENTERING,
+        Adapted.MLP: product.startswith(MLP),
     }[modules]
+    return included and not product.startswith(APART)
 
 
 def is_of_adapter(parameter: str) -> bool:

@@ -147,14 +147,14 @@ def double_block(model: Mmdit, *, is_last: bool = False) -> Iterator[Operator]:
 def single_block(model: Mmdit) -> Iterator[Operator]:
     """Operators of a one-stream block: one product into attention and MLP, one out of both."""
     scale, inner = model.all_scale, model.q_width + model.ffn
-    moved, product = partial(_elementwise, scale=scale), partial(_product, scale=scale)
-    yield _of_image(model, "modulation", model.width, 3 * model.width)
+    moved, product = partial(elementwise, scale=scale), partial(_product, scale=scale)
+    yield of_image(model, "modulation", model.width, 3 * model.width)
     yield moved("attention_norm", model.width)
     yield moved("attention_norm.modulated", model.width)
     yield product("linear1", model.width, 3 * model.q_width + model.ffn, Shard.COLUMN)
     yield from _norm_and_rotary(model, "", scale)
     yield _joint(model)
-    yield replace(_elementwise("mlp.gelu", model.ffn, scale), shard=Shard.COLUMN)
+    yield replace(elementwise("mlp.gelu", model.ffn, scale), shard=Shard.COLUMN)
     yield product("linear2", inner, model.width, Shard.ROW)
     yield moved("mlp_residual.gated", model.width)
     yield replace(residual("mlp_residual", model.width), tokens_scale=scale)
@@ -175,8 +175,8 @@ def embedding(model: Mmdit) -> Layer:
         operators.append(Lookup(name="classes", num_rows=model.classes + 1, width=model.width))  # and none
     for name, width in conditions + [("guidance", TIME_WIDTH)] * model.guidance:
         operators += [
-            _of_image(model, f"{name}.0", width, model.width),
-            _of_image(model, f"{name}.2", model.width, model.width),
+            of_image(model, f"{name}.0", width, model.width),
+            of_image(model, f"{name}.2", model.width, model.width),
         ]
     return Layer(name="embed", kind=LayerKind.EMBED, operators=tuple(operators), out_width=model.width)
 
@@ -184,9 +184,9 @@ def embedding(model: Mmdit) -> Layer:
 def head(model: Mmdit) -> Layer:
     """The head: predictions for every element of every patch, and their loss."""
     operators = (
-        _of_image(model, "modulation", model.width, 2 * model.width),
-        _elementwise("final_norm", model.width, 1.0),
-        _elementwise("final_norm.modulated", model.width, 1.0),
+        of_image(model, "modulation", model.width, 2 * model.width),
+        elementwise("final_norm", model.width, 1.0),
+        elementwise("final_norm.modulated", model.width, 1.0),
         _product("out", model.width, model.out_elements, Shard.REPLICATED, 1.0),
         Pointwise(name="loss", width=model.out_elements, num_passes=2),
     )
@@ -195,9 +195,9 @@ def head(model: Mmdit) -> Layer:
 
 def _before_attention(model: Mmdit, prefix: str, scale: float, num_vectors: int) -> Iterator[Operator]:
     """Operators of one stream before the attention."""
-    yield _of_image(model, f"{prefix}modulation", model.width, num_vectors * model.width)
-    yield _elementwise(f"{prefix}attention_norm", model.width, scale)
-    yield _elementwise(f"{prefix}attention_norm.modulated", model.width, scale)
+    yield of_image(model, f"{prefix}modulation", model.width, num_vectors * model.width)
+    yield elementwise(f"{prefix}attention_norm", model.width, scale)
+    yield elementwise(f"{prefix}attention_norm.modulated", model.width, scale)
     yield _product(f"{prefix}qkv_proj", model.width, 3 * model.q_width, Shard.COLUMN, scale)
     yield from _norm_and_rotary(model, prefix, scale)
 
@@ -206,10 +206,10 @@ def _norm_and_rotary(model: Mmdit, prefix: str, scale: float) -> Iterator[Operat
     if model.qk_norm:
         weights = (("weight", model.head_dim),)
         for name in ("q_norm", "k_norm"):
-            norm_operator = replace(_elementwise(f"{prefix}{name}", model.q_width, scale), weights=weights)
+            norm_operator = replace(elementwise(f"{prefix}{name}", model.q_width, scale), weights=weights)
             yield replace(norm_operator, shard=Shard.COLUMN)
     if model.rotary:
-        yield replace(_elementwise(f"{prefix}rotary", 2 * model.q_width, scale), shard=Shard.COLUMN)
+        yield replace(elementwise(f"{prefix}rotary", 2 * model.q_width, scale), shard=Shard.COLUMN)
 
 
 def _joint(model: Mmdit) -> Attention:
@@ -227,7 +227,7 @@ def _joint(model: Mmdit) -> Attention:
 
 def _after_attention(model: Mmdit, prefix: str, scale: float) -> Iterator[Operator]:
     """Operators of one stream after the attention."""
-    moved, product = partial(_elementwise, scale=scale), partial(_product, scale=scale)
+    moved, product = partial(elementwise, scale=scale), partial(_product, scale=scale)
     mlp = f"mlp.{prefix}"
     yield product(f"{prefix}o_proj", model.q_width, model.width, Shard.ROW)
     yield moved(f"{prefix}attention_residual.gated", model.width)
@@ -241,7 +241,8 @@ def _after_attention(model: Mmdit, prefix: str, scale: float) -> Iterator[Operat
     yield replace(residual(f"{prefix}mlp_residual", model.width), tokens_scale=scale)
 
 
-def _of_image(model: Mmdit, name: str, in_features: int, out_features: int) -> Matmul:
+def of_image(model: Mmdit, name: str, in_features: int, out_features: int) -> Matmul:
+    """A product of the vector of time and class or pooled text, one of an image's tokens."""
     return _product(name, in_features, out_features, Shard.REPLICATED, 1 / model.patches)
 
 
@@ -256,6 +257,6 @@ def _product(name: str, in_features: int, out_features: int, shard: Shard, scale
     )
 
 
-def _elementwise(name: str, width: int, scale: float) -> Pointwise:
+def elementwise(name: str, width: int, scale: float = 1.0) -> Pointwise:
     """An operator that reads and writes every element once."""
     return Pointwise(name=name, width=width, num_passes=2, tokens_scale=scale)

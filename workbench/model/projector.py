@@ -168,6 +168,11 @@ def merged_by(steps: Steps) -> int:
     return prod(step.merge for step in steps if step.merge is not None)
 
 
+def grid_text(grid: tuple[int, int] | None) -> str:
+    """How an error says in which grid the tokens of an image lie."""
+    return "" if grid is None else f" in {grid[0]} rows of {grid[1]}"
+
+
 def shown(kind: ProjectorKind) -> str:
     """The projector for error messages: its name, or its number of steps."""
     return repr(kind.value) if isinstance(kind, Projector) else f"{len(kind)} steps"

@@ -1,5 +1,6 @@
 """Which part of a module is trained."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 from functools import cache
@@ -8,8 +9,6 @@ from workbench.model.experts import num_experts
 from workbench.model.layer import Layer, LayerKind, Matmul, Operator
 from workbench.model.lora import Adapted, Lora, is_adapted
 from workbench.model.model_graph import Module
-
-APART = ("conv", "deepstack")  # begin names of convolutions, expressed as products, and of a block's mergers
 
 
 class Trainable(StrEnum):
@@ -66,17 +65,7 @@ def with_adapters(module: Module, lora: Lora, modules: Adapted) -> Module:
             f"modules 'attention' or 'qkv', got {modules.value!r}"
         )
 
-    @cache
-    def adapted(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
-        return tuple(
-            replace(each, lora=lora) if isinstance(each, Matmul) and _takes(each, modules) else each
-            for each in operators
-        )
-
-    layers = tuple(
-        replace(layer, operators=adapted(layer.operators)) if layer.kind is LayerKind.BLOCK else layer
-        for layer in module.layers
-    )
+    layers = adapted_layers(module.layers, lora, modules)
     if not any(layer.has_adapters for layer in layers):
         raise ValueError(
             f"module {module.name!r}: its blocks have no products of lora modules {modules.value!r}"
@@ -84,5 +73,17 @@ def with_adapters(module: Module, lora: Lora, modules: Adapted) -> Module:
     return replace(module, layers=layers)
 
 
-def _takes(product: Matmul, modules: Adapted) -> bool:
-    return is_adapted(product.name, modules) and not product.name.startswith(APART)
+def adapted_layers(layers: Sequence[Layer], lora: Lora, modules: Adapted) -> tuple[Layer, ...]:
+    """The layers with an adapter beside each of these products of their blocks."""
+
+    @cache
+    def adapted(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
+        return tuple(
+            replace(each, lora=lora) if isinstance(each, Matmul) and is_adapted(each.name, modules) else each
+            for each in operators
+        )
+
+    return tuple(
+        replace(layer, operators=adapted(layer.operators)) if layer.kind is LayerKind.BLOCK else layer
+        for layer in layers
+    )

@@ -186,33 +186,7 @@ def block_operators(block: Block) -> tuple[Operator, ...]:
 
 def attention_operators(width: int, heads: Heads) -> tuple[Operator, ...]:
     """Projections, norms of heads, rotation, attention, output projection."""
-    operators: list[Operator] = []
-    if heads.fused:
-        operators.append(
-            Matmul(
-                name="qkv_proj",
-                in_features=width,
-                out_features=(1 + heads.gated) * heads.q_width + 2 * heads.kv_width,
-                bias="q" in heads.bias,
-                shard=Shard.COLUMN,
-            )
-        )
-    else:
-        operators += [
-            Matmul(
-                name=f"{letter}_proj",
-                in_features=width,
-                out_features=out,
-                bias=letter in heads.bias,
-                shard=Shard.COLUMN,
-            )
-            for letter, out in (
-                ("q", (1 + heads.gated) * heads.q_width),
-                ("k", heads.kv_width),
-                ("v", heads.kv_width),
-            )
-        ]
-    operators += _head_norms(heads)
+    operators: list[Operator] = [*_projections(width, heads), *_head_norms(heads)]
     if heads.rotary:
         name, dim = (ROTARY, heads.dim) if heads.rotary_dim is None else (PARTIAL_ROTARY, heads.rotary_dim)
         rotated = (heads.num + heads.num_kv) * dim
@@ -239,6 +213,20 @@ def attention_operators(width: int, heads: Heads) -> tuple[Operator, ...]:
         )
     )
     return tuple(operators)
+
+
+def _projections(width: int, heads: Heads) -> list[Operator]:
+    """Products into queries, with their gates where there are some, keys and values: one each, or fused."""
+    queries = (1 + heads.gated) * heads.q_width
+    if heads.fused:
+        products = [("qkv", queries + 2 * heads.kv_width, "q" in heads.bias)]
+    else:
+        widths = {"q": queries, "k": heads.kv_width, "v": heads.kv_width}
+        products = [(letter, out, letter in heads.bias) for letter, out in widths.items()]
+    return [
+        Matmul(name=f"{name}_proj", in_features=width, out_features=out, bias=bias, shard=Shard.COLUMN)
+        for name, out, bias in products
+    ]
 
 
 def _head_norms(heads: Heads) -> list[Operator]:

@@ -22,7 +22,7 @@ from workbench.model.item_tokens import (
 )
 from workbench.model.layer import TokenCount
 from workbench.model.model_graph import Module
-from workbench.model.projector import Projector, Steps, from_text, merged_by
+from workbench.model.projector import Projector, Steps, from_text, grid_text, merged_by
 
 VISION = "vision"  # a family's role
 
@@ -132,7 +132,7 @@ def _check_native(module: Module, segment: Segment) -> None:
 def _merged_square(side: int, num_patches: int, grid: tuple[int, int] | None) -> int:
     """Return the tokens of a square that merges into one; ValueError if squares do not fit."""
     if num_patches % side**2 or (grid is not None and any(length % side for length in grid)):
-        raise ValueError(f"{num_patches} tokens{_grid_text(grid)} do not merge {side} x {side} to one")
+        raise ValueError(f"{num_patches} tokens{grid_text(grid)} do not merge {side} x {side} to one")
     return side**2
 
 
@@ -153,11 +153,7 @@ def _merged(steps: Steps, num_patches: int, grid: tuple[int, int] | None) -> int
     for merge in (step.merge for step in steps if step.merge is not None):
         side = isqrt(merge)
         if num_patches % merge or (grid is not None and any(length % side for length in grid)):
-            raise ValueError(f"{num_patches} tokens{_grid_text(grid)} do not merge {merge} to one")
+            raise ValueError(f"{num_patches} tokens{grid_text(grid)} do not merge {merge} to one")
         num_patches //= merge
         grid = None if grid is None else (grid[0] // side, grid[1] // side)
     return num_patches
-
-
-def _grid_text(grid: tuple[int, int] | None) -> str:
-    return "" if grid is None else f" in {grid[0]} rows of {grid[1]}"

@@ -14,7 +14,7 @@ from workbench.report.folder import Entry
 from workbench.report.palette import module_hues, text_on, tone
 from workbench.report.timeline import timeline_rows
 from workbench.schedule.action import COMPUTE, MEANING, Pass
-from workbench.trace import Trace
+from workbench.trace import Trace, median_trace
 from workbench.trace_json import LANE_IDS, dumps
 
 ID_LETTERS = 12  # of a plan's hash
@@ -47,12 +47,12 @@ def traces_of(entry: Entry) -> tuple[PageTrace, ...]:
     if entry.executed:
         times = timed(entry.executed)
         title = f"Executed, the run nearest the median of {len(times)}" if len(times) > 1 else "Executed"
-        traces.append(PageTrace(key="executed", title=title, trace=_middle(times)))
+        traces.append(PageTrace(key="executed", title=title, trace=median_trace(times)))
     if entry.emulated is not None:
         title = "Emulated: actions timed alone, one after the other, on one device"
         traces.append(PageTrace(key="emulated", title=title, trace=entry.emulated))
     if (samples := watched(entry.executed)) and not any(each.trace.memory for each in traces[1:2]):
-        traces.append(PageTrace(key="watched", title="", trace=_middle(samples)))
+        traces.append(PageTrace(key="watched", title="", trace=median_trace(samples)))
     return tuple(traces)
 
 
@@ -123,8 +123,3 @@ def data_elements(record: dict[str, Any], entries: Sequence[Entry]) -> str:
         for each in traces_of(entry)
     ]
     return "\n".join(parts)
-
-
-def _middle(traces: Sequence[Trace]) -> Trace:
-    """The trace with the (lower) median iteration time."""
-    return sorted(traces, key=lambda trace: trace.iteration_s)[(len(traces) - 1) // 2]

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import accumulate
 
 import numpy as np
 import torch
@@ -22,10 +21,10 @@ from runtime.parallel.context.ring import ring_attention
 from runtime.parallel.context.token_shares import Places, TokenShares, rows_of
 from runtime.parallel.linear_map import mapped
 from workbench.arrays import Ints
-from workbench.data.sample import Item
 from workbench.masks.bitfield import concatenate
 from workbench.model.layer import TokenCount
 from workbench.model.model_graph import TEXT
+from workbench.plan.crossing import offsets
 from workbench.plan.plan import KeyExchange, Microbatch, Plan
 from workbench.plan.routing import Routing, routing_of
 from workbench.plan.stage import Stage
@@ -82,7 +81,7 @@ def _owned(
     routing: Routing, stage: Stage, microbatch: Microbatch, context: ContextGroup, count: TokenCount
 ) -> tuple[Places, ...]:
     """[members] ascending positions in the packed microbatch."""
-    starts = _starts(routing, microbatch, count)
+    starts = offsets(routing, microbatch, count)
     nothing = np.zeros(0, np.int64)
     by_place = [
         np.concatenate(
@@ -92,12 +91,6 @@ def _owned(
     ]
     place_of = {rank: index for index, ranks in enumerate(stage.ranks) for rank in ranks}
     return tuple(by_place[place_of[rank]] for rank in context.ranks)
-
-
-def _starts(routing: Routing, microbatch: Microbatch, count: TokenCount) -> dict[Item, int]:
-    module = routing.plan.model.module(microbatch.module)
-    tokens = [routing.tokens(module, item, count) for item in microbatch.items]
-    return dict(zip(microbatch.items, accumulate(tokens, initial=0), strict=False))
 
 
 def _attention(

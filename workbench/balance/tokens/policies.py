@@ -118,7 +118,7 @@ def stripe(work: ArrayLike, num_ranks: int) -> Owners:
 def random_blocks(work: ArrayLike, num_ranks: int, *, seed: int) -> Owners:
     """Assign every block to a rank drawn at random, independently: Cornstarch v1 section 5.3.
 
-    `bounds.random_bound` says how far from even that may be. Arguments and errors:
+    `experiments.bench.token_bounds.random_bound` says how far from even that may be. Arguments and errors:
     `longest_first`; the same seed gives the same owners.
     """
     size = checked_work(work, num_ranks).size

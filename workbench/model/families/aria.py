@@ -1,6 +1,6 @@
 """Aria's language model: experts of which a router's softmax weighs the chosen, and an MLP for all tokens."""
 
-from workbench.model.config_fields import Config, count, flag, text, whole
+from workbench.model.config_fields import Config, attention_bias, count, flag, text, whole
 from workbench.model.experts import CHOSEN_SOFTMAX, Experts
 from workbench.model.families.decoder import default_sizes, llama_like
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
@@ -12,7 +12,7 @@ _SIZES = default_sizes(32000, 4096, 4096, 32, 32)
 
 def _aria(config: Config) -> Layers:
     """Routed experts have SiLU and no biases, whatever the configuration says of the MLP for all tokens."""
-    heads = {"bias": "qkvo" if flag(config, "attention_bias") else ""}
+    heads = {"bias": attention_bias(config)}
     width = whole(config, "intermediate_size", _SIZES["intermediate_size"])
     experts = Experts(
         num=count(config, "moe_num_experts", 8),

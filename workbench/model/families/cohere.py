@@ -1,6 +1,6 @@
 """Cohere 2 (Command R7B, Command A): attention beside the MLP, both behind one norm without a shift."""
 
-from workbench.model.config_fields import Config, flag, whole
+from workbench.model.config_fields import Config, attention_bias, whole
 from workbench.model.families.decoder import default_sizes, llama_like, scaled_logits, unrotated, windowed
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
 from workbench.model.families.positions import check_causal_positions
@@ -19,7 +19,7 @@ def _cohere2(config: Config) -> Layers:
     layers = llama_like(
         {key: value for key, value in config.items() if key != "head_dim"},  # heads share the width
         defaults=_SIZES,
-        heads={"bias": "qkvo" if flag(config, "attention_bias") else ""},
+        heads={"bias": attention_bias(config)},
         mlp={},
         block={"norm": Norm.UNSHIFTED, "placement": Placement.PARALLEL},
     )

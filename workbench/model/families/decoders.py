@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from workbench.model.config_fields import Config, flag, whole
+from workbench.model.config_fields import Config, attention_bias, flag, whole
 from workbench.model.families.decoder import (
     capped,
     common_config,
@@ -30,7 +30,7 @@ def _llama(config: Config) -> Layers:
     return llama_like(
         config,
         defaults=default_sizes(32000, 4096, 11008, 32, 32),
-        heads={"bias": "qkvo" if flag(config, "attention_bias") else ""},
+        heads={"bias": attention_bias(config)},
         mlp={"bias": flag(config, "mlp_bias")},
     )
 
@@ -105,7 +105,7 @@ def _outline(
     return llama_like(
         config,
         defaults={**defaults, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True},
-        heads={"bias": "qkvo" if flag(config, "attention_bias") else "", "qk_norm": qk_norm},
+        heads={"bias": attention_bias(config), "qk_norm": qk_norm},
         mlp={},
         block={"placement": placement},
         scales_embedding=True,
@@ -161,7 +161,7 @@ def _qwen2(config: Config, defaults: Mapping[str, Any] = _QWEN) -> Layers:
 
 
 def _qwen3(config: Config) -> Layers:
-    heads = {"bias": "qkvo" if flag(config, "attention_bias") else "", "qk_norm": Norm.RMS}
+    heads = {"bias": attention_bias(config), "qk_norm": Norm.RMS}
     layers = llama_like(config, defaults={**_QWEN, "head_dim": QWEN3_HEAD}, heads=heads, mlp={})
     return _windowed(config, layers)
 
@@ -226,7 +226,7 @@ _SMOL = default_sizes(128256, 2048, 11008, 36, 16, num_key_value_heads=4, tie_wo
 
 
 def _seed_oss(config: Config) -> Layers:
-    bias = "qkv" if flag(config, "attention_bias", default=True) else ""
+    bias = attention_bias(config, "qkv", default=True)
     heads = {"bias": bias + ("o" if flag(config, "attention_out_bias") else "")}
     return llama_like(config, defaults=_SEED, heads=heads, mlp={"bias": flag(config, "mlp_bias")})
 
@@ -236,7 +236,7 @@ def _smollm3(config: Config) -> Layers:
     layers = llama_like(
         config,
         defaults=_SMOL,
-        heads={"bias": "qkvo" if flag(config, "attention_bias") else ""},
+        heads={"bias": attention_bias(config)},
         mlp={"bias": flag(config, "mlp_bias")},
     )
     every, listed = whole(config, "no_rope_layer_interval", 4), config.get("no_rope_layers")

@@ -14,7 +14,7 @@ from workbench.model.composites.composite import (
     part_config,
     text_config,
 )
-from workbench.model.config_fields import Config, count, flag, number, text, whole
+from workbench.model.config_fields import Config, attention_bias, count, flag, number, text, whole
 from workbench.model.experts import (
     EXPERT_SCALE,
     EXPERTS_NORM,
@@ -75,7 +75,7 @@ def _outline(config: Config, shape: _Shape) -> Layers:
     plain = llama_like(
         {**config, **dict(zip(_OF_A_BLOCK, shape[:2], strict=True))},
         defaults=_SIZES,
-        heads={"bias": "qkvo" if flag(config, "attention_bias") else "", "qk_norm": Norm.RMS},
+        heads={"bias": attention_bias(config), "qk_norm": Norm.RMS},
         mlp={},
         block={"placement": Placement.SANDWICH},
         scales_embedding=True,

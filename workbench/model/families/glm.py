@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from workbench.model.config_fields import Config, flag, whole
+from workbench.model.config_fields import Config, attention_bias, flag, whole
 from workbench.model.families.decoder import default_sizes, llama_like
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
 from workbench.model.families.grouped_router import check_groups, mixed
@@ -77,7 +77,7 @@ def _dense(config: Config, head_dim: HeadDim, default: float, sizes: Mapping[str
         {**config, "head_dim": width},
         defaults=sizes,
         heads={
-            "bias": "qkv" if flag(config, "attention_bias", default=True) else "",
+            "bias": attention_bias(config, "qkv", default=True),
             "rotary_dim": rotary_dim(config, width, default),
         },
         mlp={"fused": True},
@@ -99,7 +99,7 @@ def _mixture(config: Config, sizes: Mapping[str, Any]) -> Layers:
     """Blocks with routed experts and a shared one, after some with an MLP; `sizes`: defaults."""
     width = _head_of_sparse(config)
     heads = {
-        "bias": "qkv" if flag(config, "attention_bias", default=sizes["attention_bias"]) else "",
+        "bias": attention_bias(config, "qkv", default=sizes["attention_bias"]),
         "rotary_dim": rotary_dim(config, width, _HALF),
         "qk_norm": Norm.RMS if flag(config, "use_qk_norm") else None,
     }

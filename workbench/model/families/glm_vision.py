@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from workbench.data.corpus import ItemTokens, qwen2_vl_tokens
-from workbench.model.config_fields import Config, count, flag, heads_of, text, whole
+from workbench.model.config_fields import Config, attention_bias, count, flag, heads_of, text, whole
 from workbench.model.families.family import EXAMPLE_WIDTH, Encoder, Example, Tower
 from workbench.model.families.qwen_vision import image_limits
 from workbench.model.layer import Matmul, Operator, Pointwise, TokenCount
@@ -23,7 +23,7 @@ def _glm4v(config: Config) -> Tower:
     heads = heads_of(config, width=width, num=whole(config, "num_heads", 12), causal=False)
     block = Block(
         width=width,
-        heads=replace(heads, bias="qkv" if flag(config, "attention_bias") else "", fused=True, rotary=True),
+        heads=replace(heads, bias=attention_bias(config, "qkv"), fused=True, rotary=True),
         mlp=Mlp(width=out, gated=True, activation=text(config, "hidden_act", "silu")),
         norm=Norm.RMS,
     )

@@ -1,6 +1,6 @@
 """gpt-oss: attention with sinks, every other layer with a sliding window; experts with biases."""
 
-from workbench.model.config_fields import Config, count, flag, whole
+from workbench.model.config_fields import Config, attention_bias, count, whole
 from workbench.model.experts import CHOSEN_SOFTMAX, CLAMPED, Experts
 from workbench.model.families.decoder import default_sizes, llama_like, windowed, with_attention
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
@@ -13,7 +13,7 @@ _WINDOW = 128  # default sliding window
 
 def _gpt_oss(config: Config) -> Layers:
     """A router's softmax runs over the scores of a token's experts alone; gate and up are one product."""
-    bias = "qkvo" if flag(config, "attention_bias", default=True) else ""
+    bias = attention_bias(config, default=True)
     layers = llama_like(config, defaults=_SIZES, heads={"bias": bias}, mlp={})
     experts = Experts(
         num=count(config, "num_local_experts", 128),

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from workbench.model.config_fields import Config, flag
+from workbench.model.config_fields import Config, attention_bias, flag
 from workbench.model.families.decoder import default_sizes, llama_like, scaled_logits
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
 from workbench.model.layer import Layer, Operator, Pointwise
@@ -14,7 +14,7 @@ def _granite(config: Config) -> Layers:
     layers = llama_like(
         config,
         defaults=_SIZES,
-        heads={"bias": "qkvo" if flag(config, "attention_bias") else ""},
+        heads={"bias": attention_bias(config)},
         mlp={"bias": flag(config, "mlp_bias")},
         scales_embedding=True,
     )

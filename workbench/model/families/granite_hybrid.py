@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from workbench.model.config_fields import Config, count, flag, text, whole
+from workbench.model.config_fields import Config, attention_bias, count, flag, text, whole
 from workbench.model.experts import CHOSEN_SOFTMAX, Experts
 from workbench.model.families.decoder import default_sizes, llama_like
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
@@ -27,7 +27,7 @@ def _granite(config: Config) -> Layers:
         fused=True,
     )
     heads = {
-        "bias": "qkvo" if flag(config, "attention_bias") else "",
+        "bias": attention_bias(config),
         "rotary": config.get("position_embedding_type") == _ROPE,
     }
     plain = llama_like(

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from workbench.model.config_fields import Config, count, flag, text, whole
+from workbench.model.config_fields import Config, attention_bias, count, text, whole
 from workbench.model.experts import Experts
 from workbench.model.families.decoder import default_sizes, llama_like
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
@@ -17,7 +17,7 @@ _SIZES = default_sizes(290943, 4096, 11008, 32, 32)
 
 def _outline(config: Config) -> Layers:
     """Norms follow the rotation; their order is no different work."""
-    heads = {"bias": "qkvo" if flag(config, "attention_bias") else "", "qk_norm": Norm.RMS}
+    heads = {"bias": attention_bias(config), "qk_norm": Norm.RMS}
     return llama_like(config, defaults=_SIZES, heads=heads, mlp={})
 
 

@@ -10,7 +10,7 @@ from workbench.model.composites.composite import (
     part_config,
     text_config,
 )
-from workbench.model.config_fields import Config, count, flag, number, text, whole
+from workbench.model.config_fields import Config, attention_bias, count, flag, number, text, whole
 from workbench.model.experts import Experts, with_experts
 from workbench.model.families.decoder import before_attention, default_sizes, llama_like, with_attention
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
@@ -27,7 +27,7 @@ _TOWER = "vision_model."
 def _llama4(config: Config) -> Layers:
     """Decoder blocks, of which all or every n-th have a shared expert and routed ones."""
     defaults = default_sizes(202048, 5120, 8192, 48, 40, num_key_value_heads=8, head_dim=128)
-    heads = {"bias": "qkvo" if flag(config, "attention_bias") else ""}
+    heads = {"bias": attention_bias(config)}
     dense = whole(config, "intermediate_size_mlp", 16384)
     plain = llama_like({**config, "intermediate_size": dense}, defaults=defaults, heads=heads, mlp={})
     embed, *blocks, head = plain

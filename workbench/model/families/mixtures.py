@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from workbench.model.config_fields import Config, count, flag, layer_indices, text, whole
+from workbench.model.config_fields import Config, attention_bias, count, flag, layer_indices, text, whole
 from workbench.model.experts import Experts, with_experts
 from workbench.model.families.decoder import default_sizes, llama_like, windowed
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
@@ -32,7 +32,7 @@ def _qwen3_moe(
         sizes: defaults of the configuration.
         num, chosen, width: default numbers of experts in a layer and per token, and their MLPs' width.
     """
-    heads = {"bias": "qkvo" if flag(config, "attention_bias") else "", "qk_norm": Norm.RMS}
+    heads = {"bias": attention_bias(config), "qk_norm": Norm.RMS}
     plain = llama_like(config, defaults=sizes, heads=heads, mlp={})
     slides = flag(config, "use_sliding_window")
     step, dense = whole(config, "decoder_sparse_step", 1), layer_indices(config, "mlp_only_layers", ())
@@ -71,7 +71,7 @@ _OLMOE = default_sizes(50304, 2048, 2048, 16, 16, num_key_value_heads=16)
 
 def _olmoe(config: Config) -> Layers:
     """Norms of the queries, and of the keys, of all heads at once."""
-    bias = "qkvo" if flag(config, "attention_bias") else ""
+    bias = attention_bias(config)
     heads = {"bias": bias, "qk_norm": Norm.RMS, "norms_all_heads": True}
     width = whole(config, "intermediate_size", _OLMOE["intermediate_size"])
     plain = llama_like(config, defaults=_OLMOE, heads=heads, mlp={})

@@ -1,6 +1,6 @@
 """Language models with norms behind attention and MLP instead of before them: OLMo 2, OLMo 3, EXAONE 4."""
 
-from workbench.model.config_fields import Config, flag, whole
+from workbench.model.config_fields import Config, attention_bias, whole
 from workbench.model.families.decoder import WINDOW, default_sizes, llama_like, unrotated, windowed
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
 from workbench.model.families.positions import check_fixed_positions
@@ -14,7 +14,7 @@ _FULL_EVERY = 4  # blocks
 
 def _olmo2(config: Config) -> Layers:
     """Norms of the queries, and of the keys, of all heads at once."""
-    bias = "qkvo" if flag(config, "attention_bias") else ""
+    bias = attention_bias(config)
     return llama_like(
         config,
         defaults=_OLMO,

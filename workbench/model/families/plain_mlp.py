@@ -1,6 +1,6 @@
 """Language models whose MLPs have no gate: AFM, Nemotron, StarCoder2, Apertus."""
 
-from workbench.model.config_fields import Config, flag, whole
+from workbench.model.config_fields import Config, attention_bias, flag, whole
 from workbench.model.families.decoder import default_sizes, llama_like, windowed
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
 from workbench.model.families.positions import rotary_dim
@@ -26,7 +26,7 @@ def _arcee(config: Config) -> Layers:
     return llama_like(
         config,
         defaults=_ARCEE,
-        heads={"bias": _attention_bias(config)},
+        heads={"bias": attention_bias(config)},
         mlp={"gated": False, "bias": flag(config, "mlp_bias")},
     )
 
@@ -39,7 +39,7 @@ def _nemotron(config: Config) -> Layers:
     return llama_like(
         {**config, "head_dim": head_dim},
         defaults=_NEMOTRON,
-        heads={"bias": _attention_bias(config), "rotary_dim": rotary_dim(config, head_dim, _HALF)},
+        heads={"bias": attention_bias(config), "rotary_dim": rotary_dim(config, head_dim, _HALF)},
         mlp={"gated": False, "bias": flag(config, "mlp_bias")},
         block={"norm": Norm.LAYER},
     )
@@ -59,12 +59,8 @@ def _starcoder2(config: Config) -> Layers:
 
 def _apertus(config: Config) -> Layers:
     """Its activation has two weights a block."""
-    heads = {"bias": _attention_bias(config), "qk_norm": Norm.RMS}
+    heads = {"bias": attention_bias(config), "qk_norm": Norm.RMS}
     return llama_like(config, defaults=_APERTUS, heads=heads, mlp={"gated": False})
-
-
-def _attention_bias(config: Config) -> str:
-    return "qkvo" if flag(config, "attention_bias") else ""
 
 
 ARCEE = LanguageModel(

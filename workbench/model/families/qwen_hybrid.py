@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from workbench.model.config_fields import Config, count, flag, layer_indices, text, whole
+from workbench.model.config_fields import Config, attention_bias, count, layer_indices, text, whole
 from workbench.model.delta_net import DeltaNet, with_delta_net
 from workbench.model.experts import Experts
 from workbench.model.families.decoder import default_sizes, llama_like
@@ -30,7 +30,7 @@ def _hybrid(config: Config, sizes: Mapping[str, Any], *, fused: bool = False) ->
         fused: as of `DeltaNet`.
     """
     heads = {
-        "bias": "qkvo" if flag(config, "attention_bias") else "",
+        "bias": attention_bias(config),
         "qk_norm": Norm.RMS,
         "rotary_dim": _rotary_dim(config),
         "gated": True,

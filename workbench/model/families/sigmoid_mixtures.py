@@ -1,6 +1,6 @@
 """Mixtures whose routers give every expert a sigmoid of its own: dots.llm1, Solar Open, MiniMax-M2."""
 
-from workbench.model.config_fields import Config, count, flag, text, whole
+from workbench.model.config_fields import Config, attention_bias, count, text, whole
 from workbench.model.experts import SIGMOID, Experts
 from workbench.model.families.decoder import WINDOW, default_sizes, llama_like, windowed
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
@@ -34,7 +34,7 @@ _MINIMAX = default_sizes(200064, 3072, 1536, 62, 48, num_key_value_heads=8, head
 
 def _dots1(config: Config) -> Layers:
     """Qwen3's attention, with windows from a block on, and DeepSeek-V3's experts."""
-    heads = {"bias": "qkvo" if flag(config, "attention_bias") else "", "qk_norm": Norm.RMS}
+    heads = {"bias": attention_bias(config), "qk_norm": Norm.RMS}
     plain = llama_like(config, defaults=_DOTS, heads=heads, mlp={})
     stated = config.get("max_window_layers")
     first = _DOTS["max_window_layers"] if stated is None else int(stated)
@@ -53,7 +53,7 @@ def _check_dots1(config: Config) -> None:
 def _solar_open(config: Config) -> Layers:
     """Every block has experts; only queries, keys and values have biases."""
     own = {key: value for key, value in config.items() if key not in (FIRST_DENSE, "intermediate_size")}
-    heads = {"bias": "qkv" if flag(config, "attention_bias") else ""}
+    heads = {"bias": attention_bias(config, "qkv")}
     return mixed({**own, "mlp_bias": False}, llama_like(own, defaults=_SOLAR, heads=heads, mlp={}), _SOLAR)
 
 
