@@ -13,7 +13,6 @@ Run:     python -m experiments.bench.kernel_compile [--json] [--triton 3.6.0 ins
 """
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.harness.command import command_line, finish, reaches, run_main
+from experiments.harness.foreign import answer, last_line
 from experiments.harness.record import commit
 from workbench.whole_file import check_writable
 
@@ -69,7 +69,7 @@ def triton_folder(version: str) -> Path:
             [*command, f"triton=={version}"], capture_output=True, text=True, check=False, timeout=TIMEOUT_S
         )
         if done.returncode:
-            raise ValueError(f"triton {version}: pip cannot install it: {_last_line(done.stderr)}")
+            raise ValueError(f"triton {version}: pip cannot install it: {last_line(done.stderr)}")
         shutil.move(unpacked, folder)
     return folder
 
@@ -83,25 +83,16 @@ def compile_with(version: str, arguments: Sequence[str] = ()) -> dict[str, Any]:
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
     if version != INSTALLED:
         environment["PYTHONPATH"] = str(triton_folder(version))
-    done = subprocess.run(
+    record: dict[str, Any] = answer(
         [sys.executable, "-m", "experiments.bench.compiled_kernels", *arguments],
+        failure=f"triton {version}: kernels do not compile",
+        limit_s=TIMEOUT_S,
+        environment=environment,
         cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_S,
     )
-    if done.returncode:
-        raise ValueError(f"triton {version}: kernels do not compile: {_last_line(done.stderr)}")
-    record: dict[str, Any] = json.loads(done.stdout)
     if version not in (INSTALLED, record["versions"]["triton"]):
         raise ValueError(f"triton: want {version}, got {record['versions']['triton']}")
     return record
-
-
-def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["no message"])[-1]
 
 
 def figures(kernels: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
