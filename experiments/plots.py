@@ -6,11 +6,12 @@ Run: python -m experiments.plots
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from experiments.bench.attention_plots import attention_figures
 from experiments.cornstarch.figure_plots import has_throughputs, throughputs
+from experiments.fidelity.draw import drawing
 from experiments.harness.drawing import PLOTS, save
 from experiments.harness.figure import (
     BLUE,
@@ -49,6 +50,10 @@ COMPARED = (
     "speed_over_h",
 )  # ratios between two methods, by their keys' ends
 BAR_INCHES = 0.3
+OTHERS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Grid]]] = {  # results that are no script's
+    "bench_attention": attention_figures,
+    "fidelity": lambda record: {"fidelity": drawing(record)},
+}
 
 ResultRow = Mapping[str, Any]
 
@@ -148,9 +153,9 @@ def main() -> int:
         for record in stored_records()
         if not draws_itself(record["script"])
     }
-    attention = RESULTS / "bench_attention.json"
-    if attention.is_file():
-        figures |= attention_figures(json.loads(attention.read_text()))
+    for name, of_record in OTHERS.items():
+        if (path := RESULTS / f"{name}.json").is_file():
+            figures |= of_record(json.loads(path.read_text()))
     for name, grid in figures.items():
         for path in save(grid, PLOTS, name) if grid else ():
             print(path)

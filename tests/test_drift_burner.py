@@ -11,7 +11,7 @@ import pytest
 from experiments.demo import DemoResult, PlanResult
 from experiments.fidelity import run as suite
 from experiments.fidelity.burner import burner_of
-from experiments.fidelity.drift import goals, lines, main
+from experiments.fidelity.drift import goals, lines, run
 from runtime.world.busy_cores import process_seconds
 
 
@@ -84,7 +84,7 @@ def test_a_burner_that_ended_too_early_is_told() -> None:
 
 
 def test_a_share_of_more_than_a_core_is_refused() -> None:
-    assert main(["--burn", "1.5"]) == 2
+    assert run.main(["--burn", "1.5"]) == 2
     with pytest.raises(ValueError, match=r"share of a core in \(0, 1\], got 0"):
         burner_of(0.0)
 

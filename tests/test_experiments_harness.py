@@ -106,7 +106,13 @@ def test_a_script_is_called_as_its_module():
     assert (outcome.script, outcome.notes, outcome.profile) == (found.name, ("one",), "A40")
 
 
-@pytest.mark.parametrize("name", scripts())
+def benches():
+    paths = (path for path in record.FOLDER.glob("*/*.py") if path.parent.name != "harness")
+    declared = (path for path in paths if "\n@bench(" in path.read_text(encoding="utf-8"))
+    return sorted(f"{path.parent.name}/{path.stem}" for path in declared)
+
+
+@pytest.mark.parametrize("name", [*scripts(), *benches()])
 def test_a_declaration_ends_its_module(name):
     """Where it is the program it is run there and then: what stands behind it would not be known yet."""
     source = (record.FOLDER / f"{name}.py").read_text(encoding="utf-8")
@@ -252,9 +258,17 @@ def test_every_colour_of_a_ratio_stands_in_the_legend():
 
 
 @bench(rounds="of every way")
-def counted(*, rounds: int = 2, limit_s: float = 1.5, fresh: bool = False, out: Path | None = None) -> Found:
+def counted(
+    *,
+    rounds: int = 2,
+    limit_s: float = 1.5,
+    fresh: bool = False,
+    only: tuple[str, ...] = ("a",),
+    out: Path | None = None,
+) -> Found:
     want_at_least(1, rounds=rounds)
-    return Found({"rounds": rounds, "limit_s": limit_s, "fresh": fresh}, {"few": rounds < 5}, out=out)
+    record = {"rounds": rounds, "limit_s": limit_s, "fresh": fresh, "only": list(only)}
+    return Found(record, {"few": rounds < 5}, out=out)
 
 
 def test_parameters_of_a_bench_are_its_flags(capsys, tmp_path):
@@ -263,12 +277,13 @@ def test_parameters_of_a_bench_are_its_flags(capsys, tmp_path):
         "rounds": 2,
         "limit_s": 1.5,
         "fresh": False,
+        "only": ["a"],
     }
     out = tmp_path / "record.json"
-    flags = ["--rounds", "5", "--limit-s", "2", "--fresh", "--out", str(out)]
+    flags = ["--rounds", "5", "--limit-s", "2", "--fresh", "--only", "b", "c", "--out", str(out)]
     assert counted.main(flags) == 1
     assert capsys.readouterr().out == "claim: few: FAILS\n"
-    assert json.loads(out.read_text()) == {"rounds": 5, "limit_s": 2.0, "fresh": True}
+    assert json.loads(out.read_text()) == {"rounds": 5, "limit_s": 2.0, "fresh": True, "only": ["b", "c"]}
 
 
 def test_a_bench_says_bad_input_in_one_line(capsys):

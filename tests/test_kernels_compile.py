@@ -107,7 +107,7 @@ def test_a_triton_that_cannot_be_had_is_one_line(
 ):
     monkeypatch.setattr(kernel_compile, "FOLDERS", tmp_path)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    assert kernel_compile.main(["--triton", "3.6.0"]) == 2
+    assert kernel_compile.run.main(["--triton", "3.6.0"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: triton 3.6.0: pip cannot install it: ")
     assert error.count("\n") == 1

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.search.judging import judge_of
+from experiments.search.compared import judge_of
 from experiments.search.spaces import spaces
 from sim.predict import IterationJudge
 from tests.test_search_goodput import job, losing, made, priced

@@ -12,8 +12,8 @@ from experiments.harness.outcome import Verdict
 from experiments.harness.printed import is_true, printed_rows
 from experiments.harness.record import RESULTS, results_in
 from experiments.oobleck import donors, figure2_2, figure2_11, runs, spot, systems, table2_1, table2_2
-from experiments.oobleck.breakdown_plot import COLOURS, FIGURES, bars_by_model, drawings
 from experiments.oobleck.by_nodes import PLANNED, seconds_of, simulated_rate
+from experiments.oobleck.figure2_11 import COLOURS, FIGURES, bars_by_model, drawings
 from experiments.oobleck.modelled import (
     bamboo_stages,
     bamboo_useful_share,

@@ -12,8 +12,6 @@ Ours:    registers, spilled bytes, shared memory, and instructions of the loops 
 Run:     python -m experiments.bench.kernel_compile [--json] [--triton 3.6.0 installed] [--out PATH]
 """
 
-import argparse
-import json
 import os
 import shutil
 import subprocess
@@ -23,7 +21,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.command import command_line, finish, reaches, run_main
+from experiments.harness.command import Found, bench, reaches
+from experiments.harness.foreign import answer, last_line
 from experiments.harness.record import commit
 from workbench.whole_file import check_writable
 
@@ -69,7 +68,7 @@ def triton_folder(version: str) -> Path:
             [*command, f"triton=={version}"], capture_output=True, text=True, check=False, timeout=TIMEOUT_S
         )
         if done.returncode:
-            raise ValueError(f"triton {version}: pip cannot install it: {_last_line(done.stderr)}")
+            raise ValueError(f"triton {version}: pip cannot install it: {last_line(done.stderr)}")
         shutil.move(unpacked, folder)
     return folder
 
@@ -83,25 +82,16 @@ def compile_with(version: str, arguments: Sequence[str] = ()) -> dict[str, Any]:
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
     if version != INSTALLED:
         environment["PYTHONPATH"] = str(triton_folder(version))
-    done = subprocess.run(
+    record: dict[str, Any] = answer(
         [sys.executable, "-m", "experiments.bench.compiled_kernels", *arguments],
+        failure=f"triton {version}: kernels do not compile",
+        limit_s=TIMEOUT_S,
+        environment=environment,
         cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_S,
     )
-    if done.returncode:
-        raise ValueError(f"triton {version}: kernels do not compile: {_last_line(done.stderr)}")
-    record: dict[str, Any] = json.loads(done.stdout)
     if version not in (INSTALLED, record["versions"]["triton"]):
         raise ValueError(f"triton: want {version}, got {record['versions']['triton']}")
     return record
-
-
-def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["no message"])[-1]
 
 
 def figures(kernels: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
@@ -138,20 +128,11 @@ def show(record: Mapping[str, Any]) -> None:
         print(f"{name:42} {record[name]:6g} {sign} {must:g} {record['verdicts'][name]}")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = command_line(__doc__)
-    parser.add_argument(
-        "--triton", nargs="+", default=[REFERENCE, INSTALLED], metavar="VERSION", help=f"or {INSTALLED!r}"
-    )
-    parser.add_argument("--out", type=Path, help="JSON file to write")
-    arguments = parser.parse_args(argv)
-    return run_main(lambda: _main(arguments))
-
-
-def _main(arguments: argparse.Namespace) -> int:
-    if arguments.out is not None:
-        check_writable(arguments.out)
-    reference, *others = [compile_with(version) for version in arguments.triton]
+@bench(triton=f"versions, or {INSTALLED!r}", out="JSON file to write")
+def run(triton: tuple[str, ...] = (REFERENCE, INSTALLED), out: Path | None = None) -> Found:
+    if out is not None:
+        check_writable(out)
+    reference, *others = [compile_with(version) for version in triton]
     reference_figures = figures(reference["kernels"])
     record = {
         "script": "bench/kernel_compile",
@@ -167,8 +148,4 @@ def _main(arguments: argparse.Namespace) -> int:
     }
     show(record)
     holds = "OFF" not in record["verdicts"].values()
-    return finish(record, as_json=arguments.json, out=arguments.out, holds=holds)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Found(record, holds=holds, out=out)

@@ -9,27 +9,24 @@ Differs: no GPU and no NCCL takes part. Behaviours follow NCCL's documentation a
 Run:     python -m experiments.bench.nccl_manners [--json] [--only TEXT] [--out PATH]
 """
 
-import argparse
-import json
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from experiments.harness.command import command_line, run_main
+from experiments.harness.command import Found, bench
 from experiments.harness.record import commit
 from experiments.nccl.cases import cases
 from experiments.nccl.run import HUNG, SAME, caught, dead_rank, hangs_of_before, run_all
 from runtime.world.pool import Pool
-from workbench.whole_file import check_writable, write_text
+from workbench.whole_file import check_writable
 
 MOST_RANKS = 8
 
 
-def run(only: str = "") -> dict[str, object]:
+def executed(only: str) -> dict[str, object]:
     """Run the cases whose name contains `only`; returns all figures."""
     start_s = time.perf_counter()
     chosen = [case for case in cases() if only in case.name]
@@ -66,29 +63,13 @@ def run(only: str = "") -> dict[str, object]:
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = command_line(__doc__)
-    parser.add_argument("--only", default="", help="cases with this in their name")
-    parser.add_argument("--out", type=Path, help="JSON file to write")
-    options = parser.parse_args(arguments)
-    return run_main(lambda: _main(options))
-
-
-def _main(options: argparse.Namespace) -> int:
-    if options.out is not None:
-        check_writable(options.out)
-    result = run(options.only)
-    if options.out is not None:
-        record = {"script": "bench/nccl_manners", "commit": commit(), "torch": torch.__version__}
-        write_text(json.dumps(record | result, indent=1) + "\n", options.out)
-    if options.json:
-        print(json.dumps(result, indent=1))
-    else:
-        for name, value in result.items():
-            if name != "rows":
-                print(f"{name}: {value}")
-    return 0 if not result["nccl_manners_failures"] else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+@bench(only="cases with this in their name", out="JSON file to write")
+def run(only: str = "", out: Path | None = None) -> Found:
+    if out is not None:
+        check_writable(out)
+    result = executed(only)
+    for name, value in result.items():
+        if name != "rows":
+            print(f"{name}: {value}")
+    record = {"script": "bench/nccl_manners", "commit": commit(), "torch": torch.__version__} | result
+    return Found(record, holds=not result["nccl_manners_failures"], out=out)

@@ -76,6 +76,24 @@ def _sample_s(cost: CostModel, module: Module, work: Work, tp: int) -> float:
     return sum(time.forward_s + time.backward_s(everything) for time in times)
 
 
+def task_of(of_model: tuple[Unit, ...], num_gpus: int, batch: int) -> Task:
+    """The orchestration of a model on so many GPUs."""
+    return Task(
+        units=of_model,
+        pacing="llm",
+        batch_samples=batch,
+        microbatch_samples=1,
+        num_gpus=num_gpus,
+        gpu_bytes=GPU_BYTES,
+    )
+
+
+def searched(task: Task) -> tuple[Orchestration, float]:
+    """The exact optimum, and milliseconds of its search, the median of several."""
+    runs = [timed(partial(orchestrate, task)) for _ in range(REPEATS)]
+    return runs[0][1], 1e3 * statistics.median(seconds for seconds, _ in runs)
+
+
 def _line(num_gpus: int, task: Task, timed_result: tuple[Orchestration, float], printed: str) -> str:
     orchestration, ours_ms = timed_result
     paper = f"{PAPER_MS[num_gpus]} ms" if num_gpus in PAPER_MS else "-"
@@ -94,16 +112,8 @@ def run() -> Found:
     of_model = units()
     print("  GPUs  batch   paper       ours   printed way   objective   GPUs used   tp x dp x pp")
     for num_gpus, batch in BATCH.items():
-        task = Task(
-            units=of_model,
-            pacing="llm",
-            batch_samples=batch,
-            microbatch_samples=1,
-            num_gpus=num_gpus,
-            gpu_bytes=GPU_BYTES,
-        )
-        runs = [timed(partial(orchestrate, task)) for _ in range(REPEATS)]
-        exact, ours_ms = runs[0][1], 1e3 * statistics.median(seconds for seconds, _ in runs)
+        task = task_of(of_model, num_gpus, batch)
+        exact, ours_ms = searched(task)
         record[f"{num_gpus}_ms"] = ours_ms
         printed = "-"
         if num_gpus <= RELAXED_UP_TO:

@@ -6,36 +6,11 @@ Ours:    `workbench.balance.orchestration.exact`, exact integers; the median of 
 Differs: another machine and another language; only who is faster is compared with the paper.
 """
 
-import statistics
-import time
-
-from experiments.bench.orchestration import GPU_BYTES, units
+from experiments.bench.orchestration import searched, task_of, units
 from experiments.harness.outcome import Evidence
 from experiments.harness.printed import claim_value, printed_rows
 from experiments.harness.script import script
-from workbench.balance.orchestration.exact import orchestrate
-from workbench.balance.orchestration.task import Task, Unit
 from workbench.units import ms
-
-REPEATS = 5
-
-
-def search_ms(of_model: tuple[Unit, ...], num_gpus: int, batch: int) -> float:
-    """Milliseconds of one search, the median of several."""
-    task = Task(
-        units=of_model,
-        pacing="llm",
-        batch_samples=batch,
-        microbatch_samples=1,
-        num_gpus=num_gpus,
-        gpu_bytes=GPU_BYTES,
-    )
-    times = []
-    for _ in range(REPEATS):
-        start_s = time.perf_counter()
-        orchestrate(task)
-        times.append(time.perf_counter() - start_s)
-    return ms(statistics.median(times))
 
 
 @script()
@@ -44,7 +19,7 @@ def run() -> Evidence:
     longest = 0.0
     for row in printed_rows("disttrain_table3"):
         num_gpus, printed_ms = int(row["n_gpus"]), float(row["orchestration_time_ms"])
-        median_ms = search_ms(of_model, num_gpus, int(row["global_batch_samples"]))
+        _, median_ms = searched(task_of(of_model, num_gpus, int(row["global_batch_samples"])))
         longest = max(longest, median_ms)
         evidence.ours[f"executed/{num_gpus} GPUs/search_ms"] = median_ms
         evidence.claim(

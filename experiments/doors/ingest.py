@@ -5,8 +5,6 @@ Setup:   the demo's model, a quarter of its batch, on gloo processes that torch.
 Run:     python -m experiments.doors.ingest [--json]
 """
 
-import json
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -17,7 +15,7 @@ import torch
 
 from experiments.demo_job import demo_job, local_cluster
 from experiments.doors.trace_tools import read_with
-from experiments.harness.command import command_line
+from experiments.harness.command import Found, bench
 from runtime.data.batches import DataSource, SyntheticSource
 from runtime.launch import result_of
 from runtime.rank_job import Build, run_rank
@@ -236,19 +234,12 @@ def as_schema(node: Node) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value}
 
 
-def main() -> int:
-    """Print the three keys; 1 where one of them fails."""
-    options = command_line(__doc__).parse_args()
+@bench()
+def run() -> Found:
+    """Print the three keys, which all have to hold."""
     results = keys()
-    if options.json:
-        print(json.dumps(results))
-    else:
-        for name, value in results.items():
-            print(f"{name}: {value}")
+    for name, value in results.items():
+        print(f"{name}: {value}")
     chakra = results["chakra_valid"]
     ok = results["kineto_ingest_error"]["within"] and results["hta_loads"]["within"]
-    return 0 if ok and chakra["valid"] == chakra["files"] else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Found(results, holds=ok and chakra["valid"] == chakra["files"])

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.harness.foreign import answer
+
 PROGRAM = Path(__file__).parent / "foreign" / "check_folders.py"
 ON_HOST = PROGRAM.with_name("on_host.py")
 CACHE = Path.home() / ".cache" / "multimodal-workbench" / "export-targets"
@@ -94,7 +96,6 @@ def refusals(target: str, folders: Sequence[Folder], packages: Path) -> list[str
     Raises:
         ValueError: the check itself cannot run.
     """
-    environment = _environment(target, packages)
     request = {
         "target": target,
         "bridge": str(_bridge(packages)),
@@ -103,19 +104,13 @@ def refusals(target: str, folders: Sequence[Folder], packages: Path) -> list[str
             for folder in folders
         ],
     }
-    done = subprocess.run(
+    answers: list[str | None] = answer(
         [sys.executable, str(PROGRAM)],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        timeout=LONGEST_S,
-        check=False,
-        env=environment,
+        failure=f"{target}: the check cannot run",
+        limit_s=LONGEST_S,
+        asked=json.dumps(request),
+        environment=_environment(target, packages),
     )
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise ValueError(f"{target}: the check cannot run: {last}")
-    answers: list[str | None] = json.loads(done.stdout.splitlines()[-1])
     return answers
 
 
@@ -126,18 +121,13 @@ def bridge_adapters(folder: Folder, packages: Path) -> dict[str, dict[str, Any]]
     Raises:
         ValueError: it cannot be built; the line that says why.
     """
-    done = subprocess.run(
+    adapters: dict[str, dict[str, Any]] = answer(
         [sys.executable, str(PROGRAM.with_name("adapters.py")), str(_bridge(packages))],
-        input=folder.files["tables.json"],
-        capture_output=True,
-        text=True,
-        timeout=LONGEST_S,
-        check=False,
-        env=_environment("megatron-bridge", packages) | {"OMP_NUM_THREADS": "1"},
+        failure="no adapters",
+        limit_s=LONGEST_S,
+        asked=folder.files["tables.json"],
+        environment=_environment("megatron-bridge", packages) | {"OMP_NUM_THREADS": "1"},
     )
-    if done.returncode:
-        raise ValueError(f"no adapters: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
-    adapters: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return adapters
 
 

@@ -5,13 +5,14 @@ that receives larger ones). So neither is installed with its dependencies, and p
 them.
 """
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from experiments.harness.foreign import answer
 
 PACKAGES = (
     "HolisticTraceAnalysis==0.5.0",
@@ -57,14 +58,4 @@ def read_with(reader: str, folder: Path) -> Any:
     """The JSON that a module of this package prints for a folder of traces; ValueError with its last line."""
     path = os.pathsep.join((str(tools_folder()), *filter(None, sys.path), str(Path.cwd())))
     command = [sys.executable, "-m", f"experiments.doors.{reader}", str(folder)]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=READ_S,
-        check=False,
-        env=os.environ | {"PYTHONPATH": path},
-    )
-    if done.returncode:
-        raise ValueError(f"{reader}: {done.stderr.strip().splitlines()[-1:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return answer(command, failure=reader, limit_s=READ_S, environment=os.environ | {"PYTHONPATH": path})

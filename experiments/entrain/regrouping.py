@@ -9,13 +9,12 @@ Run:     python -m experiments.entrain.regrouping [--batches N] [--json]
 """
 
 import statistics
-import sys
 
 from experiments.cornstarch.modelled import a40_cost
 from experiments.cornstarch.planned import simulated
 from experiments.entrain.intervals import bootstrap
 from experiments.entrain.workload import CORPUS_OF, batch_of, job_of
-from experiments.harness.command import command_line, finish
+from experiments.harness.command import Found, bench, want_at_least
 from workbench.planner.stage_counts import silent
 from workbench.planner.strategy_spec import Planner
 from workbench.report.progress import ticking
@@ -38,18 +37,15 @@ def iteration_s(dataset: str, system: str, seed: int) -> float:
     return simulated(lambda given, cost: SYSTEMS[system](given, cost, silent), job, a40_cost()).iteration_s
 
 
-def main() -> int:
+@bench()
+def run(batches: int = 3) -> Found:
     """Print mean times, and how much faster than `as drawn` each system is, batch by batch."""
-    parser = command_line(__doc__)
-    parser.add_argument("--batches", type=int, default=3)
-    arguments = parser.parse_args()
-    if arguments.batches < 1:
-        parser.error(f"--batches must be >= 1, got {arguments.batches}")
+    want_at_least(1, batches=batches)
     record: dict[str, dict[str, list[float]]] = {}
-    with ticking("batches", arguments.batches * len(CORPUS_OF), quiet=arguments.json) as ticker:
+    with ticking("batches", batches * len(CORPUS_OF), quiet=False) as ticker:
         for dataset in CORPUS_OF:
             times: dict[str, list[float]] = {system: [] for system in SYSTEMS}
-            for seed in range(1, 1 + arguments.batches):
+            for seed in range(1, 1 + batches):
                 ticker.step(dataset)
                 for system in SYSTEMS:
                     times[system].append(iteration_s(dataset, system, seed))
@@ -59,8 +55,4 @@ def main() -> int:
             ratios = [plain / system_s for plain, system_s in zip(times["as drawn"], taken_s, strict=True)]
             faster = bootstrap(ratios) if len(ratios) > 1 else f"{ratios[0]:.3f}"
             print(f"{dataset:14} {system:10} {statistics.mean(taken_s):7.3f} s   {faster} times as drawn")
-    return finish(record, as_json=arguments.json, holds=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Found(record)

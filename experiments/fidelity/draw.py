@@ -1,14 +1,8 @@
-"""Draws `experiments/results/fidelity.json`: predicted against executed, and errors by kind of action.
+"""Drawing of `results/fidelity.json`: predicted against executed, and errors by kind of action."""
 
-Reads the result file only, so the plot redraws without running anything.
-Run: python -m experiments.fidelity.draw
-"""
-
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.harness.drawing import PLOTS, save
 from experiments.harness.figure import BLUE, GREEN, ORANGE, PINK, RED, Band, Grid, Line, Lines
 from experiments.harness.record import RESULTS
 
@@ -86,12 +80,3 @@ def _errors(position: int, kind: str, part: str, rows: Sequence[Mapping[str, Any
     errors = [100 * cell["error"] for cell in cells if cell is not None]
     offsets = [position + 0.5 * (index + 0.5) / len(errors) - 0.25 for index in range(len(errors))]
     return Line(x=offsets, y=errors, colour=COLOURS[part], style="", marker=".")
-
-
-def main() -> int:
-    print(*save(drawing(json.loads(RESULT.read_text())), PLOTS, "fidelity"), sep="\n")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

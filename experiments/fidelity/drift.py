@@ -6,14 +6,12 @@ Ours:    drift is reported, and predictions multiplied by it come within a tenth
 Run:     python -m experiments.fidelity.drift [--json] [--burn SHARE] [--out FOLDER]
 """
 
-import argparse
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from experiments.demo import DemoResult, run_demo
 from experiments.fidelity.burner import burner_of
-from experiments.harness.command import command_line, finish, run_main
+from experiments.harness.command import Found, bench
 from workbench.drift import MOST_DRIFT, drift_warning
 from workbench.report.progress import ticking
 from workbench.report.tables import noise_warning, percent
@@ -52,29 +50,11 @@ def lines(result: DemoResult) -> Iterator[str]:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0 when the goals hold, 1 when not, 2 for bad input."""
-    options = _parse(arguments)
-    return run_main(lambda: _main(options))
-
-
-def _main(options: argparse.Namespace) -> int:
-    burner = burner_of(options.burn)
-    with ticking("drift", None, quiet=options.json) as ticker:
-        result = run_demo(options.out, ticker.at, beside=burner)
+@bench(burn="share of a core that the other process takes", out="folder for profile and steps")
+def run(burn: float = HALF, out: Path = Path("out/drift")) -> Found:
+    burner = burner_of(burn)
+    with ticking("drift", None, quiet=False) as ticker:
+        result = run_demo(out, ticker.at, beside=burner)
     claims = goals(result)
     print("\n".join(lines(result)))
-    return finish(result.as_json() | {"goals": claims}, claims, as_json=options.json)
-
-
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = command_line(__doc__)
-    parser.add_argument(
-        "--burn", type=float, default=HALF, help="share of a core that the other process takes"
-    )
-    parser.add_argument("--out", type=Path, default=Path("out/drift"), help="folder for profile and steps")
-    return parser.parse_args(arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Found(result.as_json() | {"goals": claims}, claims)

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from workbench.plan.plan import Microbatch, Plan, Program, TokenShard
 from workbench.plan.stage import Stage
@@ -42,44 +42,26 @@ def of_program(edit: Callable[[list[Action], random.Random, Plan], None]) -> Ope
     return edited
 
 
-def of_stage(edit: Callable[[Stage, random.Random, Plan], Stage]) -> Operator:
-    """Make an operator of an edit of one stage."""
+def of_one(field: str) -> Callable[[Callable[[Any, random.Random, Plan], Any]], Operator]:
+    """Declare operators of edits of one item of a field of the plan, if there is any."""
 
-    @operator
-    @wraps(edit)
-    def edited(plan: Plan, rng: random.Random) -> Plan:
-        index = rng.randrange(len(plan.stages))
-        return replace(plan, stages=with_one(plan.stages, index, edit(plan.stages[index], rng, plan)))
+    def declared(edit: Callable[[Any, random.Random, Plan], Any]) -> Operator:
+        @operator
+        @wraps(edit)
+        def edited(plan: Plan, rng: random.Random) -> Plan | None:
+            items: tuple[Any, ...] = getattr(plan, field)
+            if not items:
+                return None
+            index = rng.randrange(len(items))
+            changed: dict[str, Any] = {field: with_one(items, index, edit(items[index], rng, plan))}
+            return replace(plan, **changed)
 
-    return edited
+        return edited
 
-
-def of_microbatch(edit: Callable[[Microbatch, random.Random, Plan], Microbatch]) -> Operator:
-    """Make an operator of an edit of one microbatch."""
-
-    @operator
-    @wraps(edit)
-    def edited(plan: Plan, rng: random.Random) -> Plan:
-        index = rng.randrange(len(plan.microbatches))
-        changed = edit(plan.microbatches[index], rng, plan)
-        return replace(plan, microbatches=with_one(plan.microbatches, index, changed))
-
-    return edited
+    return declared
 
 
-def of_token_shard(edit: Callable[[TokenShard, random.Random], TokenShard]) -> Operator:
-    """Make an operator of an edit of a row's token owners."""
-
-    @operator
-    @wraps(edit)
-    def edited(plan: Plan, rng: random.Random) -> Plan | None:
-        if not plan.token_shards:
-            return None
-        index = rng.randrange(len(plan.token_shards))
-        changed = edit(plan.token_shards[index], rng)
-        return replace(plan, token_shards=with_one(plan.token_shards, index, changed))
-
-    return edited
+of_stage, of_microbatch, of_token_shard = map(of_one, ("stages", "microbatches", "token_shards"))
 
 
 def with_one(items: Sequence[T], index: int, changed: T | None) -> tuple[T, ...]:
@@ -342,7 +324,7 @@ def reorder_microbatches(plan: Plan, rng: random.Random) -> Plan:
 
 
 @of_token_shard
-def re_own_tokens(shard: TokenShard, rng: random.Random) -> TokenShard:
+def re_own_tokens(shard: TokenShard, rng: random.Random, _: Plan) -> TokenShard:
     """Give a block to another owner, which may not exist."""
     owners = list(shard.owners)
     owners[rng.randrange(len(owners))] = rng.choice((0, 1, 1, 0, 2, -1))
@@ -350,7 +332,7 @@ def re_own_tokens(shard: TokenShard, rng: random.Random) -> TokenShard:
 
 
 @of_token_shard
-def re_shape_tokens(shard: TokenShard, rng: random.Random) -> TokenShard:
+def re_shape_tokens(shard: TokenShard, rng: random.Random, _: Plan) -> TokenShard:
     """Change block sizes or the number of blocks by one."""
     return rng.choice(
         (

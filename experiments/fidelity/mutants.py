@@ -30,7 +30,7 @@ from experiments.fidelity.mutant_pool import pool
 from experiments.fidelity.mutant_rows import ROW_OPERATORS
 from experiments.fidelity.mutant_runs import Sample, run_samples
 from experiments.fidelity.mutant_verdict import Judgement, Verdict
-from experiments.harness.command import command_line
+from experiments.harness.command import Found, bench
 from workbench.plan.check import check
 from workbench.plan.deadlock import check_deadlock
 from workbench.plan.lower import lower
@@ -237,34 +237,6 @@ def _is_needed(drawn: Sample, samples: Sequence[Sample], most: int) -> bool:
     )
 
 
-def main() -> int:
-    parser = command_line(__doc__)
-    parser.add_argument("--count", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--executed", type=int, default=20, help="mutants of each kind to run on gloo")
-    options = parser.parse_args()
-    plans = pool()
-    by_name = dict(plans)
-    meanings = {name: meaning_of(plan) for name, plan in plans}
-    tally, samples = Tally(), list[Sample]()
-    start_s = time.perf_counter()
-    for mutant in mutants(plans, options.count, options.seed):
-        gate, _ = count_one(tally, mutant, meanings[mutant.parent])
-        drawn = _drawn(mutant, by_name[mutant.parent], gate)
-        if drawn is not None and _is_needed(drawn, samples, options.executed):
-            samples.append(drawn)
-        if mutant.number % 1000 == 999:
-            print(f"{mutant.number + 1} mutants, {time.perf_counter() - start_s:.0f} s", file=sys.stderr)
-    record = tally.as_json() | {"num_plans": len(plans), "seed": options.seed}
-    record |= run_samples(samples)
-    _print(record)
-    RESULT.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    if options.json:
-        print(json.dumps(record))
-    is_sound = not (record["false_accepts"] or record["crashes"] or record["accepted_that_failed"])
-    return 0 if is_sound else 1
-
-
 def _print(record: dict[str, object]) -> None:
     by_operator = record["by_operator"]
     assert isinstance(by_operator, dict)
@@ -277,5 +249,23 @@ def _print(record: dict[str, object]) -> None:
     print(f"validator: p50 {record['validator_p50_s']:.4f} s, p95 {record['validator_p95_s']:.4f} s")
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+@bench(executed="mutants of each kind to run on gloo")
+def run(count: int = 10_000, seed: int = 0, executed: int = 20) -> Found:
+    plans = pool()
+    by_name = dict(plans)
+    meanings = {name: meaning_of(plan) for name, plan in plans}
+    tally, samples = Tally(), list[Sample]()
+    start_s = time.perf_counter()
+    for mutant in mutants(plans, count, seed):
+        gate, _ = count_one(tally, mutant, meanings[mutant.parent])
+        drawn = _drawn(mutant, by_name[mutant.parent], gate)
+        if drawn is not None and _is_needed(drawn, samples, executed):
+            samples.append(drawn)
+        if mutant.number % 1000 == 999:
+            print(f"{mutant.number + 1} mutants, {time.perf_counter() - start_s:.0f} s", file=sys.stderr)
+    record = tally.as_json() | {"num_plans": len(plans), "seed": seed}
+    record |= run_samples(samples)
+    _print(record)
+    RESULT.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    is_sound = not (record["false_accepts"] or record["crashes"] or record["accepted_that_failed"])
+    return Found(record, holds=is_sound)

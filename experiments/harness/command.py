@@ -48,7 +48,8 @@ class Bench:
 
     Args:
         compute: measures, prints tables, and returns what it has found; a ValueError is bad input. Its
-            parameters are flags of their defaults' types; one that is None by default is a file.
+            parameters are flags of their defaults' types; a tuple is of words, and one that is None by
+            default is a file.
         helps: help texts of flags, by parameter.
     """
 
@@ -66,6 +67,8 @@ class Bench:
             flag, default, text = f"--{name.replace('_', '-')}", parameter.default, self.helps.get(name)
             if isinstance(default, bool):
                 parser.add_argument(flag, action="store_true", help=text)
+            elif isinstance(default, tuple):
+                parser.add_argument(flag, nargs="+", default=default, help=text)
             else:
                 kind = Path if default is None else type(default)
                 parser.add_argument(flag, type=kind, default=default, help=text)

@@ -18,7 +18,6 @@ Curves of the one batch are stored as each run ends, by plan hash and steps, so 
 resumes.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -26,7 +25,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from experiments.harness.command import command_line, finish
+from experiments.harness.command import Found, bench
 from experiments.harness.record import RESULTS
 from experiments.mimo.kept_runs import Kept
 from experiments.mimo.loss_curves_runs import ONE_BATCH, Data, Run, model, one_process, plan_of, runs, train
@@ -99,27 +98,34 @@ def summary_of(runs_of: Sequence[Run], records: Sequence[dict[str, Any]]) -> dic
     }
 
 
-def main() -> int:
-    parser = command_line(__doc__)
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--samples", type=int, default=ONE_BATCH.num_samples, help="of a batch")
-    parser.add_argument("--batches", type=int, default=1, help="that differ, one a step")
-    parser.add_argument("--figures", nargs="+", default=[], help="of the paper; all by default")
-    parser.add_argument("--limit-s", type=float, default=3600.0, help="stop after this, to resume later")
-    parser.add_argument("--fresh", action="store_true", help="run everything again")
-    arguments = parser.parse_args()
-    if arguments.fresh:
+@bench(
+    samples="of a batch",
+    batches="that differ, one a step",
+    figures="of the paper; all by default",
+    limit_s="stop after this, to resume later",
+    fresh="run everything again",
+)
+def run(
+    *,
+    steps: int = STEPS,
+    samples: int = ONE_BATCH.num_samples,
+    batches: int = 1,
+    figures: tuple[str, ...] = (),
+    limit_s: float = 3600.0,
+    fresh: bool = False,
+) -> Found:
+    if fresh:
         KEPT.path.unlink(missing_ok=True)
-    selected = [run for run in runs() if not arguments.figures or run.figure in arguments.figures]
-    data = Data(num_samples=arguments.samples, num_batches=arguments.batches)
+    selected = [each for each in runs() if not figures or each.figure in figures]
+    data = Data(num_samples=samples, num_batches=batches)
     with TemporaryDirectory() as folder:
         store = KEPT if data == ONE_BATCH else replace(KEPT, path=Path(folder, KEPT.path.name))
-        record_of = partial(curve, steps=arguments.steps, data=data)
-        result = summary_of(selected, store.play(selected, record_of, arguments.limit_s))
-    result |= {"steps": arguments.steps, "bound": BOUND}
+        record_of = partial(curve, steps=steps, data=data)
+        result = summary_of(selected, store.play(selected, record_of, limit_s))
+    result |= {"steps": steps, "bound": BOUND}
     if data != ONE_BATCH:
         result |= asdict(data)
-    alone = {trains: one_process(trains, arguments.steps, data)[0] for trains in (False, True)}
+    alone = {trains: one_process(trains, steps, data)[0] for trains in (False, True)}
     for row in result["rows"]:
         gap, state = row.get("from_baseline", float("nan")), row.get("state", float("nan"))
         print(f"{row['name']:45} {row['num_ranks']} ranks, from baseline {gap:.1e}, state {state:.1e}")
@@ -127,12 +133,7 @@ def main() -> int:
         print(f"figure {figure}: widest range of the losses of a step {widest:.1e}")
     print(f"one process: loss {alone[False][0]:.6f} to {alone[False][-1]:.6f} with a frozen LLM,", end=" ")
     print(f"{alone[True][0]:.6f} to {alone[True][-1]:.6f} with a trained one")
-    print(f"{result['executed']} of {result['runs']} curves executed over {arguments.steps} steps")
-    print(f"claim: every layout within {BOUND} of the baseline at every step, states included: ", end="")
-    print("holds" if result["holds"] else "FAILS")
+    print(f"{result['executed']} of {result['runs']} curves executed over {steps} steps")
+    claims = {f"every layout within {BOUND} of the baseline at every step, states included": result["holds"]}
     path = SUMMARY if data == ONE_BATCH else SUMMARY_OF_BATCHES
-    return finish(result, out=path, as_json=arguments.json, holds=result["holds"])
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Found(result, claims, out=path)

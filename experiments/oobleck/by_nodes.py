@@ -13,14 +13,16 @@ Differs: sequence lengths are not printed (the models' own: 512, 1024, 2048); TF
          work, which by section 2.7.4.2 includes more than redundant computation.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
 from experiments.cornstarch.modelled import A40
+from experiments.harness.figure import Grid, Line, Lines
 from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.script import Parts, script
 from experiments.oobleck import modelled
-from experiments.oobleck.by_nodes_plot import drawing
+from experiments.oobleck.spot import DRAWN
 from experiments.oobleck.systems import BAMBOO_USEFUL_SHARE, MODELS, MOST_NODES, published_rates
 from workbench.cost.execution import Execution
 from workbench.cost.profile import load_profile
@@ -29,6 +31,7 @@ from workbench.elastic.template import Template, TemplateStage
 from workbench.plan.plan import Recompute
 
 PASSES = 4  # forward, that again, and a backward of twice its products
+DRAWN_COUNTS = tuple(range(MOST_NODES // 2, MOST_NODES + 1))
 NETWORK_BYTES_PER_S = 200e9 / 8  # section 2.7.1: one adaptor of 200 Gb/s a GPU
 
 
@@ -272,6 +275,34 @@ def bamboo_evidence() -> Evidence:
             abs(rate / published - 1) <= REL_TOL,
         )
     return evidence
+
+
+def drawing(ours: Mapping[str, float]) -> Grid:
+    """One panel per model; published solid, ours dashed."""
+    panels = [
+        Lines(title=model, x="nodes", y="samples/s", y_limits=(0, None), lines=_lines(model, ours))
+        for model in MODELS
+    ]
+    return Grid(rows=[panels], panel_inches=(3.4, 3.6))
+
+
+def _lines(model: str, ours: Mapping[str, float]) -> list[Line]:
+    lines = []
+    for system, colour in DRAWN.items():
+        published = published_rates(system, model)
+        if not published:
+            continue
+        key = f"modelled/{model.replace(' ', '-')}/{system}"
+        for kind, style, rates in (
+            ("published", "-", [published[count] for count in DRAWN_COUNTS]),
+            ("our simulator", "--", [ours[f"{key}/{count}"] for count in DRAWN_COUNTS]),
+        ):
+            lines.append(
+                Line(
+                    x=DRAWN_COUNTS, y=rates, colour=colour, style=style, label=f"{system}, {kind}", width=1.3
+                )
+            )
+    return lines
 
 
 @script(profile="A40")

@@ -13,7 +13,6 @@ Run:     python -m experiments.public.rivals [--python PATH] [--json]
 """
 
 import json
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from experiments.harness.command import command_line
+from experiments.harness.foreign import answer
 from experiments.harness.outcome import Evidence
 from experiments.harness.record import RESULTS
 from experiments.harness.script import Parts, Script, finished, script
@@ -112,18 +112,13 @@ def _gpu(row: LlmRow) -> dict[str, Any]:
 def by_llm_analysis(rows: Sequence[LlmRow], python: str) -> list[Answer]:
     """Seconds by the package, in the environment of an interpreter; ValueError where it cannot run."""
     expressible = [row for row in rows if unsayable(row) is None]
-    done = subprocess.run(
+    seconds = answer(
         [python, str(PROGRAM)],
-        input=json.dumps([arguments(row) for row in expressible]),
-        capture_output=True,
-        text=True,
-        timeout=LONGEST_S,
-        check=False,
+        failure=f"--python {python}: want an interpreter with llm-analysis, got",
+        limit_s=LONGEST_S,
+        asked=json.dumps([arguments(row) for row in expressible]),
     )
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise ValueError(f"--python {python}: want an interpreter with llm-analysis, got: {last}")
-    answers = iter(json.loads(done.stdout.splitlines()[-1]))
+    answers = iter(seconds)
     return [f"no words for {reason}" if (reason := unsayable(row)) else next(answers) for row in rows]
 
 

@@ -4,13 +4,15 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from experiments.search.best_single import OutOfTime, OwnBest, best_of, own_searches, stopper
 from experiments.search.jobs import SuiteJob, opened
-from experiments.search.judging import judge_of
-from sim.predict import candidate_s, predict, prices_of
+from sim.judge import executors_of
+from sim.predict import IterationJudge, candidate_s, predict, prices_of
 from workbench.cost.model import CostModel
+from workbench.data.sample import Sample
 from workbench.explain.critical_path import CAUSES, COMPUTE, Cause
 from workbench.explain.explanation import parts_of_all
 from workbench.explain.idle import idle_by_cause, idle_time
@@ -29,12 +31,35 @@ from workbench.search.joint.question import Question
 from workbench.search.joint.result import SearchResult
 from workbench.search.joint.terms import Scope, Stop
 from workbench.search.objectives.objective import Objective
+from workbench.search.objectives.options import ObjectiveOptions, judge_for
 from workbench.search.objectives.plan_judge import PlanJudge
 from workbench.strategies.registry import BY_NAME, PLANNERS, PRICED
 from workbench.timing.accept import accept
 from workbench.trace import Lane
 
 KERNELS = "kernels"
+
+
+def judge_of(
+    job: Job,
+    cost: CostModel,
+    objective: Objective,
+    options: ObjectiveOptions,
+    batches: Sequence[Sequence[Sample]],
+    *,
+    seed: int = 0,
+) -> Judge:
+    """The judge of an objective, for all searches of a job.
+
+    Planning of further batches is timed in CPU seconds, which other load does not affect.
+
+    Raises:
+        ValueError: as `judge_for`.
+    """
+    if objective is Objective.ITERATION and not batches:
+        return IterationJudge(cost)
+    executors = replace(executors_of(cost), clock=time.process_time)
+    return judge_for(objective, options, job, cost, batches=batches, seed=seed, executors=executors)
 
 
 def causes_of(plan: Plan, cost: CostModel) -> dict[str, float]:
