@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from workbench.cost.products import ProductFormat
 from workbench.job.batch_schema import BatchSpec
 from workbench.job.strict import Count, Positive, Strict
 from workbench.model.block_modules import BlockModule
@@ -225,6 +226,10 @@ class LayoutSpec(Strict):
         reshard_after: only with `sharding: parameters`: `pass` gathers them for every forward and backward,
             `backward` keeps those of a forward for its backward, `step` gathers and reduce-scatters once
             and gathers from the beginning of the step, one layer after another.
+        products: operand format of the linear layers of blocks, without routers; simulated, not run.
+            `same`: the precision. `fp8`: one scale a tensor, from the tensor itself; `fp8_delayed`: from
+            earlier steps; `fp8_row`: one a row; `fp8_block`: one for 128 elements; `mxfp8`: one for 32;
+            `nvfp4`: one for 16.
     """
 
     pp: Count | None = None
@@ -242,6 +247,7 @@ class LayoutSpec(Strict):
     sharding: Literal["none", "optimizer", "parameters"] = "none"
     instances: Count = 1
     reshard_after: ReshardAfter = ReshardAfter.PASS
+    products: ProductFormat = ProductFormat.SAME
 
 
 class ScheduleChoiceSpec(Strict):

@@ -19,6 +19,7 @@ from workbench.memory.eager import (
 from workbench.memory.eager_working import eager_input_working, eager_working
 from workbench.memory.grouped_experts import with_grouped_experts
 from workbench.memory.megatron import GRADIENT_BYTES, megatron_saved
+from workbench.memory.narrow_inputs import keeps_casts, with_kept_inputs
 from workbench.memory.recurrence import fused_recurrence_bytes
 from workbench.memory.setting import FLOAT32_BYTES, INDEX_BYTES, Setting
 from workbench.memory.split import SplitBytes, split_bytes
@@ -80,6 +81,7 @@ def layer_bytes(layer: Layer, needs: Needs, setting: Setting, kernels: Kernels) 
         by_operator = eager_kept_by_operator(layer, needs, setting)
         in_work = eager_working(layer, needs, setting, by_operator, num_matrices)
         return LayerBytes(kept, shared, in_work.forward, in_work.backward, in_work.accumulating, needs.any)
+    layer = with_kept_inputs(layer, setting.products, beside_attention=kernels.is_megatron)
     work, grid, size = setting.work, setting.grid, setting.element_bytes
     saved = round(sum(_without_recomputed(layer, _saved_by_operator(layer, needs, setting), setting)))
     working = working_bytes(layer, work, grid, size)
@@ -116,9 +118,10 @@ def layer_split_bytes(layer: Layer, needs: Needs, setting: Setting, kernels: Ker
         working = eager_input_working(layer, needs, setting)
         return split_bytes(layer, needs, setting, kept, working, num_matrices)
     work, grid, size = setting.work, setting.grid, setting.element_bytes
-    kept = tuple(_saved_by_operator(layer, needs, setting))
+    keeping = with_kept_inputs(layer, setting.products, beside_attention=kernels.is_megatron)
+    kept = tuple(_saved_by_operator(keeping, needs, setting))
     if kernels.is_megatron:
-        kept = _megatron_saved(layer, needs, setting, kernels)
+        kept = _megatron_saved(keeping, needs, setting, kernels)
     working = (float(working_bytes(layer, work, grid, size)),) * len(layer.operators)
     one_each = (1,) * len(layer.operators)
     return split_bytes(layer, needs, setting, kept, working, one_each)._replace(temporary=0)
@@ -188,8 +191,9 @@ def saved_bytes(layer: Layer, needs: Needs, work: Work, grid: Grid, element_byte
       norms and activations: each tensor they read; the loss, logits in float32;
       sums, rotations, means: nothing.
     And only when weight gradients run:
-      matmul: its input, once for adjacent ones that share it, and not again when it is an
-      attention's output; if its adapter alone is trained, also what is between the adapter's products;
+      matmul: its input, as cast to a narrow format if its product is in one, once for adjacent ones
+      that share it, and not again when it is an attention's output that is not cast; if its adapter
+      alone is trained, also what is between the adapter's products;
       tables: the indices.
     A layer without gradients keeps nothing.
 
@@ -216,7 +220,7 @@ def _saved_by_operator(layer: Layer, needs: Needs, setting: Setting) -> Iterator
             yield tokens * INDEX_BYTES
         else:
             width = 0.0
-            if not _kept_already(layer, previous, operator):
+            if not _kept_already(layer, previous, operator, setting):
                 width = operator.in_features / (grid.tp if operator.shard is Shard.ROW else 1)
             yield tokens * (width + inner_width(operator)) * element_bytes
 
@@ -252,9 +256,11 @@ def working_bytes(layer: Layer, work: Work, grid: Grid, element_bytes: int) -> i
     )
 
 
-def _kept_already(layer: Layer, previous: Operator | None, operator: Matmul) -> bool:
+def _kept_already(layer: Layer, previous: Operator | None, operator: Matmul, setting: Setting) -> bool:
     """Whether the input is kept already: an attention's output, or an input shared with the previous one."""
-    if isinstance(previous, Attention) or operator.name == KV_DOWN:
+    if isinstance(previous, Attention):
+        return not keeps_casts(layer, setting.products)
+    if operator.name == KV_DOWN:
         return True
     return previous is not None and reads_alike(previous, operator) and has_trainable(layer, previous)
 
