@@ -150,6 +150,24 @@ def test_fused_kernels_keep_exactly_these_bytes():
     assert kept(ProductFormat.SAME) - kept(ProductFormat.FP8) == 64 * (4096 + 14336)
 
 
+def test_working_memory_is_that_of_whole_inputs_and_a_cast_is_not_the_tensor_that_came_in():
+    setting = Setting(Work((RowWork(64, 64, 64),)), Grid(), 2, is_gathered=False)
+    first = replace(llama()[1], operators=llama()[1].operators[1:])  # without the norm in front
+    for layer in (llama()[1], first):
+        wide, narrow = (
+            layer_bytes(layer, BOTH, setting._replace(products=each), Kernels.FUSED)
+            for each in (ProductFormat.SAME, ProductFormat.FP8)
+        )
+        assert (narrow.forward, narrow.backward) == (wide.forward, wide.backward)
+        assert narrow.kept.input_bytes == (0 if layer is first else wide.kept.input_bytes)
+        assert wide.kept.input_bytes == 64 * 4096 * 2
+
+
+def test_heads_and_embeddings_keep_what_they_kept():
+    for layer in (llama()[0].layers[0], llama()[0].layers[-1]):
+        assert kept(ProductFormat.FP8, layer=layer) == kept(ProductFormat.SAME, layer=layer)
+
+
 def test_frozen_layers_and_adapters_keep_what_they_kept():
     only_inputs = Needs(input_grad=True, weight_grad=False)
     assert kept(ProductFormat.FP8, needs=only_inputs) == kept(ProductFormat.SAME, needs=only_inputs)

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from workbench.cost.products import ProductFormat
 from workbench.job.batch_schema import BatchSpec
@@ -301,3 +301,13 @@ class JobSpec(Strict):
     optimizer_precision: Precision | None = None
     kernels: Literal["auto", "fused", "eager"] = "auto"
     profile: Annotated[str, Field(min_length=1)]
+
+    @field_validator("precision", mode="before")
+    @classmethod
+    def _no_format_of_products(cls, value: object) -> object:
+        if value != ProductFormat.SAME and value in list(ProductFormat):
+            raise ValueError(
+                f"input should be 'float64', 'float32' or 'bfloat16', got {value!r}; want products: {value} "
+                "in the layout of a module"
+            )
+        return value

@@ -7,13 +7,15 @@ from workbench.cost.products import NARROW, WIDE_BYTES, ProductFormat, is_narrow
 from workbench.model.layer import Attention, Layer, Matmul, Operator
 
 
-def keeps_casts(layer: Layer, products: ProductFormat) -> bool:
-    """Whether products of a layer keep their inputs as cast, not as they were.
+def keeps_cast(layer: Layer, operator: Operator, products: ProductFormat) -> bool:
+    """Whether an operator is a product that keeps its input as cast, not as it was.
 
-    A scale a row keeps them as they were, for the cast that the weights' gradient needs (torchao,
+    A scale a row keeps it as it was, for the cast that the weights' gradient needs (torchao,
     `float8_linear.py`). So do adapters, whose products are not in the narrow format.
     """
-    return products is not ProductFormat.SAME and not NARROW[products].keeps_wide and not layer.has_adapters
+    if products is ProductFormat.SAME or NARROW[products].keeps_wide or layer.has_adapters:
+        return False
+    return isinstance(operator, Matmul) and is_narrowed(layer, operator)
 
 
 def with_kept_inputs(layer: Layer, products: ProductFormat, *, beside_attention: bool) -> Layer:
@@ -26,7 +28,7 @@ def with_kept_inputs(layer: Layer, products: ProductFormat, *, beside_attention:
     Args:
         beside_attention: whether the account counts an attention's output as kept by the product behind it.
     """
-    if not keeps_casts(layer, products):
+    if not any(keeps_cast(layer, each, products) for each in layer.operators):
         return layer
     return replace(layer, operators=tuple(_kept(layer, products, beside_attention)))
 
@@ -34,7 +36,7 @@ def with_kept_inputs(layer: Layer, products: ProductFormat, *, beside_attention:
 def _kept(layer: Layer, products: ProductFormat, beside_attention: bool) -> Iterator[Operator]:  # noqa: FBT001
     previous: Operator | None = None
     for each in layer.operators:
-        if isinstance(each, Matmul) and is_narrowed(layer, each):
+        if isinstance(each, Matmul) and keeps_cast(layer, each, products):
             share = NARROW[products].element_bytes / WIDE_BYTES
             share += beside_attention and isinstance(previous, Attention)
             yield replace(each, in_features=max(1, round(each.in_features * share)))
