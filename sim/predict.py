@@ -20,7 +20,7 @@ from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
 from workbench.schedule.action import Action
 from workbench.timing.accept import judged
-from workbench.timing.doubts import doubts_of
+from workbench.timing.doubts import doubts_of, narrow_doubts
 from workbench.timing.interval import Doubt, interval
 from workbench.timing.price import Price, price
 from workbench.timing.provenance import with_interval, with_provenance
@@ -87,9 +87,14 @@ def doubts_of_plan(lowered: Lowered, cost: CostModel) -> tuple[Doubt, ...]:
     def seconds_of(execution: Execution) -> float:
         return step_s(lowered, cost.executed(execution))
 
-    cluster, ranks = lowered.plan.cluster, lowered.plan.ranks
+    cluster, ranks, settings = lowered.plan.cluster, lowered.plan.ranks, lowered.plan.settings
     shares = shares_of(seconds_of, cost.execution, seconds_of(cost.execution))
-    return doubts_of(cost.profile, shares, across_nodes=len(set(map(cluster.node_of, ranks))) > 1)
+    return doubts_of(
+        cost.profile,
+        shares,
+        across_nodes=len(set(map(cluster.node_of, ranks))) > 1,
+        unsaid=narrow_doubts(cost.profile, shares, {each: str(each) for each in settings.narrow_products}),
+    )
 
 
 def prices_of(lowered: Lowered, cost: CostModel) -> Price:

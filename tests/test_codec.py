@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.plans import disjoint_plan, sample, sealed, two_encoders
+from workbench.cost.products import ProductFormat
 from workbench.data.sample import WHERE_SET
 from workbench.model.block_modules import BlockModule
 from workbench.plan.codec import dumps, loads, plan_hash, read_plan, write_plan
@@ -70,6 +71,7 @@ SET = {  # of every field with a default
         "collective_pieces": 2,
         "reshard_after": ReshardAfter.STEP,
         "recompute_layers": 2,
+        "products": ProductFormat.FP8,
     },
 }
 WANTS = {  # settings without which one means nothing
@@ -87,7 +89,7 @@ def test_every_setting_is_tried():
 def test_a_setting_comes_back_and_changes_the_hash_and_later_ones_are_said_only_where_they_are_set(
     kind, name
 ):
-    whole, changed = PLAN.settings, {name: SET[kind][name]}
+    whole, changed = replace(PLAN.settings, precision=Precision.BFLOAT16), {name: SET[kind][name]}
     if kind is ModuleSettings:
         module = ModuleSettings(module="llm", **WANTS.get(name, {}))
         changed = {"modules": (replace(module, **changed),)}

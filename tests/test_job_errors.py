@@ -41,7 +41,11 @@ from workbench.job.schema import JobSpec
         (("batch", "samples"), ..., "missing key 'batch.samples'"),
         (("batch", "samples"), 0, "batch.samples: input should be greater than or equal to 1, got 0"),
         (("batch", "samples"), "4", "batch.samples: input should be a valid integer, got '4'"),
-        (("precision",), "fp8", "precision: input should be 'float64', 'float32' or 'bfloat16', got 'fp8'"),
+        (
+            ("precision",),
+            "fp8",
+            "precision: input should be 'float64', 'float32' or 'bfloat16', got 'fp8'; want products: fp8",
+        ),
         (
             ("batch", "mixture"),
             {"seed": 1, "text_tokens": [1, 2]},

@@ -110,7 +110,7 @@ def test_published_casts_and_products_come_out():
     products of a layer, 19.2 TFLOP, at 12.8 ms in bfloat16, 7.3 in MXFP8, 3.75 in NVFP4."""
     b300 = replace(
         ideal_profile(flop_per_s=2250e12, bytes_per_s=0.85 * 8e12),
-        peak_flop_per_s=(("bfloat16", 2250e12), ("fp8", 4500e12), ("nvfp4", 9000e12)),
+        peak_flop_per_s=(("bfloat16", 2250e12), ("mxfp8", 4500e12), ("nvfp4", 9000e12)),
     )
     kernels = times(b300)
     one_way = 3 / NARROW[ProductFormat.MXFP8].cast_bytes
@@ -124,13 +124,16 @@ def test_rates_of_formats_are_the_profiles_then_those_of_peaks():
     known = NarrowRate(product_format="fp8", rate=1.7, measured=True, source="test")
     assert narrow_rate(machine(peak_flop_per_s=peaks, narrow_rates=(known,)), ProductFormat.FP8) == 1.7
     by_peaks = NARROW[ProductFormat.MXFP8].rate_of_peaks * 2
-    assert narrow_rate(machine(peak_flop_per_s=peaks), ProductFormat.MXFP8) == pytest.approx(by_peaks)
-    with pytest.raises(ValueError, match=r"'ideal' has no products in nvfp4, only in: bfloat16, fp8"):
-        narrow_rate(machine(peak_flop_per_s=peaks), ProductFormat.NVFP4)
+    blackwell = machine(peak_flop_per_s=(*peaks, ("mxfp8", 2e15)))
+    assert narrow_rate(blackwell, ProductFormat.MXFP8) == pytest.approx(by_peaks)
+    for missing in (ProductFormat.NVFP4, ProductFormat.MXFP8):
+        message = rf"'ideal' has no products in {missing}, only in: bfloat16, fp8; nearest: fp8"
+        with pytest.raises(ValueError, match=message):
+            narrow_rate(machine(peak_flop_per_s=peaks), missing)
 
 
 def test_narrower_formats_are_faster_on_large_layers_and_only_there():
-    peaks = (("bfloat16", 1e15), ("fp8", 2e15), ("nvfp4", 4e15))
+    peaks = (("bfloat16", 1e15), ("fp8", 2e15), ("mxfp8", 2e15), ("nvfp4", 4e15))
     wide = replace(GPT, width=8192, heads=replace(GPT.heads, num=64, num_kv=64, dim=128))
     wide = replace(wide, mlp=replace(wide.mlp, width=32768))
     profile = replace(ideal_profile(flop_per_s=1e15, bytes_per_s=3e12), peak_flop_per_s=peaks)

@@ -94,8 +94,8 @@ def _check_job(job: Job) -> None:
             )
     if job.settings.modules:
         raise ValueError(
-            f"{where}: recompute, instances, reshard_after, key_exchange and sequence_parallel are not "
-            "supported in elastic training, --sharding applies to all modules; "
+            f"{where}: recompute, instances, reshard_after, key_exchange, sequence_parallel and products are "
+            "not supported in elastic training, --sharding applies to all modules; "
             f"{job.settings.modules[0].module!r} sets one"
         )
     wide = job.settings.optimizer_precision

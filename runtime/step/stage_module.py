@@ -25,7 +25,7 @@ from workbench.model.model_graph import Edge, Module
 from workbench.plan.lowered import Weights
 from workbench.plan.plan import Plan
 from workbench.plan.recomputed_layers import recomputed_in
-from workbench.plan.runnable import check_recompute, check_shared_tokens, check_whole_backwards
+from workbench.plan.runnable import check_settings, check_shared_tokens, check_whole_backwards
 from workbench.plan.runnable_degrees import check_degrees
 from workbench.plan.sequence import TokenBorders, token_borders
 from workbench.plan.stage import Stage
@@ -378,7 +378,7 @@ def build_stage_module(
     stage_module = StageModule(adapter, stage, layers, edges).to(device)
     stage_module.leaving = edges_before_the_end(plan, stage)
     settings = plan.settings.of(module.name)
-    check_recompute(module.name, settings)
+    check_settings(module.name, settings)
     stage_module.recomputed = recomputed_in(plan, stage)
     stage_module.weights()  # refuses a tie that names no parameter
     if settings.collective_pieces > 1:

@@ -9,11 +9,13 @@ import typer
 from workbench.cli.console import emit_json, show, warn
 from workbench.cli.job_reading import warn_of_misspelt_keys, warn_of_unlike_rows
 from workbench.cli.options import Json
+from workbench.cost.products import ProductFormat
 from workbench.job.draft import LARGEST_IMAGE_PX, USUAL_TEXT_TOKENS, Draft, Train, draft, machines_of
 from workbench.job.first_rows import sizes_of
 from workbench.job.job import load_job
 from workbench.model.model_graph import ModelGraph
-from workbench.plan.runnable import check_family
+from workbench.plan.plan import ModuleSettings
+from workbench.plan.runnable import check_family, check_settings
 from workbench.report.tables import listed
 from workbench.whole_file import check_writable, write_text
 
@@ -44,11 +46,14 @@ def init_command(
             help="file with the sizes of your samples, as for `plan --sizes`, from which the job reads them"
         ),
     ] = None,
+    products: Annotated[
+        ProductFormat, typer.Option(help="format of the products of the LLM's blocks; same: bfloat16")
+    ] = ProductFormat.SAME,
     as_json: Json = False,
 ) -> None:
     """Write a job file for a model. A composite model is split into encoders, projectors and LLM."""
     check_writable(output, model, data)
-    machines = machines_of(gpus, nodes)
+    machines = machines_of(gpus, nodes, products)
     job_draft = draft(
         model,
         machines,
@@ -63,10 +68,10 @@ def init_command(
     warn_of_misspelt_keys(job_draft.model)
     if data is not None:
         warn_of_unlike_rows(load_job(output), sizes_of(output))
-    for refusal in _run_refusals(job_draft.model):
+    for refusal in _run_refusals(job_draft.model, products):
         warn(f"plans of this job can be simulated, not run: {refusal}")
     if as_json:
-        emit_json({"job": str(output), **_record(job_draft)})
+        emit_json({"job": str(output), **_record(job_draft, products)})
         return
     table = listed(
         f"{model} on {gpus}",
@@ -89,16 +94,18 @@ def _warn_of_edits(output: Path, text: str) -> None:
         warn(f"{output} had other content, which is replaced; edits of a job want a file of their own")
 
 
-def _run_refusals(model: ModelGraph) -> Iterator[str]:
-    """One text per module that the runtime cannot run in any layout."""
+def _run_refusals(model: ModelGraph, products: ProductFormat) -> Iterator[str]:
+    """One text per module that the runtime cannot run in any layout, with the LLM's format of products."""
     for module in model.modules:
+        own = products if module is model.llm else ProductFormat.SAME
         try:
             check_family(module)
+            check_settings(module.name, ModuleSettings(module=module.name, products=own))
         except ValueError as error:
             yield str(error)
 
 
-def _record(job_draft: Draft) -> dict[str, Any]:
+def _record(job_draft: Draft, products: ProductFormat) -> dict[str, Any]:
     modules = {
         module.name: {"layers": len(module.layers), "weights": module.num_parameters}
         for module in job_draft.model.modules
@@ -106,7 +113,7 @@ def _record(job_draft: Draft) -> dict[str, Any]:
     record = {
         "modules": modules,
         "missing": list(job_draft.missing),
-        "run_refusals": list(_run_refusals(job_draft.model)),
+        "run_refusals": list(_run_refusals(job_draft.model, products)),
     }
     if job_draft.parts is None:
         return record

@@ -19,6 +19,8 @@ from workbench.cost.least_products import LeastProducts
 from workbench.cost.measured import MeasuredLayer, from_measured, in_one_piece
 from workbench.cost.operator_passes import OperatorPasses
 from workbench.cost.operator_sums import Links, OperatorSums
+from workbench.cost.products import WIDE_BYTES as NARROWED_BYTES
+from workbench.cost.products import ProductFormat, is_narrowed
 from workbench.cost.profile import Profile
 from workbench.cost.roofline import (
     Grid,
@@ -27,7 +29,7 @@ from workbench.cost.roofline import (
 )
 from workbench.cost.signature import Signatures
 from workbench.model.experts import num_experts
-from workbench.model.layer import Layer, TokenCount
+from workbench.model.layer import Layer, Matmul, TokenCount
 from workbench.model.trained import without_adapters
 
 __all__ = ["CostModel", "LayerTime", "RowWork", "Work", "unmeasured_of"]
@@ -114,6 +116,10 @@ class CostModel(KernelTimes):
         """The same machine where tensor-parallel ranks add up a product in `num_pieces` pieces."""
         return self if num_pieces == 1 else self._varied(sum_pieces=num_pieces)
 
+    def multiplying_in(self, products: ProductFormat) -> "CostModel":
+        """The same machine with products of blocks in that format."""
+        return self if products is self.execution.products else self._varied(products=products)
+
     def _varied(self, **fields: Any) -> "CostModel":
         """The same machine with some fields of its execution replaced; made once."""
         key = tuple(fields.items())
@@ -172,7 +178,7 @@ class CostModel(KernelTimes):
                 raise ValueError(f"precision {precision!r}: want one of {', '.join(ELEMENT_BYTES)}")
             grid = Grid(tp, cp, self._experts.ep if num_experts(layer) else 1)
             bare = without_adapters(layer)
-            measured = self._whole(self._signatures.of(bare), str(precision), grid)
+            measured = self._whole(bare, str(precision), grid)
             if layer.reads_context and not work.tokens(TokenCount.READERS):  # passes everything through
                 self._known[key] = LayerTime(0.0, 0.0, 0.0)
             elif measured is not None:
@@ -189,6 +195,8 @@ class CostModel(KernelTimes):
     def measured_on(self, layer: Layer, precision: str) -> list[tuple[Grid, MeasuredLayer]]:
         """Measurements of the whole layer, without its adapters, with their grids."""
         name = self._signatures.of(without_adapters(layer))
+        if self._is_narrowed(layer, precision):
+            return []
         return [
             (grid, measured)
             for (name_of_table, table_precision, grid, _), measured in self._layers.items()
@@ -202,9 +210,8 @@ class CostModel(KernelTimes):
 
         `bare`: the layer without adapters, as it is measured.
         """
-        name = self._signatures.of(bare)
-        whole = self._whole(name, precision, Grid(1, 1))
-        here = self._whole(name, precision, grid._replace(ep=1))
+        whole = self._whole(bare, precision, Grid(1, 1))
+        here = self._whole(bare, precision, grid._replace(ep=1))
         sums = self._sums(work, grid, precision, links)
         if here is None and whole is None:
             return sums.layer(on_rank(layer, work, grid))
@@ -221,10 +228,18 @@ class CostModel(KernelTimes):
             operators = self._operators[grid, precision] = OperatorPasses(self, grid, precision)
         return OperatorSums(self, self.collectives, operators, work, grid, precision, links)
 
-    def _whole(self, name: str, precision: str, grid: Grid) -> MeasuredLayer | None:
+    def _whole(self, layer: Layer, precision: str, grid: Grid) -> MeasuredLayer | None:
         """The measurement of the whole layer on a grid, with tokens divided as in this execution; or None."""
+        if self._is_narrowed(layer, precision):
+            return None
         divides = grid.tp > 1 and self.execution.activations is ActivationCut.SEQUENCE
-        return self._layers.get((name, precision, grid, divides))
+        return self._layers.get((self._signatures.of(layer), precision, grid, divides))
+
+    def _is_narrowed(self, layer: Layer, precision: str) -> bool:
+        """Whether the layer has products in a narrow format, with which no layer was measured whole."""
+        if self.execution.products is ProductFormat.SAME or ELEMENT_BYTES[precision] > NARROWED_BYTES:
+            return False
+        return any(isinstance(each, Matmul) and is_narrowed(layer, each) for each in layer.operators)
 
     def _links(self, grid: Grid, link: Link | None, context_link: Link | None) -> Links:
         if grid != Grid(1, 1) and link is None:

@@ -8,8 +8,16 @@ from typing import NamedTuple
 from workbench.cost.autocast import Autocast, weight_cast_bytes
 from workbench.cost.eager_traffic import eager_bytes
 from workbench.cost.execution import AttentionKernel, GradientSum, Lookups
+from workbench.cost.expert_parallel import ROUTER
 from workbench.cost.kernel_times import ELEMENT_BYTES, KernelTimes
-from workbench.cost.products import CastKernels, ProductFormat, cast_kernels, is_measured, rated_format
+from workbench.cost.products import (
+    CastKernels,
+    ProductFormat,
+    cast_kernels,
+    is_measured,
+    is_narrowed,
+    rated_format,
+)
 from workbench.cost.profile import Direction, Table
 from workbench.cost.recurrence import AnyRecurrence, chunk_of, recurrence_bytes, recurrence_flop
 from workbench.cost.roofline import ATTENTION_BACKWARD_FLOP, Gemm, Grid, Work, gemm_of, operator_tokens
@@ -37,8 +45,6 @@ from workbench.model.layer import (
 from workbench.model.lora import SUM
 from workbench.model.reach import ANY
 from workbench.model.trained import first_trained
-
-ROUTER = "mlp.router"
 
 
 class Passes(NamedTuple):
@@ -211,8 +217,7 @@ class OperatorPasses:
         return Passes(forward_s, 0.0, weight_grad_s)
 
     def _format(self, layer: Layer, operator: Operator) -> ProductFormat:
-        is_linear = layer.kind is LayerKind.BLOCK and operator.name != ROUTER
-        narrows = self._bytes < WIDE_BYTES and is_linear
+        narrows = self._bytes < WIDE_BYTES and is_narrowed(layer, operator)
         return self._cost.execution.products if narrows else ProductFormat.SAME
 
     def _moved(self, operator: Pointwise | Lookup, work: Work, count: int) -> Passes:

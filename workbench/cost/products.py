@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from workbench.cost.expert_parallel import ROUTER
 from workbench.cost.profile import Profile
+from workbench.model.layer import Layer, LayerKind, Operator
 
 WIDE_BYTES = 2  # bytes of an element before its cast, and of a product's result
 
@@ -105,24 +107,38 @@ NARROW = {
 }
 
 
-def narrow_rate(profile: Profile, narrow: ProductFormat) -> float:
-    """FLOP/s of products in a narrow format over those in the tables' precision.
+def is_narrowed(layer: Layer, operator: Operator) -> bool:
+    """Whether narrow formats apply to a product: to linear layers of blocks, but not to routers."""
+    return layer.kind is LayerKind.BLOCK and operator.name != ROUTER
+
+
+def known_rate(profile: Profile, narrow: ProductFormat) -> float | None:
+    """FLOP/s of products in a narrow format over those in the tables' precision; None: not known.
 
     The profile's own value; else the ratio of the peaks times the share that products reach elsewhere.
-
-    Raises:
-        ValueError: the profile has no such rate and no such peak.
     """
-    narrow = rated_format(narrow)
-    for known_rate in profile.narrow_rates:
-        if known_rate.product_format == narrow:
-            return known_rate.rate
-    peaks = dict(profile.peak_flop_per_s)
-    peak = peaks.get(narrow, peaks.get(ProductFormat.FP8) if narrow is ProductFormat.MXFP8 else None)
-    if peak is None:
-        known = sorted({*(known_rate.product_format for known_rate in profile.narrow_rates), *peaks})
-        raise ValueError(f"profile {profile.name!r} has no products in {narrow}, only in: {', '.join(known)}")
-    return max(1.0, NARROW[narrow].rate_of_peaks * peak / profile.peak(profile.table_precision))
+    rated, peaks = rated_format(narrow), dict(profile.peak_flop_per_s)
+    for own in profile.narrow_rates:
+        if own.product_format == rated:
+            return own.rate
+    if rated not in peaks:
+        return None
+    return max(1.0, NARROW[rated].rate_of_peaks * peaks[rated] / profile.peak(profile.table_precision))
+
+
+def narrow_rate(profile: Profile, narrow: ProductFormat) -> float:
+    """`known_rate` of a device that has one; ValueError for one without such a rate and such a peak."""
+    rate = known_rate(profile, narrow)
+    if rate is None:
+        known = sorted(
+            {*(own.product_format for own in profile.narrow_rates), *dict(profile.peak_flop_per_s)}
+        )
+        nearest = ProductFormat.FP8 if ProductFormat.FP8 in known else ProductFormat.SAME
+        raise ValueError(
+            f"profile {profile.name!r} has no products in {narrow}, only in: {', '.join(known)}; "
+            f"nearest: {nearest}"
+        )
+    return rate
 
 
 class CastKernels(NamedTuple):

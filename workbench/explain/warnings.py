@@ -56,6 +56,7 @@ def _set(settings: Settings, module: str) -> dict[str, Any]:
         "recompute_modules": [part.value for part in chosen.computed_again],
         "sharding": chosen.sharding.value,
         "sequence_parallel": chosen.sequence_parallel,
+        "products": chosen.products.value,
     }
 
 

@@ -224,9 +224,9 @@ def longest_tokens(plan: Plan) -> int:
     return max(sample.num_tokens for sample in plan.batch)
 
 
-def padded(job: Job) -> Job:
-    """Pad every sample to the longest, with text tokens."""
-    longest = max(sample.num_tokens for sample in job.batch)
+def padded(job: Job, multiple: int = 1) -> Job:
+    """Pad every sample to the longest, or from there to a multiple of tokens, with text tokens."""
+    longest = -(-max(sample.num_tokens for sample in job.batch) // multiple) * multiple
     return replace(job, batch=tuple(_lengthened(sample, longest) for sample in job.batch))
 
 

@@ -1,5 +1,6 @@
 """Create the files of a plan for a target, or explain in one line why that is impossible."""
 
+from workbench.cost.products import ProductFormat
 from workbench.export.approximation import Approximation, Prices, approximated, nearest
 from workbench.export.folder import FORMAT, MARK, common_files
 from workbench.export.target import Target
@@ -39,13 +40,16 @@ def _exact(plan: Plan, prices: Prices) -> Approximation:
 def refusal(plan: Plan, target: Target, part: str, prices: Prices) -> str:
     """The error line: the part that cannot be expressed, and the nearest alternative."""
     alternative = nearest(plan, target.alternatives, target.refuses, prices)
-    reason = f"{target.name} cannot express {part}"
+    reason, is_narrow = f"{target.name} cannot express {part}", bool(plan.settings.narrow_products)
+    if alternative is None and is_narrow:
+        return f"{reason}; nearest: products {ProductFormat.SAME.value!r} and --to torchrun"
     if alternative is None:
         return (
             f"{reason}, nor any other plan of this model; nearest: --to torchrun, which runs this one, "
             f"predicted {prices.step_s(plan) * MS_PER_S:.3f} ms a step"
         )
     words, seconds = alternative
+    words += f", products in {plan.settings.precision}" if is_narrow else ""
     step_s = prices.step_s(plan)
     return (
         f"{reason}; nearest: {words}, predicted {seconds * MS_PER_S:.3f} ms a step "

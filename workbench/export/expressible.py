@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from workbench.cost.products import ProductFormat
 from workbench.export.approximation import Change, in_settings, longest_tokens, padded, with_schedule
 from workbench.export.module_layouts import llm_of, placed_modules, schedule_like
 from workbench.job.job import Job
@@ -57,6 +58,14 @@ def with_adapters(plan: Plan) -> str | None:
     adapted = (m.name for m in plan.model.modules if any(layer.has_adapters for layer in m.layers))
     name = next(adapted, None)
     return None if name is None else f"lora adapters of {name!r}"
+
+
+def narrow_products(plan: Plan) -> str | None:
+    """Products in a narrow format."""
+    for own in plan.settings.modules:
+        if own.products is not ProductFormat.SAME:
+            return f"products {own.products.value!r} of {own.module!r}"
+    return None
 
 
 def wide_optimizer(plan: Plan) -> Sequence[Change]:

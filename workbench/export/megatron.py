@@ -37,6 +37,7 @@ from workbench.export.mimo_config import (
 )
 from workbench.export.mimo_limits import encoders_of, inexpressible
 from workbench.export.module_layouts import Placed, Placing, llm_of, placed_modules
+from workbench.export.narrow_products import MEGATRON, even_tokens, multiplied_as
 from workbench.export.target import Files, Launch, Target
 from workbench.export.torchrun import nccl_environment
 from workbench.job.notations.job_layouts import MEGATRON_SIZES
@@ -58,6 +59,8 @@ _FLAGS = {
     "gated_linear_unit": "--swiglu",
     "layernorm_epsilon": "--norm-epsilon",
     "num_moe_experts": "--num-experts",
+    "fp8": "--fp8-format",
+    "fp4": "--fp4-format",
     "rope_scaling": "--use-rope-scaling",
     "bias_dropout_fusion": "--no-bias-dropout-fusion",
     "yarn_rotary_scaling_factor": "--rotary-scaling-factor",
@@ -180,6 +183,8 @@ def _changes(plan: Plan) -> Sequence[Change]:
     changes = (
         *expressible.equal_lengths(plan),
         *expressible.wide_optimizer(plan),
+        *even_tokens(plan),
+        *multiplied_as(plan, MEGATRON),
         *expressible.resharded_as(plan, ReshardAfter.PASS, ReshardAfter.BACKWARD),
         *expressible.computed_again(plan, RECOMPUTED),
         *keys_exchanged(plan),

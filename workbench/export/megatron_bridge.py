@@ -33,6 +33,7 @@ from workbench.export.mimo_config import (
 from workbench.export.mimo_limits import encoders_of, inexpressible
 from workbench.export.mimo_programs import ADAPTED_MODULE, LATENT_MODULE, ONE_MODULE, SEVERAL_MODULES
 from workbench.export.module_layouts import Placed, Placing, llm_of, placed_modules
+from workbench.export.narrow_products import MEGATRON, even_tokens, multiplied_as
 from workbench.export.target import Files, Launch, Target
 from workbench.export.torchrun import nccl_environment
 from workbench.job.notations.layout_string import layout_string
@@ -50,6 +51,8 @@ def _changes(plan: Plan) -> Sequence[Change]:
     changes = (
         *expressible.equal_lengths(plan),
         *expressible.wide_optimizer(plan),
+        *even_tokens(plan),
+        *multiplied_as(plan, MEGATRON),
         *adapters_cut(plan),
         *_sharded(plan),
         *expressible.computed_again(plan, RECOMPUTED),

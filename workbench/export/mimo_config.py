@@ -22,6 +22,7 @@ from workbench.export.block_recompute import recomputed_alike, recomputed_blocks
 from workbench.export.decoder import Decoder, config_of, decoder_of
 from workbench.export.mimo_limits import PROJECTORS, TOWERS, encoders_of
 from workbench.export.module_layouts import llm_of, placed_modules
+from workbench.export.narrow_products import MEGATRON, even_tokens, megatron_words, multiplied_as
 from workbench.export.scaled_positions import YARN, scaling_kind, yarn_words
 from workbench.export.target import Files
 from workbench.job.job import Job
@@ -62,6 +63,8 @@ def mimo_changes(plan: Plan) -> Sequence[Change]:
     changes = (
         *expressible.equal_lengths(plan),
         *expressible.wide_optimizer(plan),
+        *even_tokens(plan),
+        *multiplied_as(plan, MEGATRON),
         *expressible.sharded_alike(plan),
         *expressible.sharded_as(plan, Sharding.OPTIMIZER, Sharding.GRADIENTS, Sharding.PARAMETERS),
         *expressible.computed_again(plan, RECOMPUTED),
@@ -176,9 +179,9 @@ def transformer_words(decoder: Decoder) -> Words:
 
 
 def settings_words(plan: Plan, module: str) -> Words:
-    """Number format and recomputation of one module, as fields of `TransformerConfig`."""
+    """Number formats and recomputation of one module, as fields of `TransformerConfig`."""
     settings = plan.settings.of(module)
-    words: Words = {"bf16": plan.settings.precision is Precision.BFLOAT16}
+    words: Words = {"bf16": plan.settings.precision is Precision.BFLOAT16, **megatron_words(settings)}
     if settings.recompute is not Recompute.NONE:
         some = settings.recompute_layers is not None
         return words | {

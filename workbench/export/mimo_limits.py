@@ -15,6 +15,7 @@ from workbench.export.approximation import microbatch_samples
 from workbench.export.decoder import Decoder, decoder_of
 from workbench.export.latent import inexpressible_latent
 from workbench.export.module_layouts import Placed, Placing, llm_of, placed_modules, placing_of
+from workbench.export.narrow_products import inexpressible_in_megatron
 from workbench.export.scaled_positions import YARN, inexpressible_yarn, scaling_kind
 from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.item_tokens import packs_tiles
@@ -57,6 +58,7 @@ def inexpressible(
         or inexpressible_decoder(plan)
         or expressible.masked(plan)
         or expressible.too_precise(plan)
+        or inexpressible_in_megatron(plan)
     )
     if part is not None or len(plan.model.modules) == 1:
         return part or (None if has_adapters(plan) else expressible.frozen_parts(plan))

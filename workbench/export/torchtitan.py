@@ -8,6 +8,7 @@ from dataclasses import replace
 from pprint import pformat
 from typing import Any
 
+from workbench.cost.products import ProductFormat
 from workbench.export import expressible
 from workbench.export.approximation import (
     LLM_ONLY,
@@ -19,6 +20,12 @@ from workbench.export.approximation import (
 )
 from workbench.export.decoder import Decoder, decoder_of
 from workbench.export.module_layouts import Placed, llm_of, placed_modules, schedule_like
+from workbench.export.narrow_products import (
+    TORCHTITAN,
+    even_tokens,
+    inexpressible_in_torchtitan,
+    multiplied_as,
+)
 from workbench.export.target import Files, Launch, Target
 from workbench.export.torchrun import nccl_environment
 from workbench.export.torchtitan_program import PROGRAM
@@ -47,6 +54,7 @@ def _refuses(plan: Plan) -> str | None:
         or expressible.masked(plan)
         or expressible.too_precise(plan)
         or expressible.frozen_parts(plan)
+        or inexpressible_in_torchtitan(plan)
     )
 
 
@@ -79,6 +87,8 @@ def _inexpressible_decoder(plan: Plan) -> str | None:
 def _changes(plan: Plan) -> Sequence[Change]:
     return (
         *expressible.equal_lengths(plan),
+        *even_tokens(plan),
+        *multiplied_as(plan, TORCHTITAN),
         *expressible.sharded_as(plan, Sharding.GRADIENTS, Sharding.OPTIMIZER),
         *_resharded(plan),
         *expressible.computed_again(plan, ()),
@@ -191,7 +201,9 @@ def _files(approximation: Approximation) -> Files:
     }
     shown = {name: pformat(table, width=WIDTH, sort_dicts=False) for name, table in tables.items()}
     recompute = "none" if plan.settings.of(module.name).recompute is Recompute.NONE else "full"
-    return {f"{MODULE}.py": PROGRAM.format(**shown, recompute=repr(recompute))}
+    own = plan.settings.of(module.name).products
+    products = None if own is ProductFormat.SAME else own.value
+    return {f"{MODULE}.py": PROGRAM.format(**shown, recompute=repr(recompute), products=repr(products))}
 
 
 def _launch(approximation: Approximation) -> Launch:

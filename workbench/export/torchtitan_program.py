@@ -8,7 +8,8 @@ from torch import nn
 from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
 from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.optimizer import default_adamw
-from torchtitan.config import ParallelismConfig, TrainingConfig
+from torchtitan.components.quantization import Float8LinearConverter, MXFP8LinearConverter
+from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed.activation_checkpoint import FullAC
 from torchtitan.distributed.pipeline_parallel import pipeline_llm
 from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
@@ -32,6 +33,15 @@ PARALLELISM = {parallelism}
 TRAINING = {training}
 
 RECOMPUTE = {recompute}
+
+PRODUCTS = {products}  # of the linear layers of blocks, by torchao; None: in the precision
+
+CONVERTERS = {{
+    "fp8_row": Float8LinearConverter.Config(
+        recipe_name="rowwise", filter_fqns=["lm_head"], model_compile_enabled=True
+    ),
+    "mxfp8": MXFP8LinearConverter.Config(fqns=["layers"], model_compile_enabled=True),
+}}
 
 _LINEAR = {{"weight": partial(nn.init.normal_, std=0.02), "bias": nn.init.zeros_}}
 
@@ -69,22 +79,23 @@ def model_spec() -> ModelSpec:
     is_qwen = MODEL["qk_norm"]
     model, block = (Qwen3Model, Qwen3TransformerBlock) if is_qwen else (Llama3Model, Llama3TransformerBlock)
     width, vocab, is_tied = MODEL["width"], MODEL["vocab"], MODEL["is_tied"]
+    config = model.Config(
+        dim=width,
+        vocab_size=vocab,
+        enable_weight_tying=is_tied,
+        tok_embeddings=Embedding.Config(
+            num_embeddings=vocab,
+            embedding_dim=width,
+            param_init={{"weight": skip_param_init if is_tied else partial(nn.init.normal_, std=0.02)}},
+        ),
+        norm=_norm(width),
+        lm_head=Linear.Config(in_features=width, out_features=vocab, param_init=_LINEAR),
+        layers=[_layer(block) for _ in range(MODEL["num_blocks"])],
+    )
     return ModelSpec(
         name="qwen3" if is_qwen else "llama3",
         flavor="plan",
-        model=model.Config(
-            dim=width,
-            vocab_size=vocab,
-            enable_weight_tying=is_tied,
-            tok_embeddings=Embedding.Config(
-                num_embeddings=vocab,
-                embedding_dim=width,
-                param_init={{"weight": skip_param_init if is_tied else partial(nn.init.normal_, std=0.02)}},
-            ),
-            norm=_norm(width),
-            lm_head=Linear.Config(in_features=width, out_features=vocab, param_init=_LINEAR),
-            layers=[_layer(block) for _ in range(MODEL["num_blocks"])],
-        ),
+        model=config if PRODUCTS is None else CONVERTERS[PRODUCTS].build().convert(config),
         parallelize_fn=parallelize_qwen3 if is_qwen else parallelize_llama,
         pipelining_fn=pipeline_llm,
         post_optimizer_build_fn=None,
@@ -107,5 +118,6 @@ def train() -> Trainer.Config:
         metrics=MetricsProcessor.Config(log_freq=1),
         parallelism=ParallelismConfig(**PARALLELISM),
         activation_checkpoint=FullAC.Config() if RECOMPUTE == "full" else None,
+        compile=CompileConfig() if PRODUCTS is None else CompileConfig(enable=True, components=["model"]),
     )
 '''

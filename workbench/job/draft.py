@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from workbench.cost.products import ProductFormat, narrow_rate
 from workbench.cost.profile import known_profiles, load_profile
 from workbench.job.drafted_batch import equal_samples, samples_of_data
 from workbench.job.job_file import parse_spec
@@ -68,11 +69,14 @@ class Machines:
         device: name of a shipped profile.
         gpus: number of GPUs in all.
         per_node: number of GPUs of a node.
+        products: format in which they compute the products of the LLM's blocks; those of encoders have the
+            precision.
     """
 
     device: str
     gpus: int
     per_node: int
+    products: ProductFormat = ProductFormat.SAME
 
     @property
     def nodes(self) -> int:
@@ -96,11 +100,12 @@ class Draft:
     missing: tuple[str, ...] = ()
 
 
-def machines_of(gpus: str, nodes: int | None) -> Machines:
+def machines_of(gpus: str, nodes: int | None, products: ProductFormat = ProductFormat.SAME) -> Machines:
     """Parse GPUs such as `16xH100` and a number of nodes; None: nodes of eight, or one.
 
     Raises:
-        ValueError: another form, an unknown device, or GPUs that nodes do not share equally.
+        ValueError: another form, an unknown device, GPUs that nodes do not share equally, or a format of
+            products that the device does not have.
     """
     match = re.fullmatch(r"(\d{1,7})x(.+)", gpus)
     if match is None or int(match[1]) < 1:
@@ -115,7 +120,16 @@ def machines_of(gpus: str, nodes: int | None) -> Machines:
     if number % count:
         nearest = max(d for d in range(1, count + 1) if number % d == 0)
         raise ValueError(f"--nodes: must divide {number} GPUs, got {count}; nearest: {nearest}")
-    return Machines(device=device, gpus=number, per_node=number // count)
+    if products is not ProductFormat.SAME:
+        _check_products(device, products)
+    return Machines(device=device, gpus=number, per_node=number // count, products=products)
+
+
+def _check_products(device: str, products: ProductFormat) -> None:
+    try:
+        narrow_rate(load_profile(device), products)
+    except ValueError as error:
+        raise ValueError(f"--products: {error}") from None
 
 
 def draft(
@@ -151,6 +165,8 @@ def draft(
         modules[LLM]["lora"] = _adapters(graph.module(LLM))
         graph = _built(spec)
     layout, replicas = _layout(graph, machines)
+    if machines.products is not ProductFormat.SAME:
+        layout[LLM]["products"] = machines.products.value
     if data is not None and image_px is not None:
         raise ValueError("--image: sizes of images are those of --data; want one of the two")
     if data is not None and text_tokens is not None:

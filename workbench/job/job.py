@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from workbench.cost.hardware import Cluster
+from workbench.cost.products import ProductFormat
 from workbench.data.sample import Sample
 from workbench.headline import Headline
 from workbench.job.device_pools import Aim, Pool, check_pools, dollars_per_hour, pools_of
@@ -136,6 +137,7 @@ def job_from_spec(spec: JobSpec, *, folder: Path) -> Job:
         cluster, pools = pools_of(spec.cluster.pools, name=spec.name, inter=inter, folder=folder)
     is_local = any(node.num_cores is not None for node in cluster.nodes)
     automatic = Kernels.EAGER if is_local else Kernels.FUSED
+    _check_products(spec, is_local=is_local)
     settings = Settings(
         precision=Precision(spec.precision),
         optimizer_precision=spec.optimizer_precision,
@@ -168,6 +170,15 @@ def job_from_spec(spec: JobSpec, *, folder: Path) -> Job:
     )
 
 
+def _check_products(spec: JobSpec, *, is_local: bool) -> None:
+    for name, layout in spec.layouts.items():
+        if is_local and layout.products is not ProductFormat.SAME:
+            raise ValueError(
+                f"job {spec.name!r}: module {name!r}: products {layout.products.value!r} want GPUs, got "
+                f"processes of this machine; nearest: {ProductFormat.SAME.value!r}"
+            )
+
+
 def _module_settings(name: str, layout: LayoutSpec) -> ModuleSettings:
     return ModuleSettings(
         module=name,
@@ -179,6 +190,7 @@ def _module_settings(name: str, layout: LayoutSpec) -> ModuleSettings:
         reshard_after=layout.reshard_after,
         key_exchange=layout.key_exchange,
         sequence_parallel=layout.sequence_parallel,
+        products=layout.products,
     )
 
 

@@ -2,8 +2,9 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from workbench.cost.products import ProductFormat
 from workbench.job.batch_schema import BatchSpec
 from workbench.job.strict import Count, Positive, Strict
 from workbench.model.block_modules import BlockModule
@@ -226,6 +227,10 @@ class LayoutSpec(Strict):
             `backward` keeps those of a forward for its backward, `step` gathers and reduce-scatters once,
             gathers from the beginning of the step, one layer after another, and lets no pass wait for a
             reduce-scatter.
+        products: operand format of the linear layers of blocks, without routers; simulated, not run.
+            `same`: the precision. `fp8`: one scale a tensor, from the tensor itself; `fp8_delayed`: from
+            earlier steps; `fp8_row`: one a row; `fp8_block`: one for 128 elements; `mxfp8`: one for 32;
+            `nvfp4`: one for 16.
     """
 
     pp: Count | None = None
@@ -243,6 +248,7 @@ class LayoutSpec(Strict):
     sharding: Literal["none", "optimizer", "parameters"] = "none"
     instances: Count = 1
     reshard_after: ReshardAfter = ReshardAfter.PASS
+    products: ProductFormat = ProductFormat.SAME
 
 
 class ScheduleChoiceSpec(Strict):
@@ -296,3 +302,13 @@ class JobSpec(Strict):
     optimizer_precision: Precision | None = None
     kernels: Literal["auto", "fused", "eager"] = "auto"
     profile: Annotated[str, Field(min_length=1)]
+
+    @field_validator("precision", mode="before")
+    @classmethod
+    def _no_format_of_products(cls, value: object) -> object:
+        if value != ProductFormat.SAME and value in list(ProductFormat):
+            raise ValueError(
+                f"input should be 'float64', 'float32' or 'bfloat16', got {value!r}; want products: {value} "
+                "in the layout of a module"
+            )
+        return value

@@ -10,6 +10,7 @@ from workbench.cost.roofline import Grid, Work
 from workbench.llm_table.columns import SHARES
 from workbench.model.layer import Attention, Layer, Lookup, Matmul, Pointwise, Recurrence
 from workbench.plan.lowered import Lowered
+from workbench.plan.narrow_products import multiplying
 from workbench.plan.plan import Plan
 from workbench.plan.sequence import dividing
 from workbench.plan.stage import Stage
@@ -127,7 +128,7 @@ def _shares(whole: Lowered, cost: CostModel, stages: list[Stage]) -> dict[str, f
 def _by_kind(layer: Layer, stage: Stage, work: Work, plan: Plan, cost: CostModel) -> dict[str, float]:
     """Seconds of a layer's forward and backward: of its operators by kind, and of everything."""
     links, precision = grid_links(plan.cluster, stage), plan.settings.precision
-    cost = dividing(cost, plan.settings, stage.module)
+    cost = dividing(multiplying(cost, plan.settings, stage.module), plan.settings, stage.module)
 
     def seconds(layer: Layer, model: CostModel, links: GridLinks) -> float:
         time = GridCost(model, stage.tp, stage.cp, precision, links).layer_time(layer, work)

@@ -274,11 +274,11 @@ class LlmRow:
         return 1 if gathers_nothing else max(1, self.sharing_ranks * self.tp // self.ep)
 
     @property
-    def narrow(self) -> ProductFormat | None:
-        """Format of the products of blocks if it is below two bytes."""
+    def narrow(self) -> ProductFormat:
+        """Format of the products of blocks; SAME from two bytes on."""
         if self.precision is Number.FP8:
             return _SCALED[self.fp8_scaling]
-        return _NARROW.get(self.precision)
+        return _NARROW.get(self.precision, ProductFormat.SAME)
 
     @property
     def computed_again(self) -> tuple[BlockModule, ...]:

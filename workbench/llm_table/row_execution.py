@@ -53,7 +53,6 @@ def execution_of(row: LlmRow, base: Execution) -> Execution:
         lookups=row.lookups,
         launch=Launch.GRAPH if row.cuda_graphs is Recorded.ALL else base.launch,
         overlap_pieces=TENSOR_PIECES if row.tp_overlap is YesNo.YES else base.overlap_pieces,
-        products=row.narrow or base.products,
         num_devices=row.num_gpus,
         **fitted,
     )

@@ -10,14 +10,12 @@ from workbench.llm_table.cost_parts import CostParts
 from workbench.llm_table.frameworks import is_compared, presumed
 from workbench.llm_table.llm_row import LlmRow, Scores
 from workbench.llm_table.row_execution import GENERATIONS
-from workbench.timing.doubts import SCALED, doubts_of, is_sustained_fitted
+from workbench.timing.doubts import SCALED, doubts_of, narrow_doubts
 from workbench.timing.interval import Doubt
 from workbench.timing.shares import Source
 from workbench.timing.systems import ANY_SYSTEM, of_system, stretched
 
 UNIFORM = 12**-0.5  # standard deviation of a uniform distribution over its width
-FITTED = (ProductFormat.FP8, ProductFormat.FP8_DELAYED, ProductFormat.MXFP8)
-OF_NARROW = 0.1  # deviation of products in a narrow format, whose rate follows from peaks
 # Deviation of memory-bound kernels: tables hold how fast bytes move, not which operations a training system
 # fuses. A bias with the following GELU, dropout with its residual sum: pairs move each tensor twice, or once.
 OF_FUSION = UNIFORM * math.log(2)
@@ -59,11 +57,13 @@ def reasons_of(
 ) -> tuple[Doubt, ...]:
     """Every reason why a row's iteration may be off, those of the machine first."""
     shares = _source_shares(parts)
+    formats: dict[ProductFormat, str] = {row.narrow: str(row.precision)}
+    formats.pop(ProductFormat.SAME, None)
     all_doubts = doubts_of(
         profile,
         shares,
         across_nodes=row.num_gpus > row.gpus_per_nvlink_domain,
-        unsaid=(*_unsaid_doubts(unsaid, shares), *_narrow_doubts(row, profile, shares)),
+        unsaid=(*_unsaid_doubts(unsaid, shares), *narrow_doubts(profile, shares, formats)),
         fitted_off=row.fitted_off,
         has_fitted_rate="matmul_rate" in dict(row.fitted),
         beside_tables=_beside_tables(row, profile),
@@ -99,9 +99,3 @@ def _unsaid_doubts(names: Mapping[str, float], shares: Mapping[Source, float]) -
         if name in names:
             share = 1.0 if source is None else shares[source]
             yield Doubt(f"{name} not said", share * span * UNIFORM * names[name])
-
-
-def _narrow_doubts(row: LlmRow, profile: Profile, shares: Mapping[Source, float]) -> Iterator[Doubt]:
-    """Shares were fitted to runs in FP8 with a scale a tensor and in MXFP8, but not to other formats."""
-    if row.narrow is not None and not (is_sustained_fitted(profile) and row.narrow in FITTED):
-        yield Doubt(f"{row.precision} by the ratio of peaks", shares[Source.PRODUCTS] * OF_NARROW)

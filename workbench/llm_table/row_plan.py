@@ -210,6 +210,7 @@ def settings_of(row: LlmRow) -> Settings:
                 recompute_layers=_recomputed_blocks(row) if row.recompute_layers else None,
                 sharding=Sharding.NONE if sharding is Sharding.PARAMETERS else sharding,
                 computed_again=row.computed_again,
+                products=row.narrow,
             ),
         ),
     )

@@ -19,6 +19,7 @@ from workbench.memory.eager import (
 from workbench.memory.eager_working import eager_input_working, eager_working
 from workbench.memory.grouped_experts import with_grouped_experts
 from workbench.memory.megatron import GRADIENT_BYTES, megatron_saved
+from workbench.memory.narrow_inputs import keeps_cast, with_kept_inputs
 from workbench.memory.recurrence import fused_recurrence_bytes
 from workbench.memory.setting import FLOAT32_BYTES, INDEX_BYTES, Setting
 from workbench.memory.split import SplitBytes, split_bytes
@@ -80,8 +81,9 @@ def layer_bytes(layer: Layer, needs: Needs, setting: Setting, kernels: Kernels) 
         by_operator = eager_kept_by_operator(layer, needs, setting)
         in_work = eager_working(layer, needs, setting, by_operator, num_matrices)
         return LayerBytes(kept, shared, in_work.forward, in_work.backward, in_work.accumulating, needs.any)
+    keeping = with_kept_inputs(layer, setting.products, beside_attention=kernels.is_megatron)
     work, grid, size = setting.work, setting.grid, setting.element_bytes
-    saved = round(sum(_without_recomputed(layer, _saved_by_operator(layer, needs, setting), setting)))
+    saved = round(sum(_without_recomputed(layer, _saved_by_operator(keeping, needs, setting), setting)))
     working = working_bytes(layer, work, grid, size)
     backward = working if needs.any else 0
     entering = (
@@ -89,7 +91,7 @@ def layer_bytes(layer: Layer, needs: Needs, setting: Setting, kernels: Kernels) 
     )  # as messages count it
     kept = Kept(saved, _fused_input_bytes(layer, needs, entering))
     if kernels.is_megatron:
-        by_operator = _megatron_saved(layer, needs, setting, kernels)
+        by_operator = _megatron_saved(keeping, needs, setting, kernels)
         kept = Kept(round(sum(_without_recomputed(layer, by_operator, setting))), kept.input_bytes)
     return LayerBytes(kept, 0, working, backward, backward, needs.any)
 
@@ -116,9 +118,10 @@ def layer_split_bytes(layer: Layer, needs: Needs, setting: Setting, kernels: Ker
         working = eager_input_working(layer, needs, setting)
         return split_bytes(layer, needs, setting, kept, working, num_matrices)
     work, grid, size = setting.work, setting.grid, setting.element_bytes
-    kept = tuple(_saved_by_operator(layer, needs, setting))
+    keeping = with_kept_inputs(layer, setting.products, beside_attention=kernels.is_megatron)
+    kept = tuple(_saved_by_operator(keeping, needs, setting))
     if kernels.is_megatron:
-        kept = _megatron_saved(layer, needs, setting, kernels)
+        kept = _megatron_saved(keeping, needs, setting, kernels)
     working = (float(working_bytes(layer, work, grid, size)),) * len(layer.operators)
     one_each = (1,) * len(layer.operators)
     return split_bytes(layer, needs, setting, kept, working, one_each)._replace(temporary=0)
@@ -135,9 +138,11 @@ def _megatron_saved(layer: Layer, needs: Needs, setting: Setting, kernels: Kerne
 
 
 def _fused_input_bytes(layer: Layer, needs: Needs, setting: Setting) -> int:
-    """Return the part of the saved bytes that is the layer's input: what its first operator keeps."""
+    """Return the part of the saved bytes that is the layer's input: what its first operator keeps of it."""
     first = layer.operators[:1]
     if layer.kind is LayerKind.EMBED or not first or isinstance(first[0], Attention | Lookup):
+        return 0
+    if keeps_cast(layer, first[0], setting.products):
         return 0
     alone = replace(layer, operators=first)
     return round(sum(_saved_by_operator(alone, needs, setting)))
@@ -188,8 +193,9 @@ def saved_bytes(layer: Layer, needs: Needs, work: Work, grid: Grid, element_byte
       norms and activations: each tensor they read; the loss, logits in float32;
       sums, rotations, means: nothing.
     And only when weight gradients run:
-      matmul: its input, once for adjacent ones that share it, and not again when it is an
-      attention's output; if its adapter alone is trained, also what is between the adapter's products;
+      matmul: its input, as cast to a narrow format if its product is in one, once for adjacent ones
+      that share it, and not again when it is an attention's output that is not cast; if its adapter
+      alone is trained, also what is between the adapter's products;
       tables: the indices.
     A layer without gradients keeps nothing.
 
@@ -216,7 +222,7 @@ def _saved_by_operator(layer: Layer, needs: Needs, setting: Setting) -> Iterator
             yield tokens * INDEX_BYTES
         else:
             width = 0.0
-            if not _kept_already(layer, previous, operator):
+            if not _kept_already(layer, previous, operator, setting):
                 width = operator.in_features / (grid.tp if operator.shard is Shard.ROW else 1)
             yield tokens * (width + inner_width(operator)) * element_bytes
 
@@ -252,9 +258,11 @@ def working_bytes(layer: Layer, work: Work, grid: Grid, element_bytes: int) -> i
     )
 
 
-def _kept_already(layer: Layer, previous: Operator | None, operator: Matmul) -> bool:
+def _kept_already(layer: Layer, previous: Operator | None, operator: Matmul, setting: Setting) -> bool:
     """Whether the input is kept already: an attention's output, or an input shared with the previous one."""
-    if isinstance(previous, Attention) or operator.name == KV_DOWN:
+    if isinstance(previous, Attention):
+        return not keeps_cast(layer, operator, setting.products)
+    if operator.name == KV_DOWN:
         return True
     return previous is not None and reads_alike(previous, operator) and has_trainable(layer, previous)
 

@@ -31,6 +31,7 @@ def setting_of(plan: Plan, stage: Stage, microbatch: Microbatch) -> Setting:
         looked_up=_looked_up(plan, stage, microbatch),
         lengths=tuple(lengths),
         computed_again=plan.settings.of(stage.module).computed_again,
+        products=plan.settings.of(stage.module).products,
         masked_tokens=_masked_tokens(plan, stage, microbatch, sum(lengths)),
     )
 

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from workbench.cost.products import ProductFormat
 from workbench.cost.roofline import Grid, Work, operator_tokens
 from workbench.model.block_modules import BlockModule
 from workbench.model.latent_attention import LATENT_NORMS
@@ -23,6 +24,7 @@ class Setting(NamedTuple):
         divides_tokens: tensor-parallel ranks split tokens where the layer is not cut.
         lengths: tokens of every item inside the blocks, ascending.
         computed_again: modules of a block that its backward computes again.
+        products: format of the products of blocks.
         masked_tokens: of a microbatch whose attention reads one mask over all its items; 0: item by item.
     """
 
@@ -35,6 +37,7 @@ class Setting(NamedTuple):
     lengths: tuple[int, ...] = ()
     computed_again: tuple[BlockModule, ...] = ()
     masked_tokens: int = 0
+    products: ProductFormat = ProductFormat.SAME
 
     @property
     def copies_attention(self) -> bool:

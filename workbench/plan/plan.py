@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Any
 
 from workbench.cost.hardware import Cluster
+from workbench.cost.products import ProductFormat
 from workbench.data.sample import WHERE_SET, Item, Sample
 from workbench.headline import Headline
 from workbench.model.block_modules import BlockModule
@@ -132,6 +133,7 @@ class ModuleSettings:
         reshard_after: how long sharded parameters stay gathered.
         recompute_layers: number of recomputed layers, or of blocks with `recompute: blocks`, spread evenly
             over the module; null: all.
+        products: operand format of the linear layers of blocks, without routers; `same`: the precision.
     """
 
     module: str
@@ -144,6 +146,7 @@ class ModuleSettings:
     collective_pieces: int = field(default=1, metadata={WHERE_SET: True})
     reshard_after: ReshardAfter = field(default=ReshardAfter.PASS, metadata={WHERE_SET: True})
     recompute_layers: int | None = field(default=None, metadata={WHERE_SET: True})
+    products: ProductFormat = field(default=ProductFormat.SAME, metadata={WHERE_SET: True})
 
     def __post_init__(self) -> None:
         if self.collective_pieces < 1:
@@ -225,6 +228,28 @@ class Settings:
             raise ValueError(
                 f"optimizer_precision must be as wide as precision {self.precision.value!r}, "
                 f"got {wide.value!r}; nearest: {self.precision.value!r}"
+            )
+        for own in self.modules:
+            if own.products is not ProductFormat.SAME:
+                self._check_narrow(f"module {own.module!r}: products {own.products.value!r}")
+
+    @property
+    def narrow_products(self) -> tuple[ProductFormat, ...]:
+        """Narrow formats of products of any module, each once."""
+        formats = dict.fromkeys(own.products for own in self.modules)
+        return tuple(each for each in formats if each is not ProductFormat.SAME)
+
+    def _check_narrow(self, where: str) -> None:
+        """Refuse narrow products of what is cast from float32, or whose kept inputs are not known."""
+        if self.precision is not Precision.BFLOAT16:
+            nearest = Precision.BFLOAT16.value
+            raise ValueError(
+                f"{where} want precision {nearest!r}, got {self.precision.value!r}; nearest: {nearest!r}"
+            )
+        if self.kernels is Kernels.EAGER:
+            nearest = Kernels.FUSED.value
+            raise ValueError(
+                f"{where} want kernels {nearest!r}, got {self.kernels.value!r}; nearest: {nearest!r}"
             )
 
     @property

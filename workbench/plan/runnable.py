@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from workbench.cost.products import ProductFormat
 from workbench.data.sample import Sample
 from workbench.masks.patterns import CAUSAL
 from workbench.model.config_fields import Config, number
@@ -33,7 +34,7 @@ def check_runnable(plan: Plan) -> None:
     for module in plan.model.modules:
         check_family(module)
         check_adapters(module, plan.settings.of(module.name))
-        check_recompute(module.name, plan.settings.of(module.name))
+        check_settings(module.name, plan.settings.of(module.name))
         check_sharding(module.name, plan.settings.of(module.name))
         _check_items(plan, module)
     for edge in plan.model.edges:
@@ -141,12 +142,17 @@ def _check_heads(module: Module) -> None:
                 )
 
 
-def check_recompute(module: str, settings: ModuleSettings) -> None:
-    """Raise ValueError where some modules of a layer are recomputed and others not."""
+def check_settings(module: str, settings: ModuleSettings) -> None:
+    """Raise ValueError where parts of layers are recomputed, or products have a narrow format."""
     if settings.computed_again:
         raise ValueError(
             f"module {module!r}: the runtime computes whole layers again or nothing, got "
             f"{', '.join(settings.computed_again)}; nearest: recompute 'blocks'"
+        )
+    if settings.products is not ProductFormat.SAME:
+        raise ValueError(
+            f"module {module!r}: products {settings.products.value!r} can be simulated, not run; nearest: "
+            f"products {ProductFormat.SAME.value!r}"
         )
 
 

@@ -14,6 +14,7 @@ from workbench.model.layer import Layer
 from workbench.model.model_graph import ModelGraph
 from workbench.plan.joint import in_turn
 from workbench.plan.lru_cache import Identity, LruCache, value_key
+from workbench.plan.narrow_products import multiplying
 from workbench.plan.plan import Plan
 from workbench.plan.recomputed_layers import recomputed_layers
 from workbench.plan.sequence import dividing
@@ -102,11 +103,12 @@ def mean_cost(
 
 def machine_of(job: Job, layout: ModuleLayout, cost: CostModel) -> GridCost:
     """The cost model of a layout's ranks; with pools, of the device where the layout starts."""
-    cost = dividing(cost, job.settings, layout.module).with_expert_parallel(layout.ep)
     links = GridLinks(None, None)
     if job.pools and layout.rank_offset is not None:
         first = (layout.rank_offset,)
         cost, links = cost.on(job.cluster.device_of(first)), GridLinks(job.cluster.joining(first), None)
+    cost = dividing(multiplying(cost, job.settings, layout.module), job.settings, layout.module)
+    cost = cost.with_expert_parallel(layout.ep)
     return GridCost(cost, layout.tp, layout.cp, job.settings.precision, links)
 
 

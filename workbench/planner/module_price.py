@@ -18,6 +18,7 @@ from workbench.model.experts import is_of_expert
 from workbench.model.frozen import Needs
 from workbench.model.layer import Layer, Parameter, Shard, TokenCount
 from workbench.model.trained import trained_parameters
+from workbench.plan.narrow_products import multiplying
 from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.recomputed_layers import recomputed_layers
 from workbench.plan.sequence import dividing
@@ -281,7 +282,8 @@ class ModulePrices:
             group_link(cluster, num_ranks=choice.cp, stride=choice.tp),
             group_link(cluster, num_ranks=choice.ep, stride=1),
         )
-        cost = dividing(self.cost, settings, choice.module).with_expert_parallel(choice.ep, links.experts)
+        cost = dividing(multiplying(self.cost, settings, choice.module), settings, choice.module)
+        cost = cost.with_expert_parallel(choice.ep, links.experts)
         machine = GridCost(cost, choice.tp, choice.cp, settings.precision, links)
         shapes = self.shapes(choice.module, num_samples, choice.cp)
         parts = settings.of(choice.module).computed_again
@@ -299,6 +301,7 @@ class ModulePrices:
                 is_gathered=False,
                 divides_tokens=divides,
                 computed_again=parts,
+                products=settings.of(choice.module).products,
             )
             memory = layer_bytes(layer, need, setting, settings.kernels)
             inside = max(memory.forward, memory.backward)

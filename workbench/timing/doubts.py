@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from workbench.cost.products import ProductFormat
 from workbench.cost.profile import Fit, Profile
 from workbench.timing.interval import MEDIAN_OF_NORMAL, Doubt
 from workbench.timing.shares import Source
@@ -36,6 +37,10 @@ SCALED: dict[Source, float] = {
 SUSTAINED = 0.06
 # No table of collectives between nodes is known; clusters of one kind of card differ as much.
 BETWEEN_NODES = 0.4
+# Formats of products at whose rates such shares were fitted, and the deviation of any other one's rate, which
+# follows from peaks or from another format.
+FITTED_FORMATS = (ProductFormat.FP8, ProductFormat.FP8_DELAYED, ProductFormat.MXFP8)
+OF_NARROW = 0.1
 OF_OTHERS = 0.07  # least, of the whole step, where the training system's own overheads were not measured
 OF_OWN = 0.03  # the same where they were, on that machine
 
@@ -99,6 +104,16 @@ def deviation_of(profile: Profile, source: Source, *, across_nodes: bool) -> flo
     if not fits:
         return SCALED[source]
     return sum(fit.median for fit in fits) / len(fits) / MEDIAN_OF_NORMAL
+
+
+def narrow_doubts(
+    profile: Profile, shares: Mapping[Source, float], formats: Mapping[ProductFormat, str]
+) -> Iterator[Doubt]:
+    """Yield the doubt about products in narrow formats, each with the name that it has for its user."""
+    is_fitted = is_sustained_fitted(profile)
+    by_peaks = (name for each, name in formats.items() if not (is_fitted and each in FITTED_FORMATS))
+    if names := ", ".join(by_peaks):
+        yield Doubt(f"{names} by the ratio of peaks", shares[Source.PRODUCTS] * OF_NARROW)
 
 
 def is_sustained_fitted(profile: Profile) -> bool:

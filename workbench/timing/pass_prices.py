@@ -15,6 +15,7 @@ from workbench.model.layer import Layer, TokenCount
 from workbench.model.trained import is_trained
 from workbench.plan.contents import contents, contents_and_needs
 from workbench.plan.lru_cache import Identity, LruCache, value_key
+from workbench.plan.narrow_products import multiplying
 from workbench.plan.parameter_shards import sharded_stages, unit_of
 from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.recomputed_layers import recomputed_in
@@ -365,6 +366,7 @@ class PassPrices:
         return with_attention(slowest(times), layer, attention_times)
 
     def _stage_cost(self, stage: Stage) -> CostModel:
-        """Return the stage's machine, with tensor-parallel sums in `collective_pieces` pieces."""
-        num_pieces = self._plan.settings.of(stage.module).collective_pieces
-        return self._cost_of(stage.flat_ranks).summing_in(1 if stage.tp == 1 else num_pieces)
+        """Return the stage's machine, with its format of products, and sums in `collective_pieces` pieces."""
+        settings = self._plan.settings
+        cost, num_pieces = self._cost_of(stage.flat_ranks), settings.of(stage.module).collective_pieces
+        return multiplying(cost, settings, stage.module).summing_in(1 if stage.tp == 1 else num_pieces)

@@ -14,6 +14,7 @@ from workbench.model.frozen import Needs
 from workbench.model.layer import Layer
 from workbench.model.model_graph import Module
 from workbench.model.trained import is_trained
+from workbench.plan.narrow_products import multiplying
 from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.recomputed_layers import recomputed_of
 from workbench.plan.routing import routing_of
@@ -125,6 +126,7 @@ class StageSeconds:
         """
         key = (module.name, stage.tp, stage.cp, stage.ep, links, cost.profile.device)
         if key not in self._sums:
+            cost = multiplying(cost, self._draft.settings, module.name)
             costs = [cost]
             if stage.tp > 1 and self._draft.settings.divides_tokens(module.name):
                 costs.append(dividing(cost, self._draft.settings, module.name))

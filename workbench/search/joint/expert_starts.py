@@ -51,6 +51,7 @@ def _laid_out(job: Job, dp: int, pp: int, ep: int, recompute: Recompute) -> Job:
             module=module.name,
             recompute=recompute if module.name == llm else Recompute.NONE,
             sharding=Sharding.OPTIMIZER,
+            products=job.settings.of(module.name).products,
         )
         for module in job.model.modules
     )

@@ -19,6 +19,7 @@ from workbench.cost.least_calls import Calls, LeastCalls, undominated
 from workbench.cost.least_products import ranges
 from workbench.cost.least_time import LeastTimes
 from workbench.cost.model import CostModel, RowWork, Work
+from workbench.cost.products import ProductFormat, known_rate
 from workbench.job.job import Job
 from workbench.model.frozen import Needs
 from workbench.model.layer import TokenCount
@@ -278,12 +279,12 @@ class _ModuleWork:
 
     def _machines(self) -> Iterator[tuple[str, tuple[CostModel, ...], LeastTimes]]:
         """For every kind of device, its possible executions of layers and their least times."""
-        precision, pieces = (
-            self._job.settings.precision,
-            self._job.settings.of(self._module.name).collective_pieces,
-        )
+        precision, own = self._job.settings.precision, self._job.settings.of(self._module.name)
         for device in kinds_of_device(self._job):
             cost = self._cost.on(device)
+            is_narrow = own.products is not ProductFormat.SAME
+            if is_narrow and known_rate(cost.profile, own.products) is not None:  # else no plan has it there
+                cost = cost.multiplying_in(own.products)
             if device not in self._least:
                 assert self._stock is not None, "it has items"
                 self._least[device] = LeastTimes(
@@ -291,7 +292,7 @@ class _ModuleWork:
                 )
                 self._cutting[device] = self._least[device].cutting_tokens()
                 self._bytes_per_s[device] = most_bytes_per_s(self._job.cluster, cost)
-            whole = cost.summing_in(pieces)
+            whole = cost.summing_in(own.collective_pieces)
             divided = whole.dividing_tokens(), whole.dividing_tokens(SavedInput.WHOLE)
             yield device, (whole, *divided), self._least[device]
 

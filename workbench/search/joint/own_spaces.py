@@ -100,15 +100,21 @@ class Draws:
                 recompute=rng.choice((Recompute.NONE, Recompute.FULL)),
                 sharding=sharding,
                 sequence_parallel=by_sequence,
+                products=job.settings.of(module.name).products,
             )
             for module in job.model.modules
         )
         return replace(job, settings=replace(job.settings, modules=modules))
 
     def _resharded(self, after: ReshardAfter) -> tuple[ModuleSettings, ...]:
-        names = (module.name for module in self.job.model.modules)
         return tuple(
-            ModuleSettings(module=name, sharding=Sharding.PARAMETERS, reshard_after=after) for name in names
+            ModuleSettings(
+                module=module.name,
+                sharding=Sharding.PARAMETERS,
+                reshard_after=after,
+                products=self.job.settings.of(module.name).products,
+            )
+            for module in self.job.model.modules
         )
 
     def _with_layouts(self, job: Job, rng: random.Random) -> Job:

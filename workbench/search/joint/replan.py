@@ -223,13 +223,15 @@ class Replans:
 
 def _without_memory(job: Job) -> Job:
     """The job without recomputation and numbers of shards, for strategies that choose them."""
-    modules = tuple(
-        ModuleSettings(module=each.module, sequence_parallel=each.sequence_parallel)
-        if each.reshard_after is ReshardAfter.PASS
-        else ModuleSettings(module=each.module, sharding=each.sharding, reshard_after=each.reshard_after)
-        for each in job.settings.modules
-    )
+    modules = tuple(map(_without_memory_settings, job.settings.modules))
     return replace(job, settings=replace(job.settings, modules=modules))
+
+
+def _without_memory_settings(own: ModuleSettings) -> ModuleSettings:
+    kept = ModuleSettings(module=own.module, products=own.products)
+    if own.reshard_after is ReshardAfter.PASS:
+        return replace(kept, sequence_parallel=own.sequence_parallel)
+    return replace(kept, sharding=own.sharding, reshard_after=own.reshard_after)
 
 
 def _job_of(open_job: Job, choice: Choice, degrees: Chooser) -> Job:
