@@ -185,7 +185,9 @@ class StepLosses:
         self._parts[process].append(part)
         done = len(self._parts[process])
         if min(map(len, self._parts)) == done:
-            self._progress(self._num_taken + done, self._num_steps, sum(parts[done - 1] for parts in self._parts))
+            self._progress(
+                self._num_taken + done, self._num_steps, sum(parts[done - 1] for parts in self._parts)
+            )
 
 
 def _place(lowered: Lowered, settings: RunSettings, process: int, position: int) -> str:

@@ -140,7 +140,7 @@ def test_torn_checkpoints_are_refused_by_name(lowered, saved, tmp_path):
             TornError, match=r"step-0000000005 is torn: .*rank-00001/tensors.safetensors is not"
         ):
             check_whole(whole, identity(lowered))
-    with pytest.raises(TornError, match="is torn.*; want an intact copy of one, or another folder"):
+    with pytest.raises(TornError, match=r"is torn.*; want an intact copy of one, or another folder"):
         latest_whole(tmp_path, identity(lowered))
     (whole / "rank-00002" / "tensors.json").unlink()
     file.write_bytes(content)
@@ -202,7 +202,9 @@ def test_foreign_checkpoints_and_finished_runs_are_refused(lowered, saved, tmp_p
     other = replace(identity(lowered), seed=7)
     with pytest.raises(ForeignError, match="is of seed 0, this run of 7"):
         latest_whole(saved[0], other)
-    with pytest.raises(ForeignError, match=r"is of plan \w{12}, this run of (ab){6}; want the same plan, or another folder$"):
+    with pytest.raises(
+        ForeignError, match=r"is of plan \w{12}, this run of (ab){6}; want the same plan, or another folder$"
+    ):
         latest_whole(saved[0], replace(other, plan_hash="ab" * 32))
     assert latest_whole(tmp_path, other) is None
     with pytest.raises(ValueError, match="holds step-0000000005 already: want --resume"):

@@ -149,7 +149,10 @@ def _checked(folder: Path, identity: Identity) -> Whole:
         accepted = {"plan": (want, identity.named_hash), "data": (want, None)}.get(name, (want,))
         if name != "step" and stamp.get(name) not in accepted:
             recorded, own = _shown(stamp.get(name)), _shown(want)
-            raise ForeignError(f"checkpoint {folder} is of {name} {recorded}, this run of {own}; want the same {name}, or another folder")
+            raise ForeignError(
+                f"checkpoint {folder} is of {name} {recorded}, this run of {own}; "
+                f"want the same {name}, or another folder"
+            )
     if any((rank_folder(folder, rank) / OLD_TENSORS / OLD_METADATA).exists() for rank in identity.ranks):
         raise old_format(folder)
     sums = stamp.get("manifests")

@@ -245,7 +245,7 @@ def _run_emulated(
 
 
 class _InterruptReport:
-    """Context that reports on stderr how many steps were done if a signal ends the run, and how it goes on."""
+    """Context that reports on stderr how far a run came if a signal ends it, and how it goes on."""
 
     def __init__(self, checkpoints: "Checkpoints | None") -> None:
         self._checkpoints = checkpoints
