@@ -130,7 +130,8 @@ def run_lowered(
         source: data; None: synthetic, from the seed.
         pool: workers; None: forked for this run and ended after it.
         build: builds the modules of stages.
-        progress: called with (steps done, total, loss) after every step, including warm-up.
+        progress: called with (steps done, total, loss) after every step, including warm-up; a resumed run
+            counts on.
 
     Raises:
         ValueError: the plan, the weights, the data or the folder to export to were refused.
@@ -139,7 +140,8 @@ def run_lowered(
     ranks = lowered.plan.ranks
     data = source or SyntheticSource(settings.seed)
     steps = settings.repetitions * (settings.warmup + settings.steps)
-    on_loss = None if progress is None else StepLosses(len(ranks), steps, progress)
+    taken = 0 if settings.checkpoints is None else settings.checkpoints.num_taken
+    on_loss = None if progress is None else StepLosses(len(ranks), steps, progress, num_taken=taken)
     with (
         _parts_cleared(settings.checkpoints),
         Pool(len(ranks)) if pool is None else nullcontext(pool) as workers,
@@ -172,18 +174,20 @@ def _parts_cleared(saves: Checkpoints | None) -> Iterator[None]:
 
 
 class StepLosses:
-    """Sums the ranks' parts of each step's loss, and reports the sum when all have arrived."""
+    """Sums the ranks' parts of each step's loss, and reports it; `num_taken` steps were taken before."""
 
-    def __init__(self, num_ranks: int, num_steps: int, progress: Progress) -> None:
+    def __init__(self, num_ranks: int, num_steps: int, progress: Progress, *, num_taken: int = 0) -> None:
         self._parts: list[list[float]] = [[] for _ in range(num_ranks)]
-        self._num_steps = num_steps
+        self._num_steps, self._num_taken = num_steps, num_taken
         self._progress = progress
 
     def __call__(self, process: int, part: float) -> None:
         self._parts[process].append(part)
         done = len(self._parts[process])
         if min(map(len, self._parts)) == done:
-            self._progress(done, self._num_steps, sum(parts[done - 1] for parts in self._parts))
+            self._progress(
+                self._num_taken + done, self._num_steps, sum(parts[done - 1] for parts in self._parts)
+            )
 
 
 def _place(lowered: Lowered, settings: RunSettings, process: int, position: int) -> str:

@@ -140,7 +140,7 @@ def test_torn_checkpoints_are_refused_by_name(lowered, saved, tmp_path):
             TornError, match=r"step-0000000005 is torn: .*rank-00001/tensors.safetensors is not"
         ):
             check_whole(whole, identity(lowered))
-    with pytest.raises(TornError, match="is torn"):
+    with pytest.raises(TornError, match=r"is torn.*; want an intact copy of one, or another folder"):
         latest_whole(tmp_path, identity(lowered))
     (whole / "rank-00002" / "tensors.json").unlink()
     file.write_bytes(content)
@@ -175,6 +175,25 @@ def test_a_checkpoint_is_not_taken_for_the_folder_that_holds_it(lowered, saved, 
     assert not (whole / "writer.json").exists()
 
 
+def test_who_lost_a_run_is_told_how_it_goes_on(saved, tmp_path):
+    """The newest complete checkpoint; one that was being written does not count."""
+    later = tmp_path / "step-0000000012"
+    later.mkdir()
+    (tmp_path / "step-0000000014.part").mkdir()
+    assert Checkpoints(folder=tmp_path, every=2).next_try == "--resume continues after step 12"
+    later.rmdir()
+    assert "has to start again" in Checkpoints(folder=tmp_path, every=2).next_try
+
+
+def test_a_resumed_run_counts_the_steps_before_it(lowered, saved, tmp_path, pool):
+    whole = Whole(folder=copied(saved[0], tmp_path), step=5)
+    told = []
+    settings = saving(tmp_path, whole, steps=STEPS + 2)
+    run_lowered(lowered, settings, pool=pool, progress=lambda done, total, _: told.append((done, total)))
+    total = settings.warmup + settings.steps
+    assert told == [(done, total) for done in range(STEPS + 1, total + 1)]
+
+
 def test_nothing_is_said_where_the_newest_one_is_whole(lowered, saved):
     assert checkpoints_in(saved[0], 2, Begin.LATEST, identity(lowered)).warning is None
 
@@ -183,7 +202,9 @@ def test_foreign_checkpoints_and_finished_runs_are_refused(lowered, saved, tmp_p
     other = replace(identity(lowered), seed=7)
     with pytest.raises(ForeignError, match="is of seed 0, this run of 7"):
         latest_whole(saved[0], other)
-    with pytest.raises(ForeignError, match=r"is of plan \w{12}, this run of (ab){6}$"):
+    with pytest.raises(
+        ForeignError, match=r"is of plan \w{12}, this run of (ab){6}; want the same plan, or another folder$"
+    ):
         latest_whole(saved[0], replace(other, plan_hash="ab" * 32))
     assert latest_whole(tmp_path, other) is None
     with pytest.raises(ValueError, match="holds step-0000000005 already: want --resume"):
@@ -201,7 +222,7 @@ def test_a_checkpoint_of_other_data_is_refused(lowered, saved, tmp_path):
     assert latest_whole(tmp_path, own) == latest_whole(tmp_path, identity(lowered))
     with pytest.raises(ForeignError, match="is of data random, this run of examples 1234"):
         latest_whole(tmp_path, other)
-    with pytest.raises(ForeignError, match=r"this run of examples 1{12}$"):
+    with pytest.raises(ForeignError, match=r"this run of examples 1{12}; want the same data"):
         latest_whole(tmp_path, replace(own, data=f"examples {'1' * 64}"))
 
 

@@ -37,12 +37,14 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 def test_from_job_to_report(plan: Path):
     """plan, check, simulate, run, compare, report: one plan through all of it."""
     folder = plan.parent
-    accept("check", plan, "--job", folder / "job.yaml")
+    checked = answered("check", plan, "--job", folder / "job.yaml")
 
     told = accept("simulate", plan, "--profile", "H100", "--trace", folder / "a.sim.json", "--json")
     simulated = read_trace(folder / "a.sim.json")
     figures = json.loads(told.stdout.splitlines()[-1])
     assert figures["iteration_s"] == simulated.iteration_s
+    both = ("plan_hash", "strategy", "peak_bytes")
+    assert [checked[name] for name in both] == [figures[name] for name in both]
     assert figures["unmeasured"] == [value for name, value in simulated.details if name == "unmeasured"]
     assert figures["unmeasured"]
 

@@ -119,6 +119,20 @@ def test_a_rank_holds_and_takes_what_the_plan_says(grid: tuple[int, ...], instan
     assert prices.duration_s(Action(0, Pass.B, 0)) == pytest.approx(layers.backward_s, rel=1e-9)
 
 
+def test_what_a_rank_holds_is_known_without_a_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layouts whose state does not fit are left out, and pricing them would take most of a search."""
+    job = job_on(8)
+    choices = [choice.llm for _, choice in LayoutSpace(LayoutSteps(job, COST), 8).layouts(Mode.COLOCATED)]
+    assert any(choice.ep > 1 for choice in choices)
+    priced = {choice: ModulePrices(job, COST).total(choice, 1) for choice in choices[::7]}
+    monkeypatch.setattr(ModulePrices, "_layer", None)
+    prices = ModulePrices(job, COST)
+    for choice, total in priced.items():
+        held = prices.elements(choice)
+        assert held == (total.weights, total.trained, total.of_experts, total.expert_weights)
+    assert any(LayoutSteps(job, COST).state_fits(choice) for choice in choices)
+
+
 def test_instances_divide_the_holders_of_experts_too() -> None:
     with pytest.raises(ValueError, match=r"must divide dp x cp = 4 and, of experts, 2, got 4"):
         ModuleChoice(module="llm", tp=2, cp=2, dp=2, ep=4, instances=4)

@@ -223,6 +223,7 @@ def test_a_run_that_is_asked_to_end_says_how_far_it_came(plan):
         assert tree.process.returncode == 143
         assert "Traceback" not in said
         assert "workbench: run ended after" in said
+        assert "; --resume continues after step " in said
         assert all_gone(ranks)
         assert eventually(lambda: all_gone(started), GONE_S)  # a rank's writer ends when it has a core to
         assert tree.folders() == []

@@ -57,6 +57,7 @@ def test_batches_are_in_the_record_the_table_and_the_picture(job: Path, tmp_path
         ),
         (("--objective", "goodput", "--failures", "nowhere.csv"), "nowhere.csv"),
         (("--joint", "--ranks", 4), "--joint already searches what --ranks sets"),
+        (("--joint", "--strategy", "dip"), "--joint already searches what --strategy sets"),
         (("--joint", "--pareto", "plans.svg"), "want a picture named .png or .pdf, got '.svg'"),
         (("--pareto", "plans.svg"), "want a picture named .png or .pdf, got '.svg'"),
     ],
@@ -66,6 +67,21 @@ def test_contradictions_are_one_line(job: Path, flags: tuple[object, ...], messa
     assert done.exit_code == 2
     [line] = done.stderr.splitlines()
     assert message in line
+
+
+def test_named_strategies_alone_are_tried_on_the_ranks_that_are_asked_for(priced: Path) -> None:
+    """Ranks that nobody asked for are not idle, and one plan of several tries is warned about once."""
+    tries = ("--objective", "dollars", "--steps", 9, "--deadline", "9h", "--ranks", 2, "--ranks", 4)
+    done = search(priced, "--strategy", "megatron-homogeneous", "--strategy", "fsdp", *tries, "--json")
+    record = json.loads(done.stdout.splitlines()[-1])
+    names = {each["strategy"] for each in record["candidates"]}
+    assert {name.partition(" on ")[0].partition(",")[0] for name in names} == {"megatron-homogeneous", "fsdp"}
+    assert len(names) == 8
+    used = {each["strategy"]: each["ranks"] for each in record["candidates"] if "refusal" not in each}
+    assert any(name.endswith("on 2") and ranks == 2 for name, ranks in used.items())
+    assert len(set(record["warnings"])) == len(record["warnings"])
+    assert not any("of 4 ranks idle" in line and "max_ranks: 2" in line for line in record["warnings"])
+    assert " tries have a plan" in search(priced, "--strategy", "megatron-homogeneous", "--ranks", 4).output
 
 
 @pytest.fixture

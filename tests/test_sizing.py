@@ -122,8 +122,11 @@ def test_other_durations_are_refused(text: str) -> None:
 
 def test_steps_hold_all_tokens(job: Job) -> None:
     per_step = sum(sample.num_tokens for sample in job.batch)
-    assert num_steps(job, per_step) == 1
-    assert num_steps(job, per_step * 10 + 1) == 11
+    assert num_steps(job, Goal(tokens=per_step)) == 1
+    assert num_steps(job, Goal(tokens=per_step * 10 + 1)) == 11
+    assert num_steps(job, Goal(samples=10 * len(job.batch) + 1)) == 11
+    with pytest.raises(ValueError, match="want one of --tokens and --samples"):
+        Goal(deadline_s=1.0)
 
 
 def test_clusters_grow_by_whole_nodes_with_the_profiles_link(job: Job) -> None:

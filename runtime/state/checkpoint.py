@@ -29,6 +29,7 @@ from runtime.state.checkpoint_files import (
     part_folder,
     rank_folder,
     refuse_taken,
+    step_of,
 )
 from runtime.state.rank_state import RankNotes, notes_from
 from runtime.state.save_folder import check_folder, check_space, give_back, take
@@ -87,6 +88,18 @@ class Checkpoints:
         if not self.start.torn:
             return None
         return f"{'; '.join(self.start.torn)}; resuming from {self.start.folder}"
+
+    @property
+    def num_taken(self) -> int:
+        """Steps before the start."""
+        return 0 if self.start is None else self.start.step
+
+    @property
+    def next_try(self) -> str:
+        """How a run that failed goes on."""
+        if present := finished(self.folder):
+            return f"--resume continues after step {step_of(present[-1])}"
+        return f"{self.folder} holds no checkpoint yet, so it has to start again"
 
     def check(self, repetitions: int, num_steps: int) -> None:
         """Raise ValueError where a run of that many steps cannot be saved, or is already complete."""

@@ -149,7 +149,10 @@ def _checked(folder: Path, identity: Identity) -> Whole:
         accepted = {"plan": (want, identity.named_hash), "data": (want, None)}.get(name, (want,))
         if name != "step" and stamp.get(name) not in accepted:
             recorded, own = _shown(stamp.get(name)), _shown(want)
-            raise ForeignError(f"checkpoint {folder} is of {name} {recorded}, this run of {own}")
+            raise ForeignError(
+                f"checkpoint {folder} is of {name} {recorded}, this run of {own}; "
+                f"want the same {name}, or another folder"
+            )
     if any((rank_folder(folder, rank) / OLD_TENSORS / OLD_METADATA).exists() for rank in identity.ranks):
         raise old_format(folder)
     sums = stamp.get("manifests")
@@ -184,7 +187,7 @@ def latest_whole(root: Path, identity: Identity) -> Whole | None:
         except TornError as error:
             torn.append(str(error))
     if torn:
-        raise TornError("; ".join(torn))
+        raise TornError(f"{'; '.join(torn)}; want an intact copy of one, or another folder to start again")
     return None
 
 
@@ -198,6 +201,11 @@ def finished(root: Path) -> Sequence[Path]:
     """Finished checkpoints, oldest first."""
     paths = root.iterdir() if root.is_dir() else ()
     return sorted(path for path in paths if re.fullmatch(r"step-\d{10}", path.name))
+
+
+def step_of(folder: Path) -> int:
+    """The steps that a finished checkpoint has seen, by its name."""
+    return int(folder.name.removeprefix("step-"))
 
 
 def _stamp(step: int, identity: Identity) -> dict[str, Any]:

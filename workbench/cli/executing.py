@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from runtime.data.batches import DataSource
     from runtime.emulation.peak_memory import PeakMemory
     from runtime.run_settings import RunSettings
+    from runtime.state.checkpoint import Checkpoints
 
 EMULATED_REPETITIONS = 3
 
@@ -192,12 +193,16 @@ def _run_local(
     lowered: Lowered, settings: "RunSettings", source: "DataSource | None", *, quiet: bool
 ) -> RunResult:
     from runtime.launch import run_lowered
+    from runtime.world.failure import WorldFailed
 
-    report = _InterruptReport()
-    with ticking(f"running on {len(lowered.plan.ranks)} ranks", None, quiet=quiet) as ticker, report:
-        result = run_lowered(
-            lowered, settings, source=source, progress=report.recording(_update_progress(ticker))
-        )
+    report = _InterruptReport(settings.checkpoints)
+    try:
+        with ticking(f"running on {len(lowered.plan.ranks)} ranks", None, quiet=quiet) as ticker, report:
+            result = run_lowered(
+                lowered, settings, source=source, progress=report.recording(_update_progress(ticker))
+            )
+    except WorldFailed as error:
+        raise WorldFailed(f"{error}{report.next_try}", error.cause) from error
     names = step_names(steps=settings.steps, warmup=settings.warmup, repetitions=settings.repetitions)
     names = names[-len(result.traces) :]  # a resumed run took the last ones
     return RunResult(names=names, traces=result.traces, losses=result.losses)
@@ -242,10 +247,15 @@ def _run_emulated(
 
 
 class _InterruptReport:
-    """Context that reports on stderr how many steps were done if a signal ends the run."""
+    """Context that reports on stderr how far a run came if a signal ends it, and how it goes on."""
 
-    def __init__(self) -> None:
+    def __init__(self, checkpoints: "Checkpoints | None") -> None:
+        self._checkpoints = checkpoints
         self._progress = "before the end of its first step"
+
+    @property
+    def next_try(self) -> str:
+        return "" if self._checkpoints is None else f"; {self._checkpoints.next_try}"
 
     def recording(self, progress: Callable[[int, int, float], None]) -> Callable[[int, int, float], None]:
         """A progress callback that also records the last step for the report."""
@@ -261,7 +271,7 @@ class _InterruptReport:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and issubclass(kind, Ended | KeyboardInterrupt):
-            sys.stderr.write(f"workbench: run ended {self._progress}\n")
+            sys.stderr.write(f"workbench: run ended {self._progress}{self.next_try}\n")
 
 
 def _update_progress(ticker: Ticker) -> Callable[[int, int, float], None]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from workbench.cli.console import first_rows, print_result, show, warn
+from workbench.cli.console import first_rows, print_result, warn
 from workbench.cli.job_reading import read_job
 from workbench.cli.judging import JudgeFlag, Strategy, planners_by
 from workbench.cli.options import Json, PlanFile, with_flags_of
@@ -18,6 +18,7 @@ from workbench.job.machines import cost_of
 from workbench.job.matching import check_job, named_profile
 from workbench.job.run_options import asked
 from workbench.job.sample_sizes import Tiling
+from workbench.memory.account import fullest_bytes
 from workbench.plan.codec import plan_hash, read_plan, write_plan
 from workbench.plan.plan import Plan
 from workbench.plan.runnable import check_runnable_here, refusal_to_run
@@ -173,6 +174,7 @@ def check_command(
     job: Annotated[
         Path | None, typer.Option(help="job file whose model and cluster the plan must match")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Check that a plan is valid, fits in memory and cannot deadlock; show stages and programs."""
     parsed_plan = read_plan(plan)
@@ -185,7 +187,15 @@ def check_command(
     for program in parsed_plan.programs:
         programs.add_row(rank_runs(program.ranks), _actions_text(program.actions))
     accepted = f"accepted: sound, fits, free of deadlock; hash {plan_hash(parsed_plan)[:12]}"
-    show(accepted, first_rows(plan_table(parsed_plan)), first_rows(programs))
+    record = {
+        "plan": str(plan),
+        "plan_hash": plan_hash(parsed_plan),
+        "strategy": parsed_plan.strategy,
+        "ranks": len(parsed_plan.ranks),
+        "peak_bytes": fullest_bytes(parsed_plan),
+    }
+    tables = first_rows(plan_table(parsed_plan)), first_rows(programs)
+    print_result(record, accepted, *tables, as_json=as_json)
 
 
 def _actions_text(actions: Sequence[Action]) -> Figure:

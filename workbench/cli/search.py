@@ -8,7 +8,7 @@ import typer
 
 from workbench.cli.console import print_result, warn
 from workbench.cli.joint_searching import JointFlags, SearchRequest, search_jointly
-from workbench.cli.judging import JudgeFlag, planners_by
+from workbench.cli.judging import JudgeFlag, Strategy, planners_by
 from workbench.cli.options import Json, with_flags_of
 from workbench.cli.planning import PlanInputs
 from workbench.cli.searching import (
@@ -47,6 +47,9 @@ def search_command(
         Path | None, typer.Option("-o", "--output", help="write the best plan to this file")
     ] = None,
     objective: Annotated[Objective, typer.Option(help="what to optimize")] = Objective.ITERATION,
+    strategy: Annotated[
+        list[Strategy] | None, typer.Option(help="strategies to try; repeatable; default: all")
+    ] = None,
     schedule: Annotated[
         list[ScheduleKind] | None,
         typer.Option(help="pipeline schedules to try; replace the one in the job; repeatable"),
@@ -77,7 +80,7 @@ def search_command(
         check_drawable(pareto)
     _check_seed(inputs, options, joint_flags)
     if joint_flags.joint:
-        _check_joint({"--schedule": schedule, "--ranks": ranks})
+        _check_joint({"--strategy": strategy, "--schedule": schedule, "--ranks": ranks})
     else:
         joint_flags.check_absent()
     planned_job = inputs.job(job)
@@ -90,10 +93,15 @@ def search_command(
         request = SearchRequest(planned_job, cost, criterion, planners, judge, inputs.seed)
         best, emit = search_jointly(request, joint_flags, results, pareto, as_json=as_json)
     else:
-        planners = _planners(judge, is_priced=objective.is_money)
+        if strategy:
+            planners = planners_by(judge, strategy)
+        else:
+            planners = _planners(judge, is_priced=objective.is_money)
         planners = with_schedules(planners, [usual(kind) for kind in schedule or ()])
         fewer = _fewer_ranks(objective, planned_job)
         planners = _extended(planners, objective, ranks or (), options, fewer)
+        if strategy:
+            planners.pop(TEMPLATES, None)
         request = SearchRequest(planned_job, cost, criterion, planners, judge, inputs.seed)
         best, emit = _search_each(request, results, output, pareto, as_json=as_json)
     if output is not None:

@@ -19,7 +19,7 @@ from workbench.plan.codec import dumps
 from workbench.planner.judged import JudgedBy
 from workbench.planner.strategy_spec import Planner
 from workbench.report.search_tables import search_record
-from workbench.search.drive import search
+from workbench.search.drive import Override, search
 from workbench.search.kept_results import Kept, KeptResults, result_key
 from workbench.search.objectives.objective import Objective
 from workbench.search.objectives.options import ObjectiveOptions, judge_for
@@ -153,8 +153,13 @@ def cached_search(
             f"no plan of job {job.name!r} meets the limit; nearest: {candidates[0].strategy}: "
             f"{candidates[0].judged.misses}"
         )
-    plans = [candidate.plan for candidate in candidates if candidate.plan is not None]
-    warnings = [*unlike_layouts(best, job), *(line for plan in plans for line in waste_of(plan, job))]
+    of_plans = (
+        line
+        for candidate in candidates
+        if candidate.plan is not None
+        for line in waste_of(candidate.plan, _planned(job, planners[candidate.strategy]))
+    )
+    warnings = list(dict.fromkeys((*unlike_layouts(best, job), *of_plans)))
     description = {"objective": objective.value} if criterion.judge is None else criterion.judge.asked
     result = Kept(
         record={**search_record(job.name, candidates, description), "warnings": warnings},
@@ -163,6 +168,11 @@ def cached_search(
     if results is not None:
         results.put(key, result)
     return result
+
+
+def _planned(job: Job, planner: Planner) -> Job:
+    """The job as a planner of a search plans it: with the ranks or the schedule that it was asked to try."""
+    return planner.job(job) if isinstance(planner, Override) else job
 
 
 def _none_text(job: str, refusals: Sequence[str]) -> str:

@@ -30,8 +30,12 @@ from workbench.units import duration_s
 def size_command(
     job: JobFile,
     tokens: Annotated[
-        float, typer.Option(help="tokens to train, such as 1e12: all of the LLM's sequence, images included")
-    ],
+        float | None,
+        typer.Option(help="tokens to train, such as 1e12: all of the LLM's sequence, images included"),
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="samples to train, such as 2000000; replaces --tokens")
+    ] = None,
     deadline: Annotated[str | None, typer.Option(help="time limit: 90m, 12h, 3d or 2w")] = None,
     budget_dollars: Annotated[
         float | None, typer.Option(help="money limit; needs cluster.dollars_per_gpu_hour")
@@ -55,11 +59,11 @@ def size_command(
     The GPUs are of the job's kind, and the batch stays the same. Exit code 1 if no tried number is enough.
     """
     deadline_s = None if deadline is None else duration_s(deadline, "--deadline")
-    goal = Goal(tokens=tokens, deadline_s=deadline_s, budget_dollars=budget_dollars)
+    goal = Goal(tokens=tokens, samples=samples, deadline_s=deadline_s, budget_dollars=budget_dollars)
     base_job = read_job(job)
     _check_goal(goal, base_job)
     planners = planners_by(judge, strategy or tuple(PLANNERS))
-    steps = num_steps(base_job, tokens)
+    steps = num_steps(base_job, goal)
     results = None if no_cache else kept_results()
     cost = cost_of(base_job, profile, execution)
 

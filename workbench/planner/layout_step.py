@@ -168,8 +168,8 @@ class LayoutSteps:
 
     def state_bytes(self, choice: ModuleChoice) -> float:
         """Bytes of weights, gradients and optimizer state of the module's mean stage."""
-        layers = self.prices.total(choice, 1)
-        mean = (elements / choice.pp for elements in (layers.weights, layers.trained, layers.of_experts))
+        held = self.prices.elements(choice)
+        mean = (elements / choice.pp for elements in (held.weights, held.trained, held.of_experts))
         return self.prices.state_bytes(choice, *mean)
 
     def _homogeneous(self, choice: LayoutChoice) -> LayoutStep:

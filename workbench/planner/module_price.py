@@ -31,6 +31,15 @@ from workbench.timing.grid_links import GridCost, GridLinks
 from workbench.timing.price import update_bytes
 
 
+class Elements(NamedTuple):
+    """Elements of layers on one rank: part of `Totals`, known without the price of a pass."""
+
+    weights: float
+    trained: float
+    of_experts: float
+    expert_weights: float
+
+
 class Totals(NamedTuple):
     """Totals of layers on one rank over one microbatch: sums, but for the maximum of working memory.
 
@@ -60,6 +69,19 @@ def _num_cuts(parameter: Parameter, choice: ModuleChoice) -> int:
     if choice.ep > 1 and is_of_expert(parameter):
         return choice.ep
     return 1 if parameter.shard is Shard.REPLICATED else choice.tp
+
+
+def _elements(layer: Layer, choice: ModuleChoice) -> Elements:
+    """The elements of one layer on one rank."""
+    expert_weights = 0.0
+    if choice.num_expert_holders != choice.num_holders:
+        expert_weights = sum(p.num_elements / choice.ep for p in layer.parameters() if is_of_expert(p))
+    return Elements(
+        weights=sum(p.num_elements / _num_cuts(p, choice) for p in layer.parameters()),
+        trained=sum(p.num_elements / _num_cuts(p, choice) for p in trained_parameters(layer)),
+        of_experts=expert_weights if layer.trainable else 0.0,
+        expert_weights=expert_weights,
+    )
 
 
 def _key(choice: ModuleChoice, num_samples: int) -> tuple[object, ...]:
@@ -117,6 +139,7 @@ class ModulePrices:
         self._known: dict[tuple[object, ...], tuple[Totals, ...]] = {}
         self._exchanges: dict[tuple[ModuleChoice, float, float], BoundaryExchange] = {}
         self._totals: dict[tuple[object, ...], Totals] = {}
+        self._held: dict[tuple[str, int, int], Elements] = {}
         self.shapes = cache(self._find_shapes)
         self._tokens = {
             (name, count): sum(even_work_of(self._draft, each).tokens(count) for each in alone)
@@ -151,6 +174,17 @@ class ModulePrices:
         if key not in self._totals:
             self._totals[key] = total_of(self.layers(choice, num_samples))
         return self._totals[key]
+
+    def elements(self, choice: ModuleChoice) -> Elements:
+        """Elements of all layers of the module, without a price. Complexity: O(distinct layers), once."""
+        key = choice.module, choice.tp, choice.ep
+        if key not in self._held:
+            layers = self.job.model.module(choice.module).layers
+            firsts = alike_layers(self.job.model, choice.module).firsts
+            elements_of = {first: _elements(layers[first], choice) for first in set(firsts)}
+            of_layers = zip(*(elements_of[first] for first in firsts), strict=True)
+            self._held[key] = Elements._make(float(sum(values)) for values in of_layers)
+        return self._held[key]
 
     def passes_s(self, choice: ModuleChoice, num_samples: int) -> float:
         """Seconds of a forward and a backward of all layers over a microbatch."""
@@ -231,9 +265,9 @@ class ModulePrices:
 
     def moved_bytes(self, choice: ModuleChoice) -> float:
         """Bytes that offloading frees on a rank that holds the whole module: its state without gradients."""
-        layers = self.total(choice, 1)
-        state_bytes = self.state_bytes(choice, layers.weights, layers.trained, layers.of_experts)
-        return state_bytes - layers.trained * self.size.gradient
+        held = self.elements(choice)
+        state_bytes = self.state_bytes(choice, held.weights, held.trained, held.of_experts)
+        return state_bytes - held.trained * self.size.gradient
 
     def sample_tokens(self, module: str, count: TokenCount) -> float:
         """Mean tokens of a sample inside the module (IN) or at its output (OUT)."""
@@ -308,20 +342,5 @@ class ModulePrices:
             entering = work.tokens(layer.emits) / cut * layer.out_width * setting.element_bytes
             kept = max(kept, entering if again else memory.kept.num_bytes)
             working = max(working, inside + (memory.kept.num_bytes if again else 0))
-        weights = sum(
-            parameter.num_elements / _num_cuts(parameter, choice) for parameter in layer.parameters()
-        )
-        expert_weights = 0.0
-        if choice.num_expert_holders != choice.num_holders:
-            expert_weights = sum(p.num_elements / choice.ep for p in layer.parameters() if is_of_expert(p))
-        return Totals(
-            num_layers=1,
-            forward_s=passes.forward_s,
-            backward_s=passes.backward_s,
-            kept_bytes=round(kept),
-            working_bytes=round(working),
-            weights=weights,
-            trained=sum(p.num_elements / _num_cuts(p, choice) for p in trained_parameters(layer)),
-            of_experts=expert_weights if layer.trainable else 0.0,
-            expert_weights=expert_weights,
-        )
+        seconds = passes.forward_s, passes.backward_s
+        return Totals(1, *seconds, round(kept), round(working), *_elements(layer, choice))

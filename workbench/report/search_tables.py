@@ -18,6 +18,7 @@ from workbench.search.drive import Candidate
 from workbench.search.objectives.objective import Objective
 from workbench.search.objectives.plan_judge import Judged
 from workbench.search.objectives.step_times import standard_error
+from workbench.strategies.registry import BY_NAME
 from workbench.units import S_PER_HOUR, duration_text
 
 Record = Mapping[str, Any]
@@ -164,8 +165,9 @@ def fits_text(search: Record) -> str:
     num_plans = sum("refusal" not in record for record in candidates)
     within = _interval(best)
     memory = "" if best["peak_bytes"] is None else f", {_of_memory(best)} on the fullest rank"
+    kind = "strategies" if all(record["strategy"] in BY_NAME for record in candidates) else "tries"
     return (
-        f"fits: {num_plans} of {len(candidates)} strategies have a plan; best {best['strategy']}, "
+        f"fits: {num_plans} of {len(candidates)} {kind} have a plan; best {best['strategy']}, "
         f"{milliseconds(best['iteration_s'])}{'' if within == '-' else f' ({within})'}{memory}"
     )
 

@@ -15,7 +15,7 @@ from workbench.units import S_PER_DAY, S_PER_HOUR
 def size_table(job: str, goal: Goal, trainings: Sequence[Training]) -> Table:
     """One line for each number of GPUs."""
     table = listed(
-        f"job {job}, {goal.tokens:.4g} tokens",
+        f"job {job}, {_length(goal)}",
         [(training, training.record) for training in trainings if training.record is not None],
         ("GPUs", lambda row: str(row[0].gpus)),
         ("strategy", lambda row: row[1]["strategy"]),
@@ -74,6 +74,10 @@ def duration_text(seconds: float) -> Figure:
 
 def dollars_text(dollars: float | None) -> Figure:
     return Figure("-" if dollars is None else f"{dollars:,.0f}", {"": dollars})
+
+
+def _length(goal: Goal) -> str:
+    return f"{goal.tokens:.4g} tokens" if goal.samples is None else f"{goal.samples:,} samples"
 
 
 def _summary(training: Training) -> str:

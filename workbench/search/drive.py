@@ -156,8 +156,8 @@ def _report_progress(
     best_s: float,
 ) -> None:
     """Report how many of its own candidates the current strategy has tried."""
-    best = f" at {best_s:.3f} s" if best_s < float("inf") else ""
-    progress(strategies, all_strategies, f"{note}: {done} of {total}{best}")
+    best = f", its best estimate {best_s:.3f} s" if best_s < float("inf") else ""
+    progress(strategies, all_strategies, f"{note} tried {done} of {total}{best}")
 
 
 def with_schedules(planners: Mapping[str, Planner], schedules: Sequence[Schedule]) -> dict[str, Planner]:
@@ -187,6 +187,11 @@ class Override:
 
     def __call__(self, job: Job, cost: CostModel, progress: Progress) -> Plan:
         return self.planner(replace(job, **self.fields), cost, progress)
+
+    def job(self, job: Job) -> Job:
+        """The job that the strategy plans."""
+        own = replace(job, **self.fields)
+        return self.planner.job(own) if isinstance(self.planner, Override) else own
 
     @property
     def schedule(self) -> Schedule | None:

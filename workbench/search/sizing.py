@@ -21,17 +21,22 @@ class Goal:
     """Limits of a training.
 
     Args:
-        tokens: positions of the LLM's sequence to train on, those of images and clips included.
+        tokens: positions of the LLM's sequence to train on, those of images and clips included; None:
+            `samples` are given.
+        samples: to train on.
         deadline_s: None: no deadline.
         budget_dollars: None: no budget.
     """
 
-    tokens: float
+    tokens: float | None = None
+    samples: int | None = None
     deadline_s: float | None = None
     budget_dollars: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "deadline_s", "budget_dollars"):
+        if (self.tokens is None) == (self.samples is None):
+            raise ValueError("size: want one of --tokens and --samples")
+        for name in ("tokens", "samples", "deadline_s", "budget_dollars"):
             limit = getattr(self, name)
             if limit is not None and not 0 < limit < math.inf:
                 raise ValueError(f"size: want {name} > 0 and finite, got {limit:g}")
@@ -82,9 +87,12 @@ class Training:
         return self.record is not None and in_time and is_paid
 
 
-def num_steps(job: Job, tokens: float) -> int:
-    """Optimizer steps until the given number of tokens of the LLM's sequence is consumed."""
-    return steps_for(tokens, (job.batch,))
+def num_steps(job: Job, goal: Goal) -> int:
+    """Optimizer steps until the goal's samples, or tokens of the LLM's sequence, are consumed."""
+    if goal.samples is not None:
+        return math.ceil(goal.samples / len(job.batch))
+    assert goal.tokens is not None
+    return steps_for(goal.tokens, (job.batch,))
 
 
 def gpu_counts(job: Job, most: int = MOST_GPUS) -> Iterator[int]:
