@@ -87,7 +87,9 @@ def _in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     widen_vision_rotations(monkeypatch)
 
 
-@pytest.mark.parametrize("name", [*WHOLES, "kimi_k25, tied", "janus, untied", "glmasr, grouped"])
+@pytest.mark.parametrize(
+    "name", [*WHOLES, "kimi_k25, tied", "janus, untied", "glmasr, grouped", "qianfan_ocr"]
+)
 def test_gradients_are_those_of_the_whole_model(name: str, tmp_path: Path, pool: Pool) -> None:
     """Of every weight that a module has, the encoder's and the language model's, on a stage each and two."""
     ours, theirs = gradients_of_both(name, plan_of(name), tmp_path / "whole", pool)

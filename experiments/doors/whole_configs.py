@@ -82,6 +82,17 @@ CASES: dict[str, dict[str, Any]] = {
         "vision_config": VIT,
         "tie_word_embeddings": False,
     },
+    "qianfan_ocr": {
+        "text_config": {"model_type": "qwen3", **TEXT},
+        "vision_config": {**VIT, "use_qk_norm": True, "use_mean_pooling": False},
+    },
+    "qianfan_ocr, earlier state": {
+        "model_type": "qianfan_ocr",
+        "text_config": {"model_type": "qwen2", **TEXT},
+        "vision_config": {**VIT, "norm_type": "rms_norm", "attention_bias": False, "drop_path_rate": 0.0},
+        "vision_feature_layer": -2,
+        "tie_word_embeddings": True,
+    },
     "gemma3": {"text_config": TEXT, "vision_config": VIT, "mm_tokens_per_image": 4},
     "gemma4": {"text_config": GEMMA4_TEXT, "vision_config": GEMMA4_SEEN, "video_token_id": 92},
     "gemma4, experts": {
@@ -239,6 +250,10 @@ CASES: dict[str, dict[str, Any]] = {
             "topk_group": 1,
         },
         "vision_config": {"model_type": "glm4v_moe_vision", **GLM_SEEN},
+    },
+    "glmga": {
+        "text_config": {"model_type": "glm4v_text", **GLM_TEXT},
+        "vision_config": {"model_type": "glm4v_vision", **GLM_SEEN},
     },
     "glm_ocr": {"text_config": GLM_TEXT, "vision_config": {**GLM_SEEN, "attention_bias": True}},
     "glm_ocr, no bias": {
