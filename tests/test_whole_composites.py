@@ -67,7 +67,7 @@ WHOLES = {
     **{name: Whole(batch_of(SOFT, "gemma4")) for name in ("gemma4", "gemma4, experts")},
     "video_llama_3": Whole(batch_of(PATCHES)),
     "video_llama_3, squares": Whole(batch_of(SQUARES)),
-    "video_llava": Whole(batch_of(BESIDE_A_CLASS), shares_tokens=True),
+    **{name: Whole(batch_of(BESIDE_A_CLASS), shares_tokens=True) for name in ("video_llava", "vipllava")},
     "ovis2": Whole(batch_of(ONE_SIZE), shares_tokens=True),
     "ovis2, squares": Whole(batch_of(ONE_SIZE_MERGED), shares_tokens=True),
     "janus": Whole(batch_of(ONE_SIZE), shares_tokens=True),
@@ -88,7 +88,8 @@ def _in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [*WHOLES, "kimi_k25, tied", "janus, untied", "glmasr, grouped", "qianfan_ocr"]
+    "name",
+    [*WHOLES, "kimi_k25, tied", "janus, untied", "glmasr, grouped", "qianfan_ocr", "llava, several states"],
 )
 def test_gradients_are_those_of_the_whole_model(name: str, tmp_path: Path, pool: Pool) -> None:
     """Of every weight that a module has, the encoder's and the language model's, on a stage each and two."""

@@ -46,6 +46,20 @@ CASES: dict[str, dict[str, Any]] = {
         "multimodal_projector_bias": False,
         "tie_word_embeddings": True,
     },
+    "llava, several states": {
+        "model_type": "llava",
+        "text_config": {"model_type": "granite", **TEXT, "logits_scaling": 4.0, "embedding_multiplier": 3.0},
+        "vision_config": {"model_type": "siglip_vision_model", **VIT},
+        "vision_feature_layer": [-4, -3, -1],
+        "vision_feature_select_strategy": "full",
+        "tie_word_embeddings": True,
+    },
+    "vipllava": {
+        "text_config": {"model_type": "llama", **TEXT},
+        "vision_config": VIT,
+        "vision_feature_layer": [-2, 0, 2],
+        "projector_layernorm_eps": 1e-4,
+    },
     "llava_next": {"text_config": {"model_type": "mistral", **TEXT}, "vision_config": VIT},
     "llava_next_video": {"text_config": {"model_type": "llama", **TEXT}, "vision_config": VIT},
     "llava_next_video, convolution": {

@@ -29,7 +29,9 @@ def qwen_features(model: nn.Module, image: Tensor) -> Tensor:
 def read_state(model: Any, images: Tensor) -> Tensor:
     """Features of whole images in LLaVA's models, before tiles are joined."""
     config, parts = model.config, model.model
-    states = parts.vision_tower(images, output_hidden_states=True).hidden_states[config.vision_feature_layer]
+    hidden = parts.vision_tower(images, output_hidden_states=True).hidden_states
+    read = config.vision_feature_layer
+    states = torch.cat([hidden[each] for each in ([read] if isinstance(read, int) else read)], dim=-1)
     patch_states = states if config.vision_feature_select_strategy == "full" else states[:, 1:]
     return parts.multi_modal_projector(patch_states).flatten(0, 1)
 
@@ -157,6 +159,8 @@ def perceived_by_omni(model: Any, items: Items) -> Tensor:
 FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "llava": read_state,
     "llava, mistral, no bias": read_state,
+    "llava, several states": read_state,
+    "vipllava": pooled,
     "llava_next": read_state,
     "llava_next_video": read_state,
     "llava_next_video, convolution": read_state,
