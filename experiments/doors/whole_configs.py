@@ -234,6 +234,10 @@ CASES: dict[str, dict[str, Any]] = {
         "text_config": {**TEXT, **AXES},
         "vision_config": QWEN3_SEEN,
     },
+    "cosmos3_omni": {
+        "text_config": {"model_type": "qwen3_vl_text", **TEXT, **AXES},
+        "vision_config": QWEN3_SEEN,
+    },
     "qwen3_vl_moe": {
         "text_config": {**TEXT, **AXES, **EXPERTS, "tie_word_embeddings": False},
         "vision_config": QWEN3_SEEN,

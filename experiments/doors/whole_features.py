@@ -192,6 +192,7 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "qwen2_vl": seen_by_qwen,
     "qwen2_5_vl": seen_by_qwen,
     "qwen3_vl": seen_by_qwen,
+    "cosmos3_omni": seen_by_qwen,
     "qwen3_vl_moe": seen_by_qwen,
     "qwen3_5": seen_by_qwen,
     "qwen3_5_moe": seen_by_qwen,

@@ -21,7 +21,7 @@ from workbench.model.families.decoders import (
     SEED_OSS,
     SMOLLM3,
 )
-from workbench.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
+from workbench.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE
 from workbench.model.families.dit import DIT
 from workbench.model.families.ernie import ERNIE4_5, ERNIE4_5_MOE
 from workbench.model.families.family import Architecture, Family
@@ -46,6 +46,7 @@ from workbench.model.families.paddleocr import PADDLEOCR_TEXT, PADDLEOCR_VISION
 from workbench.model.families.phi4_audio import PHI4_AUDIO
 from workbench.model.families.plain_mlp import APERTUS, ARCEE, NEMOTRON, STARCODER2
 from workbench.model.families.position_tables import GPT2, OPT
+from workbench.model.families.qwen2_moe import QWEN2_MOE
 from workbench.model.families.qwen3_omni_audio import QWEN3_OMNI_AUDIO
 from workbench.model.families.qwen_hybrid import QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_NEXT
 from workbench.model.families.qwen_vision import (
@@ -89,6 +90,7 @@ FAMILIES: tuple[Family, ...] = (
     GEMMA3,
     GEMMA4,
     QWEN2,
+    QWEN2_MOE,
     QWEN2_VL_TEXT,
     QWEN3,
     QWEN3_MOE,
@@ -102,6 +104,7 @@ FAMILIES: tuple[Family, ...] = (
     DEEPSEEK_V3,
     GLM4,
     GLM4_MOE,
+    GLM4_MOE_LITE,
     GLM4V_TEXT,
     GLM4V_MOE_TEXT,
     GLM_OCR_TEXT,
