@@ -31,6 +31,7 @@ from transformers.models.granitemoehybrid import modeling_granitemoehybrid as gr
 from transformers.models.hunyuan_v1_dense import modeling_hunyuan_v1_dense as hunyuan_v1_dense
 from transformers.models.hunyuan_v1_moe import modeling_hunyuan_v1_moe as hunyuan_v1_moe
 from transformers.models.lfm2 import modeling_lfm2 as lfm2
+from transformers.models.lfm2_moe import modeling_lfm2_moe as lfm2_moe
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.llama4 import modeling_llama4 as llama4
 from transformers.models.minimax_m2 import modeling_minimax_m2 as minimax_m2
@@ -99,7 +100,13 @@ DECODERS: Mapping[str, DecoderFamily] = {
         mixture_kinds=((llama4.Llama4TextMoe, Llama4Mixture),),
     ),
     "qwen2": family(qwen2, "Qwen2"),
-    "qwen2_moe": sparse_family(qwen2_moe, "Qwen2Moe", SeparateExperts(), mixture=delta_net.GatedMixture),
+    "qwen2_moe": sparse_family(
+        qwen2_moe,
+        "Qwen2Moe",
+        SeparateExperts(),
+        mixture=delta_net.GatedMixture,
+        cuts=delta_net.GATE_CUTS,
+    ),
     "qwen2_vl_text": family(qwen2_vl, "Qwen2VL", config=qwen2_vl.Qwen2VLTextConfig, rotates_by_axes=True),
     "qwen3": family(qwen3, "Qwen3"),
     "qwen3_vl_text": family(qwen3_vl, "Qwen3VLText", rotates_by_axes=True),
@@ -295,6 +302,19 @@ DECODERS: Mapping[str, DecoderFamily] = {
         adapt=own_lfm2.adapt,
         cuts=own_lfm2.CUTS,
         regions=own_lfm2.REGIONS,
+    ),
+    "lfm2_moe": family(
+        lfm2_moe,
+        "Lfm2Moe",
+        router=lfm2_moe.Lfm2MoeTopKRouter,
+        own_router=own_lfm2.LfmRouter,
+        experts=lfm2_moe.Lfm2MoeExperts,
+        final_norm="model.embedding_norm",
+        adapt=own_lfm2.adapt,
+        cuts=((Experts, CutKind.EXPERTS), (own_lfm2.LfmRouter, CutKind.PARTIAL), *own_lfm2.CUTS),
+        regions=own_lfm2.REGIONS,
+        mixture_kinds=((lfm2_moe.Lfm2MoeSparseMoeBlock, own_lfm2.LfmMixture),),
+        separate_experts=own_lfm2.SEPARATE,
     ),
     "nemotron_h": family(
         nemotron_h,

@@ -35,7 +35,7 @@ from workbench.model.families.granite_hybrid import GRANITE_HYBRID
 from workbench.model.families.hunyuan import HUNYUAN, HUNYUAN_MOE
 from workbench.model.families.janus_vision import JANUS_VISION
 from workbench.model.families.kimi_vision import KIMI_VISION
-from workbench.model.families.lfm2 import LFM2
+from workbench.model.families.lfm2 import LFM2, LFM2_MOE
 from workbench.model.families.llama4 import LLAMA4
 from workbench.model.families.mistral import MINISTRAL3, MISTRAL4
 from workbench.model.families.mixtures import MIXTRAL, OLMOE, QWEN3_MOE, QWEN3_OMNI_TEXT, QWEN3_VL_MOE_TEXT
@@ -139,6 +139,7 @@ FAMILIES: tuple[Family, ...] = (
     GPT_OSS,
     ARIA_TEXT,
     LFM2,
+    LFM2_MOE,
     NEMOTRON_H,
     GRANITE_HYBRID,
     OPT,
