@@ -45,7 +45,15 @@ DEFAULTS = (
     *("audioflamingo3", "cohere2_vision", "deepseek_vl", "glmasr", "idefics3", "internvl", "lfm2_vl"),
     *("lighton_ocr", "llava", "llava_next", "llava_next_video", "llava_onevision", "mistral3", "mllama"),
     *("musicflamingo", "paddleocr_vl", "paligemma", "phi4_multimodal", "qianfan_ocr", "qwen2_5_omni"),
-    *("qwen2_audio", "smolvlm", "video_llama_3", "video_llava", "vipllava", "voxtral"),
+    *(
+        "moss_transcribe_diarize",
+        "qwen2_audio",
+        "smolvlm",
+        "video_llama_3",
+        "video_llava",
+        "vipllava",
+        "voxtral",
+    ),
 )
 CONFIGS: dict[str, dict[str, Any]] = {
     **{kind: default(kind) for kind in (*DEFAULTS, "kimi_k25", "glm4v")},

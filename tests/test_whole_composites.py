@@ -75,7 +75,7 @@ WHOLES = {
         name: Whole(batch_of(ONE_SIZE_MERGED), shares_tokens=True)
         for name in ("aya_vision", "cohere2_vision")
     },
-    "glmasr": Whole(batch_of(HEARD)),
+    **{name: Whole(batch_of(HEARD)) for name in ("glmasr", "moss_transcribe_diarize")},
     "musicflamingo, fast": Whole(batch_of(WINDOWS), shares_tokens=True),
 }
 EXPERTS = ("glm4v_moe", "kimi_k25", "gemma4, experts")

@@ -3,6 +3,7 @@
 from typing import Any
 
 from experiments.doors.mistral_configs import mistral_cases
+from experiments.doors.sound_configs import SOUND_CASES
 from experiments.doors.whole_sizes import (
     AXES,
     EXAONE_SEEN,
@@ -14,7 +15,6 @@ from experiments.doors.whole_sizes import (
     GLM_EXPERTS,
     GLM_SEEN,
     GLM_TEXT,
-    GLMASR_HEARD,
     HEARD,
     HYBRID,
     JANUS_DRAWN,
@@ -362,29 +362,7 @@ CASES: dict[str, dict[str, Any]] = {
             "bias_max_distance": 16,
         },
     },
-    "glmasr": {
-        "text_config": {"model_type": "llama", **TEXT},
-        "audio_config": GLMASR_HEARD,
-    },
-    "glmasr, grouped": {
-        "model_type": "glmasr",
-        "text_config": {"model_type": "llama", **TEXT},
-        "audio_config": {**GLMASR_HEARD, "num_attention_heads": 4, "num_key_value_heads": 2},
-        "tie_word_embeddings": False,
-    },
-    "voxtral": {
-        "audio_token_id": 5,
-        "text_config": {"model_type": "llama", **TEXT},
-        "audio_config": {
-            "model_type": "voxtral_encoder",
-            "hidden_size": 24,
-            "intermediate_size": 96,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            **HEARD,
-            "max_source_positions": 12,
-        },
-    },
+    **SOUND_CASES,
 }
 CASES["qwen2_5_omni"] = {"thinker_config": CASES["qwen2_5_omni_thinker"], "enable_audio_output": False}
 CASES["qwen3_omni_moe"] = {

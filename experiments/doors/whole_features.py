@@ -105,6 +105,14 @@ def heard_by_glm(model: Any, clips: Items) -> Tensor:
     return model.model.get_audio_features(windows, place < mel_frames(CLIP_S)).pooler_output
 
 
+def heard_by_moss(model: Any, clips: Items) -> Tensor:
+    """MOSS's, of the windows of one clip, the last of which ends in silence."""
+    windows = torch.stack(list(clips))
+    place = torch.arange(windows.shape[0] * windows.shape[2]).unflatten(0, (-1, windows.shape[2]))
+    is_heard = (place < mel_frames(CLIP_S)).long()
+    return model.model.get_audio_features(windows, is_heard, is_heard).pooler_output
+
+
 def seen_by_qwen(model: Any, images: Items) -> Tensor:
     return torch.cat([qwen_features(model.model.visual, image) for image in images])
 
@@ -218,6 +226,7 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "voxtral": heard,
     "glmasr": heard_by_glm,
     "glmasr, grouped": heard_by_glm,
+    "moss_transcribe_diarize": heard_by_moss,
     "qwen3_asr": heard_by_asr,
     "qwen2_5_omni_thinker": perceived_by_omni,
     "qwen3_omni_moe_thinker": perceived_by_omni,

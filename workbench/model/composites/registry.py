@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Mapping
 from functools import cache
 
-from workbench.model.composites import cohere, deepseek, internvl, liquid, llava, qwen, sound, vision
+from workbench.model.composites import cohere, deepseek, internvl, liquid, llava, qwen, sound, speech, vision
 from workbench.model.composites.composite import Composite, Parts
 from workbench.model.config_fields import Config
 from workbench.model.families.registry import ARCHITECTURES
@@ -18,6 +18,7 @@ COMPOSITES: Mapping[str, Composite] = {
         *qwen.COMPOSITES,
         *deepseek.COMPOSITES,
         *sound.COMPOSITES,
+        *speech.COMPOSITES,
         *cohere.COMPOSITES,
         *liquid.COMPOSITES,
         *(composite for family in ARCHITECTURES.values() for composite in family.composites),

@@ -72,7 +72,14 @@ from workbench.model.families.vit import (
     PIXTRAL,
     SIGLIP,
 )
-from workbench.model.families.whisper import GLMASR_ENCODER, OMNI_AUDIO, QWEN2_AUDIO, VOXTRAL_ENCODER, WHISPER
+from workbench.model.families.whisper import (
+    GLMASR_ENCODER,
+    MOSS_AUDIO,
+    OMNI_AUDIO,
+    QWEN2_AUDIO,
+    VOXTRAL_ENCODER,
+    WHISPER,
+)
 from workbench.model.model_graph import GENERATED
 from workbench.model.shape import UNET
 
@@ -182,6 +189,7 @@ FAMILIES: tuple[Family, ...] = (
     QWEN3_OMNI_AUDIO,
     VOXTRAL_ENCODER,
     GLMASR_ENCODER,
+    MOSS_AUDIO,
     PHI4_AUDIO,
     DIT,
     Family(
