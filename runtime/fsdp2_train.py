@@ -4,7 +4,7 @@ The blocks are transformers' own, as this workbench builds them; all else here i
 as you like. Every rank takes the plan's microbatches of one replica, encoders first. A rank without an item
 of a module takes part with one that counts nothing, since gathering and summing weights are collectives.
 
-Run: torchrun --nproc-per-node N train.py [--steps 10] [--data FOLDER] [--device cpu]
+Run: torchrun --nproc-per-node N train.py [--steps 10] [--data FOLDER] [--export FOLDER] [--device cpu]
 """
 
 import argparse
@@ -22,15 +22,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from runtime.data.batches import DataSource, SyntheticSource, microbatch_data
-from runtime.models.adapter import Context, MicrobatchData
+from runtime.models.adapter import Context, MicrobatchData, StageLayer
+from runtime.models.adapter_files import check_origin
+from runtime.models.weights import exporting, refuse_taken, write_part
 from runtime.preprocess.source import source_of
 from runtime.reference import all_items, features_of, whole_stage
 from runtime.step.stage_edges import entering_part
-from runtime.step.stage_module import build_stage_module
+from runtime.step.stage_module import StageModule, build_stage_module
 from workbench.data.sample import Sample
+from workbench.model.checkpoint import composite_of
 from workbench.model.model_graph import Module
 from workbench.plan.codec import read_plan
 from workbench.plan.plan import Plan
@@ -91,6 +95,7 @@ class WholeModule(nn.Module):
         )
         again = layout.recompute.get(module.name, [])
         self.adapter, self.edges, self.leaving = built.adapter, built.edges, built.leaving
+        self.stage = built.stage
         self.tied = {index for index, layer in enumerate(module.layers) if layer.tied}
         units = (Unit(layer, is_recomputed=index in again) for index, layer in enumerate(built.layers))
         self.units = nn.ModuleList(units)
@@ -226,6 +231,31 @@ def microbatches_of(plan: Plan, replica: int) -> list[tuple[Sample, ...]]:
     return [tuple(plan.sample[item.sample] for item in microbatch.items) for microbatch in microbatches]
 
 
+def write_weights(folder: Path, modules: Mapping[str, WholeModule]) -> None:
+    """Gather layer by layer, which the first rank writes as `workbench run --export` does: a collective."""
+    for name, whole in modules.items():
+        for part in whole.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
+        for index, unit in enumerate(whole.units):
+            assert isinstance(unit, Unit)
+            assert isinstance(unit.layer, StageLayer)
+            stage = replace(whole.stage, layers=(index, index + 1))
+            named = StageModule(whole.adapter, stage, [unit.layer], ()).owned_weights()
+            gathered = {
+                each: tensor.full_tensor() for each, tensor in named.items() if isinstance(tensor, DTensor)
+            }
+            if dist.get_rank() == 0:
+                write_part(folder, name, index, named | gathered)
+
+
+def check_export(target: Path, plan: Plan, weights: Path | None) -> None:
+    """Raise ValueError where no weights can be written: a folder that exists, a composite's with adapters."""
+    refuse_taken(target)
+    if weights is not None and composite_of(weights) is not None:
+        check_origin(plan.model.modules, str(weights))
+
+
 def main() -> None:
     """This process is one rank of torchrun's."""
     parser = argparse.ArgumentParser(
@@ -236,10 +266,20 @@ def main() -> None:
     parser.add_argument(
         "--weights", type=Path, help="checkpoint, or a folder with one per module; default: random weights"
     )
+    parser.add_argument(
+        "--export",
+        type=Path,
+        help="new folder for the weights after the last step, adapters as PEFT has them; default: none",
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU where torch sees one")
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="of AdamW")
     given = parser.parse_args()
     plan = read_plan(HERE / "plan.json")
+    if given.export is not None:
+        try:
+            check_export(given.export, plan, given.weights)
+        except ValueError as error:
+            parser.error(str(error))
     layout = ShardingMesh(**json.loads((HERE / "fsdp2.json").read_text(encoding="utf-8")))
     kind = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device(kind)
@@ -253,11 +293,15 @@ def main() -> None:
     weights = [p for module in modules.values() for p in module.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=given.learning_rate)
     microbatches = microbatches_of(plan, dist.get_rank())
-    for step in range(1, given.steps + 1):
-        loss = trainer.step(optimizer, microbatches)
-        if dist.get_rank() == 0:
-            sys.stdout.write(json.dumps({"step": step, "loss": loss}) + "\n")
-            sys.stdout.flush()
+    target = given.export if dist.get_rank() == 0 else None
+    with exporting(target, plan.model, given.weights):
+        for step in range(1, given.steps + 1):
+            loss = trainer.step(optimizer, microbatches)
+            if dist.get_rank() == 0:
+                sys.stdout.write(json.dumps({"step": step, "loss": loss}) + "\n")
+                sys.stdout.flush()
+        if given.export is not None:
+            write_weights(given.export, modules)
     with suppress(RuntimeError):
         dist.destroy_process_group()
 

@@ -44,8 +44,16 @@ def default(kind: str, **parts: dict[str, Any]) -> dict[str, Any]:
 DEFAULTS = (
     *("audioflamingo3", "cohere2_vision", "deepseek_vl", "glmasr", "idefics3", "internvl", "lfm2_vl"),
     *("lighton_ocr", "llava", "llava_next", "llava_next_video", "llava_onevision", "mistral3", "mllama"),
-    *("musicflamingo", "paddleocr_vl", "paligemma", "phi4_multimodal", "qwen2_5_omni", "qwen2_audio"),
-    *("smolvlm", "video_llama_3", "video_llava", "voxtral"),
+    *("musicflamingo", "paddleocr_vl", "paligemma", "phi4_multimodal", "qianfan_ocr", "qwen2_5_omni"),
+    *(
+        "moss_transcribe_diarize",
+        "qwen2_audio",
+        "smolvlm",
+        "video_llama_3",
+        "video_llava",
+        "vipllava",
+        "voxtral",
+    ),
 )
 CONFIGS: dict[str, dict[str, Any]] = {
     **{kind: default(kind) for kind in (*DEFAULTS, "kimi_k25", "glm4v")},
@@ -55,6 +63,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "aya_vision": default("aya_vision", vision_config={"num_attention_heads": 16, "hidden_size": 1152}),
     "glm4v_moe": default("glm4v_moe", text_config={"head_dim": 128}),
     "glm46v": default("glm46v", text_config={"model_type": "glm4v_text"}),
+    "glmga": default("glmga", text_config={"model_type": "glm4v_text"}),
     "glm_ocr": default("glm_ocr", text_config={"hidden_size": 1536, "head_dim": 128}),
     "gemma-4-31B": {"model_type": "gemma4", "text_config": PUBLISHED, "vision_config": GEMMA4_SEEN},
     "gemma-4-26B-A4B": {

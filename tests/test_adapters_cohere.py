@@ -118,7 +118,7 @@ def test_a_note_names_the_scale_that_transformers_composite_leaves_out() -> None
     text = {**CONFIGS["aya_vision"]["text_config"], "logit_scale": 0.25}
     parts = take_apart({**CONFIGS["aya_vision"], "text_config": text})
     assert parts.modules[LLM].config["logit_scale"] == 1.0
-    assert any("logit_scale: 0.25 of llm scales them" in note for note in parts.notes)
+    assert any("logit_scale: 0.25 of llm changes them" in note for note in parts.notes)
 
 
 def test_a_projector_may_have_a_norm_without_a_shift() -> None:

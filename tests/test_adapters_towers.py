@@ -1,6 +1,7 @@
 """Towers of VideoLLaMA 3, PaddleOCR-VL, Janus and GLM-ASR: sizes of items, refusals, as users give them."""
 
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -108,6 +109,23 @@ def test_glm_asr_hears_as_many_tokens_as_its_processor_says(samples: int) -> Non
     assert adapter.clip_size(whole_frames)[:2] == (12, min(12, whole_frames // 2) // 4)
 
 
+@given(samples=st.integers(1, 40_000))
+def test_moss_hears_as_many_tokens_as_its_processor_says(samples: int) -> None:
+    """Of windows that are filled up; of a folder's clip, too."""
+    encoder, windows = part("moss_transcribe_diarize", AUDIO), -(-samples // (2 * 12 * 160))
+    heard = [min(2 * 12 * 160, samples - 2 * 12 * 160 * index) for index in range(windows)]
+    frames = torch.tensor([-(-each // 160) for each in heard])
+    count = source_of(
+        "moss_transcribe_diarize.processing_moss_transcribe_diarize", "_get_audio_token_length"
+    )._get_audio_token_length
+    expected = count(SimpleNamespace(audio_merge_size=4), frames, torch.arange(windows))
+    said = clip_tokens(encoder, samples / 16_000)
+    assert [tuple(each) for each in said] == [(12, int(num)) for num in expected]
+    adapter = adapter_of(encoder)
+    assert isinstance(adapter, WhisperAdapter)
+    assert adapter.clip_size(int(frames[0]))[:2] == (12, int(expected[0]))
+
+
 @pytest.mark.parametrize("frames", [8, 17, 24, 40])
 def test_a_folders_clip_before_voxtral_is_of_whole_merged_tokens(frames: int) -> None:
     adapter = adapter_of(part("voxtral", AUDIO))
@@ -156,6 +174,12 @@ def test_towers_that_cannot_run_are_refused(config: dict[str, Any], words: str) 
     [
         ("janus", "vision_config", {"projection_dim": 40}, "projection_dim must be the LLM's hidden_size 48"),
         ("glmasr", "audio_config", {"intermediate_size": 48}, "must be 96, 4 times hidden_size"),
+        (
+            "moss_transcribe_diarize",
+            "audio_config",
+            {"max_source_positions": 10},
+            "must divide the 10 tokens of a window, got 4; nearest: 2",
+        ),
         (
             "video_llava",
             "vision_config",

@@ -103,7 +103,8 @@ def test_flat_configurations_are_read_as_nested_ones(kind: str) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"vision_feature_layer": [-2, -5]}, "vision_feature_layer must be a whole number"),
+        ({"vision_feature_layer": [-2, "x"]}, "vision_feature_layer must be a whole number, or a list"),
+        ({"vision_feature_layer": [-2, 3]}, r"must name each hidden state once, .* got \[-2, 3\]"),
         ({"vision_config": 3}, "vision_config must be an object"),
         ({"vision_feature_layer": -9}, "feature_layer must be from -5 to 4, got -9"),
         ({"text_config": {"model_type": "lama"}}, "nearest: llama"),

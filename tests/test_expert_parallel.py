@@ -69,7 +69,7 @@ def example(kind: str) -> dict[str, Any]:
 
 SPARSE = (
     *("mistral4", "minimax_m2", "olmoe", "ernie4_5_moe", "hunyuan_v1_moe", "dots1", "solar_open"),
-    "aria_text",
+    *("aria_text", "qwen2_moe", "glm4_moe_lite", "lfm2_moe"),
 )
 
 

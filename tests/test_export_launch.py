@@ -5,15 +5,18 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from runtime.data.batches import SyntheticSource
-from runtime.fsdp2_train import ShardingMesh, WholeModule
+from runtime.fsdp2_train import ShardingMesh, WholeModule, check_export
+from runtime.models.weights import weights_of
 from runtime.reference import Reference, whole_stage
 from runtime.step.optimizer import OptimizerSettings
 from runtime.step.stage_module import StageModule, build_stage_module
@@ -125,10 +128,47 @@ def test_adapters_have_the_losses_of_one_process(compute, rel, job, adapted, tmp
     files = export(adapted, BY_NAME["fsdp2"], SimulatedPrices(cost_of(job, None, None)))
     layout = json.loads(files["fsdp2.json"]) | {"compute": compute}
     write_folder(files | {"fsdp2.json": json.dumps(layout)}, tmp_path / "out")
-    losses = launched("fsdp2", tmp_path / "out", "--steps", "3", "--learning-rate", "0.03")
-    expected = one_process(adapted, 3, learning_rate=0.03)
+    rate = ("--learning-rate", "0.03")
+    losses = launched("fsdp2", tmp_path / "out", "--steps", "3", *rate, "--export", str(tmp_path / "saved"))
+    reference = Reference(
+        adapted, seed=0, dtype=torch.float32, optimizer=OptimizerSettings(learning_rate=0.03)
+    )
+    steps = [reference.step(SyntheticSource(0)) for _ in range(3)]
+    expected = [step.loss for step in steps]
     assert losses == pytest.approx(expected, rel=rel)
     assert expected[2] + 0.1 < expected[1] + 0.05 < expected[0]
+    if compute == "float32":
+        check_saved(tmp_path / "saved", steps[-1].weights, reference.modules)
+
+
+def check_saved(
+    folder: Path, weights: Mapping[tuple[str, str], Tensor], modules: Mapping[str, StageModule]
+) -> None:
+    """A folder of each module, as transformers has it, and its adapters, as PEFT has them: one process's."""
+    adapters = load_file(folder / "llm/adapter/adapter_model.safetensors")
+    config = json.loads((folder / "llm/adapter/adapter_config.json").read_text())
+    assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 4, 8)
+    assert {f"base_model.model.{target}" for target in config["target_modules"]} == {
+        name.rpartition(".lora_")[0] for name in adapters
+    }
+    saved = {("llm", name.removeprefix("base_model.model.")): weight for name, weight in adapters.items()}
+    for module in modules:
+        reader = weights_of(folder, modules[module].adapter)
+        saved |= {
+            (module, name): reader.read(name, tuple(weight.shape))
+            for (owner, name), weight in weights.items()
+            if owner == module and not is_of_adapter(name)
+        }
+    assert saved.keys() == weights.keys()
+    for key, weight in saved.items():
+        torch.testing.assert_close(weight, weights[key], rtol=1e-4, atol=1e-5)
+
+
+def test_a_folder_that_exists_is_not_written_over_by_a_program(adapted, tmp_path):
+    """Before any rank waits for another."""
+    with pytest.raises(ValueError, match="exists already; give a new one"):
+        check_export(ROOT / "docs", adapted, None)
+    check_export(tmp_path, adapted, tmp_path)
 
 
 def test_frozen_weights_are_read_and_have_the_format_of_computation(adapted, tmp_path):

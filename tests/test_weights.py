@@ -128,7 +128,7 @@ def test_experts_one_by_one_are_read_and_those_in_one_tensor_written(tmp_path: P
 OWN_NAMES = (
     *("mistral4", "olmo3", "olmoe", "ernie4_5_moe", "hunyuan_v1_moe"),
     *("dots1", "solar_open", "minimax_m2", "apertus", "nemotron", "starcoder2"),
-    "aria_text",
+    *("aria_text", "qwen2_moe", "glm4_moe_lite", "lfm2_moe"),
 )  # families with experts, norms, activations or corrections under names of their own
 
 

@@ -67,7 +67,7 @@ WHOLES = {
     **{name: Whole(batch_of(SOFT, "gemma4")) for name in ("gemma4", "gemma4, experts")},
     "video_llama_3": Whole(batch_of(PATCHES)),
     "video_llama_3, squares": Whole(batch_of(SQUARES)),
-    "video_llava": Whole(batch_of(BESIDE_A_CLASS), shares_tokens=True),
+    **{name: Whole(batch_of(BESIDE_A_CLASS), shares_tokens=True) for name in ("video_llava", "vipllava")},
     "ovis2": Whole(batch_of(ONE_SIZE), shares_tokens=True),
     "ovis2, squares": Whole(batch_of(ONE_SIZE_MERGED), shares_tokens=True),
     "janus": Whole(batch_of(ONE_SIZE), shares_tokens=True),
@@ -75,7 +75,7 @@ WHOLES = {
         name: Whole(batch_of(ONE_SIZE_MERGED), shares_tokens=True)
         for name in ("aya_vision", "cohere2_vision")
     },
-    "glmasr": Whole(batch_of(HEARD)),
+    **{name: Whole(batch_of(HEARD)) for name in ("glmasr", "moss_transcribe_diarize")},
     "musicflamingo, fast": Whole(batch_of(WINDOWS), shares_tokens=True),
 }
 EXPERTS = ("glm4v_moe", "kimi_k25", "gemma4, experts")
@@ -87,7 +87,10 @@ def _in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     widen_vision_rotations(monkeypatch)
 
 
-@pytest.mark.parametrize("name", [*WHOLES, "kimi_k25, tied", "janus, untied", "glmasr, grouped"])
+@pytest.mark.parametrize(
+    "name",
+    [*WHOLES, "kimi_k25, tied", "janus, untied", "glmasr, grouped", "qianfan_ocr", "llava, several states"],
+)
 def test_gradients_are_those_of_the_whole_model(name: str, tmp_path: Path, pool: Pool) -> None:
     """Of every weight that a module has, the encoder's and the language model's, on a stage each and two."""
     ours, theirs = gradients_of_both(name, plan_of(name), tmp_path / "whole", pool)

@@ -97,6 +97,9 @@ class FrozenJson:
             if len(rest) == 1:
                 return self.decode(rest[0], data, where)
             return self._decode_union(rest, data, where)
+        if listed := [member for member in members if get_origin(member) is tuple]:
+            (alone,) = (member for member in members if member not in listed)
+            return self.decode(listed[0] if isinstance(data, list) else alone, data, where)
         by_name = {member.__name__: member for member in members}
         if not isinstance(data, dict) or str(data.get(TYPE_KEY)) not in by_name:
             raise ValueError(

@@ -3,6 +3,7 @@
 from typing import Any
 
 from experiments.doors.mistral_configs import mistral_cases
+from experiments.doors.sound_configs import SOUND_CASES
 from experiments.doors.whole_sizes import (
     AXES,
     EXAONE_SEEN,
@@ -14,7 +15,6 @@ from experiments.doors.whole_sizes import (
     GLM_EXPERTS,
     GLM_SEEN,
     GLM_TEXT,
-    GLMASR_HEARD,
     HEARD,
     HYBRID,
     JANUS_DRAWN,
@@ -45,6 +45,20 @@ CASES: dict[str, dict[str, Any]] = {
         "vision_feature_select_strategy": "full",
         "multimodal_projector_bias": False,
         "tie_word_embeddings": True,
+    },
+    "llava, several states": {
+        "model_type": "llava",
+        "text_config": {"model_type": "granite", **TEXT, "logits_scaling": 4.0, "embedding_multiplier": 3.0},
+        "vision_config": {"model_type": "siglip_vision_model", **VIT},
+        "vision_feature_layer": [-4, -3, -1],
+        "vision_feature_select_strategy": "full",
+        "tie_word_embeddings": True,
+    },
+    "vipllava": {
+        "text_config": {"model_type": "llama", **TEXT},
+        "vision_config": VIT,
+        "vision_feature_layer": [-2, 0, 2],
+        "projector_layernorm_eps": 1e-4,
     },
     "llava_next": {"text_config": {"model_type": "mistral", **TEXT}, "vision_config": VIT},
     "llava_next_video": {"text_config": {"model_type": "llama", **TEXT}, "vision_config": VIT},
@@ -81,6 +95,17 @@ CASES: dict[str, dict[str, Any]] = {
         "text_config": {"model_type": "qwen3_moe", **TEXT, **EXPERTS, "norm_topk_prob": True},
         "vision_config": VIT,
         "tie_word_embeddings": False,
+    },
+    "qianfan_ocr": {
+        "text_config": {"model_type": "qwen3", **TEXT},
+        "vision_config": {**VIT, "use_qk_norm": True, "use_mean_pooling": False},
+    },
+    "qianfan_ocr, earlier state": {
+        "model_type": "qianfan_ocr",
+        "text_config": {"model_type": "qwen2", **TEXT},
+        "vision_config": {**VIT, "norm_type": "rms_norm", "attention_bias": False, "drop_path_rate": 0.0},
+        "vision_feature_layer": -2,
+        "tie_word_embeddings": True,
     },
     "gemma3": {"text_config": TEXT, "vision_config": VIT, "mm_tokens_per_image": 4},
     "gemma4": {"text_config": GEMMA4_TEXT, "vision_config": GEMMA4_SEEN, "video_token_id": 92},
@@ -209,6 +234,10 @@ CASES: dict[str, dict[str, Any]] = {
         "text_config": {**TEXT, **AXES},
         "vision_config": QWEN3_SEEN,
     },
+    "cosmos3_omni": {
+        "text_config": {"model_type": "qwen3_vl_text", **TEXT, **AXES},
+        "vision_config": QWEN3_SEEN,
+    },
     "qwen3_vl_moe": {
         "text_config": {**TEXT, **AXES, **EXPERTS, "tie_word_embeddings": False},
         "vision_config": QWEN3_SEEN,
@@ -239,6 +268,10 @@ CASES: dict[str, dict[str, Any]] = {
             "topk_group": 1,
         },
         "vision_config": {"model_type": "glm4v_moe_vision", **GLM_SEEN},
+    },
+    "glmga": {
+        "text_config": {"model_type": "glm4v_text", **GLM_TEXT},
+        "vision_config": {"model_type": "glm4v_vision", **GLM_SEEN},
     },
     "glm_ocr": {"text_config": GLM_TEXT, "vision_config": {**GLM_SEEN, "attention_bias": True}},
     "glm_ocr, no bias": {
@@ -329,29 +362,7 @@ CASES: dict[str, dict[str, Any]] = {
             "bias_max_distance": 16,
         },
     },
-    "glmasr": {
-        "text_config": {"model_type": "llama", **TEXT},
-        "audio_config": GLMASR_HEARD,
-    },
-    "glmasr, grouped": {
-        "model_type": "glmasr",
-        "text_config": {"model_type": "llama", **TEXT},
-        "audio_config": {**GLMASR_HEARD, "num_attention_heads": 4, "num_key_value_heads": 2},
-        "tie_word_embeddings": False,
-    },
-    "voxtral": {
-        "audio_token_id": 5,
-        "text_config": {"model_type": "llama", **TEXT},
-        "audio_config": {
-            "model_type": "voxtral_encoder",
-            "hidden_size": 24,
-            "intermediate_size": 96,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            **HEARD,
-            "max_source_positions": 12,
-        },
-    },
+    **SOUND_CASES,
 }
 CASES["qwen2_5_omni"] = {"thinker_config": CASES["qwen2_5_omni_thinker"], "enable_audio_output": False}
 CASES["qwen3_omni_moe"] = {

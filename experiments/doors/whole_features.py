@@ -29,7 +29,9 @@ def qwen_features(model: nn.Module, image: Tensor) -> Tensor:
 def read_state(model: Any, images: Tensor) -> Tensor:
     """Features of whole images in LLaVA's models, before tiles are joined."""
     config, parts = model.config, model.model
-    states = parts.vision_tower(images, output_hidden_states=True).hidden_states[config.vision_feature_layer]
+    hidden = parts.vision_tower(images, output_hidden_states=True).hidden_states
+    read = config.vision_feature_layer
+    states = torch.cat([hidden[each] for each in ([read] if isinstance(read, int) else read)], dim=-1)
     patch_states = states if config.vision_feature_select_strategy == "full" else states[:, 1:]
     return parts.multi_modal_projector(patch_states).flatten(0, 1)
 
@@ -103,6 +105,14 @@ def heard_by_glm(model: Any, clips: Items) -> Tensor:
     return model.model.get_audio_features(windows, place < mel_frames(CLIP_S)).pooler_output
 
 
+def heard_by_moss(model: Any, clips: Items) -> Tensor:
+    """MOSS's, of the windows of one clip, the last of which ends in silence."""
+    windows = torch.stack(list(clips))
+    place = torch.arange(windows.shape[0] * windows.shape[2]).unflatten(0, (-1, windows.shape[2]))
+    is_heard = (place < mel_frames(CLIP_S)).long()
+    return model.model.get_audio_features(windows, is_heard, is_heard).pooler_output
+
+
 def seen_by_qwen(model: Any, images: Items) -> Tensor:
     return torch.cat([qwen_features(model.model.visual, image) for image in images])
 
@@ -157,6 +167,8 @@ def perceived_by_omni(model: Any, items: Items) -> Tensor:
 FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "llava": read_state,
     "llava, mistral, no bias": read_state,
+    "llava, several states": read_state,
+    "vipllava": pooled,
     "llava_next": read_state,
     "llava_next_video": read_state,
     "llava_next_video, convolution": read_state,
@@ -165,6 +177,8 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "internvl": pooled,
     "internvl, earlier state": pooled,
     "internvl, experts": pooled,
+    "qianfan_ocr": pooled,
+    "qianfan_ocr, earlier state": pooled,
     "gemma3": pooled,
     "gemma4": seen_by_gemma4,
     "gemma4, experts": seen_by_gemma4,
@@ -186,6 +200,7 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "qwen2_vl": seen_by_qwen,
     "qwen2_5_vl": seen_by_qwen,
     "qwen3_vl": seen_by_qwen,
+    "cosmos3_omni": seen_by_qwen,
     "qwen3_vl_moe": seen_by_qwen,
     "qwen3_5": seen_by_qwen,
     "qwen3_5_moe": seen_by_qwen,
@@ -196,6 +211,7 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "glm_ocr": seen_by_qwen,
     "glm_ocr, no bias": seen_by_qwen,
     "glm46v": seen_by_qwen,
+    "glmga": seen_by_qwen,
     "glm46v, experts": seen_by_qwen,
     "video_llama_3": seen_by_video_llama,
     "video_llama_3, squares": seen_by_video_llama,
@@ -210,6 +226,7 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "voxtral": heard,
     "glmasr": heard_by_glm,
     "glmasr, grouped": heard_by_glm,
+    "moss_transcribe_diarize": heard_by_moss,
     "qwen3_asr": heard_by_asr,
     "qwen2_5_omni_thinker": perceived_by_omni,
     "qwen3_omni_moe_thinker": perceived_by_omni,

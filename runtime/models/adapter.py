@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers.configuration_utils import PretrainedConfig
 
 from runtime.models.attention import PACKED_SDPA, Attends, Packing, pack, register_packed_sdpa
+from runtime.models.carried_states import Beside
 from runtime.models.context_images import ContextImage, Tiles
 from runtime.models.initialise import Fill, constant, normal
 from runtime.models.lora import adapter_fill, add_adapters
@@ -218,12 +219,20 @@ class StageLayer(nn.Module, ABC):
 
 
 class InnerLayer(StageLayer):
-    """A layer whose only input is the previous layer's output."""
+    """A layer whose only input is the previous layer's output.
+
+    Attributes:
+        beside: what it does with earlier states that pass beside its input; None: there are none.
+    """
+
+    beside: Beside | None = None
 
     def forward(self, hidden_TD: Tensor | None, features: Mapping[str, Tensor], context: Context) -> Tensor:
         del features
         assert hidden_TD is not None, "the previous layer's output"
-        return self.run(hidden_TD, context)
+        if self.beside is None:
+            return self.run(hidden_TD, context)
+        return self.beside.around(self.run, hidden_TD, context)
 
     @abstractmethod
     def run(self, x_TD: Tensor, context: Any) -> Tensor:

@@ -8,6 +8,7 @@ from runtime.models.aimv2 import Aimv2Adapter, Ovis2Adapter
 from runtime.models.audio import Qwen2AudioAdapter, VoxtralAdapter, WhisperAdapter
 from runtime.models.audio_conformer import ConformerAdapter
 from runtime.models.audio_glm import GlmAsrAdapter
+from runtime.models.audio_moss import MossAdapter
 from runtime.models.decoder import DecoderAdapter
 from runtime.models.decoder_families import DECODERS
 from runtime.models.diffusion import DitAdapter
@@ -61,6 +62,7 @@ ADAPTERS: Mapping[str, Callable[[Module], Adapter]] = {
     "whisper": WhisperAdapter,
     "voxtral_encoder": VoxtralAdapter,
     "glmasr_encoder": GlmAsrAdapter,
+    "moss_transcribe_diarize_audio": MossAdapter,
     "qwen2_audio_encoder": Qwen2AudioAdapter,
     "qwen2_5_omni_audio_encoder": OmniAudioAdapter,
     "qwen3_omni_moe_vision_encoder": Qwen3OmniVisionAdapter,

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.configuration_utils import PretrainedConfig
 from transformers.models.lfm2.configuration_lfm2 import Lfm2Config
+from transformers.models.lfm2_moe.configuration_lfm2_moe import Lfm2MoeConfig
 from transformers.models.nemotron_h.configuration_nemotron_h import NemotronHConfig
 
 from runtime.models.adapter import (
@@ -216,6 +217,7 @@ class DecoderBlock(InnerLayer):
 
 _RMS_NORM_EPS: Mapping[type[PretrainedConfig], str] = {
     Lfm2Config: "norm_eps",
+    Lfm2MoeConfig: "norm_eps",
     NemotronHConfig: "layer_norm_epsilon",
 }
 

@@ -20,6 +20,7 @@ from transformers.models.gemma3 import modeling_gemma3 as gemma3
 from transformers.models.gemma4 import modeling_gemma4 as gemma4
 from transformers.models.glm4 import modeling_glm4 as glm4
 from transformers.models.glm4_moe import modeling_glm4_moe as glm4_moe
+from transformers.models.glm4_moe_lite import modeling_glm4_moe_lite as glm4_moe_lite
 from transformers.models.glm4v import modeling_glm4v as glm4v
 from transformers.models.glm4v_moe import modeling_glm4v_moe as glm4v_moe
 from transformers.models.glm_ocr import modeling_glm_ocr as glm_ocr
@@ -30,6 +31,7 @@ from transformers.models.granitemoehybrid import modeling_granitemoehybrid as gr
 from transformers.models.hunyuan_v1_dense import modeling_hunyuan_v1_dense as hunyuan_v1_dense
 from transformers.models.hunyuan_v1_moe import modeling_hunyuan_v1_moe as hunyuan_v1_moe
 from transformers.models.lfm2 import modeling_lfm2 as lfm2
+from transformers.models.lfm2_moe import modeling_lfm2_moe as lfm2_moe
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.llama4 import modeling_llama4 as llama4
 from transformers.models.minimax_m2 import modeling_minimax_m2 as minimax_m2
@@ -47,6 +49,7 @@ from transformers.models.paddleocr_vl import modeling_paddleocr_vl as paddleocr
 from transformers.models.phi import modeling_phi as phi
 from transformers.models.phi3 import modeling_phi3 as phi3
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
+from transformers.models.qwen2_moe import modeling_qwen2_moe as qwen2_moe
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2_vl
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
@@ -97,6 +100,13 @@ DECODERS: Mapping[str, DecoderFamily] = {
         mixture_kinds=((llama4.Llama4TextMoe, Llama4Mixture),),
     ),
     "qwen2": family(qwen2, "Qwen2"),
+    "qwen2_moe": sparse_family(
+        qwen2_moe,
+        "Qwen2Moe",
+        SeparateExperts(),
+        mixture=delta_net.GatedMixture,
+        cuts=delta_net.GATE_CUTS,
+    ),
     "qwen2_vl_text": family(qwen2_vl, "Qwen2VL", config=qwen2_vl.Qwen2VLTextConfig, rotates_by_axes=True),
     "qwen3": family(qwen3, "Qwen3"),
     "qwen3_vl_text": family(qwen3_vl, "Qwen3VLText", rotates_by_axes=True),
@@ -145,6 +155,7 @@ DECODERS: Mapping[str, DecoderFamily] = {
     "deepseek_v3": corrected_family(deepseek_v3, "DeepseekV3", cuts=deepseek.CUTS),
     "glm4": family(glm4, "Glm4"),
     "glm4_moe": corrected_family(glm4_moe, "Glm4Moe"),
+    "glm4_moe_lite": corrected_family(glm4_moe_lite, "Glm4MoeLite", cuts=deepseek.CUTS),
     "glm4v_text": family(glm4v, "Glm4vText", norm=glm4v.Glm4vRMSNorm, rotates_by_axes=True),
     "glm_ocr_text": family(
         glm_ocr, "GlmOcrText", norm=glm_ocr.GlmOcrRMSNorm, rotates_by_axes=True, predicts_ahead=True
@@ -284,6 +295,19 @@ DECODERS: Mapping[str, DecoderFamily] = {
         adapt=own_lfm2.adapt,
         cuts=own_lfm2.CUTS,
         regions=own_lfm2.REGIONS,
+    ),
+    "lfm2_moe": family(
+        lfm2_moe,
+        "Lfm2Moe",
+        router=lfm2_moe.Lfm2MoeTopKRouter,
+        own_router=own_lfm2.LfmRouter,
+        experts=lfm2_moe.Lfm2MoeExperts,
+        final_norm="model.embedding_norm",
+        adapt=own_lfm2.adapt,
+        cuts=((Experts, CutKind.EXPERTS), (own_lfm2.LfmRouter, CutKind.PARTIAL), *own_lfm2.CUTS),
+        regions=own_lfm2.REGIONS,
+        mixture_kinds=((lfm2_moe.Lfm2MoeSparseMoeBlock, own_lfm2.LfmMixture),),
+        separate_experts=own_lfm2.SEPARATE,
     ),
     "nemotron_h": family(
         nemotron_h,

@@ -19,11 +19,12 @@ from runtime.models.mixture import SHARED_EXPERT, MixtralMixture
 DELTA_NETS = (dense.Qwen3_5GatedDeltaNet, sparse.Qwen3_5MoeGatedDeltaNet, following.Qwen3NextGatedDeltaNet)
 GATED_NORMS = (dense.Qwen3_5RMSNormGated, sparse.Qwen3_5MoeRMSNormGated, following.Qwen3NextRMSNormGated)
 SHARED_GATE = "shared_expert_gate"  # submodule of a mixture
+GATE_CUTS: CutRules = ((f"block.mlp.{SHARED_GATE}", CutKind.PARTIAL),)
 CUTS: CutRules = (
     *((kind, CutKind.HEADS) for kind in DELTA_NETS),
     *((kind, CutKind.PARTIAL) for kind in GATED_NORMS),
     (nn.Conv1d, CutKind.FUSED),
-    (f"block.mlp.{SHARED_GATE}", CutKind.PARTIAL),
+    *GATE_CUTS,
 )
 LEAST_DECAY, MOST_DECAY = 0.01, 16.0
 

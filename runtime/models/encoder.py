@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from runtime.models.adapter import ONE_ROTATION, Adapter, Context, InnerLayer, StageLayer
+from runtime.models.carried_states import beside
 from runtime.models.projector import ClassToken, ProjectorLayer, StepsProjectorLayer, steps_or_none
 from runtime.models.tile_rows import TileRows
 from workbench.data.sample import Segment
 from workbench.model.families.tiles import shrunk
+from workbench.model.feature_layers import states_read
 from workbench.model.item_tokens import native_tokens, packs_tiles, pads_items, source_config
 from workbench.model.projector import merged_by
 
@@ -95,14 +97,23 @@ class EncoderAdapter(Adapter):
     @property
     def widths(self) -> tuple[int, int]:
         """Input and output width of its projector."""
-        return self.config.hidden_size, self.module.layers[-1].out_width
+        return len(self.states) * self.config.hidden_size, self.module.layers[-1].out_width
+
+    @property
+    def states(self) -> tuple[int, ...]:
+        """Indices of the hidden states that its projector reads."""
+        return states_read(-1 if self.feature_layer is None else self.feature_layer, self.num_blocks + 1)
 
     @property
     def num_layers(self) -> int:
-        """Embedding, blocks up to the hidden state that the projector reads, projector."""
-        if self.feature_layer is None:
-            return super().num_layers
-        return 2 + self.feature_layer % (self.num_blocks + 1)
+        """Embedding, blocks up to the last hidden state that the projector reads, projector."""
+        return super().num_layers if self.feature_layer is None else 2 + max(self.states)
+
+    def _layer(self, index: int) -> StageLayer:
+        layer = super()._layer(index)
+        if len(self.states) > 1 and isinstance(layer, InnerLayer):
+            layer.beside = beside(self.states, index, self.config.hidden_size)
+        return layer
 
     @property
     def std(self) -> float:

@@ -237,6 +237,18 @@ def windowed_tokens(
     return tuple(ItemTokens(size, size) for size in sizes)
 
 
+def padded_windows(
+    duration_s: float, *, window_tokens: int = WHISPER_WINDOW_TOKENS
+) -> tuple[ItemTokens, ...]:
+    """MOSS-Transcribe-Diarize: one item per started window, padded to full length; only the clip's are read.
+
+    Source: `input_features_mask` of transformers' feature extractor, and `_get_audio_token_length`.
+    """
+    num_full, left = divmod(-(-_samples(duration_s) // (2 * MEL_HOP)), window_tokens)
+    heard = (window_tokens,) * num_full + ((left,) if left else ())
+    return tuple(ItemTokens(window_tokens, num) for num in heard)
+
+
 def conformer_tokens(duration_s: float, *, reduction: int = 8) -> ItemTokens:
     """Phi-4-multimodal's audio encoder: the whole mel frames of a clip of any length, 8 per token.
 

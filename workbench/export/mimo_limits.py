@@ -118,6 +118,8 @@ def _inexpressible_encoder(plan: Plan) -> str | None:
             return f"tiles of images that {module.name!r} combines"
         if source.projector not in PROJECTORS:
             return f"the projector of {module.name!r}"
+        if isinstance(source.feature_layer, tuple):
+            return f"features of {module.name!r} from several hidden states"
         if source.feature_layer is not None and TOWERS[source.architecture] != "clip":  # it ends in no norm
             return f"features of {module.name!r} from hidden state {source.feature_layer}"
     return _partly_frozen(plan)

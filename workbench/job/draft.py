@@ -238,7 +238,8 @@ def _module(module_name: str, part: Part, train: Train) -> dict[str, Any]:
     elif part.projector is not None:
         entry["projector"] = [_step(step) for step in part.projector]
     if part.feature_layer is not None:
-        entry["feature_layer"] = part.feature_layer
+        states = part.feature_layer
+        entry["feature_layer"] = states if isinstance(states, int) else list(states)
     return entry
 
 

@@ -64,6 +64,9 @@ class LoraSpec(Strict):
     modules: Literal["all", "attention", "qkv", "mlp"] = "all"
 
 
+StateIndex = Annotated[int, Field(strict=True, ge=-10_000, le=10_000)]
+
+
 class ModuleSpec(Strict):
     """One module: an encoder, the LLM or a generator. Set exactly one of `zoo` and `config`.
 
@@ -78,7 +81,8 @@ class ModuleSpec(Strict):
         lora: adapters that are trained beside the module's frozen products; `trainable` is then `projector`
             or `none`.
         feature_layer: hidden state of the encoder that the projector reads, without the final norm: -1 after
-            the last block, -2 after the one before; default: the encoder's output.
+            the last block, -2 after the one before; several are read side by side; default: the encoder's
+            output.
     """
 
     zoo: str | None = None
@@ -87,7 +91,7 @@ class ModuleSpec(Strict):
     trainable: Literal["all", "projector", "none"] = "all"
     projector: Literal["linear", "mlp", "merger"] | tuple[ProjectorStepSpec, ...] | None = None
     lora: LoraSpec | None = None
-    feature_layer: Annotated[int, Field(strict=True, ge=-10_000, le=10_000)] | None = None
+    feature_layer: StateIndex | tuple[StateIndex, ...] | None = None
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:

@@ -11,6 +11,7 @@ from workbench.model.config_aliases import without_aliases
 from workbench.model.config_fields import Config
 from workbench.model.families.family import Ending
 from workbench.model.families.registry import ARCHITECTURES, architecture_of
+from workbench.model.feature_layers import FeatureLayers
 from workbench.model.model_graph import TEXT, Module, Source
 from workbench.model.projector import ProjectorKind, to_text
 from workbench.model.trainable import Trainable, with_trainable
@@ -43,7 +44,7 @@ def module_from_config(
     modality: str,
     trainable: Trainable = Trainable.ALL,
     projector: ProjectorKind | None = None,
-    feature_layer: int | None = None,
+    feature_layer: FeatureLayers | None = None,
     llm_width: int | None = None,
 ) -> Module:
     """The module that transformers would build from this configuration.
@@ -55,8 +56,8 @@ def module_from_config(
         modality: "text" makes it the LLM; anything else an encoder with a projector.
         trainable: which part of it is trained.
         projector: of an encoder; default MLP, for Qwen2-VL vision its own merger.
-        feature_layer: hidden state of an encoder that its projector reads, as in `vision_feature_layer`;
-            None: its output.
+        feature_layer: hidden state of an encoder that its projector reads, or several, as in
+            `vision_feature_layer`; None: its output.
         llm_width: hidden width of the LLM; encoders and generators need it.
 
     Returns:

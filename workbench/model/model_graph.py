@@ -7,6 +7,7 @@ from graphlib import CycleError
 from itertools import pairwise
 
 from workbench.data.sample import WHERE_SET
+from workbench.model.feature_layers import FeatureLayers
 from workbench.model.layer import (
     Attention,
     Layer,
@@ -32,13 +33,14 @@ class Source:
         architecture: `model_type` of the configuration, e.g. "siglip_vision_model".
         config: canonical JSON of the configuration (sorted keys), so that equal plans have equal hashes.
         projector: projector of an encoder: a name, or steps as JSON; None for an LLM.
-        feature_layer: hidden state of an encoder that its projector reads; None: the output.
+        feature_layer: hidden state of an encoder that its projector reads, or several side by side; None: the
+            output.
     """
 
     architecture: str
     config: str
     projector: str | None = None
-    feature_layer: int | None = field(default=None, metadata={WHERE_SET: True})
+    feature_layer: FeatureLayers | None = field(default=None, metadata={WHERE_SET: True})
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: facts about layers are cached on the instance

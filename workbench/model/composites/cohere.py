@@ -27,7 +27,6 @@ from workbench.model.transformer import Norm
 
 _LLM, _SIGLIP = "cohere2", "siglip_vision_model"
 _WIDTH = 8192  # default of the language model
-_SCALE, _USUAL_SCALE = "logit_scale", 0.0625
 _AYA_VISION = {
     "hidden_size": 1152,
     "intermediate_size": 4304,
@@ -54,7 +53,7 @@ def _aya(config: Config) -> Parts:
     vision = {**part_config(config, "vision_config", _SIGLIP, _AYA_VISION), TILING: AYA}
     check_selected(config, vision, KEEPS_ALL)
     layer = whole_or(config, "vision_feature_layer", -1)
-    llm, notes = _language_model(config)
+    llm = _language_model(config)
     inner = whole(config, "alignment_intermediate_size", whole(llm, "hidden_size", _WIDTH))
     tower = Part(
         config=vision,
@@ -71,7 +70,7 @@ def _aya(config: Config) -> Parts:
         },
     )
     unread = unread_blocks(vision, layer, "model.vision_tower.encoder.layers")
-    return joined(config, {VISION: tower}, llm, dropped=(_FINAL_NORM, SIGLIP_HEAD, *unread), notes=notes)
+    return joined(config, {VISION: tower}, llm, dropped=(_FINAL_NORM, SIGLIP_HEAD, *unread), notes=(TILES,))
 
 
 def _command_a(config: Config) -> Parts:
@@ -82,23 +81,16 @@ def _command_a(config: Config) -> Parts:
         projector=(_merge(config), *_gated(config, whole(config, "alignment_intermediate_size", 36864))),
         weights={**VISION_TOWER, **two_linears(1, 3)},
     )
-    llm, notes = _language_model(config)
-    return joined(config, {VISION: tower}, llm, dropped=(SIGLIP_HEAD,), notes=notes)
+    return joined(config, {VISION: tower}, _language_model(config), dropped=(SIGLIP_HEAD,), notes=(TILES,))
 
 
-def _language_model(config: Config) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Its configuration, and notes.
-
-    Differs: transformers' composites do not scale logits as its text model does, so this one does not.
-    """
+def _language_model(config: Config) -> dict[str, Any]:
     llm = text_config(config, _LLM, ties=True)
     if llm["model_type"] != _LLM:
         raise ValueError(
             f"{config['model_type']}: text_config.model_type must be {_LLM}, got {llm['model_type']!r}"
         )
-    scale = number(llm, _SCALE, _USUAL_SCALE)
-    unscaled = f"logits are not scaled, as in transformers' composite; {_SCALE}: {scale} of llm scales them"
-    return {**llm, _SCALE: 1.0}, (TILES, unscaled)
+    return llm
 
 
 def _merge(config: Config) -> ProjectorStep:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.model.config_fields import Config, count, flag, text, whole
+from workbench.model.feature_layers import FeatureLayers, states_read
 from workbench.model.projector import ProjectorKind
 
 VISION, AUDIO, LLM = "vision", "audio", "llm"
@@ -31,7 +32,7 @@ class Part:
     Args:
         config: its own config.json.
         projector: of an encoder; None: the family's own.
-        feature_layer: hidden state of an encoder that its projector reads; None: its output.
+        feature_layer: hidden state of an encoder that its projector reads, or several; None: its output.
         weights: prefix of weight names in its own checkpoint -> prefix in the composite's; the longest
             matching prefix counts.
         transposed: own names of weights that the composite holds as [in, out].
@@ -43,7 +44,7 @@ class Part:
     weights: Mapping[str, str]
     transposed: tuple[str, ...] = ()
     projector: ProjectorKind | None = None
-    feature_layer: int | None = None
+    feature_layer: FeatureLayers | None = None
     items: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -163,6 +164,7 @@ def two_linears(first: int, second: int) -> dict[str, str]:
     return {f"projector.{first}.": f"{name}_1.", f"projector.{second}.": f"{name}_2."}
 
 
+_FEATURES = "vision_feature_layer"
 _TOKEN_KEYS = {
     VISION: ("image_token_index", "image_token_id"),
     AUDIO: ("audio_token_index", "audio_token_id"),
@@ -180,6 +182,9 @@ def joined(
 ) -> Parts:
     """Encoders in front of a language model, at the tokens that the composite's keys name.
 
+    Differs: composites of transformers, other than Gemma's, neither scale nor cap logits as their text models
+    do, so these do not.
+
     Args:
         llm: its configuration; weights: prefixes of its weights.
         encoders, dropped, notes: as in `Parts`.
@@ -188,12 +193,35 @@ def joined(
         name: next((config[key] for key in _TOKEN_KEYS[name] if isinstance(config.get(key), int)), None)
         for name in encoders
     }
+    plain, unscaled = _with_plain_logits(str(config["model_type"]), llm)
     return Parts(
-        modules={**encoders, LLM: Part(config=llm, weights=weights)},
+        modules={**encoders, LLM: Part(config=plain, weights=weights)},
         token_ids={name: number for name, number in ids.items() if number is not None},
         dropped=dropped,
-        notes=notes,
+        notes=(*notes, *unscaled),
     )
+
+
+def _with_plain_logits(composite: str, llm: Config) -> tuple[Config, tuple[str, ...]]:
+    """The language model's configuration without what changes logits, and a note where it had some."""
+    key, usual, plain = _LOGITS.get(str(llm["model_type"]), ("", None, None))
+    given = llm.get(key, usual)
+    if composite in _CHANGES_LOGITS or given == plain:
+        return llm, ()
+    note = (
+        f"logits are as in transformers' composite, which reads no {key}; {key}: {given} of llm changes them"
+    )
+    return {**llm, key: plain}, (note,)
+
+
+_LOGITS = {  # model_type -> the key of what changes its logits, its default, the value that changes nothing
+    "cohere2": ("logit_scale", 0.0625, 1.0),
+    "gemma2": ("final_logit_softcapping", 30.0, None),
+    "gemma3_text": ("final_logit_softcapping", None, None),
+    "granite": ("logits_scaling", 1.0, 1.0),
+    "granitemoehybrid": ("logits_scaling", 1.0, 1.0),
+}
+_CHANGES_LOGITS = ("paligemma", "gemma3")  # composites that do as their language models
 
 
 def whole_or(config: Config, key: str, default: int) -> int:
@@ -209,12 +237,27 @@ def whole_or(config: Config, key: str, default: int) -> int:
     return value
 
 
-def unread_blocks(vision: Config, feature_layer: int, names: str) -> tuple[Dropped, ...]:
-    """Blocks after the hidden state that the projector reads, as dropped weights."""
+def feature_layers(config: Config, default: FeatureLayers) -> FeatureLayers:
+    """The hidden states of `vision_feature_layer`, a whole number or a list of such.
+
+    Raises:
+        ValueError: something else.
+    """
+    listed = config.get(_FEATURES)
+    if not isinstance(listed, list | tuple):
+        return default if listed is None else whole_or(config, _FEATURES, 0)
+    if not listed or any(type(each) is not int for each in listed):
+        raise ValueError(
+            f"{config['model_type']}: {_FEATURES} must be a whole number, or a list of some, got "
+            f"{listed!r:.60}"
+        )
+    return tuple(listed) if len(listed) > 1 else int(listed[0])
+
+
+def unread_blocks(vision: Config, feature_layer: FeatureLayers, names: str) -> tuple[Dropped, ...]:
+    """Blocks after the last hidden state that the projector reads, as dropped weights."""
     num = count(vision, "num_hidden_layers", 12)
-    if not -num - 1 <= feature_layer <= num:
-        raise ValueError(f"vision_feature_layer must be from {-num - 1} to {num}, got {feature_layer!r:.60}")
-    num_kept = feature_layer if feature_layer >= 0 else num + 1 + feature_layer
+    num_kept = max(states_read(feature_layer, num + 1))
     what = f"block behind hidden state {feature_layer}, which nothing reads"
     return tuple(Dropped(weights=f"{names}.{index}.", what=what) for index in range(num_kept, num))
 

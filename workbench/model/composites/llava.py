@@ -15,16 +15,18 @@ from workbench.model.composites.composite import (
     Part,
     Parts,
     check_selected,
+    feature_layers,
     joined,
     part_config,
     text_config,
     two_linears,
     unread_blocks,
-    whole_or,
 )
-from workbench.model.config_fields import Config, flag, text, whole
+from workbench.model.config_fields import Config, flag, number, text, whole
 from workbench.model.families.tiles import GRIDS, NEWLINE, USUAL_PX
+from workbench.model.feature_layers import FeatureLayers
 from workbench.model.projector import Projector, ProjectorKind, ProjectorStep
+from workbench.model.transformer import Norm
 
 _CLIP, _SIGLIP = "clip_vision_model", "siglip_vision_model"
 _CLIP_336 = {
@@ -84,6 +86,27 @@ def _video_llava(config: Config) -> Parts:
     return replace(parts, dropped=(*parts.dropped, videos))
 
 
+def _vipllava(config: Config) -> Parts:
+    """LLaVA's, with a norm of several states side by side; the class token is always dropped."""
+    vision = part_config(config, "vision_config", _CLIP, _CLIP_336)
+    check_selected(config, vision, DROPS_FIRST)
+    parts = _llava_parts(config, vision, "llama", feature_layer=_VIP_STATES)
+    tower = parts.modules[VISION]
+    out = ProjectorStep(linear_out=True)
+    steps = (
+        ProjectorStep(norm=Norm.LAYER, eps=number(config, "projector_layernorm_eps", 1e-5)),
+        out,
+        ProjectorStep(act=text(config, "projector_hidden_act", "gelu")),
+        out,
+    )
+    names = {"": "model.vision_tower.", "projector.0.": "model.multi_modal_projector.projector_layernorm."}
+    seen = replace(tower, projector=steps, weights={**names, **two_linears(1, 3)})
+    return replace(parts, modules={**parts.modules, VISION: seen})
+
+
+_VIP_STATES = (-2, -5, -8, -11, 6)
+
+
 def _llava_onevision(config: Config) -> Parts:
     vision = _tiled(config, part_config(config, "vision_config", _SIGLIP, _SIGLIP_384), _ONEVISION)
     check_selected(config, vision, KEEPS_ALL)
@@ -112,7 +135,7 @@ def _llava_parts(
     vision: Config,
     llm: str,
     *,
-    feature_layer: int,
+    feature_layer: FeatureLayers,
     tower: str = "model.vision_tower.",
     notes: tuple[str, ...] = (),
 ) -> Parts:
@@ -122,7 +145,7 @@ def _llava_parts(
         llm: its model_type, and feature_layer: which state is read, where the configuration does not say.
         tower: prefix of the encoder's weights.
     """
-    layer = whole_or(config, "vision_feature_layer", feature_layer)
+    layer = feature_layers(config, feature_layer)
     heads = _HEADS.get(str(vision["model_type"]), {})
     dropped = (Dropped(weights=tower + name, what=what) for name, what in heads.items())
     projector = _projector(config)
@@ -156,5 +179,6 @@ COMPOSITES = (
     Composite(name="LLaVA-NeXT", model_type="llava_next", take_apart=_llava_next),
     Composite(name="LLaVA-NeXT-Video", model_type="llava_next_video", take_apart=_llava_next_video),
     Composite(name="Video-LLaVA", model_type="video_llava", take_apart=_video_llava),
+    Composite(name="ViP-LLaVA", model_type="vipllava", take_apart=_vipllava),
     Composite(name="LLaVA-OneVision", model_type="llava_onevision", take_apart=_llava_onevision),
 )

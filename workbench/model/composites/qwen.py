@@ -1,4 +1,4 @@
-"""Composites with Qwen's vision towers, which end with a merger: Qwen-VL, Qwen3.5 and EXAONE 4.5."""
+"""Composites with Qwen's vision towers, which end with a merger: Qwen-VL, Cosmos 3, Qwen3.5, EXAONE 4.5."""
 
 from dataclasses import replace
 from typing import Any
@@ -76,6 +76,7 @@ COMPOSITES = (
     Composite(name="Qwen2-VL", model_type="qwen2_vl", take_apart=_qwen2_vl),
     Composite(name="Qwen2.5-VL", model_type="qwen2_5_vl", take_apart=_qwen2_5_vl),
     Composite(name="Qwen3-VL", model_type="qwen3_vl", take_apart=_qwen3_vl),
+    Composite(name="Cosmos 3", model_type="cosmos3_omni", take_apart=_qwen3_vl),
     Composite(
         name="Qwen3-VL with experts",
         model_type="qwen3_vl_moe",

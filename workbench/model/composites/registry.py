@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Mapping
 from functools import cache
 
-from workbench.model.composites import cohere, deepseek, liquid, llava, qwen, sound, vision
+from workbench.model.composites import cohere, deepseek, internvl, liquid, llava, qwen, sound, speech, vision
 from workbench.model.composites.composite import Composite, Parts
 from workbench.model.config_fields import Config
 from workbench.model.families.registry import ARCHITECTURES
@@ -14,9 +14,11 @@ COMPOSITES: Mapping[str, Composite] = {
     for each in (
         *llava.COMPOSITES,
         *vision.COMPOSITES,
+        *internvl.COMPOSITES,
         *qwen.COMPOSITES,
         *deepseek.COMPOSITES,
         *sound.COMPOSITES,
+        *speech.COMPOSITES,
         *cohere.COMPOSITES,
         *liquid.COMPOSITES,
         *(composite for family in ARCHITECTURES.values() for composite in family.composites),

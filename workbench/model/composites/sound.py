@@ -1,4 +1,4 @@
-"""Composites with audio encoders, alone or beside one for images: Qwen, Audio Flamingo, Voxtral, GLM, Phi."""
+"""Composites with audio encoders, alone or beside one for images: Qwen, Audio Flamingo, Voxtral, Phi."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,7 +27,7 @@ from workbench.model.composites.composite import (
 from workbench.model.composites.vision import PAGE_PX
 from workbench.model.config_fields import Config, flag, number, text, whole
 from workbench.model.families.qwen3_omni_audio import CHUNK_TOKENS
-from workbench.model.families.whisper import GLMASR_MERGE, TIME_ROTARY
+from workbench.model.families.whisper import TIME_ROTARY
 from workbench.model.projector import Merge, Projector, ProjectorStep, Steps
 
 
@@ -106,40 +106,6 @@ def _voxtral(config: Config) -> Parts:
     return joined(config, {AUDIO: clips}, {**_MINISTRAL, **text_config(config, "llama")})
 
 
-def _glmasr(config: Config) -> Parts:
-    """Four tokens side by side, then an MLP whose inner width is twice the language model's."""
-    heard = part_config(config, "audio_config", "glmasr_encoder")
-    width, ffn = whole(heard, "hidden_size", 1280), whole(heard, "intermediate_size", 5120)
-    if ffn != GLMASR_MERGE * width:
-        raise ValueError(
-            f"glmasr: audio_config.intermediate_size must be {GLMASR_MERGE * width}, {GLMASR_MERGE} times "
-            f"hidden_size, as {GLMASR_MERGE} tokens become one, got {ffn}"
-        )
-    llm = {**_GLMASR_TEXT, **text_config(config, "llama", ties=True)}
-    clips = Part(
-        config=heard | {"most_windows": GLMASR_LONGEST_S // CLIP_S},
-        projector=(
-            ProjectorStep(merge=GLMASR_MERGE),
-            ProjectorStep(linear=2 * whole(llm, "hidden_size")),
-            ProjectorStep(act=text(config, "projector_hidden_act", "gelu")),
-            ProjectorStep(linear_out=True),
-        ),
-        items={"seconds": CLIP_S},
-        weights=AUDIO_TOWER | two_linears(1, 3),
-    )
-    return joined(config, {AUDIO: clips}, llm)
-
-
-GLMASR_LONGEST_S = 655  # of a clip: its processor's `max_audio_len`
-_GLMASR_TEXT = {
-    "vocab_size": 59264,
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "rms_norm_eps": 1e-5,
-}
 _MINISTRAL = {
     "vocab_size": 131072,
     "hidden_size": 3072,
@@ -349,7 +315,6 @@ COMPOSITES = (
     Composite(name="Audio Flamingo 3", model_type="audioflamingo3", take_apart=_audioflamingo3),
     Composite(name="Music Flamingo", model_type="musicflamingo", take_apart=_musicflamingo),
     Composite(name="Voxtral", model_type="voxtral", take_apart=_voxtral),
-    Composite(name="GLM-ASR", model_type="glmasr", take_apart=_glmasr),
     Composite(name="Phi-4 multimodal", model_type="phi4_multimodal", take_apart=_phi4),
     Composite(name="Qwen2.5-Omni's thinker", model_type="qwen2_5_omni_thinker", take_apart=_thinker),
     Composite(

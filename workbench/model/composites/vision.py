@@ -1,25 +1,20 @@
-"""Composites with an image encoder: InternVL, Idefics3, Gemma 3, PaliGemma, Mistral 3, GLM-4V and others."""
+"""Composites with an image encoder: Idefics3, Gemma 3, PaliGemma, Mistral 3, GLM-4V and others."""
 
 from math import gcd, isqrt
 
 from workbench.model.composites.composite import (
-    DROPS_FIRST,
     PROJECTOR,
     SIGLIP_HEAD,
     TILES,
     VISION,
     VISION_TOWER,
     Composite,
-    Dropped,
     Part,
     Parts,
-    check_selected,
     check_width,
     joined,
     part_config,
     text_config,
-    two_linears,
-    unread_blocks,
     whole_or,
 )
 from workbench.model.config_fields import Config, flag, number, text, whole
@@ -51,41 +46,6 @@ def _shuffled(config: Config, vision: str) -> Parts:
     )
     llm = text_config(config, "llama", ties=False)
     return joined(config, {VISION: vision_part}, llm, weights=_TEXT_MODEL, notes=(TILES,))
-
-
-def _internvl(config: Config) -> Parts:
-    """A layer norm over a square of patches, then an MLP."""
-    vision = part_config(config, "vision_config", "internvl_vision")
-    check_selected(config, vision, DROPS_FIRST)
-    ratio = config.get("downsample_ratio", 0.5)
-    if not isinstance(ratio, int | float) or ratio <= 0 or int(1 / ratio) < 1:
-        raise ValueError(f"internvl: downsample_ratio must be from 0 to 1, got {ratio!r}; nearest: 0.5")
-    out = ProjectorStep(linear_out=True)
-    projector = (
-        ProjectorStep(merge=int(1 / ratio) ** 2),
-        ProjectorStep(norm=Norm.LAYER),
-        out,
-        ProjectorStep(act=text(config, "projector_hidden_act", "gelu")),
-        out,
-    )
-    layer = whole_or(config, "vision_feature_layer", -1)
-    dropped: tuple[Dropped, ...] = ()
-    if layer != -1:
-        dropped = unread_blocks(
-            {"num_hidden_layers": 24, **vision}, layer, "model.vision_tower.encoder.layer"
-        )
-    vision_part = Part(
-        config=vision,
-        projector=projector,
-        feature_layer=None if layer == -1 else layer,
-        weights={
-            **VISION_TOWER,
-            "projector.1.": "model.multi_modal_projector.layer_norm.",
-            **two_linears(2, 4),
-        },
-    )
-    llm = text_config(config, "qwen2", ties=True)
-    return joined(config, {VISION: vision_part}, llm, dropped=dropped, notes=(TILES,))
 
 
 def _gemma3(config: Config) -> Parts:
@@ -371,7 +331,7 @@ COMPOSITES = (
         take_apart=lambda config: _glm(config, "glm_ocr_text", "glm_ocr_vision", (1536, 1024)),
     ),
     Composite(name="GLM-4.6V", model_type="glm46v", take_apart=lambda config: _glm(config, None)),
-    Composite(name="InternVL", model_type="internvl", take_apart=_internvl),
+    Composite(name="GLMGA", model_type="glmga", take_apart=lambda config: _glm(config, None)),
     Composite(name="Gemma 3 with images", model_type="gemma3", take_apart=_gemma3),
     Composite(name="PaliGemma", model_type="paligemma", take_apart=_paligemma),
     Composite(name="Idefics3", model_type="idefics3", take_apart=_idefics3),

@@ -1,16 +1,16 @@
-"""DeepSeek-V2 and V3: latent attention, first blocks with an MLP and the others with experts."""
+"""DeepSeek-V2, V3 and GLM-4.7-Flash: latent attention, first blocks with an MLP, the others with experts."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from workbench.model.config_fields import Config, flag, text, whole
+from workbench.model.config_fields import Config, count, flag, text, whole
 from workbench.model.experts import SIGMOID, WIDE_SOFTMAX
 from workbench.model.families.decoder import default_sizes, llama_like
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
-from workbench.model.families.grouped_router import check_groups, mixed
-from workbench.model.families.positions import check_causal_positions
+from workbench.model.families.grouped_router import FIRST_DENSE, check_groups, mixed
+from workbench.model.families.positions import PARTIAL, check_causal_positions, rotated_share
 from workbench.model.latent_attention import LatentHeads, with_latent_attention
 from workbench.model.layer import Layer, LayerKind
 
@@ -44,6 +44,21 @@ V3_SIZES = default_sizes(129280, 7168, 18432, 61, 128) | {
     "first_k_dense_replace": 3,
     "n_group": 8,
     "topk_group": 4,
+}
+
+
+_LITE = default_sizes(154880, 2048, 10240, 47, 20) | {
+    "q_lora_rank": 768,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 256,
+    "n_routed_experts": 64,
+    "num_experts_per_tok": 4,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 1536,
+    "n_group": 1,
+    "topk_group": 1,
 }
 
 
@@ -103,6 +118,36 @@ def _check_v3(config: Config) -> None:
     check_latent(config, V3_SIZES)
 
 
+def _lite(config: Config) -> Layers:
+    """DeepSeek-V3's attention and experts; the configuration lists which blocks have an MLP."""
+    return deepseek_like({**_with_first_dense(config), "mlp_bias": False}, _LITE, SIGMOID)
+
+
+def _with_first_dense(config: Config) -> Config:
+    """The configuration with the number of first blocks that have an MLP, from the list of all blocks.
+
+    Raises:
+        ValueError: blocks with an MLP after one with experts, or a list of another length.
+    """
+    num = count(config, "num_hidden_layers", _LITE["num_hidden_layers"])
+    kinds = config.get(_KINDS, [_DENSE] + [_SPARSE] * (num - 1))
+    is_list = isinstance(kinds, list | tuple)
+    first = list(kinds).count(_DENSE) if is_list else 0
+    if not is_list or list(kinds) != [_DENSE] * first + [_SPARSE] * (num - first):
+        raise ValueError(
+            f"{config['model_type']}: {_KINDS} must be {_DENSE} of first blocks and {_SPARSE} of others, "
+            f"{num} in all, got {kinds!r:.60}"
+        )
+    return {**config, FIRST_DENSE: first}
+
+
+def _check_lite(config: Config) -> None:
+    check_groups(config, _LITE)
+    check_latent(config, _LITE)
+    if (share := rotated_share(config, 1.0)) != 1.0:
+        raise ValueError(f"{PARTIAL} must be 1, as all of qk_rope_head_dim turns, got {share:g}; nearest: 1")
+
+
 def check_latent(config: Config, sizes: Mapping[str, Any]) -> None:
     """Refuse positions that depend on a batch, and heads that cannot run."""
     check_causal_positions(config)
@@ -125,6 +170,7 @@ def check_latent(config: Config, sizes: Mapping[str, Any]) -> None:
         )
 
 
+_KINDS, _DENSE, _SPARSE = "mlp_layer_types", "dense", "sparse"
 _EXAMPLE = EXAMPLE_LLM | {
     "num_key_value_heads": 4,
     "q_lora_rank": 48,
@@ -154,4 +200,16 @@ DEEPSEEK_V3 = LanguageModel(
     check_config=_check_v3,
     examples={"deepseek-v3": Example(config=_EXAMPLE)},
     make=_v3,
+)
+GLM4_MOE_LITE = LanguageModel(
+    name="GLM-4.7-Flash",
+    model_type="glm4_moe_lite",
+    check_config=_check_lite,
+    examples={
+        "glm-4.7-flash": Example(
+            config={key: value for key, value in _EXAMPLE.items() if key != FIRST_DENSE}
+            | {_KINDS: [_DENSE, _DENSE, _SPARSE, _SPARSE]}
+        )
+    },
+    make=_lite,
 )

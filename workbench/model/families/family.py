@@ -10,6 +10,7 @@ from workbench.model.composites.composite import Composite
 from workbench.model.config_fields import Config, flag
 from workbench.model.families.positions import check_fixed_positions
 from workbench.model.families.tiles import NEWLINE, PHI_4, SHRINKS, Tiles, anyres, of_grids
+from workbench.model.feature_layers import FeatureLayers, carrying, num_beside, states_read
 from workbench.model.layer import Layer, LayerKind, Matmul, Operator, Pointwise, TokenCount
 from workbench.model.model_graph import GENERATED, TEXT
 from workbench.model.projector import (
@@ -98,11 +99,11 @@ class Ending:
 
     Args:
         projector: None: the family's default.
-        feature_layer: hidden state of an encoder that the projector reads; None: its output.
+        feature_layer: hidden state of an encoder that the projector reads, or several; None: its output.
     """
 
     projector: ProjectorKind | None = None
-    feature_layer: int | None = None
+    feature_layer: FeatureLayers | None = None
 
     def refuse_feature_layer(self, model_type: str) -> None:
         """Raise ValueError where a feature layer is given for a module that is not an encoder."""
@@ -228,15 +229,15 @@ class Tower:
     merger: tuple[Operator, ...] = ()
     rotated: int = 0
 
-    def up_to(self, feature_layer: int) -> "Tower":
-        """The tower whose output is a hidden state: 0 the embedding's, n block n's, -1 the last block's.
+    def up_to(self, feature_layer: FeatureLayers) -> "Tower":
+        """The tower whose output is a hidden state, or several side by side.
 
-        Later blocks and the final norm are left out.
+        Blocks after the last of them and the final norm are left out; earlier states pass beside later ones.
 
         Raises:
-            ValueError: there is no such hidden state, or the tower has stacked or rotated features.
+            ValueError: there is no such hidden state, or the tower has stacked or rotated features, or
+                several are named before its own merger or cross-attention.
         """
-        states = len(self.layers)
         if self.rotated:
             raise ValueError(
                 f"its features are rotated by time: it has no feature_layer, got {feature_layer}"
@@ -245,9 +246,12 @@ class Tower:
             raise ValueError(
                 f"its blocks give features besides: it has no feature_layer, got {feature_layer}"
             )
-        if not -states <= feature_layer < states:
-            raise ValueError(f"feature_layer must be from {-states} to {states - 1}, got {feature_layer}")
-        return replace(self, layers=self.layers[: feature_layer % states + 1], norm=None)
+        states = states_read(feature_layer, len(self.layers))
+        if len(states) > 1 and (self.is_read or self.projectors == (Projector.MERGER,)):
+            raise ValueError(f"its features are of one hidden state, got feature_layer {feature_layer}")
+        kept = self.layers[: max(states) + 1]
+        layers = (carrying(each, self.width, num_beside(states, i)) for i, each in enumerate(kept))
+        return replace(self, layers=tuple(layers), width=len(states) * self.width, norm=None)
 
     def projector(self, kind: ProjectorKind, llm_width: int) -> Layer:
         """The projector as the last layer; ValueError for one that the tower cannot end with."""

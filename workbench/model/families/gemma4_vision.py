@@ -7,6 +7,7 @@ from typing import Any
 from workbench.data.corpus import ItemTokens
 from workbench.model.config_fields import Config, count, flag, heads_of, text, whole
 from workbench.model.families.family import EXAMPLE_VIT, Encoder, Example, Tower
+from workbench.model.feature_layers import FeatureLayers
 from workbench.model.layer import Layer, Operator, Pointwise
 from workbench.model.module_layers import block_layers, learned_positions, patch_embedding
 from workbench.model.projector import ProjectorKind
@@ -21,7 +22,7 @@ _LONGEST = 10 * 1024  # default rows of each axis' table of positions
 class _SoftTokens(Tower):
     """A tower whose output is scaled, or standardised, before the projector."""
 
-    def up_to(self, feature_layer: int) -> Tower:
+    def up_to(self, feature_layer: FeatureLayers) -> Tower:
         """A hidden state, which is neither."""
         earlier = super(_SoftTokens, self).up_to(feature_layer)
         return Tower(**{each.name: getattr(earlier, each.name) for each in fields(Tower)})

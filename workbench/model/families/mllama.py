@@ -24,6 +24,7 @@ from workbench.model.families.family import (
     Tower,
 )
 from workbench.model.families.tiles import whole_image
+from workbench.model.feature_layers import carrying
 from workbench.model.layer import (
     Attention,
     Layer,
@@ -154,7 +155,7 @@ def _tower(config: Config) -> Tower:
         operators = _gated(layer.operators, ("attention_residual", "mlp_residual")) if is_global else None
         if index == tower.num_local:
             operators = (*_global_entry(tower), *(operators or ()))
-        blocks.append(_carrying(replace(layer, operators=operators or layer.operators), tower.width, tapped))
+        blocks.append(carrying(replace(layer, operators=operators or layer.operators), tower.width, tapped))
     return Tower(
         layers=(_embed(tower, config), *blocks),
         width=blocks[-1].out_width,
@@ -212,14 +213,6 @@ def _gated(operators: Sequence[Operator], residuals: tuple[str, ...]) -> tuple[O
         else op
         for op in operators
     )
-
-
-def _carrying(layer: Layer, width: int, tapped: int) -> Layer:
-    """The layer with a copy of the tapped outputs that are carried along."""
-    if not tapped:
-        return layer
-    carried = Pointwise(name="carried_residual", width=tapped * width, num_passes=2)
-    return replace(layer, operators=(*layer.operators, carried), out_width=(1 + tapped) * width)
 
 
 def _language(config: Config) -> Layers:

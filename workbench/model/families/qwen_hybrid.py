@@ -19,6 +19,7 @@ _FULL_EVERY = 4  # blocks
 
 _DENSE = default_sizes(248320, 4096, 12288, 32, 16, num_key_value_heads=4, head_dim=HEAD)
 _SPARSE = default_sizes(248320, 2048, 512, 40, 16, num_key_value_heads=2, head_dim=HEAD)
+_MIXTURE = {"num_experts_per_tok": 8, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
 _NEXT = default_sizes(151936, 2048, 5632, 48, 16, num_key_value_heads=2, head_dim=HEAD)
 
 
@@ -73,22 +74,22 @@ def _kinds(config: Config, num_blocks: int) -> tuple[str, ...]:
     return tuple(listed)
 
 
-def _sparse(config: Config, layers: Layers, *, num: int, chosen: int) -> Layers:
+def with_gated_experts(config: Config, layers: Layers, sizes: Mapping[str, int]) -> Layers:
     """The layers with routed experts and a gated shared one; listed blocks, and others, keep their MLP.
 
     Args:
-        num, chosen: default numbers of experts in a layer and per token.
+        sizes: defaults of the configuration's keys of experts.
     """
+
+    def size(key: str) -> int:
+        return whole(config, key, sizes[key])
+
     activation = text(config, "hidden_act", "silu")
     experts = Experts(
-        num=count(config, "num_experts", num),
-        num_chosen=whole(config, "num_experts_per_tok", chosen),
-        mlp=Mlp(
-            width=whole(config, "moe_intermediate_size", 512), gated=True, activation=activation, fused=True
-        ),
-        shared=Mlp(
-            width=whole(config, "shared_expert_intermediate_size", 512), gated=True, activation=activation
-        ),
+        num=count(config, "num_experts", sizes["num_experts"]),
+        num_chosen=size("num_experts_per_tok"),
+        mlp=Mlp(width=size("moe_intermediate_size"), gated=True, activation=activation, fused=True),
+        shared=Mlp(width=size("shared_expert_intermediate_size"), gated=True, activation=activation),
         gates_shared=True,
     )
     step, dense = whole(config, "decoder_sparse_step", 1), layer_indices(config, "mlp_only_layers", ())
@@ -97,11 +98,12 @@ def _sparse(config: Config, layers: Layers, *, num: int, chosen: int) -> Layers:
 
 def _qwen3_5_moe(config: Config) -> Layers:
     every_block = {**config, "decoder_sparse_step": 1, "mlp_only_layers": []}
-    return _sparse(every_block, _hybrid(config, _SPARSE), num=256, chosen=8)
+    return with_gated_experts(every_block, _hybrid(config, _SPARSE), _MIXTURE | {"num_experts": 256})
 
 
 def _qwen3_next(config: Config) -> Layers:
-    return _sparse(config, _hybrid(config, _NEXT, fused=True), num=512, chosen=10)
+    mixture = _MIXTURE | {"num_experts": 512, "num_experts_per_tok": 10}
+    return with_gated_experts(config, _hybrid(config, _NEXT, fused=True), mixture)
 
 
 def _rotary_dim(config: Config) -> int:
@@ -132,7 +134,7 @@ _EXAMPLE = EXAMPLE_LLM | {
 _AXES = {
     "rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1], "partial_rotary_factor": ROTATED}
 }
-_EXPERTS = {
+GATED_EXPERTS = {
     "num_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 96,
@@ -149,13 +151,13 @@ QWEN3_5_MOE_TEXT = LanguageModel(
     name="Qwen3.5 text with experts",
     model_type="qwen3_5_moe_text",
     check_config=_check,
-    examples={"qwen3.5 text with experts": Example(config=_EXAMPLE | _AXES | _EXPERTS)},
+    examples={"qwen3.5 text with experts": Example(config=_EXAMPLE | _AXES | GATED_EXPERTS)},
     make=_qwen3_5_moe,
 )
 QWEN3_NEXT = LanguageModel(
     name="Qwen3-Next",
     model_type="qwen3_next",
     check_config=_check,
-    examples={"qwen3-next": Example(config=_EXAMPLE | _EXPERTS | {"mlp_only_layers": [1]})},
+    examples={"qwen3-next": Example(config=_EXAMPLE | GATED_EXPERTS | {"mlp_only_layers": [1]})},
     make=_qwen3_next,
 )

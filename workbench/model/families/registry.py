@@ -21,7 +21,7 @@ from workbench.model.families.decoders import (
     SEED_OSS,
     SMOLLM3,
 )
-from workbench.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
+from workbench.model.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE
 from workbench.model.families.dit import DIT
 from workbench.model.families.ernie import ERNIE4_5, ERNIE4_5_MOE
 from workbench.model.families.family import Architecture, Family
@@ -35,7 +35,7 @@ from workbench.model.families.granite_hybrid import GRANITE_HYBRID
 from workbench.model.families.hunyuan import HUNYUAN, HUNYUAN_MOE
 from workbench.model.families.janus_vision import JANUS_VISION
 from workbench.model.families.kimi_vision import KIMI_VISION
-from workbench.model.families.lfm2 import LFM2
+from workbench.model.families.lfm2 import LFM2, LFM2_MOE
 from workbench.model.families.llama4 import LLAMA4
 from workbench.model.families.mistral import MINISTRAL3, MISTRAL4
 from workbench.model.families.mixtures import MIXTRAL, OLMOE, QWEN3_MOE, QWEN3_OMNI_TEXT, QWEN3_VL_MOE_TEXT
@@ -46,6 +46,7 @@ from workbench.model.families.paddleocr import PADDLEOCR_TEXT, PADDLEOCR_VISION
 from workbench.model.families.phi4_audio import PHI4_AUDIO
 from workbench.model.families.plain_mlp import APERTUS, ARCEE, NEMOTRON, STARCODER2
 from workbench.model.families.position_tables import GPT2, OPT
+from workbench.model.families.qwen2_moe import QWEN2_MOE
 from workbench.model.families.qwen3_omni_audio import QWEN3_OMNI_AUDIO
 from workbench.model.families.qwen_hybrid import QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_NEXT
 from workbench.model.families.qwen_vision import (
@@ -71,7 +72,14 @@ from workbench.model.families.vit import (
     PIXTRAL,
     SIGLIP,
 )
-from workbench.model.families.whisper import GLMASR_ENCODER, OMNI_AUDIO, QWEN2_AUDIO, VOXTRAL_ENCODER, WHISPER
+from workbench.model.families.whisper import (
+    GLMASR_ENCODER,
+    MOSS_AUDIO,
+    OMNI_AUDIO,
+    QWEN2_AUDIO,
+    VOXTRAL_ENCODER,
+    WHISPER,
+)
 from workbench.model.model_graph import GENERATED
 from workbench.model.shape import UNET
 
@@ -89,6 +97,7 @@ FAMILIES: tuple[Family, ...] = (
     GEMMA3,
     GEMMA4,
     QWEN2,
+    QWEN2_MOE,
     QWEN2_VL_TEXT,
     QWEN3,
     QWEN3_MOE,
@@ -102,6 +111,7 @@ FAMILIES: tuple[Family, ...] = (
     DEEPSEEK_V3,
     GLM4,
     GLM4_MOE,
+    GLM4_MOE_LITE,
     GLM4V_TEXT,
     GLM4V_MOE_TEXT,
     GLM_OCR_TEXT,
@@ -136,6 +146,7 @@ FAMILIES: tuple[Family, ...] = (
     GPT_OSS,
     ARIA_TEXT,
     LFM2,
+    LFM2_MOE,
     NEMOTRON_H,
     GRANITE_HYBRID,
     OPT,
@@ -178,6 +189,7 @@ FAMILIES: tuple[Family, ...] = (
     QWEN3_OMNI_AUDIO,
     VOXTRAL_ENCODER,
     GLMASR_ENCODER,
+    MOSS_AUDIO,
     PHI4_AUDIO,
     DIT,
     Family(

@@ -1,9 +1,9 @@
-"""Whisper's encoder, and others built like it: Qwen2-Audio's, Qwen2.5-Omni's, Voxtral's and GLM-ASR's."""
+"""Whisper's encoder, and others built like it: of Qwen2-Audio, Qwen2.5-Omni, Voxtral, GLM-ASR and MOSS."""
 
 from dataclasses import replace
 from typing import Any
 
-from workbench.data.corpus import WHISPER_FRAME_S, ItemTokens, whisper_tokens, windowed_tokens
+from workbench.data.corpus import WHISPER_FRAME_S, ItemTokens, padded_windows, whisper_tokens, windowed_tokens
 from workbench.model.config_fields import Config, count, heads_of, number, text, whole
 from workbench.model.families.family import EXAMPLE_TOKENS, EXAMPLE_WIDTH, Encoder, Example, Tower
 from workbench.model.families.positions import PARTIAL, rotated_share
@@ -15,6 +15,7 @@ from workbench.model.transformer import Block, Mlp, Norm, vit_block
 
 TIME_ROTARY = "time_rotary"  # a composite's parameters of the rotation of features by time
 GLMASR_MERGE, _ROTATED = 4, 0.5  # tokens that become one; the share of a head that is rotated
+MOSS_GROUP = "audio_merge_size"  # a composite's key: tokens that become one
 OMNI_LONGEST_S = 300  # of a clip, in the processors of the released checkpoints
 
 
@@ -112,6 +113,29 @@ def _voxtral(config: Config) -> Tower:
         "max_source_positions": whole(config, "max_source_positions", 1500),
     }
     return _whisper({"model_type": config["model_type"], **sizes})
+
+
+def _moss(config: Config) -> Tower:
+    sizes = {
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+        "num_mel_bins": 80,
+    }
+    return _voxtral({**sizes, **{key: value for key, value in config.items() if value is not None}})
+
+
+def heard_in_groups(num_tokens: int, group: int) -> int:
+    """Tokens that are read of a window: the clip's, and of the silence behind it, to whole groups."""
+    return -(-num_tokens // group) * group
+
+
+def _moss_tokens(config: Config, duration_s: float) -> tuple[ItemTokens, ...]:
+    """Items of a clip; a window's tokens are merged in groups, the last of which silence fills up."""
+    group = whole(config, MOSS_GROUP, 1)
+    clips = padded_windows(duration_s, window_tokens=whole(config, "max_source_positions", 1500))
+    return tuple(ItemTokens(inside, heard_in_groups(heard, group)) for inside, heard in clips)
 
 
 def _glmasr(config: Config) -> Tower:
@@ -279,5 +303,26 @@ GLMASR_ENCODER = Encoder(
     clip_tokens=_glmasr_tokens,
     pads_items=True,
     longest_item=_glmasr_window,
+    shares_tokens=False,
+)
+MOSS_AUDIO = Encoder(
+    name="MOSS audio",
+    role="audio",
+    model_type="moss_transcribe_diarize_audio",
+    examples={
+        "moss": Example(
+            config={
+                "hidden_size": EXAMPLE_WIDTH,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 4,
+                "intermediate_size": 512,
+                "max_source_positions": EXAMPLE_TOKENS,
+            }
+        )
+    },
+    make=_moss,
+    clip_tokens=_moss_tokens,
+    pads_items=True,
+    has_longest_item=True,
     shares_tokens=False,
 )
