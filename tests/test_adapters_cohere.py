@@ -10,7 +10,6 @@ from runtime.models.choose import adapter_of
 from runtime.models.decoder import NextTokenHead
 from runtime.world.pool import Pool
 from tests import tiny_models
-from tests.encoder_cases import widen_vision_rotations
 from tests.test_expert_plan import moe_plan
 from tests.test_parity import assert_same
 from workbench.model.composites.composite import LLM, VISION
@@ -22,7 +21,6 @@ from workbench.model.transformer import Norm
 from workbench.plan.plan import ModuleSettings, Recompute, Sharding
 
 torch.set_num_threads(1)
-MODELS = ("aya_vision", "cohere2_vision")
 TINY: dict[str, Any] = tiny_models.LLAMA | {
     "model_type": "cohere2",
     "num_hidden_layers": 3,
@@ -32,11 +30,6 @@ TINY: dict[str, Any] = tiny_models.LLAMA | {
     "logit_scale": 0.3,
     "tie_word_embeddings": True,
 }
-
-
-@pytest.fixture(autouse=True)
-def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    widen_vision_rotations(monkeypatch)
 
 
 @pytest.mark.parametrize(

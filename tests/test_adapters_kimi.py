@@ -14,7 +14,7 @@ from experiments.doors.whole_sizes import KIMI_SEEN
 from runtime.frontend.multimodal import ModalityModule, MultimodalModule
 from runtime.frontend.parallel import Ranks
 from tests import paper_models, user_models
-from tests.encoder_cases import widen_vision_rotations
+from tests.encoder_cases import wide_rotations  # noqa: F401  (a fixture)
 from tests.language_models import users_model
 from tests.test_multimodal import assert_parity, spec_of
 from tests.test_multimodal_images import ids, images
@@ -29,11 +29,6 @@ from workbench.plan.runnable import check_family
 
 torch.set_num_threads(1)
 F64 = torch.float64
-
-
-@pytest.fixture(autouse=True)
-def _in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    widen_vision_rotations(monkeypatch)
 
 
 @cache

@@ -11,18 +11,13 @@ from runtime.frontend.parallel import Ranks
 from runtime.models.glm import CORRECTION, CorrectedRouter
 from runtime.models.norm import widen_norms
 from tests import user_models
-from tests.encoder_cases import GLM, widen_vision_rotations
+from tests.encoder_cases import GLM, wide_rotations  # noqa: F401  (a fixture)
 from tests.language_models import behind_a_tower, users_model
 from tests.test_adapters_glm import MOE
 from tests.test_multimodal import assert_parity, spec_of
 from tests.test_multimodal_images import ids, images, model_of, patched
 from tests.user_models import VISION
 from workbench.job.notations.cornstarch import ParallelSpec
-
-
-@pytest.fixture(autouse=True)
-def _in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    widen_vision_rotations(monkeypatch)
 
 
 def tower() -> PreTrainedModel:
