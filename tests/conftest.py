@@ -13,6 +13,7 @@ from hypothesis import settings
 # Kernels run under Triton's interpreter where there is no GPU; read when anything first imports triton.
 os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
 
+from experiments.doors.targets import fetched
 from runtime.world.pool import Pool
 from tests.command_line import JOB, accept
 from tests.examples import LEAST, QUICK
@@ -90,6 +91,15 @@ def pool() -> Iterator[Pool]:
     """One pool of gloo workers for the whole session; forked as jobs need them."""
     with Pool(MAX_RANKS) as workers:
         yield workers
+
+
+@pytest.fixture(scope="session")
+def packages() -> Path:
+    """Packages of training systems, from the package index when first used."""
+    found = fetched()
+    if found is None:
+        pytest.skip("not held: the package index gives no packages of the systems")
+    return found
 
 
 @pytest.fixture

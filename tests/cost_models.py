@@ -1,10 +1,17 @@
 """Layers, work and machines for tests of the cost model."""
 
+import pytest
+
+from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, ideal_profile
 from workbench.cost.roofline import RowWork, Work
 from workbench.model.layer import Layer, LayerKind, Matmul, Operator
 from workbench.model.module_layers import block_layers, lm_head, token_embedding
 from workbench.model.transformer import Block, Heads, Mlp, Norm
+from workbench.plan.lower import lower
+from workbench.plan.plan import Plan
+from workbench.timing.price import price
+from workbench.timing.stage_seconds import StageSeconds
 
 LLAMA_8B = Block(
     width=4096,
@@ -51,3 +58,16 @@ def causal(tokens: int, rows: int = 1) -> Work:
 def compute_only() -> Profile:
     """1 TFLOP/s everywhere, memory for free."""
     return ideal_profile()
+
+
+def assert_planners_see_prices(plan: Plan, cost: CostModel) -> None:
+    """The seconds of passes that planners see are those of the actions that are simulated."""
+    durations_s = {str(action): s for action, s in price(lower(plan), cost).durations_s.items()}
+    seconds = StageSeconds(plan, cost)
+    for stage in plan.stages:
+        passes = seconds.passes(plan, stage)
+        for each in plan.microbatches_of[stage.module, stage.replica]:
+            kind = seconds.kind_of(each)
+            assert passes.forward_s[kind] == pytest.approx(durations_s[f"{stage.id}F{each.index}"])
+            if passes.has_backward[kind]:
+                assert passes.whole_s[kind] == pytest.approx(durations_s[f"{stage.id}B{each.index}"])

@@ -329,3 +329,9 @@ def widen_vision_rotations(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers computes in float64 where it converts to float32."""
     for owner, name, made in DETOURS:
         monkeypatch.setattr(owner, name, made)
+
+
+@pytest.fixture(autouse=True)
+def wide_rotations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For every test of the files that import it."""
+    widen_vision_rotations(monkeypatch)

@@ -12,9 +12,10 @@ from runtime.preprocess.images import SquareRule
 from runtime.preprocess.keys import ServerKeys
 from runtime.preprocess.loader import ServedLoader, Subscription
 from runtime.preprocess.server import Server, ServerSettings
+from tests.waiting import PATIENCE_S
 
 RULE = SquareRule(image_px=32, patch_px=8)
-WAIT_S = 30.0
+WAIT_S = PATIENCE_S
 
 
 class Running:

@@ -5,9 +5,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+from experiments.fidelity.family_memory import EXAMPLES
+from runtime.step.stage_module import StageInput
 from runtime.world.pool import Pool
 from tests import tiny_models
+from tests.language_models import model_of
+from tests.test_adapters import build, relative
+from tests.test_adapters_decoders import loss_of, original
 from tests.test_expert_plan import moe_plan
 from tests.test_fsdp import sharded_parameters
 from tests.test_parity import assert_parity, assert_same, execute
@@ -25,6 +31,7 @@ from workbench.plan.plan import ModuleSettings, Precision, Recompute
 from workbench.schedule.choice import Schedule, ScheduleKind
 
 Config = dict[str, Any]
+F64 = torch.float64
 
 
 def texts(*lengths: int) -> tuple[Sample, ...]:
@@ -35,10 +42,36 @@ def text_model(config: Config) -> ModelGraph:
     return ModelGraph(name="text", modules=(tiny_models.llm(config),), edges=())
 
 
-def assert_recomputed_split(config: Config, pool: Pool, *, ep: int = 1) -> None:
-    """With tensor and sequence parallelism, two stages, and two replicas."""
+def assert_packed(name: str, *lengths: int) -> None:
+    """Loss and gradients of an example's samples, packed, are those of transformers on each alone."""
+    family, example = EXAMPLES[name]
+    ours, _, data = build(
+        tiny_models.llm({"model_type": family.model_type, **example.config}), F64, *texts(*lengths)
+    )
+    theirs = original(name, ours)
+    expected = loss_of(theirs, data.input_ids, data.tokens_in)
+    expected.backward()
+    loss = ours(StageInput(None, data))
+    loss.backward()
+    assert relative(loss, expected) <= 1e-10
+    grads = {key: parameter.grad for key, parameter in theirs.named_parameters()}
+    scale = torch.stack([grad.norm() for grad in grads.values()]).norm()
+    for key, parameter in ours.named_weights():
+        assert (parameter.grad - grads[key]).norm() <= 1e-10 * scale, key
+
+
+def assert_untouched_in_float32(config: Config, num_tokens: int) -> None:
+    ours, _, data = build(tiny_models.llm(config), torch.float32, *texts(num_tokens))
+    theirs = model_of(config).eval()
+    theirs.load_state_dict({key: value.detach() for key, value in ours.named_weights()})
+    expected = loss_of(theirs, data.input_ids, data.tokens_in)
+    assert relative(ours(StageInput(None, data)), expected) <= 1e-5
+
+
+def assert_recomputed_split(config: Config, pool: Pool, *, ep: int = 1, dp: int = 2) -> None:
+    """With tensor and sequence parallelism, two stages, and replicas."""
     settings = ModuleSettings(module="llm", recompute=Recompute.FULL, sequence_parallel=True)
-    plan = moe_plan(tp=2, ep=ep, pp=2, dp=2, config=config, modules=(settings,))
+    plan = moe_plan(tp=2, ep=ep, pp=2, dp=dp, config=config, modules=(settings,))
     split = with_programs(replace(plan, programs=()), Schedule(kind=ScheduleKind.ZB_H1))
     result, reference = execute(split, pool, clip_norm=0.01)
     assert_parity(split, result, reference, Precision.FLOAT64)

@@ -4,31 +4,23 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Cohere2Config, Cohere2ForCausalLM, PreTrainedModel
 
 from experiments.doors.whole_configs import CONFIGS
-from runtime.frontend.multimodal import ModalityModule, MultimodalModule
-from runtime.frontend.parallel import Ranks
 from runtime.models.choose import adapter_of
 from runtime.models.decoder import NextTokenHead
 from runtime.world.pool import Pool
-from tests import tiny_models, user_models
-from tests.encoder_cases import widen_vision_rotations
+from tests import tiny_models
 from tests.test_expert_plan import moe_plan
-from tests.test_multimodal import assert_parity, spec_of
 from tests.test_parity import assert_same
-from tests.user_models import VISION as VISION_ID
 from workbench.model.composites.composite import LLM, VISION
 from workbench.model.composites.registry import take_apart
 from workbench.model.hf_config import module_from_config
 from workbench.model.layer import Attention, LayerKind
-from workbench.model.model_graph import TEXT
 from workbench.model.projector import ProjectorStep
 from workbench.model.transformer import Norm
 from workbench.plan.plan import ModuleSettings, Recompute, Sharding
 
 torch.set_num_threads(1)
-MODELS = ("aya_vision", "cohere2_vision")
 TINY: dict[str, Any] = tiny_models.LLAMA | {
     "model_type": "cohere2",
     "num_hidden_layers": 3,
@@ -38,11 +30,6 @@ TINY: dict[str, Any] = tiny_models.LLAMA | {
     "logit_scale": 0.3,
     "tie_word_embeddings": True,
 }
-
-
-@pytest.fixture(autouse=True)
-def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    widen_vision_rotations(monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -91,13 +78,6 @@ def test_logits_are_scaled() -> None:
     assert head(tiny_models.LLAMA | {"logit_scale": 0.3}).logit_scale is None
 
 
-def test_the_text_model_is_counted_as_transformers_builds_it() -> None:
-    with torch.device("meta"):
-        theirs = Cohere2ForCausalLM(Cohere2Config())
-    module = module_from_config({"model_type": "cohere2"}, name="llm", modality=TEXT)
-    assert module.num_parameters == sum(weight.numel() for weight in theirs.parameters())
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -130,24 +110,3 @@ def test_a_projector_may_have_a_norm_without_a_shift() -> None:
     adapter = adapter_of(module)
     last = adapter.build(adapter.num_layers - 1)
     assert sum(weight.numel() for weight in last.parameters()) == module.layers[-1].num_parameters
-
-
-def language_model() -> PreTrainedModel:
-    torch.manual_seed(5)
-    sizes = {key: value for key, value in TINY.items() if key != "model_type"}
-    model: PreTrainedModel = Cohere2ForCausalLM(Cohere2Config(**sizes))
-    return model.double()
-
-
-def test_it_trains_as_users_language_model() -> None:
-    """Behind a tower, as in one process."""
-    model = MultimodalModule(
-        {"vision": ModalityModule(user_models.siglip(), "mlp")},
-        language_model(),
-        token_ids={"vision": VISION_ID},
-    )
-    given = {
-        "input_ids": [torch.tensor([1, VISION_ID, 2, 3]), torch.tensor([4, 5, 6, 7, 8])],
-        "pixel_values": [user_models.image(), None],
-    }
-    assert_parity(model, spec_of(num_microbatches=2), given, ranks=Ranks.EMULATED)

@@ -1,6 +1,5 @@
 """DeepSeek-V2 and V3 as wholes: their work, ranks that share it, checkpoints, and what is refused."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,24 +17,22 @@ from runtime.models.glm import CORRECTION
 from runtime.run_settings import RunSettings
 from runtime.world.pool import Pool
 from tests import paper_models, tiny_models
+from tests.language_models import num_weights, refused
+from tests.recurrent_cases import assert_recomputed_split, assert_sharded, texts
 from tests.test_adapters import build
 from tests.test_adapters_decoders import _plain, original  # noqa: F401  (a fixture)
 from tests.test_composites_weights import tensors_of
 from tests.test_expert_plan import moe_plan
-from tests.test_fsdp import sharded_parameters
-from tests.test_parity import assert_parity, assert_same, execute
+from tests.test_parity import assert_same
 from tests.test_tensor_parallel import assert_exported_whole
 from workbench.cost.roofline import Grid, RowWork, Work, layer_flop, placed_messages
-from workbench.data.sample import Sample, Segment
 from workbench.export.decoder import decoder_of
 from workbench.model.hf_config import module_from_config
 from workbench.model.layer import Attention
-from workbench.model.model_graph import TEXT, ModelGraph
-from workbench.plan.build import with_programs
+from workbench.model.model_graph import TEXT
 from workbench.plan.check import check
-from workbench.plan.plan import KeyExchange, ModuleSettings, Precision, Recompute
+from workbench.plan.plan import KeyExchange, ModuleSettings, Precision
 from workbench.plan.runnable import check_family
-from workbench.schedule.choice import Schedule, ScheduleKind
 
 torch.set_num_threads(1)
 F64 = torch.float64
@@ -43,10 +40,6 @@ NAMES = [name for name in paper_models.DECODERS if name.startswith("deepseek")]
 MODEL: dict[str, Any] = paper_models.DECODERS["deepseek_v3"]
 V2: dict[str, Any] = paper_models.DECODERS["deepseek_v2"]
 TOKENS = 12
-
-
-def texts(*lengths: int) -> tuple[Sample, ...]:
-    return tuple(Sample(i, (Segment(TEXT, 0, n, n),)) for i, n in enumerate(lengths))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -79,24 +72,11 @@ def test_keys_that_go_another_way(kind: KeyExchange, pool: Pool) -> None:
 
 
 def test_recomputed_split_and_sequence_parallel(pool: Pool) -> None:
-    settings = ModuleSettings(module="llm", recompute=Recompute.FULL, sequence_parallel=True)
-    plan = moe_plan(tp=2, pp=2, config=MODEL, modules=(settings,))
-    split = with_programs(replace(plan, programs=()), Schedule(kind=ScheduleKind.ZB_H1))
-    result, reference = execute(split, pool, clip_norm=0.01)
-    assert_parity(split, result, reference, Precision.FLOAT64)
+    assert_recomputed_split(MODEL, pool, dp=1)
 
 
 def test_sharded_parameters_train_as_one_process(pool: Pool) -> None:
-    module = tiny_models.llm(MODEL)
-    plan = sharded_parameters(
-        ModelGraph(name="text", modules=(module,)),
-        texts(5, 9, 6, 7),
-        replicas=2,
-        cuts={"llm": ((0, len(module.layers)),)},
-        modules=("llm",),
-    )
-    result, reference = execute(plan, pool, clip_norm=0.05)
-    assert_parity(plan, result, reference, Precision.FLOAT64)
+    assert_sharded(MODEL, (5, 9, 6, 7), pool)
 
 
 def test_an_export_of_cut_weights_is_whole(tmp_path: Path, pool: Pool) -> None:
@@ -128,11 +108,8 @@ def test_full_sizes_are_counted_as_transformers_builds_them() -> None:
     """DeepSeek-V3's own, which are the defaults; DeepSeek-V2's defaults."""
     second = module_from_config({"model_type": "deepseek_v2"}, name="llm", modality=TEXT)
     module = module_from_config({"model_type": "deepseek_v3"}, name="llm", modality=TEXT)
-    with torch.device("meta"):
-        other = transformers.DeepseekV2ForCausalLM(transformers.DeepseekV2Config())
-        model = transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config())
-    assert second.num_parameters == sum(weight.numel() for weight in other.parameters())
-    assert module.num_parameters == sum(weight.numel() for weight in model.parameters())
+    assert second.num_parameters == num_weights({"model_type": "deepseek_v2"})
+    assert module.num_parameters == num_weights({"model_type": "deepseek_v3"})
     attention = next(op for op in module.layers[1].operators if isinstance(op, Attention))
     assert (attention.head_dim, attention.value_dim, attention.num_kv_heads) == (192, 128, 128)
 
@@ -146,12 +123,6 @@ def test_ranks_enter_an_attention_once_with_the_hidden_state() -> None:
     assert [num_bytes for _, num_bytes in messages.forward] == [hidden] * 2
     names = [block.operators[index].name for index, _ in messages.backward]
     assert names == ["q_down_proj", "mlp.gate"]
-
-
-def refused(message: str, check_it: Callable[[], object]) -> None:
-    with pytest.raises(ValueError, match=message) as info:
-        check_it()
-    assert "\n" not in str(info.value)
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from transformers import Gemma4TextConfig
-from transformers.models.gemma4 import modeling_gemma4 as gemma4
+from transformers import Gemma4TextConfig, PreTrainedModel
 
-from runtime.models.weights import exporting, write_part
-from runtime.step.stage_module import StageInput, build_stage_module
+from runtime.step.stage_module import StageInput
 from runtime.world.pool import Pool
 from tests import tiny_models
+from tests.language_models import assert_read_by_transformers, model_of, num_weights
 from tests.paper_models import GEMMA4, GEMMA4_SPARSE
 from tests.test_adapters import build
 from tests.test_adapters_decoders import SAMPLES
@@ -59,10 +57,10 @@ PUBLISHED_SPARSE = PUBLISHED | {
 }
 
 
-def saved(config: dict[str, Any], folder: Path) -> nn.Module:
+def saved(config: dict[str, Any], folder: Path) -> PreTrainedModel:
     """transformers' model whose factors are not one, as a checkpoint of the module `llm`."""
     torch.manual_seed(7)
-    model: Any = gemma4.Gemma4ForCausalLM(Gemma4TextConfig.from_dict(config)).double()
+    model = model_of(config).double()
     with torch.no_grad():
         for name, values in (*model.named_parameters(), *model.named_buffers()):
             if values.dim() == 1 and "inv_freq" not in name:
@@ -94,18 +92,8 @@ def test_layouts_train_a_checkpoint_as_one_process(
 
 def test_an_export_is_what_transformers_reads(tmp_path: Path) -> None:
     """Its tensors, bit by bit, behind a reading of them."""
-    theirs, plan = saved(GEMMA4_SPARSE, tmp_path / "in"), moe_plan(config=GEMMA4_SPARSE)
-    with exporting(tmp_path / "out", plan.model):
-        for stage in plan.stages:
-            module = build_stage_module(plan, stage, seed=0, dtype=F64, weights=tmp_path / "in")
-            write_part(tmp_path / "out", stage.module, stage.layers[0], module.owned_weights())
-    again, report = gemma4.Gemma4ForCausalLM.from_pretrained(
-        tmp_path / "out" / "llm", output_loading_info=True, dtype=F64
-    )
-    assert not report["missing_keys"]
-    assert not report["unexpected_keys"]
-    loaded = again.state_dict()
-    assert all(torch.equal(loaded[name], values) for name, values in theirs.state_dict().items())
+    theirs = saved(GEMMA4_SPARSE, tmp_path / "in")
+    assert_read_by_transformers(theirs, moe_plan(config=GEMMA4_SPARSE), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -117,12 +105,10 @@ def test_published_sizes_are_counted_as_transformers_builds_them(
     """gemma-4-31B and gemma-4-26B-A4B, also from the configuration that transformers writes."""
     module = module_from_config(config, name="llm", modality=TEXT)
     check_family(module)
-    theirs = Gemma4TextConfig.from_dict(config)
-    with torch.device("meta"):
-        model = gemma4.Gemma4ForCausalLM(theirs)
-    assert module.num_parameters == sum(weight.numel() for weight in model.parameters())
+    assert module.num_parameters == num_weights(config)
     assert round(module.num_parameters / 1e9, 1) == billions
-    assert module_from_config(theirs.to_dict(), name="llm", modality=TEXT).layers == module.layers
+    written = Gemma4TextConfig.from_dict(config).to_dict()
+    assert module_from_config(written, name="llm", modality=TEXT).layers == module.layers
     attentions = [op for layer in module.layers for op in layer.operators if isinstance(op, Attention)]
     full = [each for each in attentions if each.window is None]
     assert {(each.head_dim, each.num_kv_heads) for each in full} == {(512, num_full_kv)}

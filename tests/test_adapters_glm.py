@@ -40,7 +40,6 @@ from workbench.plan.runnable import check_family
 
 torch.set_num_threads(1)
 F64 = torch.float64
-MODELS = ("glm4v", "glm4v_moe", "glm46v")
 EXPERTS = {
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,

@@ -19,11 +19,10 @@ from runtime.models.attention import pack, packed_sdpa
 from runtime.models.choose import adapter_of
 from runtime.models.gpt_oss import ClampedExperts
 from runtime.models.grouped import Groups
-from runtime.models.weights import exporting, write_part
-from runtime.step.stage_module import build_stage_module
 from runtime.world.pool import Pool
 from tests import tiny_models
 from tests.interpreter import INTERPRETED
+from tests.language_models import assert_read_by_transformers, model_of, num_weights
 from tests.test_expert_plan import moe_plan
 from tests.test_parity import assert_trains_checkpoint
 from workbench.model.checkpoint import check_weights
@@ -50,10 +49,10 @@ TINY: dict[str, Any] = tiny_models.LLAMA | {
 SEED = 3
 
 
-def saved(folder: Path) -> nn.Module:
+def saved(folder: Path) -> transformers.PreTrainedModel:
     """transformers' model with large sinks and biases, as a checkpoint of the module `llm`."""
     torch.manual_seed(7)
-    model = gpt_oss.GptOssForCausalLM(transformers.GptOssConfig(**TINY)).double()
+    model = model_of(TINY).double()
     for name, weight in model.named_parameters():
         if name.endswith(("bias", "sinks")):
             nn.init.normal_(weight, std=0.5)
@@ -96,18 +95,7 @@ def test_a_split_backward(tmp_path: Path, pool: Pool) -> None:
 
 def test_an_export_is_what_transformers_reads(tmp_path: Path) -> None:
     """Its tensors, bit by bit, behind a reading of them."""
-    theirs, plan = saved(tmp_path / "in"), moe_plan(config=TINY)
-    with exporting(tmp_path / "out", plan.model):
-        for stage in plan.stages:
-            module = build_stage_module(plan, stage, seed=0, dtype=F64, weights=tmp_path / "in")
-            write_part(tmp_path / "out", stage.module, stage.layers[0], module.owned_weights())
-    again, report = gpt_oss.GptOssForCausalLM.from_pretrained(
-        tmp_path / "out" / "llm", output_loading_info=True, dtype=F64
-    )
-    assert not report["missing_keys"]
-    assert not report["unexpected_keys"]
-    loaded = dict(again.named_parameters())
-    assert all(torch.equal(loaded[name], weight) for name, weight in theirs.named_parameters())
+    assert_read_by_transformers(saved(tmp_path / "in"), moe_plan(config=TINY), tmp_path)
 
 
 def test_quantized_weights_are_refused_in_one_line(tmp_path: Path) -> None:
@@ -129,9 +117,7 @@ def test_published_sizes_are_counted_as_transformers_builds_them(blocks: int, nu
     """gpt-oss-20b and gpt-oss-120b, with sliding windows in every other block."""
     config = {"model_type": "gpt_oss", "num_hidden_layers": blocks, "num_local_experts": num_experts}
     module = module_from_config(config, name="llm", modality=TEXT)
-    with torch.device("meta"):
-        theirs = gpt_oss.GptOssForCausalLM(transformers.GptOssConfig(**config))
-    assert module.num_parameters == sum(weight.numel() for weight in theirs.parameters())
+    assert module.num_parameters == num_weights(config)
     attentions = [op for layer in module.layers for op in layer.operators if isinstance(op, Attention)]
     assert [each.window for each in attentions] == [128, None] * (blocks // 2)
     assert all(each.has_sinks for each in attentions)

@@ -7,18 +7,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, PreTrainedModel
-from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek_v3
 from transformers.models.kimi_k25 import modeling_kimi_k25 as kimi
 
 from experiments.doors.whole_configs import CONFIGS
 from experiments.doors.whole_sizes import KIMI_SEEN
 from runtime.frontend.multimodal import ModalityModule, MultimodalModule
 from runtime.frontend.parallel import Ranks
-from runtime.models.glm import CORRECTION, CorrectedRouter
-from runtime.models.norm import replace_parts, widen_norms
 from tests import paper_models, user_models
-from tests.encoder_cases import widen_vision_rotations
+from tests.encoder_cases import wide_rotations  # noqa: F401  (a fixture)
+from tests.language_models import users_model
 from tests.test_multimodal import assert_parity, spec_of
 from tests.test_multimodal_images import ids, images
 from tests.test_tilings import source_of
@@ -32,11 +29,6 @@ from workbench.plan.runnable import check_family
 
 torch.set_num_threads(1)
 F64 = torch.float64
-
-
-@pytest.fixture(autouse=True)
-def _in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    widen_vision_rotations(monkeypatch)
 
 
 @cache
@@ -86,20 +78,6 @@ def test_other_norms_and_squares_are_refused() -> None:
         take_apart(config | {"vision_config": oblong})
 
 
-def mixture() -> PreTrainedModel:
-    """DeepSeek-V3, small, whose corrections change the experts that are chosen."""
-    torch.manual_seed(5)
-    sizes = {key: value for key, value in paper_models.DEEPSEEK.items() if key != "model_type"}
-    model: PreTrainedModel = DeepseekV3ForCausalLM(DeepseekV3Config(**sizes))
-    widen_norms(model, deepseek_v3.DeepseekV3RMSNorm)
-    replace_parts(model, deepseek_v3.DeepseekV3TopkRouter, CorrectedRouter)
-    for router in (each for each in model.modules() if isinstance(each, CorrectedRouter)):
-        torch.nn.init.normal_(router.weight)
-        router.get_buffer(CORRECTION).copy_(torch.linspace(0.6, -0.6, sizes["n_routed_experts"]))
-    model.set_experts_implementation("eager")  # the others know no float64
-    return model.double()
-
-
 def test_a_users_tower_and_language_model() -> None:
     """Images of any size, as they are."""
     torch.manual_seed(5)
@@ -109,5 +87,5 @@ def test_a_users_tower_and_language_model() -> None:
     given_images = {"input_ids": ids(), "pixel_values": [first, others, None]}
     model = MultimodalModule(vision, user_models.llama(), token_ids={"vision": VISION_ID})
     assert_parity(model, spec_of(num_microbatches=3), given_images, ranks=Ranks.EMULATED)
-    model = MultimodalModule(vision, mixture(), token_ids={"vision": VISION_ID})
+    model = MultimodalModule(vision, users_model(paper_models.DEEPSEEK), token_ids={"vision": VISION_ID})
     assert_parity(model, spec_of(num_microbatches=3), given_images, ranks=Ranks.EMULATED)

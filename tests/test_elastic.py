@@ -1,22 +1,33 @@
 """Elastic training on gloo: nodes die, hang, leave with a warning and join; no step is lost or repeated."""
 
 import json
+import multiprocessing
+import multiprocessing.connection as mpc
 import os
 import random
 import signal
 from dataclasses import replace
+from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
+from torch.distributed import Work
 
 from experiments.oobleck.chaos import Chaos, chaos_evidence, undisturbed
 from experiments.oobleck.chaos_job import LLAMA, elastic_job, one_process
+from runtime.elastic import nodes
 from runtime.elastic.history import Cause, ElasticFailed
-from runtime.elastic.job import held_by
+from runtime.elastic.interruptible import _InterruptibleClock
+from runtime.elastic.job import Member, held_by
 from runtime.elastic.progress import STAMP, read_progress
 from runtime.elastic.training import ElasticTraining
+from runtime.world.clock import Awaited, Clock
+from tests.waiting import PATIENCE_S, eventually
 from workbench.elastic.reconfigure import CannotContinueError
 from workbench.plan.plan import Precision
+from workbench.stopped import is_stopped
 
+HUNG_S = 0.5  # a wait for a rank that hangs
 FLOAT32 = 2e-6  # relative, of a loss after a few steps
 
 
@@ -50,14 +61,35 @@ def test_a_killed_node_is_survived_and_nobody_is_restarted():
         assert training.layout.num_nodes == 4
 
 
-def test_a_rank_that_hangs_is_found_and_its_node_left_out():
-    job = elastic_job(3, wait_s=1.5)
-    with ElasticTraining(job, ("a", "b", "c")) as training:
+def test_a_rank_that_hangs_is_found_and_its_node_left_out(monkeypatch, capsys):
+    """By waits that end: those for it, which are short; all others are patient."""
+    hung = multiprocessing.get_context("fork").RawValue("i", 0)
+    wait = _InterruptibleClock.wait
+
+    def wait_for_it_in_short(clock: Clock, work: Work, awaited: Awaited) -> None:
+        if is_stopped(hung.value):
+            clock._timeout = timedelta(seconds=HUNG_S)
+        wait(clock, work, awaited)
+
+    monkeypatch.setattr(_InterruptibleClock, "wait", wait_for_it_in_short)
+    with ElasticTraining(elastic_job(3), ("a", "b", "c")) as training:
         training.train(1)
+        its = training.nodes._processes[Member(node="c", slot=0)]
+
+        def wait_for_others_first(pipes: list[mpc.Connection], timeout: float) -> list[object]:
+            others = [pipe for pipe in pipes if pipe is not its.pipe]
+            return mpc.wait(others, PATIENCE_S) if others else mpc.wait(pipes, timeout)
+
+        supervisors = SimpleNamespace(wait=wait_for_others_first, Connection=mpc.Connection)
+        monkeypatch.setattr(nodes, "mpc", supervisors)
+        hung.value = its.process.pid
         kill(training, "c", signal.SIGSTOP)
+        assert eventually(lambda: is_stopped(hung.value))
+        training.job = replace(training.job, wait_s=HUNG_S)  # the supervisor's
         training.train(2)
         matches_one_process(training)
         assert training.changes[-1].lost == ("c",)
+    assert "stopped by a signal" not in capsys.readouterr().err  # its silence told
 
 
 def test_warned_nodes_give_what_they_hold_before_they_go():

@@ -28,6 +28,7 @@ from tests.test_parity import CUTS, SEED, assert_parity, mixed
 from tests.test_tensor_parallel import ONE, Degrees, encoders, laid_out
 from tests.test_tensor_sequence import sequence_parallel
 from tests.tiny_valm import tiny_batch
+from tests.waiting import PATIENCE_S, eventually
 from workbench.model.model_graph import ModelGraph
 from workbench.model.trainable import Trainable, with_trainable
 from workbench.plan.lower import lower
@@ -163,7 +164,7 @@ def test_a_turn_that_does_not_end_is_named():
 
     def dawdle(runner: Runner) -> None:
         runner.place = 7
-        released.wait(2.0)
+        released.wait(PATIENCE_S)
         ended.append(runner.rank)
 
     released = threading.Event()
@@ -172,7 +173,7 @@ def test_a_turn_that_does_not_end_is_named():
         turns.give(4)
     released.set()
     turns.close()
-    assert ended == [4]
+    assert eventually(lambda: ended == [4])  # `close` waits no longer than a turn
 
 
 # The command

@@ -70,7 +70,7 @@ def test_work_for_others_ends_before_the_next_clock_starts(monkeypatch: pytest.M
 def test_work_queued_before_a_turn_aside_is_ones_own():
     """Three hours of own work, one for others, two of own work again: five are its own."""
     clock = QueueingClock()
-    turns = Turns(timeout_s=5.0, now_s=clock.stamp)
+    turns = Turns(timeout_s=60.0, now_s=clock.stamp)
 
     def run(runner: Runner) -> None:
         spans.append(clock.stamp())

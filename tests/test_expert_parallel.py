@@ -181,9 +181,8 @@ def _raise(*_: object) -> None:
 
 
 def test_a_rank_that_fails_between_exchanges_is_named(pool: Pool) -> None:
-    settings = RunSettings(timeout_s=5.0)
     with pytest.raises(WorldFailed, match=r"rank 1 in 0F0: OSError: disk is gone"):
-        run_lowered(lower(moe_plan(cp=2, ep=2)), settings, pool=pool, build=build_raising)
+        run_lowered(lower(moe_plan(cp=2, ep=2)), RunSettings(), pool=pool, build=build_raising)
 
 
 def wait_for_an_absent_one(place: Place) -> str:

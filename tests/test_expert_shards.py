@@ -4,19 +4,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from runtime.launch import run_lowered
 from runtime.run_settings import Collect, RunSettings
-from runtime.state.checkpoint import Checkpoints
-from runtime.state.checkpoint_files import check_whole, identity_of
 from runtime.world.pool import Pool
 from sim.step.engine import simulate
 from tests import joint_jobs
 from tests.forced_routes import build_in_turn
 from tests.joint_jobs import joint_job
 from tests.plans import LINK, cluster
-from tests.test_fsdp import assert_trains_as_one
+from tests.test_fsdp import (
+    THREE_STEPS,
+    assert_exports_train_alike,
+    assert_goes_on,
+    assert_same_bits,
+    assert_trains_as_one,
+    narrow,
+)
 from tests.test_joint_replicas_run import frozen
 from tests.test_parity import SEED
 from tests.test_sim_sweep import assert_equal_times
@@ -184,48 +188,21 @@ def test_holds_the_shards_that_are_predicted(pool: Pool) -> None:
 
 def test_a_wide_optimizer_of_shards_equals_that_of_whole_weights(pool: Pool) -> None:
     """bfloat16 weights, float32 optimizer: three steps, experts with one holder."""
-    settings = RunSettings(seed=SEED, steps=3, timeout_s=60.0, collect=Collect.STATE)
     levels = (Sharding.PARAMETERS, Sharding.OPTIMIZER, Sharding.NONE)
     plans = (narrow(sharded(replace(SHARDED, sharding=level), ep=2, dp=2)) for level in levels)
-    ours, *others = (run_lowered(lower(plan), settings, pool=pool) for plan in plans)
-    for theirs in others:
-        assert ours.losses == theirs.losses  # sums of two ranks are the same in either order
-        for mine, other in zip(ours.states, theirs.states, strict=True):
-            assert all(torch.equal(mine.weights[key], other.weights[key]) for key in other.weights)
-
-
-def narrow(plan: Plan) -> Plan:
-    """The plan with bfloat16 weights and a float32 optimizer."""
-    precisions = {"precision": Precision.BFLOAT16, "optimizer_precision": Precision.FLOAT32}
-    return replace(plan, settings=replace(plan.settings, **precisions))
+    assert_same_bits(*(run_lowered(lower(plan), THREE_STEPS, pool=pool) for plan in plans))
 
 
 def test_a_run_goes_on_from_shards_of_experts_to_the_last_bit(tmp_path: Path, pool: Pool) -> None:
     """bfloat16 weights and float32 states, whole experts and sharded ones."""
     for dp in (2, 4):
-        lowered = lower(narrow(sharded(ep=2, dp=dp)))
-        settings = RunSettings(seed=SEED, steps=3, timeout_s=120.0, collect=Collect.STATE)
-        folder = tmp_path / str(dp)
-        saving = replace(settings, checkpoints=Checkpoints(folder=folder, every=2))
-        through = run_lowered(lowered, saving, pool=pool)
-        identity = identity_of(lowered.plan, settings.dtype(lowered.plan), SEED)
-        start = check_whole(folder / "step-0000000002", identity)
-        again = Checkpoints(folder=folder / "again", every=2, start=start)
-        resumed = run_lowered(lowered, replace(settings, checkpoints=again), pool=pool)
-        assert resumed.losses == through.losses
-        for mine, other in zip(resumed.states, through.states, strict=True):
-            assert all(torch.equal(mine.weights[key], other.weights[key]) for key in other.weights)
+        assert_goes_on(narrow(sharded(ep=2, dp=dp)), tmp_path / str(dp), pool)
 
 
 def test_an_export_is_of_whole_experts(tmp_path: Path, pool: Pool) -> None:
-    settings = RunSettings(seed=SEED, precision=Precision.FLOAT64, steps=2, timeout_s=30.0)
-    losses = {}
-    for name, sharding in (("shards", Sharding.PARAMETERS), ("whole", Sharding.NONE)):
-        lowered = lower(sharded(replace(SHARDED, sharding=sharding), ep=2, dp=4))
-        run_lowered(lowered, replace(settings, export=tmp_path / name), pool=pool)
-        read = replace(settings, weights=tmp_path / name, steps=1)
-        losses[name] = run_lowered(lowered, read, pool=pool).losses
-    assert losses["shards"] == pytest.approx(losses["whole"], rel=1e-12)
+    levels = (Sharding.PARAMETERS, Sharding.NONE)
+    plans = (sharded(replace(SHARDED, sharding=level), ep=2, dp=4) for level in levels)
+    assert_exports_train_alike(plans, tmp_path, pool)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from experiments.doors.export_jobs import LLAMA
-from experiments.doors.targets import Folder, bridge_adapters, fetched
-from tests.test_export_folders import Path, plan_of, prices_of
+from experiments.doors.targets import Folder, bridge_adapters
+from tests.test_export_folders import plan_of, prices_of
 from tests.test_export_latent import CONFIG as LATENT
 from tests.test_export_latent import job_alone
 from workbench.export.adapters import TARGETS
@@ -126,14 +126,6 @@ def test_blocks_with_other_weights_to_train_are_refused(kind):
     }
     changed = replace(plan.model, modules=(replace(llm, layers=layers[kind]),))
     assert BRIDGE.refuses(replace(plan, model=changed)) == parts[kind]
-
-
-@pytest.fixture(scope="module")
-def packages() -> Path:
-    found = fetched()
-    if found is None:
-        pytest.skip("not held: the package index gives no packages of the systems")
-    return found
 
 
 @pytest.mark.parametrize(

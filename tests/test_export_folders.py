@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments.doors.export_jobs import export_jobs
-from experiments.doors.targets import CHECKED, Folder, fetched, refusals, shell_arguments
+from experiments.doors.targets import CHECKED, Folder, refusals, shell_arguments
 from sim.predict import predict
 from workbench.cost.model import CostModel
 from workbench.cost.products import ProductFormat
@@ -246,14 +246,6 @@ def test_a_flag_that_megatron_does_not_have_fails(words):
     kept = json.loads((Path(__file__).parent / "golden" / "megatron_flags.json").read_text())
     with pytest.raises((AssertionError, ValueError)):
         check_flags(words, {row["flag"]: row for row in kept["flags"]})
-
-
-@pytest.fixture(scope="module")
-def packages() -> Path:
-    found = fetched()
-    if found is None:
-        pytest.skip("not held: the package index gives no packages of the systems")
-    return found
 
 
 @pytest.mark.parametrize("target", CHECKED)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from transformers import GptOssConfig
 
-from experiments.doors.targets import Folder, fetched, refusals
+from experiments.doors.targets import Folder, refusals
 from tests.test_export_folders import Path, check_flags, plan_of, prices_of, shell_arguments
 from tests.test_export_latent import CONFIG as LATENT
 from tests.test_export_latent import flags_of, job_alone
@@ -155,10 +155,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("target", ["megatron", "megatron-bridge"])
-def test_the_systems_take_it(target):
-    packages = fetched()
-    if packages is None:
-        pytest.skip("not held: the package index gives no packages of the systems")
+def test_the_systems_take_it(target, packages):
     folders = [
         Folder(
             files=export(plan_with(config, **other), BY_NAME[target], prices_of(job_of(config, **other))),

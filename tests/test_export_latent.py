@@ -5,7 +5,7 @@ import json
 import pytest
 
 from experiments.doors.export_jobs import job_as_in_a_file
-from experiments.doors.targets import Folder, fetched, refusals
+from experiments.doors.targets import Folder, refusals
 from tests.test_export_folders import Path, check_flags, plan_of, prices_of, shell_arguments
 from workbench.export.export import export
 from workbench.export.module_layouts import llm_of
@@ -137,10 +137,7 @@ BRIDGES = [*CASES, {"rope_scaling": CONFIG["rope_scaling"] | {"beta_fast": 1.0, 
 
 
 @pytest.mark.parametrize(("target", "cases"), [("megatron", CASES), ("megatron-bridge", BRIDGES)])
-def test_the_systems_take_it(target, cases):
-    packages = fetched()
-    if packages is None:
-        pytest.skip("not held: the package index gives no packages of the systems")
+def test_the_systems_take_it(target, cases, packages):
     folders = [
         Folder(files=export(plan, BY_NAME[target], prices_of(job_of(**other))), ranks=len(plan.ranks))
         for other in cases

@@ -82,7 +82,7 @@ TEXT_SAMPLE = Sample(0, (Segment("text", 0, 5, 5),))
 FULL_SIZES = (
     *("mistral4", "minimax_m2", "solar_open", "ernie4_5_moe", "olmoe", "dots1", "hunyuan_v1_moe"),
     *("ministral3", "smollm3", "ernie4_5", "starcoder2", "apertus", "granite", "olmo2", "olmo3"),
-    *("exaone4", "seed_oss", "arcee", "nemotron", "hunyuan_v1_dense", "aria_text"),
+    *("exaone4", "seed_oss", "arcee", "nemotron", "hunyuan_v1_dense", "aria_text", "cohere2", "lfm2"),
 )
 LEFT_OPEN: dict[str, dict[str, object]] = {  # by transformers' defaults
     "dots1": {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2},

@@ -1,6 +1,6 @@
 """Weights sharded among replicas train as whole ones do, take turns in memory, and come out whole."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -148,49 +148,65 @@ def test_whole_encoders_whose_items_one_replica_has_alone(pool: Pool) -> None:
     assert_trains_as_one(plan, pool)
 
 
+THREE_STEPS = RunSettings(seed=SEED, steps=3, timeout_s=120.0, collect=Collect.STATE)
+
+
+def narrow(plan: Plan) -> Plan:
+    """The plan with bfloat16 weights and a float32 optimizer."""
+    precisions = {"precision": Precision.BFLOAT16, "optimizer_precision": Precision.FLOAT32}
+    return replace(plan, settings=replace(plan.settings, **precisions))
+
+
+def assert_same_bits(ours: RunResult, *others: RunResult) -> None:
+    """Sums of two ranks are the same in either order."""
+    for theirs in others:
+        assert ours.losses == theirs.losses
+        for mine, other in zip(ours.states, theirs.states, strict=True):
+            assert all(torch.equal(mine.weights[key], other.weights[key]) for key in other.weights)
+
+
+def assert_goes_on(plan: Plan, folder: Path, pool: Pool) -> None:
+    """From the save of the second of three steps, to the last bit."""
+    lowered = lower(plan)
+    saving = replace(THREE_STEPS, checkpoints=Checkpoints(folder=folder, every=2))
+    through = run_lowered(lowered, saving, pool=pool)
+    start = check_whole(folder / "step-0000000002", identity_of(plan, THREE_STEPS.dtype(plan), SEED))
+    again = Checkpoints(folder=folder / "again", every=2, start=start)
+    assert_same_bits(run_lowered(lowered, replace(THREE_STEPS, checkpoints=again), pool=pool), through)
+
+
+def assert_exports_train_alike(plans: Iterable[Plan], folder: Path, pool: Pool) -> None:
+    """What one plan's ranks trained and wrote has the loss of what the others' did."""
+    settings = RunSettings(seed=SEED, precision=Precision.FLOAT64, steps=2, timeout_s=30.0)
+    losses = []
+    for number, lowered in enumerate(map(lower, plans)):
+        run_lowered(lowered, replace(settings, export=folder / str(number)), pool=pool)
+        read = replace(settings, weights=folder / str(number), steps=1)
+        losses.append(run_lowered(lowered, read, pool=pool).losses)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+
+
 def test_a_wide_optimizer_of_parts_equals_that_of_the_whole(pool: Pool) -> None:
     """bfloat16 weights, float32 optimizer: three steps."""
-    plan = sharded_parameters(mixed("llm"), tiny_batch(), replicas=2, optimizer_precision=Precision.FLOAT32)
-    plan = replace(plan, settings=replace(plan.settings, precision=Precision.BFLOAT16))
-    whole = sharded_parameters(
-        mixed("llm"), tiny_batch(), replicas=2, modules=(), optimizer_precision=Precision.FLOAT32
+    plans = (
+        narrow(sharded_parameters(mixed("llm"), tiny_batch(), replicas=2, modules=modules))
+        for modules in (MODULES, ())
     )
-    whole = replace(whole, settings=replace(whole.settings, precision=Precision.BFLOAT16))
-    settings = RunSettings(seed=SEED, steps=3, timeout_s=30.0, collect=Collect.STATE)
-    ours, theirs = (run_lowered(lower(each), settings, pool=pool) for each in (plan, whole))
-    assert ours.losses == theirs.losses  # sums of two ranks are the same in either order
-    for mine, other in zip(ours.states, theirs.states, strict=True):
-        assert all(torch.equal(mine.weights[key], other.weights[key]) for key in other.weights)
+    assert_same_bits(*(run_lowered(lower(plan), THREE_STEPS, pool=pool) for plan in plans))
 
 
 def test_an_export_is_of_whole_weights(tmp_path: Path, pool: Pool) -> None:
     """What two replicas trained in parts is what they trained whole."""
-    settings = RunSettings(seed=SEED, precision=Precision.FLOAT64, steps=2, timeout_s=30.0)
-    losses = {}
-    for name, modules in (("parts", MODULES), ("whole", ())):
-        lowered = lower(sharded_parameters(mixed("llm"), tiny_batch(), replicas=2, modules=modules))
-        run_lowered(lowered, replace(settings, export=tmp_path / name), pool=pool)
-        read = replace(settings, weights=tmp_path / name, steps=1)
-        losses[name] = run_lowered(lowered, read, pool=pool).losses
-    assert losses["parts"] == pytest.approx(losses["whole"], rel=1e-12)
+    plans = (
+        sharded_parameters(mixed("llm"), tiny_batch(), replicas=2, modules=modules)
+        for modules in (MODULES, ())
+    )
+    assert_exports_train_alike(plans, tmp_path, pool)
 
 
 def test_a_run_goes_on_from_parts_to_the_last_bit(tmp_path: Path, pool: Pool) -> None:
     """Frozen parts, narrow parts and wide ones are saved and read; moments too."""
-    plan = sharded_parameters(mixed("llm"), tiny_batch(), replicas=2, optimizer_precision=Precision.FLOAT32)
-    lowered = lower(replace(plan, settings=replace(plan.settings, precision=Precision.BFLOAT16)))
-    settings = RunSettings(seed=SEED, steps=3, timeout_s=30.0, collect=Collect.STATE)
-    saving = replace(settings, timeout_s=120.0, checkpoints=Checkpoints(folder=tmp_path, every=2))
-    through = run_lowered(lowered, saving, pool=pool)
-    identity = identity_of(lowered.plan, settings.dtype(lowered.plan), SEED)
-    whole = check_whole(tmp_path / "step-0000000002", identity)
-    again = replace(
-        settings, timeout_s=120.0, checkpoints=Checkpoints(folder=tmp_path / "again", every=2, start=whole)
-    )
-    resumed = run_lowered(lowered, again, pool=pool)
-    assert resumed.losses == through.losses
-    for mine, other in zip(resumed.states, through.states, strict=True):
-        assert all(torch.equal(mine.weights[key], other.weights[key]) for key in other.weights)
+    assert_goes_on(narrow(sharded_parameters(mixed("llm"), tiny_batch(), replicas=2)), tmp_path, pool)
 
 
 def test_holds_less_than_whole_weights_and_no_more_than_predicted(pool: Pool) -> None:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.step.engine import simulate
@@ -86,37 +85,6 @@ def replicas(draw: st.DrawFn) -> tuple[Programs, list[tuple[int, ...]], list[int
     units = [tuple(layer + num_layers * r for r in range(num_replicas)) for layer in range(num_layers)]
     trained = [stage for unit in units[1:] for stage in unit]
     return programs, units, trained
-
-
-@given(replicas())
-def test_rounds_keep_the_passes_and_agree(drawn: tuple[Programs, list[tuple[int, ...]], list[int]]) -> None:
-    programs, units, trained = drawn
-    found = with_rounds(programs, units, trained)
-    unit_of = {stage: number for number, unit in enumerate(units) for stage in unit}
-    told = []
-    for group, program in found.items():
-        assert tuple(a for a in program if a.kind in COMPUTE or a == STEP) == programs[group]
-        whole: set[int | None] = set()
-        for action in program:
-            if action.kind is Pass.ALL_GATHER:
-                assert action.stage not in whole
-                whole.add(action.stage)
-            elif action.kind is Pass.FREE:
-                whole.remove(action.stage)
-            elif action.kind in COMPUTE:
-                assert action.stage in whole
-            assert len(whole) <= 2
-        assert not whole
-        rounds = [a for a in program if a.kind in FSDP]
-        told.append([(unit_of[a.stage or 0], a.kind, a.microbatch) for a in rounds])
-        reduced = {(a.stage, a.microbatch) for a in program if a.kind is Pass.REDUCE_SCATTER}
-        number: dict[int | None, int | None] = {}
-        for action in program:
-            if action.kind is Pass.ALL_GATHER:
-                number[action.stage] = action.microbatch
-            if action.kind is Pass.B and action.stage in trained:
-                assert (action.stage, number[action.stage]) in reduced
-    assert all(other == told[0] for other in told)
 
 
 def test_at_most_two_gradients_are_whole() -> None:

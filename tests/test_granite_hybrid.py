@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM
 
-from runtime.models.weights import exporting, write_part
-from runtime.step.stage_module import build_stage_module
 from runtime.world.pool import Pool
 from tests import tiny_models
 from tests.command_line import accept
+from tests.language_models import assert_read_by_transformers, model_of, num_weights
 from tests.recurrent_cases import assert_recomputed_split, assert_sharded
 from tests.test_expert_plan import moe_plan
 from tests.test_parity import assert_same
@@ -90,17 +88,11 @@ H_SMALL: dict[str, Any] = {
 }
 
 
-def num_weights_of_transformers(config: dict[str, Any]) -> int:
-    with torch.device("meta"):
-        theirs = GraniteMoeHybridForCausalLM(GraniteMoeHybridConfig.from_dict(config))
-    return sum(weight.numel() for weight in theirs.parameters())
-
-
 def test_the_published_model_has_its_number_of_weights() -> None:
     """32.2 billion."""
     module = module_from_config(H_SMALL, name="llm", modality=TEXT)
     assert module.num_parameters == pytest.approx(32.2e9, rel=2e-3)
-    assert module.num_parameters == num_weights_of_transformers(H_SMALL)
+    assert module.num_parameters == num_weights(H_SMALL)
 
 
 @pytest.mark.parametrize(
@@ -116,27 +108,16 @@ def test_the_published_model_has_its_number_of_weights() -> None:
 )
 def test_weights_are_counted_as_transformers_builds_them(change: dict[str, Any]) -> None:
     config = DENSE | change
-    assert tiny_models.llm(config).num_parameters == num_weights_of_transformers(config)
+    assert tiny_models.llm(config).num_parameters == num_weights(config)
 
 
 def test_a_checkpoint_is_read_and_written_as_transformers_does(tmp_path: Path) -> None:
     """It has experts' weights under other names."""
-    theirs = GraniteMoeHybridForCausalLM(GraniteMoeHybridConfig.from_dict(EXPERTS))
+    theirs = model_of(EXPERTS)
     theirs.save_pretrained(tmp_path / "in" / "llm")
     stored = load_file(tmp_path / "in" / "llm" / "model.safetensors")
     assert "model.layers.0.block_sparse_moe.input_linear.weight" in stored
-    plan = moe_plan(config=EXPERTS)
-    with exporting(tmp_path / "out", plan.model):
-        for stage in plan.stages:
-            module = build_stage_module(plan, stage, seed=0, dtype=torch.float32, weights=tmp_path / "in")
-            write_part(tmp_path / "out", stage.module, stage.layers[0], module.owned_weights())
-    again, report = GraniteMoeHybridForCausalLM.from_pretrained(
-        tmp_path / "out" / "llm", output_loading_info=True
-    )
-    assert not report["missing_keys"]
-    assert not report["unexpected_keys"]
-    loaded = again.state_dict()
-    assert all(torch.equal(loaded[name], weight) for name, weight in theirs.state_dict().items())
+    assert_read_by_transformers(theirs, moe_plan(config=EXPERTS), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Models with linear attention in most blocks: against transformers, over ranks, priced and refused."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,25 +8,26 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoModelForCausalLM
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
 
 from experiments.doors.whole_sizes import HYBRID, TEXT
 from experiments.fidelity.family_memory import EXAMPLES
 from runtime.models.choose import adapter_of
 from runtime.models.wide_float import KeepsFloat64, in_float64
-from runtime.step.stage_module import StageInput
 from runtime.world.pool import Pool
 from tests import tiny_models
+from tests.language_models import refused
 from tests.recurrent_cases import (
+    assert_packed,
     assert_priced_by_its_work,
     assert_recomputed_split,
     assert_sharded,
     assert_two_lengths,
+    assert_untouched_in_float32,
     texts,
 )
 from tests.test_adapters import build, relative
-from tests.test_adapters_decoders import _plain, loss_of, original  # noqa: F401  (a fixture)
+from tests.test_adapters_decoders import _plain  # noqa: F401  (a fixture)
 from tests.test_expert_plan import moe_plan
 from tests.test_parity import assert_same
 from tests.test_tensor_parallel import assert_exported_whole
@@ -55,28 +55,12 @@ RULE = DeltaRule(name="rule", num_heads=4, num_key_heads=2, key_dim=16, value_di
 
 @pytest.mark.parametrize("name", NAMES)
 def test_packed_samples_of_several_chunks_equal_transformers_on_each_alone(name: str) -> None:
-    family, example = EXAMPLES[name]
-    config = {"model_type": family.model_type, **example.config}
-    ours, _, data = build(tiny_models.llm(config), F64, *texts(130, 70, 130, 64, 3))
-    theirs = original(name, ours)
-    expected = loss_of(theirs, data.input_ids, data.tokens_in)
-    expected.backward()
-    loss = ours(StageInput(None, data))
-    loss.backward()
-    assert relative(loss, expected) <= 1e-10
-    grads = {key: parameter.grad for key, parameter in theirs.named_parameters()}
-    scale = torch.stack([grad.norm() for grad in grads.values()]).norm()
-    for key, parameter in ours.named_weights():
-        assert (parameter.grad - grads[key]).norm() <= 1e-10 * scale, key
+    assert_packed(name, 130, 70, 130, 64, 3)
 
 
 def test_float32_equals_the_untouched_model() -> None:
     config = {"model_type": "qwen3_5_text", **EXAMPLES["qwen3.5 text"][1].config}
-    ours, _, data = build(tiny_models.llm(config), torch.float32, *texts(130))
-    theirs = AutoModelForCausalLM.from_config(qwen3_5.Qwen3_5TextConfig.from_dict(config)).eval()
-    theirs.load_state_dict({key: value.detach() for key, value in ours.named_weights()})
-    expected = loss_of(theirs, data.input_ids, data.tokens_in)
-    assert relative(ours(StageInput(None, data)), expected) <= 1e-5
+    assert_untouched_in_float32(config, 130)
 
 
 def inputs(num_tokens: int, dtype: torch.dtype = F64) -> dict[str, Tensor]:
@@ -174,12 +158,6 @@ def test_sequence_parallel_samples_of_two_lengths(pool: Pool) -> None:
 
 def test_sharded_parameters_train_as_one_process(pool: Pool) -> None:
     assert_sharded(DENSE, (5, 70, 6, 7), pool)
-
-
-def refused(message: str, check_plan: Callable[[], object]) -> None:
-    with pytest.raises(ValueError, match=message) as info:
-        check_plan()
-    assert "\n" not in str(info.value)
 
 
 def test_what_cannot_run_is_refused_in_one_line() -> None:

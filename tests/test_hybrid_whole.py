@@ -22,7 +22,7 @@ from runtime.models.weights import finish_export, write_part
 from runtime.run_settings import Collect, RunSettings
 from runtime.step.stage_module import build_stage_module
 from runtime.world.pool import Pool
-from tests.encoder_cases import widen_vision_rotations
+from tests.encoder_cases import wide_rotations  # noqa: F401  (a fixture)
 from tests.plans import disjoint_plan
 from tests.test_composites_weights import tensors_of
 from tests.test_hybrid import DENSE
@@ -41,11 +41,6 @@ from workbench.plan.plan import Plan, Precision
 
 torch.set_num_threads(1)
 F64 = torch.float64
-
-
-@pytest.fixture(autouse=True)
-def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    widen_vision_rotations(monkeypatch)
 
 
 def whole_plan(name: str, trained: Trainable, *, tp: int = 1) -> Plan:

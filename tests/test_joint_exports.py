@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from experiments.doors.export import Simulated, trained_losses
-from experiments.doors.targets import Folder, fetched, refusals, shell_arguments
+from experiments.doors.targets import Folder, refusals, shell_arguments
 from runtime.launch import run_local
 from runtime.run_settings import RunSettings
 from runtime.world.pool import Pool
@@ -182,10 +182,7 @@ def test_the_runtime_s_folder_has_the_losses_of_one_process(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("target", ["megatron", "megatron-bridge"])
-def test_the_systems_accept_ep_beyond_a_replica(target: str) -> None:
-    packages = fetched()
-    if packages is None:
-        pytest.skip("not checked: the package index gives no packages of the systems")
+def test_the_systems_accept_ep_beyond_a_replica(target: str, packages: Path) -> None:
     several = plan_of(experts_job("tp: 2, ep: 4", replicas=2))
     plans = (several, text_alone(plan_of(experts_job())))
     folders = [Folder(files=exported(plan, target), ranks=len(plan.ranks)) for plan in plans]

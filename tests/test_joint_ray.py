@@ -5,13 +5,14 @@ import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 
 import pytest
 
 from sim.predict import IterationJudge
 from tests.test_joint_search import FEW, small
 from tests.test_strategies import cost
+from tests.waiting import eventually
 from workbench.explain.timeline import Timeline
 from workbench.plan.plan import Plan
 from workbench.search.joint.drive import joint_search
@@ -97,10 +98,7 @@ def test_who_stops_a_search_leaves_no_workers(address):
     assert not ray.is_initialized()
     ray.init(address=address, log_to_driver=False)
     try:
-        until_s = monotonic() + 20
-        while (free := ray.available_resources().get("CPU")) != NODES and monotonic() < until_s:
-            sleep(0.1)
-        assert free == NODES
+        assert eventually(lambda: ray.available_resources().get("CPU") == NODES)
     finally:
         ray.shutdown()
 

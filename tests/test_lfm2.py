@@ -4,21 +4,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Lfm2Config, Lfm2ForCausalLM
-from transformers.models.lfm2 import modeling_lfm2 as lfm2
+from transformers import Lfm2Config
 
-from runtime.frontend.multimodal import ModalityModule, MultimodalModule
-from runtime.frontend.parallel import Ranks
-from runtime.models.norm import widen_norms
 from runtime.world.pool import Pool
-from tests import tiny_models, user_models
+from tests import tiny_models
+from tests.language_models import num_weights
 from tests.plans import finish
 from tests.test_expert_plan import moe_plan
-from tests.test_multimodal import assert_parity, spec_of
 from tests.test_parity import assert_same
-from tests.user_models import VISION
 from workbench.data.sample import Sample, Segment
-from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.model.short_conv import SHORT_CONV
 from workbench.plan.plan import ModuleSettings, Recompute, Sharding
@@ -65,20 +59,11 @@ def test_layouts_train_as_one_process(degrees: dict[str, int], settings: ModuleS
 )
 def test_weights_are_counted_as_transformers_builds_them(change: dict[str, Any]) -> None:
     config = TINY | change
-    with torch.device("meta"):
-        theirs = Lfm2ForCausalLM(Lfm2Config.from_dict(config))
     module = tiny_models.llm(config)
-    assert module.num_parameters == sum(weight.numel() for weight in theirs.parameters())
-    kinds = [kind == "conv" for kind in theirs.config.layer_types]
+    assert module.num_parameters == num_weights(config)
+    kinds = [kind == "conv" for kind in Lfm2Config.from_dict(config).layer_types]
     blocks = module.layers[1:-1]
     assert [any(op.name == SHORT_CONV for op in block.operators) for block in blocks] == kinds
-
-
-def test_the_default_is_counted_as_transformers_builds_it() -> None:
-    with torch.device("meta"):
-        theirs = Lfm2ForCausalLM(Lfm2Config())
-    module = module_from_config({"model_type": "lfm2"}, name="llm", modality=TEXT)
-    assert module.num_parameters == sum(weight.numel() for weight in theirs.parameters())
 
 
 def test_other_kinds_of_layers_are_refused() -> None:
@@ -102,21 +87,3 @@ def test_masks_are_refused() -> None:
         ValueError, match="short convolution runs over whole samples, under no mask; want causal"
     ):
         check_runnable(plan)
-
-
-def test_it_trains_as_users_language_model() -> None:
-    """Behind a tower, as in one process."""
-    torch.manual_seed(5)
-    sizes = {key: value for key, value in TINY.items() if key != "model_type"}
-    language_model = Lfm2ForCausalLM(Lfm2Config(**sizes))
-    widen_norms(language_model, lfm2.Lfm2RMSNorm)
-    model = MultimodalModule(
-        {"vision": ModalityModule(user_models.siglip(), "mlp")},
-        language_model.double(),
-        token_ids={"vision": VISION},
-    )
-    given = {
-        "input_ids": [torch.tensor([1, VISION, 2, 3]), torch.tensor([4, 5, 6, 7, 8])],
-        "pixel_values": [user_models.image(), None],
-    }
-    assert_parity(model, spec_of(num_microbatches=2), given, ranks=Ranks.EMULATED)

@@ -25,7 +25,7 @@ from runtime.world.pool import Pool
 from tests import tiny_models
 from tests.command_line import accept
 from tests.composite_gradients import assert_same_gradients, gradients_of_both
-from tests.encoder_cases import widen_vision_rotations
+from tests.encoder_cases import wide_rotations  # noqa: F401  (a fixture)
 from tests.plans import disjoint_plan
 from tests.test_multimodal import assert_parity, spec_of
 from tests.test_multimodal_images import ids, images, model_of
@@ -43,11 +43,6 @@ from workbench.model.model_graph import TEXT, ModelGraph, connect
 
 torch.set_num_threads(1)
 TOWER = tiny_models.SIGLIP2
-
-
-@pytest.fixture(autouse=True)
-def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    widen_vision_rotations(monkeypatch)
 
 
 @pytest.mark.parametrize("grid", [None, (6, 2)])

@@ -257,7 +257,7 @@ def test_a_callback_that_shortens_is_named_on_its_rank(pool: Pool) -> None:
     vision = ModalityModule(user_models.siglip(), "mlp", postprocess_projector_callback=user_models.shortened)
     model = MultimodalModule({"vision": vision}, user_models.llama(), token_ids={"vision": VISION})
     held = {"input_ids": [torch.tensor([1, VISION, 2])], "pixel_values": [user_models.image()]}
-    parallel = spec_of(pp=1, num_microbatches=1).apply(model, pool=pool, timeout_s=20.0)
+    parallel = spec_of(pp=1, num_microbatches=1).apply(model, pool=pool)
     with pytest.raises((ValueError, WorldFailed), match="'shortened' must keep the shape of every item"):
         parallel.execute(held)
 

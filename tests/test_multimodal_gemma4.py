@@ -19,7 +19,7 @@ from runtime.frontend.parallel import Ranks
 from runtime.models.norm import widen_norms
 from runtime.reference import reference_step
 from tests import user_models
-from tests.encoder_cases import widen_vision_rotations
+from tests.encoder_cases import wide_rotations  # noqa: F401  (a fixture)
 from tests.plans import disjoint_plan
 from tests.test_multimodal import assert_parity, spec_of
 from tests.test_multimodal_images import ids, images
@@ -35,11 +35,6 @@ from workbench.plan.runnable import check_family
 
 torch.set_num_threads(1)
 F64 = torch.float64
-
-
-@pytest.fixture(autouse=True)
-def _in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    widen_vision_rotations(monkeypatch)
 
 
 @cache

@@ -47,7 +47,7 @@ def train(place: Place, batches: list[dict[str, Any]]) -> Trained:
     model = made()
     optimizer = sgd(model)
     losses, num_own = [], 0
-    with SPEC.apply(model, timeout_s=20.0) as parallel:
+    with SPEC.apply(model) as parallel:
         for batch in batches:
             losses.append(parallel.execute(batch).loss)
             num_own = sum(p.grad is not None for p in model.parameters())
@@ -64,7 +64,7 @@ def test_a_process_per_rank_trains_as_one_process(pool: Pool) -> None:
     second["pixel_values"] = second["pixel_values"][::-1]
     second["audio"] = {"input_features": second["audio"]["input_features"][::-1]}
     batches = [user_models.batch(), second]
-    ranks: list[Trained] = pool.run(train, SPEC_RANKS, batches, timeout_s=60.0)
+    ranks: list[Trained] = pool.run(train, SPEC_RANKS, batches)
     model = made()
     optimizer = sgd(model)
     for step, batch in enumerate(batches):
@@ -84,7 +84,7 @@ def execute_own(place: Place, batches: list[dict[str, Any]], num_stages: int) ->
     """The complaint about a batch of this process's own."""
     spec = MultimodalParallelSpec(language_model_spec=ParallelSpec(pp_size=num_stages), num_microbatches=4)
     with pytest.raises(ValueError, match=r"\w") as refused:
-        spec.apply(made(), timeout_s=10.0).execute(batches[place.process])
+        spec.apply(made()).execute(batches[place.process])
     return str(refused.value)
 
 
@@ -92,13 +92,13 @@ def test_processes_that_differ_are_named_on_all_of_them(pool: Pool) -> None:
     other = user_models.batch() | {"pixel_values": [None] * 4}
     other["input_ids"] = [ids[ids != user_models.VISION] for ids in other["input_ids"]]
     batches = [user_models.batch()] * 3 + [other]
-    for complaint in pool.run(execute_own, 4, batches, 2, timeout_s=40.0):
+    for complaint in pool.run(execute_own, 4, batches, 2):
         assert complaint.startswith("process 3: its batch differs from the first process's")
-    for complaint in pool.run(execute_own, 4, [user_models.batch()] * 4, 1, timeout_s=40.0):
+    for complaint in pool.run(execute_own, 4, [user_models.batch()] * 4, 1):
         assert complaint == "the plan runs on 3 ranks, got 4 processes"
     refused = user_models.batch() | {"pixel_values": [None] * 4}
     good = user_models.batch()
-    for complaint in pool.run(execute_own, 4, [good, good, refused, good], 2, timeout_s=40.0):
+    for complaint in pool.run(execute_own, 4, [good, good, refused, good], 2):
         assert complaint.startswith("process 2: sample 0: encoder 'vision' makes 0 items of 0 tokens")
 
 

@@ -79,7 +79,7 @@ def test_a_failing_callback_is_one_line_and_leaves_no_process() -> None:
     before = set(multiprocessing.active_children())
     with (
         pytest.raises((WorldFailed, RankError)) as failed,
-        spec_of(pp=1, num_microbatches=1).apply(model, timeout_s=20.0) as parallel,
+        spec_of(pp=1, num_microbatches=1).apply(model) as parallel,
     ):
         parallel.execute(one())
     assert "callback 'broken' around the projector: KeyError: 'no such item" in str(failed.value)
@@ -89,7 +89,7 @@ def test_a_failing_callback_is_one_line_and_leaves_no_process() -> None:
 
 def test_ranks_go_on_after_a_failed_step(pool: Pool) -> None:
     model = vision_model(postprocess_module_callback=user_models.broken)
-    parallel = spec_of(pp=1, num_microbatches=1).apply(model, pool=pool, timeout_s=20.0)
+    parallel = spec_of(pp=1, num_microbatches=1).apply(model, pool=pool)
     with pytest.raises((WorldFailed, RankError)):
         parallel.execute(one())
     assert not gradients_of(model)
@@ -125,10 +125,10 @@ def fail_alone(place: Place, batch: dict[str, Any]) -> str:
 
     model = user_models.valm(preprocess_callback=before_llm)
     with pytest.raises(ValueError, match=r"\w") as refused:
-        spec_of(pp=1, num_microbatches=4).apply(model, timeout_s=10.0).execute(batch)
+        spec_of(pp=1, num_microbatches=4).apply(model).execute(batch)
     return str(refused.value)
 
 
 def test_a_callback_that_fails_in_one_process_is_heard_by_all(pool: Pool) -> None:
-    found = pool.run(fail_alone, 3, user_models.batch(), timeout_s=40.0)
+    found = pool.run(fail_alone, 3, user_models.batch())
     assert set(found) == {"process 1: callback 'before_llm' before the LLM: OSError: disk is gone"}

@@ -7,33 +7,25 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import NemotronHConfig, NemotronHForCausalLM
 from transformers.models.nemotron_h import modeling_nemotron_h as modeling
 
 from experiments.fidelity.family_memory import EXAMPLES
-from runtime.frontend.multimodal import ModalityModule, MultimodalModule
-from runtime.frontend.parallel import Ranks
-from runtime.models.glm import CorrectedRouter
-from runtime.models.norm import replace_parts, widen_norms
-from runtime.models.weights import exporting, write_part
-from runtime.models.wide_float import KeepsFloat64, in_float64
-from runtime.step.stage_module import StageInput, build_stage_module
+from runtime.models.wide_float import KeepsFloat64
 from runtime.world.pool import Pool
-from tests import tiny_models, user_models
+from tests import tiny_models
+from tests.language_models import assert_read_by_transformers, model_of
 from tests.recurrent_cases import (
+    assert_packed,
     assert_recomputed_split,
     assert_sharded,
     assert_two_lengths,
-    texts,
+    assert_untouched_in_float32,
 )
-from tests.test_adapters import build, relative
-from tests.test_adapters_decoders import _plain, loss_of, original  # noqa: F401  (a fixture)
+from tests.test_adapters import relative
+from tests.test_adapters_decoders import _plain  # noqa: F401  (a fixture)
 from tests.test_expert_plan import moe_plan
-from tests.test_multimodal import assert_parity as assert_users_parity
-from tests.test_multimodal import spec_of
 from tests.test_parity import assert_same
 from tests.test_tensor_parallel import assert_exported_whole
-from tests.user_models import VISION
 
 torch.set_num_threads(1)
 F64 = torch.float64
@@ -63,27 +55,11 @@ BIASED = DENSE | {"use_bias": True, "mlp_bias": True, "use_conv_bias": False}
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if name.startswith("nemotron-h")])
 def test_packed_samples_of_several_chunks_equal_transformers_on_each_alone(name: str) -> None:
     """Chunks have 32 tokens."""
-    family, example = EXAMPLES[name]
-    config = {"model_type": family.model_type, **example.config}
-    ours, _, data = build(tiny_models.llm(config), F64, *texts(70, 40, 70, 32, 3))
-    theirs = original(name, ours)
-    expected = loss_of(theirs, data.input_ids, data.tokens_in)
-    expected.backward()
-    loss = ours(StageInput(None, data))
-    loss.backward()
-    assert relative(loss, expected) <= 1e-10
-    grads = {key: parameter.grad for key, parameter in theirs.named_parameters()}
-    scale = torch.stack([grad.norm() for grad in grads.values()]).norm()
-    for key, parameter in ours.named_weights():
-        assert (parameter.grad - grads[key]).norm() <= 1e-10 * scale, key
+    assert_packed(name, 70, 40, 70, 32, 3)
 
 
 def test_float32_equals_the_untouched_model() -> None:
-    ours, _, data = build(tiny_models.llm(DENSE), torch.float32, *texts(40))
-    theirs = NemotronHForCausalLM(NemotronHConfig.from_dict(DENSE)).eval()
-    theirs.load_state_dict({key: value.detach() for key, value in ours.named_weights()})
-    expected = loss_of(theirs, data.input_ids, data.tokens_in)
-    assert relative(ours(StageInput(None, data)), expected) <= 1e-5
+    assert_untouched_in_float32(DENSE, 40)
 
 
 def test_chunks_equal_the_recurrence_of_the_paper_in_float64() -> None:
@@ -141,41 +117,10 @@ def test_an_export_of_cut_weights_is_whole(tmp_path: Path, pool: Pool) -> None:
 
 def test_a_checkpoint_is_read_and_written_as_transformers_does(tmp_path: Path) -> None:
     """It has experts one by one and begins names with `backbone`; its head for later tokens is left out."""
-    theirs = NemotronHForCausalLM(NemotronHConfig.from_dict(LATENT))
+    theirs = model_of(LATENT)
     theirs.save_pretrained(tmp_path / "in" / "llm")
     file = tmp_path / "in" / "llm" / "model.safetensors"
     tensors = load_file(file)
     assert any(name.startswith("backbone.") and ".experts.3.up_proj." in name for name in tensors)
     save_file(tensors | {"mtp.layers.0.norm.weight": torch.ones(4)}, file, {"format": "pt"})
-    plan = moe_plan(config=LATENT)
-    with exporting(tmp_path / "out", plan.model):
-        for stage in plan.stages:
-            module = build_stage_module(plan, stage, seed=0, dtype=torch.float32, weights=tmp_path / "in")
-            write_part(tmp_path / "out", stage.module, stage.layers[0], module.owned_weights())
-    again, report = NemotronHForCausalLM.from_pretrained(tmp_path / "out" / "llm", output_loading_info=True)
-    assert not report["missing_keys"]
-    assert not report["unexpected_keys"]
-    loaded = again.state_dict()
-    assert all(torch.equal(loaded[name], weight) for name, weight in theirs.state_dict().items())
-
-
-def test_it_trains_as_users_language_model() -> None:
-    """Behind a tower, as in one process; its configuration has an infinite limit of steps."""
-    torch.manual_seed(5)
-    sizes = {key: value for key, value in LATENT.items() if key != "model_type"}
-    config = NemotronHConfig(**sizes)
-    config._experts_implementation = "eager"  # the others know no float64
-    language_model = NemotronHForCausalLM(config)
-    widen_norms(language_model, modeling.NemotronHRMSNorm)
-    replace_parts(language_model, modeling.NemotronHTopkRouter, CorrectedRouter)
-    language_model.double().forward = in_float64(language_model.forward)
-    model = MultimodalModule(
-        {"vision": ModalityModule(user_models.siglip(), "mlp")},
-        language_model,
-        token_ids={"vision": VISION},
-    )
-    given = {
-        "input_ids": [torch.tensor([1, VISION, 2, 3]), torch.tensor([4, 5, 6, 7, 8])],
-        "pixel_values": [user_models.image(), None],
-    }
-    assert_users_parity(model, spec_of(num_microbatches=2), given, ranks=Ranks.EMULATED)
+    assert_read_by_transformers(theirs, moe_plan(config=LATENT), tmp_path)

@@ -1,17 +1,17 @@
 """Nemotron-H planned: sizes of published models, the scan's price and memory, refusals."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import NemotronHConfig, NemotronHForCausalLM
+from transformers import NemotronHConfig
 from transformers.models.nemotron_h import modeling_nemotron_h as modeling
 
 from runtime.models.choose import adapter_of
 from tests import tiny_models
+from tests.language_models import num_weights, refused
 from tests.recurrent_cases import assert_priced_by_its_work
 from tests.test_expert_plan import moe_plan
 from tests.test_nemotron_h import BIASED, DENSE, EXPERTS, LATENT
@@ -64,19 +64,13 @@ NEMOTRON_3_NANO: dict[str, Any] = {
 SCAN = StateScan(name="scan", num_heads=4, num_key_heads=2, key_dim=16, value_dim=24, kernel=4, chunk=32)
 
 
-def num_weights_of_transformers(config: dict[str, Any]) -> int:
-    with torch.device("meta"):
-        theirs = NemotronHForCausalLM(NemotronHConfig.from_dict(config))
-    return sum(weight.numel() for weight in theirs.parameters())
-
-
 @pytest.mark.parametrize(
     ("config", "published"), [(NEMOTRON_H_8B, 8.1e9), (NEMOTRON_3_NANO, 31.6e9)], ids=["8B", "3 Nano"]
 )
 def test_published_models_have_their_number_of_weights(config: dict[str, Any], published: float) -> None:
     module = module_from_config(config, name="llm", modality=TEXT)
     assert module.num_parameters == pytest.approx(published, rel=1e-3)
-    assert module.num_parameters == num_weights_of_transformers(config)
+    assert module.num_parameters == num_weights(config)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +89,7 @@ def test_weights_are_counted_as_transformers_builds_them(change: dict[str, Any])
     config = DENSE | change
     config = {key: value for key, value in config.items() if key != "hybrid_override_pattern" or value}
     module = tiny_models.llm(config)
-    assert module.num_parameters == num_weights_of_transformers(config)
+    assert module.num_parameters == num_weights(config)
     assert list(kinds_of(config)) == NemotronHConfig.from_dict(config).layers_block_type
     adapter_of(module).check_layers()
 
@@ -140,12 +134,6 @@ def test_members_sum_results_of_latent_experts_behind_the_last_product() -> None
     messages = placed_messages(layer, Work((RowWork(10, 10, 55),)), Grid(tp=2), 2)
     assert messages.forward == ((names.index(LATENT_UP), 10 * 32 * 2),)
     assert messages.backward == ((names.index(LATENT_DOWN), 10 * 32 * 2),)
-
-
-def refused(message: str, check_plan: Callable[[], object]) -> None:
-    with pytest.raises(ValueError, match=message) as info:
-        check_plan()
-    assert "\n" not in str(info.value)
 
 
 def test_what_cannot_run_is_refused_in_one_line() -> None:

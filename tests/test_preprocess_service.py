@@ -238,7 +238,7 @@ def test_producers_do_not_import_from_the_folder_that_the_user_is_in(
 
 
 def until(loader: ServedLoader, holds: Callable[[Mapping[str, Any]], object]) -> Mapping[str, Any]:
-    """The server's status as soon as it is so, or after 30 s."""
+    """The server's status as soon as it is so, or as it is when that took too long."""
     end_s = time.monotonic() + WAIT_S
     while not holds(status := loader.status()) and time.monotonic() < end_s:
         time.sleep(0.02)

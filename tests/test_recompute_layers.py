@@ -14,6 +14,7 @@ from runtime.data.batches import SyntheticSource, microbatch_data
 from runtime.step.stage_module import StageInput, build_stage_module
 from runtime.world.pool import Pool
 from tests import tiny_models
+from tests.cost_models import assert_planners_see_prices
 from tests.plans import disjoint_plan, finish, sample, two_encoders
 from tests.split_programs import split, weights_anywhere, weights_last
 from tests.test_fsdp import IN_TWO, assert_trains_as_one, sharded_parameters
@@ -38,7 +39,6 @@ from workbench.planner.module_price import ModulePrices
 from workbench.strategies import cornstarch
 from workbench.timing.pass_times import pass_times
 from workbench.timing.price import price
-from workbench.timing.stage_seconds import StageSeconds
 
 COST = CostModel(ideal_profile())
 FEW = {"vision": 2, "audio": 1, "llm": 3}
@@ -206,10 +206,7 @@ def test_stages_that_differ_only_in_recomputation_have_memory_of_their_own(kerne
 
 def test_planners_see_the_same_seconds_as_prices() -> None:
     plan = recomputing(disjoint_plan(two_encoders(llm=(True,) * 4), [sample(0)]), OF_TWO)
-    durations_s = {str(action): s for action, s in price(lower(plan), COST).durations_s.items()}
-    seconds = StageSeconds(plan, COST)
-    for stage in plan.stages:
-        assert seconds.passes(plan, stage).whole_s[0] == pytest.approx(durations_s[f"{stage.id}B0"])
+    assert_planners_see_prices(plan, COST)
 
 
 def test_planners_price_each_layer_as_recomputed_or_not() -> None:

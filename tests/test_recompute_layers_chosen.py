@@ -11,16 +11,14 @@ from sim.predict import IterationJudge
 from tests.command_line import refuse
 from tests.job_files import put, write
 from tests.test_export_folders import JOBS, plan_of, prices_of
-from tests.vlm_job import H100, planned, vlm_job
+from tests.vlm_job import H100, most_bytes, planned, vlm_job
 from workbench.explain.neighbours import ChangeKind, neighbours
 from workbench.export.export import export
 from workbench.export.folder import MARK
 from workbench.export.registry import BY_NAME
 from workbench.job.job import Job, load_job
 from workbench.job.machines import cost_of
-from workbench.memory.account import memory_table, peak_bytes
-from workbench.plan.lower import lower
-from workbench.plan.plan import ModuleSettings, Plan, Recompute, Sharding
+from workbench.plan.plan import ModuleSettings, Recompute, Sharding
 from workbench.plan.recomputed_layers import recomputed_of
 from workbench.planner.layout_choice import Mode
 from workbench.planner.layout_plan import job_with
@@ -166,11 +164,6 @@ def test_a_search_recomputes_as_many_layers_as_memory_demands() -> None:
     assert result.plan.settings.of("llm").recompute_layers is not None
     assert result.value < result.best_start.value
     assert most_bytes(result.plan) <= (least + most) // 2
-
-
-def most_bytes(plan: Plan) -> int:
-    lowered = lower(plan)
-    return max(peak_bytes(lowered, memory_table(lowered)).values())
 
 
 @pytest.mark.parametrize(

@@ -6,25 +6,24 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import refuse
+from tests.cost_models import assert_planners_see_prices
 from tests.job_files import put, write
 from tests.test_export_folders import JOBS, plan_of, prices_of
-from tests.vlm_job import H100, planned, vlm_job
+from tests.vlm_job import H100, most_bytes, planned, vlm_job
 from workbench.explain.neighbours import ChangeKind, neighbours
 from workbench.export.export import export
 from workbench.export.registry import BY_NAME
 from workbench.job.job import Job, load_job
-from workbench.memory.account import memory_table, peak_bytes
 from workbench.model.block_modules import BlockModule
 from workbench.model.frozen import FrozenRule
 from workbench.plan.kernels import Kernels
 from workbench.plan.lower import lower
-from workbench.plan.plan import ModuleSettings, Plan, Recompute, Sharding
+from workbench.plan.plan import ModuleSettings, Recompute, Sharding
 from workbench.plan.runnable import refusal_to_run
 from workbench.planner.layer_cost import layer_costs
 from workbench.planner.layout_choice import on_tensor_ranks
 from workbench.planner.module_price import ModulePrices
 from workbench.timing.price import price
-from workbench.timing.stage_seconds import StageSeconds
 
 ACT, CORE_ATTN, NORM = BlockModule.ACT, BlockModule.CORE_ATTN, BlockModule.NORM
 MODULES = ("layouts", "llm", "recompute_modules")
@@ -74,11 +73,6 @@ def test_a_mistake_is_one_line(parts: list[str], change: dict[str, str], words: 
     refuse("plan", path, "-o", tmp_path / "plan.json", words=words, folder=tmp_path)
 
 
-def most_bytes(plan: Plan) -> int:
-    lowered = lower(plan)
-    return max(peak_bytes(lowered, memory_table(lowered)).values())
-
-
 def test_more_parts_take_longer_and_hold_less() -> None:
     """A fused attention keeps what its recomputation reads: that takes time and saves nothing."""
     plan = planned(vlm_job())
@@ -95,16 +89,7 @@ def test_more_parts_take_longer_and_hold_less() -> None:
 
 
 def test_planners_see_the_same_seconds_as_prices() -> None:
-    job = with_parts(vlm_job(), CORE_ATTN, ACT)
-    plan = planned(job)
-    durations_s = {str(action): s for action, s in price(lower(plan), H100).durations_s.items()}
-    seconds = StageSeconds(plan, H100)
-    for stage in plan.stages:
-        microbatches = plan.microbatches_of[stage.module, stage.replica]
-        passes = seconds.passes(plan, stage)
-        for each in microbatches:
-            expected_s = durations_s.get(f"{stage.id}B{each.index}")
-            assert expected_s is None or passes.whole_s[seconds.kind_of(each)] == pytest.approx(expected_s)
+    assert_planners_see_prices(planned(with_parts(vlm_job(), CORE_ATTN, ACT)), H100)
 
 
 def test_planners_price_every_layer_with_its_parts() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cost_models import assert_planners_see_prices
 from tests.plans import disjoint_plan, sample, two_encoders
 from tests.test_fit import HEADER
 from workbench.calibrate.fit import fit
@@ -29,7 +30,6 @@ from workbench.planner.layer_cost import mean_cost
 from workbench.timing.grid_links import GridCost, GridLinks
 from workbench.timing.pass_times import pass_times
 from workbench.timing.price import price
-from workbench.timing.stage_seconds import StageSeconds
 
 CUTS = {"vision": (1, 2), "audio": (2,), "llm": (2, 2)}
 F, ONLY, THROUGH, WEIGHTS = 4e-3, 3e-3, 5e-3, 6e-3  # s of a row's columns
@@ -178,12 +178,7 @@ def test_parts_of_a_layer_are_computed_again_only_where_the_whole_layer_is_not()
 def test_planners_see_the_same_seconds_as_prices() -> None:
     plan = plan_of(Recompute.FULL)
     cost = CostModel(fit("here", [measurement_of(plan, **UNDER)]))
-    priced, seconds = price(lower(plan), cost), StageSeconds(plan, cost)
-    durations_s = {str(action): s for action, s in priced.durations_s.items()}
-    for stage in plan.stages:
-        passes = seconds.passes(plan, stage)
-        assert passes.forward_s[0] == pytest.approx(durations_s[f"{stage.id}F0"])
-        assert not passes.has_backward[0] or passes.whole_s[0] == pytest.approx(durations_s[f"{stage.id}B0"])
+    assert_planners_see_prices(plan, cost)
     layer, work = plan.model.module("llm").layers[0], work_of(plan, plan.microbatches[-1])
     machine = GridCost(cost, 1, 1, Precision.FLOAT32, GridLinks(None, None))
     found = mean_cost(machine, layer, BOTH, [(work, 1.0)], recomputed=True)

@@ -76,12 +76,17 @@ def test_modules_may_differ() -> None:
     )
 
 
-@given(replicas(), st.lists(st.sampled_from(ReshardAfter), min_size=3, max_size=3))
+AT_ONCE = [ReshardAfter.PASS] * 3
+
+
+@given(replicas(), st.just(AT_ONCE) | st.lists(st.sampled_from(ReshardAfter), min_size=3, max_size=3))
 def test_rounds_of_any_kind_keep_the_passes_and_agree(
     drawn: tuple[Programs, list[tuple[int, ...]], list[int]], chosen: list[ReshardAfter]
 ) -> None:
+    """Where all layers are freed at once, which is the default, no more than two of them are whole."""
     programs, units, trained = drawn
     result = with_rounds(programs, units, trained, dict(enumerate(chosen)))
+    assert chosen != AT_ONCE or with_rounds(programs, units, trained) == result
     unit_of = {stage: number for number, unit in enumerate(units) for stage in unit}
     told = []
     for group, program in result.items():
@@ -99,6 +104,7 @@ def test_rounds_of_any_kind_keep_the_passes_and_agree(
             elif action.kind in COMPUTE:
                 assert action.stage in whole
                 round_of[action] = action.stage, number[action.stage]
+            assert chosen != AT_ONCE or len(whole) <= 2
         assert not whole
         reduced = {(a.stage, a.microbatch) for a in program if a.kind is Pass.REDUCE_SCATTER}
         for action, its_round in round_of.items():

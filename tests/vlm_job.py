@@ -11,6 +11,8 @@ from workbench.explain.difference import Side
 from workbench.explain.explanation import parts_of_all
 from workbench.job.job import Job, job_from_spec
 from workbench.job.schema import JobSpec
+from workbench.memory.account import memory_table, peak_bytes
+from workbench.plan.lower import lower
 from workbench.plan.plan import Plan
 from workbench.planner.stage_counts import silent
 from workbench.strategies.registry import PLANNERS
@@ -48,6 +50,12 @@ def vlm_job() -> Job:
 
 def planned(job: Job, strategy: str = "cornstarch") -> Plan:
     return PLANNERS[strategy](job, H100, silent)
+
+
+def most_bytes(plan: Plan) -> int:
+    """That any rank holds."""
+    lowered = lower(plan)
+    return max(peak_bytes(lowered, memory_table(lowered)).values())
 
 
 def side(plan: Plan) -> Side:
