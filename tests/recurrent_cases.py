@@ -11,7 +11,7 @@ from experiments.fidelity.family_memory import EXAMPLES
 from runtime.step.stage_module import StageInput
 from runtime.world.pool import Pool
 from tests import tiny_models
-from tests.language_models import model_of
+from tests.language_models import model_of, refused
 from tests.test_adapters import build, relative
 from tests.test_adapters_decoders import loss_of, original
 from tests.test_expert_plan import moe_plan
@@ -27,7 +27,9 @@ from workbench.model.frozen import Needs
 from workbench.model.layer import Layer, Recurrence
 from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.plan.build import batched_microbatches, with_programs
+from workbench.plan.check import check
 from workbench.plan.plan import ModuleSettings, Precision, Recompute
+from workbench.plan.runnable import check_runnable
 from workbench.schedule.choice import Schedule, ScheduleKind
 
 Config = dict[str, Any]
@@ -91,6 +93,19 @@ def assert_sharded(config: Config, lengths: tuple[int, ...], pool: Pool) -> None
     plan = sharded_parameters(model, texts(*lengths), replicas=2, cuts=cuts, modules=("llm",))
     result, reference = execute(plan, pool, clip_norm=0.05)
     assert_parity(plan, result, reference, Precision.FLOAT64)
+
+
+def assert_refused_to_run(config: Config, odd_heads: Config, kind: str) -> None:
+    """On context-parallel ranks, under a mask, and on two ranks with an odd number of heads of keys."""
+    hands_on = f"module 'llm': {kind} hands a state from token to token, on one rank; want cp 1, got 2"
+    refused(hands_on, lambda: check_runnable(moe_plan(cp=2, config=config)))
+    plan = moe_plan(config=config)
+    masked = replace(plan, batch=tuple(replace(sample, mask="full") for sample in plan.batch))
+    refused(f"{kind} runs over whole .* under no mask; want causal, got full", lambda: check_runnable(masked))
+    one_stage = replace(plan.stages[0], ranks=((0, 1),))
+    odd = replace(moe_plan(config=config | odd_heads), stages=(one_stage,))
+    num = min(odd_heads.values())
+    refused(f"tp must divide the {num} key/value heads of llm.block.0, got tp = 2", lambda: check(odd))
 
 
 def assert_priced_by_its_work(layer: Layer, moved_of: Callable[[Any, int, int], RulePasses]) -> None:

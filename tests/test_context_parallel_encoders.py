@@ -102,15 +102,20 @@ def test_tokens_shrink_whoever_holds_them(
     assert_same(replace(plan, token_shards=odd), pool)
 
 
+def assert_heard(audio: Module, batch: Sequence[Sample], cp: int, pool: Pool) -> None:
+    """Whoever holds which tokens."""
+    plan = shared(connect("heard", (audio, llm())), batch, {"audio": (cp, (2, 2)), "llm": (1, (4,))})
+    odd = token_shards(plan, "audio", DISTRIBUTIONS["random"], block_tokens=1, scope=Scope.ROW)
+    assert_same(replace(plan, token_shards=odd), pool)
+
+
 @pytest.mark.parametrize("cp", [2, 3])
 def test_an_odd_token_of_a_window_is_left_out_whoever_holds_it(cp: int, pool: Pool) -> None:
     config = WHISPER | {"model_type": "qwen2_5_omni_audio_encoder", "n_window": 10}
     text, audio = Segment("text", 0, 5, 5), encoder(config, "audio")
     batch = [Sample(0, (Segment("audio", 0, 10, 5), Segment("audio", 1, 7, 3), text))]
     batch.append(Sample(1, (Segment("audio", 0, 5, 2), text)))
-    plan = shared(connect("heard", (audio, llm())), batch, {"audio": (cp, (2, 2)), "llm": (1, (4,))})
-    odd = token_shards(plan, "audio", DISTRIBUTIONS["random"], block_tokens=1, scope=Scope.ROW)
-    assert_same(replace(plan, token_shards=odd), pool)
+    assert_heard(audio, batch, cp, pool)
 
 
 @pytest.mark.parametrize("cp", [2, 3])
@@ -123,9 +128,7 @@ def test_chunks_of_clips_are_cut_anywhere(cp: int, pool: Pool) -> None:
     }
     text, audio = Segment("text", 0, 5, 5), encoder(config, "audio")
     batch = [Sample(0, (Segment("audio", 0, 17, 17), text)), Sample(1, (Segment("audio", 0, 26, 26), text))]
-    plan = shared(connect("heard", (audio, llm())), batch, {"audio": (cp, (2, 2)), "llm": (1, (4,))})
-    odd = token_shards(plan, "audio", DISTRIBUTIONS["random"], block_tokens=1, scope=Scope.ROW)
-    assert_same(replace(plan, token_shards=odd), pool)
+    assert_heard(audio, batch, cp, pool)
 
 
 @pytest.mark.parametrize("cp", [2, 3])

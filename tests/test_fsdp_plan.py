@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.step.engine import simulate
@@ -28,7 +29,7 @@ from workbench.planner.layout_search import fastest_layout
 from workbench.schedule.action import COMPUTE, FSDP, STEP, Action, Pass, parse_action
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.schedule.parts import Programs
-from workbench.schedule.sharded import waits_of, with_rounds
+from workbench.schedule.sharded import ReshardAfter, waits_of, with_rounds
 from workbench.strategies import fsdp
 from workbench.strategies.registry import PLANNERS
 from workbench.timing.accept import accept
@@ -85,6 +86,47 @@ def replicas(draw: st.DrawFn) -> tuple[Programs, list[tuple[int, ...]], list[int
     units = [tuple(layer + num_layers * r for r in range(num_replicas)) for layer in range(num_layers)]
     trained = [stage for unit in units[1:] for stage in unit]
     return programs, units, trained
+
+
+AT_ONCE = [ReshardAfter.PASS] * 3
+ROUNDS = (Pass.ALL_GATHER, Pass.REDUCE_SCATTER)
+
+
+@given(replicas(), st.just(AT_ONCE) | st.lists(st.sampled_from(ReshardAfter), min_size=3, max_size=3))
+def test_rounds_of_any_kind_keep_the_passes_and_agree(
+    drawn: tuple[Programs, list[tuple[int, ...]], list[int]], chosen: list[ReshardAfter]
+) -> None:
+    """Where all layers are freed at once, which is the default, no more than two of them are whole."""
+    programs, units, trained = drawn
+    result = with_rounds(programs, units, trained, dict(enumerate(chosen)))
+    assert chosen != AT_ONCE or with_rounds(programs, units, trained) == result
+    unit_of = {stage: number for number, unit in enumerate(units) for stage in unit}
+    told = []
+    for group, program in result.items():
+        assert tuple(a for a in program if a.kind in COMPUTE or a.stage is None) == programs[group]
+        number: dict[int | None, int | None] = {}
+        whole: set[int | None] = set()
+        round_of: dict[Action, tuple[int | None, int | None]] = {}
+        for action in program:
+            if action.kind is Pass.ALL_GATHER:
+                assert action.stage not in whole
+                whole.add(action.stage)
+                number[action.stage] = action.microbatch
+            elif action.kind is Pass.FREE:
+                whole.remove(action.stage)
+            elif action.kind in COMPUTE:
+                assert action.stage in whole
+                round_of[action] = action.stage, number[action.stage]
+            assert chosen != AT_ONCE or len(whole) <= 2
+        assert not whole
+        reduced = {(a.stage, a.microbatch) for a in program if a.kind is Pass.REDUCE_SCATTER}
+        for action, its_round in round_of.items():
+            if action.kind is Pass.B and action.stage in trained:
+                assert its_round in reduced
+            if chosen[unit_of[action.stage or 0]] is ReshardAfter.STEP:
+                assert its_round[1] == 0
+        told.append([(unit_of[a.stage or 0], a.kind, a.microbatch) for a in program if a.kind in ROUNDS])
+    assert all(other == told[0] for other in told)
 
 
 def test_at_most_two_gradients_are_whole() -> None:

@@ -1,6 +1,5 @@
 """Models with linear attention in most blocks: against transformers, over ranks, priced and refused."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from tests.recurrent_cases import (
     assert_packed,
     assert_priced_by_its_work,
     assert_recomputed_split,
+    assert_refused_to_run,
     assert_sharded,
     assert_two_lengths,
     assert_untouched_in_float32,
@@ -35,8 +35,6 @@ from workbench.cost.delta_rule import CHUNK, delta_rule_bytes, delta_rule_flop
 from workbench.export.decoder import decoder_of
 from workbench.model.hf_config import module_from_config
 from workbench.model.layer import DeltaRule
-from workbench.plan.check import check
-from workbench.plan.runnable import check_runnable
 
 torch.set_num_threads(1)
 F64 = torch.float64
@@ -161,18 +159,8 @@ def test_sharded_parameters_train_as_one_process(pool: Pool) -> None:
 
 
 def test_what_cannot_run_is_refused_in_one_line() -> None:
-    over_ranks = moe_plan(cp=2, config=DENSE)
-    refused(
-        "module 'llm': linear attention hands a state from token to token, on one rank; want cp 1, got 2",
-        lambda: check_runnable(over_ranks),
-    )
-    plan = moe_plan(config=DENSE)
-    masked = replace(plan, batch=tuple(replace(sample, mask="full") for sample in plan.batch))
-    refused("under no mask; want causal, got full", lambda: check_runnable(masked))
     three = {"linear_num_key_heads": 3, "linear_num_value_heads": 6}
-    stage = replace(plan.stages[0], ranks=((0, 1),))
-    odd = replace(moe_plan(config=DENSE | three), stages=(stage,))
-    refused("tp must divide the 3 key/value heads of llm.block.0, got tp = 2", lambda: check(odd))
+    assert_refused_to_run(DENSE, three, "linear attention")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Nemotron-H planned: sizes of published models, the scan's price and memory, refusals."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +11,7 @@ from transformers.models.nemotron_h import modeling_nemotron_h as modeling
 from runtime.models.choose import adapter_of
 from tests import tiny_models
 from tests.language_models import num_weights, refused
-from tests.recurrent_cases import assert_priced_by_its_work
-from tests.test_expert_plan import moe_plan
+from tests.recurrent_cases import assert_priced_by_its_work, assert_refused_to_run
 from tests.test_nemotron_h import BIASED, DENSE, EXPERTS, LATENT
 from workbench.cost.roofline import Grid, RowWork, Work, placed_messages
 from workbench.cost.state_scan import state_scan_bytes, state_scan_flop
@@ -25,8 +23,6 @@ from workbench.model.frozen import Needs
 from workbench.model.hf_config import module_from_config
 from workbench.model.layer import StateScan
 from workbench.model.model_graph import TEXT
-from workbench.plan.check import check
-from workbench.plan.runnable import check_runnable
 
 # Nemotron-H 8B: documentation of NVIDIA's Megatron Bridge, "Nemotron H and Nemotron Nano v2"; what it leaves
 # out is transformers' default.
@@ -137,19 +133,7 @@ def test_members_sum_results_of_latent_experts_behind_the_last_product() -> None
 
 
 def test_what_cannot_run_is_refused_in_one_line() -> None:
-    refused(
-        "module 'llm': a state-space scan hands a state from token to token, on one rank; want cp 1, got 2",
-        lambda: check_runnable(moe_plan(cp=2, config=DENSE)),
-    )
-    plan = moe_plan(config=DENSE)
-    masked = replace(plan, batch=tuple(replace(sample, mask="full") for sample in plan.batch))
-    refused(
-        "a state-space scan runs over whole .* under no mask; want causal, got full",
-        lambda: check_runnable(masked),
-    )
-    stage = replace(plan.stages[0], ranks=((0, 1),))
-    odd = replace(moe_plan(config=DENSE | {"n_groups": 1}), stages=(stage,))
-    refused("tp must divide the 1 key/value heads of llm.block.0, got tp = 2", lambda: check(odd))
+    assert_refused_to_run(DENSE, {"n_groups": 1}, "a state-space scan")
 
 
 @pytest.mark.parametrize(

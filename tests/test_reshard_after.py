@@ -7,8 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
-from hypothesis import strategies as st
 
 from runtime.launch import run_lowered
 from runtime.run_settings import Collect, RunSettings
@@ -19,7 +17,7 @@ from sim.step.engine import simulate
 from tests.plans import LINK
 from tests.test_expert_shards import sharded
 from tests.test_fsdp import ALL_ON_ONE, IN_TWO, MODULES, assert_trains_as_one, sharded_parameters
-from tests.test_fsdp_plan import A40, actions, batch_of, chain, fsdp_job, replicas, timed
+from tests.test_fsdp_plan import A40, actions, batch_of, chain, fsdp_job, timed
 from tests.test_parity import SEED, mixed
 from tests.tiny_valm import tiny_batch
 from workbench.cost.hardware import Node, uniform
@@ -30,8 +28,7 @@ from workbench.plan.codec import dumps, loads
 from workbench.plan.kernels import Kernels
 from workbench.plan.lower import lower
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Sharding
-from workbench.schedule.action import COMPUTE, Action, Pass
-from workbench.schedule.parts import Programs
+from workbench.schedule.action import Action, Pass
 from workbench.schedule.sharded import ReshardAfter, with_rounds
 from workbench.search.joint.choice import choice_of
 from workbench.search.joint.drive import joint_search
@@ -74,49 +71,6 @@ def test_modules_may_differ() -> None:
     assert result[0, 1] == actions(
         "0ALL_GATHER0 1ALL_GATHER0 0F0 0FREE0 0ALL_GATHER1 1F0 1B0 0F1 0FREE1 1F1 1B1 1FREE0 1REDUCE_SCATTER0"
     )
-
-
-AT_ONCE = [ReshardAfter.PASS] * 3
-
-
-@given(replicas(), st.just(AT_ONCE) | st.lists(st.sampled_from(ReshardAfter), min_size=3, max_size=3))
-def test_rounds_of_any_kind_keep_the_passes_and_agree(
-    drawn: tuple[Programs, list[tuple[int, ...]], list[int]], chosen: list[ReshardAfter]
-) -> None:
-    """Where all layers are freed at once, which is the default, no more than two of them are whole."""
-    programs, units, trained = drawn
-    result = with_rounds(programs, units, trained, dict(enumerate(chosen)))
-    assert chosen != AT_ONCE or with_rounds(programs, units, trained) == result
-    unit_of = {stage: number for number, unit in enumerate(units) for stage in unit}
-    told = []
-    for group, program in result.items():
-        assert tuple(a for a in program if a.kind in COMPUTE or a.stage is None) == programs[group]
-        number: dict[int | None, int | None] = {}
-        whole: set[int | None] = set()
-        round_of: dict[Action, tuple[int | None, int | None]] = {}
-        for action in program:
-            if action.kind is Pass.ALL_GATHER:
-                assert action.stage not in whole
-                whole.add(action.stage)
-                number[action.stage] = action.microbatch
-            elif action.kind is Pass.FREE:
-                whole.remove(action.stage)
-            elif action.kind in COMPUTE:
-                assert action.stage in whole
-                round_of[action] = action.stage, number[action.stage]
-            assert chosen != AT_ONCE or len(whole) <= 2
-        assert not whole
-        reduced = {(a.stage, a.microbatch) for a in program if a.kind is Pass.REDUCE_SCATTER}
-        for action, its_round in round_of.items():
-            if action.kind is Pass.B and action.stage in trained:
-                assert its_round in reduced
-            if chosen[unit_of[action.stage or 0]] is ReshardAfter.STEP:
-                assert its_round[1] == 0
-        told.append([(unit_of[a.stage or 0], a.kind, a.microbatch) for a in program if a.kind in _ROUNDS])
-    assert all(other == told[0] for other in told)
-
-
-_ROUNDS = (Pass.ALL_GATHER, Pass.REDUCE_SCATTER)
 
 
 def of_layers(
