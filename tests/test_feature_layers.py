@@ -1,5 +1,6 @@
 """Several hidden states of an encoder, side by side in front of its projector."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,8 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from experiments.doors import whole_sizes
+from experiments.doors.whole_configs import CONFIGS
 from runtime.models.carried_states import beside
 from runtime.models.choose import adapter_of
+from tests import test_packed_tiles as packed_tiles
 from tests.test_memory_eager import LENGTHS, NEEDS, VIT, WIDTH, accounted_bytes, saved_bytes
 from workbench.frozen_json import FrozenJson
 from workbench.job.schema import ModuleSpec
@@ -88,3 +92,16 @@ def test_mergers_of_towers_and_cross_attention_read_one_state(kind: str) -> None
     config = {**example.config, "model_type": kind}
     with pytest.raises(ValueError, match=r"its features are of one hidden state, got feature_layer \(0, 1\)"):
         module_from_config(config, name="v", modality="image", feature_layer=(0, 1), llm_width=96)
+
+
+def test_tiles_of_several_states_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Granite Vision: LLaVA-NeXT with SigLIP, of which four states are read, and Granite."""
+    text = {"model_type": "granite", **whole_sizes.TEXT, "logits_scaling": 4.0}
+    seen = {"model_type": "siglip_vision_model", **whole_sizes.VIT}
+    several = {"vision_feature_layer": [-4, -3, -2, -1], "vision_feature_select_strategy": "full"}
+    config = {**CONFIGS["llava_next"], "text_config": text, "vision_config": seen, **several}
+    kind = "llava_next, granite"
+    monkeypatch.setitem(CONFIGS, kind, config)
+    monkeypatch.setitem(packed_tiles.GRIDS, kind, packed_tiles.GRIDS["llava_next"])
+    sizes = packed_tiles.SIZES["padded either way"]
+    packed_tiles.test_losses_and_gradients_are_those_of_the_whole_model(kind, sizes, tmp_path)

@@ -18,7 +18,6 @@ from transformers.models.llava_onevision.processing_llava_onevision import Llava
 
 from experiments.doors.whole_configs import CONFIGS
 from experiments.doors.whole_models import ID_KEYS, IMAGE, known_keys, modules_of, whole_model
-from experiments.doors.whole_sizes import TEXT, VIT
 from runtime.data.batches import SyntheticSource, microbatch_data
 from runtime.emulation.emulate import emulate
 from runtime.models.choose import adapter_of
@@ -180,20 +179,6 @@ def test_losses_and_gradients_are_those_of_the_whole_model(
             largest if name.endswith("k_proj.bias") else float(gradient.abs().max())
         )  # moves all scores alike
         assert (gradients[name] - gradient).abs().max() <= 1e-10 * own, name
-
-
-def test_several_states_of_a_tower_are_put_together_as_one(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Granite Vision: LLaVA-NeXT with SigLIP, of which four states are read, and Granite."""
-    text = {"model_type": "granite", **TEXT, "logits_scaling": 4.0}
-    seen = {"model_type": "siglip_vision_model", **VIT}
-    several = {"vision_feature_layer": [-4, -3, -2, -1], "vision_feature_select_strategy": "full"}
-    kind = "llava_next, granite"
-    config = {**CONFIGS["llava_next"], "text_config": text, "vision_config": seen, **several}
-    monkeypatch.setitem(CONFIGS, kind, config)
-    monkeypatch.setitem(GRIDS, kind, GRIDS["llava_next"])
-    test_losses_and_gradients_are_those_of_the_whole_model(kind, SIZES["padded either way"], folder)
 
 
 def test_images_that_share_a_sample_are_a_tile_each_in_onevision(folder: Path, tmp_path: Path) -> None:
