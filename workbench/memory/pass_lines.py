@@ -251,7 +251,7 @@ class PassLines:
 
         Gradients of weights with one holder are not in flight: they are added to those of earlier rounds.
         Weights that stay for several backwards add their gradients to the flat tensor where the optimizer's
-        type is wider than theirs.
+        type is wider than theirs: at the end of the first one, which keeps nothing more, both are there.
         """
         cells = self._cells(Pass.REDUCE_SCATTER)
         if not len(cells):
@@ -273,6 +273,10 @@ class PassLines:
         in_sum = in_flight + whole - scattered
         whole_bytes = whole * settings.precision.num_bytes
         whole_bytes = np.where(is_summed, in_sum * settings.gradient_bytes, whole_bytes)
+        moving = is_computed & is_summed
+        size = self._sizes_of(computed[moving], keeps=True)
+        both_bytes = whole[moving] * settings.precision.num_bytes + whole_bytes[moving]
+        self._hold(computed[moving], computed[moving], np.maximum(both_bytes - size.kept - size.first, 0))
         until = cells - is_summed  # then the sum is in flight
         self._hold(1 + computed[is_computed], until[is_computed], whole_bytes[is_computed])
         last = self._until_awaited(cells)
