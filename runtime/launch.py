@@ -130,8 +130,7 @@ def run_lowered(
         source: data; None: synthetic, from the seed.
         pool: workers; None: forked for this run and ended after it.
         build: builds the modules of stages.
-        progress: called with (steps done, total, loss) after every step, including warm-up; a resumed run
-            counts on.
+        progress: called with (steps done, total, loss) after every step, warm-up and resumed ones counted.
 
     Raises:
         ValueError: the plan, the weights, the data or the folder to export to were refused.

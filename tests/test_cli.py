@@ -34,6 +34,12 @@ from workbench.trace_json import read_trace, write_trace
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
+def test_a_plan_and_a_job_in_each_others_place_are_named(plan: Path) -> None:
+    words = "plan.json|format 'multimodal-workbench plan'|want a job file"
+    refuse("search", plan, words=words, folder=plan.parent)
+    refuse("simulate", plan.with_name("job.yaml"), words="job.yaml|workbench plan", folder=plan.parent)
+
+
 def test_from_job_to_report(plan: Path):
     """plan, check, simulate, run, compare, report: one plan through all of it."""
     folder = plan.parent

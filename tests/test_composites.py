@@ -209,7 +209,9 @@ def test_a_composite_with_parts_of_its_own_is_called_one(tmp_path: Any) -> None:
     ("gpus", "nodes", "words"),
     [
         ("H100", None, "want a number, 'x' and a device"),
-        ("0xH100", None, "want a number, 'x' and a device"),
+        ("0xH100", None, "want a number, 'x' and a device, got '0xH100'; nearest: 8xH100"),
+        ("32", None, "got '32'; nearest: 32xH100"),
+        ("30xH100", None, "30 GPUs make no whole nodes of 8; want --nodes, or 32 GPUs"),
         ("8xH1000", None, "nearest: H100"),
         ("8xA100", None, "nearest: A100-40GB"),
         ("16xH100", 3, "must divide 16 GPUs, got 3; nearest: 2"),

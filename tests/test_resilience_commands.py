@@ -203,6 +203,12 @@ def test_a_job_that_restarts_gets_less_of_a_stormy_trace(job):
 def test_failures_shows_a_line_for_each_system(job, trace):
     shown = workbench("failures", job, "--trace", trace).stdout
     assert "small on trace.csv, 0.03333 h" in shown
+    seconds = planned(job).saved_bytes / 2e9
+    again = workbench(
+        "failures", job, "--trace", trace, "--storage-gb-per-s", 2, "--checkpoint-every", 7
+    ).stdout
+    assert f"stops every 7 steps for {seconds:.3g} s" in again
+    assert "written at 2 GB/s" in again
     assert [
         line.split()[0] for line in shown.splitlines() if line.startswith((" templates", " restarts"))
     ] == [

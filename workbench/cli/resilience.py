@@ -17,8 +17,10 @@ from workbench.job.machines import cost_of
 from workbench.job.process_nodes import is_local, num_process_nodes, on_process_nodes
 from workbench.report.tables import listed, milliseconds, percent
 from workbench.strategies.elastic_templates import ElasticTemplates, elastic_templates
+from workbench.units import GB, gib
 
 if TYPE_CHECKING:
+    from sim.failures.recovery import Recovery
     from sim.failures.run import FailureRun
 
 HOUR_S = 3600.0
@@ -116,8 +118,17 @@ def failures_command(
         for system in settings.systems(templates)
     ]
     record = {"trace": availability.name, "systems": {run.system: _run_record(run, dollars) for run in runs}}
-    print_result(
-        record, _run_table(f"{templates.job.name} on {availability.name}", runs, dollars), as_json=as_json
+    saves = _saves_text(settings, templates.saved_bytes)
+    table = _run_table(f"{templates.job.name} on {availability.name}", runs, dollars)
+    print_result(record, table, saves, as_json=as_json)
+
+
+def _saves_text(settings: "Recovery", saved_bytes: float) -> str:
+    """Cost of the checkpoints of the job that restarts."""
+    rate = settings.storage_bytes_per_s
+    return (
+        f"restarts: training stops every {settings.checkpoint_every} steps for {saved_bytes / rate:.3g} s, "
+        f"until a checkpoint of {gib(saved_bytes):.3g} GiB is written at {rate / GB:g} GB/s"
     )
 
 

@@ -50,9 +50,10 @@ def shipped_device(name: str, known: Sequence[str]) -> str:
         raise ValueError(f"no profile {name!r}: want one of {', '.join(fitting)}; nearest: {fitting[0]}")
     lowered = {candidate.lower(): candidate for candidate in known}
     near = [lowered[candidate] for candidate in get_close_matches(name.lower(), lowered, n=SHOWN, cutoff=0.0)]
-    file = "a file, which `workbench calibrate` writes," if name.endswith(".json") else "a file"
-    choices = f"{file} or one of {len(known)} such as {', '.join(near)}"
-    raise ValueError(f"no profile {name!r}: want {choices}; nearest: {near[0]}")
+    shipped = f"or one of {len(known)} such as {', '.join(near)}"
+    if name.endswith(".json"):
+        raise ValueError(f"no profile {name!r}: want a file, which `workbench calibrate` writes, {shipped}")
+    raise ValueError(f"no profile {name!r}: want a file {shipped}; nearest: {near[0]}")
 
 
 def check_memory(name: str, device: str, memory_bytes: int) -> None:

@@ -109,7 +109,8 @@ def machines_of(gpus: str, nodes: int | None, products: ProductFormat = ProductF
     """
     match = re.fullmatch(r"(\d{1,7})x(.+)", gpus)
     if match is None or int(match[1]) < 1:
-        raise ValueError(f"--gpus: want a number, 'x' and a device, got {gpus!r}; nearest: 8xH100")
+        number = int(gpus) if re.fullmatch(r"0*[1-9]\d{0,6}", gpus) else USUAL_PER_NODE
+        raise ValueError(f"--gpus: want a number, 'x' and a device, got {gpus!r}; nearest: {number}xH100")
     number, device = int(match[1]), match[2]
     known = known_profiles()
     if device not in known:
@@ -117,6 +118,11 @@ def machines_of(gpus: str, nodes: int | None, products: ProductFormat = ProductF
         near = same_prefix or difflib.get_close_matches(device, known, n=1, cutoff=0.0)
         raise ValueError(f"--gpus: want one of {', '.join(known)}, got {device!r}; nearest: {near[0]}")
     count = nodes or -(-number // USUAL_PER_NODE)
+    if number % count and nodes is None:
+        raise ValueError(
+            f"--gpus: {number} GPUs make no whole nodes of {USUAL_PER_NODE}; want --nodes, or "
+            f"{count * USUAL_PER_NODE} GPUs"
+        )
     if number % count:
         nearest = max(d for d in range(1, count + 1) if number % d == 0)
         raise ValueError(f"--nodes: must divide {number} GPUs, got {count}; nearest: {nearest}")

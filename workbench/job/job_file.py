@@ -30,6 +30,10 @@ def parse_spec(text: str, *, where: str = "job") -> JobSpec:
     data = parse_yaml(text, where=where)
     if not isinstance(data, dict):
         raise ValueError(f"{where}: want keys and values, got {type(data).__name__}")
+    if str(data.get("format")).startswith("multimodal-workbench "):
+        raise ValueError(
+            f"{where}: a file of format {data['format']!r:.60}; want a job file, as `init` writes"
+        )
     try:
         return JobSpec.model_validate(data)
     except ValidationError as error:

@@ -120,7 +120,9 @@ def read_plan(path: Path) -> Plan:
     try:
         return loads(text)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        is_job = path.suffix in (".yaml", ".yml")
+        reason = "a job file has no plan yet; want what `workbench plan` writes" if is_job else error
+        raise ValueError(f"{path}: {reason}") from None
 
 
 def write_plan(plan: Plan, path: Path, *, profile: str | None = None) -> None:

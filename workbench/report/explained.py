@@ -8,6 +8,7 @@ from rich.table import Table
 from workbench.explain.changes import Changes, Judged, Tried
 from workbench.explain.difference import Difference, SecondsOf
 from workbench.explain.explanation import Account, Explanation
+from workbench.explain.idle import IdleCause
 from workbench.explain.sensitivity import Sensitivity
 from workbench.report.figure import Figure
 from workbench.report.records import simulated_record
@@ -27,7 +28,9 @@ def account_tables(account: Account, step_s: float) -> tuple[Table, ...]:
         if cause.seconds >= LEAST * step_s:
             path.add_row(cause.cause, cause.where, *_share(cause.seconds, step_s))
     idle_s = sum(wait.seconds for wait in account.idle)
-    title = f"idle time of the mean rank, {milliseconds(idle_s)} of {milliseconds(step_s)}"
+    unused = any(wait.cause == IdleCause.UNUSED for wait in account.idle)
+    ranks = "mean rank, those without work included" if unused else "mean rank"
+    title = f"idle time of the {ranks}, {milliseconds(idle_s)} of {milliseconds(step_s)}"
     idle = titled(title, ("", "of", "time", "of the step"))
     shown = [wait for wait in account.idle if wait.seconds >= LEAST * step_s][:MOST_SHOWN]
     for wait in shown:
