@@ -157,7 +157,7 @@ def _report_progress(
 ) -> None:
     """Report how many of its own candidates the current strategy has tried."""
     best = f", its best estimate {best_s:.3f} s" if best_s < float("inf") else ""
-    progress(strategies, all_strategies, f"{note} tried {done} of {total}{best}")
+    progress(strategies, all_strategies, f"{note}: {done} of {total} tried{best}")
 
 
 def with_schedules(planners: Mapping[str, Planner], schedules: Sequence[Schedule]) -> dict[str, Planner]:
