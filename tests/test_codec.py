@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.plans import disjoint_plan, sample, sealed, two_encoders
+from workbench.cost.hardware import Link
 from workbench.cost.products import ProductFormat
 from workbench.data.sample import WHERE_SET
 from workbench.model.block_modules import BlockModule
@@ -47,6 +48,19 @@ def test_round_trip_is_exact_and_text_is_stable():
     assert loads(TEXT) == PLAN
     assert dumps(loads(TEXT)) == TEXT
     assert plan_hash(loads(TEXT)) == json.loads(TEXT)["hash"]
+
+
+def test_whole_numbers_of_python_code_come_back_as_the_floats_that_they_are():
+
+    whole = replace(
+        PLAN, cluster=replace(PLAN.cluster, inter=Link(name="inter", bytes_per_s=50_000_000_000, latency_s=0))
+    )
+    as_floats = replace(
+        PLAN, cluster=replace(PLAN.cluster, inter=Link(name="inter", bytes_per_s=5e10, latency_s=0.0))
+    )
+    assert loads(dumps(whole)) == whole
+    assert plan_hash(whole) == plan_hash(as_floats)
+    assert dumps(whole) == dumps(as_floats)
 
 
 def test_hash_follows_the_content_and_no_name():

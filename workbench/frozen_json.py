@@ -64,6 +64,8 @@ class FrozenJson:
         data = {TYPE_KEY: kind.__name__} if kind in self.tagged else {}
         for name, default in _written(kind):
             member = getattr(value, name)
+            if type(member) is int and name in _floats(kind):
+                member = float(member)  # as it is read back, so that text and hash do not change by it
             if default is MISSING or member != default:
                 data[name] = member if type(member) in _SCALARS else self._encode(member, known)
         return data
@@ -172,6 +174,12 @@ def _decode_scalar(kind: Any, data: Any, where: str) -> object:
 def _written(kind: type) -> tuple[tuple[str, object], ...]:
     """Fields in a file, and the value at which each is left out, so that older files keep text and hash."""
     return tuple((f.name, f.default if WHERE_SET in f.metadata else MISSING) for f in fields(kind))
+
+
+@cache
+def _floats(kind: type) -> frozenset[str]:
+    """Fields of floats, in which Python code may have whole numbers."""
+    return frozenset(name for name, hint in _hints(kind).items() if hint is float or float in get_args(hint))
 
 
 def is_required(field: Field[Any]) -> bool:
