@@ -146,3 +146,11 @@ def test_a_row_says_how_the_plan_is_laid_out():
     assert (row["iteration_s"], row["memory"]) == (found["iteration_s"], found["peak_bytes"])
     assert row["80_percent_within"] is None
     assert fits_text(record).startswith("fits: 1 of 1 strategies have a plan; best cornstarch, ")
+
+
+@pytest.mark.parametrize(("mfu", "is_low"), [(None, False), (0.046, True), (0.1, False)])
+def test_a_low_mfu_of_the_best_plan_names_the_command_that_explains_it(mfu: float | None, is_low: bool):
+    record = search_record("job", search(job(2, 1, 3), cost(), {"cornstarch": cornstarch.plan}, predict))
+    record["candidates"][0]["mfu"] = mfu
+    caption = str(search_table(record).caption)
+    assert ("the best plan's MFU is low, 4.6%: `workbench explain" in caption) is is_low

@@ -24,6 +24,7 @@ from workbench.units import S_PER_HOUR, duration_text
 Record = Mapping[str, Any]
 TIE = "the interval overlaps the best's"
 TIED = " ="  # mark of a candidate that may be as fast as the best
+LOW_MFU = 0.1  # below it, trainings of large models have mostly too few samples a microbatch, or wait
 DEGREES = ("pp", "tp", "cp", "dp", "ep")
 PER_MODULE = (*DEGREES, "microbatches", "sharding")
 _STEP_FIGURES = ("iteration_s", "peak_bytes", "ranks", "layout", "step_s")
@@ -236,7 +237,15 @@ def _notes(search: Record) -> list[str]:
     firsts = [name for name in search["front"] if not _is_double(candidates, name)]
     what = "time, memory, GPUs" + (" and dollars" if "dollars_per_sample" in candidates[0] else "")
     fronts = [f"Pareto front of {what}: {', '.join(firsts)}"] if len(firsts) > 1 else []
-    return ties + fronts + refusals
+    return ties + fronts + _low_mfu(candidates[0]) + refusals
+
+
+def _low_mfu(best: Record) -> list[str]:
+    """What to do where the best plan uses little of its devices."""
+    if best["mfu"] is None or best["mfu"] >= LOW_MFU:
+        return []
+    asks = "`workbench explain PLAN --job JOB` says why and tries changes of the job"
+    return [f"the best plan's MFU is low, {best['mfu']:.1%}: {asks}"]
 
 
 def _is_double(candidates: Sequence[Record], name: str) -> bool:
