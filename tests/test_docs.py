@@ -125,7 +125,10 @@ def workbench_takes(words: list[str]) -> None:
 
 
 def module_takes(words: list[str]) -> None:
-    """The module or script is there, and flags behind it stand in its sources or its package's."""
+    """The module or script is there, and flags behind it stand in its sources or its package's.
+
+    Flags of a bench are the parameters of its function.
+    """
     if "-m" in words:
         name, *rest = words[words.index("-m") + 1 :]
         if name == "pytest":
@@ -140,7 +143,9 @@ def module_takes(words: list[str]) -> None:
         script = next(word for word in words if word.endswith(".py"))
         rest, sources = words[words.index(script) + 1 :], [ROOT / script]
     text = "".join(source.read_text(encoding="utf-8") for source in sources)
-    assert [word for word in rest if MODULE_FLAG.fullmatch(word) and f'"{word}"' not in text] == []
+    taken = [word for word in rest if MODULE_FLAG.fullmatch(word) and f'"{word}"' not in text]
+    parameters = [f"{word.removeprefix('--').replace('-', '_')}: " for word in taken]
+    assert [name for name in parameters if "@bench(" not in text or name not in text] == []
 
 
 def test_shown_commands_print_what_the_pages_show(tmp_path, monkeypatch):

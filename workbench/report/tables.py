@@ -139,7 +139,7 @@ def executors_text(trace: Trace) -> str | None:
     lines = (
         f"  {one.executor:<{longest}}   {span_text(one.interval.low_s, one.interval.high_s)}" for one in found
     )
-    return "\n".join(("80 % within, by who executes the plan:", *lines))
+    return "\n".join(("80 % within, by who executes the plan:", *lines, ""))
 
 
 def span_text(low_s: float, high_s: float) -> Figure:
