@@ -25,7 +25,7 @@ from workbench.timing.interval import Doubt, interval
 from workbench.timing.price import Price, price
 from workbench.timing.provenance import with_interval, with_provenance
 from workbench.timing.shares import shares_of
-from workbench.timing.systems import ANY_SYSTEM, by_executor, of_system
+from workbench.timing.systems import ANY_SYSTEM, by_executor
 from workbench.trace import Trace
 
 
@@ -77,8 +77,10 @@ def predict_within(lowered: Lowered, memory: MemoryTable, cost: CostModel) -> Tr
     if cost.profile.overheads_s:
         return with_interval(trace, interval(trace.iteration_s, doubts))
     is_multimodal = len(lowered.plan.model.modules) > 1
-    others = by_executor(trace.iteration_s, doubts, is_multimodal=is_multimodal)
-    return with_interval(trace, interval(trace.iteration_s, of_system(doubts, ANY_SYSTEM)), others)
+    found = by_executor(trace.iteration_s, doubts, is_multimodal=is_multimodal)
+    return with_interval(
+        trace, next(one.interval for one in found if one.executor == ANY_SYSTEM.about), found
+    )
 
 
 def doubts_of_plan(lowered: Lowered, cost: CostModel) -> tuple[Doubt, ...]:

@@ -30,10 +30,10 @@ def with_kept_inputs(layer: Layer, products: ProductFormat, *, beside_attention:
     """
     if not any(keeps_cast(layer, each, products) for each in layer.operators):
         return layer
-    return replace(layer, operators=tuple(_kept(layer, products, beside_attention)))
+    return replace(layer, operators=tuple(_kept(layer, products, beside_attention=beside_attention)))
 
 
-def _kept(layer: Layer, products: ProductFormat, beside_attention: bool) -> Iterator[Operator]:  # noqa: FBT001
+def _kept(layer: Layer, products: ProductFormat, *, beside_attention: bool) -> Iterator[Operator]:
     previous: Operator | None = None
     for each in layer.operators:
         if isinstance(each, Matmul) and keeps_cast(layer, each, products):

@@ -24,7 +24,7 @@ from workbench.units import S_PER_HOUR, duration_text
 Record = Mapping[str, Any]
 TIE = "the interval overlaps the best's"
 TIED = " ="  # mark of a candidate that may be as fast as the best
-LOW_MFU = 0.1  # below it, trainings of large models have mostly too few samples a microbatch, or wait
+LOW_MFU = 0.1  # of the best plan, below which a search names `explain`: chosen, not measured
 DEGREES = ("pp", "tp", "cp", "dp", "ep")
 PER_MODULE = (*DEGREES, "microbatches", "sharding")
 _STEP_FIGURES = ("iteration_s", "peak_bytes", "ranks", "layout", "step_s")

@@ -18,7 +18,7 @@ STRETCH = 0.45
 # each the mean of its rows; and the deviation of which four fifths of them lie within 1.28
 # (`experiments.public.coverage`).
 LOST_BY_SYSTEM, OF_SYSTEM = 0.18, 0.24
-# The same of 13 data sets of multimodal models, all but one of research trainers on Hugging Face's modules.
+# The same of 13 data sets of multimodal models.
 LOST_BY_MULTIMODAL, OF_MULTIMODAL = 0.55, 0.54
 
 KERNELS_AND_LINKS = "kernels and links alone"

@@ -23,6 +23,15 @@ PROJECTOR = {"projector.": "model.multi_modal_projector."}
 CLIP_S = 30  # Whisper's window
 THINKER = "thinker."  # prefix of the part without the talker
 DECODER = {"model.": "model.language_model.", "lm_head.": "lm_head."}  # prefixes of most language models
+QWEN3_SMALL = {  # Qwen3-0.6B, the default language model of several composites
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

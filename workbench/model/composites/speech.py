@@ -6,6 +6,7 @@ from workbench.model.composites.composite import (
     AUDIO,
     AUDIO_TOWER,
     CLIP_S,
+    QWEN3_SMALL,
     Composite,
     Part,
     Parts,
@@ -54,7 +55,7 @@ def _moss(config: Config) -> Parts:
             f"{config['model_type']}: {MOSS_GROUP} must divide the {window} tokens of a window, got {group}; "
             f"nearest: {gcd(window, group)}"
         )
-    llm = {**_QWEN3_SMALL, **text_config(config, "qwen3", ties=True)}
+    llm = {**QWEN3_SMALL, **text_config(config, "qwen3", ties=True)}
     out = ProjectorStep(linear_out=True, bias=flag(config, "projector_bias", default=True))
     clips = Part(
         config=heard,
@@ -80,13 +81,6 @@ _GLMASR_TEXT = {
     "num_attention_heads": 16,
     "num_key_value_heads": 4,
     "rms_norm_eps": 1e-5,
-}
-_QWEN3_SMALL = {
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
 }
 COMPOSITES = (
     Composite(name="GLM-ASR", model_type="glmasr", take_apart=_glmasr),

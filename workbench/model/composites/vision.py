@@ -4,6 +4,7 @@ from math import gcd, isqrt
 
 from workbench.model.composites.composite import (
     PROJECTOR,
+    QWEN3_SMALL,
     SIGLIP_HEAD,
     TILES,
     VISION,
@@ -147,7 +148,7 @@ def _lighton_ocr(config: Config) -> Parts:
     vision = part_config(
         config, "vision_config", "pixtral", _PIXTRAL | {"head_dim": 64, "hidden_act": "silu"}
     )
-    llm = text_config(config, "qwen3", absent=_QWEN3_SMALL, ties=True)
+    llm = text_config(config, "qwen3", absent=QWEN3_SMALL, ties=True)
     out = ProjectorStep(linear_out=True, bias=False)
     return _in_squares(config, vision, llm, out, "gelu", names=("vision_encoder", "vision_projection"))
 
@@ -309,15 +310,6 @@ _MISTRAL_SMALL = {
     "head_dim": 128,
     "vocab_size": 131072,
     "sliding_window": None,
-}
-_QWEN3_SMALL = {
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151936,
 }
 _GLM_TEXTS = ("glm4v_text", "glm4v_moe_text")
 COMPOSITES = (
