@@ -109,7 +109,10 @@ def test_no_change_is_suggested_that_would_not_run() -> None:
     base = with_cp(1, 1)
     judge = Judge(planners=PLANNERS, cost=COST, step_s=step_s)
     origin = Origin(base, "cornstarch", is_exact=True)
-    found = try_changes(judge.judged(planned(base)), origin, tuple(neighbours(base)), judge)
+    changes = tuple(neighbours(base))
+    found = try_changes(
+        judge.judged(planned(base)), changes, lambda change: judge.planned(change, origin), judge
+    )
     tried = (*found.helping, *found.slower)
     assert any("llm cp 1 -> 2" in each.change.about for each in tried)
     assert not any("vision cp 1 -> 2" in each.change.about for each in tried)

@@ -1,5 +1,6 @@
 """Changes of a plan: the job that is told from it, and what `plan` and `simulate` say of each change."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -7,15 +8,21 @@ import pytest
 from sim.predict import predict, step_s
 from tests.vlm_job import H100, planned, vlm_job
 from workbench.explain.applicable import is_followed
-from workbench.explain.changes import Judge, try_changes
-from workbench.explain.neighbours import ChangeKind, neighbours
-from workbench.explain.plan_as_job import Origin, origin_of
+from workbench.explain.changes import Changes, Judge, try_changes
+from workbench.explain.neighbours import Change, ChangeKind, neighbours
+from workbench.explain.plan_as_job import Origin, job_of, origin_of
 from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
 from workbench.memory.account import peak_bytes
 from workbench.plan.codec import plan_hash
+from workbench.plan.plan import Plan
+from workbench.planner.plan_layouts import Placing
 from workbench.planner.stage_counts import silent
+from workbench.report.joint_tables import move_text
 from workbench.schedule.choice import ScheduleKind, usual
+from workbench.search.joint.choice import NAME as JOINT
+from workbench.search.joint.plan_changes import MoveChange, move_origin_of
+from workbench.search.joint.question import Question
 from workbench.strategies import cornstarch
 from workbench.strategies.registry import BY_NAME, PLANNERS
 from workbench.timing.accept import accept
@@ -30,6 +37,10 @@ def job() -> Job:
 
 def judge(**changes: object) -> Judge:
     return replace(Judge(planners=PLANNERS, cost=H100, step_s=step_s), **changes)  # type: ignore[arg-type]
+
+
+def tried(plan: Plan, origin: Origin, changes: Sequence[Change], by: Judge) -> Changes:
+    return try_changes(by.judged(plan), changes, lambda change: by.planned(change, origin), by)
 
 
 @pytest.mark.parametrize("name", PLANNERS)
@@ -51,7 +62,8 @@ def test_the_schedule_is_told_from_the_programs(job: Job, kind: ScheduleKind) ->
 def test_changes_are_what_plan_and_simulate_say_of_them(job: Job) -> None:
     """Every change that was simulated, planned by hand as a user would, and simulated with its trace."""
     plan, origin = planned(job), Origin(job, "cornstarch", is_exact=True)
-    found = try_changes(judge().judged(plan), origin, tuple(neighbours(job)), judge())
+    changes = {change.about: change for change in neighbours(job)}
+    found = tried(plan, origin, tuple(changes.values()), judge())
     assert found.num_simulated > 15
     assert {each.change.kind for each in (*found.helping, *found.slower)} >= {
         ChangeKind.LAYOUT,
@@ -62,7 +74,7 @@ def test_changes_are_what_plan_and_simulate_say_of_them(job: Job) -> None:
     }
     for each in (*found.helping, *found.slower):
         assert each.judged is not None
-        lowered, memory = accept(cornstarch.plan(each.change.edit(job), H100))
+        lowered, memory = accept(cornstarch.plan(changes[each.change.about].edit(job), H100))
         trace = predict(lowered, memory, H100)
         assert each.judged.step_s == trace.iteration_s
         assert each.judged.peak_bytes == max(peak_bytes(lowered, memory).values())
@@ -95,7 +107,9 @@ def test_a_change_that_does_not_fit_stands_apart(job: Job) -> None:
     nodes = tuple(replace(node, memory_bytes=held) for node in job.cluster.nodes)
     tight = replace(job, cluster=replace(job.cluster, nodes=nodes))
     base = judge().judged(planned(tight))
-    found = try_changes(base, Origin(tight, "cornstarch", is_exact=True), tuple(neighbours(tight)), judge())
+    found = tried(
+        planned(tight), Origin(tight, "cornstarch", is_exact=True), tuple(neighbours(tight)), judge()
+    )
     assert base.misfit == ""
     assert found.misfits
     for each in found.misfits:
@@ -111,7 +125,7 @@ def test_time_ends_the_changes_also_within_a_planner(job: Job) -> None:
     """The clock runs out at its fifth reading; the rest is counted and not tried."""
     plan, todo, readings = planned(job), tuple(neighbours(job)), iter(range(1000))
     hurried = judge(is_over=lambda: next(readings) >= 4)
-    found = try_changes(hurried.judged(plan), Origin(job, "cornstarch", is_exact=True), todo, hurried)
+    found = tried(plan, Origin(job, "cornstarch", is_exact=True), todo, hurried)
     done = found.num_simulated + found.num_same + len(found.refused)
     assert 0 < done < len(todo)
     assert done + found.num_left == len(todo)
@@ -119,9 +133,7 @@ def test_time_ends_the_changes_also_within_a_planner(job: Job) -> None:
 
 def test_what_no_strategy_plans_has_its_reason(job: Job) -> None:
     plan = planned(job)
-    found = try_changes(
-        judge().judged(plan), Origin(job, "cornstarch", is_exact=True), tuple(neighbours(job)), judge()
-    )
+    found = tried(plan, Origin(job, "cornstarch", is_exact=True), tuple(neighbours(job)), judge())
     refusals = {each.change.about: each.refusal for each in found.refused}
     assert "tp of module 'llm' must divide its 8 key/value heads" not in refusals["llm pp 2 -> 4"]
     assert "the layout needs 10 ranks" in refusals["llm pp 2 -> 4"]
@@ -136,9 +148,7 @@ def test_a_change_that_is_not_followed_has_the_same_plan_or_none(
     changes = [*neighbours(origin.job)]
     followed = [change for change in changes if is_followed(change, origin.job, BY_NAME[name])]
     assert len(followed) == num_followed
-    found = try_changes(
-        judge().judged(plan), origin, [change for change in changes if change not in followed], judge()
-    )
+    found = tried(plan, origin, [change for change in changes if change not in followed], judge())
     assert found.num_simulated == found.num_left == 0
     assert found.num_same >= 14
 
@@ -146,3 +156,18 @@ def test_a_change_that_is_not_followed_has_the_same_plan_or_none(
 def test_strategies_follow_recomputation_and_microbatches_that_are_requested(job: Job) -> None:
     changes = tuple(neighbours(job))
     assert all(is_followed(change, job, cornstarch.SPEC) for change in changes)
+
+
+def test_a_plan_of_a_joint_search_is_changed_by_single_moves(job: Job) -> None:
+    """Each simulated move is planned and simulated by hand, too."""
+    plan = replace(planned(replace(job, layouts=()), "megatron-colocated"), strategy=JOINT)
+    origin = move_origin_of(plan, job_of(plan, H100, Placing.LEFT), H100)
+    changes = [MoveChange(move.question, move_text(move), move) for move in origin.moves()]
+    assert {change.kind for change in changes} >= {Question.LAYOUT, Question.ORDER, Question.MEMORY}
+    found = try_changes(judge().judged(plan), changes, origin.planned, judge())
+    assert found.num_simulated > 15
+    by_words = {change.about: change for change in changes}
+    for each in (*found.helping, *found.slower):
+        assert each.judged is not None
+        lowered, memory = accept(origin.planned(by_words[each.change.about]))
+        assert each.judged.step_s == predict(lowered, memory, H100).iteration_s

@@ -78,5 +78,5 @@ def test_other_moves():
         ("tokens", "tokens stripe"),
         ("tokens", "as in cornstarch"),
         ("grouping", "Exchange first 3, second 5"),
-        ("order", "ShiftLayer module llm, place 0, by -1"),
+        ("order", "llm: a layer from its stage 0 to its stage 1"),
     ]

@@ -17,7 +17,7 @@ from workbench.explain.changes import Changes, Judge, try_changes
 from workbench.explain.difference import Side, difference
 from workbench.explain.explanation import Explanation, account_of, parts_of_all
 from workbench.explain.neighbours import neighbours
-from workbench.explain.plan_as_job import origin_of, replanned_by
+from workbench.explain.plan_as_job import job_of, origin_of, replanned_by
 from workbench.explain.sensitivity import sensitivities
 from workbench.explain.warnings import warnings_of
 from workbench.job.job import Job
@@ -26,6 +26,7 @@ from workbench.job.matching import check_job, cost_of_file
 from workbench.plan.codec import read_plan
 from workbench.plan.plan import Plan
 from workbench.planner.judged import JudgedBy
+from workbench.planner.plan_layouts import Placing
 from workbench.planner.stage_counts import silent
 from workbench.report.explained import (
     account_tables,
@@ -35,8 +36,11 @@ from workbench.report.explained import (
     explanation_record,
     sensitivity_table,
 )
+from workbench.report.joint_tables import move_text
 from workbench.report.progress import ticking
 from workbench.report.tables import metrics_table
+from workbench.search.joint.choice import NAME as JOINT
+from workbench.search.joint.plan_changes import MoveChange, move_origin_of
 from workbench.strategies.registry import BY_NAME, PLANNERS
 from workbench.timing.accept import accept
 
@@ -136,18 +140,25 @@ def _inputs_of_plan(
     return _ExplainInputs(plan, under(cost_of_file(file, plan, profile), execution), None)
 
 
-def _changes(inputs: _ExplainInputs, budget_s: float, *, quiet: bool) -> tuple[Changes | None, str]:
-    """Outcome of trying the plan's neighbours, None if they cannot be planned, and a note for the user."""
+def _changes(inputs: _ExplainInputs, budget_s: float, *, quiet: bool) -> tuple[Changes, str]:
+    """Outcome of trying the plan's neighbours, and a note for the user.
+
+    Neighbours of a plan that its strategy cannot make again, such as a joint search's, are moves of a joint
+    search.
+    """
     from sim.predict import step_s
 
     name = replanned_by(inputs.plan)
     planners = planners_by(JudgedBy.SIMULATOR, (*PLANNERS, name))
+    end_s = monotonic() + budget_s
+    judge = Judge(planners=planners, cost=inputs.cost, step_s=step_s, is_over=lambda: monotonic() > end_s)
+    if inputs.plan.strategy == JOINT:
+        return _moves_tried(inputs, judge, quiet=quiet), ""
     try:
         origin = origin_of(inputs.plan, inputs.cost, planners[name], inputs.job)
     except ValueError as error:
-        return None, f"no changes tried: {name} cannot plan these layouts: {error}"
-    end_s = monotonic() + budget_s
-    judge = Judge(planners=planners, cost=inputs.cost, step_s=step_s, is_over=lambda: monotonic() > end_s)
+        note = f"changes are those of a joint search, as {name} cannot plan these layouts: {error}"
+        return _moves_tried(inputs, judge, quiet=quiet), note
     others = [other for other in PLANNERS if other != name]
     candidates = tuple(
         change
@@ -155,13 +166,27 @@ def _changes(inputs: _ExplainInputs, budget_s: float, *, quiet: bool) -> tuple[C
         if change.strategy is not None or is_followed(change, origin.job, BY_NAME[name])
     )
     with ticking("trying changes", len(candidates), quiet=quiet) as ticker:
-        changes = try_changes(judge.judged(inputs.plan), origin, candidates, judge, ticker.at)
+        changes = try_changes(
+            judge.judged(inputs.plan),
+            candidates,
+            lambda change: judge.planned(change, origin),
+            judge,
+            ticker.at,
+        )
     note = (
         ""
         if origin.is_exact
         else f"{name} makes a different plan of these layouts; changes are relative to that one"
     )
     return changes, note
+
+
+def _moves_tried(inputs: _ExplainInputs, judge: Judge, *, quiet: bool) -> Changes:
+    plan, cost = inputs.plan, inputs.cost
+    origin = move_origin_of(plan, inputs.job or job_of(plan, cost, Placing.LEFT), cost)
+    candidates = [MoveChange(move.question, move_text(move), move) for move in origin.moves()]
+    with ticking("trying changes", len(candidates), quiet=quiet) as ticker:
+        return try_changes(judge.judged(plan), candidates, origin.planned, judge, ticker.at)
 
 
 def diff_command(

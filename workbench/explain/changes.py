@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol, TypeVar
 
 from workbench.cost.model import CostModel
 from workbench.explain.neighbours import Change, ChangeKind, looser
@@ -41,11 +43,26 @@ class Judged:
     misfit: str = ""
 
 
+class Described(Protocol):
+    """A change of a job or of a plan, for people."""
+
+    @property
+    def kind(self) -> StrEnum:
+        """What it is about."""
+
+    @property
+    def about(self) -> str:
+        """The change in words."""
+
+
+AnyChange = TypeVar("AnyChange", bound=Described)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
     """A change with its judged plan, or the reason why there is none."""
 
-    change: Change
+    change: Described
     judged: Judged | None = None
     refusal: str = ""
 
@@ -117,7 +134,6 @@ class Judge:
             ValueError: there is none; the reason is that of the first job.
             OutOfTimeError: time is over.
         """
-        self._progress(0, 0, 0.0)
         planner, edited = self.planners[change.strategy or origin.strategy], change.edit(origin.job)
         refusal: ValueError | None = None
         for job in (edited, *(looser(edited) if change.kind is ChangeKind.STRATEGY else ())):
@@ -131,25 +147,29 @@ class Judge:
         assert refusal is not None, "there is a job"
         raise refusal
 
-    def _progress(self, done: int, total: int, best_s: float) -> None:
+    def check_time(self) -> None:
+        """Raise OutOfTimeError if time is over."""
         if self.is_over():
             raise OutOfTimeError
+
+    def _progress(self, done: int, total: int, best_s: float) -> None:
+        self.check_time()
 
 
 def try_changes(
     base: Judged,
-    origin: Origin,
-    changes: Sequence[Change],
+    changes: Sequence[AnyChange],
+    planned: Callable[[AnyChange], Plan],
     judge: Judge,
     told: Told = lambda done, total, note: None,
 ) -> Changes:
-    """Plan each change of the job by its strategy, judge the plan, and sort the results.
+    """Plan each change, judge the plan, and sort the results.
 
     Args:
         base: the plan that they are compared with.
-        origin: the job to change, and the strategy that plans it if a change names none.
-        changes: see `neighbours`.
-        judge: plans and judges.
+        changes: of a job, see `neighbours`, or moves of a joint search.
+        planned: a change's plan, as `Judge.planned`; ValueError where there is none.
+        judge: of plans.
         told: progress: (changes done, number of changes, note on the best so far).
 
     Complexity: one plan, pricing and simulation per change.
@@ -159,7 +179,8 @@ def try_changes(
     for done, change in enumerate(changes):
         told(done, len(changes), f"best so far {best.step_s / base.step_s - 1:+.1%}; {change.about}")
         try:
-            result = _tried(change, origin, judge, seen)
+            judge.check_time()
+            result = _tried(change, planned, judge, seen)
         except OutOfTimeError:
             num_left = len(changes) - done
             break
@@ -173,10 +194,12 @@ def try_changes(
     return _sorted(base, results, num_same, num_left)
 
 
-def _tried(change: Change, origin: Origin, judge: Judge, seen: set[str]) -> Tried | None:
+def _tried(
+    change: AnyChange, planned: Callable[[AnyChange], Plan], judge: Judge, seen: set[str]
+) -> Tried | None:
     """Try one change; None if its plan was seen before."""
     try:
-        plan = judge.planned(change, origin)
+        plan = planned(change)
         if plan_hash(plan) in seen:
             return None
         seen.add(plan_hash(plan))

@@ -62,7 +62,7 @@ def origin_of(plan: Plan, cost: CostModel, planner: Planner, job: Job | None = N
     refusal: ValueError | None = None
     nearest: Job | None = None
     for placing in Placing:
-        candidate = _as_job(plan, cost, placing, job)
+        candidate = job_of(plan, cost, placing, job)
         try:
             replanned = planner(candidate, cost, silent)
         except ValueError as error:
@@ -77,7 +77,8 @@ def origin_of(plan: Plan, cost: CostModel, planner: Planner, job: Job | None = N
     return Origin(nearest, replanned_by(plan), is_exact=False)
 
 
-def _as_job(plan: Plan, cost: CostModel, placing: Placing, job: Job | None) -> Job:
+def job_of(plan: Plan, cost: CostModel, placing: Placing, job: Job | None = None) -> Job:
+    """The job with the plan's layouts; None: one whose other parts are inferred from the plan, too."""
     if job is not None:
         return replace(job, **joined_of(plan, apart(job).microbatch_samples, placing)._asdict())
     return Job(

@@ -11,6 +11,7 @@ from workbench.report.search_tables import asked_text, layout_record
 from workbench.report.tables import milliseconds, titled
 from workbench.schedule.sharded import ReshardAfter
 from workbench.search.joint.ablation import Gain
+from workbench.search.joint.move import Move
 from workbench.search.joint.move_json import move_to_json
 from workbench.search.joint.result import SearchResult
 from workbench.search.joint.starts import OUT_OF_TIME, Start
@@ -54,7 +55,7 @@ def joint_record(
             {
                 "candidate": entry.index,
                 "value": entry.value,
-                "moves": [{"question": move.question.value, **move_to_json(move)} for move in entry.moves],
+                "moves": [_move_record(move) for move in entry.moves],
             }
             for entry in result.path
         ],
@@ -146,6 +147,15 @@ def unit_of(asked: Mapping[str, Any]) -> str:
     return "s" if asked["objective"] == Objective.ITERATION else "value"
 
 
+def move_text(move: Move) -> str:
+    """One move in words."""
+    return _line([_move_record(move)])[1]
+
+
+def _move_record(move: Move) -> dict[str, Any]:
+    return {"question": move.question.value, **move_to_json(move)}
+
+
 DEGREES = ("dp", "pp", "tp", "cp", "ep")
 
 
@@ -201,6 +211,13 @@ def _take(move: Record) -> str:
     return f"as in {move['start']}"
 
 
+def _shift(move: Record) -> str:
+    """Back, the stage behind the boundary gets a layer of the one in front."""
+    ends = (move["place"], move["place"] + 1)
+    source, target = ends if move["by"] < 0 else ends[::-1]
+    return f"{move['module']}: a layer from its stage {source} to its stage {target}"
+
+
 def _by_fields(move: Record) -> str:
     """`Exchange first 3, second 5`; fields that a move leaves open are omitted."""
     fields = {key: value for key, value in _stated(move).items() if key not in ("move", "question")}
@@ -215,6 +232,8 @@ _DESCRIPTIONS: dict[str, Callable[[Record], str]] = {
     "Take": _take,
     "Reschedule": lambda move: _schedule(move["schedule"]),
     "CutStages": lambda move: f"stages that train in pieces, {move['pieces']} each",
+    "ShiftLayer": _shift,
+    "RunEncodersAhead": lambda move: f"encoders run {move['lead']} microbatches ahead",
     "Resize": lambda move: _samples(move["samples"]),
     "Regroup": lambda move: str(move["way"]),
     "Distribute": lambda move: f"tokens {move['rule']}",

@@ -71,9 +71,11 @@ class Proposals:
         first: Sequence[Move] = (),
     ) -> None:
         draft = draft_of(space.job, choice)
-        singles = [move for move in _singles(space, choice, draft, arrangement) if move.question in questions]
+        singles = [
+            move for move in single_moves(space, choice, draft, arrangement) if move.question in questions
+        ]
         weighted = [(_weight(move, draft, hints) * rng.random(), move) for move in singles]
-        self._singles = _in_turn([move for _, move in sorted(weighted, key=lambda pair: -pair[0])])
+        self._singles = in_turn([move for _, move in sorted(weighted, key=lambda pair: -pair[0])])
         regroups = Question.GROUPING in questions
         self._regroupings = _regroupings(space, draft, hints, rng) if regroups else iter(())
         self._rng, self._space, self._choice = rng, space, choice
@@ -147,7 +149,7 @@ def steers(draft: Plan) -> bool:
     return differ(draft.batch) or any(len(chain) > 1 for chain in draft.chain.values())
 
 
-def _in_turn(moves: Sequence[Move]) -> list[Move]:
+def in_turn(moves: Sequence[Move]) -> list[Move]:
     """Interleave moves by kind, so that kinds with few moves are not behind those with many."""
     kinds: dict[type[Move], list[Move]] = {}
     for move in moves:
@@ -169,7 +171,15 @@ def _weight(move: Move, draft: Plan, hints: Hints | None) -> float:
     return 2.0 if giver_s > taker_s else 0.5
 
 
-def _singles(space: Space, choice: Choice, draft: Plan, arrangement: Arrangement | None) -> Iterator[Move]:
+def single_moves(
+    space: Space, choice: Choice, draft: Plan, arrangement: Arrangement | None
+) -> Iterator[Move]:
+    """All moves from a choice, each once, but for regroupings of single samples.
+
+    Args:
+        draft: the choice's `draft_of`.
+        arrangement: as of `Proposals`.
+    """
     yield from _takes(space)
     if arrangement is not None:
         yield from map(Arrange, arrangements_near(space.job, choice, arrangement))
