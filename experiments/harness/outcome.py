@@ -240,6 +240,7 @@ class Evidence:
         causes: why rows are off, by a key or a pattern of keys such as `modelled/*/iteration`.
         plan_hashes, seeds: what the values depend on besides the code.
         figures: drawings by file name.
+        about: the subject of claims that name none.
     """
 
     paper: list[PaperNumber] = field(default_factory=list)
@@ -248,6 +249,7 @@ class Evidence:
     bounds: dict[str, Bound] = field(default_factory=dict)
     causes: dict[str, str] = field(default_factory=dict)
     claims: list[Claim] = field(default_factory=list)
+    about: About = About.PAPER
     notes: list[str] = field(default_factory=list)
     plan_hashes: list[str] = field(default_factory=list)
     seeds: tuple[int, ...] = ()
@@ -273,9 +275,9 @@ class Evidence:
         else:
             self.add(number, ours[0], Unstated(what, min(ours), max(ours)))
 
-    def claim(self, text: str, holds: bool, about: About = About.PAPER) -> None:  # noqa: FBT001  (its truth)
+    def claim(self, text: str, holds: bool, about: About | None = None) -> None:  # noqa: FBT001  (its truth)
         """Add a claim to the report."""
-        self.claims.append(Claim(text, holds, about))
+        self.claims.append(Claim(text, holds, about or self.about))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ import numpy as np
 from scipy.stats import kendalltau
 
 from experiments.harness.command import command_line
-from experiments.harness.outcome import Evidence
+from experiments.harness.outcome import About, Evidence
 from experiments.harness.record import RESULTS, results_folder
 from experiments.harness.script import Parts, Script, finished, script
 from experiments.public.published import Published, published
@@ -242,7 +242,7 @@ def run() -> Parts:
     ours |= {
         f"{name}/mape_unfitted": result.mape for name, result in plain.items() if result.mape is not None
     }
-    evidence = Evidence(ours=ours)
+    evidence = Evidence(ours=ours, about=About.METHODS)
     for name, result in by_name.items():
         if name != ALL:
             is_near = result.mape is not None and result.mape <= GOAL

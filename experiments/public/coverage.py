@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiments.harness.outcome import Evidence
+from experiments.harness.outcome import About, Evidence
 from experiments.harness.script import script
 from experiments.public import (
     unseen,
@@ -143,7 +143,7 @@ def run() -> Evidence:
     """Evidence: coverage and width of every data set, with and without the factor fitted on the others."""
     predictions = [each for each in scored(published()) if each.iteration_s is not None]
     rows = priced_rows(predictions)
-    evidence = Evidence()
+    evidence = Evidence(about=About.METHODS)
     without = [each for each in unfitted(predictions) if read_row(each.row.cells).fitted]
     seen = {name: logs for sets in BLIND for name, logs in sets.logs().items()}
     off = mean_logs(without) | {name: statistics.fmean(logs) for name, logs in seen.items()}

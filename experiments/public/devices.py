@@ -11,7 +11,7 @@ Also:    an all-reduce of eight GB200 over NVLink, printed by lixueduan.com/post
 
 import numpy as np
 
-from experiments.harness.outcome import Evidence, PaperNumber
+from experiments.harness.outcome import About, Evidence, PaperNumber
 from experiments.harness.script import script
 from workbench.calibrate.device_sheet import shipped_sheet
 from workbench.calibrate.leave_one_out import Rule, RuleErrors, rule_errors
@@ -57,7 +57,7 @@ def _bus_gbytes_per_s(device: str) -> float:
 @script()
 def run() -> Evidence:
     results = rule_errors()
-    evidence = Evidence()
+    evidence = Evidence(about=About.METHODS)
     for rule, name in RULES.items():
         for alike, kind in ((True, "alike"), (False, "other")):
             pairs = [result for result in results if result.rule is rule and result.alike is alike]

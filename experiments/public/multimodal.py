@@ -5,6 +5,7 @@ trains, and takes the language model's place (`experiments.public.video_transfor
 given, adapters train instead (`experiments.public.adapters`).
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -36,6 +37,7 @@ from workbench.strategies.registry import PLANNERS
 from workbench.timing.accept import accept
 from workbench.timing.interval import interval
 from workbench.timing.systems import ANY_SYSTEM, of_system
+from workbench.trace import Trace
 from workbench.units import GIB, S_PER_HOUR
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -158,26 +160,30 @@ def cost_of(row: Row) -> CostModel:
 
 
 def step_of(row: Row, job: Job) -> Estimate:
-    """Seconds of a run's step, in the interval that `simulate` prints and in one of a system never compared.
+    """Seconds of a run's step, or of its passes alone, as the row covers.
+
+    In the interval that `simulate` prints, and in one of a system that was never compared.
 
     Raises:
         ValueError: the job has no plan, or the plan does not fit.
     """
     cost = cost_of(row)
     lowered, memory = accept(PLANNERS[STRATEGY](job, cost, silent))
-    step_s, doubts = predict(lowered, memory, cost).iteration_s, doubts_of_plan(lowered, cost)
+    trace, doubts = predict(lowered, memory, cost), doubts_of_plan(lowered, cost)
+    step_s = trace.iteration_s - (_update_s(trace) if row["covers"] == "passes" else 0.0)
     within = interval(step_s, doubts)
     wider = interval(step_s, of_system(doubts, ANY_SYSTEM))
     ends = {each: (one.low_s, one.high_s) for each, one in zip(INTERVALS, (within, wider), strict=True)}
     return Estimate(step_s, ends)
 
 
-def passes_of(row: Row, job: Job) -> Estimate:
-    """Seconds of a run's step, of its passes alone where the row covers these; ValueError likewise."""
-    cost = cost_of(row)
-    trace = predict(*accept(PLANNERS[STRATEGY](job, cost, silent)), cost)
-    step_s = sum(span.end_s - span.start_s for span in trace.spans if span.action.kind is Pass.STEP)
-    return Estimate(trace.iteration_s - (step_s if row["covers"] == "passes" else 0.0))
+def _update_s(trace: Trace) -> float:
+    """Seconds of the optimizer step on the rank where it takes longest."""
+    update_s: Counter[int] = Counter()
+    for span in trace.spans:
+        if span.action.kind is Pass.STEP:
+            update_s[span.rank] += span.end_s - span.start_s  # type: ignore[assignment]
+    return max(update_s.values(), default=0.0)
 
 
 def peak_gib(row: Row, job: Job) -> float:

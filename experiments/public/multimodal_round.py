@@ -1,7 +1,7 @@
 """Blind rounds of multimodal models: jobs and plans, of which steps and peaks of memory are scored."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from experiments.public.blind import (
     scores,
 )
 from workbench.cost.profile import load_profile
-from workbench.job.job import Job
 from workbench.units import GIB
 
 DOES_NOT_FIT = ("oom", "fit", "out of memory")  # words in place of a figure
@@ -76,13 +75,11 @@ class MultimodalRound(Round[Row]):
         inputs: CSV file of the rows.
         models: YAML file of their modules.
         trains: the rows' only kind of training, if any.
-        step: what is predicted of a row's step.
     """
 
     inputs: Path
     models: Path
     trains: str | None = None
-    step: Callable[[Row, Job], Estimate] = multimodal.step_of
 
     def runs(self) -> dict[str, Row]:
         """The rows that are judged, those that no job can say among them."""
@@ -98,7 +95,7 @@ class MultimodalRound(Round[Row]):
             return Prediction(refused=refused)
         job = multimodal.job_of(run, multimodal.models_of(self.models))
         try:
-            step = None if run["covers"] == "memory" else self.step(run, job)
+            step = None if run["covers"] == "memory" else multimodal.step_of(run, job)
             has_peak = multimodal.said(run, "memory") == "yes"
             return Prediction(step=step, peak=Estimate(multimodal.peak_gib(run, job)) if has_peak else None)
         except ValueError as error:

@@ -22,7 +22,7 @@ import numpy as np
 
 from experiments.harness.command import command_line
 from experiments.harness.foreign import answer
-from experiments.harness.outcome import Evidence
+from experiments.harness.outcome import About, Evidence
 from experiments.harness.record import RESULTS
 from experiments.harness.script import Parts, Script, finished, script
 from experiments.public.published import Published, published
@@ -221,7 +221,7 @@ def run() -> Parts:
         "roofline": lambda: by_roofline(rows),
     }
     answers_of = {name: ask() for name, ask in answers.items()}
-    evidence = Evidence(ours=_values(scorable, answers_of))
+    evidence = Evidence(ours=_values(scorable, answers_of), about=About.METHODS)
     evidence.notes += list(_notes(scorable, answers_of))
     both = [
         all(isinstance(answers_of[name][index], float) for name in PREDICTORS) for index in range(len(rows))

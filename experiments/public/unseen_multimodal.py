@@ -18,7 +18,6 @@ from statistics import fmean
 from experiments.harness.outcome import Evidence
 from experiments.harness.script import script
 from experiments.public.blind import FOLDER, PEAK, STEP, judged, predicting, rows_of, scores
-from experiments.public.multimodal import passes_of
 from experiments.public.multimodal_round import Measured, MultimodalRound
 
 ROUND = MultimodalRound(
@@ -26,7 +25,6 @@ ROUND = MultimodalRound(
     models=FOLDER / "multimodal_models.yaml",
     predictions=FOLDER / "multimodal_predictions.csv",
     measured=FOLDER / "multimodal_measured.csv",
-    step=passes_of,
 )
 
 

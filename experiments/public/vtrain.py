@@ -22,7 +22,7 @@ from scipy.stats import kendalltau, spearmanr
 
 from experiments.harness.command import command_line
 from experiments.harness.figure import BLUE, GREY, Band, Grid, Line, Lines
-from experiments.harness.outcome import Evidence
+from experiments.harness.outcome import About, Evidence
 from experiments.harness.printed import printed_rows
 from experiments.harness.record import RESULTS
 from experiments.harness.script import Parts, Script, finished, script
@@ -230,7 +230,7 @@ def run() -> Parts:
         "num_held_out": len(held_out),
         "nonlinearity_ms": nonlinearity_s(rows, measured_s) * 1e3,
     }
-    evidence = Evidence(ours=ours, notes=list(_notes(ours, execution)), seeds=(SEED,))
+    evidence = Evidence(about=About.METHODS, ours=ours, notes=list(_notes(ours, execution)), seeds=(SEED,))
     evidence.claim(f"mean error of held-out rows <= {GOAL:.0%}", ours["held_out/mape"] <= GOAL)
     evidence.claim(f"and below the source's own {PUBLISHED:.2%}", ours["held_out/mape"] < PUBLISHED)
     evidence.claim("no group of held-out rows is off by more than 5 % on average", _unbiased(ours))
