@@ -15,7 +15,7 @@ from workbench.data.sample import Sample, Segment
 from workbench.explain.critical_path import Cause
 from workbench.explain.explanation import account_of
 from workbench.explain.sensitivity import sensitivities
-from workbench.explain.warnings import unlike_layouts, waste_of
+from workbench.explain.warnings import unlike_layouts, warnings_of, waste_of
 from workbench.job.job import Job, load_job
 from workbench.job.module_layout import ModuleLayout
 from workbench.plan.codec import write_plan
@@ -171,6 +171,23 @@ def test_layouts_that_a_strategy_does_not_keep_are_told(job: Job) -> None:
         "cornstarch changes the layout of 'llm': the job has recompute blocks, sharding optimizer, the plan "
         "recompute none, sharding none"
     )
+
+
+def test_a_batch_that_a_strategy_divides_its_own_way_is_named(job: Job) -> None:
+    asked = replace(job, microbatch_samples=2)
+    assert not any("changes the batch" in line for line in warnings_of(planned(asked), asked))
+    wide = replace(asked, layouts=())
+    plan = planned(wide, "fsdp")
+    replicas = len(plan.replicas("llm"))
+    samples = len(plan.batch) // replicas // len(plan.microbatches_of["llm", 0])
+    assert samples != 2
+    (line,) = (line for line in warnings_of(plan, replace(wide, replicas=4)) if "changes the batch" in line)
+    assert line == (
+        "fsdp changes the batch: the job has replicas 4, microbatch_samples 2, the plan replicas "
+        f"{replicas}, microbatch_samples {samples}"
+    )
+    unasked = replace(wide, replicas=1, microbatch_samples=1)
+    assert not any("changes the batch" in line for line in warnings_of(planned(unasked, "fsdp"), unasked))
 
 
 def test_a_heavy_sample_that_collapses_microbatches_is_told(job: Job) -> None:

@@ -17,7 +17,7 @@ HEAVY = 2.0  # times the mean tokens, from which other samples wait for one
 
 def warnings_of(plan: Plan, job: Job) -> tuple[str, ...]:
     """All warnings about a plan."""
-    return (*unlike_layouts(plan, job), *waste_of(plan, job))
+    return (*unlike_layouts(plan, job), *_unlike_batch(plan, job), *waste_of(plan, job))
 
 
 def waste_of(plan: Plan, job: Job) -> tuple[str, ...]:
@@ -45,6 +45,28 @@ def _unlike(plan: Plan, layout: ModuleLayout, settings: Settings) -> Iterator[st
         wanted, got = (", ".join(f"{name} {each[name]}" for name in unlike) for each in (requested, has))
         where = f"the layout of {layout.module!r}"
         yield f"{plan.strategy} changes {where}: the job has {wanted}, the plan {got}"
+
+
+def _unlike_batch(plan: Plan, job: Job) -> Iterator[str]:
+    """Replicas and samples of a microbatch that the job states and the strategy chooses itself.
+
+    Microbatches of several sizes are a grouping of samples, which is the strategy's.
+    """
+    llm, wanted = plan.model.llm.name, apart(job)
+    replicas = len(plan.replicas(llm)) * joint_replicas_of(plan)
+    sizes = {len(m.rows) for m in plan.microbatches if m.module == llm}
+    has: dict[str, int] = {"replicas": replicas}
+    if len(sizes) == 1:
+        has["microbatch_samples"] = sizes.pop() // joint_replicas_of(plan)
+    states_dp = any(layout.module == llm and layout.dp for layout in job.layouts)
+    requested = {
+        "replicas": 1 if states_dp else wanted.replicas,
+        "microbatch_samples": wanted.microbatch_samples,
+    }
+    unlike = [name for name in has if requested[name] not in (1, has[name])]
+    if unlike:
+        asked, got = (", ".join(f"{name} {each[name]}" for name in unlike) for each in (requested, has))
+        yield f"{plan.strategy} changes the batch: the job has {asked}, the plan {got}"
 
 
 def _set(settings: Settings, module: str) -> dict[str, Any]:
@@ -82,10 +104,11 @@ def _too_few(plan: Plan, job: Job) -> Iterator[str]:
             short[count, depth] += 1
     for (count, depth), number in short.items():
         copies = f" in {number} of {len(replicas)} replicas" if len(replicas) > 1 else ""
+        asked = f", the job asks for {expected}," if count != expected else ""
         waits = ", so some stages always wait" if count < depth else ""
         yield (
-            f"{plan.strategy} has {count} microbatches, the job asks for {expected}, on {depth} consecutive "
-            f"stages{copies}{waits}; {_remedy(plan)}"
+            f"{plan.strategy} has {count} microbatches{asked} on {depth} consecutive stages{copies}{waits}; "
+            f"{_remedy(plan)}"
         )
 
 
