@@ -1,5 +1,6 @@
 """Conversions of units at the edges; inside, everything is seconds, bytes and FLOP."""
 
+import math
 import re
 
 KIB = 2**10
@@ -24,6 +25,11 @@ def ms(duration_s: float) -> float:
 def gib(num_bytes: float) -> float:
     """Bytes as GiB, for printing."""
     return num_bytes / GIB
+
+
+def wanted_memory_text(num_bytes: int) -> str:
+    """`memory_gib >= 44.954 (48,268,034,048 bytes)`: a job file's field, rounded up."""
+    return f"memory_gib >= {math.ceil(1000 * gib(num_bytes)) / 1000:.3f} ({num_bytes:,} bytes)"
 
 
 def duration_s(text: str, flag: str) -> float:

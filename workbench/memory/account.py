@@ -19,7 +19,7 @@ from workbench.plan.parameter_shards import kept_stages
 from workbench.plan.plan import Plan
 from workbench.plan.shard_unit import ShardUnit
 from workbench.schedule.action import MEANING, MOVES, Action, Pass
-from workbench.units import gib
+from workbench.units import gib, wanted_memory_text
 
 NUM_HOLDERS_NAMED = 3
 
@@ -197,7 +197,7 @@ def check_memory(lowered: Lowered, table: MemoryTable) -> None:
         raise ValueError(
             f"rank {worst}{_node_mates(group)} does not fit: {_gib(total)} {moment}, "
             f"but node {index} ({node.device}) has {_gib(node.memory_bytes)}; largest holders: "
-            f"{_holders(lowered, table, worst)}; want memory_bytes >= {total} ({_gib(total)}), "
+            f"{_holders(lowered, table, worst)}; want {wanted_memory_text(total)}, "
             "or recompute, sharding or more stages"
         )
 

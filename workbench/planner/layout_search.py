@@ -17,6 +17,7 @@ from workbench.planner.layout_choice import LayoutChoice, LayoutStep, Mode
 from workbench.planner.layout_space import Bounded, Family, Freedom, LayoutSpace
 from workbench.planner.layout_step import LayoutSteps, steps_of
 from workbench.planner.stage_counts import ROUNDING, Progress, silent
+from workbench.units import wanted_memory_text
 
 Accepts = Callable[[LayoutChoice, LayoutStep], bool]
 
@@ -252,6 +253,6 @@ def _refusal(
         return f"no {mode} layout takes all ranks: {reason}"
     choice, step = nearest
     return (
-        f"no {mode} layout fits: the smallest, {choice}, holds {step.peak_bytes} bytes on a rank of "
-        f"{step.memory_bytes}; want memory_bytes >= {step.peak_bytes} or more ranks"
+        f"no {mode} layout fits: the smallest, {choice}, holds {step.peak_bytes:,} bytes on a rank of "
+        f"{step.memory_bytes:,}; want {wanted_memory_text(step.peak_bytes)} or more ranks"
     )
