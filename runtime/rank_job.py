@@ -312,7 +312,7 @@ class _Rank:
             weights |= {key: parameter.detach().cpu().clone() for key, parameter in _named((module,))}
         known = self._executor.moments()
         moments = {
-            key: (known[parameter][0].cpu().clone(), known[parameter][1].cpu().clone())
+            key: tuple(moment.cpu().clone() for moment in known[parameter])
             for key, parameter in self._named()
             if parameter in known
         }

@@ -14,14 +14,14 @@ class RankState:
     """State of one rank at its last step, by (module, Hugging Face name).
 
     `gradients` are of trainable weights, summed over ranks and before clipping; `weights` are all of them,
-    after the step, or none where only gradients are collected; `moments` are AdamW's two, of weights that the
-    rank updates whole.
+    after the step, or none where only gradients are collected; `moments` are AdamW's two or Muon's momentum,
+    of weights that the rank updates whole.
     """
 
     rank: int
     gradients: dict[tuple[str, str], Tensor]
     weights: dict[tuple[str, str], Tensor]
-    moments: dict[tuple[str, str], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    moments: dict[tuple[str, str], tuple[Tensor, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

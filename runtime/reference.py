@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from runtime.data.batches import DataSource, microbatch_data
-from runtime.step.optimizer import OptimizerSettings, build_adamw, clip_factor, squared_norm
+from runtime.step.muon import build_optimizer
+from runtime.step.optimizer import OptimizerSettings, clip_factor, squared_norm
 from runtime.step.stage_module import StageInput, build_stage_module
 from runtime.world.device import CPU
 from workbench.data.sample import Item
@@ -57,7 +58,9 @@ class Reference:
             )
             for module in plan.model.modules
         }
-        self._adamw = build_adamw(self._trainable().values(), self.settings)
+        self._optimizer = build_optimizer(
+            plan, self.modules.values(), self._trainable().values(), self.settings
+        )
 
     def step(self, source: DataSource) -> ReferenceResult:
         """Run one step on the plan's global batch."""
@@ -101,14 +104,14 @@ class Reference:
         return loss
 
     def _update(self, trainable: Mapping[tuple[str, str], nn.Parameter]) -> None:
-        if self._adamw is None:
+        if self._optimizer is None:
             return
         if self.settings.clip_norm is not None:
             gradients = [p.grad for p in trainable.values() if p.grad is not None]
             factor = clip_factor(squared_norm(gradients, CPU), self.settings.clip_norm)
             for gradient in gradients:
                 gradient.mul_(factor)
-        self._adamw.step()
+        self._optimizer.step()
 
     def _named(self) -> Iterator[tuple[tuple[str, str], nn.Parameter]]:
         for module, stage_module in self.modules.items():
@@ -128,7 +131,7 @@ def reference_step(
     weights: Path | None = None,
     optimizer: OptimizerSettings | None = None,
 ) -> ReferenceResult:
-    """One AdamW step on the plan's global batch, from the same initial weights as the plan's ranks."""
+    """One optimizer step on the plan's global batch, from the same initial weights as the plan's ranks."""
     return Reference(plan, seed=seed, dtype=dtype, weights=weights, optimizer=optimizer).step(source)
 
 

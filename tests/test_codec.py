@@ -15,6 +15,7 @@ from workbench.data.sample import WHERE_SET
 from workbench.model.block_modules import BlockModule
 from workbench.plan.codec import dumps, loads, plan_hash, read_plan, write_plan
 from workbench.plan.kernels import Kernels
+from workbench.plan.optimizer import Optimizer
 from workbench.plan.plan import (
     Boundaries,
     KeyExchange,
@@ -74,6 +75,7 @@ SET = {  # of every field with a default
         "kernels": Kernels.EAGER,
         "optimizer_precision": Precision.FLOAT64,
         "boundaries": Boundaries.BROKERS,
+        "optimizer": Optimizer.MUON,
     },
     ModuleSettings: {
         "recompute": Recompute.FULL,

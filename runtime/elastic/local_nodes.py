@@ -10,6 +10,7 @@ from workbench.elastic.availability import Availability, parse_trace
 from workbench.elastic.step_events import StepEvents, told_events, traced_events
 from workbench.job.job import Job
 from workbench.job.process_nodes import is_local, num_process_nodes, on_process_nodes
+from workbench.plan.optimizer import Optimizer
 from workbench.schedule.choice import ScheduleKind
 
 STEPS = 20
@@ -101,6 +102,10 @@ def _check_job(job: Job) -> None:
     wide = job.settings.optimizer_precision
     if wide not in (None, job.settings.precision):
         raise ValueError(f"{where}: want optimizer_precision as precision, got {wide.value!r}")
+    if job.settings.optimizer is not Optimizer.ADAMW:
+        raise ValueError(
+            f"{where}: want optimizer {Optimizer.ADAMW.value!r}, got {job.settings.optimizer.value!r}"
+        )
     if job.schedule.kind is not ScheduleKind.ONE_F_ONE_B:
         raise ValueError(f"{where}: want schedule 1f1b, got {job.schedule.kind}")
     if job.replicas != 1:

@@ -39,22 +39,22 @@ class ElasticExecutor(Executor):
 
     def adopt(self, held: Holdings, modules: Iterable[StageModule], step: int) -> None:
         """Continue with the moments of kept weights after `step` steps, in place."""
-        if self._adamw is None:
+        if self._optimizer is None:
             return
         for module in modules:
             for owner, named in weights_of(module, self._sharded).items():
                 for name, parameter in named.items():
                     moments = held[owner][name].moments
                     if moments is not None:
-                        self._adamw.state[parameter] = {
-                            "step": step_count(self._adamw, parameter, step),
+                        self._optimizer.state[parameter] = {
+                            "step": step_count(self._optimizer, parameter, step),
                             "exp_avg": moments[0],
                             "exp_avg_sq": moments[1],
                         }
 
     def steps_taken(self) -> set[int]:
         """Numbers of steps that weights have seen: one number, or none where nothing is trained."""
-        states = () if self._adamw is None else self._adamw.state.values()
+        states = () if self._optimizer is None else self._optimizer.state.values()
         return {int(state["step"]) for state in states}
 
 

@@ -7,14 +7,14 @@ from contextlib import suppress
 import torch
 
 from workbench.memory.account import memory_table, moved_bytes
+from workbench.memory.layer import ADAMW_MOMENTS, MUON_MOMENTS
 from workbench.model.trained import trains
 from workbench.plan.expert_groups import held_elements
 from workbench.plan.lowered import Lowered
+from workbench.plan.muon import matrices_of
 from workbench.plan.plan import Plan
 from workbench.schedule.action import Action
 from workbench.units import gib
-
-MOMENTS = 2  # of AdamW
 
 
 def state_bytes(plan: Plan) -> int:
@@ -25,18 +25,21 @@ def state_bytes(plan: Plan) -> int:
     narrow = plan.settings.precision.num_bytes
     wide = plan.settings.optimizer_precision
     updated = narrow if wide is None else max(narrow, wide.num_bytes)
-    per_trained = narrow + MOMENTS * updated + (updated if updated > narrow else 0)
-    trained, frozen = 0.0, 0
+    per_trained = narrow + (updated if updated > narrow else 0)
+    trained, moments, frozen = 0.0, 0.0, 0
     seen: set[tuple[str, str]] = set()
     for stage in plan.stages:
         for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
+            matrices = matrices_of(plan.settings, layer)
             for parameter in layer.parameters():
                 if trains(layer, parameter):
-                    trained += held_elements(parameter, stage) * len(stage.flat_ranks)
+                    held = held_elements(parameter, stage) * len(stage.flat_ranks)
+                    trained += held
+                    moments += held * (MUON_MOMENTS if parameter in matrices else ADAMW_MOMENTS)
                 elif (stage.module, parameter.name) not in seen:
                     seen.add((stage.module, parameter.name))
                     frozen += parameter.num_elements
-    return round(per_trained * trained + narrow * frozen)
+    return round(per_trained * trained + updated * moments + narrow * frozen)
 
 
 def held_bytes(lowered: Lowered, order: Sequence[Action]) -> int:

@@ -34,7 +34,7 @@ from runtime.state.checkpoint_files import (
 from runtime.state.rank_state import RankNotes, notes_from
 from runtime.state.save_folder import check_folder, check_space, give_back, take
 from runtime.state.tensor_files import read_tensors, write_tensors
-from runtime.step.optimizer import step_count
+from runtime.step.muon import first_state
 from runtime.world.failure import RankError, death_of
 from workbench.stopped import StopWatch
 from workbench.supervised import Parent, as_parent, end_with
@@ -148,24 +148,20 @@ class _Child:
     pipe: int
 
 
-def live_tensors(named: Named, adamw: torch.optim.Optimizer | None) -> dict[str, Tensor]:
+def live_tensors(named: Named, optimizer: torch.optim.Optimizer | None) -> dict[str, Tensor]:
     """All tensors that a step changes: weights, the optimizer's copies of them, and its state.
 
-    An optimizer before its first step gets AdamW's initial state, so that there are tensors to read into.
+    An optimizer before its first step gets its initial state, so that there are tensors to read into.
     """
     tensors = {f"weight/{module}/{name}": weight.detach() for (module, name), weight in named}
-    if adamw is None:
+    if optimizer is None:
         return tensors
-    parameters = [parameter for group in adamw.param_groups for parameter in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for number, parameter in enumerate(parameters):
-        if not adamw.state[parameter]:
-            adamw.state[parameter] |= {
-                "step": step_count(adamw, parameter, 0),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
+        if not optimizer.state[parameter]:
+            optimizer.state[parameter] |= first_state(optimizer, parameter)
         tensors[f"optimizer/{number}/value"] = parameter.detach()
-        for name, value in adamw.state[parameter].items():
+        for name, value in optimizer.state[parameter].items():
             tensors[f"optimizer/{number}/{name}"] = value
     return tensors
 

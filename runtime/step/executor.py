@@ -12,8 +12,9 @@ from runtime.step.activations import Watched
 from runtime.step.annotations import annotated
 from runtime.step.fsdp.stages import ShardedStages
 from runtime.step.gradients import Gradients
+from runtime.step.muon import build_optimizer
 from runtime.step.offload import Offload
-from runtime.step.optimizer import OptimizerSettings, build_adamw
+from runtime.step.optimizer import OptimizerSettings
 from runtime.step.stage_edges import edges_before_the_end
 from runtime.step.stage_module import StageInput, StageModule
 from runtime.step.timing import Recorder
@@ -84,7 +85,7 @@ class Executor:
         self._wires, self._gradients, self._recorder = wires, gradients, recorder
         self._sharded = sharded or ShardedStages.none()
         self._settings = optimizer
-        self._adamw = build_adamw(gradients.parameters(), optimizer)
+        self._optimizer = build_optimizer(lowered.plan, modules.values(), gradients.parameters(), optimizer)
         self._loss_scale = loss_scale
         self._progress = progress
         self._on_gradients = on_gradients
@@ -125,11 +126,11 @@ class Executor:
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
         """The optimizer of this rank's weights; None where it trains nothing."""
-        return self._adamw
+        return self._optimizer
 
     def resume(self, before: "Executor") -> None:
         """Continue with the optimizer of the previous step, of the same weights on another plan."""
-        self._adamw = before._adamw
+        self._optimizer = before._optimizer
 
     def run_step(self) -> None:
         """Run one optimizer step.
@@ -257,7 +258,7 @@ class Executor:
 
     def _leave(self, action: Action, arrived: Arrived, start: Stamp) -> None:
         del arrived
-        copied = self._offload.leave(_id(action), self._adamw)
+        copied = self._offload.leave(_id(action), self._optimizer)
         self._recorder.span(Lane.COMPUTE, action, start, self._recorder.clock.stamp_of(copied))
         self._sample_memory()
 
@@ -274,15 +275,18 @@ class Executor:
         with annotated(action):
             if self._settings.clip_norm is not None:
                 self._gradients.clip(self._settings.clip_norm)
-            if self._adamw is not None:
-                self._adamw.step()
+            if self._optimizer is not None:
+                self._optimizer.step()
             self._gradients.publish()
         self._end(action, start)
 
-    def moments(self) -> dict[Tensor, tuple[Tensor, Tensor]]:
-        """Updated tensor -> AdamW's two moments of it."""
-        states = {} if self._adamw is None else self._adamw.state
-        return {tensor: (state["exp_avg"], state["exp_avg_sq"]) for tensor, state in states.items()}
+    def moments(self) -> dict[Tensor, tuple[Tensor, ...]]:
+        """Updated tensor -> AdamW's two moments of it, or Muon's momentum."""
+        states = {} if self._optimizer is None else self._optimizer.state
+        return {
+            tensor: tuple(value for name, value in sorted(state.items()) if name != "step")
+            for tensor, state in states.items()
+        }
 
     def clear_gradients(self) -> None:
         """Clear gradients between steps; not part of STEP."""

@@ -88,7 +88,7 @@ class Offload:
 def _moments(weights: list[nn.Parameter], optimizer: torch.optim.Optimizer | None) -> Iterator[Tensor]:
     for weight in weights if optimizer is not None else ():
         state = optimizer.state.get(weight, {}) if optimizer is not None else {}
-        yield from (value for name, value in sorted(state.items()) if name.startswith("exp_avg"))
+        yield from (value for name, value in sorted(state.items()) if name != "step")
 
 
 def _address(tensor: Tensor) -> int:

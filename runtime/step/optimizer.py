@@ -1,4 +1,4 @@
-"""The optimizer step: AdamW, with optional clipping by the global norm and learning-rate schedule."""
+"""The optimizer step of AdamW, with optional clipping by the global norm and learning-rate schedule."""
 
 import math
 from collections.abc import Iterable
@@ -51,7 +51,7 @@ class RateSchedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSettings:
-    """AdamW's settings, the same on every rank and in the reference.
+    """The optimizer's settings, the same on every rank and in the reference.
 
     `clip_norm` None: no clipping. `schedule` None: a constant rate.
     """
@@ -70,11 +70,14 @@ class OptimizerSettings:
             raise ValueError(f"clipping norm must be > 0 or None, got {self.clip_norm}")
 
 
-def build_adamw(parameters: Iterable[nn.Parameter], settings: OptimizerSettings) -> torch.optim.AdamW | None:
+def build_adamw(
+    parameters: Iterable[nn.Parameter], settings: OptimizerSettings, *, follows: bool = True
+) -> torch.optim.AdamW | None:
     """AdamW over the parameters, the same arithmetic on every rank.
 
     Fused on GPUs: a few kernels for all tensors instead of hundreds of small ones. Tensor by tensor on a CPU.
-    None where nothing is trainable, as torch refuses an empty list.
+    None where nothing is trainable, as torch refuses an empty list. `follows`: whether it follows the
+    settings' schedule of rates by itself.
     """
     trained = list(parameters)
     if not trained:
@@ -88,9 +91,16 @@ def build_adamw(parameters: Iterable[nn.Parameter], settings: OptimizerSettings)
         foreach=False,
         fused=True if all(parameter.is_cuda for parameter in trained) else None,
     )
-    if settings.schedule is not None:
-        adamw.register_step_pre_hook(partial(_set_rate, settings, settings.schedule))
+    if follows and settings.schedule is not None:
+        follow_rate(adamw, settings, settings.schedule)
     return adamw
+
+
+def follow_rate(
+    optimizer: torch.optim.Optimizer, settings: OptimizerSettings, schedule: RateSchedule
+) -> None:
+    """Before every step, set the rate of that step."""
+    optimizer.register_step_pre_hook(partial(_set_rate, settings, schedule))
 
 
 def update_of(adamw: torch.optim.Optimizer) -> Update:

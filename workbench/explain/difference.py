@@ -256,7 +256,7 @@ def _tokens(first: Plan, second: Plan) -> Iterator[Differs]:
 
 
 def _settings(first: Plan, second: Plan) -> Iterator[Differs]:
-    for name in ("precision", "kernels", "optimizer_precision"):
+    for name in ("precision", "kernels", "optimizer", "optimizer_precision"):
         yield from _if_different("settings", name, *(str(getattr(p.settings, name)) for p in (first, second)))
     for module in _modules(first, second):
         settings = [plan.settings.of(module) for plan in (first, second)]

@@ -8,6 +8,7 @@ from workbench.export.approximation import Change, in_settings, longest_tokens, 
 from workbench.export.module_layouts import llm_of, placed_modules, schedule_like
 from workbench.job.job import Job
 from workbench.model.block_modules import BlockModule
+from workbench.plan.optimizer import Optimizer
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Sharding
 from workbench.plan.recomputed_layers import recomputed_layers
 from workbench.schedule.choice import Schedule, ScheduleKind
@@ -42,6 +43,12 @@ def masked(plan: Plan) -> str | None:
 def too_precise(plan: Plan) -> str | None:
     """Double precision."""
     return "precision float64" if plan.settings.precision is Precision.FLOAT64 else None
+
+
+def muon(plan: Plan) -> str | None:
+    """An optimizer other than AdamW."""
+    rule = plan.settings.optimizer
+    return None if rule is Optimizer.ADAMW else f"optimizer {rule.value!r}"
 
 
 def frozen_parts(plan: Plan) -> str | None:

@@ -9,6 +9,7 @@ from workbench.job.batch_schema import BatchSpec
 from workbench.job.strict import Count, Positive, Strict
 from workbench.model.block_modules import BlockModule
 from workbench.model.layer import LARGEST_SIZE
+from workbench.plan.optimizer import Optimizer
 from workbench.plan.plan import KeyExchange, Precision
 from workbench.schedule.choice import ScheduleKind
 from workbench.schedule.sharded import ReshardAfter
@@ -290,6 +291,8 @@ class JobSpec(Strict):
         precision: precision of weights, activations and messages.
         optimizer_precision: precision of gradient accumulation and of the weights and moments that the
             optimizer updates.
+        optimizer: rule of the update. `muon`: of matrices of blocks, which every rank must hold whole (tp 1,
+            no sharding, no experts), and AdamW for all other weights.
         kernels: kernels of the layers, which determine the activations kept for the backward; auto: eager on
             this machine's processes, fused on GPUs.
         profile: profile of the machine: a shipped name, or the path of a file from `workbench calibrate`.
@@ -304,6 +307,7 @@ class JobSpec(Strict):
     max_ranks: Count | None = None
     precision: Literal["float64", "float32", "bfloat16"] = "bfloat16"
     optimizer_precision: Precision | None = None
+    optimizer: Optimizer = Optimizer.ADAMW
     kernels: Literal["auto", "fused", "eager"] = "auto"
     profile: Annotated[str, Field(min_length=1)]
 

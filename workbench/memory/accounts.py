@@ -55,7 +55,8 @@ class Accounts:
             )
             for stage in self.plan.stages_on.get(rank, ())
         )
-        per_plan = frame_of(self.plan), settings.kernels, settings.optimizer_precision
+        rule = settings.optimizer, settings.optimizer_precision
+        per_plan = frame_of(self.plan), settings.kernels, *rule
         return *per_plan, rank, per_stage, tuple(self.reduced.get(rank, {}).items())
 
     @cached_property

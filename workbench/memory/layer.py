@@ -148,6 +148,9 @@ def _fused_input_bytes(layer: Layer, needs: Needs, setting: Setting) -> int:
     return round(sum(_saved_by_operator(alone, needs, setting)))
 
 
+ADAMW_MOMENTS, MUON_MOMENTS = 2, 1  # per trained parameter
+
+
 class StateBytes(NamedTuple):
     """Bytes per parameter."""
 
@@ -157,31 +160,35 @@ class StateBytes(NamedTuple):
 
 
 def state_bytes(
-    element_bytes: int, kernels: Kernels = Kernels.FUSED, wide_bytes: int | None = None
+    element_bytes: int,
+    kernels: Kernels = Kernels.FUSED,
+    wide_bytes: int | None = None,
+    num_moments: int = ADAMW_MOMENTS,
 ) -> StateBytes:
-    """Return weight, gradient and AdamW state per trainable parameter; a frozen one has its weight only.
+    """Return weight, gradient and optimizer state per trainable parameter; a frozen one has its weight only.
 
     FUSED: 2-byte weights have a float32 master copy and two float32 moments (Rajbhandari et al.
     2020, "ZeRO", section 3.1: K = 12), wider ones two moments of their own width. EAGER: two
     moments of the weight's own width, as torch's AdamW keeps them. `wide_bytes`: the size of the
-    optimizer's elements, if set: gradients, moments, and a copy of narrower weights.
+    optimizer's elements, if set: gradients, moments, and a copy of narrower weights. Muon has one
+    momentum in place of the two moments.
     """
     if wide_bytes is not None:
-        copies = 2 if wide_bytes == element_bytes else 3
+        copies = num_moments + (wide_bytes != element_bytes)
         return StateBytes(element_bytes, wide_bytes, copies * wide_bytes)
     if kernels.is_megatron:
         master = FLOAT32_BYTES if element_bytes < FLOAT32_BYTES else 0
-        return StateBytes(element_bytes, GRADIENT_BYTES, master + 2 * FLOAT32_BYTES)
+        return StateBytes(element_bytes, GRADIENT_BYTES, master + num_moments * FLOAT32_BYTES)
     if kernels is Kernels.FUSED and element_bytes < FLOAT32_BYTES:
-        return StateBytes(element_bytes, element_bytes, 3 * FLOAT32_BYTES)
-    return StateBytes(element_bytes, element_bytes, 2 * element_bytes)
+        return StateBytes(element_bytes, element_bytes, (1 + num_moments) * FLOAT32_BYTES)
+    return StateBytes(element_bytes, element_bytes, num_moments * element_bytes)
 
 
-def state_bytes_of(settings: Settings) -> StateBytes:
+def state_bytes_of(settings: Settings, num_moments: int = ADAMW_MOMENTS) -> StateBytes:
     """Return `state_bytes` under a plan's or a job's settings."""
     wide = settings.optimizer_precision
     wide_bytes = None if wide is None else wide.num_bytes
-    return state_bytes(settings.precision.num_bytes, settings.kernels, wide_bytes)
+    return state_bytes(settings.precision.num_bytes, settings.kernels, wide_bytes, num_moments)
 
 
 def saved_bytes(layer: Layer, needs: Needs, work: Work, grid: Grid, element_bytes: int) -> int:

@@ -11,10 +11,12 @@ from workbench.memory.accounts import Accounts
 from workbench.memory.sizes import StageBytes, StageSplitBytes
 from workbench.memory.stage import GRADIENTS, StateKind, updated_elements
 from workbench.model.layer import Layer, Pointwise, Recurrence
+from workbench.model.muon import newton_schulz_bytes
 from workbench.model.trained import is_trained
 from workbench.plan.action_columns import KIND, NOWHERE, action_columns
 from workbench.plan.kernels import Kernels
 from workbench.plan.lru_cache import Identity, LruCache
+from workbench.plan.muon import matrices_of, ortho_precision
 from workbench.plan.parameter_shards import kept_stages, stages_reduced_once
 from workbench.plan.plan import Plan
 from workbench.plan.stage import Stage
@@ -324,12 +326,23 @@ class PassLines:
         self._hold(*np.array(entries, np.int64).reshape(-1, 3).T)
 
     def _step_working(self, index: int) -> int:
-        """Return the bytes of AdamW's two temporaries of the largest tensor; a fused AdamW has none."""
-        if self._plan.settings.kernels is not Kernels.EAGER:
-            return 0
+        """Return the bytes of temporaries of the tensor with most of them.
+
+        AdamW has two as large as the tensor, a fused AdamW none; Muon those of `newton_schulz_bytes`.
+        """
         stages = self._plan.stages_on.get(self._ranks[index], ())
+        of_matrices = max((size for stage in stages for size in self._matrix_working(stage)), default=0)
+        if self._plan.settings.kernels is not Kernels.EAGER:
+            return of_matrices
         sizes = [elements for stage in stages for elements in self._updated_elements(stage)]
-        return 2 * ceil(max(sizes, default=0)) * self._plan.settings.gradient_bytes
+        return max(of_matrices, 2 * ceil(max(sizes, default=0)) * self._plan.settings.gradient_bytes)
+
+    def _matrix_working(self, stage: Stage) -> Iterator[int]:
+        settings = self._plan.settings
+        element_bytes, ortho_bytes = settings.gradient_bytes, ortho_precision(settings).num_bytes
+        for layer in self._plan.model.module(stage.module).layers[slice(*stage.layers)]:
+            for matrix in matrices_of(settings, layer):
+                yield newton_schulz_bytes(matrix.shape, element_bytes, ortho_bytes)
 
     def _updated_elements(self, stage: Stage) -> Iterator[float]:
         unit = self._accounts.units.get(stage.id)

@@ -131,7 +131,8 @@ class Sizes:
         """Return a key of what decides the bytes of a weight of the module, and its `layer_numbers`."""
         if module not in self._state_keys:
             settings, of_module = self._plan.settings, self._plan.settings.of(module)
-            decisive = settings.precision, settings.optimizer_precision, settings.kernels
+            rule = settings.optimizer, settings.optimizer_precision
+            decisive = settings.precision, *rule, settings.kernels
             sharding = of_module.sharding, of_module.instances, num_replicas(self._plan)[module]
             key = Identity(self._plan.model), module, decisive, sharding
             self._state_keys[module] = _interned(key), layer_numbers(self._plan, module)

@@ -5,13 +5,14 @@ from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
 
-from workbench.memory.layer import state_bytes_of
+from workbench.memory.layer import ADAMW_MOMENTS, MUON_MOMENTS, state_bytes_of
 from workbench.model.experts import is_of_expert
 from workbench.model.layer import Parameter
 from workbench.model.trained import trained_parameters, trains
 from workbench.plan.expert_groups import held_elements
 from workbench.plan.gradient_groups import num_replicas, weights_with
 from workbench.plan.lowered import Weights
+from workbench.plan.muon import matrices_of
 from workbench.plan.optimizer_shards import state_shards
 from workbench.plan.plan import Plan, Sharding
 from workbench.plan.stage import Stage
@@ -57,16 +58,19 @@ def stage_state(plan: Plan, stage: Stage, counted: Collection[str] = ()) -> Iter
     """Yield (part, bytes) of every parameter of a stage on one of its ranks, except those already counted."""
     counted, parts_of = set(counted), _Shards(plan, stage)
     bytes_of: dict[tuple[object, ...], list[tuple[StateKind, int]]] = {}
-    kinds, layers = _state_kinds(plan, stage), plan.model.module(stage.module).layers
+    kinds_of = {count: _state_kinds(plan, stage, count) for count in (ADAMW_MOMENTS, MUON_MOMENTS)}
+    layers = plan.model.module(stage.module).layers
     for index in range(*stage.layers):
         layer = layers[index]
+        matrices = {parameter.name for parameter in matrices_of(plan.settings, layer)}
         for parameter in (candidate for candidate in layer.parameters() if candidate.name not in counted):
             counted.add(parameter.name)
             of_experts, parts = stage.ep > 1 and is_of_expert(parameter), parts_of.parts(index, parameter)
             is_trained = trains(layer, parameter)
-            shape = parameter.shape, parameter.shard, of_experts, is_trained, parts
+            num_moments = MUON_MOMENTS if parameter.name in matrices else ADAMW_MOMENTS
+            shape = parameter.shape, parameter.shard, of_experts, is_trained, parts, num_moments
             if shape not in bytes_of:
-                state_kinds = kinds[: 3 if is_trained else 1]
+                state_kinds = kinds_of[num_moments][: 3 if is_trained else 1]
                 elements = held_elements(parameter, stage)
                 bytes_of[shape] = [
                     (kind, ceil(elements * size / (parts if is_sharded else 1)))
@@ -75,9 +79,9 @@ def stage_state(plan: Plan, stage: Stage, counted: Collection[str] = ()) -> Iter
             yield from bytes_of[shape]
 
 
-def _state_kinds(plan: Plan, stage: Stage) -> tuple[tuple[StateKind, int, bool], ...]:
+def _state_kinds(plan: Plan, stage: Stage, num_moments: int) -> tuple[tuple[StateKind, int, bool], ...]:
     """Return the parts of a weight's state: bytes per element, and whether sharded; frozen: the first."""
-    sharding, size = plan.settings.of(stage.module).sharding, state_bytes_of(plan.settings)
+    sharding, size = plan.settings.of(stage.module).sharding, state_bytes_of(plan.settings, num_moments)
     bytes_of = {"parameters": size.weight, GRADIENTS: size.gradient, "optimizer": size.optimizer}
     return tuple(
         (StateKind(part, stage.module), num_bytes, sharding in _SHARDED[part])
@@ -108,12 +112,14 @@ class _Shards:
 
 
 def updated_elements(plan: Plan, stage: Stage, index: int) -> tuple[float, ...]:
-    """Return the elements of each tensor of a trained layer that the optimizer of one rank updates.
+    """Return the elements of each tensor of a trained layer that AdamW of one rank updates.
 
     These are its trained parameters, or one shard of all that are reduced together if sharded or with a wide
     copy.
     """
-    parameters = trained_parameters(plan.model.module(stage.module).layers[index])
+    layer = plan.model.module(stage.module).layers[index]
+    matrices = matrices_of(plan.settings, layer)
+    parameters = [each for each in trained_parameters(layer) if each not in matrices]
     is_sharded = plan.settings.of(stage.module).sharding is not Sharding.NONE
     if not is_sharded and plan.settings.gradient_bytes == plan.settings.precision.num_bytes:
         return tuple(held_elements(parameter, stage) for parameter in parameters)

@@ -13,6 +13,7 @@ from workbench.headline import Headline
 from workbench.model.block_modules import BlockModule
 from workbench.model.model_graph import ModelGraph
 from workbench.plan.kernels import Kernels
+from workbench.plan.optimizer import Optimizer
 from workbench.plan.stage import Stage, StageTables, tables_of
 from workbench.schedule.action import Action
 from workbench.schedule.sharded import ReshardAfter
@@ -214,6 +215,7 @@ class Settings:
             gradient accumulation. None: `precision`, except for what `kernels` imply about memory.
         boundaries: which ranks send tensors between modules: `direct`, the producer's ranks to the
             consumer's; `brokers`, through some ranks of the downstream module.
+        optimizer: rule of the update; `muon` is that of matrices of blocks, with AdamW for all others.
     """
 
     precision: Precision = Precision.BFLOAT16
@@ -221,6 +223,7 @@ class Settings:
     modules: tuple[ModuleSettings, ...] = ()
     optimizer_precision: Precision | None = field(default=None, metadata={WHERE_SET: True})
     boundaries: Boundaries = field(default=Boundaries.DIRECT, metadata={WHERE_SET: True})
+    optimizer: Optimizer = field(default=Optimizer.ADAMW, metadata={WHERE_SET: True})
 
     def __post_init__(self) -> None:
         wide = self.optimizer_precision

@@ -19,6 +19,7 @@ from workbench.model.frozen import Needs
 from workbench.model.layer import Layer, Parameter, Shard, TokenCount
 from workbench.model.trained import trained_parameters
 from workbench.plan.narrow_products import multiplying
+from workbench.plan.optimizer import Optimizer
 from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.recomputed_layers import recomputed_layers
 from workbench.plan.sequence import dividing
@@ -129,6 +130,12 @@ class ModulePrices:
     """
 
     def __init__(self, job: Job, cost: CostModel) -> None:
+        if job.settings.optimizer is not Optimizer.ADAMW:
+            known, given = Optimizer.ADAMW.value, job.settings.optimizer.value
+            raise ValueError(
+                f"job {job.name!r}: layouts are searched for optimizer {known!r}, got {given!r}; want a "
+                f"strategy that takes the job's layouts, or optimizer {known!r}"
+            )
         self.job, self.cost = job, cost
         self.size = state_bytes_of(job.settings)  # per parameter
         self._draft, self._alone = self._samples()

@@ -5,13 +5,14 @@ from itertools import chain
 
 import numpy as np
 
-from workbench.arrays import ints
+from workbench.arrays import Floats, ints
 from workbench.collector import collector_paused
 from workbench.cost.eager_traffic import EAGER_UPDATE_TENSORS, OptimizerKernels
 from workbench.cost.model import CostModel
 from workbench.cost.traffic import WIDE_BYTES
 from workbench.memory.stage import GRADIENTS, state_of
 from workbench.plan.lowered import Lowered
+from workbench.plan.optimizer import Optimizer
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.plan import Plan, Precision, Settings
 from workbench.plan.stage import Stage
@@ -19,6 +20,7 @@ from workbench.plan.work import works_of
 from workbench.schedule.action import COMPUTE, MEANING, Action, Activity, Pass, TaskKind, measured_as
 from workbench.timing.attention import AttentionModel
 from workbench.timing.key_exchange import with_key_exchange
+from workbench.timing.muon import MuonPrices, matrix_bytes
 from workbench.timing.pass_prices import PassPrices, Works, machines
 from workbench.timing.weights import WeightPrices
 from workbench.units import GB
@@ -141,16 +143,35 @@ class _Pricing:
             ranks: [index_of[rank] for rank in group.ranks if rank in index_of]
             for (_, ranks), group in alike.items()
         }
+        matrices_s = self._matrices_s(updated, present, machines)
         sizes = ints(len(present[id(group.ranks)]) for group in groups)
         index = ints(chain.from_iterable(present[id(group.ranks)] for group in groups))
         np.add.at(elements, index, np.repeat(updated, sizes))  # in the order of groups
         np.add.at(steps_s, index, np.repeat([self._weights.step_s(group) for group in groups], sizes))
         return {
-            rank: step_s + cost.profile.pipeline_factor(Pass.STEP) * self._update_s(num_elements, cost)
-            for rank, step_s, num_elements, cost in zip(
-                ranks, steps_s.tolist(), elements.tolist(), machines, strict=True
+            rank: step_s
+            + cost.profile.pipeline_factor(Pass.STEP) * (self._update_s(num_elements, cost) + matrix_s)
+            for rank, step_s, num_elements, matrix_s, cost in zip(
+                ranks, steps_s.tolist(), elements.tolist(), matrices_s.tolist(), machines, strict=True
             )
         }
+
+    def _matrices_s(
+        self, updated: list[float], present: dict[int, list[int]], machines: list[CostModel]
+    ) -> Floats:
+        """Return, by rank, the seconds of Muon's updates; take their elements from each group's `updated`."""
+        seconds = np.zeros(len(machines))
+        if self._plan.settings.optimizer is not Optimizer.MUON:
+            return seconds
+        self._unmeasured.add("Muon's update: products in short loops, and bytes over memory bandwidth")
+        muon = MuonPrices(self._plan)
+        for number, group in enumerate(self._lowered.groups):
+            (weights,) = group.weights
+            if of_matrices := muon.elements(weights):
+                updated[number] -= of_matrices
+                for index in present[id(group.ranks)]:
+                    seconds[index] += muon.update_s(weights, machines[index])
+        return seconds
 
     def _update_s(self, num_parameters: float, cost: CostModel) -> float:
         settings = self._plan.settings
@@ -162,7 +183,18 @@ class _Pricing:
 
 
 def least_update_s(num_parameters: float, cost: CostModel, settings: Settings) -> float:
-    """Return a lower bound of the seconds of updates of that many parameters, on any number of ranks."""
+    """Return a lower bound of the seconds of updates of that many parameters, on any number of ranks.
+
+    With Muon, any number of them may be in its matrices, whose products are left out.
+    """
+    least_s = _least_adamw_s(num_parameters, cost, settings)
+    if settings.optimizer is Optimizer.ADAMW:
+        return least_s
+    factor, moved = cost.profile.pipeline_factor(Pass.STEP), num_parameters * matrix_bytes(settings)
+    return min(least_s, factor * cost.least_update_s(moved))
+
+
+def _least_adamw_s(num_parameters: float, cost: CostModel, settings: Settings) -> float:
     factor, measured_s = cost.profile.pipeline_factor(Pass.STEP), _measured_update_s(cost, settings)
     if measured_s is not None:
         return factor * num_parameters * measured_s

@@ -11,9 +11,10 @@ from workbench.cost.model import CostModel
 from workbench.cost.node_copy import node_copy_s
 from workbench.elastic.availability import Availability
 from workbench.job.job import Job
-from workbench.memory.layer import state_bytes_of
+from workbench.memory.layer import MUON_MOMENTS, state_bytes_of
 from workbench.memory.stage import GRADIENTS, state_of
 from workbench.model.trained import frozen_parameters, trained_parameters
+from workbench.plan.muon import matrices_of
 from workbench.plan.plan import Plan
 from workbench.schedule.choice import Schedule
 from workbench.search.objectives import template_plans
@@ -294,12 +295,16 @@ def checkpoint_bytes(plan: Plan | Job) -> tuple[int, int]:
 
     Complexity: O(parameters).
     """
-    size = state_bytes_of(plan.settings)
+    size, of_muon = state_bytes_of(plan.settings), state_bytes_of(plan.settings, MUON_MOMENTS)
+    matrices: dict[tuple[str, str], int] = {}
     trained: dict[tuple[str, str], int] = {}
     frozen: dict[tuple[str, str], int] = {}
     for module in plan.model.modules:
         for layer in module.layers:
+            of_layer = matrices_of(plan.settings, layer)
+            matrices.update({(module.name, each.name): each.num_elements for each in of_layer})
             for elements, held in ((trained, trained_parameters), (frozen, frozen_parameters)):
                 elements.update({(module.name, each.name): each.num_elements for each in held(layer)})
     saved = sum(trained.values()) * (size.weight + size.optimizer)
+    saved -= sum(matrices.values()) * (size.optimizer - of_muon.optimizer)
     return saved, saved + sum(frozen.values()) * size.weight
