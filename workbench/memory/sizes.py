@@ -264,9 +264,9 @@ class Sizes:
             layer.kept.num_bytes if checkpoint is None else checkpoint
             for layer, checkpoint in zip(all_bytes, checkpoints, strict=True)
         ]
-        shared = _shared_without(all_bytes, checkpoints)
+        shared = max(layer.shared for layer in all_bytes)  # recomputed layers hold it too, to run again
         again = [
-            0 if checkpoint is None else layer.kept.num_bytes + max(0, layer.shared - shared)
+            0 if checkpoint is None else layer.kept.num_bytes - _held_already(layer, checkpoint)
             for layer, checkpoint in zip(all_bytes, checkpoints, strict=True)
         ]
         input_kept = all_bytes[0].kept.input_bytes if checkpoints[0] is None else kept[0]
@@ -287,7 +287,6 @@ class Sizes:
         splits = self._of_layers(layer_split_bytes, stage, needs, setting)
         all_bytes = self._of_layers(layer_bytes, stage, needs, setting)
         checkpoints = self._checkpoints(stage, needs, setting)
-        shared = _shared_without(all_bytes, checkpoints)
         left = later = sum(split.left for split in splits)
         kept, total, gradients = 0, 0, 0
         peak, first = 0, left
@@ -295,7 +294,7 @@ class Sizes:
             later -= split.left
             first = max(first, gradients + split.weight_pass + later)
             gradients += split.gradients
-            again = 0 if checkpoint is None else checkpoint + max(0, layer.shared - shared)
+            again = 0 if checkpoint is None else checkpoint
             peak = max(peak, kept + again + split.input_pass + later)
             kept += layer.kept.num_bytes if checkpoint is None else checkpoint
         total = kept
@@ -345,10 +344,9 @@ class Sizes:
         return ceil(num_bytes / stage.tp) if is_divided else num_bytes
 
 
-def _shared_without(layers: Sequence[LayerBytes], checkpoints: Sequence[int | None]) -> int:
-    """Return the bytes that layers without a checkpoint keep together; recomputed ones then find them."""
-    pairs = zip(layers, checkpoints, strict=True)
-    return max((layer.shared for layer, checkpoint in pairs if checkpoint is None), default=0)
+def _held_already(layer: LayerBytes, checkpoint: int) -> int:
+    """Return what a layer that runs again keeps of its input: the tensor of its checkpoint, not another."""
+    return min(checkpoint, layer.kept.input_bytes)
 
 
 def _stage_bytes(
@@ -359,7 +357,7 @@ def _stage_bytes(
     """Return the peaks over the layers: a forward keeps what lies before, a backward frees what lies behind.
 
     Args:
-        lists: by layer: what it keeps, what its recomputation keeps until its backward, its gradients.
+        lists: by layer: what it keeps, what its recomputation adds to that until its backward, its gradients.
         edges: shared, input and output bytes of the stage.
     """
     shared, input_kept, output = edges
