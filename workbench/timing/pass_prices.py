@@ -144,16 +144,16 @@ class PassPrices:
         seconds_of: dict[tuple[int, tuple[Pass, ...]], float] = {}
         seconds = []
         backwards = self._routing.backwards(stage)
-        for index, (microbatch, microbatch_kind, has_backward) in enumerate(
-            zip(microbatches, self._microbatch_kinds_of(stage), backwards, strict=True)
-        ):
+        beside = self._rounds_beside(stage, kind, backwards)
+        of_each = zip(microbatches, self._microbatch_kinds_of(stage), backwards, beside, strict=True)
+        for microbatch, microbatch_kind, has_backward, rounds in of_each:
             if kind is not Pass.F and not has_backward:
                 seconds.append(nan)
                 continue
-            key = microbatch_kind, self._rounds_beside(stage, kind, index, backwards)
+            key = microbatch_kind, rounds
             if key not in seconds_of:
                 times = self._times(stage, microbatch, microbatch_kind)
-                lost_s = self._lost_s(stage, key[1], times.of(kind))
+                lost_s = self._lost_s(stage, rounds, times.of(kind))
                 seconds_of[key] = overhead_s + factor * (times.of(kind) + lost_s)
             seconds.append(seconds_of[key])
         return seconds
@@ -225,22 +225,23 @@ class PassPrices:
         trained = [layer for index in partial_layers(self._plan, stage) if is_trained(layer := layers[index])]
         return self._collectives.partial_s(trained, stage.ranks[0]) if trained else 0.0
 
-    def _rounds_beside(
-        self, stage: Stage, kind: Pass, index: int, backwards: Sequence[bool]
-    ) -> tuple[Pass, ...]:
-        """Return the collectives of sharded weights that run beside a pass.
+    def _rounds_beside(self, stage: Stage, kind: Pass, backwards: Sequence[bool]) -> list[tuple[Pass, ...]]:
+        """[microbatches] collectives of sharded weights that run beside a pass.
 
         Those of its own round approximate its neighbours'. The first microbatch opens a step's only round,
         the last one with a backward ends it.
         """
-        unit = self._units.get(stage.id)
+        unit, count = self._units.get(stage.id), len(backwards)
         if unit is None:
-            return ()
+            return [()] * count
         settings = self._plan.settings.of(stage.module)
         once, each_pass = settings.is_gathered_once, settings.reshard_after is ReshardAfter.PASS
-        gathers = (kind is Pass.F or each_pass) and not (once and index)
-        scatters = kind is Pass.B and unit.trained and not (once and any(backwards[index + 1 :]))
-        return (Pass.ALL_GATHER,) * gathers + (Pass.REDUCE_SCATTER,) * bool(scatters)
+        gathering = (Pass.ALL_GATHER,) * (kind is Pass.F or each_pass)
+        scattering = (Pass.REDUCE_SCATTER,) * bool(kind is Pass.B and unit.trained)
+        if not once:
+            return [gathering + scattering] * count
+        last = max((index for index, has_backward in enumerate(backwards) if has_backward), default=-1)
+        return [gathering * (index == 0) + scattering * (index >= last) for index in range(count)]
 
     def _lost_s(self, stage: Stage, beside: Sequence[Pass], pass_s: float) -> float:
         """Return the seconds that a pass with sharded weights loses to the collectives beside it."""
