@@ -2,9 +2,12 @@
 
 import pytest
 
-from experiments.fidelity.family_memory import GOAL, cases_of, family_of, worst_by_family
+from experiments.fidelity.family_memory import GOAL, cases_of, family_of, plan_of, worst_by_family
 from experiments.fidelity.memory import RankMemory, measure
 from runtime.world.pool import Pool
+from workbench.data.sample import Sample, Segment
+from workbench.model.model_graph import TEXT
+from workbench.plan.plan import Recompute
 
 # Where the account was furthest off before it knew: scores and logits that are bent, gradients of
 # stacked experts, norms without weights, gates and tapped outputs, a merger that is cut, biases of
@@ -46,6 +49,17 @@ def test_every_rank_is_within_the_goal(name: str, pool: Pool) -> None:
     plan = dict(cases_of(family_of(name)))[name]
     errors = [row.error for row in measure(name, plan, pool)]
     assert max(map(abs, errors)) <= GOAL, errors
+
+
+@pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.BLOCKS])
+def test_the_gradient_of_a_tied_head_waits_for_the_embeddings(recompute: Recompute, pool: Pool) -> None:
+    """On one rank: autograd sums both before it adds them to those of the microbatch before."""
+    model = dict(cases_of("gpt2"))["gpt2, pp 2"].model
+    (llm,) = model.modules
+    texts = tuple(Sample(index, (Segment(TEXT, 0, 128, 128),)) for index in range(2))
+    plan = plan_of(model, texts, ((llm, (0, len(llm.layers)), (0,)),), recompute=recompute)
+    (alone,) = measure("gpt2 alone", plan, pool)
+    assert abs(alone.error) <= 0.0005, alone
 
 
 @pytest.mark.parametrize("name", ["llama, recompute", "qwen3, recompute"])

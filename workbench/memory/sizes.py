@@ -280,7 +280,25 @@ class Sizes:
             weights_of[id(layer.operators)] if need.weight_grad else 0
             for layer, need in zip(layers, needs, strict=True)
         ]
-        return _stage_bytes(all_bytes, (kept, again, gradients), (shared, input_kept, output))
+        waiting = self._waiting(stage, needs, setting)
+        return _stage_bytes(all_bytes, (kept, again, gradients, waiting), (shared, input_kept, output))
+
+    def _waiting(self, stage: Stage, needs: Sequence[Needs], setting: Setting) -> list[int]:
+        """[layers] bytes of tied weights' gradients that autograd holds until an earlier layer has its own.
+
+        Megatron's products add theirs to the accumulated ones themselves.
+        """
+        layers = self._plan.model.module(stage.module).layers[slice(*stage.layers)]
+        if self._plan.settings.kernels.is_megatron:
+            return [0] * len(layers)
+        earlier: set[str] = set()
+        waiting = []
+        for layer, need in zip(layers, needs, strict=True):
+            names = {shared for _, shared in layer.tied} if need.weight_grad else set()
+            tied = (p for p in trainable_parameters(layer) if p.name in names & earlier)
+            waiting.append(sum(round(held_elements(p, stage) * setting.element_bytes) for p in tied))
+            earlier |= names
+        return waiting
 
     def _sum_split(self, stage: Stage, needs: tuple[Needs, ...], setting: Setting) -> StageSplitBytes[int]:
         """Return the peaks over the layers: I left what lies behind; W made gradients of what lies before."""
@@ -351,26 +369,28 @@ def _held_already(layer: LayerBytes, checkpoint: int) -> int:
 
 def _stage_bytes(
     layers: list[LayerBytes],
-    lists: tuple[list[int], list[int], list[int]],
+    lists: tuple[list[int], list[int], list[int], list[int]],
     edges: tuple[int, int, int],
 ) -> StageBytes[int]:
     """Return the peaks over the layers: a forward keeps what lies before, a backward frees what lies behind.
 
     Args:
-        lists: by layer: what it keeps, what its recomputation adds to that until its backward, its gradients.
+        lists: by layer: what it keeps, what its recomputation adds to that until its backward, its gradients,
+            and those that wait for an earlier layer's.
         edges: shared, input and output bytes of the stage.
     """
     shared, input_kept, output = edges
-    total, before, later = sum(lists[0]), 0, sum(lists[2])
+    total, before, later, waits = sum(lists[0]), 0, sum(lists[2]), sum(lists[3])
     forward = accumulating = first = total
-    for layer, kept, again, gradient in zip(layers, *lists, strict=True):
+    for layer, kept, again, gradient, waiting in zip(layers, *lists, strict=True):
         before += kept
+        waits -= waiting
         forward = max(forward, before + layer.forward)
         if layer.has_backward:
-            accumulating = max(accumulating, before + again + layer.accumulating)
+            accumulating = max(accumulating, before + again + layer.accumulating + waits)
             first = max(first, before + again + layer.backward + later)
         if layer.has_backward and again:  # whose forward runs again, with earlier gradients there
-            accumulating = max(accumulating, before + again + layer.forward)
+            accumulating = max(accumulating, before + again + layer.forward + waits)
             first = max(first, before + again + layer.forward + later - gradient)
         later -= gradient
     return StageBytes(
