@@ -7,12 +7,13 @@ import pytest
 from sim.predict import iteration_s
 from tests.test_predict import row
 from workbench.cost.execution import Execution
+from workbench.cost.expert_parallel import ROUTER
 from workbench.cost.model import CostModel
-from workbench.cost.products import ProductFormat, is_measured, narrow_rate
+from workbench.cost.products import ProductFormat, is_measured, is_narrowed, narrow_rate
 from workbench.cost.profile import NarrowRate, Profile, ideal_profile
 from workbench.cost.roofline import RowWork, Work
 from workbench.llm_table.predict import Prediction, RowPredictor
-from workbench.model.layer import Layer, LayerKind, Matmul
+from workbench.model.layer import Layer, LayerKind, Matmul, Pointwise
 
 BYTES_PER_S = 3e12
 ROWS, INNER, OUTER = 8192, 4096, 16384
@@ -112,3 +113,11 @@ def test_a_scale_a_row_keeps_inputs_as_they_are():
 def test_other_formats_have_no_such_scales(precision: str):
     with pytest.raises(ValueError, match="fp8_scaling: want current without precision fp8, got row"):
         row(precision=precision, fp8_scaling="row")
+
+
+def test_products_alone_are_cast():
+    """Not the norm in front of them, nor the router."""
+    norm = Pointwise(name="norm", width=INNER, num_passes=2, weights=(("weight", INNER),))
+    router = Matmul(name=ROUTER, in_features=INNER, out_features=8)
+    mixed = replace(LINEAR, operators=(norm, *LINEAR.operators, router))
+    assert [is_narrowed(mixed, each) for each in mixed.operators] == [False, True, False]

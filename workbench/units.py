@@ -54,3 +54,6 @@ def duration_text(length_s: float) -> str:
     """
     unit = next((name for name, size in reversed(_UNIT_S.items()) if length_s >= size), "s")
     return f"{length_s / _UNIT_S[unit]:.4g}{unit}"
+
+
+FLOAT32_BYTES = 4

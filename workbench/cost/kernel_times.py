@@ -13,7 +13,7 @@ from workbench.cost.execution import ALIGNED_BYTES, AttentionKernel, Execution
 from workbench.cost.flash import ends_at_windows, flash_share
 from workbench.cost.interpolate import Surface
 from workbench.cost.power import clock_share, slowest_share
-from workbench.cost.products import NARROW, WIDE_BYTES, ProductFormat, narrow_rate
+from workbench.cost.products import BFLOAT16_BYTES, NARROW, ProductFormat, narrow_rate
 from workbench.cost.profile import Direction, Profile, Table
 from workbench.cost.roofline import Gemm, Grid, Work, attention_flop, attention_pairs, operator_tokens
 from workbench.cost.sustained import (
@@ -99,7 +99,7 @@ class KernelTimes:
         if narrow is ProductFormat.SAME or not seconds:
             return seconds
         operands = (gemm.m * gemm.k + gemm.k * gemm.n) * NARROW[narrow].element_bytes
-        moved_s = self.moved_s(operands + gemm.m * gemm.n * WIDE_BYTES)
+        moved_s = self.moved_s(operands + gemm.m * gemm.n * BFLOAT16_BYTES)
         return self._floor(max(seconds / narrow_rate(self.profile, narrow), moved_s))
 
     def cast_s(self, elements: float, narrow: ProductFormat) -> float:

@@ -19,8 +19,7 @@ from workbench.cost.least_products import LeastProducts
 from workbench.cost.measured import MeasuredLayer, from_measured, in_one_piece
 from workbench.cost.operator_passes import OperatorPasses
 from workbench.cost.operator_sums import Links, OperatorSums
-from workbench.cost.products import WIDE_BYTES as NARROWED_BYTES
-from workbench.cost.products import ProductFormat, is_narrowed
+from workbench.cost.products import BFLOAT16_BYTES, ProductFormat, is_narrowed
 from workbench.cost.profile import Profile
 from workbench.cost.roofline import (
     Grid,
@@ -29,7 +28,7 @@ from workbench.cost.roofline import (
 )
 from workbench.cost.signature import Signatures
 from workbench.model.experts import num_experts
-from workbench.model.layer import Layer, Matmul, TokenCount
+from workbench.model.layer import Layer, TokenCount
 from workbench.model.trained import without_adapters
 
 __all__ = ["CostModel", "LayerTime", "RowWork", "Work", "unmeasured_of"]
@@ -237,9 +236,9 @@ class CostModel(KernelTimes):
 
     def _is_narrowed(self, layer: Layer, precision: str) -> bool:
         """Whether the layer has products in a narrow format, with which no layer was measured whole."""
-        if self.execution.products is ProductFormat.SAME or ELEMENT_BYTES[precision] > NARROWED_BYTES:
+        if self.execution.products is ProductFormat.SAME or ELEMENT_BYTES[precision] > BFLOAT16_BYTES:
             return False
-        return any(isinstance(each, Matmul) and is_narrowed(layer, each) for each in layer.operators)
+        return any(is_narrowed(layer, each) for each in layer.operators)
 
     def _links(self, grid: Grid, link: Link | None, context_link: Link | None) -> Links:
         if grid != Grid(1, 1) and link is None:

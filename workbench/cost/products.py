@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from workbench.cost.expert_parallel import ROUTER
 from workbench.cost.profile import Profile
-from workbench.model.layer import Layer, LayerKind, Operator
+from workbench.model.layer import Layer, LayerKind, Matmul, Operator
 
-WIDE_BYTES = 2  # bytes of an element before its cast, and of a product's result
+BFLOAT16_BYTES = 2  # of an element before its cast, and of a product's result
 
 
 class ProductFormat(StrEnum):
@@ -108,8 +108,8 @@ NARROW = {
 
 
 def is_narrowed(layer: Layer, operator: Operator) -> bool:
-    """Whether narrow formats apply to a product: to linear layers of blocks, but not to routers."""
-    return layer.kind is LayerKind.BLOCK and operator.name != ROUTER
+    """Whether narrow formats apply to an operator: to products of blocks, but not to routers."""
+    return isinstance(operator, Matmul) and layer.kind is LayerKind.BLOCK and operator.name != ROUTER
 
 
 def known_rate(profile: Profile, narrow: ProductFormat) -> float | None:

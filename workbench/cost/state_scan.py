@@ -2,9 +2,9 @@
 
 from workbench.cost.delta_rule import RulePasses
 from workbench.model.layer import StateScan
+from workbench.units import FLOAT32_BYTES
 
 KERNELS, BACKWARD_KERNELS = 6, 22  # with the convolution's; see `state_scan_bytes`
-WIDE_BYTES = 4  # of scores, states, steps and decays inside the kernels
 
 
 def state_scan_flop(scan: StateScan, tokens: float, tp: int = 1) -> RulePasses:
@@ -45,8 +45,8 @@ def state_scan_bytes(scan: StateScan, tokens: float, element_bytes: int, tp: int
     states = heads * scan.key_dim * scan.value_dim / scan.chunk
     scores = scan.num_key_heads * scan.chunk
     again = (heads + 3 * keys + values + states) * element_bytes
-    again += (4 * heads + 2 * states + scores) * WIDE_BYTES
+    again += (4 * heads + 2 * states + scores) * FLOAT32_BYTES
     convolution = 2 * scan.width * element_bytes
-    output = (keys + 2 * values + states) * element_bytes + (2 * heads + scores) * WIDE_BYTES
+    output = (keys + 2 * values + states) * element_bytes + (2 * heads + scores) * FLOAT32_BYTES
     forward = convolution + again + output
     return RulePasses(tokens / tp * forward, tokens / tp * (2 * forward + again))

@@ -6,8 +6,9 @@ from typing import NamedTuple
 from workbench.cost.roofline import Grid, Work, operator_tokens
 from workbench.model.experts import JOIN
 from workbench.model.layer import Lookup, Pointwise, Shard
+from workbench.units import FLOAT32_BYTES
 
-WIDE_BYTES = 4  # of a float32, in which softmax, loss and main gradients are computed
+WIDE_BYTES = FLOAT32_BYTES  # in which softmax, loss and main gradients are computed
 MASK_BYTES = 1  # of an element of a dropout mask
 LOSS = "loss"
 

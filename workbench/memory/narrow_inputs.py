@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from workbench.cost.products import NARROW, WIDE_BYTES, ProductFormat, is_narrowed
+from workbench.cost.products import BFLOAT16_BYTES, NARROW, ProductFormat, is_narrowed
 from workbench.model.layer import Attention, Layer, Matmul, Operator
 
 
@@ -15,7 +15,7 @@ def keeps_cast(layer: Layer, operator: Operator, products: ProductFormat) -> boo
     """
     if products is ProductFormat.SAME or NARROW[products].keeps_wide or layer.has_adapters:
         return False
-    return isinstance(operator, Matmul) and is_narrowed(layer, operator)
+    return is_narrowed(layer, operator)
 
 
 def with_kept_inputs(layer: Layer, products: ProductFormat, *, beside_attention: bool) -> Layer:
@@ -37,7 +37,7 @@ def _kept(layer: Layer, products: ProductFormat, *, beside_attention: bool) -> I
     previous: Operator | None = None
     for each in layer.operators:
         if isinstance(each, Matmul) and keeps_cast(layer, each, products):
-            share = NARROW[products].element_bytes / WIDE_BYTES
+            share = NARROW[products].element_bytes / BFLOAT16_BYTES
             share += beside_attention and isinstance(previous, Attention)
             yield replace(each, in_features=max(1, round(each.in_features * share)))
         else:
