@@ -7,6 +7,7 @@ KIB = 2**10
 MIB = 2**20
 GIB = 2**30
 GB = 10**9
+FLOAT32_BYTES = 4
 
 MS_PER_S = 1e3
 US_PER_S = 1e6
@@ -54,6 +55,3 @@ def duration_text(length_s: float) -> str:
     """
     unit = next((name for name, size in reversed(_UNIT_S.items()) if length_s >= size), "s")
     return f"{length_s / _UNIT_S[unit]:.4g}{unit}"
-
-
-FLOAT32_BYTES = 4

@@ -5,8 +5,9 @@ from math import ceil
 from typing import NamedTuple
 
 from workbench.cost.delta_rule import CHUNK
-from workbench.memory.setting import FLOAT32_BYTES, Setting
+from workbench.memory.setting import Setting
 from workbench.model.layer import DeltaRule
+from workbench.units import FLOAT32_BYTES
 
 
 def fused_rule_bytes(rule: DeltaRule, element_bytes: int) -> int:

@@ -21,7 +21,7 @@ from workbench.memory.grouped_experts import with_grouped_experts
 from workbench.memory.megatron import GRADIENT_BYTES, megatron_saved
 from workbench.memory.narrow_inputs import keeps_cast, with_kept_inputs
 from workbench.memory.recurrence import fused_recurrence_bytes
-from workbench.memory.setting import FLOAT32_BYTES, INDEX_BYTES, Setting
+from workbench.memory.setting import INDEX_BYTES, Setting
 from workbench.memory.split import SplitBytes, split_bytes
 from workbench.model.block_modules import kept_beside, reads_alike
 from workbench.model.frozen import Needs
@@ -40,6 +40,7 @@ from workbench.model.layer import (
 from workbench.model.trained import has_trainable
 from workbench.plan.kernels import Kernels
 from workbench.plan.plan import Settings
+from workbench.units import FLOAT32_BYTES
 
 MOST_CACHED = 4096  # layers under settings
 

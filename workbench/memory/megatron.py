@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from workbench.memory.adapters import inner_bytes
 from workbench.memory.recurrence import fused_recurrence_bytes
-from workbench.memory.setting import FLOAT32_BYTES, INDEX_BYTES, Setting
+from workbench.memory.setting import INDEX_BYTES, Setting
 from workbench.model.block_modules import reads_alike
 from workbench.model.experts import is_of_expert
 from workbench.model.frozen import Needs
@@ -20,6 +20,7 @@ from workbench.model.layer import (
     Recurrence,
     Shard,
 )
+from workbench.units import FLOAT32_BYTES
 
 MASK_BYTES = 1  # of a dropout mask's element
 GRADIENT_BYTES = 4  # gradients are summed in float32

@@ -7,8 +7,8 @@ from workbench.cost.roofline import Grid, Work, operator_tokens
 from workbench.model.block_modules import BlockModule
 from workbench.model.latent_attention import LATENT_NORMS
 from workbench.model.layer import Operator, Pointwise, Shard
+from workbench.units import FLOAT32_BYTES
 
-FLOAT32_BYTES = 4
 INDEX_BYTES = 8
 
 

@@ -4,8 +4,9 @@ from collections import Counter
 from math import ceil
 
 from workbench.memory.delta_rule import RuleWorking
-from workbench.memory.setting import FLOAT32_BYTES, Setting
+from workbench.memory.setting import Setting
 from workbench.model.layer import Layer, Pointwise, StateScan
+from workbench.units import FLOAT32_BYTES
 
 
 def fused_scan_bytes(scan: StateScan, element_bytes: int) -> int:

@@ -7,8 +7,6 @@ from workbench.model.muon import muon_matrices
 from workbench.plan.optimizer import Optimizer
 from workbench.plan.plan import Plan, Precision, Settings, Sharding
 
-ORTHO_BYTES = 2  # bfloat16, but float64 for float64 weights
-
 
 def matrices_of(settings: Settings, layer: Layer) -> tuple[Parameter, ...]:
     """Weights of the layer that Muon updates; none where the optimizer is AdamW."""
