@@ -246,6 +246,15 @@ def test_a_plan_of_no_strategy_is_explained_like_any_other(job: Job, tmp_path: P
     assert found["note"] == ""
 
 
+def test_layouts_that_no_strategy_takes_are_changed_by_moves(job: Job, tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    write_plan(replace(planned(job, "megatron-homogeneous"), strategy="theirs"), file)
+    found = answered("explain", file, "--budget", "60")
+    note = "changes are those of a joint search, as megatron-heterogeneous cannot plan these layouts: "
+    assert found["note"].startswith(note + "the layout needs 12 ranks")
+    assert any(change["kind"] == "memory" for change in found["changes"]["slower"])
+
+
 def test_bad_input_is_one_line(job: Job, tmp_path: Path) -> None:
     file, spec = tmp_path / "a.json", tmp_path / "vlm.yaml"
     write_plan(planned(job), file)

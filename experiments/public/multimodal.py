@@ -5,7 +5,7 @@ trains, and takes the language model's place (`experiments.public.video_transfor
 given, adapters train instead (`experiments.public.adapters`).
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -179,10 +179,10 @@ def step_of(row: Row, job: Job) -> Estimate:
 
 def _update_s(trace: Trace) -> float:
     """Seconds of the optimizer step on the rank where it takes longest."""
-    update_s: Counter[int] = Counter()
+    update_s: dict[int, float] = defaultdict(float)
     for span in trace.spans:
         if span.action.kind is Pass.STEP:
-            update_s[span.rank] += span.end_s - span.start_s  # type: ignore[assignment]
+            update_s[span.rank] += span.end_s - span.start_s
     return max(update_s.values(), default=0.0)
 
 

@@ -23,11 +23,11 @@ def read_job(path: Path, *, sizes: str | None = None, seed: int = 0, tiling: Til
     warn_of_misspelt_keys(job.model)
     if sizes is not None:
         job = with_sizes(job, sizes, seed=seed, tiling=tiling)
-    warn_of_unlike_rows(job, (sizes, tiling) if sizes is not None else sizes_of(path))
+    warn_of_batch(job, (sizes, tiling) if sizes is not None else sizes_of(path))
     return job
 
 
-def warn_of_unlike_rows(job: Job, source: tuple[str, Tiling] | None) -> None:
+def warn_of_batch(job: Job, source: tuple[str, Tiling] | None) -> None:
     """Print warnings if the job's samples are rows unlike most of their file's, or leave encoders idle."""
     if source is None:
         return

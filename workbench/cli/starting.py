@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from workbench.cli.console import emit_json, show, warn
-from workbench.cli.job_reading import warn_of_misspelt_keys, warn_of_unlike_rows
+from workbench.cli.job_reading import warn_of_batch, warn_of_misspelt_keys
 from workbench.cli.options import Json
 from workbench.cost.products import ProductFormat
 from workbench.job.draft import LARGEST_IMAGE_PX, USUAL_TEXT_TOKENS, Draft, Train, draft, machines_of
@@ -67,7 +67,7 @@ def init_command(
     write_text(job_draft.text, output)
     warn_of_misspelt_keys(job_draft.model)
     if data is not None:
-        warn_of_unlike_rows(load_job(output), sizes_of(output))
+        warn_of_batch(load_job(output), sizes_of(output))
     for refusal in _run_refusals(job_draft.model, products):
         warn(f"plans of this job can be simulated, not run: {refusal}")
     if as_json:

@@ -45,7 +45,7 @@ def too_precise(plan: Plan) -> str | None:
     return "precision float64" if plan.settings.precision is Precision.FLOAT64 else None
 
 
-def muon(plan: Plan) -> str | None:
+def other_optimizer(plan: Plan) -> str | None:
     """An optimizer other than AdamW."""
     rule = plan.settings.optimizer
     return None if rule is Optimizer.ADAMW else f"optimizer {rule.value!r}"

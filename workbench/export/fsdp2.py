@@ -28,7 +28,7 @@ def _refuses(plan: Plan) -> str | None:
     return (
         expressible.without_source(plan)
         or _untrained_adapters(plan)
-        or expressible.muon(plan)
+        or expressible.other_optimizer(plan)
         or expressible.narrow_products(plan)
         or expressible.unplaced(plan)
         or _cut(plan)

@@ -58,7 +58,7 @@ def inexpressible(
         or inexpressible_decoder(plan)
         or expressible.masked(plan)
         or expressible.too_precise(plan)
-        or expressible.muon(plan)
+        or expressible.other_optimizer(plan)
         or inexpressible_in_megatron(plan)
     )
     if part is not None or len(plan.model.modules) == 1:

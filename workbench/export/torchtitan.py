@@ -53,7 +53,7 @@ def _refuses(plan: Plan) -> str | None:
         or _inexpressible_decoder(plan)
         or expressible.masked(plan)
         or expressible.too_precise(plan)
-        or expressible.muon(plan)
+        or expressible.other_optimizer(plan)
         or expressible.frozen_parts(plan)
         or inexpressible_in_torchtitan(plan)
     )

@@ -1,4 +1,4 @@
-"""Whether the first rows of a file of sizes, which are a job's batch, are like its other rows."""
+"""The first rows of a file of sizes, a job's batch: whether they are like others, and serve all encoders."""
 
 from collections.abc import Sequence
 from pathlib import Path
