@@ -134,6 +134,33 @@ def test_a_backward_gathers_keys_again_and_adds_their_gradients_up_in_float32(
     assert backward_s[0] - backward_s[1] == pytest.approx(gather_s + scatter_s)
 
 
+def test_keys_passed_on_leave_a_node_over_one_card():
+    """Of four ranks on a node one sends to the next node: the other cards do not help."""
+    node = Node(device="H100", num_ranks=8, memory_bytes=1, num_cards=8)
+    near = replace(CARD, name="near", bytes_per_s=3e11, latency_s=1e-6)
+    rate, times = 0.5, []
+    for bytes_per_s in (1e8, 5e7):
+        card = replace(CARD, bytes_per_s=bytes_per_s)
+        cluster = uniform("nodes", node, num_nodes=2, intra=near, inter=card)
+        group = group_link(cluster, num_ranks=8, stride=2)
+        assert (group.members, group.neighbour_bytes_per_s) == (4, bytes_per_s)
+        behind = Execution(keys=KeyTravel.BEHIND, collective_rate=rate)
+        times.append(block_time(behind, link=near, context_link=group))
+    block_bytes = 2 * (32768 / 8) * (8 / 2) * 128 * 2  # keys and values of a rank's tokens in bfloat16
+    longer_s = 7 * block_bytes * (1 / 5e7 - 1 / 1e8) / rate
+    fast, slow = times
+    assert slow.forward_s - fast.forward_s == pytest.approx(longer_s)
+    assert slow.input_grad_s - fast.input_grad_s == pytest.approx(2 * longer_s)
+
+
+@pytest.mark.parametrize(("num_cards", "bytes_per_s"), [(1, 12.5), (2, 25.0), (4, 50.0), (8, 50.0)])
+def test_columns_of_a_grid_share_the_cards_when_they_pass_on(num_cards, bytes_per_s):
+    """Two ranks of each of four columns on a node: a quarter of its cards, and at most one."""
+    node = Node(device="gpu", num_ranks=8, memory_bytes=1, num_cards=num_cards)
+    cluster = uniform("c", node, num_nodes=4, intra=NVLINK, inter=CARD)
+    assert group_link(cluster, num_ranks=8, stride=4).neighbour_bytes_per_s == bytes_per_s
+
+
 def test_keys_behind_an_attention_cost_what_it_does_not_hide():
     links = {"link": replace(CARD, bytes_per_s=3e11, latency_s=1e-6)}
     ahead = block_time(Execution(), **links, context_link=replace(CARD, bytes_per_s=2e11, latency_s=5e-6))

@@ -100,7 +100,7 @@ def test_on_par_is_within_three_percent(printed, ours, same):
 def encoder_forward_s(layout, assumed):
     """Of one microbatch: seconds of the encoder's forward pass without its projector."""
     cost, workload = launching_for_nothing(), replace(SMALL, num_samples=layout.llm.dp)
-    lowered = simulated.lowered_of(workload, layout, assumed)
+    lowered = simulated.lowered_of(workload, layout, assumed, cost)
     (stage,) = (stage for stage in lowered.plan.stages if stage.module == VISION and stage.replica == 0)
     whole_s = simulated.prices_of(lowered, cost, assumed).duration_s(Action(stage.id, Pass.F, 0))
     projector = lowered.plan.model.module(VISION).layers[-1]
@@ -131,14 +131,34 @@ def test_features_that_cross_are_counted_once_for_a_replica():
     layout = LayoutChoice(mode=Mode.COLOCATED, encoders=(encoder,), llm=llm)
     workload = replace(SMALL, num_samples=8)
     step = simulated.step_of(workload, layout, assumptions())
-    boundary_s, num_bytes = simulated.boundary_of(simulated.lowered_of(workload, layout, assumptions()))
+    boundary_s, num_bytes = simulated.boundary_of(
+        simulated.lowered_of(workload, layout, assumptions(), launching_for_nothing())
+    )
     assert num_bytes == 2 * 4096 * 4096 * 2  # each rank of the pair lacks the other's sample
     assert 0 < boundary_s < step.passes_s < step.step_s
 
 
+def test_stages_are_balanced_for_the_machine_that_prices_them():
+    """H's first stage, with the largest encoder, is within two layers of the longest."""
+    row, cost = next(row for row in table_a2() if row.key == "A2/12B+120B/50"), launching_for_nothing()
+    lowered = simulated.lowered_of(row.baseline, row.baseline_layout, assumptions(), cost)
+    prices = simulated.prices_of(lowered, cost, assumptions())
+    stages = [stage for stage in lowered.plan.stages if stage.replica == 0]
+    seconds = [
+        sum(prices.duration_s(Action(stage.id, kind, 0)) for kind in (Pass.F, Pass.B)) for stage in stages
+    ]
+    [encoder_s, first_s, *others_s] = seconds
+    layer_s = others_s[0] / (stages[2].layers[1] - stages[2].layers[0])
+    assert abs(encoder_s + first_s - max(others_s)) < 2 * layer_s
+
+
+def test_gradients_are_exchanged_in_float32_as_megatron_does():
+    assert job_of(table_a2()[0].baseline, assumptions()).settings.gradient_bytes == 4
+
+
 def test_replicas_of_an_encoder_share_the_images_of_too_few_samples():
     row = table_a3()[4]
-    plan = simulated.plan_of(row.other, row.other_layout, assumptions())
+    plan = simulated.plan_of(row.other, row.other_layout, assumptions(), launching_for_nothing())
     held = [sum(len(m.items) for m in plan.microbatches_of[VISION, r]) for r in range(32)]
     assert held == [4] * 32  # 4 samples of 32 images
 

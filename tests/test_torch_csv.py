@@ -4,19 +4,20 @@ import csv
 import io
 
 import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from tests.test_schedule import chain
 from workbench.schedule.action import STEP, Pass, parse_action
 from workbench.schedule.graph_aware import graph_aware_1f1b
 from workbench.schedule.one_f_one_b import gpipe, one_f_one_b
-from workbench.schedule.torch_csv import Letters, from_torch_csv, to_torch_csv
-
-
-def linear(num_stages):
-    return {stage: [stage + 1] if stage + 1 < num_stages else [] for stage in range(num_stages)}
+from workbench.schedule.torch_csv import to_torch_csv
+from workbench.schedule.zero_bubble import zb_h1, zb_h2
 
 
 def programs_1f1b(num_stages, num_microbatches):
@@ -64,9 +65,27 @@ def test_closed_forms_are_torchs_schedules(num_stages, num_microbatches):
     assert theirs[-1] in ([*shifted, reduces[-1]], [*map(str, ours[-1]), reduces[-1]])
 
 
+def text_of(programs):
+    """The file of programs whose stages have their positions in the chain as numbers."""
+    stages = {action.stage for actions in programs for action in actions if action.stage is not None}
+    return to_torch_csv(programs, {stage: stage for stage in stages})
+
+
+def loaded(path, num_stages, num_ranks, num_microbatches):
+    """Passes of each rank as torch's runtime has them: parsed, validated, lowered to communication."""
+    runtime = object.__new__(torch_schedules._PipelineScheduleRuntime)
+    runtime.pipeline_order, runtime.pp_group_size = {}, num_ranks
+    runtime._num_stages, runtime._n_microbatches, runtime._stages = num_stages, num_microbatches, []
+    runtime.stage_index_to_group_rank, runtime._defer_pp_recv = {}, False
+    runtime._load_csv(str(path), format="compute_only")
+    return [
+        [str(a) for a in actions if a.is_compute_op] for actions in runtime.pipeline_order_with_comms.values()
+    ]
+
+
 @given(st.integers(1, 6), st.integers(1, 9))
 def test_torch_reads_and_validates_our_file(num_stages, num_microbatches):
-    text = to_torch_csv(programs_1f1b(num_stages, num_microbatches), linear(num_stages))
+    text = text_of(list(programs_1f1b(num_stages, num_microbatches).values()))
     read = {
         rank: [torch_schedules._Action.from_str(cell) for cell in row]
         for rank, row in enumerate(csv.reader(io.StringIO(text)))
@@ -75,88 +94,47 @@ def test_torch_reads_and_validates_our_file(num_stages, num_microbatches):
     assert stage_to_rank == {stage: stage for stage in range(num_stages)}
 
 
+@pytest.mark.parametrize("chain_of", [one_f_one_b, gpipe, zb_h1, zb_h2])
 @pytest.mark.parametrize(("num_stages", "num_microbatches"), [(2, 4), (4, 8), (3, 2)])
-def test_torchs_runtime_loads_our_file(tmp_path, num_stages, num_microbatches):
-    """`_PipelineScheduleRuntime._load_csv` parses, validates and lowers it to communication."""
+def test_torchs_runtime_loads_our_file(tmp_path, chain_of, num_stages, num_microbatches):
     path = tmp_path / "schedule.csv"
-    path.write_text(to_torch_csv(programs_1f1b(num_stages, num_microbatches), linear(num_stages)))
-    runtime = object.__new__(torch_schedules._PipelineScheduleRuntime)
-    runtime.pipeline_order, runtime.pp_group_size = {}, num_stages
-    runtime._num_stages, runtime._n_microbatches, runtime._stages = num_stages, num_microbatches, []
-    runtime.stage_index_to_group_rank, runtime._defer_pp_recv = {}, False
-    runtime._load_csv(str(path), format="compute_only")
-    computed = {
-        rank: [str(a) for a in actions if a.is_compute_op]
-        for rank, actions in runtime.pipeline_order_with_comms.items()
-    }
-    ours = programs_1f1b(num_stages, num_microbatches)
-    assert list(computed.values()) == [[str(a) for a in actions] for actions in ours.values()]
+    programs = chain_of(range(num_stages), num_microbatches)
+    path.write_text(text_of(programs))
+    ours = [[str(action) for action in actions] for actions in programs]
+    assert loaded(path, num_stages, num_stages, num_microbatches) == ours
 
 
-@given(st.integers(1, 5), st.integers(1, 8))
-def test_files_round_trip(num_stages, num_microbatches):
-    programs = programs_1f1b(num_stages, num_microbatches)
-    assert from_torch_csv(to_torch_csv(programs, linear(num_stages))) == programs
+def two_blocks():
+    torch.manual_seed(0)
+    layers = [(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8)) for _ in range(2)]
+    return [torch.nn.Sequential(*each).double() for each in layers]
 
 
-def test_only_passes_are_written():
-    programs = {(0, 1): (*map(parse_action, ["0ALL_GATHER0", "0F0", "0I0", "0W0", "0REDUCE_GRAD"]), STEP)}
-    assert to_torch_csv(programs, {0: []}) == "0F0,0I0,0W0\n"
+def squares(out, target):
+    return ((out - target) ** 2).sum()
 
 
-def test_idle_cells_are_passed_over():
-    assert from_torch_csv("0F0,,0B0\n,1F0,1B0\n") == {
-        (0,): (parse_action("0F0"), parse_action("0B0")),
-        (1,): (parse_action("1F0"), parse_action("1B0")),
-    }
+def train_a_stage(rank, folder):
+    """One rank of two, by torch's runtime; its gradients against those of both blocks in one process."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    generator = torch.Generator().manual_seed(1)
+    x_BD, target_BD = torch.randn(2, 8, 8, generator=generator, dtype=torch.float64)
+    block, whole = two_blocks()[rank], two_blocks()
+    stage = PipelineStage(block, rank, 2, torch.device("cpu"))
+    schedule = torch_schedules._PipelineScheduleRuntime([stage], 4, loss_fn=squares, scale_grads=False)
+    schedule._load_csv(f"{folder}/schedule.csv")
+    _ = schedule.step(x_BD) if rank == 0 else schedule.step(target=target_BD)
+    squares(whole[1](whole[0](x_BD)), target_BD).backward()
+    for ours, theirs in zip(block.parameters(), whole[rank].parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-12, atol=1e-12)
+    dist.destroy_process_group()
 
 
-def test_zero_bubble_letters():
-    """Their B is the input gradient, their BW the full backward."""
-    read = from_torch_csv("0F0,0B0,0W0,0F1,0BW1", Letters.ZERO_BUBBLE)
-    assert [str(a) for a in read[(0,)]] == ["0F0", "0I0", "0W0", "0F1", "0B1"]
-    read = from_torch_csv("0F0,0I0,0W0,0F1,0B1", Letters.TORCH)
-    assert [str(a) for a in read[(0,)]] == ["0F0", "0I0", "0W0", "0F1", "0B1"]
+def test_torchs_runtime_trains_by_our_file(tmp_path):
+    (tmp_path / "schedule.csv").write_text(text_of(zb_h1(range(2), 4)))
+    mp.spawn(train_a_stage, (str(tmp_path),), nprocs=2)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("0F0,0BW0", "line 1, cell 2: bad action '0BW0'"),
-        ("0F0\n0SEND_F0", "line 2, cell 1: '0SEND_F0' is communication; want torch's format compute_only"),
-    ],
-)
-def test_bad_files_name_the_cell(text, message):
-    with pytest.raises(ValueError, match=message):
-        from_torch_csv(text)
-
-
-@pytest.mark.parametrize(
-    ("programs", "consumers", "message"),
-    [
-        (
-            programs_1f1b(3, 2),
-            {0: [2], 1: [2], 2: []},
-            r"linear plans, where stage 0 feeds \[1\]; here it feeds \[2\]",
-        ),
-        ({}, {0: [2], 2: []}, r"number stages 0..1, got \[0, 2\]"),
-        (
-            {(0,): one_f_one_b([0], 3)[0], (1,): one_f_one_b([1], 2)[0]},
-            linear(2),
-            "equal microbatches: stage 0 has 3, stage 1 has 2",
-        ),
-        (
-            {(0,): (parse_action("0F0"),), (1,): one_f_one_b([1], 1)[0]},
-            linear(2),
-            "every microbatch a backward: stage 0 has 1 forwards and 0 backwards",
-        ),
-        (
-            {(0,): one_f_one_b([0], 1)[0], (1,): one_f_one_b([0], 1)[0]},
-            linear(1),
-            r"stage 0 to one pipeline rank, here it is also on \(1,\)",
-        ),
-    ],
-)
-def test_what_torch_cannot_say_is_refused_with_the_reason(programs, consumers, message):
-    with pytest.raises(ValueError, match=message):
-        to_torch_csv(programs, consumers)
+def test_only_passes_of_the_chain_are_written_by_position():
+    actions = (*map(parse_action, ["4ALL_GATHER0", "4F0", "9F0", "4I0", "4W0", "4REDUCE_GRAD"]), STEP)
+    assert to_torch_csv([actions], {4: 0}) == "0F0,0I0,0W0\n"

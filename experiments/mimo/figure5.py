@@ -17,7 +17,7 @@ from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.printed import PrintedRow, printed_rows
 from experiments.harness.script import Parts, script
 from experiments.mimo import tablea5
-from experiments.mimo.gains import CAUSE, PERCENT, RATIO_TOL, add_speedup
+from experiments.mimo.gains import CAUSES, PERCENT, RATIO_TOL, add_speedup
 from experiments.mimo.models import PROFILE
 from experiments.mimo.rows import Compared, table_a2, table_a3
 
@@ -39,7 +39,7 @@ def largest_llm() -> list[PrintedRow]:
 
 def panel(name: str, rows: Sequence[Compared]) -> tuple[Evidence, dict[str, float]]:
     """Evidence on the speeds of a panel's bars, and our gains by row."""
-    evidence, ours = Evidence(causes={"modelled/*": CAUSE}), {}
+    evidence, ours = Evidence(causes=dict(CAUSES)), {}
     for row in rows:
         key = f"{name}/{row.key.partition('/')[2]}"
         ours[row.key] = add_speedup(evidence, row, key, f"Figure 5({name})") - 1
@@ -78,7 +78,7 @@ def mean_gain(rows: Sequence[Compared], ours: Mapping[str, float], *, is_long: b
 
 def modes() -> Evidence:
     """(c) and (d): who is best by size of the encoder."""
-    evidence = Evidence(causes={"modelled/*": CAUSE})
+    evidence = Evidence(causes=dict(CAUSES))
     best: dict[float, tuple[str, str]] = {}
     per_gpu: dict[float, float] = {}
     for row in largest_llm():

@@ -9,7 +9,7 @@ Ours:    plans of the strategies, simulated, about 20 s on one CPU core; `bridge
 
 from experiments.harness.outcome import Evidence
 from experiments.harness.script import script
-from experiments.mimo.models import LLM, PROFILE, VISION, Workload, assumptions
+from experiments.mimo.models import LLM, PROFILE, VISION, Workload, assumptions, calibrated
 from experiments.mimo.simulated import boundary_of, lowered_of, step_of
 from workbench.plan.plan import Recompute
 from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
@@ -40,7 +40,7 @@ def run() -> Evidence:
                 num_samples=256,
             )
             layout = LayoutChoice(mode=mode, encoders=(encoder,), llm=BACKBONE)
-            boundary_s, num_bytes = boundary_of(lowered_of(workload, layout, assumptions()))
+            boundary_s, num_bytes = boundary_of(lowered_of(workload, layout, assumptions(), calibrated()))
             shares.append(boundary_s / step_of(workload, layout, assumptions()).step_s)
             key = f"modelled/{name}/{vision_pct:g}"
             evidence.ours |= {

@@ -114,14 +114,18 @@ def job_of(workload: Workload, assumed: Assumptions, copies: int = 1) -> Job:
         cluster=cluster_of(workload.num_gpus),
         batch=batch,
         microbatch_samples=round(assumed.llm_microbatch_samples),
-        settings=Settings(precision=Precision.BFLOAT16, kernels=Kernels.MEGATRON_SEQUENCE),
+        settings=Settings(
+            precision=Precision.BFLOAT16,
+            optimizer_precision=Precision.FLOAT32,
+            kernels=Kernels.MEGATRON_SEQUENCE,
+        ),
         profile=PROFILE,
     )
 
 
 @cache
 def machine() -> CostModel:
-    """H100s with ring exchange of keys."""
+    """H100s with ring exchange of keys, at the profile's rates."""
     return CostModel(load_profile(PROFILE), Execution(keys=KeyTravel.BEHIND))
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import cache
 
-from experiments.mimo.models import LLM, VISION, Assumptions, Images, Workload, calibrated, job_of, machine
+from experiments.mimo.models import LLM, VISION, Assumptions, Images, Workload, calibrated, job_of
 from sim.predict import iteration_s
 from sim.step.wire import wires
 from workbench.cost.model import CostModel
@@ -60,24 +60,24 @@ class WholeImages:
         return AttentionTime(forward_s=time.forward_s, backward_s=time.input_grad_s)
 
 
-def plan_of(workload: Workload, layout: LayoutChoice, assumed: Assumptions) -> Plan:
-    """The strategy's plan of the printed layout; its stages are balanced by the profile's own rates.
+def plan_of(workload: Workload, layout: LayoutChoice, assumed: Assumptions, cost: CostModel) -> Plan:
+    """The strategy's plan of the printed layout, its stages balanced for the machine that runs it.
 
     Raises:
         ValueError: a layout that the strategy refuses.
     """
     job = job_of(workload, assumed, _copies(layout, assumed))
-    job = job_with(job, layout, LayoutSteps(job, machine()).step(layout))
+    job = job_with(job, layout, LayoutSteps(job, cost).step(layout))
     if layout.mode is Mode.HOMOGENEOUS:
-        return megatron_homogeneous.of_layout(job, layout, machine())
+        return megatron_homogeneous.of_layout(job, layout, cost)
     if layout.mode is Mode.COLOCATED:
         job = in_phases(job, megatron_heterogeneous.NAME)
-    return megatron_heterogeneous.plan(job, machine())
+    return megatron_heterogeneous.plan(job, cost)
 
 
-def lowered_of(workload: Workload, layout: LayoutChoice, assumed: Assumptions) -> Lowered:
+def lowered_of(workload: Workload, layout: LayoutChoice, assumed: Assumptions, cost: CostModel) -> Lowered:
     """The lowered plan, with one replica for all equal ones."""
-    return lower(judged_part(plan_of(workload, layout, assumed)))
+    return lower(judged_part(plan_of(workload, layout, assumed, cost)))
 
 
 def prices_of(lowered: Lowered, cost: CostModel, assumed: Assumptions) -> Price:
@@ -95,14 +95,14 @@ def passes_s(lowered: Lowered, prices: Price) -> float:
 @cache
 def step_of(workload: Workload, layout: LayoutChoice, assumed: Assumptions) -> Step:
     """The step under a layout on the calibrated machine, whether or not it fits."""
-    lowered = lowered_of(workload, layout, assumed)
+    lowered = lowered_of(workload, layout, assumed, calibrated())
     prices = prices_of(lowered, calibrated(), assumed)
     return Step(step_s=iteration_s(lowered, prices), passes_s=passes_s(lowered, prices))
 
 
 def peak_of(workload: Workload, layout: LayoutChoice, assumed: Assumptions) -> int:
     """Peak bytes of the fullest rank."""
-    lowered = lowered_of(workload, layout, assumed)
+    lowered = lowered_of(workload, layout, assumed, calibrated())
     return max(peak_bytes(lowered, memory_table(lowered)).values())
 
 

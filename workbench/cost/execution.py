@@ -171,7 +171,7 @@ class Execution:
         updated_weights: with a sharded optimizer: weights are all-gathered in equal parts (`gathered`), or
             each owner of whole tensors sends them (`sent`).
         keys: keys of other context-parallel ranks, where a plan leaves it open: all-gathered before the
-            attention (`ahead`), or passed on block by block during it (`behind`).
+            attention (`ahead`), or passed on during it (`behind`), a ring leaving a node over one card.
         tokens: when tokens travel to their experts: before them (`ahead`), or during passes of another
             microbatch (`beside`).
         copies: copies of a token with several experts: one to `each` expert (all-to-all over all ranks), or

@@ -20,12 +20,15 @@ class GroupLink(Link):
         num_nodes: nodes of the group, >= 2.
         members: ranks of the group on each node; the fewest, where nodes differ.
         rank_bytes_per_s: one rank's share of the cards.
+        neighbour_bytes_per_s: what a rank sends to the next one of the group on another node: over one
+            card, and no faster than the group's share of all the node's cards.
     """
 
     near: Link
     num_nodes: int
     members: int
     rank_bytes_per_s: float
+    neighbour_bytes_per_s: float
 
     @property
     def cards_bytes_per_s(self) -> float:
@@ -117,14 +120,16 @@ def slowest_ring(cluster: Cluster, groups: Sequence[Sequence[int]]) -> Link:
 
 def _over_cards(card: Link, near: Link, share: float, members: int, num_nodes: int) -> GroupLink:
     rank_bytes_per_s = min(near.bytes_per_s, share * card.bytes_per_s)
+    bytes_per_s = min(near.bytes_per_s, members * rank_bytes_per_s)
     return GroupLink(
         name=f"{members} x {share:g} x {card.name}",
-        bytes_per_s=min(near.bytes_per_s, members * rank_bytes_per_s),
+        bytes_per_s=bytes_per_s,
         latency_s=card.latency_s,
         near=near,
         num_nodes=num_nodes,
         members=members,
         rank_bytes_per_s=rank_bytes_per_s,
+        neighbour_bytes_per_s=min(card.bytes_per_s, bytes_per_s),
     )
 
 

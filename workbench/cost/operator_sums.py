@@ -257,8 +257,11 @@ class OperatorSums:
             return 0.0, 0.0
         sum_bytes = wide_sum_bytes(self._bytes) if is_ahead else self._bytes
         summed = key_value_bytes(operator, self._work, grid, sum_bytes)
-        there_s = self._collective_s(Collective.ALL_GATHER, gathered, grid.cp, link)
-        back_s = self._collective_s(Collective.REDUCE_SCATTER, summed, grid.cp, link)
+        if is_ahead or not isinstance(link, GroupLink):
+            there_s = self._collective_s(Collective.ALL_GATHER, gathered, grid.cp, link)
+            back_s = self._collective_s(Collective.REDUCE_SCATTER, summed, grid.cp, link)
+        else:
+            there_s, back_s = self._passed_on_s(gathered, link), self._passed_on_s(summed, link)
         if is_ahead:
             return there_s, there_s + back_s
         passes = self._operators.of(operator, self._work)
@@ -268,6 +271,14 @@ class OperatorSums:
             max(0.0, there_s - behind * passes.forward_s),
             max(0.0, there_s + back_s - behind * passes.input_grad_s),
         )
+
+    def _passed_on_s(self, num_bytes: float, link: GroupLink) -> float:
+        """Seconds of passing all ranks' blocks around a ring over nodes: each step waits for the ranks that
+        send out of a node, one of the group over one card, where a collective would use all its cards.
+        """
+        self.unmeasured.add("collectives inside a layer: ring formula")
+        block_s = link.latency_s + num_bytes / self._grid.cp / link.neighbour_bytes_per_s
+        return (self._grid.cp - 1) * block_s / self._cost.execution.collective_rate
 
     def _collective_s(self, kind: Collective, num_bytes: float, num_ranks: int, link: Link) -> float:
         if basis := self._collectives.basis(kind, num_ranks, link):

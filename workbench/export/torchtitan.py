@@ -36,12 +36,23 @@ from workbench.model.families.registry import ARCHITECTURES
 from workbench.plan.plan import KeyExchange, ModuleSettings, Plan, Precision, Recompute, Sharding
 from workbench.schedule.choice import ScheduleKind
 from workbench.schedule.sharded import ReshardAfter
+from workbench.schedule.spec import StagePlacement
+from workbench.schedule.torch_csv import to_torch_csv
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_vl_text", "phi3")  # compared with its models
 MODULE, CONFIG = "plan_config", "train"
 USUAL_EPS = 1e-5
 WIDTH = 100  # of lines
+SCHEDULE_FILE = "schedule.csv"
 SCHEDULES = {kind: kind.spec.torch_name for kind in ScheduleKind if kind.spec.torch_name is not None}
+IN_A_FILE = tuple(
+    kind
+    for kind in ScheduleKind
+    if kind.spec.torch_name is None
+    and kind.spec.layout is StagePlacement.ROUND
+    and not kind.spec.shares_ranks_in_part
+)
+"""Schedules that torch has no class for, but executes from a file of passes."""
 
 
 def _refuses(plan: Plan) -> str | None:
@@ -96,8 +107,14 @@ def _changes(plan: Plan) -> Sequence[Change]:
         *expressible.all_recomputed(plan),
         *expressible.blocks_alone(plan),
         *_key_exchange(plan),
-        *expressible.one_of_schedules(plan, SCHEDULES),
+        *expressible.one_of_schedules(plan, _schedules_for(plan)),
     )
+
+
+def _schedules_for(plan: Plan) -> tuple[ScheduleKind, ...]:
+    """Kinds that it executes. Units of sharded parameters are no stages of torch's: they have no file."""
+    shards = plan.settings.of(llm_of(plan).name).shards_parameters
+    return (*SCHEDULES, *(() if shards else IN_A_FILE))
 
 
 def _resharded(plan: Plan) -> Sequence[Change]:
@@ -144,12 +161,31 @@ def parallelism_words(plan: Plan) -> dict[str, Any]:
     words |= _data_parallel(placed, settings)
     words["enable_sequence_parallel"] = settings.sequence_parallel
     if placed.pp > 1:
-        words |= {
-            "pipeline_parallel_schedule": SCHEDULES[schedule_like(plan).kind],
+        words |= _schedule_words(plan) | {
             "pipeline_parallel_microbatch_size": microbatch_samples(plan),
             "module_fqns_per_model_part": _parts(placed),
         }
     return words
+
+
+def _schedule_words(plan: Plan) -> dict[str, str]:
+    """The schedule's class; beside a file of passes it says how stages lie: one on each rank."""
+    kind = schedule_like(plan).kind
+    if kind in SCHEDULES:
+        return {"pipeline_parallel_schedule": SCHEDULES[kind]}
+    return {
+        "pipeline_parallel_schedule": SCHEDULES[ScheduleKind.ONE_F_ONE_B],
+        "pipeline_parallel_schedule_csv": SCHEDULE_FILE,
+    }
+
+
+def schedule_file(plan: Plan) -> str:
+    """Passes of the first replica's ranks, in torch's format; all replicas have the same."""
+    llm = llm_of(plan).name
+    chain = plan.chain[llm, plan.replicas(llm)[0]]
+    index_of = {stage.id: index for index, stage in enumerate(chain)}
+    firsts = dict.fromkeys(stage.flat_ranks[0] for stage in chain)
+    return to_torch_csv([plan.program[rank] for rank in firsts], index_of)
 
 
 def _parts(placed: Placed) -> list[list[str]]:
@@ -204,7 +240,9 @@ def _files(approximation: Approximation) -> Files:
     recompute = "none" if plan.settings.of(module.name).recompute is Recompute.NONE else "full"
     own = plan.settings.of(module.name).products
     products = None if own is ProductFormat.SAME else own.value
-    return {f"{MODULE}.py": PROGRAM.format(**shown, recompute=repr(recompute), products=repr(products))}
+    program = PROGRAM.format(**shown, recompute=repr(recompute), products=repr(products))
+    is_in_a_file = "pipeline_parallel_schedule_csv" in tables["parallelism"]
+    return {f"{MODULE}.py": program} | ({SCHEDULE_FILE: schedule_file(plan)} if is_in_a_file else {})
 
 
 def _launch(approximation: Approximation) -> Launch:

@@ -44,6 +44,8 @@ def check_torchtitan(folder: Folder) -> None:
     names = {"tok_embeddings", "norm", "lm_head", *(f"layers.{n}" for n in range(len(model.layers)))}
     parts = parallelism.module_fqns_per_model_part
     assert parts is None or sorted(name for part in parts for name in part) == sorted(names), f"parts {parts}"
+    passes = parallelism.pipeline_parallel_schedule_csv
+    assert not passes or passes in folder["files"], f"no file {passes}"
     ranks = folder["ranks"]
     known_keys = (
         parallelism.tensor_parallel_degree

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.fuzz.target import Ready, Target
-from experiments.fuzz.targets.writing import CORPUS, CSV, JSON, Form, folder_in, json_bytes, reading
+from experiments.fuzz.targets.writing import CORPUS, JSON, Form, folder_in, json_bytes, reading
 from workbench.cli.executing import compare_command, simulate_command
 from workbench.cli.planning import plan_command
 from workbench.job.job import load_job
@@ -17,7 +17,6 @@ from workbench.plan.codec import read_plan
 from workbench.plan.plan import Plan
 from workbench.report.folder import read_folder
 from workbench.schedule.action import SPELLINGS
-from workbench.schedule.torch_csv import Letters, from_torch_csv
 from workbench.strategies.registry import BY_NAME
 from workbench.trace_json import read_trace
 
@@ -107,17 +106,6 @@ def _report(folder: Path) -> Ready:
     return reading(SEALED, report_folder / "other.json", seeds, lambda path: read_folder(path.parent))
 
 
-def _schedule(folder: Path) -> Ready:
-    del folder
-    cells = [["0F0", "0F1", "", "0B0", "0B1", "0I2", "0W2"], ["1F0", "1F1", "1B0", "1B1", ""]]
-
-    def read(content: bytes) -> None:
-        for letters in Letters:
-            from_torch_csv(content.decode(), letters)
-
-    return Ready(seeds=[cells], render=CSV.render, parse=CSV.parse, take=read)
-
-
 TARGETS = (
     *(
         Target(
@@ -140,5 +128,4 @@ TARGETS = (
         for version in SPELLINGS
     ),
     Target(name="report-folder", make=_report, readers=("workbench.report.folder:_read_json",)),
-    Target(name="torch-schedule", make=_schedule, readers=("workbench.schedule.torch_csv:from_torch_csv",)),
 )
