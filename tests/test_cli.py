@@ -326,8 +326,9 @@ def test_long_tables_are_cut_where_people_read_them(tmp_path: Path) -> None:
 def test_an_explanation_sums_what_is_small_and_shows_no_empty_table(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     accept("init", "llama-3.2-1b", "--gpus", "8xH100", "-o", job)
-    job.write_text(re.sub(r"fixed:.*", "mixture: {seed: 0, text_tokens: [9, 4000]}", job.read_text()))
-    words = ("explain", job, "--strategy", "fsdp", "--budget", "0")
+    text = re.sub(r"fixed:.*", "mixture: {seed: 0, text_tokens: [9, 4000]}", job.read_text())
+    job.write_text(re.sub(r"llm: {tp: 1}", "llm: {pp: 8, dp: 1}", text))
+    words = ("explain", job, "--strategy", "megatron-heterogeneous", "--budget", "0")
     assert "the closest are" not in accept(*words).output
     rows = [
         row

@@ -86,6 +86,9 @@ def test_init_writes_a_job_that_is_read(name: str, tmp_path: Any) -> None:
     assert {m.name: m.num_parameters for m in job.model.modules} == {
         called: said["weights"] for called, said in record["modules"].items()
     }
+    assert {m.name: (m.modality, m.num_trained) for m in job.model.modules} == {
+        called: (said["modality"], said["trainable"]) for called, said in record["modules"].items()
+    }
     assert len(job.batch) >= job.replicas
 
 

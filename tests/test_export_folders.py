@@ -67,6 +67,17 @@ def islands() -> Plan:
     return plan_of(JOBS["frozen-tower"], "megatron-islands")
 
 
+@pytest.mark.parametrize("name", ["torchrun", "fsdp2"])
+def test_what_cannot_run_is_not_sent_to_torchrun(name, pipeline):
+    """A module without a configuration, as the zoo's diffusion models."""
+    modules = tuple(replace(module, source=None) for module in pipeline.model.modules)
+    plan = replace(pipeline, model=replace(pipeline.model, modules=modules))
+    with pytest.raises(ValueError, match=f"^{name} cannot express ") as refused:
+        export(plan, BY_NAME[name], prices_of(JOBS["llama"]))
+    assert "it can be simulated, not run: module 'llm' has no source" in str(refused.value)
+    assert "--to torchrun" not in str(refused.value)
+
+
 def test_half_of_the_jobs_have_several_modules():
     several = [job for job in JOBS.values() if len(job.model.modules) > 1]
     assert len(JOBS) >= 10

@@ -15,6 +15,7 @@ from workbench.search.joint.terms import Stop
 def test_ends_are_read():
     assert stop_of(JointFlags()) == Stop(seconds=60.0)
     assert stop_of(JointFlags(budget="2m", gap="2.5%")) == Stop(seconds=120.0, gap=0.025)
+    assert stop_of(JointFlags(budget="20")) == Stop(seconds=20.0)
     assert stop_of(JointFlags(candidates=7)) == Stop(candidates=7)
 
 

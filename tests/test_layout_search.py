@@ -184,7 +184,8 @@ def bound_of(steps, choice):
         moved = moves_s(sum(map(steps.prices.moved_bytes, encoders))) if choice.offload else 0.0
         return steps.llm_s(llm) + sum(steps.phases_s(encoder, llm) for encoder in encoders) + moved
     if choice.mode is Mode.APART:
-        return max(steps.llm_s(llm), *(steps.busy_s(encoder, llm) for encoder in encoders))
+        in_turn_s = steps.llm_s(llm) + max(steps.round_s(encoder, llm) for encoder in encoders)
+        return max(in_turn_s, *(steps.busy_s(encoder, llm) for encoder in encoders))
     return steps.step(choice).step_s
 
 
@@ -208,6 +209,12 @@ def test_the_bound_on_all_cuts_is_met_by_stages_that_shrink():
 def test_the_bounds_leave_most_layouts_unpriced():
     found = fastest_layout(job_on(16), COST, Mode.COLOCATED, freedom=LEAST)
     assert found.num_priced < found.num_layouts / 10
+
+
+def test_islands_that_the_llm_outlasts_are_not_all_priced():
+    """The encoder's first and last passes count: without them all its faster choices have the LLM's bound."""
+    found = fastest_layout(job_on(64, samples=64), COST, Mode.APART)
+    assert found.num_priced < found.num_layouts / 300
 
 
 def test_given_degrees_are_kept():
@@ -257,6 +264,27 @@ def test_what_has_no_layout_is_told_why_and_what_is_nearest(changes, what):
     job = job_on(8, **({"samples": 8} | changes))
     with pytest.raises(ValueError, match=what):
         fastest_layout(job, COST, Mode.HOMOGENEOUS, freedom=LEAST)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "num_encoders", "what"),
+    [
+        (
+            16,
+            2,
+            "3 modules on whole nodes of 8 ranks of their own take at least 24 ranks, got 16; nearest: 24",
+        ),
+        (1, 1, "2 modules on ranks of their own take at least 2 ranks, got 1; nearest: 2 ranks"),
+    ],
+)
+def test_too_few_ranks_for_islands_are_told(num_ranks, num_encoders, what):
+    job = job_on(num_ranks)
+    vision, llm = job.model.modules
+    towers = (vision, *(replace(vision, name=f"tower{index}") for index in range(1, num_encoders)))
+    with pytest.raises(NoLayoutError, match=what):
+        fastest_layout(
+            replace(job, model=connect("towers", *((tower, llm) for tower in towers))), COST, Mode.APART
+        )
 
 
 def test_optimizer_instances_trade_memory_for_exchange():

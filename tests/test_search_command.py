@@ -116,6 +116,10 @@ def test_a_joint_search_for_money_begins_with_the_plans_of_a_search_for_money(
     assert all(named[f"joint, candidate {each}"]["value"] == logged[each]["value"] for each in judged)
     held = {each["strategy"] for each in record["plans"] if each["strategy"].startswith("joint, held")}
     assert judged or held
+    best = tmp_path / "best.json"
+    told = search(priced, *flags[:2], "--joint", "--replay", log, "-o", best)
+    assert told.stdout.splitlines()[-1] == f"best plan written to {best}"
+    assert best.exists()
     again = search(priced, *flags, "--joint", "--replay", log)
     assert json.loads(again.stdout.splitlines()[-1])["value"] == record["joint_value"]
     other = search(priced, "--joint", "--replay", log)

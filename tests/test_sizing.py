@@ -13,7 +13,7 @@ from workbench.cost.profile import load_profile
 from workbench.job.job import Job, load_job
 from workbench.job.module_layout import ModuleLayout
 from workbench.search.sizing import Goal, Training, answer, gpu_counts, num_steps, on_gpus, sized
-from workbench.units import duration_s
+from workbench.units import duration_s, time_limit_s
 
 CLUSTER = "device: H100\n  nodes: 1\n  ranks_per_node: 2\n  dollars_per_gpu_hour: 2.0\n  memory_gib: 80"
 
@@ -120,6 +120,19 @@ def test_other_durations_are_refused(text: str) -> None:
         duration_s(text, "--budget")
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("0", 0), ("20", 20), (" 2.5 ", 2.5), ("20s", 20), ("2m", 120)]
+)
+def test_a_time_limit_without_a_unit_is_in_seconds(text: str, seconds: float) -> None:
+    assert time_limit_s(text, "--budget") == seconds
+
+
+@pytest.mark.parametrize("text", ["", "-1", "0s", "nan", "inf", "1e3", "20 s"])
+def test_other_time_limits_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^--budget: want a duration > 0 such as 60s"):
+        time_limit_s(text, "--budget")
+
+
 def test_steps_hold_all_tokens(job: Job) -> None:
     per_step = sum(sample.num_tokens for sample in job.batch)
     assert num_steps(job, Goal(tokens=per_step)) == 1
@@ -177,6 +190,12 @@ def test_the_command_answers_first(path: Path) -> None:
     assert "cached result" in shown.stderr
 
 
+def test_samples_may_be_written_with_an_exponent(path: Path) -> None:
+    flags = ("--strategy", "fsdp", "--gpus", 2, "--deadline", "2w", "--json")
+    short, long = (size(path, "--samples", number, *flags).stdout for number in ("1e3", "1000"))
+    assert json.loads(short) == json.loads(long)
+
+
 def test_where_nothing_does_it_the_nearest_is_said(path: Path) -> None:
     done = size(path, "--tokens", 1e15, "--strategy", "fsdp", "--gpus", 2, "--deadline", "1m")
     assert done.exit_code == 1
@@ -193,6 +212,11 @@ def test_where_nothing_does_it_the_nearest_is_said(path: Path) -> None:
             ("--tokens", 1e9, "--budget-dollars", -2),
             "size: want budget_dollars > 0 and finite, got -2",
         ),
+        (
+            ("--samples", 2.5, "--deadline", "3d"),
+            "want --samples as a whole number such as 2000000 or 2e6, got 2.5",
+        ),
+        (("--samples", "inf", "--deadline", "3d"), "want --samples as a whole number such as"),
         (("--tokens", 1e9, "--deadline", "soon"), "--deadline: want a duration > 0 such as 60s, 90m"),
         (("--tokens", 1e9, "--deadline", "3d", "--gpus", 3), "3 GPUs make no whole nodes of 2; nearest: 4"),
     ],

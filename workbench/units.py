@@ -15,6 +15,7 @@ S_PER_HOUR = 3_600.0
 S_PER_DAY = 86_400.0
 
 _UNIT_S = {"s": 1.0, "m": 60.0, "h": S_PER_HOUR, "d": S_PER_DAY, "w": 7 * S_PER_DAY}
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 
 
@@ -44,6 +45,18 @@ def duration_s(text: str, flag: str) -> float:
     if match is None or not float(match[1]):
         raise ValueError(f"{flag}: want a duration > 0 such as 60s, 90m, 12h, 3d or 2w, got {text!r:.60}")
     return float(match[1]) * _UNIT_S[match[2]]
+
+
+def time_limit_s(text: str, flag: str) -> float:
+    """As `duration_s`, where a number without a unit is seconds, >= 0.
+
+    Example:
+        >>> time_limit_s("20", "--budget"), time_limit_s("1.5m", "--budget")
+        (20.0, 90.0)
+    """
+    if _NUMBER.fullmatch(text.strip()):
+        return float(text)
+    return duration_s(text, flag)
 
 
 def duration_text(length_s: float) -> str:

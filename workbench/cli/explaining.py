@@ -43,9 +43,10 @@ from workbench.search.joint.choice import NAME as JOINT
 from workbench.search.joint.plan_changes import MoveChange, move_origin_of
 from workbench.strategies.registry import BY_NAME, PLANNERS
 from workbench.timing.accept import accept
+from workbench.units import time_limit_s
 
 JOB_SUFFIXES = (".yaml", ".yml")
-BUDGET_S = 60.0
+DEFAULT_BUDGET = "60s"
 
 
 class _ExplainInputs(NamedTuple):
@@ -68,7 +69,7 @@ def explain_command(
     profile: PlanProfile = None,
     execution: ExecutionFile = None,
     changes: Annotated[int, typer.Option(min=0, help="number of changes to show; 0: try none")] = 5,
-    budget: Annotated[float, typer.Option(min=0, help="seconds for trying changes")] = BUDGET_S,
+    budget: Annotated[str, typer.Option(help="time for trying changes")] = DEFAULT_BUDGET,
     as_json: Json = False,
 ) -> None:
     """Explain the step time of a plan, and find changes that make it shorter.
@@ -78,6 +79,7 @@ def explain_command(
     """
     from sim.predict import predict_within, prices_of, step_s
 
+    budget_s = time_limit_s(budget, "--budget")
     inputs = _inputs_of(plan, strategy, job, profile, execution)
     lowered, memory = accept(inputs.plan)
     trace = predict_within(lowered, memory, inputs.cost)
@@ -86,7 +88,7 @@ def explain_command(
         for line in warnings_of(inputs.plan, inputs.job):
             warn(line)
     attempted, note = (
-        _changes(inputs, budget, quiet=as_json) if changes else (None, "no changes tried: --changes 0")
+        _changes(inputs, budget_s, quiet=as_json) if changes else (None, "no changes tried: --changes 0")
     )
     by_span = sorted(sensitivities(lowered, inputs.cost, step_s), key=lambda sensitivity: -sensitivity.span_s)
     explanation = Explanation(

@@ -46,7 +46,7 @@ from workbench.search.objectives.objective import Objective
 from workbench.strategies.registry import BY_NAME
 from workbench.termination import noting
 from workbench.timing.accept import accept
-from workbench.units import duration_s
+from workbench.units import time_limit_s
 from workbench.whole_file import check_writable, write_text
 
 DEFAULT_BUDGET = "60s"
@@ -273,7 +273,7 @@ def stop_of(flags: JointFlags) -> Stop:
     has_no_limit = flags.budget is None and flags.gap is None and flags.candidates is None
     budget = DEFAULT_BUDGET if has_no_limit else flags.budget
     return Stop(
-        seconds=None if budget is None else duration_s(budget, "--budget"),
+        seconds=None if budget is None else time_limit_s(budget, "--budget"),
         gap=None if flags.gap is None else _parse_percent(flags.gap),
         candidates=flags.candidates,
     )

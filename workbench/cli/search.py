@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from workbench.cli.console import print_result, warn
+from workbench.cli.console import print_result, show, warn
 from workbench.cli.joint_searching import JointFlags, SearchRequest, search_jointly
 from workbench.cli.judging import JudgeFlag, Strategy, planners_by
 from workbench.cli.options import Json, with_flags_of
@@ -103,10 +103,16 @@ def search_command(
         if strategy:
             planners.pop(TEMPLATES, None)
         request = SearchRequest(planned_job, cost, criterion, planners, judge, inputs.seed)
-        best, emit = _search_each(request, results, output, pareto, as_json=as_json)
+        best, emit = _search_each(request, results, pareto, as_json=as_json)
     if output is not None:
         inputs.write(best, planned_job, output)
     emit()
+    show(*_written_to(output, as_json=as_json))
+
+
+def _written_to(output: Path | None, *, as_json: bool) -> tuple[str, ...]:
+    """What is said of the file; nothing behind a JSON object, which is the last line."""
+    return () if output is None or as_json else (f"best plan written to {output}",)
 
 
 def _check_seed(inputs: PlanInputs, options: ObjectiveOptions, joint_flags: JointFlags) -> None:
@@ -166,7 +172,6 @@ def _fewer_ranks(objective: Objective, job: Job) -> Sequence[int]:
 def _search_each(
     request: SearchRequest,
     results: KeptResults | None,
-    output: Path | None,
     pareto: Path | None,
     *,
     as_json: bool,
@@ -181,9 +186,7 @@ def _search_each(
         result = cached_search(job, cost, planners, criterion, ticker.at, results, judge)
     for line in result.record["warnings"]:
         warn(line)
-    notes = [] if output is None else [f"best plan written to {output}"]
-    if pareto is not None:
-        notes.append(draw(result.record, pareto))
+    notes = [] if pareto is None else [draw(result.record, pareto)]
     record = result.record
     return loads(result.best_plan), lambda: print_result(
         record, fits_text(record), search_table(record), *notes, as_json=as_json

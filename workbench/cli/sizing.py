@@ -34,7 +34,7 @@ def size_command(
         typer.Option(help="tokens to train, such as 1e12: all of the LLM's sequence, images included"),
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(help="samples to train, such as 2000000; replaces --tokens")
+        float | None, typer.Option(help="samples to train, such as 2e6; replaces --tokens")
     ] = None,
     deadline: Annotated[str | None, typer.Option(help="time limit: 90m, 12h, 3d or 2w")] = None,
     budget_dollars: Annotated[
@@ -59,7 +59,7 @@ def size_command(
     The GPUs are of the job's kind, and the batch stays the same. Exit code 1 if no tried number is enough.
     """
     deadline_s = None if deadline is None else duration_s(deadline, "--deadline")
-    goal = Goal(tokens=tokens, samples=samples, deadline_s=deadline_s, budget_dollars=budget_dollars)
+    goal = Goal(tokens=tokens, samples=_whole(samples), deadline_s=deadline_s, budget_dollars=budget_dollars)
     base_job = read_job(job)
     _check_goal(goal, base_job)
     planners = planners_by(judge, strategy or tuple(PLANNERS))
@@ -87,6 +87,12 @@ def size_command(
     print_result(record, text, size_table(base_job.name, goal, attempts), as_json=as_json)
     if chosen is None:
         raise typer.Exit(1)
+
+
+def _whole(samples: float | None) -> int | None:
+    if samples is not None and not samples.is_integer():
+        raise ValueError(f"size: want --samples as a whole number such as 2000000 or 2e6, got {samples:g}")
+    return None if samples is None else int(samples)
 
 
 def _check_goal(goal: Goal, job: Job) -> None:

@@ -107,7 +107,12 @@ def _run_refusals(model: ModelGraph, products: ProductFormat) -> Iterator[str]:
 
 def _record(job_draft: Draft, products: ProductFormat) -> dict[str, Any]:
     modules = {
-        module.name: {"layers": len(module.layers), "weights": module.num_parameters}
+        module.name: {
+            "modality": module.modality,
+            "layers": len(module.layers),
+            "weights": module.num_parameters,
+            "trainable": module.num_trained,
+        }
         for module in job_draft.model.modules
     }
     record = {

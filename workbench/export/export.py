@@ -5,6 +5,7 @@ from workbench.export.approximation import Approximation, Prices, approximated, 
 from workbench.export.folder import FORMAT, MARK, common_files
 from workbench.export.target import Target
 from workbench.plan.plan import Plan
+from workbench.plan.runnable import refusal_to_run
 from workbench.units import MS_PER_S
 
 __all__ = ["FORMAT", "MARK", "export"]
@@ -43,6 +44,8 @@ def refusal(plan: Plan, target: Target, part: str, prices: Prices) -> str:
     reason, is_narrow = f"{target.name} cannot express {part}", bool(plan.settings.narrow_products)
     if alternative is None and is_narrow:
         return f"{reason}; nearest: products {ProductFormat.SAME.value!r} and --to torchrun"
+    if alternative is None and (why := refusal_to_run(plan)):
+        return f"{reason}, nor any other plan of this model; it can be simulated, not run: {why}"
     if alternative is None:
         return (
             f"{reason}, nor any other plan of this model; nearest: --to torchrun, which runs this one, "

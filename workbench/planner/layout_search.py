@@ -240,12 +240,26 @@ def _unlike_grids(job: Job, mode: Mode) -> str | None:
     return None
 
 
+def _too_few_nodes(job: Job, mode: Mode, space: LayoutSpace) -> str | None:
+    """Why there is no island for every module; None: there is one, or the mode has none."""
+    num_modules = len(job.model.modules)
+    least = num_modules * space.island_unit
+    if mode is not Mode.APART or least <= space.num_ranks:
+        return None
+    unit = "ranks" if space.island_unit == 1 else f"whole nodes of {space.island_unit} ranks"
+    return (
+        f"{num_modules} modules on {unit} of their own take at least {least} ranks, got {space.num_ranks}; "
+        f"nearest: {least} ranks, or strategy megatron-heterogeneous"
+    )
+
+
 def _refusal(
     job: Job, mode: Mode, nearest: tuple[LayoutChoice, LayoutStep] | None, space: LayoutSpace
 ) -> str:
     if nearest is None:
         reason = (
             _unlike_grids(job, mode)
+            or _too_few_nodes(job, mode, space)
             or space.obstacle()
             or "dp of modules on the same ranks must divide each other, and the state of modules on ranks of "
             "their own must fit; nearest: more ranks, or a batch that is a multiple of them"

@@ -70,12 +70,12 @@ class LayoutSpace:
     """
 
     def __init__(self, steps: LayoutSteps, num_ranks: int, freedom: Freedom | None = None) -> None:
-        self._steps, self._job, self._num_ranks = steps, steps.job, num_ranks
+        self._steps, self._job, self.num_ranks = steps, steps.job, num_ranks
         self._freedom = freedom or Freedom()
         model = self._job.model
         self._llm = model.llm
         self._encoders = model.encoders
-        self._least_s: dict[tuple[str, int, int], float] = {}
+        self._least_s: dict[tuple[str, int, int], tuple[float, float]] = {}
         self._heads = {module.name: module.kv_heads for module in model.modules}
         self._experts = {module.name: expert_counts(module) for module in model.modules}
         self._check_encoders()
@@ -100,7 +100,7 @@ class LayoutSpace:
     def obstacle(self) -> str | None:
         """Why some module has no layout even on all ranks; None where each has one."""
         for module in (self._llm, *self._encoders):
-            choices = self._all(module, self._num_ranks)
+            choices = self._all(module, self.num_ranks)
             if not choices:
                 return self._wrong_degrees(module)
             if module is self._llm and not self._divided(choices):
@@ -122,15 +122,15 @@ class LayoutSpace:
         given = next((layout for layout in self._job.layouts if layout.module == module.name), None)
         if given is None:
             return (
-                f"no degrees of {module.name!r} take {self._num_ranks} ranks with a tp that divides "
+                f"no degrees of {module.name!r} take {self.num_ranks} ranks with a tp that divides "
                 f"{sorted(self._heads[module.name])} key/value heads and a replica for each of "
                 f"{len(self._job.batch)} samples at most; nearest: a larger batch, or fewer ranks"
             )
         size = given.tp * given.cp * (given.pp or 1) * (given.dp or 1)
-        below = self._num_ranks // size * size
+        below = self.num_ranks // size * size
         nearest = f"{below} or {below + size}" if below else str(size)
         return (
-            f"the layout of {module.name!r} takes a multiple of {size} ranks, got {self._num_ranks}; "
+            f"the layout of {module.name!r} takes a multiple of {size} ranks, got {self.num_ranks}; "
             f"nearest: {nearest} ranks"
         )
 
@@ -149,7 +149,7 @@ class LayoutSpace:
 
     def _homogeneous(self) -> Iterator[Family]:
         of_grid: dict[tuple[int, ...], list[list[ModuleChoice]] | None] = {}  # by tp, cp, dp of all
-        for llm in self._with_joint(self._num_ranks):
+        for llm in self._with_joint(self.num_ranks):
             grid = llm.tp, llm.cp, llm.dp, llm.joint_replicas
             if grid not in of_grid:
                 of_grid[grid] = self._like(llm)
@@ -167,9 +167,9 @@ class LayoutSpace:
         )
 
     def _colocated(self) -> Iterator[Family]:
-        spread = [[c for c in self._choices(e, self._num_ranks) if c.pp == 1] for e in self._encoders]
+        spread = [[c for c in self._choices(e, self.num_ranks) if c.pp == 1] for e in self._encoders]
         of_dp: dict[int, list[Part]] = {}  # phases and nested replicas depend on nothing else of the LLM
-        for llm in self._llm_choices(self._num_ranks):
+        for llm in self._llm_choices(self.num_ranks):
             if llm.dp not in of_dp:
                 nested = ([c for c in choices if _nests(c.dp, llm.dp)] for choices in spread)
                 phase_s = partial(self._steps.phases_s, llm=llm)
@@ -212,32 +212,36 @@ class LayoutSpace:
             islands = [self._choices(e, size) for e, size in zip(self._encoders, sizes, strict=True)]
             if not all(islands):
                 continue
-            for llm in self._with_joint(self._num_ranks - sum(sizes)):
-                beside_s = max((self._least_busy_s(island, llm) for island in islands), default=0.0)
+            for llm in self._with_joint(self.num_ranks - sum(sizes)):
+                least = [self._least_beside_s(island, llm) for island in islands]
+                busy_s = max((of_island for of_island, _ in least), default=0.0)
+                round_s = max((of_island for _, of_island in least), default=0.0)
                 yield Family(
-                    max(self._steps.llm_bound_s(llm), beside_s),
+                    max(self._steps.llm_bound_s(llm) + round_s, busy_s),
                     prod(map(len, islands)),
-                    partial(self._beside_s, llm, beside_s),
+                    partial(self._beside_s, llm, busy_s, round_s),
                     partial(self._beside, llm, islands),
                 )
 
-    def _beside_s(self, llm: ModuleChoice, island_s: float) -> float:
-        return max(self._steps.llm_s(llm), island_s)
+    def _beside_s(self, llm: ModuleChoice, busy_s: float, round_s: float) -> float:
+        return max(self._steps.llm_s(llm) + round_s, busy_s)
 
-    def _least_busy_s(self, island: list[ModuleChoice], llm: ModuleChoice) -> float:
-        """Lower bound on the busy seconds of an encoder's island; it depends on the LLM's replicas alone."""
+    def _least_beside_s(self, island: list[ModuleChoice], llm: ModuleChoice) -> tuple[float, float]:
+        """The least busy seconds and round of an island; they depend on the LLM's replicas alone."""
         key = (island[0].module, island[0].num_ranks, llm.num_replicas)
         if key not in self._least_s:
             distinct = dict.fromkeys(replace(choice, instances=1) for choice in island)
-            self._least_s[key] = min(self._steps.busy_s(choice, llm) for choice in distinct)
+            busy_s = min(self._steps.busy_s(choice, llm) for choice in distinct)
+            self._least_s[key] = busy_s, min(self._steps.round_s(choice, llm) for choice in distinct)
         return self._least_s[key]
 
     def _beside(self, llm: ModuleChoice, islands: list[list[ModuleChoice]]) -> Layouts:
-        """Layouts in mode APART: modules run side by side."""
-        parts = [part_of(island, partial(self._steps.busy_s, llm=llm)) for island in islands]
-        slowest_s = joined_s(np.maximum, parts)
-        bounds_s = np.maximum(slowest_s, self._steps.llm_s(llm))
-        return Layouts(bounds_s, partial(combination, Mode.APART, llm, parts))
+        """Layouts in mode APART: modules run side by side, except in the LLM's first and last round."""
+        busy = [part_of(island, partial(self._steps.busy_s, llm=llm)) for island in islands]
+        rounds = [part_of(island, partial(self._steps.round_s, llm=llm)) for island in islands]
+        in_turn_s = self._steps.llm_s(llm) + joined_s(np.maximum, rounds)
+        bounds_s = np.maximum(joined_s(np.maximum, busy), in_turn_s)
+        return Layouts(bounds_s, partial(combination, Mode.APART, llm, busy))
 
     def _sharded(self) -> Iterator[Family]:
         for llm, parts in self._alike():
@@ -256,7 +260,7 @@ class LayoutSpace:
 
     def _alike(self) -> Iterator[tuple[ModuleChoice, list[list[ModuleChoice]]]]:
         """Choices of the LLM without tp and pp, each with the encoders' choices on the same grid."""
-        choices = (*self._all(self._llm, self._num_ranks), *self._all_joint(self._num_ranks))
+        choices = (*self._all(self._llm, self.num_ranks), *self._all_joint(self.num_ranks))
         for llm in self._divided(choices):
             parts = self._like(llm) if llm.tp == llm.pp == llm.instances == 1 else None
             if parts is not None:
@@ -275,16 +279,17 @@ class LayoutSpace:
         allowed = [self._allows(e, g) for e, g in zip(self._encoders, grids, strict=True)]
         return [self._settings(grid) for grid in grids] if all(allowed) else None
 
-    def _island_sizes(self) -> Iterator[tuple[int, ...]]:
-        """Ranks of each encoder, in pools that take every module.
-
-        Whole nodes where there are several; at least one unit is left for the LLM.
-        """
+    @property
+    def island_unit(self) -> int:
+        """Ranks of the smallest island: a whole node where there are several."""
         node = self._job.cluster.nodes[0].num_ranks
-        unit = node if self._num_ranks > node else 1
-        counts = range(unit, self._num_ranks, unit)
+        return node if self.num_ranks > node else 1
+
+    def _island_sizes(self) -> Iterator[tuple[int, ...]]:
+        """Ranks of each encoder, in pools that take every module; at least one unit is left for the LLM."""
+        counts = range(self.island_unit, self.num_ranks, self.island_unit)
         for sizes in product(counts, repeat=len(self._encoders)):
-            if sum(sizes) < self._num_ranks and self._are_taken(sizes):
+            if sum(sizes) < self.num_ranks and self._are_taken(sizes):
                 yield sizes
 
     def _are_taken(self, sizes: tuple[int, ...]) -> bool:
@@ -292,7 +297,7 @@ class LayoutSpace:
         widths = dict(zip((encoder.name for encoder in self._encoders), sizes, strict=True))
         first = 0
         for module in self._job.model.modules:
-            end = first + widths.get(module.name, self._num_ranks - sum(sizes))
+            end = first + widths.get(module.name, self.num_ranks - sum(sizes))
             if any(not p.takes(module.name) and p.overlaps(first, end) for p in self._job.pools):
                 return False
             first = end

@@ -145,10 +145,19 @@ class LayoutSteps:
 
     def busy_s(self, encoder: ModuleChoice, llm: ModuleChoice) -> float:
         """Busy seconds of an encoder's busiest rank on separate ranks, averaged over its stages."""
+        samples, calls = self._calls(encoder, llm)
+        return self._rounds(llm) * calls * self.prices.passes_s(encoder, samples) / encoder.pp
+
+    def round_s(self, encoder: ModuleChoice, llm: ModuleChoice) -> float:
+        """Seconds of an encoder's round on separate ranks, during which the LLM's pipeline is not busy."""
+        samples, calls = self._calls(encoder, llm)
+        return math.ceil(calls) * self.prices.passes_s(encoder, samples)
+
+    def _calls(self, encoder: ModuleChoice, llm: ModuleChoice) -> tuple[int, float]:
+        """Samples of an encoder's pass on separate ranks, and passes a round; a replica may skip rounds."""
         per_round = llm.num_replicas * self.job.microbatch_samples
         samples = max(1, per_round // encoder.dp)
-        calls = self._rounds(llm) * per_round / (encoder.dp * samples)
-        return calls * self.prices.passes_s(encoder, samples) / encoder.pp
+        return samples, per_round / (encoder.dp * samples)
 
     def passes_s(self, choice: ModuleChoice) -> float:
         """Seconds of a forward and a backward of all the module's layers over a microbatch."""
@@ -237,14 +246,12 @@ class LayoutSteps:
         ranks = []
         boundary_s = num_bytes = 0.0
         for encoder in choice.encoders:
-            samples = max(1, per_round // encoder.dp)
+            samples, calls = self._calls(encoder, choice.llm)
             chain = self._chain(encoder, samples=samples)
-            calls = per_round / (encoder.dp * samples)  # a replica may skip rounds
             crossing = sent(self.prices, encoder, choice.llm, per_round, _counts(llm))
             for index, stage in enumerate(chain.stages):
                 position = depth - encoder.pp + index
-                is_last = index == encoder.pp - 1
-                ahead_s, behind_s = (crossing.before_s, crossing.after_s) if is_last else (0.0, 0.0)
+                ahead_s, behind_s = crossing[:2] if position == depth - 1 else (0.0, 0.0)
                 forward_s[position] = max(forward_s[position], calls * chain.forward_s[index] + ahead_s)
                 backward_s[position] = max(backward_s[position], calls * chain.backward_s[index] + behind_s)
                 call_s = chain.forward_s[index] + chain.backward_s[index]

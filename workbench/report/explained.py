@@ -8,7 +8,7 @@ from rich.table import Table
 from workbench.explain.changes import Changes, Judged, Tried
 from workbench.explain.difference import Difference, SecondsOf
 from workbench.explain.explanation import Account, Explanation
-from workbench.explain.idle import IdleCause
+from workbench.explain.idle import IdleCause, IdleSeconds
 from workbench.explain.sensitivity import Sensitivity
 from workbench.report.figure import Figure
 from workbench.report.records import simulated_record
@@ -16,12 +16,17 @@ from workbench.report.tables import listed, mebibytes, milliseconds, percent, ti
 
 LEAST = 5e-5  # fraction of a step, below which nothing is shown
 MOST_SHOWN = 12  # rows of a table of causes
+_OF_LAYERS = {  # where each layer is gathered for itself, there is no pipeline
+    IdleCause.FILL: "waits before the first pass",
+    IdleCause.DRAIN: "waits after the last pass",
+    IdleCause.STAGE: "waits for a layer",
+}
 
 
 def account_tables(account: Account, step_s: float) -> tuple[Table, ...]:
     """The critical path and the idle time by cause, without what is below a rounding error.
 
-    Idle causes beyond the first are summed in one row.
+    Waits for single layers are summed by module, and idle causes beyond the first in one row.
     """
     path = titled(f"critical path, {account.num_steps} steps", ("", "of", "time", "of the step"))
     for cause in account.path:
@@ -32,15 +37,25 @@ def account_tables(account: Account, step_s: float) -> tuple[Table, ...]:
     ranks = "mean rank, those without work included" if unused else "mean rank"
     title = f"idle time of the {ranks}, {milliseconds(idle_s)} of {milliseconds(step_s)}"
     idle = titled(title, ("", "of", "time", "of the step"))
-    shown = [wait for wait in account.idle if wait.seconds >= LEAST * step_s][:MOST_SHOWN]
-    for wait in shown:
-        part = "layer" if wait.is_layer else "stage"
-        where = wait.where if wait.place is None else f"{wait.where}, {part} {wait.place}"
-        idle.add_row(wait.cause.replace("stage", part), where, *_share(wait.seconds, step_s))
-    rest_s = idle_s - sum(wait.seconds for wait in shown)
+    shown = [wait for wait in _waits(account.idle) if wait[2] >= LEAST * step_s][:MOST_SHOWN]
+    for name, where, seconds in shown:
+        idle.add_row(name, where, *_share(seconds, step_s))
+    rest_s = idle_s - sum(seconds for *_, seconds in shown)
     if rest_s >= LEAST * step_s:
         idle.add_row("all other causes", "", *_share(rest_s, step_s))
     return path, idle
+
+
+def _waits(idle: Sequence[IdleSeconds]) -> list[tuple[str, str, float]]:
+    """Cause, place and seconds of every row, most first; the layers of a module are one row."""
+    seconds_by_row: dict[tuple[str, str], float] = {}
+    for wait in idle:
+        cause = _OF_LAYERS.get(wait.cause, wait.cause) if wait.is_layer else wait.cause
+        has_stage = wait.place is not None and not wait.is_layer
+        row = str(cause), f"{wait.where}, stage {wait.place}" if has_stage else wait.where
+        seconds_by_row[row] = seconds_by_row.get(row, 0.0) + wait.seconds
+    rows = [(cause, where, seconds) for (cause, where), seconds in seconds_by_row.items()]
+    return sorted(rows, key=lambda row: -row[2])
 
 
 def _share(seconds: float, step_s: float) -> tuple[Figure, Figure]:
