@@ -81,6 +81,7 @@ def init_command(
         ("layers", lambda module: str(len(module.layers))),
         ("weights", lambda module: f"{module.num_parameters:,}"),
         ("trainable", lambda module: f"{module.num_trained:,}"),
+        key="modules",
     )
     if job_draft.missing:
         count, first = len(job_draft.missing), job_draft.missing[0]
