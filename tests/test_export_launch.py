@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -200,9 +201,27 @@ def test_a_launched_folder_has_the_losses_of_one_process(target, job, plan, tmp_
     assert losses == pytest.approx(one_process(plan, STEPS), rel=1e-5)
 
 
-def launched(target: str, folder: Path, *arguments: str) -> list[float]:
-    """Losses of all steps."""
-    done = subprocess.run(
+@pytest.mark.parametrize("port", ["taken", "0", "65536", "one", "029500"])
+def test_a_port_that_is_taken_or_none_ends_in_one_line(port, job, plan, tmp_path):
+    """Before torchrun starts; where all is well, the folder runs, as above."""
+    write_folder(
+        export(plan, BY_NAME["torchrun"], SimulatedPrices(cost_of(job, None, None))), tmp_path / "out"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        number = listening.getsockname()[1]
+        done = run_folder(tmp_path / "out", port=str(number) if port == "taken" else port)
+    assert (done.returncode, done.stdout) == (2, "")
+    if port == "taken":
+        line = rf"launch.sh: error: port {number} is in use on this machine, .*, nearest: MASTER_PORT=(\d+)\n"
+        match = re.fullmatch(line, done.stderr)
+        assert match is not None, done.stderr
+        socket.create_server(("127.0.0.1", int(match[1]))).close()
+    else:
+        assert done.stderr == f"launch.sh: error: MASTER_PORT: want 1 to 65535, got '{port}'\n"
+
+
+def run_folder(folder: Path, *arguments: str, port: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         ["bash", str(folder / "launch.sh"), *arguments],
         capture_output=True,
         text=True,
@@ -212,9 +231,14 @@ def launched(target: str, folder: Path, *arguments: str) -> list[float]:
         | {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
-            "MASTER_PORT": str(free_port()),
+            "MASTER_PORT": port,
         },
     )
+
+
+def launched(target: str, folder: Path, *arguments: str) -> list[float]:
+    """Losses of all steps."""
+    done = run_folder(folder, *arguments, port=str(free_port()))
     assert done.returncode == 0, done.stderr[-2000:]
     if target == "fsdp2":
         return [json.loads(line)["loss"] for line in done.stdout.splitlines() if line.startswith("{")]
