@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from tests.free_port import free_port
 from workbench.cli.exporting import SimulatedPrices
 from workbench.export.export import export
 from workbench.export.folder import check_folder, write_folder
-from workbench.export.fsdp2 import layout_words
+from workbench.export.fsdp2 import layout_words, program_text
 from workbench.export.registry import BY_NAME
 from workbench.job.job import Job, job_from_spec
 from workbench.job.job_file import parse_spec
@@ -142,6 +143,77 @@ def test_adapters_have_the_losses_of_one_process(compute, rel, job, adapted, tmp
         check_saved(tmp_path / "saved", steps[-1].weights, reference.modules)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_weights_of_a_training_that_is_stopped_are_those_of_its_last_step(number, job, adapted, tmp_path):
+    """SIGTERM to torchrun: of the step in progress; all processes gone at once: of the last written."""
+    write_folder(
+        export(adapted, BY_NAME["fsdp2"], SimulatedPrices(cost_of(job, None, None))), tmp_path / "out"
+    )
+    words = (
+        "--steps",
+        "1000000",
+        "--learning-rate",
+        "0.03",
+        "--export-every",
+        "2",
+        "--export",
+        tmp_path / "saved",
+    )
+    with subprocess.Popen(
+        ["bash", tmp_path / "out/launch.sh", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(str(free_port())),
+        start_new_session=True,
+    ) as running:
+        assert running.stdout is not None
+        for line in running.stdout:
+            if json.loads(line)["step"] == 4:
+                running.send_signal(number)  # to torchrun, which bash became
+        assert running.stderr is not None
+        told = re.findall(r"weights of step (\d+) written to (\S+)", running.stderr.read())
+    assert running.returncode != 0
+    assert told[0] == ("2", str(tmp_path / "saved-step-2"))
+    if number == signal.SIGTERM:
+        assert [path.name for path in tmp_path.glob("saved*")] == ["saved"]
+        assert told[-1][1] == str(tmp_path / "saved")
+    last, folder = int(told[-1][0]), Path(told[-1][1])
+    reference = Reference(
+        adapted, seed=0, dtype=torch.float32, optimizer=OptimizerSettings(learning_rate=0.03)
+    )
+    for _ in range(last):
+        step = reference.step(SyntheticSource(0))
+    check_saved(folder, step.weights, reference.modules)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("--export-every", "2"), "--export-every writes weights every few steps; want --export FOLDER"),
+        (("--export-every", "0", "--export", "new"), "--export-every: want at least 1 step, got 0"),
+        (("--export-every", "3", "--export", "taken"), "taken-step-6 exists already; give a new one"),
+        (("--export", "plan.json/new"), "plan.json is no folder that I may write to"),
+    ],
+)
+def test_a_place_where_weights_cannot_go_is_refused_before_the_first_step(words, line, adapted, tmp_path):
+    (tmp_path / "taken-step-6").mkdir()
+    (tmp_path / "taken-step-6" / "mine").touch()
+    (tmp_path / "train.py").write_text(program_text())
+    write_plan(adapted, tmp_path / "plan.json")
+    done = subprocess.run(
+        [sys.executable, "train.py", *words],
+        cwd=tmp_path,
+        env=environment("1") | {"RANK": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert line in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def check_saved(
     folder: Path, weights: Mapping[tuple[str, str], Tensor], modules: Mapping[str, StageModule]
 ) -> None:
@@ -227,13 +299,16 @@ def run_folder(folder: Path, *arguments: str, port: str) -> subprocess.Completed
         text=True,
         timeout=300,
         check=False,
-        env=os.environ
-        | {
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
-            "MASTER_PORT": port,
-        },
+        env=environment(port),
     )
+
+
+def environment(port: str) -> dict[str, str]:
+    return os.environ | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "MASTER_PORT": port,
+    }
 
 
 def launched(target: str, folder: Path, *arguments: str) -> list[float]:
