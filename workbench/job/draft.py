@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from workbench.cost.device_names import check_memory, shipped_device
 from workbench.cost.products import ProductFormat, narrow_rate
 from workbench.cost.profile import known_profiles, load_profile
 from workbench.job.drafted_batch import equal_samples, samples_of_data
@@ -110,12 +111,12 @@ def machines_of(gpus: str, nodes: int | None, products: ProductFormat = ProductF
     if match is None or int(match[1]) < 1:
         number = int(gpus) if re.fullmatch(r"0*[1-9]\d{0,6}", gpus) else USUAL_PER_NODE
         raise ValueError(f"--gpus: want a number, 'x' and a device, got {gpus!r}; nearest: {number}xH100")
-    number, device = int(match[1]), match[2]
-    known = known_profiles()
-    if device not in known:
-        same_prefix = [name for name in known if name.startswith(device)]
-        near = same_prefix or difflib.get_close_matches(device, known, n=1, cutoff=0.0)
-        raise ValueError(f"--gpus: want one of {', '.join(known)}, got {device!r}; nearest: {near[0]}")
+    number = int(match[1])
+    try:
+        device = shipped_device(match[2], known_profiles())
+        check_memory(match[2], device, load_profile(device).memory_bytes)
+    except ValueError as error:
+        raise ValueError(f"--gpus: {error}") from None
     count = nodes or -(-number // USUAL_PER_NODE)
     if number % count and nodes is None:
         raise ValueError(
