@@ -23,7 +23,6 @@ from workbench.plan.plan import ModuleSettings, Recompute, Sharding
 from workbench.plan.runnable import check_family
 
 torch.set_num_threads(1)
-F64 = torch.float64
 SEED = 3
 DIVIDED = ModuleSettings(module="llm", sequence_parallel=True)
 SHARDED = ModuleSettings(module="llm", sharding=Sharding.PARAMETERS, recompute=Recompute.FULL)

@@ -28,7 +28,6 @@ from workbench.model.model_graph import Module
 from workbench.plan.runnable import check_family
 
 torch.set_num_threads(1)
-F64 = torch.float64
 
 
 @cache

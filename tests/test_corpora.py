@@ -125,6 +125,8 @@ def test_a_saved_data_set_is_read(tmp_path: Path):
         ),
         ('{"text_tokens": 3, "audio_seconds": 0}', r"must last > 0 s and at most 1,000,000 s, got 0"),
         ('{"text_tokens": 3, "audio_seconds": Infinity}', r"want numbers, got inf"),
+        ('{"text_tokens": 3, "images": [[8, 8]]}', r"'images' is not a size; want image_width, image_height"),
+        ('{"text_tokens": 3, "audio": "a.wav"}', r"'audio' is not a size; want audio_seconds"),
         ("[1]", r"row 1: want an object"),
         ("{", r"row 1: not JSON"),
         ("", r"there are no rows"),
@@ -134,6 +136,23 @@ def test_bad_rows_are_named(line: str, words: str, tmp_path: Path):
     file = tmp_path / "a.jsonl"
     file.write_text(line)
     with pytest.raises(ValueError, match=words):
+        read_sizes(file)
+
+
+def test_images_beside_their_sizes_or_without_any_are_ignored(tmp_path: Path):
+    file = tmp_path / "a.jsonl"
+    file.write_text(
+        '{"text_tokens": 3, "image": "a.png", "image_width": 5, "image_height": 4}\n'
+        '{"text_tokens": 2, "image": null, "videos": []}\n'
+    )
+    first, second = read_sizes(file)
+    assert (first.images, second.images) == (((4, 5),), ())
+
+
+def test_images_of_a_table_want_sizes(tmp_path: Path):
+    file = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text_tokens": [3], "image": ["a.png"]}), file)
+    with pytest.raises(ValueError, match="'image' is not a size; want image_width, image_height"):
         read_sizes(file)
 
 

@@ -29,7 +29,6 @@ VIEWS = ("view", "expand", "transpose", "slice", "unsqueeze", "t", "detach")
 ROTATED = 2 * HEADS * HEAD  # of queries and keys
 ROTARY = Pointwise(name="rotary", width=ROTATED, num_passes=2, shard=Shard.COLUMN)
 SWIGLU = Pointwise(name="mlp.silu", width=WIDTH, num_passes=3, shard=Shard.COLUMN)
-SQUARED = Pointwise(name="mlp.relu2", width=WIDTH, num_passes=2, shard=Shard.COLUMN)
 QUICK = Pointwise(name="mlp.quick_gelu", width=WIDTH, num_passes=2, shard=Shard.COLUMN)
 
 

@@ -119,7 +119,11 @@ def test_the_command_warns_and_plans(tmp_path: Path):
     arguments = ["plan", str(job), "--strategy", "entrain", "--sizes", "laion-interleaved-like"]
     result = accept(*arguments, "-o", str(plan))
     assert plan.is_file()
-    assert result.stderr.startswith("workbench: warning: job 'valm': a batch of 4 samples is below b_min")
+    idle, small = result.stderr.splitlines()[:2]
+    assert idle.startswith(
+        "workbench: warning: no sample of laion-interleaved-like in the batch has an item for"
+    )
+    assert small.startswith("workbench: warning: job 'valm': a batch of 4 samples is below b_min")
 
 
 def test_equal_samples_need_no_more_than_one():

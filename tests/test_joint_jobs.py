@@ -67,7 +67,7 @@ def test_a_plan_of_other_replicas_than_its_job_has() -> None:
     for first, second in ((job, shared), (shared, job)):
         origin = origin_of(plan_of(first), COST, PLANNERS["megatron-heterogeneous"], second)
         assert origin.is_exact
-        assert apart(origin.job)[1:] == apart(first)[1:] == (4, 1)
+        assert apart(origin.job)[1:] == apart(first)[1:] == (4, 1, 1)
 
 
 @pytest.mark.parametrize("name", JOBS)

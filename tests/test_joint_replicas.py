@@ -91,8 +91,8 @@ def test_a_job_file_counts_each_replica(tmp_path: Path) -> None:
     )
     job = load_job(file)
     assert (job.replicas, job.microbatch_samples, job.joint_replicas) == (1, 4, 4)
-    layouts, replicas, samples = apart(job)
-    assert (replicas, samples) == (4, 1)
+    layouts, *counts = apart(job)
+    assert counts == [4, 1, 1]
     assert {layout.joint_replicas for layout in layouts} == {1}
     assert with_layouts(job, layouts) == job
     assert (

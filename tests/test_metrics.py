@@ -14,7 +14,6 @@ from workbench.metrics import (
     busy_s,
     exposed_communication_s,
     imbalance,
-    mfu,
     peak_bytes,
     step_metrics,
     time_by_kind,
@@ -56,7 +55,6 @@ def test_counted_by_hand():
     assert busy_s(TWO_RANKS) == {0: 6.0, 1: 2.0}
     assert bubble_fraction(TWO_RANKS) == {0: pytest.approx(0.4), 1: pytest.approx(0.8)}
     assert imbalance(TWO_RANKS) == 6.0 / 4.0
-    assert mfu(TWO_RANKS, model_flop=40.0, peak_flop_per_s=4.0) == 0.5
     assert peak_bytes(TWO_RANKS) == {0: 9, 1: 7}
     assert exposed_communication_s(TWO_RANKS) == {0: 1.0, 1: 1.0}
     assert time_by_kind(TWO_RANKS) == {Pass.F: 3.0, Pass.B: 5.0}
@@ -85,15 +83,11 @@ def test_a_step_without_time_has_no_bubble():
     trace = trace_of(span(0, "0F0", 0.0, 0.0))
     assert bubble_fraction(trace) == {0: 0.0}
     assert imbalance(trace) == 1.0
-    with pytest.raises(ValueError, match="takes no time"):
-        mfu(trace, model_flop=1.0, peak_flop_per_s=1.0)
 
 
 def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="no spans"):
         step_metrics(trace_of())
-    with pytest.raises(ValueError, match="want FLOP and peak > 0"):
-        mfu(TWO_RANKS, model_flop=0.0, peak_flop_per_s=1.0)
 
 
 @given(st.integers(2, 5), st.integers(2, 8))

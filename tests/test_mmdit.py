@@ -35,10 +35,6 @@ FLUX = {
 }
 
 
-def parameters(layers: tuple[Layer, ...]) -> int:
-    return sum(layer.num_parameters for layer in layers)
-
-
 @pytest.mark.parametrize("name", MMDITS)
 def test_parameters_are_those_of_the_published_checkpoints(name: str):
     assert set(PUBLISHED) == set(MMDITS)

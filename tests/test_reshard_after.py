@@ -41,7 +41,6 @@ from workbench.strategies.registry import PLANNERS
 from workbench.timing.accept import accept
 from workbench.timing.price import price
 
-LASTING = (ReshardAfter.BACKWARD, ReshardAfter.STEP)
 TWO_MICROBATCHES = "0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1"
 
 

@@ -63,21 +63,6 @@ def imbalance(trace: Trace) -> float:
     return max(busy) * len(busy) / total_s if total_s else 1.0
 
 
-def mfu(trace: Trace, *, model_flop: float, peak_flop_per_s: float) -> float:
-    """Model FLOP utilisation: useful FLOP of the step over what all its ranks could have done.
-
-    Args:
-        trace: of the step; its ranks are those with a span.
-        model_flop: FLOP that the step needs, without recompute, > 0.
-        peak_flop_per_s: of one rank, > 0.
-    """
-    if model_flop <= 0 or peak_flop_per_s <= 0:
-        raise ValueError(f"mfu: want FLOP and peak > 0, got {model_flop} and {peak_flop_per_s} FLOP/s")
-    if trace.iteration_s == 0:
-        raise ValueError("mfu: the step takes no time")
-    return model_flop / (trace.iteration_s * peak_flop_per_s * len(busy_s(trace)))
-
-
 def peak_bytes(trace: Trace) -> dict[int, int]:
     """Rank -> peak memory; empty for a trace without memory samples."""
     peaks: dict[int, int] = {}

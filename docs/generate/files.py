@@ -104,7 +104,9 @@ should be random. A warning names a file whose first rows have {UNLIKE:g} times 
 or more, or fewer by that factor, and unlike any batch drawn from it.
 
 The columns are {_SIZE_COLUMNS}. `text_tokens` is required in every row. The others are a number, a list
-or null. Further columns are ignored.
+or null. Further columns are ignored. Only `image`, `video` and `audio`, or their plurals, are refused without
+columns of their sizes, as a plan would leave these items out. A warning names encoders for which no sample of
+the batch has an item.
 
 Conversation files, such as LLaVA's JSON lines, have text and image names instead of sizes. Compute the
 sizes with the model's own tokenizer:

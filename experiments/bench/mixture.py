@@ -12,7 +12,6 @@ Run:     python -m experiments.bench.mixture [--rounds 5] [--json]
 
 import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,8 +26,6 @@ WIDTH, INNER, CHOSEN, TOKENS = 256, 128, 8, 256
 NUM_EXPERTS = (32, 128)
 OURS = "ours"
 THEIRS = ("eager", "grouped_mm")
-
-Forward = Callable[[Tensor], Tensor]
 
 
 def mixture_of(num_experts: int, implementation: str) -> nn.Module:

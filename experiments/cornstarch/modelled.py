@@ -1,6 +1,6 @@
 """Stage times of our own cost model: layers of a model on one microbatch of a paper's input."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
@@ -99,9 +99,3 @@ def total(times: Iterable[StageTimes]) -> StageTimes:
     """The total time of consecutive layers."""
     listed = list(times)
     return StageTimes(sum(time.forward_s for time in listed), sum(time.backward_s for time in listed))
-
-
-def spread(settings: Sequence[Setting], value: Callable[[Setting], float]) -> tuple[float, float]:
-    """The smallest and largest value over settings."""
-    values = [value(setting) for setting in settings]
-    return min(values), max(values)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from workbench.cli.console import warn
-from workbench.job.first_rows import sizes_of, unlike_rows
+from workbench.job.first_rows import sizes_of, unlike_rows, without_items
 from workbench.job.job import Job, load_job
 from workbench.job.sample_sizes import Tiling, with_sizes
 from workbench.model.config_keys import misspelt_lines
@@ -28,10 +28,12 @@ def read_job(path: Path, *, sizes: str | None = None, seed: int = 0, tiling: Til
 
 
 def warn_of_unlike_rows(job: Job, source: tuple[str, Tiling] | None) -> None:
-    """Print a warning if the job's samples are rows of a file that are unlike most of its rows."""
-    line = "" if source is None else unlike_rows(job.model, job.batch, *source)
-    if line:
-        warn(line)
+    """Print warnings if the job's samples are rows unlike most of their file's, or leave encoders idle."""
+    if source is None:
+        return
+    for line in (without_items(job.model, job.batch, source[0]), unlike_rows(job.model, job.batch, *source)):
+        if line:
+            warn(line)
 
 
 def warn_of_misspelt_keys(model: ModelGraph) -> None:

@@ -21,6 +21,12 @@ COLUMNS = (
     "text_tokens",
     "audio_seconds",
 )
+SIZES_OF = {
+    "image": ("image_width", "image_height"),
+    "video": ("video_width", "video_height", "video_seconds"),
+    "audio": ("audio_seconds",),
+}
+"""Columns that say how large the items of a column are, which may also have the plural's name."""
 
 
 def read_sizes(path: str | Path) -> tuple[Sizes, ...]:
@@ -28,12 +34,12 @@ def read_sizes(path: str | Path) -> tuple[Sizes, ...]:
 
     Columns: `text_tokens` in every row; `image_width` with `image_height`, `video_width` with
     `video_height` and `video_seconds`, and `audio_seconds`, each one number, a list of several, or null if
-    a row has none. Other columns are ignored, so that sizes can be added to an existing data set. Text
-    follows all images, videos and clips.
+    a row has none. Other columns are ignored, so that sizes can be added to an existing data set, but not
+    images, videos and clips without sizes. Text follows all of these.
 
     Raises:
-        ValueError: no rows, a missing column, or a row with missing or invalid sizes; names the file, the
-            row (from 1) and the value.
+        ValueError: no rows, a missing column, images without sizes, or a row with missing or invalid sizes;
+            names the file, the row (from 1) and the value.
         OSError: the file cannot be read.
     """
     file = Path(path)
@@ -79,7 +85,7 @@ def _json_rows(file: Path) -> Iterator[Mapping[str, Any]]:
             raise ValueError(f"{file}, row {number}: not JSON: {_first_line(error)}") from None
         if not isinstance(row, dict):
             raise ValueError(f"{file}, row {number}: want an object, got {type(row).__name__}")
-        _known(file, list(row))
+        _known(file, [name for name in row if name in COLUMNS or row[name] not in (None, [], "")])
         yield row
 
 
@@ -115,6 +121,13 @@ def _known(file: Path, names: list[str]) -> list[str]:
         near = get_close_matches("text_tokens", names, n=1)
         hint = f"; the nearest is {near[0]!r}" if near else ""
         raise ValueError(f"{file}: want a column text_tokens, got {', '.join(names) or 'none'}{hint}")
+    for name in names:
+        wanted = SIZES_OF.get(name.removesuffix("s"), ())
+        if wanted and not any(column in columns for column in wanted):
+            raise ValueError(
+                f"{file}: {name!r} is not a size; want {', '.join(wanted)}, each a number or a list, or no "
+                f"column {name!r} to plan without (docs/reference/data.md)"
+            )
     return columns
 
 

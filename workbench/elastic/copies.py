@@ -3,7 +3,6 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from workbench.cost.hardware import Link
 from workbench.elastic.layout import NodeLayout, held_layers
 from workbench.elastic.node_specification import TemplateSet
 
@@ -108,12 +107,3 @@ def busiest_bytes(copies: Sequence[Copy]) -> int:
         for end in (("from", copy.source), ("to", copy.destination)):
             bytes_of_port[end] = bytes_of_port.get(end, 0) + copy.num_bytes
     return max(bytes_of_port.values(), default=0)
-
-
-def copying_s(copies: Sequence[Copy], link: Link) -> float:
-    """Seconds of all copies if each node has one full-duplex port.
-
-    This is reached if the busiest port never idles, as in an open shop with preemption (Gonzalez and Sahni
-    1976).
-    """
-    return busiest_bytes(copies) / link.bytes_per_s + link.latency_s if copies else 0.0

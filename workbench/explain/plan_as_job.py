@@ -10,7 +10,7 @@ from workbench.plan.codec import plan_hash
 from workbench.plan.plan import Plan
 from workbench.plan.plan_schedule import likely_schedules, schedule_of
 from workbench.planner.assembly import scheduled
-from workbench.planner.plan_layouts import Placing, joined_of, joint_replicas_of
+from workbench.planner.plan_layouts import Placing, fields_of, joint_replicas_of
 from workbench.planner.stage_counts import silent
 from workbench.planner.strategy_spec import Planner
 from workbench.schedule.choice import Schedule
@@ -80,7 +80,7 @@ def origin_of(plan: Plan, cost: CostModel, planner: Planner, job: Job | None = N
 def job_of(plan: Plan, cost: CostModel, placing: Placing, job: Job | None = None) -> Job:
     """The job with the plan's layouts; None: one whose other parts are inferred from the plan, too."""
     if job is not None:
-        return replace(job, **joined_of(plan, apart(job).microbatch_samples, placing)._asdict())
+        return replace(job, **fields_of(plan, apart(job).microbatch_samples, placing)._asdict())
     return Job(
         name=plan.model.name,
         model=plan.model,
@@ -88,7 +88,7 @@ def job_of(plan: Plan, cost: CostModel, placing: Placing, job: Job | None = None
         batch=plan.batch,
         schedule=_schedule(plan, cost),
         settings=plan.settings,
-        **joined_of(plan, _samples(plan), placing)._asdict(),
+        **fields_of(plan, _samples(plan), placing)._asdict(),
     )
 
 

@@ -41,5 +41,17 @@ def unlike_rows(model: ModelGraph, batch: Sequence[Sample], source: str, tiling:
     )
 
 
+def without_items(model: ModelGraph, batch: Sequence[Sample], source: str) -> str:
+    """One line that names the encoders for which no sample of the batch has an item; "" if there are none."""
+    present = {segment.modality for sample in batch for segment in sample.segments}
+    idle = [module.name for module in model.encoders if module.modality not in present]
+    if not idle:
+        return ""
+    return (
+        f"no sample of {source} in the batch has an item for {', '.join(idle)}, so no work for its ranks; "
+        "want sizes of such items (docs/reference/data.md)"
+    )
+
+
 def _mean_tokens(batch: Sequence[Sample]) -> float:
     return sum(sample.num_tokens for sample in batch) / len(batch)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from workbench.job.module_layout import ModuleLayout
 
 
-class Joined(NamedTuple):
-    """Layouts, replicas, samples per microbatch and joint replicas of a `Job`."""
+class LayoutFields(NamedTuple):
+    """The fields of a `Job` that its layouts decide; with one joint replica, as a job file counts them."""
 
     layouts: tuple[ModuleLayout, ...]
     replicas: int
@@ -24,7 +24,7 @@ class Joined(NamedTuple):
 
 def join(
     layouts: Sequence[ModuleLayout], llm: str, *, replicas: int, microbatch_samples: int, where: str
-) -> Joined:
+) -> LayoutFields:
     """Join replicas as the language model's ep wants; without need nothing changes.
 
     Another module with replicas of its own joins as many of them as divide both.
@@ -42,7 +42,7 @@ def join(
     given = next((layout for layout in layouts if layout.module == llm), ModuleLayout(module=llm))
     num_ranks, dp = given.tp * given.cp, given.dp or replicas
     if num_ranks % given.ep == 0 or dp == 1:  # what else is wrong with it, the job says
-        return Joined(tuple(layouts), replicas, microbatch_samples, 1)
+        return LayoutFields(tuple(layouts), replicas, microbatch_samples, 1)
     num_joint, rest = divmod(given.ep, num_ranks)
     if rest or dp % num_joint:
         possible = [each for each in range(1, dp + 1) if dp % each == 0]
@@ -52,7 +52,7 @@ def join(
             f"its {dp} replicas, got {given.ep}; nearest: {nearest}"
         )
     joined_dp = dp // num_joint
-    return Joined(
+    return LayoutFields(
         tuple(_joined(layout, layout.dp or replicas, num_joint, joined_dp) for layout in layouts),
         joined_dp,
         microbatch_samples * num_joint,

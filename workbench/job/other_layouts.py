@@ -2,30 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from workbench.job.job import Job
-from workbench.job.joint_layouts import join
+from workbench.job.joint_layouts import LayoutFields, join
 from workbench.job.module_layout import ModuleLayout
 
 
-class Apart(NamedTuple):
-    """Layouts, replicas and samples per microbatch as a job file counts them: each replica by itself."""
-
-    layouts: tuple[ModuleLayout, ...]
-    replicas: int
-    microbatch_samples: int
-
-
-def apart(job: Job) -> Apart:
-    """Return what the job's own file says."""
+def apart(job: Job) -> LayoutFields:
+    """Return what the job's own file says, which counts each replica by itself."""
     num_joint = job.joint_replicas
     replicas = job.replicas * num_joint
     layouts = (
         replace(layout, dp=_own_dp(layout, job.replicas, replicas), joint_replicas=1)
         for layout in job.layouts
     )
-    return Apart(tuple(layouts), replicas, job.microbatch_samples // num_joint)
+    return LayoutFields(tuple(layouts), replicas, job.microbatch_samples // num_joint, 1)
 
 
 def _own_dp(layout: ModuleLayout, joined: int, replicas: int) -> int | None:
@@ -44,12 +35,12 @@ def with_layouts(job: Job, layouts: Sequence[ModuleLayout], replicas: int | None
     Raises:
         ValueError: as `join`, and what a `Job` refuses.
     """
-    _, replicas_before, samples = apart(job)
+    before = apart(job)
     joined = join(
         layouts,
         job.model.llm.name,
-        replicas=replicas_before if replicas is None else replicas,
-        microbatch_samples=samples,
+        replicas=before.replicas if replicas is None else replicas,
+        microbatch_samples=before.microbatch_samples,
         where=f"job {job.name!r}",
     )
     return replace(job, **joined._asdict())

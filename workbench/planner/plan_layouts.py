@@ -3,7 +3,7 @@
 from dataclasses import replace
 from enum import StrEnum
 
-from workbench.job.joint_layouts import Joined
+from workbench.job.joint_layouts import LayoutFields
 from workbench.job.module_layout import ModuleLayout
 from workbench.plan.plan import Plan
 from workbench.planner.layout_choice import degrees_of
@@ -41,7 +41,7 @@ def joint_replicas_of(plan: Plan) -> int:
     return plan.chain[llm, plan.replicas(llm)[0]][0].joint_replicas
 
 
-def joined_of(plan: Plan, microbatch_samples: int, placing: Placing) -> Joined:
+def fields_of(plan: Plan, microbatch_samples: int, placing: Placing) -> LayoutFields:
     """The fields of a job that a plan's stages decide.
 
     Args:
@@ -49,4 +49,5 @@ def joined_of(plan: Plan, microbatch_samples: int, placing: Placing) -> Joined:
         placing: as in `layouts_of`.
     """
     replicas, num_joint = len(plan.replicas(plan.model.llm.name)), joint_replicas_of(plan)
-    return Joined(layouts_of(plan, replicas, placing), replicas, microbatch_samples * num_joint, num_joint)
+    layouts = layouts_of(plan, replicas, placing)
+    return LayoutFields(layouts, replicas, microbatch_samples * num_joint, num_joint)

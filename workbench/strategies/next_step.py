@@ -10,7 +10,7 @@ from workbench.job.other_layouts import apart
 from workbench.plan.following import next_plan
 from workbench.plan.plan import Plan
 from workbench.planner.groupings import grouped_again, way_of
-from workbench.planner.plan_layouts import Placing, joined_of
+from workbench.planner.plan_layouts import Placing, fields_of
 from workbench.planner.strategy_spec import Regroup
 from workbench.schedule.choice import Schedule
 from workbench.strategies import entrain
@@ -93,6 +93,6 @@ def _regrouped(
         batch=tuple(batch),
         schedule=schedule or job.schedule,
         settings=plan.settings,
-        **joined_of(plan, apart(job).microbatch_samples, Placing.LEFT)._asdict(),
+        **fields_of(plan, apart(job).microbatch_samples, Placing.LEFT)._asdict(),
     )
     return regroup(plan, fixed_job, cost)

@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-LEVEL = 0.8
 Z = 1.2816  # of a normal distribution: 80 % lie within so many deviations
 MEDIAN_OF_NORMAL = 0.6745  # deviations within which half of a normal distribution lies
 TOGETHER = 0.3  # correlation of any two reasons
@@ -39,7 +38,7 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An interval that contains a step's seconds with a probability of `LEVEL`.
+    """An interval that contains a step's seconds with a probability of 80 %.
 
     Args:
         low_s, high_s: its ends.

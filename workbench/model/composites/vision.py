@@ -299,7 +299,6 @@ _PIXTRAL = {
     "image_size": 1540,
     "patch_size": 14,
 }
-_PIXTRAL_OCR = _PIXTRAL | {"head_dim": 64, "hidden_act": "silu"}
 _EPS = {"ministral3": 1e-5}  # of norms, where another than usual is the language model's default
 _MISTRAL_SMALL = {
     "hidden_size": 5120,

@@ -14,10 +14,10 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from workbench.on_demand import OnDemand
-from workbench.search.joint.evaluate import Judge, Outcome, Request, evaluate
+from workbench.search.joint.evaluate import Judge, Outcome, Request
 from workbench.search.joint.move import Space
-from workbench.search.joint.starts import Start, Task, start_of
-from workbench.search.joint.workers import Workers, chunks_of
+from workbench.search.joint.starts import Start, Task
+from workbench.search.joint.workers import Evaluator, Workers, chunks_of
 from workbench.search.kept_results import code_hash
 
 ray = OnDemand("ray")
@@ -30,22 +30,11 @@ MOST_TRIES = 4  # for candidates whose workers died
 _ADDRESS = re.compile(r"([^\s:/]+|\[[0-9a-fA-F:]+\]):(\d{1,5})")
 
 
-class _Worker:
-    """A worker process of the cluster; it holds the search's job, and so all cached prices."""
-
-    def __init__(self, space: Space, judge: Judge) -> None:
-        self._space, self._judge = space, judge
+class _Worker(Evaluator):
+    """A worker process of the cluster."""
 
     def version(self) -> str:
         return code_hash()
-
-    def start(self, task: Task) -> Start:
-        return start_of(task, self._space.cost, self._judge)
-
-    def outcomes(self, task: tuple[dict[str, Any], Sequence[Request]]) -> list[Outcome]:
-        starts, requests = task
-        here = replace(self._space, starts=starts)
-        return [evaluate(here, self._judge, request) for request in requests]
 
 
 class _Running(NamedTuple):

@@ -6,7 +6,7 @@ import pickle
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -26,7 +26,6 @@ from workbench.termination import uninterrupted
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
-Known = tuple[Space, Judge]
 CHUNK = 4  # candidates per task of a worker
 FLUSHED_EVERY_S = 0.001
 
@@ -67,6 +66,22 @@ class InProcess(Workers):
     def outcomes(self, space: Space, requests: Sequence[Request]) -> Iterator[Outcome]:
         for request in requests:
             yield evaluate(space, self._judge, request)
+
+
+class Evaluator:
+    """What a worker process does; it holds the search's job, and so all cached prices."""
+
+    def __init__(self, space: Space, judge: Judge) -> None:
+        self._space, self._judge = space, judge
+
+    def start(self, task: Task) -> Start:
+        return start_of(task, self._space.cost, self._judge)
+
+    def outcomes(self, task: tuple[dict[str, Choice], Sequence[Request]]) -> list[Outcome]:
+        """The outcomes of requests, from these starts."""
+        starts, requests = task
+        here = replace(self._space, starts=starts)
+        return [evaluate(here, self._judge, request) for request in requests]
 
 
 class LocalProcesses(Workers):
@@ -159,13 +174,13 @@ def _kill(process: int) -> None:
         os.kill(process, signal.SIGKILL)
 
 
-_known: list[Known] = []  # set in worker processes
+_known: list[Evaluator] = []  # set in worker processes
 
 
 def _initialize(known: "Queue[bytes]", parent: Parent) -> None:
     end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
-    _known.append(pickle.loads(known.get()))
+    _known.append(Evaluator(*pickle.loads(known.get())))
 
 
 def _run_pickled(work: Callable[[_Task], _Result], pickled: bytes) -> _Result:
@@ -173,13 +188,9 @@ def _run_pickled(work: Callable[[_Task], _Result], pickled: bytes) -> _Result:
 
 
 def _start(task: Task) -> Start:
-    space, judge = _known[-1]
-    return start_of(task, space.cost, judge)
+    return _known[-1].start(task)
 
 
 @collector_paused()
-def _outcomes(task: tuple[dict[str, Choice], Iterable[Request]]) -> list[Outcome]:
-    starts, requests = task
-    space, judge = _known[-1]
-    here = replace(space, starts=starts)
-    return [evaluate(here, judge, each) for each in requests]
+def _outcomes(task: tuple[dict[str, Choice], Sequence[Request]]) -> list[Outcome]:
+    return _known[-1].outcomes(task)
