@@ -1,7 +1,7 @@
 """Encoder modules and a parallel module: the ICML listing of Cornstarch, on tiny models.
 
     python examples/encoder_modules.py
-    torchrun --nproc-per-node 3 examples/encoder_modules.py
+    torchrun --standalone --nproc-per-node 3 examples/encoder_modules.py
 
 `MODALITY_PARALLELISM` may also be "colocated" (encoders share their ranks) or "replicated" (encoders on
 every rank of the language model).

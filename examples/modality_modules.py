@@ -1,7 +1,7 @@
 """Modality modules, specifications and callbacks: Cornstarch v1's Listings 1 and 2, on tiny models.
 
-python examples/modality_modules.py                                   # starts its own four processes
-torchrun --nproc-per-node 4 examples/modality_modules.py              # is one of them
+python examples/modality_modules.py  # starts its own four processes
+torchrun --standalone --nproc-per-node 4 examples/modality_modules.py  # is one of them
 """
 
 import os

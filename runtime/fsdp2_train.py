@@ -4,12 +4,17 @@ The blocks are transformers' own, as this workbench builds them; all else here i
 as you like. Every rank takes the plan's microbatches of one replica, encoders first. A rank without an item
 of a module takes part with one that counts nothing, since gathering and summing weights are collectives.
 
+With --export, SIGTERM ends the training after the step in progress and writes the weights. torchrun passes
+the signal on and waits 30 s for its processes; --export-every is for machines that give no such notice.
+
 Run: torchrun --nproc-per-node N train.py [--steps 10] [--data FOLDER] [--export FOLDER] [--device cpu]
 """
 
 import argparse
 import json
 import os
+import shutil
+import signal
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -33,6 +38,7 @@ from runtime.preprocess.source import source_of
 from runtime.reference import all_items, features_of, whole_stage
 from runtime.step.stage_edges import entering_part
 from runtime.step.stage_module import StageModule, build_stage_module
+from runtime.world.local_world import AGENT
 from workbench.data.sample import Sample
 from workbench.model.checkpoint import composite_of
 from workbench.model.model_graph import Module
@@ -40,7 +46,9 @@ from workbench.plan.codec import read_plan
 from workbench.plan.plan import Plan
 from workbench.plan.runnable import check_targets
 from workbench.schedule.sharded import ReshardAfter
+from workbench.supervised import end_with_launcher
 from workbench.termination import leave
+from workbench.whole_file import check_writable
 
 HERE = Path(__file__).resolve().parent
 LONGEST_WAIT_S = 60.0
@@ -249,6 +257,80 @@ def write_weights(folder: Path, modules: Mapping[str, WholeModule]) -> None:
                 write_part(folder, name, index, named | gathered)
 
 
+@dataclass(frozen=True)
+class Exports:
+    """Folders of weights: `target` after the last step, and the latest of those written every few steps.
+
+    Args:
+        every: steps between those, which are `<target>-step-<number>`; None: only the last.
+    """
+
+    target: Path | None
+    every: int | None
+    plan: Plan
+    origin: Path | None
+
+    def check(self, steps: int) -> None:
+        """Raise ValueError where weights cannot be written, before any rank waits for another."""
+        if self.target is None:
+            if self.every is not None:
+                raise ValueError("--export-every writes weights every few steps; want --export FOLDER")
+            return
+        if self.every is not None and self.every < 1:
+            raise ValueError(f"--export-every: want at least 1 step, got {self.every}")
+        for step in range(self.every or steps, steps, self.every or 1):
+            refuse_taken(self.at(step))
+        check_export(self.target, self.plan, self.origin)
+        if os.environ.get("RANK") == "0":  # which writes
+            check_writable(self.target / "config.json")
+
+    def at(self, step: int) -> Path:
+        assert self.target is not None, "weights are written"
+        return self.target.with_name(f"{self.target.name}-step-{step}")
+
+    def after(self, step: int, modules: Mapping[str, WholeModule], *, is_last: bool) -> None:
+        """Write what is due, then delete what it replaces: a collective."""
+        if self.target is None or not (is_last or (self.every is not None and step % self.every == 0)):
+            return
+        folder = self.target if is_last else self.at(step)
+        is_first = dist.get_rank() == 0
+        with exporting(folder if is_first else None, self.plan.model, self.origin):
+            write_weights(folder, modules)
+        if not is_first:
+            return
+        sys.stderr.write(f"weights of step {step} written to {folder}\n")
+        if self.every is not None and (before := (step - 1) // self.every * self.every):
+            shutil.rmtree(self.at(before), ignore_errors=True)
+
+
+def on_any_rank(number: int, device: torch.device) -> bool:
+    """Whether the number is above 0 on any rank: a collective."""
+    most = torch.tensor(number, device=device)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    return bool(most)
+
+
+def train(trainer: Trainer, optimizer: torch.optim.Optimizer, exports: Exports, steps: int) -> int:
+    """Take the steps, or end after the one in which a rank got SIGTERM; return the exit code.
+
+    Later signals count no more: a cluster may send it to torchrun and to its processes, and torchrun again.
+    """
+    microbatches = microbatches_of(trainer.plan, dist.get_rank())
+    arrived: list[int] = []
+    if exports.target is not None:
+        signal.signal(signal.SIGTERM, lambda number, _: arrived.append(number))
+    for step in range(1, steps + 1):
+        loss = trainer.step(optimizer, microbatches)
+        if dist.get_rank() == 0:
+            sys.stdout.write(json.dumps({"step": step, "loss": loss}) + "\n")
+            sys.stdout.flush()
+        is_stopped = exports.target is not None and on_any_rank(len(arrived), trainer.device)
+        exports.after(step, trainer.modules, is_last=is_stopped or step == steps)
+        if is_stopped:
+            return 128 + signal.SIGTERM
+    return 0
+
+
 def check_export(target: Path, plan: Plan, weights: Path | None) -> None:
     """Raise ValueError where no weights can be written: a folder that exists, a composite's with adapters."""
     refuse_taken(target)
@@ -256,8 +338,8 @@ def check_export(target: Path, plan: Plan, weights: Path | None) -> None:
         check_origin(plan.model.modules, str(weights))
 
 
-def main() -> None:
-    """This process is one rank of torchrun's."""
+def main() -> int:
+    """This process is one rank of torchrun's; returns the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -271,15 +353,23 @@ def main() -> None:
         type=Path,
         help="new folder for the weights after the last step, adapters as PEFT has them; default: none",
     )
+    parser.add_argument(
+        "--export-every",
+        type=int,
+        metavar="STEPS",
+        help="write weights every so many steps, too, to FOLDER-step-NUMBER; the latest is kept",
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU where torch sees one")
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="of AdamW")
     given = parser.parse_args()
+    if AGENT in os.environ:
+        end_with_launcher()
     plan = read_plan(HERE / "plan.json")
-    if given.export is not None:
-        try:
-            check_export(given.export, plan, given.weights)
-        except ValueError as error:
-            parser.error(str(error))
+    exports = Exports(given.export, given.export_every, plan, given.weights)
+    try:
+        exports.check(given.steps)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
     layout = ShardingMesh(**json.loads((HERE / "fsdp2.json").read_text(encoding="utf-8")))
     kind = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device(kind)
@@ -292,20 +382,11 @@ def main() -> None:
     trainer = Trainer(plan, modules, source, device, compute, syncs_each)
     weights = [p for module in modules.values() for p in module.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=given.learning_rate)
-    microbatches = microbatches_of(plan, dist.get_rank())
-    target = given.export if dist.get_rank() == 0 else None
-    with exporting(target, plan.model, given.weights):
-        for step in range(1, given.steps + 1):
-            loss = trainer.step(optimizer, microbatches)
-            if dist.get_rank() == 0:
-                sys.stdout.write(json.dumps({"step": step, "loss": loss}) + "\n")
-                sys.stdout.flush()
-        if given.export is not None:
-            write_weights(given.export, modules)
+    code = train(trainer, optimizer, exports, given.steps)
     with suppress(RuntimeError):
         dist.destroy_process_group()
+    return code
 
 
 if __name__ == "__main__":
-    main()
-    leave(0)
+    leave(main())

@@ -263,7 +263,7 @@ def _launch(options_by_name: dict[str, Any]) -> int:
         if missing:
             raise ValueError(
                 f"{missing[0]} is not set: start this with torchrun, "
-                "e.g. torchrun --nproc-per-node 4 -m runtime.launch plan.json"
+                "e.g. torchrun --standalone --nproc-per-node 4 -m runtime.launch plan.json"
             )
         device = launched_device(options.device)
         lowered, _ = accept(read_plan(plan))

@@ -305,12 +305,13 @@ def test_a_batch_is_like_the_users_data(name: str, tmp_path: Any) -> None:
 
 def test_init_tells_a_batch_of_sorted_data(tmp_path: Any) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS["llava"]))
-    lengths = range(1, 161)
-    for rows, num_told in ((lengths, 1), ([40] * 160, 0)):
+    lengths = [tokens for tokens in range(1, 161) for _ in range(40)]
+    for rows, num_told, batch in ((lengths, 1, 1024), ([64] * 6400, 0, 1024)):
         (tmp_path / "sizes.jsonl").write_text("".join(f'{{"text_tokens": {row}}}\n' for row in rows))
         words = ["--data", tmp_path / "sizes.jsonl", "-o", tmp_path / "job.yaml"]
         told = accept("init", tmp_path, "--gpus", "4xH100", *words).stderr
-        assert told.count("the batch is the first 16 rows of") == num_told
+        assert len(load_job(tmp_path / "job.yaml").batch) == batch
+        assert told.count(f"the batch is the first {batch} rows of") == num_told
 
 
 def test_data_that_no_encoder_takes_is_refused(tmp_path: Any) -> None:

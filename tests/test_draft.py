@@ -119,3 +119,23 @@ def test_a_seed_of_nothing_is_refused(tmp_path: Path, command: str) -> None:
     done = workbench(command, write(tmp_path), "--seed", "3", "-o", tmp_path / "plan.json")
     assert done.exit_code == 2
     assert "--seed 3 has no effect without --sizes" in done.output
+
+
+@pytest.mark.parametrize(
+    ("gpus", "device"), [("8xh100-sxm", "H100"), ("8xNVIDIA-A100-SXM4-80GB", "A100-80GB"), ("8xH100", "H100")]
+)
+def test_gpus_have_the_names_that_profiles_have(gpus: str, device: str) -> None:
+    assert machines_of(gpus, None).device == device
+
+
+@pytest.mark.parametrize(
+    ("gpus", "refusal"),
+    [
+        ("8xA100", "want one of A100-40GB, A100-80GB; nearest: A100-40GB"),
+        ("8xH100-40GB", "H100 has 80GB; nearest: H100"),
+        ("8xH10", "nearest: H100"),
+    ],
+)
+def test_gpus_of_no_one_profile_are_refused(gpus: str, refusal: str) -> None:
+    with pytest.raises(ValueError, match=f"--gpus: no profile {gpus[2:]!r}: .*{refusal}$"):
+        machines_of(gpus, None)

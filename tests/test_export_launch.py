@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -25,7 +27,7 @@ from tests.free_port import free_port
 from workbench.cli.exporting import SimulatedPrices
 from workbench.export.export import export
 from workbench.export.folder import check_folder, write_folder
-from workbench.export.fsdp2 import layout_words
+from workbench.export.fsdp2 import layout_words, program_text
 from workbench.export.registry import BY_NAME
 from workbench.job.job import Job, job_from_spec
 from workbench.job.job_file import parse_spec
@@ -141,6 +143,77 @@ def test_adapters_have_the_losses_of_one_process(compute, rel, job, adapted, tmp
         check_saved(tmp_path / "saved", steps[-1].weights, reference.modules)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_weights_of_a_training_that_is_stopped_are_those_of_its_last_step(number, job, adapted, tmp_path):
+    """SIGTERM to torchrun: of the step in progress; all processes gone at once: of the last written."""
+    write_folder(
+        export(adapted, BY_NAME["fsdp2"], SimulatedPrices(cost_of(job, None, None))), tmp_path / "out"
+    )
+    words = (
+        "--steps",
+        "1000000",
+        "--learning-rate",
+        "0.03",
+        "--export-every",
+        "2",
+        "--export",
+        tmp_path / "saved",
+    )
+    with subprocess.Popen(
+        ["bash", tmp_path / "out/launch.sh", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(str(free_port())),
+        start_new_session=True,
+    ) as running:
+        assert running.stdout is not None
+        for line in running.stdout:
+            if json.loads(line)["step"] == 4:
+                running.send_signal(number)  # to torchrun, which bash became
+        assert running.stderr is not None
+        told = re.findall(r"weights of step (\d+) written to (\S+)", running.stderr.read())
+    assert running.returncode != 0
+    assert told[0] == ("2", str(tmp_path / "saved-step-2"))
+    if number == signal.SIGTERM:
+        assert [path.name for path in tmp_path.glob("saved*")] == ["saved"]
+        assert told[-1][1] == str(tmp_path / "saved")
+    last, folder = int(told[-1][0]), Path(told[-1][1])
+    reference = Reference(
+        adapted, seed=0, dtype=torch.float32, optimizer=OptimizerSettings(learning_rate=0.03)
+    )
+    for _ in range(last):
+        step = reference.step(SyntheticSource(0))
+    check_saved(folder, step.weights, reference.modules)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("--export-every", "2"), "--export-every writes weights every few steps; want --export FOLDER"),
+        (("--export-every", "0", "--export", "new"), "--export-every: want at least 1 step, got 0"),
+        (("--export-every", "3", "--export", "taken"), "taken-step-6 exists already; give a new one"),
+        (("--export", "plan.json/new"), "plan.json is no folder that I may write to"),
+    ],
+)
+def test_a_place_where_weights_cannot_go_is_refused_before_the_first_step(words, line, adapted, tmp_path):
+    (tmp_path / "taken-step-6").mkdir()
+    (tmp_path / "taken-step-6" / "mine").touch()
+    (tmp_path / "train.py").write_text(program_text())
+    write_plan(adapted, tmp_path / "plan.json")
+    done = subprocess.run(
+        [sys.executable, "train.py", *words],
+        cwd=tmp_path,
+        env=environment("1") | {"RANK": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert line in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def check_saved(
     folder: Path, weights: Mapping[tuple[str, str], Tensor], modules: Mapping[str, StageModule]
 ) -> None:
@@ -200,21 +273,47 @@ def test_a_launched_folder_has_the_losses_of_one_process(target, job, plan, tmp_
     assert losses == pytest.approx(one_process(plan, STEPS), rel=1e-5)
 
 
-def launched(target: str, folder: Path, *arguments: str) -> list[float]:
-    """Losses of all steps."""
-    done = subprocess.run(
+@pytest.mark.parametrize("port", ["taken", "0", "65536", "one", "029500"])
+def test_a_port_that_is_taken_or_none_ends_in_one_line(port, job, plan, tmp_path):
+    """Before torchrun starts; where all is well, the folder runs, as above."""
+    write_folder(
+        export(plan, BY_NAME["torchrun"], SimulatedPrices(cost_of(job, None, None))), tmp_path / "out"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        number = listening.getsockname()[1]
+        done = run_folder(tmp_path / "out", port=str(number) if port == "taken" else port)
+    assert (done.returncode, done.stdout) == (2, "")
+    if port == "taken":
+        line = rf"launch.sh: error: port {number} is in use on this machine, .*, nearest: MASTER_PORT=(\d+)\n"
+        match = re.fullmatch(line, done.stderr)
+        assert match is not None, done.stderr
+        socket.create_server(("127.0.0.1", int(match[1]))).close()
+    else:
+        assert done.stderr == f"launch.sh: error: MASTER_PORT: want 1 to 65535, got '{port}'\n"
+
+
+def run_folder(folder: Path, *arguments: str, port: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         ["bash", str(folder / "launch.sh"), *arguments],
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
-        env=os.environ
-        | {
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
-            "MASTER_PORT": str(free_port()),
-        },
+        env=environment(port),
     )
+
+
+def environment(port: str) -> dict[str, str]:
+    return os.environ | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "MASTER_PORT": port,
+    }
+
+
+def launched(target: str, folder: Path, *arguments: str) -> list[float]:
+    """Losses of all steps."""
+    done = run_folder(folder, *arguments, port=str(free_port()))
     assert done.returncode == 0, done.stderr[-2000:]
     if target == "fsdp2":
         return [json.loads(line)["loss"] for line in done.stdout.splitlines() if line.startswith("{")]

@@ -40,7 +40,11 @@ from workbench.job.schema import JobSpec
         (("profile",), ..., "missing key 'profile'"),
         (("batch", "samples"), ..., "missing key 'batch.samples'"),
         (("batch", "samples"), 0, "batch.samples: input should be greater than or equal to 1, got 0"),
-        (("batch", "samples"), "4", "batch.samples: input should be a valid integer, got '4'"),
+        (
+            ("batch", "samples"),
+            "4",
+            "batch.samples: input should be a valid integer, got '4'; want it without quotes",
+        ),
         (
             ("precision",),
             "fp8",
@@ -78,6 +82,13 @@ from workbench.job.schema import JobSpec
             "module 'llm': ep must divide its tp x cp = 1 ranks, got 3; nearest: 1",
         ),
         (("layouts", "llm", "pp"), 5, "module 'llm' has 4 layers, which cannot make 5 stages"),
+        (("precision",), "bf16", "or 'bfloat16', got 'bf16'; did you mean 'bfloat16'?"),
+        (("schedule",), {"kind": "1F1B"}, "or 'three-phase', got '1F1B'; did you mean '1f1b'?"),
+        (("schedule",), "1f1b", "schedule: want keys and values, such as kind, "),
+        (("layouts", "llm"), 4, "layouts.llm: want keys and values, such as pp, tp, cp, ep, got 4"),
+        (("layouts",), [{"tp": 1}], "layouts: want keys and values, got [{'tp': 1}]"),
+        (("cluster", "memory_gib"), "80GB", "got '80GB'; want a number alone, without a unit"),
+        (("batch", "samples"), "32k", "got '32k'; want a number alone, without a unit"),
         (("max_ranks",), 4, "max_ranks must be 1 to 3, the ranks of cluster 'small', got 4"),
         (("batch", "fixed", "items", "audio"), {}, "no encoder of modality 'audio'; there are vision"),
         (("batch", "fixed", "items", "vision", "seconds"), 3, "module 'vision' is no audio encoder"),
@@ -123,8 +134,13 @@ def test_sizes_that_an_encoder_cannot_have(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "want keys and values, got NoneType"),
+        ("", "want keys and values, got nothing; `workbench init` drafts a job"),
         ("- 1", "want keys and values, got list"),
+        (
+            "name: a\nmodel:\n\tmodules: {}",
+            "not YAML: line 3: found character '\\t' that cannot start any token; want spaces",
+        ),
+        ('{\n // a job\n "name": "j"}', "; a comment begins with #"),
         ("a: [1", "not YAML: line 1"),
         ("name: a\nname: b", "not YAML: line 2: key 'name' stands twice"),
         ("name: a\nmodel: {modules: {m: {zoo: a}, m: {zoo: b}}}", "key 'm' stands twice"),

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from datetime import timedelta
@@ -211,3 +212,16 @@ def test_what_a_launcher_left_out_is_named(changed: dict[str, str], said: str) -
     assert AGENT not in whole
     with pytest.raises(ValueError, match=said):
         join_launched(whole | changed, wait_s=1.0)
+
+
+def test_a_port_in_use_is_named_with_the_way_to_another() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        where = f"127.0.0.1:{listening.getsockname()[1]}"
+        names = {
+            "RANK": "0",
+            "WORLD_SIZE": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": where.split(":")[1],
+        }
+        with pytest.raises(RankError, match=f"cannot listen at {where}.*; set MASTER_PORT to a free port"):
+            join_launched(names, wait_s=5.0)

@@ -1,5 +1,6 @@
 """What commands print beside their words: tables as data, whole figures in pipes, progress, completion."""
 
+import ast
 import csv
 import io
 import json
@@ -24,7 +25,8 @@ from workbench.report.progress import ticking
 from workbench.report.table_rows import Format, rows_of, written
 from workbench.report.tables import demo_table, mebibytes, milliseconds, percent, span_text, titled
 
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "examples"
 TINY = EXAMPLES / "tiny.yaml"
 CPU = EXAMPLES / "elastic-cpu.json"
 
@@ -76,8 +78,35 @@ def test_several_tables_are_told_apart() -> None:
     other.add_row("rank 0", mebibytes(2**20))
     text = written([figures(), other], Format.CSV).decode()
     rows = list(csv.DictReader(io.StringIO(text)))
-    assert [row["table"] for row in rows] == ["figures", "figures", "more"]
+    assert [row["table"] for row in rows] == [row["title"] for row in rows] == ["figures", "figures", "more"]
     assert (rows[2]["memory_bytes"], rows[2]["took_s"]) == (str(2**20), "")
+
+
+def test_the_key_of_a_table_stays_when_its_title_varies() -> None:
+    tables = [titled(f"idle time, {took}", ("",), key="idle time") for took in ("3 ms", "4 ms")]
+    for table in tables:
+        table.add_row("rank 0")
+    named = [(row["table"], row["title"]) for row in rows_of(tables)]
+    assert named == [("idle time", "idle time, 3 ms"), ("idle time", "idle time, 4 ms")]
+
+
+def test_every_title_that_varies_has_a_key() -> None:
+    """A call with a text that is not constant; `_changes_table` and its like hand constants on."""
+    handed_on = {"_text_table", "_changes_table", "_seconds_table", "listed"}
+    sites = 0
+    for path in (ROOT / "workbench").rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+            for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
+                if not isinstance(call.func, ast.Name) or call.func.id not in ("titled", "listed"):
+                    continue
+                sites += 1
+                has_key = any(
+                    isinstance(word.value, ast.Constant) for word in call.keywords if word.arg == "key"
+                )
+                is_constant = isinstance(call.args[0], ast.Constant)
+                assert has_key or is_constant or function.name in handed_on, f"{path}:{call.lineno}"
+    assert sites > 20
 
 
 @pytest.mark.parametrize("columns", [60, 5000])
@@ -134,7 +163,7 @@ def test_tables_alone_go_to_stdout_in_a_format(tmp_path: Path) -> None:
     assert rows[0]["weights"] == "859264"
     assert f"written to {plan}" in done.stderr
     checked = json.loads(workbench("check", plan, "--format", "json").stdout)
-    assert {row["table"] for row in checked} == {"tiny, strategy cornstarch", "programs"}
+    assert {row["table"] for row in checked} == {"stages", "programs"}
     assert workbench("check", plan).stdout.startswith("accepted: sound, fits, free of deadlock")
 
 

@@ -62,11 +62,21 @@ def parse_yaml(text: str, *, where: str) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}: " if mark else ""
-        raise ValueError(f"{where}: not YAML: {line}{getattr(error, 'problem', error)}") from None
+        problem = getattr(error, "problem", error)
+        raise ValueError(f"{where}: not YAML: {line}{problem}{_hint(text, str(problem))}") from None
     except RecursionError:
         raise ValueError(f"{where}: nested too deeply") from None
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"{where}: {' '.join(str(error).split())}") from None
+
+
+def _hint(text: str, problem: str) -> str:
+    """What YAML has in place of tabs and of comments as in other languages."""
+    if "'\\t'" in problem:
+        return "; want spaces, not tabs"
+    if any(line.lstrip().startswith(("//", "/*")) for line in text.splitlines()):
+        return "; a comment begins with #"
+    return ""
 
 
 def _check(node: Any, sizes: dict[int, int], depth: int) -> int:

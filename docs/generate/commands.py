@@ -18,7 +18,8 @@ RULES = """Rules for all commands:
 - **Errors.** Invalid input gives one line on stderr and exit code 2.
 - **JSON.** `--json` prints one JSON object as the last line, with the full result.
 - **Tables.** `--format csv`, `json` or `parquet` prints the rows of the tables, unrounded and in SI
-  units. All other text goes to stderr: `workbench search job.yaml --format csv > plans.csv`.
+  units. Of several tables, `table` is a key that stays the same, and `title` the title above the table.
+  All other text goes to stderr: `workbench search job.yaml --format csv > plans.csv`.
 - **Shell.** The flag `--install-completion` of `workbench` itself installs completion of commands, flags
   and choices.
 - **Editor.** To complete and check a job file, run `workbench schema job -o job.schema.json` and start

@@ -124,8 +124,9 @@ def _tcp_store(environment: Mapping[str, str], where: str, rank: int, wait_s: fl
         )
     except dist.DistError as error:
         doing = "cannot listen" if listens else f"no answer within {wait_s:g} s"
+        hint = "; set MASTER_PORT to a free port for all ranks" if listens else ""
         raise RankError(
-            f"{doing} at {where}, where all ranks meet: {first_line(error)}", peers=(0,)
+            f"{doing} at {where}, where all ranks meet: {first_line(error)}{hint}", peers=(0,)
         ) from error
 
 

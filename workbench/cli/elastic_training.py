@@ -167,6 +167,7 @@ def forecast_table(
         ("feeding", lambda row: milliseconds(row[1].feeding_s)),
         ("step", lambda row: milliseconds(row[1].step_s)),
         ("samples/s", lambda row: f"{samples / row[1].step_s:.4g}"),
+        key="forecast",
     )
 
 

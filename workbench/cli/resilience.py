@@ -194,6 +194,7 @@ def template_table(templates: ElasticTemplates) -> Table:
         ("layers of the stages", lambda template: " ".join(str(s.end - s.first) for s in template.stages)),
         ("microbatch", lambda template: milliseconds(template.microbatch_s)),
         ("samples of it, at most", lambda template: str(min(templates.microbatch_capacity(template)))),
+        key="templates",
     )
 
 
@@ -258,4 +259,5 @@ def _run_table(title: str, runs: "list[FailureRun]", dollars: float | None) -> T
         ("recoveries", lambda run: str(run.num_recoveries)),
         *((kind.value, lambda run, kind=kind: percent(run.fraction(kind), signed=False)) for kind in kinds),
         *(("dollars/million", lambda run, d=d: f"{run.dollars_per_sample(d) * 1e6:,.2f}") for d in prices),
+        key="systems",
     )

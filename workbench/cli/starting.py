@@ -81,11 +81,13 @@ def init_command(
         ("layers", lambda module: str(len(module.layers))),
         ("weights", lambda module: f"{module.num_parameters:,}"),
         ("trainable", lambda module: f"{module.num_trained:,}"),
+        key="modules",
     )
     if job_draft.missing:
         count, first = len(job_draft.missing), job_draft.missing[0]
         show(f"{count} weight files are missing ({first}, ...); planning does not need them")
-    show(table, f"written to {output}; next: workbench search {output}")
+    rule = (job_draft.microbatch_rule,) if job_draft.microbatch_rule else ()
+    show(table, *rule, f"written to {output}; next: workbench search {output}")
 
 
 def _warn_of_edits(output: Path, text: str) -> None:
@@ -118,6 +120,7 @@ def _record(job_draft: Draft, products: ProductFormat) -> dict[str, Any]:
     record = {
         "modules": modules,
         "missing": list(job_draft.missing),
+        "microbatch_rule": job_draft.microbatch_rule or None,
         "run_refusals": list(_run_refusals(job_draft.model, products)),
     }
     if job_draft.parts is None:

@@ -26,6 +26,21 @@ README, LAUNCH, BATCH, ENVIRONMENT, CONTAINER = (
     "CONTAINER.md",
 )
 _PORT = 29500
+# torchrun itself ends with a traceback where the port is taken. bash's /dev/tcp connects to what listens.
+_PORT_CHECK = """\
+if [[ ! "$MASTER_PORT" =~ ^[1-9][0-9]{0,4}$ ]] || ((MASTER_PORT > 65535)); then
+  echo "launch.sh: error: MASTER_PORT: want 1 to 65535, got '$MASTER_PORT'" >&2
+  exit 2
+fi
+is_taken() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
+if [[ "$NODE_RANK" == 0 ]] && is_taken "$MASTER_PORT"; then
+  free=$((MASTER_PORT % 65535 + 1))
+  while is_taken "$free"; do free=$((free % 65535 + 1)); done
+  echo "launch.sh: error: port $MASTER_PORT is in use on this machine, where all processes are to meet;" \
+    "set a free one on every node, nearest: MASTER_PORT=$free" >&2
+  exit 2
+fi
+"""
 
 
 def ranks_by_node(plan: Plan) -> tuple[int, ...]:
@@ -78,7 +93,7 @@ source ./{ENVIRONMENT}
 NODE_RANK="${{NODE_RANK:-${{SLURM_NODEID:-0}}}}"
 MASTER_ADDR="${{MASTER_ADDR:-127.0.0.1}}"
 MASTER_PORT="${{MASTER_PORT:-{_PORT}}}"
-{processes}
+{_PORT_CHECK}{processes}
 {launch.before}exec torchrun \\
   --nnodes {len(per_node)} --node-rank "$NODE_RANK" --nproc-per-node "$PROCESSES" \\
   --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" \\

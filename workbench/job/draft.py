@@ -11,12 +11,14 @@ from typing import Any
 
 import yaml
 
+from workbench.cost.device_names import check_memory, shipped_device
 from workbench.cost.products import ProductFormat, narrow_rate
 from workbench.cost.profile import known_profiles, load_profile
 from workbench.job.drafted_batch import equal_samples, samples_of_data
+from workbench.job.drafted_layout import PRECISION, WIDE, drafted_layout
+from workbench.job.drafted_microbatch import DraftedMicrobatch, drafted_microbatch
 from workbench.job.job_file import parse_spec
 from workbench.job.parts import model_of, zoo_names
-from workbench.memory.layer import state_bytes
 from workbench.model.checkpoint import missing_weights
 from workbench.model.composites.composite import LLM, Part, Parts
 from workbench.model.composites.registry import COMPOSITES, is_composite, take_apart
@@ -28,12 +30,8 @@ from workbench.model.lora import Adapted
 from workbench.model.model_graph import TEXT, ModelGraph, Module
 from workbench.model.processor_config import parts_with_processor, read_processor
 from workbench.model.projector import Projector, ProjectorStep
-from workbench.plan.plan import Precision
 
 USUAL_PER_NODE = 8
-MOST_STAGES = 8  # of a module, before its layers are divided by tensor parallelism
-STATE_SHARE = 0.6  # of a device's memory; the rest is for activations
-PRECISION, WIDE = Precision.BFLOAT16, Precision.FLOAT32  # of weights, and of what the optimizer updates
 LARGEST_IMAGE_PX = 10_000
 USUAL_TEXT_TOKENS = 1024  # of a sample
 MICROBATCHES = 8  # least microbatches of a replica in a step
@@ -92,12 +90,14 @@ class Draft:
         model: its modules.
         parts: the parts of a composite model; None where the model is not a composite.
         missing: files of weights that the checkpoint's index names and its folder lacks.
+        microbatch_rule: how the samples of a microbatch were chosen; empty without data.
     """
 
     text: str
     model: ModelGraph
     parts: Parts | None
     missing: tuple[str, ...] = ()
+    microbatch_rule: str = ""
 
 
 def machines_of(gpus: str, nodes: int | None, products: ProductFormat = ProductFormat.SAME) -> Machines:
@@ -111,12 +111,12 @@ def machines_of(gpus: str, nodes: int | None, products: ProductFormat = ProductF
     if match is None or int(match[1]) < 1:
         number = int(gpus) if re.fullmatch(r"0*[1-9]\d{0,6}", gpus) else USUAL_PER_NODE
         raise ValueError(f"--gpus: want a number, 'x' and a device, got {gpus!r}; nearest: {number}xH100")
-    number, device = int(match[1]), match[2]
-    known = known_profiles()
-    if device not in known:
-        same_prefix = [name for name in known if name.startswith(device)]
-        near = same_prefix or difflib.get_close_matches(device, known, n=1, cutoff=0.0)
-        raise ValueError(f"--gpus: want one of {', '.join(known)}, got {device!r}; nearest: {near[0]}")
+    number = int(match[1])
+    try:
+        device = shipped_device(match[2], known_profiles())
+        check_memory(match[2], device, load_profile(device).memory_bytes)
+    except ValueError as error:
+        raise ValueError(f"--gpus: {error}") from None
     count = nodes or -(-number // USUAL_PER_NODE)
     if number % count and nodes is None:
         raise ValueError(
@@ -170,32 +170,39 @@ def draft(
     if train is Train.LORA:
         modules[LLM]["lora"] = _adapters(graph.module(LLM))
         graph = _built(spec)
-    layout, replicas = _layout(graph, machines)
+    memory_bytes = load_profile(machines.device).memory_bytes
+    cut = drafted_layout(graph, gpus=machines.gpus, per_node=machines.per_node, memory_bytes=memory_bytes)
+    layout: dict[str, Any] = {module: {"tp": each.tp} for module, each in cut.cuts.items()}
     if machines.products is not ProductFormat.SAME:
         layout[LLM]["products"] = machines.products.value
     if data is not None and image_px is not None:
         raise ValueError("--image: sizes of images are those of --data; want one of the two")
     if data is not None and text_tokens is not None:
         raise ValueError("--text-tokens: sizes of texts are those of --data; want one of the two")
-    num_samples = _samples(machines, replicas)
-    batch_content = (
-        equal_samples(parts, graph, text_tokens or USUAL_TEXT_TOKENS, image_px)
-        if data is None
-        else samples_of_data(parts, graph, num_samples, data, folder)
-    )
+    num_samples = _samples(machines, cut.replicas)
+    microbatch = DraftedMicrobatch(samples=1, rule="")
+    if data is None:
+        batch_content = equal_samples(parts, graph, text_tokens or USUAL_TEXT_TOKENS, image_px)
+    else:
+        rows = samples_of_data(parts, graph, num_samples, data, folder)
+        batch_content = rows.entries
+        microbatch = drafted_microbatch(
+            graph, cut, rows.drawn, most=rows.num_rows // num_samples, memory_bytes=memory_bytes
+        )
     batch = {
-        "samples": num_samples,
-        "microbatch_samples": 1,
-        "replicas": replicas,
+        "samples": num_samples * microbatch.samples,
+        "microbatch_samples": microbatch.samples,
+        "replicas": cut.replicas,
         **batch_content,
     }
     spec |= {"batch": batch, "layouts": layout}
     spec |= {"precision": PRECISION.value, "optimizer_precision": WIDE.value, "profile": machines.device}
     missing = missing_weights(Path(model))
-    notes = (*_comments(parts), *_cut_notes(layout), *(f"not downloaded yet: {name}" for name in missing))
+    rules = (microbatch.rule,) if microbatch.rule else ()
+    notes = (*_comments(parts), *rules, *cut.notes, *(f"not downloaded yet: {name}" for name in missing))
     text = _text(spec, notes)
     parse_spec(text, where="draft")
-    return Draft(text=text, model=graph, parts=parts, missing=missing)
+    return Draft(text=text, model=graph, parts=parts, missing=missing, microbatch_rule=microbatch.rule)
 
 
 def _modules(model: str, train: Train) -> tuple[str, Parts | None, dict[str, Any]]:
@@ -329,33 +336,6 @@ def _built(spec: Mapping[str, Any]) -> ModelGraph:
     return model_of(checked.name, checked.model, folder=Path())
 
 
-def _layout(graph: ModelGraph, machines: Machines) -> tuple[dict[str, Any], int]:
-    """Layouts whose tp fits every module's state on a few stages, and the number of replicas.
-
-    Between half and all of the replicas that the GPUs have room for, the number that leaves the fewest GPUs
-    idle, then the largest.
-    """
-    room = STATE_SHARE * load_profile(machines.device).memory_bytes
-    bytes_per_parameter = state_bytes(PRECISION.num_bytes, wide_bytes=WIDE.num_bytes)
-    layouts, ranks = {}, 0
-    for module in graph.modules:
-        state = module.num_parameters * bytes_per_parameter.weight + module.num_trained * (
-            bytes_per_parameter.gradient + bytes_per_parameter.optimizer
-        )
-        tp = 1
-        while state / room > tp * MOST_STAGES and tp < machines.per_node and _divides(2 * tp, module):
-            tp *= 2
-        stages = min(len(module.layers), max(1, -(-int(state) // int(room * tp))))
-        layouts[module.name] = {"tp": tp}
-        ranks += tp * stages
-    most = max(1, machines.gpus // ranks)
-    return layouts, min(range(most, (most - 1) // 2, -1), key=lambda count: machines.gpus % count)
-
-
-def _divides(tp: int, module: Module) -> bool:
-    return not any(heads % tp for heads in module.kv_heads)
-
-
 def _samples(machines: Machines, replicas: int) -> int:
     """The fewest samples that give each replica `MICROBATCHES` or more, and its ranks equally many."""
     ranks = machines.gpus // replicas
@@ -368,13 +348,6 @@ def _text(spec: Mapping[str, Any], comments: Iterable[str]) -> str:
         json.loads(json.dumps(spec)), sort_keys=False, default_flow_style=None, width=100
     )
     return "\n".join([*lines, body])
-
-
-def _cut_notes(layouts: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
-    """Yield notes on layouts that strategies without tensor parallelism cannot plan."""
-    for module, layout in layouts.items():
-        if layout["tp"] > 1:
-            yield f"{module}: its layout has tp {layout['tp']}; fsdp and hsdp plan it with tp 1 or no layout"
 
 
 def _comments(parts: Parts | None) -> Iterator[str]:

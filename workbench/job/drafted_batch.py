@@ -1,14 +1,18 @@
 """The batch of a drafted job: equal samples, or samples that a file of sizes gives."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workbench.job.sample_sizes import Tiling, sized_batch
+from workbench.data.sample import Sample
+from workbench.job.sample_sizes import Tiling, num_rows, sized_batch, sized_batches
 from workbench.model.composites.composite import TILES, Parts
 from workbench.model.composites.vision import PAGE_PX
 from workbench.model.item_tokens import takes_any_size
 from workbench.model.model_graph import TEXT, ModelGraph, Module
+
+MOST_DRAWN = 1000  # rows whose lengths are looked at
 
 
 def equal_samples(
@@ -31,12 +35,28 @@ def equal_samples(
     return {"fixed": {"text_tokens": text_tokens, **({"items": items} if items else {})}}
 
 
-def samples_of_data(
-    parts: Parts | None, graph: ModelGraph, num_samples: int, data: Path, folder: Path
-) -> dict[str, Any]:
-    """The entries of a job's batch that read its samples from a data set, in the order of its rows.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataRows:
+    """A data set as a job's batch names it.
 
     Args:
+        entries: of the batch.
+        num_rows: of the data.
+        drawn: at most `MOST_DRAWN` of its samples, in random order.
+    """
+
+    entries: dict[str, Any]
+    num_rows: int
+    drawn: tuple[Sample, ...]
+
+
+def samples_of_data(
+    parts: Parts | None, graph: ModelGraph, num_samples: int, data: Path, folder: Path
+) -> DataRows:
+    """The data set from which a job's batch reads its samples, in the order of its rows.
+
+    Args:
+        num_samples: the fewest rows that it must have.
         data: a file or folder of sizes, as `read_sizes`.
         folder: where the job file will be, from which it names the data.
 
@@ -46,7 +66,10 @@ def samples_of_data(
     tiling = Tiling.ANYRES if parts is not None and TILES in parts.notes else Tiling.NONE
     sized_batch(graph, num_samples, str(data), tiling=tiling)
     source = os.path.relpath(data, folder)
-    return {"sizes": source} | ({"tiling": tiling.value} if tiling is not Tiling.NONE else {})
+    rows = num_rows(data)
+    (drawn,) = sized_batches(graph, min(rows, MOST_DRAWN), str(data), num_batches=1, tiling=tiling)
+    entries = {"sizes": source} | ({"tiling": tiling.value} if tiling is not Tiling.NONE else {})
+    return DataRows(entries=entries, num_rows=rows, drawn=drawn)
 
 
 def _encoders(graph: ModelGraph, parts: Parts | None) -> list[Module]:

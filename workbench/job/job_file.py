@@ -1,15 +1,21 @@
 """Reads a job.yaml strictly; every mistake is one line that names the nearest known key."""
 
 import difflib
+import re
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from workbench.bounded_file import MOST_SETTINGS_BYTES, read_bounded
 from workbench.job.schema import JobSpec
 from workbench.json_schema import DIALECT, Schema, describe
 from workbench.plain_yaml import parse_yaml
+
+SHOWN_KEYS = 4
+_MAPPING = ("dict_type", "model_type", "model_attributes_type")  # pydantic's kinds of errors
+_NUMBER = ("int_type", "int_parsing", "float_type", "float_parsing")
 
 
 def read_spec(path: Path) -> JobSpec:
@@ -29,7 +35,8 @@ def parse_spec(text: str, *, where: str = "job") -> JobSpec:
     """Check the text of a job.yaml; see `read_spec`."""
     data = parse_yaml(text, where=where)
     if not isinstance(data, dict):
-        raise ValueError(f"{where}: want keys and values, got {type(data).__name__}")
+        kind = "nothing" if data is None else type(data).__name__
+        raise ValueError(f"{where}: want keys and values, got {kind}; `workbench init` drafts a job")
     if str(data.get("format")).startswith("multimodal-workbench "):
         raise ValueError(
             f"{where}: a file of format {data['format']!r:.60}; want a job file, as `init` writes"
@@ -54,10 +61,30 @@ def _one_line(error: ValidationError) -> str:
     if first["type"] == "missing":
         return f"missing key {where!r}"
     message = first["msg"].removeprefix("Value error, ")
+    if first["type"] in _MAPPING:
+        known = _known_keys(parts) if first["type"] != "dict_type" else []  # whose keys are names
+        message = f"want keys and values{', such as ' if known else ''}{', '.join(known[:SHOWN_KEYS])}"
     message = message[:1].lower() + message[1:]
     has_value = isinstance(first["input"], dict) or ", got " in message
     value = "" if has_value else f", got {first['input']!r:.60}"
-    return f"{where or 'file'}: {message}{value}"
+    return f"{where or 'file'}: {message}{value}{_hint(first)}"
+
+
+def _hint(error: ErrorDetails) -> str:
+    """The nearest choice for a word, or how a number is written; empty for other errors."""
+    given = error["input"]
+    if not isinstance(given, str):
+        return ""
+    if error["type"] in _NUMBER:
+        return "; want it without quotes" if _is_number(given) else "; want a number alone, without a unit"
+    choices = re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
+    by_lower = {choice.lower(): choice for choice in choices}
+    near = difflib.get_close_matches(given.lower(), by_lower, n=1, cutoff=0.5)
+    return f"; did you mean {by_lower[near[0]]!r}?" if near else ""
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"[-+]?\d+(\.\d+)?", text) is not None
 
 
 def _known_keys(path: list[str]) -> list[str]:

@@ -130,6 +130,11 @@ def named_sizes(name: str, folder: Path) -> str:
     return str(file) if file.exists() else name
 
 
+def num_rows(path: Path) -> int:
+    """The number of rows of a file or folder of sizes; errors as `read_sizes`."""
+    return len(_rows(path))
+
+
 def _rows(path: Path) -> tuple[Sizes, ...]:
     """The rows of a file, which is read once as long as it is not written; a folder is read each time."""
     if path.is_dir():

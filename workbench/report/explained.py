@@ -28,7 +28,9 @@ def account_tables(account: Account, step_s: float) -> tuple[Table, ...]:
 
     Waits for single layers are summed by module, and idle causes beyond the first in one row.
     """
-    path = titled(f"critical path, {account.num_steps} steps", ("", "of", "time", "of the step"))
+    path = titled(
+        f"critical path, {account.num_steps} steps", ("", "of", "time", "of the step"), key="critical path"
+    )
     for cause in account.path:
         if cause.seconds >= LEAST * step_s:
             path.add_row(cause.cause, cause.where, *_share(cause.seconds, step_s))
@@ -36,7 +38,7 @@ def account_tables(account: Account, step_s: float) -> tuple[Table, ...]:
     unused = any(wait.cause == IdleCause.UNUSED for wait in account.idle)
     ranks = "mean rank, those without work included" if unused else "mean rank"
     title = f"idle time of the {ranks}, {milliseconds(idle_s)} of {milliseconds(step_s)}"
-    idle = titled(title, ("", "of", "time", "of the step"))
+    idle = titled(title, ("", "of", "time", "of the step"), key="idle time")
     shown = [wait for wait in _waits(account.idle) if wait[2] >= LEAST * step_s][:MOST_SHOWN]
     for name, where, seconds in shown:
         idle.add_row(name, where, *_share(seconds, step_s))

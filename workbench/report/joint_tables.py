@@ -84,7 +84,7 @@ def joint_table(record: Record) -> tuple[str, Table, str]:
         f"{record['best_single']} with {shown(record[f'best_single_{unit}'])}{late}"
     )
     title = f"joint search of {record['job']}{asked_text(record)}, from {record['best_from']}"
-    table = titled(title, ("candidate", "question"))
+    table = titled(title, ("candidate", "question"), key="changes")
     table.add_column("change", overflow="fold")
     table.add_column("step" if is_time else "value", justify="right")
     for entry in record["path"]:
@@ -111,7 +111,8 @@ def ablation_table(record: Record) -> Table:
     before = shown(record[f"before_{unit}"])
     title = f"{record['job']}{asked_text(record)}: each question alone from {record['strategy']}, {before}"
     better = "fast" if is_time else "good"
-    table = titled(title, ("searched", "step" if is_time else "value", f"times as {better}", "candidates"))
+    headers = ("searched", "step" if is_time else "value", f"times as {better}", "candidates")
+    table = titled(title, headers, key="each question alone")
     for row in record["rows"]:
         name = row["open"][0] if len(row["open"]) == 1 else "all together"
         value = row["iteration_s" if is_time else "value"]

@@ -147,6 +147,7 @@ def search_table(search: Record) -> Table:
         f"job {search['job']}, best first{asked_text(search)}; "
         f"values per module: {', '.join(best['layout'])}",
         headers,
+        key="plans",
     )
     for record in planned:
         if "same_as" not in record:
@@ -237,7 +238,7 @@ def _notes(search: Record) -> list[str]:
     firsts = [name for name in search["front"] if not _is_double(candidates, name)]
     what = "time, memory, GPUs" + (" and dollars" if "dollars_per_sample" in candidates[0] else "")
     fronts = [f"Pareto front of {what}: {', '.join(firsts)}"] if len(firsts) > 1 else []
-    return ties + fronts + _low_mfu(candidates[0]) + refusals
+    return ties + fronts + _low_mfu(candidates[0]) + _faster_on_fewer(candidates) + refusals
 
 
 def _low_mfu(best: Record) -> list[str]:
@@ -246,6 +247,19 @@ def _low_mfu(best: Record) -> list[str]:
         return []
     asks = "`workbench explain PLAN --job JOB` says why and tries changes of the job"
     return [f"the best plan's MFU is low, {best['mfu']:.1%}: {asks}"]
+
+
+def _faster_on_fewer(candidates: Sequence[Record]) -> list[str]:
+    """Why useful samples may exceed a plan's own speed: a part of it, on fewer nodes, is faster."""
+    names_by_nodes: dict[int, list[str]] = {}
+    for each in candidates:
+        if each.get("faster_on_nodes") is not None:
+            names_by_nodes.setdefault(each["faster_on_nodes"], []).append(each["strategy"])
+    return [
+        f"{', '.join(names)}: faster on {nodes} node{'s' * (nodes > 1)} than on all that the plan uses, so "
+        f"the share of its speed may exceed 100 %; `workbench search` a job with nodes: {nodes}"
+        for nodes, names in names_by_nodes.items()
+    ]
 
 
 def _is_double(candidates: Sequence[Record], name: str) -> bool:

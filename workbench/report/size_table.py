@@ -26,6 +26,7 @@ def size_table(job: str, goal: Goal, trainings: Sequence[Training]) -> Table:
         ("80 % within", lambda row: "-" if row[0].interval_s is None else _span(*row[0].interval_s)),
         ("dollars", lambda row: dollars_text(row[0].dollars)),
         ("meets", lambda row: "yes" if row[0].meets(goal) else "no"),
+        key="trainings",
     )
     refusals = (
         f"{training.gpus} GPUs: {training.refusal}" for training in trainings if training.record is None

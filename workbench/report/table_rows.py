@@ -22,6 +22,18 @@ _WORDS = (("%", " percent "), ("$", " dollars "), ("/", " per "), (",", ""), ("+
 _WHOLE, _REAL = re.compile(r"[+-]?\d+"), re.compile(r"[+-]?\d*\.?\d+([eE][+-]?\d+)?")
 
 
+class KeyedTable(Table):
+    """A table with a key by which programs find it among others; its title, which people read, may vary.
+
+    Args:
+        key: the same in every run, whatever the figures in the title; None: the title.
+    """
+
+    def __init__(self, title: str, *, key: str | None = None, **style: Any) -> None:
+        super().__init__(title=title, **style)
+        self.key = title if key is None else key
+
+
 class Format(StrEnum):
     """Output formats of tables."""
 
@@ -32,7 +44,7 @@ class Format(StrEnum):
 
 
 def written(tables: Sequence[Table], form: Format) -> bytes:
-    """Rows of all tables in one format; with several tables, the column `table` has their titles.
+    """Rows of all tables in one format; with several tables, `table` and `title` come first.
 
     Args:
         form: `CSV` with a header, `JSON` as one list of objects, or a `PARQUET` file.
@@ -54,13 +66,20 @@ def written(tables: Sequence[Table], form: Format) -> bytes:
 
 
 def rows_of(tables: Sequence[Table]) -> list[Row]:
-    """Rows of one table after another; a dash or an empty cell is None."""
+    """Rows of one table after another; a dash or an empty cell is None.
+
+    Of several tables, each row has its table's key as `table` and its title as `title`.
+    """
     several = len(tables) > 1
     rows: list[Row] = []
     for table in tables:
-        title: Row = {"table": str(table.title)} if several else {}
-        rows += [title | row for row in _rows(table)]
+        own: Row = {"table": _key(table), "title": str(table.title)} if several else {}
+        rows += [own | row for row in _rows(table)]
     return rows
+
+
+def _key(table: Table) -> str:
+    return table.key if isinstance(table, KeyedTable) else str(table.title)
 
 
 def _rows(table: Table) -> list[Row]:

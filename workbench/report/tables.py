@@ -16,6 +16,7 @@ from workbench.plan.plan import Plan
 from workbench.plan.stage import Stage
 from workbench.report.compare import ComparedRow, Comparison, Group
 from workbench.report.figure import Figure
+from workbench.report.table_rows import KeyedTable
 from workbench.timing.provenance import interval_of, intervals_by_executor, utilisation
 from workbench.trace import Trace
 from workbench.units import GB, gib, ms
@@ -45,7 +46,7 @@ STAGE_HEADERS = (
 
 def plan_table(plan: Plan) -> Table:
     """One line per stage: its layers, its ranks, and its share of the batch."""
-    table = titled(f"{plan.model.name}, strategy {plan.strategy}", STAGE_HEADERS)
+    table = titled(f"{plan.model.name}, strategy {plan.strategy}", STAGE_HEADERS, key="stages")
     for stage in plan.stages:
         table.add_row(*stage_cells(plan, stage))
     return table
@@ -79,7 +80,7 @@ def comparison_table(comparison: Comparison, plan: Plan | None = None) -> Table:
     repetitions = len(total.executed)
     runs = "run" if repetitions == 1 else "runs"
     title = f"plan {comparison.plan_hash[:12]}, {repetitions} {comparison.executor} {runs}"
-    table = titled(title, ("", *comparison_headers(comparison)))
+    table = titled(title, ("", *comparison_headers(comparison)), key="comparison")
     for group in Group:
         rows = comparison.of(group)
         if rows:
@@ -107,7 +108,9 @@ def metrics_table(plan: Plan, traces: Sequence[tuple[str, Trace]]) -> Table:
     title = f"{plan.model.name}, strategy {plan.strategy}, {len(plan.ranks)} ranks"
     figures_of = ("idle", "MFU", "imbalance", "exposed comm.", "peak memory", "loss")
     has_intervals = any(interval_of(trace) is not None for _, trace in traces)
-    table = titled(title, ("", "iteration", *(("80 % within",) if has_intervals else ()), *figures_of))
+    table = titled(
+        title, ("", "iteration", *(("80 % within",) if has_intervals else ()), *figures_of), key="metrics"
+    )
     for name, trace in traces:
         figures = step_metrics(trace)
         table.add_row(
@@ -174,9 +177,10 @@ def losses_text(losses: Sequence[float], warmup: int) -> str:
     return f"loss by step  {'   '.join(texts)}"
 
 
-def titled(title: str, headers: Sequence[str]) -> Table:
-    """An empty table in the common style; numbers are right-aligned."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+def titled(title: str, headers: Sequence[str], *, key: str | None = None) -> Table:
+    """An empty table in the common style; numbers are right-aligned. `key`: for programs, as `KeyedTable`."""
+    style: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD}
+    table = KeyedTable(title, key=key, pad_edge=False, **style)
     for header in headers:
         table.add_column(header, justify="left" if header in LEFT else "right", no_wrap=True)
     return table
@@ -185,9 +189,14 @@ def titled(title: str, headers: Sequence[str]) -> Table:
 _Row = TypeVar("_Row")
 
 
-def listed(title: str, rows: Iterable[_Row], *columns: tuple[str, Callable[[_Row], str]]) -> Table:
-    """A table with one line per row; a column is its header and a function of the row."""
-    table = titled(title, [header for header, _ in columns])
+def listed(
+    title: str,
+    rows: Iterable[_Row],
+    *columns: tuple[str, Callable[[_Row], str]],
+    key: str | None = None,
+) -> Table:
+    """A table with one line per row; a column is its header and a function of the row; `key` as `titled`."""
+    table = titled(title, [header for header, _ in columns], key=key)
     for row in rows:
         table.add_row(*(cell(row) for _, cell in columns))
     return table
@@ -206,6 +215,7 @@ def demo_table(record: Mapping[str, Any]) -> Table:
         ("drift", lambda row: percent(row["drift"], signed=True)),
         ("corrected", lambda row: percent(row["error_corrected"], signed=True)),
         ("spread of the runs", lambda row: percent(row["spread"], signed=False)),
+        key="plans",
     )
     table.caption = (
         f"median |error| {record['median_abs_error']:.1%}, "
@@ -238,6 +248,7 @@ def fits_table(profile: Profile) -> Table:
         ("points", lambda fit: str(fit.num_points)),
         ("median", lambda fit: percent(fit.median, signed=False)),
         ("90th percentile", lambda fit: percent(fit.p90, signed=False)),
+        key="leave-one-out error",
     )
 
 
@@ -330,7 +341,7 @@ _TERA = 1e12
 
 def facts_table(profile: Profile) -> Table:
     """Peaks, memory, links and tables of a device, each with whether it was measured."""
-    table = titled(f"profile {profile.name}", ("fact", "value"))
+    table = titled(f"profile {profile.name}", ("fact", "value"), key="profile")
     table.add_row("device", profile.device + (f", after {profile.like}" if profile.like else ""))
     table.add_row("memory", f"{profile.memory_bytes / GB:.4g} GB")
     if profile.peak_bytes_per_s is not None:

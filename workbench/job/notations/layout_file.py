@@ -20,7 +20,8 @@ def content_of(path: Path) -> dict[str, Any]:
     if isinstance(content, str):
         return {"pipeline_model_parallel_layout": content}
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise ValueError(f"{path}: want keys and values, or a layout string, got {type(content).__name__}")
+        kind = "nothing" if content is None else type(content).__name__
+        raise ValueError(f"{path}: want keys and values, or a layout string, got {kind}")
     return content
 
 

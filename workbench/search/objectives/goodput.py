@@ -117,6 +117,7 @@ class Goodput:
             "useful_samples_per_s": best.mean,
             "useful_standard_error": standard_error(best.rates),
             "useful_share": best.mean * times.step_s / len(plan.batch),
+            "faster_on_nodes": _faster_on_nodes(times.step_s, steps.values()),
             "recovery": recovery.kind.value,
             "checkpoint_every": recovery.checkpoint_every,
             "checkpoint_every_daly": self._daly_steps(recovery) if recovery.checkpoint_every else None,
@@ -280,6 +281,12 @@ class Goodput:
         """Daly's interval in steps; failures of spare nodes do not interrupt the job."""
         own_s = min(self.mtbf_s * len(self.job.cluster.nodes) / recovery.num_used, self.until_s)
         return max(1, round(daly_s(recovery.save_s, own_s) / recovery.step_s))
+
+
+def _faster_on_nodes(step_s: float, by_nodes: Collection[NodesAndStep]) -> int | None:
+    """Number of nodes of the shortest step if it is shorter than the plan's own; the fewest of equals."""
+    nodes, shortest_s = min(by_nodes, key=lambda each: (each[1], each[0]))
+    return nodes if shortest_s < step_s else None
 
 
 def _state_bytes(plan: Plan) -> dict[int, int]:
