@@ -91,6 +91,14 @@ def test_bad_rows_are_one_line_and_exit_code_2(row: str, words: str, tmp_path: P
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(("device", "is_told"), [("A100", True), ("a40-48gb", False), ("toys", True)])
+def test_a_profile_of_another_device_is_told(device: str, is_told: bool, tmp_path: Path):
+    job, plan = tmp_path / "job.yaml", tmp_path / "p.json"
+    job.write_text(VALM.read_text().replace("device: A40", f"device: {device}"))
+    told = f"cluster.device is {device}, but times are those of A40"
+    assert (told in accept("plan", str(job), "-o", str(plan)).stderr) is is_told
+
+
 @pytest.mark.parametrize(
     ("source", "words"),
     [

@@ -1,17 +1,21 @@
-"""Job files as commands read them: with warnings about keys without effect and skewed batches."""
+"""Job files as commands read them: with warnings about keys without effect, batches and foreign profiles."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from workbench.cli.console import warn
+from workbench.cost.device_names import may_be
+from workbench.cost.profile import load_profile
 from workbench.job.first_rows import sizes_of, unlike_rows, without_items
 from workbench.job.job import Job, load_job
 from workbench.job.sample_sizes import Tiling, with_sizes
 from workbench.model.config_keys import misspelt_lines
 from workbench.model.model_graph import ModelGraph
+from workbench.plan.kernel_heads import CPU
 
 
 def read_job(path: Path, *, sizes: str | None = None, seed: int = 0, tiling: Tiling = Tiling.NONE) -> Job:
-    """Read a job file; warn of keys of model configurations that look misspelt, and of a skewed batch.
+    """Read a job file; warn of misspelt keys of models, a skewed batch, and another device's profile.
 
     Args:
         sizes, seed, tiling: of samples in place of the file's, see `with_sizes`; None: the file's.
@@ -21,6 +25,7 @@ def read_job(path: Path, *, sizes: str | None = None, seed: int = 0, tiling: Til
     """
     job = load_job(path)
     warn_of_misspelt_keys(job.model)
+    _warn_of_profile(job)
     if sizes is not None:
         job = with_sizes(job, sizes, seed=seed, tiling=tiling)
     warn_of_batch(job, (sizes, tiling) if sizes is not None else sizes_of(path))
@@ -40,3 +45,17 @@ def warn_of_misspelt_keys(model: ModelGraph) -> None:
     """Print a warning for each key of the modules' configurations that looks misspelt."""
     for line in misspelt_lines(model):
         warn(line)
+
+
+def _warn_of_profile(job: Job) -> None:
+    """Print a warning if the profile is of another device than the job's GPUs, whose times it then gives."""
+    device = job.cluster.nodes[0].device
+    if device == CPU or job.pools:
+        return
+    with suppress(ValueError):  # a missing profile is refused where it is needed
+        profile = load_profile(job.profile)
+        if not may_be(device, profile.device):
+            warn(
+                f"job {job.name!r}: cluster.device is {device}, but times are those of {profile.device}, by "
+                f"profile {profile.name!r}; want a profile of {device}"
+            )

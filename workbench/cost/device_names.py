@@ -56,6 +56,16 @@ def shipped_device(name: str, known: Sequence[str]) -> str:
     raise ValueError(f"no profile {name!r}: want a file {shipped}; nearest: {near[0]}")
 
 
+def may_be(name: str, device: str) -> bool:
+    """Whether a name may mean a device, as `shipped_device` compares them; true of names that mean none.
+
+    >>> may_be("a100", "A100-80GB"), may_be("A100", "H100"), may_be("gpu", "H100")
+    (True, False, True)
+    """
+    parts = _parts(name)
+    return not parts.model or _fits(parts, _parts(device))
+
+
 def check_memory(name: str, device: str, memory_bytes: int) -> None:
     """Raise ValueError where a name has another memory size than the device."""
     size = _parts(name).memory

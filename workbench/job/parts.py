@@ -195,8 +195,7 @@ def cluster_of(name: str, spec: ClusterSpec, *, profile: str) -> Cluster:
     """The cluster of a job file; memory and links that the file leaves out are the profile's.
 
     Raises:
-        ValueError: something is left out and the profile does not have it, or the device is
-            not the profile's.
+        ValueError: something is left out and the profile does not have it.
     """
     profile_if_needed = _profile_if_needed(spec, profile)
     device = "cpu" if spec.local is not None else str(spec.device)
