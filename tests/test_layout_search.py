@@ -1,6 +1,5 @@
 """The search over layouts: exact, within its space, and refused in one line."""
 
-import pickle
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -24,7 +23,7 @@ from workbench.plan.lower import lower
 from workbench.plan.plan import ModuleSettings, Precision, Recompute, Settings, Sharding
 from workbench.plan.stage import Stage
 from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
-from workbench.planner.layout_search import NoLayoutError, best_first, exhaustive_layout, fastest_layout
+from workbench.planner.layout_search import best_first, exhaustive_layout, fastest_layout
 from workbench.planner.layout_space import Freedom, LayoutSpace
 from workbench.planner.layout_step import LayoutSteps, least_pipeline_s, moves_s, pipeline_s, steps_of
 from workbench.planner.module_price import ModulePrices
@@ -232,61 +231,6 @@ def test_tight_memory_forces_recomputation_or_shards():
     assert tight.step.step_s > wide.step.step_s
 
 
-@pytest.mark.parametrize("mode", list(Mode))
-def test_what_fits_nowhere_is_refused_in_one_line(mode):
-    with pytest.raises(ValueError, match=rf"{mode} layout") as error:
-        fastest_layout(job_on(8, samples=8, memory_gb=1.0), COST, mode, freedom=LEAST)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("changes", "what"),
-    [
-        pytest.param(
-            {"layouts": (ModuleLayout(module="llm", tp=2, cp=2, dp=3),)},
-            "the layout of 'llm' takes a multiple of 12 ranks, got 8; nearest: 12 ranks",
-            id="degrees",
-        ),
-        pytest.param(
-            {"samples": 9, "microbatch_samples": 2},
-            r"no dp of 'llm' among \[1, 2, 4, 8\] .* nearest: 8 samples",
-            id="batch",
-        ),
-        pytest.param(
-            {"layouts": (ModuleLayout(module="vision"), ModuleLayout(module="llm", tp=2))},
-            "the grid of 'llm', tp 2 and cp 1, but the layout of 'vision' has tp 1 and cp 1; nearest: equal",
-            id="grids",
-        ),
-        pytest.param({"memory_gb": 0.1}, "of 'llm' take [0-9]+ bytes a rank at least", id="state"),
-    ],
-)
-def test_what_has_no_layout_is_told_why_and_what_is_nearest(changes, what):
-    job = job_on(8, **({"samples": 8} | changes))
-    with pytest.raises(ValueError, match=what):
-        fastest_layout(job, COST, Mode.HOMOGENEOUS, freedom=LEAST)
-
-
-@pytest.mark.parametrize(
-    ("num_ranks", "num_encoders", "what"),
-    [
-        (
-            16,
-            2,
-            "3 modules on whole nodes of 8 ranks of their own take at least 24 ranks, got 16; nearest: 24",
-        ),
-        (1, 1, "2 modules on ranks of their own take at least 2 ranks, got 1; nearest: 2 ranks"),
-    ],
-)
-def test_too_few_ranks_for_islands_are_told(num_ranks, num_encoders, what):
-    job = job_on(num_ranks)
-    vision, llm = job.model.modules
-    towers = (vision, *(replace(vision, name=f"tower{index}") for index in range(1, num_encoders)))
-    with pytest.raises(NoLayoutError, match=what):
-        fastest_layout(
-            replace(job, model=connect("towers", *((tower, llm) for tower in towers))), COST, Mode.APART
-        )
-
-
 def test_optimizer_instances_trade_memory_for_exchange():
     steps = LayoutSteps(job_on(32, samples=32), COST)
 
@@ -401,12 +345,3 @@ def test_sharded_parameters_take_their_state_along(wide):
     passes = sum(layer.kept_bytes for layer in prices) + max(layer.working_bytes for layer in prices)
     expected = sum(sizes) * state / 4 + 2 * max(sizes) * whole + passes
     assert step.peak_bytes == pytest.approx(expected, rel=1e-9)
-
-
-def test_the_reason_for_no_layout_is_found_when_it_is_read():
-    """Also in another process, where it arrives as text."""
-    calls = []
-    reason = NoLayoutError(lambda: calls.append(1) or "no room")
-    assert not calls
-    assert (str(reason), str(reason), calls) == ("no room", "no room", [1])
-    assert str(pickle.loads(pickle.dumps(reason))) == "no room"

@@ -1,0 +1,76 @@
+"""Layouts that do not exist are refused in one line, with why and what is nearest."""
+
+import pickle
+from dataclasses import replace
+
+import pytest
+
+from tests.test_layout_search import COST, LEAST, job_on
+from workbench.job.module_layout import ModuleLayout
+from workbench.model.model_graph import connect
+from workbench.planner.layout_choice import Mode
+from workbench.planner.layout_search import NoLayoutError, fastest_layout
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_what_fits_nowhere_is_refused_in_one_line(mode):
+    with pytest.raises(ValueError, match=rf"{mode} layout") as error:
+        fastest_layout(job_on(8, samples=8, memory_gb=1.0), COST, mode, freedom=LEAST)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        pytest.param(
+            {"layouts": (ModuleLayout(module="llm", tp=2, cp=2, dp=3),)},
+            "the layout of 'llm' takes a multiple of 12 ranks, got 8; nearest: 12 ranks",
+            id="degrees",
+        ),
+        pytest.param(
+            {"samples": 9, "microbatch_samples": 2},
+            r"no dp of 'llm' among \[1, 2, 4, 8\] .* nearest: 8 samples",
+            id="batch",
+        ),
+        pytest.param(
+            {"layouts": (ModuleLayout(module="vision"), ModuleLayout(module="llm", tp=2))},
+            "the grid of 'llm', tp 2 and cp 1, but the layout of 'vision' has tp 1 and cp 1; nearest: equal",
+            id="grids",
+        ),
+        pytest.param({"memory_gb": 0.1}, "of 'llm' take [0-9]+ bytes a rank at least", id="state"),
+    ],
+)
+def test_what_has_no_layout_is_told_why_and_what_is_nearest(changes, what):
+    job = job_on(8, **({"samples": 8} | changes))
+    with pytest.raises(ValueError, match=what):
+        fastest_layout(job, COST, Mode.HOMOGENEOUS, freedom=LEAST)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "num_encoders", "what"),
+    [
+        (
+            16,
+            2,
+            "3 modules on whole nodes of 8 ranks of their own take at least 24 ranks, got 16; nearest: 24",
+        ),
+        (1, 1, "2 modules on ranks of their own take at least 2 ranks, got 1; nearest: 2 ranks"),
+    ],
+)
+def test_too_few_ranks_for_islands_are_told(num_ranks, num_encoders, what):
+    job = job_on(num_ranks)
+    vision, llm = job.model.modules
+    towers = (vision, *(replace(vision, name=f"tower{index}") for index in range(1, num_encoders)))
+    with pytest.raises(NoLayoutError, match=what):
+        fastest_layout(
+            replace(job, model=connect("towers", *((tower, llm) for tower in towers))), COST, Mode.APART
+        )
+
+
+def test_the_reason_for_no_layout_is_found_when_it_is_read():
+    """Also in another process, where it arrives as text."""
+    calls = []
+    reason = NoLayoutError(lambda: calls.append(1) or "no room")
+    assert not calls
+    assert (str(reason), str(reason), calls) == ("no room", "no room", [1])
+    assert str(pickle.loads(pickle.dumps(reason))) == "no room"
