@@ -1,11 +1,16 @@
 """The third round of multimodal runs, of production systems: its files, its models and what its rows add."""
 
+import hashlib
+from pathlib import Path
+
 import pytest
 
 from experiments.public import multimodal
+from experiments.public.blind import rows_of
 from experiments.public.unseen_multimodal_third import ROUND
 from workbench.model.layer import LayerKind
 
+RECORD = Path(__file__).parents[1] / "experiments" / "public" / "record" / "unseen.md"
 RUNS = ROUND.runs()
 MODELS = multimodal.models_of(ROUND.models)
 
@@ -77,3 +82,36 @@ def test_key_heads_of_a_rank_are_copied_where_there_are_fewer():
     two, four = (_job(f"mb-q122-{name}-h100").model.llm.num_parameters for name in ("sft", "pretrain"))
     layers_with_keys = 48 // 4 + 1  # of full attention, and the predicting module's
     assert four - two == layers_with_keys * 2 * (2 * 256) * 3072
+
+
+def test_every_judged_run_has_a_prediction_or_a_reason():
+    before = rows_of(ROUND.predictions)
+    assert [row["id"] for row in before] == list(RUNS)
+    for row in before:
+        asked = ["predicted_s", "low_s", "system_high_s"]
+        asked += ["peak_gib"] * (RUNS[row["id"]]["memory"] == "yes")
+        assert row["refused"] or all(float(row[name]) > 0 for name in asked)
+
+
+def test_the_opened_figures_are_the_sealed_ones():
+    record = RECORD.read_text(encoding="utf-8")
+    assert hashlib.sha256(ROUND.measured.read_bytes()).hexdigest() in record
+    assert {row["id"] for row in rows_of(ROUND.measured)} == {row["id"] for row in rows_of(ROUND.inputs)}
+
+
+def test_predictions_are_not_written_beside_the_figures():
+    before = ROUND.predictions.read_bytes()
+    with pytest.raises(ValueError, match="predictions are written before it"):
+        ROUND.seal()
+    assert ROUND.predictions.read_bytes() == before
+
+
+def test_memory_of_fused_kernels_is_less_than_that_of_transformers_modules():
+    name = "mb-q38-perf-gb200"
+    row, job = RUNS[name], _job(name)
+    assert multimodal.peak_gib(row, job) < 0.5 * multimodal.peak_gib(row | {"execution": "transformers"}, job)
+
+
+def test_sharded_state_has_so_many_copies():
+    settings = _job("ml51-gb200-512").settings.of("llm")
+    assert (settings.sharding, settings.reshard_after, settings.instances) == ("parameters", "step", 8)

@@ -18,6 +18,7 @@ from experiments.public.adapters import copied_bytes, lora_of, only_said, trains
 from experiments.public.blind import FOLDER, INTERVALS, Estimate, Row
 from experiments.public.video_transformers import network_of
 from sim.predict import doubts_of_plan, predict
+from workbench.cost.eager_traffic import PointwiseKernels
 from workbench.cost.execution import Execution, GradientSum, Launch, TokenCopies, load_execution
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
@@ -158,7 +159,9 @@ def _layout(row: Row) -> dict[str, Any]:
     tp, cp = int(row["tp"]), int(said(row, "cp"))
     sharding = "optimizer" if row["sharding"] == Sharding.GRADIENTS else row["sharding"]
     layout = {"rank_offset": 0, "tp": tp, "cp": cp, "pp": 1, "sharding": sharding}
-    own = {name: row[name] for name in ("key_exchange", "reshard_after", "products") if row.get(name)}
+    own: dict[str, Any] = {name: row[name] for name in ("key_exchange", "reshard_after", "products") if row.get(name)}
+    if instances := row.get("instances"):
+        own |= {"instances": int(instances)}
     return layout | own | {"sequence_parallel": tp > 1 and row.get("sequence_parallel") != "no"}
 
 
@@ -243,7 +246,8 @@ def peak_gib(row: Row, job: Job) -> float:
     Of the modules' own kernels where no compiler fuses them, however much a GPU has. Where the loss goes
     over gathered logits, these and their gradients are counted beside the plan's.
     """
-    kernels = Kernels.FUSED if row["execution"].startswith("compiled") else Kernels.EAGER
+    eager = EXECUTIONS[row["execution"]].pointwise is PointwiseKernels.EAGER
+    kernels = Kernels.EAGER if eager else Kernels.FUSED
     settings = replace(job.settings, kernels=kernels, optimizer_precision=None)
     nodes = tuple(replace(node, memory_bytes=BOUNDLESS) for node in job.cluster.nodes)
     batch = tuple(replace(sample, mask="causal") for sample in job.batch)  # for "full" a mask would be kept
