@@ -159,7 +159,9 @@ def _layout(row: Row) -> dict[str, Any]:
     tp, cp = int(row["tp"]), int(said(row, "cp"))
     sharding = "optimizer" if row["sharding"] == Sharding.GRADIENTS else row["sharding"]
     layout = {"rank_offset": 0, "tp": tp, "cp": cp, "pp": 1, "sharding": sharding}
-    own: dict[str, Any] = {name: row[name] for name in ("key_exchange", "reshard_after", "products") if row.get(name)}
+    own: dict[str, Any] = {
+        name: row[name] for name in ("key_exchange", "reshard_after", "products") if row.get(name)
+    }
     if instances := row.get("instances"):
         own |= {"instances": int(instances)}
     return layout | own | {"sequence_parallel": tp > 1 and row.get("sequence_parallel") != "no"}
