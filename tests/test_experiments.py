@@ -88,6 +88,42 @@ def test_what_is_off_says_why():
     assert "cause: not known" in record.table(verdict_of(200.0))
 
 
+def test_a_claim_that_fails_says_why():
+    evidence = Evidence(causes={"tall: *": "no headroom"})
+    evidence.claim("tall: it wins", holds=False)
+    evidence.claim("wide [1]: it wins", holds=False, cause="another link")
+    evidence.claim("flat: it wins", holds=False)
+    outcome = outcome_of("p/t", [evidence])
+    assert [claim.cause for claim in outcome.claims] == ["no headroom", "another link", ""]
+    assert outcome.idle_causes == ()
+    text = record.table(outcome)
+    assert "claim: tall: it wins FAILS; cause: no headroom" in text
+    assert "claim: flat: it wins FAILS; cause: not known" in text
+    kept = record.as_record(outcome)
+    assert [claim["cause"] for claim in kept["claims"]] == ["no headroom", "another link", ""]
+    older = kept | {"claims": [{"text": "it wins", "holds": False}]}
+    del older["idle_causes"]
+    assert record.judged_again(older)["claims"][0]["cause"] == ""
+
+
+def test_a_claims_own_cause_goes_before_a_pattern():
+    evidence = Evidence(causes={"*: it wins": "no headroom"})
+    evidence.claim("wide: it wins", holds=False, cause="another link")
+    evidence.claim("flat: it wins", holds=False)
+    assert [claim.cause for claim in outcome_of("p/t", [evidence]).claims] == ["another link", "no headroom"]
+
+
+def test_a_cause_of_nothing_is_dropped_and_shown():
+    evidence = Evidence(causes={"printed/*": "another kernel", "tall: *": "no headroom"})
+    evidence.add(HUNDRED, 100.0)
+    evidence.claim("tall: it wins", holds=True)
+    evidence.claim("wide [1]: it wins", holds=True, cause="another link")
+    outcome = outcome_of("p/t", [evidence])
+    assert [claim.cause for claim in outcome.claims] == ["", ""]
+    assert len(outcome.idle_causes) == 3
+    assert "idle cause: nothing of tall: * is off or fails" in record.table(outcome)
+
+
 def test_missing_is_never_filled_in():
     kept = record.as_record(verdict_of(None))
     assert kept["rows"][0]["ours"] is None

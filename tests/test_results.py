@@ -37,7 +37,8 @@ def test_rows_are_counted_by_evidence_and_claims_by_subject(records):
     assert (found["determined"], found["determined_ok"], found["undetermined_near"]) == (3, 2, 1)
     assert found["claims"]["the paper"] == {"hold": 1, "fail": 0}
     assert found["claims"]["bookkeeping"] == {"hold": 0, "fail": 1}
-    assert (found["off_without_cause"], found["stale"]) == ([], [])
+    assert (found["off_without_cause"], found["idle_causes"], found["stale"]) == ([], [], [])
+    assert found["claims_without_cause"] == [f"{CHEAP}: sums up"]
 
 
 def test_papers_and_all_are_summed_beside_scripts(records):
