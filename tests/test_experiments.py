@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from experiments.cornstarch.modelled_tables import all_implied_stages, implied_stages
 from experiments.harness import record
+from experiments.harness.causes import open_cause
 from experiments.harness.outcome import Bound, Claim, Evidence, PaperNumber, Unstated, Verdict, outcome_of
 from experiments.harness.printed import REFERENCE, claim_value, is_true, printed_rows
 from experiments.harness.script import reproduce
@@ -120,8 +121,18 @@ def test_a_cause_of_nothing_is_dropped_and_shown():
     evidence.claim("wide [1]: it wins", holds=True, cause="another link")
     outcome = outcome_of("p/t", [evidence])
     assert [claim.cause for claim in outcome.claims] == ["", ""]
-    assert len(outcome.idle_causes) == 3
+    assert outcome.idle_causes == ("printed/*", "tall: *")
     assert "idle cause: nothing of tall: * is off or fails" in record.table(outcome)
+
+
+def test_the_cause_of_an_open_claim_names_where_it_holds():
+    ours = {"causal": 1.2, "lambda": 0.9, "blocks": 0.8}
+    text = open_cause(ours, lambda ratio: ratio < 1, "the mask")
+    assert text.startswith("open: it holds at 2 of 3 settings of the mask,")
+    assert text.endswith("such as lambda (0.9)")
+    text = open_cause(ours, lambda ratio: ratio > 2, "the mask")
+    assert text.startswith("at none of 3 settings of the mask,")
+    assert text.endswith("0.8 (blocks) .. 1.2 (causal)")
 
 
 def test_missing_is_never_filled_in():

@@ -129,7 +129,8 @@ class Claim:
         text: the statement.
         holds: its truth.
         about: its subject.
-        cause: why it fails, if known; `outcome_of` drops that of a claim that holds.
+        cause: why it fails, if known. A script may give it before it knows the truth: `outcome_of` drops
+            that of a claim that holds.
     """
 
     text: str
@@ -295,7 +296,7 @@ class Outcome:
     """A finished script: its evidence row by row.
 
     `profile` names the hardware that was priced. `idle_causes` are patterns whose cause explains nothing:
-    none of their rows is off and none of their claims fails.
+    none of their rows is off and none of their claims fails, or an earlier pattern matches them all.
     """
 
     script: str
@@ -357,15 +358,15 @@ def outcome_of(script: str, parts: Iterable[Evidence], *, profile: str | None = 
         for number in numbers
     )
     stated = [claim for part in parts for claim in part.claims]
-    causes = {escape(claim.text): claim.cause for claim in stated if claim.cause} | causes
+    own = {escape(claim.text): claim.cause for claim in stated if claim.cause}
     failing = {row.number.key for row in rows if row.verdict is Verdict.OFF}
     failing |= {claim.text for claim in stated if not claim.holds}
-    explaining = {_pattern(name, causes) for name in failing}
+    explaining = {_pattern(name, own | causes) for name in failing}
     return Outcome(
         script=script,
         rows=rows,
         claims=tuple(
-            replace(claim, cause="" if claim.holds else _cause(claim.text, causes)) for claim in stated
+            replace(claim, cause="" if claim.holds else _cause(claim.text, own | causes)) for claim in stated
         ),
         idle_causes=tuple(pattern for pattern in causes if pattern not in explaining),
         ours=ours,
