@@ -46,7 +46,7 @@ def unlike_lpt(policy: str) -> str:
         if (row["seq_len_tokens"], row["mask_type"]) == (str(NUM_TOKENS), "EP")
     }
     return (
-        "the paper contradicts itself: in Table 4 the same mask takes "
+        "the paper contradicts itself: in Table 4 such masks take "
         f"{printed[policy] / printed['lpt']:.2f} times as long under {policy} as under LPT"
     )
 
