@@ -20,7 +20,7 @@ from workbench.cost.model import CostModel
 
 TABLE_OF = {"M": "table2", "S": "table7", "L": "table8"}
 TPUT_REL_TOL = 0.25
-UNSTATED = "tokens per image and clip, tensor and context degrees"
+UNSTATED = "tokens per image and clip, tensor and context degrees, recompute"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +58,19 @@ def _tput(row: PrintedRow) -> float | None:
 
 
 def settings(llm_size: str) -> dict[str, Setting]:
-    """Plausible inputs and degrees; only the large LLM needs cp 2 for its memory (appendix D.1)."""
+    """Plausible inputs, degrees and recompute; only the large LLM needs cp 2 for its memory (appendix "
+    "D.1)."""
     likely_cp, other_cp = (2, 1) if llm_size == "L" else (1, 2)
     guesses = [
         *((image, frozen_tables.CLIPS[0], likely_cp) for image in frozen_tables.IMAGES),
         (frozen_tables.IMAGES[0], frozen_tables.CLIPS[1], likely_cp),
         (frozen_tables.IMAGES[0], frozen_tables.CLIPS[0], other_cp),
     ]
-    return {
+    likely, *_ = settings_of_name = {
         f"{frozen_tables.input_name(image, clip)}, cp {cp}": frozen_tables.input_of(image, clip, tp=2, cp=cp)
         for image, clip, cp in guesses
     }
+    return settings_of_name | frozen_tables.not_recomputed(likely, settings_of_name[likely])
 
 
 def modality_evidence(llm_size: str, cost: CostModel) -> Evidence:
