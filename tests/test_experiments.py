@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from experiments.cornstarch.modelled_tables import all_implied_stages, implied_stages
 from experiments.harness import record
+from experiments.harness.causes import open_cause
 from experiments.harness.outcome import Bound, Claim, Evidence, PaperNumber, Unstated, Verdict, outcome_of
 from experiments.harness.printed import REFERENCE, claim_value, is_true, printed_rows
 from experiments.harness.script import reproduce
@@ -86,6 +87,52 @@ def test_what_is_off_says_why():
     evidence.add(HUNDRED, 200.0)
     assert "cause: another link" in record.table(outcome_of("p/t", [evidence]))
     assert "cause: not known" in record.table(verdict_of(200.0))
+
+
+def test_a_claim_that_fails_says_why():
+    evidence = Evidence(causes={"tall: *": "no headroom"})
+    evidence.claim("tall: it wins", holds=False)
+    evidence.claim("wide [1]: it wins", holds=False, cause="another link")
+    evidence.claim("flat: it wins", holds=False)
+    outcome = outcome_of("p/t", [evidence])
+    assert [claim.cause for claim in outcome.claims] == ["no headroom", "another link", ""]
+    assert outcome.idle_causes == ()
+    text = record.table(outcome)
+    assert "claim: tall: it wins FAILS; cause: no headroom" in text
+    assert "claim: flat: it wins FAILS; cause: not known" in text
+    kept = record.as_record(outcome)
+    assert [claim["cause"] for claim in kept["claims"]] == ["no headroom", "another link", ""]
+    older = kept | {"claims": [{"text": "it wins", "holds": False}]}
+    del older["idle_causes"]
+    assert record.judged_again(older)["claims"][0]["cause"] == ""
+
+
+def test_a_claims_own_cause_goes_before_a_pattern():
+    evidence = Evidence(causes={"*: it wins": "no headroom"})
+    evidence.claim("wide: it wins", holds=False, cause="another link")
+    evidence.claim("flat: it wins", holds=False)
+    assert [claim.cause for claim in outcome_of("p/t", [evidence]).claims] == ["another link", "no headroom"]
+
+
+def test_a_cause_of_nothing_is_dropped_and_shown():
+    evidence = Evidence(causes={"printed/*": "another kernel", "tall: *": "no headroom"})
+    evidence.add(HUNDRED, 100.0)
+    evidence.claim("tall: it wins", holds=True)
+    evidence.claim("wide [1]: it wins", holds=True, cause="another link")
+    outcome = outcome_of("p/t", [evidence])
+    assert [claim.cause for claim in outcome.claims] == ["", ""]
+    assert outcome.idle_causes == ("printed/*", "tall: *")
+    assert "idle cause: nothing of tall: * is off or fails" in record.table(outcome)
+
+
+def test_the_cause_of_an_open_claim_names_where_it_holds():
+    ours = {"causal": 1.2, "lambda": 0.9, "blocks": 0.8}
+    text = open_cause(ours, lambda ratio: ratio < 1, "the mask")
+    assert text.startswith("open: it holds at 2 of 3 settings of the mask,")
+    assert text.endswith("such as lambda (0.9)")
+    text = open_cause(ours, lambda ratio: ratio > 2, "the mask")
+    assert text.startswith("at none of 3 settings of the mask,")
+    assert text.endswith("0.8 (blocks) .. 1.2 (causal)")
 
 
 def test_missing_is_never_filled_in():

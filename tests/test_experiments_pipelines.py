@@ -5,7 +5,7 @@ import json
 import pytest
 
 from experiments.cornstarch.frozen_tables import CLIPS, IMAGES, implied_pipelines, table_rows
-from experiments.cornstarch.modality_tables import modality_rows
+from experiments.cornstarch.modality_tables import modality_rows, why_sacrificed
 from experiments.cornstarch.modelled import Setting, layer_times, module_tp, total
 from experiments.cornstarch.modelled_tables import pairs, winner
 from experiments.cornstarch.models import icml_encoder_chain, v1_model
@@ -177,3 +177,12 @@ def test_a_chain_keeps_one_encoder():
     model = icml_encoder_chain("SML")
     assert [module.name for module in model.modules] == ["vision", "llm"]
     assert connect("again", tuple(model.modules)).edges == model.edges
+
+
+def test_the_cause_of_a_sacrifice_lists_the_models_that_lose():
+    rows = {row.model: row for row in modality_rows("M")}
+    text = why_sacrificed({rows["VALM-SS"]: 0.88, rows["VALM-SL"]: 0.89, rows["VALM-MM"]: 1.13})
+    assert text.endswith(
+        "VALM-SS 8 stages against 7, ours 0.88, printed none; "
+        "VALM-SL 9 stages against 8, ours 0.89, printed 0.88"
+    )

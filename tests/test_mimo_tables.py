@@ -236,24 +236,34 @@ def test_who_is_best_is_counted_by_encoder(monkeypatch):
     assert evidence.ours["modelled/d/6B+120B/nc/speed_over_h"] == pytest.approx(1.05 / 0.9 * 256 / 264)
 
 
+ROWS = ("A3/1B+7B/16K/50", "A3/1B+7B/16K/75", "A2/3B+120B/50", "A2/6B+120B/50")
+
+
 def test_signs_ranks_and_errors_of_gains():
-    found = Gains(name="A", printed=(0.1, 0.2, -0.1, 0.01), ours=(0.2, 0.1, -0.2, 0.02))
+    found = Gains(name="A", rows=ROWS, printed=(0.1, 0.2, -0.1, 0.01), ours=(0.2, 0.1, -0.2, 0.02))
     assert found.right == 4
     assert found.tau == pytest.approx(4 / 6)
     assert found.error_points == pytest.approx(100 * 0.31 / 4)
 
 
 def test_signs_are_counted_over_all_tables():
-    good = Gains(name="A2", printed=(0.1, 0.2), ours=(0.1, 0.3))
-    bad = Gains(name="A3", printed=(0.1, 0.2), ours=(-0.1, -0.3))
+    good = Gains(name="A2", rows=ROWS[:2], printed=(0.1, 0.2), ours=(0.1, 0.3))
+    bad = Gains(name="A3", rows=ROWS[:2], printed=(0.1, 0.2), ours=(-0.1, -0.3))
     evidence = goals.signs([good, bad])
     assert [claim.holds for claim in evidence.claims[:4]] == [True, True, False, False]
     assert evidence.ours["modelled/all_tables/signs"] == 2
-    told = goals.missed("A3", table_a3()[:2], bad)
-    assert [line.partition(",")[0] for line in told] == [
-        "A3: another sign: A3/1B+7B/16K/50",
-        "A3: another sign: A3/1B+7B/16K/75",
+    assert bad.missed() == [
+        f"{ROWS[0]}, printed +10.0%, ours -10.0%",
+        f"{ROWS[1]}, printed +20.0%, ours -30.0%",
     ]
+    assert all(row in evidence.claims[2].cause for row in ROWS[:2])
+
+
+def test_the_cause_of_a_wrong_order_has_the_error_by_llm():
+    text = Gains(
+        name="A", rows=ROWS, printed=(0.1, 0.2, -0.1, 0.0), ours=(0.1, 0.2, 0.1, 0.2)
+    ).why_out_of_order()
+    assert text.endswith("our error in points is 0.0 in 2 rows of 7B, 20.0 in 2 rows of 120B")
 
 
 def test_the_machine_of_the_smallest_error_is_chosen_and_the_first_of_equals():

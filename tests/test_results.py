@@ -1,5 +1,6 @@
 """Result files: judged by today's rules, counted by evidence, and current: what they read is as it was."""
 
+import json
 import subprocess
 import sys
 
@@ -37,7 +38,8 @@ def test_rows_are_counted_by_evidence_and_claims_by_subject(records):
     assert (found["determined"], found["determined_ok"], found["undetermined_near"]) == (3, 2, 1)
     assert found["claims"]["the paper"] == {"hold": 1, "fail": 0}
     assert found["claims"]["bookkeeping"] == {"hold": 0, "fail": 1}
-    assert (found["off_without_cause"], found["stale"]) == ([], [])
+    assert (found["off_without_cause"], found["idle_causes"], found["stale"]) == ([], [], [])
+    assert found["claims_without_cause"] == [f"{CHEAP}: sums up"]
 
 
 def test_papers_and_all_are_summed_beside_scripts(records):
@@ -53,6 +55,16 @@ def test_counts_of_the_stored_results_add_up():
         total = sum(found["rows"].values())
         assert total == len(each["rows"]) == sum(sum(one.values()) for one in found["by_evidence"].values())
         assert found["determined"] + found["rows"]["undetermined"] + found["rows"]["refuted"] == total
+
+
+def test_stored_claims_that_fail_have_a_cause_where_results_have_causes():
+    """Results from before causes of claims are left to the next renewal, which `tests/release.py` demands."""
+    with_causes = [each for each in stored_records() if "idle_causes" in json.loads(_stored(each))]
+    assert counts(with_causes)["claims_without_cause"] == []
+
+
+def _stored(record) -> str:
+    return (reads.ROOT / f"experiments/results/{record['script'].replace('/', '_')}.json").read_text()
 
 
 def test_a_result_is_stale_where_what_it_read_has_changed(records, tmp_path, monkeypatch):

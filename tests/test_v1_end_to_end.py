@@ -11,14 +11,19 @@ from experiments.cornstarch.end_to_end import (
     configurations,
     figure_evidence,
     gains,
+    most_tokens,
     over,
+    reads,
     settings,
     simulated,
 )
 from experiments.cornstarch.figure_plots import has_throughputs, throughputs
+from experiments.cornstarch.frozen_tables import CLIPS, IMAGES, plausible_inputs
+from experiments.cornstarch.modality_tables import settings as modality_settings
 from experiments.harness.drawing import save
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
+from workbench.plan.plan import Recompute
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +52,7 @@ def test_stage_counts_are_those_of_the_printed_row():
 
 
 def test_only_what_a_model_reads_is_varied():
-    assert [len(settings(model)) for model in ("VLM-S", "ALM-S", "VALM-SS")] == [3, 2, 4]
+    assert [len(settings(model)) for model in ("VLM-S", "ALM-S", "VALM-SS")] == [4, 3, 5]  # and recompute
 
 
 def test_a_run_takes_the_ranks_of_its_stages(cost):
@@ -72,6 +77,28 @@ def test_gains_are_over_the_better_baseline(cost):
     }
     assert gains(runs) == [pytest.approx(2)]
     assert over(runs, Method.REPLICATED) == [pytest.approx(4)]
+
+
+def test_the_most_tokens_of_an_input_are_those_of_its_setting():
+    by_index = list(settings("VALM-SS").values())
+    assert by_index[most_tokens("VALM-SS", "vision")].tokens("vision") == max(IMAGES)
+    assert by_index[most_tokens("VALM-SS", "audio")].tokens("audio") == max(CLIPS)
+    assert (reads("ALM-S", "vision"), reads("VLM-S", "audio"), reads("VALM-SS", "audio")) == (
+        False,
+        False,
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    "of_paper",
+    [settings("VLM-S"), settings("VALM-SS"), plausible_inputs("ALM-M", tp=4), modality_settings("L")],
+)
+def test_recompute_is_open_as_only_figure_3b_states_it(of_paper):
+    likely, *others = of_paper.values()
+    assert likely.recompute is Recompute.FULL
+    assert [each.recompute for each in others].count(Recompute.NONE) == 1
+    assert replace(likely, recompute=Recompute.NONE) in others
 
 
 def test_a_tiny_figure_judges_and_draws(cost, monkeypatch, tmp_path):

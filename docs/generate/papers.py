@@ -9,7 +9,7 @@ from typing import Any
 from docs.generate.markdown import code, one_line, page, table
 from docs.generate.results import RESULTS, ROOT, judged, made
 from experiments.harness.outcome import Verdict
-from experiments.harness.record import bound_text, range_text, row_of
+from experiments.harness.record import NOT_KNOWN, bound_text, range_text, row_of
 from experiments.harness.tally import by_paper, counts
 
 Record = Mapping[str, Any]
@@ -90,21 +90,24 @@ def _failures(records: Sequence[Record]) -> Iterator[str]:
             ("verdict", "cause", "rows", "example"),
             ((verdict, why, len(rows), rows[0]) for (verdict, why), rows in sorted(reasons.items())),
         )
-    failed = [
-        f"- {code(record['script'].split('/')[1])} ({claim['about']}): {_sentence(claim['text'])}"
-        for record in records
-        for claim in record["claims"]
-        if not claim["holds"]
-    ]
+    failed: dict[str, list[str]] = {}
+    for record in records:
+        for claim in record["claims"]:
+            if not claim["holds"]:
+                name = code(record["script"].split("/")[1])
+                line = f"    - {name} ({claim['about']}): {_sentence(claim['text'])}"
+                failed.setdefault(claim["cause"] or NOT_KNOWN, []).append(line)
     if failed:
-        yield "Claims that do not hold:\n\n" + "\n".join(failed)
+        yield "Claims that do not hold, by cause:\n\n" + "\n".join(
+            line for cause, lines in failed.items() for line in (f"- {cause}:", *lines)
+        )
 
 
 def _reason(row: Record) -> str:
     """Why a row is OFF, refuted or undetermined; empty for others."""
     judged_row = row_of(row)
     if row["verdict"] == Verdict.OFF:
-        return row["cause"] or "not known"
+        return row["cause"] or NOT_KNOWN
     if row["verdict"] == Verdict.REFUTED and judged_row.bound is not None:
         return judged_row.bound.what
     if row["verdict"] == Verdict.UNDETERMINED and judged_row.unstated is not None:

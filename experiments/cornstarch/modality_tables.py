@@ -20,10 +20,11 @@ from workbench.cost.model import CostModel
 
 TABLE_OF = {"M": "table2", "S": "table7", "L": "table8"}
 TPUT_REL_TOL = 0.25
-UNSTATED = "tokens per image and clip, tensor and context degrees"
+KEPT = 0.98  # of a throughput, which counts as not sacrificed
+UNSTATED = "tokens per image and clip, tensor and context degrees, recompute"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ModalityRow:
     """One model: stages by module and throughput of both methods; None where the cell is missing."""
 
@@ -32,6 +33,13 @@ class ModalityRow:
     colocated_tput: float | None
     disjoint: Mapping[str, int]
     disjoint_tput: float | None
+
+    @property
+    def printed_ratio(self) -> float | None:
+        """Modality parallelism's throughput over that of colocated encoders."""
+        if self.colocated_tput is None or self.disjoint_tput is None:
+            return None
+        return self.disjoint_tput / self.colocated_tput
 
 
 def modality_rows(llm_size: str) -> tuple[ModalityRow, ...]:
@@ -58,17 +66,19 @@ def _tput(row: PrintedRow) -> float | None:
 
 
 def settings(llm_size: str) -> dict[str, Setting]:
-    """Plausible inputs and degrees; only the large LLM needs cp 2 for its memory (appendix D.1)."""
+    """Plausible inputs, degrees and recompute; only the large LLM needs cp 2 for its memory (appendix "
+    "D.1)."""
     likely_cp, other_cp = (2, 1) if llm_size == "L" else (1, 2)
     guesses = [
         *((image, frozen_tables.CLIPS[0], likely_cp) for image in frozen_tables.IMAGES),
         (frozen_tables.IMAGES[0], frozen_tables.CLIPS[1], likely_cp),
         (frozen_tables.IMAGES[0], frozen_tables.CLIPS[0], other_cp),
     ]
-    return {
+    likely, *_ = settings_of_name = {
         f"{frozen_tables.input_name(image, clip)}, cp {cp}": frozen_tables.input_of(image, clip, tp=2, cp=cp)
         for image, clip, cp in guesses
     }
+    return settings_of_name | frozen_tables.not_recomputed(likely, settings_of_name[likely])
 
 
 def modality_evidence(llm_size: str, cost: CostModel) -> Evidence:
@@ -100,14 +110,8 @@ def modality_evidence(llm_size: str, cost: CostModel) -> Evidence:
         both = {name: tput_of(apart[name]) / tput_of(together[name]) for name in apart}
         ratios.append(next(iter(both.values())))
         evidence.ours[f"modelled/{row.model}/ratio"] = ratios[-1]
-        if row.colocated_tput is not None and row.disjoint_tput is not None:
-            number = PaperNumber(
-                f"modelled/{row.model}/ratio",
-                row.disjoint_tput / row.colocated_tput,
-                "x",
-                where,
-                RATIO_REL_TOL,
-            )
+        if row.printed_ratio is not None:
+            number = PaperNumber(f"modelled/{row.model}/ratio", row.printed_ratio, "x", where, RATIO_REL_TOL)
             evidence.add_range(number, both, UNSTATED)
     _claim_no_sacrifice(evidence, rows, ratios)
     _note_ratios(evidence)
@@ -168,6 +172,8 @@ def layout_evidence(llm_size: str) -> Evidence:
         f"the layouts of Table 6 fit {NUM_GPUS} GPUs ({len(gpus) - len(over)} of {len(gpus)} do, "
         f"the largest takes {max(gpus.values())}):",
         not over,
+        cause="the paper contradicts itself: by Table 6, with tensor and context parallelism of 2 "
+        f"each, {len(over)} layouts have more stages than its {NUM_GPUS} GPUs hold",
     )
     return evidence
 
@@ -194,15 +200,28 @@ def _plans(
 
 
 def _claim_no_sacrifice(evidence: Evidence, rows: Sequence[ModalityRow], ours: Sequence[float]) -> None:
-    printed = [r.disjoint_tput / r.colocated_tput for r in rows if r.disjoint_tput and r.colocated_tput]
+    printed = {row: row.printed_ratio for row in rows if row.printed_ratio is not None}
     for name, about, ratios in (
         ("in print", About.BOOKKEEPING, printed),
-        ("in our model", About.PAPER, ours),
+        ("in our model", About.PAPER, dict(zip(rows, ours, strict=True))),
     ):
-        mean = geometric_mean(ratios)
+        mean = geometric_mean(ratios.values())
         evidence.claim(
             f"modality parallelism does not sacrifice throughput {name} (geometric mean {mean:.3f} of "
-            f"colocated, at least 0.98 in {sum(ratio >= 0.98 for ratio in ratios)} of {len(ratios)}):",
-            mean >= 0.98,
+            f"colocated, at least {KEPT} in {sum(r >= KEPT for r in ratios.values())} of {len(ratios)}):",
+            mean >= KEPT,
             about,
+            cause=why_sacrificed(ratios) if about is About.PAPER else "",
         )
+
+
+def why_sacrificed(ratios: Mapping[ModalityRow, float]) -> str:
+    """The models that lose, with what is printed of them: a stage more whose time the others do not save."""
+    lost = [
+        f"{row.model} {sum(row.disjoint.values())} stages against "
+        f"{row.colocated['llm'] + max(count for name, count in row.colocated.items() if name != 'llm')}, "
+        f"ours {ratio:.2f}, printed {'none' if row.printed_ratio is None else f'{row.printed_ratio:.2f}'}"
+        for row, ratio in ratios.items()
+        if ratio < KEPT
+    ]
+    return f"a stage more that leaves the LLM's, the longest, as they were: {'; '.join(lost)}"

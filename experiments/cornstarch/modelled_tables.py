@@ -18,6 +18,7 @@ from experiments.cornstarch.planned import (
     paper_job,
     simulated,
 )
+from experiments.harness.causes import open_cause
 from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.printed import PrintedRow, is_true, printed_rows
 from experiments.harness.printed_pipeline import PrintedRun, StageTimes, run_printed
@@ -286,6 +287,7 @@ def modelled_evidence(table: ModelledTable, cost: CostModel) -> Evidence:
         evidence.claim(
             f"{model}: our planner finds what is printed: {winner(printed)};",
             winner(next(iter(gains.values()))) == winner(printed),
+            cause=_why_not_found(table, (aware, unaware), planned[0], gains),
         )
         for row, plan in zip((aware, unaware), planned[0], strict=True):
             num_stages = plan.stages[_llm(table.model_of(row))]
@@ -296,6 +298,24 @@ def modelled_evidence(table: ModelledTable, cost: CostModel) -> Evidence:
         f"our planner gives the LLM the implied number of stages in {same} of {len(table.rows)} rows"
     )
     return evidence
+
+
+def _why_not_found(
+    table: ModelledTable,
+    rows: tuple[FrozenRow, FrozenRow],
+    planned: tuple[Planned, Planned],
+    gains: Mapping[str, float],
+) -> str:
+    """Why our planner's gain favours another method than the printed one: the stages of both."""
+    printed = winner(table.gain_of(*rows))
+    llm = _llm(table.model_of(rows[0]))
+    ours = [f"{sum(plan.stages.values())} with {plan.stages[llm]} of the LLM" for plan in planned]
+    implied = [f"{table.pipelines[row].num_stages} with {table.pipelines[row].llm_stages}" for row in rows]
+    return (
+        f"stages, frozen-aware against unaware: ours {ours[0]} against {ours[1]}, by the printed stage times "
+        f"{implied[0]} against {implied[1]}. Of our gains, "
+        + open_cause(gains, lambda gain: winner(gain) == printed, table.unstated)
+    )
 
 
 def gain_per_rank(aware: Planned, unaware: Planned) -> float:

@@ -32,7 +32,12 @@ def run() -> Evidence:
             for model in MODELS
         }
         add_range(evidence, claim, "section 7.2", gains)
-        add_inside(evidence, quantity.__name__, claim, gains)
+        causes = {
+            f"{model} over {rival}": ABLATION.idle_cause(model, key)
+            for rival, key in RIVALS.items()
+            for model in MODELS
+        }
+        add_inside(evidence, quantity.__name__, claim, gains, causes)
     ABLATION.add_gpus(evidence, {"disttrain": "disttrain", "distmm_star": "distmm"})
     ABLATION.add_order(evidence)
     ABLATION.note_results(evidence)

@@ -12,7 +12,7 @@ Differs: the text does not say which configurations the bars show, nor how kerne
 
 from collections.abc import Mapping, Sequence
 
-from experiments.disttrain.systems import PATCH, PROFILE, TOKENS, Images, Systems, Workload
+from experiments.disttrain.systems import NODE_GPUS, PATCH, PROFILE, TOKENS, Images, Systems, Workload
 from experiments.harness.outcome import Evidence
 from experiments.harness.script import script
 from workbench.cost.execution import Execution, Launch
@@ -52,6 +52,8 @@ def run() -> Evidence:
         for module, value in times.items():
             evidence.ours[f"modelled/({num}, {side})/{module}_ms"] = value
     moves = moves_of(list(times_of.values()))
+    recorded = moves_of([forward_ms(*configuration, Launch.GRAPH) for configuration in times_of])
+    most = max(num for num, _ in times_of)
     evidence.claim(
         f"the LLM stage takes as long throughout: {moves['LLM stage']:.3f}", moves["LLM stage"] == 1.0
     )
@@ -59,6 +61,9 @@ def run() -> Evidence:
         evidence.claim(
             f"the {module}'s forward varies significantly: by {moves[module]:.1f}, more than {SIGNIFICANT:g}",
             moves[module] >= SIGNIFICANT,
+            cause=f"a GPU of the {NODE_GPUS} that divide a sample's images has one of them in all "
+            "configurations, and the host launches its kernels one by one; replayed as recorded they move "
+            f"by {recorded[module]:.1f}",
         )
     longest = max(
         max(times["encoder"], times["generator"]) / times["LLM stage"] for times in times_of.values()
@@ -66,8 +71,9 @@ def run() -> Evidence:
     evidence.claim(
         f"some configuration makes encoder or generator longer than the LLM's stage: {longest:.2f}",
         longest > 1,
+        cause=f"{NODE_GPUS} GPUs divide at most {most} images that fit into {TOKENS} tokens, so that each "
+        "has one; how many samples a microbatch of the figure has is not printed",
     )
-    recorded = moves_of([forward_ms(*configuration, Launch.GRAPH) for configuration in times_of])
     evidence.notes.append(
         "longest over shortest forward where no host is waited for (kernels replayed as recorded): "
         + ", ".join(f"{module} {recorded[module]:.1f}, here {moves[module]:.1f}" for module in MODULES)

@@ -33,7 +33,8 @@ def run() -> Evidence:
     for claim, quantity in (("dt_mfu_gain", mfu), ("dt_tput_gain", throughput)):
         gains = {model: OVERALL.ratio(model, "megatron", quantity) for model in SMALL}
         add_range(evidence, f"{claim}_small", "section 7.1", gains)
-        add_inside(evidence, f"{quantity.__name__} over Megatron-LM", f"{claim}_small", gains)
+        causes = {model: OVERALL.idle_cause(model, "megatron") for model in SMALL}
+        add_inside(evidence, f"{quantity.__name__} over Megatron-LM", f"{claim}_small", gains, causes)
         add_exact(evidence, f"{claim}_72b", "section 7.1", OVERALL.ratio(LARGE, "megatron", quantity))
     percents = {
         model: OVERALL.by_images(model, lambda results: 100 * results["disttrain"].mfu) for model in MODELS

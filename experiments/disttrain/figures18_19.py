@@ -27,13 +27,15 @@ def run() -> Evidence:
     """Evidence on the gains of every model and setting."""
     evidence = Evidence()
     for claim, quantity in (("dt_frozen_mfu", mfu), ("dt_frozen_tput", throughput)):
-        gains = {
-            f"{model}, {name} trained": replace(FROZEN, trained=trained).ratio(model, "megatron", quantity)
+        cases = {
+            f"{model}, {name} trained": (replace(FROZEN, trained=trained), model)
             for name, trained in SETTINGS.items()
             for model in MODELS
         }
+        gains = {key: frozen.ratio(model, "megatron", quantity) for key, (frozen, model) in cases.items()}
+        causes = {key: frozen.idle_cause(model, "megatron") for key, (frozen, model) in cases.items()}
         add_range(evidence, claim, "section 7.3", gains)
-        add_inside(evidence, f"{quantity.__name__} over Megatron-LM", claim, gains)
+        add_inside(evidence, f"{quantity.__name__} over Megatron-LM", claim, gains, causes)
     evidence.causes["modelled/dt_frozen*"] = (
         "see the gains by model and setting: those of large models vary less here than in print"
     )

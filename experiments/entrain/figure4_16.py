@@ -51,6 +51,9 @@ def panel_evidence(dataset: str, llm: str, forwards: Forwards) -> Evidence:
             f"{dataset}, {module} of {llm}: Entrain's replicas are all evener "
             f"({worst:.1f}, others from {least_other:.1f} ms);",
             worst < least_other,
+            cause="the claim compares the least even of Entrain's replicas with the evenest of all others; "
+            "the least even are "
+            f"{', '.join(f'{max(ms):.1f} ms ({system})' for system, ms in spreads.items())}",
         )
     return evidence
 

@@ -123,6 +123,17 @@ def stable_stages(dataset: str, llm: str, blocks: int = BLOCKS) -> tuple[int, in
     return encoder, text
 
 
+def encoder_share(batch: Replica) -> float:
+    """The encoder's share of the work of a batch, each sample called alone."""
+    encoder_s, llm_s = (sum(work.samples_s()) for work in (batch.encoder_work(), batch.llm_work()))
+    return encoder_s / (encoder_s + llm_s)
+
+
+def excess(share: float, stages: tuple[int, int]) -> float:
+    """By how much the longer module exceeds an even share of all stages' work, with the encoder's share."""
+    return max(share / stages[0], (1 - share) / stages[1]) * sum(stages) - 1
+
+
 def one_sample_stages(llm: str, sample: Sample) -> tuple[int, int]:
     """Stages in proportion to the work of a single sample, as DistTrain profiles it."""
     alone = Replica(llm=llm, samples=(sample,), stages=(1, 1))

@@ -11,7 +11,7 @@ Differs: sizes of samples are ours.
 Ours:    reads the series of these studies, see `experiments.entrain.series`.
 """
 
-from experiments.entrain.figure4_12 import speedups
+from experiments.entrain.figure4_12 import speedups, why_slower
 from experiments.entrain.series import OWN, STUDIES, Figures, Study, kept_series
 from experiments.harness.outcome import About, Evidence
 from experiments.harness.script import Parts, script
@@ -34,6 +34,7 @@ def data_set_evidence(study: Study, llm: str, dataset: str, methods: dict[str, F
             f"{where}: Entrain is not slower than {method} ({speedup_over[method]});",
             speedup_over[method].high >= 1,
             About.METHODS if method == "entrain-in-turn" else About.PAPER,
+            cause=why_slower(method, dataset, llm, study),
         )
     return evidence
 

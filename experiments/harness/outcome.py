@@ -8,9 +8,10 @@ value of ours is MISSING. Keys start with the kind of evidence, see `EVIDENCE`.
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from glob import escape
 
 from experiments.harness.figure import Grid
 
@@ -122,11 +123,20 @@ class PaperNumber:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A qualitative statement, such as who wins or where the crossover lies, true or false."""
+    """A qualitative statement, such as who wins or where the crossover lies, true or false.
+
+    Args:
+        text: the statement.
+        holds: its truth.
+        about: its subject.
+        cause: why it fails, if known. A script may give it before it knows the truth: `outcome_of` drops
+            that of a claim that holds.
+    """
 
     text: str
     holds: bool
     about: About = About.PAPER
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +247,8 @@ class Evidence:
         ours: every computed value, including those without a number in the paper.
         unstated: ranges over what the paper leaves open.
         bounds: limits from the paper's own numbers, by key.
-        causes: why rows are off, by a key or a pattern of keys such as `modelled/*/iteration`.
+        causes: why rows are off and claims fail, by a row's key, a claim's text, or a pattern of either such
+            as `modelled/*/iteration` or `LLM-?: cutting rows *`. The first that matches counts.
         plan_hashes, seeds: what the values depend on besides the code.
         figures: drawings by file name.
         about: the subject of claims that name none.
@@ -275,18 +286,23 @@ class Evidence:
         else:
             self.add(number, ours[0], Unstated(what, min(ours), max(ours)))
 
-    def claim(self, text: str, holds: bool, about: About | None = None) -> None:  # noqa: FBT001  (its truth)
-        """Add a claim to the report."""
-        self.claims.append(Claim(text, holds, about or self.about))
+    def claim(self, text: str, holds: bool, about: About | None = None, cause: str = "") -> None:  # noqa: FBT001  (its truth)
+        """Add a claim to the report; `cause` says why it fails, where it does."""
+        self.claims.append(Claim(text, holds, about or self.about, cause))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A finished script: its evidence row by row; `profile` names the hardware that was priced."""
+    """A finished script: its evidence row by row.
+
+    `profile` names the hardware that was priced. `idle_causes` are patterns whose cause explains nothing:
+    none of their rows is off and none of their claims fails, or an earlier pattern matches them all.
+    """
 
     script: str
     rows: tuple[OutcomeRow, ...]
     claims: tuple[Claim, ...]
+    idle_causes: tuple[str, ...]
     ours: Mapping[str, float]
     notes: tuple[str, ...]
     plan_hashes: tuple[str, ...]
@@ -331,7 +347,7 @@ def outcome_of(script: str, parts: Iterable[Evidence], *, profile: str | None = 
         raise ValueError(
             f"{script}: keys must be unique and known, twice: {twice}, no number of the paper: {unknown}"
         )
-    rows = (
+    rows = tuple(
         OutcomeRow(
             number=number,
             ours=ours.get(number.key),
@@ -341,10 +357,18 @@ def outcome_of(script: str, parts: Iterable[Evidence], *, profile: str | None = 
         )
         for number in numbers
     )
+    stated = [claim for part in parts for claim in part.claims]
+    own = {escape(claim.text): claim.cause for claim in stated if claim.cause}
+    failing = {row.number.key for row in rows if row.verdict is Verdict.OFF}
+    failing |= {claim.text for claim in stated if not claim.holds}
+    explaining = {_pattern(name, own | causes) for name in failing}
     return Outcome(
         script=script,
-        rows=tuple(rows),
-        claims=tuple(claim for part in parts for claim in part.claims),
+        rows=rows,
+        claims=tuple(
+            replace(claim, cause="" if claim.holds else _cause(claim.text, own | causes)) for claim in stated
+        ),
+        idle_causes=tuple(pattern for pattern in causes if pattern not in explaining),
         ours=ours,
         notes=tuple(note for part in parts for note in part.notes),
         plan_hashes=tuple(dict.fromkeys(each for part in parts for each in part.plan_hashes)),
@@ -354,6 +378,11 @@ def outcome_of(script: str, parts: Iterable[Evidence], *, profile: str | None = 
     )
 
 
-def _cause(key: str, causes: Mapping[str, str]) -> str:
-    """The cause of the first pattern that matches the key."""
-    return next((cause for pattern, cause in causes.items() if fnmatchcase(key, pattern)), "")
+def _cause(name: str, causes: Mapping[str, str]) -> str:
+    """The cause of a row's key or a claim's text; empty where none is known."""
+    return causes.get(_pattern(name, causes), "")
+
+
+def _pattern(name: str, causes: Mapping[str, str]) -> str:
+    """The first pattern that matches; empty where none does."""
+    return next((pattern for pattern in causes if fnmatchcase(name, pattern)), "")

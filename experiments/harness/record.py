@@ -27,6 +27,7 @@ from experiments.harness.reads import modules_of, reads_of
 
 FOLDER = Path(__file__).parents[1]
 RESULTS = FOLDER / "results"
+NOT_KNOWN = "not known"  # in place of a cause
 _ELSEWHERE: ContextVar[Path | None] = ContextVar("results", default=None)
 
 
@@ -51,8 +52,10 @@ def as_record(outcome: Outcome) -> dict[str, Any]:
         "ours": {key: _rounded(value) for key, value in outcome.ours.items()},
         "rows": [_row_record(row) for row in outcome.rows],
         "claims": [
-            {"text": claim.text, "holds": claim.holds, "about": claim.about} for claim in outcome.claims
+            {"text": claim.text, "holds": claim.holds, "about": claim.about, "cause": claim.cause}
+            for claim in outcome.claims
         ],
+        "idle_causes": list(outcome.idle_causes),
         "notes": list(outcome.notes),
     }
 
@@ -99,12 +102,13 @@ def of_scripts(texts: Iterable[str]) -> list[dict[str, Any]]:
 def judged_again(record: Mapping[str, Any]) -> dict[str, Any]:
     """A result with the verdicts of today's rules, computed only from what it stores."""
     rows = [row_of(stored_row) for stored_row in record["rows"]]
-    claims = [{"about": About.PAPER.value} | claim for claim in record["claims"]]
+    claims = [{"about": About.PAPER.value, "cause": ""} | claim for claim in record["claims"]]
     return {
         **record,
         "verdict": worst([row.verdict for row in rows], [claim["holds"] for claim in claims]),
         "rows": [_row_record(row) for row in rows],
         "claims": claims,
+        "idle_causes": record.get("idle_causes", []),
     }
 
 
@@ -151,7 +155,9 @@ def _lines(outcome: Outcome) -> Iterator[str]:
             if row.number.key.split("/")[0] == kind:
                 yield _row_line(row, width)
     for claim in outcome.claims:
-        yield f"claim: {claim.text} {'holds' if claim.holds else 'FAILS'}"
+        yield f"claim: {claim.text} {'holds' if claim.holds else f'FAILS; cause: {claim.cause or NOT_KNOWN}'}"
+    for pattern in outcome.idle_causes:
+        yield f"idle cause: nothing of {pattern} is off or fails"
     for note in outcome.notes:
         yield f"note: {note}"
     counts = ", ".join(f"{outcome.count(v)} {v}" for v in Verdict if outcome.count(v))
@@ -172,7 +178,7 @@ def _row_line(row: OutcomeRow, width: int) -> str:
     if row.verdict is Verdict.REFUTED and row.bound is not None:
         text += f"; {bound_text(row.bound)}"
     if row.verdict is Verdict.OFF:
-        text += f"; cause: {row.cause or 'not known'}"
+        text += f"; cause: {row.cause or NOT_KNOWN}"
     return text
 
 

@@ -21,9 +21,10 @@ def counts(records: Sequence[Record]) -> dict[str, Any]:
 
     `determined`: rows that the papers determine; `determined_ok`: those of them within the tolerance;
     `undetermined_near`: undetermined rows whose likeliest setting is near nonetheless;
-    `off_without_cause`: keys of rows that are OFF without a reason; `failing`: scripts with a
-    row that is OFF or MISSING or a claim that fails; `stale`: scripts whose modules or data
-    have changed since.
+    `off_without_cause`: keys of rows that are OFF without a reason; `claims_without_cause`: texts of
+    claims that fail without one; `idle_causes`: patterns whose cause explains nothing; `failing`:
+    scripts with a row that is OFF or MISSING or a claim that fails; `stale`: scripts whose modules
+    or data have changed since.
     """
     rows = [row for record in records for row in record["rows"]]
     verdicts = Counter(row["verdict"] for row in rows)
@@ -42,6 +43,15 @@ def counts(records: Sequence[Record]) -> dict[str, Any]:
             for row in record["rows"]
             if row["verdict"] == Verdict.OFF and not row["cause"]
         ],
+        "claims_without_cause": [
+            f"{record['script']}: {claim['text']}"
+            for record in records
+            for claim in record["claims"]
+            if not claim["holds"] and not claim["cause"]
+        ],
+        "idle_causes": [
+            f"{record['script']}: {each}" for record in records for each in record["idle_causes"]
+        ],
         "claims": by_subject(claim for record in records for claim in record["claims"]),
         "failing": sorted(record["script"] for record in records if record["verdict"] in FAILING),
         "stale": sorted(record["script"] for record in records if changed_since(record)),
@@ -58,7 +68,8 @@ def counts_text(name: str, totals: Mapping[str, Any]) -> str:
     for about, of_subject in totals["claims"].items():
         lines.append(f"  claims about {about}: {of_subject['hold']} hold, {of_subject['fail']} fail")
     lines.append(
-        f"  {len(totals['off_without_cause'])} OFF without a cause, {len(totals['stale'])} of "
+        f"  without a cause: {len(totals['off_without_cause'])} OFF, {len(totals['claims_without_cause'])} "
+        f"claims; {len(totals['idle_causes'])} causes of nothing; {len(totals['stale'])} of "
         f"{totals['scripts']} results stale"
     )
     return "\n".join(lines)

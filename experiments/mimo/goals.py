@@ -17,7 +17,7 @@ from experiments.harness.outcome import About, Evidence
 from experiments.harness.printed import printed_rows
 from experiments.harness.script import Parts, script
 from experiments.mimo import figure8, tablea3, tablea5
-from experiments.mimo.gains import CUT, Gains, both_s, gains_of, ratios, same_sign
+from experiments.mimo.gains import CUT, Gains, both_s, gains_of, ratios
 from experiments.mimo.models import PROFILE, Images, assumptions, protocol
 from experiments.mimo.rows import Compared, tables
 
@@ -29,21 +29,13 @@ def signs(gains_of_tables: Sequence[Gains]) -> Evidence:
     evidence = Evidence()
     whole = Gains(
         name="all tables",
+        rows=tuple(row for table_gains in gains_of_tables for row in table_gains.rows),
         printed=tuple(gain for table_gains in gains_of_tables for gain in table_gains.printed),
         ours=tuple(gain for table_gains in gains_of_tables for gain in table_gains.ours),
     )
     for table_gains in (*gains_of_tables, whole):
         table_gains.judge(evidence)
     return evidence
-
-
-def missed(name: str, rows: Sequence[Compared], gains: Gains) -> list[str]:
-    """Rows with a wrong sign, with both gains."""
-    return [
-        f"{name}: another sign: {row.key}, printed {printed:+.1%}, ours {ours:+.1%}"
-        for row, printed, ours in zip(rows, gains.printed, gains.ours, strict=True)
-        if not same_sign(printed, ours)
-    ]
 
 
 def steps(rows_of: Mapping[str, Sequence[Compared]]) -> Evidence:
@@ -84,8 +76,8 @@ def run() -> Parts:
     gains = {name: gains_of(f"Table {name}", of_table, assumptions()) for name, of_table in rows.items()}
     over_nc = tablea5.modes_gains(printed_rows("mimo_tableA5"), modes)
     by_signs = signs([*gains.values(), over_nc])
-    for name, of_table in rows.items():
-        by_signs.notes += missed(f"Table {name}", of_table, gains[name])
+    for table_gains in gains.values():
+        by_signs.notes += [f"{table_gains.name}: another sign: {row}" for row in table_gains.missed()]
     cut = replace(assumptions(), under_context=Images.CUT)
     for name in ("A3", "A4"):
         by_signs.notes.append(f"read otherwise ({CUT}), {gains_of(f'Table {name}', rows[name], cut)}")
@@ -93,5 +85,5 @@ def run() -> Parts:
     tablea3.growth(other_evidence, rows["A3"])
     tablea5.crossover(other_evidence, printed_rows("mimo_tableA5"), modes)
     for claim in (*other_evidence.claims, *figure8.run().claims):
-        by_signs.claim(claim.text, claim.holds, About.BOOKKEEPING)
+        by_signs.claim(claim.text, claim.holds, About.BOOKKEEPING, cause=claim.cause)
     return [by_signs, steps(rows), one_llm(rows["A2"])]

@@ -28,13 +28,21 @@ def growth(evidence: Evidence, rows: Sequence[Compared]) -> None:
         for before, after in pairwise(sorted(rows, key=_group))
         if _group(before)[:2] == _group(after)[:2]
     ]
-    same = sum(
-        (after.printed_gain > before.printed_gain) == (ours[after.key] > ours[before.key])
+    others = [
+        (before, after)
         for before, after in steps
-    )
+        if (after.printed_gain > before.printed_gain) != (ours[after.key] > ours[before.key])
+    ]
+    same = len(steps) - len(others)
     evidence.claim(
         f"from one context to the next, gains move as printed in {same} of {len(steps)} cases (want all);",
         same == len(steps),
+        cause="gains otherwise than printed, ours and printed: "
+        + "; ".join(
+            f"{before.key} to {after.key} {ours[before.key]:.1%} to {ours[after.key]:.1%}, "
+            f"{before.printed_gain:.1%} to {after.printed_gain:.1%}"
+            for before, after in others
+        ),
     )
 
 

@@ -171,6 +171,9 @@ def memory_evidence() -> Evidence:
             evidence.claim(
                 f"{name} is the largest, {more} does not fit (ours {double / 1e9:.1f} GB);",
                 double > modelled.MEMORY_BYTES,
+                cause="context, buffers of communication and gaps between allocations are not in the model, "
+                f"as no source states them: {1 - double / modelled.MEMORY_BYTES:.0%} of the memory is left "
+                "for them",
             )
     return evidence
 

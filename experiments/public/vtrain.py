@@ -167,7 +167,13 @@ def nonlinearity_s(rows: Sequence[LlmRow], measured_s: Floats) -> float:
 
 
 def _unbiased(ours: dict[str, float]) -> bool:
-    return all(abs(value) <= 0.05 for key, value in ours.items() if key.startswith("bias/"))
+    return not _biased(ours)
+
+
+def _biased(ours: dict[str, float]) -> dict[str, float]:
+    """Groups of rows with a mean signed error of more than 5 %."""
+    biases_of = {key.partition("/")[2]: value for key, value in ours.items() if key.startswith("bias/")}
+    return {name: value for name, value in biases_of.items() if abs(value) > 0.05}
 
 
 def _notes(ours: dict[str, float], execution: Execution) -> tuple[str, ...]:
@@ -233,6 +239,12 @@ def run() -> Parts:
     evidence = Evidence(about=About.METHODS, ours=ours, notes=list(_notes(ours, execution)), seeds=(SEED,))
     evidence.claim(f"mean error of held-out rows <= {GOAL:.0%}", ours["held_out/mape"] <= GOAL)
     evidence.claim(f"and below the source's own {PUBLISHED:.2%}", ours["held_out/mape"] < PUBLISHED)
-    evidence.claim("no group of held-out rows is off by more than 5 % on average", _unbiased(ours))
+    evidence.claim(
+        "no group of held-out rows is off by more than 5 % on average",
+        _unbiased(ours),
+        cause=f"groups off: {', '.join(f'{name} {bias:+.1%}' for name, bias in _biased(ours).items())}: one "
+        f"rate of collectives ({execution.collective_rate:.2f} of the profile's) is fitted for groups of "
+        "all sizes",
+    )
     evidence.figures["public_vtrain"] = drawing(measured_s[held_out].tolist(), predicted_s[held_out].tolist())
     return [evidence]
