@@ -151,3 +151,8 @@ def test_an_argument_of_another_kind_is_named(job: workbench.Job, plan: workbenc
 def test_called_packages_have_the_signature_of_their_function():
     assert inspect.signature(workbench.plan) == inspect.signature(api.plan)
     assert inspect.signature(workbench.search) == inspect.signature(api.search)
+
+
+@pytest.mark.parametrize("name", ["plan", "search"])
+def test_called_packages_say_where_their_function_is_documented(name: str):
+    assert f"see `{name}` of `workbench.api`" in (inspect.getdoc(getattr(workbench, name)) or "")
