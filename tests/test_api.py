@@ -11,6 +11,7 @@ import pytest
 
 import workbench
 from workbench import api
+from workbench.schedule.choice import ScheduleKind
 from workbench.search.drive import Candidate
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny.yaml"
@@ -105,8 +106,39 @@ def test_notebooks_show_one_line(job: workbench.Job, plan: workbench.Plan):
     assert shown[5] == "<Candidate dip: no plan: too few ranks>"
 
 
-def test_an_argument_of_another_kind_is_named(job: workbench.Job):
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"schedules": ["1f2b"]}, r"schedule '1f2b': want one of 1f1b, .*; nearest: 1f1b"),
+        ({"objective": "goodputs"}, r"objective 'goodputs': want one of iteration, throughput, dollars-per-"),
+        ({"objective": "goodput"}, r"objective 'goodput': want one of iteration, throughput, dollars-per-"),
+        ({"judge": "sim"}, r"judge 'sim': want one of simulator, planner; nearest: simulator"),
+    ],
+)
+def test_a_name_that_is_not_there_is_told_those_that_are(job: workbench.Job, arguments, words: str):
+    with pytest.raises(ValueError, match=words):
+        workbench.search(job, profile="A40", **arguments)
+
+
+def test_schedules_are_kinds_or_their_names(job: workbench.Job):
+    by_name = workbench.search(job, profile="A40", schedules=["gpipe"])
+    assert by_name == workbench.search(job, profile="A40", schedules=[ScheduleKind.GPIPE])
+    assert all(one.strategy.endswith(" gpipe") for one in by_name)
+
+
+def test_files_are_paths_or_their_text(plan: workbench.Plan):
+    eager = str(EXAMPLE.with_name("transformers-execution.json"))
+    by_text = workbench.simulate(plan, profile="A40", execution=eager)
+    assert by_text == workbench.simulate(plan, profile="A40", execution=Path(eager))
+    assert by_text.iteration_s > workbench.simulate(plan, profile="A40").iteration_s
+
+
+def test_an_argument_of_another_kind_is_named(job: workbench.Job, plan: workbench.Plan):
+    trace = workbench.simulate(plan, profile="A40")
     for call, words in (
+        (lambda: workbench.compare(trace, trace), "compare: want .* a sequence .*, got Trace"),
+        (lambda: workbench.compare(plan, [trace]), "compare: want a simulated Trace .*, got Plan"),
+        (lambda: workbench.search(job, schedules="gpipe"), r"want a sequence .* nearest: \['gpipe'\]"),
         (lambda: workbench.plan(str(EXAMPLE)), "plan: want a Job, as workbench.load_job returns it, got str"),
         (lambda: workbench.search(str(EXAMPLE)), "search: want a Job, "),
         (lambda: workbench.simulate(job), "simulate: want a Plan, as workbench.plan returns it, got Job"),
@@ -119,3 +151,8 @@ def test_an_argument_of_another_kind_is_named(job: workbench.Job):
 def test_called_packages_have_the_signature_of_their_function():
     assert inspect.signature(workbench.plan) == inspect.signature(api.plan)
     assert inspect.signature(workbench.search) == inspect.signature(api.search)
+
+
+@pytest.mark.parametrize("name", ["plan", "search"])
+def test_called_packages_say_where_their_function_is_documented(name: str):
+    assert f"see `{name}` of `workbench.api`" in (inspect.getdoc(getattr(workbench, name)) or "")

@@ -186,6 +186,22 @@ def test_a_window_counts_tokens_and_leaves_an_image_whole(window: int):
     assert torch.equal(share.dense(window), seen[shuffled])
 
 
+@pytest.mark.parametrize("window", [1, 4, 9, 23])
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("prefix", lambda q, k: (q < 20) & (k < 20)),
+        ("question", lambda q, k: (q >= 12) & (k < 12)),
+        ("global", lambda q, k: k < 3),
+        ("lambda", lambda q, k: k < 4),
+    ],
+)
+def test_a_window_hides_nothing_that_a_mask_shows_beyond_its_own(name: str, shown, window: int):
+    seen = AttentionMask(BUILT[name], BUILT[name], CPU)
+    q, k = torch.arange(50)[:, None], torch.arange(50)
+    assert torch.equal(seen.dense(window), seen.dense() & ((q - k < window) | shown(q, k)))
+
+
 @pytest.mark.parametrize("window", [1, 4, 9, 23, 60])
 def test_a_window_opens_images_of_gemma_4_and_cuts_them(window: int):
     """In layers with a window alone, even if it hides nothing: transformers' rule, by its own mask."""

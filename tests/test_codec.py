@@ -66,6 +66,8 @@ def test_whole_numbers_of_python_code_come_back_as_the_floats_that_they_are():
 
 def test_hash_follows_the_content_and_no_name():
     assert plan_hash(replace(PLAN, strategy="another")) == plan_hash(PLAN)
+    slower = replace(PLAN.cluster, intra=replace(PLAN.cluster.intra, bytes_per_s=1e6))
+    assert plan_hash(replace(PLAN, cluster=slower)) != plan_hash(PLAN)
     other = disjoint_plan(two_encoders(), [sample(i, images=i % 2) for i in range(4)], CUTS)
     assert plan_hash(other) != plan_hash(PLAN)
 

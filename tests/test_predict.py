@@ -18,6 +18,7 @@ from workbench.cost.profile import load_profile
 from workbench.data.sample import Item, Sample
 from workbench.llm_table.columns import ALIASES, COLUMNS, NAMES, OUTPUTS, SHARES, read_row
 from workbench.llm_table.cost_parts import CostParts
+from workbench.llm_table.csv_file import cells_of
 from workbench.llm_table.llm_row import LlmRow
 from workbench.llm_table.predict import RowPredictor
 from workbench.llm_table.replicas import in_one_buffer, standing_for
@@ -354,3 +355,9 @@ def test_names_of_the_field_mean_the_columns():
 def test_help_names_every_column():
     shown = workbench("predict", "--help").output
     assert [column.name for column in COLUMNS if column.name not in shown] == []
+
+
+def test_a_share_that_rounding_leaves_below_nothing_is_written_as_nothing():
+    found = RowPredictor(iteration_s).predict(row())
+    parts = CostParts(**dict.fromkeys(SHARES, 1.0) | {"idle": -1e-12})
+    assert cells_of(replace(found, parts=parts))["share_idle"] == "0.0000"

@@ -33,6 +33,13 @@ def test_inputs_of_narrow_products_are_kept_narrow(precision: str, element: floa
     assert wide - narrow == pytest.approx(spared * WIDTH * TOKENS * LAYERS, rel=1e-3)
 
 
+@pytest.mark.parametrize("degrees", [{"tp": 1}, {"tp": 2, "pp": 3}])
+def test_one_replica_has_nobody_to_shard_with(degrees: dict[str, int]):
+    """No weights come from others, so no unit of them is gathered beside one's own."""
+    sizes = {peak_bytes(zero_stage=stage, **degrees) for stage in range(4)}
+    assert len(sizes) == 1
+
+
 def test_gradients_are_as_wide_as_they_are_added_up():
     wide, narrow = (peak_bytes(grad_precision=each) for each in ("fp32", "bf16"))
     layers = model_of(row(**GPT)).modules[0].layers

@@ -132,6 +132,15 @@ def test_domains_of_a_run_are_filled_alike(gpus: int, size: int):
     assert {node.num_ranks for node in cluster.nodes} == {size}
 
 
+def test_a_partly_filled_server_slows_all_replicas():
+    """One GPU of the second server has one of its eight cards for what eight have in a full one."""
+    full, partly = (
+        predicted(DENSE | {"zero_stage": 3, "dp": dp, "global_batch": dp, "gpu": "H100"}).iteration_s
+        for dp in (16, 9)
+    )
+    assert partly > 1.5 * full
+
+
 def test_a_rule_that_divides_fills_nothing_without_its_counts():
     known = {"framework": "Megatron-Core", "tp": "0", "gpus": "8"}
     assert not filled(known)["dp"]

@@ -67,6 +67,7 @@ def test_timeline_is_the_reviewed_one(kind, num_ranks, num_microbatches, virtual
     text = f"# {kind}: F, I and W take a tick, B two.\n" + format_timeline(rows)
     if os.environ.get("UPDATE_GOLDEN"):
         (GOLDEN / name).write_text(text)
+    assert (GOLDEN / name).exists(), f"tests/golden/{name} is missing; UPDATE_GOLDEN=1 writes it"
     assert text == (GOLDEN / name).read_text(), f"{name} differs; UPDATE_GOLDEN=1 writes it anew"
 
 

@@ -4,7 +4,7 @@ The functions do what the commands of the same names do, without files. Simulato
 on demand.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from workbench.job.run_options import RunOptions
 from workbench.plan.plan import Plan
 from workbench.planner.judged import JudgedBy, judged
 from workbench.planner.stage_counts import Progress, silent
-from workbench.planner.strategy_spec import Planner, StrategySpec
+from workbench.planner.strategy_spec import Planner
 from workbench.report.folder import repetition_paths
 from workbench.schedule.choice import ScheduleKind, usual
 from workbench.search.drive import Candidate, with_schedules
@@ -33,13 +33,16 @@ from workbench.whole_file import check_writable
 if TYPE_CHECKING:
     from runtime.launch import RunResult
 
+_OF_ONE_STEP = (Objective.ITERATION, Objective.THROUGHPUT, Objective.DOLLARS)
+"""What a step and its price decide; the other objectives want a training or failures, which commands take."""
+
 
 def plan(
     job: Job,
     strategy: str = "cornstarch",
     *,
     profile: str | Path | None = None,
-    execution: Path | None = None,
+    execution: str | Path | None = None,
     progress: Progress = silent,
     judge: JudgedBy | str = JudgedBy.SIMULATOR,
 ) -> Plan:
@@ -55,12 +58,12 @@ def plan(
             alone, as published.
 
     Raises:
-        ValueError: an unknown strategy or profile, the strategy has no plan for the job, or the plan can
-            deadlock or does not fit.
+        ValueError: an unknown strategy, profile or judge, the strategy has no plan for the job, or the plan
+            can deadlock or does not fit.
     """
     _check_kind("plan", job, Job, "load_job")
     planner = _planners((strategy,), judge)[strategy]
-    result = planner(job, cost_of(job, _name(profile), execution), progress)
+    result = planner(job, cost_of(job, _name(profile), _path(execution)), progress)
     accept(result)
     return result
 
@@ -69,28 +72,30 @@ def search(
     job: Job,
     *,
     objective: Objective | str = Objective.ITERATION,
-    schedules: Sequence[ScheduleKind] = (),
+    schedules: Sequence[ScheduleKind | str] = (),
     profile: str | Path | None = None,
-    execution: Path | None = None,
+    execution: str | Path | None = None,
     judge: JudgedBy | str = JudgedBy.SIMULATOR,
 ) -> tuple[Candidate, ...]:
     """Simulate every strategy's plan of a job; best first, strategies without a plan last, with the reason.
 
     Args:
         objective: `iteration`, `throughput` or `dollars-per-sample`.
-        schedules: orders of passes to try, each with every strategy; empty: the job's.
+        schedules: orders of passes to try, by name, each with every strategy; empty: the job's.
         profile, execution, judge: as in `plan`.
 
     Raises:
-        ValueError: an unknown objective, schedule or profile; or the objective is money and the job lacks
-            the price of a rank.
+        ValueError: an unknown objective, schedule, judge or profile; or the objective is money and the job
+            lacks the price of a rank.
     """
     from sim.predict import predict_within
 
     _check_kind("search", job, Job, "load_job")
-    cost, objective_kind = cost_of(job, _name(profile), execution), Objective(objective)
+    objective_kind = Objective(_one_of("objective", objective, _OF_ONE_STEP))
+    kinds = [ScheduleKind(_one_of("schedule", kind, list(ScheduleKind))) for kind in _several(schedules)]
+    cost = cost_of(job, _name(profile), _path(execution))
     planners = _planners((*PLANNERS, *(PRICED if objective_kind is Objective.DOLLARS else ())), judge)
-    planners_to_try = with_schedules(planners, [usual(kind) for kind in schedules])
+    planners_to_try = with_schedules(planners, [usual(kind) for kind in kinds])
     return search_plans(
         job,
         cost,
@@ -100,7 +105,7 @@ def search(
     )
 
 
-def simulate(plan: Plan, *, profile: str | Path | None = None, execution: Path | None = None) -> Trace:
+def simulate(plan: Plan, *, profile: str | Path | None = None, execution: str | Path | None = None) -> Trace:
     """Simulate one step of a plan.
 
     Args:
@@ -115,7 +120,7 @@ def simulate(plan: Plan, *, profile: str | Path | None = None, execution: Path |
     _check_kind("simulate", plan, Plan, "plan")
     lowered, memory = accept(plan)
     given = None if profile is None else load_profile(str(profile))
-    return predict_within(lowered, memory, under(cost_for(plan, given), execution))
+    return predict_within(lowered, memory, under(cost_for(plan, given), _path(execution)))
 
 
 def run(plan: Plan, options: RunOptions = RunOptions()) -> "RunResult":  # noqa: B008  (it is frozen)
@@ -155,18 +160,32 @@ def _name(profile: str | Path | None) -> str | None:
     return None if profile is None else str(profile)
 
 
+def _path(file: str | Path | None) -> Path | None:
+    return None if file is None else Path(file)
+
+
+def _several(schedules: Sequence[ScheduleKind | str]) -> Sequence[ScheduleKind | str]:
+    """A name is a sequence, too: of its letters."""
+    if isinstance(schedules, str):
+        raise TypeError(
+            f"schedules: want a sequence of names, got {str(schedules)!r}; nearest: [{str(schedules)!r}]"
+        )
+    return schedules
+
+
+def _one_of(what: str, name: str, known: Collection[str]) -> str:
+    """The name; ValueError, with the nearest one, where it is not known."""
+    if name not in known:
+        near = get_close_matches(str(name), known, n=1, cutoff=0.0)[0]
+        raise ValueError(f"{what} {str(name)!r}: want one of {', '.join(known)}; nearest: {near}")
+    return name
+
+
 def _planners(names: Sequence[str], judge: JudgedBy | str) -> dict[str, Planner]:
     """Planners of strategies by name, judged by the simulator or as published."""
     from sim.predict import candidate_s
 
-    specs = [_spec(name) for name in names]
-    if JudgedBy(judge) is JudgedBy.PLANNER:
+    specs = [BY_NAME[_one_of("strategy", name, BY_NAME)] for name in names]
+    if JudgedBy(_one_of("judge", judge, list(JudgedBy))) is JudgedBy.PLANNER:
         return {spec.name: spec.planner for spec in specs}
     return {spec.name: judged(spec, candidate_s) for spec in specs}
-
-
-def _spec(strategy: str) -> StrategySpec:
-    if strategy not in BY_NAME:
-        near = get_close_matches(strategy, BY_NAME, n=1, cutoff=0.0)[0]
-        raise ValueError(f"strategy {strategy!r}: want one of {', '.join(BY_NAME)}; nearest: {near}")
-    return BY_NAME[strategy]

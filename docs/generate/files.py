@@ -23,9 +23,9 @@ PLAN = f"""A plan file is JSON with the keys `format` (`{codec.FORMAT}`), `schem
 it.
 
 The hash is the SHA-256 of the plan's canonical JSON: sorted keys, no spaces, action names of version 1,
-without `strategy`. It covers everything that determines the execution, but no costs and no strategy name,
-so equal plans of two strategies have the same hash. A plan that was edited by hand no longer matches its
-hash and is refused.
+without `strategy`. It covers everything that determines the execution, and the cluster, but no costs and no
+strategy name, so equal plans of two strategies have the same hash. A plan that was edited by hand no longer
+matches its hash and is refused.
 
 Unknown and missing keys are errors. An operator has the additional key `op`, its kind."""
 

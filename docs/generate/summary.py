@@ -221,7 +221,7 @@ def _unseen(
         code("python -m experiments.public.unseen"),
     )
     yield (
-        "**Blind**: step times of eighteen further systems, from MaxText to nanoGPT",
+        f"**Blind**: step times of {_num_judged(systems)} further systems, from MaxText to nanoGPT",
         one_line(
             f"""mean error {percent(systems["possible/mean"])}, median
             {percent(systems["possible/median"])} over {systems["possible/rows"]:.0f} runs;
@@ -256,6 +256,11 @@ def _unseen(
         ),
         code("python -m experiments.public.unseen_multimodal"),
     )
+
+
+def _num_judged(found: Mapping[str, float]) -> int:
+    """Systems of which at least one run is judged."""
+    return sum(name.endswith("/rows") and name not in ("all/rows", "possible/rows") for name in found)
 
 
 def _second_multimodal(found: Mapping[str, float]) -> tuple[str, str, str]:

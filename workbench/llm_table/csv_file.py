@@ -46,7 +46,7 @@ class CsvTable:
 
 def cells_of(prediction: Prediction) -> Mapping[str, str]:
     """The `OUTPUTS` cells of one prediction."""
-    shares = {f"share_{name}": f"{share:.4f}" for name, share in prediction.parts.shares().items()}
+    shares = {f"share_{name}": f"{share:z.4f}" for name, share in prediction.parts.shares().items()}
     return {
         "predicted_s": repr(prediction.iteration_s),
         "predicted_low_s": repr(prediction.interval.low_s),

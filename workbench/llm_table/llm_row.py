@@ -268,10 +268,15 @@ class LlmRow:
         return self.shard_group or (self.data_ranks if self.zero_stage else 1)
 
     @property
+    def gathers_weights(self) -> bool:
+        """Whether weights are sharded, and so gathered before their use."""
+        return self.zero_stage == 3 and self.data_ranks > 1
+
+    @property
     def expert_shards(self) -> int:
         """Ranks among which one copy of a sharded expert is divided: those of the copy that hold it."""
-        gathers_nothing = self.zero_stage == 3 and self.data_ranks == 1
-        return 1 if gathers_nothing else max(1, self.sharing_ranks * self.tp // self.ep)
+        is_alone = self.zero_stage == 3 and not self.gathers_weights
+        return 1 if is_alone else max(1, self.sharing_ranks * self.tp // self.ep)
 
     @property
     def narrow(self) -> ProductFormat:

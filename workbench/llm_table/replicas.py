@@ -25,7 +25,7 @@ from workbench.schedule.sharded import with_rounds
 def with_replicas(alone: Lowered, row: LlmRow) -> Lowered:
     """The row's single replica with collectives over all: gathers of sharded weights, or flat reductions."""
     alone, stride = scattered(alone, row.tp), row.tp * row.cp
-    if row.zero_stage == 3 and row.data_ranks > 1:
+    if row.gathers_weights:
         return sharding_for(alone, num_ranks=row.data_ranks, stride=row.tp, group=row.sharing_ranks)
     sums = Sums.BEHIND_ALL if row.dp_overlap is DataOverlap.NO else Sums.BEHIND_STAGE
     whole = standing_for(_in_groups(alone, row), num_replicas=row.dp, stride=stride, sums=sums)

@@ -59,7 +59,7 @@ def held_bytes(alone: Lowered, row: LlmRow, rank: int) -> int:
         of_others[kind.part] += num_bytes
     of_others.subtract(of_experts)
     own_bytes = _own_bytes(of_others, row.sharing_ranks, row) + _own_bytes(of_experts, row.expert_shards, row)
-    return own_bytes + (_gathered_bytes(plan, row, rank) if row.zero_stage == 3 else 0)
+    return own_bytes + (_gathered_bytes(plan, row, rank) if row.gathers_weights else 0)
 
 
 def _own_bytes(bytes_by_part: Mapping[str, int], num_shards: int, row: LlmRow) -> int:

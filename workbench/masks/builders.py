@@ -273,8 +273,9 @@ def gemma4_style(runs: Sequence[Run]) -> Bitfield:
 def narrowed(field: Bitfield, window: int | None) -> Bitfield:
     """The same, each token seeing at most the last `window` positions, its own and its item's among them.
 
-    A window that the field has already stays where it is narrower. Of keys behind a token it hides none, and
-    shows those up to the `last` of a causal token.
+    Keys that the field shows always, such as sinks, stay visible beyond it. A window that the field has
+    already stays where it is narrower. Of keys behind a token it hides none, and shows those up to the
+    `last` of a causal token.
 
     Raises:
         ValueError: a window below 1.

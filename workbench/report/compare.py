@@ -118,6 +118,7 @@ def compare(simulated: Trace, executed: Sequence[Trace]) -> Comparison:
     them.
 
     Raises:
+        TypeError: other than traces.
         ValueError: no executed trace, executed and emulated ones together, a simulated one among them, a
             trace of another plan, or one that lacks passes.
     """
@@ -217,6 +218,12 @@ def _memory_rows(traces: Sequence[Trace]) -> list[ComparedRow]:
 
 
 def _check(simulated: Trace, executed: Sequence[Trace]) -> None:
+    if not isinstance(simulated, Trace) or not isinstance(executed, Sequence):
+        given = executed if isinstance(simulated, Trace) else simulated
+        raise TypeError(
+            "compare: want a simulated Trace and a sequence of executed ones, such as `traces` of what "
+            f"workbench.run returns, got {type(given).__name__}"
+        )
     if not executed:
         raise ValueError("compare: want at least one executed trace, got none")
     if simulated.executor is not Executor.SIMULATED:
