@@ -1,23 +1,38 @@
 """Muon over matrices of blocks, and AdamW over all other parameters, as one optimizer."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from runtime.step.flat_part import CutWeight, FlatPart
+from runtime.step.newton_schulz import orthogonalised
 from runtime.step.optimizer import OptimizerSettings, build_adamw, follow_rate, step_count
+from runtime.step.pooled_updates import Exchange, PooledUpdates
 from runtime.step.stage_module import StageModule
-from workbench.model.muon import NEWTON_SCHULZ_STEPS
 from workbench.plan.lowered import Weights
 from workbench.plan.muon import matrices_of
 from workbench.plan.optimizer import Optimizer
 from workbench.plan.plan import Plan
 
 MOMENTUM = 0.95
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # a, b, c of X <- a X + (b A + c A A) X with A = X X^T
-LEAST_NORM = 1e-7
 RMS = 0.2  # of an update, as AdamW's are: the same learning rate and decay serve both
+
+
+class Position(NamedTuple):
+    """Of a matrix in the model: the same order on all ranks."""
+
+    module: str
+    layer: int
+    number: int
+
+
+class Sharded(NamedTuple):
+    """Parts of flat tensors that this rank updates, and an all-to-all with the ranks of other parts."""
+
+    parts: Sequence[FlatPart]
+    exchange: Exchange
 
 
 def build_optimizer(
@@ -25,43 +40,96 @@ def build_optimizer(
     modules: Iterable[StageModule],
     parameters: Iterable[nn.Parameter],
     settings: OptimizerSettings,
+    sharded: Sharded | None = None,
 ) -> torch.optim.Optimizer | None:
     """The plan's optimizer over the parameters; None where nothing is trainable.
 
+    Args:
+        sharded: which of the parameters are parts of flat tensors; None: none are.
+
     Raises:
-        ValueError: as `muon_matrices`, or matrices that are updated as parts of other tensors.
+        ValueError: as `muon_matrices`.
     """
     if plan.settings.optimizer is Optimizer.ADAMW:
         return build_adamw(parameters, settings)
     trained = list(parameters)
-    matrices = {id(matrix) for module in modules for matrix in muon_matrices(plan, module)}
-    if missing := len(matrices - set(map(id, trained))):
-        raise ValueError(
-            f"optimizer 'muon' wants whole matrices, got {missing} that are updated as parts of flat tensors"
-        )
-    return MuonAndAdamW(trained, matrices, settings) if trained else None
+    if not trained:
+        return None
+    matrices = {
+        id(matrix): position for module in modules for position, matrix in muon_matrices(plan, module)
+    }
+    split = [] if sharded is None else _split(sharded.parts, matrices)
+    pools = [] if sharded is None else _pools(split, matrices, sharded.exchange)
+    return MuonAndAdamW(trained, matrices, settings, split, pools)
 
 
-def muon_matrices(plan: Plan, module: StageModule) -> list[nn.Parameter]:
-    """Trained weights of a stage that Muon updates: the 2-D ones of blocks.
+def muon_matrices(plan: Plan, module: StageModule) -> Iterator[tuple[Position, nn.Parameter]]:
+    """Yield trained weights of a stage that Muon updates: the 2-D ones of blocks.
 
     Raises:
         ValueError: their shapes are not those that the plan is priced with.
     """
-    found: list[nn.Parameter] = []
     weights: Mapping[Weights, list[nn.Parameter]] = module.weights()
+    name = module.stage.module
     for index in range(*module.stage.layers):
-        layer = plan.model.module(module.stage.module).layers[index]
+        layer = plan.model.module(name).layers[index]
         priced = sorted(matrix.shape for matrix in matrices_of(plan.settings, layer))
-        own = weights.get(Weights(module.stage.module, index), []) if priced else []
+        own = weights.get(Weights(name, index), []) if priced else []
         matrices = [weight for weight in own if weight.requires_grad and weight.ndim == 2]
         if (shapes := sorted(tuple(matrix.shape) for matrix in matrices)) != priced:
             raise ValueError(
-                f"module {module.stage.module!r}, layer {layer.name!r}: optimizer 'muon' wants matrices "
+                f"module {name!r}, layer {layer.name!r}: optimizer 'muon' wants matrices "
                 f"{priced}, the model's are {shapes}; nearest: optimizer {Optimizer.ADAMW.value!r}"
             )
-        found += matrices
-    return found
+        yield from ((Position(name, index, number), matrix) for number, matrix in enumerate(matrices))
+
+
+class _Split(NamedTuple):
+    """A part with matrices as the weights that it is cut from: an optimizer updates their pieces."""
+
+    part: FlatPart
+    weights: tuple[CutWeight, ...]
+
+    @property
+    def pieces(self) -> list[nn.Parameter]:
+        return [cut.piece for cut in self.weights if cut.piece is not None]
+
+    def set_gradients(self) -> None:
+        """Give the pieces views of the part's gradient."""
+        gradient_S, start = self.part.own.grad, 0
+        assert gradient_S is not None, "parts always have a gradient"
+        for piece in self.pieces:
+            piece.grad = gradient_S.narrow(0, start, piece.numel()).view_as(piece)
+            start += piece.numel()
+
+    def clear_gradients(self) -> None:
+        """Take them away again, so that they can be freed."""
+        for piece in self.pieces:
+            piece.grad = None
+
+
+def _split(parts: Iterable[FlatPart], matrices: Mapping[int, Position]) -> list[_Split]:
+    with_matrices = (part for part in parts if any(id(weight) in matrices for weight in part.held))
+    return [_Split(part, tuple(part.cut_weights())) for part in with_matrices]
+
+
+def _pools(
+    split: Iterable[_Split], matrices: Mapping[int, Position], exchange: Exchange
+) -> list[PooledUpdates]:
+    """Matrices in parts, by the ranks that hold these; in the same order on all ranks."""
+    found = (
+        (matrices[id(cut.weight)], part, cut)
+        for part, weights in split
+        for cut in weights
+        if id(cut.weight) in matrices and len(part.ranks) > 1
+    )
+    by_ranks: dict[tuple[int, ...], tuple[FlatPart, list[CutWeight]]] = {}
+    for _, part, cut in sorted(found, key=lambda each: each[0]):
+        by_ranks.setdefault(part.ranks, (part, []))[1].append(cut)
+    return [
+        PooledUpdates(cuts, ranks, part.member, like=part.own, exchange=exchange)
+        for ranks, (part, cuts) in by_ranks.items()
+    ]
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
@@ -75,18 +143,36 @@ class MuonAndAdamW(torch.optim.Optimizer):
         parameters: all, each once.
         matrices: identities of those that Muon updates.
         settings: rate, decay and schedule of both rules; betas and epsilon of AdamW.
+        split: parameters that are parts of flat tensors with matrices.
+        pools: of the matrices in them of which other ranks hold parts.
     """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], matrices: Collection[int], settings: OptimizerSettings
+        self,
+        parameters: Iterable[nn.Parameter],
+        matrices: Collection[int],
+        settings: OptimizerSettings,
+        split: Sequence[_Split] = (),
+        pools: Sequence[PooledUpdates] = (),
     ) -> None:
-        trained = list(parameters)
-        self._adamw = build_adamw([p for p in trained if id(p) not in matrices], settings, follows=False)
+        self._split, self._pools = split, pools
+        pieces_of = {id(each.part.own): each.pieces for each in split}
+        trained = [piece for each in parameters for piece in pieces_of.get(id(each), (each,))]
+        cut = [
+            weight
+            for each in split
+            for weight in each.weights
+            if id(weight.weight) in matrices and weight.piece is not None
+        ]
+        whole = {id(each) for each in trained if id(each) in matrices}
+        whole |= {id(each.piece) for each in cut if len(each.spans) == 1}
+        self._matrices = [each for each in trained if id(each) in whole]
+        self._shape_of = {id(each.piece): each.weight.shape for each in cut}
+        self._of_muon = whole | self._shape_of.keys()
+        self._adamw = build_adamw([p for p in trained if id(p) not in self._of_muon], settings, follows=False)
         fused = self._adamw is not None and bool(self._adamw.defaults["fused"])
-        super().__init__(
-            trained, {"lr": settings.learning_rate, "weight_decay": settings.weight_decay, "fused": fused}
-        )
-        self._matrices = [p for p in trained if id(p) in matrices]
+        defaults = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay, "fused": fused}
+        super().__init__([{"params": trained}], defaults)  # a rank may have nothing but padding
         if self._adamw is not None:
             self._adamw.state = self.state
         if settings.schedule is not None:
@@ -94,32 +180,51 @@ class MuonAndAdamW(torch.optim.Optimizer):
 
     def first_state(self, parameter: Tensor) -> dict[str, Tensor]:
         """State of a parameter before its first step."""
-        if any(parameter is matrix for matrix in self._matrices):
+        if id(parameter) in self._of_muon:
             return {"step": step_count(self, parameter, 0), "momentum_buffer": torch.zeros_like(parameter)}
         return adamw_state(self, parameter)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
+        """Update every parameter that has a gradient.
+
+        Raises:
+            RankError: as `PooledUpdates.orthogonalised`.
+        """
         assert closure is None, "gradients are there already"
         (group,) = self.param_groups
+        for split in self._split:
+            split.set_gradients()
         for matrix in self._matrices:
             if matrix.grad is not None:
-                self._update(matrix, matrix.grad, group["lr"], group["weight_decay"])
+                self._apply(matrix, orthogonalised(self._update_of(matrix)))
+        for pool in self._pools:
+            for piece, update in pool.orthogonalised(self._update_of):
+                self._apply(piece, update)
         if self._adamw is not None:
             for of_adamw in self._adamw.param_groups:
                 of_adamw["lr"] = group["lr"]
             self._adamw.step()
+        for split in self._split:
+            split.clear_gradients()
 
-    def _update(self, matrix: Tensor, gradient: Tensor, rate: float, decay: float) -> None:
+    def _update_of(self, matrix: nn.Parameter) -> Tensor:
+        """Add the gradient of a matrix, or of a piece of one, to its momentum; returns Nesterov's mean."""
+        gradient = matrix.grad
+        assert gradient is not None, "a part of weights that others hold too has one"
         if not self.state[matrix]:
             self.state[matrix] |= self.first_state(matrix)
         state = self.state[matrix]
         state["step"] += 1
-        momentum = state["momentum_buffer"].lerp_(gradient, 1 - MOMENTUM)
-        update = orthogonalised(gradient.lerp(momentum, MOMENTUM))
+        momentum: Tensor = state["momentum_buffer"].lerp_(gradient, 1 - MOMENTUM)
+        return gradient.lerp(momentum, MOMENTUM)
+
+    def _apply(self, matrix: nn.Parameter, update: Tensor) -> None:
+        (group,) = self.param_groups
+        rate, decay = group["lr"], group["weight_decay"]
+        longest = max(self._shape_of.get(id(matrix), matrix.shape))
         matrix.mul_(1 - rate * decay)
-        matrix.add_(update, alpha=-rate * RMS * max(matrix.shape) ** 0.5)
+        matrix.add_(update, alpha=-rate * RMS * longest**0.5)
 
 
 def adamw_state(adamw: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
@@ -136,17 +241,3 @@ def first_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str
     if isinstance(optimizer, MuonAndAdamW):
         return optimizer.first_state(parameter)
     return adamw_state(optimizer, parameter)
-
-
-def orthogonalised(update: Tensor) -> Tensor:
-    """[m, n] nearly U V^T of the update U S V^T, by Newton-Schulz steps; its work: `newton_schulz_flop`."""
-    a, b, c = COEFFICIENTS
-    is_tall = update.size(0) > update.size(1)
-    x = update if update.dtype == torch.float64 else update.bfloat16()
-    x = x.T if is_tall else x
-    x = x / x.norm().clamp(min=LEAST_NORM)
-    for _ in range(NEWTON_SCHULZ_STEPS):
-        gram = x @ x.T
-        gram = torch.addmm(gram, gram, gram, beta=b, alpha=c)
-        x = torch.addmm(x, gram, x, beta=a)
-    return x.T if is_tall else x

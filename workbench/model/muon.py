@@ -44,12 +44,11 @@ def newton_schulz_flop(shape: tuple[int, ...]) -> int:
 def newton_schulz_bytes(shape: tuple[int, ...], element_bytes: int, ortho_bytes: int) -> int:
     """Most bytes of temporaries while one matrix [m, n], with m <= n, is orthogonalised.
 
-    X before and after a step, both Gram matrices, and the update in the optimizer's type unless X is that.
+    The update in the optimizer's type, X before and after a step, and both Gram matrices.
 
     Args:
         element_bytes: of the optimizer's elements.
         ortho_bytes: of X's.
     """
     m, n = sorted(shape)
-    update = 0 if element_bytes == ortho_bytes else m * n * element_bytes
-    return update + 2 * (m * n + m * m) * ortho_bytes
+    return m * n * element_bytes + 2 * (m * n + m * m) * ortho_bytes

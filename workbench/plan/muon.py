@@ -1,11 +1,11 @@
-"""Which weights of a plan Muon updates, and plans in which it cannot: it wants whole matrices on a rank."""
+"""Which weights of a plan Muon updates, and plans in which it cannot."""
 
 from workbench.model.experts import EXPERT
 from workbench.model.layer import Layer, Parameter
 from workbench.model.model_graph import Module
 from workbench.model.muon import muon_matrices
 from workbench.plan.optimizer import Optimizer
-from workbench.plan.plan import Plan, Precision, Settings, Sharding
+from workbench.plan.plan import Plan, Precision, Settings
 
 
 def matrices_of(settings: Settings, layer: Layer) -> tuple[Parameter, ...]:
@@ -35,12 +35,6 @@ def check_whole_matrices(where: str, settings: Settings, module: Module, *, tp: 
     for name, degree in (("tp", tp), ("ep", ep)):
         if degree > 1:
             raise ValueError(f"{wants} whole matrices, got {name} {degree}; nearest: {name} 1")
-    sharding = settings.of(module.name).sharding
-    if sharding is not Sharding.NONE:
-        raise ValueError(
-            f"{wants} whole matrices, got sharding {sharding.value!r}; nearest: sharding "
-            f"{Sharding.NONE.value!r}"
-        )
     if any(operator.name.startswith(EXPERT) for layer in layers for operator in layer.operators):
         raise ValueError(f"{wants} blocks without experts; nearest: optimizer {Optimizer.ADAMW.value!r}")
 

@@ -1,0 +1,82 @@
+"""Which ranks hold the matrices that Muon updates, whole or in parts, and which of them own a matrix."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from workbench.balance.tokens.policies import longest_first
+from workbench.model.layer import Parameter
+from workbench.model.muon import newton_schulz_flop
+from workbench.plan.gradient_groups import gradient_groups
+from workbench.plan.instance_cache import cached_on_instance
+from workbench.plan.lowered import GradientGroup, Weights
+from workbench.plan.muon import matrices_of
+from workbench.plan.optimizer_shards import optimizer_shards
+from workbench.plan.parameter_shards import sharded_stages
+from workbench.plan.plan import Plan
+
+
+class MatrixPool(NamedTuple):
+    """Weights whose matrices the same ranks hold.
+
+    Args:
+        ranks: each holds a part of every matrix, and owns some matrices, which it orthogonalises whole; a
+            single rank holds all of them whole.
+        weights: in the order of gradient groups.
+    """
+
+    ranks: tuple[int, ...]
+    weights: tuple[Weights, ...]
+
+
+def matrix_owners(shapes: Sequence[Sequence[int]], num_ranks: int) -> tuple[int, ...]:
+    """Return the index of the rank that owns each matrix of a pool: most FLOP first, see `longest_first`.
+
+    How much a rank owns does not depend on the order of the matrices.
+
+    Complexity: O(matrices x log(ranks)).
+    """
+    flop = [newton_schulz_flop(tuple(shape)) for shape in shapes]
+    return tuple(longest_first(flop, num_ranks).tolist())
+
+
+@cached_on_instance
+def matrix_pools(plan: Plan) -> tuple[MatrixPool, ...]:
+    """Return the pools of a plan, none where the optimizer is not Muon. O(gradient groups x their ranks)."""
+    pools: dict[tuple[int, ...], dict[Weights, None]] = {}
+    for group in gradient_groups(plan):
+        (weights,) = group.weights
+        if matrices_in(plan, weights):
+            for sharers in _sharers(plan, group):
+                pools.setdefault(sharers, {})[weights] = None
+    return tuple([MatrixPool(ranks, tuple(weights)) for ranks, weights in pools.items()])
+
+
+@cached_on_instance
+def pools_by_rank(plan: Plan) -> dict[int, tuple[MatrixPool, ...]]:
+    """Map each rank to the pools of which it holds parts."""
+    pools_of: dict[int, list[MatrixPool]] = {}
+    for pool in matrix_pools(plan):
+        for rank in pool.ranks:
+            pools_of.setdefault(rank, []).append(pool)
+    return {rank: tuple(pools) for rank, pools in pools_of.items()}
+
+
+def matrices_in(plan: Plan, weights: Weights) -> tuple[Parameter, ...]:
+    """Return the matrices among weights that are reduced together; a tied one is none. O(layer)."""
+    if weights.layer is None:
+        return ()
+    return matrices_of(plan.settings, plan.model.module(weights.module).layers[weights.layer])
+
+
+def _sharers(plan: Plan, group: GradientGroup) -> Iterator[tuple[int, ...]]:
+    """Yield the ranks that hold parts of the same weights, for every rank of a group in the plan."""
+    (weights,) = group.weights
+    if not plan.settings.of(weights.module).shards_parameters:
+        shards = optimizer_shards(plan, group)
+        yield from shards.instances
+        return
+    units = sharded_stages(plan)
+    for rank in group.ranks:
+        for stage in plan.stages_on.get(rank, ()):  # none where its replica is folded away
+            if stage.module == weights.module and stage.layers[0] <= (weights.layer or 0) < stage.layers[1]:
+                yield units[stage.id].sharers(rank, experts=weights.experts)
