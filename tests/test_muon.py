@@ -17,6 +17,7 @@ from runtime.run_settings import Collect, RunSettings
 from runtime.state.checkpoint import Checkpoints, live_tensors
 from runtime.state.checkpoint_files import ForeignError, check_whole, identity_of
 from runtime.step.muon import MuonAndAdamW
+from runtime.step.muon_matrices import Matrix, Position
 from runtime.step.newton_schulz import orthogonalised
 from runtime.step.optimizer import OptimizerSettings, RateSchedule
 from runtime.world.pool import Pool
@@ -30,7 +31,6 @@ from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.export.registry import TARGETS
 from workbench.export.target import Target
-from workbench.job.job import load_job
 from workbench.memory.layer import StateBytes, state_bytes
 from workbench.memory.stage import state_of
 from workbench.model.layer import LayerKind
@@ -66,6 +66,10 @@ def planned(cuts: dict[str, Sequence[int]], replicas: int = 1, *, tied: bool = F
     return by_muon(plan if replicas == 1 else on_fewer_ranks(plan, replicas))
 
 
+def by_identity(matrix: nn.Parameter) -> dict[int, Matrix]:
+    return {id(matrix): Matrix(matrix, Position("llm", 0, 0))}
+
+
 @pytest.mark.parametrize("shape", [(5, 9), (9, 5), (6, 6)])
 def test_float32_has_the_bits_of_torch(shape: tuple[int, int]) -> None:
     """Three steps against `torch.optim.Muon` with the same rate, and AdamW for a vector."""
@@ -73,7 +77,7 @@ def test_float32_has_the_bits_of_torch(shape: tuple[int, int]) -> None:
     ours = [nn.Parameter(torch.randn(shape)), nn.Parameter(torch.randn(7))]
     theirs = [nn.Parameter(each.detach().clone()) for each in ours]
     settings = OptimizerSettings(learning_rate=0.1)
-    optimizer = MuonAndAdamW(ours, {id(ours[0])}, settings)
+    optimizer = MuonAndAdamW(ours, by_identity(ours[0]), settings)
     muon = torch.optim.Muon(theirs[:1], lr=0.1, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
     adamw = torch.optim.AdamW(theirs[1:], lr=0.1, weight_decay=0.01, foreach=False)
     for _ in range(3):
@@ -104,12 +108,12 @@ def test_rates_follow_the_schedule_after_state_is_restored() -> None:
     schedule = RateSchedule(warmup_steps=2, decay_steps=3, floor=0.1)
     settings = OptimizerSettings(learning_rate=0.1, schedule=schedule)
     matrix = nn.Parameter(torch.ones(2, 3))
-    first = MuonAndAdamW([matrix], {id(matrix)}, settings)
+    first = MuonAndAdamW([matrix], by_identity(matrix), settings)
     for step in range(4):
         matrix.grad = torch.ones_like(matrix)
         first.step()
         assert first.param_groups[0]["lr"] == pytest.approx(0.1 * schedule.factor(step))
-    second = MuonAndAdamW([matrix], {id(matrix)}, settings)
+    second = MuonAndAdamW([matrix], by_identity(matrix), settings)
     live_tensors([], second)["optimizer/0/step"].fill_(4)
     second.step()
     assert second.param_groups[0]["lr"] == pytest.approx(0.1 * schedule.factor(4))
@@ -251,19 +255,6 @@ def test_exports_carry_it_or_refuse_it(target: Target) -> None:
         assert target.refuses(plan) is None  # the plan file itself
     else:
         assert target.refuses(plan) in {adamw_refused or "optimizer 'muon'", "optimizer 'muon'"}
-
-
-@pytest.mark.parametrize(
-    ("layout", "message"),
-    [
-        ("tp: 2", "whole matrices, got tp 2; nearest: tp 1"),
-    ],
-)
-def test_jobs_with_parts_of_matrices_are_refused(layout: str, message: str, tmp_path: Path) -> None:
-    text = Path("examples/tiny.yaml").read_text().replace("name: tiny", "name: tiny\noptimizer: muon")
-    (tmp_path / "job.yaml").write_text(text.replace("llm: {pp: 2}", f"llm: {{pp: 1, {layout}}}"))
-    with pytest.raises(ValueError, match=message):
-        load_job(tmp_path / "job.yaml")
 
 
 def test_strategies_that_search_layouts_refuse_it() -> None:

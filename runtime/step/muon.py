@@ -1,31 +1,21 @@
 """Muon over matrices of blocks, and AdamW over all other parameters, as one optimizer."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from runtime.step.flat_part import CutWeight, FlatPart
-from runtime.step.newton_schulz import orthogonalised
+from runtime.step.muon_matrices import Matrix, muon_matrices
 from runtime.step.optimizer import OptimizerSettings, build_adamw, follow_rate, step_count
-from runtime.step.pooled_updates import Exchange, PooledUpdates
+from runtime.step.pooled_updates import Exchange, PooledMatrix, PooledUpdates
 from runtime.step.stage_module import StageModule
-from workbench.plan.lowered import Weights
-from workbench.plan.muon import matrices_of
 from workbench.plan.optimizer import Optimizer
 from workbench.plan.plan import Plan
 
 MOMENTUM = 0.95
 RMS = 0.2  # of an update, as AdamW's are: the same learning rate and decay serve both
-
-
-class Position(NamedTuple):
-    """Of a matrix in the model: the same order on all ranks."""
-
-    module: str
-    layer: int
-    number: int
 
 
 class Sharded(NamedTuple):
@@ -55,33 +45,10 @@ def build_optimizer(
     trained = list(parameters)
     if not trained:
         return None
-    matrices = {
-        id(matrix): position for module in modules for position, matrix in muon_matrices(plan, module)
-    }
+    matrices = {id(each.weight): each for module in modules for each in muon_matrices(plan, module)}
     split = [] if sharded is None else _split(sharded.parts, matrices)
     pools = [] if sharded is None else _pools(split, matrices, sharded.exchange)
     return MuonAndAdamW(trained, matrices, settings, split, pools)
-
-
-def muon_matrices(plan: Plan, module: StageModule) -> Iterator[tuple[Position, nn.Parameter]]:
-    """Yield trained weights of a stage that Muon updates: the 2-D ones of blocks.
-
-    Raises:
-        ValueError: their shapes are not those that the plan is priced with.
-    """
-    weights: Mapping[Weights, list[nn.Parameter]] = module.weights()
-    name = module.stage.module
-    for index in range(*module.stage.layers):
-        layer = plan.model.module(name).layers[index]
-        priced = sorted(matrix.shape for matrix in matrices_of(plan.settings, layer))
-        own = weights.get(Weights(name, index), []) if priced else []
-        matrices = [weight for weight in own if weight.requires_grad and weight.ndim == 2]
-        if (shapes := sorted(tuple(matrix.shape) for matrix in matrices)) != priced:
-            raise ValueError(
-                f"module {name!r}, layer {layer.name!r}: optimizer 'muon' wants matrices "
-                f"{priced}, the model's are {shapes}; nearest: optimizer {Optimizer.ADAMW.value!r}"
-            )
-        yield from ((Position(name, index, number), matrix) for number, matrix in enumerate(matrices))
 
 
 class _Split(NamedTuple):
@@ -108,27 +75,27 @@ class _Split(NamedTuple):
             piece.grad = None
 
 
-def _split(parts: Iterable[FlatPart], matrices: Mapping[int, Position]) -> list[_Split]:
+def _split(parts: Iterable[FlatPart], matrices: Mapping[int, Matrix]) -> list[_Split]:
     with_matrices = (part for part in parts if any(id(weight) in matrices for weight in part.held))
     return [_Split(part, tuple(part.cut_weights())) for part in with_matrices]
 
 
 def _pools(
-    split: Iterable[_Split], matrices: Mapping[int, Position], exchange: Exchange
+    split: Iterable[_Split], matrices: Mapping[int, Matrix], exchange: Exchange
 ) -> list[PooledUpdates]:
     """Matrices in parts, by the ranks that hold these; in the same order on all ranks."""
     found = (
-        (matrices[id(cut.weight)], part, cut)
+        (part, PooledMatrix(matrices[id(cut.weight)], cut))
         for part, weights in split
         for cut in weights
         if id(cut.weight) in matrices and len(part.ranks) > 1
     )
-    by_ranks: dict[tuple[int, ...], tuple[FlatPart, list[CutWeight]]] = {}
-    for _, part, cut in sorted(found, key=lambda each: each[0]):
-        by_ranks.setdefault(part.ranks, (part, []))[1].append(cut)
+    by_ranks: dict[tuple[int, ...], tuple[FlatPart, list[PooledMatrix]]] = {}
+    for part, pooled in sorted(found, key=lambda each: each[1].matrix.position):
+        by_ranks.setdefault(part.ranks, (part, []))[1].append(pooled)
     return [
-        PooledUpdates(cuts, ranks, part.member, like=part.own, exchange=exchange)
-        for ranks, (part, cuts) in by_ranks.items()
+        PooledUpdates(pooled, ranks, part.member, like=part.own, exchange=exchange)
+        for ranks, (part, pooled) in by_ranks.items()
     ]
 
 
@@ -141,7 +108,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
 
     Args:
         parameters: all, each once.
-        matrices: identities of those that Muon updates.
+        matrices: by identity of the weight, those that Muon updates.
         settings: rate, decay and schedule of both rules; betas and epsilon of AdamW.
         split: parameters that are parts of flat tensors with matrices.
         pools: of the matrices in them of which other ranks hold parts.
@@ -150,7 +117,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
     def __init__(
         self,
         parameters: Iterable[nn.Parameter],
-        matrices: Collection[int],
+        matrices: Mapping[int, Matrix],
         settings: OptimizerSettings,
         split: Sequence[_Split] = (),
         pools: Sequence[PooledUpdates] = (),
@@ -158,18 +125,19 @@ class MuonAndAdamW(torch.optim.Optimizer):
         self._split, self._pools = split, pools
         pieces_of = {id(each.part.own): each.pieces for each in split}
         trained = [piece for each in parameters for piece in pieces_of.get(id(each), (each,))]
-        cut = [
-            weight
-            for each in split
-            for weight in each.weights
-            if id(weight.weight) in matrices and weight.piece is not None
-        ]
-        whole = {id(each) for each in trained if id(each) in matrices}
-        whole |= {id(each.piece) for each in cut if len(each.spans) == 1}
-        self._matrices = [each for each in trained if id(each) in whole]
-        self._shape_of = {id(each.piece): each.weight.shape for each in cut}
-        self._of_muon = whole | self._shape_of.keys()
-        self._adamw = build_adamw([p for p in trained if id(p) not in self._of_muon], settings, follows=False)
+        self._matrix_of = {id(each): matrices[id(each)] for each in trained if id(each) in matrices}
+        whole = set(self._matrix_of)
+        for cut in (cut for each in split for cut in each.weights if id(cut.weight) in matrices):
+            if cut.piece is not None:
+                self._matrix_of[id(cut.piece)] = matrices[id(cut.weight)]
+                whole |= {id(cut.piece)} if len(cut.spans) == 1 else set()
+        self._whole = sorted(
+            (each for each in trained if id(each) in whole),
+            key=lambda each: self._matrix_of[id(each)].position,  # on all tensor-parallel ranks
+        )
+        self._adamw = build_adamw(
+            [p for p in trained if id(p) not in self._matrix_of], settings, follows=False
+        )
         fused = self._adamw is not None and bool(self._adamw.defaults["fused"])
         defaults = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay, "fused": fused}
         super().__init__([{"params": trained}], defaults)  # a rank may have nothing but padding
@@ -180,7 +148,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
 
     def first_state(self, parameter: Tensor) -> dict[str, Tensor]:
         """State of a parameter before its first step."""
-        if id(parameter) in self._of_muon:
+        if id(parameter) in self._matrix_of:
             return {"step": step_count(self, parameter, 0), "momentum_buffer": torch.zeros_like(parameter)}
         return adamw_state(self, parameter)
 
@@ -189,15 +157,16 @@ class MuonAndAdamW(torch.optim.Optimizer):
         """Update every parameter that has a gradient.
 
         Raises:
-            RankError: as `PooledUpdates.orthogonalised`.
+            RankError: as `PooledUpdates.orthogonalised` and `Matrix.orthogonalised`.
         """
         assert closure is None, "gradients are there already"
         (group,) = self.param_groups
         for split in self._split:
             split.set_gradients()
-        for matrix in self._matrices:
-            if matrix.grad is not None:
-                self._apply(matrix, orthogonalised(self._update_of(matrix)))
+        for weight in self._whole:
+            if weight.grad is not None:
+                matrix = self._matrix_of[id(weight)]
+                self._apply(weight, matrix.orthogonalised(self._update_of(weight)))
         for pool in self._pools:
             for piece, update in pool.orthogonalised(self._update_of):
                 self._apply(piece, update)
@@ -222,7 +191,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
     def _apply(self, matrix: nn.Parameter, update: Tensor) -> None:
         (group,) = self.param_groups
         rate, decay = group["lr"], group["weight_decay"]
-        longest = max(self._shape_of.get(id(matrix), matrix.shape))
+        longest = max(self._matrix_of[id(matrix)].shape)
         matrix.mul_(1 - rate * decay)
         matrix.add_(update, alpha=-rate * RMS * longest**0.5)
 

@@ -1,17 +1,37 @@
 """Updates of matrices in parts on the same ranks: the owner of each orthogonalises it."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
-from runtime.step.flat_part import CutWeight
-from runtime.step.newton_schulz import ortho_dtype, orthogonalised
+from runtime.step.flat_part import CutWeight, Span
+from runtime.step.muon_matrices import Matrix
+from runtime.step.newton_schulz import ortho_dtype
 from workbench.plan.matrix_pools import matrix_owners
 
 Counts = tuple[list[int], list[int]]  # elements from and to every rank
 Exchange = Callable[[Tensor, Tensor, Counts, tuple[int, ...]], None]  # received, sent, counts, ranks
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PooledMatrix:
+    """A matrix, and its elements in the parts of a pool's ranks."""
+
+    matrix: Matrix
+    cut: CutWeight
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """Its elements in the part of every rank."""
+        return self.cut.spans
+
+    @property
+    def piece(self) -> nn.Parameter | None:
+        """Those of this rank."""
+        return self.cut.piece
 
 
 class PooledUpdates:
@@ -33,14 +53,14 @@ class PooledUpdates:
 
     def __init__(
         self,
-        matrices: Sequence[CutWeight],
+        matrices: Sequence[PooledMatrix],
         ranks: tuple[int, ...],
         member: int,
         *,
         like: Tensor,
         exchange: Exchange,
     ) -> None:
-        owners = matrix_owners([tuple(each.weight.shape) for each in matrices], len(ranks))
+        owners = matrix_owners([each.matrix.shape for each in matrices], len(ranks))
         self._by_owner = [
             [each for each, owner in zip(matrices, owners, strict=True) if owner == index]
             for index in range(len(ranks))
@@ -60,23 +80,24 @@ class PooledUpdates:
             update_of: a piece's part of the update, called once for each.
 
         Raises:
-            RankError: an exchange did not end in time, or a peer is gone.
+            RankError: an exchange did not end in time, or a peer is gone; as `Matrix.orthogonalised`.
         """
         pieces = [each.piece for each in chain(*self._by_owner) if each.piece is not None]
         from_ranks, to_owners = self._counts
         dtype, device = ortho_dtype(self._like.dtype), self._like.device
         parts = torch.empty(sum(to_owners), dtype=dtype, device=device)
         updates = list(zip(pieces, parts.split([piece.numel() for piece in pieces]), strict=True))
-        for mine, update in updates:
-            update.copy_(update_of(mine).reshape(-1))
+        for mine, values in updates:
+            values.copy_(update_of(mine).reshape(-1))
         owned = parts.new_empty(sum(from_ranks))
         self._exchange(owned, parts, (from_ranks, to_owners), self._ranks)
-        for matrix, pieces_of in zip(self._owned, self._pieces_in(owned), strict=True):
-            result = orthogonalised(torch.cat(pieces_of).view_as(matrix.weight)).reshape(-1)
-            for piece, (first, last) in zip(pieces_of, matrix.spans, strict=True):
+        for pooled, pieces_of in zip(self._owned, self._pieces_in(owned), strict=True):
+            update = torch.cat(pieces_of).view_as(pooled.matrix.weight)
+            result = pooled.matrix.orthogonalised(update).reshape(-1)
+            for piece, (first, last) in zip(pieces_of, pooled.spans, strict=True):
                 piece.copy_(result[first:last])
         self._exchange(parts, owned, (to_owners, from_ranks), self._ranks)
-        yield from ((piece, update.view_as(piece)) for piece, update in updates)
+        yield from ((mine, values.view_as(mine)) for mine, values in updates)
 
     def _pieces_in(self, owned: Tensor) -> Iterator[tuple[Tensor, ...]]:
         """Yield, for each owned matrix, its pieces in what came from the ranks."""
@@ -87,5 +108,5 @@ class PooledUpdates:
         yield from zip(*by_rank, strict=True)
 
 
-def _elements(matrices: Sequence[CutWeight], member: int) -> int:
+def _elements(matrices: Sequence[PooledMatrix], member: int) -> int:
     return sum(last - first for first, last in (each.spans[member] for each in matrices))

@@ -1,9 +1,10 @@
 """Temporaries of a rank while it updates matrices by Muon."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from math import ceil
 
 from workbench.model.muon import newton_schulz_bytes
-from workbench.plan.matrix_pools import MatrixPool, matrices_in, matrix_owners, pools_by_rank
+from workbench.plan.matrix_pools import HeldMatrix, MatrixPool, matrices_in, matrix_owners, pools_by_rank
 from workbench.plan.muon import ortho_precision
 from workbench.plan.plan import Plan
 
@@ -21,18 +22,33 @@ def muon_working(plan: Plan, rank: int) -> int:
 
 def _pool_bytes(plan: Plan, pool: MatrixPool) -> int:
     element_bytes, ortho_bytes = plan.settings.gradient_bytes, ortho_precision(plan.settings).num_bytes
-    shapes = [matrix.shape for weights in pool.weights for matrix in matrices_in(plan, weights)]
+    matrices = [matrix for weights in pool.weights for matrix in matrices_in(plan, weights)]
     if len(pool.ranks) == 1:
-        return max(newton_schulz_bytes(shape, element_bytes, ortho_bytes) for shape in shapes)
-    owned = _most_owned(shapes, len(pool.ranks))
-    in_parts = -(-sum(rows * columns for rows, columns in shapes) // len(pool.ranks))
-    largest = max(newton_schulz_bytes(shape, ortho_bytes, ortho_bytes) for shape in shapes)
+        return max(_turn_bytes(matrix, element_bytes, ortho_bytes) for matrix in matrices)
+    owned = ceil(_most_owned(matrices, len(pool.ranks)))
+    in_parts = ceil(sum(matrix.held_elements for matrix in matrices) / len(pool.ranks))
+    largest = max(_turn_bytes(matrix, ortho_bytes, ortho_bytes) for matrix in matrices)
     return (in_parts + owned) * ortho_bytes + largest
 
 
-def _most_owned(shapes: Iterable[tuple[int, ...]], num_ranks: int) -> int:
-    """Return the elements of the matrices of the rank that owns most."""
-    owned, listed = [0] * num_ranks, list(shapes)
-    for (rows, columns), owner in zip(listed, matrix_owners(listed, num_ranks), strict=True):
-        owned[owner] += rows * columns
+def _turn_bytes(matrix: HeldMatrix, element_bytes: int, ortho_bytes: int) -> int:
+    """Return the temporaries while one matrix is orthogonalised on a rank that has its part of the update.
+
+    Where tensor-parallel ranks cut it: the part, its copies in the type of the products and to be sent, the
+    parts of all, and these joined in two steps; the joined matrix takes the place of the update.
+    """
+    if matrix.tp == 1:
+        return newton_schulz_bytes(matrix.shape, element_bytes, ortho_bytes)
+    held = ceil(matrix.held_elements)
+    gathering = 3 * matrix.num_elements * ortho_bytes
+    turning = newton_schulz_bytes(matrix.shape, ortho_bytes, ortho_bytes)
+    return held * (element_bytes + 2 * ortho_bytes) + max(gathering, turning)
+
+
+def _most_owned(matrices: Sequence[HeldMatrix], num_ranks: int) -> float:
+    """Return the elements of parts of the matrices of the rank that owns most."""
+    owned = [0.0] * num_ranks
+    owners = matrix_owners([matrix.shape for matrix in matrices], num_ranks)
+    for matrix, owner in zip(matrices, owners, strict=True):
+        owned[owner] += matrix.held_elements
     return max(owned)

@@ -1,10 +1,11 @@
 """Which ranks hold the matrices that Muon updates, whole or in parts, and which of them own a matrix."""
 
 from collections.abc import Iterator, Sequence
+from math import prod
 from typing import NamedTuple
 
 from workbench.balance.tokens.policies import longest_first
-from workbench.model.layer import Parameter
+from workbench.model.layer import Shard
 from workbench.model.muon import newton_schulz_flop
 from workbench.plan.gradient_groups import gradient_groups
 from workbench.plan.instance_cache import cached_on_instance
@@ -13,6 +14,23 @@ from workbench.plan.muon import matrices_of
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.parameter_shards import sharded_stages
 from workbench.plan.plan import Plan
+
+
+class HeldMatrix(NamedTuple):
+    """A matrix of a layer, and the number of tensor-parallel ranks that cut it; 1: each has it whole."""
+
+    shape: tuple[int, ...]
+    tp: int
+
+    @property
+    def num_elements(self) -> int:
+        """Of the whole matrix."""
+        return prod(self.shape)
+
+    @property
+    def held_elements(self) -> float:
+        """Of one tensor-parallel rank."""
+        return self.num_elements / self.tp
 
 
 class MatrixPool(NamedTuple):
@@ -61,11 +79,25 @@ def pools_by_rank(plan: Plan) -> dict[int, tuple[MatrixPool, ...]]:
     return {rank: tuple(pools) for rank, pools in pools_of.items()}
 
 
-def matrices_in(plan: Plan, weights: Weights) -> tuple[Parameter, ...]:
+@cached_on_instance
+def matrices_in(plan: Plan, weights: Weights) -> tuple[HeldMatrix, ...]:
     """Return the matrices among weights that are reduced together; a tied one is none. O(layer)."""
     if weights.layer is None:
         return ()
-    return matrices_of(plan.settings, plan.model.module(weights.module).layers[weights.layer])
+    layer = plan.model.module(weights.module).layers[weights.layer]
+    tp = _degrees(plan).get((weights.module, weights.layer), 1)
+    return tuple(
+        [
+            HeldMatrix(matrix.shape, 1 if matrix.shard is Shard.REPLICATED else tp)
+            for matrix in matrices_of(plan.settings, layer)
+        ]
+    )
+
+
+@cached_on_instance
+def _degrees(plan: Plan) -> dict[tuple[str, int], int]:
+    """Map the layers of each module to the tp of their stages, which is equal in all replicas."""
+    return {(stage.module, layer): stage.tp for stage in plan.stages for layer in range(*stage.layers)}
 
 
 def _sharers(plan: Plan, group: GradientGroup) -> Iterator[tuple[int, ...]]:
@@ -80,3 +112,30 @@ def _sharers(plan: Plan, group: GradientGroup) -> Iterator[tuple[int, ...]]:
         for stage in plan.stages_on.get(rank, ()):  # none where its replica is folded away
             if stage.module == weights.module and stage.layers[0] <= (weights.layer or 0) < stage.layers[1]:
                 yield units[stage.id].sharers(rank, experts=weights.experts)
+
+
+def check_rows(plan: Plan) -> None:
+    """Raise ValueError unless tensor-parallel ranks own the parts of the same matrices.
+
+    They gather a matrix from each other, so each is at the same index among the ranks with which it shares
+    its parts.
+
+    Complexity: O(pools + ranks of stages).
+    """
+    index_of = {
+        (rank, weights.module, weights.layer): index
+        for pool in matrix_pools(plan)
+        if len(pool.ranks) > 1
+        for index, rank in enumerate(pool.ranks)
+        for weights in pool.weights
+    }
+    for stage in plan.stages if index_of else ():
+        for row in stage.ranks:
+            for layer in range(*stage.layers):
+                indices = [index_of.get((rank, stage.module, layer)) for rank in row]
+                if len(set(indices)) > 1:
+                    raise ValueError(
+                        f"stage {stage.id}: optimizer 'muon' gathers matrices over tp ranks {list(row)}, "
+                        f"which hold parts {indices} of layer {layer}; want ranks in the same order in all "
+                        "replicas"
+                    )

@@ -32,9 +32,8 @@ def check_whole_matrices(where: str, settings: Settings, module: Module, *, tp: 
     if not layers:
         return
     wants = f"{where}: optimizer 'muon' wants"
-    for name, degree in (("tp", tp), ("ep", ep)):
-        if degree > 1:
-            raise ValueError(f"{wants} whole matrices, got {name} {degree}; nearest: {name} 1")
+    if ep > 1:
+        raise ValueError(f"{wants} blocks without experts, got ep {ep}; nearest: ep 1")
     if any(operator.name.startswith(EXPERT) for layer in layers for operator in layer.operators):
         raise ValueError(f"{wants} blocks without experts; nearest: optimizer {Optimizer.ADAMW.value!r}")
 

@@ -10,16 +10,15 @@ from workbench.cost.collectives import Collective
 from workbench.cost.model import CostModel
 from workbench.cost.roofline import Gemm
 from workbench.cost.traffic import WIDE_BYTES
-from workbench.model.layer import Parameter
 from workbench.model.muon import NEWTON_SCHULZ_STEPS, newton_schulz_products
 from workbench.plan.contents import layer_numbers
 from workbench.plan.lowered import GradientGroup, Weights
-from workbench.plan.matrix_pools import MatrixPool, matrices_in, matrix_owners, matrix_pools
+from workbench.plan.matrix_pools import HeldMatrix, MatrixPool, matrices_in, matrix_owners, matrix_pools
 from workbench.plan.muon import ortho_precision
 from workbench.plan.plan import Plan, Settings
 from workbench.timing.weights import CollectivePrices
 
-_OF_PARTS = 4  # reads and writes of an element: its owner joins the parts of a matrix, and takes it apart
+_OF_PARTS = 4  # reads and writes of an element of a matrix that is joined from parts, and taken apart again
 
 
 class MuonSeconds(NamedTuple):
@@ -30,14 +29,19 @@ class MuonSeconds(NamedTuple):
 
 
 class _Load(NamedTuple):
-    """Of a pool's owners: seconds of the slowest, elements of the one with most, and of all.
+    """What the owners of a pool have to do.
 
-    The seconds are of products; where one rank has whole matrices, of their updates.
+    Args:
+        slowest_s, gathers_s: seconds of products of the slowest owner (where one rank has whole matrices, of
+            their updates), and of its gathers over tensor-parallel ranks.
+        most_elements: of a rank's parts of matrices, those of the owner with most.
+        num_elements: those of all owners.
     """
 
     slowest_s: float
-    most_elements: int
-    num_elements: int
+    gathers_s: float
+    most_elements: float
+    num_elements: float
 
 
 class MuonPrices:
@@ -54,8 +58,11 @@ class MuonPrices:
     ) -> None:
         self._plan, self._cost_of, self._collectives = plan, cost_of, collectives
         self._index_of = {rank: index for index, rank in enumerate(plan.ranks)}
-        self._known: dict[tuple[tuple[int, ...], int, bool], float] = {}
+        self._known: dict[tuple[HeldMatrix, int, bool], float] = {}
         self._loads: dict[tuple[object, ...], _Load] = {}
+        self._row_of = {
+            (rank, stage.module): row for stage in plan.stages for row in stage.ranks for rank in row
+        }
 
     def seconds(self, groups: Sequence[GradientGroup], updated: list[float]) -> MuonSeconds:
         """Return the seconds of all updates, and take their elements from each group's `updated`.
@@ -67,42 +74,76 @@ class MuonPrices:
         found = MuonSeconds(*np.zeros((2, len(self._index_of))))
         num_parts: dict[Weights, int] = {}
         for pool in matrix_pools(self._plan):
-            load, num_ranks = self._load(pool), len(pool.ranks)
+            ranks = [rank for rank in pool.ranks if rank in self._index_of]
+            if not ranks:
+                continue
+            load, num_ranks = self._load(pool, ranks[0]), len(pool.ranks)
             num_parts |= dict.fromkeys(pool.weights, num_ranks)
-            most_bytes = load.most_elements * ortho_precision(self._plan.settings).num_bytes
-            exchange_s = self._collectives.collective_s(Collective.ALL_TO_ALL, most_bytes, pool.ranks)
+            exchange_s = self._exchange_s(load.most_elements, pool.ranks)
             moved = load.num_elements / num_ranks * self._moved_bytes
-            for rank in filter(self._index_of.__contains__, pool.ranks):
+            for rank in ranks:
                 update_s = self._cost_of((rank,)).update_s(moved) if num_ranks > 1 else 0.0
                 found.updates[self._index_of[rank]] += load.slowest_s + update_s
-                found.exchanges[self._index_of[rank]] += 2 * exchange_s
+                found.exchanges[self._index_of[rank]] += load.gathers_s + 2 * exchange_s
         for number, group in enumerate(groups):
             (weights,) = group.weights
             if weights in num_parts:
-                elements = sum(matrix.num_elements for matrix in matrices_in(self._plan, weights))
+                elements = sum(matrix.held_elements for matrix in matrices_in(self._plan, weights))
                 updated[number] -= elements / num_parts[weights]
         return found
 
-    def _load(self, pool: MatrixPool) -> "_Load":
-        """Return what the owners of a pool have to do; equal for pools of equal layers on equal machines."""
-        costs = [self._cost_of((rank,)) for rank in pool.ranks]
-        key = tuple([self._kind(weights) for weights in pool.weights]), tuple(map(id, costs))
+    def _load(self, pool: MatrixPool, rank: int) -> _Load:
+        """Return the load of a pool, seen by a rank; equal for equal layers on equal machines and links."""
+        costs = tuple([self._cost_of((owner,)) for owner in pool.ranks])
+        rows = {weights.module: self._row_of[rank, weights.module] for weights in pool.weights}
+        links = tuple([self._collectives.link(row) for row in rows.values() if len(row) > 1])
+        key = tuple([self._kind(weights) for weights in pool.weights]), tuple(map(id, costs)), links
         if key not in self._loads:
-            matrices = [matrix for weights in pool.weights for matrix in matrices_in(self._plan, weights)]
-            owners = matrix_owners([matrix.shape for matrix in matrices], len(costs))
-            seconds, elements = [0.0] * len(costs), [0] * len(costs)
-            for matrix, owner in zip(matrices, owners, strict=True):
-                seconds[owner] += self._owner_s(matrix, costs[owner], is_whole=len(costs) == 1)
-                elements[owner] += matrix.num_elements
-            self._loads[key] = _Load(max(seconds), max(elements), sum(elements))
+            matrices = [
+                (matrix, rows[weights.module])
+                for weights in pool.weights
+                for matrix in matrices_in(self._plan, weights)
+            ]
+            self._loads[key] = self._load_of(matrices, costs)
         return self._loads[key]
 
-    def _owner_s(self, matrix: Parameter, cost: CostModel, *, is_whole: bool) -> float:
-        key = matrix.shape, id(cost), is_whole
+    def _load_of(
+        self, matrices: Sequence[tuple[HeldMatrix, tuple[int, ...]]], costs: Sequence[CostModel]
+    ) -> _Load:
+        """Return the load of matrices, each with its tensor-parallel ranks, on owners with these machines."""
+        owners = matrix_owners([matrix.shape for matrix, _ in matrices], len(costs))
+        seconds, elements = np.zeros((2, len(costs))), np.zeros(len(costs))
+        for (matrix, row), owner in zip(matrices, owners, strict=True):
+            seconds[0, owner] += self._owner_s(matrix, costs[owner], is_whole=len(costs) == 1)
+            seconds[1, owner] += self._gather_s(matrix, row)
+            elements[owner] += matrix.held_elements
+        products_s, gathers_s = seconds[:, int(np.argmax(seconds.sum(0)))].tolist()
+        return _Load(products_s, gathers_s, float(elements.max()), float(elements.sum()))
+
+    def _owner_s(self, matrix: HeldMatrix, cost: CostModel, *, is_whole: bool) -> float:
+        key = matrix, id(cost), is_whole
         if key not in self._known:
-            seconds = matrix_s if is_whole else products_s
-            self._known[key] = seconds(matrix.shape, self._plan.settings, cost)
+            settings = self._plan.settings
+            seconds = products_s(matrix.shape, settings, cost)
+            if matrix.tp > 1:
+                joined = matrix.num_elements * _OF_PARTS * ortho_precision(settings).num_bytes
+                seconds += cost.update_s(joined)
+            if is_whole:
+                seconds += cost.update_s(matrix.held_elements * matrix_bytes(settings))
+            self._known[key] = seconds
         return self._known[key]
+
+    def _gather_s(self, matrix: HeldMatrix, row: Sequence[int]) -> float:
+        """Return the seconds in which tensor-parallel ranks gather a matrix that they cut."""
+        if matrix.tp == 1:
+            return 0.0
+        num_bytes = matrix.num_elements * ortho_precision(self._plan.settings).num_bytes
+        return self._collectives.collective_s(Collective.ALL_GATHER, num_bytes, row)
+
+    def _exchange_s(self, num_elements: float, ranks: Sequence[int]) -> float:
+        """Return the seconds in which ranks send parts to owners, or owners send them back."""
+        num_bytes = num_elements * ortho_precision(self._plan.settings).num_bytes
+        return self._collectives.collective_s(Collective.ALL_TO_ALL, num_bytes, ranks)
 
     @property
     def _moved_bytes(self) -> int:
