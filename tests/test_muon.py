@@ -67,7 +67,7 @@ def planned(cuts: dict[str, Sequence[int]], replicas: int = 1, *, tied: bool = F
 
 
 def by_identity(matrix: nn.Parameter) -> dict[int, Matrix]:
-    return {id(matrix): Matrix(matrix, Position("llm", 0, 0))}
+    return {id(matrix): Matrix(matrix, Position("llm", 0, experts=False, number=0))}
 
 
 @pytest.mark.parametrize("shape", [(5, 9), (9, 5), (6, 6)])

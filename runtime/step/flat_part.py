@@ -1,12 +1,13 @@
 """One rank's part of weights that are one flat tensor, cut into equal parts, one a rank."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from torch import nn
 
 Span = tuple[int, int]  # first element, and the one behind the last
+ViewsOf = Callable[[nn.Parameter], Iterable[nn.Parameter]]
 
 # Shape suffix: S = elements of one part.
 
@@ -42,10 +43,16 @@ class FlatPart:
     ranks: tuple[int, ...]
     member: int
 
-    def cut_weights(self) -> Iterator[CutWeight]:
-        """Yield the weights in their order, each with a new view of its piece. O(weights x ranks)."""
+    def cut_weights(self, views_of: ViewsOf = lambda weight: [weight]) -> Iterator[CutWeight]:
+        """Yield the weights in their order, each with a new view of its piece.
+
+        Args:
+            views_of: a weight as the consecutive parts that are cut; by default whole.
+
+        Complexity: O(parts of weights x ranks).
+        """
         start, size = 0, self.own.numel()
-        for weight in self.held:
+        for weight in chain.from_iterable(map(views_of, self.held)):
             num = weight.numel()
             edges = [min(max(rank * size - start, 0), num) for rank in range(len(self.ranks) + 1)]
             spans = tuple(pairwise(edges))

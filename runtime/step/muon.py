@@ -47,7 +47,7 @@ def build_optimizer(
         return None
     matrices = {id(each.weight): each for module in modules for each in muon_matrices(plan, module)}
     split = [] if sharded is None else _split(sharded.parts, matrices)
-    pools = [] if sharded is None else _pools(split, matrices, sharded.exchange)
+    pools = [] if sharded is None else _pools(split, sharded.exchange)
     return MuonAndAdamW(trained, matrices, settings, split, pools)
 
 
@@ -55,11 +55,11 @@ class _Split(NamedTuple):
     """A part with matrices as the weights that it is cut from: an optimizer updates their pieces."""
 
     part: FlatPart
-    weights: tuple[CutWeight, ...]
+    weights: tuple[tuple[CutWeight, Matrix | None], ...]
 
     @property
     def pieces(self) -> list[nn.Parameter]:
-        return [cut.piece for cut in self.weights if cut.piece is not None]
+        return [cut.piece for cut, _ in self.weights if cut.piece is not None]
 
     def set_gradients(self) -> None:
         """Give the pieces views of the part's gradient."""
@@ -76,19 +76,29 @@ class _Split(NamedTuple):
 
 
 def _split(parts: Iterable[FlatPart], matrices: Mapping[int, Matrix]) -> list[_Split]:
-    with_matrices = (part for part in parts if any(id(weight) in matrices for weight in part.held))
-    return [_Split(part, tuple(part.cut_weights())) for part in with_matrices]
+    """Parts with matrices; those of experts one by one, as each has an owner."""
+    return [
+        _split_part(part, matrices) for part in parts if any(id(weight) in matrices for weight in part.held)
+    ]
 
 
-def _pools(
-    split: Iterable[_Split], matrices: Mapping[int, Matrix], exchange: Exchange
-) -> list[PooledUpdates]:
+def _split_part(part: FlatPart, matrices: Mapping[int, Matrix]) -> _Split:
+    each_of = {id(w): list(matrices[id(w)].each()) for w in part.held if id(w) in matrices}
+    matrix_of = {id(matrix.weight): matrix for each in each_of.values() for matrix in each}
+
+    def views_of(weight: nn.Parameter) -> list[nn.Parameter]:
+        return [matrix.weight for matrix in each_of[id(weight)]] if id(weight) in each_of else [weight]
+
+    return _Split(part, tuple((cut, matrix_of.get(id(cut.weight))) for cut in part.cut_weights(views_of)))
+
+
+def _pools(split: Iterable[_Split], exchange: Exchange) -> list[PooledUpdates]:
     """Matrices in parts, by the ranks that hold these; in the same order on all ranks."""
     found = (
-        (part, PooledMatrix(matrices[id(cut.weight)], cut))
+        (part, PooledMatrix(matrix, cut))
         for part, weights in split
-        for cut in weights
-        if id(cut.weight) in matrices and len(part.ranks) > 1
+        for cut, matrix in weights
+        if matrix is not None and len(part.ranks) > 1
     )
     by_ranks: dict[tuple[int, ...], tuple[FlatPart, list[PooledMatrix]]] = {}
     for part, pooled in sorted(found, key=lambda each: each[1].matrix.position):
@@ -127,9 +137,9 @@ class MuonAndAdamW(torch.optim.Optimizer):
         trained = [piece for each in parameters for piece in pieces_of.get(id(each), (each,))]
         self._matrix_of = {id(each): matrices[id(each)] for each in trained if id(each) in matrices}
         whole = set(self._matrix_of)
-        for cut in (cut for each in split for cut in each.weights if id(cut.weight) in matrices):
-            if cut.piece is not None:
-                self._matrix_of[id(cut.piece)] = matrices[id(cut.weight)]
+        for cut, matrix in (weight for each in split for weight in each.weights):
+            if matrix is not None and cut.piece is not None:
+                self._matrix_of[id(cut.piece)] = matrix
                 whole |= {id(cut.piece)} if len(cut.spans) == 1 else set()
         self._whole = sorted(
             (each for each in trained if id(each) in whole),
@@ -191,7 +201,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
     def _apply(self, matrix: nn.Parameter, update: Tensor) -> None:
         (group,) = self.param_groups
         rate, decay = group["lr"], group["weight_decay"]
-        longest = max(self._matrix_of[id(matrix)].shape)
+        longest = max(self._matrix_of[id(matrix)].shape[-2:])
         matrix.mul_(1 - rate * decay)
         matrix.add_(update, alpha=-rate * RMS * longest**0.5)
 

@@ -15,14 +15,18 @@ def ortho_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def orthogonalised(update: Tensor) -> Tensor:
-    """[m, n] nearly U V^T of the update U S V^T, by Newton-Schulz steps; its work: `newton_schulz_flop`."""
+    """[..., m, n] nearly U V^T of every update U S V^T, by Newton-Schulz steps.
+
+    Work of each: `newton_schulz_flop`. Updates of experts are a stack [E, m, n], others a matrix.
+    """
     a, b, c = COEFFICIENTS
-    is_tall = update.size(0) > update.size(1)
+    add_product = torch.addmm if update.ndim == 2 else torch.baddbmm
+    is_tall = update.size(-2) > update.size(-1)
     x = update.to(ortho_dtype(update.dtype))
-    x = x.T if is_tall else x
-    x = x / x.norm().clamp(min=LEAST_NORM)
+    x = x.mT if is_tall else x
+    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=LEAST_NORM)
     for _ in range(NEWTON_SCHULZ_STEPS):
-        gram = x @ x.T
-        gram = torch.addmm(gram, gram, gram, beta=b, alpha=c)
-        x = torch.addmm(x, gram, x, beta=a)
-    return x.T if is_tall else x
+        gram = x @ x.mT
+        gram = add_product(gram, gram, gram, beta=b, alpha=c)
+        x = add_product(x, gram, x, beta=a)
+    return x.mT if is_tall else x

@@ -25,6 +25,7 @@ def _pool_bytes(plan: Plan, pool: MatrixPool) -> int:
     matrices = [matrix for weights in pool.weights for matrix in matrices_in(plan, weights)]
     if len(pool.ranks) == 1:
         return max(_turn_bytes(matrix, element_bytes, ortho_bytes) for matrix in matrices)
+    matrices = [each for matrix in matrices for each in matrix.each()]
     owned = ceil(_most_owned(matrices, len(pool.ranks)))
     in_parts = ceil(sum(matrix.held_elements for matrix in matrices) / len(pool.ranks))
     largest = max(_turn_bytes(matrix, ortho_bytes, ortho_bytes) for matrix in matrices)
@@ -32,16 +33,18 @@ def _pool_bytes(plan: Plan, pool: MatrixPool) -> int:
 
 
 def _turn_bytes(matrix: HeldMatrix, element_bytes: int, ortho_bytes: int) -> int:
-    """Return the temporaries while one matrix is orthogonalised on a rank that has its part of the update.
+    """Return the temporaries while a matrix is orthogonalised on a rank that has its part of the update.
+
+    Those of experts of a rank are orthogonalised together.
 
     Where tensor-parallel ranks cut it: the part, its copies in the type of the products and to be sent, the
     parts of all, and these joined in two steps; the joined matrix takes the place of the update.
     """
     if matrix.tp == 1:
-        return newton_schulz_bytes(matrix.shape, element_bytes, ortho_bytes)
+        return matrix.num_stacked * newton_schulz_bytes(matrix.shape, element_bytes, ortho_bytes)
     held = ceil(matrix.held_elements)
     gathering = 3 * matrix.num_elements * ortho_bytes
-    turning = newton_schulz_bytes(matrix.shape, ortho_bytes, ortho_bytes)
+    turning = matrix.num_stacked * newton_schulz_bytes(matrix.shape, ortho_bytes, ortho_bytes)
     return held * (element_bytes + 2 * ortho_bytes) + max(gathering, turning)
 
 

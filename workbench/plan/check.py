@@ -17,7 +17,6 @@ from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.joint import check_equally_joint, check_joint, check_joint_rows
 from workbench.plan.lru_cache import Identity, LruCache, value_key
 from workbench.plan.matrix_pools import check_rows
-from workbench.plan.muon import check_muon
 from workbench.plan.optimizer_shards import check_instances
 from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Plan, TokenShard
@@ -74,7 +73,6 @@ def check_draft(plan: Plan) -> None:
     for module in plan.model.modules:
         settings = plan.settings.of(module.name)
         check_recompute_layers(f"module {module.name!r}", settings, module.layers)
-    check_muon(plan)
 
 
 def _twins(plan: Plan) -> dict[int, int]:

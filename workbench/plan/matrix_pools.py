@@ -1,11 +1,12 @@
 """Which ranks hold the matrices that Muon updates, whole or in parts, and which of them own a matrix."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
 from workbench.balance.tokens.policies import longest_first
-from workbench.model.layer import Shard
+from workbench.model.experts import EXPERT, is_of_expert
+from workbench.model.layer import Parameter, Shard
 from workbench.model.muon import newton_schulz_flop
 from workbench.plan.gradient_groups import gradient_groups
 from workbench.plan.instance_cache import cached_on_instance
@@ -17,20 +18,31 @@ from workbench.plan.plan import Plan
 
 
 class HeldMatrix(NamedTuple):
-    """A matrix of a layer, and the number of tensor-parallel ranks that cut it; 1: each has it whole."""
+    """A matrix of a layer; or equal ones of all experts on a rank.
+
+    Args:
+        shape: of one, whole.
+        tp: number of tensor-parallel ranks that cut it; 1: each has it whole.
+        num_stacked: number of experts; 1 of others.
+    """
 
     shape: tuple[int, ...]
     tp: int
+    num_stacked: int = 1
 
     @property
     def num_elements(self) -> int:
-        """Of the whole matrix."""
-        return prod(self.shape)
+        """Of whole matrices."""
+        return self.num_stacked * prod(self.shape)
 
     @property
     def held_elements(self) -> float:
         """Of one tensor-parallel rank."""
         return self.num_elements / self.tp
+
+    def each(self) -> "Iterator[HeldMatrix]":
+        """Yield them one by one."""
+        yield from (self._replace(num_stacked=1),) * self.num_stacked
 
 
 class MatrixPool(NamedTuple):
@@ -85,19 +97,34 @@ def matrices_in(plan: Plan, weights: Weights) -> tuple[HeldMatrix, ...]:
     if weights.layer is None:
         return ()
     layer = plan.model.module(weights.module).layers[weights.layer]
-    tp = _degrees(plan).get((weights.module, weights.layer), 1)
-    return tuple(
-        [
-            HeldMatrix(matrix.shape, 1 if matrix.shard is Shard.REPLICATED else tp)
-            for matrix in matrices_of(plan.settings, layer)
-        ]
-    )
+    tp, ep = _degrees(plan)[weights.module, weights.layer]
+    matrices = matrices_of(plan.settings, layer)
+    ones = (HeldMatrix(each.shape, _cut(each, tp)) for each in matrices if not is_of_expert(each))
+    if ep == 1:
+        return (*ones, *_of_experts(matrices, tp, 1))
+    return tuple(_of_experts(matrices, 1, ep)) if weights.experts else tuple(ones)
+
+
+def _of_experts(matrices: Iterable[Parameter], tp: int, ep: int) -> Iterator[HeldMatrix]:
+    """Yield the matrices of a rank's experts by their role in an expert."""
+    of_role: dict[str, list[Parameter]] = {}
+    for matrix in filter(is_of_expert, matrices):
+        role = matrix.name.partition(EXPERT)[2].partition(".")[2]
+        of_role.setdefault(role, []).append(matrix)
+    for found in of_role.values():
+        yield HeldMatrix(found[0].shape, _cut(found[0], tp), len(found) // ep)
+
+
+def _cut(matrix: Parameter, tp: int) -> int:
+    return 1 if matrix.shard is Shard.REPLICATED else tp
 
 
 @cached_on_instance
-def _degrees(plan: Plan) -> dict[tuple[str, int], int]:
-    """Map the layers of each module to the tp of their stages, which is equal in all replicas."""
-    return {(stage.module, layer): stage.tp for stage in plan.stages for layer in range(*stage.layers)}
+def _degrees(plan: Plan) -> dict[tuple[str, int], tuple[int, int]]:
+    """Map the layers of each module to tp and ep of their stages, which are equal in all replicas."""
+    return {
+        (stage.module, layer): (stage.tp, stage.ep) for stage in plan.stages for layer in range(*stage.layers)
+    }
 
 
 def _sharers(plan: Plan, group: GradientGroup) -> Iterator[tuple[int, ...]]:
@@ -128,6 +155,7 @@ def check_rows(plan: Plan) -> None:
         if len(pool.ranks) > 1
         for index, rank in enumerate(pool.ranks)
         for weights in pool.weights
+        if not weights.experts
     }
     for stage in plan.stages if index_of else ():
         for row in stage.ranks:

@@ -100,9 +100,10 @@ class MuonPrices:
         key = tuple([self._kind(weights) for weights in pool.weights]), tuple(map(id, costs)), links
         if key not in self._loads:
             matrices = [
-                (matrix, rows[weights.module])
+                (each, rows[weights.module])
                 for weights in pool.weights
                 for matrix in matrices_in(self._plan, weights)
+                for each in ((matrix,) if len(costs) == 1 else matrix.each())
             ]
             self._loads[key] = self._load_of(matrices, costs)
         return self._loads[key]
@@ -124,7 +125,7 @@ class MuonPrices:
         key = matrix, id(cost), is_whole
         if key not in self._known:
             settings = self._plan.settings
-            seconds = products_s(matrix.shape, settings, cost)
+            seconds = matrix.num_stacked * products_s(matrix.shape, settings, cost)
             if matrix.tp > 1:
                 joined = matrix.num_elements * _OF_PARTS * ortho_precision(settings).num_bytes
                 seconds += cost.update_s(joined)
