@@ -11,11 +11,9 @@ from runtime.step.muon_matrices import Matrix, muon_matrices
 from runtime.step.optimizer import OptimizerSettings, build_adamw, follow_rate, step_count
 from runtime.step.pooled_updates import Exchange, PooledMatrix, PooledUpdates
 from runtime.step.stage_module import StageModule
+from workbench.model.muon import MOMENTUM, RMS
 from workbench.plan.optimizer import Optimizer
 from workbench.plan.plan import Plan
-
-MOMENTUM = 0.95
-RMS = 0.2  # of an update, as AdamW's are: the same learning rate and decay serve both
 
 
 class Sharded(NamedTuple):

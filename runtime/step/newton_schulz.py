@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor
 
-from workbench.model.muon import NEWTON_SCHULZ_STEPS
+from workbench.model.muon import COEFFICIENTS, NEWTON_SCHULZ_STEPS
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # a, b, c of X <- a X + (b A + c A A) X with A = X X^T
 LEAST_NORM = 1e-7
 
 

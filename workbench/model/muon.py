@@ -7,6 +7,9 @@ from workbench.model.layer import Layer, LayerKind, Matmul, Parameter
 from workbench.model.trained import trained_parameters
 
 NEWTON_SCHULZ_STEPS = 5
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # a, b, c of X <- a X + (b A + c A A) X with A = X X^T
+MOMENTUM = 0.95
+RMS = 0.2  # of an update, as AdamW's are: the same learning rate and decay serve both
 
 
 def muon_matrices(layer: Layer) -> tuple[Parameter, ...]:
