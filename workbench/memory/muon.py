@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from math import ceil
 
 from workbench.model.muon import newton_schulz_bytes
-from workbench.plan.matrix_pools import HeldMatrix, MatrixPool, matrices_in, matrix_owners, pools_by_rank
+from workbench.plan.instance_cache import cached_on_instance
+from workbench.plan.lowered import Weights
+from workbench.plan.matrix_pools import HeldMatrix, matrices_in, matrix_owners, pools_by_rank
 from workbench.plan.muon import ortho_precision
 from workbench.plan.plan import Plan
 
@@ -15,19 +17,21 @@ def muon_working(plan: Plan, rank: int) -> int:
     Of matrices in parts, a rank has its parts of all updates, and those of the matrices that it owns: the
     bytes are those of the rank with most. While it orthogonalises one, that is there whole besides.
 
-    Complexity: O(matrices of the rank).
+    Complexity: O(matrices of the rank), once for equal pools of a plan.
     """
-    return max((_pool_bytes(plan, pool) for pool in pools_by_rank(plan).get(rank, ())), default=0)
+    pools = pools_by_rank(plan).get(rank, ())
+    return max((_pool_bytes(plan, pool.weights, len(pool.ranks)) for pool in pools), default=0)
 
 
-def _pool_bytes(plan: Plan, pool: MatrixPool) -> int:
+@cached_on_instance
+def _pool_bytes(plan: Plan, pooled: tuple[Weights, ...], num_ranks: int) -> int:
     element_bytes, ortho_bytes = plan.settings.gradient_bytes, ortho_precision(plan.settings).num_bytes
-    matrices = [matrix for weights in pool.weights for matrix in matrices_in(plan, weights)]
-    if len(pool.ranks) == 1:
+    matrices = [matrix for weights in pooled for matrix in matrices_in(plan, weights)]
+    if num_ranks == 1:
         return max(_turn_bytes(matrix, element_bytes, ortho_bytes) for matrix in matrices)
     matrices = [each for matrix in matrices for each in matrix.each()]
-    owned = ceil(_most_owned(matrices, len(pool.ranks)))
-    in_parts = ceil(sum(matrix.held_elements for matrix in matrices) / len(pool.ranks))
+    owned = ceil(_most_owned(matrices, num_ranks))
+    in_parts = ceil(sum(matrix.held_elements for matrix in matrices) / num_ranks)
     largest = max(_turn_bytes(matrix, ortho_bytes, ortho_bytes) for matrix in matrices)
     return (in_parts + owned) * ortho_bytes + largest
 

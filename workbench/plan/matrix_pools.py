@@ -12,6 +12,7 @@ from workbench.plan.gradient_groups import gradient_groups
 from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.lowered import GradientGroup, Weights
 from workbench.plan.muon import matrices_of
+from workbench.plan.optimizer import Optimizer
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.parameter_shards import sharded_stages
 from workbench.plan.plan import Plan
@@ -73,7 +74,7 @@ def matrix_owners(shapes: Sequence[Sequence[int]], num_ranks: int) -> tuple[int,
 def matrix_pools(plan: Plan) -> tuple[MatrixPool, ...]:
     """Return the pools of a plan, none where the optimizer is not Muon. O(gradient groups x their ranks)."""
     pools: dict[tuple[int, ...], dict[Weights, None]] = {}
-    for group in gradient_groups(plan):
+    for group in gradient_groups(plan) if plan.settings.optimizer is Optimizer.MUON else ():
         (weights,) = group.weights
         if matrices_in(plan, weights):
             for sharers in _sharers(plan, group):
