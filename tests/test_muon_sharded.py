@@ -25,6 +25,14 @@ from tests.plans import LINK, disjoint_plan
 from tests.test_checkpoint import assert_same
 from tests.test_fsdp import IN_TWO, assert_trains_as_one, sharded_parameters
 from tests.test_muon import by_muon
+from tests.test_next_batches import (
+    BATCHES,
+    FOLLOWING,
+    assert_last_step,
+    one_process,
+    plan_with_owners,
+    settings_of,
+)
 from tests.test_parity import SEED, assert_parity, execute, mixed
 from tests.test_sharded_optimizer import WHOLE, on_fewer_ranks, sharded
 from tests.test_tensor_parallel import CONFIGS, encoders, laid_out
@@ -107,6 +115,15 @@ def test_wide_copies_are_updated(count: int, pool: Pool) -> None:
     assert ours.losses[2] != others.losses[2]
     for mine, other in zip(ours.states, theirs.states, strict=True):
         assert all(torch.equal(mine.weights[key], weight) for key, weight in other.weights.items())
+
+
+def test_momenta_go_on_over_batches(pool: Pool) -> None:
+    """Four steps of other batches, each with an executor of its own, as one process does them."""
+    plan = by_muon(sharded(plan_with_owners("everything", cp=2, llm=(3, 3)), modules=("llm",)))
+    result = run_lowered(lower(plan), settings_of(4, following=FOLLOWING), pool=pool)
+    references = one_process(plan, 4)
+    assert result.losses == pytest.approx([reference.loss for reference in references], rel=1e-10)
+    assert_last_step(replace(plan, batch=BATCHES[2]), result, references[-1])
 
 
 def test_an_emulation_does_the_same() -> None:
@@ -202,6 +219,12 @@ def test_no_rank_holds_more_than_predicted(
     plan = replace(plan, settings=replace(plan.settings, **how))
     for row in measure("muon", plan, pool):
         assert 0.8 * row.predicted_bytes <= row.measured_bytes <= row.predicted_bytes, row
+
+
+def test_no_rank_with_sharded_parameters_holds_more_than_predicted(pool: Pool) -> None:
+    plan = by_muon(sharded_parameters(mixed("everything"), tiny_batch(), replicas=2, kernels=Kernels.EAGER))
+    for row in measure("muon", plan, pool):
+        assert 0.95 * row.predicted_bytes <= row.measured_bytes <= row.predicted_bytes, row
 
 
 def test_a_step_is_priced_as_it_is_executed() -> None:
