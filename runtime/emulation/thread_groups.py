@@ -16,6 +16,7 @@ from runtime.emulation.thread_mesh import (
     Combine,
     Payload,
     ThreadMesh,
+    exchange,
     gather,
     scatter,
     sum_in_place,
@@ -47,14 +48,8 @@ class _Collectives:
         return self._start(CollectiveKind.SCATTER, (own, parts), parts.nbytes, partial(scatter, self._order))
 
     def exchange(self, received: Tensor, sent: Tensor, counts: tuple[list[int], list[int]]) -> Pending:
-        order = self._order
-
-        def combine(parts: Mapping[int, tuple[Tensor, Tensor, list[int]]]) -> None:
-            pieces = {rank: parts[rank][1].split(parts[rank][2]) for rank in order}
-            for member, rank in enumerate(order):
-                parts[rank][0].copy_(torch.cat([pieces[other][member] for other in order]))
-
-        return self._start(CollectiveKind.EXCHANGE, (received, sent, counts[1]), sent.nbytes, combine)
+        part = received, sent, counts[1]
+        return self._start(CollectiveKind.EXCHANGE, part, sent.nbytes, partial(exchange, self._order))
 
     @property
     def _order(self) -> tuple[int, ...]:

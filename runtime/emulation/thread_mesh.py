@@ -26,6 +26,7 @@ class CollectiveKind:
     GRADIENTS = "a gradient sum"
     PARTS = "a sum of parts of gradients"
     WEIGHTS = "a collection of updated weights"
+    MATRICES = "an exchange of matrices"
     NORM = "the clipping norm"
     SUM = "all_reduce"
     GATHER = "all_gather"
@@ -214,6 +215,15 @@ class ThreadMesh(Mesh):
         )
         return cast(dist.Work, Arrival(self.mailbox, self.runner, rendezvous))
 
+    def start_exchange(
+        self, received: Tensor, sent: Tensor, counts: tuple[list[int], list[int]], ranks: tuple[int, ...]
+    ) -> dist.Work:
+        part = received, sent, counts[1]
+        rendezvous = self.mailbox.join(
+            "matrices", CollectiveKind.MATRICES, ranks, self.rank, part, partial(exchange, ranks)
+        )
+        return cast(dist.Work, Arrival(self.mailbox, self.runner, rendezvous))
+
     def sum_over_all(self, total: Tensor) -> None:
         rendezvous = self.mailbox.join(
             "world", CollectiveKind.NORM, self.ranks, self.rank, total, sum_in_place
@@ -252,6 +262,13 @@ def scatter(ranks: tuple[int, ...], tensors: Mapping[int, tuple[Tensor, Tensor]]
     """(own, parts) of every rank: the sum of everybody's part for it."""
     for member, rank in enumerate(ranks):
         tensors[rank][0].copy_(_sum([tensors[other][1].chunk(len(ranks))[member] for other in ranks]))
+
+
+def exchange(ranks: tuple[int, ...], parts: Mapping[int, tuple[Tensor, Tensor, list[int]]]) -> None:
+    """(into, own, counts) of every rank: everybody's piece for it, one after the other."""
+    pieces = {rank: parts[rank][1].split(parts[rank][2]) for rank in ranks}
+    for member, rank in enumerate(ranks):
+        parts[rank][0].copy_(torch.cat([pieces[other][member] for other in ranks]))
 
 
 def sum_in_place(parts: Mapping[int, Tensor]) -> None:

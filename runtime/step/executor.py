@@ -12,7 +12,7 @@ from runtime.step.activations import Watched
 from runtime.step.annotations import annotated
 from runtime.step.fsdp.stages import ShardedStages
 from runtime.step.gradients import Gradients
-from runtime.step.muon import build_optimizer
+from runtime.step.muon import Sharded, build_optimizer
 from runtime.step.offload import Offload
 from runtime.step.optimizer import OptimizerSettings
 from runtime.step.stage_edges import edges_before_the_end
@@ -85,7 +85,10 @@ class Executor:
         self._wires, self._gradients, self._recorder = wires, gradients, recorder
         self._sharded = sharded or ShardedStages.none()
         self._settings = optimizer
-        self._optimizer = build_optimizer(lowered.plan, modules.values(), gradients.parameters(), optimizer)
+        parts = Sharded(list(gradients.flat_parts()), gradients.exchange)
+        self._optimizer = build_optimizer(
+            lowered.plan, modules.values(), gradients.parameters(), optimizer, parts
+        )
         self._loss_scale = loss_scale
         self._progress = progress
         self._on_gradients = on_gradients

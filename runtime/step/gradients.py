@@ -9,8 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from runtime.step.flat_part import FlatPart
 from runtime.step.fsdp.weights import split_flat
 from runtime.step.optimizer import clip_factor, squared_norm
+from runtime.step.pooled_updates import Counts
 from runtime.step.timing import Recorder
 from runtime.step.weight_bucket import HoldsWeights, WeightBucket, copies_of
 from runtime.world.clock import Awaited, Channel, Stamp, Traffic
@@ -71,6 +73,24 @@ class Gradients:
                 continue
             for copies in all_copies:
                 yield from copies
+
+    def flat_parts(self) -> Iterator[FlatPart]:
+        """Those of them that are parts of flat tensors."""
+        yield from (bucket.flat_part() for bucket in self._buckets.values())
+
+    def exchange(self, received: Tensor, sent: Tensor, counts: Counts, ranks: tuple[int, ...]) -> None:
+        """In STEP, an all-to-all of elements among ranks that hold parts of the same weights.
+
+        Args:
+            received: elements from the ranks, in their order.
+            sent: elements to the ranks.
+            counts: of both, by rank.
+
+        Raises:
+            RankError: it did not end in time, or a peer is gone.
+        """
+        work = self._mesh.start_exchange(received, sent, counts, ranks)
+        self._wait(work, ranks, f"in {STEP}, exchanging matrices")
 
     def clear(self) -> None:
         """Clear gradients before the next step."""

@@ -1,23 +1,26 @@
 """Muon over matrices of blocks, and AdamW over all other parameters, as one optimizer."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from runtime.step.flat_part import CutWeight, FlatPart
+from runtime.step.muon_matrices import Matrix, muon_matrices
 from runtime.step.optimizer import OptimizerSettings, build_adamw, follow_rate, step_count
+from runtime.step.pooled_updates import Exchange, PooledMatrix, PooledUpdates
 from runtime.step.stage_module import StageModule
-from workbench.model.muon import NEWTON_SCHULZ_STEPS
-from workbench.plan.lowered import Weights
-from workbench.plan.muon import matrices_of
+from workbench.model.muon import MOMENTUM, RMS
 from workbench.plan.optimizer import Optimizer
 from workbench.plan.plan import Plan
 
-MOMENTUM = 0.95
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # a, b, c of X <- a X + (b A + c A A) X with A = X X^T
-LEAST_NORM = 1e-7
-RMS = 0.2  # of an update, as AdamW's are: the same learning rate and decay serve both
+
+class Sharded(NamedTuple):
+    """Parts of flat tensors that this rank updates, and an all-to-all with the ranks of other parts."""
+
+    parts: Sequence[FlatPart]
+    exchange: Exchange
 
 
 def build_optimizer(
@@ -25,43 +28,83 @@ def build_optimizer(
     modules: Iterable[StageModule],
     parameters: Iterable[nn.Parameter],
     settings: OptimizerSettings,
+    sharded: Sharded | None = None,
 ) -> torch.optim.Optimizer | None:
     """The plan's optimizer over the parameters; None where nothing is trainable.
 
+    Args:
+        sharded: which of the parameters are parts of flat tensors; None: none are.
+
     Raises:
-        ValueError: as `muon_matrices`, or matrices that are updated as parts of other tensors.
+        ValueError: as `muon_matrices`.
     """
     if plan.settings.optimizer is Optimizer.ADAMW:
         return build_adamw(parameters, settings)
     trained = list(parameters)
-    matrices = {id(matrix) for module in modules for matrix in muon_matrices(plan, module)}
-    if missing := len(matrices - set(map(id, trained))):
-        raise ValueError(
-            f"optimizer 'muon' wants whole matrices, got {missing} that are updated as parts of flat tensors"
-        )
-    return MuonAndAdamW(trained, matrices, settings) if trained else None
+    if not trained:
+        return None
+    matrices = {id(each.weight): each for module in modules for each in muon_matrices(plan, module)}
+    split = [] if sharded is None else _split(sharded.parts, matrices)
+    pools = [] if sharded is None else _pools(split, sharded.exchange)
+    return MuonAndAdamW(trained, matrices, settings, split, pools)
 
 
-def muon_matrices(plan: Plan, module: StageModule) -> list[nn.Parameter]:
-    """Trained weights of a stage that Muon updates: the 2-D ones of blocks.
+class _Split(NamedTuple):
+    """A part with matrices as the weights that it is cut from: an optimizer updates their pieces."""
 
-    Raises:
-        ValueError: their shapes are not those that the plan is priced with.
-    """
-    found: list[nn.Parameter] = []
-    weights: Mapping[Weights, list[nn.Parameter]] = module.weights()
-    for index in range(*module.stage.layers):
-        layer = plan.model.module(module.stage.module).layers[index]
-        priced = sorted(matrix.shape for matrix in matrices_of(plan.settings, layer))
-        own = weights.get(Weights(module.stage.module, index), []) if priced else []
-        matrices = [weight for weight in own if weight.requires_grad and weight.ndim == 2]
-        if (shapes := sorted(tuple(matrix.shape) for matrix in matrices)) != priced:
-            raise ValueError(
-                f"module {module.stage.module!r}, layer {layer.name!r}: optimizer 'muon' wants matrices "
-                f"{priced}, the model's are {shapes}; nearest: optimizer {Optimizer.ADAMW.value!r}"
-            )
-        found += matrices
-    return found
+    part: FlatPart
+    weights: tuple[tuple[CutWeight, Matrix | None], ...]
+
+    @property
+    def pieces(self) -> list[nn.Parameter]:
+        return [cut.piece for cut, _ in self.weights if cut.piece is not None]
+
+    def set_gradients(self) -> None:
+        """Give the pieces views of the part's gradient."""
+        gradient_S, start = self.part.own.grad, 0
+        assert gradient_S is not None, "parts always have a gradient"
+        for piece in self.pieces:
+            piece.grad = gradient_S.narrow(0, start, piece.numel()).view_as(piece)
+            start += piece.numel()
+
+    def clear_gradients(self) -> None:
+        """Take them away again, so that they can be freed."""
+        for piece in self.pieces:
+            piece.grad = None
+
+
+def _split(parts: Iterable[FlatPart], matrices: Mapping[int, Matrix]) -> list[_Split]:
+    """Parts with matrices; those of experts one by one, as each has an owner."""
+    return [
+        _split_part(part, matrices) for part in parts if any(id(weight) in matrices for weight in part.held)
+    ]
+
+
+def _split_part(part: FlatPart, matrices: Mapping[int, Matrix]) -> _Split:
+    each_of = {id(w): list(matrices[id(w)].each()) for w in part.held if id(w) in matrices}
+    matrix_of = {id(matrix.weight): matrix for each in each_of.values() for matrix in each}
+
+    def views_of(weight: nn.Parameter) -> list[nn.Parameter]:
+        return [matrix.weight for matrix in each_of[id(weight)]] if id(weight) in each_of else [weight]
+
+    return _Split(part, tuple((cut, matrix_of.get(id(cut.weight))) for cut in part.cut_weights(views_of)))
+
+
+def _pools(split: Iterable[_Split], exchange: Exchange) -> list[PooledUpdates]:
+    """Matrices in parts, by the ranks that hold these; in the same order on all ranks."""
+    found = (
+        (part, PooledMatrix(matrix, cut))
+        for part, weights in split
+        for cut, matrix in weights
+        if matrix is not None and len(part.ranks) > 1
+    )
+    by_ranks: dict[tuple[int, ...], tuple[FlatPart, list[PooledMatrix]]] = {}
+    for part, pooled in sorted(found, key=lambda each: each[1].matrix.position):
+        by_ranks.setdefault(part.ranks, (part, []))[1].append(pooled)
+    return [
+        PooledUpdates(pooled, ranks, part.member, like=part.own, exchange=exchange)
+        for ranks, (part, pooled) in by_ranks.items()
+    ]
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
@@ -73,20 +116,39 @@ class MuonAndAdamW(torch.optim.Optimizer):
 
     Args:
         parameters: all, each once.
-        matrices: identities of those that Muon updates.
+        matrices: by identity of the weight, those that Muon updates.
         settings: rate, decay and schedule of both rules; betas and epsilon of AdamW.
+        split: parameters that are parts of flat tensors with matrices.
+        pools: of the matrices in them of which other ranks hold parts.
     """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], matrices: Collection[int], settings: OptimizerSettings
+        self,
+        parameters: Iterable[nn.Parameter],
+        matrices: Mapping[int, Matrix],
+        settings: OptimizerSettings,
+        split: Sequence[_Split] = (),
+        pools: Sequence[PooledUpdates] = (),
     ) -> None:
-        trained = list(parameters)
-        self._adamw = build_adamw([p for p in trained if id(p) not in matrices], settings, follows=False)
-        fused = self._adamw is not None and bool(self._adamw.defaults["fused"])
-        super().__init__(
-            trained, {"lr": settings.learning_rate, "weight_decay": settings.weight_decay, "fused": fused}
+        self._split, self._pools = split, pools
+        pieces_of = {id(each.part.own): each.pieces for each in split}
+        trained = [piece for each in parameters for piece in pieces_of.get(id(each), (each,))]
+        self._matrix_of = {id(each): matrices[id(each)] for each in trained if id(each) in matrices}
+        whole = set(self._matrix_of)
+        for cut, matrix in (weight for each in split for weight in each.weights):
+            if matrix is not None and cut.piece is not None:
+                self._matrix_of[id(cut.piece)] = matrix
+                whole |= {id(cut.piece)} if len(cut.spans) == 1 else set()
+        self._whole = sorted(
+            (each for each in trained if id(each) in whole),
+            key=lambda each: self._matrix_of[id(each)].position,  # on all tensor-parallel ranks
         )
-        self._matrices = [p for p in trained if id(p) in matrices]
+        self._adamw = build_adamw(
+            [p for p in trained if id(p) not in self._matrix_of], settings, follows=False
+        )
+        fused = self._adamw is not None and bool(self._adamw.defaults["fused"])
+        defaults = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay, "fused": fused}
+        super().__init__([{"params": trained}], defaults)  # a rank may have nothing but padding
         if self._adamw is not None:
             self._adamw.state = self.state
         if settings.schedule is not None:
@@ -94,32 +156,52 @@ class MuonAndAdamW(torch.optim.Optimizer):
 
     def first_state(self, parameter: Tensor) -> dict[str, Tensor]:
         """State of a parameter before its first step."""
-        if any(parameter is matrix for matrix in self._matrices):
+        if id(parameter) in self._matrix_of:
             return {"step": step_count(self, parameter, 0), "momentum_buffer": torch.zeros_like(parameter)}
         return adamw_state(self, parameter)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
+        """Update every parameter that has a gradient.
+
+        Raises:
+            RankError: as `PooledUpdates.orthogonalised` and `Matrix.orthogonalised`.
+        """
         assert closure is None, "gradients are there already"
         (group,) = self.param_groups
-        for matrix in self._matrices:
-            if matrix.grad is not None:
-                self._update(matrix, matrix.grad, group["lr"], group["weight_decay"])
+        for split in self._split:
+            split.set_gradients()
+        for weight in self._whole:
+            if weight.grad is not None:
+                matrix = self._matrix_of[id(weight)]
+                self._apply(weight, matrix.orthogonalised(self._update_of(weight)))
+        for pool in self._pools:
+            for piece, update in pool.orthogonalised(self._update_of):
+                self._apply(piece, update)
         if self._adamw is not None:
             for of_adamw in self._adamw.param_groups:
                 of_adamw["lr"] = group["lr"]
             self._adamw.step()
+        for split in self._split:
+            split.clear_gradients()
 
-    def _update(self, matrix: Tensor, gradient: Tensor, rate: float, decay: float) -> None:
+    def _update_of(self, matrix: nn.Parameter) -> Tensor:
+        """Add the gradient of a matrix, or of a piece of one, to its momentum; returns Nesterov's mean."""
+        gradient = matrix.grad
+        assert gradient is not None, "a part of weights that others hold too has one"
         if not self.state[matrix]:
             self.state[matrix] |= self.first_state(matrix)
         state = self.state[matrix]
         state["step"] += 1
-        momentum = state["momentum_buffer"].lerp_(gradient, 1 - MOMENTUM)
-        update = orthogonalised(gradient.lerp(momentum, MOMENTUM))
+        momentum: Tensor = state["momentum_buffer"].lerp_(gradient, 1 - MOMENTUM)
+        return gradient.lerp(momentum, MOMENTUM)
+
+    def _apply(self, matrix: nn.Parameter, update: Tensor) -> None:
+        (group,) = self.param_groups
+        rate, decay = group["lr"], group["weight_decay"]
+        longest = max(self._matrix_of[id(matrix)].shape[-2:])
         matrix.mul_(1 - rate * decay)
-        matrix.add_(update, alpha=-rate * RMS * max(matrix.shape) ** 0.5)
+        matrix.add_(update, alpha=-rate * RMS * longest**0.5)
 
 
 def adamw_state(adamw: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
@@ -136,17 +218,3 @@ def first_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str
     if isinstance(optimizer, MuonAndAdamW):
         return optimizer.first_state(parameter)
     return adamw_state(optimizer, parameter)
-
-
-def orthogonalised(update: Tensor) -> Tensor:
-    """[m, n] nearly U V^T of the update U S V^T, by Newton-Schulz steps; its work: `newton_schulz_flop`."""
-    a, b, c = COEFFICIENTS
-    is_tall = update.size(0) > update.size(1)
-    x = update if update.dtype == torch.float64 else update.bfloat16()
-    x = x.T if is_tall else x
-    x = x / x.norm().clamp(min=LEAST_NORM)
-    for _ in range(NEWTON_SCHULZ_STEPS):
-        gram = x @ x.T
-        gram = torch.addmm(gram, gram, gram, beta=b, alpha=c)
-        x = torch.addmm(x, gram, x, beta=a)
-    return x.T if is_tall else x

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.parallel.tensor.group import SharedWeights
+from runtime.step.flat_part import FlatPart
 from runtime.step.fsdp.weights import split_flat
 from workbench.plan.lowered import Lowered, Weights
 from workbench.plan.optimizer_shards import optimizer_shards
@@ -115,6 +116,11 @@ class WeightBucket:
         for part_N, copies in zip(self._split(flat_N), self._held, strict=True):
             for copy in copies:
                 yield copy, part_N.view_as(copy)
+
+    def flat_part(self) -> FlatPart:
+        """The part that this rank updates."""
+        held, share = tuple(copies[0] for copies in self._held), self.share
+        return FlatPart(own=self.own, held=held, ranks=share.instance, member=share.index)
 
     def empty_part(self) -> Tensor:
         """[S] an empty tensor for a part of a gradient."""

@@ -93,6 +93,13 @@ class Mesh:
         """
         return GATHER(whole, part, group=self.reduction[ranks], async_op=True)
 
+    def start_exchange(
+        self, received: Tensor, sent: Tensor, counts: tuple[list[int], list[int]], ranks: tuple[int, ...]
+    ) -> dist.Work:
+        """Start an all-to-all among the ranks of an instance, or that shard weights; see `ContextGroup`."""
+        group = self.reduction[ranks] if ranks in self.reduction else self.units[ranks]
+        return dist.all_to_all_single(received, sent, counts[0], counts[1], group=group, async_op=True)
+
     def sum_over_all(self, total: Tensor) -> None:
         """Sum in place over all ranks.
 

@@ -17,6 +17,7 @@ from workbench.export.approximation import (
 from workbench.export.block_recompute import recomputed_alike
 from workbench.export.decoder import Decoder, decoder_of
 from workbench.export.latent import latent_words, without_flags
+from workbench.export.megatron_muon import inexpressible_muon, muon_arguments, muon_changes
 from workbench.export.megatron_program import MEGATRON_SEVERAL
 from workbench.export.mimo_config import (
     EXCHANGES,
@@ -151,7 +152,8 @@ def _layout_arguments(placed: Placed, plan: Plan) -> Arguments:
 
 def _settings_arguments(plan: Plan, settings: ModuleSettings, placed: Placed) -> Arguments:
     is_cut = {"sequence_parallel": settings.sequence_parallel and placed.layout.tp > 1}
-    return as_flags(settings_words(plan, settings.module) | is_cut) | _sharding_arguments(settings)
+    optimizer = muon_arguments(plan, settings) or _sharding_arguments(settings)
+    return as_flags(settings_words(plan, settings.module) | is_cut) | optimizer
 
 
 def _sharding_arguments(settings: ModuleSettings) -> Arguments:
@@ -173,7 +175,8 @@ def _sharding_arguments(settings: ModuleSettings) -> Arguments:
 
 
 def _refuses(plan: Plan) -> str | None:
-    part = inexpressible(plan, (Placing.ALONE, Placing.APART, Placing.SHARED))
+    placings = (Placing.ALONE, Placing.APART, Placing.SHARED)
+    part = inexpressible(plan, placings, optimizers=inexpressible_muon)
     return part or without_flags(decoder_of(llm_of(plan)))
 
 
@@ -188,6 +191,7 @@ def _changes(plan: Plan) -> Sequence[Change]:
         *expressible.resharded_as(plan, ReshardAfter.PASS, ReshardAfter.BACKWARD),
         *expressible.computed_again(plan, RECOMPUTED),
         *keys_exchanged(plan),
+        *muon_changes(plan),
         *expressible.one_of_schedules(plan, SCHEDULES),
     )
     return (*changes, *recomputed_alike(plan, changes))

@@ -45,12 +45,13 @@ def inexpressible(
     plan: Plan,
     placings: Collection[Placing],
     adapters: Callable[[Plan], str | None] = expressible.with_adapters,
+    optimizers: Callable[[Plan], str | None] = expressible.other_optimizer,
 ) -> str | None:
     """The first part that cannot be expressed; None: there is none.
 
     Args:
         placings: of several modules, that the system supports.
-        adapters: returns those that the system does not have.
+        adapters, optimizers: return those that the system does not have.
     """
     part = (
         expressible.unplaced(plan)
@@ -58,7 +59,7 @@ def inexpressible(
         or inexpressible_decoder(plan)
         or expressible.masked(plan)
         or expressible.too_precise(plan)
-        or expressible.other_optimizer(plan)
+        or optimizers(plan)
         or inexpressible_in_megatron(plan)
     )
     if part is not None or len(plan.model.modules) == 1:

@@ -24,7 +24,6 @@ from workbench.plan.expert_groups import check_expert_degree
 from workbench.plan.kernels import Kernels
 from workbench.plan.key_exchange import check_heads
 from workbench.plan.lru_cache import Identity, LruCache
-from workbench.plan.muon import check_whole_matrices
 from workbench.plan.plan import KeyExchange, ModuleSettings, Precision, Recompute, Settings, Sharding
 from workbench.plan.recomputed_layers import check_recompute_layers
 from workbench.schedule.choice import Schedule, usual
@@ -250,11 +249,6 @@ def _check_layouts(job: Job) -> None:
     for name in (*(x.module for x in job.layouts), *(x.module for x in job.settings.modules)):
         if name not in names:
             raise ValueError(f"job {job.name!r}: no module {name!r}; {nearest_of(name, names)}")
-    degrees = {layout.module: (layout.tp, layout.ep) for layout in job.layouts}
-    for module in job.model.modules:
-        tp, ep = degrees.get(module.name, (1, 1))
-        where = f"job {job.name!r}: module {module.name!r}"
-        check_whole_matrices(where, job.settings, module, tp=tp, ep=ep)
     for settings in job.settings.modules:
         where, module = f"job {job.name!r}: module {settings.module!r}", job.model.module(settings.module)
         check_recompute_layers(where, settings, module.layers)

@@ -291,8 +291,7 @@ class JobSpec(Strict):
         precision: precision of weights, activations and messages.
         optimizer_precision: precision of gradient accumulation and of the weights and moments that the
             optimizer updates.
-        optimizer: rule of the update. `muon`: of matrices of blocks, which every rank must hold whole (tp 1,
-            no sharding, no experts), and AdamW for all other weights.
+        optimizer: rule of the update. `muon`: of matrices of blocks, and AdamW for all other weights.
         kernels: kernels of the layers, which determine the activations kept for the backward; auto: eager on
             this machine's processes, fused on GPUs.
         profile: profile of the machine: a shipped name, or the path of a file from `workbench calibrate`.

@@ -10,6 +10,7 @@ from workbench.memory.stage import StateKind, state_of
 from workbench.plan.frame import frame_of
 from workbench.plan.gradient_groups import num_replicas
 from workbench.plan.lowered import Lowered
+from workbench.plan.matrix_pools import pools_by_rank
 from workbench.plan.optimizer_shards import state_shards
 from workbench.plan.parameter_shards import sharded_stages
 from workbench.plan.routing import routing_of
@@ -55,7 +56,8 @@ class Accounts:
             )
             for stage in self.plan.stages_on.get(rank, ())
         )
-        rule = settings.optimizer, settings.optimizer_precision
+        pools = tuple([(len(ranks), pooled) for ranks, pooled in pools_by_rank(self.plan).get(rank, ())])
+        rule = settings.optimizer, settings.optimizer_precision, pools
         per_plan = frame_of(self.plan), settings.kernels, *rule
         return *per_plan, rank, per_stage, tuple(self.reduced.get(rank, {}).items())
 

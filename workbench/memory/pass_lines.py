@@ -8,15 +8,14 @@ import numpy as np
 
 from workbench.arrays import Flags, Ints, ints, spans, starts
 from workbench.memory.accounts import Accounts
+from workbench.memory.muon import muon_working
 from workbench.memory.sizes import StageBytes, StageSplitBytes
 from workbench.memory.stage import GRADIENTS, StateKind, updated_elements
 from workbench.model.layer import Layer, Pointwise, Recurrence
-from workbench.model.muon import newton_schulz_bytes
 from workbench.model.trained import is_trained
 from workbench.plan.action_columns import KIND, NOWHERE, action_columns
 from workbench.plan.kernels import Kernels
 from workbench.plan.lru_cache import Identity, LruCache
-from workbench.plan.muon import matrices_of, ortho_precision
 from workbench.plan.parameter_shards import kept_stages, stages_reduced_once
 from workbench.plan.plan import Plan
 from workbench.plan.stage import Stage
@@ -328,21 +327,14 @@ class PassLines:
     def _step_working(self, index: int) -> int:
         """Return the bytes of temporaries of the tensor with most of them.
 
-        AdamW has two as large as the tensor, a fused AdamW none; Muon those of `newton_schulz_bytes`.
+        AdamW has two as large as the tensor, a fused AdamW none; Muon those of `muon_working`.
         """
         stages = self._plan.stages_on.get(self._ranks[index], ())
-        of_matrices = max((size for stage in stages for size in self._matrix_working(stage)), default=0)
+        of_matrices = muon_working(self._plan, self._ranks[index])
         if self._plan.settings.kernels is not Kernels.EAGER:
             return of_matrices
         sizes = [elements for stage in stages for elements in self._updated_elements(stage)]
         return max(of_matrices, 2 * ceil(max(sizes, default=0)) * self._plan.settings.gradient_bytes)
-
-    def _matrix_working(self, stage: Stage) -> Iterator[int]:
-        settings = self._plan.settings
-        element_bytes, ortho_bytes = settings.gradient_bytes, ortho_precision(settings).num_bytes
-        for layer in self._plan.model.module(stage.module).layers[slice(*stage.layers)]:
-            for matrix in matrices_of(settings, layer):
-                yield newton_schulz_bytes(matrix.shape, element_bytes, ortho_bytes)
 
     def _updated_elements(self, stage: Stage) -> Iterator[float]:
         unit = self._accounts.units.get(stage.id)

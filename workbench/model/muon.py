@@ -7,6 +7,9 @@ from workbench.model.layer import Layer, LayerKind, Matmul, Parameter
 from workbench.model.trained import trained_parameters
 
 NEWTON_SCHULZ_STEPS = 5
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # a, b, c of X <- a X + (b A + c A A) X with A = X X^T
+MOMENTUM = 0.95
+RMS = 0.2  # of an update, as AdamW's are: the same learning rate and decay serve both
 
 
 def muon_matrices(layer: Layer) -> tuple[Parameter, ...]:
@@ -44,12 +47,11 @@ def newton_schulz_flop(shape: tuple[int, ...]) -> int:
 def newton_schulz_bytes(shape: tuple[int, ...], element_bytes: int, ortho_bytes: int) -> int:
     """Most bytes of temporaries while one matrix [m, n], with m <= n, is orthogonalised.
 
-    X before and after a step, both Gram matrices, and the update in the optimizer's type unless X is that.
+    The update in the optimizer's type, X before and after a step, and both Gram matrices.
 
     Args:
         element_bytes: of the optimizer's elements.
         ortho_bytes: of X's.
     """
     m, n = sorted(shape)
-    update = 0 if element_bytes == ortho_bytes else m * n * element_bytes
-    return update + 2 * (m * n + m * m) * ortho_bytes
+    return m * n * element_bytes + 2 * (m * n + m * m) * ortho_bytes

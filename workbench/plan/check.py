@@ -16,7 +16,7 @@ from workbench.plan.gradient_groups import gradient_groups, reduction_order
 from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.joint import check_equally_joint, check_joint, check_joint_rows
 from workbench.plan.lru_cache import Identity, LruCache, value_key
-from workbench.plan.muon import check_muon
+from workbench.plan.matrix_pools import check_rows
 from workbench.plan.optimizer_shards import check_instances
 from workbench.plan.parameter_shards import shard_units
 from workbench.plan.plan import Plan, TokenShard
@@ -43,12 +43,14 @@ def check(plan: Plan) -> None:
     in several replicas, the LLM may not); every stage does every pass of every microbatch once, in order;
     ranks of a stage agree; token shards cover their rows exactly once; optimizer instances divide the ranks
     that hold the same weights; sharded weights are whole for every pass and gathered alike by all who share
-    them; `recompute_layers` are fewer than the module's layers; ranks hold whole matrices for Muon.
+    them; `recompute_layers` are fewer than the module's layers; tensor-parallel ranks own parts of the same
+    matrices for Muon.
     """
     check_draft(plan)
     order = frame_of(first_of_all(plan)), reduction_order(plan)
     _SOUND_ORDERS.get_or(order, lambda: check_programs(plan))
     check_instances(plan, gradient_groups(plan))
+    check_rows(plan)
     if units := shard_units(plan):
         rounds = Identity(units), value_key(plan.stages), value_key(plan.programs)
         _SOUND_ROUNDS.get_or(rounds, lambda: check_rounds(plan, units, _twins(plan)))
@@ -71,7 +73,6 @@ def check_draft(plan: Plan) -> None:
     for module in plan.model.modules:
         settings = plan.settings.of(module.name)
         check_recompute_layers(f"module {module.name!r}", settings, module.layers)
-    check_muon(plan)
 
 
 def _twins(plan: Plan) -> dict[int, int]:

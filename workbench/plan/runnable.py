@@ -16,7 +16,6 @@ from workbench.model.short_conv import has_short_conv
 from workbench.model.trained import adapted_products
 from workbench.plan.kernel_heads import CPU, check_kernel_heads
 from workbench.plan.kernels import Kernels
-from workbench.plan.optimizer import Optimizer
 from workbench.plan.plan import Boundaries, ModuleSettings, Plan, Sharding
 from workbench.plan.runnable_degrees import check_degrees
 from workbench.plan.runnable_items import check_segment
@@ -45,7 +44,6 @@ def check_runnable(plan: Plan) -> None:
         check_shared_tokens(plan, stage)
         _check_masks(plan, stage)
         _check_kernels(plan, stage)
-    check_updates(plan)
     check_targets(plan)
 
 
@@ -164,17 +162,6 @@ def check_sharding(module: str, settings: ModuleSettings) -> None:
         raise ValueError(
             f"module {module!r}: sharding {settings.sharding.value!r} cannot be executed; want one of "
             f"{', '.join(level.value for level in EXECUTED_SHARDINGS)} (simulate this plan instead)"
-        )
-
-
-def check_updates(plan: Plan) -> None:
-    """Raise ValueError for Muon over wide copies of weights, which are flat."""
-    settings = plan.settings
-    wide = settings.optimizer_precision
-    if settings.optimizer is Optimizer.MUON and wide not in (None, settings.precision):
-        raise ValueError(
-            f"optimizer 'muon' runs with optimizer_precision as precision, got {wide.value!r}; nearest: "
-            f"{settings.precision.value!r}"
         )
 
 

@@ -5,7 +5,7 @@ from itertools import chain
 
 import numpy as np
 
-from workbench.arrays import Floats, ints
+from workbench.arrays import ints
 from workbench.collector import collector_paused
 from workbench.cost.eager_traffic import EAGER_UPDATE_TENSORS, OptimizerKernels
 from workbench.cost.model import CostModel
@@ -20,7 +20,7 @@ from workbench.plan.work import works_of
 from workbench.schedule.action import COMPUTE, MEANING, Action, Activity, Pass, TaskKind, measured_as
 from workbench.timing.attention import AttentionModel
 from workbench.timing.key_exchange import with_key_exchange
-from workbench.timing.muon import MuonPrices, matrix_bytes
+from workbench.timing.muon import MuonPrices, MuonSeconds, matrix_bytes
 from workbench.timing.pass_prices import PassPrices, Works, machines
 from workbench.timing.weights import WeightPrices
 from workbench.units import GB
@@ -139,11 +139,12 @@ class _Pricing:
         alike = {(group.weights[0].module, id(group.ranks)): group for group in groups}
         shards = {key: optimizer_shards(self._plan, group).num_shards for key, group in alike.items()}
         updated = [group.num_elements / shards[group.weights[0].module, id(group.ranks)] for group in groups]
+        matrices_s = self._matrices_s(updated)
+        steps_s += matrices_s.exchanges
         present = {  # the others are in replicas folded away
             ranks: [index_of[rank] for rank in group.ranks if rank in index_of]
             for (_, ranks), group in alike.items()
         }
-        matrices_s = self._matrices_s(updated, present, machines)
         sizes = ints(len(present[id(group.ranks)]) for group in groups)
         index = ints(chain.from_iterable(present[id(group.ranks)] for group in groups))
         np.add.at(elements, index, np.repeat(updated, sizes))  # in the order of groups
@@ -152,26 +153,16 @@ class _Pricing:
             rank: step_s
             + cost.profile.pipeline_factor(Pass.STEP) * (self._update_s(num_elements, cost) + matrix_s)
             for rank, step_s, num_elements, matrix_s, cost in zip(
-                ranks, steps_s.tolist(), elements.tolist(), matrices_s.tolist(), machines, strict=True
+                ranks, steps_s.tolist(), elements.tolist(), matrices_s.updates.tolist(), machines, strict=True
             )
         }
 
-    def _matrices_s(
-        self, updated: list[float], present: dict[int, list[int]], machines: list[CostModel]
-    ) -> Floats:
-        """Return, by rank, the seconds of Muon's updates; take their elements from each group's `updated`."""
-        seconds = np.zeros(len(machines))
+    def _matrices_s(self, updated: list[float]) -> MuonSeconds:
+        """Return the seconds of Muon's updates; take their elements from each group's `updated`."""
         if self._plan.settings.optimizer is not Optimizer.MUON:
-            return seconds
+            return MuonSeconds(*np.zeros((2, len(self._plan.ranks))))
         self._unmeasured.add("Muon's update: products in short loops, and bytes over memory bandwidth")
-        muon = MuonPrices(self._plan)
-        for number, group in enumerate(self._lowered.groups):
-            (weights,) = group.weights
-            if of_matrices := muon.elements(weights):
-                updated[number] -= of_matrices
-                for index in present[id(group.ranks)]:
-                    seconds[index] += muon.update_s(weights, machines[index])
-        return seconds
+        return MuonPrices(self._plan, self._cost_of, self._weights).seconds(self._lowered.groups, updated)
 
     def _update_s(self, num_parameters: float, cost: CostModel) -> float:
         settings = self._plan.settings

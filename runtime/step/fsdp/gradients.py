@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from runtime.step.flat_part import FlatPart
 from runtime.step.fsdp.stages import ShardedStages
 from runtime.step.fsdp.weights import ShardedWeights
 from runtime.step.gradients import Gradients
@@ -63,6 +64,11 @@ class ShardedGradients(Gradients):
         """Parameters of whole weights, then this rank's parts of sharded ones."""
         yield from super().parameters()
         yield from self._sharded.parameters()
+
+    def flat_parts(self) -> Iterator[FlatPart]:
+        """Those of them that are parts of flat tensors."""
+        yield from super().flat_parts()
+        yield from self._sharded.flat_parts()
 
     def accumulate(self) -> None:
         """After a backward, add gradients to wide sums; a round of one backward needs none."""

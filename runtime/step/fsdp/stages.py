@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.step.activations import Watched
+from runtime.step.flat_part import FlatPart
 from runtime.step.fsdp.weights import InFlight, ShardedWeights
 from runtime.step.stage_module import StageModule
 from runtime.step.timing import Recorder
@@ -225,6 +226,10 @@ class ShardedStages:
     def parameters(self) -> Iterator[nn.Parameter]:
         """Parameters of the optimizer: this rank's part of all trained weights, each once."""
         yield from (weights.own for weights in self._distinct())
+
+    def flat_parts(self) -> Iterator[FlatPart]:
+        """The same as parts of flat tensors."""
+        yield from (weights.flat_part() for weights in self._distinct())
 
     def parts_of(self, stage: int) -> dict[str, nn.Parameter]:
         """Description -> this rank's part of each flat tensor of a stage."""

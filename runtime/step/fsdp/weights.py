@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from runtime.parallel.tensor.group import SharedWeights
+from runtime.step.flat_part import FlatPart
 from runtime.world.tensor_collectives import GATHER, SCATTER, SUM, free, tells_scattered
 
 # Shape suffixes: N = elements of all weights and padding, S = elements of one part.
@@ -120,6 +121,10 @@ class ShardedWeights:
     def is_updated_in_place(self) -> bool:
         """Whether the optimizer updates the part that is gathered directly."""
         return self.is_trained and self.part.dtype == self.own.dtype
+
+    def flat_part(self) -> FlatPart:
+        """The part that this rank updates."""
+        return FlatPart(own=self.own, held=tuple(self._held), ranks=self.ranks, member=self._index)
 
     def gather(self) -> InFlight:
         """Start gathering the weights."""
