@@ -28,6 +28,11 @@ def test_what_fits_nowhere_is_refused_in_one_line(mode):
             id="degrees",
         ),
         pytest.param(
+            {"layouts": (ModuleLayout(module="llm", tp=2, pp=1, dp=2),)},
+            "the layout of 'llm' takes 4 ranks, got 8; nearest: one without dp",
+            id="all degrees",
+        ),
+        pytest.param(
             {"samples": 9, "microbatch_samples": 2},
             r"no dp of 'llm' among \[1, 2, 4, 8\] .* nearest: 8 samples",
             id="batch",
