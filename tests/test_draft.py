@@ -80,6 +80,13 @@ def test_a_layout_that_cuts_layers_says_whom_it_keeps_out(tmp_path: Path) -> Non
     assert "fsdp" not in drafted(tmp_path, LLAMA_7B, "64xH100")[1]
 
 
+def test_a_draft_fixes_no_degree_that_it_does_not_need(tmp_path: Path) -> None:
+    """Searches keep the tp, cp and ep of a layout, so one that says tp 1 would keep experts whole."""
+    job, text = drafted(tmp_path, LLAMA_7B, "64xH100")
+    assert job.layouts == ()
+    assert "layouts" not in text
+
+
 def test_no_more_weights_are_trained_than_there_are(tmp_path: Path) -> None:
     """Of a model whose head is its table of tokens."""
     words = ("init", config_in(tmp_path, SMALL_TIED), "--gpus", "4xH100", "-o", tmp_path / "job.yaml")

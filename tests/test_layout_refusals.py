@@ -28,6 +28,11 @@ def test_what_fits_nowhere_is_refused_in_one_line(mode):
             id="degrees",
         ),
         pytest.param(
+            {"layouts": (ModuleLayout(module="llm", tp=2, pp=1, dp=2),)},
+            "the layout of 'llm' takes 4 ranks, got 8; nearest: one without dp",
+            id="all degrees",
+        ),
+        pytest.param(
             {"samples": 9, "microbatch_samples": 2},
             r"no dp of 'llm' among \[1, 2, 4, 8\] .* nearest: 8 samples",
             id="batch",
@@ -44,6 +49,17 @@ def test_what_has_no_layout_is_told_why_and_what_is_nearest(changes, what):
     job = job_on(8, **({"samples": 8} | changes))
     with pytest.raises(ValueError, match=what):
         fastest_layout(job, COST, Mode.HOMOGENEOUS, freedom=LEAST)
+
+
+def test_a_job_whose_layouts_fix_degrees_is_told_what_is_tried_without_them():
+    job = job_on(8, samples=8, memory_gb=8.5)
+    with pytest.raises(ValueError, match=r"the smallest, homogeneous: .* or more ranks$"):
+        fastest_layout(job, COST, Mode.HOMOGENEOUS, freedom=LEAST)
+    cut = replace(job, layouts=(ModuleLayout(module="llm", tp=2), ModuleLayout(module="vision", tp=2)))
+    with pytest.raises(
+        ValueError, match=r"llm tp 2 .* or more ranks, or no layouts of 'llm', 'vision', which"
+    ):
+        fastest_layout(cut, COST, Mode.HOMOGENEOUS, freedom=LEAST)
 
 
 @pytest.mark.parametrize(

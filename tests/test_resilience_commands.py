@@ -193,6 +193,20 @@ def test_failures_counts_training_on_a_trace_to_the_sample(job, trace):
     assert said["dollars_per_sample"] == pytest.approx((6 + 5) / 60 * 3 / said["samples"])
 
 
+def test_failures_takes_the_price_of_the_job_unless_another_is_given(job, trace):
+    priced = job.with_name("priced.yaml")
+    priced.write_text(
+        job.read_text().replace("  ranks_per_node: 2\n", "  ranks_per_node: 2\n  dollars_per_gpu_hour: 1.5\n")
+    )
+
+    def of(path: Path, *options: object) -> float:
+        said = answered("failures", path, "--trace", trace, *options)["systems"]["templates"]
+        return said["dollars_per_sample"]
+
+    assert of(priced) == of(job, "--dollars-per-node-hour", 3)
+    assert of(priced, "--dollars-per-node-hour", 1) == of(job, "--dollars-per-node-hour", 1)
+
+
 def test_a_job_that_restarts_gets_less_of_a_stormy_trace(job):
     rates = ("--leaves-per-node-hour", 20, "--joins-per-missing-hour", 200)
     said = answered("failures", job, *rates, "--hours", 0.05, "--restart-s", 5)

@@ -12,6 +12,8 @@ from tests.command_line import workbench
 from tests.plans import disjoint_plan, sample, two_encoders
 from workbench.report.search_tables import memory_of_fullest
 from workbench.search.joint.question import Question
+from workbench.strategies.registry import PLANNERS
+from workbench.units import wanted_memory_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +69,19 @@ def test_contradictions_are_one_line(job: Path, flags: tuple[object, ...], messa
     assert done.exit_code == 2
     [line] = done.stderr.splitlines()
     assert message in line
+
+
+def test_a_job_that_fits_nowhere_names_the_plan_that_lacks_least(job: Path, tmp_path: Path) -> None:
+    tight = tmp_path / "tight.yaml"
+    tight.write_text(job.read_text().replace("memory_gib: 1\n", "memory_gib: 0.0001\n"))
+    done = search(tight)
+    assert done.exit_code == 2
+    [line] = done.stderr.splitlines()
+    [nearest] = re.findall("nearest: ([a-z-]+): ", line)
+    alone = {name: search(tight, "--strategy", name).stderr for name in PLANNERS}
+    wanted = {name: wanted_memory_bytes(text) for name, text in alone.items()}
+    assert wanted[nearest] == min(each for each in wanted.values() if each is not None) < wanted["dip"]
+    assert alone[nearest] == done.stderr
 
 
 def test_named_strategies_alone_are_tried_on_the_ranks_that_are_asked_for(priced: Path) -> None:

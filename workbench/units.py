@@ -16,6 +16,7 @@ S_PER_DAY = 86_400.0
 
 _UNIT_S = {"s": 1.0, "m": 60.0, "h": S_PER_HOUR, "d": S_PER_DAY, "w": 7 * S_PER_DAY}
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_WANTED_MEMORY = re.compile(r"memory_gib >= [\d.]+ \(([\d,]+) bytes\)")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 
 
@@ -32,6 +33,17 @@ def gib(num_bytes: float) -> float:
 def wanted_memory_text(num_bytes: int) -> str:
     """`memory_gib >= 44.954 (48,268,034,048 bytes)`: a job file's field, rounded up."""
     return f"memory_gib >= {math.ceil(1000 * gib(num_bytes)) / 1000:.3f} ({num_bytes:,} bytes)"
+
+
+def wanted_memory_bytes(text: str) -> int | None:
+    """Bytes of the `wanted_memory_text` in a message; None: it has none.
+
+    Example:
+        >>> wanted_memory_bytes(f"too large; want {wanted_memory_text(48_268_034_048)} or more ranks")
+        48268034048
+    """
+    match = _WANTED_MEMORY.search(text)
+    return None if match is None else int(match[1].replace(",", ""))
 
 
 def duration_s(text: str, flag: str) -> float:

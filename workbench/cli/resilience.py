@@ -88,7 +88,11 @@ def failures_command(
     ] = 100,
     storage_gb_per_s: Annotated[float, typer.Option(help="bandwidth of checkpoint storage in GB/s")] = 1.0,
     dollars: Annotated[
-        float | None, typer.Option("--dollars-per-node-hour", help="price of a node, for the cost per sample")
+        float | None,
+        typer.Option(
+            "--dollars-per-node-hour",
+            help="price of a node, for the cost per sample; default: by cluster.dollars_per_gpu_hour",
+        ),
     ] = None,
     profile: Profile = None,
     execution: ExecutionFile = None,
@@ -101,6 +105,7 @@ def failures_command(
     if dollars is not None and dollars < 0:
         raise ValueError(f"failures: --dollars-per-node-hour must be >= 0, got {dollars}")
     base_job = _job_on_nodes(job, nodes, ranks_per_node)
+    dollars = _node_dollars(base_job) if dollars is None else dollars
     availability = _availability(base_job, trace, leaves, joins, hours, seed, nodes)
     max_nodes = max((count for _, count in availability.num_nodes()), default=0)
     templates = _elastic_templates(base_job, nodes or max_nodes, faults, profile, execution)
@@ -121,6 +126,12 @@ def failures_command(
     saves = _saves_text(settings, templates.saved_bytes)
     table = _run_table(f"{templates.job.name} on {availability.name}", runs, dollars)
     print_result(record, table, saves, as_json=as_json)
+
+
+def _node_dollars(job: Job) -> float | None:
+    """Dollars an hour of a node at the job's price of its GPUs; None where it has none."""
+    price = job.dollars_per_rank_hour
+    return None if price is None else price * job.cluster.nodes[0].num_ranks
 
 
 def _saves_text(settings: "Recovery", saved_bytes: float) -> str:

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -19,12 +20,13 @@ from workbench.plan.codec import dumps
 from workbench.planner.judged import JudgedBy
 from workbench.planner.strategy_spec import Planner
 from workbench.report.search_tables import search_record
-from workbench.search.drive import Override, search
+from workbench.search.drive import Candidate, Override, search
 from workbench.search.kept_results import Kept, KeptResults, result_key
 from workbench.search.objectives.objective import Objective
 from workbench.search.objectives.options import ObjectiveOptions, judge_for
 from workbench.search.objectives.plan_judge import PlanJudge
 from workbench.timing.accept import accept
+from workbench.units import wanted_memory_bytes
 from workbench.whole_file import check_writable
 
 
@@ -147,7 +149,7 @@ def cached_search(
     )
     best = candidates[0].plan
     if best is None:
-        raise ValueError(_none_text(job.name, [candidate.refusal for candidate in candidates]))
+        raise ValueError(_none_text(job.name, candidates))
     if candidates[0].judged is not None and candidates[0].judged.misses:
         raise ValueError(
             f"no plan of job {job.name!r} meets the limit; nearest: {candidates[0].strategy}: "
@@ -175,8 +177,14 @@ def _planned(job: Job, planner: Planner) -> Job:
     return planner.job(job) if isinstance(planner, Override) else job
 
 
-def _none_text(job: str, refusals: Sequence[str]) -> str:
-    """Error text for a job without a plan: the first refusal for lack of memory, or else the first one."""
-    too_large = [refusal for refusal in refusals if "does not fit" in refusal]
+def _none_text(job: str, candidates: Sequence[Candidate]) -> str:
+    """Error text for a job without a plan: the refusal that lacks least memory, or else the first one."""
+    none = f"no strategy has a plan for job {job!r}"
+    wanted = [(wanted_memory_bytes(each.refusal), each) for each in candidates]
+    sized = [(num_bytes, each) for num_bytes, each in wanted if num_bytes is not None]
+    if sized:
+        nearest = min(sized, key=itemgetter(0))[1]
+        return f"does not fit: {none}; nearest: {nearest.strategy}: {nearest.refusal}"
+    too_large = [each for each in candidates if "does not fit" in each.refusal]
     first = "does not fit: " if too_large else ""
-    return f"{first}no strategy has a plan for job {job!r}; {(too_large or refusals)[0]}"
+    return f"{first}{none}; {(too_large or candidates)[0].refusal}"

@@ -172,9 +172,9 @@ def draft(
         graph = _built(spec)
     memory_bytes = load_profile(machines.device).memory_bytes
     cut = drafted_layout(graph, gpus=machines.gpus, per_node=machines.per_node, memory_bytes=memory_bytes)
-    layout: dict[str, Any] = {module: {"tp": each.tp} for module, each in cut.cuts.items()}
+    layouts: dict[str, Any] = {module: {"tp": each.tp} for module, each in cut.cuts.items() if each.tp > 1}
     if machines.products is not ProductFormat.SAME:
-        layout[LLM]["products"] = machines.products.value
+        layouts.setdefault(LLM, {})["products"] = machines.products.value
     if data is not None and image_px is not None:
         raise ValueError("--image: sizes of images are those of --data; want one of the two")
     if data is not None and text_tokens is not None:
@@ -195,7 +195,7 @@ def draft(
         "replicas": cut.replicas,
         **batch_content,
     }
-    spec |= {"batch": batch, "layouts": layout}
+    spec |= {"batch": batch, **({"layouts": layouts} if layouts else {})}
     spec |= {"precision": PRECISION.value, "optimizer_precision": WIDE.value, "profile": machines.device}
     missing = missing_weights(Path(model))
     rules = (microbatch.rule,) if microbatch.rule else ()

@@ -145,7 +145,9 @@ class ModuleChoice(Degrees):
         extra = _RECOMPUTED[self.recompute]
         copies = f" x{self.instances} optimizers" if self.instances > 1 else ""
         experts = f" ep {self.ep}" if self.ep > 1 else ""
-        return f"{self.module} {self.tp}/{self.cp}/{self.pp}/{self.num_replicas}{experts}{extra}{copies}"
+        degrees = {"tp": self.tp, "cp": self.cp, "pp": self.pp, "dp": self.num_replicas}
+        grid = "".join(f" {name} {degree}" for name, degree in degrees.items() if degree > 1)
+        return f"{self.module}{grid}{experts}{extra}{copies}"
 
 
 _RECOMPUTED = {Recompute.NONE: "", Recompute.BLOCKS: " blocks recomputed", Recompute.FULL: " recomputed"}

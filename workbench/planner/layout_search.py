@@ -268,5 +268,11 @@ def _refusal(
     choice, step = nearest
     return (
         f"no {mode} layout fits: the smallest, {choice}, holds {step.peak_bytes:,} bytes on a rank of "
-        f"{step.memory_bytes:,}; want {wanted_memory_text(step.peak_bytes)} or more ranks"
+        f"{step.memory_bytes:,}; want {wanted_memory_text(step.peak_bytes)} or more ranks{_or_free(job)}"
     )
+
+
+def _or_free(job: Job) -> str:
+    """A remedy of jobs whose layouts keep the search from other degrees."""
+    given = [repr(layout.module) for layout in job.layouts]
+    return f", or no layouts of {', '.join(given)}, which fix tp, cp and ep" if given else ""

@@ -127,6 +127,9 @@ class LayoutSpace:
                 f"{len(self._job.batch)} samples at most; nearest: a larger batch, or fewer ranks"
             )
         size = given.tp * given.cp * (given.pp or 1) * (given.dp or 1)
+        if given.pp and given.dp:
+            taken = f"takes {size} ranks, got {self.num_ranks}"
+            return f"the layout of {module.name!r} {taken}; nearest: one without dp"
         below = self.num_ranks // size * size
         nearest = f"{below} or {below + size}" if below else str(size)
         return (
