@@ -22,10 +22,11 @@ from workbench.plan.kernels import Kernels
 from workbench.plan.lower import lower
 from workbench.plan.plan import ModuleSettings, Precision, Recompute, Settings, Sharding
 from workbench.plan.stage import Stage
+from workbench.planner.equal_microbatches import least_pipeline_s, pipeline_s
 from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
-from workbench.planner.layout_search import best_first, exhaustive_layout, fastest_layout
+from workbench.planner.layout_search import best_first, exhaustive_layout, fastest_by, fastest_layout
 from workbench.planner.layout_space import Freedom, LayoutSpace
-from workbench.planner.layout_step import LayoutSteps, least_pipeline_s, moves_s, pipeline_s, steps_of
+from workbench.planner.layout_step import LayoutSteps, moves_s, steps_of
 from workbench.planner.module_price import ModulePrices
 from workbench.planner.sharded_step import sharded_step
 from workbench.schedule.action import Pass
@@ -95,6 +96,28 @@ def test_jobs_that_share_prices_have_the_steps_that_they_have_alone():
     for steps, each in zip(shared, jobs, strict=True):
         assert steps.step(choice) == LayoutSteps(each, COST).step(choice)
     assert len({steps.step(choice).step_s for steps in shared[:3]}) > 1
+
+
+def test_an_exchange_that_no_pass_hides_comes_behind_all_of_them():
+    """All else is equal; the search is exact under either estimate."""
+    job = job_on(8, samples=8)
+    hiding, behind = LayoutSteps(job, COST), LayoutSteps(job, COST, hides_exchange=False)
+    assert steps_of(job, COST, hides_exchange=False) is not steps_of(job, COST)
+    whole = replace(job, layouts=(ModuleLayout(module="llm", tp=1),))
+    layouts = [
+        choice for _, choice in LayoutSpace(LayoutSteps(whole, COST), 8, LEAST).layouts(Mode.COLOCATED)
+    ]
+    differ = 0
+    for choice in layouts:
+        hidden, exposed = hiding.step(choice), behind.step(choice)
+        assert replace(exposed, exchange_s=hidden.exchange_s) == hidden
+        assert exposed.exchange_s >= hidden.exchange_s
+        differ += exposed.exchange_s > hidden.exchange_s
+    assert differ
+    found = fastest_by(behind, Mode.COLOCATED, freedom=LEAST)
+    all_layouts = LayoutSpace(LayoutSteps(job, COST), 8, LEAST).layouts(Mode.COLOCATED)
+    steps = [behind.step(choice) for _, choice in all_layouts]
+    assert found.step.step_s == min(step.step_s for step in steps if step.fits)
 
 
 def test_replicas_of_a_colocated_encoder_share_its_samples():

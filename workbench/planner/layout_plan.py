@@ -10,7 +10,8 @@ from workbench.job.other_layouts import with_layouts
 from workbench.plan.plan import Plan, Sharding
 from workbench.planner.assembly import lowered_that_fits
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, Mode, ModuleChoice
-from workbench.planner.layout_search import fastest_layout, has_layouts
+from workbench.planner.layout_search import fastest_by, has_layouts
+from workbench.planner.layout_step import steps_of
 from workbench.planner.stage_counts import Progress
 
 Build = Callable[[Job, LayoutChoice], Plan]  # the job has the choice's layouts and settings
@@ -27,13 +28,16 @@ def searched_plans(
 ) -> tuple[Plan, ...]:
     """The plan of the fastest layout of a mode, then the plans that were best before it in the search.
 
+    Where several are wanted, those follow that a search by a second estimate finds, in which what replicas
+    exchange comes behind all passes: as plans do it, for which the first one's overlap is not to be had.
+
     Args:
         job: what is planned.
         cost: the machine.
         mode: how modules share the ranks.
         build: makes the plan of a layout.
-        progress: as in `fastest_layout`.
-        most: the largest number of plans.
+        progress: as in `fastest_by`.
+        most: the largest number of plans by each estimate; 1: of the first alone, the published one.
         num_ranks: ranks of every layout; None: all that the job may use, or the next smaller number for
             which there is a layout.
 
@@ -47,31 +51,41 @@ def searched_plans(
         check_taken(job.pools, llm, range(usable))
     if num_ranks is None:
         num_ranks = next((n for n in range(usable, 0, -1) if has_layouts(job, cost, mode, n)), usable)
-    plans = _Plans(job, cost, build)
-    try:
-        fastest_layout(job, cost, mode, num_ranks=num_ranks, accepts=plans.accepts, progress=progress)
-    except ValueError as error:
-        raise (plans.refusal or error) from None
-    return tuple(plans.fitting[: -most - 1 : -1])
+    plans, likely = _Plans(job, cost, build), dict[LayoutChoice, Plan]()
+    for hides_exchange in (True, False) if most > 1 else (True,):
+        plans.improving.clear()
+        steps = steps_of(job, cost, hides_exchange=hides_exchange)
+        try:
+            fastest_by(steps, mode, num_ranks=num_ranks, accepts=plans.accepts, progress=progress)
+        except ValueError as error:
+            raise (plans.refusal or error) from None
+        likely |= {choice: plans.fitting[choice] for choice in plans.improving[: -most - 1 : -1]}
+    return tuple(likely.values())
 
 
 class _Plans:
-    """Builds the plan of every layout that would be the best so far, and keeps those that fit."""
+    """Builds the plan of every layout that would be the best so far, and keeps those that fit.
+
+    `improving` are the layouts of a search in which each was better than the one before it.
+    """
 
     def __init__(self, job: Job, cost: CostModel, build: Build) -> None:
         self._job, self._cost, self._build = job, cost, build
-        self.fitting: list[Plan] = []
+        self.fitting: dict[LayoutChoice, Plan] = {}
+        self.improving: list[LayoutChoice] = []
         self.refusal: ValueError | None = None
 
     def accepts(self, choice: LayoutChoice, step: LayoutStep) -> bool:
         """Whether the layout's plan is sound and fits."""
-        try:
-            plan = self._build(job_with(self._job, choice, step), choice)
-            lowered_that_fits(plan)
-        except ValueError as error:
-            self.refusal = error
-            return False
-        self.fitting.append(plan)
+        if choice not in self.fitting:
+            try:
+                plan = self._build(job_with(self._job, choice, step), choice)
+                lowered_that_fits(plan)
+            except ValueError as error:
+                self.refusal = error
+                return False
+            self.fitting[choice] = plan
+        self.improving.append(choice)
         return True
 
 

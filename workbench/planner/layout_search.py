@@ -64,6 +64,18 @@ def fastest_layout(
     *,
     num_ranks: int | None = None,
     freedom: Freedom | None = None,
+    progress: Progress = silent,
+) -> FoundLayout:
+    """`fastest_by` the published estimate, in which passes hide what replicas exchange."""
+    return fastest_by(steps_of(job, cost), mode, num_ranks=num_ranks, freedom=freedom, progress=progress)
+
+
+def fastest_by(
+    steps: LayoutSteps,
+    mode: Mode,
+    *,
+    num_ranks: int | None = None,
+    freedom: Freedom | None = None,
     accepts: Accepts = any_layout,
     progress: Progress = silent,
 ) -> FoundLayout:
@@ -74,8 +86,7 @@ def fastest_layout(
     Same result as `exhaustive_layout`; among equals the smaller bound wins, then the earlier layout.
 
     Args:
-        job: its layouts of modules are kept, as is its microbatch size.
-        cost: the machine.
+        steps: the estimate, of a job whose layouts of modules are kept, as is its microbatch size.
         mode: how modules share the ranks.
         num_ranks: ranks of every layout; None: all that the job may use.
         freedom: what varies besides degrees.
@@ -88,7 +99,6 @@ def fastest_layout(
 
     Complexity: one bound per choice of the LLM and encoder; at worst one step per layout.
     """
-    steps = steps_of(job, cost)
     space = _space(steps, num_ranks, freedom)
     families = tuple(space.families(mode))
     total = sum(family.most for family in families)
@@ -99,7 +109,7 @@ def fastest_layout(
     result = _best(
         steps, best_first(families), lambda bound_s, best_s: bound_s * ROUNDING > best_s, accepts, report
     )
-    return _best_layout(job, mode, result, total, space)
+    return _best_layout(steps.job, mode, result, total, space)
 
 
 def exhaustive_layout(
@@ -116,7 +126,8 @@ def exhaustive_layout(
 def likely_layouts(job: Job, cost: CostModel, mode: Mode, most: int) -> tuple[FoundLayout, ...]:
     """Layouts of a mode that fit in memory, fastest first, out of the `most` with the smallest bounds.
 
-    Empty where a mode has no layout on all ranks of the job, whose layouts of modules are kept.
+    Empty where a mode has no layout on all ranks of the job, whose layouts of modules are kept. What
+    replicas exchange comes behind all passes, as in plans.
 
     Args:
         most: number of layouts that are priced.
@@ -124,7 +135,7 @@ def likely_layouts(job: Job, cost: CostModel, mode: Mode, most: int) -> tuple[Fo
     Complexity: `most` steps, after one bound per choice of the LLM and encoder.
     """
     try:
-        steps = steps_of(job, cost)
+        steps = steps_of(job, cost, hides_exchange=False)
         space = _space(steps, None, None)
     except ValueError:  # the space does not cover these modules
         return ()

@@ -7,16 +7,14 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple, TypeVar
 
-import numpy as np
-
 from workbench.arrays import Floats
-from workbench.balance.microbatches.pipeline_time import iteration_s
 from workbench.balance.stages.partition import partition
 from workbench.cost.group_link import group_link
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.planner.boundary_price import crossing_bytes, num_readers, regrouped, sent
+from workbench.planner.equal_microbatches import least_pipeline_s, pipeline_s
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, Mode, ModuleChoice
 from workbench.planner.module_price import ModulePrices, Totals, total_of
 from workbench.planner.sharded_step import sharded_step
@@ -57,7 +55,7 @@ _PRICES: LruCache[ModulePrices] = LruCache(8)
 _STEPS: "LruCache[LayoutSteps]" = LruCache(32)
 
 
-def steps_of(job: Job, cost: CostModel) -> "LayoutSteps":
+def steps_of(job: Job, cost: CostModel, *, hides_exchange: bool = True) -> "LayoutSteps":
     """The cached `LayoutSteps` of a job.
 
     Jobs that differ only in layouts, replicas and schedule share them, except for different windows, which
@@ -65,9 +63,9 @@ def steps_of(job: Job, cost: CostModel) -> "LayoutSteps":
     size share the prices of modules.
     """
     priced = Identity(cost), Identity(job.model), Identity(job.cluster), Identity(job.batch), job.settings
-    key = priced, job.microbatch_samples, job.schedule.window, job.schedule.run_ahead
+    key = priced, job.microbatch_samples, job.schedule.window, job.schedule.run_ahead, hides_exchange
     prices = _PRICES.get_or(priced, lambda: ModulePrices(job, cost))
-    return _STEPS.get_or(key, lambda: LayoutSteps(job, cost, prices)).of(job)
+    return _STEPS.get_or(key, lambda: LayoutSteps(job, cost, prices, hides_exchange=hides_exchange)).of(job)
 
 
 class LayoutSteps:
@@ -85,10 +83,14 @@ class LayoutSteps:
         job: gives cluster, batch, microbatch size and kernels.
         cost: the machine.
         prices: of a job that differs only in microbatches, layouts and schedule; None: computed for the job.
+        hides_exchange: whether passes hide what replicas exchange, as above; if not, it comes behind them.
     """
 
-    def __init__(self, job: Job, cost: CostModel, prices: ModulePrices | None = None) -> None:
+    def __init__(
+        self, job: Job, cost: CostModel, prices: ModulePrices | None = None, *, hides_exchange: bool = True
+    ) -> None:
         self.job, self.prices = job, prices or ModulePrices(job, cost)
+        self._hides_exchange = hides_exchange
         self._chains: dict[tuple[ModuleChoice, int | None], ModuleChain] = {}
         self._accounts: dict[tuple[ModuleChoice, Totals], Account] = {}
         self._llm_s: dict[ModuleChoice, float] = {}
@@ -343,12 +345,12 @@ class LayoutSteps:
         return self.prices.send_s(num_bytes, link)
 
     def _account(self, part: Held) -> Account:
-        """Exchanges between replicas that passes of all layers but one do not hide, update and state."""
+        """Exchanges between replicas that no pass hides, update and state; passes of one layer hide none."""
         key = part.choice, part.layers
         if key not in self._accounts:
             choice, layers = key
             exchange = self.prices.exchange(choice, layers.trained, layers.of_experts)
-            share = 1 / layers.num_layers
+            share = 1 / layers.num_layers if self._hides_exchange else 1.0
             backward_s, forward_s = layers.backward_s * (1 - share), layers.forward_s * (1 - share)
             reduced_s = max(exchange.reduce_s - backward_s, share * exchange.reduce_s)
             gathered_s = max(exchange.gather_s - forward_s, share * exchange.gather_s)
@@ -374,25 +376,6 @@ def _held_bytes(parts: Sequence[Held], accounts: Sequence[Account]) -> float:
         total += account.state_bytes + in_flight * layers.kept_bytes
         working = max(working, layers.working_bytes)
     return total + working
-
-
-def least_pipeline_s(total_s: float, num_stages: int, rounds: int) -> float:
-    """A lower bound on 1F1B, however T seconds of layers are cut into p stages.
-
-    With m microbatches and stages of t_1 .. t_p seconds, stage j alone needs t_1 + .. + t_{j-1} + m t_j.
-    The largest of these is smallest where t_{j+1} = (1 - 1/m) t_j: then it is T / (1 - (1 - 1/m)^p).
-
-    Complexity: O(1).
-    """
-    return total_s / (1 - (1 - 1 / rounds) ** num_stages)
-
-
-@cache
-def pipeline_s(forward_s: tuple[float, ...], backward_s: tuple[float, ...], rounds: int) -> float:
-    """Seconds of 1F1B over equal microbatches."""
-    forward = np.tile(np.array(forward_s), (rounds, 1))
-    backward = np.tile(np.array(backward_s), (rounds, 1))
-    return iteration_s(forward, backward, np.arange(rounds, dtype=np.int64))
 
 
 def _counts(chain: ModuleChain) -> tuple[int, ...]:
