@@ -177,7 +177,7 @@ def fits_text(search: Record) -> str:
 def _aimed_text(search: Record) -> str:
     """The best plan's strategy; unless plans are ranked by their steps, with the objective and its figure."""
     best, objective = search["candidates"][0], Objective(search["objective"])
-    figures = {
+    figures: dict[Objective, Callable[[], str]] = {
         Objective.ITERATION: lambda: "",
         Objective.THROUGHPUT: lambda: f"{best['samples_per_s_per_rank']:.4g} samples/s per rank",
         Objective.DOLLARS: lambda: f"${1000 * best['dollars_per_sample']:.4g} for 1,000 samples",
