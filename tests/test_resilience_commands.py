@@ -11,6 +11,7 @@ from workbench.cost import nccl
 from workbench.cost.group_link import GroupLink
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
+from workbench.elastic.availability import Rates
 from workbench.job.job import load_job
 from workbench.plan.plan import Precision
 from workbench.search.objectives.goodput import checkpoint_bytes
@@ -201,6 +202,15 @@ def test_a_job_that_restarts_gets_less_of_a_stormy_trace(job):
     assert templates["samples"] > restarts["samples"] > 0
 
 
+def test_a_rate_of_losses_has_two_spellings(job):
+    """Five nodes that each leave 20 times an hour lose one every 36 s."""
+    assert Rates.of_losses(36.0, 5) == Rates(leaves_per_node_h=20.0)
+    assert Rates(leaves_per_node_h=20.0).mtbf_s(5) == 36.0
+    others = ("--nodes", 5, "--joins-per-missing-hour", 200, "--hours", 0.05)
+    by_node = answered("failures", job, "--leaves-per-node-hour", 20, *others)
+    assert by_node == answered("failures", job, "--mtbf", "36s", *others)
+
+
 def test_failures_shows_a_line_for_each_system(job, trace):
     shown = workbench("failures", job, "--trace", trace).stdout
     assert "small on trace.csv, 0.03333 h" in shown
@@ -223,7 +233,7 @@ def test_failures_shows_a_line_for_each_system(job, trace):
     [
         (("templates", "--faults", 6), "faults 6 wants 7 pipelines; want faults 5, or 7 nodes"),
         (("templates", "--nodes", 0), "want 1 node or more, got 0"),
-        (("failures",), "want one of --trace and --leaves-per-node-hour"),
+        (("failures",), "want one of --trace, --mtbf and --leaves-per-node-hour"),
         (("failures", "--leaves-per-node-hour", 1, "--hours", 0), "--hours must be > 0, got 0.0"),
         (("failures", "--leaves-per-node-hour", -1), "rates must be >= 0"),
         (("failures", "--leaves-per-node-hour", 1, "--storage-gb-per-s", 0), "storage of > 0 GB/s"),
