@@ -13,6 +13,7 @@ from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.elastic.availability import Rates
 from workbench.job.job import load_job
+from workbench.job.machines import cost_of
 from workbench.plan.plan import Precision
 from workbench.search.objectives.goodput import checkpoint_bytes
 from workbench.search.objectives.template_plans import plan_of_templates
@@ -200,6 +201,15 @@ def test_a_job_that_restarts_gets_less_of_a_stormy_trace(job):
     templates, restarts = said["systems"]["templates"], said["systems"]["restarts"]
     assert templates["recoveries"] > 3
     assert templates["samples"] > restarts["samples"] > 0
+
+
+def test_templates_of_unlike_nodes_name_the_pool_that_takes_all_modules() -> None:
+    job = load_job("examples/pools.yaml")
+    cost = cost_of(job, None, None)
+    with pytest.raises(ValueError, match=r"nearest: a job of pool 'faster' alone, 2 nodes$"):
+        elastic_templates(job, cost, num_nodes=4, num_faults=1)
+    with pytest.raises(ValueError, match=r"nearest: a job of 2 nodes of \d+ ranks alone$"):
+        elastic_templates(replace(job, pools=()), cost, num_nodes=4, num_faults=1)
 
 
 def test_a_rate_of_losses_has_two_spellings(job):
