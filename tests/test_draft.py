@@ -10,6 +10,7 @@ import pytest
 
 from tests.command_line import accept, workbench
 from tests.job_files import write
+from tests.test_composites import CONFIGS
 from workbench.job.draft import Train, draft, machines_of
 from workbench.job.job import Job, job_from_spec
 from workbench.job.job_file import parse_spec
@@ -92,6 +93,18 @@ def test_no_more_weights_are_trained_than_there_are(tmp_path: Path) -> None:
     words = ("init", config_in(tmp_path, SMALL_TIED), "--gpus", "4xH100", "-o", tmp_path / "job.yaml")
     weights, trained = re.findall(r"\d+,[\d,]+", accept(*words).output)
     assert weights == trained
+
+
+def test_mergers_that_stay_frozen_inside_a_tower_are_named(tmp_path: Path) -> None:
+    """Qwen3-VL's last merger is its projector; those of inner blocks belong to their blocks."""
+    model, job = config_in(tmp_path, CONFIGS["qwen3_vl"]), tmp_path / "job.yaml"
+    inner = len(CONFIGS["qwen3_vl"]["vision_config"]["deepstack_visual_indexes"])
+    note = f"module 'vision': its last merger is trained, the {inner} of inner blocks (DeepStack) are frozen"
+    told = workbench("init", model, "--gpus", "1xH100", "-o", job).stderr
+    assert note in " ".join(told.split())
+    assert note in job.read_text(encoding="utf-8")
+    told = workbench("init", model, "--gpus", "1xH100", "--train", "all", "-o", job).stderr
+    assert "DeepStack" not in told + job.read_text(encoding="utf-8")
 
 
 def test_a_job_file_with_edits_is_replaced_with_a_warning(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from experiments.doors.targets import CHECKED, Folder, refusals, shell_arguments
 from sim.predict import predict
 from workbench.cost.model import CostModel
 from workbench.cost.products import ProductFormat
+from workbench.export.approximation import MOST_REPORTS, Alternative, nearest
 from workbench.export.decoder import decoder_of
 from workbench.export.export import export
 from workbench.export.folder import FORMAT, MARK, ranks_by_node
@@ -19,11 +20,12 @@ from workbench.export.megatron import decoder_arguments
 from workbench.export.mimo_config import equal_stage_layers
 from workbench.export.module_layouts import Placing, llm_of, placed_modules, placing_of, schedule_like
 from workbench.export.registry import BY_NAME, TARGETS
-from workbench.job.job import Job
+from workbench.job.job import Job, load_job
 from workbench.job.machines import cost_of
 from workbench.job.notations.layout_string import stage_layers_of
 from workbench.job.other_layouts import with_layouts
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Sharding
+from workbench.planner.stage_counts import Progress
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
 from workbench.schedule.sharded import ReshardAfter
 from workbench.strategies import fsdp
@@ -49,6 +51,29 @@ def prices_of(job: Job) -> Prices:
 
 def plan_of(job: Job, strategy: str) -> Plan:
     return STRATEGIES[strategy].planner(job, cost_of(job, None, None), lambda *_: None)
+
+
+def test_the_nearest_plan_of_a_refusal_is_not_searched_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says a plan that the target takes; which one is the fastest of all is not asked."""
+    job = with_layouts(load_job("examples/valm.yaml"), ())
+    reports: list[float] = []
+    colocated = STRATEGIES["megatron-colocated"]
+
+    def counting(job: Job, cost: CostModel, progress: Progress) -> Plan:
+        def report(done: int, total: int, best_s: float) -> None:
+            reports.append(best_s)
+            progress(done, total, best_s)
+
+        return colocated.planner(job, cost, report)
+
+    counting(job, cost_of(job, None, None), lambda *_: None)
+    whole = len(reports)
+    monkeypatch.setitem(STRATEGIES, "megatron-colocated", replace(colocated, planner=counting))
+    reports.clear()
+    alternative = Alternative(words="it", strategy="megatron-colocated")
+    found = nearest(plan_of(job, "disttrain"), [alternative], lambda plan: None, prices_of(job))
+    assert found is not None
+    assert len(reports) == MOST_REPORTS < whole
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from runtime.reference import Reference
 from runtime.run_settings import RunSettings
 from runtime.step.stage_module import build_stage_module
 from runtime.world.pool import Pool
+from sim.predict import predict
 from sim.step.engine import simulate
 from tests.generator_models import CONDITION, DIT, SETTINGS, drawing_batch, drawing_model, generator
 from tests.job_files import write
@@ -38,8 +39,11 @@ from workbench.model.zoo import from_shape
 from workbench.plan.lower import lower
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings
 from workbench.plan.routing import routing_of
+from workbench.planner.stage_counts import silent
 from workbench.schedule.action import Pass
-from workbench.strategies import cornstarch, megatron_heterogeneous
+from workbench.strategies import cornstarch, fsdp, megatron_heterogeneous
+from workbench.strategies.registry import BY_NAME as STRATEGIES
+from workbench.timing.accept import accept
 from workbench.timing.price import price
 
 CUTS = {"vision": (5,), "llm": (3, 3), "generator": (5,)}
@@ -216,6 +220,29 @@ def test_strategies_plan_a_model_with_a_generator() -> None:
     job = replace(drawing_job({}, (1, 1, 2, 1)), layouts=())
     plan = cornstarch.plan(job, CostModel(load_profile("A40")))
     assert {stage.module for stage in plan.stages} == {"vision", "llm", "generator"}
+
+
+@pytest.mark.parametrize("name", ["fsdp", "hsdp"])
+def test_sharded_strategies_plan_and_train_a_model_with_a_generator(name: str, pool: Pool) -> None:
+    """Every rank does all modules, whatever their order; the plan's estimate is that of the simulator."""
+    cost = CostModel(load_profile("A40"))
+    batch = drawing_batch(images=(1, 1, 1, 1), drawn=(1, 1, 1, 1))
+    job = replace(drawing_job({}, (1, 1, 1, 1)), layouts=(), batch=batch)
+    plan = STRATEGIES[name].planner(job, cost, silent)
+    assert {stage.module for stage in plan.stages} == {"vision", "llm", "generator"}
+    assert plan.settings.of("generator").shards_parameters
+    believed_s, sized = fsdp.fastest_of_size(job, cost)
+    assert believed_s == pytest.approx(predict(*accept(sized), cost).iteration_s, rel=0.01)
+    assert_same(plan, pool)
+
+
+def test_strategies_whose_steps_end_with_the_llm_name_those_that_plan_a_generator() -> None:
+    job = replace(drawing_job({}, (1, 1, 2, 1)), layouts=())
+    for name in ("megatron-homogeneous", "megatron-colocated", "megatron-islands"):
+        with pytest.raises(
+            ValueError, match=r"'generator' reads 'llm'; nearest: strategy fsdp, cornstarch or "
+        ):
+            STRATEGIES[name].planner(job, CostModel(load_profile("A40")), silent)
 
 
 def drawing_file(data: dict) -> None:

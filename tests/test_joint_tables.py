@@ -26,9 +26,12 @@ def test_starts_that_ran_out_of_time_are_told() -> None:
     first, _, _ = joint_table({**RECORD, "starts": starts})
     assert first == "200 ms a step, 1.500 times as fast as the best strategy, fsdp with 300 ms"
     late = {"strategy": "oobleck", "refusal": OUT_OF_TIME}
-    first, _, last = joint_table({**RECORD, "starts": [*starts, late]})
-    assert first == (
-        "200 ms a step, 1.500 times as fast as the best start that finished in time, fsdp with 300 ms; "
-        "1 of 3 starts ran out of time"
-    )
-    assert last.endswith("10 candidates in 5.0 s after 20.0 s of starts, 2 a second")
+    stopped = {"strategy": "dip", "iteration_s": 0.4, "stopped": True}
+    first, _, last, *unjudged = joint_table({**RECORD, "starts": [*starts, late, stopped]})
+    assert first == "200 ms a step, 1.500 times as fast as the best start judged in time, fsdp with 300 ms"
+    assert str(last).endswith("10 candidates in 5.0 s after 20.0 s of starts, 2 a second")
+    assert unjudged == [
+        "2 of 4 starts planned in full; a larger --budget plans the others:",
+        "  stopped, with their best plans so far: dip",
+        "  not judged, out of time: oobleck",
+    ]

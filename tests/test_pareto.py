@@ -68,7 +68,7 @@ def test_a_search_says_which_plans_no_other_beats(tmp_path: Path) -> None:
         if not any(dominates(other.costs, own.costs) for other in points.values())
     ]
     if len(record["front"]) > 1:
-        told = f"Pareto front of time, memory, GPUs: {', '.join(record['front'])}"
+        told = f"Pareto front of time, memory, GPUs, best first: {', '.join(record['front'])}"
         assert told in str(search_table(record).caption)
     draw_search(record, tmp_path / "front.png")
     assert (tmp_path / "front.png").read_bytes().startswith(b"\x89PNG")

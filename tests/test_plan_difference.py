@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.vlm_job import planned, side, vlm_job
+from tests.vlm_job import H100, planned, side, vlm_job
 from workbench.explain.difference import difference, differing
 from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
 from workbench.plan.build import with_programs
+from workbench.strategies import fsdp
 
 STRATEGIES = st.sampled_from(["cornstarch", "encoders-colocated", "dip", "entrain", "megatron-homogeneous"])
 
@@ -48,6 +49,34 @@ def test_what_differs_is_named_part_by_part(job: Job) -> None:
     assert found["microbatches", "llm"] == ("16 of 1 items", "8 of 2 items")
     assert ("samples", "") not in found
     assert ("stages", "vision") not in found
+
+
+def test_sharded_plans_differ_in_shards_and_passes_not_in_stages_and_microbatches(job: Job) -> None:
+    open_job = replace(job, layouts=())
+    one, hybrid = planned(open_job, "fsdp"), planned(open_job, "hsdp")
+    units, ranks, instances = len(one.chain["llm", 0]), len(one.ranks), hybrid.settings.of("llm").instances
+    cp = f", cp {one.chain['llm', 0][0].cp}"
+    told = {(each.part, each.about): each[2:] for each in differing(one, hybrid)}
+    assert {part for part, _ in told}.isdisjoint({"stages", "microbatches"})
+    assert told["sharding", "llm"] == (
+        f"{units} units sharded over {ranks} ranks{cp}",
+        f"{units} units sharded over {len(hybrid.ranks)} ranks in {instances} instances{cp}",
+    )
+    four, eight = (
+        fsdp.fastest_of_size(replace(open_job, microbatch_samples=samples), H100, num_ranks=2)[1]
+        for samples in (4, 8)
+    )
+    told = {(each.part, each.about): each[2:] for each in differing(four, eight)}
+    assert told["accumulation", "llm"] == (
+        "2 passes of 4 items on each of 2 replicas",
+        "1 pass of 8 items on each of 2 replicas",
+    )
+    mixed = {(each.part, each.about): each[2:] for each in differing(planned(job), one)}
+    assert mixed["stages", "llm"] == (
+        "dp 2 x 2 stages of cp 1 x tp 1",
+        f"{units} units sharded over {ranks} ranks{cp}",
+    )
+    assert ("stages", "llm, layers of its first replica") not in mixed
 
 
 def test_what_only_the_second_replica_has_is_named(job: Job) -> None:

@@ -16,7 +16,7 @@ from workbench.cost.execution import ActivationCut, Execution, Launch, load_exec
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Item, Sample
-from workbench.llm_table.columns import ALIASES, COLUMNS, NAMES, OUTPUTS, SHARES, read_row
+from workbench.llm_table.columns import ALIASES, COLUMNS, NAMES, OUTPUTS, SHARES, check_header, read_row
 from workbench.llm_table.cost_parts import CostParts
 from workbench.llm_table.csv_file import cells_of
 from workbench.llm_table.llm_row import LlmRow
@@ -350,6 +350,26 @@ def test_names_of_the_field_mean_the_columns():
     assert tuple(field.name for field in fields(CostParts)) == SHARES
     cells = {"hidden_size": "64", "num_layers": "4", "num_heads": "4", "seq_len": "32", "gbs": "8"}
     assert read_row(cells | {"vocab_size": "100", "gpus": "2"}) == row(dp=2)
+    others = {"hidden_size": "64", "num_hidden_layers": "4", "n_heads": "4", "seq": "32", "gbs": "8"}
+    degrees = {"tp_size": "1", "data_parallel_size": "2", "pipeline_model_parallel_size": "1"}
+    assert read_row(others | {"vocab_size": "100", "world_size": "2"} | degrees) == row(dp=2)
+
+
+@pytest.mark.parametrize(
+    ("heading", "column"),
+    [
+        ("device", "gpu"),
+        ("GPU_name", "gpu"),
+        ("batch_size", "global_batch"),
+        ("dtype", "precision"),
+        ("nodes", "gpus"),
+        ("micro_batches", "micro_batch"),
+        ("throughput", "measured_throughput"),
+    ],
+)
+def test_an_unknown_heading_is_told_the_column_that_its_writer_means(heading: str, column: str) -> None:
+    with pytest.raises(ValueError, match=rf"unknown column '{heading}': want '{column}', or x_{heading} for"):
+        check_header((*(name for name in NAMES if name != column), heading))
 
 
 def test_help_names_every_column():

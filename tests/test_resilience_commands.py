@@ -11,7 +11,9 @@ from workbench.cost import nccl
 from workbench.cost.group_link import GroupLink
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
+from workbench.elastic.availability import Rates
 from workbench.job.job import load_job
+from workbench.job.machines import cost_of
 from workbench.plan.plan import Precision
 from workbench.search.objectives.goodput import checkpoint_bytes
 from workbench.search.objectives.template_plans import plan_of_templates
@@ -215,6 +217,24 @@ def test_a_job_that_restarts_gets_less_of_a_stormy_trace(job):
     assert templates["samples"] > restarts["samples"] > 0
 
 
+def test_templates_of_unlike_nodes_name_the_pool_that_takes_all_modules() -> None:
+    job = load_job("examples/pools.yaml")
+    cost = cost_of(job, None, None)
+    with pytest.raises(ValueError, match=r"nearest: a job of pool 'faster' alone, 2 nodes$"):
+        elastic_templates(job, cost, num_nodes=4, num_faults=1)
+    with pytest.raises(ValueError, match=r"nearest: a job of 2 nodes of \d+ ranks alone$"):
+        elastic_templates(replace(job, pools=()), cost, num_nodes=4, num_faults=1)
+
+
+def test_a_rate_of_losses_has_two_spellings(job):
+    """Five nodes that each leave 20 times an hour lose one every 36 s."""
+    assert Rates.of_losses(36.0, 5) == Rates(leaves_per_node_h=20.0)
+    assert Rates(leaves_per_node_h=20.0).mtbf_s(5) == 36.0
+    others = ("--nodes", 5, "--joins-per-missing-hour", 200, "--hours", 0.05)
+    by_node = answered("failures", job, "--leaves-per-node-hour", 20, *others)
+    assert by_node == answered("failures", job, "--mtbf", "36s", *others)
+
+
 def test_failures_shows_a_line_for_each_system(job, trace):
     shown = workbench("failures", job, "--trace", trace).stdout
     assert "small on trace.csv, 0.03333 h" in shown
@@ -237,7 +257,7 @@ def test_failures_shows_a_line_for_each_system(job, trace):
     [
         (("templates", "--faults", 6), "faults 6 wants 7 pipelines; want faults 5, or 7 nodes"),
         (("templates", "--nodes", 0), "want 1 node or more, got 0"),
-        (("failures",), "want one of --trace and --leaves-per-node-hour"),
+        (("failures",), "want one of --trace, --mtbf and --leaves-per-node-hour"),
         (("failures", "--leaves-per-node-hour", 1, "--hours", 0), "--hours must be > 0, got 0.0"),
         (("failures", "--leaves-per-node-hour", -1), "rates must be >= 0"),
         (("failures", "--leaves-per-node-hour", 1, "--storage-gb-per-s", 0), "storage of > 0 GB/s"),

@@ -136,6 +136,19 @@ def test_a_plain_cluster_has_a_price_that_changes_no_plan():
         search(open_job, cost(), PLANNERS, predict, objective=Objective.DOLLARS)
 
 
+def test_the_best_and_the_front_follow_the_objective_not_the_step():
+    priced = replace(job(), layouts=(), max_ranks=6, dollars_per_rank_hour=3.6)
+    by_dollars = search(priced, cost(), PLANNERS, predict, objective=Objective.DOLLARS)
+    best = by_dollars[0]
+    assert best.metrics.iteration_s > min(each.metrics.iteration_s for each in by_dollars)
+    record = search_record("job", by_dollars, {"objective": Objective.DOLLARS.value})
+    price = f"${1000 * best.dollars_per_sample:.4g} for 1,000 samples"
+    assert f"; best by dollars-per-sample: {best.strategy}, {price}, " in fits_text(record)
+    fastest = min(by_dollars, key=lambda each: each.metrics.iteration_s).strategy
+    caption = str(search_table({**record, "front": [fastest, best.strategy]}).caption)
+    assert f"GPUs and dollars, best first: {best.strategy}, {fastest}" in caption
+
+
 def test_a_row_says_how_the_plan_is_laid_out():
     record = search_record("job", search(job(2, 1, 3), cost(), {"cornstarch": cornstarch.plan}, predict))
     [found] = record["candidates"]

@@ -52,7 +52,10 @@ def test_batches_are_in_the_record_the_table_and_the_picture(job: Path, tmp_path
         (("--deadline", "1h"), "--deadline is for --objective dollars, got iteration"),
         (("--objective", "dollars"), "--objective dollars: want one of --steps and --tokens"),
         (("--objective", "dollars", "--steps", 1), "wants cluster.dollars_per_gpu_hour"),
-        (("--objective", "goodput"), "--objective goodput: want one of --mtbf and --failures"),
+        (
+            ("--objective", "goodput"),
+            "--objective goodput: want one of --mtbf, --leaves-per-node-hour and --failures",
+        ),
         (
             ("--objective", "goodput", "--mtbf", "often"),
             "--mtbf: want a duration > 0 such as 60s, 90m, 12h, 3d or 2w, got 'often'",

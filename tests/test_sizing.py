@@ -12,6 +12,7 @@ from tests.command_line import JOB, workbench
 from workbench.cost.profile import load_profile
 from workbench.job.job import Job, load_job
 from workbench.job.module_layout import ModuleLayout
+from workbench.report.tables import mebibytes
 from workbench.search.sizing import Goal, Training, answer, gpu_counts, num_steps, on_gpus, sized
 from workbench.units import duration_s, time_limit_s
 
@@ -188,6 +189,8 @@ def test_the_command_answers_first(path: Path) -> None:
     shown = size(path, *flags, "--deadline", "2w")
     assert shown.stdout.startswith(f"{last['plan']['ranks']} GPUs: strategy {last['plan']['strategy']}, ")
     assert "cached result" in shown.stderr
+    fullest = str(mebibytes(last["plan"]["peak_bytes"]))
+    assert any(f" {fullest} " in line for line in shown.stdout.splitlines())
 
 
 def test_samples_may_be_written_with_an_exponent(path: Path) -> None:

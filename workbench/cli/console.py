@@ -99,12 +99,17 @@ class OneLineErrors(TyperGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
 
+def is_for_programs() -> bool:
+    """Whether tables are written in a format for programs, which wants every row."""
+    return _COLLECTED.get() is not None
+
+
 def first_rows(table: Table) -> Table:
     """The table; printed, it has at most `MOST_STAGES` rows, and its caption says how to see the others.
 
     Inside `in_format` it keeps all rows.
     """
-    if table.row_count <= MOST_STAGES or _COLLECTED.get() is not None:
+    if table.row_count <= MOST_STAGES or is_for_programs():
         return table
     cut = copy(table)
     cut.rows = table.rows[:MOST_STAGES]

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
-from workbench.cli.console import first_rows, print_result, warn
+from workbench.cli.console import first_rows, is_for_programs, print_result, warn
 from workbench.cli.job_reading import read_job
 from workbench.cli.judging import JudgeFlag, Strategy, planners_by
 from workbench.cli.options import Json, PlanFile, with_flags_of
@@ -26,6 +27,7 @@ from workbench.planner.judged import JudgedBy
 from workbench.planner.stable_batch import too_small
 from workbench.report.figure import Figure
 from workbench.report.progress import ticking
+from workbench.report.stage_table import folded_plan_table
 from workbench.report.tables import (
     milliseconds,
     plan_table,
@@ -166,7 +168,12 @@ def plan_command(
         "run_refusal": refusal or None,
     }
     written = f"written to {output}, hash {plan_hash(result)[:12]}"
-    print_result(record, first_rows(plan_table(result)), written, as_json=as_json)
+    print_result(record, _stages(result), written, as_json=as_json)
+
+
+def _stages(plan: Plan) -> Table:
+    """A row for each stage; printed, one for equal stages of all replicas."""
+    return plan_table(plan) if is_for_programs() else first_rows(folded_plan_table(plan))
 
 
 def check_command(
@@ -194,7 +201,7 @@ def check_command(
         "ranks": len(parsed_plan.ranks),
         "peak_bytes": fullest_bytes(parsed_plan),
     }
-    tables = first_rows(plan_table(parsed_plan)), first_rows(programs)
+    tables = _stages(parsed_plan), first_rows(programs)
     print_result(record, accepted, *tables, as_json=as_json)
 
 

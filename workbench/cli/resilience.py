@@ -17,7 +17,7 @@ from workbench.job.machines import cost_of
 from workbench.job.process_nodes import is_local, num_process_nodes, on_process_nodes
 from workbench.report.tables import listed, milliseconds, percent
 from workbench.strategies.elastic_templates import ElasticTemplates, elastic_templates
-from workbench.units import GB, gib
+from workbench.units import GB, duration_s, gib
 
 if TYPE_CHECKING:
     from sim.failures.recovery import Recovery
@@ -66,6 +66,12 @@ def failures_command(
         float | None,
         typer.Option("--leaves-per-node-hour", help="rate at which a node leaves; replaces --trace"),
     ] = None,
+    mtbf: Annotated[
+        str | None,
+        typer.Option(
+            help="mean time between node failures in the whole cluster, such as 6h; replaces --trace"
+        ),
+    ] = None,
     joins: Annotated[
         float, typer.Option("--joins-per-missing-hour", help="rate at which a missing node is replaced")
     ] = 0.0,
@@ -106,7 +112,7 @@ def failures_command(
         raise ValueError(f"failures: --dollars-per-node-hour must be >= 0, got {dollars}")
     base_job = _job_on_nodes(job, nodes, ranks_per_node)
     dollars = _node_dollars(base_job) if dollars is None else dollars
-    availability = _availability(base_job, trace, leaves, joins, hours, seed, nodes)
+    availability = _availability(base_job, trace, leaves, mtbf, joins, hours, seed, nodes)
     max_nodes = max((count for _, count in availability.num_nodes()), default=0)
     templates = _elastic_templates(base_job, nodes or max_nodes, faults, profile, execution)
     if max_nodes > templates.planned.specification.num_nodes:
@@ -147,13 +153,14 @@ def _availability(
     job: Job,
     trace: Path | None,
     leaves: float | None,
+    mtbf: str | None,
     joins: float,
     hours: float | None,
     seed: int,
     nodes: int | None,
 ) -> Availability:
-    if (trace is None) == (leaves is None):
-        raise ValueError("failures: want one of --trace and --leaves-per-node-hour")
+    if sum(given is not None for given in (trace, leaves, mtbf)) != 1:
+        raise ValueError("failures: want one of --trace, --mtbf and --leaves-per-node-hour")
     if hours is not None and not 0 < hours < float("inf"):
         raise ValueError(f"failures: --hours must be > 0, got {hours}")
     if trace is not None:
@@ -161,9 +168,12 @@ def _availability(
         if not availability.events:
             raise ValueError(f"{trace}: no node joins; want an add event at t_s 0 for each initial node")
         return availability
-    assert leaves is not None, "one of the two is given"
     count = nodes or len(job.cluster.nodes)
-    rates = Rates(leaves_per_node_h=leaves, joins_per_missing_h=joins)
+    if mtbf is not None:
+        rates = Rates.of_losses(duration_s(mtbf, "--mtbf"), count, joins)
+    else:
+        assert leaves is not None, "one of the three is given"
+        rates = Rates(leaves_per_node_h=leaves, joins_per_missing_h=joins)
     return random_trace(count, rates, (hours or 24.0) * HOUR_S, seed)
 
 

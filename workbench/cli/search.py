@@ -122,6 +122,7 @@ def _check_seed(inputs: PlanInputs, options: ObjectiveOptions, joint_flags: Join
             "--sizes": inputs.sizes is not None,
             "--batches": options.batches is not None,
             "--mtbf": options.mtbf is not None,
+            "--leaves-per-node-hour": options.leaves_per_node_hour is not None,
             "--joint": joint_flags.joint,
         }
     )

@@ -10,7 +10,15 @@ from workbench.cli.console import emit_json, show, warn
 from workbench.cli.job_reading import warn_of_batch, warn_of_misspelt_keys
 from workbench.cli.options import Json
 from workbench.cost.products import ProductFormat
-from workbench.job.draft import LARGEST_IMAGE_PX, USUAL_TEXT_TOKENS, Draft, Train, draft, machines_of
+from workbench.job.draft import (
+    LARGEST_IMAGE_PX,
+    USUAL_TEXT_TOKENS,
+    Draft,
+    Train,
+    draft,
+    frozen_mergers,
+    machines_of,
+)
 from workbench.job.first_rows import sizes_of
 from workbench.job.job import load_job
 from workbench.model.model_graph import ModelGraph
@@ -70,6 +78,8 @@ def init_command(
         warn_of_batch(load_job(output), sizes_of(output))
     for refusal in _run_refusals(job_draft.model, products):
         warn(f"plans of this job can be simulated, not run: {refusal}")
+    for note in frozen_mergers(job_draft.model):
+        warn(note)
     if as_json:
         emit_json({"job": str(output), **_record(job_draft, products)})
         return

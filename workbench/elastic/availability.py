@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from workbench.units import S_PER_HOUR
+
 MOST_S = 10 * 365 * 86_400.0  # longest trace: ten years
 
 
@@ -191,6 +193,17 @@ class Rates:
     def __post_init__(self) -> None:
         if min(self.leaves_per_node_h, self.joins_per_missing_h) < 0:
             raise ValueError(f"rates must be >= 0, got {self}")
+
+    @classmethod
+    def of_losses(cls, mtbf_s: float, num_nodes: int, joins_per_missing_h: float = 0.0) -> "Rates":
+        """Rates of a cluster that loses one of its nodes every `mtbf_s` seconds on average."""
+        leaves_per_node_h = S_PER_HOUR / mtbf_s / num_nodes
+        return cls(leaves_per_node_h=leaves_per_node_h, joins_per_missing_h=joins_per_missing_h)
+
+    def mtbf_s(self, num_nodes: int) -> float:
+        """Mean seconds between losses of a cluster of so many nodes; inf: none is lost."""
+        losses_per_h = self.leaves_per_node_h * num_nodes
+        return S_PER_HOUR / losses_per_h if losses_per_h else math.inf
 
 
 def random_trace(num_nodes: int, rates: Rates, until_s: float, seed: int) -> Availability:

@@ -1,5 +1,6 @@
 """Compare two plans: what differs between them, and where the difference of their steps comes from."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,7 +20,8 @@ class Differs(NamedTuple):
     """One part in which two plans differ.
 
     Args:
-        part: stages, microbatches, order, tokens, settings, samples, model or cluster.
+        part: stages, microbatches, order, tokens, settings, samples, model or cluster; of a module that both
+            plans shard instead of cutting it, sharding and accumulation.
         about: which element of it.
         first, second: what each plan has, in words.
     """
@@ -155,9 +157,18 @@ def _modules(first: Plan, second: Plan) -> list[str]:
 
 def _stages(first: Plan, second: Plan) -> Iterator[Differs]:
     for module in _modules(first, second):
-        yield from _if_different("stages", module, *(_layout(plan, module) for plan in (first, second)))
-        for about, part in (("layers", _cuts), ("ranks", _ranks)):
-            yield from _first_differing(first, second, module, about, part)
+        sharded = [_is_sharded(plan, module) for plan in (first, second)]
+        part_name = "sharding" if all(sharded) else "stages"
+        yield from _if_different(part_name, module, *(_layout(plan, module) for plan in (first, second)))
+        if not any(sharded):  # else the layout has it all: every rank does every layer
+            for about, part in (("layers", _cuts), ("ranks", _ranks)):
+                yield from _first_differing(first, second, module, about, part)
+
+
+def _is_sharded(plan: Plan, module: str) -> bool:
+    """Whether every rank does all layers of the module and keeps a shard of their weights, as in FSDP."""
+    ranks = {stage.flat_ranks for stage in _chain(plan, module, 0)}
+    return len(ranks) == 1 and plan.settings.of(module).shards_parameters
 
 
 def _first_differing(
@@ -178,10 +189,16 @@ def _chain(plan: Plan, module: str, replica: int) -> Sequence[Stage]:
 
 
 def _layout(plan: Plan, module: str) -> str:
-    """`dp 2 x 4 stages of cp 1 x tp 2`."""
+    """`dp 2 x 4 stages of cp 1 x tp 2`, or `18 units sharded over 8 ranks`."""
     chain = _chain(plan, module, 0)
     if not chain:
         return "none"
+    if _is_sharded(plan, module):
+        ranks = {rank for stage in plan.stages if stage.module == module for rank in stage.flat_ranks}
+        instances = plan.settings.of(module).instances
+        copies = "" if instances == 1 else f" in {instances} instances"
+        replicas = f", cp {chain[0].cp}{chain[0].joint_words}" if len(chain[0].flat_ranks) > 1 else ""
+        return f"{len(chain)} units sharded over {len(ranks)} ranks{copies}{replicas}"
     grids = dict.fromkeys(f"cp {stage.cp} x tp {stage.tp}{stage.joint_words}" for stage in chain)
     return f"dp {len(plan.replicas(module))} x {len(chain)} stages of {' and '.join(grids)}"
 
@@ -198,17 +215,18 @@ def _ranks(plan: Plan, module: str, replica: int) -> str:
 
 def _microbatches(first: Plan, second: Plan) -> Iterator[Differs]:
     for module in _modules(first, second):
+        part = (
+            "accumulation" if all(_is_sharded(plan, module) for plan in (first, second)) else "microbatches"
+        )
         sizes = [_sizes(plan, module) for plan in (first, second)]
-        yield from _if_different("microbatches", module, *sizes)
+        yield from _if_different(part, module, *sizes)
         contents = [
             [(each.replica, _rows(each)) for each in _microbatches_of(plan, module)]
             for plan in (first, second)
         ]
         if sizes[0] == sizes[1] and contents[0] != contents[1]:
             same = sum(one == other for one, other in zip(*contents, strict=False))
-            yield Differs(
-                "microbatches", f"{module}, samples", f"{len(contents[0])}", f"{same} of them the same"
-            )
+            yield Differs(part, f"{module}, samples", f"{len(contents[0])}", f"{same} of them the same")
 
 
 def _microbatches_of(plan: Plan, module: str) -> list[Microbatch]:
@@ -216,12 +234,22 @@ def _microbatches_of(plan: Plan, module: str) -> list[Microbatch]:
 
 
 def _sizes(plan: Plan, module: str) -> str:
-    """`8 of 1 to 2 items`."""
-    sizes = [len(each.items) for each in _microbatches_of(plan, module)]
-    if not sizes:
+    """`8 of 1 to 2 items`, or `1 pass of 2 items on each of 8 replicas`."""
+    microbatches = _microbatches_of(plan, module)
+    if not microbatches:
         return "none"
-    few, many = min(sizes), max(sizes)
-    return f"{len(sizes)} of {few if few == many else f'{few} to {many}'} items"
+    items = f"{_span([len(each.items) for each in microbatches])} items"
+    if not _is_sharded(plan, module):
+        return f"{len(microbatches)} of {items}"
+    replicas = Counter(each.replica for each in microbatches)
+    passes = _span(list(replicas.values()))
+    of_each = "1 pass" if passes == "1" else f"{passes} passes"
+    return f"{of_each} of {items} on each of {len(replicas)} replicas"
+
+
+def _span(numbers: Sequence[int]) -> str:
+    few, many = min(numbers), max(numbers)
+    return f"{few}" if few == many else f"{few} to {many}"
 
 
 def _rows(microbatch: Microbatch) -> frozenset[frozenset[Item]]:

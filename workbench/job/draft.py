@@ -30,6 +30,7 @@ from workbench.model.lora import Adapted
 from workbench.model.model_graph import TEXT, ModelGraph, Module
 from workbench.model.processor_config import parts_with_processor, read_processor
 from workbench.model.projector import Projector, ProjectorStep
+from workbench.model.trainable import Trainable, num_frozen_mergers
 
 USUAL_PER_NODE = 8
 LARGEST_IMAGE_PX = 10_000
@@ -199,10 +200,27 @@ def draft(
     spec |= {"precision": PRECISION.value, "optimizer_precision": WIDE.value, "profile": machines.device}
     missing = missing_weights(Path(model))
     rules = (microbatch.rule,) if microbatch.rule else ()
-    notes = (*_comments(parts), *rules, *cut.notes, *(f"not downloaded yet: {name}" for name in missing))
+    mergers = frozen_mergers(graph)
+    notes = (
+        *_comments(parts),
+        *rules,
+        *mergers,
+        *cut.notes,
+        *(f"not downloaded yet: {name}" for name in missing),
+    )
     text = _text(spec, notes)
     parse_spec(text, where="draft")
     return Draft(text=text, model=graph, parts=parts, missing=missing, microbatch_rule=microbatch.rule)
+
+
+def frozen_mergers(graph: ModelGraph) -> tuple[str, ...]:
+    """Which modules have projectors in frozen blocks, which the runtime and the plan freeze with them."""
+    return tuple(
+        f"module {module.name!r}: its last merger is trained, the {count} of inner blocks (DeepStack) are "
+        f"frozen with their blocks; trainable: {Trainable.ALL} trains all"
+        for module in graph.modules
+        if (count := num_frozen_mergers(module))
+    )
 
 
 def _modules(model: str, train: Train) -> tuple[str, Parts | None, dict[str, Any]]:

@@ -221,15 +221,38 @@ ALIASES = {
     "seq_len": "sequence",
     "sequence_length": "sequence",
     "seq_length": "sequence",
+    "seq": "sequence",
+    "seqlen": "sequence",
+    "max_seq_len": "sequence",
     "n_gpus": "gpus",
     "num_gpus": "gpus",
+    "num_devices": "gpus",
+    "world_size": "gpus",
+    **{f"{degree}_size": degree for degree in ("tp", "cp", "pp", "ep", "dp")},
+    **{
+        f"{words}_{size}": degree
+        for words, degree in (
+            ("tensor", "tp"),
+            ("context", "cp"),
+            ("pipeline", "pp"),
+            ("expert", "ep"),
+            ("data", "dp"),
+        )
+        for size in ("parallel", "parallel_size", "model_parallel_size")
+    },
     "vp": "virtual_stages",
     "vpp": "virtual_stages",
     "hidden_size": "hidden",
     "num_layers": "layers",
+    "num_hidden_layers": "layers",
+    "n_layers": "layers",
     "num_heads": "heads",
+    "num_attention_heads": "heads",
+    "n_heads": "heads",
     "num_kv_heads": "kv_heads",
+    "num_key_value_heads": "kv_heads",
     "ffn_hidden_size": "ffn",
+    "intermediate_size": "ffn",
     "vocab_size": "vocab",
     "tied_embeddings": "tied",
     "gbs": "global_batch",
@@ -247,8 +270,30 @@ ALIASES = {
     "window_size": "window",
     "mtp_num_layers": "mtp_layers",
     "ga": "grad_accum",
+    "gradient_accumulation_steps": "grad_accum",
 }
-INSTEAD = {"fsdp": "zero_stage", "hsdp": "shard_group", "sharding": "zero_stage", "moe": "experts"}
+INSTEAD = {
+    "fsdp": "zero_stage",
+    "hsdp": "shard_group",
+    "sharding": "zero_stage",
+    "moe": "experts",
+    "device": "gpu",
+    "devices": "gpus",
+    "gpu_name": "gpu",
+    "gpu_type": "gpu",
+    "accelerator": "gpu",
+    "hardware": "gpu",
+    "num_nodes": "gpus",
+    "nodes": "gpus",
+    "batch_size": "global_batch",
+    "batch": "global_batch",
+    "dtype": "precision",
+    "activation_checkpointing": "recompute",
+    "step_time": "measured_step_time",
+    "iteration_time": "measured_iteration_time",
+    "throughput": "measured_throughput",
+}
+"""Columns to name for headings that mean another quantity, or several, and are not read as synonyms."""
 
 
 def describe_columns() -> str:

@@ -10,6 +10,8 @@ from workbench.model.layer import Layer, LayerKind, Matmul, Operator
 from workbench.model.lora import Adapted, Lora, is_adapted
 from workbench.model.model_graph import Module
 
+MERGER = "deepstack."  # begins the names of a merger's operators
+
 
 class Trainable(StrEnum):
     """ALL: every layer. PROJECTOR: the projector alone. NONE: the module is frozen."""
@@ -42,6 +44,16 @@ def _flagged(layer: Layer, trainable: Trainable) -> Layer:
         trainable is Trainable.PROJECTOR and layer.kind is LayerKind.PROJECTOR
     )
     return replace(layer, trainable=on)
+
+
+def num_frozen_mergers(module: Module) -> int:
+    """Frozen blocks with a merger of their own (DeepStack), in a module whose projector is trained."""
+    if not any(layer.trainable and layer.kind is LayerKind.PROJECTOR for layer in module.layers):
+        return 0
+    return sum(
+        not layer.trainable and any(each.name.startswith(MERGER) for each in layer.operators)
+        for layer in module.layers
+    )
 
 
 def with_adapters(module: Module, lora: Lora, modules: Adapted) -> Module:

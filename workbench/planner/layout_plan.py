@@ -12,7 +12,7 @@ from workbench.planner.assembly import lowered_that_fits
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, Mode, ModuleChoice
 from workbench.planner.layout_search import fastest_by, has_layouts
 from workbench.planner.layout_step import steps_of
-from workbench.planner.stage_counts import Progress
+from workbench.planner.stage_counts import PlannerStopped, Progress
 
 Build = Callable[[Job, LayoutChoice], Plan]  # the job has the choice's layouts and settings
 
@@ -44,6 +44,7 @@ def searched_plans(
     Raises:
         ValueError: none fits, with the reason of the last one tried; or the LLM, which takes all ranks
             except in mode APART, may not use one of their pools.
+        PlannerStopped: stopped before any plan was found.
     """
     usable = job.usable_ranks
     if mode is not Mode.APART:
@@ -59,6 +60,9 @@ def searched_plans(
             fastest_by(steps, mode, num_ranks=num_ranks, accepts=plans.accepts, progress=progress)
         except ValueError as error:
             raise (plans.refusal or error) from None
+        except PlannerStopped:
+            if not plans.fitting:
+                raise
         likely |= {choice: plans.fitting[choice] for choice in plans.improving[: -most - 1 : -1]}
     return tuple(likely.values())
 

@@ -136,10 +136,9 @@ def likely_layouts(job: Job, cost: CostModel, mode: Mode, most: int) -> tuple[Fo
     """
     try:
         steps = steps_of(job, cost, hides_exchange=False)
-        space = _space(steps, None, None)
+        families = tuple(_space(steps, None, None).families(mode))
     except ValueError:  # the space does not cover these modules
         return ()
-    families = tuple(space.families(mode))
     total = sum(family.most for family in families)
     priced = ((choice, steps.step(choice)) for _, choice in islice(best_first(families), most))
     fitting = sorted((pair for pair in priced if pair[1].fits), key=lambda pair: pair[1].step_s)

@@ -78,10 +78,15 @@ class LayoutSpace:
         self._least_s: dict[tuple[str, int, int], tuple[float, float]] = {}
         self._heads = {module.name: module.kv_heads for module in model.modules}
         self._experts = {module.name: expert_counts(module) for module in model.modules}
-        self._check_encoders()
 
     def families(self, mode: Mode) -> Iterator[Family]:
-        """All layouts, family by family, unordered."""
+        """All layouts, family by family, unordered.
+
+        Raises:
+            ValueError: a module behind the LLM, in a mode whose steps count the modules in front of it alone.
+        """
+        if mode not in (Mode.SHARDED, Mode.HYBRID):  # there a rank does all modules, whatever their order
+            self._check_encoders()
         return {
             Mode.HOMOGENEOUS: self._homogeneous,
             Mode.COLOCATED: self._colocated,
@@ -147,7 +152,8 @@ class LayoutSpace:
             if edge.target != self._llm.name:
                 raise ValueError(
                     f"job {self._job.name!r}: layouts are searched for encoders that feed the LLM, module "
-                    f"{edge.target!r} reads {edge.source!r}; nearest: strategy megatron-heterogeneous"
+                    f"{edge.target!r} reads {edge.source!r}; nearest: strategy fsdp, cornstarch or "
+                    "megatron-heterogeneous"
                 )
 
     def _homogeneous(self) -> Iterator[Family]:

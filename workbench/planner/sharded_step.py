@@ -52,7 +52,8 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice, num_samples: int) -
     job = prices.job
     num_rounds = len(job.batch) // (choice.llm.num_replicas * num_samples)
     layers: list[tuple[ModuleChoice, Totals]] = []
-    for part in (*choice.encoders, choice.llm):
+    parts = {part.module: part for part in (*choice.encoders, choice.llm)}
+    for part in (parts[module.name] for module in job.model.in_order):
         layers += [(part, layer) for layer in prices.layers(part, num_samples)]
     moved = [prices.sharded_exchange(part, layer) for part, layer in layers]
     slowed_s = loss_on(job.cluster)

@@ -21,6 +21,13 @@ ROUNDING = 1 - 1e-9  # a bound is a sum in another order than the path it bounds
 REACH = 1.25  # of the best estimate: worse plans are not passed to a judge
 
 
+class PlannerStopped(Exception):  # noqa: N818  (no error: the planner is told to stop)
+    """Raised by a progress callback: the search ends with its best plans so far, or raises this on.
+
+    A callback that stopped a planner stops it again at every further report.
+    """
+
+
 def silent(done: int, total: int, best_s: float) -> None:
     """A progress callback that does nothing."""
 
@@ -40,6 +47,7 @@ def best_counts(candidates: CutCandidates, progress: Progress, most: int) -> tup
 
     Raises:
         ValueError: a given count is impossible, or no combination fits (the last reason is named).
+        PlannerStopped: stopped before any plan was found.
 
     Complexity: at worst O(product of the open ranges) plans.
     """
@@ -68,7 +76,12 @@ def best_counts(candidates: CutCandidates, progress: Progress, most: int) -> tup
         except ValueError as error:
             refusal = str(error)
             continue
-        progress(waiting.num_settled, waiting.num_all, best.seconds)
+        try:
+            progress(waiting.num_settled, waiting.num_all, best.seconds)
+        except PlannerStopped:
+            if not best.plans:
+                raise
+            break
     if not best.plans:
         nearest = f"nearest: max_ranks {least}, or smaller tp, cp and dp"
         none = f"no stage counts fit {job.usable_ranks} ranks; {nearest}"

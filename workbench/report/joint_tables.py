@@ -65,23 +65,24 @@ def joint_record(
 
 
 def _start_record(start: Start, unit: str) -> dict[str, Any]:
+    """A start; with "stopped" if its planner was, and this is its best plan so far."""
     if start.value is None:
         return {"strategy": start.name, "refusal": start.refusal}
-    return {"strategy": start.name, "iteration_s" if unit == "s" else unit: start.value}
+    valued = {"strategy": start.name, "iteration_s" if unit == "s" else unit: start.value}
+    return valued if start.stopped_at is None else valued | {"stopped": True}
 
 
-def joint_table(record: Record) -> tuple[str, Table, str]:
-    """The result, its derivation from a strategy's plan, and the effort of the search."""
+def joint_table(record: Record) -> tuple[str | Table, ...]:
+    """The result, how it was derived, the effort of the search, and which starts were not judged in full."""
     is_time = "joint_s" in record
     shown = milliseconds if is_time else "{:.6g}".format
     unit, better = ("s", "fast") if is_time else ("value", "good")
     what = "a step" if is_time else f"by {record['objective']}, lower is better"
-    num_late = sum(start.get("refusal") == OUT_OF_TIME for start in record["starts"])
-    rival = "the best strategy" if not num_late else "the best start that finished in time"
-    late = f"; {num_late} of {len(record['starts'])} starts ran out of time" if num_late else ""
+    unjudged = tuple(_late_lines(record["starts"]))
+    rival = "the best strategy" if not unjudged else "the best start judged in time"
     first = (
         f"{shown(record[f'joint_{unit}'])} {what}, {record['gain']:.3f} times as {better} as {rival}, "
-        f"{record['best_single']} with {shown(record[f'best_single_{unit}'])}{late}"
+        f"{record['best_single']} with {shown(record[f'best_single_{unit}'])}"
     )
     title = f"joint search of {record['job']}{asked_text(record)}, from {record['best_from']}"
     table = titled(title, ("candidate", "question"), key="changes")
@@ -101,7 +102,21 @@ def joint_table(record: Record) -> tuple[str, Table, str]:
         f"{bound}; {record['candidates']} candidates in {record['search_s']:.1f} s after "
         f"{record['seconds'] - record['search_s']:.1f} s of starts, {record['candidates_per_s']:.3g} a second"
     )
-    return first, table, last_line
+    return first, table, last_line, *unjudged
+
+
+def _late_lines(starts: Sequence[Record]) -> Iterator[str]:
+    """Which planners ran out of time, and so how far the result is never worse than theirs."""
+    stopped = [start["strategy"] for start in starts if start.get("stopped")]
+    unjudged = [start["strategy"] for start in starts if start.get("refusal") == OUT_OF_TIME]
+    if not stopped and not unjudged:
+        return
+    num_done = len(starts) - len(stopped) - len(unjudged)
+    yield f"{num_done} of {len(starts)} starts planned in full; a larger --budget plans the others:"
+    if stopped:
+        yield f"  stopped, with their best plans so far: {'; '.join(stopped)}"
+    if unjudged:
+        yield f"  not judged, out of time: {'; '.join(unjudged)}"
 
 
 def ablation_table(record: Record) -> Table:

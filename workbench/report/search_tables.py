@@ -161,7 +161,7 @@ def search_table(search: Record) -> Table:
 
 
 def fits_text(search: Record) -> str:
-    """The line before the table: whether a plan fits, and the best one."""
+    """The line before the table: whether a plan fits, and the best one, with what it is the best by."""
     candidates = search["candidates"]
     best = candidates[0]
     num_plans = sum("refusal" not in record for record in candidates)
@@ -169,9 +169,23 @@ def fits_text(search: Record) -> str:
     memory = "" if best["peak_bytes"] is None else f", {_of_memory(best)} on the fullest rank"
     kind = "strategies" if all(record["strategy"] in BY_NAME for record in candidates) else "tries"
     return (
-        f"fits: {num_plans} of {len(candidates)} {kind} have a plan; best {best['strategy']}, "
+        f"fits: {num_plans} of {len(candidates)} {kind} have a plan; best {_aimed_text(search)}, "
         f"{milliseconds(best['iteration_s'])}{'' if within == '-' else f' ({within})'}{memory}"
     )
+
+
+def _aimed_text(search: Record) -> str:
+    """The best plan's strategy; unless plans are ranked by their steps, with the objective and its figure."""
+    best, objective = search["candidates"][0], Objective(search["objective"])
+    figures: dict[Objective, Callable[[], str]] = {
+        Objective.ITERATION: lambda: "",
+        Objective.THROUGHPUT: lambda: f"{best['samples_per_s_per_rank']:.4g} samples/s per rank",
+        Objective.DOLLARS: lambda: f"${1000 * best['dollars_per_sample']:.4g} for 1,000 samples",
+        Objective.TRAINING: lambda: f"${best['dollars']:,.2f}",
+        Objective.GOODPUT: lambda: f"{best['useful_samples_per_s']:.4g} useful samples/s",
+    }
+    figure = figures[objective]()
+    return f"by {objective}: {best['strategy']}, {figure}" if figure else best["strategy"]
 
 
 def _of_memory(record: Record) -> str:
@@ -235,9 +249,10 @@ def _notes(search: Record) -> list[str]:
         if "refusal" in each:
             strategies_by_refusal.setdefault(each["refusal"], []).append(each["strategy"])
     refusals = [f"{', '.join(names)}: {refusal}" for refusal, names in strategies_by_refusal.items()]
-    firsts = [name for name in search["front"] if not _is_double(candidates, name)]
+    ranked = [each["strategy"] for each in candidates if each["strategy"] in search["front"]]
+    firsts = [name for name in ranked if not _is_double(candidates, name)]
     what = "time, memory, GPUs" + (" and dollars" if "dollars_per_sample" in candidates[0] else "")
-    fronts = [f"Pareto front of {what}: {', '.join(firsts)}"] if len(firsts) > 1 else []
+    fronts = [f"Pareto front of {what}, best first: {', '.join(firsts)}"] if len(firsts) > 1 else []
     return ties + fronts + _low_mfu(candidates[0]) + _faster_on_fewer(candidates) + refusals
 
 

@@ -1,13 +1,13 @@
 """Trainings on growing clusters, as a table and as records."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 
 from workbench.report.figure import Figure
 from workbench.report.search_tables import PER_MODULE, per_module
-from workbench.report.tables import listed, milliseconds
+from workbench.report.tables import listed, mebibytes, milliseconds
 from workbench.search.sizing import Goal, Training
 from workbench.units import S_PER_DAY, S_PER_HOUR
 
@@ -21,6 +21,7 @@ def size_table(job: str, goal: Goal, trainings: Sequence[Training]) -> Table:
         ("strategy", lambda row: row[1]["strategy"]),
         ("used", lambda row: str(row[1]["ranks"])),
         *((name, lambda row, name=name: per_module(row[1]["layout"], name)) for name in PER_MODULE),
+        ("memory", lambda row: _memory(row[1])),
         ("iteration", lambda row: milliseconds(row[1]["iteration_s"])),
         ("training", lambda row: duration_text(row[0].seconds)),
         ("80 % within", lambda row: "-" if row[0].interval_s is None else _span(*row[0].interval_s)),
@@ -34,6 +35,11 @@ def size_table(job: str, goal: Goal, trainings: Sequence[Training]) -> Table:
     table.caption = "\n".join(refusals) or None
     table.caption_justify = "left"
     return table
+
+
+def _memory(record: Mapping[str, Any]) -> str:
+    """Of the fullest GPU; `-` where no simulation counted it."""
+    return "-" if record["peak_bytes"] is None else mebibytes(record["peak_bytes"])
 
 
 def training_record(training: Training, goal: Goal) -> dict[str, Any]:

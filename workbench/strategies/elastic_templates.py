@@ -1,5 +1,6 @@
 """Pipeline templates of a job: its pipelines on any number of nodes, and what a change of nodes moves."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -285,11 +286,25 @@ def _rank_bytes(node: Node) -> int:
     return node.memory_bytes if node.num_cores is None else node.memory_bytes // node.num_ranks
 
 
+def _most_of_a_kind(job: Job) -> str:
+    """The largest group of equal nodes: of a pool that takes every module, if there is one."""
+    cluster, modules = job.cluster, [module.name for module in job.model.modules]
+    for pool in sorted(job.pools, key=lambda pool: -pool.num_ranks):
+        nodes = {cluster.nodes[cluster.node_of(rank)] for rank in range(pool.first_rank, pool.end_rank)}
+        if len(nodes) == 1 and all(map(pool.takes, modules)):
+            return f"a job of pool {pool.name!r} alone, {pool.num_ranks // nodes.pop().num_ranks} nodes"
+    node, count = Counter(cluster.nodes).most_common(1)[0]
+    return f"a job of {count} nodes of {node.num_ranks} ranks alone"
+
+
 def _check(job: Job, num_nodes: int) -> Node:
     """Check the job and return the only kind of node."""
     kinds = set(job.cluster.nodes)
     if len(kinds) > 1:
-        raise ValueError(f"{job.name}: templates need nodes of one kind, the cluster has {len(kinds)}")
+        raise ValueError(
+            f"{job.name}: templates need nodes of one kind, the cluster has {len(kinds)}; nearest: "
+            f"{_most_of_a_kind(job)}"
+        )
     if num_nodes < 1:
         raise ValueError(f"{job.name}: want 1 node or more, got {num_nodes}")
     size, batch_samples = job.microbatch_samples, len(job.batch)

@@ -7,7 +7,7 @@ then they are sharded among those that hold the same ones. Differs: a unit is a 
 embedding and head are units of their own.
 """
 
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
@@ -29,7 +29,7 @@ from workbench.planner.layout_plan import searched_plans
 from workbench.planner.layout_search import fastest_layout, has_layouts
 from workbench.planner.layout_space import divisors
 from workbench.planner.layout_step import steps_of
-from workbench.planner.stage_counts import Progress, silent
+from workbench.planner.stage_counts import PlannerStopped, Progress, silent
 from workbench.planner.strategy_spec import Chooser, First, OwnSpace, StrategySpec
 from workbench.schedule.choice import ScheduleKind
 
@@ -69,10 +69,15 @@ def _fastest(job: Job, cost: CostModel, mode: Mode, progress: Progress, most: in
     for sized_job, num_ranks in _fastest_first(job, cost, mode, progress):
         if sized_job.microbatch_samples in plans:
             continue
-        with suppress(ValueError):
-            plans[sized_job.microbatch_samples] = fastest_of_size(sized_job, cost, mode, progress, num_ranks)[
-                1
-            ]
+        try:
+            _, plan = fastest_of_size(sized_job, cost, mode, progress, num_ranks)
+        except ValueError:
+            continue
+        except PlannerStopped:
+            if not plans:
+                raise
+            break
+        plans[sized_job.microbatch_samples] = plan
         if len(plans) == most:
             break
     if not plans:  # raises the refusal for all ranks and the smallest microbatches
@@ -81,7 +86,10 @@ def _fastest(job: Job, cost: CostModel, mode: Mode, progress: Progress, most: in
 
 
 def _fastest_first(job: Job, cost: CostModel, mode: Mode, progress: Progress) -> list[tuple[Job, int]]:
-    """Microbatch sizes and numbers of ranks with a layout that fits, the shortest step first."""
+    """Microbatch sizes and numbers of ranks with a layout that fits, the shortest step first.
+
+    If the planner is stopped: those found so far, or PlannerStopped if there are none.
+    """
     smallest = replace(job, microbatch_samples=1)
     fewest = min(2, job.usable_ranks)
     counts = [n for n in range(job.usable_ranks, fewest - 1, -1) if has_layouts(smallest, cost, mode, n)]
@@ -89,9 +97,19 @@ def _fastest_first(job: Job, cost: CostModel, mode: Mode, progress: Progress) ->
     for num_ranks in counts:
         for samples in reversed(divisors(len(job.batch))):
             sized_job = replace(job, microbatch_samples=samples)
-            with suppress(ValueError):
+            try:
                 best = fastest_layout(sized_job, cost, mode, num_ranks=num_ranks, progress=progress)
-                priced.append((best.step.step_s, sized_job, num_ranks))
+            except ValueError:
+                continue
+            except PlannerStopped:
+                if not priced:
+                    raise
+                return _by_seconds(priced)
+            priced.append((best.step.step_s, sized_job, num_ranks))
+    return _by_seconds(priced)
+
+
+def _by_seconds(priced: Sequence[tuple[float, Job, int]]) -> list[tuple[Job, int]]:
     return [(sized_job, num_ranks) for _, sized_job, num_ranks in sorted(priced, key=itemgetter(0))]
 
 

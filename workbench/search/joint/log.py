@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import inf
 from typing import Any, NamedTuple
 
 from workbench.cost.model import CostModel
@@ -25,7 +26,8 @@ AS_LOGGED = "want the job, the profile, the objective and the version of the log
 def log_lines(job: Job, scope: Scope, result: SearchResult) -> Iterator[str]:
     """Everything that a replay needs, and why each candidate was rejected."""
     fixed = {question.value: name for question, name in scope.fixed.items()}
-    yield json.dumps({"job": job.name, "seed": scope.seed, "fixed": fixed})
+    stopped = {start.name: start.stopped_at for start in result.starts if start.stopped_at is not None}
+    yield json.dumps({"job": job.name, "seed": scope.seed, "fixed": fixed, "stopped": stopped})
     for entry in result.log:
         yield json.dumps(entry_record(entry))
     answer = result.path[-1].index if result.path else result.best_from
@@ -45,14 +47,15 @@ def entry_record(entry: Entry) -> dict[str, Any]:
 
 
 class _Logged(NamedTuple):
-    """The parts of a log that a replay needs: fixed questions, path to the answer, its start, and its
-    value.
+    """The parts of a log that a replay needs: fixed questions, path to the answer, its start, and its value;
+    and for planners that were stopped, the number of reports at which they were.
     """
 
     fixed: Mapping[Question, str]
     path: tuple[Entry, ...]
     start: str
     value: float
+    stopped: Mapping[str, int]
 
 
 def replayed(
@@ -81,7 +84,7 @@ def replayed(
     space, plans = Space(job, cost, {}, planners), {}
     for task in start_tasks(job, planners, fewer_ranks(job, cost, judge)):
         if task.name in names:
-            start = start_of(task, cost, judge)
+            start = start_of(task._replace(reports=logged.stopped.get(task.name, inf)), cost, judge)
             if start.choice is not None:
                 space.starts[start.name], plans[start.name] = start.choice, start.plan
     if logged.start not in space.starts:
@@ -114,7 +117,8 @@ def _read(job: Job, lines: Sequence[str]) -> _Logged:
         path = path_of(log, end["answer"])
         fixed = {Question(name): str(strategy) for name, strategy in head["fixed"].items()}
         start = path[0].base if path else end["answer"]
-        return _Logged(fixed, path, str(start), float(end["value"]))
+        stopped = {str(name): int(reports) for name, reports in head.get("stopped", {}).items()}
+        return _Logged(fixed, path, str(start), float(end["value"]), stopped)
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise ValueError(f"replay: no log of a joint search: {error!r:.100}") from None
     except ValueError as error:

@@ -1,6 +1,6 @@
 """Plan the starts of a search within their share of its time."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
 
 from workbench.job.job import Job
@@ -65,37 +65,64 @@ def _in_slices(
 ) -> tuple[Start, ...]:
     """Give each task a slice of time; unfinished ones restart with twice as much, while time remains.
 
-    So quick tasks finish first, whichever they are, and likely ones before all others. As long as none has
-    a plan, the starts may use the whole time.
+    So quick tasks finish first, whichever they are, and likely ones before all others. Tasks of little effort
+    come first, then, of those that were stopped, the ones with the best plans so far. Every likely task gets
+    a first slice, and as long as none has a plan, the starts may use the whole time.
     """
     starts_by_name = {task.name: Start(name=task.name, refusal=OUT_OF_TIME) for task in tasks}
     seconds = stop.seconds or inf
 
+    def has_plan() -> bool:
+        return any(start.value is not None for start in starts_by_name.values())
+
     def left_s(share: float) -> float:
-        has_plan = any(start.value is not None for start in starts_by_name.values())
-        if has_plan and stop.is_asked():
+        if has_plan() and stop.is_asked():
             return -inf
-        return (began_s + (share if has_plan else 1.0) * seconds - stop.clock()) * num_workers
+        return (began_s + share * seconds - stop.clock()) * num_workers
 
     whole = [task for task in tasks if task.part is None]
+    likely = [task for task in whole if task.is_likely]
     groups = (
-        (LIKELY_SHARE, [task for task in whole if task.is_likely]),
+        (LIKELY_SHARE, likely),
         (OTHER_SHARE, whole),
         (FEWER_SHARE, [task for task in tasks if task.part is not None]),
     )
+    tried_s = dict.fromkeys(starts_by_name, 0.0)  # inf: finished
     for extra_share, group in groups:
         slice_s, share = 0.0, extra_share + (stop.clock() - began_s) / seconds
-        waiting = [task for task in group if starts_by_name[task.name].refusal == OUT_OF_TIME]
-        while waiting and left_s(share) > 2 * slice_s:
+        waiting = waiting_tasks(group, starts_by_name, tried_s)
+        while waiting and left_s(share if has_plan() else 1.0) > 2 * slice_s:
+            is_owed = group is likely and slice_s == 0.0
             slice_s = max(2 * slice_s, left_s(share) / (2 * len(waiting)))
-            num = max(1, int(left_s(share) / slice_s))
-            slices = [task._replace(seconds=slice_s, clock=stop.clock) for task in waiting[:num]]
+            num = max(1, int(left_s(share if has_plan() else 1.0) / slice_s))
+            if num == 1:  # no other follows
+                slice_s = max(slice_s, left_s(share if has_plan() else 1.0))
+            due = [task for task in waiting if 2 * tried_s[task.name] <= slice_s]
+            slices = [task._replace(seconds=slice_s, clock=stop.clock) for task in due[:num]]
             for start in starts(slices):
-                starts_by_name[start.name] = start
-                if left_s(share) < 0:
+                tried_s[start.name] = slice_s if start.is_late else inf
+                starts_by_name[start.name] = _better(starts_by_name[start.name], start)
+                if left_s(1.0 if is_owed or not has_plan() else share) < 0:
                     break
-            waiting = [task for task in waiting if starts_by_name[task.name].refusal == OUT_OF_TIME]
+            waiting = waiting_tasks(group, starts_by_name, tried_s)
     return tuple(starts_by_name.values())
+
+
+def waiting_tasks(
+    tasks: Sequence[Task], starts_by_name: Mapping[str, Start], tried_s: Mapping[str, float]
+) -> list[Task]:
+    """The unfinished tasks, those with the best plans so far first, then those of little effort."""
+    unfinished = [task for task in tasks if tried_s[task.name] < inf]
+    return sorted(unfinished, key=lambda task: (_worth(starts_by_name[task.name]), task.effort))
+
+
+def _better(before: Start, after: Start) -> Start:
+    """The start with the better plan of two tries, or the later one."""
+    return before if _worth(before) < _worth(after) else after
+
+
+def _worth(start: Start) -> float:
+    return inf if start.value is None else start.value
 
 
 def _refused(tasks: Sequence[Task], starts: Sequence[Start], stop: Stop) -> Iterator[Task]:

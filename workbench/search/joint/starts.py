@@ -10,6 +10,7 @@ from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.job.other_layouts import with_layouts
 from workbench.plan.plan import Plan
+from workbench.planner.stage_counts import PlannerStopped
 from workbench.planner.strategy_spec import Planner
 from workbench.search.joint.choice import Choice, choice_of
 from workbench.search.joint.evaluate import Judge, outcome_of
@@ -34,6 +35,8 @@ class Start:
         choice: the plan's answers.
         batches_s: steps on the batches that it was judged on; empty: not judged by batches.
         misses_by: value of a plan that only misses a limit: less is nearer.
+        stopped_at: number of reports after which the planner was stopped, with its best plan so far; None: it
+            finished.
     """
 
     name: str
@@ -43,6 +46,12 @@ class Start:
     batches_s: tuple[float, ...] = ()
     refusal: str = ""
     misses_by: float | None = None
+    stopped_at: int | None = None
+
+    @property
+    def is_late(self) -> bool:
+        """Whether its planner was stopped, with or without a plan."""
+        return self.stopped_at is not None or self.refusal == OUT_OF_TIME
 
 
 class Task(NamedTuple):
@@ -52,7 +61,9 @@ class Task(NamedTuple):
         name: of the start.
         is_likely: whether the job states everything that the strategy leaves to its users.
         seconds: by the clock, after which the planner is stopped.
+        reports: of progress, after which the planner is stopped.
         part: the part of the cluster that the job is for; None: the whole.
+        effort: of planning, as in `OwnSpace`.
     """
 
     name: str
@@ -60,12 +71,31 @@ class Task(NamedTuple):
     job: Job
     is_likely: bool = False
     seconds: float = inf
+    reports: float = inf
     clock: Callable[[], float] = monotonic
     part: Part | None = None
+    effort: float = 1.0
 
 
-class _OutOfTime(Exception):  # noqa: N818  (no error: the planner is told to stop)
-    """A planner was stopped."""
+class _StopWatch:
+    """Progress callback that stops a planner at the end of its task's time or number of reports.
+
+    `stopped_at` is the number of reports at which it did so first. A planner is deterministic, so that equal
+    numbers give equal plans.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._clock, self._end_s, self._most = task.clock, task.clock() + task.seconds, task.reports
+        self._num_reports = 0
+        self.stopped_at: int | None = None
+
+    def __call__(self, done: int, total: int, best_s: float) -> None:
+        self._num_reports += 1
+        is_over = self._num_reports >= self._most or self._clock() > self._end_s
+        if self.stopped_at is None and is_over:
+            self.stopped_at = self._num_reports
+        if self.stopped_at is not None:
+            raise PlannerStopped
 
 
 def start_tasks(job: Job, planners: Mapping[str, Planner], parts: Sequence[Part] = ()) -> Iterator[Task]:
@@ -75,47 +105,46 @@ def start_tasks(job: Job, planners: Mapping[str, Planner], parts: Sequence[Part]
     that choose degrees again, on every part of the cluster.
     """
     searching = {name for name in planners if name in BY_NAME and BY_NAME[name].searches_layouts}
+    efforts = {name: BY_NAME[name].own_space.effort if name in BY_NAME else 1.0 for name in planners}
     for name, planner in planners.items():
-        yield Task(name, planner, job, is_likely=bool(job.layouts) or name in searching)
+        is_likely = bool(job.layouts) or name in searching
+        yield Task(name, planner, job, is_likely=is_likely, effort=efforts[name])
     if job.layouts:
         for name, planner in planners.items():
             if name in searching:
-                yield Task(name + OPEN, planner, with_layouts(job, ()))
+                yield Task(name + OPEN, planner, with_layouts(job, ()), effort=efforts[name])
     if EXPERTS in planners:
         for words, expert_job in expert_jobs(job):
-            yield Task(f"{EXPERTS}, {words}", planners[EXPERTS], expert_job, is_likely=True)
+            name = f"{EXPERTS}, {words}"
+            yield Task(name, planners[EXPERTS], expert_job, is_likely=True, effort=efforts[EXPERTS])
     for part in parts:
         for name, planner in planners.items():
             if name in searching:
-                yield Task(f"{name} {part.name}", planner, part.job, part=part)
+                yield Task(f"{name} {part.name}", planner, part.job, part=part, effort=efforts[name])
 
 
 def start_of(task: Task, cost: CostModel, judge: Judge) -> Start:
-    """Run one strategy and judge its plan; no plan if the planner exceeds the task's time.
+    """Run one strategy and judge its plan; at the end of the task's time, the best plan that it has.
 
     A planner is stopped when it reports progress, between two of its own candidates.
     """
-    end_s = task.clock() + task.seconds
-
-    def check_time(done: int, total: int, best_s: float) -> None:
-        if task.clock() > end_s:
-            raise _OutOfTime
-
+    watch = _StopWatch(task)
     try:
-        plan, job = task.planner(task.job, cost, check_time), task.job
+        plan, job = task.planner(task.job, cost, watch), task.job
         if task.part is not None:
             plan, job = task.part.moved(plan), task.part.whole
         outcome = outcome_of(plan, judge)
     except MissesLimitError as error:
-        return Start(name=task.name, refusal=str(error), misses_by=error.value)
+        return Start(name=task.name, refusal=str(error), misses_by=error.value, stopped_at=watch.stopped_at)
     except ValueError as error:
-        return Start(name=task.name, refusal=str(error))
-    except _OutOfTime:
-        return Start(name=task.name, refusal=OUT_OF_TIME)
+        return Start(name=task.name, refusal=str(error), stopped_at=watch.stopped_at)
+    except PlannerStopped:
+        return Start(name=task.name, refusal=OUT_OF_TIME, stopped_at=watch.stopped_at)
     return Start(
         name=task.name,
         plan=plan,
         choice=choice_of(job, plan, cost),
         value=outcome.value,
         batches_s=outcome.batches_s,
+        stopped_at=watch.stopped_at,
     )

@@ -1,5 +1,6 @@
 """Options of a search's objective, as flags, and the judge that they describe."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -63,6 +64,9 @@ class ObjectiveOptions:
             "mean time between node failures in the whole cluster, such as 6h, for --objective goodput"
         ),
     )
+    leaves_per_node_hour: float | None = field(
+        default=None, metadata=asked("rate at which a node leaves; replaces --mtbf")
+    )
     repair: str = field(default="1h", metadata=asked("with --mtbf: mean time until a lost node returns"))
     failures: Path | None = field(
         default=None,
@@ -86,12 +90,22 @@ class ObjectiveOptions:
         self._check_batches()
         training = {"--steps": self.steps, "--tokens": self.tokens, "--deadline": self.deadline}
         _refuse_for_others(training, objective, Objective.TRAINING)
-        losses = {"--mtbf": self.mtbf, "--failures": self.failures, **self._changed_recovery}
-        _refuse_for_others(losses, objective, Objective.GOODPUT)
+        rates = {
+            "--mtbf": self.mtbf,
+            "--leaves-per-node-hour": self.leaves_per_node_hour,
+            "--failures": self.failures,
+        }
+        _refuse_for_others(rates | self._changed_recovery, objective, Objective.GOODPUT)
         if objective is Objective.TRAINING and (self.steps is None) == (self.tokens is None):
             raise ValueError(f"--objective {objective}: want one of --steps and --tokens")
-        if objective is Objective.GOODPUT and (self.mtbf is None) == (self.failures is None):
-            raise ValueError(f"--objective {objective}: want one of --mtbf and --failures")
+        if objective is Objective.GOODPUT and sum(rate is not None for rate in rates.values()) != 1:
+            raise ValueError(
+                f"--objective {objective}: want one of --mtbf, --leaves-per-node-hour and --failures"
+            )
+        if self.leaves_per_node_hour is not None and not 0 < self.leaves_per_node_hour < math.inf:
+            raise ValueError(
+                f"--leaves-per-node-hour: want a rate > 0, got {self.leaves_per_node_hour}; nearest: 0.01"
+            )
         if self.failures is not None and "--repair" in self._changed_recovery:
             raise ValueError("--repair is for --mtbf: the trace of --failures says when nodes return")
 
@@ -215,13 +229,15 @@ def _goodput(
     if options.failures is not None:
         traces, until_s, mtbf_s = _trace_of(options.failures)
     else:
-        assert options.mtbf is not None, "one of the two is there"
-        mtbf_s = duration_s(options.mtbf, "--mtbf")
-        until_s, count = LOSSES * mtbf_s, len(job.cluster.nodes)
-        rates = Rates(
-            leaves_per_node_h=S_PER_HOUR / mtbf_s / count,
-            joins_per_missing_h=S_PER_HOUR / duration_s(options.repair, "--repair"),
-        )
+        count, joins_per_h = len(job.cluster.nodes), S_PER_HOUR / duration_s(options.repair, "--repair")
+        if options.mtbf is not None:
+            mtbf_s = duration_s(options.mtbf, "--mtbf")
+            rates = Rates.of_losses(mtbf_s, count, joins_per_h)
+        else:
+            assert options.leaves_per_node_hour is not None, "one of the three is there"
+            rates = Rates(leaves_per_node_h=options.leaves_per_node_hour, joins_per_missing_h=joins_per_h)
+            mtbf_s = rates.mtbf_s(count)
+        until_s = LOSSES * mtbf_s
         traces = tuple(random_trace(count, rates, until_s, seed * TRACES + each) for each in range(TRACES))
     return Goodput(
         job=job,

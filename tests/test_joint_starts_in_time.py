@@ -1,0 +1,94 @@
+"""Starts of a joint search whose time is too short for all of them: the best so far of each counts."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from sim.predict import IterationJudge
+from tests.test_joint_search import Ticks, small
+from tests.test_strategies import cost
+from workbench.job.job import Job
+from workbench.planner.judged import judged_plan
+from workbench.planner.stage_counts import Progress
+from workbench.planner.strategy_spec import Planner
+from workbench.search.joint.drive import joint_search
+from workbench.search.joint.log import log_lines, replayed
+from workbench.search.joint.result import SearchResult
+from workbench.search.joint.starting import waiting_tasks
+from workbench.search.joint.starts import Start, Task, start_of
+from workbench.search.joint.terms import Scope, Stop
+from workbench.strategies.registry import BY_NAME
+
+SEARCHING = [name for name, spec in BY_NAME.items() if spec.searches_layouts and not spec.wants_prices]
+STOPPABLE = ["megatron-homogeneous", "megatron-colocated", "megatron-islands", "fsdp", "hsdp"]
+
+
+def open_job() -> Job:
+    return replace(small(), layouts=())
+
+
+def simulated(name: str, ticks: Ticks, report_s: float, before_s: float = 0.0) -> Planner:
+    """A strategy whose planner takes so long before its search, and for every report of progress."""
+
+    def planner(job: Job, cost, progress: Progress):
+        def slow(done: int, total: int, best_s: float) -> None:
+            ticks.now_s += report_s
+            progress(done, total, best_s)
+
+        ticks.now_s += before_s
+        judge = IterationJudge(cost)
+        return judged_plan(BY_NAME[name], lambda plan, _: judge.value(plan), job, cost, slow)
+
+    return planner
+
+
+def searched(planners: Mapping[str, Planner], ticks: Ticks, seconds: float) -> SearchResult:
+    judge = IterationJudge(cost())
+    stop, scope = Stop(seconds=seconds, candidates=1, clock=ticks), Scope(planners=planners)
+    return joint_search(open_job(), cost(), judge, stop=stop, scope=scope)
+
+
+@pytest.mark.parametrize("name", STOPPABLE)
+def test_a_planner_that_is_stopped_has_its_best_plan_so_far(name: str) -> None:
+    whole = Task(name, BY_NAME[name].planner, open_job())
+    starts = [
+        start_of(whole._replace(reports=reports), cost(), IterationJudge(cost())) for reports in (3, 10**9)
+    ]
+    assert [start.stopped_at for start in starts] == [3, None]
+    assert [start.is_late for start in starts] == [True, False]
+    assert all(start.value is not None for start in starts)
+
+
+def test_every_strategy_that_chooses_degrees_is_judged_even_if_the_first_takes_the_starts_share() -> None:
+    ticks = Ticks()
+    planners = {name: simulated(name, ticks, report_s=0.01) for name in SEARCHING}
+    planners["entrain-search"] = simulated("entrain-search", ticks, report_s=0.01, before_s=9.0)
+    found = searched(planners, ticks, seconds=20.0)
+    assert {start.name for start in found.starts if start.value is None} <= {"entrain-search"}
+    assert found.value <= min(start.value for start in found.starts if start.value is not None)
+
+
+def test_of_stopped_starts_the_one_with_the_best_plan_so_far_restarts_first_and_finished_ones_never() -> None:
+    planner = BY_NAME["fsdp"].planner
+    tasks = [
+        Task(name, planner, open_job(), effort=effort)
+        for name, effort in zip("abcd", (1, 9, 5, 2), strict=True)
+    ]
+    values = {"a": None, "b": 1.0, "c": 2.0, "d": 0.5}
+    starts = {name: Start(name=name, value=value, stopped_at=1) for name, value in values.items()}
+    waiting = waiting_tasks(tasks, starts, {"a": 0.0, "b": 1.0, "c": 1.0, "d": inf})
+    assert [task.name for task in waiting] == ["b", "c", "a"]
+    untried = {name: Start(name=name) for name in values}
+    waiting = waiting_tasks(tasks, untried, dict.fromkeys(values, 0.0))
+    assert [task.name for task in waiting] == ["a", "d", "c", "b"]
+
+
+def test_a_log_with_a_stopped_start_replays_to_the_same_plan() -> None:
+    ticks = Ticks()
+    planners = {"hsdp": simulated("hsdp", ticks, report_s=1.0)}
+    found = searched(planners, ticks, seconds=10.0)
+    assert found.starts[0].stopped_at is not None
+    lines = list(log_lines(open_job(), Scope(), found))
+    assert replayed(open_job(), cost(), IterationJudge(cost()), planners, lines) == (found.plan, found.value)
