@@ -88,7 +88,16 @@ def test_the_table_names_the_worst_plan_of_every_family() -> None:
 
 # What only long texts show, on one rank: scores that are bent or have sinks, results of experts and their
 # shares, norms of results, beside a shared expert and beside a number that multiplies all of them.
-LONG = ("gemma2", "gpt-oss", "olmoe", "glm-4.5", "qwen3-next", "granite 4 with experts", "exaone 4")
+LONG = (
+    "gemma2",
+    "gpt-oss",
+    "olmoe",
+    "glm-4.5",
+    "qwen3-next",
+    "granite 4 with experts",
+    "exaone 4",
+    "apertus",
+)
 
 
 @pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.FULL])

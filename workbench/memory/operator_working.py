@@ -270,7 +270,7 @@ class OperatorBytes:
         if operator.name == "loss":
             logits = 3 if self._tp > 1 else 2  # gradients of the target's, of the powers, and their sum
             return logits * operator.width * setting.wide_bytes / self._tp
-        if operator.weights and not _is_rms_alone(operator):
+        if operator.weights and not _is_rms_alone(operator) and _in_python(operator) is None:
             tensor = operator.width * setting.wide_bytes / setting.cut(operator)
             of_gate = tensor if operator.name == GROUPED_NORM else 0.0
             return self._forward_width(operator) + of_gate
