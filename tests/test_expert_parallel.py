@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +13,12 @@ from hypothesis import strategies as st
 
 from runtime.launch import run_lowered
 from runtime.models.choose import adapter_of
+from runtime.models.mixture import Mixture
+from runtime.parallel.expert import layers
 from runtime.parallel.expert.cuts import held_parts, parts_of, position_of
 from runtime.parallel.expert.group import ExpertGroup, exchange_counts
+from runtime.parallel.tensor.group import TensorGroup
+from runtime.parallel.tensor.sequence import TokenParts
 from runtime.run_settings import Collect, RunSettings
 from runtime.step.stage_module import StageModule, build_stage_module
 from runtime.world.failure import RankError, WorldFailed
@@ -230,3 +235,26 @@ def test_ranks_hold_what_the_plan_says(degrees: tuple[int, int, int], which: int
 
 def built_block(config: dict[str, Any]) -> Any:
     return adapter_of(tiny_models.llm(config)).build(1)
+
+
+@pytest.mark.parametrize("has_shared", [False, True])
+def test_a_routers_part_of_the_tokens_does_not_keep_all(
+    has_shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its part is a view only where an expert for all tokens keeps them anyway."""
+    x_TD = torch.ones(4, 3)
+    read: list[torch.Tensor] = []
+
+    def routed(x_SD: torch.Tensor, *_: object) -> torch.Tensor:
+        read.append(x_SD)
+        return x_SD
+
+    monkeypatch.setattr(layers, "routed", routed)
+    monkeypatch.setattr(TokenParts, "gathered", lambda self, own_ND: own_ND.repeat(2, 1))
+    tensor = TensorGroup(process_group=None, ranks=(0, 1), rank=1)
+    mixture: Mixture = SimpleNamespace(for_all=torch.sin if has_shared else None)  # type: ignore[assignment]
+    group: Any = None
+    joined_TD = layers._ParallelForward(mixture, group, tensor, tensor)._chosen(x_TD)
+    assert torch.equal(joined_TD, x_TD)
+    shares = read[0].untyped_storage().data_ptr() == x_TD.untyped_storage().data_ptr()
+    assert shares == has_shared

@@ -25,9 +25,11 @@ from tests.test_memory_eager import (
 )
 from workbench.cost.roofline import Grid, RowWork, Work
 from workbench.memory.account import memory_table, moved_bytes
-from workbench.memory.layer import layer_split_bytes
+from workbench.memory.eager import Kept
+from workbench.memory.layer import LayerBytes, layer_split_bytes
 from workbench.memory.setting import Setting
 from workbench.memory.split import SplitBytes
+from workbench.memory.stage_bytes import LayerInStage, stage_bytes, stage_split_bytes
 from workbench.model.frozen import Needs
 from workbench.plan.kernels import Kernels
 from workbench.plan.lower import lower
@@ -158,3 +160,22 @@ def test_between_all_i_and_all_w_a_rank_holds_inputs_and_output_gradients(kernel
     assert after["2I2"] == sum(tokens[:2]) * of_token
     assert after["2W1"] == tokens[2] * of_token + weights
     assert after["2W2"] == weights
+
+
+@pytest.mark.parametrize(("forward", "peak"), [(-30, 80), (5, 95)])
+def test_a_recomputed_layers_input_counts_once_in_i(forward: int, peak: int) -> None:
+    """Its checkpoint of 10 bytes is the input among the 100 that it keeps; its forward may hold more."""
+    own = LayerBytes(Kept(100, 10), 0, forward, 0, 0, has_backward=True)
+    layer = LayerInStage(own, checkpoint=10, unkept=70, gradients=0, waiting=0)
+    split_of_layer = SplitBytes(left=0, input_pass=90, weight_pass=0, gradients=0, temporary=0)
+    assert stage_split_bytes([layer], [split_of_layer]).input_pass == peak
+
+
+def test_a_recomputed_layers_first_forward_has_what_it_does_not_keep() -> None:
+    """Of 70 bytes in work 10 are its input, which the checkpoint holds; without one 5 beside 100."""
+    own = LayerBytes(Kept(100, 10), 0, 5, 0, 0, has_backward=True)
+    again = LayerInStage(own, checkpoint=10, unkept=70, gradients=0, waiting=0)
+    once = LayerInStage(own, checkpoint=None, unkept=0, gradients=0, waiting=0)
+    for layer, kept, forward in ((again, 10, 60), (once, 100, 5)):
+        of_stage = stage_bytes([layer], shared=0, output=0)
+        assert (of_stage.kept, of_stage.forward) == (kept, forward)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -224,10 +224,9 @@ def _sunk(q_NHLD: Tensor, k_NHLD: Tensor, v_NHLD: Tensor, rule: _Rule) -> Tensor
     assert rule.sinks is not None
     assert rule.causal, "language models alone have sinks"
     length, width = q_NHLD.shape[2:]
-    mask_LL = rule.mask(length, q_NHLD.device)
-    seen_LL = _window(length, length, q_NHLD.device) if mask_LL is None else mask_LL
+    mask = partial(_window, length, length if rule.window is None else rule.window, q_NHLD.device)
     scale = width**-0.5 if rule.scale is None else rule.scale
-    return attend_with_sinks(q_NHLD, k_NHLD, v_NHLD, rule.sinks, DenseKernel(seen_LL, scale))
+    return attend_with_sinks(q_NHLD, k_NHLD, v_NHLD, rule.sinks, DenseKernel(mask, scale))
 
 
 def _items(x_1HTD: Tensor, group: LengthGroup) -> Tensor:
@@ -245,8 +244,7 @@ def additive(sees: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _window(length: int, window: int, device: torch.device) -> Tensor:
     """[L, L] True where a query sees a key: not later, and fewer than `window` tokens back."""
-    back = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)
-    return (back >= 0) & (back < window)
+    return torch.ones((length, length), dtype=torch.bool, device=device).tril_().triu_(1 - window)
 
 
 def register_packed_sdpa() -> None:

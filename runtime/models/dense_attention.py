@@ -4,6 +4,7 @@ The log-sum-exp suffices to run the backward, to merge an output with that over 
 only the denominator of the softmax has (`runtime.models.sinks`).
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -60,15 +61,20 @@ def attend_backward(
 
 
 class DenseKernel(NamedTuple):
-    """Attention of N items of one length under one mask [T, T], as a kernel that takes sinks."""
+    """Attention of N items of one length under one mask, as a kernel that takes sinks.
 
-    mask: Tensor
+    Args:
+        mask: makes it, [T, T] True where a query sees a key; either pass does, so that none is kept between.
+        scale: of the scores.
+    """
+
+    mask: Callable[[], Tensor]
     scale: float
 
     def forward(self, q_NHTD: Tensor, k_NGTD: Tensor, v_NGTD: Tensor) -> tuple[Tensor, Tensor]:
         """Output [N, H, T, D] and log-sum-exp [N, H, T], in the wide type."""
         q, k, v = (x.flatten(0, 1) for x in (q_NHTD, k_NGTD, v_NGTD))
-        y, lse = attend(q, k, v, self.mask, self.scale)
+        y, lse = attend(q, k, v, self.mask(), self.scale)
         return y.unflatten(0, q_NHTD.shape[:2]), lse.unflatten(0, q_NHTD.shape[:2])
 
     def backward(
@@ -76,7 +82,7 @@ class DenseKernel(NamedTuple):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of queries, keys and values, in the wide type."""
         q, k, v, y, lse = (x.flatten(0, 1) for x in forward)
-        dq, dk, dv = attend_backward(dy_NHTD.flatten(0, 1), (q, k, v, y, lse), self.mask, self.scale)
+        dq, dk, dv = attend_backward(dy_NHTD.flatten(0, 1), (q, k, v, y, lse), self.mask(), self.scale)
         queries, keys = forward[0].shape[:2], forward[1].shape[:2]
         return dq.unflatten(0, queries), dk.unflatten(0, keys), dv.unflatten(0, keys)
 

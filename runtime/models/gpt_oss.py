@@ -31,9 +31,9 @@ class ClampedExperts(Experts):
     def forward(self, x_RD: Tensor, groups: Groups) -> Tensor:
         """[R, D] results of rows that are sorted by expert."""
         index_R = _expert_of_row(groups, len(x_RD))
-        inner_RO = self._mapped(x_RD, self.entering, groups) + self.gate_up_proj_bias[index_R]
+        inner_RO = self._mapped(x_RD, self.entering, groups).add_(self.gate_up_proj_bias[index_R])
         y_RD = self._mapped(self.gated(inner_RO), self.down_proj, groups)
-        return y_RD + self.down_proj_bias[index_R] if self.adds_bias else y_RD
+        return y_RD.add_(self.down_proj_bias[index_R]) if self.adds_bias else y_RD
 
     def gated(self, halves: Tensor) -> Tensor:
         gate = halves[..., ::2].clamp(max=self.limit)

@@ -98,6 +98,13 @@ COLUMNS = (
     ),
     Column("dropout", "yes: dropout, with stored masks", _dropout, YesNo, shown="yes with stored scores"),
     Column(
+        "keeps_results",
+        "yes: experts' results are kept, as their shares multiply them; no: shares multiply activations",
+        always(YesNo.YES),
+        YesNo,
+        shown="yes",
+    ),
+    Column(
         "precision",
         "bf16, fp16, fp32, fp8 (see `fp8_scaling`), mxfp8 or nvfp4",
         always(Number.BF16),

@@ -218,6 +218,7 @@ class LlmRow:
     fitted_off: float = 0.0  # mean error of rows that these were not fitted to
     attention: Scores
     dropout: YesNo
+    keeps_results: YesNo
     precision: Number
     fp8_scaling: Scaling
     grad_precision: GradientNumber

@@ -1,4 +1,4 @@
-"""A row's plan as its memory account needs it: no masks without dropout, narrow inputs of narrow products."""
+"""A row's plan as its memory account needs it: masks, results of experts, narrow inputs."""
 
 from dataclasses import replace
 from itertools import compress
@@ -7,6 +7,7 @@ from workbench.cost.products import ProductFormat
 from workbench.llm_table.llm_row import LlmRow, YesNo
 from workbench.memory.megatron import DROPPED
 from workbench.memory.narrow_inputs import with_kept_inputs
+from workbench.model.experts import JOIN
 from workbench.model.layer import Layer, LayerKind, Operator, Pointwise
 from workbench.plan.plan import Plan
 
@@ -14,8 +15,9 @@ from workbench.plan.plan import Plan
 def as_kept(plan: Plan, row: LlmRow) -> Plan:
     """The plan with layers for which `memory` counts what the row's training system keeps.
 
-    Sums after dropout keep its mask, and nothing without one. Linear layers of blocks keep their input as
-    `with_kept_inputs` says, for a plan that then has no format of products.
+    Sums after dropout keep its mask, and nothing without one. Experts' results are kept where shares multiply
+    them. Linear layers of blocks keep their input as `with_kept_inputs` says, for a plan that then has no
+    format of products.
 
     Complexity: O(layers).
     """
@@ -26,7 +28,7 @@ def as_kept(plan: Plan, row: LlmRow) -> Plan:
             return layer
         if id(layer.operators) not in operators_by_id:
             narrowed = with_kept_inputs(layer, row.narrow, beside_attention=True).operators
-            is_kept = (not _is_sum(each) or row.dropout is YesNo.YES for each in narrowed)
+            is_kept = (_keeps(each, row) for each in narrowed)
             operators_by_id[id(layer.operators)] = tuple(compress(narrowed, is_kept))
         return replace(layer, operators=operators_by_id[id(layer.operators)])
 
@@ -39,5 +41,7 @@ def as_kept(plan: Plan, row: LlmRow) -> Plan:
     )
 
 
-def _is_sum(operator: Operator) -> bool:
-    return isinstance(operator, Pointwise) and operator.name.endswith(DROPPED)
+def _keeps(operator: Operator, row: LlmRow) -> bool:
+    if isinstance(operator, Pointwise) and operator.name.endswith(DROPPED):
+        return row.dropout is YesNo.YES
+    return operator.name != JOIN or row.keeps_results is YesNo.YES

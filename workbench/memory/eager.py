@@ -7,6 +7,7 @@ from workbench.memory.activations import ACTIVATIONS, activation_tensors
 from workbench.memory.adapters import inner_width
 from workbench.memory.block_form import UNSCALED, is_head_major, kept_of_unscaled
 from workbench.memory.recurrence import eager_recurrence_bytes
+from workbench.memory.scores import score_bytes
 from workbench.memory.setting import INDEX_BYTES, Setting
 from workbench.memory.state_scan import eager_norm_bytes
 from workbench.model.block_modules import reads_alike
@@ -252,7 +253,14 @@ class _LayerAccount:
         width = operator.in_features / OVERLAP.get(operator.name, 1.0) * self._setting.element_bytes
         if self._previous is None:
             self._enter(operator, width)
+        if self._is_for_all(operator):  # which the router reads, too, or a part of it
+            width *= 1.0 - 1.0 / self._setting.grid.tp
         return width / (self._setting.grid.tp if operator.shard is Shard.ROW else 1)
+
+    def _is_for_all(self, operator: Matmul) -> bool:
+        """Whether it is the first product of an expert for all tokens, before which none are gathered."""
+        enters = operator.name.startswith(f"{FOR_ALL}.") and operator.shard is Shard.COLUMN
+        return enters and not self._setting.divides_tokens
 
     def _is_adapted(self, operator: Operator | None) -> bool:
         """Whether its adapter is trained."""
@@ -375,12 +383,6 @@ class _LayerAccount:
         if _is_fused(previous) and self._rotates:
             return (attention.num_heads + attention.num_kv_heads) * attention.head_dim
         return 0.0
-
-
-def score_bytes(attention: Attention, setting: Setting) -> float:
-    """Return the bytes of a float32 or wider number per head and pair of tokens of an item."""
-    pairs = attention.num_heads / setting.grid.tp * sum(n * n for n in setting.lengths)
-    return pairs * setting.wide_bytes
 
 
 def _is_relu(operator: Operator | None) -> bool:

@@ -55,6 +55,32 @@ def with_grouped_experts(layer: Layer) -> GroupedLayer:
     return GroupedLayer(replace(layer, operators=operators), num_matrices)
 
 
+class JoinedTensors(NamedTuple):
+    """Tensors of a token's width, in the type of activations, while its experts are joined.
+
+    Args:
+        beside_kept: of a forward, besides the rows that it keeps.
+        backward: of gradients.
+    """
+
+    beside_kept: float
+    backward: float
+
+
+def joined_tensors(layer: Layer, join: Pointwise, element_bytes: int, wide_bytes: int) -> JoinedTensors:
+    """Return what a product of rows and their shares makes: itself and the sum, or both gradients.
+
+    Shares of a softmax or sigmoid of all scores are wide, and so are these. Where they multiply experts'
+    inputs, the product is kept, and its gradient is there too.
+    """
+    num_rows = join.num_passes - 1
+    if _scales_inputs(layer):
+        return JoinedTensors(1, 3 * num_rows)
+    is_narrow = any(operator.name == CHOSEN_SOFTMAX for operator in layer.operators)
+    share = 1 if is_narrow else wide_bytes / element_bytes
+    return JoinedTensors((num_rows + 1) * share, 2 * num_rows * share)
+
+
 def _of_all(operator: Operator, count: int) -> Operator:
     assert isinstance(operator, Matmul | Pointwise), "an MLP has no other operators"
     return replace(operator, tokens_scale=operator.tokens_scale * count)

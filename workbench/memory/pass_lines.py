@@ -9,8 +9,8 @@ import numpy as np
 from workbench.arrays import Flags, Ints, ints, spans, starts
 from workbench.memory.accounts import Accounts
 from workbench.memory.muon import muon_working
-from workbench.memory.sizes import StageBytes, StageSplitBytes
 from workbench.memory.stage import GRADIENTS, StateKind, updated_elements
+from workbench.memory.stage_bytes import StageBytes, StageSplitBytes
 from workbench.model.layer import Layer, Pointwise, Recurrence
 from workbench.model.trained import is_trained
 from workbench.plan.action_columns import KIND, NOWHERE, action_columns

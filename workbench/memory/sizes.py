@@ -4,15 +4,22 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
-from typing import Generic, NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from workbench.arrays import Ints
-from workbench.memory.layer import LayerBytes, layer_bytes, layer_split_bytes
+from workbench.memory.layer import layer_bytes, layer_split_bytes
 from workbench.memory.pass_setting import setting_of
 from workbench.memory.setting import Setting
 from workbench.memory.stage import StateKind, stage_state
+from workbench.memory.stage_bytes import (
+    LayerInStage,
+    StageBytes,
+    StageSplitBytes,
+    stage_bytes,
+    stage_split_bytes,
+)
 from workbench.model.frozen import Needs
 from workbench.model.layer import Layer
 from workbench.model.trained import trainable_parameters
@@ -30,46 +37,8 @@ from workbench.plan.sequence import token_borders
 from workbench.plan.stage import Stage
 from workbench.plan.work import row_kinds
 
-Bytes = TypeVar("Bytes", int, Ints)
 Account = TypeVar("Account")
 MOST_STAGES = 16_384  # cached, each over a microbatch
-
-
-class StageBytes(NamedTuple, Generic[Bytes]):
-    """Bytes of one stage over one microbatch on one rank, as in `memory_table`; or columns of many.
-
-    Args:
-        kept: from the forward to the last backward, without the stage's input and output.
-        input_kept: of what the layers keep, the part that is the stage's input itself.
-        output: the stage's output tensor.
-        forward, accumulating: on top of what is kept; see `LayerBytes`.
-        first: the same for the stage's first backward, which frees kept tensors layer by
-            layer and makes the weights' gradients at the same pace; these are part of it.
-    """
-
-    kept: Bytes
-    input_kept: Bytes
-    output: Bytes
-    forward: Bytes
-    accumulating: Bytes
-    first: Bytes
-
-
-class StageSplitBytes(NamedTuple, Generic[Bytes]):
-    """Bytes of one stage over one microbatch on one rank where its backward is I and W; or columns of many.
-
-    Args:
-        left: from I to W.
-        input_pass: during I, on top of what the forward kept.
-        first: during the stage's first W, on top of what is left: gradients that it makes.
-        adding: the same for a later W.
-    """
-
-    left: Bytes
-    input_pass: Bytes
-    first: Bytes
-    adding: Bytes
-
 
 _State = Mapping[StateKind, int]  # part -> bytes
 _STATES: LruCache[_State] = LruCache(MOST_STAGES)
@@ -254,22 +223,18 @@ class Sizes:
     def _sum(self, stage: Stage, needs: tuple[Needs, ...], setting: Setting) -> StageBytes[int]:
         plan = self._plan
         module = plan.model.module(stage.module)
-        layers = module.layers[slice(*stage.layers)]
-        all_bytes = self._of_layers(layer_bytes, stage, needs, setting)
+        layers = self._in_stage(stage, needs, setting)
         is_loss = module.has_loss and stage.layers[1] == len(module.layers)
         frees_outputs = plan.settings.kernels.is_megatron  # outputs are freed once sent
-        output = 0 if is_loss or frees_outputs else self._emitted(layers[-1], setting)
+        last = module.layers[stage.layers[1] - 1]
+        output = 0 if is_loss or frees_outputs else self._emitted(last, setting)
+        shared = max(layer.own.shared for layer in layers)  # recomputed layers hold it too, to run again
+        return stage_bytes(layers, shared, output)
+
+    def _in_stage(self, stage: Stage, needs: Sequence[Needs], setting: Setting) -> list[LayerInStage]:
+        layers = self._plan.model.module(stage.module).layers[slice(*stage.layers)]
+        own = self._of_layers(layer_bytes, stage, needs, setting)
         checkpoints = self._checkpoints(stage, needs, setting)
-        kept = [
-            layer.kept.num_bytes if checkpoint is None else checkpoint
-            for layer, checkpoint in zip(all_bytes, checkpoints, strict=True)
-        ]
-        shared = max(layer.shared for layer in all_bytes)  # recomputed layers hold it too, to run again
-        again = [
-            0 if checkpoint is None else layer.kept.num_bytes - _held_already(layer, checkpoint)
-            for layer, checkpoint in zip(all_bytes, checkpoints, strict=True)
-        ]
-        input_kept = all_bytes[0].kept.input_bytes if checkpoints[0] is None else kept[0]
         weights_of = {
             id(layer.operators): sum(
                 round(held_elements(p, stage) * setting.element_bytes) for p in trainable_parameters(layer)
@@ -280,8 +245,25 @@ class Sizes:
             weights_of[id(layer.operators)] if need.weight_grad else 0
             for layer, need in zip(layers, needs, strict=True)
         ]
+        unkept = self._unkept(stage, checkpoints, setting)
         waiting = self._waiting(stage, needs, setting)
-        return _stage_bytes(all_bytes, (kept, again, gradients, waiting), (shared, input_kept, output))
+        columns = own, checkpoints, unkept, gradients, waiting
+        return [LayerInStage(*row) for row in zip(*columns, strict=True)]
+
+    def _unkept(self, stage: Stage, checkpoints: Sequence[int | None], setting: Setting) -> list[int]:
+        """[layers] working bytes of a forward that keeps nothing, where a layer is recomputed; else 0.
+
+        In fused kernels it has as many as one that keeps its tensors, besides its input.
+        """
+        if all(checkpoint is None for checkpoint in checkpoints):
+            return [0] * len(checkpoints)
+        no_needs = (Needs(input_grad=False, weight_grad=False),) * len(checkpoints)
+        alone = self._of_layers(layer_bytes, stage, no_needs, setting)
+        has_input = self._plan.settings.kernels is Kernels.EAGER
+        return [
+            0 if checkpoint is None else layer.forward + (0 if has_input else checkpoint)
+            for layer, checkpoint in zip(alone, checkpoints, strict=True)
+        ]
 
     def _waiting(self, stage: Stage, needs: Sequence[Needs], setting: Setting) -> list[int]:
         """[layers] bytes of tied weights' gradients that autograd holds until an earlier layer has its own.
@@ -301,23 +283,8 @@ class Sizes:
         return waiting
 
     def _sum_split(self, stage: Stage, needs: tuple[Needs, ...], setting: Setting) -> StageSplitBytes[int]:
-        """Return the peaks over the layers: I left what lies behind; W made gradients of what lies before."""
         splits = self._of_layers(layer_split_bytes, stage, needs, setting)
-        all_bytes = self._of_layers(layer_bytes, stage, needs, setting)
-        checkpoints = self._checkpoints(stage, needs, setting)
-        left = later = sum(split.left for split in splits)
-        kept, total, gradients = 0, 0, 0
-        peak, first = 0, left
-        for split, layer, checkpoint in zip(splits, all_bytes, checkpoints, strict=True):
-            later -= split.left
-            first = max(first, gradients + split.weight_pass + later)
-            gradients += split.gradients
-            again = 0 if checkpoint is None else checkpoint
-            peak = max(peak, kept + again + split.input_pass + later)
-            kept += layer.kept.num_bytes if checkpoint is None else checkpoint
-        total = kept
-        adding = max((split.temporary for split in splits), default=0)
-        return StageSplitBytes(left, peak - total, max(0, first - left), adding)
+        return stage_split_bytes(self._in_stage(stage, needs, setting), splits)
 
     def _of_layers(
         self,
@@ -360,39 +327,3 @@ class Sizes:
         is_divided = index in borders.divided and index not in borders.divides
         num_bytes = 0 if index == 0 else self._emitted(layers[index - 1], setting)
         return ceil(num_bytes / stage.tp) if is_divided else num_bytes
-
-
-def _held_already(layer: LayerBytes, checkpoint: int) -> int:
-    """Return what a layer that runs again keeps of its input: the tensor of its checkpoint, not another."""
-    return min(checkpoint, layer.kept.input_bytes)
-
-
-def _stage_bytes(
-    layers: list[LayerBytes],
-    lists: tuple[list[int], list[int], list[int], list[int]],
-    edges: tuple[int, int, int],
-) -> StageBytes[int]:
-    """Return the peaks over the layers: a forward keeps what lies before, a backward frees what lies behind.
-
-    Args:
-        lists: by layer: what it keeps, what its recomputation adds to that until its backward, its gradients,
-            and those that wait for an earlier layer's.
-        edges: shared, input and output bytes of the stage.
-    """
-    shared, input_kept, output = edges
-    total, before, later, waits = sum(lists[0]), 0, sum(lists[2]), sum(lists[3])
-    forward = accumulating = first = total
-    for layer, kept, again, gradient, waiting in zip(layers, *lists, strict=True):
-        before += kept
-        waits -= waiting
-        forward = max(forward, before + layer.forward)
-        if layer.has_backward:
-            accumulating = max(accumulating, before + again + layer.accumulating + waits)
-            first = max(first, before + again + layer.backward + later)
-        if layer.has_backward and again:  # whose forward runs again, with earlier gradients there
-            accumulating = max(accumulating, before + again + layer.forward + waits)
-            first = max(first, before + again + layer.forward + later - gradient)
-        later -= gradient
-    return StageBytes(
-        total + shared, input_kept, output, forward - total, accumulating - total, first - total
-    )

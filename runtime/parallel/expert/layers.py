@@ -66,7 +66,10 @@ class _ParallelForward(MixtureForward):
         if isinstance(self.talk, TokenParts):
             return self._own_part(x_TD, self.talk)
         parts = TokenParts(self.tensor, len(x_TD))
-        return parts.join(self._own_part(parts.divide(x_TD), parts))
+        x_SD = parts.divide(x_TD)
+        if self.mixture.for_all is None:
+            x_SD = x_SD.clone()  # as a view would keep all tokens for the router's backward
+        return parts.join(self._own_part(x_SD, parts))
 
     def _own_part(self, x_SD: Tensor, parts: TokenParts) -> Tensor:
         """Results of this rank's tokens, of which padding is not sent."""
