@@ -28,7 +28,7 @@ from workbench.metrics import busy_s
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
-from workbench.schedule.action import STEP, Action, parse_action
+from workbench.schedule.action import MEANING, STEP, Action, parse_action
 from workbench.timing.accept import accept
 from workbench.timing.price import price
 from workbench.trace import Lane, Message, Span, Trace
@@ -256,6 +256,32 @@ def test_a_plan_with_sharded_weights_adds_up_too() -> None:
     assert_adds_up(plan, trace)
     assert_idle_adds_up(plan, trace)
     assert any(step.cause is Cause.ALL_GATHER for step in critical_path(plan, trace))
+
+
+@pytest.mark.parametrize("slower", [1.0, 3.0])
+def test_a_collective_is_exposed_only_while_none_of_its_ranks_computes(slower: float) -> None:
+    """Of two ranks that share weights, the one with less work waits for the other, not for the link."""
+    cost = CostModel(load_profile("A40"))
+    plan = lower(sharded_parameters(mixed("llm"), tiny_batch(), replicas=2))
+    prices = price(plan, cost)
+    of_last = {stage.id for stage in plan.plan.stages if max(plan.plan.ranks) in stage.flat_ranks}
+
+    def seconds(action: Action) -> float:
+        is_slow = action.stage in of_last and MEANING[action.kind].operation is None
+        return prices.duration_s(action) * (slower if is_slow else 1.0)
+
+    trace = simulate(plan, seconds, step_s=prices.step_s)
+    assert_idle_adds_up(plan, trace)
+    computing = [(span.start_s, span.end_s) for span in trace.spans if span.lane is Lane.COMPUTE]
+    waited_s = dict.fromkeys(IdleCause, 0.0)
+    for piece in idle_time(plan, trace):
+        middle_s = (piece.start_s + piece.end_s) / 2
+        waited_s[piece.cause] += piece.seconds
+        if piece.cause in (IdleCause.ALL_GATHER, IdleCause.REDUCE_SCATTER, IdleCause.RANKS):
+            is_computing = any(start_s < middle_s < end_s for start_s, end_s in computing)
+            assert is_computing is (piece.cause is IdleCause.RANKS)
+    exposed_s = waited_s[IdleCause.ALL_GATHER] + waited_s[IdleCause.REDUCE_SCATTER]
+    assert waited_s[IdleCause.RANKS] > 10 * exposed_s > 0.0
 
 
 @given(SEEDS, st.floats(0.001, 0.5))

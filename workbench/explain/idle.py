@@ -1,10 +1,11 @@
 """Why ranks are idle: every idle second of a step with its cause."""
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from workbench.explain.critical_path import COMPUTE, Cause, step_of
+from workbench.explain.critical_path import COMPUTE, Cause, PathStep, step_of
 from workbench.explain.timeline import Piece, Timeline, timeline
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
@@ -17,13 +18,15 @@ class IdleCause(StrEnum):
 
     FILL and DRAIN: other ranks' passes before its first and after its last one. STAGE: a pass that it needs
     next, or whatever that waits for. MICROBATCHES: the part of such a pass by which its microbatch is
-    heavier than its stage's mean. UNUSED: the plan gives it nothing.
+    heavier than its stage's mean. RANKS: a collective of sharded weights while another of its ranks
+    computes, which a faster link would not change. UNUSED: the plan gives it nothing.
     """
 
     FILL = "pipeline fills"
     DRAIN = "pipeline drains"
     STAGE = "waits for a stage"
     MICROBATCHES = "uneven microbatches"
+    RANKS = "ranks with more work"
     MESSAGE = "exposed messages"
     QUEUE = "link is busy"
     ALL_GATHER = "exposed all-gather of weights"
@@ -35,6 +38,7 @@ class IdleCause(StrEnum):
     UNUSED = "rank has no work"
 
 
+_OF_SHARDS = (Cause.ALL_GATHER, Cause.REDUCE_SCATTER)
 _OF_CAUSE: dict[Cause, IdleCause] = {
     Cause.COPY: IdleCause.COPY,
     Cause.MESSAGE: IdleCause.MESSAGE,
@@ -106,13 +110,14 @@ def idle_of(times: Timeline, trace: Trace) -> tuple[IdlePiece, ...]:
     for span in trace.spans:
         if span.lane is Lane.COMPUTE:
             busy.setdefault(span.rank, []).append(span)
+    computing = _Computing(busy)
     for rank in range(times.lowered.plan.cluster.num_ranks):
         if rank not in busy:
             pieces.append(IdlePiece(rank, 0.0, times.iteration_s, IdleCause.UNUSED, "", None))
             continue
         for gap in _gaps(times, busy[rank]):
             if gap not in pieces_of_gap:
-                pieces_of_gap[gap] = tuple(_pieces(times, gap, means_s))[::-1]
+                pieces_of_gap[gap] = tuple(_pieces(times, gap, means_s, computing))[::-1]
             pieces += (piece._replace(rank=rank) for piece in pieces_of_gap[gap])
     return tuple(piece for piece in pieces if piece.end_s > piece.start_s)
 
@@ -138,17 +143,63 @@ def _gaps(times: Timeline, spans: Iterable[Span]) -> Iterator[_Gap]:
         yield _Gap(reached_s, times.iteration_s, times.last, IdleCause.DRAIN)
 
 
-def _pieces(times: Timeline, gap: _Gap, means_s: dict[Action, float]) -> Iterator[IdlePiece]:
+class _Computing:
+    """When any of some ranks computes."""
+
+    def __init__(self, spans: Mapping[int, Sequence[Span]]) -> None:
+        self._spans = spans
+        self._intervals: dict[tuple[int, ...], list[tuple[float, float]]] = {}
+
+    def within(self, ranks: tuple[int, ...], start_s: float, end_s: float) -> Iterator[tuple[float, float]]:
+        """Yield the intervals, latest first; O(log(spans) + intervals), once a group O(spans log(spans))."""
+        if ranks not in self._intervals:
+            self._intervals[ranks] = list(self._joined(ranks))
+        intervals = self._intervals[ranks]
+        index = bisect_left(intervals, (end_s,)) - 1
+        while index >= 0 and intervals[index][1] > start_s:
+            first_s, last_s = intervals[index]
+            yield max(first_s, start_s), min(last_s, end_s)
+            index -= 1
+
+    def _joined(self, ranks: Iterable[int]) -> Iterator[tuple[float, float]]:
+        spans = sorted((span.start_s, span.end_s) for rank in ranks for span in self._spans.get(rank, ()))
+        reached = None
+        for start_s, end_s in spans:
+            if reached is not None and start_s > reached[1]:
+                yield reached
+                reached = None
+            reached = (start_s, end_s) if reached is None else (reached[0], max(reached[1], end_s))
+        if reached is not None:
+            yield reached
+
+
+def _pieces(
+    times: Timeline, gap: _Gap, means_s: dict[Action, float], computing: _Computing
+) -> Iterator[IdlePiece]:
     """Pieces of one gap, latest first, with rank -1."""
     for piece in times.back_from(gap.node, gap.end_s, gap.start_s):
-        yield from _causes(times, piece, gap.cause, means_s)
+        step = step_of(times, piece)
+        if step.cause in _OF_SHARDS:
+            yield from _of_collective(times, step, computing)
+        else:
+            yield from _causes(times, piece, step, gap.cause, means_s)
+
+
+def _of_collective(times: Timeline, step: PathStep, computing: _Computing) -> Iterator[IdlePiece]:
+    """Split a collective of sharded weights by whether any of its ranks computes."""
+    assert step.node is not None, "a collective is a task"
+    cause, until_s = _OF_CAUSE[step.cause], step.end_s
+    for start_s, end_s in computing.within(times.lowered.tasks.tasks[step.node].ranks, step.start_s, until_s):
+        yield IdlePiece(-1, end_s, until_s, cause, step.where, None)
+        yield IdlePiece(-1, start_s, end_s, IdleCause.RANKS, step.where, None)
+        until_s = start_s
+    yield IdlePiece(-1, step.start_s, until_s, cause, step.where, None)
 
 
 def _causes(
-    times: Timeline, piece: Piece, pass_cause: IdleCause, means_s: dict[Action, float]
+    times: Timeline, piece: Piece, step: PathStep, pass_cause: IdleCause, means_s: dict[Action, float]
 ) -> Iterator[IdlePiece]:
     """Split a piece of the chain of waits by idle cause."""
-    step = step_of(times, piece)
     stage = None if step.action is None else step.action.stage
     if step.cause not in COMPUTE or step.action is None:
         yield IdlePiece(-1, piece.start_s, piece.end_s, _OF_CAUSE[step.cause], step.where, stage)
