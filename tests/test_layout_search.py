@@ -25,8 +25,9 @@ from workbench.plan.stage import Stage
 from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
 from workbench.planner.layout_search import best_first, exhaustive_layout, fastest_layout
 from workbench.planner.layout_space import Freedom, LayoutSpace
-from workbench.planner.layout_step import LayoutSteps, least_pipeline_s, moves_s, pipeline_s, steps_of
+from workbench.planner.layout_step import LayoutSteps, moves_s, steps_of
 from workbench.planner.module_price import ModulePrices
+from workbench.planner.pipeline_seconds import least_pipeline_s, pipeline_s
 from workbench.planner.sharded_step import sharded_step
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind

@@ -7,10 +7,7 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple, TypeVar
 
-import numpy as np
-
 from workbench.arrays import Floats
-from workbench.balance.microbatches.pipeline_time import iteration_s
 from workbench.balance.stages.partition import partition
 from workbench.cost.group_link import group_link
 from workbench.cost.model import CostModel
@@ -19,6 +16,7 @@ from workbench.plan.lru_cache import Identity, LruCache
 from workbench.planner.boundary_price import crossing_bytes, num_readers, regrouped, sent
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, Mode, ModuleChoice
 from workbench.planner.module_price import ModulePrices, Totals, total_of
+from workbench.planner.pipeline_seconds import least_pipeline_s, pipeline_s
 from workbench.planner.sharded_step import sharded_step
 from workbench.timing.price import HOST_BYTES_PER_S
 
@@ -46,7 +44,7 @@ class Held(NamedTuple):
 
 
 class Account(NamedTuple):
-    """Costs of a module's layers on a rank besides its passes."""
+    """Costs of a module's layers on a rank besides its passes; of updates those by AdamW."""
 
     exposed_s: float
     update_s: float
@@ -178,8 +176,11 @@ class LayoutSteps:
     def state_bytes(self, choice: ModuleChoice) -> float:
         """Bytes of weights, gradients and optimizer state of the module's mean stage."""
         held = self.prices.elements(choice)
-        mean = (elements / choice.pp for elements in (held.weights, held.trained, held.of_experts))
-        return self.prices.state_bytes(choice, *mean)
+        weights, trained, of_experts = (
+            elements / choice.pp for elements in (held.weights, held.trained, held.of_experts)
+        )
+        saved_bytes = self.prices.saved_bytes(choice, held.matrices) / choice.pp
+        return self.prices.state_bytes(choice, weights, trained, of_experts) - saved_bytes
 
     def _homogeneous(self, choice: LayoutChoice) -> LayoutStep:
         samples = self.job.microbatch_samples
@@ -287,7 +288,7 @@ class LayoutSteps:
         return LayoutStep(
             passes_s=passes_s,
             exchange_s=max(sum(part.exposed_s for part in parts) for parts in accounts),
-            update_s=max(sum(part.update_s for part in parts) for parts in accounts),
+            update_s=max(map(self._update_s, ranks, accounts)),
             boundary_s=boundary_s,
             boundary_bytes=boundary_bytes,
             peak_bytes=round(
@@ -299,6 +300,10 @@ class LayoutSteps:
             memory_bytes=self.memory_bytes,
             llm_layers=llm_layers,
         )
+
+    def _update_s(self, parts: Sequence[Held], accounts: Sequence[Account]) -> float:
+        matrices = [(part.choice, part.layers.matrices) for part in parts]
+        return sum(account.update_s for account in accounts) + self.prices.matrix_updates.seconds(matrices)
 
     @property
     def memory_bytes(self) -> int:
@@ -354,9 +359,9 @@ class LayoutSteps:
             gathered_s = max(exchange.gather_s - forward_s, share * exchange.gather_s)
             self._accounts[key] = Account(
                 exposed_s=reduced_s + gathered_s,
-                update_s=self.prices.update_s(choice, layers.trained, layers.of_experts),
+                update_s=self.prices.update_s(choice, layers.trained, layers.of_experts, layers.matrices),
                 state_bytes=self.prices.state_bytes(
-                    choice, layers.weights, layers.trained, layers.of_experts
+                    choice, layers.weights, layers.trained, layers.of_experts, layers.matrices
                 ),
             )
         return self._accounts[key]
@@ -374,25 +379,6 @@ def _held_bytes(parts: Sequence[Held], accounts: Sequence[Account]) -> float:
         total += account.state_bytes + in_flight * layers.kept_bytes
         working = max(working, layers.working_bytes)
     return total + working
-
-
-def least_pipeline_s(total_s: float, num_stages: int, rounds: int) -> float:
-    """A lower bound on 1F1B, however T seconds of layers are cut into p stages.
-
-    With m microbatches and stages of t_1 .. t_p seconds, stage j alone needs t_1 + .. + t_{j-1} + m t_j.
-    The largest of these is smallest where t_{j+1} = (1 - 1/m) t_j: then it is T / (1 - (1 - 1/m)^p).
-
-    Complexity: O(1).
-    """
-    return total_s / (1 - (1 - 1 / rounds) ** num_stages)
-
-
-@cache
-def pipeline_s(forward_s: tuple[float, ...], backward_s: tuple[float, ...], rounds: int) -> float:
-    """Seconds of 1F1B over equal microbatches."""
-    forward = np.tile(np.array(forward_s), (rounds, 1))
-    backward = np.tile(np.array(backward_s), (rounds, 1))
-    return iteration_s(forward, backward, np.arange(rounds, dtype=np.int64))
 
 
 def _counts(chain: ModuleChain) -> tuple[int, ...]:
