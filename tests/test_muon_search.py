@@ -107,6 +107,7 @@ def planned(name: str) -> Callable[[Job], Plan]:
             with_layouts(expert_job(8), cp=2, dp=4, ep=2),
             id="fsdp-experts",
         ),
+        pytest.param(Mode.HYBRID, sharded(Mode.HYBRID), expert_job(8), id="hsdp-experts-of-replicas"),
         pytest.param(
             Mode.HOMOGENEOUS,
             planned("megatron-homogeneous"),
