@@ -48,7 +48,6 @@ from workbench.plan.lower import lower
 from workbench.plan.optimizer import Optimizer
 from workbench.plan.plan import Plan, Precision
 from workbench.plan.runnable import check_runnable
-from workbench.planner.module_price import ModulePrices
 from workbench.schedule.action import Pass
 from workbench.timing.muon import matrix_bytes, matrix_s
 from workbench.timing.price import least_update_s, price, update_bytes
@@ -255,10 +254,3 @@ def test_exports_carry_it_or_refuse_it(target: Target) -> None:
         assert target.refuses(plan) is None
     else:
         assert target.refuses(plan) in {adamw_refused or "optimizer 'muon'", "optimizer 'muon'"}
-
-
-def test_strategies_that_search_layouts_refuse_it() -> None:
-    job = JOBS["llama"]
-    job = replace(job, layouts=(), settings=replace(job.settings, optimizer=Optimizer.MUON))
-    with pytest.raises(ValueError, match="layouts are searched for optimizer 'adamw', got 'muon'"):
-        ModulePrices(job, CostModel(load_profile("a40")))

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from workbench.balance.tokens.policies import longest_first
 from workbench.model.experts import EXPERT, is_of_expert
-from workbench.model.layer import Parameter, Shard
+from workbench.model.layer import Layer, Parameter, Shard
 from workbench.model.muon import newton_schulz_flop
 from workbench.plan.gradient_groups import gradient_groups
 from workbench.plan.instance_cache import cached_on_instance
@@ -15,7 +15,7 @@ from workbench.plan.muon import matrices_of
 from workbench.plan.optimizer import Optimizer
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.parameter_shards import sharded_stages
-from workbench.plan.plan import Plan
+from workbench.plan.plan import Plan, Settings
 
 
 class HeldMatrix(NamedTuple):
@@ -98,12 +98,24 @@ def matrices_in(plan: Plan, weights: Weights) -> tuple[HeldMatrix, ...]:
     if weights.layer is None:
         return ()
     layer = plan.model.module(weights.module).layers[weights.layer]
-    tp, ep = _degrees(plan)[weights.module, weights.layer]
-    matrices = matrices_of(plan.settings, layer)
-    ones = (HeldMatrix(each.shape, _cut(each, tp)) for each in matrices if not is_of_expert(each))
+    held = held_matrices(plan.settings, layer, *_degrees(plan)[weights.module, weights.layer])
+    return held.of_experts if weights.experts else held.dense
+
+
+class HeldMatrices(NamedTuple):
+    """Matrices of a layer on one rank; those of distributed experts, which others hold, apart."""
+
+    dense: tuple[HeldMatrix, ...]
+    of_experts: tuple[HeldMatrix, ...]
+
+
+def held_matrices(settings: Settings, layer: Layer, tp: int, ep: int) -> HeldMatrices:
+    """Return the matrices of a layer that tp ranks cut, and over ep of which its experts are distributed."""
+    matrices = matrices_of(settings, layer)
+    ones = tuple([HeldMatrix(each.shape, _cut(each, tp)) for each in matrices if not is_of_expert(each)])
     if ep == 1:
-        return (*ones, *_of_experts(matrices, tp, 1))
-    return tuple(_of_experts(matrices, 1, ep)) if weights.experts else tuple(ones)
+        return HeldMatrices((*ones, *_of_experts(matrices, tp, 1)), ())
+    return HeldMatrices(ones, tuple(_of_experts(matrices, 1, ep)))
 
 
 def _of_experts(matrices: Iterable[Parameter], tp: int, ep: int) -> Iterator[HeldMatrix]:

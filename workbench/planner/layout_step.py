@@ -17,6 +17,7 @@ from workbench.planner.boundary_price import crossing_bytes, num_readers, regrou
 from workbench.planner.equal_microbatches import least_pipeline_s, pipeline_s
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, Mode, ModuleChoice
 from workbench.planner.module_price import ModulePrices, Totals, total_of
+from workbench.planner.pipeline_seconds import least_pipeline_s, pipeline_s
 from workbench.planner.sharded_step import sharded_step
 from workbench.timing.price import HOST_BYTES_PER_S
 
@@ -44,7 +45,7 @@ class Held(NamedTuple):
 
 
 class Account(NamedTuple):
-    """Costs of a module's layers on a rank besides its passes."""
+    """Costs of a module's layers on a rank besides its passes; of updates those by AdamW."""
 
     exposed_s: float
     update_s: float
@@ -180,8 +181,11 @@ class LayoutSteps:
     def state_bytes(self, choice: ModuleChoice) -> float:
         """Bytes of weights, gradients and optimizer state of the module's mean stage."""
         held = self.prices.elements(choice)
-        mean = (elements / choice.pp for elements in (held.weights, held.trained, held.of_experts))
-        return self.prices.state_bytes(choice, *mean)
+        weights, trained, of_experts = (
+            elements / choice.pp for elements in (held.weights, held.trained, held.of_experts)
+        )
+        saved_bytes = self.prices.saved_bytes(choice, held.matrices) / choice.pp
+        return self.prices.state_bytes(choice, weights, trained, of_experts) - saved_bytes
 
     def _homogeneous(self, choice: LayoutChoice) -> LayoutStep:
         samples = self.job.microbatch_samples
@@ -289,7 +293,7 @@ class LayoutSteps:
         return LayoutStep(
             passes_s=passes_s,
             exchange_s=max(sum(part.exposed_s for part in parts) for parts in accounts),
-            update_s=max(sum(part.update_s for part in parts) for parts in accounts),
+            update_s=max(map(self._update_s, ranks, accounts)),
             boundary_s=boundary_s,
             boundary_bytes=boundary_bytes,
             peak_bytes=round(
@@ -301,6 +305,10 @@ class LayoutSteps:
             memory_bytes=self.memory_bytes,
             llm_layers=llm_layers,
         )
+
+    def _update_s(self, parts: Sequence[Held], accounts: Sequence[Account]) -> float:
+        matrices = [(part.choice, part.layers.matrices) for part in parts]
+        return sum(account.update_s for account in accounts) + self.prices.matrix_updates.seconds(matrices)
 
     @property
     def memory_bytes(self) -> int:
@@ -356,9 +364,9 @@ class LayoutSteps:
             gathered_s = max(exchange.gather_s - forward_s, share * exchange.gather_s)
             self._accounts[key] = Account(
                 exposed_s=reduced_s + gathered_s,
-                update_s=self.prices.update_s(choice, layers.trained, layers.of_experts),
+                update_s=self.prices.update_s(choice, layers.trained, layers.of_experts, layers.matrices),
                 state_bytes=self.prices.state_bytes(
-                    choice, layers.weights, layers.trained, layers.of_experts
+                    choice, layers.weights, layers.trained, layers.of_experts, layers.matrices
                 ),
             )
         return self._accounts[key]

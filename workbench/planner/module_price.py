@@ -1,7 +1,7 @@
 """Prices one module under one choice of its layout, layer by layer, in seconds and bytes."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
@@ -12,21 +12,28 @@ from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel, Work
 from workbench.cost.roofline import Grid
 from workbench.job.job import Job
-from workbench.memory.layer import layer_bytes, state_bytes_of
+from workbench.memory.layer import MUON_MOMENTS, layer_bytes, state_bytes_of
 from workbench.memory.setting import Setting
 from workbench.model.experts import is_of_expert
 from workbench.model.frozen import Needs
 from workbench.model.layer import Layer, Parameter, Shard, TokenCount
 from workbench.model.trained import trained_parameters
 from workbench.plan.narrow_products import multiplying
-from workbench.plan.optimizer import Optimizer
-from workbench.plan.plan import Microbatch, Plan
+from workbench.plan.plan import Microbatch, Plan, Settings
 from workbench.plan.recomputed_layers import recomputed_layers
 from workbench.plan.sequence import dividing
 from workbench.plan.work import even_work_of, row_kinds, works_over
 from workbench.planner.assembly import shared_draft
 from workbench.planner.layer_cost import Shapes, alike_layers, mean_cost
 from workbench.planner.layout_choice import ModuleChoice
+from workbench.planner.matrix_updates import (
+    NO_MATRICES,
+    Matrices,
+    MatrixUpdates,
+    joined,
+    matrices_on,
+    shard_elements,
+)
 from workbench.schedule.choice import Schedule
 from workbench.timing.grid_links import GridCost, GridLinks
 from workbench.timing.price import update_bytes
@@ -39,6 +46,7 @@ class Elements(NamedTuple):
     trained: float
     of_experts: float
     expert_weights: float
+    matrices: Matrices = NO_MATRICES
 
 
 class Totals(NamedTuple):
@@ -52,6 +60,7 @@ class Totals(NamedTuple):
         weights, trained: elements that the rank holds, and those of them that the optimizer updates.
         of_experts: updated elements of distributed experts, whose number of holders differs.
         expert_weights: likewise, of all that the rank holds.
+        matrices: those of the updated elements that are Muon's.
     """
 
     num_layers: int
@@ -63,6 +72,7 @@ class Totals(NamedTuple):
     trained: float
     of_experts: float
     expert_weights: float
+    matrices: Matrices = NO_MATRICES
 
 
 def _num_cuts(parameter: Parameter, choice: ModuleChoice) -> int:
@@ -72,7 +82,7 @@ def _num_cuts(parameter: Parameter, choice: ModuleChoice) -> int:
     return 1 if parameter.shard is Shard.REPLICATED else choice.tp
 
 
-def _elements(layer: Layer, choice: ModuleChoice) -> Elements:
+def _elements(layer: Layer, choice: ModuleChoice, settings: Settings) -> Elements:
     """The elements of one layer on one rank."""
     expert_weights = 0.0
     if choice.num_expert_holders != choice.num_holders:
@@ -82,7 +92,14 @@ def _elements(layer: Layer, choice: ModuleChoice) -> Elements:
         trained=sum(p.num_elements / _num_cuts(p, choice) for p in trained_parameters(layer)),
         of_experts=expert_weights if layer.trainable else 0.0,
         expert_weights=expert_weights,
+        matrices=matrices_on(settings, layer, choice),
     )
+
+
+def _elements_of(parts: Iterable[Elements]) -> Elements:
+    """The elements of several layers."""
+    *elements, matrices = zip(*parts, strict=True)
+    return Elements._make((*(float(sum(values)) for values in elements), joined(matrices)))
 
 
 def _key(choice: ModuleChoice, num_samples: int) -> tuple[object, ...]:
@@ -97,7 +114,8 @@ def total_of(layers: Sequence[Totals]) -> Totals:
         return Totals._make((0, *(0.0,) * 8))
     num, forward, backward, kept, working, *elements = zip(*layers, strict=True)
     sums = (float(sum(values)) for values in (forward, backward, kept))
-    return Totals._make((sum(num), *sums, float(max(working)), *(float(sum(values)) for values in elements)))
+    held = _elements_of(zip(*elements, strict=True))
+    return Totals._make((sum(num), *sums, float(max(working)), *held))
 
 
 class BoundaryExchange(NamedTuple):
@@ -130,14 +148,10 @@ class ModulePrices:
     """
 
     def __init__(self, job: Job, cost: CostModel) -> None:
-        if job.settings.optimizer is not Optimizer.ADAMW:
-            known, given = Optimizer.ADAMW.value, job.settings.optimizer.value
-            raise ValueError(
-                f"job {job.name!r}: layouts are searched for optimizer {known!r}, got {given!r}; want a "
-                f"strategy that takes the job's layouts, or optimizer {known!r}"
-            )
         self.job, self.cost = job, cost
-        self.size = state_bytes_of(job.settings)  # per parameter
+        self.size = state_bytes_of(job.settings)  # per parameter of AdamW's
+        self._saved_bytes = self.size.optimizer - state_bytes_of(job.settings, MUON_MOMENTS).optimizer
+        self.matrix_updates = MatrixUpdates(job.settings, job.cluster, cost)
         self._draft, self._alone = self._samples()
         self._kinds = {
             name: tuple([row_kinds(self._draft, each) for each in alone])
@@ -188,9 +202,9 @@ class ModulePrices:
         if key not in self._held:
             layers = self.job.model.module(choice.module).layers
             firsts = alike_layers(self.job.model, choice.module).firsts
-            elements_of = {first: _elements(layers[first], choice) for first in set(firsts)}
-            of_layers = zip(*(elements_of[first] for first in firsts), strict=True)
-            self._held[key] = Elements._make(float(sum(values)) for values in of_layers)
+            settings = self.job.settings
+            elements_of = {first: _elements(layers[first], choice, settings) for first in set(firsts)}
+            self._held[key] = _elements_of(elements_of[first] for first in firsts)
         return self._held[key]
 
     def passes_s(self, choice: ModuleChoice, num_samples: int) -> float:
@@ -250,20 +264,36 @@ class ModulePrices:
             self._collective_s(Collective.ALL_REDUCE, reduced / inner, instances, far),
         )
 
-    def update_s(self, choice: ModuleChoice, trained: float, of_experts: float = 0.0) -> float:
-        """Seconds to update a rank's part of the optimizer state."""
-        return self.updated_s(self._shard(choice, trained, of_experts))
+    def update_s(
+        self,
+        choice: ModuleChoice,
+        trained: float,
+        of_experts: float = 0.0,
+        matrices: Matrices = NO_MATRICES,
+    ) -> float:
+        """Seconds to update a rank's part of the optimizer state by AdamW: of all but `matrices`."""
+        return self.updated_s(self._shard(choice, trained, of_experts) - shard_elements(choice, matrices))
 
     def updated_s(self, num_elements: float) -> float:
-        """Seconds to update `num_elements` elements on one rank."""
+        """Seconds to update `num_elements` elements on one rank by AdamW."""
         return self.cost.update_s(num_elements * update_bytes(self.job.settings, self.cost))
 
     def state_bytes(
-        self, choice: ModuleChoice, weights: float, trained: float, of_experts: float = 0.0
+        self,
+        choice: ModuleChoice,
+        weights: float,
+        trained: float,
+        of_experts: float = 0.0,
+        matrices: Matrices = NO_MATRICES,
     ) -> float:
         """Bytes of weights, gradients and the rank's part of the optimizer state."""
         shard = self._shard(choice, trained, of_experts)
-        return weights * self.size.weight + trained * self.size.gradient + shard * self.size.optimizer
+        held_bytes = weights * self.size.weight + trained * self.size.gradient + shard * self.size.optimizer
+        return held_bytes - self.saved_bytes(choice, matrices)
+
+    def saved_bytes(self, choice: ModuleChoice, matrices: Matrices) -> float:
+        """Bytes of a rank's part of the state by which Muon's one momentum is less than AdamW's moments."""
+        return shard_elements(choice, matrices) * self._saved_bytes
 
     def _shard(self, choice: ModuleChoice, trained: float, of_experts: float) -> float:
         """The number of elements that one rank updates."""
@@ -273,7 +303,7 @@ class ModulePrices:
     def moved_bytes(self, choice: ModuleChoice) -> float:
         """Bytes that offloading frees on a rank that holds the whole module: its state without gradients."""
         held = self.elements(choice)
-        state_bytes = self.state_bytes(choice, held.weights, held.trained, held.of_experts)
+        state_bytes = self.state_bytes(choice, held.weights, held.trained, held.of_experts, held.matrices)
         return state_bytes - held.trained * self.size.gradient
 
     def sample_tokens(self, module: str, count: TokenCount) -> float:
@@ -350,4 +380,5 @@ class ModulePrices:
             kept = max(kept, entering if again else memory.kept.num_bytes)
             working = max(working, inside + (memory.kept.num_bytes if again else 0))
         seconds = passes.forward_s, passes.backward_s
-        return Totals(1, *seconds, round(kept), round(working), *_elements(layer, choice))
+        held = _elements(layer, choice, settings)
+        return Totals._make((1, *seconds, round(kept), round(working), *held))

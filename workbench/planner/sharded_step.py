@@ -9,6 +9,7 @@ from workbench.cost.hardware import Link
 from workbench.cost.overlapped_collectives import loss_on
 from workbench.memory.layer import StateBytes
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, ModuleChoice
+from workbench.planner.matrix_updates import shard_elements
 from workbench.planner.module_price import BoundaryExchange, ModulePrices, Totals
 from workbench.schedule.sharded import ReshardAfter
 
@@ -81,13 +82,15 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice, num_samples: int) -
         for weights, trained, shards in _parts(part, layer):
             state_bytes += (weights * size.weight + trained * (size.gradient + size.optimizer)) / shards
             updated_elements += trained / shards
-        held_bytes += state_bytes + layer.kept_bytes
+        updated_elements -= shard_elements(part, layer.matrices)
+        held_bytes += state_bytes - prices.saved_bytes(part, layer.matrices) + layer.kept_bytes
+    matrices = [(part, layer.matrices) for part, layer in layers]
     whole = _whole_bytes(priced, size)
     working = max(layer.working_bytes for _, layer in layers)
     return LayoutStep(
         passes_s=passes_s,
         exchange_s=last_s - once_s,
-        update_s=prices.updated_s(updated_elements),
+        update_s=prices.updated_s(updated_elements) + prices.matrix_updates.seconds(matrices),
         boundary_s=0.0,
         boundary_bytes=0.0,
         peak_bytes=round(held_bytes + whole + working),

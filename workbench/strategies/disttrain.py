@@ -42,7 +42,8 @@ def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple
     integers are the formula's exact optimum, where the source rounds a convex program's; stages consist of
     whole layers; microbatches on their way to later units count, see `orchestrate_in_flight`; wider groups
     come first, so that none spans nodes; layouts of the job are ignored; experts are cut or distributed,
-    whichever is faster at a tp.
+    whichever is faster at a tp. As the source's, the formula leaves out the optimizer's step, AdamW's and
+    Muon's, but counts its state.
 
     Raises:
         ValueError: nothing fits, or a batch that the degrees found cannot split.
@@ -231,15 +232,18 @@ def _unit(job: Job, prices: ModulePrices, module: Module) -> Unit:
         choice = on_tensor_ranks(settings, tp)
         layers = prices.layers(replace(choice, ep=fastest_degree(prices, choice)), 1)
         sample_s.append((tp, sum(layer.forward_s + layer.backward_s for layer in layers)))
-    whole, size = prices.total(on_tensor_ranks(settings), 1), prices.size
-    sharded_bytes = size.optimizer if settings.sharding is Sharding.OPTIMIZER else 0
+    alone, size = on_tensor_ranks(settings), prices.size
+    whole = prices.total(alone, 1)
+    optimizer_bytes = whole.trained * size.optimizer - prices.saved_bytes(alone, whole.matrices)
+    sharded_bytes = optimizer_bytes if settings.sharding is Sharding.OPTIMIZER else 0.0
     return Unit(
         name=module.name,
         sample_s=tuple(sample_s),
         num_layers=len(module.layers),
         weight_bytes=whole.weights * size.weight
-        + whole.trained * (size.gradient + size.optimizer - sharded_bytes),
-        optimizer_bytes=whole.trained * sharded_bytes,
+        + whole.trained * size.gradient
+        + (optimizer_bytes - sharded_bytes),
+        optimizer_bytes=sharded_bytes,
         activation_bytes=whole.kept_bytes,
         reduction_bytes=whole.trained * (size.gradient + size.weight),
     )

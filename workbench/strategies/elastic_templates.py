@@ -14,6 +14,7 @@ from workbench.elastic.node_specification import TemplateSet, plan_templates
 from workbench.elastic.template import Template
 from workbench.job.job import Job
 from workbench.memory.layer import StateBytes
+from workbench.plan.optimizer import Optimizer
 from workbench.plan.plan import Sharding
 from workbench.planner.layout_choice import ModuleChoice, on_tensor_ranks
 from workbench.planner.module_price import ModulePrices, Totals
@@ -307,6 +308,12 @@ def _check(job: Job, num_nodes: int) -> Node:
         )
     if num_nodes < 1:
         raise ValueError(f"{job.name}: want 1 node or more, got {num_nodes}")
+    if (optimizer := job.settings.optimizer) is not Optimizer.ADAMW:
+        known = Optimizer.ADAMW.value
+        raise ValueError(
+            f"{job.name}: templates count the state of optimizer {known!r}, got {optimizer.value!r}; "
+            f"nearest: {known!r}"
+        )
     size, batch_samples = job.microbatch_samples, len(job.batch)
     if batch_samples % size:
         raise ValueError(

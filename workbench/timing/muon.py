@@ -28,7 +28,7 @@ class MuonSeconds(NamedTuple):
     exchanges: Floats
 
 
-class _Load(NamedTuple):
+class PoolLoad(NamedTuple):
     """What the owners of a pool have to do.
 
     Args:
@@ -42,6 +42,57 @@ class _Load(NamedTuple):
     gathers_s: float
     most_elements: float
     num_elements: float
+
+    def update_s(self, num_ranks: int, cost: CostModel, settings: Settings) -> float:
+        """Return the seconds of products, and of a rank's own part of the update."""
+        if num_ranks == 1:
+            return self.slowest_s
+        ortho_bytes = ortho_precision(settings).num_bytes
+        moved = self.num_elements / num_ranks * (matrix_bytes(settings) + _OF_PARTS * ortho_bytes)
+        return self.slowest_s + cost.update_s(moved)
+
+    def exchanged_bytes(self, settings: Settings) -> float:
+        """Return the bytes of parts that ranks send to owners, and of those that owners send back."""
+        return self.most_elements * ortho_precision(settings).num_bytes
+
+
+class OwnerPrices:
+    """What owners of matrices have to do; equal matrices are priced once per machine."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._known: dict[tuple[HeldMatrix, int, bool], float] = {}
+
+    def load(self, matrices: Sequence[tuple[HeldMatrix, float]], costs: Sequence[CostModel]) -> PoolLoad:
+        """Return the load of matrices, each with the seconds of its gather over tensor-parallel ranks.
+
+        Args:
+            matrices: of several owners one by one.
+            costs: machines of the owners.
+
+        Complexity: O(matrices x log(owners)).
+        """
+        owners = matrix_owners([matrix.shape for matrix, _ in matrices], len(costs))
+        seconds, elements = np.zeros((2, len(costs))), np.zeros(len(costs))
+        for (matrix, gather_s), owner in zip(matrices, owners, strict=True):
+            seconds[0, owner] += self._owner_s(matrix, costs[owner], is_whole=len(costs) == 1)
+            seconds[1, owner] += gather_s
+            elements[owner] += matrix.held_elements
+        products_s, gathers_s = seconds[:, int(np.argmax(seconds.sum(0)))].tolist()
+        return PoolLoad(products_s, gathers_s, float(elements.max()), float(elements.sum()))
+
+    def _owner_s(self, matrix: HeldMatrix, cost: CostModel, *, is_whole: bool) -> float:
+        key = matrix, id(cost), is_whole
+        if key not in self._known:
+            settings = self._settings
+            seconds = matrix.num_stacked * products_s(matrix.shape, settings, cost)
+            if matrix.tp > 1:
+                joined = matrix.num_elements * _OF_PARTS * ortho_precision(settings).num_bytes
+                seconds += cost.update_s(joined)
+            if is_whole:
+                seconds += cost.update_s(matrix.held_elements * matrix_bytes(settings))
+            self._known[key] = seconds
+        return self._known[key]
 
 
 class MuonPrices:
@@ -58,8 +109,8 @@ class MuonPrices:
     ) -> None:
         self._plan, self._cost_of, self._collectives = plan, cost_of, collectives
         self._index_of = {rank: index for index, rank in enumerate(plan.ranks)}
-        self._known: dict[tuple[HeldMatrix, int, bool], float] = {}
-        self._loads: dict[tuple[object, ...], _Load] = {}
+        self._owners = OwnerPrices(plan.settings)
+        self._loads: dict[tuple[object, ...], PoolLoad] = {}
         self._row_of = {
             (rank, stage.module): row for stage in plan.stages for row in stage.ranks for rank in row
         }
@@ -71,7 +122,7 @@ class MuonPrices:
 
         Complexity: O(groups + weights of pools + ranks of pools).
         """
-        found = MuonSeconds(*np.zeros((2, len(self._index_of))))
+        found, settings = MuonSeconds(*np.zeros((2, len(self._index_of)))), self._plan.settings
         num_parts: dict[Weights, int] = {}
         for pool in matrix_pools(self._plan):
             ranks = [rank for rank in pool.ranks if rank in self._index_of]
@@ -79,11 +130,12 @@ class MuonPrices:
                 continue
             load, num_ranks = self._load(pool, ranks[0]), len(pool.ranks)
             num_parts |= dict.fromkeys(pool.weights, num_ranks)
-            exchange_s = self._exchange_s(load.most_elements, pool.ranks)
-            moved = load.num_elements / num_ranks * self._moved_bytes
+            exchange_s = self._collectives.collective_s(
+                Collective.ALL_TO_ALL, load.exchanged_bytes(settings), pool.ranks
+            )
             for rank in ranks:
-                update_s = self._cost_of((rank,)).update_s(moved) if num_ranks > 1 else 0.0
-                found.updates[self._index_of[rank]] += load.slowest_s + update_s
+                update_s = load.update_s(num_ranks, self._cost_of((rank,)), settings)
+                found.updates[self._index_of[rank]] += update_s
                 found.exchanges[self._index_of[rank]] += load.gathers_s + 2 * exchange_s
         for number, group in enumerate(groups):
             (weights,) = group.weights
@@ -92,7 +144,7 @@ class MuonPrices:
                 updated[number] -= elements / num_parts[weights]
         return found
 
-    def _load(self, pool: MatrixPool, rank: int) -> _Load:
+    def _load(self, pool: MatrixPool, rank: int) -> PoolLoad:
         """Return the load of a pool, seen by a rank; equal for equal layers on equal machines and links."""
         costs = tuple([self._cost_of((owner,)) for owner in pool.ranks])
         rows = {weights.module: self._row_of[rank, weights.module] for weights in pool.weights}
@@ -100,60 +152,30 @@ class MuonPrices:
         key = tuple([self._kind(weights) for weights in pool.weights]), tuple(map(id, costs)), links
         if key not in self._loads:
             matrices = [
-                (each, rows[weights.module])
+                (each, self._gather_s(each, rows[weights.module]))
                 for weights in pool.weights
                 for matrix in matrices_in(self._plan, weights)
                 for each in ((matrix,) if len(costs) == 1 else matrix.each())
             ]
-            self._loads[key] = self._load_of(matrices, costs)
+            self._loads[key] = self._owners.load(matrices, costs)
         return self._loads[key]
-
-    def _load_of(
-        self, matrices: Sequence[tuple[HeldMatrix, tuple[int, ...]]], costs: Sequence[CostModel]
-    ) -> _Load:
-        """Return the load of matrices, each with its tensor-parallel ranks, on owners with these machines."""
-        owners = matrix_owners([matrix.shape for matrix, _ in matrices], len(costs))
-        seconds, elements = np.zeros((2, len(costs))), np.zeros(len(costs))
-        for (matrix, row), owner in zip(matrices, owners, strict=True):
-            seconds[0, owner] += self._owner_s(matrix, costs[owner], is_whole=len(costs) == 1)
-            seconds[1, owner] += self._gather_s(matrix, row)
-            elements[owner] += matrix.held_elements
-        products_s, gathers_s = seconds[:, int(np.argmax(seconds.sum(0)))].tolist()
-        return _Load(products_s, gathers_s, float(elements.max()), float(elements.sum()))
-
-    def _owner_s(self, matrix: HeldMatrix, cost: CostModel, *, is_whole: bool) -> float:
-        key = matrix, id(cost), is_whole
-        if key not in self._known:
-            settings = self._plan.settings
-            seconds = matrix.num_stacked * products_s(matrix.shape, settings, cost)
-            if matrix.tp > 1:
-                joined = matrix.num_elements * _OF_PARTS * ortho_precision(settings).num_bytes
-                seconds += cost.update_s(joined)
-            if is_whole:
-                seconds += cost.update_s(matrix.held_elements * matrix_bytes(settings))
-            self._known[key] = seconds
-        return self._known[key]
 
     def _gather_s(self, matrix: HeldMatrix, row: Sequence[int]) -> float:
         """Return the seconds in which tensor-parallel ranks gather a matrix that they cut."""
         if matrix.tp == 1:
             return 0.0
-        num_bytes = matrix.num_elements * ortho_precision(self._plan.settings).num_bytes
-        return self._collectives.collective_s(Collective.ALL_GATHER, num_bytes, row)
-
-    def _exchange_s(self, num_elements: float, ranks: Sequence[int]) -> float:
-        """Return the seconds in which ranks send parts to owners, or owners send them back."""
-        num_bytes = num_elements * ortho_precision(self._plan.settings).num_bytes
-        return self._collectives.collective_s(Collective.ALL_TO_ALL, num_bytes, ranks)
-
-    @property
-    def _moved_bytes(self) -> int:
-        """Bytes that kernels beside the products move per element of parts that a rank updates."""
-        return matrix_bytes(self._plan.settings) + _OF_PARTS * ortho_precision(self._plan.settings).num_bytes
+        return self._collectives.collective_s(
+            Collective.ALL_GATHER, joined_bytes(matrix, self._plan.settings), row
+        )
 
     def _kind(self, weights: Weights) -> tuple[str, int]:
         assert weights.layer is not None
         return weights.module, layer_numbers(self._plan, weights.module)[weights.layer]
+
+
+def joined_bytes(matrix: HeldMatrix, settings: Settings) -> float:
+    """Return the bytes of a matrix that tensor-parallel ranks gather: whole, in the type of its products."""
+    return matrix.num_elements * ortho_precision(settings).num_bytes
 
 
 def products_s(shape: tuple[int, ...], settings: Settings, cost: CostModel) -> float:
