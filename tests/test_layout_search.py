@@ -22,7 +22,6 @@ from workbench.plan.kernels import Kernels
 from workbench.plan.lower import lower
 from workbench.plan.plan import ModuleSettings, Precision, Recompute, Settings, Sharding
 from workbench.plan.stage import Stage
-from workbench.planner.equal_microbatches import least_pipeline_s, pipeline_s
 from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
 from workbench.planner.layout_search import best_first, exhaustive_layout, fastest_by, fastest_layout
 from workbench.planner.layout_space import Freedom, LayoutSpace

@@ -14,7 +14,6 @@ from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.planner.boundary_price import crossing_bytes, num_readers, regrouped, sent
-from workbench.planner.equal_microbatches import least_pipeline_s, pipeline_s
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, Mode, ModuleChoice
 from workbench.planner.module_price import ModulePrices, Totals, total_of
 from workbench.planner.pipeline_seconds import least_pipeline_s, pipeline_s
