@@ -7,6 +7,7 @@ import pytest
 
 from sim.predict import predict, step_s
 from tests.vlm_job import H100, planned, vlm_job
+from workbench.cost.model import CostModel
 from workbench.explain.applicable import is_followed
 from workbench.explain.changes import Changes, Judge, try_changes
 from workbench.explain.neighbours import Change, ChangeKind, neighbours
@@ -17,7 +18,7 @@ from workbench.memory.account import peak_bytes
 from workbench.plan.codec import plan_hash
 from workbench.plan.plan import Plan
 from workbench.planner.plan_layouts import Placing
-from workbench.planner.stage_counts import silent
+from workbench.planner.stage_counts import PlannerStopped, Progress, silent
 from workbench.report.joint_tables import move_text
 from workbench.schedule.choice import ScheduleKind, usual
 from workbench.search.joint.choice import NAME as JOINT
@@ -122,13 +123,41 @@ def test_a_change_that_does_not_fit_stands_apart(job: Job) -> None:
 
 
 def test_time_ends_the_changes_also_within_a_planner(job: Job) -> None:
-    """The clock runs out at its fifth reading; the rest is counted and not tried."""
+    """The clock runs out at its seventh reading; the rest is counted and not tried."""
     plan, todo, readings = planned(job), tuple(neighbours(job)), iter(range(1000))
-    hurried = judge(is_over=lambda: next(readings) >= 4)
+    hurried = judge(seconds_left=lambda: 6.0 - next(readings))
     found = tried(plan, Origin(job, "cornstarch", is_exact=True), todo, hurried)
     done = found.num_simulated + found.num_same + len(found.refused)
     assert 0 < done < len(todo)
     assert done + found.num_left == len(todo)
+
+
+def test_a_planner_that_takes_long_leaves_time_to_others(job: Job) -> None:
+    """One that never ends has no plan, or the best that it found; the changes behind it are tried."""
+    plan, left_s = planned(job), [60.0]
+
+    def endless(job: Job, cost: CostModel, progress: Progress) -> Plan:
+        while True:
+            left_s[0] -= 1.0
+            progress(1, 2, 0.0)
+
+    def handing_over(job: Job, cost: CostModel, progress: Progress) -> Plan:
+        try:
+            return endless(job, cost, progress)
+        except PlannerStopped:
+            return PLANNERS["encoders-replicated"](job, cost, silent)
+
+    planners = {"dip": endless, "entrain": handing_over, "cornstarch": PLANNERS["cornstarch"]}
+    hurried = replace(judge(seconds_left=lambda: left_s[0]), planners=planners)
+    cheap, *_ = changes = tuple(neighbours(job, ["dip", "entrain"]))
+    todo = (*(each for each in changes if each.strategy is not None), cheap)
+    found = tried(plan, Origin(job, "cornstarch", is_exact=True), todo, hurried)
+    refused = {each.change.about: each.refusal for each in found.refused}
+    assert refused.pop("strategy dip") == "no plan within 15.0 s, its part of the time"
+    assert not refused
+    assert found.num_simulated + found.num_same == 2
+    assert found.num_left == 0
+    assert 30.0 < left_s[0] < 45.0
 
 
 def test_what_no_strategy_plans_has_its_reason(job: Job) -> None:

@@ -153,7 +153,9 @@ def _changes(inputs: _ExplainInputs, budget_s: float, *, quiet: bool) -> tuple[C
     name = replanned_by(inputs.plan)
     planners = planners_by(JudgedBy.SIMULATOR, (*PLANNERS, name))
     end_s = monotonic() + budget_s
-    judge = Judge(planners=planners, cost=inputs.cost, step_s=step_s, is_over=lambda: monotonic() > end_s)
+    judge = Judge(
+        planners=planners, cost=inputs.cost, step_s=step_s, seconds_left=lambda: end_s - monotonic()
+    )
     if inputs.plan.strategy == JOINT:
         return _moves_tried(inputs, judge, quiet=quiet), ""
     try:

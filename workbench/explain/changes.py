@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from typing import Protocol, TypeVar
 
 from workbench.cost.model import CostModel
@@ -13,12 +14,14 @@ from workbench.plan.codec import plan_hash
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
 from workbench.planner.chosen_plan import check_chosen
+from workbench.planner.stage_counts import PlannerStopped
 from workbench.planner.strategy_spec import Planner
 from workbench.timing.accept import checked
 
 LEAST = 1e-4  # smallest relative improvement of a step that counts
+MOST_OF_TIME = 0.25  # of the time that is left: more is not spent on planning one change, as others wait
 StepSeconds = Callable[[Lowered, CostModel], float]
-IsOver = Callable[[], bool]
+SecondsLeft = Callable[[], float]
 Told = Callable[[int, int, str], None]
 
 
@@ -103,13 +106,13 @@ class Judge:
         planners: by name of the strategy.
         cost: model of the machine.
         step_s: simulates a lowered plan.
-        is_over: checked before each change, and by planners as they search; true ends all.
+        seconds_left: asked before each change, and by planners as they search; 0 or less ends all.
     """
 
     planners: Mapping[str, Planner]
     cost: CostModel
     step_s: StepSeconds
-    is_over: IsOver = lambda: False
+    seconds_left: SecondsLeft = lambda: inf
 
     def judged(self, plan: Plan) -> Judged:
         """Check a plan as `accept` does, price and simulate it, even if it does not fit in memory.
@@ -130,18 +133,30 @@ class Judge:
     def planned(self, change: Change, origin: Origin) -> Plan:
         """The change's plan; if a strategy refuses the job's degrees, it gets looser jobs, the nearest first.
 
+        A planner that takes more than its part of the time hands over its best plan so far.
+
         Raises:
-            ValueError: there is none; the reason is that of the first job.
+            ValueError: there is none; the reason is that of the first job, or that time did not suffice.
             OutOfTimeError: time is over.
         """
+        left_s = self.seconds_left()
+        given_s, until_s = MOST_OF_TIME * left_s, (1 - MOST_OF_TIME) * left_s
+
+        def progress(done: int, total: int, best_s: float) -> None:
+            self.check_time()
+            if self.seconds_left() < until_s:
+                raise PlannerStopped
+
         planner, edited = self.planners[change.strategy or origin.strategy], change.edit(origin.job)
         refusal: ValueError | None = None
         for job in (edited, *(looser(edited) if change.kind is ChangeKind.STRATEGY else ())):
             try:
-                plan = planner(job, self.cost, self._progress)
+                plan = planner(job, self.cost, progress)
             except ValueError as error:
                 refusal = refusal or error
                 continue
+            except PlannerStopped:
+                raise refusal or ValueError(f"no plan within {given_s:.1f} s, its part of the time") from None
             check_chosen(origin.job, plan)
             return plan
         assert refusal is not None, "there is a job"
@@ -149,11 +164,8 @@ class Judge:
 
     def check_time(self) -> None:
         """Raise OutOfTimeError if time is over."""
-        if self.is_over():
+        if self.seconds_left() <= 0:
             raise OutOfTimeError
-
-    def _progress(self, done: int, total: int, best_s: float) -> None:
-        self.check_time()
 
 
 def try_changes(
