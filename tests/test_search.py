@@ -57,6 +57,26 @@ def test_refused_strategies_stand_last_with_their_reason():
         _ = found[-1].metrics
 
 
+def test_a_judgement_that_may_take_long_is_announced():
+    notes: list[str] = []
+
+    class Slow:
+        def judged(self, plan, schedule):
+            notes.append(f"judged {plan.strategy}")
+            raise ValueError("no")
+
+    found = search(
+        job(),
+        cost(),
+        {"cornstarch": cornstarch.plan},
+        predict,
+        lambda *done: notes.append(done[-1]),
+        judge=Slow(),
+    )
+    assert notes[-2:] == ["cornstarch: its plan is judged", "judged cornstarch"]
+    assert [candidate.refusal for candidate in found] == ["no"]
+
+
 def test_model_flop_does_not_depend_on_how_the_model_is_parallelised():
     flops = {
         planner(job(), cost()).strategy: model_flop(planner(job(), cost())) for planner in PLANNERS.values()

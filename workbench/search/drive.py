@@ -115,12 +115,13 @@ def search(
         best = min((c for c in candidates if c.trace is not None), key=_rank_key(objective), default=None)
         note = "" if best is None else _best_so_far(best, objective)
         progress(len(candidates), len(planners), note)
-        own_progress = partial(
-            _report_progress, progress, len(candidates), len(planners), ", ".join(filter(None, (note, name)))
-        )
-        candidates.append(
-            _with_judgement(_candidate(name, job, cost, planner, predict, own_progress), planner, judge)
-        )
+        note = ", ".join(filter(None, (note, name)))
+        own_progress = partial(_report_progress, progress, len(candidates), len(planners), note)
+        candidate = _candidate(name, job, cost, planner, predict, own_progress)
+        if judge is not None and candidate.plan is not None:
+            progress(len(candidates), len(planners), f"{note}: its plan is judged")
+            candidate = _with_judgement(candidate, candidate.plan, planner, judge)
+        candidates.append(candidate)
     return tuple(sorted(candidates, key=_rank_key(objective)))
 
 
@@ -229,13 +230,10 @@ def _candidate(
         return Candidate(strategy=name, refusal=str(error).removeprefix(f"{name}: "))  # not named twice
 
 
-def _with_judgement(candidate: Candidate, planner: Planner, judge: PlanJudge | None) -> Candidate:
-    if judge is None or candidate.plan is None:
-        return candidate
+def _with_judgement(candidate: Candidate, plan: Plan, planner: Planner, judge: PlanJudge) -> Candidate:
     try:
         return replace(
-            candidate,
-            judged=judge.judged(candidate.plan, planner.schedule if isinstance(planner, Override) else None),
+            candidate, judged=judge.judged(plan, planner.schedule if isinstance(planner, Override) else None)
         )
     except ValueError as error:
         return Candidate(strategy=candidate.strategy, refusal=str(error))
