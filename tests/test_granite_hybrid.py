@@ -149,4 +149,4 @@ def test_a_drafted_job_has_no_tensor_parallelism_that_its_one_group_of_heads_for
     (tmp_path / "config.json").write_text(json.dumps(H_SMALL))
     accept("init", tmp_path, "--gpus", "32xH100", "-o", tmp_path / "job.yaml")
     job = load_job(tmp_path / "job.yaml")
-    assert [layout.tp for layout in job.layouts] == [1]
+    assert all(layout.tp == 1 for layout in job.layouts)  # a module without one has tp 1, too
