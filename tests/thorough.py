@@ -94,6 +94,9 @@ THOROUGH = {
     "test_emulate.py::test_every_bit_is_that_of_the_distributed_run": 1,
     "test_emulate.py::test_loss_gradients_and_weights_are_those_of_one_process_on_the_whole_batch": 2,
     "test_lora_run.py::test_losses_gradients_and_weights_are_those_of_one_process": 4,
+    "test_muon_sharded.py::test_sharded_state_trains_as_one_process": 2,
+    "test_muon_tensor_parallel.py::test_trains_as_one_process": 2,
+    "test_muon_experts.py::test_trains_as_one_process": 2,
     "test_emulate_times.py::test_the_timeline_is_that_of_the_measured_actions": 1,
     "test_families.py::test_weights_are_those_of_transformers": 14,
     "test_families.py::test_full_sizes_are_counted_as_transformers_builds_them": 5,
@@ -106,6 +109,7 @@ THOROUGH = {
     "test_tensor_parallel.py::test_towers_in_two_stages_of_two_ranks_beside_a_replica": 2,
     # test_stacked_features.py has it under the project's own launcher.
     "test_export_launch.py::test_features_of_several_blocks_enter_a_launched_model": 0,
+    "test_export_launch.py::test_weights_that_stay_for_a_step_and_recomputed_blocks_have_the_same_losses": 0,
     "test_export_launch.py::test_a_place_where_weights_cannot_go_is_refused_before_the_first_step": 1,
     "test_export_gpt_oss.py::test_the_systems_take_it": 1,
     "test_export_latent.py::test_the_systems_take_it": 1,
@@ -156,6 +160,9 @@ THOROUGH = {
     "test_search_race.py::test_without_a_race_no_candidate_is_passed_over_that_may_be_held": 1,
     "test_search_command.py::test_a_joint_search_for_money_begins_with_the_plans_of_a_search_for_money": 0,
     "test_what_if.py::test_neighbours_are_priced_by_the_profile_that_the_plan_was_made_with": 0,
+    "test_muon_search.py::test_no_layout_of_the_list_is_faster_in_simulation": 1,
+    "test_muon_search.py::test_a_searched_plan_trains_as_one_process": 1,
+    "test_work_physics.py::test_more_work_or_slower_devices_take_no_shorter_step": 8,
     # Memory of running ranks against the account: one of each stays in.
     "test_row_memory.py::test_runs_that_were_published_fit": 1,
     "test_memory_families.py::test_every_rank_is_within_the_goal": 1,
