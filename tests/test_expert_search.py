@@ -1,15 +1,20 @@
 """Searches over tensor and expert parallelism of experts, whichever is faster."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sim.predict import candidate_s
 from workbench.cost.hardware import Link, Node, uniform
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.corpus import fixed_samples
-from workbench.job.job import Job
+from workbench.job.draft import Train, draft, machines_of
+from workbench.job.job import Job, job_from_spec
+from workbench.job.job_file import parse_spec
+from workbench.job.machines import cost_of
 from workbench.job.module_layout import ModuleLayout
 from workbench.memory.stage import state_of
 from workbench.model.hf_config import module_from_config
@@ -19,17 +24,20 @@ from workbench.plan.kernels import Kernels
 from workbench.plan.lower import lower
 from workbench.plan.plan import Settings
 from workbench.planner.expert_choices import expert_choices, fastest_degree, with_fastest_degrees
+from workbench.planner.judged import MOST_JUDGED, judged
 from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
 from workbench.planner.layout_plan import job_with
 from workbench.planner.layout_search import exhaustive_layout, fastest_layout
 from workbench.planner.layout_space import Freedom, LayoutSpace
 from workbench.planner.layout_step import LayoutSteps
 from workbench.planner.module_price import ModulePrices, total_of
+from workbench.planner.stage_counts import silent
 from workbench.schedule.action import Action, Pass
-from workbench.strategies import disttrain, megatron_heterogeneous
+from workbench.strategies import disttrain, megatron_heterogeneous, megatron_homogeneous
 from workbench.timing.price import price
 from workbench.units import GB
 
+EXAMPLES = Path(__file__).parents[1] / "examples"
 COST = CostModel(load_profile("H100"))
 LEAST = Freedom(instances=(1,))
 MIXTRAL: dict[str, Any] = {
@@ -173,3 +181,20 @@ def test_either_way_can_be_the_faster_one(chosen: int, faster: int) -> None:
     slow = replace(FAST, bytes_per_s=1 * GB)
     job = replace(job, cluster=replace(job.cluster, intra=slow, inter=slow))
     assert fastest_degree(ModulePrices(job, COST), ModuleChoice(module="llm", tp=4)) == faster
+
+
+def test_the_simulator_chooses_among_layouts_by_both_estimates() -> None:
+    """Of experts on 32 GPUs the exchange between replicas decides, which the published estimate hides."""
+    drafted = draft(
+        str(EXAMPLES / "moe-vlm-64-h100" / "config.json"),
+        machines_of("32xH200", None),
+        train=Train.LLM,
+        text_tokens=1024,
+        image_px=None,
+    )
+    job = job_from_spec(parse_spec(drafted.text, where="job.yaml"), folder=EXAMPLES)
+    cost, spec = cost_of(job, None, None), megatron_homogeneous.SPEC
+    published = megatron_homogeneous.plan(job, cost)
+    chosen = judged(spec, candidate_s)(job, cost, silent)
+    assert published in spec.shortlist(job, cost, silent, MOST_JUDGED)
+    assert candidate_s(chosen, cost) < 0.9 * candidate_s(published, cost)
