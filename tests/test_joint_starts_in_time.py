@@ -17,7 +17,7 @@ from workbench.search.joint.drive import joint_search
 from workbench.search.joint.log import log_lines, replayed
 from workbench.search.joint.result import SearchResult
 from workbench.search.joint.starting import waiting_tasks
-from workbench.search.joint.starts import Start, Task, start_of
+from workbench.search.joint.starts import OUT_OF_TIME, Start, Task, start_of
 from workbench.search.joint.terms import Scope, Stop
 from workbench.strategies.registry import BY_NAME
 
@@ -44,10 +44,12 @@ def simulated(name: str, ticks: Ticks, report_s: float, before_s: float = 0.0) -
     return planner
 
 
-def searched(planners: Mapping[str, Planner], ticks: Ticks, seconds: float) -> SearchResult:
+def searched(
+    planners: Mapping[str, Planner], ticks: Ticks, seconds: float, job: Job | None = None
+) -> SearchResult:
     judge = IterationJudge(cost())
     stop, scope = Stop(seconds=seconds, candidates=1, clock=ticks), Scope(planners=planners)
-    return joint_search(open_job(), cost(), judge, stop=stop, scope=scope)
+    return joint_search(job or open_job(), cost(), judge, stop=stop, scope=scope)
 
 
 @pytest.mark.parametrize("name", STOPPABLE)
@@ -61,6 +63,17 @@ def test_a_planner_that_is_stopped_has_its_best_plan_so_far(name: str) -> None:
     assert all(start.value is not None for start in starts)
 
 
+def test_a_planner_is_stopped_while_nothing_fits_too() -> None:
+    cluster = open_job().cluster
+    nodes = tuple(replace(node, memory_bytes=2**16) for node in cluster.nodes)
+    tight = replace(open_job(), cluster=replace(cluster, nodes=nodes))
+    task = Task("cornstarch", BY_NAME["cornstarch"].planner, tight)
+    whole = start_of(task, cost(), IterationJudge(cost()))
+    assert "does not fit" in whole.refusal
+    stopped = start_of(task._replace(reports=2), cost(), IterationJudge(cost()))
+    assert (stopped.refusal, stopped.stopped_at) == (OUT_OF_TIME, 2)
+
+
 def test_every_strategy_that_chooses_degrees_is_judged_even_if_the_first_takes_the_starts_share() -> None:
     ticks = Ticks()
     planners = {name: simulated(name, ticks, report_s=0.01) for name in SEARCHING}
@@ -68,6 +81,18 @@ def test_every_strategy_that_chooses_degrees_is_judged_even_if_the_first_takes_t
     found = searched(planners, ticks, seconds=20.0)
     assert {start.name for start in found.starts if start.value is None} <= {"entrain-search"}
     assert found.value <= min(start.value for start in found.starts if start.value is not None)
+
+
+def test_slow_strategies_that_take_the_job_s_layouts_leave_the_time_of_those_that_choose_them() -> None:
+    ticks = Ticks()
+    slow = ("cornstarch", "cornstarch-frozen-unaware", "entrain", "disttrain-reordered")
+    planners = {name: simulated(name, ticks, report_s=0.01, before_s=4.0) for name in slow}
+    planners |= {name: simulated(name, ticks, report_s=0.01) for name in STOPPABLE}
+    found = searched(planners, ticks, seconds=10.0, job=small())
+    planned = {start.name for start in found.starts if start.value is not None}
+    assert {f"{name}, layouts open" for name in STOPPABLE} <= planned
+    assert found.seconds <= 10.0
+    assert planned & set(slow) == {"cornstarch-frozen-unaware"}, "the one of least effort"
 
 
 def test_of_stopped_starts_the_one_with_the_best_plan_so_far_restarts_first_and_finished_ones_never() -> None:

@@ -60,28 +60,30 @@ def best_counts(candidates: CutCandidates, progress: Progress, most: int) -> tup
     best = _Best(most)
     least = sum(dp_of(job, name) * size * options[name][0] for name, size in ranks_per_stage.items())
     refusal = ""
-    for bound, stage_counts in waiting.by_bound():
-        if bound * ROUNDING > best.limit:
-            break
-        counts = dict(zip(options, stage_counts, strict=True))
-        try:
-            candidates.check_memory(counts)
-            plan = candidates.plan(counts)
-            lowered = lower(plan)
-            seconds = candidates.believed_s(lowered)
-            key = (worth.of_plan(seconds, plan), len(plan.ranks), stage_counts)
-            if best.takes(key):
-                check_memory(lowered, memory_table(lowered))
-                best.add(key, plan, seconds)
-        except ValueError as error:
-            refusal = str(error)
-            continue
-        try:
-            progress(waiting.num_settled, waiting.num_all, best.seconds)
-        except PlannerStopped:
-            if not best.plans:
-                raise
-            break
+
+    def report() -> None:
+        progress(waiting.num_settled, waiting.num_all, best.seconds)
+
+    try:
+        for bound, stage_counts in waiting.by_bound(report):
+            if bound * ROUNDING > best.limit:
+                break
+            counts = dict(zip(options, stage_counts, strict=True))
+            try:
+                candidates.check_memory(counts)
+                plan = candidates.plan(counts)
+                lowered = lower(plan)
+                seconds = candidates.believed_s(lowered)
+                key = (worth.of_plan(seconds, plan), len(plan.ranks), stage_counts)
+                if best.takes(key):
+                    check_memory(lowered, memory_table(lowered))
+                    best.add(key, plan, seconds)
+            except ValueError as error:
+                refusal = str(error)
+            report()
+    except PlannerStopped:
+        if not best.plans:
+            raise
     if not best.plans:
         nearest = f"nearest: max_ranks {least}, or smaller tp, cp and dp"
         none = f"no stage counts fit {job.usable_ranks} ranks; {nearest}"
@@ -170,8 +172,12 @@ class _CountQueue:
         self.num_all, self.num_settled = len(self._counts), 0
         self.refusal = ""
 
-    def by_bound(self) -> Iterator[tuple[float, tuple[int, ...]]]:
-        """Yield bounds on the worth with their counts, ascending; ties by the counts."""
+    def by_bound(self, report: Callable[[], None]) -> Iterator[tuple[float, tuple[int, ...]]]:
+        """Yield bounds on the worth with their counts, ascending; ties by the counts.
+
+        Args:
+            report: called after every tight bound, since each takes a draft with stages.
+        """
         cheap = ((self._candidates.bound_s(c), stage_counts) for stage_counts, c in self._counts.items())
         waiting = [
             (self._worth.at_least(seconds, stage_counts), stage_counts, False)
@@ -190,8 +196,9 @@ class _CountQueue:
             except ValueError as error:
                 self.num_settled += 1
                 self.refusal = str(error)
-                continue
-            heappush(waiting, (max(bound, closer), stage_counts, True))
+            else:
+                heappush(waiting, (max(bound, closer), stage_counts, True))
+            report()
 
 
 def _options(job: Job, name: str) -> tuple[int, ...]:

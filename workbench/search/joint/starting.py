@@ -12,10 +12,13 @@ from workbench.search.joint.starts import OUT_OF_TIME, Start, Task, start_tasks
 from workbench.search.joint.terms import Stop
 from workbench.search.joint.workers import Workers
 
-LIKELY_SHARE = 0.3  # of the time, at most, for plans that are likely to be good
-OTHER_SHARE = 0.1  # after that, for all others: strategies also plan anew during the search
+CHOOSING_SHARE = 0.25  # of the time, at most, for strategies that choose degrees themselves
+OTHER_SHARE = 0.15  # after that, for all others: strategies also plan anew during the search
+EACH_SHARE = 0.4  # until then, each of the others gets a first slice of time
 FEWER_SHARE = 0.1  # after that, for plans on fewer ranks
 TOO_LARGE = "does not fit"  # part of refusals for lack of memory
+
+_Planned = Callable[[Sequence[Task]], Iterator[Start]]
 
 
 def planned_starts(
@@ -49,63 +52,86 @@ def planned_starts(
     if stop.seconds is None:
         planned = tuple(starts(tasks))
     else:
-        planned = _in_slices(tasks, starts, pool.num, stop, began_s)
+        slices = _Slices(tasks, starts, pool.num, stop, began_s)
+        for share, first_share, group in _groups(tasks):
+            slices.plan(group, share, first_share)
+        planned = tuple(slices.starts.values())
     if all(start.value is None for start in planned):
         nearest = nearest_fit(job, space.cost, _refused(tasks, planned, stop))
         raise ValueError(_none_text(job, planned, nearest))
     return planned
 
 
-def _in_slices(
-    tasks: list[Task],
-    starts: Callable[[Sequence[Task]], Iterator[Start]],
-    num_workers: int,
-    stop: Stop,
-    began_s: float,
-) -> tuple[Start, ...]:
-    """Give each task a slice of time; unfinished ones restart with twice as much, while time remains.
+def _groups(tasks: Sequence[Task]) -> Iterator[tuple[float, float, list[Task]]]:
+    """Groups of tasks, each with its share of the time and that in which every task gets a first slice.
 
-    So quick tasks finish first, whichever they are, and likely ones before all others. Tasks of little effort
-    come first, then, of those that were stopped, the ones with the best plans so far. Every likely task gets
-    a first slice, and as long as none has a plan, the starts may use the whole time.
+    Strategies that choose degrees themselves come first: their plans are the best of most jobs, and they
+    plan with estimates, in less time than others take for one plan.
     """
-    starts_by_name = {task.name: Start(name=task.name, refusal=OUT_OF_TIME) for task in tasks}
-    seconds = stop.seconds or inf
-
-    def has_plan() -> bool:
-        return any(start.value is not None for start in starts_by_name.values())
-
-    def left_s(share: float) -> float:
-        if has_plan() and stop.is_asked():
-            return -inf
-        return (began_s + share * seconds - stop.clock()) * num_workers
-
     whole = [task for task in tasks if task.part is None]
-    likely = [task for task in whole if task.is_likely]
-    groups = (
-        (LIKELY_SHARE, likely),
-        (OTHER_SHARE, whole),
-        (FEWER_SHARE, [task for task in tasks if task.part is not None]),
-    )
-    tried_s = dict.fromkeys(starts_by_name, 0.0)  # inf: finished
-    for extra_share, group in groups:
-        slice_s, share = 0.0, extra_share + (stop.clock() - began_s) / seconds
-        waiting = waiting_tasks(group, starts_by_name, tried_s)
-        while waiting and left_s(share if has_plan() else 1.0) > 2 * slice_s:
-            is_owed = group is likely and slice_s == 0.0
-            slice_s = max(2 * slice_s, left_s(share) / (2 * len(waiting)))
-            num = max(1, int(left_s(share if has_plan() else 1.0) / slice_s))
+    yield CHOOSING_SHARE, 1.0, [task for task in whole if task.chooses]
+    yield OTHER_SHARE, EACH_SHARE, [task for task in whole if not task.chooses]
+    yield FEWER_SHARE, 0.0, [task for task in tasks if task.part is not None]
+
+
+class _Slices:
+    """Gives tasks slices of time; unfinished ones restart with twice as much, while time remains.
+
+    So quick tasks finish first, whichever they are. As long as none has a plan, the starts may use the whole
+    time.
+    """
+
+    def __init__(
+        self, tasks: Sequence[Task], planned: _Planned, num_workers: int, stop: Stop, began_s: float
+    ) -> None:
+        self._planned, self._num_workers, self._stop, self._began_s = planned, num_workers, stop, began_s
+        self._seconds = inf if stop.seconds is None else stop.seconds
+        self._tried_s = {task.name: 0.0 for task in tasks}  # inf: finished
+        self.starts = {task.name: Start(name=task.name, refusal=OUT_OF_TIME) for task in tasks}
+
+    def plan(self, tasks: Sequence[Task], more_share: float, first_share: float) -> None:
+        """Plan a group of tasks.
+
+        Args:
+            tasks: in the order of `waiting_tasks`, first slices too.
+            more_share: of the whole time, for this group at most.
+            first_share: of the whole time since it began: until then every task gets a first slice.
+        """
+        share = more_share + self._used_share
+        self._round(tasks, self._left_s(share) / (2 * max(1, len(tasks))), max(share, first_share))
+        slice_s = 0.0
+        while waiting := waiting_tasks(tasks, self.starts, self._tried_s):
+            left_s = self._left_s(share)
+            if left_s <= 2 * slice_s:
+                return
+            slice_s = max(2 * slice_s, left_s / (2 * len(waiting)))
+            num = max(1, int(left_s / slice_s))
             if num == 1:  # no other follows
-                slice_s = max(slice_s, left_s(share if has_plan() else 1.0))
-            due = [task for task in waiting if 2 * tried_s[task.name] <= slice_s]
-            slices = [task._replace(seconds=slice_s, clock=stop.clock) for task in due[:num]]
-            for start in starts(slices):
-                tried_s[start.name] = slice_s if start.is_late else inf
-                starts_by_name[start.name] = _better(starts_by_name[start.name], start)
-                if left_s(1.0 if is_owed or not has_plan() else share) < 0:
-                    break
-            waiting = waiting_tasks(group, starts_by_name, tried_s)
-    return tuple(starts_by_name.values())
+                slice_s = left_s
+            due = [task for task in waiting if 2 * self._tried_s[task.name] <= slice_s]
+            self._round(due[:num], slice_s, share)
+
+    def _round(self, tasks: Sequence[Task], slice_s: float, share: float) -> None:
+        """Give each task such a slice, until that share of the whole time is over."""
+        waiting = waiting_tasks(tasks, self.starts, self._tried_s)
+        slices = [task._replace(seconds=slice_s, clock=self._stop.clock) for task in waiting]
+        for start in self._planned(slices):
+            self._tried_s[start.name] = slice_s if start.is_late else inf
+            self.starts[start.name] = _better(self.starts[start.name], start)
+            if self._left_s(share) < 0:
+                return
+
+    def _left_s(self, share: float) -> float:
+        """Seconds of all workers until that share of the time is over; all of it while none has a plan."""
+        if all(start.value is None for start in self.starts.values()):
+            share = 1.0
+        elif self._stop.is_asked():
+            return -inf
+        return (share - self._used_share) * self._seconds * self._num_workers
+
+    @property
+    def _used_share(self) -> float:
+        return (self._stop.clock() - self._began_s) / self._seconds
 
 
 def waiting_tasks(

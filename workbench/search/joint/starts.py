@@ -59,7 +59,7 @@ class Task(NamedTuple):
 
     Args:
         name: of the start.
-        is_likely: whether the job states everything that the strategy leaves to its users.
+        chooses: whether the strategy chooses the degrees of parallelism itself.
         seconds: by the clock, after which the planner is stopped.
         reports: of progress, after which the planner is stopped.
         part: the part of the cluster that the job is for; None: the whole.
@@ -69,7 +69,7 @@ class Task(NamedTuple):
     name: str
     planner: Planner
     job: Job
-    is_likely: bool = False
+    chooses: bool = False
     seconds: float = inf
     reports: float = inf
     clock: Callable[[], float] = monotonic
@@ -107,16 +107,16 @@ def start_tasks(job: Job, planners: Mapping[str, Planner], parts: Sequence[Part]
     searching = {name for name in planners if name in BY_NAME and BY_NAME[name].searches_layouts}
     efforts = {name: BY_NAME[name].own_space.effort if name in BY_NAME else 1.0 for name in planners}
     for name, planner in planners.items():
-        is_likely = bool(job.layouts) or name in searching
-        yield Task(name, planner, job, is_likely=is_likely, effort=efforts[name])
+        yield Task(name, planner, job, chooses=name in searching, effort=efforts[name])
     if job.layouts:
         for name, planner in planners.items():
             if name in searching:
-                yield Task(name + OPEN, planner, with_layouts(job, ()), effort=efforts[name])
+                opened = with_layouts(job, ())
+                yield Task(name + OPEN, planner, opened, chooses=True, effort=efforts[name])
     if EXPERTS in planners:
         for words, expert_job in expert_jobs(job):
             name = f"{EXPERTS}, {words}"
-            yield Task(name, planners[EXPERTS], expert_job, is_likely=True, effort=efforts[EXPERTS])
+            yield Task(name, planners[EXPERTS], expert_job, chooses=True, effort=efforts[EXPERTS])
     for part in parts:
         for name, planner in planners.items():
             if name in searching:
