@@ -44,7 +44,7 @@ class Sweep:
     Raises:
         ValueError: cores that are time-shared, by ranks or with exchanges; only the engine simulates that.
 
-    Complexity: a timing is O(n log n) in compiled code.
+    Complexity: a timing of N nodes, E edges and P messages is O(N + E + P log P), in compiled code.
     """
 
     @collector_paused()
