@@ -15,7 +15,7 @@ from typing import TypeGuard
 
 from workbench.model.experts import ROUTER, num_chosen, num_experts
 from workbench.model.layer import Layer, Matmul, Operator
-from workbench.model.model_graph import Module
+from workbench.model.model_graph import ModelGraph, Module
 
 
 def load_cv(layer: Layer) -> float:
@@ -61,7 +61,21 @@ def counted_load_cv(rows: Sequence[int]) -> float:
     total, squares = sum(rows), sum(count * count for count in rows)
     if total == 0:
         return 0.0
-    return sqrt(max(0.0, len(rows) * squares / total**2 - 1 - (len(rows) - 1) / total))
+    return sqrt(max(0.0, len(rows) * squares / total**2 - 1 - square_of_chance(len(rows), total)))
+
+
+def square_of_chance(num_experts: int, num_rows: float) -> float:
+    """The squared CV of counts of so many rows, each of a random expert."""
+    return (num_experts - 1) / num_rows
+
+
+def stated_loads(model: ModelGraph) -> dict[str, float]:
+    """Name of each module with experts -> the largest CV that any of its layers states."""
+    loads = {
+        module.name: [load_cv(layer) for layer in module.layers if num_experts(layer)]
+        for module in model.modules
+    }
+    return {name: max(cvs) for name, cvs in loads.items() if cvs}
 
 
 def _is_router(operator: Operator) -> TypeGuard[Matmul]:
