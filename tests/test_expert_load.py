@@ -135,6 +135,12 @@ def test_a_largest_load_is_that_of_its_spread(num_experts: int, violation: float
     assert busiest_share(1e15, num_experts, num_experts=num_experts, load_cv=cv) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("violation", "num_experts"), [(0.5, 1), (-0.1, 8), (float("nan"), 8)])
+def test_a_largest_load_that_cannot_be_is_refused(violation: float, num_experts: int) -> None:
+    with pytest.raises(ValueError, match="want two experts or more and a max_violation from 0"):
+        load_cv_of(violation, num_experts)
+
+
 def test_counted_loads_are_rid_of_what_random_choices_make() -> None:
     """In the mean of the squares, without their cut at 0: rows of shares that are known."""
     rng = np.random.default_rng(0)

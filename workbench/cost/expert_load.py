@@ -17,9 +17,9 @@ def busiest_share(num_rows: float, num_ranks: int, *, num_experts: int = 2, load
     Estimates and Transformed Beta-Variables"), and since counts add up to all rows each has sqrt(n / rows) of
     it. Unequal shares add their variance, and the skewness of shares that cannot be negative: those of a
     symmetric Dirichlet distribution, whose experts come to ranks at random. A rank with k of N experts then
-    has a squared CV of cv^2 / k (N - k) / (N - 1), which with its (N - k) / N for shares that add up to one
-    is s^2 = n cv^2 / (N - 1); the second term of Cornish and Fisher for a gamma distribution is
-    s^2 (E[largest^2] - 1) / 3.
+    has a squared CV of cv^2 / k (N - k) / (N - 1). As shares add up to one, the largest of them is that of
+    independent ones with s^2 = n cv^2 / (N - 1), by the same 1 - 1/n = (N - k) / N as for counts. The second
+    term of Cornish and Fisher for a gamma distribution is s^2 (E[largest^2] - 1) / 3.
 
     Error: against draws of 8 to 256 experts with cv up to 1, the excess over the mean is within 10 % for
     Dirichlet and within 30 %, mostly below, for lognormal shares (tests/test_expert_load.py).
@@ -44,7 +44,14 @@ def load_cv_of(max_violation: float, num_experts: int) -> float:
 
     For MaxVio = (largest load - mean) / mean over many tokens. Source: Wang et al. 2024, "Auxiliary-Loss-Free
     Load Balancing Strategy for Mixture-of-Experts", equation 4.
+
+    Raises:
+        ValueError: fewer than two experts, or a largest load below the mean.
     """
+    if num_experts < 2 or not max_violation >= 0:
+        raise ValueError(
+            f"want two experts or more and a max_violation from 0, got {num_experts} and {max_violation:g}"
+        )
     linear, square = _largest(num_experts), _largest_square(num_experts) / 3
     deviation = 2 * max_violation / (linear + sqrt(linear**2 + 4 * square * max_violation))
     return deviation * sqrt((num_experts - 1) / num_experts)
