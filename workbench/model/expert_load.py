@@ -9,7 +9,7 @@ the experts' importance and of their load. Trainers log that of counts, as NeMo 
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache
 from math import floor, sqrt
 from typing import TypeGuard
 
@@ -82,6 +82,6 @@ def _is_router(operator: Operator) -> TypeGuard[Matmul]:
     return isinstance(operator, Matmul) and operator.name == ROUTER
 
 
-@cache
+@lru_cache(maxsize=1024)
 def _loaded(operators: tuple[Operator, ...], cv: float) -> tuple[Operator, ...]:
     return tuple([replace(each, load_cv=cv) if _is_router(each) else each for each in operators])
