@@ -10,7 +10,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import harmonic_mean
 from typing import Any, NoReturn
 
 import torch
@@ -27,8 +26,9 @@ from runtime.run_settings import Collect, RunSettings
 from runtime.state.checkpoint import Begin, Checkpoints, checkpoints_in
 from runtime.state.checkpoint_files import clear_parts, identity_of
 from runtime.state.save_folder import clear_after_writer
+from runtime.step.note_details import details_of
 from runtime.step.stage_module import build_stage_module
-from runtime.step.timing import Notes, Spread, assemble, iteration_spread
+from runtime.step.timing import Spread, assemble, iteration_spread
 from runtime.step_plans import Planning
 from runtime.world.allocator import keep_freed_memory
 from runtime.world.device import CPU, kind_of_device, launched_device
@@ -37,7 +37,6 @@ from runtime.world.heartbeats import heartbeats_of
 from runtime.world.local_world import join_launched
 from runtime.world.neighbours import Neighbours, owners_of_all
 from runtime.world.pool import Place, Pool
-from workbench.drift import YARDSTICK
 from workbench.job.job import load_job
 from workbench.job.machines import cost_of
 from workbench.job.run_options import RunOptions, add_arguments
@@ -222,7 +221,7 @@ def result_of(
     plans = first.plans or (lowered,) * len(by_step)
     return RunResult(
         traces=tuple(
-            assemble(step, plan_hash(step.plan), notes, details=(*details, *_yardstick(notes)))
+            assemble(step, plan_hash(step.plan), notes, details=(*details, *details_of(notes)))
             for step, notes in zip(plans, by_step, strict=True)
         ),
         losses=tuple(sum(losses) for losses in zip(*(report.losses for report in reports), strict=True)),
@@ -231,18 +230,6 @@ def result_of(
         plannings=first.plannings,
         save_stalls_s=tuple(map(max, zip(*(report.save_stalls_s for report in reports), strict=True))),
     )
-
-
-def _yardstick(notes: Sequence[Notes]) -> tuple[tuple[str, str], ...]:
-    """The yardstick of a step, as a trace detail: the slowest rank's reading, mean of before and after.
-
-    Where some ranks do not read it, ranks share cores and take any free one: the mean speed counts.
-    """
-    read = [note.yardstick_s for note in notes if note.yardstick_s]
-    if not read:
-        return ()
-    of_step = harmonic_mean if len(read) < len(notes) else max
-    return ((YARDSTICK, repr(harmonic_mean([of_step(each) for each in zip(*read, strict=True)]))),)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,7 +4,7 @@ import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.data.batches import DataSource
+from runtime.models.mixture import Experts
 from runtime.models.weights import write_part
 from runtime.parallel.expert.group import ExpertGroup
 from runtime.parallel.stage_groups import StageGroups
@@ -217,6 +218,12 @@ class _Rank:
             for stage in stages
         }
         share_weights(plan, mesh.rank, self._modules)
+        self._tallies = [
+            (module.stage.module, part.tally)
+            for module in self._modules.values()
+            for part in module.modules()
+            if isinstance(part, Experts)
+        ]
         self._mesh, self._settings, self._source = mesh, settings, source
         self._report, self._groups = report, groups
         self._recorder = Recorder(mesh.rank, mesh.clock)
@@ -287,7 +294,8 @@ class _Rank:
                 self._executor.run_step()
         finally:
             gc.enable()
-        notes = self._recorder.notes()
+        loads = tuple(tally.take(module) for module, tally in self._tallies)
+        notes = replace(self._recorder.notes(), expert_loads=loads)
         check_order(self.lowered, notes)
         return notes
 

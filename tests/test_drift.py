@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.fidelity.in_pipeline import Rehearsal, with_pipeline_factors
-from runtime.launch import _yardstick, run_local
+from runtime.launch import run_local
 from runtime.readings import Readings
 from runtime.run_settings import RunSettings
+from runtime.step.note_details import details_of
 from runtime.step.timing import Notes
 from runtime.world.mesh import Mesh
 from runtime.world.yardstick import LEAST_TURNS, MOST_S, Yardstick, yardstick_of
@@ -162,9 +163,9 @@ def read_by(rank: int, *yardstick_s: float) -> Notes:
 
 def test_others_wait_for_the_slowest_rank_but_take_the_free_core_where_ranks_share_cores() -> None:
     fast, slow, silent = read_by(0, 1.0, 1.0), read_by(1, 3.0, 3.0), read_by(2)
-    assert _yardstick([fast, slow]) == ((YARDSTICK, "3.0"),)
-    assert _yardstick([fast, slow, silent, silent]) == ((YARDSTICK, "1.5"),)
-    assert _yardstick([silent]) == ()
+    assert details_of([fast, slow]) == ((YARDSTICK, "3.0"),)
+    assert details_of([fast, slow, silent, silent]) == ((YARDSTICK, "1.5"),)
+    assert details_of([silent]) == ()
 
 
 def test_ranks_that_do_not_read_do_nothing_until_all_have_read() -> None:

@@ -24,9 +24,9 @@ from tests.test_adapters_llama4 import LLAMA4
 from tests.test_expert_plan import MIXTRAL, moe_plan
 from tests.tiny_models import whole_batch
 from workbench.cost.collectives import Collective, all_to_all_s
+from workbench.cost.expert_load import busiest_share
 from workbench.cost.expert_parallel import (
     ExpertExchanges,
-    busiest_share,
     copies_share,
     exchanges_of,
     in_turn_share,

@@ -7,12 +7,12 @@ import pytest
 from sim.predict import iteration_s
 from tests.test_predict import row
 from workbench.cost.execution import Execution
-from workbench.cost.expert_parallel import ROUTER
 from workbench.cost.model import CostModel
 from workbench.cost.products import ProductFormat, is_measured, is_narrowed, narrow_rate
 from workbench.cost.profile import NarrowRate, Profile, ideal_profile
 from workbench.cost.roofline import RowWork, Work
 from workbench.llm_table.predict import Prediction, RowPredictor
+from workbench.model.experts import ROUTER
 from workbench.model.layer import Layer, LayerKind, Matmul, Pointwise
 
 BYTES_PER_S = 3e12

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments.public import multimodal
+from experiments.public import expert_loads, multimodal
 from experiments.public.blind import rows_of
 from experiments.public.unseen_multimodal_third import ROUND
+from workbench.model.expert_load import load_cv
 from workbench.model.layer import LayerKind
 
 RECORD = Path(__file__).parents[1] / "experiments" / "public" / "record" / "unseen.md"
@@ -115,3 +116,28 @@ def test_memory_of_fused_kernels_is_less_than_that_of_transformers_modules():
 def test_sharded_state_has_so_many_copies():
     settings = _job("ml51-gb200-512").settings.of("llm")
     assert (settings.sharding, settings.reshard_after, settings.instances) == ("parameters", "step", 8)
+
+
+def test_loads_of_experts_are_those_that_are_stated():
+    """Equal ones leave a step as it was; with all tokens at the same experts it is longer."""
+    name = "mb-q122-sft-h100"
+    row, job = RUNS[name], _job(name)
+    cvs = expert_loads.load_cvs(job, [0.52])
+    assert list(cvs) == [expert_loads.EQUAL, "0.52", expert_loads.ONE_PLACE]
+    assert expert_loads.with_load(job, 0.0) == job
+    errors = [expert_loads.error_of(row, expert_loads.with_load(job, cv), 1.0) for cv in cvs.values()]
+    assert errors[0] == ROUND.predicted(row).step.value - 1
+    assert errors == sorted(set(errors))
+    llm = expert_loads.with_load(job, cvs["0.52"]).model.llm
+    assert {load_cv(layer) for layer in llm.layers} == {0.0, cvs["0.52"]}
+
+
+def test_mixtures_of_the_round_are_its_runs_with_experts():
+    degrees = [layout.ep for *_, job, _ in expert_loads.mixtures() for layout in job.layouts]
+    assert sorted(degrees) == [1] * 6 + [8] * 6  # of the towers, and of the language models
+
+
+@pytest.mark.parametrize("texts", [("x",), ("nan",), ("-1",), ("0.5", "inf")])
+def test_a_largest_load_is_a_number_from_0(texts):
+    with pytest.raises(ValueError, match=r"max.violations: want"):
+        expert_loads.run.compute(texts)

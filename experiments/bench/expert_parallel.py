@@ -29,7 +29,7 @@ from runtime.step.stage_module import StageInput, build_stage_module
 from runtime.world.pool import Pool
 from sim.predict import predict
 from workbench.calibrate.fit import fit
-from workbench.cost.expert_parallel import busiest_share
+from workbench.cost.expert_load import busiest_share
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, load_profile

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from runtime.models.expert_tally import ExpertTally
 from runtime.models.grouped import GroupedLinear, Groups, Orientation, grouped
 from runtime.models.sorted_rows import order_by
 
@@ -54,6 +55,7 @@ class Experts(nn.Module):
         linear: computes a grouped linear map; a split backward replaces it.
         alternates: whether features of gate and up alternate, instead of being halves.
         adds_bias: whether this rank adds the bias of results; of ranks that share an expert, one does.
+        tally: counts the rows that routers send to all experts, by this rank's tokens.
     """
 
     entering_name: ClassVar[str] = "gate_up_proj"
@@ -67,6 +69,7 @@ class Experts(nn.Module):
         self.orientation = orientation
         self.linear: Callable[[Tensor, GroupedLinear], Tensor] = grouped
         self.adds_bias = True
+        self.tally = ExpertTally()
 
     @property
     def inner_dims(self) -> tuple[int, int]:
@@ -142,6 +145,11 @@ class Mixture(ABC):
 class Dispatch(Protocol):
     """Brings rows to their experts and results back."""
 
+    @property
+    def num_ranks(self) -> int:
+        """Ranks over which experts are distributed."""
+        ...
+
     def destination(self, expert_R: Tensor, num_held: int) -> Tensor:
         """[R] numbers by which rows are sorted, from the indices of their experts."""
         ...
@@ -153,6 +161,8 @@ class Dispatch(Protocol):
 
 class LocalDispatch:
     """All experts are on this rank."""
+
+    num_ranks: ClassVar[int] = 1
 
     def destination(self, expert_R: Tensor, num_held: int) -> Tensor:
         del num_held
@@ -172,6 +182,7 @@ def routed(x_SD: Tensor, mixture: Mixture, dispatch: Dispatch) -> Tensor:
         RankError: see the dispatch.
     """
     choice = mixture.choose(x_SD)
+    mixture.experts.tally.add(choice.experts, dispatch.num_ranks * mixture.num_held)
     destination_R = dispatch.destination(choice.experts.reshape(-1), mixture.num_held)
     rows = order_by(destination_R, choice.experts.shape[1])
 

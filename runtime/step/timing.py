@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from runtime.models.expert_tally import CountedLoad
 from runtime.world.clock import HOST, Clock, Stamp
 from workbench.plan.lowered import Lowered, Route
 from workbench.plan.parameter_shards import sharded_stages
@@ -83,6 +84,7 @@ class Notes:
     """Records of one rank's step.
 
     `yardstick_s`: seconds of a turn of the yardstick before and after it; empty if the rank does not read it.
+    `expert_loads`: of each of its stages with experts.
     """
 
     rank: int
@@ -94,6 +96,7 @@ class Notes:
     arrived_s: dict[int, float]
     loss_sum: float
     yardstick_s: tuple[float, ...] = ()
+    expert_loads: tuple[CountedLoad, ...] = ()
 
 
 def check_order(lowered: Lowered, notes: Notes) -> None:

@@ -18,10 +18,12 @@ from workbench.job.machines import under
 from workbench.job.matching import check_profile, cost_of_file
 from workbench.job.run_options import RunOptions
 from workbench.model.checkpoint import check_weights
+from workbench.model.expert_load import stated_loads
 from workbench.plan.codec import is_hash_of, plan_hash, read_plan
 from workbench.plan.lowered import Lowered
 from workbench.report.compare import compare, lost_text, lost_time, timed
 from workbench.report.devices import check_devices
+from workbench.report.expert_loads import compared_loads, loads_record, loads_text
 from workbench.report.folder import is_plan, repetition_paths
 from workbench.report.progress import Ticker, ticking
 from workbench.report.records import executed_record, interval_record, simulated_record
@@ -37,7 +39,7 @@ from workbench.report.tables import (
 )
 from workbench.termination import Ended
 from workbench.timing.accept import accept
-from workbench.timing.provenance import noise_of, unmeasured_costs
+from workbench.timing.provenance import expert_loads, noise_of, unmeasured_costs
 from workbench.trace import Trace
 from workbench.trace_json import read_trace, write_trace
 from workbench.units import gib
@@ -119,15 +121,17 @@ def run_command(
         warn(settings.checkpoints.warning)
     result = runner(lowered, settings, source, quiet=as_json)
     files = repetition_paths(options.trace, len(result.traces)) if options.trace else ()
+    loads = compared_loads(result.traces, stated_loads(parsed_plan.model))
     for path, step_trace in zip(files, result.traces, strict=False):
         write_trace(step_trace, path)
     output_files = (*files, *((options.export,) if options.export is not None else ()))
     print_result(
         executed_record(parsed_plan, result.traces, files)
-        | {"losses": list(result.losses)}
+        | {"losses": list(result.losses), "expert_loads": loads_record(loads)}
         | result.peak_record,
         metrics_table(parsed_plan, list(zip(result.names, result.traces, strict=True))),
         losses_text(result.losses, options.warmup),
+        *loads_text(loads),
         *((unmeasured_text(unmeasured_costs(result.traces[0])),) if emulate else ()),
         *result.peak_texts,
         *(f"written to {path}" for path in output_files),
@@ -307,13 +311,19 @@ def compare_command(
             f"this is {plan_hash(named_plan):.16}"
         )
     lost_times = lost_time(prediction, timed(runs))
-    extra = {"interval_80": interval_record(prediction), "lost": [asdict(lost) for lost in lost_times]}
+    loads = compared_loads(timed(runs), expert_loads(prediction))
+    extra = {
+        "interval_80": interval_record(prediction),
+        "lost": [asdict(lost) for lost in lost_times],
+        "expert_loads": loads_record(loads),
+    }
     print_result(
         comparison.as_json() | extra,
         *_optional_line(drift_warning(comparison.drift)),
         comparison_table(comparison, named_plan),
         *_optional_line(held_text(prediction, comparison.total.executed_median)),
         lost_text(lost_times),
+        *loads_text(loads),
         as_json=as_json,
     )
 

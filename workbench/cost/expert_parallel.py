@@ -1,22 +1,24 @@
 """Expert parallelism in a layer: the work of the busiest rank, and what ranks exchange.
 
 The experts that tokens choose are known only at run time. Here every token's choices are assumed to be
-random, identically distributed and independent, so each expert gets an equal share in the mean and the
-busiest rank somewhat more (`busiest_share`). A trained router is more even where a loss balances it, and
-less even without one.
+random, identically distributed and independent, so that the busiest rank gets somewhat more than the mean
+(`busiest_share`). Experts have equal shares in the long run unless the layer says how unequal they are
+(`workbench.model.expert_load`). A trained router is more even where a loss balances it, and less without one.
 """
 
 from dataclasses import replace
-from math import comb, lcm, sqrt
-from statistics import NormalDist
+from math import comb, lcm
 from typing import NamedTuple
 
 from workbench.cost.collectives import Collective
+from workbench.cost.expert_load import busiest_share
 from workbench.cost.roofline import Grid, Work, operator_tokens
+from workbench.model.expert_load import load_cv
 from workbench.model.experts import (
     JOIN,
     LATENT_DOWN,
     LATENT_UP,
+    ROUTER,
     SHARED,
     SHARED_GATE,
     SHARED_GATED,
@@ -26,28 +28,10 @@ from workbench.model.experts import (
 )
 from workbench.model.layer import Layer, Matmul, Operator, Pointwise, Shard
 
-ROUTER = "mlp.router"
 COMBINE = "mlp.combine"  # where results are back at their tokens
 FOR_ALL = "mlp.for_all"  # the shared expert: an ordinary MLP
 FOR_ALL_GATE, FOR_ALL_GATED = (FOR_ALL + name.removeprefix(SHARED) for name in (SHARED_GATE, SHARED_GATED))
 COUNT_BYTES = 8
-
-
-def busiest_share(num_rows: float, num_ranks: int) -> float:
-    """The largest share of randomly routed rows that any rank gets, as a multiple of the mean.
-
-    Counts of multinomial draws are nearly normal; the largest of n independent standard ones lies at the
-    quantile (n - 3/8) / (n + 1/4) in the mean (Blom 1958, "Statistical Estimates and Transformed
-    Beta-Variables"), and since counts add up to all rows each has sqrt(n / rows) of it. At most all rows.
-
-    Args:
-        num_rows: rows of all ranks together; several rows of one token count as independent draws.
-        num_ranks: ranks over which experts are evenly distributed.
-    """
-    if num_ranks == 1 or num_rows <= 0:
-        return 1.0
-    deviations = NormalDist().inv_cdf((num_ranks - 0.375) / (num_ranks + 0.25))
-    return min(float(num_ranks), 1.0 + deviations * sqrt(num_ranks / num_rows))
 
 
 def on_rank(layer: Layer, work: Work, grid: Grid) -> Layer:
@@ -65,7 +49,8 @@ def on_rank(layer: Layer, work: Work, grid: Grid) -> Layer:
     num_held = count // grid.ep
     expert_operator = next(operator for operator in layer.operators if is_of_expert(operator))
     num_rows = operator_tokens(expert_operator, work, grid) * count * grid.ep / grid.tp * work.experts_load
-    factor = grid.ep * busiest_share(num_rows, grid.ep) * work.experts_load
+    share = busiest_share(num_rows, grid.ep, num_experts=count, load_cv=load_cv(layer))
+    factor = grid.ep * share * work.experts_load
     operators = (
         _on_rank(operator, grid, factor)
         for operator in layer.operators

@@ -27,6 +27,7 @@ from workbench.cost.roofline import (
     Work,
 )
 from workbench.cost.signature import Signatures
+from workbench.model.expert_load import with_load_cv
 from workbench.model.experts import num_experts
 from workbench.model.layer import Layer, TokenCount
 from workbench.model.trained import without_adapters
@@ -193,13 +194,13 @@ class CostModel(KernelTimes):
 
     def measured_on(self, layer: Layer, precision: str) -> list[tuple[Grid, MeasuredLayer]]:
         """Measurements of the whole layer, without its adapters, with their grids."""
-        name = self._signatures.of(without_adapters(layer))
+        bare = without_adapters(layer)
         if self._is_narrowed(layer, precision):
             return []
         return [
             (grid, measured)
-            for (name_of_table, table_precision, grid, _), measured in self._layers.items()
-            if (name_of_table, table_precision) == (name, precision)
+            for (name, table_precision, grid, _), measured in self._layers.items()
+            if table_precision == precision and name == self._measured_as(bare, grid)
         ]
 
     def _composed(
@@ -232,7 +233,11 @@ class CostModel(KernelTimes):
         if self._is_narrowed(layer, precision):
             return None
         divides = grid.tp > 1 and self.execution.activations is ActivationCut.SEQUENCE
-        return self._layers.get((self._signatures.of(layer), precision, grid, divides))
+        return self._layers.get((self._measured_as(layer, grid), precision, grid, divides))
+
+    def _measured_as(self, layer: Layer, grid: Grid) -> str:
+        """The signature under which it is measured: with routing by chance, which decides nothing at ep 1."""
+        return self._signatures.of(layer if grid.ep > 1 else with_load_cv(layer, 0.0))
 
     def _is_narrowed(self, layer: Layer, precision: str) -> bool:
         """Whether the layer has products in a narrow format, with which no layer was measured whole."""

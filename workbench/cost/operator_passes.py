@@ -8,7 +8,6 @@ from typing import NamedTuple
 from workbench.cost.autocast import Autocast, weight_cast_bytes
 from workbench.cost.eager_traffic import eager_bytes
 from workbench.cost.execution import AttentionKernel, GradientSum, Lookups
-from workbench.cost.expert_parallel import ROUTER
 from workbench.cost.kernel_times import ELEMENT_BYTES, KernelTimes
 from workbench.cost.products import (
     CastKernels,
@@ -30,7 +29,7 @@ from workbench.cost.traffic import (
     loss_bytes,
     pointwise_bytes,
 )
-from workbench.model.experts import is_of_expert, role_in_expert
+from workbench.model.experts import ROUTER, is_of_expert, role_in_expert
 from workbench.model.layer import (
     Attention,
     Layer,

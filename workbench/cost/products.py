@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from workbench.cost.expert_parallel import ROUTER
 from workbench.cost.profile import Profile
+from workbench.model.experts import ROUTER
 from workbench.model.layer import Layer, LayerKind, Matmul, Operator
 
 BFLOAT16_BYTES = 2  # of an element before its cast, and of a product's result

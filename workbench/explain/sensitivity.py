@@ -8,6 +8,7 @@ from workbench.cost.hardware import Cluster, Link, Node
 from workbench.cost.model import CostModel
 from workbench.data.sample import Sample, Segment
 from workbench.explain.pass_parts import with_launch
+from workbench.model.expert_load import load_cv, with_load_cv
 from workbench.model.model_graph import TEXT
 from workbench.plan.following import next_plan
 from workbench.plan.lower import lower
@@ -62,7 +63,8 @@ def sensitivities(lowered: Lowered, cost: CostModel, step_s: StepSeconds) -> Ite
     """The step with 0.9 and 1.1 times each rate, bandwidth, launch time and sample size.
 
     The plan is fixed: its stages, its order and the position of each sample. Sizes are those of all
-    samples, then their distance from the mean, which changes no total. Collectives follow the bandwidth of
+    samples, then their distance from the mean, which changes no total. Where a module says how unequal the
+    loads of its experts are, so is that. Collectives follow the bandwidth of
     their links, whether measured or by formula.
 
     Args:
@@ -93,6 +95,8 @@ def _varied(lowered: Lowered, cost: CostModel) -> Iterator[tuple[str, Vary]]:
         "spread of sample sizes",
         lambda factor: Variation(_of_batch(lowered.plan, _spread(lowered.plan, factor)), cost),
     )
+    if any(load_cv(layer) for module in lowered.plan.model.modules for layer in module.layers):
+        yield "spread of expert loads", lambda factor: _loaded(lowered, cost, factor)
 
 
 def _rates(lowered: Lowered, cost: CostModel, rates: tuple[str, ...]) -> Vary:
@@ -122,6 +126,17 @@ def _linked(lowered: Lowered, cost: CostModel, inside: float, between: float) ->
         nodes=tuple(map(scaled_node, cluster.nodes)),
     )
     return Variation(replace(lowered, plan=replace(lowered.plan, cluster=faster)), cost)
+
+
+def _loaded(lowered: Lowered, cost: CostModel, factor: float) -> Variation:
+    """The same plan with shares of experts more unequal by a factor."""
+    model = lowered.plan.model
+    modules = tuple(
+        replace(module, layers=tuple(with_load_cv(each, factor * load_cv(each)) for each in module.layers))
+        for module in model.modules
+    )
+    plan = replace(lowered.plan, model=replace(model, modules=modules))
+    return Variation(replace(lowered, plan=plan), cost)
 
 
 def _sizes(plan: Plan, cost: CostModel, modality: str) -> Vary:

@@ -22,6 +22,7 @@ from workbench.job.links import link_of, num_cards
 from workbench.job.notations.checked_values import nearest_of
 from workbench.job.sample_sizes import named_sizes, sized_batch
 from workbench.job.schema import ClusterSpec, ModelSpec, ModuleSpec, ProjectorStepSpec
+from workbench.model.expert_load import with_expert_load
 from workbench.model.families.family import Generator
 from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.hf_config import modality_of, module_from_config, part_for, read_config
@@ -140,6 +141,8 @@ def _module(
     name: str, spec: ModuleSpec, config: Mapping[str, Any] | None, *, modality: str, width: int | None
 ) -> Module:
     module = _without_adapters(name, spec, config, modality=modality, width=width)
+    if spec.expert_load_cv:
+        module = with_expert_load(module, spec.expert_load_cv)
     if spec.lora is None or spec.lora.rank == 0:
         return module
     lora = Lora(rank=spec.lora.rank, alpha=spec.lora.alpha)

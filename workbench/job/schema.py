@@ -84,6 +84,8 @@ class ModuleSpec(Strict):
         feature_layer: hidden state of the encoder that the projector reads, without the final norm: -1 after
             the last block, -2 after the one before; several are read side by side; default: the encoder's
             output.
+        expert_load_cv: coefficient of variation of the shares of rows that a layer's experts get in the long
+            run; 0: choices vary at random alone.
     """
 
     zoo: str | None = None
@@ -93,6 +95,7 @@ class ModuleSpec(Strict):
     projector: Literal["linear", "mlp", "merger"] | tuple[ProjectorStepSpec, ...] | None = None
     lora: LoraSpec | None = None
     feature_layer: StateIndex | tuple[StateIndex, ...] | None = None
+    expert_load_cv: Annotated[float, Field(ge=0, le=1000)] = 0.0
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:

@@ -33,7 +33,7 @@ class Column:
         choices: the allowed words; None: a number.
         real: whether the number may have a fraction.
         shown: description of the default.
-        least: the smallest whole number.
+        least: the smallest whole number; of a real one 0, or 1e-6 for all others.
     """
 
     name: str
@@ -65,9 +65,9 @@ def text_column(name: str, about: str) -> Column:
     return Column(name, about, always(""), shown="none")
 
 
-def real_column(name: str, about: str) -> Column:
+def real_column(name: str, about: str, *, least: int = 1) -> Column:
     """A column of numbers with fractions, by default the profile's."""
-    return Column(name, about, always(None), real=True, shown="profile's")
+    return Column(name, about, always(None), real=True, shown="profile's", least=least)
 
 
 def read_cell(column: Column, text: str) -> Any:
@@ -127,7 +127,7 @@ def _read_word(name: str, choices: type[StrEnum], text: str) -> StrEnum:
 
 
 def _real_number(column: Column, text: str, number: float) -> float:
-    least = 0.0 if column.name.endswith("latency_us") else 1e-6
+    least = 0.0 if column.least == 0 else 1e-6
     if isfinite(number) and least <= number <= MOST:
         return number
     nearest = min(max(number, least), MOST) if isfinite(number) else MOST

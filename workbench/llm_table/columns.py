@@ -210,9 +210,9 @@ COLUMNS = (
         shown="gpus_per_node",
     ),
     real_column("intra_gbytes_per_s", "GB/s per rank inside a node"),
-    real_column("intra_latency_us", "latency inside a node"),
+    real_column("intra_latency_us", "latency inside a node", least=0),
     real_column("inter_gbytes_per_s", "GB/s per node to other nodes, over all its NICs"),
-    real_column("inter_latency_us", "latency between nodes"),
+    real_column("inter_latency_us", "latency between nodes", least=0),
 )
 NAMES = tuple(column.name for column in COLUMNS)
 REPEATED = ("gpus", "grad_accum", "optimizer")  # say again what other columns say
@@ -270,6 +270,9 @@ ALIASES = {
     "top_k": "topk",
     "moe_topk": "topk",
     "moe_ffn": "expert_ffn",
+    "load_cv": "expert_load_cv",
+    "cv_load": "expert_load_cv",
+    "moe_load_cv": "expert_load_cv",
     "zero": "zero_stage",
     "zero1_group": "shard_group",
     "reduce_dtype": "grad_precision",
@@ -284,6 +287,7 @@ INSTEAD = {
     "hsdp": "shard_group",
     "sharding": "zero_stage",
     "moe": "experts",
+    **dict.fromkeys(("max_vio", "maxvio", "max_violation", "load_imbalance"), "expert_load_cv"),
     "device": "gpu",
     "devices": "gpus",
     "gpu_name": "gpu",

@@ -191,6 +191,7 @@ class LlmRow:
     expert_ffn: int
     shared_expert_ffn: int
     shared_expert_gate: YesNo
+    expert_load_cv: float
     first_dense_layers: int
     decoder_layers: int
     decoder_sequence: int

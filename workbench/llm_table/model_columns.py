@@ -150,6 +150,14 @@ MODEL_COLUMNS = (
     ),
     count_column("shared_expert_ffn", "inner width of the shared experts; 0: none", 0, least=0),
     flag_column("shared_expert_gate", "a gate of each token multiplies the output of the shared experts"),
+    Column(
+        "expert_load_cv",
+        "coefficient of variation of the experts' shares of rows in the long run; 0: random choices alone",
+        always(0.0),
+        real=True,
+        shown="0",
+        least=0,
+    ),
     count_column("first_dense_layers", "blocks at the start with a dense MLP", 0, least=0),
     Column(
         "decoder_layers",

@@ -44,6 +44,7 @@ SHAPE = (
     *("single_layers", "text_sequence", "mtp_layers"),
     *("q_lora", "kv_lora", "nope_dim", "rope_dim", "v_dim", "decoder_layers", "decoder_sequence"),
     *("experts", "topk", "expert_ffn", "shared_expert_ffn", "first_dense_layers", "capacity"),
+    "expert_load_cv",
 )  # fields that a model depends on
 _shape_of = attrgetter(*SHAPE)
 
@@ -140,6 +141,7 @@ def _experts(row: LlmRow, block: Block) -> Experts:
         mlp=replace(block.mlp, width=row.expert_ffn),
         shared=replace(block.mlp, width=shared) if shared else None,
         gates_shared=row.shared_expert_gate is YesNo.YES,
+        load_cv=row.expert_load_cv,
     )
 
 

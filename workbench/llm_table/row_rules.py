@@ -1,6 +1,7 @@
 """Rules between the cells of one row: divisibility and contradictions."""
 
 from workbench.cost.device_names import shipped_device
+from workbench.cost.execution import TokenCopies
 from workbench.cost.profile import known_profiles
 from workbench.llm_table.llm_row import (
     Activation,
@@ -14,6 +15,7 @@ from workbench.llm_table.llm_row import (
 )
 from workbench.llm_table.refusal import check_divides, refuse
 from workbench.llm_table.row_pattern_rules import MAMBA, check_pattern
+from workbench.model.expert_load import most_load_cv
 from workbench.model.lora import Adapted
 
 
@@ -141,7 +143,7 @@ def _check_streams(row: LlmRow) -> None:
 
 def _check_experts(row: LlmRow) -> None:
     if not row.experts:
-        for name in ("topk", "expert_ffn", "shared_expert_ffn", "first_dense_layers"):
+        for name in ("topk", "expert_ffn", "shared_expert_ffn", "first_dense_layers", "expert_load_cv"):
             if getattr(row, name):
                 refuse(name, "want 0 without experts", getattr(row, name), 0)
         if row.capacity is not None:
@@ -158,9 +160,22 @@ def _check_experts(row: LlmRow) -> None:
         refuse(
             "first_dense_layers", f"want at most layers = {row.layers}", row.first_dense_layers, row.layers
         )
+    _check_load(row)
     check_divides("experts", row.experts, "ep", row.ep)
     ranks = row.dp * row.cp * row.tp
     check_divides("dp x cp x tp", ranks, "ep", row.ep)
+
+
+def _check_load(row: LlmRow) -> None:
+    """Experts have unequal loads only where the row does not say that their loads are equal."""
+    cv, most = row.expert_load_cv, most_load_cv(row.experts, row.topk)
+    if cv and row.capacity is not None:
+        refuse("expert_load_cv", "want 0 with a capacity, up to which experts are padded", cv, 0)
+    if cv and row.moe_copies is TokenCopies.NEIGHBOURS:
+        refuse("expert_load_cv", "want 0 with moe_copies neighbours, where experts take turns", cv, 0)
+    if cv > most:
+        rule = f"want at most sqrt(experts / topk - 1) = {most:g}, where all tokens choose the same experts"
+        refuse("expert_load_cv", rule, cv, f"{most:g}")
 
 
 def _check_pipeline(row: LlmRow) -> None:

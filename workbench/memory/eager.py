@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from workbench.cost.expert_parallel import COMBINE, FOR_ALL, FOR_ALL_GATE, FOR_ALL_GATED, ROUTER
+from workbench.cost.expert_parallel import COMBINE, FOR_ALL, FOR_ALL_GATE, FOR_ALL_GATED
 from workbench.memory.activations import ACTIVATIONS, activation_tensors
 from workbench.memory.adapters import inner_width
 from workbench.memory.block_form import UNSCALED, is_head_major, kept_of_unscaled
@@ -19,6 +19,7 @@ from workbench.model.experts import (
     JOIN,
     LATENT_DOWN,
     LATENT_UP,
+    ROUTER,
     SCORES,
     SHARED,
     SHARED_GATE,

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from workbench.cost.expert_parallel import FOR_ALL, ROUTER
+from workbench.cost.expert_parallel import FOR_ALL
 from workbench.memory.adapters import inner_bytes
 from workbench.memory.setting import INDEX_BYTES, Setting
-from workbench.model.experts import SHARED, is_of_expert
+from workbench.model.experts import ROUTER, SHARED, is_of_expert
 from workbench.model.frozen import Needs
 from workbench.model.layer import Attention, Layer, LayerKind, Lookup, Matmul, Operator, Recurrence, Shard
 from workbench.model.trained import has_trainable, trainable_in

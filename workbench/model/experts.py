@@ -9,6 +9,7 @@ EXPERT = "mlp.expert."  # prefix of the operators of experts
 SHARED = "mlp.shared"
 SHARED_GATE, SHARED_GATED = f"{SHARED}_gate", f"{SHARED}_gated"
 JOIN = "mlp.join"
+ROUTER = "mlp.router"
 SOFTMAX, SIGMOID = "mlp.router_softmax", "mlp.router_sigmoid"  # of a router's scores
 WIDE_SOFTMAX = "mlp.router_wide_softmax"  # of the scores of a router whose product is in float32, too
 CLAMPED = (
@@ -28,7 +29,8 @@ class Experts:
     Each works on `capacity` times an equal share of rows: above 1 where rows are padded. `scores` names the
     operator that makes shares of the router's scores. Where `gates_shared`, the sigmoid of a number of each
     token multiplies the result of `shared`. `router_bias`: whether the router's matmul has a bias. `latent`:
-    width of what the routed experts read and give, between two products; None: that of the stream.
+    width of what the routed experts read and give, between two products; None: that of the stream. `load_cv`:
+    see `workbench.model.expert_load`.
     """
 
     num: int
@@ -40,6 +42,7 @@ class Experts:
     scores: str = SOFTMAX
     router_bias: bool = False
     latent: int | None = None
+    load_cv: float = 0.0
 
     def __post_init__(self) -> None:
         if self.num_chosen > self.num:
@@ -69,6 +72,12 @@ def expert_index(operator: Operator) -> int:
     return int(operator.name.removeprefix(EXPERT).partition(".")[0])
 
 
+def num_chosen(layer: Layer) -> int:
+    """The number of experts that a token chooses: the join reads a row of each, and the token itself."""
+    joins = (each for each in layer.operators if isinstance(each, Pointwise) and each.name == JOIN)
+    return next(joins).num_passes - 1
+
+
 def role_in_expert(operator: Operator) -> str:
     """The operator's role in its expert, equal in all experts: `gate_up`, `down`."""
     return operator.name.removeprefix(EXPERT).partition(".")[2]
@@ -77,8 +86,8 @@ def role_in_expert(operator: Operator) -> str:
 def with_experts(block: Layer, experts: Experts) -> Layer:
     """The block with a router and experts in place of its MLP's operators.
 
-    Tokens are assumed to spread evenly: each expert works on `num_chosen / num` of them. Real routing is
-    known only at run time.
+    In the mean over experts each works on `num_chosen / num` of the tokens. Real routing is known only at run
+    time; how unequal its shares are can be stated (`workbench.model.expert_load`).
     """
     indices = [index for index, each in enumerate(block.operators) if each.name.startswith("mlp.")]
     first, last = indices[0], indices[-1]
@@ -96,7 +105,13 @@ def expert_operators(width: int, experts: Experts) -> tuple[Operator, ...]:
     """The router, what its scores become, the experts and the sum of their results, over [T, width]."""
     inner = width if experts.latent is None else experts.latent
     share = experts.capacity * experts.num_chosen / experts.num
-    router = Matmul(name="mlp.router", in_features=width, out_features=experts.num, bias=experts.router_bias)
+    router = Matmul(
+        name=ROUTER,
+        in_features=width,
+        out_features=experts.num,
+        bias=experts.router_bias,
+        load_cv=experts.load_cv,
+    )
     num_scores = experts.num_chosen if experts.scores == CHOSEN_SOFTMAX else experts.num
     scores = Pointwise(name=experts.scores, width=num_scores, num_passes=2)
     expert_operators = [

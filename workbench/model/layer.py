@@ -66,6 +66,8 @@ class Matmul:
         enters: whether tensor-parallel ranks enter partitioned computation with x, though the weight is whole
             on each: gradients of x and of the weight are then parts, which ranks add up.
         lora: its adapter, which is trained while the product's own weights are frozen; None: it has none.
+        load_cv: of a router: how unequal the shares of rows are that its experts get, see
+            `workbench.model.expert_load`.
     """
 
     name: str
@@ -77,6 +79,7 @@ class Matmul:
     tokens_scale: float = 1.0
     enters: bool = field(default=False, metadata={WHERE_SET: True})
     lora: Lora | None = field(default=None, metadata={WHERE_SET: True})
+    load_cv: float = field(default=0.0, metadata={WHERE_SET: True})
 
     def parameters(self) -> tuple[Parameter, ...]:
         weight = Parameter(f"{self.name}.weight", (self.out_features, self.in_features), self.shard)

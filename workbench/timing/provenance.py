@@ -6,6 +6,7 @@ from dataclasses import replace
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile
 from workbench.drift import YARDSTICK
+from workbench.model.expert_load import stated_loads
 from workbench.plan.flop import model_flop
 from workbench.plan.plan import Plan
 from workbench.timing.interval import Doubt, Interval
@@ -19,6 +20,7 @@ UNMEASURED = "unmeasured"
 MFU = "mfu"
 NOISE = "noise"
 LOW, HIGH, DOUBT = "interval_80_low_s", "interval_80_high_s", "interval_80_doubt"
+LOAD = "expert_load_cv"  # "cv module", counted or assumed, see `workbench.model.expert_load`
 EXECUTOR = "interval_80_of_executor"  # "low_s high_s executor", for each that may execute the plan
 
 
@@ -50,6 +52,7 @@ def with_provenance(
     if trace.iteration_s > 0 and None not in peaks:
         possible = trace.iteration_s * sum(filter(None, peaks))
         details.append((MFU, repr(model_flop(plan) / possible)))
+    details += [load_detail(name, cv) for name, cv in stated_loads(plan.model).items() if cv]
     details += [(UNMEASURED, name) for name in prices.unmeasured]
     details += [(NOISE, line) for line in dict.fromkeys(line for used in all_profiles for line in used.noise)]
     if profile.yardstick_s is not None:
@@ -86,6 +89,17 @@ def interval_of(trace: Trace) -> Interval | None:
         return None
     doubts = (value.split(" ", 1) for name, value in trace.details if name == DOUBT)
     return Interval(ends[LOW], ends[HIGH], tuple(Doubt(about, float(size)) for size, about in doubts))
+
+
+def load_detail(module: str, cv: float) -> tuple[str, str]:
+    """The detail of the CV of loads of a module's experts."""
+    return LOAD, f"{cv!r} {module}"
+
+
+def expert_loads(trace: Trace) -> dict[str, float]:
+    """Return module -> CV of the loads of its experts: counted in a run, or stated of a prediction."""
+    lines = (value.split(" ", 1) for name, value in trace.details if name == LOAD)
+    return {module: float(cv) for cv, module in lines}
 
 
 def utilisation(trace: Trace) -> float | None:

@@ -84,6 +84,10 @@ class ExchangingDispatch:
 
     group: ExpertGroup
 
+    @property
+    def num_ranks(self) -> int:
+        return self.group.size
+
     def destination(self, expert_P: Tensor, num_held: int) -> Tensor:
         """[P] by member, in the order of the process group, then by expert."""
         senders_M = torch.tensor(self.group.senders, device=expert_P.device)
