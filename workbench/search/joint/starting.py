@@ -13,8 +13,9 @@ from workbench.search.joint.terms import Stop
 from workbench.search.joint.workers import Workers
 
 CHOOSING_SHARE = 0.25  # of the time, at most, for strategies that choose degrees themselves
+EACH_CHOOSING_SHARE = 0.6  # until then, each of these gets a first slice of time
 OTHER_SHARE = 0.15  # after that, for all others: strategies also plan anew during the search
-EACH_SHARE = 0.4  # until then, each of the others gets a first slice of time
+EACH_OTHER_SHARE = 0.4  # until then, each of the others gets a first slice
 FEWER_SHARE = 0.1  # after that, for plans on fewer ranks
 TOO_LARGE = "does not fit"  # part of refusals for lack of memory
 
@@ -69,8 +70,8 @@ def _groups(tasks: Sequence[Task]) -> Iterator[tuple[float, float, list[Task]]]:
     plan with estimates, in less time than others take for one plan.
     """
     whole = [task for task in tasks if task.part is None]
-    yield CHOOSING_SHARE, 1.0, [task for task in whole if task.chooses]
-    yield OTHER_SHARE, EACH_SHARE, [task for task in whole if not task.chooses]
+    yield CHOOSING_SHARE, EACH_CHOOSING_SHARE, [task for task in whole if task.chooses]
+    yield OTHER_SHARE, EACH_OTHER_SHARE, [task for task in whole if not task.chooses]
     yield FEWER_SHARE, 0.0, [task for task in tasks if task.part is not None]
 
 
