@@ -11,6 +11,7 @@ import pytest
 
 import workbench
 from workbench import api
+from workbench.job.device import Device
 from workbench.schedule.choice import ScheduleKind
 from workbench.search.drive import Candidate
 
@@ -84,7 +85,7 @@ def test_what_is_not_there_is_named(job: workbench.Job, plan: workbench.Plan):
     with pytest.raises(ValueError, match=r"strategy 'cornstrach': want one of .*; nearest: cornstarch"):
         workbench.plan(job, "cornstrach", profile="A40")
     with pytest.raises(ValueError, match="processes of this machine run on the CPU"):
-        workbench.run(plan, workbench.RunOptions(device="cuda"))
+        workbench.run(plan, workbench.RunOptions(device=Device.CUDA))
 
 
 class _Printer(list[str]):

@@ -7,6 +7,7 @@ from pathlib import Path
 from workbench.cost.hardware import Cluster
 from workbench.cost.products import ProductFormat
 from workbench.data.sample import Sample
+from workbench.field_kinds import check_kinds
 from workbench.headline import Headline
 from workbench.job.device_pools import Aim, Pool, check_pools, dollars_per_hour, pools_of
 from workbench.job.job_file import read_spec
@@ -102,6 +103,7 @@ class Job(Headline):
         return min(pool.dollars_per_hour or 0.0 for pool in self.pools)
 
     def __post_init__(self) -> None:
+        check_kinds(self, f"job {self.name!r}: ")
         _check_model(self)
         modules = [module.name for module in self.model.modules]
         check_pools(self.name, self.pools, modules, self.cluster.num_ranks)

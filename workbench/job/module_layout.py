@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, fields
 
+from workbench.field_kinds import check_kinds
 from workbench.job.schema import LayoutSpec
 
 
@@ -32,6 +33,7 @@ class ModuleLayout:
     joint_replicas: int = 1
 
     def __post_init__(self) -> None:
+        check_kinds(self, f"layout of {self.module!r}: ")
         check_degrees(
             self.module,
             pp=self.pp,
