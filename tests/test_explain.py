@@ -170,6 +170,8 @@ def test_layouts_that_a_strategy_does_not_keep_are_told(job: Job) -> None:
     again = ModuleSettings(module="llm", recompute=Recompute.BLOCKS, sharding=Sharding.OPTIMIZER)
     kept = replace(job, settings=replace(job.settings, modules=(again,)))
     assert unlike_layouts(planned(kept), kept) == ()
+    settings_alone = replace(kept, layouts=())
+    assert len(unlike_layouts(planned(replace(job, layouts=())), settings_alone)) == 1
     (line,) = unlike_layouts(planned(job), kept)
     assert line == (
         "cornstarch changes the layout of 'llm': the job has recompute blocks, sharding optimizer, the plan "

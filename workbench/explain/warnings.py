@@ -9,6 +9,7 @@ from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
 from workbench.job.other_layouts import apart
 from workbench.plan.plan import Plan, Settings
+from workbench.planner.assembly import layout_of
 from workbench.planner.layout_choice import degrees_of
 from workbench.planner.plan_layouts import joint_replicas_of
 
@@ -27,7 +28,8 @@ def waste_of(plan: Plan, job: Job) -> tuple[str, ...]:
 
 def unlike_layouts(plan: Plan, job: Job) -> tuple[str, ...]:
     """One line for each module whose layout in the plan differs from the job's, as strategies may choose."""
-    return tuple(line for layout in job.layouts for line in _unlike(plan, layout, job.settings))
+    layouts = (layout_of(job, module.name) for module in job.model.modules)
+    return tuple(line for layout in layouts for line in _unlike(plan, layout, job.settings))
 
 
 def _unlike(plan: Plan, layout: ModuleLayout, settings: Settings) -> Iterator[str]:

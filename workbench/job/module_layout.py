@@ -69,6 +69,11 @@ def check_degrees(module: str, **degrees: int | None) -> None:
             raise ValueError(f"layout of {module!r}: {name} must be >= 1, got {degree}")
 
 
+def has_layout(spec: LayoutSpec) -> bool:
+    """Whether a job file's entry for a module states any key of its layout, and not settings alone."""
+    return not spec.model_fields_set.isdisjoint(PLACES)
+
+
 def layout_from_spec(module: str, spec: LayoutSpec) -> ModuleLayout:
     """The layout in a job file's entry for a module; its other keys are settings."""
     return ModuleLayout(module=module, **spec.model_dump(include=set(PLACES)))
