@@ -6,10 +6,18 @@ from dataclasses import replace
 import pytest
 
 from tests.test_layout_search import COST, LEAST, job_on
+from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
 from workbench.model.model_graph import connect
-from workbench.planner.layout_choice import Mode
+from workbench.plan.plan import Plan
+from workbench.planner import layout_plan
+from workbench.planner.assembly import empty_draft
+from workbench.planner.judged import MOST_JUDGED
+from workbench.planner.layout_choice import LayoutChoice, Mode
+from workbench.planner.layout_plan import searched_plans
 from workbench.planner.layout_search import NoLayoutError, fastest_layout
+from workbench.planner.stage_counts import silent
+from workbench.schedule.choice import Schedule, usual_in_phases
 
 
 @pytest.mark.parametrize("mode", list(Mode))
@@ -90,3 +98,21 @@ def test_the_reason_for_no_layout_is_found_when_it_is_read():
     assert not calls
     assert (str(reason), str(reason), calls) == ("no room", "no room", [1])
     assert str(pickle.loads(pickle.dumps(reason))) == "no room"
+
+
+@pytest.mark.parametrize("mode", [Mode.COLOCATED, Mode.APART, Mode.HOMOGENEOUS])
+def test_a_layout_that_one_estimate_has_had_refused_is_not_built_for_the_other(mode, monkeypatch):
+    """The first ten are refused; the search by the second estimate comes upon most of them again."""
+    built: list[LayoutChoice] = []
+
+    def build(job: Job, choice: LayoutChoice) -> Plan:
+        built.append(choice)
+        if len(built) <= 10:
+            raise ValueError(f"no plan of {choice}")
+        return empty_draft(job, "any")
+
+    monkeypatch.setattr(layout_plan, "lowered_that_fits", lambda plan: None)
+    schedule = usual_in_phases() if mode is Mode.COLOCATED else Schedule()
+    job = job_on(8, samples=8, schedule=schedule)
+    assert searched_plans(job, COST, mode, build, silent, MOST_JUDGED)
+    assert len(built) == len(set(built))

@@ -68,7 +68,7 @@ def searched_plans(
 
 
 class _Plans:
-    """Builds the plan of every layout that would be the best so far, and keeps those that fit.
+    """Builds the plan of every layout that would be the best so far, once, and keeps those that fit.
 
     `improving` are the layouts of a search in which each was better than the one before it.
     """
@@ -77,16 +77,20 @@ class _Plans:
         self._job, self._cost, self._build = job, cost, build
         self.fitting: dict[LayoutChoice, Plan] = {}
         self.improving: list[LayoutChoice] = []
+        self._refused: set[LayoutChoice] = set()
         self.refusal: ValueError | None = None
 
     def accepts(self, choice: LayoutChoice, step: LayoutStep) -> bool:
         """Whether the layout's plan is sound and fits."""
+        if choice in self._refused:  # by a search with another estimate of the same layouts and cuts
+            return False
         if choice not in self.fitting:
             try:
                 plan = self._build(job_with(self._job, choice, step), choice)
                 lowered_that_fits(plan)
             except ValueError as error:
                 self.refusal = error
+                self._refused.add(choice)
                 return False
             self.fitting[choice] = plan
         self.improving.append(choice)
