@@ -71,7 +71,7 @@ def updates_s(plan: Plan, cost: CostModel) -> dict[int, float]:
 
 
 def untied_job(**changes: Any) -> Job:
-    """Embedding and head are two tables: the estimate would count a tied one twice."""
+    """Embedding and head are two tables."""
     llm = from_shape("llama-3.1-8b", module="llm")
     vision = from_shape("siglip-so400m-14-384", module="vision", llm_width=llm.layers[0].out_width)
     return vision_job(8, model=connect("vlm", (vision, llm)), **changes)
@@ -183,7 +183,7 @@ def test_state_of_a_layout_is_that_of_its_plan(wide: Precision | None) -> None:
     plan = replace(plan, settings=replace(job.settings, modules=sharded_state))
     prices = ModulePrices(job, COST)
     total = prices.total(choice, 1)
-    believed = prices.state_bytes(choice, total.weights, total.trained, matrices=total.matrices)
+    believed = prices.state_bytes(choice, total.held)
     assert believed == pytest.approx(sum(static_holders(plan, 0).values()), rel=1e-9)
     assert LayoutSteps(job, COST).state_bytes(choice) == believed
     assert prices.moved_bytes(choice) == pytest.approx(memory_table(lower(plan)).static_bytes[0], rel=1e-9)

@@ -141,6 +141,11 @@ class ModuleChoice(Degrees):
         """Ranks that hold the same experts; without expert parallelism, `num_holders`."""
         return self.num_holders if self.ep == 1 else self.num_holders * self.tp // self.ep
 
+    @property
+    def shards_state(self) -> bool:
+        """Whether ranks that hold the same weights shard optimizer state, of experts or of all others."""
+        return max(self.num_holders, self.num_expert_holders) > self.instances
+
     def __str__(self) -> str:
         extra = _RECOMPUTED[self.recompute]
         copies = f" x{self.instances} optimizers" if self.instances > 1 else ""

@@ -117,7 +117,7 @@ def job_with(job: Job, choice: LayoutChoice, step: LayoutStep) -> Job:
     )
     modules = tuple(
         job.settings.of(name)
-        .sharded(_sharding(choice.mode, part), part.instances if _is_sharded(part) else 1)
+        .sharded(_sharding(choice.mode, part), part.instances if part.shards_state else 1)
         .recomputing(part.recompute, part.recompute_layers)
         for name, part in parts.items()
     )
@@ -129,8 +129,4 @@ def job_with(job: Job, choice: LayoutChoice, step: LayoutStep) -> Job:
 def _sharding(mode: Mode, part: ModuleChoice) -> Sharding:
     if mode in (Mode.SHARDED, Mode.HYBRID):
         return Sharding.PARAMETERS
-    return Sharding.OPTIMIZER if _is_sharded(part) else Sharding.NONE
-
-
-def _is_sharded(part: ModuleChoice) -> bool:
-    return max(part.num_holders, part.num_expert_holders) > part.instances
+    return Sharding.OPTIMIZER if part.shards_state else Sharding.NONE
