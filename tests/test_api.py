@@ -1,5 +1,6 @@
 """The package's own functions: from a job to a comparison, without a command."""
 
+import dataclasses
 import importlib
 import inspect
 import pickle
@@ -12,6 +13,7 @@ import pytest
 import workbench
 from workbench import api
 from workbench.job.device import Device
+from workbench.job.module_layout import ModuleLayout
 from workbench.schedule.choice import ScheduleKind
 from workbench.search.drive import Candidate
 
@@ -50,6 +52,15 @@ def test_search_ranks_what_plan_makes(job: workbench.Job, plan: workbench.Plan):
     times_s = [one.trace.iteration_s for one in found if one.trace is not None]
     assert times_s == sorted(times_s)
     assert next(one.plan for one in found if one.strategy == "cornstarch") == plan
+
+
+def test_a_layout_that_the_strategy_does_not_keep_is_warned_of(job: workbench.Job):
+    first, rest = 1, len(job.model.llm.layers) - 1
+    layouts = (ModuleLayout(module="llm", pp=2, stage_layers=(rest, first)),)
+    with pytest.warns(
+        UserWarning, match="megatron-homogeneous changes the layout of 'llm': the job has stage_layers"
+    ):
+        workbench.plan(dataclasses.replace(job, layouts=layouts), "megatron-homogeneous", profile="A40")
 
 
 def test_names_are_there_before_and_after_their_packages_are_imported():

@@ -222,7 +222,8 @@ class LayoutSpec(Strict):
         dp: data-parallel replicas; default: `replicas` of the batch.
         rank_offset: first rank of the module; default: after the modules before it.
         stage_layers: layers of each stage; default: balanced.
-        recompute: what the backward recomputes: `none`, `blocks` as most trainers do, or `full`: every layer.
+        recompute: what the backward recomputes: `none`, `blocks` as most trainers do, or `full`: every layer;
+            strategies that search layouts take `none` for open.
         recompute_layers: number of recomputed layers, or of blocks with `recompute: blocks`, spread evenly
             over the module; default: all.
         recompute_modules: parts of every block to recompute in place of `recompute`; simulated, not run.
