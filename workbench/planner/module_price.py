@@ -188,6 +188,11 @@ class ModulePrices:
         """Seconds to update a rank's part of the optimizer state by AdamW: of all but Muon's matrices."""
         return self.updated_s(self._shard(choice, held) - shard_elements(choice, held.matrices))
 
+    def step_s(self, choice: ModuleChoice) -> float:
+        """Seconds to update a rank's part of the whole module, by AdamW and Muon."""
+        held = self.elements(choice)
+        return self.update_s(choice, held) + self.matrix_updates.seconds([(choice, held.matrices)])
+
     def updated_s(self, num_elements: float) -> float:
         """Seconds to update `num_elements` elements on one rank by AdamW, as a plan's STEP takes them."""
         factor = self.cost.profile.pipeline_factor(Pass.STEP)
