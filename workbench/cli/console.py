@@ -30,7 +30,7 @@ PIPE_COLUMNS = 120  # minimum width of output to a file or a pipe
 MAX_COLUMNS = 240  # width at which columns of prose are wrapped
 PROSE_COLUMNS = 40  # minimum width of a column that may be wrapped
 MIN_ROWS = 2  # of a table whose constant columns move to the caption
-MOST_CHARACTERS = 1000  # of a line on stderr: a refusal names rank, moment, holders and remedies in some 400
+MOST_CHARACTERS = 900  # of a line on stderr: a refusal names rank, moment, holders and remedies in some 400
 MOST_STAGES = 64  # rows of a table of stages or programs that are printed
 _COLLECTED: ContextVar[list[Table] | None] = ContextVar("collected", default=None)
 """Tables of the running command if they are written in a format for programs; None: they are printed."""
