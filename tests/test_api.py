@@ -1,5 +1,6 @@
 """The package's own functions: from a job to a comparison, without a command."""
 
+import dataclasses
 import importlib
 import inspect
 import pickle
@@ -11,6 +12,8 @@ import pytest
 
 import workbench
 from workbench import api
+from workbench.job.device import Device
+from workbench.job.module_layout import ModuleLayout
 from workbench.schedule.choice import ScheduleKind
 from workbench.search.drive import Candidate
 
@@ -51,6 +54,15 @@ def test_search_ranks_what_plan_makes(job: workbench.Job, plan: workbench.Plan):
     assert next(one.plan for one in found if one.strategy == "cornstarch") == plan
 
 
+def test_a_layout_that_the_strategy_does_not_keep_is_warned_of(job: workbench.Job):
+    first, rest = 1, len(job.model.llm.layers) - 1
+    layouts = (ModuleLayout(module="llm", pp=2, stage_layers=(rest, first)),)
+    with pytest.warns(
+        UserWarning, match="megatron-homogeneous changes the layout of 'llm': the job has stage_layers"
+    ):
+        workbench.plan(dataclasses.replace(job, layouts=layouts), "megatron-homogeneous", profile="A40")
+
+
 def test_names_are_there_before_and_after_their_packages_are_imported():
     script = (
         "import workbench\n"
@@ -84,7 +96,7 @@ def test_what_is_not_there_is_named(job: workbench.Job, plan: workbench.Plan):
     with pytest.raises(ValueError, match=r"strategy 'cornstrach': want one of .*; nearest: cornstarch"):
         workbench.plan(job, "cornstrach", profile="A40")
     with pytest.raises(ValueError, match="processes of this machine run on the CPU"):
-        workbench.run(plan, workbench.RunOptions(device="cuda"))
+        workbench.run(plan, workbench.RunOptions(device=Device.CUDA))
 
 
 class _Printer(list[str]):

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.command_line import accept, workbench
 from tests.job_files import write
 from tests.test_composites import CONFIGS
+from workbench.cost.products import ProductFormat
 from workbench.job.draft import Train, draft, machines_of
 from workbench.job.job import Job, job_from_spec
 from workbench.job.job_file import parse_spec
@@ -32,10 +34,16 @@ def config_in(folder: Path, config: Mapping[str, Any]) -> str:
     return str(folder)
 
 
-def drafted(folder: Path, config: Mapping[str, Any], gpus: str, nodes: int | None = None) -> tuple[Job, str]:
+def drafted(
+    folder: Path,
+    config: Mapping[str, Any],
+    gpus: str,
+    nodes: int | None = None,
+    products: ProductFormat = ProductFormat.SAME,
+) -> tuple[Job, str]:
     made = draft(
         config_in(folder, config),
-        machines_of(gpus, nodes),
+        machines_of(gpus, nodes, products),
         train=Train.LLM,
         text_tokens=64,
         image_px=None,
@@ -86,6 +94,15 @@ def test_a_draft_fixes_no_degree_that_it_does_not_need(tmp_path: Path) -> None:
     job, text = drafted(tmp_path, LLAMA_7B, "64xH100")
     assert job.layouts == ()
     assert "layouts" not in text
+
+
+def test_a_format_of_products_fixes_no_degree_either(tmp_path: Path) -> None:
+    """A job file has it in the LLM's entry, which then states settings alone."""
+    job, text = drafted(tmp_path, LLAMA_7B, "64xH100", products=ProductFormat.FP8)
+    assert "products: fp8" in text
+    assert "tp" not in yaml.safe_load(text)["layouts"]["llm"]
+    assert job.layouts == ()
+    assert job.settings.of("llm").products is ProductFormat.FP8
 
 
 def test_no_more_weights_are_trained_than_there_are(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from workbench.model.frozen import FrozenRule
 from workbench.plan.plan import Plan
 from workbench.planner.assembly import draft_plan
 from workbench.planner.layer_cost import layer_costs
+from workbench.planner.stage_counts import PlannerStopped, silent
 from workbench.strategies import entrain_search
 
 COST = CostModel(load_profile("A40"))
@@ -78,3 +79,16 @@ def test_no_configuration_is_named():
     tight = replace(open_job(), cluster=replace(open_job().cluster, nodes=nodes))
     with pytest.raises(ValueError, match=r"no configuration of \d+ fits"):
         entrain_search.plan(tight, COST)
+
+
+def test_a_search_that_is_stopped_among_its_second_plans_has_the_first():
+    tried: list[int] = []
+
+    def stopping(done: int, total: int, best_s: float) -> None:
+        if tried and done < tried[-1]:  # the second ranking begins
+            raise PlannerStopped
+        tried.append(done)
+
+    found = entrain_search.shortlist(open_job(), COST, stopping, 2)
+    assert found == entrain_search.shortlist(open_job(), COST, silent, 2)[:2]
+    assert len(found) == 2

@@ -25,12 +25,13 @@ from workbench.plan.lower import lower
 from workbench.plan.plan import Settings
 from workbench.planner.expert_choices import expert_choices, fastest_degree, with_fastest_degrees
 from workbench.planner.judged import MOST_JUDGED, judged
+from workbench.planner.layer_totals import total_of
 from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
 from workbench.planner.layout_plan import job_with
 from workbench.planner.layout_search import exhaustive_layout, fastest_layout
 from workbench.planner.layout_space import Freedom, LayoutSpace
 from workbench.planner.layout_step import LayoutSteps
-from workbench.planner.module_price import ModulePrices, total_of
+from workbench.planner.module_price import ModulePrices
 from workbench.planner.stage_counts import silent
 from workbench.schedule.action import Action, Pass
 from workbench.strategies import disttrain, megatron_heterogeneous, megatron_homogeneous

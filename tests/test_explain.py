@@ -19,7 +19,7 @@ from workbench.explain.warnings import unlike_layouts, warnings_of, waste_of
 from workbench.job.job import Job, load_job
 from workbench.job.module_layout import ModuleLayout
 from workbench.plan.codec import write_plan
-from workbench.plan.plan import ModuleSettings, Recompute, Sharding
+from workbench.plan.plan import KeyExchange, ModuleSettings, Recompute, Sharding
 from workbench.report.explained import account_tables
 from workbench.schedule.action import Pass
 from workbench.strategies import dip
@@ -170,6 +170,15 @@ def test_layouts_that_a_strategy_does_not_keep_are_told(job: Job) -> None:
     again = ModuleSettings(module="llm", recompute=Recompute.BLOCKS, sharding=Sharding.OPTIMIZER)
     kept = replace(job, settings=replace(job.settings, modules=(again,)))
     assert unlike_layouts(planned(kept), kept) == ()
+    shards = replace(again, sharding=Sharding.OPTIMIZER, instances=2, key_exchange=KeyExchange.RING)
+    others = replace(job, settings=replace(job.settings, modules=(shards,)))
+    assert "instances 2, key_exchange ring, the plan" in unlike_layouts(planned(job), others)[0]
+    placed = replace(job, layouts=(ModuleLayout(module="llm", rank_offset=0),))
+    assert unlike_layouts(planned(job), placed)[0].endswith(
+        "the job has rank_offset 0, the plan rank_offset 1"
+    )
+    settings_alone = replace(kept, layouts=())
+    assert len(unlike_layouts(planned(replace(job, layouts=())), settings_alone)) == 1
     (line,) = unlike_layouts(planned(job), kept)
     assert line == (
         "cornstarch changes the layout of 'llm': the job has recompute blocks, sharding optimizer, the plan "

@@ -168,7 +168,7 @@ def test_what_no_strategy_plans_has_its_reason(job: Job) -> None:
     assert "the layout needs 10 ranks" in refusals["llm pp 2 -> 4"]
 
 
-@pytest.mark.parametrize(("name", "num_followed"), [("fsdp", 10), ("megatron-homogeneous", 20)])
+@pytest.mark.parametrize(("name", "num_followed"), [("fsdp", 20), ("megatron-homogeneous", 30)])
 def test_a_change_that_is_not_followed_has_the_same_plan_or_none(
     job: Job, name: str, num_followed: int
 ) -> None:
@@ -179,7 +179,7 @@ def test_a_change_that_is_not_followed_has_the_same_plan_or_none(
     assert len(followed) == num_followed
     found = tried(plan, origin, [change for change in changes if change not in followed], judge())
     assert found.num_simulated == found.num_left == 0
-    assert found.num_same >= 14
+    assert found.num_same >= 4
 
 
 def test_strategies_follow_recomputation_and_microbatches_that_are_requested(job: Job) -> None:

@@ -50,6 +50,15 @@ def test_a_small_job(tmp_path):
         job.replicas = 2
 
 
+def test_an_entry_of_settings_alone_leaves_degrees_open(tmp_path):
+    """Searches keep the tp, cp and ep of a layout; whoever writes `tp: 1` means it."""
+    open_job = load_job(write(tmp_path, put("layouts", "llm", value={"recompute": "full"})))
+    assert open_job.layouts == ()
+    assert open_job.settings.of("llm") == ModuleSettings(module="llm", recompute=Recompute.FULL)
+    fixed = load_job(write(tmp_path, put("layouts", "llm", value={"recompute": "full", "tp": 1})))
+    assert fixed.layouts == (ModuleLayout(module="llm", tp=1),)
+
+
 def test_equal_files_give_equal_jobs(tmp_path):
     assert load_job(write(tmp_path)) == load_job(write(tmp_path))
 

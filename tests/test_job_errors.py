@@ -75,6 +75,7 @@ from workbench.job.schema import JobSpec
         (("model", "edges"), [["visoin", "llm"]], "no module 'visoin'; did you mean 'vision'?"),
         (("model", "edges"), [], "module 'vision' feeds nothing; want an edge [vision, llm]"),
         (("layouts", "lm"), {"pp": 1}, "no module 'lm'; did you mean 'llm'?"),
+        (("layouts", "lm"), {}, "no module 'lm'; did you mean 'llm'?"),
         (("layouts", "llm", "sequence_parallel"), "yes", "layouts.llm.sequence_parallel: "),
         (
             ("layouts", "llm", "ep"),

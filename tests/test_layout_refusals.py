@@ -6,10 +6,22 @@ from dataclasses import replace
 import pytest
 
 from tests.test_layout_search import COST, LEAST, job_on
+from tests.vlm_job import vlm_job
+from workbench.explain.warnings import unlike_layouts
+from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
+from workbench.model.block_modules import BlockModule
 from workbench.model.model_graph import connect
-from workbench.planner.layout_choice import Mode
-from workbench.planner.layout_search import NoLayoutError, fastest_layout
+from workbench.plan.plan import ModuleSettings, Plan, Recompute, Settings
+from workbench.planner import layout_plan
+from workbench.planner.assembly import empty_draft
+from workbench.planner.judged import MOST_JUDGED
+from workbench.planner.layout_choice import LayoutChoice, Mode
+from workbench.planner.layout_plan import searched_plans
+from workbench.planner.layout_search import NoLayoutError, exhaustive_layout, fastest_layout
+from workbench.planner.stage_counts import silent
+from workbench.schedule.choice import Schedule, usual_in_phases
+from workbench.strategies.registry import PLANNERS
 
 
 @pytest.mark.parametrize("mode", list(Mode))
@@ -90,3 +102,53 @@ def test_the_reason_for_no_layout_is_found_when_it_is_read():
     assert not calls
     assert (str(reason), str(reason), calls) == ("no room", "no room", [1])
     assert str(pickle.loads(pickle.dumps(reason))) == "no room"
+
+
+@pytest.mark.parametrize("mode", [Mode.COLOCATED, Mode.APART, Mode.HOMOGENEOUS])
+def test_a_layout_that_one_estimate_has_had_refused_is_not_built_for_the_other(mode, monkeypatch):
+    """The first ten are refused; the search by the second estimate comes upon most of them again."""
+    built: list[LayoutChoice] = []
+
+    def build(job: Job, choice: LayoutChoice) -> Plan:
+        built.append(choice)
+        if len(built) <= 10:
+            raise ValueError(f"no plan of {choice}")
+        return empty_draft(job, "any")
+
+    monkeypatch.setattr(layout_plan, "lowered_that_fits", lambda plan: None)
+    schedule = usual_in_phases() if mode is Mode.COLOCATED else Schedule()
+    job = job_on(8, samples=8, schedule=schedule)
+    assert searched_plans(job, COST, mode, build, silent, MOST_JUDGED)
+    assert len(built) == len(set(built))
+
+
+KEPT = {
+    "full": ModuleSettings(module="llm", recompute=Recompute.FULL),
+    "blocks": ModuleSettings(module="llm", recompute=Recompute.BLOCKS),
+    "some": ModuleSettings(module="llm", recompute=Recompute.BLOCKS, recompute_layers=5),
+    "parts": ModuleSettings(module="llm", computed_again=(BlockModule.MLP,)),
+}
+
+
+@pytest.mark.parametrize("stated", KEPT)
+@pytest.mark.parametrize("strategy", sorted(PLANNERS))
+def test_every_strategy_keeps_the_recomputation_that_a_job_states(strategy, stated):
+    """Memory is ample, so nothing asks for it; of a module without a word the search decides."""
+    own = KEPT[stated]
+    job = replace(vlm_job(), layouts=())
+    asked = replace(job, settings=replace(job.settings, modules=(own,)))
+    plan = PLANNERS[strategy](asked, COST)
+    found = plan.settings.of("llm")
+    assert (found.recompute, found.recompute_layers) == (own.recompute, own.recompute_layers)
+    assert found.computed_again == own.computed_again
+    assert plan.settings.of("vision").recompute is Recompute.NONE
+    assert not any("recompute" in line for line in unlike_layouts(plan, asked))
+
+
+@pytest.mark.parametrize("mode", [Mode.COLOCATED, Mode.APART, Mode.HOMOGENEOUS, Mode.SHARDED])
+def test_the_search_with_stated_recomputation_is_exact(mode):
+    own = ModuleSettings(module="llm", recompute=Recompute.BLOCKS, recompute_layers=9)
+    job = job_on(8, samples=8, settings=Settings(modules=(own,)))
+    found = fastest_layout(job, COST, mode, freedom=LEAST)
+    assert found.step == exhaustive_layout(job, COST, mode, freedom=LEAST).step
+    assert (found.choice.llm.recompute, found.choice.llm.recompute_layers) == (Recompute.BLOCKS, 9)

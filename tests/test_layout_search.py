@@ -22,6 +22,7 @@ from workbench.plan.kernels import Kernels
 from workbench.plan.lower import lower
 from workbench.plan.plan import ModuleSettings, Precision, Recompute, Settings, Sharding
 from workbench.plan.stage import Stage
+from workbench.planner.layer_totals import Elements
 from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
 from workbench.planner.layout_search import best_first, exhaustive_layout, fastest_by, fastest_layout
 from workbench.planner.layout_space import Freedom, LayoutSpace
@@ -338,7 +339,7 @@ def test_state_of_a_layout_is_that_of_its_plan(wide):
     plan = replace(plan, settings=replace(job.settings, modules=sharded))
     prices = ModulePrices(job, COST)
     total = prices.total(choice, 1)
-    believed = prices.state_bytes(choice, total.weights, total.trained)
+    believed = prices.state_bytes(choice, total.held)
     assert believed == pytest.approx(sum(static_holders(plan, 0).values()), rel=1e-9)
     assert prices.moved_bytes(choice) == pytest.approx(memory_table(lower(plan)).static_bytes[0], rel=1e-9)
 
@@ -353,7 +354,8 @@ def test_gradients_travel_and_are_applied_as_wide_as_the_optimizer(wide):
     assert moved.scatter_s == narrow.exchange(choice, times * num).scatter_s
     assert moved.gather_s == narrow.exchange(choice, num).gather_s
     num_bytes = {None: 2 + 12 + 12 + 2, Precision.FLOAT32: 4 + 12 + 12 + 2, Precision.BFLOAT16: 2 * 7}[wide]
-    assert prices.update_s(choice, num) == COST.update_s(num / 4 * num_bytes)
+    held = Elements(weights=num, trained=num, of_experts=0.0, expert_weights=0.0)
+    assert prices.update_s(choice, held) == COST.update_s(num / 4 * num_bytes)
 
 
 @pytest.mark.parametrize("wide", WIDE)

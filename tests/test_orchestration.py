@@ -111,6 +111,28 @@ def test_exact_search_equals_all_degrees(start: int):
         assert relaxed.iteration_s >= found.iteration_s * (1 - 1e-9)
 
 
+def test_updates_are_counted_exactly_too():
+    """Once a step: a GPU's part of the module is shared by stages, and by replicas that share state."""
+    for seed in range(60):
+        task, rng = random_task(seed), random.Random(seed)
+        units = (
+            replace(unit, update_s=((1, rng.uniform(0, 9)), (2, rng.uniform(0, 9)))) for unit in task.units
+        )
+        with_updates = replace(task, units=tuple(units))
+        every = list(all_orchestrations(with_updates))
+        if not every:
+            continue
+        least_s = min(found.iteration_s for found in every)
+        assert orchestrate(with_updates).iteration_s == pytest.approx(least_s, rel=1e-9)
+        for found in every:
+            more_s = sum(
+                dict(unit.update_s)[d.tp] / (d.pp * (d.dp if unit.optimizer_bytes else 1))
+                for unit, d in zip(with_updates.units, found.degrees, strict=True)
+            )
+            without_s = evaluate(task, found.degrees).iteration_s
+            assert found.iteration_s == pytest.approx(without_s + more_s, rel=1e-9)
+
+
 @pytest.mark.parametrize("start", range(0, 120, 20))
 def test_pools_and_prices_equal_all_degrees(start: int):
     """The fastest and the cheapest, on GPUs of two kinds."""

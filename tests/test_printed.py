@@ -167,6 +167,32 @@ def test_tables_alone_go_to_stdout_in_a_format(tmp_path: Path) -> None:
     assert workbench("check", plan).stdout.startswith("accepted: sound, fits, free of deadlock")
 
 
+def test_reasons_below_a_table_are_whole_lines_beside_its_data(capsys: pytest.CaptureFixture[str]) -> None:
+    """A search has one for each strategy without a plan, some 400 characters long where memory is short."""
+    table = titled("plans", ("strategy",))
+    table.add_row("dip")
+    reasons = [f"{name}: {'rank 0 does not fit; ' * 20}nearest: {name}" for name in ("fsdp", "entrain")]
+    table.caption = "\n".join(reasons)
+    with console.in_format(Format.CSV):
+        console.show(table, "fits: 1 of 3")
+    assert capsys.readouterr().err.splitlines() == ["fits: 1 of 3", *reasons]
+
+
+def test_a_job_without_a_plan_is_told_the_whole_reason(tmp_path: Path) -> None:
+    """Rank, moment, holders, and the memory it wants: nothing is left out of the middle."""
+    job = tmp_path / "job.yaml"
+    long_name = "a-job-with-a-long-name-" + 9 * "of-ours-"
+    text = TINY.read_text(encoding="utf-8").replace("name: tiny", f"name: {long_name}")
+    job.write_text(re.sub(r"memory_gib: .*", "memory_gib: 0.001", text), encoding="utf-8")
+    done = workbench("search", job, "--profile", CPU, "--no-cache", "--strategy", "cornstarch")
+    assert done.exit_code == 2
+    assert done.stderr.count("\n") == 1
+    assert len(done.stderr) > 300
+    assert " ... " not in done.stderr
+    for words in (long_name, "does not fit", "want memory_gib >= "):
+        assert words in done.stderr
+
+
 def test_json_and_a_format_exclude_each_other(tmp_path: Path) -> None:
     done = workbench("plan", TINY, "-o", tmp_path / "p.json", "--json", "--format", "csv")
     assert (done.exit_code, done.stderr) == (

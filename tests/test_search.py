@@ -7,6 +7,8 @@ import pytest
 
 from sim.predict import predict as predicted
 from sim.step.engine import simulate
+from tests.test_search_goodput import job as goodput_job
+from tests.test_search_goodput import judge as goodput_judge
 from tests.test_strategies import CLUSTER, cost, job
 from workbench.job.job import load_job
 from workbench.job.machines import cost_of
@@ -61,7 +63,7 @@ def test_a_judgement_that_may_take_long_is_announced():
     notes: list[str] = []
 
     class Slow:
-        def judged(self, plan, schedule):
+        def judged(self, plan, schedule, report):
             notes.append(f"judged {plan.strategy}")
             raise ValueError("no")
 
@@ -75,6 +77,25 @@ def test_a_judgement_that_may_take_long_is_announced():
     )
     assert notes[-2:] == ["cornstarch: its plan is judged", "judged cornstarch"]
     assert [candidate.refusal for candidate in found] == ["no"]
+
+
+def test_a_search_for_goodput_tells_what_is_simulated_and_the_best_in_its_own_figure():
+    notes: list[str] = []
+    found = search(
+        goodput_job(),
+        cost(),
+        {name: STRATEGIES[name] for name in ("cornstarch", "megatron-homogeneous")},
+        predict,
+        lambda *done: notes.append(done[-1]),
+        Objective.GOODPUT,
+        goodput_judge(mtbf="1h"),
+    )
+    first = next(candidate for candidate in found if candidate.strategy == "cornstarch")
+    rate = first.judged.figures["useful_samples_per_s"]
+    judging = "cornstarch: its plan is judged, "
+    assert f"{judging}its step on 2 nodes" in notes
+    assert any(note.startswith(f"{judging}failures of trace 5 of 5, checkpoint every ") for note in notes)
+    assert f"best so far cornstarch, {rate:.4g} useful samples/s" in notes
 
 
 def test_model_flop_does_not_depend_on_how_the_model_is_parallelised():

@@ -19,12 +19,12 @@ from workbench.plan.plan import Precision, Settings
 from workbench.planner.assembly import draft_plan
 from workbench.planner.boundary_price import crossing_tokens, num_readers
 from workbench.planner.layer_cost import layer_costs
+from workbench.planner.layer_totals import total_of
 from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
 from workbench.planner.layout_plan import job_with
 from workbench.planner.layout_search import exhaustive_layout, fastest_layout
 from workbench.planner.layout_space import Freedom
 from workbench.planner.layout_step import LayoutSteps
-from workbench.planner.module_price import total_of
 from workbench.planner.sample_work import sample_work
 from workbench.schedule.action import Action, Pass
 from workbench.strategies import entrain_search, megatron_heterogeneous

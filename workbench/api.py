@@ -8,8 +8,10 @@ from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
+from warnings import warn
 
 from workbench.cost.profile import load_profile
+from workbench.explain.warnings import unlike_layouts
 from workbench.job.device import Device
 from workbench.job.job import Job
 from workbench.job.machines import cost_of, under
@@ -60,11 +62,15 @@ def plan(
     Raises:
         ValueError: an unknown strategy, profile or judge, the strategy has no plan for the job, or the plan
             can deadlock or does not fit.
+
+    Warns of layouts of the job that the strategy does not keep.
     """
     _check_kind("plan", job, Job, "load_job")
     planner = _planners((strategy,), judge)[strategy]
     result = planner(job, cost_of(job, _name(profile), _path(execution)), progress)
     accept(result)
+    for line in unlike_layouts(result, job):
+        warn(line, stacklevel=2)
     return result
 
 

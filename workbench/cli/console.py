@@ -30,6 +30,7 @@ PIPE_COLUMNS = 120  # minimum width of output to a file or a pipe
 MAX_COLUMNS = 240  # width at which columns of prose are wrapped
 PROSE_COLUMNS = 40  # minimum width of a column that may be wrapped
 MIN_ROWS = 2  # of a table whose constant columns move to the caption
+MOST_CHARACTERS = 900  # of a line on stderr: a refusal names rank, moment, holders and remedies in some 400
 MOST_STAGES = 64  # rows of a table of stages or programs that are printed
 _COLLECTED: ContextVar[list[Table] | None] = ContextVar("collected", default=None)
 """Tables of the running command if they are written in a format for programs; None: they are printed."""
@@ -58,12 +59,12 @@ def _usage_error(message: str) -> str:
 
 def warn(text: str) -> None:
     """Print a warning as one line on stderr."""
-    sys.stderr.write(f"workbench: warning: {plain(text)}\n")
+    sys.stderr.write(f"workbench: warning: {plain(text, MOST_CHARACTERS)}\n")
 
 
 def print_error(text: str) -> None:
     """Print an error as one line on stderr."""
-    sys.stderr.write(f"workbench: error: {plain(text)}\n")
+    sys.stderr.write(f"workbench: error: {plain(text, MOST_CHARACTERS)}\n")
 
 
 def _report_compiling() -> None:
@@ -129,8 +130,10 @@ def show(*parts: Table | str) -> None:
     if collected is not None:
         collected.extend(part for part in parts if isinstance(part, Table))
         texts = [part for part in parts if isinstance(part, str)]
-        texts += [str(part.caption) for part in parts if isinstance(part, Table) and part.caption]
-        sys.stderr.write("".join(f"{plain(text)}\n" for text in texts))
+        for table in parts:
+            if isinstance(table, Table) and table.caption:
+                texts += str(table.caption).splitlines()
+        sys.stderr.write("".join(f"{plain(text, MOST_CHARACTERS)}\n" for text in texts))
         return
     console = Console(highlight=False, emoji=False)
     if console.is_terminal:

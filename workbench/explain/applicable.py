@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from workbench.explain.neighbours import Change
 from workbench.job.job import Job
-from workbench.plan.plan import ModuleSettings, Recompute, Sharding
+from workbench.plan.plan import ModuleSettings, Sharding
 from workbench.planner.strategy_spec import OwnSpace, StrategySpec
 
 
@@ -25,7 +25,7 @@ def _as_read(job: Job, space: OwnSpace) -> Job:
     """The job without what the strategy decides itself; joint replicas are planned as requested."""
     if not space.says_memory or job.joint_replicas > 1:
         return job
-    modules = tuple(_without_memory(job.settings.of(module.name)) for module in job.model.modules)
+    modules = tuple(_without_sharding(job.settings.of(module.name)) for module in job.model.modules)
     return replace(
         job,
         settings=replace(job.settings, modules=modules),
@@ -34,7 +34,6 @@ def _as_read(job: Job, space: OwnSpace) -> Job:
     )
 
 
-def _without_memory(settings: ModuleSettings) -> ModuleSettings:
-    """Without recomputed layers and sharding, except how long sharded parameters stay gathered."""
-    whole = settings.recomputing(Recompute.NONE)
-    return whole if settings.shards_parameters else whole.sharded(Sharding.NONE)
+def _without_sharding(settings: ModuleSettings) -> ModuleSettings:
+    """Without sharding, except how long sharded parameters stay gathered."""
+    return settings if settings.shards_parameters else settings.sharded(Sharding.NONE)

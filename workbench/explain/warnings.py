@@ -9,6 +9,7 @@ from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
 from workbench.job.other_layouts import apart
 from workbench.plan.plan import Plan, Settings
+from workbench.planner.assembly import layout_of
 from workbench.planner.layout_choice import degrees_of
 from workbench.planner.plan_layouts import joint_replicas_of
 
@@ -27,15 +28,19 @@ def waste_of(plan: Plan, job: Job) -> tuple[str, ...]:
 
 def unlike_layouts(plan: Plan, job: Job) -> tuple[str, ...]:
     """One line for each module whose layout in the plan differs from the job's, as strategies may choose."""
-    return tuple(line for layout in job.layouts for line in _unlike(plan, layout, job.settings))
+    layouts = (layout_of(job, module.name) for module in job.model.modules)
+    return tuple(line for layout in layouts for line in _unlike(plan, layout, job.settings))
 
 
 def _unlike(plan: Plan, layout: ModuleLayout, settings: Settings) -> Iterator[str]:
     degrees = degrees_of(plan, layout.module)
     chain_of = plan.chain[layout.module, plan.replicas(layout.module)[0]]
     has: dict[str, Any] = {name: getattr(degrees, name) for name in ("pp", "tp", "cp", "ep", "dp")}
+    offset = min(min(stage.flat_ranks) for stage in plan.stages if stage.module == layout.module)
+    has |= {"rank_offset": offset}
     has["stage_layers"] = [last - first for first, last in (stage.layers for stage in chain_of)]
-    open_ones: dict[str, Any] = {"pp": None, "tp": 1, "cp": 1, "ep": 1, "dp": None, "stage_layers": []}
+    open_ones: dict[str, Any] = {"pp": None, "tp": 1, "cp": 1, "ep": 1, "dp": None}
+    open_ones |= {"rank_offset": None, "stage_layers": []}
     requested = {name: getattr(layout, name) for name in has} | {"stage_layers": list(layout.stage_layers)}
     has |= _set(plan.settings, layout.module)
     open_ones |= _set(Settings(), layout.module)
@@ -77,6 +82,9 @@ def _set(settings: Settings, module: str) -> dict[str, Any]:
         "recompute_layers": chosen.recompute_layers,
         "recompute_modules": [part.value for part in chosen.computed_again],
         "sharding": chosen.sharding.value,
+        "instances": chosen.instances,
+        "reshard_after": chosen.reshard_after.value,
+        "key_exchange": chosen.key_exchange.value,
         "sequence_parallel": chosen.sequence_parallel,
         "products": chosen.products.value,
     }

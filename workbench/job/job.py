@@ -1,17 +1,18 @@
 """The job: a model, a cluster, a batch and settings, which strategies turn into plans."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from workbench.cost.hardware import Cluster
 from workbench.cost.products import ProductFormat
 from workbench.data.sample import Sample
+from workbench.field_kinds import check_kinds
 from workbench.headline import Headline
 from workbench.job.device_pools import Aim, Pool, check_pools, dollars_per_hour, pools_of
 from workbench.job.job_file import read_spec
 from workbench.job.joint_layouts import join
-from workbench.job.module_layout import ModuleLayout, layout_from_spec
+from workbench.job.module_layout import ModuleLayout, has_layout, layout_from_spec
 from workbench.job.notations.checked_values import nearest_of
 from workbench.job.parts import batch_of, cluster_of, model_of
 from workbench.job.recomputed_parts import check_recomputed_parts
@@ -102,6 +103,7 @@ class Job(Headline):
         return min(pool.dollars_per_hour or 0.0 for pool in self.pools)
 
     def __post_init__(self) -> None:
+        check_kinds(self, f"job {self.name!r}: ")
         _check_model(self)
         modules = [module.name for module in self.model.modules]
         check_pools(self.name, self.pools, modules, self.cluster.num_ranks)
@@ -137,6 +139,7 @@ def job_from_spec(spec: JobSpec, *, folder: Path) -> Job:
         cluster, pools = pools_of(spec.cluster.pools, name=spec.name, inter=inter, folder=folder)
     is_local = any(node.num_cores is not None for node in cluster.nodes)
     automatic = Kernels.EAGER if is_local else Kernels.FUSED
+    _check_names(spec.name, spec.layouts, model)
     _check_products(spec, is_local=is_local)
     settings = Settings(
         precision=Precision(spec.precision),
@@ -150,7 +153,7 @@ def job_from_spec(spec: JobSpec, *, folder: Path) -> Job:
         ),
     )
     joined = join(
-        [layout_from_spec(name, layout) for name, layout in spec.layouts.items()],
+        [layout_from_spec(name, layout) for name, layout in spec.layouts.items() if has_layout(layout)],
         model.llm.name,
         replicas=spec.batch.replicas,
         microbatch_samples=spec.batch.microbatch_samples,
@@ -169,6 +172,13 @@ def job_from_spec(spec: JobSpec, *, folder: Path) -> Job:
         dollars_per_rank_hour=spec.cluster.dollars_per_gpu_hour,
         **joined._asdict(),
     )
+
+
+def _check_names(job: str, given: Iterable[str], model: ModelGraph) -> None:
+    names = [module.name for module in model.modules]
+    for name in given:
+        if name not in names:
+            raise ValueError(f"job {job!r}: no module {name!r}; {nearest_of(name, names)}")
 
 
 def _check_products(spec: JobSpec, *, is_local: bool) -> None:
@@ -245,10 +255,8 @@ def _check_samples(model: ModelGraph, batch: Sequence[Sample]) -> None:
 
 
 def _check_layouts(job: Job) -> None:
-    names = [module.name for module in job.model.modules]
-    for name in (*(x.module for x in job.layouts), *(x.module for x in job.settings.modules)):
-        if name not in names:
-            raise ValueError(f"job {job.name!r}: no module {name!r}; {nearest_of(name, names)}")
+    named = (*(each.module for each in job.layouts), *(each.module for each in job.settings.modules))
+    _check_names(job.name, named, job.model)
     for settings in job.settings.modules:
         where, module = f"job {job.name!r}: module {settings.module!r}", job.model.module(settings.module)
         check_recompute_layers(where, settings, module.layers)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, fields
 
+from workbench.field_kinds import check_kinds
 from workbench.job.schema import LayoutSpec
 
 
@@ -32,6 +33,7 @@ class ModuleLayout:
     joint_replicas: int = 1
 
     def __post_init__(self) -> None:
+        check_kinds(self, f"layout of {self.module!r}: ")
         check_degrees(
             self.module,
             pp=self.pp,
@@ -65,6 +67,11 @@ def check_degrees(module: str, **degrees: int | None) -> None:
     for name, degree in degrees.items():
         if degree is not None and degree < 1:
             raise ValueError(f"layout of {module!r}: {name} must be >= 1, got {degree}")
+
+
+def has_layout(spec: LayoutSpec) -> bool:
+    """Whether a job file's entry for a module states any key of its layout, and not settings alone."""
+    return not spec.model_fields_set.isdisjoint(PLACES)
 
 
 def layout_from_spec(module: str, spec: LayoutSpec) -> ModuleLayout:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args, get_type_hints
 
+from workbench.field_kinds import check_kinds
 from workbench.job.device import Device
 from workbench.plan.plan import Precision
 from workbench.units import S_PER_DAY
@@ -41,7 +42,7 @@ class StepOptions:
     A repetition starts from fresh weights: `warmup` steps untimed, then `steps`.
 
     Raises:
-        ValueError: numbers out of bounds.
+        ValueError: values of another kind, or numbers out of bounds.
     """
 
     steps: int = field(default=1, metadata=asked("number of timed steps", bounds=(1, MOST_STEPS)))
@@ -70,6 +71,7 @@ class StepOptions:
     )
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         for option in fields(StepOptions):
             if (bounds := option.metadata["bounds"]) is not None:
                 (least, most), value = bounds, getattr(self, option.name)

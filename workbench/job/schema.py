@@ -213,6 +213,9 @@ class ClusterSpec(Strict):
 class LayoutSpec(Strict):
     """Parallelism of a module: dp replicas with pp stages of tp x cp ranks each.
 
+    An entry that states settings alone, of the keys from `recompute` on, leaves degrees open to strategies
+    that search them, as no entry does; one with any other key fixes tp, cp and ep.
+
     Args:
         pp: pipeline-parallel stages, without virtual stages; default: the strategy searches it.
         tp: tensor-parallel ranks.
@@ -222,7 +225,8 @@ class LayoutSpec(Strict):
         dp: data-parallel replicas; default: `replicas` of the batch.
         rank_offset: first rank of the module; default: after the modules before it.
         stage_layers: layers of each stage; default: balanced.
-        recompute: what the backward recomputes: `none`, `blocks` as most trainers do, or `full`: every layer.
+        recompute: what the backward recomputes: `none`, `blocks` as most trainers do, or `full`: every layer;
+            strategies that search layouts take `none` for open.
         recompute_layers: number of recomputed layers, or of blocks with `recompute: blocks`, spread evenly
             over the module; default: all.
         recompute_modules: parts of every block to recompute in place of `recompute`; simulated, not run.
@@ -288,7 +292,8 @@ class JobSpec(Strict):
         model: the modules and their connections.
         cluster: the ranks and links.
         batch: the samples of one step.
-        layouts: parallelism by module; a module without an entry has pp searched and all other degrees 1.
+        layouts: parallelism by module; a module without an entry has pp searched and all other degrees 1, or
+            those that the strategy searches.
         schedule: the pipeline schedule.
         max_ranks: number of ranks of the cluster that may be used; default: all.
         precision: precision of weights, activations and messages.

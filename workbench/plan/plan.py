@@ -9,6 +9,7 @@ from typing import Any
 from workbench.cost.hardware import Cluster
 from workbench.cost.products import ProductFormat
 from workbench.data.sample import WHERE_SET, Item, Sample
+from workbench.field_kinds import check_kinds
 from workbench.headline import Headline
 from workbench.model.block_modules import BlockModule
 from workbench.model.model_graph import ModelGraph
@@ -150,6 +151,7 @@ class ModuleSettings:
     products: ProductFormat = field(default=ProductFormat.SAME, metadata={WHERE_SET: True})
 
     def __post_init__(self) -> None:
+        check_kinds(self, f"module {self.module!r}: ")
         if self.collective_pieces < 1:
             raise ValueError(
                 f"module {self.module!r}: want collective_pieces >= 1, got {self.collective_pieces}"
@@ -226,6 +228,7 @@ class Settings:
     optimizer: Optimizer = field(default=Optimizer.ADAMW, metadata={WHERE_SET: True})
 
     def __post_init__(self) -> None:
+        check_kinds(self, "settings: ")
         wide = self.optimizer_precision
         if wide is not None and wide.num_bytes < self.precision.num_bytes:
             raise ValueError(

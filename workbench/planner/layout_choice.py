@@ -1,5 +1,6 @@
 """A choice in the search over layouts: degrees, recomputation and optimizer instances of every module."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
@@ -141,6 +142,11 @@ class ModuleChoice(Degrees):
         """Ranks that hold the same experts; without expert parallelism, `num_holders`."""
         return self.num_holders if self.ep == 1 else self.num_holders * self.tp // self.ep
 
+    @property
+    def shards_state(self) -> bool:
+        """Whether ranks that hold the same weights shard optimizer state, of experts or of all others."""
+        return max(self.num_holders, self.num_expert_holders) > self.instances
+
     def __str__(self) -> str:
         extra = _RECOMPUTED[self.recompute]
         copies = f" x{self.instances} optimizers" if self.instances > 1 else ""
@@ -161,6 +167,15 @@ def on_tensor_ranks(settings: ModuleSettings, tp: int = 1) -> ModuleChoice:
         recompute=settings.recompute,
         recompute_layers=settings.recompute_layers,
     )
+
+
+def recomputations(
+    stated: ModuleSettings, modes: Sequence[Recompute]
+) -> tuple[tuple[Recompute, int | None], ...]:
+    """Modes of recomputation of a module, each with a number of layers: what is stated, or all `modes`."""
+    if stated.recompute is Recompute.NONE and not stated.computed_again:
+        return tuple((mode, None) for mode in modes)
+    return ((stated.recompute, stated.recompute_layers),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,25 @@ class Layouts(NamedTuple):
     at: Callable[[int], LayoutChoice]
 
 
+Bounded = tuple[float, LayoutChoice]  # lower bound on the step's seconds, and the layout
+
+
+class Family(NamedTuple):
+    """Layouts that share the LLM's choice.
+
+    Args:
+        bound_s: a cheap lower bound on their steps, without cutting the LLM into stages.
+        most: upper bound on their number.
+        closer_s: a tighter bound, which takes longer.
+        layouts: all of them, each with its own bound.
+    """
+
+    bound_s: float
+    most: int
+    closer_s: Callable[[], float]
+    layouts: Callable[[], Layouts]
+
+
 class Part(NamedTuple):
     """Choices of one encoder, and the seconds of each, which all layouts with it share."""
 

@@ -68,7 +68,7 @@ def searched_plans(
 
 
 class _Plans:
-    """Builds the plan of every layout that would be the best so far, and keeps those that fit.
+    """Builds the plan of every layout that would be the best so far, once, and keeps those that fit.
 
     `improving` are the layouts of a search in which each was better than the one before it.
     """
@@ -77,16 +77,20 @@ class _Plans:
         self._job, self._cost, self._build = job, cost, build
         self.fitting: dict[LayoutChoice, Plan] = {}
         self.improving: list[LayoutChoice] = []
+        self._refused: set[LayoutChoice] = set()
         self.refusal: ValueError | None = None
 
     def accepts(self, choice: LayoutChoice, step: LayoutStep) -> bool:
         """Whether the layout's plan is sound and fits."""
+        if choice in self._refused:  # by a search with another estimate of the same layouts and cuts
+            return False
         if choice not in self.fitting:
             try:
                 plan = self._build(job_with(self._job, choice, step), choice)
                 lowered_that_fits(plan)
             except ValueError as error:
                 self.refusal = error
+                self._refused.add(choice)
                 return False
             self.fitting[choice] = plan
         self.improving.append(choice)
@@ -113,7 +117,7 @@ def job_with(job: Job, choice: LayoutChoice, step: LayoutStep) -> Job:
     )
     modules = tuple(
         job.settings.of(name)
-        .sharded(_sharding(choice.mode, part), part.instances if _is_sharded(part) else 1)
+        .sharded(_sharding(choice.mode, part), part.instances if part.shards_state else 1)
         .recomputing(part.recompute, part.recompute_layers)
         for name, part in parts.items()
     )
@@ -125,8 +129,4 @@ def job_with(job: Job, choice: LayoutChoice, step: LayoutStep) -> Job:
 def _sharding(mode: Mode, part: ModuleChoice) -> Sharding:
     if mode in (Mode.SHARDED, Mode.HYBRID):
         return Sharding.PARAMETERS
-    return Sharding.OPTIMIZER if _is_sharded(part) else Sharding.NONE
-
-
-def _is_sharded(part: ModuleChoice) -> bool:
-    return max(part.num_holders, part.num_expert_holders) > part.instances
+    return Sharding.OPTIMIZER if part.shards_state else Sharding.NONE

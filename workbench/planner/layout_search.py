@@ -14,7 +14,8 @@ from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.planner.assembly import check_apart
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, Mode
-from workbench.planner.layout_space import Bounded, Family, Freedom, LayoutSpace
+from workbench.planner.layout_combinations import Bounded, Family
+from workbench.planner.layout_space import Freedom, LayoutSpace
 from workbench.planner.layout_step import LayoutSteps, steps_of
 from workbench.planner.stage_counts import ROUNDING, Progress, silent
 from workbench.units import wanted_memory_text

@@ -1,11 +1,10 @@
 """Every layout that a mode allows on a number of ranks, with a lower bound on its step."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from math import prod
-from typing import NamedTuple
 
 import numpy as np
 
@@ -15,8 +14,16 @@ from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Recompute
 from workbench.plan.runnable_degrees import may_divide
 from workbench.planner.expert_choices import expert_choices, expert_counts, joint_choices
-from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
-from workbench.planner.layout_combinations import Layouts, Part, combination, joined_s, part_of
+from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice, recomputations
+from workbench.planner.layout_combinations import (
+    Bounded,
+    Family,
+    Layouts,
+    Part,
+    combination,
+    joined_s,
+    part_of,
+)
 from workbench.planner.layout_step import LayoutSteps, moves_s
 
 
@@ -25,7 +32,7 @@ class Freedom:
     """What a search may vary besides degrees.
 
     Args:
-        recompute: modes of recomputation of every module.
+        recompute: modes of recomputation of modules for which the job states none.
         instances: numbers of optimizer instances; those that do not divide a module's holders are left out.
         offload: of colocated encoders; fixed where the job asks for it or its schedule has windows.
     """
@@ -36,32 +43,16 @@ class Freedom:
 
 
 _FITTING: LruCache[list[ModuleChoice]] = LruCache(100_000, lambda choices: len(choices) + 1)
-Bounded = tuple[float, LayoutChoice]  # lower bound on the step's seconds, and the layout
-
-
-class Family(NamedTuple):
-    """Layouts that share the LLM's choice.
-
-    Args:
-        bound_s: a cheap lower bound on their steps, without cutting the LLM into stages.
-        most: upper bound on their number.
-        closer_s: a tighter bound, which takes longer.
-        layouts: all of them, each with its own bound.
-    """
-
-    bound_s: float
-    most: int
-    closer_s: Callable[[], float]
-    layouts: Callable[[], Layouts]
 
 
 class LayoutSpace:
     """The layouts of one job on exactly `num_ranks` ranks.
 
-    A module with a layout in the job keeps its tp and cp, and pp and dp where these are given; all others
-    are free: tp inside a node and dividing the heads, with experts cut by tp or distributed, except in
-    colocated layouts also over replicas without cp, cp a power of two, dp a divisor of the batch for
-    the LLM, and for colocated encoders a multiple or divisor of the LLM's.
+    A module with a layout in the job keeps its tp and cp, and pp and dp where these are given, and one whose
+    recomputation the job states keeps that. All others are free: tp inside a node and dividing the heads,
+    with experts cut by tp or distributed, except in colocated layouts also over replicas without cp, cp a
+    power of two, dp a divisor of the batch for the LLM, and for colocated encoders a multiple or divisor of
+    the LLM's.
 
     Args:
         steps: prices the job's layouts.
@@ -78,6 +69,10 @@ class LayoutSpace:
         self._least_s: dict[tuple[str, int, int], tuple[float, float]] = {}
         self._heads = {module.name: module.kv_heads for module in model.modules}
         self._experts = {module.name: expert_counts(module) for module in model.modules}
+        modes, settings = self._freedom.recompute, self._job.settings
+        self._recomputed = {
+            each.name: recomputations(settings.of(each.name), modes) for each in model.modules
+        }
 
     def families(self, mode: Mode) -> Iterator[Family]:
         """All layouts, family by family, unordered.
@@ -375,8 +370,8 @@ class LayoutSpace:
 
     def _settings(self, grid: ModuleChoice) -> list[ModuleChoice]:
         return [
-            replace(grid, recompute=recompute, instances=instances)
-            for recompute in self._freedom.recompute
+            replace(grid, recompute=recompute, recompute_layers=num_layers, instances=instances)
+            for recompute, num_layers in self._recomputed[grid.module]
             for instances in self._freedom.instances
             if grid.num_holders % instances == 0 == grid.num_expert_holders % instances
         ]

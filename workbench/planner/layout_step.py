@@ -14,8 +14,9 @@ from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.planner.boundary_price import crossing_bytes, num_readers, regrouped, sent
+from workbench.planner.layer_totals import Totals, on_own_ranks, total_of
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, Mode, ModuleChoice
-from workbench.planner.module_price import ModulePrices, Totals, total_of
+from workbench.planner.module_price import ModulePrices
 from workbench.planner.pipeline_seconds import least_pipeline_s, pipeline_s
 from workbench.planner.sharded_step import sharded_step
 from workbench.timing.price import HOST_BYTES_PER_S
@@ -179,12 +180,7 @@ class LayoutSteps:
 
     def state_bytes(self, choice: ModuleChoice) -> float:
         """Bytes of weights, gradients and optimizer state of the module's mean stage."""
-        held = self.prices.elements(choice)
-        weights, trained, of_experts = (
-            elements / choice.pp for elements in (held.weights, held.trained, held.of_experts)
-        )
-        saved_bytes = self.prices.saved_bytes(choice, held.matrices) / choice.pp
-        return self.prices.state_bytes(choice, weights, trained, of_experts) - saved_bytes
+        return self.prices.state_bytes(choice, self.prices.elements(choice)) / choice.pp
 
     def _homogeneous(self, choice: LayoutChoice) -> LayoutStep:
         samples = self.job.microbatch_samples
@@ -329,11 +325,13 @@ class LayoutSteps:
         layers_s = [layer.forward_s + layer.backward_s for layer in layers]
         ahead_s = sum(part.forward_s for part in leading), sum(part.backward_s for part in leading)
         layers_s[0] += sum(ahead_s)
-        stages = [total_of(layers[first:last]) for first, last in _partition(tuple(layers_s), choice.pp)]
+        stages = on_own_ranks(
+            [total_of(layers[first:last]) for first, last in _partition(tuple(layers_s), choice.pp)]
+        )
         hop_s = self._hop_s(choice)
         enters_s = [ahead_s, *[(hop_s, hop_s)] * (len(stages) - 1)]
         chain = ModuleChain(
-            tuple(stages),
+            stages,
             tuple(stage.forward_s + before_s for stage, (before_s, _) in zip(stages, enters_s, strict=True)),
             tuple(stage.backward_s + after_s for stage, (_, after_s) in zip(stages, enters_s, strict=True)),
         )
@@ -363,10 +361,8 @@ class LayoutSteps:
             gathered_s = max(exchange.gather_s - forward_s, share * exchange.gather_s)
             self._accounts[key] = Account(
                 exposed_s=reduced_s + gathered_s,
-                update_s=self.prices.update_s(choice, layers.trained, layers.of_experts, layers.matrices),
-                state_bytes=self.prices.state_bytes(
-                    choice, layers.weights, layers.trained, layers.of_experts, layers.matrices
-                ),
+                update_s=self.prices.update_s(choice, layers.held),
+                state_bytes=self.prices.state_bytes(choice, layers.held),
             )
         return self._accounts[key]
 

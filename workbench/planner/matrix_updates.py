@@ -13,6 +13,7 @@ from workbench.model.layer import Layer
 from workbench.plan.matrix_pools import HeldMatrix, held_matrices
 from workbench.plan.plan import Settings
 from workbench.planner.layout_choice import ModuleChoice
+from workbench.schedule.action import Pass
 from workbench.timing.muon import OwnerPrices, joined_bytes
 
 Counts = tuple[tuple[HeldMatrix, int], ...]
@@ -93,7 +94,7 @@ class MatrixUpdates:
 
     def __init__(self, settings: Settings, cluster: Cluster, cost: CostModel) -> None:
         self._settings, self._cluster, self._cost = settings, cluster, cost
-        self._owners = OwnerPrices(settings)
+        self._owners, self._factor = OwnerPrices(settings), cost.profile.pipeline_factor(Pass.STEP)
         self._pool_s = cache(self._find_pool_s)
 
     def seconds(self, held: Sequence[tuple[ModuleChoice, Matrices]]) -> float:
@@ -119,7 +120,7 @@ class MatrixUpdates:
             for each in ((matrix,) if num_ranks == 1 else matrix.each())
         ]
         load = self._owners.load(matrices, (self._cost,) * num_ranks)
-        seconds = load.update_s(num_ranks, self._cost, self._settings) + load.gathers_s
+        seconds = self._factor * load.update_s(num_ranks, self._cost, self._settings) + load.gathers_s
         if num_ranks == 1:
             return seconds
         link = group_link(self._cluster, num_ranks=num_ranks, stride=stride, num_groups=instances)

@@ -1,7 +1,7 @@
 """Prices one module under one choice of its layout, layer by layer, in seconds and bytes."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
@@ -14,108 +14,28 @@ from workbench.cost.roofline import Grid
 from workbench.job.job import Job
 from workbench.memory.layer import MUON_MOMENTS, layer_bytes, state_bytes_of
 from workbench.memory.setting import Setting
-from workbench.model.experts import is_of_expert
 from workbench.model.frozen import Needs
-from workbench.model.layer import Layer, Parameter, Shard, TokenCount
-from workbench.model.trained import trained_parameters
+from workbench.model.layer import Layer, TokenCount
 from workbench.plan.narrow_products import multiplying
-from workbench.plan.plan import Microbatch, Plan, Settings
+from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.recomputed_layers import recomputed_layers
 from workbench.plan.sequence import dividing
 from workbench.plan.work import even_work_of, row_kinds, works_over
 from workbench.planner.assembly import shared_draft
 from workbench.planner.layer_cost import Shapes, alike_layers, mean_cost
+from workbench.planner.layer_totals import Elements, Totals, elements_of, elements_on, total_of
 from workbench.planner.layout_choice import ModuleChoice
-from workbench.planner.matrix_updates import (
-    NO_MATRICES,
-    Matrices,
-    MatrixUpdates,
-    joined,
-    matrices_on,
-    shard_elements,
-)
+from workbench.planner.matrix_updates import Matrices, MatrixUpdates, shard_elements
+from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule
 from workbench.timing.grid_links import GridCost, GridLinks
-from workbench.timing.price import update_bytes
-
-
-class Elements(NamedTuple):
-    """Elements of layers on one rank: part of `Totals`, known without the price of a pass."""
-
-    weights: float
-    trained: float
-    of_experts: float
-    expert_weights: float
-    matrices: Matrices = NO_MATRICES
-
-
-class Totals(NamedTuple):
-    """Totals of layers on one rank over one microbatch: sums, but for the maximum of working memory.
-
-    Args:
-        num_layers: their number.
-        forward_s, backward_s: recomputation is part of the backward.
-        kept_bytes: kept from forward to backward.
-        working_bytes: needed besides inside a pass, including recomputed activations.
-        weights, trained: elements that the rank holds, and those of them that the optimizer updates.
-        of_experts: updated elements of distributed experts, whose number of holders differs.
-        expert_weights: likewise, of all that the rank holds.
-        matrices: those of the updated elements that are Muon's.
-    """
-
-    num_layers: int
-    forward_s: float
-    backward_s: float
-    kept_bytes: float
-    working_bytes: float
-    weights: float
-    trained: float
-    of_experts: float
-    expert_weights: float
-    matrices: Matrices = NO_MATRICES
-
-
-def _num_cuts(parameter: Parameter, choice: ModuleChoice) -> int:
-    """The number of ranks that a weight is cut over, or that its experts are distributed over."""
-    if choice.ep > 1 and is_of_expert(parameter):
-        return choice.ep
-    return 1 if parameter.shard is Shard.REPLICATED else choice.tp
-
-
-def _elements(layer: Layer, choice: ModuleChoice, settings: Settings) -> Elements:
-    """The elements of one layer on one rank."""
-    expert_weights = 0.0
-    if choice.num_expert_holders != choice.num_holders:
-        expert_weights = sum(p.num_elements / choice.ep for p in layer.parameters() if is_of_expert(p))
-    return Elements(
-        weights=sum(p.num_elements / _num_cuts(p, choice) for p in layer.parameters()),
-        trained=sum(p.num_elements / _num_cuts(p, choice) for p in trained_parameters(layer)),
-        of_experts=expert_weights if layer.trainable else 0.0,
-        expert_weights=expert_weights,
-        matrices=matrices_on(settings, layer, choice),
-    )
-
-
-def _elements_of(parts: Iterable[Elements]) -> Elements:
-    """The elements of several layers."""
-    *elements, matrices = zip(*parts, strict=True)
-    return Elements._make((*(float(sum(values)) for values in elements), joined(matrices)))
+from workbench.timing.price import adamw_s
 
 
 def _key(choice: ModuleChoice, num_samples: int) -> tuple[object, ...]:
     """A key of what decides the prices of layers."""
     recomputation = choice.recompute, choice.recompute_layers
     return (choice.module, choice.tp, choice.cp, choice.ep, *recomputation, num_samples)
-
-
-def total_of(layers: Sequence[Totals]) -> Totals:
-    """Totals of consecutive layers. Complexity: O(layers)."""
-    if not layers:
-        return Totals._make((0, *(0.0,) * 8))
-    num, forward, backward, kept, working, *elements = zip(*layers, strict=True)
-    sums = (float(sum(values)) for values in (forward, backward, kept))
-    held = _elements_of(zip(*elements, strict=True))
-    return Totals._make((sum(num), *sums, float(max(working)), *held))
 
 
 class BoundaryExchange(NamedTuple):
@@ -203,8 +123,8 @@ class ModulePrices:
             layers = self.job.model.module(choice.module).layers
             firsts = alike_layers(self.job.model, choice.module).firsts
             settings = self.job.settings
-            elements_of = {first: _elements(layers[first], choice, settings) for first in set(firsts)}
-            self._held[key] = _elements_of(elements_of[first] for first in firsts)
+            on_rank = {first: elements_on(layers[first], choice, settings) for first in set(firsts)}
+            self._held[key] = elements_of(on_rank[first] for first in firsts)
         return self._held[key]
 
     def passes_s(self, choice: ModuleChoice, num_samples: int) -> float:
@@ -264,47 +184,45 @@ class ModulePrices:
             self._collective_s(Collective.ALL_REDUCE, reduced / inner, instances, far),
         )
 
-    def update_s(
-        self,
-        choice: ModuleChoice,
-        trained: float,
-        of_experts: float = 0.0,
-        matrices: Matrices = NO_MATRICES,
-    ) -> float:
-        """Seconds to update a rank's part of the optimizer state by AdamW: of all but `matrices`."""
-        return self.updated_s(self._shard(choice, trained, of_experts) - shard_elements(choice, matrices))
+    def update_s(self, choice: ModuleChoice, held: Elements) -> float:
+        """Seconds to update a rank's part of the optimizer state by AdamW: of all but Muon's matrices."""
+        return self.updated_s(self._shard(choice, held) - shard_elements(choice, held.matrices))
+
+    def step_s(self, choice: ModuleChoice) -> float:
+        """Seconds to update a rank's part of the whole module, by AdamW and Muon."""
+        held = self.elements(choice)
+        return self.update_s(choice, held) + self.matrix_updates.seconds([(choice, held.matrices)])
 
     def updated_s(self, num_elements: float) -> float:
-        """Seconds to update `num_elements` elements on one rank by AdamW."""
-        return self.cost.update_s(num_elements * update_bytes(self.job.settings, self.cost))
+        """Seconds to update `num_elements` elements on one rank by AdamW, as a plan's STEP takes them."""
+        factor = self.cost.profile.pipeline_factor(Pass.STEP)
+        return factor * adamw_s(num_elements, self.cost, self.job.settings)
 
-    def state_bytes(
-        self,
-        choice: ModuleChoice,
-        weights: float,
-        trained: float,
-        of_experts: float = 0.0,
-        matrices: Matrices = NO_MATRICES,
-    ) -> float:
+    def state_bytes(self, choice: ModuleChoice, held: Elements) -> float:
         """Bytes of weights, gradients and the rank's part of the optimizer state."""
-        shard = self._shard(choice, trained, of_experts)
-        held_bytes = weights * self.size.weight + trained * self.size.gradient + shard * self.size.optimizer
-        return held_bytes - self.saved_bytes(choice, matrices)
+        size, shard = self.size, self._shard(choice, held)
+        held_bytes = held.weights * size.weight + held.trained * size.gradient + shard * size.optimizer
+        return held_bytes - self.saved_bytes(choice, held.matrices)
 
     def saved_bytes(self, choice: ModuleChoice, matrices: Matrices) -> float:
         """Bytes of a rank's part of the state by which Muon's one momentum is less than AdamW's moments."""
         return shard_elements(choice, matrices) * self._saved_bytes
 
-    def _shard(self, choice: ModuleChoice, trained: float, of_experts: float) -> float:
-        """The number of elements that one rank updates."""
-        dense = (trained - of_experts) / (choice.num_holders // choice.instances)
-        return dense + of_experts / (choice.num_expert_holders // choice.instances)
+    def _shard(self, choice: ModuleChoice, held: Elements) -> float:
+        """The number of elements that one rank updates.
+
+        Ranks that shard a tied weight's state are those of all stages that hold it.
+        """
+        dense = held.trained - held.of_experts
+        if choice.shards_state:
+            dense -= sum(each.trained * (1 - 1 / each.num_stages) for each in held.tied)
+        dense /= choice.num_holders // choice.instances
+        return dense + held.of_experts / (choice.num_expert_holders // choice.instances)
 
     def moved_bytes(self, choice: ModuleChoice) -> float:
         """Bytes that offloading frees on a rank that holds the whole module: its state without gradients."""
         held = self.elements(choice)
-        state_bytes = self.state_bytes(choice, held.weights, held.trained, held.of_experts, held.matrices)
-        return state_bytes - held.trained * self.size.gradient
+        return self.state_bytes(choice, held) - held.trained * self.size.gradient
 
     def sample_tokens(self, module: str, count: TokenCount) -> float:
         """Mean tokens of a sample inside the module (IN) or at its output (OUT)."""
@@ -380,5 +298,5 @@ class ModulePrices:
             kept = max(kept, entering if again else memory.kept.num_bytes)
             working = max(working, inside + (memory.kept.num_bytes if again else 0))
         seconds = passes.forward_s, passes.backward_s
-        held = _elements(layer, choice, settings)
+        held = elements_on(layer, choice, settings)
         return Totals._make((1, *seconds, round(kept), round(working), *held))

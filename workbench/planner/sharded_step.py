@@ -8,9 +8,10 @@ from workbench.cost.group_link import busy_share, group_link
 from workbench.cost.hardware import Link
 from workbench.cost.overlapped_collectives import loss_on
 from workbench.memory.layer import StateBytes
+from workbench.planner.layer_totals import Totals
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, ModuleChoice
 from workbench.planner.matrix_updates import shard_elements
-from workbench.planner.module_price import BoundaryExchange, ModulePrices, Totals
+from workbench.planner.module_price import BoundaryExchange, ModulePrices
 from workbench.schedule.sharded import ReshardAfter
 
 PREFETCHED = 2  # layers whose parameters, and whose gradients, a rank holds whole at once
@@ -76,13 +77,17 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice, num_samples: int) -
         passes_s += (num_rounds - 2) * more_s
     last_s = max(once_s, _summed_s(last))
     updated_elements = held_bytes = 0.0
-    size = prices.size
+    size, tied = prices.size, set[tuple[str, str]]()
     for part, layer in layers:
         state_bytes = 0.0
         for weights, trained, shards in _parts(part, layer):
             state_bytes += (weights * size.weight + trained * (size.gradient + size.optimizer)) / shards
             updated_elements += trained / shards
         updated_elements -= shard_elements(part, layer.matrices)
+        for each in layer.tied:  # units keep tensors of their own, and one of them is updated
+            if (part.module, each.name) in tied:
+                updated_elements -= each.trained / (part.num_holders // part.instances)
+            tied.add((part.module, each.name))
         held_bytes += state_bytes - prices.saved_bytes(part, layer.matrices) + layer.kept_bytes
     matrices = [(part, layer.matrices) for part, layer in layers]
     whole = _whole_bytes(priced, size)

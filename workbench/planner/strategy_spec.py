@@ -55,8 +55,8 @@ class OwnSpace:
         has_cp: whether its modules may be context-parallel.
         shares_ranks: whether modules are on the same ranks.
         schedules: the paper's.
-        says_memory: whether the strategy itself decides sharding, recomputation and replicas, whatever a job
-            requests.
+        says_memory: whether the strategy itself decides sharding and replicas, whatever a job requests, and
+            recomputation that it does not state.
         reshards: whether its users choose how long sharded parameters stay gathered.
         sizes_microbatches: whether the strategy itself decides the samples of a microbatch.
         effort: cost of planning and judging once, in candidates of a search that single moves make; measured

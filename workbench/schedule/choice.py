@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
+from workbench.field_kinds import check_kinds
 from workbench.schedule import dualpipe_v, interleaved, one_f_one_b, three_phase, zero_bubble
 from workbench.schedule.spec import ScheduleSpec
 
@@ -70,6 +71,7 @@ class Schedule:
     offload: bool = False
 
     def __post_init__(self) -> None:
+        check_kinds(self, "schedule: ")
         for parameter, least in (("window", 1), ("run_ahead", 0), ("offload", 0), ("memory_limit", 1)):
             self._check_parameter(parameter, least)
         spec = self.kind.spec

@@ -16,7 +16,7 @@ from workbench.planner.stage_counts import Progress
 from workbench.planner.strategy_spec import Planner
 from workbench.schedule.choice import Schedule
 from workbench.search.objectives.objective import Objective
-from workbench.search.objectives.plan_judge import Judged, PlanJudge
+from workbench.search.objectives.plan_judge import Judged, PlanJudge, Report
 from workbench.timing.provenance import comparable_interval
 from workbench.trace import Trace
 from workbench.units import S_PER_HOUR
@@ -119,8 +119,10 @@ def search(
         own_progress = partial(_report_progress, progress, len(candidates), len(planners), note)
         candidate = _candidate(name, job, cost, planner, predict, own_progress)
         if judge is not None and candidate.plan is not None:
-            progress(len(candidates), len(planners), f"{note}: its plan is judged")
-            candidate = _with_judgement(candidate, candidate.plan, planner, judge)
+            judging = f"{note}: its plan is judged"
+            progress(len(candidates), len(planners), judging)
+            report = partial(_report_judging, progress, len(candidates), len(planners), judging)
+            candidate = _with_judgement(candidate, candidate.plan, planner, judge, report)
         candidates.append(candidate)
     return tuple(sorted(candidates, key=_rank_key(objective)))
 
@@ -144,6 +146,8 @@ def aimed(job: Job, objective: Objective) -> Job:
 def _best_so_far(best: Candidate, objective: Objective) -> str:
     if objective.is_money and best.dollars_per_sample is not None:
         return f"best so far {best.strategy}, {best.dollars_per_sample:.3g} dollars a sample"
+    if objective is Objective.GOODPUT and best.judged is not None:
+        return f"best so far {best.strategy}, {1 / best.judged.value:.4g} useful samples/s"
     return f"best so far {best.strategy}, {best.step_s:.3f} s"
 
 
@@ -159,6 +163,13 @@ def _report_progress(
     """Report how many of its own candidates the current strategy has tried."""
     best = f", its best estimate {best_s:.3f} s" if best_s < float("inf") else ""
     progress(strategies, all_strategies, f"{note}: {done} of {total} tried{best}")
+
+
+def _report_judging(
+    progress: Callable[[int, int, str], None], strategies: int, all_strategies: int, note: str, what: str
+) -> None:
+    """Report what of the current strategy's plan is judged."""
+    progress(strategies, all_strategies, f"{note}, {what}")
 
 
 def with_schedules(planners: Mapping[str, Planner], schedules: Sequence[Schedule]) -> dict[str, Planner]:
@@ -230,11 +241,12 @@ def _candidate(
         return Candidate(strategy=name, refusal=str(error).removeprefix(f"{name}: "))  # not named twice
 
 
-def _with_judgement(candidate: Candidate, plan: Plan, planner: Planner, judge: PlanJudge) -> Candidate:
+def _with_judgement(
+    candidate: Candidate, plan: Plan, planner: Planner, judge: PlanJudge, report: Report
+) -> Candidate:
+    schedule = planner.schedule if isinstance(planner, Override) else None
     try:
-        return replace(
-            candidate, judged=judge.judged(plan, planner.schedule if isinstance(planner, Override) else None)
-        )
+        return replace(candidate, judged=judge.judged(plan, schedule, report))
     except ValueError as error:
         return Candidate(strategy=candidate.strategy, refusal=str(error))
 

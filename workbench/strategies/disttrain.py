@@ -42,8 +42,10 @@ def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple
     integers are the formula's exact optimum, where the source rounds a convex program's; stages consist of
     whole layers; microbatches on their way to later units count, see `orchestrate_in_flight`; wider groups
     come first, so that none spans nodes; layouts of the job are ignored; experts are cut or distributed,
-    whichever is faster at a tp. As the source's, the formula leaves out the optimizer's step, AdamW's and
-    Muon's, but counts its state.
+    whichever is faster at a tp.
+
+    As the source's, the formula leaves out the optimizer's step, AdamW's and Muon's, but counts its state.
+    Differs: where several plans are wanted, those follow that it finds with it, one unit after the other.
 
     Raises:
         ValueError: nothing fits, or a batch that the degrees found cannot split.
@@ -85,16 +87,34 @@ def _fitting(
     score: Callable[[Task, Orchestration], Score],
     most: int,
 ) -> tuple[Plan, ...]:
+    """Plans by the formula; where several are wanted, then those that it finds with the optimizer's step."""
+    check_apart(job, "disttrain")
+    plans = _by_formula(job, cost, progress, search, score, most, counts_updates=False)
+    if most == 1:
+        return plans
+    more = _by_formula(job, cost, progress, search, score, most, counts_updates=True)
+    return (*plans, *(plan for plan in more if plan not in plans))
+
+
+def _by_formula(
+    job: Job,
+    cost: CostModel,
+    progress: Progress,
+    search: Callable[[Task], Orchestration],
+    score: Callable[[Task, Orchestration], Score],
+    most: int,
+    *,
+    counts_updates: bool,
+) -> tuple[Plan, ...]:
     """Plans of the best placement, with less and less memory for what the formula counts, until `most` fit.
 
     The formula ignores working memory and uneven layers; the plan's memory account includes them.
     """
-    check_apart(job, "disttrain")
     refusal = ""
     plans: list[Plan] = []
     for share in ROOM:
         try:
-            placed_job = best_placed(job, cost, search, score, share)
+            placed_job = best_placed(job, cost, search, score, share, counts_updates=counts_updates)
             candidate = megatron_heterogeneous.plan(placed_job, cost, progress)
         except ValueError:
             if plans:
@@ -120,18 +140,21 @@ def best_placed(
     search: Callable[[Task], Orchestration],
     score: Callable[[Task, Orchestration], Score],
     memory_share: float = 1.0,
+    *,
+    counts_updates: bool = False,
 ) -> Job:
     """The job with the layouts of the best placement's orchestration; ties keep the earlier placement.
 
     Args:
         memory_share: share of every GPU's memory available to what the formula counts.
+        counts_updates: whether the formula counts the optimizer's step, which the source's does not.
 
     Raises:
         ValueError: no placement fits, with the last one's reason.
     """
     best: tuple[Score, Orchestration, tuple[Pool, ...]] | None = None
     refusal = ""
-    for task, pools in placed_tasks(job, cost):
+    for task, pools in placed_tasks(job, cost, counts_updates=counts_updates):
         try:
             orchestration = orchestrate_in_flight(_with_memory(task, memory_share), search)
         except ValueError as error:
@@ -144,17 +167,24 @@ def best_placed(
     return with_fastest_degrees(with_degrees(job, *best[1:]), cost)
 
 
-def placed_tasks(job: Job, cost: CostModel) -> tuple[tuple[Task, tuple[Pool, ...]], ...]:
-    """The formula's task for every assignment of modules, in the model's order, to pools that take them."""
+def placed_tasks(
+    job: Job, cost: CostModel, *, counts_updates: bool = False
+) -> tuple[tuple[Task, tuple[Pool, ...]], ...]:
+    """The formula's task for every assignment of modules, in the model's order, to pools that take them.
+
+    Args:
+        counts_updates: as in `best_placed`.
+    """
     if not job.pools:
-        return ((task_of(job, cost), ()),)
+        return ((task_of(job, cost, counts_updates=counts_updates), ()),)
     modules = job.model.modules
     units: dict[tuple[str, str], Unit] = {}
     for pool in job.pools:
         pool_job = replace(job, cluster=pool_cluster(job.cluster, pool), pools=(), layouts=(), max_ranks=None)
         prices = ModulePrices(pool_job, cost.on(pool.device))
         for module in filter(lambda module: pool.takes(module.name), modules):
-            units[pool.name, module.name] = replace(_unit(pool_job, prices, module), pool=pool.name)
+            unit = _unit(pool_job, prices, module, counts_updates=counts_updates)
+            units[pool.name, module.name] = replace(unit, pool=pool.name)
     gpus = tuple(_gpus(job, pool) for pool in job.pools)
     tasks = []
     for module_pools in placements(job.pools, [module.name for module in modules]):
@@ -170,10 +200,15 @@ def _with_memory(task: Task, share: float) -> Task:
     return replace(task, gpu_bytes=task.gpu_bytes * share, pools=pools)
 
 
-def task_of(job: Job, cost: CostModel) -> Task:
-    """The job in the formula's terms: mean seconds and bytes of a sample, by module."""
+def task_of(job: Job, cost: CostModel, *, counts_updates: bool = False) -> Task:
+    """The job in the formula's terms: mean seconds and bytes of a sample, by module.
+
+    Args:
+        counts_updates: as in `best_placed`.
+    """
     prices = ModulePrices(job, cost)
-    return _task(job, tuple(_unit(job, prices, module) for module in job.model.modules))
+    units = (_unit(job, prices, module, counts_updates=counts_updates) for module in job.model.modules)
+    return _task(job, tuple(units))
 
 
 def with_degrees(job: Job, orchestration: Orchestration, module_pools: Sequence[Pool] = ()) -> Job:
@@ -222,16 +257,20 @@ def _task(job: Job, units: tuple[Unit, ...], pools: tuple[GpuPool, ...] = ()) ->
     )
 
 
-def _unit(job: Job, prices: ModulePrices, module: Module) -> Unit:
+def _unit(job: Job, prices: ModulePrices, module: Module, *, counts_updates: bool) -> Unit:
     settings = job.settings.of(module.name)
     widest = min(node.num_ranks for node in job.cluster.nodes)
     sample_s: list[tuple[int, float]] = []
+    update_s: list[tuple[int, float]] = []
     for tp in TP_SIZES:
         if tp > widest or any(count % tp for count in module.kv_heads):
             break
         choice = on_tensor_ranks(settings, tp)
-        layers = prices.layers(replace(choice, ep=fastest_degree(prices, choice)), 1)
+        choice = replace(choice, ep=fastest_degree(prices, choice))
+        layers = prices.layers(choice, 1)
         sample_s.append((tp, sum(layer.forward_s + layer.backward_s for layer in layers)))
+        if counts_updates:
+            update_s.append((tp, prices.step_s(choice)))
     alone, size = on_tensor_ranks(settings), prices.size
     whole = prices.total(alone, 1)
     optimizer_bytes = whole.trained * size.optimizer - prices.saved_bytes(alone, whole.matrices)
@@ -246,6 +285,7 @@ def _unit(job: Job, prices: ModulePrices, module: Module) -> Unit:
         optimizer_bytes=sharded_bytes,
         activation_bytes=whole.kept_bytes,
         reduction_bytes=whole.trained * (size.gradient + size.weight),
+        update_s=tuple(update_s),
     )
 
 

@@ -16,8 +16,9 @@ from workbench.job.job import Job
 from workbench.memory.layer import StateBytes
 from workbench.plan.optimizer import Optimizer
 from workbench.plan.plan import Sharding
+from workbench.planner.layer_totals import Totals
 from workbench.planner.layout_choice import ModuleChoice, on_tensor_ranks
-from workbench.planner.module_price import ModulePrices, Totals
+from workbench.planner.module_price import ModulePrices
 from workbench.planner.sharded_step import PREFETCHED
 
 

@@ -4,8 +4,12 @@ Source: Entrain (dissertation, section 4.4.3, Algorithm 3, Equations 4.1 and 4.2
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
+from math import gcd
+from operator import attrgetter
 
 from workbench.balance.orchestration.allocation import proportional_allocation
 from workbench.balance.stages.partition import partition
@@ -14,11 +18,13 @@ from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
 from workbench.model.frozen import FrozenRule
 from workbench.model.model_graph import Module
-from workbench.plan.plan import Plan
+from workbench.plan.plan import Plan, Sharding
 from workbench.planner.assembly import check_apart, draft_plan, layout_of, lowered_that_fits
 from workbench.planner.boundary_price import crossing_bytes, num_readers
 from workbench.planner.layer_cost import layer_costs
-from workbench.planner.stage_counts import Progress
+from workbench.planner.layout_choice import on_tensor_ranks
+from workbench.planner.module_price import ModulePrices
+from workbench.planner.stage_counts import PlannerStopped, Progress
 from workbench.planner.strategy_spec import PLAIN_OR_SPLIT, Chooser, First, OwnSpace, StrategySpec
 from workbench.strategies import entrain
 
@@ -32,12 +38,19 @@ class Configuration:
         layouts: tp, cp and pp of every module.
         formula_s: Equation 4.2 with resharding.
         reshard_s: its resharding part.
+        update_s: the optimizer's step of the slowest module's mean stage, which the formula leaves out.
     """
 
     replicas: int
     layouts: tuple[ModuleLayout, ...]
     formula_s: float
     reshard_s: float
+    update_s: float
+
+    @property
+    def updated_s(self) -> float:
+        """The formula's estimate with the optimizer's step."""
+        return self.formula_s + self.update_s
 
     def job(self, job: Job) -> Job:
         """The job with these degrees."""
@@ -47,26 +60,55 @@ class Configuration:
 def shortlist(job: Job, cost: CostModel, progress: Progress, most: int) -> tuple[Plan, ...]:
     """Entrain's plans under the first configurations, best by the formula, that fit in memory.
 
+    Differs: where several are wanted, those follow that are best by the formula with the optimizer's step.
+
     Raises:
         ValueError: no configuration fits; names the best one's reason.
     """
-    ranked = configurations(job, cost)
-    refusal: ValueError | None = None
-    fitting: list[Plan] = []
-    for num_tried, configuration in enumerate(ranked, 1):
-        progress(num_tried, len(ranked), configuration.formula_s)
+    by_formula = configurations(job, cost)
+    plans = _Plans(job, cost)
+    chosen = list(plans.first(by_formula, progress, most))
+    if not chosen:
+        raise ValueError(f"job {job.name!r}: no configuration of {len(by_formula)} fits: {plans.refusal}")
+    if most > 1:
+        by_step = sorted(by_formula, key=attrgetter("updated_s"))
+        with suppress(PlannerStopped):  # there is a plan to hand over
+            for plan in plans.first(by_step, progress, most):
+                if plan not in chosen:
+                    chosen.append(plan)
+    return tuple(chosen)
+
+
+class _Plans:
+    """Plans of configurations, each built once."""
+
+    def __init__(self, job: Job, cost: CostModel) -> None:
+        self._job, self._cost = job, cost
+        self._built: dict[Configuration, Plan | None] = {}  # None: refused
+        self.refusal: ValueError | None = None
+
+    def first(self, ranked: Sequence[Configuration], progress: Progress, most: int) -> Iterator[Plan]:
+        """Yield the plans of the first `most` configurations that fit."""
+        fitting = 0
+        for num_tried, configuration in enumerate(ranked, 1):
+            progress(num_tried, len(ranked), configuration.formula_s)
+            if configuration not in self._built:
+                self._built[configuration] = self._plan(configuration)
+            built = self._built[configuration]
+            if built is not None:
+                fitting += 1
+                yield built
+            if fitting == most:
+                return
+
+    def _plan(self, configuration: Configuration) -> Plan | None:
         try:
-            candidate = entrain.plan(configuration.job(job), cost)
+            candidate = entrain.plan(configuration.job(self._job), self._cost)
             lowered_that_fits(candidate)
         except ValueError as error:
-            refusal = refusal or error
-            continue
-        fitting.append(replace(candidate, strategy="entrain-search"))
-        if len(fitting) == most:
-            break
-    if not fitting:
-        raise ValueError(f"job {job.name!r}: no configuration of {len(ranked)} fits: {refusal}")
-    return tuple(fitting)
+            self.refusal = self.refusal or error
+            return None
+        return replace(candidate, strategy="entrain-search")
 
 
 plan = First(shortlist)
@@ -106,6 +148,7 @@ class _Search:
         self.num_ranks = job.usable_ranks
         self._draft = draft_plan(replace(job, replicas=1, layouts=()), "entrain-search")
         self._layers_s: dict[tuple[str, int], tuple[float, ...]] = {}
+        self._whole_update_s = cache(ModulePrices(job, cost).step_s)
         self._work = [sum(self._layers(module, 1)) for module in job.model.modules]
         given = [layout_of(job, module.name) for module in job.model.modules]
         self._least = [layout.tp * (layout.pp or 1) for layout in given]
@@ -163,7 +206,19 @@ class _Search:
         ]
         reshard_s = num_microbatches * sum(self._reshard_s(layouts))
         formula_s = sum(stages_s) + (num_microbatches - 1) * max(stages_s) + reshard_s
-        return Configuration(replicas=replicas, layouts=layouts, formula_s=formula_s, reshard_s=reshard_s)
+        return Configuration(
+            replicas=replicas,
+            layouts=layouts,
+            formula_s=formula_s,
+            reshard_s=reshard_s,
+            update_s=max(self._update_s(replicas, layout) for layout in layouts),
+        )
+
+    def _update_s(self, replicas: int, layout: ModuleLayout) -> float:
+        """Seconds of the optimizer's step on a rank of the module's mean stage."""
+        settings = self._job.settings.of(layout.module)
+        sharing = 1 if settings.sharding is Sharding.NONE else replicas // gcd(replicas, settings.instances)
+        return self._whole_update_s(on_tensor_ranks(settings, layout.tp)) / ((layout.pp or 1) * sharing)
 
     def _reshard_s(self, layouts: tuple[ModuleLayout, ...]) -> Iterator[float]:
         """Seconds per microbatch and edge whose ends differ in tp x cp: features forward, gradients back.

@@ -166,11 +166,17 @@ class _Pricing:
 
     def _update_s(self, num_parameters: float, cost: CostModel) -> float:
         settings = self._plan.settings
-        measured_s = _measured_update_s(cost, settings)
-        if measured_s is not None:
-            return num_parameters * measured_s
-        self._unmeasured.add("optimizer step: bytes over memory bandwidth")
-        return cost.update_s(num_parameters * update_bytes(settings, cost))
+        if _measured_update_s(cost, settings) is None:
+            self._unmeasured.add("optimizer step: bytes over memory bandwidth")
+        return adamw_s(num_parameters, cost, settings)
+
+
+def adamw_s(num_parameters: float, cost: CostModel, settings: Settings) -> float:
+    """Return the seconds of AdamW's update of that many parameters on one rank, alone."""
+    measured_s = _measured_update_s(cost, settings)
+    if measured_s is not None:
+        return num_parameters * measured_s
+    return cost.update_s(num_parameters * update_bytes(settings, cost))
 
 
 def least_update_s(num_parameters: float, cost: CostModel, settings: Settings) -> float:

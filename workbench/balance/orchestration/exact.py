@@ -76,12 +76,12 @@ class Option(NamedTuple):
 
     stage_s: float
     num_gpus: int
-    once_s: float  # a first microbatch and the reduction
+    once_s: float  # a first microbatch, the reduction and the update
     tp: int
     dp: int
     pp: int
 
-    reduction_s: float
+    reduction_s: float  # with the update
 
     @property
     def degrees(self) -> Degrees:
@@ -112,6 +112,7 @@ def options_of(task: Task, unit: Unit, pace: int) -> Iterator[Option]:
             if gpus > most:
                 break
             reduction_s = reduced_s * (dp - 1) / gpus  # a GPU holds 1 / (tp pp), its peers are dp - 1 of dp
+            reduction_s += unit.updated_s(tp, dp, pp)
             once_s = through_s / task.virtual_stages + reduction_s
             stage_s = through_s / pp
             if task.cut is Cut.LAYERS:

@@ -29,6 +29,8 @@ class Unit:
         pool: of the task that its GPUs come from; its seconds are of that kind of GPU.
         stages_behind: of later units, whose microbatches its first stage holds besides its own; see
             `orchestration.depth`. The source has 0.
+        update_s: (tp, seconds) of the optimizer's update of the whole module by one GPU of each tp group;
+            stages share it, and replicas where they share optimizer state. The source has none.
     """
 
     name: str
@@ -41,12 +43,17 @@ class Unit:
     reduction_bytes: float = 0.0
     pool: str = ""
     stages_behind: int = 0
+    update_s: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.sample_s or min(tp for tp, _ in self.sample_s) < 1 or self.num_layers < 1:
             raise ValueError(f"unit {self.name!r}: want a time for some tp >= 1 and >= 1 layer, got {self}")
         if min(seconds for _, seconds in self.sample_s) < 0:
             raise ValueError(f"unit {self.name!r}: times must be >= 0, got {self.sample_s}")
+
+    def updated_s(self, tp: int, dp: int, pp: int) -> float:
+        """Return the seconds of the update on one GPU under these degrees."""
+        return dict(self.update_s).get(tp, 0.0) / (pp * (dp if self.optimizer_bytes else 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from workbench.search.objectives.fewer_nodes import (
     pipelines_of_copy,
     with_pipelines,
 )
-from workbench.search.objectives.plan_judge import Judged
+from workbench.search.objectives.plan_judge import Judged, Report, unheard
 from workbench.search.objectives.recovery import (
     FailureSim,
     Recovering,
@@ -87,7 +87,11 @@ class Goodput:
 
     def __call__(self, plan: Plan, times: StepTimes, schedule: Schedule | None) -> Judged:
         """Judge a plan by its best recovery; ValueError where no sample counts."""
-        return self._best(plan, times, self.on_nodes(plan, times, schedule))
+        return self.reporting(plan, times, schedule, unheard)
+
+    def reporting(self, plan: Plan, times: StepTimes, schedule: Schedule | None, report: Report) -> Judged:
+        """As `__call__`; reports each number of nodes, and each trace by a way to recover, as it begins."""
+        return self._best(plan, times, self.on_nodes(plan, times, schedule, report), report)
 
     def within(self, plan: Plan, times: StepTimes, limit: float) -> Judged:
         """As `__call__`; `PassedOverError` where the value is at least the limit even without failures.
@@ -97,15 +101,16 @@ class Goodput:
         steps = self.on_nodes(plan, times, None)
         if times.step_s / len(plan.batch) >= limit and self.least(plan, steps) >= limit:
             raise PassedOverError
-        return self._best(plan, times, steps)
+        return self._best(plan, times, steps, unheard)
 
-    def _best(self, plan: Plan, times: StepTimes, steps: StepsOnNodes) -> Judged:
-        simulated = [self._simulated(recovery) for recovery in self.ways(plan, steps)]
+    def _best(self, plan: Plan, times: StepTimes, steps: StepsOnNodes, report: Report) -> Judged:
+        simulated = [self._simulated(recovery, report) for recovery in self.ways(plan, steps)]
         with_checkpoints = [
             candidate for candidate in simulated if candidate.way.checkpoint_every is not None
         ]
         if with_checkpoints:
-            simulated.append(self._tuned(max(with_checkpoints, key=lambda candidate: candidate.mean)))
+            start = max(with_checkpoints, key=lambda candidate: candidate.mean)
+            simulated.append(self._tuned(start, report))
         best = max(simulated, key=lambda candidate: candidate.mean)
         if best.mean <= 0:
             raise ValueError(
@@ -147,25 +152,29 @@ class Goodput:
         spans = pairwise((*starts, (self.until_s, 0.0)))
         return sum(value * (end_s - begin_s) for (begin_s, value), (end_s, _) in spans) / self.until_s
 
-    def on_nodes(self, plan: Plan, times: StepTimes, schedule: Schedule | None) -> StepsOnNodes:
+    def on_nodes(
+        self, plan: Plan, times: StepTimes, schedule: Schedule | None, report: Report = unheard
+    ) -> StepsOnNodes:
         """Steps on the numbers of nodes with which the plan may continue."""
         if plan.strategy == template_plans.NAME:
-            return self._of_templates(plan, times)
-        return self._of_pipelines(plan, times, schedule)
+            return self._of_templates(plan, times, report)
+        return self._of_pipelines(plan, times, schedule, report)
 
-    def _simulated(self, recovery: Recovery) -> SimulatedRecovery:
-        return SimulatedRecovery(
-            recovery, tuple(self.simulate(recovery, trace, self.until_s) for trace in self.traces)
-        )
+    def _simulated(self, recovery: Recovery, report: Report) -> SimulatedRecovery:
+        rates = []
+        for number, trace in enumerate(self.traces, 1):
+            report(f"failures of trace {number} of {len(self.traces)}, {_way_text(recovery)}")
+            rates.append(self.simulate(recovery, trace, self.until_s))
+        return SimulatedRecovery(recovery, tuple(rates))
 
-    def _tuned(self, start: SimulatedRecovery) -> SimulatedRecovery:
+    def _tuned(self, start: SimulatedRecovery, report: Report) -> SimulatedRecovery:
         """Vary the checkpoint interval in both directions as long as goodput improves."""
         every, best = start.way.checkpoint_every, start
         assert every is not None, "it saves"
         for direction in (FARTHER, 1 / FARTHER):
             for power in range(1, MOST_TRIED + 1):
                 steps = max(1, round(every * direction**power))
-                candidate = self._simulated(replace(start.way, checkpoint_every=steps))
+                candidate = self._simulated(replace(start.way, checkpoint_every=steps), report)
                 if candidate.mean <= best.mean:
                     break
                 best = candidate
@@ -195,7 +204,9 @@ class Goodput:
         is_faster = any(saving.samples_per_s[n] > in_memory.samples_per_s[n] for n in counts)
         return is_faster or saving.recover_s < in_memory.recover_s
 
-    def _of_pipelines(self, plan: Plan, times: StepTimes, schedule: Schedule | None) -> StepsOnNodes:
+    def _of_pipelines(
+        self, plan: Plan, times: StepTimes, schedule: Schedule | None, report: Report
+    ) -> StepsOnNodes:
         """By number of remaining pipelines: as many as run on each number of nodes that ever occurs."""
         num_all = num_pipelines(plan)
         steps = {num_all: (num_nodes(plan), times.step_s)}
@@ -204,6 +215,7 @@ class Goodput:
             nodes = nodes_of_first(plan, kept)
             if nodes > max(unserved, default=0):
                 continue
+            report(_nodes_text(nodes))
             try:
                 fewer = with_pipelines(plan, kept, schedule or self.job.schedule, self.cost)
                 steps[kept] = nodes, self.times(fewer, schedule).step_s
@@ -212,15 +224,16 @@ class Goodput:
             unserved = {count for count in unserved if count < nodes}
         return steps
 
-    def _of_templates(self, plan: Plan, times: StepTimes) -> StepsOnNodes:
+    def _of_templates(self, plan: Plan, times: StepTimes, report: Report) -> StepsOnNodes:
         """By the numbers of nodes that ever occur."""
         templates = self._templates
         most, least = num_nodes(plan), templates.planned.specification.threshold
         fewer = [count for count in sorted(self._counts) if least <= count < most]
-        plans = (template_plans.plan_of_templates(templates, count) for count in fewer)
-        steps_s = (self.times(each, None).step_s for each in plans)
-        steps = zip((most, *fewer), (times.step_s, *steps_s), strict=True)
-        return {count: (count, step_s) for count, step_s in steps}
+        steps = {most: (most, times.step_s)}
+        for count in fewer:
+            report(_nodes_text(count))
+            steps[count] = count, self.times(template_plans.plan_of_templates(templates, count), None).step_s
+        return steps
 
     @cached_property
     def _templates(self) -> ElasticTemplates:
@@ -281,6 +294,15 @@ class Goodput:
         """Daly's interval in steps; failures of spare nodes do not interrupt the job."""
         own_s = min(self.mtbf_s * len(self.job.cluster.nodes) / recovery.num_used, self.until_s)
         return max(1, round(daly_s(recovery.save_s, own_s) / recovery.step_s))
+
+
+def _way_text(recovery: Recovery) -> str:
+    every = recovery.checkpoint_every
+    return f"{recovery.kind}" if every is None else f"{recovery.kind} every {every:,} steps"
+
+
+def _nodes_text(count: int) -> str:
+    return f"its step on {count} node{'s' * (count > 1)}"
 
 
 def _faster_on_nodes(step_s: float, by_nodes: Collection[NodesAndStep]) -> int | None:

@@ -33,6 +33,22 @@ Measure = Callable[[Plan, StepTimes, Schedule | None], Judged]
 """Maps steps to the objective, monotonic in their duration; ValueError where it does not apply."""
 
 
+Report = Callable[[str], None]
+"""Receives what a judge does at the moment, in a few words."""
+
+
+def unheard(text: str) -> None:
+    """A report that nobody reads."""
+
+
+@runtime_checkable
+class ReportingMeasure(Protocol):
+    """A measure that may take minutes, and reports what it does."""
+
+    def reporting(self, plan: Plan, times: StepTimes, schedule: Schedule | None, report: Report) -> Judged:
+        """As the measure."""
+
+
 @runtime_checkable
 class LimitedMeasure(Protocol):
     """A measure that can tell at less cost than the value that it is not below a limit."""
@@ -65,16 +81,20 @@ class PlanJudge:
     timeline: Callable[[Plan], Timeline]
     asked: Mapping[str, Any]
 
-    def judged(self, plan: Plan, schedule: Schedule | None = None) -> Judged:
+    def judged(self, plan: Plan, schedule: Schedule | None = None, report: Report = unheard) -> Judged:
         """All figures of a plan.
 
         Args:
             schedule: the plan's, if it is not the job's.
+            report: receives what is judged at the moment, from measures that take long.
 
         Raises:
             ValueError: the plan is refused.
         """
-        return self.measure(plan, self.times(plan, schedule), schedule)
+        times = self.times(plan, schedule)
+        if isinstance(self.measure, ReportingMeasure):
+            return self.measure.reporting(plan, times, schedule, report)
+        return self.measure(plan, times, schedule)
 
     def value(self, plan: Plan, schedule: Schedule | None = None) -> float:
         """The value; ValueError where a plan is refused, `MissesLimitError` where it misses a limit."""
