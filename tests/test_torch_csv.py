@@ -17,7 +17,7 @@ from workbench.schedule.action import STEP, Pass, parse_action
 from workbench.schedule.graph_aware import graph_aware_1f1b
 from workbench.schedule.one_f_one_b import gpipe, one_f_one_b
 from workbench.schedule.torch_csv import to_torch_csv
-from workbench.schedule.zero_bubble import zb_h1, zb_h2
+from workbench.schedule.zero_bubble import zb_h1_interleaved, zb_h2
 
 
 def programs_1f1b(num_stages, num_microbatches):
@@ -92,6 +92,10 @@ def test_torch_reads_and_validates_our_file(num_stages, num_microbatches):
     }
     stage_to_rank = torch_schedules._validate_schedule(read, num_stages, num_stages, num_microbatches)
     assert stage_to_rank == {stage: stage for stage in range(num_stages)}
+
+
+def zb_h1(stages, num_microbatches):
+    return zb_h1_interleaved(stages, len(stages), num_microbatches)
 
 
 @pytest.mark.parametrize("chain_of", [one_f_one_b, gpipe, zb_h1, zb_h2])
