@@ -5,8 +5,6 @@ import io
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.pipelining import PipelineStage
@@ -118,25 +116,25 @@ def squares(out, target):
     return ((out - target) ** 2).sum()
 
 
-def train_a_stage(rank, folder):
+def train_a_stage(place, path):
     """One rank of two, by torch's runtime; its gradients against those of both blocks in one process."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    rank = place.process
     generator = torch.Generator().manual_seed(1)
     x_BD, target_BD = torch.randn(2, 8, 8, generator=generator, dtype=torch.float64)
     block, whole = two_blocks()[rank], two_blocks()
     stage = PipelineStage(block, rank, 2, torch.device("cpu"))
     schedule = torch_schedules._PipelineScheduleRuntime([stage], 4, loss_fn=squares, scale_grads=False)
-    schedule._load_csv(f"{folder}/schedule.csv")
+    schedule._load_csv(path)
     _ = schedule.step(x_BD) if rank == 0 else schedule.step(target=target_BD)
     squares(whole[1](whole[0](x_BD)), target_BD).backward()
     for ours, theirs in zip(block.parameters(), whole[rank].parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-12, atol=1e-12)
-    dist.destroy_process_group()
 
 
-def test_torchs_runtime_trains_by_our_file(tmp_path):
-    (tmp_path / "schedule.csv").write_text(text_of(zb_h1(range(2), 4)))
-    mp.spawn(train_a_stage, (str(tmp_path),), nprocs=2)
+def test_torchs_runtime_trains_by_our_file(pool, tmp_path):
+    path = tmp_path / "schedule.csv"
+    path.write_text(text_of(zb_h1(range(2), 4)))
+    pool.run(train_a_stage, 2, str(path))
 
 
 def test_only_passes_of_the_chain_are_written_by_position():
