@@ -166,6 +166,7 @@ THOROUGH = {
     # Memory of running ranks against the account: one of each stays in.
     "test_row_memory.py::test_runs_that_were_published_fit": 1,
     "test_memory_families.py::test_every_rank_is_within_the_goal": 1,
+    "test_memory_families.py::test_of_long_texts_every_tensor_is_counted": 8,
     "test_memory_runs.py::test_measured_peak_is_at_most_the_predicted_one_and_near_it": 1,
     "test_peak_memory.py::test_the_account_holds_for_one_rank": 0,
     "test_tensor_sequence.py::test_no_rank_holds_more_than_predicted": 1,
@@ -217,6 +218,7 @@ THOROUGH = {
     "test_orchestration.py::test_whole_layers_equal_all_degrees": 20,
     "test_run_refusals.py::test_a_plan_that_cannot_run_says_why": 1,
     "test_multimodal_group.py::test_examples_train": 1,
+    "test_multimodal_languages.py::test_they_train_as_in_one_process": 5,
     # Whole commands and studies whose parts are tested by themselves.
     "test_cli_run.py::test_training_goes_on_from_exported_weights": 0,
     "test_device_sheets.py::test_building_again_gives_the_shipped_bytes": 0,
