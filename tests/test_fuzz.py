@@ -20,9 +20,9 @@ from experiments.fuzz.run import Fuzzing, fuzzed
 from experiments.fuzz.target import Ending, Ready, Target, TargetKind, UnclearError, judged, naming
 from experiments.fuzz.targets.registry import TARGETS
 from experiments.fuzz.worker import prepared
-from tests.examples import is_quick
 from runtime.preprocess.answers import ANSWERS
 from runtime.preprocess.messages import KINDS_OF
+from tests.examples import is_quick
 from workbench.model.composites.registry import COMPOSITES
 from workbench.model.families.registry import ARCHITECTURES
 
