@@ -6,7 +6,10 @@ QUICK = "quick"
 LEAST = 25
 
 
+def is_quick() -> bool:
+    return settings.get_current_profile_name() == QUICK
+
+
 def examples(number: int) -> settings:
     """Of a property that wants more than the profile gives."""
-    is_quick = settings.get_current_profile_name() == QUICK
-    return settings(max_examples=max(LEAST, number // 3) if is_quick else number)
+    return settings(max_examples=max(LEAST, number // 3) if is_quick() else number)

@@ -1,7 +1,9 @@
 """Composite configurations: taken apart into modules that have every weight of transformers' own model."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -21,6 +23,16 @@ from workbench.model.hf_config import modality_of
 from workbench.plan.runnable import check_family
 
 
+def config_of(name: str) -> dict[str, Any]:
+    return PUBLISHED[name] if name in PUBLISHED else CONFIGS[name]
+
+
+@cache
+def weights_of(name: str) -> Mapping[str, int]:
+    """Elements of every weight of transformers' own model."""
+    return {weight: held.numel() for weight, held in original(config_of(name)).named_parameters()}
+
+
 def test_every_composite_is_held_against_transformers() -> None:
     assert {config["model_type"] for config in CONFIGS.values()} == set(COMPOSITES)
 
@@ -28,14 +40,13 @@ def test_every_composite_is_held_against_transformers() -> None:
 @pytest.mark.parametrize("name", [*CONFIGS, *PUBLISHED])
 def test_modules_have_every_weight_of_the_whole(name: str) -> None:
     """Module by module, with those that are named as left out; of small ones and at full size."""
-    config = PUBLISHED[name] if name in PUBLISHED else CONFIGS[name]
-    parts = take_apart(config)
+    parts = take_apart(config_of(name))
     modules = modules_of(dict(parts.modules))
     dropped = tuple(each.weights for each in parts.dropped)
     sizes = dict.fromkeys(modules, 0)
-    for weight, held in original(config).named_parameters():
+    for weight, elements in weights_of(name).items():
         if not weight.startswith(dropped):
-            sizes[owner_of(parts, weight)] += held.numel()
+            sizes[owner_of(parts, weight)] += elements
     assert sizes == {called: module.num_parameters for called, module in modules.items()}
 
 
@@ -50,13 +61,11 @@ def test_parts_that_a_configuration_lacks_are_transformers_own(kind: str) -> Non
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_name_that_is_dropped_is_one(name: str) -> None:
     """A pooling head, or what only whole checkpoints hold, may be absent; everything else is there."""
-    config = CONFIGS[name]
-    weights = [weight for weight, _ in original(config).named_parameters()]
-    for dropped in take_apart(config).dropped:
+    for dropped in take_apart(CONFIGS[name]).dropped:
         optional = "pooling head" in dropped.what or dropped.weights.startswith(
             ("talker.", "token2wav.", "code2wav.", "mtp.", "model.visual.vision_model.embeddings.packing")
         )
-        assert optional or any(weight.startswith(dropped.weights) for weight in weights), dropped
+        assert optional or any(weight.startswith(dropped.weights) for weight in weights_of(name)), dropped
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from experiments.entrain.figures4_9_11 import deferred, samples, variants
-from workbench.schedule.text import parse_timeline
+from tests.schedule_grids import parse_timeline
 
 GOLDEN = Path(__file__).parent / "golden"
 VARIANTS = dict(variants())

@@ -80,11 +80,6 @@ def test_a_rank_computes_the_tiles_it_owns(bed, kind, policy):
         assert launches[0].busy_s == pytest.approx(own_s)
 
 
-def test_a_slow_kernel_is_slower_by_its_share(bed):
-    operator = attention_of(llm_of("LLM-S"))
-    assert bed.gpu(operator, 0.25).timing.tile_s == pytest.approx(4 * bed.gpu(operator).timing.tile_s)
-
-
 def test_few_ranks_gather_inside_a_node(bed):
     """4 ranks fit a node of 4 GPUs, with tensor parallelism 2 they do not."""
     mask = tiles_of(causal(TOKENS))

@@ -1,7 +1,7 @@
 """What every model family holds, by the registries: listed, read, counted, built and accounted alike."""
 
 from collections.abc import Mapping
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import pytest
@@ -112,7 +112,7 @@ MODULES: dict[str, Module] = {
 
 def config_class_of(adapter: Adapter, kind: str) -> type[PretrainedConfig]:
     """transformers' own; Qwen2-Audio's adapter reads its configuration as Whisper's."""
-    known = (type(adapter.config), *AutoModel._model_mapping)
+    known = chain((type(adapter.config),), AutoModel._model_mapping)
     return next(each for each in known if each.model_type == kind)
 
 

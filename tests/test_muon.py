@@ -15,7 +15,7 @@ from runtime.emulation.memory import state_bytes as emulated_bytes
 from runtime.launch import run_lowered
 from runtime.run_settings import Collect, RunSettings
 from runtime.state.checkpoint import Checkpoints, live_tensors
-from runtime.state.checkpoint_files import ForeignError, check_whole, identity_of
+from runtime.state.checkpoint_files import ForeignError, Whole, check_whole, identity_of
 from runtime.step.muon import MuonAndAdamW
 from runtime.step.muon_matrices import Matrix, Position
 from runtime.step.newton_schulz import orthogonalised
@@ -218,19 +218,25 @@ def test_a_plan_file_keeps_it() -> None:
     assert '"adamw"' not in dumps(adamw)
 
 
-def test_a_run_goes_on_from_a_checkpoint_to_the_last_bit(pool: Pool, tmp_path: Path) -> None:
-    """A pipeline, saved after the third of four steps; a checkpoint of AdamW is refused."""
-    lowered = lower(planned(CUTS))
+def assert_goes_on(plan: Plan, pool: Pool, folder: Path) -> Whole:
+    """From a checkpoint after the third of four steps to the last bit; returns the checkpoint."""
+    lowered = lower(plan)
     settings = RunSettings(seed=SEED, steps=4, collect=Collect.STATE, timeout_s=120.0)
-    saves = Checkpoints(folder=tmp_path / "first", every=3)
+    saves = Checkpoints(folder=folder / "first", every=3)
     result = run_lowered(lowered, replace(settings, checkpoints=saves), pool=pool)
-    identity = identity_of(lowered.plan, settings.dtype(lowered.plan), SEED)
-    whole = check_whole(tmp_path / "first" / "step-0000000003", identity)
-    again = Checkpoints(folder=tmp_path / "second", every=3, start=whole)
+    whole = check_whole(folder / "first" / "step-0000000003", identity_of(plan, settings.dtype(plan), SEED))
+    again = Checkpoints(folder=folder / "second", every=3, start=whole)
     assert_same(result, run_lowered(lowered, replace(settings, checkpoints=again), pool=pool))
-    adamw = replace(lowered.plan, settings=replace(lowered.plan.settings, optimizer=Optimizer.ADAMW))
+    return whole
+
+
+def test_a_run_goes_on_from_a_checkpoint_to_the_last_bit(pool: Pool, tmp_path: Path) -> None:
+    """A pipeline; a checkpoint of AdamW is refused."""
+    plan = planned(CUTS)
+    whole = assert_goes_on(plan, pool, tmp_path)
+    adamw = replace(plan, settings=replace(plan.settings, optimizer=Optimizer.ADAMW))
     with pytest.raises(ForeignError):
-        check_whole(whole.folder, identity_of(adamw, settings.dtype(adamw), SEED))
+        check_whole(whole.folder, identity_of(adamw, RunSettings().dtype(adamw), SEED))
 
 
 def test_the_bound_of_an_update_holds_where_adamw_is_slower() -> None:

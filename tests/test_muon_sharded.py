@@ -16,15 +16,12 @@ from experiments.fidelity.memory import measure
 from runtime.emulation.emulate import emulate
 from runtime.launch import RunResult, run_lowered
 from runtime.run_settings import Collect, RunSettings
-from runtime.state.checkpoint import Checkpoints
-from runtime.state.checkpoint_files import check_whole, identity_of
 from runtime.step.flat_part import FlatPart
 from runtime.world.pool import Pool
 from tests import test_folded_token_shards
 from tests.plans import LINK, disjoint_plan
-from tests.test_checkpoint import assert_same
 from tests.test_fsdp import IN_TWO, assert_trains_as_one, sharded_parameters
-from tests.test_muon import by_muon
+from tests.test_muon import assert_goes_on, by_muon
 from tests.test_next_batches import (
     BATCHES,
     FOLLOWING,
@@ -135,15 +132,8 @@ def test_an_emulation_does_the_same() -> None:
 
 
 def test_a_run_goes_on_from_a_checkpoint_to_the_last_bit(pool: Pool, tmp_path: Path) -> None:
-    """Momenta of parts, saved after the third of four steps."""
-    lowered = lower(replicas_of(2))
-    settings = RunSettings(seed=SEED, steps=4, collect=Collect.STATE, timeout_s=120.0)
-    saves = Checkpoints(folder=tmp_path / "first", every=3)
-    result = run_lowered(lowered, replace(settings, checkpoints=saves), pool=pool)
-    identity = identity_of(lowered.plan, settings.dtype(lowered.plan), SEED)
-    whole = check_whole(tmp_path / "first" / "step-0000000003", identity)
-    again = Checkpoints(folder=tmp_path / "second", every=3, start=whole)
-    assert_same(result, run_lowered(lowered, replace(settings, checkpoints=again), pool=pool))
+    """Momenta of parts."""
+    assert_goes_on(replicas_of(2), pool, tmp_path)
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.integers(1, 5))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from experiments.nccl.cases import Case, cases, pipeline, schedules
+from experiments.nccl.cases import Case, cases, divisions, pipeline, schedules
 from experiments.nccl.manners import Manner
 from experiments.nccl.ranks import LACKS, Conduct, Doom, Variant
 from experiments.nccl.run import HUNG, SAME, SHORT_S, UNNOTICED_S, dead_rank, hangs_of_before, outcome
@@ -91,9 +91,9 @@ def test_each_manner_alone_is_caught(manner: Manner, two_ranks: Plan, pool: Pool
     assert outcome(two_ranks, pool, built).what == SAME
 
 
-def test_sums_behind_reduce_scatters_wait_for_them(every: list[Case], pool: Pool) -> None:
+def test_sums_behind_reduce_scatters_wait_for_them(pool: Pool) -> None:
     """In a side stream, since no pass waits: one that does not wait sums what has not come."""
-    (plan,) = (case.plan for case in every if case.name == "resharded after a step, 2 instances")
+    plan = next(case.plan for case in divisions() if case.name == "resharded after a step, 2 instances")
     assert outcome(plan, pool, Conduct()).what == SAME
     early = frozenset({Manner.EARLY_FUTURES})
     lacking = Conduct(manners=early, variant=Variant.SUMS_TOO_EARLY)

@@ -189,8 +189,6 @@ def test_an_order_is_a_partition_into_equal_groups(
     assert max(counts) - min(counts) <= 1
     assert all(1 <= len(held) <= microbatch for group in groups for held in group)
     if reordering is not Reordering.NONE:
-        work = [
-            [order.encoder_work * sizes[i].tokens_in + sizes[i].tokens for h in g for i in h] for g in groups
-        ]
+        work = [[sizes[i].tokens_in + sizes[i].tokens for h in g for i in h] for g in groups]
         heaviest = max((max(each, default=0.0) for each in work), default=0.0)
         assert max(map(sum, work)) - min(map(sum, work)) <= heaviest + 1e-9

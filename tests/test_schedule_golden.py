@@ -10,9 +10,9 @@ import pytest
 
 from tests import figures
 from tests.figures import FIGURES
+from tests.schedule_grids import parse_timeline
 from workbench.balance.stages.partition import partition
 from workbench.schedule.action import Action, Pass
-from workbench.schedule.text import parse_timeline
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.oracles import passes_read, timed
+from tests.schedule_grids import parse_programs, parse_timeline
 from tests.strategies import schedule_problems
 from workbench.schedule.action import Action, Pass, parse_action
 from workbench.schedule.graph_aware import graph_aware_1f1b
@@ -15,8 +16,6 @@ from workbench.schedule.text import (
     format_programs,
     format_timeline,
     marked_error,
-    parse_programs,
-    parse_timeline,
 )
 
 

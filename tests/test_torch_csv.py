@@ -5,8 +5,6 @@ import io
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.pipelining import PipelineStage
@@ -17,7 +15,7 @@ from workbench.schedule.action import STEP, Pass, parse_action
 from workbench.schedule.graph_aware import graph_aware_1f1b
 from workbench.schedule.one_f_one_b import gpipe, one_f_one_b
 from workbench.schedule.torch_csv import to_torch_csv
-from workbench.schedule.zero_bubble import zb_h1, zb_h2
+from workbench.schedule.zero_bubble import zb_h1_interleaved, zb_h2
 
 
 def programs_1f1b(num_stages, num_microbatches):
@@ -94,6 +92,10 @@ def test_torch_reads_and_validates_our_file(num_stages, num_microbatches):
     assert stage_to_rank == {stage: stage for stage in range(num_stages)}
 
 
+def zb_h1(stages, num_microbatches):
+    return zb_h1_interleaved(stages, len(stages), num_microbatches)
+
+
 @pytest.mark.parametrize("chain_of", [one_f_one_b, gpipe, zb_h1, zb_h2])
 @pytest.mark.parametrize(("num_stages", "num_microbatches"), [(2, 4), (4, 8), (3, 2)])
 def test_torchs_runtime_loads_our_file(tmp_path, chain_of, num_stages, num_microbatches):
@@ -114,25 +116,25 @@ def squares(out, target):
     return ((out - target) ** 2).sum()
 
 
-def train_a_stage(rank, folder):
+def train_a_stage(place, path):
     """One rank of two, by torch's runtime; its gradients against those of both blocks in one process."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    rank = place.process
     generator = torch.Generator().manual_seed(1)
     x_BD, target_BD = torch.randn(2, 8, 8, generator=generator, dtype=torch.float64)
     block, whole = two_blocks()[rank], two_blocks()
     stage = PipelineStage(block, rank, 2, torch.device("cpu"))
     schedule = torch_schedules._PipelineScheduleRuntime([stage], 4, loss_fn=squares, scale_grads=False)
-    schedule._load_csv(f"{folder}/schedule.csv")
+    schedule._load_csv(path)
     _ = schedule.step(x_BD) if rank == 0 else schedule.step(target=target_BD)
     squares(whole[1](whole[0](x_BD)), target_BD).backward()
     for ours, theirs in zip(block.parameters(), whole[rank].parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-12, atol=1e-12)
-    dist.destroy_process_group()
 
 
-def test_torchs_runtime_trains_by_our_file(tmp_path):
-    (tmp_path / "schedule.csv").write_text(text_of(zb_h1(range(2), 4)))
-    mp.spawn(train_a_stage, (str(tmp_path),), nprocs=2)
+def test_torchs_runtime_trains_by_our_file(pool, tmp_path):
+    path = tmp_path / "schedule.csv"
+    path.write_text(text_of(zb_h1(range(2), 4)))
+    pool.run(train_a_stage, 2, str(path))
 
 
 def test_only_passes_of_the_chain_are_written_by_position():

@@ -42,6 +42,7 @@ THOROUGH = {
     "test_elastic_sharded.py::test_a_save_holds_every_part_once_and_is_gone_on_from": 0,
     "test_elastic_command.py::test_a_node_killed_while_another_kill_is_recovered_from_is_lost_with_it": 0,
     "test_export_launch.py::test_weights_of_a_training_that_is_stopped_are_those_of_its_last_step": 1,
+    "test_export_launch.py::test_adapters_have_the_losses_of_one_process": 0,
     # Damaged input: a few of each reader's cases stay in.
     "test_fuzz.py::test_every_kind_of_finding_is_found": 0,
     "test_fuzz.py::test_the_command_prints_seed_and_counts": 0,
@@ -110,7 +111,6 @@ THOROUGH = {
     # test_stacked_features.py has it under the project's own launcher.
     "test_export_launch.py::test_features_of_several_blocks_enter_a_launched_model": 0,
     "test_export_launch.py::test_weights_that_stay_for_a_step_and_recomputed_blocks_have_the_same_losses": 0,
-    "test_export_launch.py::test_a_place_where_weights_cannot_go_is_refused_before_the_first_step": 1,
     "test_export_gpt_oss.py::test_the_systems_take_it": 1,
     "test_export_latent.py::test_the_systems_take_it": 1,
     "test_key_exchange.py::test_two_ranks": 2,
@@ -166,6 +166,7 @@ THOROUGH = {
     # Memory of running ranks against the account: one of each stays in.
     "test_row_memory.py::test_runs_that_were_published_fit": 1,
     "test_memory_families.py::test_every_rank_is_within_the_goal": 1,
+    "test_memory_families.py::test_of_long_texts_every_tensor_is_counted": 8,
     "test_memory_runs.py::test_measured_peak_is_at_most_the_predicted_one_and_near_it": 1,
     "test_peak_memory.py::test_the_account_holds_for_one_rank": 0,
     "test_tensor_sequence.py::test_no_rank_holds_more_than_predicted": 1,
@@ -212,11 +213,13 @@ THOROUGH = {
     "test_preprocess_experiments.py::test_a_hail_of_one_iteration": 0,
     "test_fsdp_ranks.py::test_no_microbatch_and_no_part_of_the_ranks_is_faster": 3,
     "test_reshard_after.py::test_memory_is_what_was_predicted": 1,
+    "test_recompute_layers.py::test_memory_is_what_was_predicted": 5,
     "test_reshard_after.py::test_trains_as_one_process": 2,
     "test_adapters_encoders.py::test_rotations_equal_transformers_in_float32": 3,
     "test_orchestration.py::test_whole_layers_equal_all_degrees": 20,
     "test_run_refusals.py::test_a_plan_that_cannot_run_says_why": 1,
     "test_multimodal_group.py::test_examples_train": 1,
+    "test_multimodal_languages.py::test_they_train_as_in_one_process": 5,
     # Whole commands and studies whose parts are tested by themselves.
     "test_cli_run.py::test_training_goes_on_from_exported_weights": 0,
     "test_device_sheets.py::test_building_again_gives_the_shipped_bytes": 0,

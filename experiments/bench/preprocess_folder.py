@@ -94,11 +94,9 @@ def taking_batches(address: str, *, cores: set[int]) -> Iterator[None]:
 
 
 @contextmanager
-def server_process(
-    folder: Path, batch_size: int, window: int, *, producers: int = 1, cores: set[int]
-) -> Iterator[ServerProcess]:
+def server_process(folder: Path, batch_size: int, window: int, *, cores: set[int]) -> Iterator[ServerProcess]:
     """Run a server until the end of the block."""
-    server = start_server(folder, batch_size, window, producers=producers, cores=cores)
+    server = start_server(folder, batch_size, window, cores=cores)
     try:
         yield server
     finally:

@@ -1,7 +1,7 @@
 """One attention layer on the papers' testbed: masks, owners of tokens, kernels, and their times."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -47,13 +47,11 @@ class LayerSetting:
         num_ranks: ranks of the context-parallel group.
         tp: tensor-parallel degree.
         kv_heads_per_launch: heads gathered and computed together.
-        rate_share: share of the profile's attention rate that the kernel reaches.
     """
 
     num_ranks: int = 8
     tp: int = 1
     kv_heads_per_launch: int = 1
-    rate_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +106,14 @@ class Testbed:
         num_slots = max(1, mask.num_tokens // SPLIT_KEYS) if kernel.split is Split.FIXED else 1
         rows = row_tiles(mask.tiles, num_slots=num_slots)
         launches = launches_of(operator, tp=setting.tp, kv_heads_per_launch=setting.kv_heads_per_launch)
-        gpu = self.gpu(operator, setting.rate_share)
+        gpu = self.gpu(operator)
         wires = self._wires(mask, owners, operator, setting)
         tiles = [rows[owners == rank] for rank in range(setting.num_ranks)]
         return simulate_attention(tiles, launches, gpu, Wires(gather_s=wires.gather_s), kernel)
 
-    def gpu(self, operator: Attention, rate_share: float = 1.0) -> Gpu:
-        """An A40 whose kernel reaches a share of the profile's rate."""
-        gpu = gpu_of(self.cost, operator, precision=PRECISION, num_units=self._num_units)
-        return replace(gpu, timing=replace(gpu.timing, tile_s=gpu.timing.tile_s / rate_share))
+    def gpu(self, operator: Attention) -> Gpu:
+        """An A40 at the profile's rate."""
+        return gpu_of(self.cost, operator, precision=PRECISION, num_units=self._num_units)
 
     def _wires(self, mask: MaskTiles, owners: Owners, operator: Attention, setting: LayerSetting) -> Wires:
         whole = setting.num_ranks * setting.tp <= GPUS_PER_NODE

@@ -122,20 +122,20 @@ def _packages() -> Any:
     return fetched()
 
 
-def megatron_losses(strategy: str, steps: int = 2) -> list[float] | None:
+def megatron_losses(strategy: str) -> list[float] | None:
     """Losses of the small job's folder with megatron-core on a host; None: packages cannot be fetched."""
     job = small_job()
     prices = Simulated(cost_of(job, None, None))
-    return trained_losses(PLANNERS[strategy](job, prices.cost, lambda *_: None), prices, steps)
+    return trained_losses(PLANNERS[strategy](job, prices.cost, lambda *_: None), prices)
 
 
-def trained_losses(plan: Plan, prices: Simulated, steps: int = 2) -> list[float] | None:
-    """Losses of a plan's Megatron folder on a host; None: packages cannot be fetched."""
+def trained_losses(plan: Plan, prices: Simulated) -> list[float] | None:
+    """Losses of two steps of a plan's Megatron folder on a host; None: packages cannot be fetched."""
     packages = _packages()
     if packages is None:
         return None
     files = export(plan, BY_NAME["megatron"], prices)
-    return trained(Folder(files=files, ranks=len(plan.ranks)), packages, steps)
+    return trained(Folder(files=files, ranks=len(plan.ranks)), packages, steps=2)
 
 
 def keys() -> dict[str, Any]:

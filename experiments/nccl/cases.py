@@ -40,8 +40,7 @@ def cases() -> Iterator[Case]:
     """All cases; equal plans of two strategies stay separate."""
     yield from schedules()
     yield from strategies()
-    for name, plan in newer_plans(CostModel(load_profile("A40"))):
-        yield Case(name, plan)
+    yield from divisions()
 
 
 def schedules() -> Iterator[Case]:
@@ -87,6 +86,12 @@ def strategies() -> Iterator[Case]:
             if len(plans) == RANK_COUNTS:
                 break
         yield from (Case(f"{name}, {ranks} ranks", plan) for ranks, plan in plans.items())
+
+
+def divisions() -> Iterator[Case]:
+    """Every division of a layer over ranks."""
+    for name, plan in newer_plans(CostModel(load_profile("A40"))):
+        yield Case(name, plan)
 
 
 def jobs() -> Iterator[Job]:

@@ -47,8 +47,6 @@ def judge_of(
     objective: Objective,
     options: ObjectiveOptions,
     batches: Sequence[Sequence[Sample]],
-    *,
-    seed: int = 0,
 ) -> Judge:
     """The judge of an objective, for all searches of a job.
 
@@ -60,7 +58,7 @@ def judge_of(
     if objective is Objective.ITERATION and not batches:
         return IterationJudge(cost)
     executors = replace(executors_of(cost), clock=time.process_time)
-    return judge_for(objective, options, job, cost, batches=batches, seed=seed, executors=executors)
+    return judge_for(objective, options, job, cost, batches=batches, seed=0, executors=executors)
 
 
 def causes_of(plan: Plan, cost: CostModel) -> dict[str, float]:

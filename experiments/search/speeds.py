@@ -72,11 +72,11 @@ def rate_of(case: Case, candidates: int, *, seed: int) -> dict[str, Any]:
     return _record(result) | {"candidates_per_s": counted / max(last_s - first_s, 1e-9)}
 
 
-def large(*, seed: int, gpus: int = LARGE_GPUS) -> dict[str, Any]:
-    """A whole search on a number of GPUs, by two workers."""
+def large(*, seed: int) -> dict[str, Any]:
+    """A whole search on `LARGE_GPUS`, by two workers."""
     case = CASES[2]
     ranks = sum(pp * tp for pp, tp in case.layout.values())
-    grown = replace(case, name=f"{gpus} GPUs", replicas=-(-gpus // ranks))
+    grown = replace(case, name=f"{LARGE_GPUS} GPUs", replicas=-(-LARGE_GPUS // ranks))
     job, cost = job_of(grown), CostModel(load_profile(PROFILE))
     result = joint_search(
         job,

@@ -45,7 +45,7 @@ def theil_sen(x: Floats, y: Floats) -> float:
     return float(np.median((y[above[1]] - y[above[0]]) / (x[above[1]] - x[above[0]])))
 
 
-def growth(done: Sequence[int], values: Sequence[float], seed: int = 0) -> Growth:
+def growth(done: Sequence[int], values: Sequence[float]) -> Growth:
     """The growth of samples after the warm-up.
 
     The interval is a moving-block bootstrap of the residuals (Kunsch 1989, Annals of Statistics 17(3)), since
@@ -62,7 +62,7 @@ def growth(done: Sequence[int], values: Sequence[float], seed: int = 0) -> Growt
     fitted = np.median(y - slope * x) + slope * x
     residuals = y - fitted
     size = max(2, int(len(x) * BLOCK_SHARE))
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     slopes = [theil_sen(x, fitted + _drawn(residuals, size, rng)) for _ in range(DRAWS)]
     low, high = np.quantile(slopes, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Growth(

@@ -28,25 +28,23 @@ class OrderSettings:
     Args:
         microbatch: number of its examples; the last of a group may have fewer.
         num_stages: of the pipeline; the first has the encoder, the others share the language model.
-        encoder_work: of one token within the encoder, relative to one token in the language model.
     """
 
     reordering: Reordering = Reordering.BOTH
     microbatch: int = 1
     num_stages: int = 2
-    encoder_work: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.microbatch < 1 or self.num_stages < 2 or self.encoder_work < 0:
+        if self.microbatch < 1 or self.num_stages < 2:
             raise ValueError(
-                "order: want microbatch >= 1, num_stages >= 2 and encoder_work >= 0, got "
-                f"{self.microbatch}, {self.num_stages} and {self.encoder_work}"
+                "order: want microbatch >= 1 and num_stages >= 2, got "
+                f"{self.microbatch} and {self.num_stages}"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Tokens of one example: within the encoder, and in the language model."""
+    """Tokens of one example: within the encoder, and in the language model; each counts as equal work."""
 
     tokens_in: int
     tokens: int
@@ -67,7 +65,7 @@ def ordered(
         raise ValueError(f"groups of a batch: want >= 1, got {num_groups}")
     if not sizes:
         return ((),) * num_groups
-    work = [settings.encoder_work * size.tokens_in + size.tokens for size in sizes]
+    work = [size.tokens_in + size.tokens for size in sizes]
     if settings.reordering is Reordering.NONE:
         cuts = [len(sizes) * group // num_groups for group in range(num_groups + 1)]
         assigned = tuple(tuple(range(start, stop)) for start, stop in pairwise(cuts))
@@ -83,7 +81,7 @@ def _in_time(
     microbatches = [group[start : start + settings.microbatch] for start in starts]
     if settings.reordering is not Reordering.BOTH or not microbatches:
         return tuple(microbatches)
-    encoder = [settings.encoder_work * sum(sizes[i].tokens_in for i in each) for each in microbatches]
+    encoder = [sum(sizes[i].tokens_in for i in each) for each in microbatches]
     rest = [sum(sizes[i].tokens for i in each) / (settings.num_stages - 1) for each in microbatches]
     forward = np.column_stack([encoder, *[rest] * (settings.num_stages - 1)])
     order = reorder_microbatches(forward, BACKWARD_PER_FORWARD * forward)

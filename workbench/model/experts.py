@@ -1,6 +1,7 @@
 """A mixture of experts in place of a block's MLP."""
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from workbench.model.layer import Layer, Matmul, Operator, Parameter, Pointwise
 from workbench.model.transformer import Mlp, mlp_operators
@@ -101,6 +102,7 @@ def with_experts(block: Layer, experts: Experts) -> Layer:
     return replace(block, operators=operators)
 
 
+@lru_cache(maxsize=64)
 def expert_operators(width: int, experts: Experts) -> tuple[Operator, ...]:
     """The router, what its scores become, the experts and the sum of their results, over [T, width]."""
     inner = width if experts.latent is None else experts.latent

@@ -1,10 +1,10 @@
-"""Schedules as text grids: one line per group of ranks, readable in review, parsed back exactly."""
+"""Schedules as text grids: one line per group of ranks, readable in review."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from workbench.schedule.action import Action, parse_action
+from workbench.schedule.action import Action
 
 Rows = tuple[int, ...]
 Programs = Mapping[Rows, Sequence[Action]]
@@ -46,20 +46,6 @@ def format_programs(programs: Programs, mark: Cell | None = None) -> str:
     return _grid(cells)
 
 
-def parse_programs(text: str) -> dict[Rows, tuple[Action, ...]]:
-    """Parse a grid made by `format_programs`; marks and lines that start with # are skipped.
-
-    Raises:
-        ValueError: naming the line, for a row without ` | `, a repeated row or a bad action.
-    """
-    programs: dict[Rows, tuple[Action, ...]] = {}
-    for number, ranks, cells in _rows(text):
-        if ranks in programs:
-            raise ValueError(f"line {number}: row {_label(ranks)} stands twice")
-        programs[ranks] = tuple(_action(number, cell) for cell in cells if cell != MARK)
-    return programs
-
-
 def format_timeline(rows: Mapping[Rows, Sequence[Slot]]) -> str:
     """Format a schedule over time: a column per tick, `=` while an action continues, `.` while idle.
 
@@ -78,26 +64,6 @@ def format_timeline(rows: Mapping[Rows, Sequence[Slot]]) -> str:
             line[slot.start_tick + 1 : slot.end_tick] = [GOES_ON] * (slot.end_tick - slot.start_tick - 1)
         cells[ranks] = line
     return _grid(cells)
-
-
-def parse_timeline(text: str) -> dict[Rows, tuple[Slot, ...]]:
-    """Parse a grid made by `format_timeline`.
-
-    Raises:
-        ValueError: naming the line, as `parse_programs`, or for a `=` that goes on from nothing.
-    """
-    rows: dict[Rows, tuple[Slot, ...]] = {}
-    for number, ranks, cells in _rows(text):
-        slots: list[Slot] = []
-        for tick, cell in enumerate(cells):
-            if cell == GOES_ON:
-                if not slots or slots[-1].end_tick != tick:
-                    raise ValueError(f"line {number}, tick {tick}: {GOES_ON!r} goes on from no action")
-                slots[-1] = slots[-1]._replace(end_tick=tick + 1)
-            elif cell != IDLE:
-                slots.append(Slot(_action(number, cell), tick, tick + 1))
-        rows[ranks] = tuple(slots)
-    return rows
 
 
 def marked_error(message: str, programs: Programs, where: Cell) -> ValueError:
@@ -140,21 +106,3 @@ def _grid(cells: Mapping[Rows, Sequence[str]]) -> str:
 
 def _label(ranks: Rows) -> str:
     return ",".join(str(rank) for rank in ranks)
-
-
-def _rows(text: str) -> Iterable[tuple[int, Rows, list[str]]]:
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        label, bar, cells = line.partition("|")
-        parts = label.strip().split(",")
-        if not bar or not all(part.isdigit() for part in parts):
-            raise ValueError(f"line {number}: want `<ranks> | <actions>`, e.g. `0,1 | 0F0 0B0`, got {line!r}")
-        yield number, tuple(int(part) for part in parts), cells.split()
-
-
-def _action(number: int, text: str) -> Action:
-    try:
-        return parse_action(text)
-    except ValueError as error:
-        raise ValueError(f"line {number}: {error}") from None

@@ -9,32 +9,16 @@ from workbench.schedule.spec import ScheduleSpec, StagePlacement, check_chain
 Programs = tuple[tuple[Action, ...], ...]
 
 
-def zb_h1(stages: Sequence[int], num_microbatches: int) -> Programs:
-    """Return 1F1B whose weight gradients wait: at position s until s later microbatches had their I.
-
-    Source: Qi et al. 2024, "Zero Bubble Pipeline Parallelism", ICLR, section 2.3 (ZB-H1). With
-    equal stages a device idles (p - 1)(F + I - W) and holds at most p microbatches from F to W,
-    the most that any stage of 1F1B holds.
-
-    Args:
-        stages: [p] ids, first to last.
-        num_microbatches: m.
-
-    Returns:
-        [p] programs, each of m forwards, m input gradients and m weight gradients.
-
-    Complexity: O(p m).
-    """
-    return _split(stages, num_microbatches, lead=1)
-
-
 def zb_h1_interleaved(stages: Sequence[int], num_ranks: int, num_microbatches: int) -> Programs:
-    """Return interleaved 1F1B with half its warm-up, whose weight gradients wait as those of ZB-H1.
+    """Return ZB-H1: interleaved 1F1B with half its warm-up, whose weight gradients wait.
 
-    Source: Qi et al. 2024, as `zb_h1`, whose rule for the r-th rank, p - 1 - r forwards ahead and r weight
+    Source: Qi et al. 2024, "Zero Bubble Pipeline Parallelism", ICLR, section 2.3 (ZB-H1), which is v = 1:
+    1F1B whose weight gradients wait, at position s until s later microbatches had their I. With equal stages
+    a device idles (p - 1)(F + I - W) and holds at most p microbatches from F to W, the most that any stage
+    of 1F1B holds. For more stages its rule for the r-th rank, p - 1 - r forwards ahead and r weight
     gradients behind, is applied to the turns of interleaved 1F1B; torch's ScheduleInterleavedZeroBubble
     has the same order. With v stages on each rank a rank holds at most v p of them from F to W: what
-    p whole microbatches are. With v = 1 it is `zb_h1`.
+    p whole microbatches are.
     Differs: any number of microbatches, in rounds as those of `interleaved_1f1b`.
 
     Args:
@@ -73,21 +57,25 @@ def zb_h1_interleaved(stages: Sequence[int], num_ranks: int, num_microbatches: i
 def zb_h2(stages: Sequence[int], num_microbatches: int) -> Programs:
     """Return twice the warm-up and delay of ZB-H1: from its first to its last pass no device idles.
 
-    Source: as `zb_h1`, section 2.4 (ZB-H2): a device idles (p - 1)(F + I - 2W), which is nothing
-    for F = I = W, and holds at most 2p - 1 microbatches. Same arguments and result.
+    Source: as `zb_h1_interleaved`, section 2.4 (ZB-H2): a device idles (p - 1)(F + I - 2W), which is nothing
+    for F = I = W, and holds at most 2p - 1 microbatches.
     Differs: devices end one after the other as they started, (p - 1) F apart; the paper then steps
     the optimizer without waiting, ours waits.
+
+    Args:
+        stages: [p] ids, first to last.
+        num_microbatches: m.
+
+    Returns:
+        [p] programs, each of m forwards, m input gradients and m weight gradients.
+
+    Complexity: O(p m).
     """
-    return _split(stages, num_microbatches, lead=2)
-
-
-def _split(stages: Sequence[int], num_microbatches: int, *, lead: int) -> Programs:
-    """Put forwards ahead, and weight gradients behind, by `lead` per stage from the last and first one."""
     check_chain(stages, num_microbatches)
     programs = []
     for index, stage in enumerate(stages):
-        warmup = min(lead * (len(stages) - 1 - index), num_microbatches)
-        delay = lead * index
+        warmup = min(2 * (len(stages) - 1 - index), num_microbatches)
+        delay = 2 * index
         program = [Action(stage, Pass.F, microbatch) for microbatch in range(warmup)]
         for microbatch in range(num_microbatches):
             if microbatch + warmup < num_microbatches:

@@ -193,6 +193,15 @@ def sharded_plan(job: Job, cost: CostModel, instances: int = 1) -> Plan:
     return scheduled(replace(draft, stages=tuple(stages)), job.schedule, cost)
 
 
+_OWN_SPACE = OwnSpace(
+    degrees=Chooser.ITSELF,
+    where="Zhao et al. 2023, section 3.2.1; TorchTitan, section 2.1",
+    says_memory=True,
+    reshards=True,
+    sizes_microbatches=True,
+    effort=15.0,
+)
+
 SPEC = StrategySpec(
     name=NAME,
     planner=plan,
@@ -200,14 +209,7 @@ SPEC = StrategySpec(
     searches_layouts=True,
     summary="FSDP: parameters of every layer sharded over all used ranks; "
     "number of ranks, expert parallelism, recomputation and microbatch size searched",
-    own_space=OwnSpace(
-        degrees=Chooser.ITSELF,
-        where="Zhao et al. 2023, section 3.2.1; TorchTitan, section 2.1",
-        says_memory=True,
-        reshards=True,
-        sizes_microbatches=True,
-        effort=15.0,
-    ),
+    own_space=_OWN_SPACE,
     placing=None,
     check=partial(_check, Mode.SHARDED),
 )
@@ -219,14 +221,7 @@ SPEC_HYBRID = StrategySpec(
     searches_layouts=True,
     summary="as fsdp, but sharded within instances of nearby ranks, with gradients reduced between them; "
     "number of instances searched",
-    own_space=OwnSpace(
-        degrees=Chooser.ITSELF,
-        where="Zhao et al. 2023, section 3.2.2",
-        says_memory=True,
-        reshards=True,
-        sizes_microbatches=True,
-        effort=15.0,
-    ),
+    own_space=replace(_OWN_SPACE, where="Zhao et al. 2023, section 3.2.2"),
     placing=None,
     check=partial(_check, Mode.HYBRID),
 )

@@ -229,6 +229,12 @@ _EXAMPLE = {
     "num_mel_bins": 80,
     "max_source_positions": EXAMPLE_TOKENS,
 }
+_EXAMPLE_BLOCKS = {
+    "hidden_size": EXAMPLE_WIDTH,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 512,
+}
 WHISPER = Encoder(
     name="Whisper",
     role="audio",
@@ -269,14 +275,7 @@ VOXTRAL_ENCODER = Encoder(
     model_type="voxtral_encoder",
     examples={
         "voxtral": Example(
-            config={
-                "hidden_size": EXAMPLE_WIDTH,
-                "num_hidden_layers": 4,
-                "num_attention_heads": 4,
-                "intermediate_size": 512,
-                "num_mel_bins": 80,
-                "max_source_positions": EXAMPLE_TOKENS,
-            }
+            config=_EXAMPLE_BLOCKS | {"num_mel_bins": 80, "max_source_positions": EXAMPLE_TOKENS}
         )
     },
     make=_voxtral,
@@ -289,14 +288,7 @@ GLMASR_ENCODER = Encoder(
     model_type="glmasr_encoder",
     examples={
         "glm-asr": Example(
-            config={
-                "hidden_size": EXAMPLE_WIDTH,
-                "num_hidden_layers": 4,
-                "num_attention_heads": 4,
-                "intermediate_size": 512,
-                "num_mel_bins": 80,
-                "max_position_embeddings": EXAMPLE_TOKENS,
-            }
+            config=_EXAMPLE_BLOCKS | {"num_mel_bins": 80, "max_position_embeddings": EXAMPLE_TOKENS}
         )
     },
     make=_glmasr,
@@ -309,17 +301,7 @@ MOSS_AUDIO = Encoder(
     name="MOSS audio",
     role="audio",
     model_type="moss_transcribe_diarize_audio",
-    examples={
-        "moss": Example(
-            config={
-                "hidden_size": EXAMPLE_WIDTH,
-                "num_hidden_layers": 4,
-                "num_attention_heads": 4,
-                "intermediate_size": 512,
-                "max_source_positions": EXAMPLE_TOKENS,
-            }
-        )
-    },
+    examples={"moss": Example(config=_EXAMPLE_BLOCKS | {"max_source_positions": EXAMPLE_TOKENS})},
     make=_moss,
     clip_tokens=_moss_tokens,
     pads_items=True,
