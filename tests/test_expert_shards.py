@@ -152,7 +152,9 @@ def test_a_round_costs_the_bytes_of_both(dp: int, num_holders: int) -> None:
 
 def test_a_round_sums_what_ranks_that_split_tokens_have_in_part() -> None:
     """Two norms of 32 and a router of 4 x 32, in the reduce-scatter alone."""
-    parts, whole = (sharded(replace(SHARDED, sequence_parallel=is_so), tp=2, ep=2, dp=2) for is_so in (1, 0))
+    parts, whole = (
+        sharded(replace(SHARDED, sequence_parallel=is_so), tp=2, ep=2, dp=2) for is_so in (True, False)
+    )
     action = Action(block(parts).id, Pass.REDUCE_SCATTER, 0)
     divided_s, undivided_s = (
         pass_prices(plan, CostModel(ideal_profile())).round_s(action) for plan in (parts, whole)

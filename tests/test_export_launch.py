@@ -189,7 +189,7 @@ def test_weights_of_a_training_that_is_stopped_are_those_of_its_last_step(number
         adapted, seed=0, dtype=torch.float32, optimizer=OptimizerSettings(learning_rate=0.03)
     )
     steps = [reference.step(SyntheticSource(0)) for _ in range(last)]
-    assert losses[:3] == pytest.approx([step.loss for step in steps[:3]], rel=1e-5)
+    assert losses[: min(last, 3)] == pytest.approx([step.loss for step in steps[:3]], rel=1e-5)
     assert losses[2] + 0.1 < losses[1] + 0.05 < losses[0]
     check_saved(folder, steps[-1].weights, reference.modules)
 

@@ -110,7 +110,7 @@ def test_what_is_near_is_a_quarter_a_half_and_three() -> None:
     assert near(replace(job, model=model)) == ["none -> blocks", "none -> full"]
 
 
-def test_edits_leave_no_number_behind() -> None:
+def test_edits_leave_no_number_behind_and_searches_keep_it() -> None:
     job = with_llm(vlm_job(), FULL, 5)
     by_name = {change.about: change for change in neighbours(job)}
     assert by_name["llm recompute 5 layers -> none"].edit(job).settings.of("llm") == ModuleSettings(
@@ -118,7 +118,7 @@ def test_edits_leave_no_number_behind() -> None:
     )
     assert by_name["llm recompute 5 layers -> full"].edit(job).settings == with_llm(job, FULL).settings
     found = fastest_layout(job, H100, Mode.HOMOGENEOUS, num_ranks=8)
-    assert job_with(job, found.choice, found.step).settings.of("llm").recompute_layers is None
+    assert job_with(job, found.choice, found.step).settings.of("llm").recompute_layers == 5
 
 
 def test_a_move_keeps_and_tells_the_number() -> None:
