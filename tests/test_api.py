@@ -61,6 +61,9 @@ def test_a_layout_that_the_strategy_does_not_keep_is_warned_of(job: workbench.Jo
         UserWarning, match="megatron-homogeneous changes the layout of 'llm': the job has stage_layers"
     ):
         workbench.plan(dataclasses.replace(job, layouts=layouts), "megatron-homogeneous", profile="A40")
+    with pytest.warns(UserWarning, match=" changes the layout of 'llm': the job has ") as told:
+        best, *_ = workbench.search(dataclasses.replace(job, layouts=layouts), profile="A40")
+    assert str(told[0].message).startswith(best.strategy)
 
 
 def test_names_are_there_before_and_after_their_packages_are_imported():

@@ -93,6 +93,8 @@ def search(
     Raises:
         ValueError: an unknown objective, schedule, judge or profile; or the objective is money and the job
             lacks the price of a rank.
+
+    Warns of layouts of the job that the best plan does not keep.
     """
     from sim.predict import predict_within
 
@@ -102,13 +104,17 @@ def search(
     cost = cost_of(job, _name(profile), _path(execution))
     planners = _planners((*PLANNERS, *(PRICED if objective_kind is Objective.DOLLARS else ())), judge)
     planners_to_try = with_schedules(planners, [usual(kind) for kind in kinds])
-    return search_plans(
+    candidates = search_plans(
         job,
         cost,
         planners_to_try,
         lambda candidate: predict_within(*accept(candidate), cost),
         objective=objective_kind,
     )
+    best = next((candidate.plan for candidate in candidates if candidate.plan is not None), None)
+    for line in () if best is None else unlike_layouts(best, job):
+        warn(line, stacklevel=2)
+    return candidates
 
 
 def simulate(plan: Plan, *, profile: str | Path | None = None, execution: str | Path | None = None) -> Trace:
