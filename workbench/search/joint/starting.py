@@ -14,9 +14,9 @@ from workbench.search.joint.workers import Workers
 
 CHOOSING_SHARE = 0.25  # of the time, at most, for strategies that choose degrees themselves
 EACH_CHOOSING_SHARE = 0.6  # until then, each of these gets a first slice of time
+FEWER_SHARE = 0.1  # after that, for their plans on fewer ranks
 OTHER_SHARE = 0.15  # after that, for all others: strategies also plan anew during the search
 EACH_OTHER_SHARE = 0.4  # until then, each of the others gets a first slice
-FEWER_SHARE = 0.1  # after that, for plans on fewer ranks
 TOO_LARGE = "does not fit"  # part of refusals for lack of memory
 
 _Planned = Callable[[Sequence[Task]], Iterator[Start]]
@@ -71,8 +71,8 @@ def _groups(tasks: Sequence[Task]) -> Iterator[tuple[float, float, list[Task]]]:
     """
     whole = [task for task in tasks if task.part is None]
     yield CHOOSING_SHARE, EACH_CHOOSING_SHARE, [task for task in whole if task.chooses]
+    yield FEWER_SHARE, EACH_CHOOSING_SHARE, [task for task in tasks if task.part is not None]
     yield OTHER_SHARE, EACH_OTHER_SHARE, [task for task in whole if not task.chooses]
-    yield FEWER_SHARE, 0.0, [task for task in tasks if task.part is not None]
 
 
 class _Slices:
