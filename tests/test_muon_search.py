@@ -39,7 +39,7 @@ from workbench.planner.layout_search import exhaustive_layout, fastest_layout
 from workbench.planner.layout_space import LayoutSpace
 from workbench.planner.layout_step import LayoutSteps
 from workbench.planner.module_price import ModulePrices
-from workbench.planner.stage_counts import silent
+from workbench.planner.stage_counts import PlannerStopped, silent
 from workbench.strategies import disttrain, entrain_search, fsdp
 from workbench.strategies.elastic_templates import elastic_templates
 from workbench.strategies.registry import PLANNERS
@@ -283,6 +283,22 @@ def test_the_simulator_chooses_among_plans_by_formulas_with_the_update_too(
     seconds = [candidate_s(plan, COST) for plan in plans]
     assert min(seconds) < 0.95 * min(seconds[:num_by_formula])
     assert min(seconds) < 0.7 * seconds[0]
+
+
+@pytest.mark.parametrize("error", [ValueError("nothing fits"), PlannerStopped()], ids=repr)
+def test_published_plans_are_kept_where_the_formula_with_the_update_has_none(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = by_muon(vision_job(8, samples=8, memory_gb=140.0, settings=Settings(kernels=Kernels.FUSED)))
+    published, best_placed = disttrain.plan(job, COST), disttrain.best_placed
+
+    def placed(*given: Any, counts_updates: bool = False) -> Job:
+        if counts_updates:
+            raise error
+        return best_placed(*given)
+
+    monkeypatch.setattr(disttrain, "best_placed", placed)
+    assert disttrain.shortlist(job, COST, silent, MOST_JUDGED)[0] == published
 
 
 def test_entrains_formula_adds_the_step_of_the_slowest_module() -> None:

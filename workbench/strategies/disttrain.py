@@ -5,7 +5,9 @@ orchestration; section 8: modules on different kinds of GPUs. Its reordering of 
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from workbench.balance.orchestration.cheapest import dollars_per_sample, orchestrate_cheapest
 from workbench.balance.orchestration.depth import orchestrate_in_flight
@@ -22,7 +24,7 @@ from workbench.planner.assembly import check_apart, lowered_that_fits
 from workbench.planner.expert_choices import fastest_degree, with_fastest_degrees
 from workbench.planner.layout_choice import on_tensor_ranks
 from workbench.planner.module_price import ModulePrices
-from workbench.planner.stage_counts import Progress
+from workbench.planner.stage_counts import PlannerStopped, Progress
 from workbench.planner.strategy_spec import PLAIN_OR_INTERLEAVED, Chooser, First, OwnSpace, StrategySpec
 from workbench.strategies import megatron_heterogeneous
 
@@ -89,33 +91,30 @@ def _fitting(
 ) -> tuple[Plan, ...]:
     """Plans by the formula; where several are wanted, then those that it finds with the optimizer's step."""
     check_apart(job, "disttrain")
-    plans = _by_formula(job, cost, progress, search, score, most, counts_updates=False)
-    if most == 1:
-        return plans
-    more = _by_formula(job, cost, progress, search, score, most, counts_updates=True)
-    return (*plans, *(plan for plan in more if plan not in plans))
+    placed = partial(best_placed, job, cost, search, score)
+    plans = _by_formula(placed, cost, progress, most)
+    if most > 1:
+        with suppress(ValueError, PlannerStopped):  # there are plans to hand over
+            more = _by_formula(partial(placed, counts_updates=True), cost, progress, most)
+            plans += tuple(plan for plan in more if plan not in plans)
+    return plans
 
 
 def _by_formula(
-    job: Job,
-    cost: CostModel,
-    progress: Progress,
-    search: Callable[[Task], Orchestration],
-    score: Callable[[Task, Orchestration], Score],
-    most: int,
-    *,
-    counts_updates: bool,
+    placed: Callable[[float], Job], cost: CostModel, progress: Progress, most: int
 ) -> tuple[Plan, ...]:
     """Plans of the best placement, with less and less memory for what the formula counts, until `most` fit.
 
     The formula ignores working memory and uneven layers; the plan's memory account includes them.
+
+    Args:
+        placed: the job with layouts within a share of every GPU's memory.
     """
     refusal = ""
     plans: list[Plan] = []
     for share in ROOM:
         try:
-            placed_job = best_placed(job, cost, search, score, share, counts_updates=counts_updates)
-            candidate = megatron_heterogeneous.plan(placed_job, cost, progress)
+            candidate = megatron_heterogeneous.plan(placed(share), cost, progress)
         except ValueError:
             if plans:
                 break
