@@ -1,19 +1,22 @@
 """Which choices a joint search makes candidates from, and that none of these comes twice."""
 
 import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from experiments.search.spaces import spaces
+from workbench.plan.plan import Sharding
 from workbench.planner.groupings import groups_of, resized, round_robin
 from workbench.search.joint.choice import Choice, draft_of
 from workbench.search.joint.evaluate import changed
 from workbench.search.joint.grouping import exchanged
 from workbench.search.joint.incumbents import BEST_SHARE, OTHERS, Incumbent, admitted, shares, site_of
 from workbench.search.joint.move import Space
-from workbench.search.joint.proposals import QUICK, Proposals
+from workbench.search.joint.proposals import QUICK, Proposals, single_moves
 from workbench.search.joint.question import Question
+from workbench.search.joint.setting_moves import Keep
 
 SPACE = next(space for space in spaces() if space.name == "audio frozen")
 BY_SITE: dict[object, Choice] = {}
@@ -43,7 +46,7 @@ def test_what_is_as_good_as_equal_has_one_seat():
 
 def test_a_better_choice_at_the_same_site_has_half_of_what_was_tried_there():
     (held,) = admitted([incumbent(0, 2.0, tried=9)], incumbent(0, 1.9))
-    assert held.tried == 4
+    assert held.tried == 4.5
 
 
 def test_another_number_of_microbatches_has_a_seat_of_its_own():
@@ -77,6 +80,36 @@ def test_the_best_and_those_that_promise_most_share_a_round():
     ]
     assert {each.index for each, _ in shares([incumbent(0, 1.9), *rest], 24)} == {0, *range(2, OTHERS + 2)}
     assert list(shares([many], 24)) == [(many, 24)]
+
+
+def test_large_plans_get_fewer_candidates_of_a_round_by_the_effort_of_judging_them():
+    best, alike, large, huge = (incumbent(place, 2 + place / 100) for place in range(OTHERS + 1))
+    whole = {each.index: count for each, count in shares([best, alike, large, huge], 24)}
+    best.effort, alike.effort, large.effort, huge.effort = 10.0, 5.0, 30.0, 10_000.0
+    found = {each.index: count for each, count in shares([best, alike, large, huge], 24)}
+    assert found == whole | {2: -(-whole[2] // 3), 3: 1}
+
+
+def test_weights_that_a_move_shards_come_late_where_that_makes_many_stages():
+    choice, keeps = next((each, keeps) for each in CHOICES if sharding_ones(keeps := keeps_of(each)))
+    split = sharding_ones(keeps)
+    assert split < set(keeps)
+    places: Counter[bool] = Counter()
+    for seed in range(100):
+        asked = [moves[0] for moves in proposals(choice, seed).next(100, set()) if len(moves) == 1]
+        for place, move in enumerate(move for move in asked if isinstance(move, Keep)):
+            places[move in split] += place
+    late, early = places[True] / len(split), places[False] / (len(keeps) - len(split))
+    assert late > 1.5 * early
+
+
+def keeps_of(choice: Choice) -> list[Keep]:
+    moves = single_moves(AMONG, choice, draft_of(SPACE.job, choice), None)
+    return [move for move in moves if isinstance(move, Keep)]
+
+
+def sharding_ones(keeps: list[Keep]) -> set[Keep]:
+    return {move for move in keeps if move.sharding is Sharding.PARAMETERS}
 
 
 def proposals(choice: Choice, seed: int) -> Proposals:

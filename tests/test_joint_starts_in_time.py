@@ -9,17 +9,22 @@ import pytest
 from sim.predict import IterationJudge
 from tests.test_joint_search import Ticks, small
 from tests.test_strategies import cost
+from workbench.cost.model import CostModel
 from workbench.job.job import Job
+from workbench.plan.plan import Plan
 from workbench.planner.judged import judged_plan
 from workbench.planner.stage_counts import Progress
 from workbench.planner.strategy_spec import Planner
+from workbench.search.joint import replan
 from workbench.search.joint.drive import joint_search
 from workbench.search.joint.log import log_lines, replayed
+from workbench.search.joint.move import Space
+from workbench.search.joint.replan import replan_of
 from workbench.search.joint.result import SearchResult
 from workbench.search.joint.starting import waiting_tasks
 from workbench.search.joint.starts import OUT_OF_TIME, Start, Task, start_of
 from workbench.search.joint.terms import Scope, Stop
-from workbench.strategies.registry import BY_NAME
+from workbench.strategies.registry import BY_NAME, PLANNERS
 
 SEARCHING = [name for name, spec in BY_NAME.items() if spec.searches_layouts and not spec.wants_prices]
 STOPPABLE = ["megatron-homogeneous", "megatron-colocated", "megatron-islands", "fsdp", "hsdp"]
@@ -72,6 +77,40 @@ def test_a_planner_is_stopped_while_nothing_fits_too() -> None:
     assert "does not fit" in whole.refusal
     stopped = start_of(task._replace(reports=2), cost(), IterationJudge(cost()))
     assert (stopped.refusal, stopped.stopped_at) == (OUT_OF_TIME, 2)
+
+
+@pytest.mark.parametrize("name", STOPPABLE)
+def test_a_strategy_that_plans_anew_is_stopped_after_so_many_of_its_own_candidates(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports: list[int] = []
+
+    def planner(job: Job, cost: CostModel, progress: Progress) -> Plan:
+        def counted(done: int, total: int, best_s: float) -> None:
+            reports.append(done)
+            progress(done, total, best_s)
+
+        return PLANNERS[name](job, cost, counted)
+
+    def planned(most: int) -> Plan:
+        reports.clear()
+        monkeypatch.setattr(replan, "MOST_CANDIDATES", most)
+        return replan_of(name, open_job()).plan(Space(open_job(), cost(), {}, {name: planner}))
+
+    whole, judge = planned(10**9), IterationJudge(cost())
+    num = len(reports)
+    stopped = planned(num // 3)
+    assert num // 3 < len(reports) < num
+    assert judge.value(stopped) >= judge.value(whole)
+
+
+def test_a_strategy_that_plans_anew_and_has_no_plan_when_it_is_stopped_is_refused() -> None:
+    def planner(job: Job, cost: CostModel, progress: Progress) -> Plan:
+        while True:
+            progress(0, 1, inf)
+
+    with pytest.raises(ValueError, match="fsdp has no plan among the first 100 candidates of its own"):
+        replan_of("fsdp", open_job()).plan(Space(open_job(), cost(), {}, {"fsdp": planner}))
 
 
 def test_every_strategy_that_chooses_degrees_is_judged_even_if_the_first_takes_the_starts_share() -> None:

@@ -26,6 +26,7 @@ from workbench.strategies.registry import PLANNERS
 
 START = "megatron-heterogeneous"
 CANDIDATES = {24: 400, 1296: 24}
+LONG_CANDIDATES = 120  # of 1,296 GPUs: far from the start are plans that take longer
 LIMIT_S = 120.0  # of CPU, should a machine be slow
 LARGE_GPUS, LARGE_CANDIDATES, LARGE_LIMIT_S = 10_000, 24, 600.0
 WORKERS = 2
@@ -94,12 +95,14 @@ def speeds(*, seed: int) -> dict[str, Any]:
     small, middle = (
         rate_of(case, CANDIDATES[gpus], seed=seed) for case, gpus in zip(CASES[1:], CANDIDATES, strict=True)
     )
+    longer = rate_of(CASES[2], LONG_CANDIDATES, seed=seed)
     whole = large(seed=seed)
     return {
         "candidates_per_s_24": small["candidates_per_s"],
         "candidates_per_s_1296": middle["candidates_per_s"],
+        "candidates_per_s_1296_long": longer["candidates_per_s"],
         "seconds_10000": whole["seconds"],
-        "speed_searches": {"24": small, "1296": middle, "10000": whole},
+        "speed_searches": {"24": small, "1296": middle, "1296, long": longer, "10000": whole},
     }
 
 

@@ -4,7 +4,7 @@ plan.
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import islice
 from math import inf
@@ -120,7 +120,7 @@ class _Search:
             if self.replans is not None and isinstance(moves[0], Replan):
                 self.replans.learn(moves[0], outcome.value, self.space.job)
             elif incumbent.proposals is not None:
-                incumbent.tried += 1
+                incumbent.tried += incumbent.effort / self.incumbents[0].effort
                 if outcome.value is not None:
                     incumbent.proposals.learn(moves, loss=outcome.value / incumbent.value - 1)
             replan = moves[0] if isinstance(moves[0], Replan) else None
@@ -143,7 +143,7 @@ class _Search:
             return False
         start = moves[0].strategy if isinstance(moves[0], Replan) else base.start
         choice = changed(self.space, base.choice, moves)
-        candidate = Incumbent(value, choice, index, start, outcome.batches_s)
+        candidate = Incumbent(value, choice, index, start, outcome.batches_s, outcome.effort)
         if start == base.start and base.proposals is not None:
             candidate.first = tuple(move for move in base.proposals.best if move not in moves)
         incumbents = admitted(self.incumbents, candidate)
@@ -259,7 +259,7 @@ def _first_incumbents(
     """The starts, best first, without equal values; with fixed questions, each with those answers applied."""
     valued = [start for start in starts if start.value is not None and start.choice is not None]
     incumbents = [
-        Incumbent(value_of(start), start.choice, start.name, start.name, start.batches_s)
+        Incumbent(value_of(start), start.choice, start.name, start.name, start.batches_s, start.effort)
         for start in valued
         if start.choice
     ]
@@ -293,7 +293,13 @@ def _with_fixed(
         if outcome.value is not None:
             choice = changed(space, incumbent.choice, moves)
             fixed_incumbents.append(
-                Incumbent(outcome.value, choice, incumbent.index, incumbent.start, outcome.batches_s)
+                replace(
+                    incumbent,
+                    value=outcome.value,
+                    choice=choice,
+                    batches_s=outcome.batches_s,
+                    effort=outcome.effort,
+                )
             )
         elif outcome.refusal == UNCHANGED:
             fixed_incumbents.append(incumbent)

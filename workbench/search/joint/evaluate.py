@@ -14,7 +14,7 @@ from workbench.plan.lru_cache import Identity, LruCache, clear_caches
 from workbench.plan.plan import Plan
 from workbench.planner.chosen_plan import check_chosen
 from workbench.planner.groupings import way_of
-from workbench.search.joint.choice import Choice, build
+from workbench.search.joint.choice import Choice, build, num_actions
 from workbench.search.joint.grouping_moves import Regroup, Resize
 from workbench.search.joint.layout_moves import Arrange
 from workbench.search.joint.move import Move, Space
@@ -25,6 +25,7 @@ from workbench.search.objectives.race import Race
 from workbench.units import S_PER_HOUR
 
 UNCHANGED = "it changes nothing"
+ACTIONS_OF_ONE = 360  # of a plan, which take as long as what every candidate takes; see the decisions
 MANY_RANKS = 4096  # a plan of so many ranks caches a gigabyte, little of which others reuse
 _CHANGED: LruCache[Choice] = LruCache(256)  # by candidate: those that become incumbents are built again
 
@@ -73,12 +74,14 @@ class Outcome:
     Args:
         costs: those of a `Point`, if the search keeps a Pareto front.
         batches_s: steps on the batches that the judge used.
+        effort: of judging it, in the smallest plans; by counts, so that it does not depend on the machine.
     """
 
     value: float | None
     refusal: str = ""
     costs: tuple[float, ...] = ()
     batches_s: tuple[float, ...] = ()
+    effort: float = 1.0
 
 
 @collector_paused()
@@ -122,7 +125,12 @@ def outcome_of(
         value = step_s = judge.value(plan)
         batches_s = ()
     costs = () if front_of is None else _costs(front_of, plan, step_s)
-    return Outcome(value, costs=costs, batches_s=batches_s)
+    return Outcome(value, costs=costs, batches_s=batches_s, effort=_effort_of(plan))
+
+
+def _effort_of(plan: Plan) -> float:
+    """Effort of judging a plan: of equal replicas, one is judged."""
+    return 1 + num_actions(checked_part(plan)) / ACTIONS_OF_ONE
 
 
 def _costs(job: Job, plan: Plan, step_s: float) -> tuple[float, ...]:

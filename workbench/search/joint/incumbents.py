@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 
 from workbench.search.joint.choice import Choice
 from workbench.search.joint.move import Move
@@ -26,7 +27,9 @@ class Incumbent:
         index: of the candidate that it was, or the name of a start.
         start: name of the start it was derived from.
         batches_s: steps on the batches it was judged by; empty: not judged by batches.
-        tried: candidates derived from it; those of the previous incumbent at the same site count half.
+        effort: of judging it, as in `Outcome`.
+        tried: effort of the candidates derived from it, in candidates of the best incumbent; that of the
+            previous incumbent at the same site counts half.
         proposals: moves from it; None: not requested yet.
         first: moves that improved another incumbent.
     """
@@ -36,7 +39,8 @@ class Incumbent:
     index: int | str
     start: str
     batches_s: tuple[float, ...] = ()
-    tried: int = 0
+    effort: float = 1.0
+    tried: float = 0.0
     proposals: Proposals | None = None
     first: tuple[Move, ...] = ()
     site: Site = field(init=False)
@@ -75,16 +79,20 @@ def admitted(incumbents: Sequence[Incumbent], candidate: Incumbent) -> list[Incu
     ]
     if any(candidate.value >= rival.value for rival in rivals):
         return None
-    candidate.tried = max((rival.tried // 2 for rival in rivals), default=0)
+    candidate.tried = max((rival.tried / 2 for rival in rivals), default=0.0)
     kept = [incumbent for incumbent in incumbents if incumbent not in rivals]
     return sorted((*kept, candidate), key=lambda incumbent: incumbent.value)[:MOST_INCUMBENTS]
 
 
 def shares(incumbents: Sequence[Incumbent], count: int) -> Iterator[tuple[Incumbent, int]]:
-    """How many of `count` candidates to derive from which: the best incumbent and the most promising ones."""
+    """How many of `count` candidates to derive from which: the best incumbent and the most promising ones.
+
+    Those whose plans take more effort to judge than the best one's get fewer, and at least one.
+    """
     best, *others = incumbents
     best_count = round(BEST_SHARE * count) if others else count
     yield best, best_count
     promising = sorted(others, key=lambda incumbent: incumbent.optimistic)[:OTHERS]
     for incumbent in promising:
-        yield incumbent, -(-(count - best_count) // len(promising))
+        growth = max(1.0, incumbent.effort / best.effort)
+        yield incumbent, ceil((count - best_count) / len(promising) / growth)

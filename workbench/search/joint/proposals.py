@@ -8,7 +8,7 @@ from itertools import islice, zip_longest
 from workbench.explain.neighbours import memory_neighbours
 from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
-from workbench.plan.plan import KeyExchange, Plan, Recompute
+from workbench.plan.plan import KeyExchange, Plan, Recompute, Sharding
 from workbench.planner.groupings import Grouping, differ, groups_of, llm_of
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
 from workbench.search.joint.arrangement import Arrangement
@@ -159,7 +159,9 @@ def in_turn(moves: Sequence[Move]) -> list[Move]:
 
 
 def _weight(move: Move, draft: Plan, hints: Hints | None) -> float:
-    """Preference for boundary moves whose giving stage has more of the critical path."""
+    """Preference for boundary moves whose giving stage has more of the critical path, and for small plans."""
+    if isinstance(move, Keep):
+        return 1 / _growth(move, draft)
     if hints is None or not isinstance(move, ShiftLayer):
         return 1.0
     giver_s = taker_s = 0.0
@@ -169,6 +171,18 @@ def _weight(move: Move, draft: Plan, hints: Hints | None) -> float:
         giver_s += hints.stages.get(giver.id, 0.0)
         taker_s += hints.stages.get(taker.id, 0.0)
     return 2.0 if giver_s > taker_s else 0.5
+
+
+def _growth(move: Keep, draft: Plan) -> float:
+    """How many times as many stages the move makes: a layer with sharded weights is a stage of its own."""
+    if move.sharding is not Sharding.PARAMETERS:
+        return 1.0
+    split = [
+        stage.layers[1] - stage.layers[0]
+        for stage in draft.stages
+        if move.module in (None, stage.module) and not draft.settings.of(stage.module).shards_parameters
+    ]
+    return 1 + (sum(split) - len(split)) / len(draft.stages)
 
 
 def single_moves(

@@ -13,6 +13,7 @@ from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import ModuleSettings, Plan
 from workbench.planner.groupings import groups_of, llm_of
 from workbench.planner.layout_choice import degrees_of
+from workbench.planner.stage_counts import PlannerStopped
 from workbench.planner.strategy_spec import Chooser, Planner
 from workbench.schedule.choice import Schedule
 from workbench.schedule.sharded import ReshardAfter
@@ -21,17 +22,13 @@ from workbench.search.joint.move import Space
 from workbench.search.joint.own_spaces import OWN_SPACES, Draws
 from workbench.search.joint.question import Question
 
-MOST_CANDIDATES = 100  # a planner's own candidates, after which it is stopped: here its plan is one candidate
+MOST_CANDIDATES = 100  # a planner's own, after which it stops with its best: here its plan is one candidate
 NEAR_SHARE = 0.7  # share of draws near a strategy's best plan, once it has one
 UNTRIED = 5  # draws that halve the optimism about a strategy
 REPEATED = 20  # consecutive repeated draws after which a strategy is skipped this time
 PROMISE = 4  # exponent of the quality of a strategy's best plan
 MOST_ACTIONS = 500_000  # of all cached plans together: those that become incumbents are built again
 _PLANS: LruCache[Plan] = LruCache(MOST_ACTIONS, num_actions)
-
-
-class _TooMany(Exception):  # noqa: N818  (no error: the planner is told to stop)
-    """A planner has tried more candidates of its own than one move is worth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +82,13 @@ class Replan:
             nonlocal num_candidates
             num_candidates += 1
             if num_candidates > MOST_CANDIDATES:
-                raise _TooMany
+                raise PlannerStopped
 
         try:
             plan = planner(self.job_of(space.job), space.cost, count)
-        except _TooMany:
+        except PlannerStopped:
             raise ValueError(
-                f"{self.strategy} has more than {MOST_CANDIDATES} candidates of its own"
+                f"{self.strategy} has no plan among the first {MOST_CANDIDATES} candidates of its own"
             ) from None
         return replace(plan, strategy=NAME)
 

@@ -34,6 +34,7 @@ class Start:
             name if it planned for fewer ranks.
         choice: the plan's answers.
         batches_s: steps on the batches that it was judged on; empty: not judged by batches.
+        effort: of judging the plan, as in `Outcome`.
         misses_by: value of a plan that only misses a limit: less is nearer.
         stopped_at: number of reports after which the planner was stopped, with its best plan so far; None: it
             finished.
@@ -44,6 +45,7 @@ class Start:
     choice: Choice | None = None
     value: float | None = None
     batches_s: tuple[float, ...] = ()
+    effort: float = 1.0
     refusal: str = ""
     misses_by: float | None = None
     stopped_at: int | None = None
@@ -146,5 +148,6 @@ def start_of(task: Task, cost: CostModel, judge: Judge) -> Start:
         choice=choice_of(job, plan, cost),
         value=outcome.value,
         batches_s=outcome.batches_s,
+        effort=outcome.effort,
         stopped_at=watch.stopped_at,
     )
