@@ -179,8 +179,9 @@ def _repeat(
 
 def _saves(lowered: Lowered, mesh: Mesh, settings: RunSettings) -> RankCheckpoints:
     saves, plan = settings.checkpoints, lowered.plan
-    data = None if saves is None else saves.data
-    identity = identity_of(plan, settings.dtype(plan), settings.seed, data=data)
+    if saves is None:
+        return RankCheckpoints(None, None, mesh.rank, timeout_s=settings.timeout_s)
+    identity = identity_of(plan, settings.dtype(plan), settings.seed, data=saves.data)
     return RankCheckpoints(saves, identity, mesh.rank, timeout_s=settings.timeout_s)
 
 

@@ -1,5 +1,6 @@
 """Fixtures that all tests share."""
 
+import atexit
 import gc
 import os
 import signal
@@ -64,7 +65,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Collections of the tests, and of the ranks forked from here, do not look through what was imported."""
+    usual = gc.get_threshold()
+    os.register_at_fork(after_in_child=lambda: gc.set_threshold(*usual))
+    gc.set_threshold(20 * usual[0], *usual[1:])  # plans and configurations are many objects and few rings
     gc.enable()
+    gc.freeze()
+    atexit.register(leave_to_the_end)
+
+
+def leave_to_the_end() -> None:
+    """Extensions count at the very end what nobody gave back; the last collection is enough for that."""
+    gc.unfreeze()
+    gc.disable()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen_between_files() -> Iterator[None]:
+    """What the tests of a file leave in caches is not looked through in those of others."""
+    yield
+    gc.collect()
     gc.freeze()
 
 
@@ -76,7 +95,6 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Say in the very last line that the report's page was not looked at: among skips it is overlooked."""
-    gc.unfreeze()  # extensions count at the very end what nobody gave back
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     skipped = [] if reporter is None else reporter.stats.get("skipped", [])
     for report in skipped:

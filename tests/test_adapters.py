@@ -19,6 +19,7 @@ from transformers.models.whisper.modeling_whisper import WhisperConfig, WhisperE
 
 from runtime.data.batches import SyntheticSource, microbatch_data
 from runtime.models.choose import ADAPTERS, adapter_of
+from runtime.models.configuration import configuration
 from runtime.models.decoder import DecoderAdapter, NextTokenHead
 from runtime.models.norm import widen_norms
 from runtime.models.vision import grid_of
@@ -228,3 +229,16 @@ def test_the_head_gives_logits() -> None:
     assert isinstance(head, NextTokenHead)
     assert head.logits(torch.zeros(5, tiny_models.WIDTH, dtype=torch.float64)).shape == (5, 64)
     assert data.items == (Item(1, 0),)
+
+
+def test_equal_configurations_are_checked_once_and_everyone_has_their_own(monkeypatch: pytest.MonkeyPatch):
+    """Every microbatch asks for its module's, which transformers takes longest to check."""
+    fields = tiny_models.SIGLIP | {"hidden_size": 48}
+    asked = []
+    made = SiglipVisionConfig.from_dict
+    monkeypatch.setattr(SiglipVisionConfig, "from_dict", lambda given: asked.append(given) or made(given))
+    one, other = (configuration(SiglipVisionConfig, fields) for _ in range(2))
+    assert len(asked) == 1
+    assert one.to_dict() == other.to_dict() == made(dict(fields)).to_dict()
+    one.hidden_size = 1
+    assert (other.hidden_size, configuration(SiglipVisionConfig, fields).hidden_size) == (48, 48)

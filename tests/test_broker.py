@@ -4,10 +4,11 @@ from itertools import pairwise
 from math import gcd, lcm
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.broker import Boundary, Crossing, Sending, Topology, cross
+from tests.examples import examples
 
 
 def boundary(up_dp: int, down_dp: int, **other: float) -> Boundary:
@@ -60,7 +61,7 @@ def test_a_slow_network_is_as_fast_as_what_carries_it() -> None:
     assert crossed(even, Topology.BROKERS) == crossed(even, Topology.ALL_PAIRS)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     st.integers(1, 6),
     st.integers(1, 6),

@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.plans import chain_module, disjoint_plan, finish, sample, two_encoders
 from workbench.model.model_graph import connect
 from workbench.plan.build import batched_microbatches, with_programs
@@ -22,7 +23,7 @@ def kinds(samples):
     return [sample(i, images=images, sounds=sounds) for i, (images, sounds) in enumerate(samples)]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1)), min_size=2, max_size=8).filter(
         lambda samples: len(samples) % 2 == 0

@@ -260,6 +260,7 @@ PICKLES = {
     "runtime/frontend/stage.py": "whether a user's function can be sent to the own ranks",
     "runtime/next_plan.py": "between a rank and its planner, over pipes",
     "runtime/step_plans.py": "plans from the first rank to the others",
+    "runtime/world/answers.py": "of a pool's workers, over the same pipes",
     "runtime/world/pool.py": "between a pool and its workers, over pipes",
     "workbench/search/joint/workers.py": "between a search and its own workers",
     "workbench/trace_files/memory_snapshot.py": "an unpickler that finds no class and calls nothing",

@@ -331,6 +331,7 @@ def test_an_explanation_sums_what_is_small_and_shows_no_empty_table(tmp_path: Pa
     job = tmp_path / "job.yaml"
     accept("init", "llama-3.2-1b", "--gpus", "8xH100", "-o", job)
     text = re.sub(r"fixed:.*", "mixture: {seed: 0, text_tokens: [9, 4000]}", job.read_text())
+    text = re.sub(r"samples: \d+", "samples: 16", text)
     job.write_text(f"{text}layouts:\n  llm: {{pp: 8, dp: 1}}\n")
     words = ("explain", job, "--strategy", "megatron-heterogeneous", "--budget", "0")
     assert "the closest are" not in accept(*words).output

@@ -6,10 +6,11 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cost_models import GPT, LLAMA_8B, block, causal, compute_only, layer, linear
+from tests.examples import examples
 from workbench.calibrate.data_sheet import A100, H100, H200, DataSheet
 from workbench.cost.collectives import (
     Collective,
@@ -181,7 +182,7 @@ def test_a_product_of_few_columns_is_read_as_its_transposed(name: str):
 
 
 @pytest.mark.parametrize("name", ["A40", "A100-80GB"])
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     columns=st.tuples(st.sampled_from([64, 192, 768, 1280, 4096]), st.sampled_from([192, 768, 4096])),
     rows=st.lists(st.floats(20, 100_000), min_size=2, max_size=5, unique=True).map(sorted),
@@ -197,7 +198,7 @@ def test_no_product_is_faster_than_the_bound_of_its_rows(name: str, columns, row
 
 
 @pytest.mark.parametrize("name", known_profiles())
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(tokens=st.integers(16, 4096))
 def test_twice_the_tokens_never_take_less_time(name: str, tokens: int):
     cost = CostModel(load_profile(name))

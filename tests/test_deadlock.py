@@ -42,7 +42,7 @@ def text(line):
     return [parse_action(word) for word in line.split()]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(plans())
 def test_every_built_plan_runs_and_passes(plan):
     lowered = lower(plan)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.world.pool import Pool
+from tests.examples import examples
 from tests.test_data_strategies import COST, skewed_batch, skewed_job
 from tests.test_parity import assert_same
 from tests.tiny_valm import tiny_valm
@@ -93,7 +94,7 @@ def units_and_times(num: int, stages: int, seed: int):
     return forward, 2 * forward, units
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.integers(2, 8), st.integers(1, 4), st.integers(0, 2), st.integers(0, 99))
 def test_units_are_never_slower_than_given_and_near_the_best(num: int, stages: int, lead: int, seed: int):
     forward, backward, units = units_and_times(num, stages, seed)

@@ -8,8 +8,10 @@ from transformers import GptOssConfig
 
 from experiments.doors.targets import Folder, refusals
 from tests.test_export_folders import Path, check_flags, plan_of, prices_of, shell_arguments
+from tests.test_export_latent import CASES as LATENTS
 from tests.test_export_latent import CONFIG as LATENT
 from tests.test_export_latent import flags_of, job_alone
+from tests.test_export_latent import folder_of as latent_folder
 from workbench.export.decoder import decoder_of
 from workbench.export.export import export
 from workbench.export.module_layouts import llm_of
@@ -156,6 +158,7 @@ CASES = [
 
 @pytest.mark.parametrize("target", ["megatron", "megatron-bridge"])
 def test_the_systems_take_it(target, packages):
+    """And latent attention: a system takes seconds to start."""
     folders = [
         Folder(
             files=export(plan_with(config, **other), BY_NAME[target], prices_of(job_of(config, **other))),
@@ -163,6 +166,7 @@ def test_the_systems_take_it(target, packages):
         )
         for config, other in CASES
     ]
+    folders += [latent_folder(target, other) for other in LATENTS]
     assert refusals(target, folders, packages) == [None] * len(folders)
 
 

@@ -138,12 +138,13 @@ BRIDGES = [*CASES, {"rope_scaling": CONFIG["rope_scaling"] | {"beta_fast": 1.0, 
 
 @pytest.mark.parametrize(("target", "cases"), [("megatron", CASES), ("megatron-bridge", BRIDGES)])
 def test_the_systems_take_it(target, cases, packages):
-    folders = [
-        Folder(files=export(plan, BY_NAME[target], prices_of(job_of(**other))), ranks=len(plan.ranks))
-        for other in cases
-        for plan in [plan_with(**other)]
-    ]
+    folders = [folder_of(target, other) for other in cases]
     assert refusals(target, folders, packages) == [None] * len(folders)
+
+
+def folder_of(target, other):
+    plan = plan_with(**other)
+    return Folder(files=export(plan, BY_NAME[target], prices_of(job_of(**other))), ranks=len(plan.ranks))
 
 
 def test_a_bridge_s_program_has_the_layers_and_positions_of_the_model():

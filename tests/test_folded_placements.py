@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from experiments.bench.speed_cases import CASES
+from tests.examples import examples
 from tests.test_candidates import COST, in_brief, in_full, job_of, on_nodes_of
 from workbench.job.job import Job
 from workbench.plan import build as building
@@ -177,7 +178,7 @@ def choices(draw: st.DrawFn) -> tuple[Job, Choice]:
         raise
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(choices())
 def test_a_part_is_judged_as_the_whole(choice: tuple[Job, Choice]) -> None:
     try:

@@ -8,10 +8,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.next_plan import Planner, planned
+from tests.examples import examples
 from tests.plans import cluster, disjoint_plan, sample, two_encoders
 from tests.test_context_parallel_step import BATCHES, plan_of, with_owners
 from workbench.balance.tokens.policies import contiguous
@@ -42,7 +43,7 @@ SIZES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=4, ma
 
 
 @given(SIZES, SIZES, st.sampled_from([1, 2]))
-@settings(deadline=None, max_examples=60)
+@examples(60)
 def test_it_is_the_plan_that_would_have_been_made(
     first: list[tuple[int, int]], following: list[tuple[int, int]], replicas: int
 ) -> None:

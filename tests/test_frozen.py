@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests import plans
 from tests.dag_models import WIDTH, chain, dag_models
+from tests.examples import examples
 from workbench.model.frozen import FrozenRule, Needs, gradient_needs
 from workbench.model.layer import Pointwise
 from workbench.model.model_graph import Edge, ModelGraph, Module, connect
@@ -188,7 +189,7 @@ def autograd_needs(model: ModelGraph) -> dict[str, tuple[Needs, ...]]:
 
 
 @given(model=dag_models())
-@settings(deadline=None, max_examples=60)
+@examples(60)
 def test_exact_rule_is_what_autograd_does(model):
     torch.set_num_threads(1)
     assert gradient_needs(model) == autograd_needs(model)

@@ -53,6 +53,7 @@ UNFUZZED = {
     "runtime.measure.microbench:_processor_name": SYSTEM,
     "runtime.measure.sustained:_cpu_cache_bytes": SYSTEM,
     "runtime.models.adapter_files:finish_adapters": OWN,
+    "runtime.models.configuration:_checked": OWN,
     "runtime.models.weights:_finish_composite": OWN,
     "runtime.models.weights:_as_origin_has": OWN,
     "runtime.models.weights:_dtype_of": OWN,

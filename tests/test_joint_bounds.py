@@ -7,7 +7,7 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
@@ -53,7 +53,7 @@ def causal(lengths) -> Work:
     return Work(tuple(RowWork(n, n, n * (n + 1) // 2) for n in lengths))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     lengths=tokens,
     others=st.lists(st.integers(1, 8192), max_size=3),
@@ -196,7 +196,7 @@ A_CALL = {
 }
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(length=st.integers(16, 8192), num=st.integers(1, 40), **A_CALL)
 def test_a_call_of_items_that_are_alike_takes_no_less_than_its_kind(
     *, length, num, grid, profile, place, needs, weight
@@ -210,7 +210,7 @@ def test_a_call_of_items_that_are_alike_takes_no_less_than_its_kind(
     ) * (1 + 1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(lengths=st.lists(st.integers(16, 4096), min_size=1, max_size=6), **A_CALL)
 def test_a_call_of_unequal_items_takes_no_less_than_all_of_them(
     *, lengths, grid, profile, place, needs, weight
@@ -231,7 +231,7 @@ seconds = st.floats(1e-4, 1.0)
 points = st.dictionaries(st.integers(1, 512), st.tuples(seconds, seconds, seconds), min_size=1, max_size=5)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(measured=points, lengths=tokens, cut=st.integers(1, 5))
 def test_a_layer_measured_whole_takes_no_less_in_any_calls(measured, lengths, cut):
     rows = [
@@ -320,7 +320,7 @@ def test_no_plan_of_a_listed_space_is_faster_than_its_bound(place):
 calls = st.lists(st.tuples(st.floats(0.1, 4.0), st.floats(0.1, 4.0)), min_size=1, max_size=4)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     layers=st.lists(calls, min_size=2, max_size=4),
     first=st.integers(0, 1),

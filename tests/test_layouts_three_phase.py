@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.chains import each_reads, node, one_to_one
@@ -86,7 +86,7 @@ def test_every_dag_runs_whatever_ranks_are_shared(problem, seed):
         assert len(set(actions)) == len(actions)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.integers(1, 3),
     st.integers(1, 4),

@@ -39,7 +39,7 @@ def test_every_dag_runs_with_split_backwards(problem, kind, data):
     assert sorted(times) == sorted(needs)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     kind=st.sampled_from(LIMITED),
     num_ranks=st.integers(1, 4),

@@ -13,6 +13,7 @@ from torch.nn.functional import linear
 
 from tests import paper_models, plans
 from tests.cost_models import GPT, LLAMA_8B, block, causal, compute_only
+from tests.examples import examples
 from workbench.cost.layer_table import LayerPoint, LayerTable
 from workbench.cost.least_time import LeastTimes
 from workbench.cost.model import CostModel
@@ -179,7 +180,7 @@ RANKS = st.integers(0, 9).map(lambda power: 2**power // 2)
 
 
 @given(st.sampled_from(["H100", "A100-80GB"]), RANKS, RANKS, st.integers(6, 13), st.sampled_from([1, 2, 4]))
-@settings(deadline=None, max_examples=60)
+@examples(60)
 def test_more_rank_is_never_faster_and_none_is_a_frozen_layer(
     profile: str, low: int, high: int, power: int, tp: int
 ) -> None:

@@ -4,12 +4,13 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from runtime.models.attention import pack, packed_sdpa, positions
 from runtime.models.norm import WideRMSNorm
+from tests.examples import examples
 
 torch.set_num_threads(1)
 
@@ -28,7 +29,7 @@ def masked_softmax(
     return (scores.masked_fill(~seen, -math.inf).softmax(-1) @ v).transpose(1, 2)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     lengths=st.lists(st.integers(1, 7), min_size=1, max_size=6),
     causal=st.booleans(),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers.image_processing_utils import select_best_resolution
@@ -25,6 +25,7 @@ from runtime.models.weights import weights_of
 from runtime.run_settings import Collect, RunSettings
 from runtime.world.pool import Pool
 from tests.command_line import accept
+from tests.examples import examples
 from tests.plans import disjoint_plan
 from tests.split_programs import split, weights_last
 from tests.test_parity import assert_same
@@ -201,7 +202,7 @@ def test_images_that_share_a_sample_are_a_tile_each_in_onevision(folder: Path, t
     height=st.integers(1, 400),
     width=st.integers(1, 400),
 )
-@settings(deadline=None, max_examples=150)
+@examples(150)
 def test_an_image_has_as_many_tokens_as_its_processor_says(kind: str, height: int, width: int) -> None:
     said = SimpleNamespace(
         image_processor=SimpleNamespace(image_grid_pinpoints=GRIDS[kind]),

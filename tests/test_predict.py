@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sim.predict import iteration_s
 from sim.step.sweep import Sweep
 from tests.command_line import accept, workbench
+from tests.examples import examples
 from workbench.cost.execution import ActivationCut, Execution, Launch, load_execution, write_execution
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
@@ -324,7 +325,7 @@ def test_every_bad_row_has_its_line(tmp_path):
     assert result.exit_code == 2
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.dictionaries(
         st.sampled_from([c.name for c in COLUMNS if c.name != "gpu"]),

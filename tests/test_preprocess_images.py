@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -29,6 +29,7 @@ from runtime.preprocess.images import (
 )
 from runtime.preprocess.messages import parse_message
 from runtime.preprocess.order import OrderSettings, Reordering, Size, ordered
+from tests.examples import examples
 from tests.preprocess_service import folder_of_images
 from workbench.data.corpus import qwen2_vl_tokens
 
@@ -69,7 +70,7 @@ def test_square_patches_are_what_the_folder_gives(tmp_path: Path, mode: str, suf
         assert pixels.equal(read_image(path, (rule.channels, 32, 32)))
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(
     st.integers(1, 4),
     st.integers(1, 3),
@@ -106,7 +107,7 @@ def test_what_is_no_image_is_named(tmp_path: Path, kind: str) -> None:
         preprocess_image(path, QwenRule())
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.data())
 def test_a_damaged_file_is_an_image_or_named(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -172,7 +173,7 @@ def test_rules_that_are_none() -> None:
             rule_from_json(data)
 
 
-@settings(max_examples=50, deadline=None)  # the first call compiles
+@examples(50)  # the first call compiles
 @given(
     st.lists(st.builds(Size, st.integers(0, 99), st.integers(0, 99)), max_size=12),
     st.integers(1, 4),

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from workbench.balance.microbatches.reorder_interleaved import Walk, reorder_in_programs
 from workbench.schedule.action import Action, Pass
 from workbench.schedule.interleaved import interleaved_1f1b
@@ -73,7 +74,7 @@ def test_equal_microbatches_take_the_closed_form(num_ranks: int, virtual: int, m
     assert found_s == 3.0 * (num * virtual + num_ranks - 1)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(0, 4), st.integers(0, 99))
 def test_orders_are_permutations_with_the_smallest_first_and_last(
     num_ranks: int, virtual: int, more: int, seed: int
@@ -87,7 +88,7 @@ def test_orders_are_permutations_with_the_smallest_first_and_last(
     assert sorted(found[num - num_ranks + 1 :]) == sorted(smallest[1:num_ranks])
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.integers(2, 3), st.integers(1, 2), st.integers(1, 4), st.integers(0, 99), st.data())
 def test_an_interval_is_what_a_forward_may_take_before_the_next_action_is_late(
     num_ranks: int, virtual: int, more: int, seed: int, data

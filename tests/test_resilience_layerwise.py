@@ -3,13 +3,14 @@
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.oobleck.chaos_job import batch, elastic_job
 from runtime.elastic.job import plan_step
 from runtime.elastic.replan import start_layout
 from sim.step.engine import simulate
+from tests.examples import examples
 from workbench.elastic.layerwise import LastBackward, layerwise
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
@@ -59,7 +60,7 @@ def test_the_step_ends_when_the_last_sum_can_have_ended():
         assert makespan_s(lowered, 8 * each_s, {}) == pytest.approx(passes_s + 8 * each_s)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.floats(0.0, 40.0), st.lists(st.floats(0.0, 1.0), min_size=8, max_size=8), st.booleans())
 def test_overlap_never_costs_and_never_gains_more_than_the_backward(reduce_s, shares, is_of_one_replica):
     lowered = LOWERED

@@ -5,9 +5,10 @@ from functools import cache
 from itertools import permutations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from workbench.elastic.chain import LayerChain
 from workbench.elastic.copies import Copy, _stripes, busiest_bytes, copies_between
 from workbench.elastic.exact_mapping import exact_templates
@@ -121,7 +122,7 @@ def test_failure_sequences_end_in_a_valid_layout_or_the_stated_refusal():
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_up_to_f_simultaneous_failures_always_survive(seed):
     rng = random.Random(seed)
     smallest, faults = rng.randint(1, 6), rng.randint(1, 3)

@@ -3,10 +3,11 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.predict import iteration_s
+from tests.examples import examples
 from tests.test_predict import row
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
@@ -32,7 +33,7 @@ def numbers(llm: LlmRow) -> list[int]:
 
 
 @given(pp=st.integers(1, 4), virtual=st.integers(1, 2), layers=st.integers(8, 24), data=st.data())
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_no_stage_recomputes_fewer_blocks_than_the_row_says_and_none_more_than_one_more(
     pp, virtual, layers, data
 ):

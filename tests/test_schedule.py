@@ -1,7 +1,7 @@
 """Graph-aware 1F1B: ordinary 1F1B on chains, the stated depths on DAGs, never a deadlock."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.chains import alone, chain, each_reads, node, one_to_one
@@ -55,7 +55,7 @@ def test_every_dag_runs_whatever_the_counts_needs_and_groups(problem, seed):
     assert len(times) == sum(n.num_microbatches + sum(n.backward) for n in nodes)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(schedule_problems())
 def test_forwards_are_in_index_order_on_every_stage(problem):
     nodes, groups = problem
@@ -65,7 +65,7 @@ def test_forwards_are_in_index_order_on_every_stage(problem):
             assert forwards == sorted(forwards)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(schedule_problems())
 def test_order_of_listing_nodes_does_not_matter(problem):
     nodes, groups = problem

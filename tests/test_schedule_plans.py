@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sim.step.engine import simulate
+from tests.examples import examples
 from tests.job_files import write
 from tests.strategies import plans
 from workbench.cost.model import CostModel
@@ -38,7 +39,7 @@ def laid_out(plan, schedule):
     return replace(plan, programs=(), stages=tuple(moved.get(s.id, s) for s in plan.stages))
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(plan=plans(), kind=st.sampled_from(ScheduleKind))
 def test_any_plan_with_any_schedule_is_accepted_and_runs(plan, kind):
     schedule = usual(kind)

@@ -1,9 +1,10 @@
 """Schedules print as grids and parse back; structural errors show the grid with the cell marked."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.oracles import passes_read, timed
 from tests.schedule_grids import parse_programs, parse_timeline
 from tests.strategies import schedule_problems
@@ -23,7 +24,7 @@ def programs_of(*lines):
     return {(rank,): tuple(parse_action(a) for a in line.split()) for rank, line in enumerate(lines)}
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(schedule_problems(), st.data())
 def test_programs_round_trip(problem, data):
     programs = graph_aware_1f1b(*problem)
@@ -35,7 +36,7 @@ def test_programs_round_trip(problem, data):
     assert parse_programs(marked) == programs
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(schedule_problems(), st.integers(1, 3), st.integers(1, 3))
 def test_timelines_round_trip(problem, forward, backward):
     nodes, groups = problem

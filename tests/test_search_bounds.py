@@ -4,9 +4,10 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from hypothesis import assume, given, reject, settings
+from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.test_disttrain_pools import machines, mixed_cluster
 from tests.test_strategies import CLUSTER, cost, counts_of_items, job
 from tests.tiny_valm import tiny_batch
@@ -59,7 +60,7 @@ def bounds_of(plan: Plan, machine: CostModel, planner_cost: PlannerCost, schedul
     return StageBounds(replace(drafted(plan), stages=()), machine, planner_cost, schedule)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     images=counts_of_items,
     clips=counts_of_items,

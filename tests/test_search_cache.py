@@ -26,7 +26,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def search(job: Path, *flags: object) -> Result:
-    arguments = ["search", str(job), "--json", *map(str, flags)]
+    arguments = ["search", str(job), "--strategy", "cornstarch", "--json", *map(str, flags)]
     return accept(*arguments)
 
 

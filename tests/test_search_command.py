@@ -15,6 +15,8 @@ from workbench.search.joint.question import Question
 from workbench.strategies.registry import PLANNERS
 from workbench.units import wanted_memory_bytes
 
+FEW = tuple(f"--strategy={name}" for name in ("cornstarch", "dip", "megatron-homogeneous"))
+
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +28,8 @@ def search(job: Path, *flags: object) -> Result:
 
 
 def test_batches_are_in_the_record_the_table_and_the_picture(job: Path, tmp_path: Path) -> None:
-    done = search(job, "--batches", 2, "--over", "worst", "--json", "--pareto", tmp_path / "plans.png")
+    flags = (*FEW, "--batches", 2, "--over", "worst", "--json")
+    done = search(job, *flags, "--pareto", tmp_path / "plans.png")
     assert done.exit_code == 0, done.output
     record = json.loads(done.stdout.splitlines()[-1])
     assert (record["objective"], record["batches"], record["over"], record["seed"]) == (
@@ -41,7 +44,7 @@ def test_batches_are_in_the_record_the_table_and_the_picture(job: Path, tmp_path
     assert [each["value"] for each in planned] == sorted(each["value"] for each in planned)
     assert set(record["front"]) <= {each["strategy"] for each in planned}
     assert (tmp_path / "plans.png").read_bytes().startswith(b"\x89PNG")
-    assert "cached result" in search(job, "--batches", 2, "--over", "worst", "--json").stderr
+    assert "cached result" in search(job, *flags).stderr
 
 
 @pytest.mark.parametrize(
@@ -149,7 +152,7 @@ def test_a_joint_search_for_money_begins_with_the_plans_of_a_search_for_money(
 def test_objectives_that_count_ranks_agree_where_all_have_one_price(priced: Path, objective: str) -> None:
     """A whole training without a deadline, a sample and a rank's second: the same order."""
     flags = ("--steps", 1000) if objective == "dollars" else ()
-    done = search(priced, "--objective", objective, *flags, "--json", "--no-cache")
+    done = search(priced, *FEW, "--objective", objective, *flags, "--json", "--no-cache")
     found = [each for each in json.loads(done.stdout.splitlines()[-1])["candidates"] if "ranks" in each]
     all_of_them = max(each["ranks"] for each in found)
     assert any(each["strategy"].endswith(f" on {all_of_them // 2}") for each in found)
@@ -184,13 +187,13 @@ def test_a_joint_search_where_nodes_fail_begins_with_templates_too(job: Path) ->
 
 
 def test_a_deadline_that_no_plan_meets_names_the_nearest(priced: Path) -> None:
-    done = search(priced, "--objective", "dollars", "--steps", 10**9, "--deadline", "1s", "--ranks", 4)
+    flags = ("--objective", "dollars", "--steps", 10**9, "--deadline", "1s")
+    done = search(priced, *FEW, *flags, "--ranks", 4)
     assert done.exit_code == 2
     assert "no plan of job" in done.stderr.splitlines()[-1]
     assert "meets the limit; nearest: " in done.stderr.splitlines()[-1]
     assert "the deadline is 1s" in done.stderr.splitlines()[-1]
-    flags = ("--objective", "dollars", "--steps", 10**9, "--deadline", "1s", "--joint", "--candidates", 1)
-    done = search(priced, *flags)
+    done = search(priced, *flags, "--joint", "--candidates", 1)
     assert done.exit_code == 2
     assert re.search(r"meets the limit; nearest: [a-z-]+, layouts open: ", done.stderr.splitlines()[-1])
 

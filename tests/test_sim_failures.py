@@ -3,12 +3,13 @@
 from math import inf
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.failures.run import Spent
 from sim.failures.simulate import simulate_failures
 from sim.failures.training_system import Checkpoints, Joins, Restart, System
+from tests.examples import examples
 from workbench.elastic.availability import (
     Availability,
     Change,
@@ -214,7 +215,7 @@ def test_redundancy_and_idle_nodes_are_split_off():
 
 
 @given(st.integers(0, 10**6), st.booleans(), st.floats(0, 400))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_the_books_close_on_random_traces(seed, saves, notice_s):
     checkpoints = Checkpoints(every=3, save_s=7.0) if saves else None
     found = warned(

@@ -4,10 +4,11 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.step.engine import simulate
+from tests.examples import examples
 from tests.tiny_valm import tiny_batch, tiny_valm
 from workbench.cost.hardware import Link, Node, uniform
 from workbench.cost.model import CostModel
@@ -59,7 +60,7 @@ def job(*counts, batch=None, replicas=1, **model):
 counts_of_items = st.lists(st.integers(0, 2), min_size=4, max_size=4)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     images=counts_of_items,
     clips=counts_of_items,

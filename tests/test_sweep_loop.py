@@ -5,10 +5,11 @@ from graphlib import TopologicalSorter
 from math import inf
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.step.sweep_loop import run
+from tests.examples import examples
 
 
 def by_instants(duration_s, wires, edges, num_nodes):
@@ -64,7 +65,7 @@ def graphs(draw):
     return duration_s, wires, links, [(a, b) if a < b else (a, None) for a, b in rows]
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(graphs())
 def test_times_are_those_of_a_simulation_instant_by_instant(graph) -> None:
     duration_s, wires, links, rows = graph

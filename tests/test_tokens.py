@@ -9,6 +9,7 @@ from torch.distributed.tensor.experimental._context_parallel import _load_balanc
 
 from experiments.bench.token_bounds import least_possible
 from tests import token_oracle as oracle
+from tests.examples import examples
 from workbench.balance.tokens import policies as tokens
 from workbench.balance.tokens.compiled import descending_order
 from workbench.balance.tokens.exchange import (
@@ -56,7 +57,7 @@ ranks = st.integers(1, 9)
 
 @pytest.mark.parametrize("policy", POLICIES)
 @given(work=amounts, num_ranks=ranks)
-@settings(max_examples=60)
+@examples(60)
 def test_every_block_has_one_owner_and_equal_input_equal_owners(policy, work, num_ranks):
     given_work = np.array(work)
     before = given_work.copy()
@@ -70,7 +71,7 @@ def test_every_block_has_one_owner_and_equal_input_equal_owners(policy, work, nu
 
 @pytest.mark.parametrize("policy", EQUAL_COUNTS)
 @given(work=amounts, num_ranks=ranks)
-@settings(max_examples=60)
+@examples(60)
 def test_numbers_of_blocks_differ_by_one_at_most(policy, work, num_ranks):
     counts = np.bincount(policy(work, num_ranks), minlength=num_ranks)
     assert counts.max() - counts.min() <= 1

@@ -5,10 +5,11 @@ from math import exp
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.bench.token_bounds import least_possible, random_bound, random_tail
+from tests.examples import examples
 from tests.token_oracle import (
     graham_additive,
     graham_longest_first,
@@ -22,14 +23,14 @@ works = st.lists(st.integers(0, 20), min_size=1, max_size=7)
 
 
 @given(works, st.integers(1, 3))
-@settings(max_examples=30)
+@examples(30)
 def test_variance_over_every_assignment(work, num_ranks):
     every = [loads_of(work, owners, num_ranks)[0] for owners in product(range(num_ranks), repeat=len(work))]
     assert random_variance(work, num_ranks) == pytest.approx(np.var(every), abs=1e-9)
 
 
 @given(works, st.integers(1, 3), st.floats(1, 3))
-@settings(max_examples=30)
+@examples(30)
 def test_tail_over_every_assignment(work, num_ranks, ratio):
     """The share of all assignments that reach the ratio is at most Chernoff's."""
     limit = ratio * sum(work) / num_ranks

@@ -25,6 +25,7 @@ from runtime.emulation.emulate import emulate
 from runtime.models.patch_grid import patches_of
 from runtime.run_settings import RunSettings
 from tests.command_line import workbench
+from tests.examples import examples
 from workbench.data.corpus import Frame, ItemTokens, Video, fixed_samples, sample_of
 from workbench.data.sample import Sample, Segment
 from workbench.job.job import load_job
@@ -76,7 +77,7 @@ def looked_at(kind: str, duration_s: float, native_fps: int) -> int:
     return len(indices) // STEP * STEP if kind == "qwen2_vl" else len(indices)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(half_seconds=st.integers(3, 1200), height=SIDES, width=SIDES)
 def test_qwen2_looks_at_the_frames_that_transformers_does(half_seconds: int, height: int, width: int) -> None:
     duration_s = half_seconds / 2
@@ -100,7 +101,7 @@ def test_qwen2_looks_at_the_frames_that_transformers_does(half_seconds: int, hei
     assert {frame.tokens for frame in later.frames} == {tokens}
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     half_seconds=st.integers(3, 1200),
     height=SIDES,

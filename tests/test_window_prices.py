@@ -5,11 +5,12 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.attention.price import SimulatedAttention, rank_tiles, row_tiles
 from sim.predict import prices_of
+from tests.examples import examples
 from tests.plans import disjoint_plan
 from tests.test_predict import row
 from workbench.cost.execution import AttentionKernel, Execution
@@ -355,7 +356,7 @@ def test_shared_attention_is_simulated_within_the_window() -> None:
     assert least < local.backward_s / everywhere.backward_s < 4 * least
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     lengths=st.lists(st.integers(1, 20_000), min_size=1, max_size=4),
     others=st.lists(st.integers(1, 20_000), max_size=2),

@@ -12,6 +12,7 @@ from transformers.configuration_utils import PretrainedConfig
 
 from runtime.models.attention import PACKED_SDPA, Attends, Packing, pack, register_packed_sdpa
 from runtime.models.carried_states import Beside
+from runtime.models.configuration import configuration
 from runtime.models.context_images import ContextImage, Tiles
 from runtime.models.initialise import Fill, constant, normal
 from runtime.models.lora import adapter_fill, add_adapters
@@ -270,7 +271,7 @@ class Adapter(ABC):
 
     def configured(self, fields: dict[str, Any]) -> PretrainedConfig:
         """The configuration from which transformers builds blocks."""
-        return self.config_class.from_dict(fields)
+        return configuration(self.config_class, fields)
 
     @property
     def separate_experts(self) -> SeparateExperts | None:

@@ -25,6 +25,7 @@ from runtime.models.adapter import (
     StageLayer,
 )
 from runtime.models.attention import pack, positions
+from runtime.models.configuration import configuration
 from runtime.models.initialise import Fill
 from runtime.models.mixture import Experts, MixtureForward, MixtureKinds, WideRouter
 from runtime.models.norm import WideRMSNorm, replace_parts, widen_norms
@@ -280,7 +281,7 @@ class DecoderAdapter(Adapter):
         self.ignored = (f"{self.rotary_name}.", *family.ignored, *ahead)
 
     def configured(self, fields: dict[str, Any]) -> PretrainedConfig:
-        return self.family.config.from_dict(fields)
+        return configuration(self.family.config, fields)
 
     @property
     def vocab_size(self) -> int:

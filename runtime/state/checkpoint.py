@@ -178,6 +178,7 @@ class RankCheckpoints:
 
     Args:
         settings: None: no saves, and the run starts from its own weights.
+        identity: of what is saved; None without settings.
         timeout_s: of each save, from its start.
 
     Raises:
@@ -185,11 +186,11 @@ class RankCheckpoints:
     """
 
     def __init__(
-        self, settings: Checkpoints | None, identity: Identity, rank: int, *, timeout_s: float
+        self, settings: Checkpoints | None, identity: Identity | None, rank: int, *, timeout_s: float
     ) -> None:
         self._settings, self._identity = settings, identity
         self._rank, self._timeout_s = rank, timeout_s
-        self._is_writer = settings is not None and rank == identity.ranks[0]
+        self._is_writer = identity is not None and rank == identity.ranks[0]
         if settings is not None and self._is_writer:
             take(settings.folder)
             clear_parts(settings.folder)  # other ranks save only after a step, which waits for this rank
@@ -300,7 +301,8 @@ class RankCheckpoints:
             end_with(parent)
             ended_by_default()
             write_tensors(folder, host, notes.as_json())
-            if self._rank == self._identity.ranks[0]:
+            if self._is_writer:
+                assert self._identity is not None, "the writer's"
                 finish(root, step, self._identity, self._timeout_s)
             code = 0
         except BaseException as error:

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from runtime.world.allocator import keep_freed_memory
+from runtime.world.answers import packed
 from runtime.world.cores import Keepers, cores_of
 from runtime.world.failure import Failure, WorldFailed, death_of, failure_of, root_cause
 from runtime.world.local_world import join_here
@@ -369,4 +370,4 @@ def _do(order: _Order, positions: Any, pipe: mpc.Connection) -> bytes:
     if order.cores:
         os.sched_setaffinity(0, order.cores)
     join_here(order.store, rank=order.process, size=order.size, wait_s=order.wait_s)
-    return pickle.dumps(order.job(Place(order.process, order.size, report, tell), *order.args))
+    return packed(order.job(Place(order.process, order.size, report, tell), *order.args))
