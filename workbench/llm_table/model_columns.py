@@ -3,7 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
-from workbench.llm_table.cells import Column, Values, always, count_column, flag_column, text_column
+from workbench.llm_table.cells import (
+    Column,
+    Values,
+    always,
+    count_column,
+    flag_column,
+    real_column,
+    text_column,
+)
 from workbench.llm_table.llm_row import PLAIN, Activation, Architecture, YesNo
 from workbench.llm_table.refusal import check_divides
 from workbench.llm_table.row_pattern_rules import MAMBA
@@ -150,11 +158,10 @@ MODEL_COLUMNS = (
     ),
     count_column("shared_expert_ffn", "inner width of the shared experts; 0: none", 0, least=0),
     flag_column("shared_expert_gate", "a gate of each token multiplies the output of the shared experts"),
-    Column(
+    real_column(
         "expert_load_cv",
         "coefficient of variation of the experts' shares of rows in the long run; 0: random choices alone",
-        always(0.0),
-        real=True,
+        0.0,
         shown="0",
         least=0,
     ),

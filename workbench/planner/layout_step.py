@@ -302,7 +302,7 @@ class LayoutSteps:
         )
 
     def _update_s(self, parts: Sequence[Held], accounts: Sequence[Account]) -> float:
-        matrices = [(part.choice, part.layers.matrices) for part in parts]
+        matrices = [(part.choice, part.layers.held.matrices) for part in parts]
         return sum(account.update_s for account in accounts) + self.prices.matrix_updates.seconds(matrices)
 
     @property
@@ -354,7 +354,7 @@ class LayoutSteps:
         key = part.choice, part.layers
         if key not in self._accounts:
             choice, layers = key
-            exchange = self.prices.exchange(choice, layers.trained, layers.of_experts)
+            exchange = self.prices.exchange(choice, layers.held.trained, layers.held.of_experts)
             share = 1 / layers.num_layers if self._hides_exchange else 1.0
             backward_s, forward_s = layers.backward_s * (1 - share), layers.forward_s * (1 - share)
             reduced_s = max(exchange.reduce_s - backward_s, share * exchange.reduce_s)
