@@ -75,33 +75,45 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice, num_samples: int) -
             middle = list(_rounds(priced, slowed_s, is_first=False, is_last=False))
             more_s = _lanes_s([*first, *middle, *last]) - passes_s
         passes_s += (num_rounds - 2) * more_s
-    last_s = max(once_s, _summed_s(last))
-    updated_elements = held_bytes = 0.0
-    size, tied = prices.size, set[tuple[str, str]]()
-    for part, layer in layers:
-        state_bytes = 0.0
-        for weights, trained, shards in _parts(part, layer.held):
-            state_bytes += (weights * size.weight + trained * (size.gradient + size.optimizer)) / shards
-            updated_elements += trained / shards
-        updated_elements -= shard_elements(part, layer.held.matrices)
-        for each in layer.held.tied:  # units keep tensors of their own, and one of them is updated
-            if (part.module, each.name) in tied:
-                updated_elements -= each.trained / (part.num_holders // part.instances)
-            tied.add((part.module, each.name))
-        held_bytes += state_bytes - prices.saved_bytes(part, layer.held.matrices) + layer.kept_bytes
+    held_bytes = _held_bytes(prices, layers) + _whole_bytes(priced, prices.size)
     matrices = [(part, layer.held.matrices) for part, layer in layers]
-    whole = _whole_bytes(priced, size)
-    working = max(layer.working_bytes for _, layer in layers)
+    updated_s = prices.updated_s(_updated_elements(layers)) + prices.matrix_updates.seconds(matrices)
     return LayoutStep(
         passes_s=passes_s,
-        exchange_s=last_s - once_s,
-        update_s=prices.updated_s(updated_elements) + prices.matrix_updates.seconds(matrices),
+        exchange_s=max(once_s, _summed_s(last)) - once_s,
+        update_s=updated_s,
         boundary_s=0.0,
         boundary_bytes=0.0,
-        peak_bytes=round(held_bytes + whole + working),
+        peak_bytes=round(held_bytes + max(layer.working_bytes for _, layer in layers)),
         memory_bytes=min(node.memory_bytes for node in job.cluster.nodes),
         llm_layers=(len(prices.layers(choice.llm, num_samples)),),
     )
+
+
+def _updated_elements(layers: Sequence[tuple[ModuleChoice, Totals]]) -> float:
+    """Elements that a rank updates by AdamW."""
+    num, tied = 0.0, set[tuple[str, str]]()
+    for part, layer in layers:
+        for _, trained, shards in _parts(part, layer.held):
+            num += trained / shards
+        num -= shard_elements(part, layer.held.matrices)
+        for each in layer.held.tied:  # units keep tensors of their own, and one of them is updated
+            if (part.module, each.name) in tied:
+                num -= each.trained / (part.num_holders // part.instances)
+            tied.add((part.module, each.name))
+    return num
+
+
+def _held_bytes(prices: ModulePrices, layers: Sequence[tuple[ModuleChoice, Totals]]) -> float:
+    """Bytes of a rank's shards of all layers, and of activations that they keep."""
+    size, held_bytes = prices.size, 0.0
+    for part, layer in layers:
+        state_bytes = sum(
+            (weights * size.weight + trained * (size.gradient + size.optimizer)) / shards
+            for weights, trained, shards in _parts(part, layer.held)
+        )
+        held_bytes += state_bytes - prices.saved_bytes(part, layer.held.matrices) + layer.kept_bytes
+    return held_bytes
 
 
 def _parts(part: ModuleChoice, layer: Elements) -> Iterator[tuple[float, float, int]]:
