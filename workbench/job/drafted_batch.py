@@ -7,8 +7,7 @@ from typing import Any
 
 from workbench.data.sample import Sample
 from workbench.job.sample_sizes import Tiling, num_rows, sized_batch, sized_batches
-from workbench.model.composites.composite import TILES, Parts
-from workbench.model.composites.vision import PAGE_PX
+from workbench.model.composites.composite import PAGE, TILES, Parts
 from workbench.model.item_tokens import takes_any_size
 from workbench.model.model_graph import TEXT, ModelGraph, Module
 
@@ -24,7 +23,7 @@ def equal_samples(
         assert parts is not None
         entry = dict(parts.modules[module.name].items)
         if not entry and takes_any_size(module):  # an encoder of any size whose family is usually of one size
-            entry["images"] = [PAGE_PX]
+            entry |= PAGE
         if "images" in entry and image_px is not None:
             entry["images"] = [list(image_px)]
         items[module.modality] = {"each": 1, **entry}
