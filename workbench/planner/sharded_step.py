@@ -83,7 +83,6 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice, num_samples: int) -
         exchange_s=max(once_s, _summed_s(last)) - once_s,
         update_s=updated_s,
         boundary_s=0.0,
-        boundary_bytes=0.0,
         peak_bytes=round(held_bytes + max(layer.working_bytes for _, layer in layers)),
         memory_bytes=min(node.memory_bytes for node in job.cluster.nodes),
         llm_layers=(len(prices.layers(choice.llm, num_samples)),),
