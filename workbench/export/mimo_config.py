@@ -31,7 +31,7 @@ from workbench.job.notations.bridge import PARALLELISMS, write_parallelisms
 from workbench.model.block_modules import BlockModule
 from workbench.model.experts import CLAMPED
 from workbench.model.layer import Attention, LayerKind, Matmul
-from workbench.model.model_graph import TEXT, Module
+from workbench.model.model_graph import Module
 from workbench.plan.plan import KeyExchange, ModuleSettings, Plan, Precision, Recompute, Sharding
 from workbench.schedule.choice import ScheduleKind
 
@@ -330,8 +330,7 @@ def program_files(program: str, tables: Words) -> Files:
 
 
 def _whole_encoders(job: Job) -> Job:
-    encoders = (module.name for module in job.model.modules if module.modality != TEXT)
-    return replace(job, layouts=tuple(ModuleLayout(module=name, pp=1) for name in encoders))
+    return replace(job, layouts=tuple(ModuleLayout(module=m.name, pp=1) for m in job.model.encoders))
 
 
 MIMO_ALTERNATIVES = (

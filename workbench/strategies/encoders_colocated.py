@@ -50,8 +50,7 @@ def _best(
 
 def colocated_stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
     """The k-th stages of all encoders on one block of ranks, then the LLM's stages."""
-    encoders = [module.name for module in job.model.modules if module.modality != TEXT]
-    return disjoint_stages(job, cuts, colocated=encoders)
+    return disjoint_stages(job, cuts, colocated=[module.name for module in job.model.encoders])
 
 
 def _check_layouts(job: Job) -> None:
