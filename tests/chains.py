@@ -1,5 +1,6 @@
 """Chains and DAGs of stages as a scheduler sees them."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tests.plans import chain_module
@@ -52,28 +53,43 @@ def groups_of(schedule, num_stages):
     return [tuple(groups[block]) for block in sorted(groups)]
 
 
-def chain_plan(schedule: Schedule, num_ranks: int, num_microbatches: int) -> Plan:
-    """One trainable layer per stage, one sample per microbatch, links that take no time."""
+FREE = Link(name="free", bytes_per_s=1e30, latency_s=0.0)
+
+
+def chain_plan(
+    schedule: Schedule,
+    num_ranks: int,
+    num_microbatches: int,
+    *,
+    trained: Sequence[bool] | None = None,
+    dp: int = 1,
+    num_tokens: int = 1,
+    link: Link = FREE,
+) -> Plan:
+    """One layer per stage, trainable unless said otherwise, and one sample per microbatch."""
     num_stages = num_ranks * schedule.virtual_stages
-    node = Node(device="toy", num_ranks=num_ranks, memory_bytes=2**34)
-    link = Link(name="free", bytes_per_s=1e30, latency_s=0.0)
+    node = Node(device="toy", num_ranks=num_ranks * dp, memory_bytes=2**34)
     draft = Plan(
         strategy="test",
-        model=connect("chain", (chain_module("llm", "text", [True] * num_stages),)),
+        model=connect("chain", (chain_module("llm", "text", trained or [True] * num_stages),)),
         cluster=Cluster(name="toy", nodes=(node,), intra=link, inter=link),
-        batch=tuple(Sample(index, (Segment("text", 0, 1, 1),)) for index in range(num_microbatches)),
+        batch=tuple(
+            Sample(index, (Segment("text", 0, num_tokens, num_tokens),))
+            for index in range(num_microbatches * dp)
+        ),
         stages=tuple(
             Stage(
-                id=stage,
+                id=replica * num_stages + stage,
                 module="llm",
-                replica=0,
+                replica=replica,
                 layers=(stage, stage + 1),
-                ranks=((rank_block(schedule, stage, num_stages),),),
+                ranks=((replica * num_ranks + rank_block(schedule, stage, num_stages),),),
             )
+            for replica in range(dp)
             for stage in range(num_stages)
         ),
         microbatches=(),
         programs=(),
     )
-    microbatches = batched_microbatches(draft, samples_per_microbatch=1, replicas=(0,))
+    microbatches = batched_microbatches(draft, samples_per_microbatch=1, replicas=range(dp))
     return with_programs(replace(draft, microbatches=microbatches), schedule)
