@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from experiments.fidelity.memory import measure
 from runtime.emulation.emulate import emulate
 from runtime.launch import RunResult, run_lowered
 from runtime.run_settings import Collect, RunSettings
@@ -23,7 +24,6 @@ from tests.tiny_valm import tiny_batch
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample
-from workbench.memory.account import memory_table, peak_bytes
 from workbench.model.model_graph import ModelGraph
 from workbench.plan.build import batched_microbatches, with_programs
 from workbench.plan.kernels import Kernels
@@ -220,14 +220,9 @@ def test_holds_less_than_whole_weights_and_no_more_than_predicted(pool: Pool) ->
             instances=holders,
             kernels=Kernels.EAGER,
         )
-        lowered = lower(plan)
-        predicted = peak_bytes(lowered, memory_table(lowered))
-        settings = RunSettings(seed=SEED, warmup=1, timeout_s=30.0, collect=Collect.MEMORY)
-        (trace,) = run_lowered(lowered, settings, pool=pool).traces
-        for rank, most in predicted.items():
-            held = max(sample.num_bytes for sample in trace.memory if sample.rank == rank)
-            assert held <= most, f"rank {rank} holds {held}, predicted were {most}"
-            peaks[holders].append(held)
+        for row in measure("sharded", plan, pool):
+            assert row.measured_bytes <= row.predicted_bytes, row
+            peaks[holders].append(row.measured_bytes)
     assert max(peaks[1]) < min(peaks[2])
     assert max(peaks[2]) < min(peaks[4])
     assert max(peaks[1]) < 0.6 * min(peaks[4])
