@@ -1,14 +1,12 @@
 """Chains and DAGs of stages as a scheduler sees them."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from tests.plans import chain_module
-from workbench.cost.hardware import Cluster, Link, Node
+from tests.plans import chain_module, finish
+from workbench.cost.hardware import Link
 from workbench.data.sample import Sample, Segment
 from workbench.model.model_graph import connect
-from workbench.plan.build import batched_microbatches, with_programs
-from workbench.plan.plan import Plan
+from workbench.plan.plan import Plan, Settings
 from workbench.plan.stage import Stage
 from workbench.schedule.choice import Schedule, rank_block
 from workbench.schedule.graph_aware import Consumer, ScheduleNode
@@ -68,16 +66,10 @@ def chain_plan(
 ) -> Plan:
     """One layer per stage, trainable unless said otherwise, and one sample per microbatch."""
     num_stages = num_ranks * schedule.virtual_stages
-    node = Node(device="toy", num_ranks=num_ranks * dp, memory_bytes=2**34)
-    draft = Plan(
-        strategy="test",
-        model=connect("chain", (chain_module("llm", "text", trained or [True] * num_stages),)),
-        cluster=Cluster(name="toy", nodes=(node,), intra=link, inter=link),
-        batch=tuple(
-            Sample(index, (Segment("text", 0, num_tokens, num_tokens),))
-            for index in range(num_microbatches * dp)
-        ),
-        stages=tuple(
+    return finish(
+        connect("chain", (chain_module("llm", "text", trained or [True] * num_stages),)),
+        [Sample(i, (Segment("text", 0, num_tokens, num_tokens),)) for i in range(num_microbatches * dp)],
+        [
             Stage(
                 id=replica * num_stages + stage,
                 module="llm",
@@ -87,9 +79,9 @@ def chain_plan(
             )
             for replica in range(dp)
             for stage in range(num_stages)
-        ),
-        microbatches=(),
-        programs=(),
+        ],
+        replicas=dp,
+        link=link,
+        settings=Settings(),
+        schedule=schedule,
     )
-    microbatches = batched_microbatches(draft, samples_per_microbatch=1, replicas=range(dp))
-    return with_programs(replace(draft, microbatches=microbatches), schedule)
