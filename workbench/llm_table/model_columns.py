@@ -13,7 +13,7 @@ from workbench.llm_table.cells import (
     text_column,
 )
 from workbench.llm_table.llm_row import PLAIN, Activation, Architecture, YesNo
-from workbench.llm_table.refusal import check_divides
+from workbench.llm_table.refusal import check_divides, refuse
 from workbench.llm_table.row_pattern_rules import MAMBA
 from workbench.model.lora import Adapted
 
@@ -56,7 +56,9 @@ def _mamba(size: Callable[[Values], int]) -> Callable[[Values], int]:
 
 
 def _mamba_heads(row: Values) -> int:
-    """Heads twice as wide together as the model."""
+    """Heads twice as wide together as the model; ValueError for heads without a width."""
+    if not row["mamba_head_dim"]:
+        refuse("mamba_head_dim", "want it with M in the pattern alone", 0, 64)
     return int(2 * row["hidden"] // row["mamba_head_dim"])
 
 
