@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.demo_job import MIXES, NUM_RANKS, demo_job, local_cluster, write_job_file
+from experiments.demo_job import MIXES, NUM_RANKS, STRATEGIES, demo_job, local_cluster, write_job_file
 from runtime.launch import run_local
 from runtime.measure.plans import BenchSettings, measure
 from runtime.run_settings import Collect, RunSettings
@@ -27,18 +27,12 @@ from workbench.cost.profile import Profile, ideal_profile, write_profile
 from workbench.drift import Run, drift_between, drifted, is_beyond, smoothed, yardstick_s
 from workbench.plan.codec import plan_hash, write_plan
 from workbench.plan.plan import Plan
-from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
+from workbench.strategies import cornstarch
 from workbench.timing.accept import accept
 from workbench.trace import Trace
 from workbench.trace_json import write_trace
 from workbench.whole_file import write_text
 
-STRATEGIES = (
-    cornstarch.plan,
-    cornstarch.plan_frozen_unaware,
-    encoders_colocated.plan,
-    encoders_replicated.plan,
-)
 JOB_FILE, JOB_MIX = "job.yaml", "projectors+llm"  # whose neighbours the report's sliders show
 ROUNDS = 2  # every plan runs in every round, so that drift of the machine meets all alike
 STEPS = 2  # timed steps of a plan in a round

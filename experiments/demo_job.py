@@ -2,11 +2,13 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import yaml
 
 from workbench.cost.hardware import Cluster, Link, Node
+from workbench.cost.model import CostModel
 from workbench.data.sample import Sample, Segment
 from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
@@ -15,7 +17,8 @@ from workbench.model.model_graph import TEXT, ModelGraph, connect
 from workbench.model.projector import Projector
 from workbench.model.trainable import Trainable
 from workbench.plan.kernels import Kernels
-from workbench.plan.plan import Precision, Settings
+from workbench.plan.plan import Plan, Precision, Settings
+from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
 from workbench.units import GB, GIB, US_PER_S
 from workbench.whole_file import write_text
 
@@ -54,6 +57,12 @@ LLM = {
     "tie_word_embeddings": False,
 }
 ENCODERS = (("vision", "image", VISION), ("audio", "audio", AUDIO))  # name, modality, configuration
+STRATEGIES: tuple[Callable[[Job, CostModel], Plan], ...] = (
+    cornstarch.plan,
+    cornstarch.plan_frozen_unaware,
+    encoders_colocated.plan,
+    encoders_replicated.plan,
+)
 MIXES = {"projectors": Trainable.NONE, "projectors+llm": Trainable.ALL}
 
 

@@ -1,13 +1,12 @@
 """Chains and DAGs of stages as a scheduler sees them."""
 
-from dataclasses import replace
+from collections.abc import Sequence
 
-from tests.plans import chain_module
-from workbench.cost.hardware import Cluster, Link, Node
+from tests.plans import chain_module, finish
+from workbench.cost.hardware import Link
 from workbench.data.sample import Sample, Segment
 from workbench.model.model_graph import connect
-from workbench.plan.build import batched_microbatches, with_programs
-from workbench.plan.plan import Plan
+from workbench.plan.plan import Plan, Settings
 from workbench.plan.stage import Stage
 from workbench.schedule.choice import Schedule, rank_block
 from workbench.schedule.graph_aware import Consumer, ScheduleNode
@@ -52,28 +51,37 @@ def groups_of(schedule, num_stages):
     return [tuple(groups[block]) for block in sorted(groups)]
 
 
-def chain_plan(schedule: Schedule, num_ranks: int, num_microbatches: int) -> Plan:
-    """One trainable layer per stage, one sample per microbatch, links that take no time."""
+FREE = Link(name="free", bytes_per_s=1e30, latency_s=0.0)
+
+
+def chain_plan(
+    schedule: Schedule,
+    num_ranks: int,
+    num_microbatches: int,
+    *,
+    trained: Sequence[bool] | None = None,
+    dp: int = 1,
+    num_tokens: int = 1,
+    link: Link = FREE,
+) -> Plan:
+    """One layer per stage, trainable unless said otherwise, and one sample per microbatch."""
     num_stages = num_ranks * schedule.virtual_stages
-    node = Node(device="toy", num_ranks=num_ranks, memory_bytes=2**34)
-    link = Link(name="free", bytes_per_s=1e30, latency_s=0.0)
-    draft = Plan(
-        strategy="test",
-        model=connect("chain", (chain_module("llm", "text", [True] * num_stages),)),
-        cluster=Cluster(name="toy", nodes=(node,), intra=link, inter=link),
-        batch=tuple(Sample(index, (Segment("text", 0, 1, 1),)) for index in range(num_microbatches)),
-        stages=tuple(
+    return finish(
+        connect("chain", (chain_module("llm", "text", trained or [True] * num_stages),)),
+        [Sample(i, (Segment("text", 0, num_tokens, num_tokens),)) for i in range(num_microbatches * dp)],
+        [
             Stage(
-                id=stage,
+                id=replica * num_stages + stage,
                 module="llm",
-                replica=0,
+                replica=replica,
                 layers=(stage, stage + 1),
-                ranks=((rank_block(schedule, stage, num_stages),),),
+                ranks=((replica * num_ranks + rank_block(schedule, stage, num_stages),),),
             )
+            for replica in range(dp)
             for stage in range(num_stages)
-        ),
-        microbatches=(),
-        programs=(),
+        ],
+        replicas=dp,
+        link=link,
+        settings=Settings(),
+        schedule=schedule,
     )
-    microbatches = batched_microbatches(draft, samples_per_microbatch=1, replicas=(0,))
-    return with_programs(replace(draft, microbatches=microbatches), schedule)

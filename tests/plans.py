@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -11,11 +12,14 @@ from workbench.model.layer import Layer, LayerKind, Matmul, TokenCount
 from workbench.model.model_graph import ModelGraph, Module, connect
 from workbench.plan.build import batched_microbatches, with_programs
 from workbench.plan.codec import _plan_of, plan_hash
+from workbench.plan.parameter_shards import in_units
 from workbench.plan.plan import Plan, Precision, Settings
 from workbench.plan.stage import Stage
+from workbench.schedule.choice import Schedule
 
 WIDTH = 8
 LINK = Link(name="wire", bytes_per_s=1e9, latency_s=1e-6)
+FLOAT32 = Settings(precision=Precision.FLOAT32)
 
 
 def chain_module(name: str, modality: str, trainable: Sequence[bool]) -> Module:
@@ -51,9 +55,9 @@ def sample(index: int, *, images: int = 1, sounds: int = 1, text: int = 5) -> Sa
     return Sample(index, (*segments, Segment("text", 1, 2, 2)))
 
 
-def cluster(num_ranks: int) -> Cluster:
+def cluster(num_ranks: int, link: Link = LINK) -> Cluster:
     node = Node(device="toy", num_ranks=num_ranks, memory_bytes=2**34)
-    return Cluster(name="toy", nodes=(node,), intra=LINK, inter=LINK)
+    return Cluster(name="toy", nodes=(node,), intra=link, inter=link)
 
 
 def disjoint_plan(
@@ -84,24 +88,30 @@ def disjoint_plan(
     return finish(model, batch, stages, replicas=replicas)
 
 
-def finish(model: ModelGraph, batch: Sequence[Sample], stages: Sequence[Stage], *, replicas: int = 1) -> Plan:
-    num_ranks = 1 + max(rank for stage in stages for rank in stage.flat_ranks)
+def finish(
+    model: ModelGraph,
+    batch: Sequence[Sample],
+    stages: Sequence[Stage],
+    *,
+    replicas: int = 1,
+    samples: int = 1,
+    link: Link = LINK,
+    settings: Settings = FLOAT32,
+    schedule: Schedule | None = None,
+) -> Plan:
+    """The plan of these stages, with `samples` in a microbatch; units of sharded parameters are stages."""
     draft = Plan(
         strategy="test",
         model=model,
-        cluster=cluster(num_ranks),
+        cluster=cluster(1 + max(rank for stage in stages for rank in stage.flat_ranks), link),
         batch=tuple(batch),
         stages=tuple(stages),
         microbatches=(),
         programs=(),
-        settings=Settings(precision=Precision.FLOAT32),
+        settings=settings,
     )
-    microbatches = batched_microbatches(draft, samples_per_microbatch=1, replicas=range(replicas))
-    return with_programs(Plan(**{**_fields(draft), "microbatches": microbatches}))
-
-
-def _fields(plan: Plan) -> dict[str, object]:
-    return {name: getattr(plan, name) for name in plan.__dataclass_fields__}
+    microbatches = batched_microbatches(draft, samples_per_microbatch=samples, replicas=range(replicas))
+    return with_programs(in_units(replace(draft, microbatches=microbatches)), schedule)
 
 
 def sealed(document: dict[str, Any]) -> dict[str, Any]:

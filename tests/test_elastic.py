@@ -172,7 +172,7 @@ def test_chaos_leaves_the_losses_what_they_are(tmp_path):
     job = elastic_job(5)
     ordeal = Chaos(job, 3, random.Random(2), tmp_path).run()
     last = max(session.first + len(session.steps) for session in ordeal.sessions)
-    evidence = chaos_evidence(job, ordeal, undisturbed(job, last))
+    evidence = chaos_evidence(ordeal, undisturbed(job, last))
     assert len(ordeal.kills) >= 3
     failed = [claim.text for claim in evidence.claims if not claim.holds]
     assert [text for text in failed if "replanning takes" not in text] == []  # seconds are the command's

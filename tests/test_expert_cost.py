@@ -213,9 +213,12 @@ def test_a_layer_pays_for_its_exchanges_on_their_own_link() -> None:
     assert times[0] == times[1]  # nothing to distribute
 
 
-def test_a_layer_measured_with_all_experts_is_scaled_by_its_products() -> None:
-    """And pays for exchanges alone on top: keys were part of what was measured."""
-    layer, grid = block(), Grid(1, 2, 2)
+WIRE = Link(name="wire", bytes_per_s=1e9, latency_s=1e-5)
+MEASURED: dict[str, Any] = {"tp": 1, "cp": 2, "precision": "float32", "link": WIRE}
+
+
+def measured(layer: Layer, ep: int) -> CostModel:
+    """The layer measured over two context-parallel ranks: 2 s a forward."""
     point = LayerPoint(
         rows=1,
         tokens_in=4096,
@@ -224,16 +227,20 @@ def test_a_layer_measured_with_all_experts_is_scaled_by_its_products() -> None:
         input_grad_s=3.0,
         weight_grad_s=1.0,
     )
-    table = LayerTable(signature=signature(layer), precision="float32", cp=2, points=(point,))
-    cost = CostModel(replace(ideal_profile(), layers=(table,)))
-    link = Link(name="wire", bytes_per_s=1e9, latency_s=1e-5)
-    arguments: dict[str, Any] = {"tp": 1, "cp": 2, "precision": "float32", "link": link}
-    assert cost.layer_time(layer, WORK, **arguments).forward_s == 2.0
+    table = LayerTable(signature=signature(layer), precision="float32", cp=2, ep=ep, points=(point,))
+    return CostModel(replace(ideal_profile(), layers=(table,)))
+
+
+def test_a_layer_measured_with_all_experts_is_scaled_by_its_products() -> None:
+    """And pays for exchanges alone on top: keys were part of what was measured."""
+    layer, grid = block(), Grid(1, 2, 2)
+    cost = measured(layer, 1)
+    assert cost.layer_time(layer, WORK, **MEASURED).forward_s == 2.0
     split = on_rank(layer, WORK, grid)
     share = layer_flop(split, WORK, grid) / layer_flop(layer, WORK, Grid(1, 2))
     assert 1.0 < share < busiest_share(4096 * 2, 2)
-    exchanged_s = sum(all_to_all_s(e.num_bytes, 2, link) for e in exchanges(split, grid).forward)
-    found = cost.with_expert_parallel(2).layer_time(layer, WORK, **arguments)
+    exchanged_s = sum(all_to_all_s(e.num_bytes, 2, WIRE) for e in exchanges(split, grid).forward)
+    found = cost.with_expert_parallel(2).layer_time(layer, WORK, **MEASURED)
     assert found.forward_s == pytest.approx(2.0 * share + exchanged_s)
     assert found.weight_grad_s == pytest.approx(1.0 * share)
 

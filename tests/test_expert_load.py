@@ -4,7 +4,6 @@ from dataclasses import replace
 from math import log, sqrt
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,16 +12,14 @@ from hypothesis import strategies as st
 
 from sim.predict import iteration_s, predict
 from tests import tiny_models
+from tests.test_expert_cost import MEASURED, WORK, measured
 from tests.test_expert_plan import EXAMPLE, MIXTRAL, moe_plan
 from workbench.cost.collectives import Collective
 from workbench.cost.expert_load import busiest_share, load_cv_of
 from workbench.cost.expert_parallel import exchanges_of, on_rank
-from workbench.cost.hardware import Link
-from workbench.cost.layer_table import LayerPoint, LayerTable
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile, load_profile
-from workbench.cost.roofline import Grid, RowWork, Work
-from workbench.cost.signature import signature
+from workbench.cost.roofline import Grid
 from workbench.explain.sensitivity import sensitivities
 from workbench.job.job import load_job
 from workbench.llm_table.columns import check_header, read_row
@@ -36,12 +33,10 @@ from workbench.model.expert_load import (
     with_expert_load,
     with_load_cv,
 )
-from workbench.model.layer import Layer
 from workbench.plan.codec import dumps, loads, plan_hash
 from workbench.plan.plan import Plan
 from workbench.timing.accept import accept
 
-WORK = Work((RowWork(4096, 4096, 4096 * 4097 // 2),))
 DRAWS = 4000
 TOKENS = 2048
 
@@ -209,36 +204,20 @@ def test_exchanged_bytes_are_those_of_the_busiest_rank() -> None:
     assert exchanged(0.5) == pytest.approx([share * size for size in exchanged(0.0)])
 
 
-def measured(layer: Layer, ep: int) -> CostModel:
-    """The layer measured over two context-parallel ranks: 2 s a forward."""
-    point = LayerPoint(
-        rows=1,
-        tokens_in=4096,
-        attention_area=WORK.attention_area,
-        forward_s=2.0,
-        input_grad_s=3.0,
-        weight_grad_s=1.0,
-    )
-    table = LayerTable(signature=signature(layer), precision="float32", cp=2, ep=ep, points=(point,))
-    return CostModel(replace(ideal_profile(), layers=(table,)))
-
-
 def test_a_layer_measured_with_random_routing_is_one_with_unequal_loads_only_at_ep_1() -> None:
     """At ep 2 its measurement has other rows on the busiest rank; there it is the sum of its operators."""
     layer = tiny_models.llm(MIXTRAL).layers[1]
     unequal = with_load_cv(layer, 0.5)
-    link = Link(name="wire", bytes_per_s=1e9, latency_s=1e-5)
-    arguments: dict[str, Any] = {"tp": 1, "cp": 2, "precision": "float32", "link": link}
     alone, apart = measured(layer, 1), measured(layer, 2)
-    assert alone.layer_time(unequal, WORK, **arguments) == alone.layer_time(layer, WORK, **arguments)
+    assert alone.layer_time(unequal, WORK, **MEASURED) == alone.layer_time(layer, WORK, **MEASURED)
     two = apart.with_expert_parallel(2)
-    assert two.layer_time(layer, WORK, **arguments).forward_s == 2.0
+    assert two.layer_time(layer, WORK, **MEASURED).forward_s == 2.0
     bare = CostModel(ideal_profile()).with_expert_parallel(2)
-    assert two.layer_time(unequal, WORK, **arguments) == bare.layer_time(unequal, WORK, **arguments)
+    assert two.layer_time(unequal, WORK, **MEASURED) == bare.layer_time(unequal, WORK, **MEASURED)
     scaled = alone.with_expert_parallel(2)
     assert (
-        scaled.layer_time(unequal, WORK, **arguments).forward_s
-        > scaled.layer_time(layer, WORK, **arguments).forward_s
+        scaled.layer_time(unequal, WORK, **MEASURED).forward_s
+        > scaled.layer_time(layer, WORK, **MEASURED).forward_s
     )
     assert [grid.ep for grid, _ in alone.measured_on(unequal, "float32")] == [1]
     assert apart.measured_on(unequal, "float32") == []

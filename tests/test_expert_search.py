@@ -138,7 +138,7 @@ def test_what_a_rank_holds_is_known_without_a_price(monkeypatch: pytest.MonkeyPa
     prices = ModulePrices(job, COST)
     for choice, total in priced.items():
         held = prices.elements(choice)
-        assert held == total[5:]
+        assert held == total.held
     assert any(LayoutSteps(job, COST).state_fits(choice) for choice in choices)
 
 

@@ -18,7 +18,7 @@ from workbench.export.export import export
 from workbench.export.folder import FORMAT, MARK, ranks_by_node
 from workbench.export.megatron import decoder_arguments
 from workbench.export.mimo_config import equal_stage_layers
-from workbench.export.module_layouts import Placing, llm_of, placed_modules, placing_of, schedule_like
+from workbench.export.module_layouts import Placing, placed_modules, placing_of, schedule_like
 from workbench.export.registry import BY_NAME, TARGETS
 from workbench.job.job import Job, load_job
 from workbench.job.machines import cost_of
@@ -112,7 +112,7 @@ def test_half_of_the_jobs_have_several_modules():
 def test_a_layout_is_read_off_the_stages(pipeline):
     placed = placed_modules(pipeline)["llm"]
     assert (placed.layout.tp, placed.layout.dp, placed.pp, placed.virtual) == (2, 2, 2, 1)
-    assert sum(placed.layout.stage_layers) == len(llm_of(pipeline).layers)
+    assert sum(placed.layout.stage_layers) == len(pipeline.model.llm.layers)
     assert placing_of(pipeline) is Placing.ALONE
     assert schedule_like(pipeline) == Schedule()
 
@@ -131,13 +131,13 @@ def test_a_schedule_is_read_off_the_programs(kind):
 
 
 def test_sizes_are_those_of_the_configuration(pipeline):
-    decoder = decoder_of(llm_of(pipeline))
+    decoder = decoder_of(pipeline.model.llm)
     assert (decoder.num_blocks, decoder.width, decoder.ffn, decoder.vocab) == (16, 2048, 5632, 32000)
     assert (decoder.num_heads, decoder.num_kv_heads, decoder.head_dim) == (16, 8, 128)
     assert (decoder.rope_base, decoder.is_tied, decoder.qk_norm) == (500000.0, False, False)
-    experts = decoder_of(llm_of(plan_of(JOBS["mixtral"], "megatron-heterogeneous")))
+    experts = decoder_of(plan_of(JOBS["mixtral"], "megatron-heterogeneous").model.llm)
     assert (experts.num_experts, experts.experts_per_token, experts.rope_base) == (8, 2, 1e6)
-    of_all = decoder_of(llm_of(plan_of(JOBS["qwen3-experts"], "megatron-heterogeneous")))
+    of_all = decoder_of(plan_of(JOBS["qwen3-experts"], "megatron-heterogeneous").model.llm)
     assert (of_all.ffn, of_all.qk_norm, experts.sums_to_one, of_all.sums_to_one) == (768, True, True, False)
     flags = decoder_arguments(of_all).keys() - decoder_arguments(experts).keys()
     assert flags == {"--moe-router-pre-softmax", "--qk-layernorm"}

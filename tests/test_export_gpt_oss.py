@@ -14,7 +14,6 @@ from tests.test_export_latent import flags_of, job_alone
 from tests.test_export_latent import folder_of as latent_folder
 from workbench.export.decoder import decoder_of
 from workbench.export.export import export
-from workbench.export.module_layouts import llm_of
 from workbench.export.registry import BY_NAME
 from workbench.plan.plan import KeyExchange
 
@@ -87,7 +86,7 @@ def num_weights(flags):
 
 def test_megatron_has_as_many_weights_and_the_model_s_operators():
     flags = flags_with()
-    assert num_weights(flags) == llm_of(plan_with()).num_parameters
+    assert num_weights(flags) == plan_with().model.llm.num_parameters
     assert flags["--softmax-type"] == "learnable"
     assert (flags["--window-size"], flags["--window-attn-skip-freq"]) == ("63,0", "[1,0,1,0]")
     assert (flags["--glu-linear-offset"], flags["--activation-func-clamp-value"]) == ("1.0", "7.0")
@@ -110,7 +109,7 @@ def test_positions_are_yarn_s():
 
 def test_a_configuration_that_states_no_positions_has_those_of_transformers():
     stated = {key: value for key, value in CONFIG.items() if key not in ("rope_scaling", "rope_theta")}
-    decoder = decoder_of(llm_of(plan_with(stated, {"tp": 2, "ep": 2})))
+    decoder = decoder_of(plan_with(stated, {"tp": 2, "ep": 2}).model.llm)
     theirs = dict(GptOssConfig().rope_parameters)
     assert decoder.rope_base == theirs.pop("rope_theta")
     assert dict(decoder.rope_scaling) == theirs

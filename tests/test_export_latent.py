@@ -8,7 +8,6 @@ from experiments.doors.export_jobs import job_as_in_a_file
 from experiments.doors.targets import Folder, refusals
 from tests.test_export_folders import Path, check_flags, plan_of, prices_of, shell_arguments
 from workbench.export.export import export
-from workbench.export.module_layouts import llm_of
 from workbench.export.registry import BY_NAME
 
 YARN = {"rope_type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "mscale": 1.0}
@@ -126,7 +125,7 @@ def test_megatron_has_as_many_weights_and_the_router_s_settings(other):
     kept = json.loads((Path(__file__).parent / "golden" / "megatron_flags.json").read_text())
     check_flags(words, {row["flag"]: row for row in kept["flags"]})
     flags = flags_of(words)
-    assert num_weights(flags) == llm_of(plan).num_parameters
+    assert num_weights(flags) == plan.model.llm.num_parameters
     assert flags["--moe-router-score-function"] == "sigmoid"
     assert float(flags["--moe-router-topk-scaling-factor"]) == 2.5
     assert ("--moe-router-num-groups" in flags) == ((CONFIG | other)["n_group"] != 1)

@@ -10,7 +10,6 @@ from experiments.doors.targets import Folder, refusals
 from tests.test_export_folders import JOBS, plan_of, prices_of
 from tests.test_torch_csv import loaded
 from workbench.export.export import export
-from workbench.export.module_layouts import llm_of
 from workbench.export.registry import BY_NAME
 from workbench.export.torchtitan import SCHEDULE_FILE
 from workbench.job.job import Job
@@ -40,7 +39,7 @@ def parallelism_of(files):
 
 def passes_of(plan: Plan, replica: int) -> list[list[str]]:
     """Passes of one rank of each stage of a replica, by the stage's position."""
-    chain = plan.chain[llm_of(plan).name, replica]
+    chain = plan.chain[plan.model.llm.name, replica]
     return [
         [
             f"{index}{action.kind.value}{action.microbatch}"

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from experiments.fidelity.memory import measure
 from runtime.emulation.emulate import emulate
 from runtime.launch import RunResult, run_lowered
 from runtime.run_settings import Collect, RunSettings
@@ -17,18 +18,15 @@ from runtime.step.fsdp import weights as sharded_weights
 from runtime.step.fsdp.weights import ShardedWeights
 from runtime.world.pool import Pool
 from tests.layout_jobs import layout_job, vision_language
-from tests.plans import cluster
+from tests.plans import finish
 from tests.test_parity import SEED, assert_order, assert_parity, execute, mixed
 from tests.tiny_valm import tiny_batch
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample
-from workbench.memory.account import memory_table, peak_bytes
 from workbench.model.model_graph import ModelGraph
-from workbench.plan.build import batched_microbatches, with_programs
 from workbench.plan.kernels import Kernels
 from workbench.plan.lower import lower
-from workbench.plan.parameter_shards import in_units
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Settings, Sharding
 from workbench.plan.stage import Stage
 from workbench.schedule.action import Pass
@@ -68,18 +66,15 @@ def sharded_parameters(
         module="", sharding=Sharding.PARAMETERS, instances=instances, reshard_after=reshard_after
     )
     chosen = tuple(replace(sharded, module=name) for name in modules)
-    draft = Plan(
-        strategy="test",
-        model=model,
-        cluster=cluster(replicas * depth),
-        batch=tuple(batch),
-        stages=tuple(replace(stage, id=place) for place, stage in enumerate(stages)),
-        microbatches=(),
-        programs=(),
+    return finish(
+        model,
+        batch,
+        [replace(stage, id=place) for place, stage in enumerate(stages)],
+        replicas=replicas,
+        samples=samples,
         settings=Settings(precision=Precision.FLOAT32, modules=chosen, **settings),  # type: ignore[arg-type]
+        schedule=schedule,
     )
-    microbatches = batched_microbatches(draft, samples_per_microbatch=samples, replicas=range(replicas))
-    return with_programs(in_units(replace(draft, microbatches=microbatches)), schedule)
 
 
 def assert_trains_as_one(plan: Plan, pool: Pool) -> RunResult:
@@ -220,14 +215,9 @@ def test_holds_less_than_whole_weights_and_no_more_than_predicted(pool: Pool) ->
             instances=holders,
             kernels=Kernels.EAGER,
         )
-        lowered = lower(plan)
-        predicted = peak_bytes(lowered, memory_table(lowered))
-        settings = RunSettings(seed=SEED, warmup=1, timeout_s=30.0, collect=Collect.MEMORY)
-        (trace,) = run_lowered(lowered, settings, pool=pool).traces
-        for rank, most in predicted.items():
-            held = max(sample.num_bytes for sample in trace.memory if sample.rank == rank)
-            assert held <= most, f"rank {rank} holds {held}, predicted were {most}"
-            peaks[holders].append(held)
+        for row in measure("sharded", plan, pool):
+            assert row.measured_bytes <= row.predicted_bytes, row
+            peaks[holders].append(row.measured_bytes)
     assert max(peaks[1]) < min(peaks[2])
     assert max(peaks[2]) < min(peaks[4])
     assert max(peaks[1]) < 0.6 * min(peaks[4])

@@ -328,9 +328,13 @@ WIDE = [None, Precision.FLOAT32, Precision.BFLOAT16]
 
 @pytest.mark.parametrize("wide", WIDE)
 def test_state_of_a_layout_is_that_of_its_plan(wide):
-    """Four replicas that shard the optimizer, whatever that works in."""
-    job, choice = text_job(wide), ModuleChoice(module="llm", dp=4)
-    num_layers = len(job.model.module("llm").layers)
+    assert_state_is_that_of_its_plan(text_job(wide))
+
+
+def assert_state_is_that_of_its_plan(job: Job) -> None:
+    """Four replicas that shard the optimizer, whatever that works in and by whatever rule."""
+    choice = ModuleChoice(module="llm", dp=4)
+    num_layers = len(job.model.llm.layers)
     stages = [
         Stage(id=d, module="llm", replica=d, layers=(0, num_layers), ranks=((d,),)) for d in range(choice.dp)
     ]
@@ -338,9 +342,9 @@ def test_state_of_a_layout_is_that_of_its_plan(wide):
     plan = finish(job.model, job.batch, stages, replicas=choice.dp)
     plan = replace(plan, settings=replace(job.settings, modules=sharded))
     prices = ModulePrices(job, COST)
-    total = prices.total(choice, 1)
-    believed = prices.state_bytes(choice, total.held)
+    believed = prices.state_bytes(choice, prices.total(choice, 1).held)
     assert believed == pytest.approx(sum(static_holders(plan, 0).values()), rel=1e-9)
+    assert LayoutSteps(job, COST).state_bytes(choice) == believed
     assert prices.moved_bytes(choice) == pytest.approx(memory_table(lower(plan)).static_bytes[0], rel=1e-9)
 
 

@@ -1,7 +1,6 @@
 """LFM2-VL as a whole, and SigLIP 2's tower for images of any size: gradients, layouts, sizes of images."""
 
 import json
-import math
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -135,7 +134,7 @@ def test_a_table_that_is_no_square_is_refused() -> None:
 def lfm2_source() -> SimpleNamespace:
     names = ("round_by_factor", "find_closest_aspect_ratio", "smart_resize", "_is_image_too_large")
     more = ("_target_ratios", "_get_grid_layout")
-    return source_of("lfm2_vl.image_processing_lfm2_vl", *names, *more, math=math, lru_cache=lru_cache)
+    return source_of("lfm2_vl.image_processing_lfm2_vl", *names, *more)
 
 
 LIMITS = {"min_image_tokens": 64, "max_image_tokens": 256}
@@ -166,12 +165,8 @@ def test_lfm2_vl_sizes_and_cuts_images_as_its_processor_does(height: int, width:
 def test_siglip_2_sizes_images_as_its_processor_does(height: int, width: int, most: int) -> None:
     config = {**TOWER, "patch_size": 16, "max_num_patches": most}
     tower = module_from_config(config, name=VISION, modality=VISION, llm_width=32)
-    source = source_of(
-        "lfm2_vl.image_processing_lfm2_vl",
-        "get_image_size_for_max_num_patches",
-        math=math,
-        lru_cache=lru_cache,
-    )
+    name = "get_image_size_for_max_num_patches"
+    source = source_of("lfm2_vl.image_processing_lfm2_vl", name)
     high, wide = source.get_image_size_for_max_num_patches(height, width, 16, most)
     assert image_tokens(tower, height, width).tokens_in == high // 16 * (wide // 16)
 

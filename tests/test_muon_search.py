@@ -10,19 +10,18 @@ import pytest
 from runtime.world.pool import Pool
 from sim.predict import candidate_s
 from tests.layout_jobs import layout_job, vision_language
-from tests.plans import finish
 from tests.test_expert_search import MIXTRAL
 from tests.test_expert_search import job_on as expert_job
 from tests.test_fsdp import assert_trains_as_one
 from tests.test_fsdp_plan import fsdp_job
 from tests.test_fsdp_ranks import MODES, job_of, simulated_s, steps_of_all
-from tests.test_layout_search import COST, LEAST, WIDE, text_job
+from tests.test_layout_search import COST, LEAST, WIDE, assert_state_is_that_of_its_plan, text_job
 from tests.test_layout_search import job_on as vision_job
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
-from workbench.memory.account import memory_table, peak_bytes, static_holders
+from workbench.memory.account import peak_bytes
 from workbench.memory.stage import state_of
 from workbench.model.model_graph import connect
 from workbench.model.muon import muon_matrices
@@ -32,13 +31,11 @@ from workbench.plan.lower import lower
 from workbench.plan.optimizer import Optimizer
 from workbench.plan.optimizer_shards import optimizer_shards
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Settings, Sharding
-from workbench.plan.stage import Stage
 from workbench.planner.judged import MOST_JUDGED
 from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
 from workbench.planner.layout_search import exhaustive_layout, fastest_layout
 from workbench.planner.layout_space import LayoutSpace
 from workbench.planner.layout_step import LayoutSteps
-from workbench.planner.module_price import ModulePrices
 from workbench.planner.stage_counts import PlannerStopped, silent
 from workbench.strategies import disttrain, entrain_search, fsdp
 from workbench.strategies.elastic_templates import elastic_templates
@@ -178,20 +175,7 @@ def test_more_owners_have_less_to_do(config: dict[str, Any] | None) -> None:
 @pytest.mark.parametrize("wide", WIDE)
 def test_state_of_a_layout_is_that_of_its_plan(wide: Precision | None) -> None:
     """One momentum of matrices, shared among four replicas."""
-    job, choice = by_muon(text_job(wide)), ModuleChoice(module="llm", dp=4)
-    num_layers = len(job.model.llm.layers)
-    stages = [
-        Stage(id=d, module="llm", replica=d, layers=(0, num_layers), ranks=((d,),)) for d in range(choice.dp)
-    ]
-    sharded_state = (ModuleSettings(module="llm", sharding=Sharding.OPTIMIZER),)
-    plan = finish(job.model, job.batch, stages, replicas=choice.dp)
-    plan = replace(plan, settings=replace(job.settings, modules=sharded_state))
-    prices = ModulePrices(job, COST)
-    total = prices.total(choice, 1)
-    believed = prices.state_bytes(choice, total.held)
-    assert believed == pytest.approx(sum(static_holders(plan, 0).values()), rel=1e-9)
-    assert LayoutSteps(job, COST).state_bytes(choice) == believed
-    assert prices.moved_bytes(choice) == pytest.approx(memory_table(lower(plan)).static_bytes[0], rel=1e-9)
+    assert_state_is_that_of_its_plan(by_muon(text_job(wide)))
 
 
 def test_state_of_sharded_parameters_is_less_by_one_moment_of_matrices() -> None:

@@ -1,24 +1,19 @@
 """Random chains take what a model of pipelines says that knows neither plans nor lowering."""
 
-from dataclasses import replace
 from random import Random
 
 import pytest
 
 from sim.step.engine import simulate
 from sim.step.sweep import Sweep
+from tests.chains import chain_plan
 from tests.pipeline_by_hand import Op, Pipeline, gpipe, interleaved, one_f_one_b
-from tests.plans import WIDTH, chain_module
-from workbench.cost.hardware import Cluster, Link, Node
-from workbench.data.sample import Sample, Segment
+from tests.plans import WIDTH
+from workbench.cost.hardware import Link
 from workbench.metrics import busy_s
-from workbench.model.model_graph import connect
-from workbench.plan.build import batched_microbatches, with_programs
 from workbench.plan.lower import lower
-from workbench.plan.plan import Plan
-from workbench.plan.stage import Stage
 from workbench.schedule.action import Action, Pass
-from workbench.schedule.choice import Schedule, ScheduleKind, rank_block
+from workbench.schedule.choice import Schedule, ScheduleKind
 
 ORDERS = {
     ScheduleKind.ONE_F_ONE_B: one_f_one_b,
@@ -62,7 +57,8 @@ def test_a_chain_takes_what_its_seconds_and_bytes_say(kind: ScheduleKind, seed: 
         stage = action.stage % len(stages)
         return {Pass.F: forward_s, Pass.B: backward_s}.get(action.kind, reduce_s)[stage]
 
-    lowered = lower(chain(pipeline, Schedule(kind=kind, virtual_stages=v), trained, num_tokens, link))
+    schedule = Schedule(kind=kind, virtual_stages=v)
+    lowered = lower(chain_plan(schedule, p, m, trained=trained, dp=dp, num_tokens=num_tokens, link=link))
     trace = simulate(lowered, seconds)
     last_s, passes_s = pipeline.run()
     assert trace.iteration_s == pytest.approx(last_s + STEP_S, rel=1e-12)
@@ -75,32 +71,3 @@ def test_a_chain_takes_what_its_seconds_and_bytes_say(kind: ScheduleKind, seed: 
         if stage is not None and kind in (Pass.F, Pass.B)
     }
     assert ends == pytest.approx(pipeline.end_s, rel=1e-12)
-
-
-def chain(pipeline: Pipeline, schedule: Schedule, trained: list[bool], num_tokens: int, link: Link) -> Plan:
-    """The plan of a pipeline: a layer a stage, a sample a microbatch."""
-    p, num_stages, dp = pipeline.p, len(trained), pipeline.dp
-    node = Node(device="toy", num_ranks=p * dp, memory_bytes=2**40)
-    draft = Plan(
-        strategy="test",
-        model=connect("chain", (chain_module("llm", "text", trained),)),
-        cluster=Cluster(name="toy", nodes=(node,), intra=link, inter=link),
-        batch=tuple(
-            Sample(index, (Segment("text", 0, num_tokens, num_tokens),)) for index in range(pipeline.m * dp)
-        ),
-        stages=tuple(
-            Stage(
-                id=replica * num_stages + stage,
-                module="llm",
-                replica=replica,
-                layers=(stage, stage + 1),
-                ranks=((replica * p + rank_block(schedule, stage, num_stages),),),
-            )
-            for replica in range(dp)
-            for stage in range(num_stages)
-        ),
-        microbatches=(),
-        programs=(),
-    )
-    microbatches = batched_microbatches(draft, samples_per_microbatch=1, replicas=range(dp))
-    return with_programs(replace(draft, microbatches=microbatches), schedule)

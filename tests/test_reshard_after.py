@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from experiments.fidelity.memory import measure
 from runtime.launch import run_lowered
 from runtime.run_settings import Collect, RunSettings
 from runtime.step.fsdp.weights import InFlight
@@ -198,14 +199,10 @@ def test_memory_is_what_was_predicted(precision: Precision, pool: Pool) -> None:
             optimizer_precision=Precision.FLOAT32,
         )
         plan = replace(plan, settings=replace(plan.settings, precision=precision))
-        lowered = lower(plan)
-        predicted = peak_bytes(lowered, memory_table(lowered))
-        settings = RunSettings(seed=SEED, warmup=1, timeout_s=30.0, collect=Collect.MEMORY)
-        (trace,) = run_lowered(lowered, settings, pool=pool).traces
-        for rank, most in predicted.items():
-            measured = max(sample.num_bytes for sample in trace.memory if sample.rank == rank)
-            assert 0.97 * most <= measured <= most
-        peaks[after] = max(predicted.values())
+        rows = measure(after, plan, pool)
+        for row in rows:
+            assert 0.97 * row.predicted_bytes <= row.measured_bytes <= row.predicted_bytes, row
+        peaks[after] = max(row.predicted_bytes for row in rows)
     assert peaks[ReshardAfter.PASS] < peaks[ReshardAfter.BACKWARD] <= peaks[ReshardAfter.STEP]
 
 

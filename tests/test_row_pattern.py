@@ -70,6 +70,7 @@ def test_rows_of_mixers_are_planned_as_others(more):
         ({"pattern": "", "mamba_heads": 8}, "mamba_heads: want it with M in the pattern alone, got 8"),
         ({"pattern": "--**", "mamba_heads": 8}, "want it with M in the pattern alone, got 8; nearest: 0"),
         ({"mamba_groups": 0}, "mamba_groups: want it with M in the pattern alone, got 0; nearest: 1"),
+        ({"mamba_head_dim": 0}, "mamba_head_dim: want it with M in the pattern alone, got 0; nearest: 64"),
         ({"architecture": "gpt"}, "pattern: want it with architecture llama alone, got gpt; nearest: llama"),
         ({"cp": 2}, "cp: want 1 with M in the pattern, got 2; nearest: 1"),
         ({"window": 64}, "window: want 0 with a pattern, got 64; nearest: 0"),

@@ -1,19 +1,17 @@
 """Schedules beyond 1F1B, executed: the loss, gradients and weights of one process, in planned order."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
 from runtime.world.pool import Pool
-from tests.plans import cluster
+from tests.plans import finish
 from tests.test_parity import assert_same, mixed
 from tests.tiny_valm import tiny_batch
 from workbench.model.model_graph import ModelGraph
-from workbench.plan.build import batched_microbatches, with_programs
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Route
-from workbench.plan.plan import Plan, Precision, Settings
+from workbench.plan.plan import Plan
 from workbench.plan.stage import Stage
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind, rank_block, usual
@@ -55,18 +53,7 @@ def planned(
                 )
                 first += count
     batch = tiny_batch(tuple(images) * replicas, tuple(clips) * replicas)
-    draft = Plan(
-        strategy="test",
-        model=model,
-        cluster=cluster(per_replica * replicas),
-        batch=batch,
-        stages=tuple(stages),
-        microbatches=(),
-        programs=(),
-        settings=Settings(precision=Precision.FLOAT32),
-    )
-    microbatches = batched_microbatches(draft, samples_per_microbatch=1, replicas=range(replicas))
-    return with_programs(replace(draft, microbatches=microbatches), schedule)
+    return finish(model, batch, stages, replicas=replicas, schedule=schedule)
 
 
 @pytest.mark.parametrize("mix", ["projectors-and-llm", "encoders"])

@@ -17,7 +17,7 @@ from workbench.plan.lower import lower
 from workbench.plan.lowered import Direction, Route
 from workbench.plan.plan import Precision, Settings
 from workbench.planner.assembly import draft_plan
-from workbench.planner.boundary_price import crossing_tokens, num_readers
+from workbench.planner.boundary_price import crossing_bytes, crossing_tokens, num_readers
 from workbench.planner.layer_cost import layer_costs
 from workbench.planner.layer_totals import total_of
 from workbench.planner.layout_choice import LayoutChoice, Mode, ModuleChoice
@@ -67,7 +67,8 @@ def test_an_estimate_has_the_bytes_and_seconds_of_the_plan(llm_pp: int):
     readers = num_readers(job.model.edges[0], step.llm_layers)
     assert readers == len({row.consumer.stage for row in lowered.transfers if row.edge == "vision>llm"
                            and row.direction is Direction.FORWARD})  # fmt: skip
-    assert step.boundary_bytes == pytest.approx(sum(crossed), rel=1e-12)
+    once_bytes = crossing_bytes(job, job.model.edges[0], len(job.batch))
+    assert readers * once_bytes == pytest.approx(sum(crossed), rel=1e-12)
     prices = price(lowered, COST)
     layers = steps.prices.layers(choice.llm, 1)
     for stage in plan.chain["llm", 0]:
@@ -85,7 +86,6 @@ def test_images_that_are_read_make_a_step_longer():
     assert crossing_tokens(bare, job.model.edges[0]) == 0
     one, several = (LayoutSteps(job, COST).step(apart(pp)) for pp in (1, 3))
     assert several.boundary_s == pytest.approx(3 * one.boundary_s)
-    assert several.boundary_bytes == pytest.approx(3 * one.boundary_bytes)
 
 
 def test_messages_inside_an_encoder_have_its_own_tokens():

@@ -4,7 +4,7 @@ import ast
 import json
 import math
 from collections import defaultdict
-from functools import cache, lru_cache
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,13 +48,17 @@ VIT = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1, "pat
 
 
 def source_of(module: str, *names: str, **known: Any) -> SimpleNamespace:
-    """Functions and methods of a processor, read from its file: to import it takes torchvision."""
+    """Bare functions and methods of a processor, read from its file: to import it takes torchvision."""
     found = find_spec(f"transformers.models.{module}")
     assert found is not None
     assert found.origin is not None
     tree = ast.parse(Path(found.origin).read_text())
     wanted = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef) and each.name in names]
-    space: dict[str, Any] = {"torch": torch, "math": math, "SizeDict": SizeDict, **known}
+    for function in wanted:
+        function.returns, function.decorator_list = None, []
+        for argument in (*function.args.args, *function.args.kwonlyargs):
+            argument.annotation = None
+    space: dict[str, Any] = {"torch": torch, "math": math, "np": np, "SizeDict": SizeDict, **known}
     exec(compile(ast.Module(wanted, []), found.origin, "exec"), space)
     return SimpleNamespace(**{name: space[name] for name in names})
 
@@ -94,7 +98,7 @@ def size_of(size: SizeDict) -> tuple[int, int]:
 @cache
 def llama4_source() -> SimpleNamespace:
     names = ("get_factors", "find_supported_resolutions", "get_best_fit")
-    return source_of("llama4.image_processing_llama4", *names, defaultdict=defaultdict, lru_cache=lru_cache)
+    return source_of("llama4.image_processing_llama4", *names, defaultdict=defaultdict)
 
 
 @given(height=SIDES, width=SIDES, most=st.sampled_from([16, 5, 1]))
@@ -109,7 +113,7 @@ def test_llama_4_takes_the_best_fit(height: int, width: int, most: int) -> None:
 @cache
 def cohere_source() -> SimpleNamespace:
     names = ("get_all_supported_aspect_ratios", "get_optimal_tiled_canvas")
-    return source_of("cohere2_vision.image_processing_cohere2_vision", *names, np=np, lru_cache=lru_cache)
+    return source_of("cohere2_vision.image_processing_cohere2_vision", *names)
 
 
 @given(height=SIDES, width=SIDES, most=st.sampled_from([12, 5, 1]))
@@ -126,7 +130,7 @@ def test_command_a_vision_stretches_least(height: int, width: int, most: int) ->
 def ovis2_source() -> SimpleNamespace:
     names = ("get_all_supported_aspect_ratios", "compute_patch_covering_area", "split_image_into_grid")
     whole = (*names, "get_min_tile_covering_grid", "get_optimal_tiled_canvas")
-    return source_of("ovis2.image_processing_ovis2", *whole, lru_cache=lru_cache)
+    return source_of("ovis2.image_processing_ovis2", *whole)
 
 
 @given(height=SIDES, width=SIDES, most=st.sampled_from([12, 9, 1]), covers=st.booleans())

@@ -1,15 +1,11 @@
 """Videos: frames and sizes as transformers' processors choose them, positions and losses as its models'."""
 
-import ast
 import json
-import math
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -26,6 +22,7 @@ from runtime.models.patch_grid import patches_of
 from runtime.run_settings import RunSettings
 from tests.command_line import workbench
 from tests.examples import examples
+from tests.test_tilings import source_of
 from workbench.data.corpus import Frame, ItemTokens, Video, fixed_samples, sample_of
 from workbench.data.sample import Sample, Segment
 from workbench.job.job import load_job
@@ -42,22 +39,8 @@ VIDEO, IMAGE = 91, 90
 F64 = torch.float64
 STEP = 2  # frames
 SIDES = st.integers(8, 3000)
+theirs = cache(source_of)
 KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "exaone4_5")
-
-
-@cache
-def theirs(kind: str, *names: str) -> SimpleNamespace:
-    """Functions of a video processor of transformers, out of its file: to import it takes torchvision."""
-    folder = Path(str(find_spec("transformers").origin)).parent / "models" / kind  # type: ignore[union-attr]
-    tree = ast.parse((folder / f"video_processing_{kind}.py").read_text())
-    wanted = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef) and each.name in names]
-    for function in wanted:
-        function.returns, function.decorator_list = None, []
-        for argument in (*function.args.args, *function.args.kwonlyargs):
-            argument.annotation = None
-    scope: dict[str, Any] = {"math": math, "torch": torch, "np": np}
-    exec(compile(ast.Module(wanted, []), kind, "exec"), scope)
-    return SimpleNamespace(**{name: scope[name] for name in names})
 
 
 @cache
@@ -73,7 +56,7 @@ def looked_at(kind: str, duration_s: float, native_fps: int) -> int:
     own = SimpleNamespace(num_frames=None, fps=2, **words)
     total = round(duration_s * native_fps)
     metadata = SimpleNamespace(total_num_frames=total, fps=native_fps)
-    indices = theirs(kind, "sample_frames").sample_frames(own, metadata, fps=2)
+    indices = theirs(f"{kind}.video_processing_{kind}", "sample_frames").sample_frames(own, metadata, fps=2)
     return len(indices) // STEP * STEP if kind == "qwen2_vl" else len(indices)
 
 
@@ -86,7 +69,7 @@ def test_qwen2_looks_at_the_frames_that_transformers_does(half_seconds: int, hei
             video_of(tower("qwen2_vl_vision"), height, width, duration_s)
         return
     frames = looked_at("qwen2_vl", duration_s, 24)
-    high, wide = theirs("qwen2_vl", "smart_resize").smart_resize(
+    high, wide = theirs("qwen2_vl.video_processing_qwen2_vl", "smart_resize").smart_resize(
         height, width, factor=28, min_pixels=128 * 28**2, max_pixels=768 * 28**2
     )
     patches = high * wide // 14**2
@@ -115,7 +98,7 @@ def test_qwen3_looks_at_the_frames_that_transformers_does(
     frames = looked_at("qwen3_vl", duration_s, 24)
     module = tower("qwen3_vl_vision", video_max_pixels=most)
     try:
-        high, wide = theirs("qwen3_vl", "smart_resize").smart_resize(
+        high, wide = theirs("qwen3_vl.video_processing_qwen3_vl", "smart_resize").smart_resize(
             frames, height, width, factor=32, min_pixels=128 * 32**2, max_pixels=most
         )
     except ValueError:

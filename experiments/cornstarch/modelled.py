@@ -51,8 +51,7 @@ class Setting:
 
     def sequence_tokens(self, model: ModelGraph) -> int:
         """Tokens of one sample in the LLM."""
-        encoders = [module.modality for module in model.modules if module.modality != TEXT]
-        return self.text_tokens + sum(self.tokens(modality).tokens_out for modality in encoders)
+        return self.text_tokens + sum(self.tokens(each.modality).tokens_out for each in model.encoders)
 
 
 def layer_times(model: ModelGraph, setting: Setting, cost: CostModel) -> dict[str, tuple[StageTimes, ...]]:

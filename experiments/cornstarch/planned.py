@@ -13,7 +13,7 @@ from workbench.cost.model import CostModel
 from workbench.data.corpus import fixed_samples
 from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
-from workbench.model.model_graph import TEXT, ModelGraph
+from workbench.model.model_graph import ModelGraph
 from workbench.plan.codec import plan_hash
 from workbench.plan.lower import lower
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Settings
@@ -105,7 +105,7 @@ def best_split(
     Ties go to more LLM stages. Complexity: O(stages) partitions.
     """
     times = layer_times(model, setting, cost)
-    encoders = [module.name for module in model.modules if module.modality != TEXT]
+    encoders = [module.name for module in model.encoders]
     llm = model.llm.name
 
     def bottleneck_s(num_encoder_stages: int) -> float:

@@ -100,7 +100,7 @@ def refusals(target: str, folders: Sequence[Folder], packages: Path) -> list[str
         "target": target,
         "bridge": str(_bridge(packages)),
         "folders": [
-            {"files": dict(folder.files), "ranks": folder.ranks, "arguments": _arguments(target, folder)}
+            {"files": dict(folder.files), "ranks": folder.ranks, "arguments": _arguments(folder)}
             for folder in folders
         ],
     }
@@ -166,7 +166,7 @@ def trained(folder: Folder, packages: Path, steps: int) -> list[float]:
     return [float(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("step ")]
 
 
-def _arguments(target: str, folder: Folder) -> list[str]:
+def _arguments(folder: Folder) -> list[str]:
     """The arguments that the folder's shell script passes to Megatron's program."""
     return shell_arguments(folder.files) if "arguments.sh" in folder.files else []
 

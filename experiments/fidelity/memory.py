@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from experiments.demo_job import MIXES, NUM_RANKS, demo_job, local_cluster
+from experiments.demo_job import MIXES, NUM_RANKS, STRATEGIES, demo_job, local_cluster
 from experiments.harness.command import Found, bench, print_rows
 from runtime.emulation.peak_memory import WARMUP, PeakMemory
 from runtime.launch import run_local
@@ -32,16 +32,10 @@ from workbench.metrics import peak_bytes
 from workbench.model.model_graph import TEXT
 from workbench.model.trainable import Trainable, with_trainable
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute
-from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
+from workbench.strategies import cornstarch, encoders_replicated
 from workbench.timing.accept import accept
 from workbench.units import MIB
 
-STRATEGIES: tuple[Callable[[Job, CostModel], Plan], ...] = (
-    cornstarch.plan,
-    cornstarch.plan_frozen_unaware,
-    encoders_colocated.plan,
-    encoders_replicated.plan,
-)
 TINY = Path(__file__).parents[2] / "examples" / "tiny.yaml"
 DEMO_SAMPLES = 3
 TINY_MIXES = {  # what of the encoders is trained, and what of the LLM

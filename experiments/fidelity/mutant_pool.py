@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from experiments.fidelity.memory import STRATEGIES, TINY_MIXES
+from experiments.demo_job import STRATEGIES
+from experiments.fidelity.memory import TINY_MIXES
 from experiments.fidelity.mutant_kinds import newer_plans, small, with_layouts
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile

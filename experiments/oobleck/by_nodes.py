@@ -111,7 +111,7 @@ def seconds_of(model: str, rate: float) -> Seconds:
         spelled_s=_sample_s(model, modelled.stored(model)),
         float32_s=_sample_s(model, modelled.stored(model), "float32"),
         ours_s=MOST_NODES / rate,
-        exchange_s=_exchange_s(model, rate),
+        exchange_s=_exchange_s(model),
         tf32_flop_per_s=profile.peak("bfloat16") / modelled.TF32_OVER_BFLOAT16,
         float32_flop_per_s=profile.peak("float32"),
     )
@@ -134,7 +134,7 @@ def _forward_flop(model: str) -> float:
     return sum(layer_flop(layer, work) for layer in modelled.graph(model).modules[0].layers)
 
 
-def _exchange_s(model: str, rate: float) -> float:
+def _exchange_s(model: str) -> float:
     """GPU-seconds a sample: a ring all-reduce of the largest stage's gradients once an iteration."""
     instantiation, layers = (
         modelled.oobleck_layout(model, MOST_NODES),

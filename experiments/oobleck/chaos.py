@@ -277,7 +277,7 @@ def undisturbed(job: ElasticJob, steps: int) -> tuple[float, ...]:
         return training.losses
 
 
-def chaos_evidence(job: ElasticJob, ordeal: Ordeal, smooth: Sequence[float]) -> Evidence:
+def chaos_evidence(ordeal: Ordeal, smooth: Sequence[float]) -> Evidence:
     """Evidence: losses against the undisturbed ones, steps, refusals, and recovery times."""
     evidence = Evidence()
     worst = max(abs(step.loss / smooth[step.step] - 1) for step in ordeal.steps)
@@ -372,7 +372,7 @@ def chaos(kills: int, seed: int, sharding: Sharding = Sharding.NONE) -> Outcome:
         ordeal = Chaos(job, kills, random.Random(seed), Path(folder)).run()
     last = max(session.first + len(session.steps) for session in ordeal.sessions)
     name = "oobleck/chaos" if is_whole else "oobleck/chaos_sharded"
-    return outcome_of(name, [chaos_evidence(job, ordeal, undisturbed(job, last))])
+    return outcome_of(name, [chaos_evidence(ordeal, undisturbed(job, last))])
 
 
 def main(sharding: Sharding = Sharding.NONE) -> int:

@@ -25,7 +25,7 @@ from workbench.job.draft import Train, draft, machines_of
 from workbench.job.job import Job, job_from_spec, load_job
 from workbench.job.job_file import parse_spec
 from workbench.job.machines import cost_of
-from workbench.model.model_graph import TEXT, ModelGraph
+from workbench.model.model_graph import ModelGraph
 from workbench.model.zoo import from_shape
 from workbench.plan.plan import ModuleSettings, Settings, Sharding
 from workbench.search.objectives.objective import Objective
@@ -81,7 +81,7 @@ def _cornstarch_icml() -> Job:
 def _on_a40(
     model: ModelGraph, items: Mapping[str, tuple[ItemTokens, ...]], *, gpus: int, samples: int
 ) -> Job:
-    used = {module.modality for module in model.modules if module.modality != TEXT}
+    used = {module.modality for module in model.encoders}
     return Job(
         name=model.name,
         model=model,

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from runtime.elastic.history import Cause, ElasticFailed, Reshaped, StepDone
@@ -22,7 +22,7 @@ MOST_UNEXPLAINED = 2  # consecutive failures without a lost node
 
 @dataclass(slots=True)
 class _Change:
-    """A change of the layout in progress."""
+    """A change of the layout in progress: what `Reshaped` takes over from it."""
 
     noticed_s: float
     stopped_s: float
@@ -262,6 +262,8 @@ class ElasticTraining:
     def _settle(self, change: _Change, layout: NodeLayout, joined: Sequence[str], replies: Replies) -> None:
         """Complete a change: the new world is formed, and its processes have their layers."""
         ready = [reply for reply in replies.answers.values() if isinstance(reply, Ready)]
+        change.copying_s += max(reply.copying_s for reply in ready)
+        change.num_bytes += sum(reply.num_bytes for reply in ready)
         names = ((self._lost, Cause.LOSS), (self._left, Cause.WARNING), (joined, Cause.JOIN))
         self.changes.append(
             Reshaped(
@@ -269,16 +271,10 @@ class ElasticTraining:
                 cause=next((cause for nodes, cause in names if nodes and self._is_held), Cause.START),
                 lost=(*self._lost, *self._left),
                 joined=tuple(joined),
-                attempts=change.attempts,
-                noticed_s=change.noticed_s,
-                stopped_s=change.stopped_s,
                 ready_s=time.monotonic(),
-                planning_s=change.planning_s,
-                is_prepared=change.is_prepared,
                 groups_s=max(reply.groups_s for reply in ready),
-                copying_s=change.copying_s + max(reply.copying_s for reply in ready),
-                num_bytes=change.num_bytes + sum(reply.num_bytes for reply in ready),
                 sizes=layout.sizes,
+                **asdict(change),
             )
         )
         self.layout, self._is_held, self._is_world, self._change = layout, True, True, None

@@ -6,7 +6,7 @@ Source: Cornstarch v1, section 3 and Listing 1 (`MultimodalParallelSpec.apply`);
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -350,12 +350,5 @@ def _this_machine(num_ranks: int) -> Cluster:
 
 def _flop_alone() -> Profile:
     """An ideal machine, on which only FLOP take noticeable time."""
-    link = MachineLink(
-        scope="intra",
-        name=_LINK.name,
-        bytes_per_s=_LINK.bytes_per_s,
-        latency_s=_LINK.latency_s,
-        measured=False,
-        source="ideal",
-    )
+    link = MachineLink(scope="intra", measured=False, source="ideal", **asdict(_LINK))
     return replace(ideal_profile(), links=(link,))

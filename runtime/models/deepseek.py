@@ -4,11 +4,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers.models.deepseek_v2 import modeling_deepseek_v2 as deepseek_v2
 
 from runtime.models.adapter import CutKind, CutRules
 from runtime.models.glm import BEST, NO_DIVISION_BY_ZERO, outside_best
+from runtime.models.mixture import wide_logits
 from runtime.models.wide_float import in_float64
 
 # Shape suffixes: T = tokens, X = experts, G = groups of experts, K = experts of a token, D = hidden width.
@@ -44,9 +44,7 @@ class GroupedRouter(nn.Module):
 
     def forward(self, hidden_TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits [T, X], shares [T, K], experts [T, K]."""
-        flat_TD = hidden_TD.reshape(-1, self.weight.shape[1])
-        wide = torch.promote_types(flat_TD.dtype, torch.float32)
-        logits_TX = functional.linear(flat_TD.to(wide), self.weight.to(wide))
+        logits_TX = wide_logits(hidden_TD, self.weight)
         share_TK, expert_TK = self._from_best(logits_TX.softmax(dim=-1)).topk(self.top_k, dim=-1)
         if self.sums_to_one:
             share_TK = share_TK / (share_TK.sum(dim=-1, keepdim=True) + NO_DIVISION_BY_ZERO)

@@ -4,12 +4,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers.models.ernie4_5.modeling_ernie4_5 import Ernie4_5Attention, Ernie4_5RotaryEmbedding
 from transformers.models.ernie4_5_moe.modeling_ernie4_5_moe import Ernie4_5_MoeAttention
 
 from runtime.models.cohere import PairedAttention
 from runtime.models.glm import CORRECTION
+from runtime.models.mixture import wide_logits
 from runtime.models.norm import replace_parts
 
 # Shape suffixes: T = tokens, X = experts, K = experts of a token, D = hidden width or a head's.
@@ -51,9 +51,7 @@ class ErnieRouter(nn.Module):
 
     def forward(self, hidden_TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits [T, X], shares [T, K], experts [T, K]."""
-        flat_TD = hidden_TD.reshape(-1, self.weight.shape[1])
-        wide = torch.promote_types(flat_TD.dtype, torch.float32)
-        logits_TX = functional.linear(flat_TD.to(wide), self.weight.to(wide))
+        logits_TX = wide_logits(hidden_TD, self.weight)
         share_TX = logits_TX.softmax(dim=-1)
         corrected_TX = share_TX.detach() + self.moe_statics.get_buffer(CORRECTION)
         expert_TK = corrected_TX.topk(self.top_k, dim=-1).indices

@@ -2,9 +2,8 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from runtime.models.mixture import SHARED_EXPERTS, MixtralMixture
+from runtime.models.mixture import SHARED_EXPERTS, MixtralMixture, wide_logits
 
 # Shape suffixes: T = tokens, X = experts, G = groups of experts, K = experts of a token, D = hidden width.
 
@@ -38,9 +37,7 @@ class CorrectedRouter(nn.Module):
 
     def forward(self, hidden_TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits [T, X], shares [T, K], experts [T, K]."""
-        flat_TD = hidden_TD.reshape(-1, self.weight.shape[1])
-        wide = torch.promote_types(flat_TD.dtype, torch.float32)
-        logits_TX = functional.linear(flat_TD.to(wide), self.weight.to(wide))
+        logits_TX = wide_logits(hidden_TD, self.weight)
         score_TX = logits_TX.sigmoid()
         expert_TK = self._chosen(score_TX.detach())
         share_TK = score_TX.gather(1, expert_TK)

@@ -1,6 +1,6 @@
 """LFM2's gated short convolutions on packed items, and its mixture of experts."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -10,11 +10,11 @@ from transformers.models.lfm2_moe.modeling_lfm2_moe import Lfm2MoeShortConv, Lfm
 
 from runtime.models.adapter import CutKind, CutRules
 from runtime.models.attention import Packing
-from runtime.models.mixture import Choice, Mixture
+from runtime.models.minimax import MiniMaxMixture, SigmoidRouter, with_corrections
 from runtime.models.norm import replace_parts
 from runtime.models.separate_experts import SeparateExperts
 
-# Shape suffixes: S, T = packed tokens, N = items of one length L, D = channels, X = experts, K = of a token.
+# Shape suffixes: S, T = packed tokens, N = items of one length L, D = channels.
 
 CUTS: CutRules = (
     ("block.conv.in_proj", CutKind.FUSED),
@@ -27,7 +27,6 @@ REGIONS = ("conv",)
 _FEED_FORWARD = "feed_forward"
 SEPARATE = SeparateExperts(own=_FEED_FORWARD, mixture=_FEED_FORWARD, gate="w1", up="w3", down="w2")
 CORRECTION = "expert_bias"
-_NO_DIVISION_BY_ZERO = 1e-6
 
 
 class ShortConv(nn.Module):
@@ -64,52 +63,20 @@ class ShortConv(nn.Module):
         return torch.cat(outputs).index_select(0, packing.restore)
 
 
-class LfmRouter(nn.Module):
-    """The router in the wider of float32 and the input's own type.
+class LfmRouter(SigmoidRouter):
+    """LFM2's router."""
 
-    A token chooses its K experts by their sigmoids plus a correction, which training leaves as it is; their
-    shares are those without it.
-
-    Differs: transformers computes scores in the model's type.
-    """
-
-    def __init__(self, router: Any) -> None:
-        super().__init__()
-        self.weight: nn.Parameter = router.weight
-        self.top_k: int = router.top_k
-        self.sums_to_one: bool = router.norm_topk_prob
-        self.scale: float = router.routed_scaling_factor
-
-    def forward(self, hidden_TD: Tensor, correction_X: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits [T, X], shares [T, K], experts [T, K]."""
-        wide = torch.promote_types(hidden_TD.dtype, torch.float32)
-        logits_TX = functional.linear(hidden_TD.to(wide), self.weight.to(wide))
-        score_TX = logits_TX.sigmoid()
-        choice_TX = score_TX.detach() if correction_X is None else score_TX.detach() + correction_X
-        expert_TK = choice_TX.topk(self.top_k, dim=-1).indices
-        share_TK = score_TX.gather(1, expert_TK)
-        if self.sums_to_one:
-            share_TK = share_TK / (share_TK.sum(dim=-1, keepdim=True) + _NO_DIVISION_BY_ZERO)
-        return logits_TX, share_TK * self.scale, expert_TK
+    no_division_by_zero: ClassVar[float] = 1e-6
 
 
-class LfmMixture(Mixture):
-    """Experts whose results are multiplied by their shares."""
+class LfmMixture(MiniMaxMixture):
+    """As MiniMax-M2's, under another name of the correction."""
 
-    def choose(self, x_SD: Tensor) -> Choice:
-        correction_X = getattr(self.module, CORRECTION, None)
-        _, share_SK, expert_SK = self.module.gate(x_SD, correction_X)
-        return Choice(expert_SK, after=share_SK)
+    correction: ClassVar[str] = CORRECTION
 
 
 def adapt(layer: nn.Module) -> None:
-    """Replace the short convolution in a layer, if any, with the same names of weights.
-
-    Mixtures get their corrections on the CPU, where layers are built without memory.
-    """
+    """Replace the short convolution in a layer, if any, with the same names of weights; add corrections."""
     for kind in (Lfm2ShortConv, Lfm2MoeShortConv):
         replace_parts(layer, kind, ShortConv)
-    for module in layer.modules():
-        if isinstance(module, Lfm2MoeSparseMoeBlock) and module.use_expert_bias:
-            num = module.get_buffer(CORRECTION).shape[0]
-            module.register_buffer(CORRECTION, torch.zeros(num, dtype=torch.float32, device="cpu"))
+    with_corrections(layer, Lfm2MoeSparseMoeBlock, CORRECTION)

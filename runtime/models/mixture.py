@@ -219,6 +219,13 @@ class MixtureForward:
         return None if expert is None else expert(x_TD)
 
 
+def wide_logits(hidden_TD: Tensor, weight_XD: Tensor) -> Tensor:
+    """[T, X] scores of a router in the wider of float32 and the input's own type."""
+    flat_TD = hidden_TD.reshape(-1, weight_XD.shape[1])
+    wide = torch.promote_types(flat_TD.dtype, torch.float32)
+    return functional.linear(flat_TD.to(wide), weight_XD.to(wide))
+
+
 class WideRouter(nn.Module):
     """Mixtral's and Qwen3's router in the wider of float32 and the input's own type.
 

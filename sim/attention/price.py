@@ -302,16 +302,14 @@ def backward_gpu(cost: CostModel, operator: Attention, forward: Gpu) -> Gpu:
     """The GPU in a backward: five products instead of two, at the backward's rate of a long causal launch."""
     timing = forward.timing
     rate = cost.attention_backward_rate(_causal(operator), LONG_ROW, Grid())
-    return Gpu(
-        num_units=forward.num_units,
-        timing=UnitTiming(
-            tile_s=timing.tile_s * ATTENTION_BACKWARD_FLOP / rate,
-            block_s=2 * timing.block_s,  # keys and values in, two gradients out
-            partial_s=2 * timing.partial_s,
-            merge_s=2 * timing.merge_s,
-            launch_s=timing.launch_s,
-        ),
+    backward = replace(
+        timing,
+        tile_s=timing.tile_s * ATTENTION_BACKWARD_FLOP / rate,
+        block_s=2 * timing.block_s,  # keys and values in, two gradients out
+        partial_s=2 * timing.partial_s,
+        merge_s=2 * timing.merge_s,
     )
+    return replace(forward, timing=backward)
 
 
 def wires_of(

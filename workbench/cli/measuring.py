@@ -216,14 +216,7 @@ def demo_command(
 def calibration_plan(job: Job) -> Plan:
     """Any plan of the job: calibration depends only on its layers."""
     links = tuple(
-        MachineLink(
-            scope=scope,
-            name=link.name,
-            bytes_per_s=link.bytes_per_s,
-            latency_s=link.latency_s,
-            measured=False,
-            source="the job",
-        )
+        MachineLink(scope=scope, measured=False, source="the job", **asdict(link))
         for scope, link in (("intra", job.cluster.intra), ("inter", job.cluster.inter))
     )
     return cornstarch.plan(job, CostModel(replace(ideal_profile(), links=links)))

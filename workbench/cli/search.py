@@ -93,11 +93,8 @@ def search_command(
         request = SearchRequest(planned_job, cost, criterion, planners, judge, inputs.seed)
         best, emit = search_jointly(request, joint_flags, results, pareto, as_json=as_json)
     else:
-        if strategy:
-            planners = planners_by(judge, strategy)
-        else:
-            planners = _planners(judge, is_priced=objective.is_money)
-        planners = with_schedules(planners, [usual(kind) for kind in schedule or ()])
+        named = planners_by(judge, strategy) if strategy else _planners(judge, is_priced=objective.is_money)
+        planners = with_schedules(named, [usual(kind) for kind in schedule or ()])
         fewer = _fewer_ranks(objective, planned_job)
         planners = _extended(planners, objective, ranks or (), options, fewer)
         if strategy:

@@ -128,32 +128,44 @@ def cached_search(
         ValueError: no strategy has a plan, and the message starts with "does not fit" if one lacks memory; or
             no plan meets a limit, and the message names the nearest one.
     """
-    from sim.predict import predict_within
-
-    objective = criterion.objective
-    key = result_key(job, cost, (*planners, judge), f"{objective} {criterion.cache_key}")
-    cached = None if results is None else results.get(key)
+    if results is None:
+        return _searched(job, cost, planners, criterion, progress)
+    key = result_key(job, cost, (*planners, judge), f"{criterion.objective} {criterion.cache_key}")
+    cached = results.get(key)
     if cached is not None:
         sys.stderr.write(
             "workbench: cached result of the same job, machines and code; --no-cache searches again\n"
         )
         return cached
+    result = _searched(job, cost, planners, criterion, progress)
+    results.put(key, result)
+    return result
+
+
+def _searched(
+    job: Job,
+    cost: CostModel,
+    planners: Mapping[str, Planner],
+    criterion: Criterion,
+    progress: Callable[[int, int, str], None],
+) -> Kept:
+    from sim.predict import predict_within
+
     candidates = search(
         job,
         cost,
         planners,
         lambda plan: predict_within(*accept(plan), cost),
         progress,
-        objective,
+        criterion.objective,
         criterion.judge,
     )
-    best = candidates[0].plan
-    if best is None:
+    first = candidates[0]
+    if first.plan is None:
         raise ValueError(_none_text(job.name, candidates))
-    if candidates[0].judged is not None and candidates[0].judged.misses:
+    if first.judged is not None and first.judged.misses:
         raise ValueError(
-            f"no plan of job {job.name!r} meets the limit; nearest: {candidates[0].strategy}: "
-            f"{candidates[0].judged.misses}"
+            f"no plan of job {job.name!r} meets the limit; nearest: {first.strategy}: {first.judged.misses}"
         )
     of_plans = (
         line
@@ -161,15 +173,12 @@ def cached_search(
         if candidate.plan is not None
         for line in waste_of(candidate.plan, _planned(job, planners[candidate.strategy]))
     )
-    warnings = list(dict.fromkeys((*unlike_layouts(best, job), *of_plans)))
-    description = {"objective": objective.value} if criterion.judge is None else criterion.judge.asked
-    result = Kept(
-        record={**search_record(job.name, candidates, description), "warnings": warnings},
-        best_plan=dumps(best),
+    warnings = list(dict.fromkeys((*unlike_layouts(first.plan, job), *of_plans)))
+    description = (
+        {"objective": criterion.objective.value} if criterion.judge is None else criterion.judge.asked
     )
-    if results is not None:
-        results.put(key, result)
-    return result
+    record = search_record(job.name, candidates, description)
+    return Kept(record={**record, "warnings": warnings}, best_plan=dumps(first.plan))
 
 
 def _planned(job: Job, planner: Planner) -> Job:

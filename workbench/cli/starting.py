@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
 from workbench.cli.console import emit_json, show, warn
 from workbench.cli.job_reading import warn_of_batch, warn_of_misspelt_keys
@@ -83,9 +84,18 @@ def init_command(
     if as_json:
         emit_json({"job": str(output), **_record(job_draft, products)})
         return
-    table = listed(
-        f"{model} on {gpus}",
-        job_draft.model.modules,
+    if job_draft.missing:
+        count, first = len(job_draft.missing), job_draft.missing[0]
+        show(f"{count} weight files are missing ({first}, ...); planning does not need them")
+    rule = (job_draft.microbatch_rule,) if job_draft.microbatch_rule else ()
+    table = _table(f"{model} on {gpus}", job_draft.model)
+    show(table, *rule, f"written to {output}; next: workbench search {output}")
+
+
+def _table(title: str, model: ModelGraph) -> Table:
+    return listed(
+        title,
+        model.modules,
         ("module", lambda module: module.name),
         ("modality", lambda module: module.modality),
         ("layers", lambda module: str(len(module.layers))),
@@ -93,11 +103,6 @@ def init_command(
         ("trainable", lambda module: f"{module.num_trained:,}"),
         key="modules",
     )
-    if job_draft.missing:
-        count, first = len(job_draft.missing), job_draft.missing[0]
-        show(f"{count} weight files are missing ({first}, ...); planning does not need them")
-    rule = (job_draft.microbatch_rule,) if job_draft.microbatch_rule else ()
-    show(table, *rule, f"written to {output}; next: workbench search {output}")
 
 
 def _warn_of_edits(output: Path, text: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from workbench.export.approximation import Change, longest_tokens, microbatch_samples
-from workbench.export.module_layouts import llm_of, placed_modules
+from workbench.export.module_layouts import placed_llm, placed_modules
 from workbench.model.lora import Lora
 from workbench.model.model_graph import Module
 from workbench.model.trained import adapted_products
@@ -78,7 +78,7 @@ def _lora(module: Module) -> Lora:
 
 def adapters_cut(plan: Plan) -> Sequence[Change]:
     """Both halves of an adapter are cut over tensor-parallel ranks."""
-    if not has_adapters(plan) or placed_modules(plan)[llm_of(plan).name].layout.tp == 1:
+    if not has_adapters(plan) or placed_llm(plan).layout.tp == 1:
         return ()
     return (
         Change(
@@ -91,7 +91,7 @@ def adapters_cut(plan: Plan) -> Sequence[Change]:
 
 def adapter_words(plan: Plan) -> dict[str, Any]:
     """Fields of `CanonicalLoRA`; A is drawn as PEFT draws it."""
-    module = llm_of(plan)
+    module = plan.model.llm
     lora = _lora(module)
     return {
         "target_modules": [TARGETS[name] for name in adapted_products(module.layers)],

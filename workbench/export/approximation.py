@@ -7,7 +7,7 @@ from typing import Protocol
 
 from workbench.cost.model import CostModel
 from workbench.data.sample import Sample, Segment
-from workbench.export.module_layouts import Placed, Placing, llm_of, placed_modules, placing_of, schedule_like
+from workbench.export.module_layouts import Placed, Placing, placed_modules, placing_of, schedule_like
 from workbench.job import other_layouts
 from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
@@ -90,7 +90,7 @@ def job_of(plan: Plan) -> Job:
     shared = placing_of(plan) is Placing.SHARED
     job = replace(
         open_job(plan),
-        replicas=placed[llm_of(plan).name].dp,
+        replicas=placed[plan.model.llm.name].dp,
         schedule=schedule_like(plan),
         settings=plan.settings,
     )
@@ -111,7 +111,7 @@ def microbatch_samples(plan: Plan) -> int:
 
     Each joint replica counts by itself.
     """
-    llm = llm_of(plan).name
+    llm = plan.model.llm.name
     num_joint = joint_replicas_of(plan)
     counts = [len(each.items) for each in plan.microbatches if each.module == llm]
     share = max(1, len(plan.batch) // (len(plan.replicas(llm)) * num_joint))

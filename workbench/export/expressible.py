@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from workbench.cost.products import ProductFormat
 from workbench.export.approximation import Change, in_settings, longest_tokens, padded, with_schedule
-from workbench.export.module_layouts import llm_of, placed_modules, schedule_like
+from workbench.export.module_layouts import placed_modules, schedule_like
 from workbench.job.job import Job
 from workbench.model.block_modules import BlockModule
 from workbench.plan.optimizer import Optimizer
@@ -55,7 +55,7 @@ def frozen_parts(plan: Plan) -> str | None:
     """Frozen layers of the language model, or adapters of any module."""
     if reason := with_adapters(plan):
         return reason
-    module = llm_of(plan)
+    module = plan.model.llm
     frozen = not all(layer.trainable for layer in module.layers)
     return f"frozen layers of {module.name!r}" if frozen else None
 
@@ -207,7 +207,7 @@ def _settings_of_modules(plan: Plan) -> Sequence[ModuleSettings]:
 
 def sharded_alike(plan: Plan) -> Sequence[Change]:
     """For systems with one kind of sharding for all modules: that of the language model."""
-    of_llm = plan.settings.of(llm_of(plan).name)
+    of_llm = plan.settings.of(plan.model.llm.name)
 
     def alike(settings: ModuleSettings) -> ModuleSettings:
         sharded = settings.sharded(of_llm.sharding, of_llm.instances)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from workbench.export import expressible
 from workbench.export.approximation import Alternative, Approximation, Change, all_sharded, in_settings
-from workbench.export.module_layouts import llm_of, placed_modules
+from workbench.export.module_layouts import placed_modules
 from workbench.export.target import Files, Launch, Target
 from workbench.export.torchrun import PLAN, nccl_environment
 from workbench.model.lora import ADAPTED_BY_NAME
@@ -63,14 +63,14 @@ def _cut(plan: Plan) -> str | None:
 
 def _unequal_counts(plan: Plan) -> str | None:
     """Ranks that would gather weights a different number of times."""
-    llm = llm_of(plan).name
+    llm = plan.model.llm.name
     counts = {len(plan.microbatches_of.get((llm, replica), ())) for replica in plan.replicas(llm)}
     return "ranks with different numbers of microbatches" if len(counts) > 1 else None
 
 
 def _reader_of_llm(plan: Plan) -> str | None:
     """A module that reads the language model's states."""
-    reader = next((edge.target for edge in plan.model.edges_out_of(llm_of(plan).name)), None)
+    reader = next((edge.target for edge in plan.model.edges_out_of(plan.model.llm.name)), None)
     return None if reader is None else f"module {reader!r}, which reads the language model"
 
 
@@ -112,7 +112,7 @@ def _whole_blocks(plan: Plan) -> Sequence[Change]:
 
 def layout_words(plan: Plan) -> dict[str, object]:
     """Content of `fsdp2.json`; see the program's `ShardingMesh`."""
-    settings = plan.settings.of(llm_of(plan).name)
+    settings = plan.settings.of(plan.model.llm.name)
     num_ranks = len(plan.ranks)
     copies = num_ranks if settings.sharding is Sharding.NONE else settings.instances
     return {

@@ -6,7 +6,6 @@ Source: megatron-core 0.19.2 (Apache-2.0): transformer/multi_latent_attention.py
 from typing import Any
 
 from workbench.export.decoder import Decoder
-from workbench.export.module_layouts import llm_of
 from workbench.export.scaled_positions import SCALES, USUAL, inexpressible_yarn, yarn_of
 from workbench.model.families.deepseek import V3_SIZES
 from workbench.plan.plan import Plan
@@ -17,7 +16,7 @@ _LATENT_EPS = 1e-6  # of the latents' norms, whatever the configuration states f
 
 def inexpressible_latent(plan: Plan, decoder: Decoder) -> str | None:
     """What megatron-core lacks of a model with latent attention; None: nothing."""
-    name, latent, config = llm_of(plan).name, decoder.latent, decoder.source
+    name, latent, config = plan.model.llm.name, decoder.latent, decoder.source
     assert latent is not None, "the caller asks of these alone"
     groups, within = (_setting(decoder, key) for key in ("n_group", "topk_group"))
     other_eps = decoder.eps not in (None, _LATENT_EPS)

@@ -37,7 +37,7 @@ from workbench.export.mimo_config import (
     transformer_words,
 )
 from workbench.export.mimo_limits import encoders_of, inexpressible
-from workbench.export.module_layouts import Placed, Placing, llm_of, placed_modules
+from workbench.export.module_layouts import Placed, Placing, placed_llm
 from workbench.export.narrow_products import MEGATRON, even_tokens, multiplied_as
 from workbench.export.target import Files, Launch, Target
 from workbench.export.torchrun import nccl_environment
@@ -80,8 +80,8 @@ _FSDP = {Sharding.GRADIENTS: "optim_grads", Sharding.PARAMETERS: "optim_grads_pa
 
 def arguments_of(plan: Plan) -> Arguments:
     """The flags that describe the plan, without those of data."""
-    module = llm_of(plan)
-    placed = placed_modules(plan)[module.name]
+    module = plan.model.llm
+    placed = placed_llm(plan)
     return {
         **decoder_arguments(decoder_of(module)),
         **_layout_arguments(placed, plan),
@@ -177,7 +177,7 @@ def _sharding_arguments(settings: ModuleSettings) -> Arguments:
 def _refuses(plan: Plan) -> str | None:
     placings = (Placing.ALONE, Placing.APART, Placing.SHARED)
     part = inexpressible(plan, placings, optimizers=inexpressible_muon)
-    return part or without_flags(decoder_of(llm_of(plan)))
+    return part or without_flags(decoder_of(plan.model.llm))
 
 
 def _changes(plan: Plan) -> Sequence[Change]:
@@ -211,7 +211,7 @@ def _quoted(flag: str, value: str) -> str:
 def _files(approximation: Approximation) -> Files:
     if len(approximation.becomes.model.modules) > 1:
         return program_files(MEGATRON_SEVERAL, several_tables(approximation.becomes))
-    decoder = decoder_of(llm_of(approximation.becomes))
+    decoder = decoder_of(approximation.becomes.model.llm)
     data: Arguments = {
         "--mock-data": None,
         "--tokenizer-type": "NullTokenizer",
@@ -227,7 +227,7 @@ def _files(approximation: Approximation) -> Files:
 def several_tables(plan: Plan) -> Words:
     """Tables of the program with several modules: each configuration includes the sizes of its grid."""
     tables = mimo_tables(plan)
-    llm = llm_of(plan).name
+    llm = plan.model.llm.name
     for name, words in tables["parallelisms"].items():
         config = tables["language"] if name == LANGUAGE else tables["encoders"][name]["config"]
         config |= {key: words.get(key, 1) for key in _GRID_SIZES}

@@ -32,7 +32,7 @@ from workbench.export.mimo_config import (
 )
 from workbench.export.mimo_limits import encoders_of, inexpressible
 from workbench.export.mimo_programs import ADAPTED_MODULE, LATENT_MODULE, ONE_MODULE, SEVERAL_MODULES
-from workbench.export.module_layouts import Placed, Placing, llm_of, placed_modules
+from workbench.export.module_layouts import Placed, Placing, placed_llm
 from workbench.export.narrow_products import MEGATRON, even_tokens, multiplied_as
 from workbench.export.target import Files, Launch, Target
 from workbench.export.torchrun import nccl_environment
@@ -47,7 +47,7 @@ def _refuses(plan: Plan) -> str | None:
 
 def _changes(plan: Plan) -> Sequence[Change]:
     if len(plan.model.modules) > 1:
-        return (*mimo_changes(plan), *sequence_whole(plan, llm_of(plan)))
+        return (*mimo_changes(plan), *sequence_whole(plan, plan.model.llm))
     changes = (
         *expressible.equal_lengths(plan),
         *expressible.wide_optimizer(plan),
@@ -85,7 +85,7 @@ def _grid_words(plan: Plan, placed: Placed) -> Words:
         words["cp_comm_type"] = EXCHANGES[settings.key_exchange]
     if layout.ep > 1:
         words |= {"expert_model_parallel_size": layout.ep, "expert_tensor_parallel_size": 1}
-    if decoder_of(llm_of(plan)).num_experts:
+    if decoder_of(plan.model.llm).num_experts:
         words["moe_token_dispatcher_type"] = "alltoall"
     if placed.pp > 1:
         words["pipeline_model_parallel_layout"] = layout_string(layout.stage_layers)
@@ -96,13 +96,13 @@ def _grid_words(plan: Plan, placed: Placed) -> Words:
 
 def gpt_words(plan: Plan) -> Words:
     """Fields of the provider: the whole model of a plan with one module."""
-    module = llm_of(plan)
+    module = plan.model.llm
     decoder = decoder_of(module)
     latent = {} if decoder.latent is None else latent_words(decoder) | latent_yarn_words(decoder)
     words = {
         **transformer_words(decoder),
         **settings_words(plan, module.name),
-        **_grid_words(plan, placed_modules(plan)[module.name]),
+        **_grid_words(plan, placed_llm(plan)),
         **position_words(decoder),
         "share_embeddings_and_output_weights": decoder.is_tied,
         "vocab_size": decoder.vocab,
@@ -148,7 +148,7 @@ def _program(plan: Plan) -> str:
         return SEVERAL_MODULES
     if has_adapters(plan):
         return ADAPTED_MODULE
-    return ONE_MODULE if decoder_of(llm_of(plan)).latent is None else LATENT_MODULE
+    return ONE_MODULE if decoder_of(plan.model.llm).latent is None else LATENT_MODULE
 
 
 def _launch(approximation: Approximation) -> Launch:

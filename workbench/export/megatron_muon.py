@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from workbench.export.approximation import Change
 from workbench.export.decoder import decoder_of
-from workbench.export.module_layouts import llm_of
 from workbench.model.layer import Layer
 from workbench.model.muon import MOMENTUM, NEWTON_SCHULZ_STEPS, RMS
 from workbench.plan.optimizer import Optimizer
@@ -23,7 +22,7 @@ def inexpressible_muon(plan: Plan) -> str | None:
     rule = plan.settings.optimizer
     if rule is Optimizer.ADAMW:
         return None
-    llm = llm_of(plan)
+    llm = plan.model.llm
     settings, what = plan.settings.of(llm.name), f"optimizer {rule.value!r}"
     if len(plan.model.modules) > 1:
         return f"{what} beside other modules"
@@ -61,7 +60,7 @@ def muon_changes(plan: Plan) -> Sequence[Change]:
     if _has_product(plan, GATE):
         gets = "one matrix of both, orthogonalised together"
         changes.append(Change(has="gate and up of an MLP orthogonalised each by itself", gets=gets))
-    if plan.settings.of(llm_of(plan).name).sharding is Sharding.OPTIMIZER:
+    if plan.settings.of(plan.model.llm.name).sharding is Sharding.OPTIMIZER:
         has = "parts of every momentum on a rank, sent to a matrix's owner for the update"
         changes.append(Change(has=has, gets="whole momenta of some matrices on a rank"))
     return changes
@@ -73,4 +72,4 @@ def _has_product(plan: Plan, name: str) -> bool:
     def names(layer: Layer) -> set[str]:
         return {operator.name for operator in layer.operators}
 
-    return any(name in names(layer) for layer in llm_of(plan).layers)
+    return any(name in names(layer) for layer in plan.model.llm.layers)

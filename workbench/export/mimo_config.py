@@ -21,7 +21,7 @@ from workbench.export.approximation import (
 from workbench.export.block_recompute import recomputed_alike, recomputed_blocks
 from workbench.export.decoder import Decoder, config_of, decoder_of
 from workbench.export.mimo_limits import PROJECTORS, TOWERS, encoders_of
-from workbench.export.module_layouts import llm_of, placed_modules
+from workbench.export.module_layouts import placed_llm, placed_modules
 from workbench.export.narrow_products import MEGATRON, even_tokens, megatron_words, multiplied_as
 from workbench.export.scaled_positions import YARN, scaling_kind, yarn_words
 from workbench.export.target import Files
@@ -31,7 +31,7 @@ from workbench.job.notations.bridge import PARALLELISMS, write_parallelisms
 from workbench.model.block_modules import BlockModule
 from workbench.model.experts import CLAMPED
 from workbench.model.layer import Attention, LayerKind, Matmul
-from workbench.model.model_graph import TEXT, Module
+from workbench.model.model_graph import Module
 from workbench.plan.plan import KeyExchange, ModuleSettings, Plan, Precision, Recompute, Sharding
 from workbench.schedule.choice import ScheduleKind
 
@@ -78,9 +78,9 @@ def mimo_changes(plan: Plan) -> Sequence[Change]:
 
 def keys_exchanged(plan: Plan) -> Sequence[Change]:
     """Exchange keys as Transformer Engine can for this attention."""
-    llm = llm_of(plan)
+    llm = plan.model.llm
     settings, possible = plan.settings.of(llm.name), _exchanges(decoder_of(llm))
-    if placed_modules(plan)[llm.name].layout.cp == 1 or settings.key_exchange in possible:
+    if placed_llm(plan).layout.cp == 1 or settings.key_exchange in possible:
         return ()
 
     def changed(settings: ModuleSettings) -> ModuleSettings:
@@ -102,8 +102,8 @@ def _exchanges(decoder: Decoder) -> tuple[KeyExchange, ...]:
 
 def _equal_cuts(plan: Plan) -> Sequence[Change]:
     """Stages with equally many blocks; the first and last also have the embedding and the head."""
-    llm = llm_of(plan)
-    placed = placed_modules(plan)[llm.name]
+    llm = plan.model.llm
+    placed = placed_llm(plan)
     equal = equal_stage_layers(len(llm.layers), placed.pp)
     if placed.pp == 1 or placed.layout.stage_layers == equal:
         return ()
@@ -211,7 +211,7 @@ def parallelism_words(plan: Plan) -> Words:
     """Module -> fields of `ModuleParallelismConfig`, in the order of the model."""
     layouts = [replace(each.layout, stage_layers=()) for each in placed_modules(plan).values()]
     parallelisms = write_parallelisms(layouts)[PARALLELISMS]
-    llm = llm_of(plan).name
+    llm = plan.model.llm.name
     return {LANGUAGE if name == llm else name: words for name, words in parallelisms.items()}
 
 
@@ -223,7 +223,7 @@ def encoder_words(plan: Plan, module: Module) -> Words:
     heads = next(op for op in block.operators if isinstance(op, Attention))
     down = next(op for op in block.operators if isinstance(op, Matmul) and op.name == "mlp.down")
     is_clip = module.source.architecture == "clip_vision_model"
-    width = llm_of(plan).layers[0].out_width
+    width = plan.model.llm.layers[0].out_width
     return {
         "config": {
             "num_layers": sum(layer.kind is LayerKind.BLOCK for layer in module.layers),
@@ -263,7 +263,7 @@ def _freeze_words(plan: Plan) -> Words:
 
     body = {LayerKind.EMBED, LayerKind.BLOCK, LayerKind.HEAD}
     return {
-        "freeze_language_model": is_frozen(llm_of(plan), body),
+        "freeze_language_model": is_frozen(plan.model.llm, body),
         "freeze_modality_encoders": {m.name: is_frozen(m, body) for m in encoders_of(plan)},
         "freeze_modality_projections": {
             m.name: is_frozen(m, {LayerKind.PROJECTOR}) for m in encoders_of(plan)
@@ -279,8 +279,8 @@ def tokens_of_item(plan: Plan, module: Module) -> int:
 
 def common_tables(plan: Plan) -> Words:
     """Tables of every program."""
-    module = llm_of(plan)
-    decoder, placed = decoder_of(module), placed_modules(plan)[module.name]
+    module = plan.model.llm
+    decoder, placed = decoder_of(module), placed_llm(plan)
     return {
         "train": {
             "train_iters": 100,
@@ -304,7 +304,7 @@ def _ddp_words(settings: ModuleSettings) -> Words:
 
 def mimo_tables(plan: Plan) -> Words:
     """Tables of a program with several modules."""
-    module = llm_of(plan)
+    module = plan.model.llm
     decoder = decoder_of(module)
     return common_tables(plan) | {
         "language": transformer_words(decoder) | settings_words(plan, module.name),
@@ -330,8 +330,7 @@ def program_files(program: str, tables: Words) -> Files:
 
 
 def _whole_encoders(job: Job) -> Job:
-    encoders = (module.name for module in job.model.modules if module.modality != TEXT)
-    return replace(job, layouts=tuple(ModuleLayout(module=name, pp=1) for name in encoders))
+    return replace(job, layouts=tuple(ModuleLayout(module=m.name, pp=1) for m in job.model.encoders))
 
 
 MIMO_ALTERNATIVES = (

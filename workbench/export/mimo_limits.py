@@ -14,7 +14,7 @@ from workbench.export.adapters import has_adapters
 from workbench.export.approximation import microbatch_samples
 from workbench.export.decoder import Decoder, decoder_of
 from workbench.export.latent import inexpressible_latent
-from workbench.export.module_layouts import Placed, Placing, llm_of, placed_modules, placing_of
+from workbench.export.module_layouts import Placed, Placing, placed_llm, placed_modules, placing_of
 from workbench.export.narrow_products import inexpressible_in_megatron
 from workbench.export.scaled_positions import YARN, inexpressible_yarn, scaling_kind
 from workbench.model.families.registry import ARCHITECTURES
@@ -70,7 +70,7 @@ def inexpressible(
 def inexpressible_decoder(plan: Plan) -> str | None:
     """The property of the language model that Megatron's GPT lacks; None: there is none."""
     try:
-        decoder = decoder_of(llm_of(plan))
+        decoder = decoder_of(plan.model.llm)
     except ValueError as error:
         return str(error)
     if decoder.family and decoder.family not in FAMILIES:
@@ -94,7 +94,7 @@ def _inexpressible_sinks(plan: Plan, decoder: Decoder) -> str | None:
     """What megatron-core lacks of a model with sinks, which is gpt-oss."""
     if not decoder.has_sinks:
         return None
-    name, layout = llm_of(plan).name, placed_modules(plan)[llm_of(plan).name].layout
+    name, layout = plan.model.llm.name, placed_llm(plan).layout
     alpha = decoder.source.get("swiglu_alpha", _SLOPE)
     parts = {
         f"attention of {name!r} with sinks beside other modules": len(plan.model.modules) > 1,
@@ -107,7 +107,7 @@ def _inexpressible_sinks(plan: Plan, decoder: Decoder) -> str | None:
 
 def encoders_of(plan: Plan) -> list[Module]:
     """Every module but the language model."""
-    return [module for module in plan.model.modules if module is not llm_of(plan)]
+    return [module for module in plan.model.modules if module is not plan.model.llm]
 
 
 def _inexpressible_encoder(plan: Plan) -> str | None:
@@ -137,7 +137,7 @@ def _partly_frozen(plan: Plan) -> str | None:
 
 def _inexpressible_placement(plan: Plan, placings: Collection[Placing]) -> str | None:
     placed, placing = placed_modules(plan), placing_of(plan)
-    llm = llm_of(plan).name
+    llm = plan.model.llm.name
     if placing not in placings:
         return str(placing)
     samples = microbatch_samples(plan) * placed[llm].dp
@@ -162,7 +162,7 @@ def _inexpressible_chain(plan: Plan, placed: Mapping[str, Placed]) -> str | None
         if max(one.dp, other.dp) % min(one.dp, other.dp):
             names = f"{one.layout.module!r} and {other.layout.module!r}"
             return f"dp {one.dp} and {other.dp} of {names}, which do not divide each other"
-    llm = llm_of(plan)
+    llm = plan.model.llm
     num_blocks, pp = len(llm.layers) - 2, placed[llm.name].pp
     if num_blocks % pp:
         return f"pp {pp} of {llm.name!r}, which does not divide its {num_blocks} blocks"

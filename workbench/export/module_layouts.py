@@ -49,11 +49,6 @@ class Placed:
         return self.layout.dp or 1
 
 
-def llm_of(plan: Plan) -> Module:
-    """The language model."""
-    return plan.model.llm
-
-
 def placed_modules(plan: Plan) -> dict[str, Placed]:
     """Every module's layout, in the model's order.
 
@@ -65,6 +60,11 @@ def placed_modules(plan: Plan) -> dict[str, Placed]:
     """
     _check_items(plan)
     return {module.name: _placed(plan, module) for module in plan.model.modules}
+
+
+def placed_llm(plan: Plan) -> Placed:
+    """The language model's layout; ValueError as `placed_modules`."""
+    return placed_modules(plan)[plan.model.llm.name]
 
 
 def placing_of(plan: Plan) -> Placing:
@@ -147,7 +147,7 @@ def schedule_like(plan: Plan) -> Schedule:
     Complexity: O(actions).
     """
     placed = placed_modules(plan)
-    llm = placed[llm_of(plan).name]
+    llm = placed[plan.model.llm.name]
     splits = any(action.kind is Pass.I for action in plan.program_actions)
     several = llm.virtual > 1
     is_folded = llm.virtual == 2 and llm.pp > 1 and llm.blocks[0] == (0, 2 * llm.pp - 1)

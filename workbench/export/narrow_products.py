@@ -13,7 +13,7 @@ from workbench.cost.products import ProductFormat, is_narrowed
 from workbench.export.adapters import has_adapters
 from workbench.export.approximation import Change, in_settings, longest_tokens, microbatch_samples, padded
 from workbench.export.expressible import narrow_products
-from workbench.export.module_layouts import llm_of, placed_modules
+from workbench.export.module_layouts import placed_llm
 from workbench.model.block_modules import BlockModule
 from workbench.model.layer import Layer, Matmul, Shard
 from workbench.plan.plan import ModuleSettings, Plan
@@ -54,8 +54,8 @@ def multiplied_as(
 
 def even_tokens(plan: Plan) -> Sequence[Change]:
     """Pad samples until a microbatch on a rank has a multiple of the tokens that its products want."""
-    llm = llm_of(plan)
-    products, cp = plan.settings.of(llm.name).products, placed_modules(plan)[llm.name].layout.cp
+    llm = plan.model.llm
+    products, cp = plan.settings.of(llm.name).products, placed_llm(plan).layout.cp
     tokens, multiple = longest_tokens(plan), MULTIPLES[products]
     if products is ProductFormat.SAME or tokens * microbatch_samples(plan) % (multiple * cp) == 0:
         return ()
@@ -70,7 +70,7 @@ def even_tokens(plan: Plan) -> Sequence[Change]:
 
 def inexpressible_in_megatron(plan: Plan) -> str | None:
     """Products that Megatron cannot compute: an encoder's, those beside adapters, or of uneven sizes."""
-    llm = llm_of(plan)
+    llm = plan.model.llm
     for module in plan.model.modules:
         products = plan.settings.of(module.name).products
         if products is not ProductFormat.SAME and module is not llm:
@@ -93,11 +93,11 @@ def inexpressible_in_torchtitan(plan: Plan) -> str | None:
 
 def uneven_products(plan: Plan) -> str | None:
     """Products of the language model whose widths on a rank are no multiple of their format's."""
-    llm = llm_of(plan)
+    llm = plan.model.llm
     products = plan.settings.of(llm.name).products
     if products is ProductFormat.SAME:
         return None
-    tp, multiple = placed_modules(plan)[llm.name].layout.tp, MULTIPLES[products]
+    tp, multiple = placed_llm(plan).layout.tp, MULTIPLES[products]
     widths = (width for layer in llm.layers for width in _widths(layer, tp))
     uneven = next((width for width in widths if width % multiple), None)
     if uneven is None:

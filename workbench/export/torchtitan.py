@@ -19,7 +19,7 @@ from workbench.export.approximation import (
     microbatch_samples,
 )
 from workbench.export.decoder import Decoder, decoder_of
-from workbench.export.module_layouts import Placed, llm_of, placed_modules, schedule_like
+from workbench.export.module_layouts import Placed, placed_llm, schedule_like
 from workbench.export.narrow_products import (
     TORCHTITAN,
     even_tokens,
@@ -57,7 +57,7 @@ IN_A_FILE = tuple(
 
 def _refuses(plan: Plan) -> str | None:
     if len(plan.model.modules) > 1:
-        others = ", ".join(repr(m.name) for m in plan.model.modules if m is not llm_of(plan))
+        others = ", ".join(repr(m.name) for m in plan.model.modules if m is not plan.model.llm)
         return f"modules beside the language model ({others})"
     return (
         expressible.unplaced(plan)
@@ -71,7 +71,7 @@ def _refuses(plan: Plan) -> str | None:
 
 
 def _inexpressible_decoder(plan: Plan) -> str | None:
-    module = llm_of(plan)
+    module = plan.model.llm
     try:
         decoder = decoder_of(module)
     except ValueError as error:
@@ -87,8 +87,7 @@ def _inexpressible_decoder(plan: Plan) -> str | None:
         f"an MLP of {decoder.activation}": not decoder.is_gated or decoder.activation != "silu",
         "heads that are rotated in part": rotated_share({"model_type": "", **decoder.source}, 1.0) != 1.0,
         "scaled positions": bool(decoder.rope_scaling) and decoder.rope_scaling.get("rope_type") != "llama3",
-        "one table for tokens and head on several stages": decoder.is_tied
-        and placed_modules(plan)[module.name].pp > 1,
+        "one table for tokens and head on several stages": decoder.is_tied and placed_llm(plan).pp > 1,
     }
     part = next((part for part, is_so in parts.items() if is_so), None)
     if part is None and decoder.family and decoder.family not in FAMILIES:
@@ -113,21 +112,21 @@ def _changes(plan: Plan) -> Sequence[Change]:
 
 def _schedules_for(plan: Plan) -> tuple[ScheduleKind, ...]:
     """Kinds that it executes. Units of sharded parameters are no stages of torch's: they have no file."""
-    shards = plan.settings.of(llm_of(plan).name).shards_parameters
+    shards = plan.settings.of(plan.model.llm.name).shards_parameters
     return (*SCHEDULES, *(() if shards else IN_A_FILE))
 
 
 def _resharded(plan: Plan) -> Sequence[Change]:
     """Without stages it shards again after every backward; its stages keep weights and sums for a step."""
-    if placed_modules(plan)[llm_of(plan).name].pp == 1:
+    if placed_llm(plan).pp == 1:
         return expressible.resharded_as(plan, ReshardAfter.BACKWARD, ReshardAfter.STEP)
     return expressible.resharded_as(plan, ReshardAfter.STEP, ReshardAfter.BACKWARD)
 
 
 def _key_exchange(plan: Plan) -> Sequence[Change]:
-    llm = llm_of(plan).name
+    llm = plan.model.llm.name
     exchange = plan.settings.of(llm).key_exchange
-    if placed_modules(plan)[llm].layout.cp == 1 or exchange is KeyExchange.ALL_GATHER:
+    if placed_llm(plan).layout.cp == 1 or exchange is KeyExchange.ALL_GATHER:
         return ()
 
     def gathered(settings: ModuleSettings) -> ModuleSettings:
@@ -153,8 +152,8 @@ def model_words(decoder: Decoder) -> dict[str, Any]:
 
 def parallelism_words(plan: Plan) -> dict[str, Any]:
     """Fields of torchtitan's `ParallelismConfig`."""
-    module = llm_of(plan)
-    placed, settings = placed_modules(plan)[module.name], plan.settings.of(module.name)
+    module = plan.model.llm
+    placed, settings = placed_llm(plan), plan.settings.of(module.name)
     words: dict[str, Any] = {
         key: getattr(placed.layout, name) for key, name in TORCHTITAN_SIZES.items() if name != "dp"
     }
@@ -181,7 +180,7 @@ def _schedule_words(plan: Plan) -> dict[str, str]:
 
 def schedule_file(plan: Plan) -> str:
     """Passes of the first replica's ranks, in torch's format; all replicas have the same."""
-    llm = llm_of(plan).name
+    llm = plan.model.llm.name
     chain = plan.chain[llm, plan.replicas(llm)[0]]
     index_of = {stage.id: index for index, stage in enumerate(chain)}
     firsts = dict.fromkeys(stage.flat_ranks[0] for stage in chain)
@@ -212,7 +211,7 @@ def training_words(plan: Plan) -> dict[str, Any]:
     """Fields of torchtitan's `TrainingConfig`: with stages, all microbatches of a step are one local
     batch.
     """
-    placed = placed_modules(plan)[llm_of(plan).name]
+    placed = placed_llm(plan)
     share = len(plan.batch) // placed.dp
     wide = (plan.settings.optimizer_precision or plan.settings.precision) is not Precision.BFLOAT16
     return {
@@ -228,7 +227,7 @@ def training_words(plan: Plan) -> dict[str, Any]:
 
 def _files(approximation: Approximation) -> Files:
     plan = approximation.becomes
-    module = llm_of(plan)
+    module = plan.model.llm
     model = model_words(decoder_of(module))
     model["rope"]["max_seq_len"] = max(model["rope"]["max_seq_len"] or 0, longest_tokens(plan))
     tables = {

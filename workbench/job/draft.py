@@ -176,41 +176,38 @@ def draft(
     layouts: dict[str, Any] = {module: {"tp": each.tp} for module, each in cut.cuts.items() if each.tp > 1}
     if machines.products is not ProductFormat.SAME:
         layouts.setdefault(LLM, {})["products"] = machines.products.value
-    if data is not None and image_px is not None:
-        raise ValueError("--image: sizes of images are those of --data; want one of the two")
-    if data is not None and text_tokens is not None:
-        raise ValueError("--text-tokens: sizes of texts are those of --data; want one of the two")
     num_samples = _samples(machines, cut.replicas)
     microbatch = DraftedMicrobatch(samples=1, rule="")
     if data is None:
         batch_content = equal_samples(parts, graph, text_tokens or USUAL_TEXT_TOKENS, image_px)
     else:
+        _check_alone({"--image": ("images", image_px), "--text-tokens": ("texts", text_tokens)})
         rows = samples_of_data(parts, graph, num_samples, data, folder)
         batch_content = rows.entries
         microbatch = drafted_microbatch(
             graph, cut, rows.drawn, most=rows.num_rows // num_samples, memory_bytes=memory_bytes
         )
-    batch = {
+    spec["batch"] = {
         "samples": num_samples * microbatch.samples,
         "microbatch_samples": microbatch.samples,
         "replicas": cut.replicas,
         **batch_content,
     }
-    spec |= {"batch": batch, **({"layouts": layouts} if layouts else {})}
+    spec |= {"layouts": layouts} if layouts else {}
     spec |= {"precision": PRECISION.value, "optimizer_precision": WIDE.value, "profile": machines.device}
     missing = missing_weights(Path(model))
     rules = (microbatch.rule,) if microbatch.rule else ()
-    mergers = frozen_mergers(graph)
-    notes = (
-        *_comments(parts),
-        *rules,
-        *mergers,
-        *cut.notes,
-        *(f"not downloaded yet: {name}" for name in missing),
-    )
-    text = _text(spec, notes)
+    not_here = (f"not downloaded yet: {name}" for name in missing)
+    text = _text(spec, (*_comments(parts), *rules, *frozen_mergers(graph), *cut.notes, *not_here))
     parse_spec(text, where="draft")
     return Draft(text=text, model=graph, parts=parts, missing=missing, microbatch_rule=microbatch.rule)
+
+
+def _check_alone(sizes: Mapping[str, tuple[str, object]]) -> None:
+    """Raise ValueError where a flag gives sizes that data gives."""
+    for flag, (kind, value) in sizes.items():
+        if value is not None:
+            raise ValueError(f"{flag}: sizes of {kind} are those of --data; want one of the two")
 
 
 def frozen_mergers(graph: ModelGraph) -> tuple[str, ...]:

@@ -7,10 +7,9 @@ from typing import Any
 
 from workbench.data.sample import Sample
 from workbench.job.sample_sizes import Tiling, num_rows, sized_batch, sized_batches
-from workbench.model.composites.composite import TILES, Parts
-from workbench.model.composites.vision import PAGE_PX
+from workbench.model.composites.composite import PAGE, TILES, Parts
 from workbench.model.item_tokens import takes_any_size
-from workbench.model.model_graph import TEXT, ModelGraph, Module
+from workbench.model.model_graph import ModelGraph
 
 MOST_DRAWN = 1000  # rows whose lengths are looked at
 
@@ -20,11 +19,11 @@ def equal_samples(
 ) -> dict[str, Any]:
     """The `fixed` entry of a job: one item of every encoder in each sample."""
     items: dict[str, Any] = {}
-    for module in _encoders(graph, parts):
-        assert parts is not None
+    for module in graph.encoders:
+        assert parts is not None, "only composites have encoders"
         entry = dict(parts.modules[module.name].items)
         if not entry and takes_any_size(module):  # an encoder of any size whose family is usually of one size
-            entry["images"] = [PAGE_PX]
+            entry |= PAGE
         if "images" in entry and image_px is not None:
             entry["images"] = [list(image_px)]
         items[module.modality] = {"each": 1, **entry}
@@ -70,7 +69,3 @@ def samples_of_data(
     (drawn,) = sized_batches(graph, min(rows, MOST_DRAWN), str(data), num_batches=1, tiling=tiling)
     entries = {"sizes": source} | ({"tiling": tiling.value} if tiling is not Tiling.NONE else {})
     return DataRows(entries=entries, num_rows=rows, drawn=drawn)
-
-
-def _encoders(graph: ModelGraph, parts: Parts | None) -> list[Module]:
-    return [module for module in graph.modules if module.modality != TEXT and parts is not None]

@@ -267,7 +267,7 @@ def _drawn(spec: BatchSpec, model: ModelGraph, folder: Path) -> tuple[Sample, ..
         return sized_batch(model, spec.samples, named_sizes(spec.sizes, folder), tiling=spec.tiling)
     content = spec.fixed or spec.mixture
     assert content is not None
-    encoders = {module.modality: module for module in model.modules if module.modality != TEXT}
+    encoders = {module.modality: module for module in model.encoders}
     for modality in content.items:
         if modality not in encoders:
             raise ValueError(

@@ -27,7 +27,7 @@ from workbench.model.item_tokens import (
     tile_tokens,
     video_of,
 )
-from workbench.model.model_graph import TEXT, ModelGraph, Module
+from workbench.model.model_graph import ModelGraph, Module
 
 if TYPE_CHECKING:
     from workbench.job.job import Job
@@ -157,7 +157,7 @@ def _check_rows(source: str, rows: Sequence[Sizes], num: int) -> None:
 
 def _encoder(model: ModelGraph, kind: str, sizes: Sequence[Sizes]) -> Module | None:
     """The model's encoder of images or of clips; None where it has none and none is needed."""
-    encoders = [module for module in model.modules if module.modality != TEXT and _kind(module) == kind]
+    encoders = [module for module in model.encoders if _kind(module) == kind]
     has_any = any(size.images or size.videos if kind == "image" else size.audio_s for size in sizes)
     if len(encoders) > 1 or (has_any and not encoders):
         names = ", ".join(module.name for module in encoders) or "none"

@@ -11,6 +11,7 @@ from workbench.llm_table.llm_row import Recomputed, YesNo
 from workbench.model.block_modules import BlockModule
 
 MOST = 10**7  # largest count; far above any model's
+SMALLEST = 1e-6  # least number with a fraction that may not be 0
 LONGEST = 250  # characters of a cell, a path included
 TEXTS = ("framework", "release", "pattern", "gpu")
 SPELLED = {"1": "yes", "0": "no", "true": "yes", "false": "no"}  # in yes/no cells
@@ -33,7 +34,7 @@ class Column:
         choices: the allowed words; None: a number.
         real: whether the number may have a fraction.
         shown: description of the default.
-        least: the smallest whole number; of a real one 0, or 1e-6 for all others.
+        least: the smallest number.
     """
 
     name: str
@@ -42,7 +43,7 @@ class Column:
     choices: type[StrEnum] | None = None
     real: bool = False
     shown: str = ""
-    least: int = 1
+    least: float = 1
 
 
 def always(value: Any) -> Callable[[Values], Any]:
@@ -65,9 +66,11 @@ def text_column(name: str, about: str) -> Column:
     return Column(name, about, always(""), shown="none")
 
 
-def real_column(name: str, about: str, *, least: int = 1) -> Column:
-    """A column of numbers with fractions, by default the profile's."""
-    return Column(name, about, always(None), real=True, shown="profile's", least=least)
+def real_column(
+    name: str, about: str, default: float | None = None, *, shown: str = "profile's", least: float = SMALLEST
+) -> Column:
+    """A column of numbers with fractions."""
+    return Column(name, about, always(default), real=True, shown=shown, least=least)
 
 
 def read_cell(column: Column, text: str) -> Any:
@@ -127,12 +130,11 @@ def _read_word(name: str, choices: type[StrEnum], text: str) -> StrEnum:
 
 
 def _real_number(column: Column, text: str, number: float) -> float:
-    least = 0.0 if column.least == 0 else 1e-6
-    if isfinite(number) and least <= number <= MOST:
+    if isfinite(number) and column.least <= number <= MOST:
         return number
-    nearest = min(max(number, least), MOST) if isfinite(number) else MOST
+    nearest = min(max(number, column.least), MOST) if isfinite(number) else MOST
     raise ValueError(
-        f"{column.name}: want a number from {least:g} to {MOST:,}, got {text}; nearest: {nearest:g}"
+        f"{column.name}: want a number from {column.least:g} to {MOST:,}, got {text}; nearest: {nearest:g}"
     )
 
 

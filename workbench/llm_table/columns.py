@@ -193,11 +193,9 @@ COLUMNS = (
         Recorded,
         shown="none",
     ),
-    Column(
+    real_column(
         "capacity",
         "expert capacity factor: tokens beyond it are dropped, experts are padded up to it",
-        always(None),
-        real=True,
         shown="none are dropped",
     ),
     flag_column("moe_overlap", "expert all-to-all overlaps with another microbatch's passes"),

@@ -3,9 +3,17 @@
 from collections.abc import Callable
 from typing import Any
 
-from workbench.llm_table.cells import Column, Values, always, count_column, flag_column, text_column
+from workbench.llm_table.cells import (
+    Column,
+    Values,
+    always,
+    count_column,
+    flag_column,
+    real_column,
+    text_column,
+)
 from workbench.llm_table.llm_row import PLAIN, Activation, Architecture, YesNo
-from workbench.llm_table.refusal import check_divides
+from workbench.llm_table.refusal import check_divides, refuse
 from workbench.llm_table.row_pattern_rules import MAMBA
 from workbench.model.lora import Adapted
 
@@ -48,7 +56,9 @@ def _mamba(size: Callable[[Values], int]) -> Callable[[Values], int]:
 
 
 def _mamba_heads(row: Values) -> int:
-    """Heads twice as wide together as the model."""
+    """Heads twice as wide together as the model; ValueError for heads without a width."""
+    if not row["mamba_head_dim"]:
+        refuse("mamba_head_dim", "want it with M in the pattern alone", 0, 64)
     return int(2 * row["hidden"] // row["mamba_head_dim"])
 
 
@@ -150,11 +160,10 @@ MODEL_COLUMNS = (
     ),
     count_column("shared_expert_ffn", "inner width of the shared experts; 0: none", 0, least=0),
     flag_column("shared_expert_gate", "a gate of each token multiplies the output of the shared experts"),
-    Column(
+    real_column(
         "expert_load_cv",
         "coefficient of variation of the experts' shares of rows in the long run; 0: random choices alone",
-        always(0.0),
-        real=True,
+        0.0,
         shown="0",
         least=0,
     ),

@@ -1,7 +1,7 @@
 """Rules between the cells of a row with a pattern of blocks of one mixer."""
 
 from workbench.llm_table.llm_row import Architecture, LlmRow
-from workbench.llm_table.refusal import check_divides, refuse
+from workbench.llm_table.refusal import check_divides, refuse, want_together, want_zero
 from workbench.model.families import nemotron_h
 from workbench.model.families.nemotron_h import letter_of
 
@@ -12,14 +12,7 @@ NONE_WITH_IT = ("window", "linear_key_heads", "kv_lora", "lora_rank", "first_den
 
 def check_pattern(row: LlmRow) -> None:
     """ValueError for unknown letters, for sizes without their letter or the reverse, and contradictions."""
-    wrong = next((name for name in SIZES if bool(getattr(row, name)) != (MAMBA in row.pattern)), None)
-    if wrong is not None:
-        refuse(
-            wrong,
-            "want it with M in the pattern alone",
-            getattr(row, wrong),
-            1 if MAMBA in row.pattern else 0,
-        )
+    want_together(row, SIZES, "want it with M in the pattern alone", has=MAMBA in row.pattern)
     if not row.pattern:
         return
     letters = nemotron_h.OF_LETTER
@@ -32,9 +25,7 @@ def check_pattern(row: LlmRow) -> None:
         refuse("pattern", "want it with architecture llama alone", row.architecture, Architecture.LLAMA)
     if (EXPERTS in row.pattern) != (row.experts > 0):
         refuse("experts", "want them with E in the pattern alone", row.experts, 0 if row.experts else 8)
-    for name in NONE_WITH_IT:
-        if getattr(row, name):
-            refuse(name, "want 0 with a pattern", getattr(row, name), 0)
+    want_zero(row, NONE_WITH_IT, "with a pattern")
     if MAMBA in row.pattern:
         _check_mamba(row)
 

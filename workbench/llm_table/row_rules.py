@@ -13,7 +13,7 @@ from workbench.llm_table.llm_row import (
     Scaling,
     YesNo,
 )
-from workbench.llm_table.refusal import check_divides, refuse
+from workbench.llm_table.refusal import check_divides, refuse, want_together, want_zero
 from workbench.llm_table.row_pattern_rules import MAMBA, check_pattern
 from workbench.model.expert_load import most_load_cv
 from workbench.model.lora import Adapted
@@ -73,19 +73,14 @@ def _check_model(row: LlmRow) -> None:
     if row.architecture in (Architecture.DIT, Architecture.MMDIT) and row.activation is not Activation.GELU:
         refuse("activation", f"want gelu with architecture {row.architecture}", row.activation, "gelu")
     check_divides("heads", row.heads, "kv_heads", row.kv_heads)
-    is_t5 = row.architecture is Architecture.T5
-    for name in ("decoder_layers", "decoder_sequence"):
-        if bool(getattr(row, name)) != is_t5:
-            refuse(name, "want it with architecture t5 alone", getattr(row, name), 1 if is_t5 else 0)
+    of_decoder, is_t5 = ("decoder_layers", "decoder_sequence"), row.architecture is Architecture.T5
+    want_together(row, of_decoder, "want it with architecture t5 alone", has=is_t5)
     _check_streams(row)
-    widths = {name: getattr(row, name) for name in ("nope_dim", "rope_dim", "v_dim")}
-    for name, width in widths.items():
-        if row.is_mla and not width and name != "rope_dim":
-            refuse(name, f"want a width beside kv_lora {row.kv_lora}", width, row.head_dim)
-        if width and not row.is_mla:
-            refuse(name, "want 0 without kv_lora", width, 0)
-    if row.q_lora and not row.is_mla:
-        refuse("q_lora", "want 0 without kv_lora", row.q_lora, 0)
+    for name in ("nope_dim", "v_dim") if row.is_mla else ():
+        if not getattr(row, name):
+            refuse(name, f"want a width beside kv_lora {row.kv_lora}", 0, row.head_dim)
+    if not row.is_mla:
+        want_zero(row, ("nope_dim", "rope_dim", "v_dim", "q_lora"), "without kv_lora")
     if row.mtp_layers and (row.architecture is not Architecture.LLAMA or row.lora_rank):
         refuse("mtp_layers", "want 0 with adapters, or without architecture llama", row.mtp_layers, 0)
     if row.lora_modules is not Adapted.ALL and not row.lora_rank:
@@ -111,10 +106,7 @@ def _check_attention(row: LlmRow) -> None:
 def _check_linear(row: LlmRow) -> None:
     """Linear attention: sizes belong together, and no rank has a part of a sequence."""
     sizes = ("linear_value_heads", "linear_key_dim", "linear_value_dim")
-    wrong = next((name for name in sizes if bool(getattr(row, name)) != (row.linear_key_heads > 0)), None)
-    if wrong is not None:
-        rule = "want it with linear_key_heads alone"
-        refuse(wrong, rule, getattr(row, wrong), 1 if row.linear_key_heads else 0)
+    want_together(row, sizes, "want it with linear_key_heads alone", has=row.linear_key_heads > 0)
     if bool(row.conv_kernel) != (row.linear_key_heads > 0 or MAMBA in row.pattern):
         rule = "want it with linear_key_heads or Mamba-2 alone"
         refuse("conv_kernel", rule, row.conv_kernel, 0 if row.conv_kernel else 4)
@@ -122,30 +114,26 @@ def _check_linear(row: LlmRow) -> None:
         return
     if row.architecture is not Architecture.LLAMA:
         refuse("linear_key_heads", "want 0 without architecture llama", row.linear_key_heads, 0)
-    for name, least in (("window", 0), ("lora_rank", 0), ("cp", 1)):
-        if getattr(row, name) > least:
-            refuse(name, f"want {least} with linear_key_heads", getattr(row, name), least)
+    want_zero(row, ("window", "lora_rank"), "with linear_key_heads")
+    if row.cp > 1:
+        refuse("cp", "want 1 with linear_key_heads", row.cp, 1)
     check_divides("linear_value_heads", row.linear_value_heads, "linear_key_heads", row.linear_key_heads)
     check_divides("linear_key_heads", row.linear_key_heads, "tp", row.tp)
 
 
 def _check_streams(row: LlmRow) -> None:
-    is_mmdit = row.architecture is Architecture.MMDIT
-    for name in ("single_layers", "text_sequence"):
-        if getattr(row, name) and not is_mmdit:
-            refuse(name, "want 0 without architecture mmdit", getattr(row, name), 0)
-    if is_mmdit and not row.text_sequence:
+    if row.architecture is not Architecture.MMDIT:
+        want_zero(row, ("single_layers", "text_sequence"), "without architecture mmdit")
+        return
+    if not row.text_sequence:
         refuse("text_sequence", "want a text beside the patches with architecture mmdit", 0, 1)
-    for name in ("lora_rank", "experts", "window"):
-        if is_mmdit and getattr(row, name):
-            refuse(name, "want 0 with architecture mmdit", getattr(row, name), 0)
+    want_zero(row, ("lora_rank", "experts", "window"), "with architecture mmdit")
 
 
 def _check_experts(row: LlmRow) -> None:
     if not row.experts:
-        for name in ("topk", "expert_ffn", "shared_expert_ffn", "first_dense_layers", "expert_load_cv"):
-            if getattr(row, name):
-                refuse(name, "want 0 without experts", getattr(row, name), 0)
+        of_experts = ("topk", "expert_ffn", "shared_expert_ffn", "first_dense_layers", "expert_load_cv")
+        want_zero(row, of_experts, "without experts")
         if row.capacity is not None:
             refuse("capacity", "want an empty cell without experts", row.capacity, "an empty cell")
         if row.ep > 1:

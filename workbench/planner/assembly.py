@@ -1,6 +1,6 @@
 """Builds a plan from stage boundaries: numbers stages, assigns ranks and batches samples."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import accumulate, pairwise
@@ -215,8 +215,11 @@ def num_ranks(stages: Sequence[Stage]) -> int:
     return len({rank for stage in stages for rank in stage.flat_ranks})
 
 
-def disjoint_stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
+def disjoint_stages(job: Job, cuts: Mapping[str, Cuts], colocated: Collection[str] = ()) -> tuple[Stage, ...]:
     """Stages with every module on its own ranks, in the model's order, one replica after the other.
+
+    Args:
+        colocated: modules that all begin on a replica's first rank, instead.
 
     Raises:
         ValueError: more ranks than the job may use, or a block in a pool that does not take the module.
@@ -224,17 +227,14 @@ def disjoint_stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
     stages: list[Stage] = []
     first_rank = 0
     for replica in range(job.replicas):
+        base = first_rank
         for module in job.model.modules:
-            stages_of_module = module_stages(
-                job,
-                module.name,
-                cuts[module.name],
-                replica=replica,
-                first_id=len(stages),
-                first_rank=first_rank,
+            rank = base if module.name in colocated else first_rank
+            chain = module_stages(
+                job, module.name, cuts[module.name], replica=replica, first_id=len(stages), first_rank=rank
             )
-            stages += stages_of_module
-            first_rank += num_ranks(stages_of_module)
+            stages += chain
+            first_rank = max(first_rank, rank + num_ranks(chain))
     check_ranks(job, first_rank)
     return tuple(stages)
 

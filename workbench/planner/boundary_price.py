@@ -24,12 +24,10 @@ class Boundary(NamedTuple):
     Args:
         before_s: seconds ahead of the LLM's forwards.
         after_s: seconds behind its backwards.
-        num_bytes: what one replica of the LLM receives.
     """
 
     before_s: float
     after_s: float
-    num_bytes: float
 
 
 def num_readers(edge: Edge, stage_layers: Sequence[int]) -> int:
@@ -82,13 +80,20 @@ def regrouped(
     all_bytes, readers = _features(prices, encoder, len(job.batch), llm_layers)
     fewest, most = sorted((encoder.dp, llm.dp))
     if fewest == most:
-        return Boundary(0.0, 0.0, readers * all_bytes / llm.dp)
+        return Boundary(0.0, 0.0)
     finer = encoder if encoder.dp == most else llm
     members = most // fewest
     link = group_link(job.cluster, num_ranks=members, stride=finer.tp * finer.cp)
     seconds = readers * prices.cost.between_ranks_s(Collective.ALL_GATHER, all_bytes / fewest, members, link)
-    before_s, after_s = (seconds, 0.0) if finer is encoder else (0.0, seconds)
-    return Boundary(before_s, after_s, readers * all_bytes / llm.dp)
+    return Boundary(seconds, 0.0) if finer is encoder else Boundary(0.0, seconds)
+
+
+def received_bytes(
+    prices: ModulePrices, encoder: ModuleChoice, llm: ModuleChoice, llm_layers: Sequence[int]
+) -> float:
+    """Bytes of features that one replica of the LLM receives from a colocated encoder in a step."""
+    all_bytes, readers = _features(prices, encoder, len(prices.job.batch), llm_layers)
+    return readers * all_bytes / llm.dp
 
 
 def sent(
@@ -118,11 +123,7 @@ def sent(
             Collective.BROADCAST, all_bytes / choice.num_replicas, members, link
         )
 
-    return Boundary(
-        readers * (sent_s + spread_s(llm)),
-        readers * (sent_s + spread_s(encoder)),
-        readers * all_bytes / llm.num_replicas,
-    )
+    return Boundary(readers * (sent_s + spread_s(llm)), readers * (sent_s + spread_s(encoder)))
 
 
 def _features(

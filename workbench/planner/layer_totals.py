@@ -28,7 +28,7 @@ class Tied(NamedTuple):
 
 
 class Elements(NamedTuple):
-    """Elements of layers on one rank: part of `Totals`, known without the price of a pass.
+    """Elements of layers on one rank, known without the price of a pass.
 
     Args:
         weights, trained: elements that the rank holds, and those of them that the optimizer updates, with
@@ -55,7 +55,7 @@ class Totals(NamedTuple):
         forward_s, backward_s: recomputation is part of the backward.
         kept_bytes: kept from forward to backward.
         working_bytes: needed besides inside a pass, including recomputed activations.
-        weights, trained, of_experts, expert_weights, matrices, tied: as in `Elements`.
+        held: their elements.
     """
 
     num_layers: int
@@ -63,17 +63,7 @@ class Totals(NamedTuple):
     backward_s: float
     kept_bytes: float
     working_bytes: float
-    weights: float
-    trained: float
-    of_experts: float
-    expert_weights: float
-    matrices: Matrices = NO_MATRICES
-    tied: tuple[Tied, ...] = ()
-
-    @property
-    def held(self) -> Elements:
-        """Their elements."""
-        return Elements._make(self[-len(Elements._fields) :])
+    held: Elements
 
 
 def elements_on(layer: Layer, choice: ModuleChoice, settings: Settings) -> Elements:
@@ -127,17 +117,18 @@ def elements_of(parts: Iterable[Elements]) -> Elements:
 def total_of(layers: Sequence[Totals]) -> Totals:
     """Totals of consecutive layers. Complexity: O(layers)."""
     if not layers:
-        return Totals._make((0, *(0.0,) * 8))
-    num, forward, backward, kept, working, *_ = zip(*layers, strict=True)
-    sums = (float(sum(values)) for values in (forward, backward, kept))
-    held = elements_of(layer.held for layer in layers)
-    return Totals._make((sum(num), *sums, float(max(working)), *held))
+        return Totals(0, 0.0, 0.0, 0.0, 0.0, Elements(0.0, 0.0, 0.0, 0.0))
+    num, forward, backward, kept, working, held = zip(*layers, strict=True)
+    forward_s, backward_s, kept_bytes = (float(sum(values)) for values in (forward, backward, kept))
+    return Totals(sum(num), forward_s, backward_s, kept_bytes, float(max(working)), elements_of(held))
 
 
 def on_own_ranks(stages: Sequence[Totals]) -> tuple[Totals, ...]:
     """Stages of a pipeline, each on ranks of its own, with the number of them that hold each tied weight."""
-    num_stages = Counter(each.name for stage in stages for each in stage.tied)
+    num_stages = Counter(each.name for stage in stages for each in stage.held.tied)
+    tied = [
+        tuple(each._replace(num_stages=num_stages[each.name]) for each in stage.held.tied) for stage in stages
+    ]
     return tuple(
-        stage._replace(tied=tuple(each._replace(num_stages=num_stages[each.name]) for each in stage.tied))
-        for stage in stages
+        stage._replace(held=stage.held._replace(tied=each)) for stage, each in zip(stages, tied, strict=True)
     )

@@ -217,7 +217,6 @@ class LayoutStep:
         exchange_s: exposed exchange of gradients and weights between replicas.
         update_s: the optimizer's update.
         boundary_s: the part of `passes_s` that carries features between modules.
-        boundary_bytes: features that one replica of the LLM receives in a step.
         peak_bytes: peak memory of the fullest rank.
         memory_bytes: memory of the smallest rank.
         llm_layers: number of layers of each LLM stage.
@@ -227,7 +226,6 @@ class LayoutStep:
     exchange_s: float
     update_s: float
     boundary_s: float
-    boundary_bytes: float
     peak_bytes: int
     memory_bytes: int
     llm_layers: tuple[int, ...]

@@ -13,7 +13,7 @@ from workbench.cost.group_link import group_link
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.plan.lru_cache import Identity, LruCache
-from workbench.planner.boundary_price import crossing_bytes, num_readers, regrouped, sent
+from workbench.planner.boundary_price import received_bytes, regrouped, sent
 from workbench.planner.layer_totals import Totals, on_own_ranks, total_of
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, Mode, ModuleChoice
 from workbench.planner.module_price import ModulePrices
@@ -194,17 +194,7 @@ class LayoutSteps:
             parts += [part._replace(in_flight=in_flight) for part in encoded if index == 0]
             ranks.append(parts)
         passes_s = pipeline_s(chain.forward_s, chain.backward_s, rounds)
-        num_bytes = self._read_behind_bytes(choice, _counts(chain))
-        return self._step(ranks, passes_s, 0.0, num_bytes, _counts(chain))
-
-    def _read_behind_bytes(self, choice: LayoutChoice, llm_layers: tuple[int, ...]) -> float:
-        """Bytes of features that the LLM reads on stages behind the encoders' ranks."""
-        samples = len(self.job.batch) / choice.llm.num_replicas
-        return sum(
-            crossing_bytes(self.job, edge, samples)
-            * (num_readers(edge, llm_layers) - bool(edge.entered_in((0, llm_layers[0]))))
-            for edge in self.job.model.edges
-        )
+        return self._step(ranks, passes_s, 0.0, _counts(chain))
 
     def _colocated(self, choice: LayoutChoice) -> LayoutStep:
         chain = self._chain(choice.llm)
@@ -220,7 +210,9 @@ class LayoutSteps:
             regrouped(self.prices, encoder, choice.llm, _counts(chain)) for encoder in choice.encoders
         ]
         boundary_s = sum(crossing.before_s + crossing.after_s for crossing in crossings)
-        num_bytes = sum(crossing.num_bytes for crossing in crossings)
+        num_bytes = sum(
+            received_bytes(self.prices, encoder, choice.llm, _counts(chain)) for encoder in choice.encoders
+        )
         phases_s = sum(self.phases_s(encoder, choice.llm) for encoder in choice.encoders)
         ranks = [
             [Held(choice.llm, stage, min(len(chain.stages) - index, rounds)), *encoded]
@@ -235,7 +227,7 @@ class LayoutSteps:
             more = [
                 extra - min(moved, kept_bytes) for extra, kept_bytes in zip(more, llm_kept_bytes, strict=True)
             ]
-        return self._step(ranks, passes_s, boundary_s, num_bytes, _counts(chain), more)
+        return self._step(ranks, passes_s, boundary_s, _counts(chain), more)
 
     def _apart(self, choice: LayoutChoice) -> LayoutStep:
         llm = self._chain(choice.llm)
@@ -245,14 +237,14 @@ class LayoutSteps:
         forward_s, backward_s = [0.0] * depth, [0.0] * depth
         round_s = [0.0] * depth  # of a whole round, forward and backward
         ranks = []
-        boundary_s = num_bytes = 0.0
+        boundary_s = 0.0
         for encoder in choice.encoders:
             samples, calls = self._calls(encoder, choice.llm)
             chain = self._chain(encoder, samples=samples)
             crossing = sent(self.prices, encoder, choice.llm, per_round, _counts(llm))
             for index, stage in enumerate(chain.stages):
                 position = depth - encoder.pp + index
-                ahead_s, behind_s = crossing[:2] if position == depth - 1 else (0.0, 0.0)
+                ahead_s, behind_s = crossing if position == depth - 1 else (0.0, 0.0)
                 forward_s[position] = max(forward_s[position], calls * chain.forward_s[index] + ahead_s)
                 backward_s[position] = max(backward_s[position], calls * chain.backward_s[index] + behind_s)
                 call_s = chain.forward_s[index] + chain.backward_s[index]
@@ -260,7 +252,6 @@ class LayoutSteps:
                 in_flight = min(depth - position + choice.llm.pp, rounds)
                 ranks.append([Held(encoder, stage, max(1.0, calls * in_flight))])
             boundary_s += (crossing.before_s + crossing.after_s) * rounds
-            num_bytes += crossing.num_bytes * rounds
         ranks += [
             [Held(choice.llm, stage, min(choice.llm.pp - index, rounds))]
             for index, stage in enumerate(llm.stages)
@@ -271,14 +262,13 @@ class LayoutSteps:
             pipeline_s((*forward_s, *llm.forward_s), (*backward_s, *llm.backward_s), rounds),
             sum(round_s) + self.llm_s(choice.llm),
         )
-        return self._step(ranks, passes_s, boundary_s, num_bytes, _counts(llm))
+        return self._step(ranks, passes_s, boundary_s, _counts(llm))
 
     def _step(
         self,
         ranks: Sequence[Sequence[Held]],
         passes_s: float,
         boundary_s: float,
-        boundary_bytes: float,
         llm_layers: tuple[int, ...],
         more_bytes: Sequence[float] = (),
     ) -> LayoutStep:
@@ -290,7 +280,6 @@ class LayoutSteps:
             exchange_s=max(sum(part.exposed_s for part in parts) for parts in accounts),
             update_s=max(map(self._update_s, ranks, accounts)),
             boundary_s=boundary_s,
-            boundary_bytes=boundary_bytes,
             peak_bytes=round(
                 max(
                     _held_bytes(parts, accounts_of_rank) + extra
@@ -302,7 +291,7 @@ class LayoutSteps:
         )
 
     def _update_s(self, parts: Sequence[Held], accounts: Sequence[Account]) -> float:
-        matrices = [(part.choice, part.layers.matrices) for part in parts]
+        matrices = [(part.choice, part.layers.held.matrices) for part in parts]
         return sum(account.update_s for account in accounts) + self.prices.matrix_updates.seconds(matrices)
 
     @property
@@ -354,7 +343,7 @@ class LayoutSteps:
         key = part.choice, part.layers
         if key not in self._accounts:
             choice, layers = key
-            exchange = self.prices.exchange(choice, layers.trained, layers.of_experts)
+            exchange = self.prices.exchange(choice, layers.held.trained, layers.held.of_experts)
             share = 1 / layers.num_layers if self._hides_exchange else 1.0
             backward_s, forward_s = layers.backward_s * (1 - share), layers.forward_s * (1 - share)
             reduced_s = max(exchange.reduce_s - backward_s, share * exchange.reduce_s)

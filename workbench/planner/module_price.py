@@ -151,17 +151,17 @@ class ModulePrices:
             self._exchanges[key] = BoundaryExchange(*map(sum, zip(*both, strict=True)))
         return self._exchanges[key]
 
-    def sharded_exchange(self, choice: ModuleChoice, layer: Totals) -> BoundaryExchange:
+    def sharded_exchange(self, choice: ModuleChoice, held: Elements) -> BoundaryExchange:
         """The exchange of a layer whose parameters are sharded among the holders of each instance.
 
         Distributed experts are sharded among the ranks that hold the same ones.
         """
-        gathered = (layer.weights - layer.expert_weights) * self.size.weight
-        reduced = (layer.trained - layer.of_experts) * self.size.gradient
+        gathered = (held.weights - held.expert_weights) * self.size.weight
+        reduced = (held.trained - held.of_experts) * self.size.gradient
         dense = self._exchange(gathered, reduced, choice.num_holders, choice.instances, 1)
-        if not layer.expert_weights:
+        if not held.expert_weights:
             return dense
-        gathered, reduced = layer.expert_weights * self.size.weight, layer.of_experts * self.size.gradient
+        gathered, reduced = held.expert_weights * self.size.weight, held.of_experts * self.size.gradient
         holders, stride = choice.num_expert_holders, choice.ep
         experts = self._exchange(gathered, reduced, holders, choice.instances, stride)
         return BoundaryExchange(*map(sum, zip(dense, experts, strict=True)))
@@ -297,6 +297,5 @@ class ModulePrices:
             entering = work.tokens(layer.emits) / cut * layer.out_width * setting.element_bytes
             kept = max(kept, entering if again else memory.kept.num_bytes)
             working = max(working, inside + (memory.kept.num_bytes if again else 0))
-        seconds = passes.forward_s, passes.backward_s
         held = elements_on(layer, choice, settings)
-        return Totals._make((1, *seconds, round(kept), round(working), *held))
+        return Totals(1, passes.forward_s, passes.backward_s, round(kept), round(working), held)

@@ -8,7 +8,7 @@ from workbench.cost.group_link import busy_share, group_link
 from workbench.cost.hardware import Link
 from workbench.cost.overlapped_collectives import loss_on
 from workbench.memory.layer import StateBytes
-from workbench.planner.layer_totals import Totals
+from workbench.planner.layer_totals import Elements, Totals
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, ModuleChoice
 from workbench.planner.matrix_updates import shard_elements
 from workbench.planner.module_price import BoundaryExchange, ModulePrices
@@ -57,12 +57,12 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice, num_samples: int) -
     parts = {part.module: part for part in (*choice.encoders, choice.llm)}
     for part in (parts[module.name] for module in job.model.in_order):
         layers += [(part, layer) for layer in prices.layers(part, num_samples)]
-    moved = [prices.sharded_exchange(part, layer) for part, layer in layers]
+    moved = [prices.sharded_exchange(part, layer.held) for part, layer in layers]
     slowed_s = loss_on(job.cluster)
     busy = [busy_share(_near(prices, part)) for part, _ in layers]
     after = [job.settings.of(part.module).reshard_after for part, _ in layers]
     priced = [
-        _Layer(layer, own, share, until, _gathered(part, layer))
+        _Layer(layer, own, share, until, _gathered(part, layer.held))
         for (part, layer), own, share, until in zip(layers, moved, busy, after, strict=True)
     ]
     last = list(_rounds(priced, slowed_s, is_first=num_rounds == 1, is_last=True))
@@ -75,36 +75,47 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice, num_samples: int) -
             middle = list(_rounds(priced, slowed_s, is_first=False, is_last=False))
             more_s = _lanes_s([*first, *middle, *last]) - passes_s
         passes_s += (num_rounds - 2) * more_s
-    last_s = max(once_s, _summed_s(last))
-    updated_elements = held_bytes = 0.0
-    size, tied = prices.size, set[tuple[str, str]]()
-    for part, layer in layers:
-        state_bytes = 0.0
-        for weights, trained, shards in _parts(part, layer):
-            state_bytes += (weights * size.weight + trained * (size.gradient + size.optimizer)) / shards
-            updated_elements += trained / shards
-        updated_elements -= shard_elements(part, layer.matrices)
-        for each in layer.tied:  # units keep tensors of their own, and one of them is updated
-            if (part.module, each.name) in tied:
-                updated_elements -= each.trained / (part.num_holders // part.instances)
-            tied.add((part.module, each.name))
-        held_bytes += state_bytes - prices.saved_bytes(part, layer.matrices) + layer.kept_bytes
-    matrices = [(part, layer.matrices) for part, layer in layers]
-    whole = _whole_bytes(priced, size)
-    working = max(layer.working_bytes for _, layer in layers)
+    held_bytes = _held_bytes(prices, layers) + _whole_bytes(priced, prices.size)
+    matrices = [(part, layer.held.matrices) for part, layer in layers]
+    updated_s = prices.updated_s(_updated_elements(layers)) + prices.matrix_updates.seconds(matrices)
     return LayoutStep(
         passes_s=passes_s,
-        exchange_s=last_s - once_s,
-        update_s=prices.updated_s(updated_elements) + prices.matrix_updates.seconds(matrices),
+        exchange_s=max(once_s, _summed_s(last)) - once_s,
+        update_s=updated_s,
         boundary_s=0.0,
-        boundary_bytes=0.0,
-        peak_bytes=round(held_bytes + whole + working),
+        peak_bytes=round(held_bytes + max(layer.working_bytes for _, layer in layers)),
         memory_bytes=min(node.memory_bytes for node in job.cluster.nodes),
         llm_layers=(len(prices.layers(choice.llm, num_samples)),),
     )
 
 
-def _parts(part: ModuleChoice, layer: Totals) -> Iterator[tuple[float, float, int]]:
+def _updated_elements(layers: Sequence[tuple[ModuleChoice, Totals]]) -> float:
+    """Elements that a rank updates by AdamW."""
+    num, tied = 0.0, set[tuple[str, str]]()
+    for part, layer in layers:
+        for _, trained, shards in _parts(part, layer.held):
+            num += trained / shards
+        num -= shard_elements(part, layer.held.matrices)
+        for each in layer.held.tied:  # units keep tensors of their own, and one of them is updated
+            if (part.module, each.name) in tied:
+                num -= each.trained / (part.num_holders // part.instances)
+            tied.add((part.module, each.name))
+    return num
+
+
+def _held_bytes(prices: ModulePrices, layers: Sequence[tuple[ModuleChoice, Totals]]) -> float:
+    """Bytes of a rank's shards of all layers, and of activations that they keep."""
+    size, held_bytes = prices.size, 0.0
+    for part, layer in layers:
+        state_bytes = sum(
+            (weights * size.weight + trained * (size.gradient + size.optimizer)) / shards
+            for weights, trained, shards in _parts(part, layer.held)
+        )
+        held_bytes += state_bytes - prices.saved_bytes(part, layer.held.matrices) + layer.kept_bytes
+    return held_bytes
+
+
+def _parts(part: ModuleChoice, layer: Elements) -> Iterator[tuple[float, float, int]]:
     """Yield weights of a layer, those of them that train, and among how many ranks they are sharded."""
     dense, dense_trained = layer.weights - layer.expert_weights, layer.trained - layer.of_experts
     yield dense, dense_trained, part.num_holders // part.instances
@@ -112,7 +123,7 @@ def _parts(part: ModuleChoice, layer: Totals) -> Iterator[tuple[float, float, in
         yield layer.expert_weights, layer.of_experts, part.num_expert_holders // part.instances
 
 
-def _gathered(part: ModuleChoice, layer: Totals) -> float:
+def _gathered(part: ModuleChoice, layer: Elements) -> float:
     """Elements that a round of a layer gathers: all but experts with one holder."""
     return sum(weights for weights, _, shards in _parts(part, layer) if shards > 1)
 
@@ -161,12 +172,12 @@ def _whole_bytes(layers: Sequence[_Layer], size: StateBytes) -> float:
     """Bytes of whole parameters and gradients: of all layers where they stay, else of those in use."""
     kept = (
         gathered * size.weight * (after is not ReshardAfter.PASS)
-        + layer.trained * size.gradient * (after is ReshardAfter.STEP)
+        + layer.held.trained * size.gradient * (after is ReshardAfter.STEP)
         for layer, _, _, after, gathered in layers
     )
     in_use = (
         gathered * size.weight * (after is ReshardAfter.PASS)
-        + layer.trained * size.gradient * (after is not ReshardAfter.STEP)
+        + layer.held.trained * size.gradient * (after is not ReshardAfter.STEP)
         for layer, _, _, after, gathered in layers
     )
     return sum(kept) + PREFETCHED * max(in_use)

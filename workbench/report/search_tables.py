@@ -1,7 +1,6 @@
 """Results of a search: a record of every strategy, and the table of those with a plan."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from types import MappingProxyType
 from typing import Any
@@ -142,7 +141,7 @@ def search_table(search: Record) -> Table:
     headers = ["strategy", "ranks", *PER_MODULE, "iteration", "80 % within", "memory", "idle", "MFU"]
     headers += ["samples/s\nper rank", *(["$/1,000 samples"] if has_price else [])]
     columns = objective_columns(search)
-    headers += [column.header for column in columns]
+    headers += [header for header, _ in columns]
     table = titled(
         f"job {search['job']}, best first{asked_text(search)}; "
         f"values per module: {', '.join(best['layout'])}",
@@ -151,10 +150,8 @@ def search_table(search: Record) -> Table:
     )
     for record in planned:
         if "same_as" not in record:
-            objective_cells = (column.cell(record) for column in columns)
-            table.add_row(
-                *_cells(record, _names(record, planned), best, has_price=has_price), *objective_cells
-            )
+            cells = _cells(record, _names(record, planned), best, has_price=has_price)
+            table.add_row(*cells, *(cell(record) for _, cell in columns))
     table.caption = "\n".join(_notes(search)) or None
     table.caption_justify = "left"
     return table
@@ -281,12 +278,7 @@ def _is_double(candidates: Sequence[Record], name: str) -> bool:
     return any(each["strategy"] == name and "same_as" in each for each in candidates)
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A header, and the cell below it for a candidate's record."""
-
-    header: str
-    cell: Callable[[Record], str]
+Column = tuple[str, Callable[[Record], str]]  # a header, and the cell below it for a candidate's record
 
 
 def asked_text(search: Record) -> str:
@@ -307,16 +299,24 @@ def asked_text(search: Record) -> str:
 
 def objective_columns(search: Record) -> list[Column]:
     """Columns for the objective."""
-    columns = []
+    columns: list[Column] = []
     if "batches" in search:
         if search["over"] != "mean":
-            columns.append(Column(search["over"], lambda record: milliseconds(record["step_s"])))
-        columns += [Column("mean of batches", _mean), Column("planning", _planning)]
+            columns.append((search["over"], lambda record: milliseconds(record["step_s"])))
+        columns += [("mean of batches", _mean), ("planning", _planning)]
     if search["objective"] == Objective.TRAINING:
-        columns += [Column("training", _training), Column("dollars", _dollars), Column("idle\nGPUs", _idle)]
+        columns += [
+            ("training", _training),
+            ("dollars", lambda record: Figure(f"{record['dollars']:,.2f}", {"": record["dollars"]})),
+            ("idle\nGPUs", lambda record: str(record["idle_gpus"])),
+        ]
     if search["objective"] == Objective.GOODPUT:
-        columns += [Column("useful\nsamples/s", _goodput), Column("of its speed", _useful)]
-        columns += [Column("goes on from", _recovery), Column("spare\nnodes", _spare)]
+        columns += [
+            ("useful\nsamples/s", _goodput),
+            ("of its speed", lambda record: percent(record["useful_share"], signed=False)),
+            ("goes on from", _recovery),
+            ("spare\nnodes", lambda record: str(record["spare_nodes"])),
+        ]
     return columns
 
 
@@ -338,28 +338,12 @@ def _training(record: Record) -> Figure:
     return Figure(duration_text(seconds), {"h": seconds / S_PER_HOUR})
 
 
-def _dollars(record: Record) -> Figure:
-    return Figure(f"{record['dollars']:,.2f}", {"": record["dollars"]})
-
-
-def _idle(record: Record) -> str:
-    return str(record["idle_gpus"])
-
-
 def _goodput(record: Record) -> Figure:
     rate, error = record["useful_samples_per_s"], record["useful_standard_error"]
     within = "" if error is None else f" +- {error:.2g}"
     return Figure(f"{rate:.4g}{within}", {"": rate, "standard_error": error})
 
 
-def _useful(record: Record) -> str:
-    return percent(record["useful_share"], signed=False)
-
-
 def _recovery(record: Record) -> str:
     every = record["checkpoint_every"]
     return f"{record['recovery']}" if every is None else f"{record['recovery']}, every {every:,} steps"
-
-
-def _spare(record: Record) -> str:
-    return str(record["spare_nodes"])

@@ -272,18 +272,19 @@ def _unit(job: Job, prices: ModulePrices, module: Module, *, counts_updates: boo
             update_s.append((tp, prices.step_s(choice)))
     alone, size = on_tensor_ranks(settings), prices.size
     whole = prices.total(alone, 1)
-    optimizer_bytes = whole.trained * size.optimizer - prices.saved_bytes(alone, whole.matrices)
+    held = whole.held
+    optimizer_bytes = held.trained * size.optimizer - prices.saved_bytes(alone, held.matrices)
     sharded_bytes = optimizer_bytes if settings.sharding is Sharding.OPTIMIZER else 0.0
     return Unit(
         name=module.name,
         sample_s=tuple(sample_s),
         num_layers=len(module.layers),
-        weight_bytes=whole.weights * size.weight
-        + whole.trained * size.gradient
+        weight_bytes=held.weights * size.weight
+        + held.trained * size.gradient
         + (optimizer_bytes - sharded_bytes),
         optimizer_bytes=sharded_bytes,
         activation_bytes=whole.kept_bytes,
-        reduction_bytes=whole.trained * (size.gradient + size.weight),
+        reduction_bytes=held.trained * (size.gradient + size.weight),
         update_s=tuple(update_s),
     )
 

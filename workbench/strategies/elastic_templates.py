@@ -55,9 +55,9 @@ class ElasticTemplates:
         """
         size = self.prices.size
         return tuple(
-            (layer.weights * size.weight + layer.trained * (size.optimizer if layer.trained else 0))
+            (held.weights * size.weight + held.trained * (size.optimizer if held.trained else 0))
             / self._parts
-            for layer in self.layers
+            for held in (layer.held for layer in self.layers)
         )
 
     @property
@@ -69,7 +69,7 @@ class ElasticTemplates:
     def saved_bytes(self) -> float:
         """Bytes of a checkpoint: trained weights and their optimizer state; frozen ones do not change."""
         pairs = zip(self.layer_bytes, self.layers, strict=True)
-        return sum(num_bytes for num_bytes, layer in pairs if layer.trained) * self._tp * self._parts
+        return sum(num_bytes for num_bytes, layer in pairs if layer.held.trained) * self._tp * self._parts
 
     @property
     def _width(self) -> int:
@@ -152,7 +152,7 @@ class ElasticTemplates:
         It uses the links between nodes: no two pipelines share one, and no stage spans two.
         """
         stages = self.planned.of_size(size).stages
-        elements = max(sum(layer.trained for layer in self.layers[s.first : s.end]) for s in stages)
+        elements = max(sum(layer.held.trained for layer in self.layers[s.first : s.end]) for s in stages)
         members, ranks_per_node = self.sharing // self._parts, self.job.cluster.nodes[0].num_ranks
         ranks = [
             node * ranks_per_node + position for node in range(num_pipelines) for position in range(members)
@@ -243,14 +243,14 @@ class _GpuLayers:
 
     def held_bytes(self, module: str, layer: int, _: int) -> int:
         """Bytes of weights, gradients and optimizer state."""
-        price, size = self.layers[module][layer], self.prices.size
-        state = price.weights * size.weight + price.trained * (size.gradient + size.optimizer)
+        held, size = self.layers[module][layer].held, self.prices.size
+        state = held.weights * size.weight + held.trained * (size.gradient + size.optimizer)
         return round(state / self.parts)
 
     def layer_s(self, module: str, layer: int, _: int) -> float:
         """Seconds of its passes, or of the collectives beside them if these take longer."""
         price = self.layers[module][layer]
-        exchange = self.prices.sharded_exchange(ModuleChoice(module=module, dp=self.parts), price)
+        exchange = self.prices.sharded_exchange(ModuleChoice(module=module, dp=self.parts), price.held)
         behind_s = exchange.gather_s + exchange.scatter_s if price.backward_s else 0.0
         return max(price.forward_s, exchange.gather_s) + max(price.backward_s, behind_s)
 
@@ -279,7 +279,7 @@ def _check_sharing(job: Job, sharing: int, tp: int) -> None:
 def _gathered_bytes(size: StateBytes, layers: Sequence[Totals]) -> int:
     """Bytes of the layers that are gathered in full at a time where GPUs shard parameters."""
     return PREFETCHED * round(
-        max(layer.weights * size.weight + layer.trained * size.gradient for layer in layers)
+        max(layer.held.weights * size.weight + layer.held.trained * size.gradient for layer in layers)
     )
 
 

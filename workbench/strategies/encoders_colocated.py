@@ -12,7 +12,7 @@ from workbench.job.notations.cornstarch import EncoderPlacing
 from workbench.model.model_graph import TEXT
 from workbench.plan.plan import Plan
 from workbench.plan.stage import Stage
-from workbench.planner.assembly import check_ranks, draft_plan, layout_of, module_stages, num_ranks
+from workbench.planner.assembly import disjoint_stages, draft_plan, layout_of
 from workbench.planner.block_cuts import Cuts
 from workbench.planner.cut_candidates import CutCandidates
 from workbench.planner.planner_cost import FROZEN_AWARE, FROZEN_UNAWARE, PlannerCost
@@ -50,19 +50,7 @@ def _best(
 
 def colocated_stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
     """The k-th stages of all encoders on one block of ranks, then the LLM's stages."""
-    stages: list[Stage] = []
-    first_rank = 0
-    for replica in range(job.replicas):
-        base = first_rank
-        for module in job.model.modules:
-            rank = base if module.modality != TEXT else first_rank
-            module_chain = module_stages(
-                job, module.name, cuts[module.name], replica=replica, first_id=len(stages), first_rank=rank
-            )
-            stages += module_chain
-            first_rank = max(first_rank, rank + num_ranks(module_chain))
-    check_ranks(job, first_rank)
-    return tuple(stages)
+    return disjoint_stages(job, cuts, colocated=[module.name for module in job.model.encoders])
 
 
 def _check_layouts(job: Job) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from workbench.model.config_fields import Config, count, flag, text, whole
 from workbench.model.feature_layers import FeatureLayers, states_read
-from workbench.model.projector import ProjectorKind
+from workbench.model.projector import ProjectorKind, ProjectorStep, Steps
 
 VISION, AUDIO, LLM = "vision", "audio", "llm"
 TILES = (
@@ -21,6 +21,8 @@ VISION_TOWER = {"": "model.vision_tower."}  # prefixes of weights of most image 
 AUDIO_TOWER = {"": "model.audio_tower."}
 PROJECTOR = {"projector.": "model.multi_modal_projector."}
 CLIP_S = 30  # Whisper's window
+CLIP = {"seconds": CLIP_S}
+PAGE = {"images": [[448, 448]]}  # of towers that have no size of their own
 THINKER = "thinker."  # prefix of the part without the talker
 DECODER = {"model.": "model.language_model.", "lm_head.": "lm_head."}  # prefixes of most language models
 QWEN3_SMALL = {  # Qwen3-0.6B, the default language model of several composites
@@ -150,6 +152,11 @@ def part_config(config: Config, key: str, model_type: str, absent: Config | None
     return {"model_type": model_type, **inner}
 
 
+def typed_config(config: Config, key: str, model_type: str) -> dict[str, Any]:
+    """A nested configuration as one of this type, whatever type it names."""
+    return {**part_config(config, key, model_type), "model_type": model_type}
+
+
 def text_config(
     config: Config, model_type: str, *, absent: Config | None = None, ties: bool | None = None
 ) -> dict[str, Any]:
@@ -165,6 +172,17 @@ def text_config(
     if ties is None and config.get("tie_word_embeddings") is None:
         return inner
     return {**inner, "tie_word_embeddings": flag(config, "tie_word_embeddings", default=bool(ties))}
+
+
+def mlp_steps(act: str, *, bias: bool = True) -> Steps:
+    """Two matmuls to the LLM's width, with an activation between them."""
+    out = ProjectorStep(linear_out=True, bias=bias)
+    return (out, ProjectorStep(act=act), out)
+
+
+def merging_tower(vision: Config) -> Part:
+    """A tower for images of any size that ends with a merger, such as Qwen's."""
+    return Part(config=vision, weights={"": "model.visual."}, items=PAGE)
 
 
 def two_linears(first: int, second: int) -> dict[str, str]:

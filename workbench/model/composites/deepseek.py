@@ -8,8 +8,10 @@ from workbench.model.composites.composite import (
     Parts,
     check_width,
     joined,
+    mlp_steps,
     part_config,
     text_config,
+    typed_config,
 )
 from workbench.model.config_fields import Config, count, text
 from workbench.model.projector import ProjectorStep
@@ -22,7 +24,7 @@ def _deepseek_vl(config: Config) -> Parts:
     """SigLIP's final states through an MLP with biases."""
     vision_part = Part(
         config=part_config(config, "vision_config", "siglip_vision_model"),
-        projector=(_OUT, ProjectorStep(act="gelu"), _OUT),
+        projector=mlp_steps("gelu"),
         weights={"": _TOWER, "projector.0.": f"{_ALIGNER}linear1.", "projector.2.": f"{_ALIGNER}linear2."},
     )
     head = Dropped(weights=f"{_TOWER}head.", what="SigLIP's pooling head")
@@ -31,8 +33,7 @@ def _deepseek_vl(config: Config) -> Parts:
 
 def _janus(config: Config) -> Parts:
     """What Janus understands images with: its tower, and matmuls with an activation before all but one."""
-    kind = "janus_vision_model"
-    vision = {**part_config(config, "vision_config", kind), "model_type": kind}
+    vision = typed_config(config, "vision_config", "janus_vision_model")
     llm = text_config(config, "llama", ties=True)
     check_width(config, {"projection_dim": 2048, **vision}, "projection_dim", llm, 4096)
     further = count(vision, "depth", 2) - 1

@@ -13,9 +13,11 @@ from workbench.model.composites.composite import (
     Parts,
     check_selected,
     joined,
+    mlp_steps,
     part_config,
     text_config,
     two_linears,
+    typed_config,
     unread_blocks,
     whole_or,
 )
@@ -34,7 +36,7 @@ def _internvl(config: Config) -> Parts:
 
 def _qianfan_ocr(config: Config) -> Parts:
     """InternVL's, with a list of blocks in the tower itself, before Qwen3."""
-    seen = {"attention_bias": True, **part_config(config, "vision_config", ""), "model_type": _INTERNVIT}
+    seen = {"attention_bias": True, **typed_config(config, "vision_config", _INTERNVIT)}
     skipped = seen.pop("drop_path_rate", None)
     parts = _internvit(config, seen, text_config(config, "qwen3", ties=False), blocks="layers")
     return parts if skipped == 0 else replace(parts, notes=(*parts.notes, _SKIPS))
@@ -53,13 +55,10 @@ def _internvit(config: Config, vision: Config, llm: Config, blocks: str = _BLOCK
         raise ValueError(
             f"{config['model_type']}: downsample_ratio must be from 0 to 1, got {ratio!r}; nearest: 0.5"
         )
-    out = ProjectorStep(linear_out=True)
     projector = (
         ProjectorStep(merge=int(1 / ratio) ** 2),
         ProjectorStep(norm=Norm.LAYER),
-        out,
-        ProjectorStep(act=text(config, "projector_hidden_act", "gelu")),
-        out,
+        *mlp_steps(text(config, "projector_hidden_act", "gelu")),
     )
     layer = whole_or(config, "vision_feature_layer", -1)
     dropped: tuple[Dropped, ...] = ()

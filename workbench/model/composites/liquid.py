@@ -1,6 +1,7 @@
 """Composites of Liquid AI: SigLIP 2 for images of any size, squares of patches through an MLP, LFM2."""
 
 from workbench.model.composites.composite import (
+    PAGE,
     PROJECTOR,
     SIGLIP_HEAD,
     TILES,
@@ -18,8 +19,6 @@ from workbench.model.config_fields import Config, flag, text, whole
 from workbench.model.families.tiles import LFM2_VL, TILING
 from workbench.model.projector import ProjectorStep
 from workbench.model.transformer import Norm
-
-_PAGE_PX = [448, 448]  # an item where a job says nothing; the tower has no size of its own
 
 
 def _lfm2_vl(config: Config) -> Parts:
@@ -44,7 +43,7 @@ def _lfm2_vl(config: Config) -> Parts:
             ProjectorStep(act=text(config, "projector_hidden_act", "gelu")),
             ProjectorStep(linear_out=True, bias=bias),
         ),
-        items={"images": [_PAGE_PX]},
+        items=PAGE,
         weights={
             **VISION_TOWER,
             **PROJECTOR,

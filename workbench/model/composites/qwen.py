@@ -1,47 +1,37 @@
 """Composites with Qwen's vision towers, which end with a merger: Qwen-VL, Cosmos 3, Qwen3.5, EXAONE 4.5."""
 
 from dataclasses import replace
-from typing import Any
 
 from workbench.model.composites.composite import (
     VISION,
     Composite,
     Dropped,
-    Part,
     Parts,
     check_width,
     joined,
+    merging_tower,
     part_config,
     text_config,
+    typed_config,
 )
-from workbench.model.composites.vision import PAGE_PX
 from workbench.model.config_fields import Config
 
 _NOT_TEXT = ("vision_config", "text_config", "audio_config", "model_type", "architectures")
 
 
-def _qwen2_vl(config: Config) -> Parts:
-    return _qwen(config, "qwen2_vl_vision", "qwen2_vl_text", emitted="hidden_size")
-
-
-def _qwen2_5_vl(config: Config) -> Parts:
-    return _qwen(config, "qwen2_5_vl_vision", "qwen2_5_vl_text", emitted="out_hidden_size")
-
-
-def _qwen(config: Config, vision: str, llm: str, *, emitted: str) -> Parts:
-    """Qwen2-VL and Qwen2.5-VL; older files have the language model's keys at the top level.
+def _qwen(config: Config, name: str, *, emitted: str) -> Parts:
+    """Qwen2-VL and Qwen2.5-VL, by that name; older files have the language model's keys at the top level.
 
     Args:
         emitted: key of the vision tower's configuration that holds the width its merger gives.
     """
-    inner = text_config(config, llm, ties=False)
+    inner = text_config(config, f"{name}_text", ties=False)
     if config.get("text_config") is None:
         top = {key: value for key, value in config.items() if key not in _NOT_TEXT}
         inner = {**top, **inner}
-    vision_config: dict[str, Any] = {**part_config(config, "vision_config", vision), "model_type": vision}
-    check_width(config, vision_config, emitted, inner, 8192)
-    tower = Part(config=vision_config, weights={"": "model.visual."}, items={"images": [PAGE_PX]})
-    return joined(config, {VISION: tower}, {**inner, "model_type": llm})
+    vision = typed_config(config, "vision_config", f"{name}_vision")
+    check_width(config, vision, emitted, inner, 8192)
+    return joined(config, {VISION: merging_tower(vision)}, {**inner, "model_type": f"{name}_text"})
 
 
 def _qwen3_vl(
@@ -49,10 +39,9 @@ def _qwen3_vl(
 ) -> Parts:
     """A tower with a merger and a language model; `usual`: the default width of that."""
     llm = {**text_config(config, language_model, ties=False), "model_type": language_model}
-    vision_config = {**part_config(config, "vision_config", vision), "model_type": vision}
-    check_width(config, vision_config, "out_hidden_size", llm, usual)
-    tower = Part(config=vision_config, weights={"": "model.visual."}, items={"images": [PAGE_PX]})
-    return joined(config, {VISION: tower}, llm)
+    seen = typed_config(config, "vision_config", vision)
+    check_width(config, seen, "out_hidden_size", llm, usual)
+    return joined(config, {VISION: merging_tower(seen)}, llm)
 
 
 def _with_head(config: Config, language_model: str, usual: int, vision: str = "qwen3_5_vision") -> Parts:
@@ -73,8 +62,16 @@ def _exaone(config: Config) -> Parts:
 
 _EXAONE = "exaone4"
 COMPOSITES = (
-    Composite(name="Qwen2-VL", model_type="qwen2_vl", take_apart=_qwen2_vl),
-    Composite(name="Qwen2.5-VL", model_type="qwen2_5_vl", take_apart=_qwen2_5_vl),
+    Composite(
+        name="Qwen2-VL",
+        model_type="qwen2_vl",
+        take_apart=lambda config: _qwen(config, "qwen2_vl", emitted="hidden_size"),
+    ),
+    Composite(
+        name="Qwen2.5-VL",
+        model_type="qwen2_5_vl",
+        take_apart=lambda config: _qwen(config, "qwen2_5_vl", emitted="out_hidden_size"),
+    ),
     Composite(name="Qwen3-VL", model_type="qwen3_vl", take_apart=_qwen3_vl),
     Composite(name="Cosmos 3", model_type="cosmos3_omni", take_apart=_qwen3_vl),
     Composite(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from workbench.model.composites.composite import (
     AUDIO,
     AUDIO_TOWER,
+    CLIP,
     CLIP_S,
     LLM,
     PROJECTOR,
@@ -18,13 +19,15 @@ from workbench.model.composites.composite import (
     Parts,
     check_width,
     joined,
+    merging_tower,
+    mlp_steps,
     part_config,
     text_config,
     two_linears,
+    typed_config,
     unread_blocks,
     whole_or,
 )
-from workbench.model.composites.vision import PAGE_PX
 from workbench.model.config_fields import Config, flag, number, text, whole
 from workbench.model.families.qwen3_omni_audio import CHUNK_TOKENS
 from workbench.model.families.whisper import TIME_ROTARY
@@ -36,7 +39,7 @@ def _qwen2_audio(config: Config) -> Parts:
     clips = Part(
         config=audio,
         projector=Projector.LINEAR,
-        items={"seconds": CLIP_S},
+        items=CLIP,
         weights=AUDIO_TOWER | PROJECTOR,
     )
     return joined(config, {AUDIO: clips}, text_config(config, "qwen2"))
@@ -65,7 +68,7 @@ def _audioflamingo3(config: Config, longest_s: int = LONGEST_S) -> Parts:
     clips = Part(
         config=audio | {"model_type": "qwen2_audio_encoder", "most_windows": longest_s // CLIP_S},
         projector=Projector.MLP,
-        items={"seconds": CLIP_S},
+        items=CLIP,
         weights=AUDIO_TOWER | PROJECTOR,
     )
     return joined(config, {AUDIO: clips}, text_config(config, "qwen2"))
@@ -95,12 +98,11 @@ def _voxtral(config: Config) -> Parts:
     width, ffn = whole(audio, "hidden_size", 1280), whole(audio, "intermediate_size", 5120)
     if ffn % width:
         raise ValueError(f"voxtral: intermediate_size must be a multiple of hidden_size {width}, got {ffn}")
-    out = ProjectorStep(linear_out=True, bias=False)
-    act = ProjectorStep(act=text(config, "projector_hidden_act", "gelu"))
+    mlp = mlp_steps(text(config, "projector_hidden_act", "gelu"), bias=False)
     clips = Part(
         config=audio,
-        projector=(ProjectorStep(merge=ffn // width), out, act, out),
-        items={"seconds": CLIP_S},
+        projector=(ProjectorStep(merge=ffn // width), *mlp),
+        items=CLIP,
         weights=AUDIO_TOWER | two_linears(1, 3),
     )
     return joined(config, {AUDIO: clips}, {**_MINISTRAL, **text_config(config, "llama")})
@@ -137,13 +139,12 @@ _TEXT = {
 }
 _EMBED = "model.embed_tokens_extend."
 _IMAGE, _SOUND = f"{_EMBED}image_embed.", f"{_EMBED}audio_embed."
-_OUT = ProjectorStep(linear_out=True)
-_MLP = (_OUT, ProjectorStep(act="gelu"), _OUT)
+_MLP = mlp_steps("gelu")
 
 
 def _phi4(config: Config) -> Parts:
     """Means over squares of patches and an MLP; an MLP for clips; the LLM's keys are at the top level."""
-    vision = {**_VISION, **part_config(config, "vision_config", ""), "model_type": "siglip_vision_model"}
+    vision = {**_VISION, **typed_config(config, "vision_config", "siglip_vision_model")}
     audio = part_config(config, "audio_config", "phi4_multimodal_audio")
     rate = whole(audio, "downsample_rate", 1)
     if rate != 1:
@@ -167,7 +168,7 @@ def _phi4(config: Config) -> Parts:
             AUDIO: Part(
                 config=audio,
                 projector=_MLP,
-                items={"seconds": CLIP_S},
+                items=CLIP,
                 weights={
                     "": f"{_SOUND}encoder.",
                     "projector.0.": f"{_SOUND}up_proj_for_speech.",
@@ -208,40 +209,38 @@ _OMNI_TEXT = {
 def _thinker(config: Config) -> Parts:
     """Images as in Qwen2.5-VL; clips in separate windows, with two tokens merged into one."""
     llm = {**_OMNI_TEXT, **text_config(config, "qwen2_vl_text", ties=False), "model_type": "qwen2_vl_text"}
-    vision = {**part_config(config, "vision_config", ""), "model_type": "qwen2_5_omni_vision_encoder"}
-    audio = {**part_config(config, "audio_config", ""), "model_type": "qwen2_5_omni_audio_encoder"}
+    vision = typed_config(config, "vision_config", "qwen2_5_omni_vision_encoder")
+    audio = typed_config(config, "audio_config", "qwen2_5_omni_audio_encoder")
     check_width(config, vision, "out_hidden_size", llm, 3584)
     check_width(config, audio, "output_dim", llm, 3584, where="audio_config")
-    pages = Part(config=vision, weights={"": "model.visual."}, items={"images": [PAGE_PX]})
     clips = Part(
         config=audio,
         projector=Projector.LINEAR,
-        items={"seconds": CLIP_S},
+        items=CLIP,
         weights={**AUDIO_TOWER, "projector.linear.": "model.audio_tower.proj."},
     )
     unread = Dropped(weights="model.audio_tower.audio_bos_eos_token.", what="tokens that no forward reads")
-    return joined(config, {VISION: pages, AUDIO: clips}, llm, dropped=(unread,))
+    return joined(config, {VISION: merging_tower(vision), AUDIO: clips}, llm, dropped=(unread,))
 
 
 def _thinker_3(config: Config) -> Parts:
     """Qwen3-VL's vision tower, an audio encoder with convolutions and windows, and an LLM with experts."""
     llm = {**text_config(config, "", ties=False), "model_type": "qwen3_omni_moe_text"}
-    seen = {**part_config(config, "vision_config", ""), "model_type": "qwen3_omni_moe_vision_encoder"}
-    heard = {**part_config(config, "audio_config", ""), "model_type": "qwen3_omni_moe_audio_encoder"}
+    seen = typed_config(config, "vision_config", "qwen3_omni_moe_vision_encoder")
+    heard = typed_config(config, "audio_config", "qwen3_omni_moe_audio_encoder")
     check_width(config, seen, "out_hidden_size", llm, 2048)
     check_width(config, heard, "output_dim", llm, 2048, where="audio_config")
     clips = Part(
         config=heard,
         projector=_own_mlp(heard, 1280),
-        items={"seconds": CLIP_S},
+        items=CLIP,
         weights={
             **AUDIO_TOWER,
             "projector.0.": "model.audio_tower.proj1.",
             "projector.2.": "model.audio_tower.proj2.",
         },
     )
-    pages = Part(config=seen, weights={"": "model.visual."}, items={"images": [PAGE_PX]})
-    return joined(config, {VISION: pages, AUDIO: clips}, llm)
+    return joined(config, {VISION: merging_tower(seen), AUDIO: clips}, llm)
 
 
 _ASR_HEARD = {  # what Qwen3-ASR's encoder has where its configuration leaves it out
@@ -271,7 +270,7 @@ def _qwen3_asr(config: Config) -> Parts:
     clips = Part(
         config=heard,
         projector=_own_mlp(heard, 1024),
-        items={"seconds": CLIP_S},
+        items=CLIP,
         weights=AUDIO_TOWER | two_linears(0, 2),
     )
     return joined(config, {AUDIO: clips}, llm)
@@ -280,7 +279,11 @@ def _qwen3_asr(config: Config) -> Parts:
 def _own_mlp(heard: Config, usual: int) -> Steps:
     """A square matmul, the encoder's activation, a matmul to the LLM's width; `usual`: default `d_model`."""
     act = text(heard, "activation_function", "gelu")
-    return (ProjectorStep(linear=whole(heard, "d_model", usual)), ProjectorStep(act=act), _OUT)
+    return (
+        ProjectorStep(linear=whole(heard, "d_model", usual)),
+        ProjectorStep(act=act),
+        ProjectorStep(linear_out=True),
+    )
 
 
 def _of_thinker(config: Config, kind: str, take_apart: Callable[[Config], Parts], vocoder: str) -> Parts:
@@ -291,7 +294,7 @@ def _of_thinker(config: Config, kind: str, take_apart: Callable[[Config], Parts]
         kind: model_type of its thinker; take_apart: its parts.
         vocoder: what turns the talker's codes into sound.
     """
-    parts = take_apart({**part_config(config, "thinker_config", kind), "model_type": kind})
+    parts = take_apart(typed_config(config, "thinker_config", kind))
     modules = {
         name: replace(
             part,

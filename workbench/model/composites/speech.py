@@ -5,15 +5,18 @@ from math import gcd
 from workbench.model.composites.composite import (
     AUDIO,
     AUDIO_TOWER,
+    CLIP,
     CLIP_S,
     QWEN3_SMALL,
     Composite,
     Part,
     Parts,
     joined,
+    mlp_steps,
     part_config,
     text_config,
     two_linears,
+    typed_config,
 )
 from workbench.model.config_fields import Config, flag, number, text, whole
 from workbench.model.families.whisper import GLMASR_MERGE, MOSS_GROUP
@@ -39,7 +42,7 @@ def _glmasr(config: Config) -> Parts:
             ProjectorStep(act=text(config, "projector_hidden_act", "gelu")),
             ProjectorStep(linear_out=True),
         ),
-        items={"seconds": CLIP_S},
+        items=CLIP,
         weights=AUDIO_TOWER | two_linears(1, 3),
     )
     return joined(config, {AUDIO: clips}, llm)
@@ -48,25 +51,22 @@ def _glmasr(config: Config) -> Parts:
 def _moss(config: Config) -> Parts:
     """Tokens side by side in groups, an MLP, a norm."""
     group = whole(config, MOSS_GROUP, 4)
-    kind = "moss_transcribe_diarize_audio"
-    heard = {**part_config(config, "audio_config", kind), "model_type": kind, MOSS_GROUP: group}
+    heard = {**typed_config(config, "audio_config", "moss_transcribe_diarize_audio"), MOSS_GROUP: group}
     if (window := whole(heard, "max_source_positions", 1500)) % group:
         raise ValueError(
             f"{config['model_type']}: {MOSS_GROUP} must divide the {window} tokens of a window, got {group}; "
             f"nearest: {gcd(window, group)}"
         )
     llm = {**QWEN3_SMALL, **text_config(config, "qwen3", ties=True)}
-    out = ProjectorStep(linear_out=True, bias=flag(config, "projector_bias", default=True))
+    act, bias = text(config, "projector_hidden_act", "silu"), flag(config, "projector_bias", default=True)
     clips = Part(
         config=heard,
         projector=(
             ProjectorStep(merge=group),
-            out,
-            ProjectorStep(act=text(config, "projector_hidden_act", "silu")),
-            out,
+            *mlp_steps(act, bias=bias),
             ProjectorStep(norm=Norm.LAYER, eps=number(llm, "rms_norm_eps", 1e-6)),
         ),
-        items={"seconds": CLIP_S},
+        items=CLIP,
         weights=AUDIO_TOWER | two_linears(1, 3) | {"projector.4.": "model.multi_modal_projector.norm."},
     )
     return joined(config, {AUDIO: clips}, llm)

@@ -3,6 +3,7 @@
 from math import gcd, isqrt
 
 from workbench.model.composites.composite import (
+    PAGE,
     PROJECTOR,
     QWEN3_SMALL,
     SIGLIP_HEAD,
@@ -14,25 +15,19 @@ from workbench.model.composites.composite import (
     Parts,
     check_width,
     joined,
+    merging_tower,
+    mlp_steps,
     part_config,
     text_config,
+    typed_config,
     whole_or,
 )
 from workbench.model.config_fields import Config, flag, number, text, whole
-from workbench.model.projector import Merge, Projector, ProjectorStep
+from workbench.model.projector import Merge, Projector, ProjectorStep, Steps
 from workbench.model.transformer import Norm
 
-PAGE_PX = [448, 448]  # an item where a job says nothing; these models have no size of their own
 _SIGLIP = "siglip_vision_model"
 _TEXT_MODEL = {"model.": "model.text_model.", "lm_head.": "lm_head."}
-
-
-def _idefics3(config: Config) -> Parts:
-    return _shuffled(config, "idefics3_vision")
-
-
-def _smolvlm(config: Config) -> Parts:
-    return _shuffled(config, "smolvlm_vision")
 
 
 def _shuffled(config: Config, vision: str) -> Parts:
@@ -124,10 +119,11 @@ def _glm(
             f"{config['model_type']}: text_config.model_type must be {' or '.join(_GLM_TEXTS)}, got {kind!r}"
         )
     ties = flag(config, "tie_word_embeddings") or (llm is not None and flag(inner, "tie_word_embeddings"))
-    vision = {**part_config(config, "vision_config", seen), "model_type": seen}
+    vision = typed_config(config, "vision_config", seen)
     check_width(config, {"out_hidden_size": widths[0], **vision}, "out_hidden_size", inner, widths[1])
-    tower = Part(config=vision, weights={"": "model.visual."}, items={"images": [PAGE_PX]})
-    return joined(config, {VISION: tower}, {**inner, "model_type": kind, "tie_word_embeddings": ties})
+    return joined(
+        config, {VISION: merging_tower(vision)}, {**inner, "model_type": kind, "tie_word_embeddings": ties}
+    )
 
 
 def _mistral3(config: Config) -> Parts:
@@ -138,9 +134,9 @@ def _mistral3(config: Config) -> Parts:
             f"mistral3: vision_feature_layer must be -1, got {config['vision_feature_layer']}; nearest: -1"
         )
     llm = text_config(config, "mistral", absent=_MISTRAL_SMALL, ties=True)
-    out = ProjectorStep(linear_out=True, bias=flag(config, "multimodal_projector_bias"))
-    act = text(config, "projector_hidden_act", "gelu")
-    return _in_squares(config, vision, llm, out, act, names=("vision_tower", "multi_modal_projector"))
+    bias = flag(config, "multimodal_projector_bias")
+    mlp = mlp_steps(text(config, "projector_hidden_act", "gelu"), bias=bias)
+    return _in_squares(config, vision, llm, mlp, names=("vision_tower", "multi_modal_projector"))
 
 
 def _lighton_ocr(config: Config) -> Parts:
@@ -149,17 +145,14 @@ def _lighton_ocr(config: Config) -> Parts:
         config, "vision_config", "pixtral", _PIXTRAL | {"head_dim": 64, "hidden_act": "silu"}
     )
     llm = text_config(config, "qwen3", absent=QWEN3_SMALL, ties=True)
-    out = ProjectorStep(linear_out=True, bias=False)
-    return _in_squares(config, vision, llm, out, "gelu", names=("vision_encoder", "vision_projection"))
+    mlp = mlp_steps("gelu", bias=False)
+    return _in_squares(config, vision, llm, mlp, names=("vision_encoder", "vision_projection"))
 
 
-def _in_squares(
-    config: Config, vision: Config, llm: Config, out: ProjectorStep, act: str, *, names: tuple[str, str]
-) -> Parts:
+def _in_squares(config: Config, vision: Config, llm: Config, mlp: Steps, *, names: tuple[str, str]) -> Parts:
     """A projector of a norm, squares of patches merged to the encoder's width, then an MLP.
 
     Args:
-        out, act: the MLP's matmuls and activation.
         names: attributes of encoder and projector.
     """
     tower, projector = (f"model.{name}." for name in names)
@@ -169,11 +162,9 @@ def _in_squares(
             ProjectorStep(norm=Norm.RMS, eps=number(llm, "rms_norm_eps", _EPS.get(llm["model_type"], 1e-6))),
             ProjectorStep(merge=whole(config, "spatial_merge_size", 2) ** 2, how=Merge.INTERLEAVE),
             ProjectorStep(linear=whole(vision, "hidden_size", 1024), bias=False),
-            out,
-            ProjectorStep(act=act),
-            out,
+            *mlp,
         ),
-        items={"images": [PAGE_PX]},
+        items=PAGE,
         weights={
             "": tower,
             "projector.0.": f"{projector}norm.",
@@ -190,8 +181,7 @@ def _ovis2(config: Config) -> Parts:
 
     The last rows of the table are for tokens of text that mark an image and its tiles; their shares are 0.
     """
-    kind = "ovis2_vision"
-    vision = {**part_config(config, "vision_config", kind), "model_type": kind}
+    vision = typed_config(config, "vision_config", "ovis2_vision")
     llm = text_config(config, "qwen2", ties=True)
     if (how := text(vision, "tokenize_function", "softmax")) != "softmax":
         raise ValueError(
@@ -248,7 +238,7 @@ def _video_llama(config: Config) -> Parts:
     vision_part = Part(
         config=vision,
         projector=Projector.MLP,
-        items={"images": [PAGE_PX]},
+        items=PAGE,
         weights={
             "": "model.vision_model.",
             "projector.linear_1.": "model.projector.readout.0.",
@@ -262,8 +252,7 @@ def _video_llama(config: Config) -> Parts:
 
 def _kimi(config: Config) -> Parts:
     """A norm of every patch, squares of patches side by side, an MLP as wide as a square."""
-    kind = "kimi_k25_vision"
-    vision = {**part_config(config, "vision_config", kind), "model_type": kind}
+    vision = typed_config(config, "vision_config", "kimi_k25_vision")
     width, side = whole(vision, "hidden_size", 1152), whole(vision, "merge_kernel_size", 2)
     normed = whole(config, "projection_hidden_size", 1152)
     if normed != width:
@@ -280,7 +269,7 @@ def _kimi(config: Config) -> Parts:
             ProjectorStep(act="gelu"),
             ProjectorStep(linear_out=True),
         ),
-        items={"images": [PAGE_PX]},
+        items=PAGE,
         weights={
             **VISION_TOWER,
             "projector.0.": "model.mm_projector.pre_norm.",
@@ -325,8 +314,14 @@ COMPOSITES = (
     Composite(name="GLMGA", model_type="glmga", take_apart=lambda config: _glm(config, None)),
     Composite(name="Gemma 3 with images", model_type="gemma3", take_apart=_gemma3),
     Composite(name="PaliGemma", model_type="paligemma", take_apart=_paligemma),
-    Composite(name="Idefics3", model_type="idefics3", take_apart=_idefics3),
-    Composite(name="SmolVLM", model_type="smolvlm", take_apart=_smolvlm),
+    Composite(
+        name="Idefics3",
+        model_type="idefics3",
+        take_apart=lambda config: _shuffled(config, "idefics3_vision"),
+    ),
+    Composite(
+        name="SmolVLM", model_type="smolvlm", take_apart=lambda config: _shuffled(config, "smolvlm_vision")
+    ),
     Composite(name="Mistral 3 with images", model_type="mistral3", take_apart=_mistral3),
     Composite(name="LightOnOCR", model_type="lighton_ocr", take_apart=_lighton_ocr),
     Composite(name="Ovis 2", model_type="ovis2", take_apart=_ovis2),

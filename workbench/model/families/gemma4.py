@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from workbench.model.composites.composite import (
+    PAGE,
     VISION,
     VISION_TOWER,
     Composite,
@@ -224,7 +225,7 @@ def _parts(config: Config) -> Parts:
             ProjectorStep(norm=Norm.UNSCALED, eps=number(vision, "rms_norm_eps", 1e-6)),
             ProjectorStep(linear_out=True, bias=False),
         ),
-        items={"images": [[448, 448]]},
+        items=PAGE,
         weights={**VISION_TOWER, "projector.2.": "model.embed_vision.embedding_projection."},
     )
     llm = text_config(config, "gemma4_text", ties=True)

@@ -5,14 +5,15 @@ from typing import Any
 
 from workbench.data.corpus import ItemTokens, qwen2_vl_tokens
 from workbench.model.composites.composite import (
+    PAGE,
     VISION,
     Composite,
     Dropped,
     Part,
     Parts,
     joined,
-    part_config,
     text_config,
+    typed_config,
 )
 from workbench.model.config_fields import Config, flag, whole
 from workbench.model.families.decoder import default_sizes, llama_like
@@ -38,7 +39,6 @@ _TOWER = Vit(
     rotary=True,
 )
 _LEAST_PIXELS, _MOST_PIXELS = 384**2, 1536**2
-_PAGE_PX = [448, 448]  # an item where a job says nothing; the tower has no size of its own
 _SEEN, _SAID, _SIDE = "paddleocr_vl_vision", "paddleocr_vl_text", "spatial_merge_size"
 
 
@@ -75,7 +75,7 @@ def _take_apart(config: Config) -> Parts:
 
     Released files have the language model's keys at the top level.
     """
-    given = {**part_config(config, "vision_config", _SEEN), "model_type": _SEEN}
+    given = typed_config(config, "vision_config", _SEEN)
     width, side = whole(given, "hidden_size", _TOWER.width), whole(given, _SIDE, 2)
     vision_part = Part(
         config={key: value for key, value in given.items() if key != _SIDE},  # a matter of the projector
@@ -86,7 +86,7 @@ def _take_apart(config: Config) -> Parts:
             ProjectorStep(act="gelu"),
             ProjectorStep(linear_out=True),
         ),
-        items={"images": [_PAGE_PX]},
+        items=PAGE,
         weights={
             "": "model.visual.vision_model.",
             "projector.0.": "model.projector.pre_norm.",
