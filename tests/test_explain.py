@@ -172,6 +172,19 @@ def test_waste_is_told(job: Job) -> None:
     assert waste_of(planned(replace(job, max_ranks=6)), replace(job, max_ranks=6)) == ()
 
 
+def test_replicas_with_unequal_numbers_of_microbatches_are_told_in_one_line(job: Job) -> None:
+    few = replace(job, batch=job.batch[:6], microbatch_samples=1, replicas=2)
+    deep = replace(few, layouts=(ModuleLayout(module="vision", pp=1), ModuleLayout(module="llm", pp=3)))
+    plan = planned(deep)
+    first, *rest = (each for each in plan.microbatches if (each.module, each.replica) == ("llm", 1))
+    fewer = replace(plan, microbatches=tuple(each for each in plan.microbatches if each is not first))
+    assert len(rest) == 2
+    (line,) = (line for line in waste_of(fewer, deep) if "microbatches" in line)
+    assert line.startswith(
+        "cornstarch has 2 to 3 microbatches, the job asks for 3, on 4 consecutive stages in 2 of 2 replicas, "
+    )
+
+
 def test_layouts_that_a_strategy_does_not_keep_are_told(job: Job) -> None:
     cuts = (3, len(job.model.llm.layers) - 3)
     asked = replace(job, layouts=(ModuleLayout(module="llm", pp=2, stage_layers=cuts),))
