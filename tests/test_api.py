@@ -14,8 +14,10 @@ import workbench
 from workbench import api
 from workbench.job.device import Device
 from workbench.job.module_layout import ModuleLayout
+from workbench.planner.strategy_spec import First
 from workbench.schedule.choice import ScheduleKind
 from workbench.search.drive import Candidate
+from workbench.strategies.registry import BY_NAME
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny.yaml"
 
@@ -127,6 +129,7 @@ def test_notebooks_show_one_line(job: workbench.Job, plan: workbench.Plan):
         ({"schedules": ["1f2b"]}, r"schedule '1f2b': want one of 1f1b, .*; nearest: 1f1b"),
         ({"objective": "goodputs"}, r"objective 'goodputs': want one of iteration, throughput, dollars-per-"),
         ({"objective": "goodput"}, r"objective 'goodput': want one of iteration, throughput, dollars-per-"),
+        ({"strategies": ["fdsp"]}, r"strategy 'fdsp': want one of cornstarch, .*; nearest: fsdp"),
         ({"judge": "sim"}, r"judge 'sim': want one of simulator, planner; nearest: simulator"),
     ],
 )
@@ -139,6 +142,24 @@ def test_schedules_are_kinds_or_their_names(job: workbench.Job):
     by_name = workbench.search(job, profile="A40", schedules=["gpipe"])
     assert by_name == workbench.search(job, profile="A40", schedules=[ScheduleKind.GPIPE])
     assert all(one.strategy.endswith(" gpipe") for one in by_name)
+
+
+def test_strategies_are_names_or_of_ones_own(job: workbench.Job, plan: workbench.Plan):
+    """One that is not registered is judged and ranked like the others."""
+    own = dataclasses.replace(BY_NAME["cornstarch"], name="mine", planner=First(_mine), shortlist=_mine)
+    assert workbench.plan(job, own, profile="A40") == dataclasses.replace(plan, strategy="mine")
+    found = workbench.search(job, strategies=["encoders-colocated", own], profile="A40")
+    assert {one.strategy for one in found} == {"encoders-colocated", "mine"}
+    assert [one.strategy for one in workbench.search(job, strategies=["entrain"], profile="A40")] == [
+        "entrain"
+    ]
+    with pytest.raises(ValueError, match="names must be unique, 'mine' is twice"):
+        workbench.search(job, strategies=[own, own], profile="A40")
+
+
+def _mine(job, cost, progress, most):
+    plans = BY_NAME["cornstarch"].shortlist(job, cost, progress, most)
+    return tuple(dataclasses.replace(each, strategy="mine") for each in plans)
 
 
 def test_files_are_paths_or_their_text(plan: workbench.Plan):
@@ -154,6 +175,14 @@ def test_an_argument_of_another_kind_is_named(job: workbench.Job, plan: workbenc
         (lambda: workbench.compare(trace, trace), "compare: want .* a sequence .*, got Trace"),
         (lambda: workbench.compare(plan, [trace]), "compare: want a simulated Trace .*, got Plan"),
         (lambda: workbench.search(job, schedules="gpipe"), r"want a sequence .* nearest: \['gpipe'\]"),
+        (
+            lambda: workbench.search(job, strategies="dip", profile="A40"),
+            r"strategies: want a sequence .* \['dip'\]",
+        ),
+        (
+            lambda: workbench.plan(job, _mine, profile="A40"),
+            "strategy: want a name or a StrategySpec, got function",
+        ),
         (lambda: workbench.plan(str(EXAMPLE)), "plan: want a Job, as workbench.load_job returns it, got str"),
         (lambda: workbench.search(str(EXAMPLE)), "search: want a Job, "),
         (lambda: workbench.simulate(job), "simulate: want a Plan, as workbench.plan returns it, got Job"),

@@ -16,6 +16,7 @@ from tests.command_line import accept, workbench
 from tests.published_composites import CONFIGS as PUBLISHED
 from tests.published_composites import DEFAULTS, default
 from workbench.job.draft import Train, draft, machines_of
+from workbench.job.drafted_batch import WantedBatch
 from workbench.job.job import load_job
 from workbench.job.step_batches import step_batches
 from workbench.model.composites.registry import COMPOSITES, take_apart
@@ -205,7 +206,7 @@ def test_a_composite_is_no_module() -> None:
 def test_an_unknown_composite_names_the_nearest(tmp_path: Any) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava_nxt", "vision_config": {}}))
     with pytest.raises(ValueError, match=r"'llava_nxt' is not supported \(nearest: llava_next; if"):
-        draft(str(tmp_path), machines_of("8xH100", None), train=Train.LLM, text_tokens=8, image_px=None)
+        draft(str(tmp_path), machines_of("8xH100", None), train=Train.LLM, wanted=WantedBatch(text_tokens=8))
 
 
 def test_a_composite_with_parts_of_its_own_is_called_one(tmp_path: Any) -> None:
@@ -214,7 +215,7 @@ def test_a_composite_with_parts_of_its_own_is_called_one(tmp_path: Any) -> None:
     (tmp_path / "config.json").write_text(config)
     want = r"^composite model_type 'bark' is not supported, and neither are these .* codec_config \(encodec\)"
     with pytest.raises(ValueError, match=want):
-        draft(str(tmp_path), machines_of("8xH100", None), train=Train.LLM, text_tokens=8, image_px=None)
+        draft(str(tmp_path), machines_of("8xH100", None), train=Train.LLM, wanted=WantedBatch(text_tokens=8))
 
 
 @pytest.mark.parametrize(
@@ -239,7 +240,7 @@ def test_trainable_is_what_was_asked_for(tmp_path: Any) -> None:
     machines = machines_of("8xH100", None)
     trained = {}
     for train in Train:
-        made = draft(str(tmp_path), machines, train=train, text_tokens=8, image_px=None)
+        made = draft(str(tmp_path), machines, train=train, wanted=WantedBatch(text_tokens=8))
         trained[train] = {
             module.name: sum(layer.trainable for layer in module.layers) for module in made.model.modules
         }
@@ -260,7 +261,7 @@ def test_a_half_downloaded_checkpoint_is_planned_and_says_so(tmp_path: Any) -> N
     assert "# not downloaded yet: model-00002-of-00002.safetensors" in target.read_text()
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": ')
     with pytest.raises(ValueError, match="is it half downloaded"):
-        draft(str(tmp_path), machines_of("4xH100", None), train=Train.ALL, text_tokens=8, image_px=None)
+        draft(str(tmp_path), machines_of("4xH100", None), train=Train.ALL, wanted=WantedBatch(text_tokens=8))
 
 
 def test_a_tower_of_any_size_gets_images_of_a_page(tmp_path: Any) -> None:
@@ -268,7 +269,9 @@ def test_a_tower_of_any_size_gets_images_of_a_page(tmp_path: Any) -> None:
     seen = {"model_type": "pixtral", **CONFIGS["llava"]["vision_config"]}
     config = {**CONFIGS["llava"], "vision_config": seen, "vision_feature_select_strategy": "full"}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    made = draft(str(tmp_path), machines_of("4xH100", None), train=Train.LLM, text_tokens=8, image_px=None)
+    made = draft(
+        str(tmp_path), machines_of("4xH100", None), train=Train.LLM, wanted=WantedBatch(text_tokens=8)
+    )
     (tmp_path / "job.yaml").write_text(made.text)
     assert load_job(tmp_path / "job.yaml").batch
 
@@ -278,14 +281,16 @@ def test_an_unknown_family_says_what_would_be_needed(tmp_path: Any) -> None:
     with pytest.raises(
         ValueError, match=r"model_type 'lama' is not supported; nearest: llama\. If its arith"
     ):
-        draft(str(tmp_path), machines_of("4xH100", None), train=Train.ALL, text_tokens=8, image_px=None)
+        draft(str(tmp_path), machines_of("4xH100", None), train=Train.ALL, wanted=WantedBatch(text_tokens=8))
     inner = {**CONFIGS["internvl"], "text_config": {"model_type": "zyx"}}
     for unlike in ({"model_type": "dia"}, inner):  # a generator's name, dit, is not that of a language model
         (tmp_path / "config.json").write_text(json.dumps(unlike))
         with pytest.raises(
             ValueError, match=r"model_type '...' is not supported: to plan it, add its layers"
         ):
-            draft(str(tmp_path), machines_of("4xH100", None), train=Train.ALL, text_tokens=8, image_px=None)
+            draft(
+                str(tmp_path), machines_of("4xH100", None), train=Train.ALL, wanted=WantedBatch(text_tokens=8)
+            )
 
 
 @pytest.mark.parametrize(

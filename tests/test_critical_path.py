@@ -244,8 +244,32 @@ def test_a_sum_of_gradients_waits_for_the_slower_replica() -> None:
         Cause.STEP,
     ]
     idle = idle_s(plan, trace)
-    assert idle[IdleCause.DRAIN, "m", 0] == 1.0
+    assert idle[IdleCause.RANKS, "m", None] == 1.0
     assert idle[IdleCause.ALL_REDUCE, "m", None] == 2.0
+
+
+def test_a_rank_that_does_not_join_a_sum_yet_is_told_from_what_it_waits_for() -> None:
+    """Rank 0 sums with rank 2, whose last backward follows one of stage 3: a drain, then more work."""
+    plan = lowered(
+        {(0,): "0F0 0B0 0REDUCE_GRAD STEP", (2,): "2F0 2B0 2REDUCE_GRAD STEP", (3,): "3F0 3B0"},
+        rows=[row(0, "2F0", "3F0", (2, 3), num_bytes=0), row(1, "3B0", "2B0", (3, 2), num_bytes=0)],
+        cluster=one_node(4),
+        groups=[group(0, (0, 2), 10)],
+        reductions={"0REDUCE_GRAD": (0,), "2REDUCE_GRAD": (0,)},
+    )
+    seconds = {parse_action("3B0"): 5.0, parse_action("3F0"): 3.0}
+    trace = simulate(plan, lambda action: seconds.get(action, SECONDS[action.kind]))
+    waits = [
+        (piece.cause, piece.seconds)
+        for piece in idle_time(plan, trace)
+        if piece.rank == 0 and piece.cause is not IdleCause.MESSAGE
+    ]
+    assert waits == [
+        (IdleCause.DRAIN, pytest.approx(1.0)),  # of 3F0, after rank 0 has done 0F0 and 0B0
+        (IdleCause.DRAIN, pytest.approx(5.0)),
+        (IdleCause.RANKS, pytest.approx(2.0)),
+        (IdleCause.ALL_REDUCE, pytest.approx(1.0)),
+    ]
 
 
 def test_a_plan_with_sharded_weights_adds_up_too() -> None:
@@ -282,6 +306,7 @@ def test_a_collective_is_exposed_only_while_none_of_its_ranks_computes(slower: f
             assert is_computing is (piece.cause is IdleCause.RANKS)
     exposed_s = waited_s[IdleCause.ALL_GATHER] + waited_s[IdleCause.REDUCE_SCATTER]
     assert waited_s[IdleCause.RANKS] > 10 * exposed_s > 0.0
+    assert not any(waited_s[cause] for cause in (IdleCause.FILL, IdleCause.STAGE, IdleCause.DRAIN))
 
 
 @given(SEEDS, st.floats(0.001, 0.5))

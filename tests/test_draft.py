@@ -14,6 +14,7 @@ from tests.job_files import write
 from tests.test_composites import CONFIGS
 from workbench.cost.products import ProductFormat
 from workbench.job.draft import Train, draft, machines_of
+from workbench.job.drafted_batch import WantedBatch
 from workbench.job.job import Job, job_from_spec
 from workbench.job.job_file import parse_spec
 
@@ -45,8 +46,7 @@ def drafted(
         config_in(folder, config),
         machines_of(gpus, nodes, products),
         train=Train.LLM,
-        text_tokens=64,
-        image_px=None,
+        wanted=WantedBatch(text_tokens=64),
     )
     return job_from_spec(parse_spec(made.text, where="draft"), folder=folder), made.text
 

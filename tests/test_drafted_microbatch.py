@@ -1,6 +1,7 @@
 """The microbatch of a job drafted from data: enough tokens, what fits, what the data has rows for."""
 
 import json
+import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sim.predict import predict
-from tests.command_line import accept
+from tests.command_line import accept, refuse
 from workbench.data.sample import Sample, Segment
 from workbench.job.draft import Train, draft, machines_of
 from workbench.job.drafted_layout import drafted_layout
@@ -33,7 +34,7 @@ def chosen(
     lengths: Sequence[int], *, most: int = 1 << 20, memory_bytes: int = GPU_BYTES
 ) -> DraftedMicrobatch:
     machines = machines_of("8xH100", None)
-    graph = draft("llama-3.2-1b", machines, train=Train.ALL, text_tokens=None, image_px=None).model
+    graph = draft("llama-3.2-1b", machines, train=Train.ALL).model
     layout = drafted_layout(graph, gpus=8, per_node=8, memory_bytes=GPU_BYTES)
     return drafted_microbatch(graph, layout, texts(lengths), most=most, memory_bytes=memory_bytes)
 
@@ -67,6 +68,42 @@ def test_what_memory_does_not_hold_is_not_taken_and_said() -> None:
     )
     assert skewed.samples < equal.samples
     assert "not 16, as the activations of" in skewed.rule
+
+
+@pytest.mark.parametrize("text_tokens", [64, 300, 4096])
+@pytest.mark.parametrize("samples", [16, 48, 512, 4096])
+def test_samples_of_a_step_are_kept_and_cut_into_full_equal_microbatches(
+    tmp_path: Path, samples: int, text_tokens: int
+) -> None:
+    """Also without data, where equal samples are drafted with one sample a microbatch otherwise."""
+    file, gpus = tmp_path / "job.yaml", ("--gpus", "16xH100")
+    told = accept(
+        "init", "llama-3.2-1b", *gpus, "--text-tokens", text_tokens, "--samples", samples, "-o", file
+    )
+    job = load_job(file)
+    assert len(job.batch) == samples
+    size, of_replica = job.microbatch_samples, samples // job.replicas
+    assert of_replica % size == 0
+    assert size == 1 or of_replica // size >= 8
+    wanted = min(
+        (2**power for power in range(13)), key=lambda n: abs(math.log(n * text_tokens / FULL_TOKENS))
+    )
+    if size < wanted:
+        assert of_replica % (2 * size) or of_replica // (2 * size) < 8
+        assert f"not {wanted}, as {samples} samples a step are too few for {2 * size}" in " ".join(
+            told.output.split()
+        )
+    accept("plan", file, "-o", tmp_path / "plan.json")
+
+
+def test_samples_that_replicas_do_not_share_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    accept("init", "llama-3.2-1b", "--gpus", "16xH100", "-o", file)
+    replicas = load_job(file).replicas
+    wanted, words = 5 * replicas + 1, f"got {5 * replicas + 1}; nearest: {5 * replicas}"
+    other = ("init", "llama-3.2-1b", "--gpus", "16xH100", "--samples", wanted, "-o", tmp_path / "other.yaml")
+    refuse(*other, words=f"want a multiple of the {replicas} replicas", folder=tmp_path)
+    refuse(*other, words=words, folder=tmp_path)
 
 
 def drafted(folder: Path, model: str, rows: Sequence[dict[str, int]]) -> tuple[Job, Job, str]:

@@ -190,8 +190,6 @@ def test_the_simulator_chooses_among_layouts_by_both_estimates() -> None:
         str(EXAMPLES / "moe-vlm-64-h100" / "config.json"),
         machines_of("32xH200", None),
         train=Train.LLM,
-        text_tokens=1024,
-        image_px=None,
     )
     job = job_from_spec(parse_spec(drafted.text, where="job.yaml"), folder=EXAMPLES)
     cost, spec = cost_of(job, None, None), megatron_homogeneous.SPEC

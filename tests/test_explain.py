@@ -13,7 +13,8 @@ from workbench.cost.collectives import Collective
 from workbench.cost.hardware import uniform
 from workbench.data.sample import Sample, Segment
 from workbench.explain.critical_path import Cause
-from workbench.explain.explanation import account_of
+from workbench.explain.explanation import Account, account_of
+from workbench.explain.idle import IdleCause, IdleSeconds
 from workbench.explain.sensitivity import sensitivities
 from workbench.explain.warnings import unlike_layouts, warnings_of, waste_of
 from workbench.job.job import Job, load_job
@@ -131,23 +132,37 @@ def test_the_account_is_the_whole_step(job: Job) -> None:
     assert all(cause.seconds >= 0 for cause in found.path)
 
 
-@pytest.mark.parametrize(("strategy", "part"), [("fsdp", "layer"), ("cornstarch", "stage")])
-def test_ranks_wait_for_stages_or_for_layers_that_are_gathered(job: Job, strategy: str, part: str) -> None:
-    lowered, memory = accept(
-        planned(replace(job, layouts=() if strategy == "fsdp" else job.layouts), strategy)
-    )
+@pytest.mark.parametrize(
+    ("strategy", "cause"), [("fsdp", "ranks with more work"), ("cornstarch", "waits for a stage")]
+)
+def test_ranks_wait_for_stages_or_for_ranks_that_do_not_join(job: Job, strategy: str, cause: str) -> None:
+    is_fsdp = strategy == "fsdp"
+    lowered, memory = accept(planned(replace(job, layouts=() if is_fsdp else job.layouts), strategy))
     trace = predict(lowered, memory, H100)
     found = account_of(lowered, trace, H100, prices_of)
     _, idle = account_tables(found, trace.iteration_s)
     causes, places = (list(column.cells) for column in idle.columns[:2])
-    place = "llm" if part == "layer" else "llm, stage 1"
     rows = list(zip(causes, places, strict=True))
-    assert (f"waits for a {part}", place) in rows
+    assert (cause, "llm" if is_fsdp else "llm, stage 1") in rows
     assert len(set(rows)) == len(rows)
     words = {str(word).split()[-2] for word in places if ", " in str(word)}
-    assert words == ({"stage"} if part == "stage" else set())
-    assert ("pipeline drains" in map(str, causes)) == (part == "stage")
-    assert {each.is_layer for each in found.idle if each.place is not None} == {part == "layer"}
+    assert words == (set() if is_fsdp else {"stage"})
+    assert ("pipeline drains" in map(str, causes)) == (not is_fsdp)
+    assert all(each.is_layer == is_fsdp for each in found.idle if each.place is not None)
+
+
+def test_waits_for_layers_of_a_module_are_one_row() -> None:
+    """Each layer that is gathered for itself is a stage, but no stage of a pipeline."""
+    idle = [
+        IdleSeconds(cause, "llm", place, 0.1, is_layer=True)
+        for cause in (IdleCause.STAGE, IdleCause.DRAIN)
+        for place in (3, 4)
+    ]
+    account = Account(path=(), num_steps=0, idle=tuple(idle))
+    _, table = account_tables(account, 1.0)
+    causes, places = (list(column.cells) for column in table.columns[:2])
+    assert causes == ["waits for a layer", "waits after the last pass"]
+    assert places == ["llm", "llm"]
 
 
 def test_waste_is_told(job: Job) -> None:
@@ -155,6 +170,19 @@ def test_waste_is_told(job: Job) -> None:
     (line,) = waste_of(dip.plan(alone, H100), alone)
     assert line.startswith("dip leaves 6 of 8 ranks idle")
     assert waste_of(planned(replace(job, max_ranks=6)), replace(job, max_ranks=6)) == ()
+
+
+def test_replicas_with_unequal_numbers_of_microbatches_are_told_in_one_line(job: Job) -> None:
+    few = replace(job, batch=job.batch[:6], microbatch_samples=1, replicas=2)
+    deep = replace(few, layouts=(ModuleLayout(module="vision", pp=1), ModuleLayout(module="llm", pp=3)))
+    plan = planned(deep)
+    first, *rest = (each for each in plan.microbatches if (each.module, each.replica) == ("llm", 1))
+    fewer = replace(plan, microbatches=tuple(each for each in plan.microbatches if each is not first))
+    assert len(rest) == 2
+    (line,) = (line for line in waste_of(fewer, deep) if "microbatches" in line)
+    assert line.startswith(
+        "cornstarch has 2 to 3 microbatches, the job asks for 3, on 4 consecutive stages in 2 of 2 replicas, "
+    )
 
 
 def test_layouts_that_a_strategy_does_not_keep_are_told(job: Job) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.command_line import accept, answered
 from workbench.cost.execution import Execution
 from workbench.cost.profile import Fit, ideal_profile, load_profile
-from workbench.llm_table.columns import read_row
+from workbench.llm_table.columns import SHARES, read_row
 from workbench.llm_table.cost_parts import CostParts
 from workbench.llm_table.row_interval import OF_FUSION, reasons_of
 from workbench.timing.doubts import BETWEEN_NODES, OF_OTHERS, SCALED, deviation_of, doubts_of
@@ -151,9 +151,8 @@ def test_attention_that_a_table_does_not_hold_is_as_unsure_as_a_scaled_one(atten
     profile = load_profile("A100-80GB")  # its table is of generation 2
     cells = {"hidden": "768", "layers": "12", "heads": "12", "vocab": "50304", "sequence": "2048"}
     cells |= {"gpus": "8", "global_batch": "64", "micro_batch": "1", "attention": attention}
-    parts = CostParts(
-        products=0.4, attention=0.4, memory_bound=0.2, in_layers=0.0, data=0.0, optimizer=0.0, idle=0.0
-    )
+    taken = {"products": 0.4, "attention": 0.4, "memory_bound": 0.2}
+    parts = CostParts(**dict.fromkeys(SHARES, 0.0) | taken)
     found = {doubt.about: doubt.deviation for doubt in reasons_of(read_row(cells), profile, parts, {})}
     table = deviation_of(profile, Source.ATTENTION, across_nodes=False)
     assert found[Source.ATTENTION] == pytest.approx(STRETCH * 0.4 * math.hypot(table, more))

@@ -29,6 +29,7 @@ from tests.command_line import accept, workbench
 from tests.test_composites import CONFIGS
 from workbench.data.corpus import whisper_tokens
 from workbench.job.draft import Train, draft, machines_of
+from workbench.job.drafted_batch import WantedBatch
 from workbench.job.job import Job, load_job
 from workbench.model.composites.registry import take_apart
 from workbench.model.hf_config import module_from_config
@@ -287,9 +288,7 @@ def test_a_batch_like_long_clips_has_all_their_windows(name: str, tmp_path: Path
         str(tmp_path),
         machines_of("4xH100", None),
         train=Train.ALL,
-        text_tokens=None,
-        image_px=None,
-        data=data,
+        wanted=WantedBatch(data=data),
         folder=tmp_path,
     )
     (tmp_path / "job.yaml").write_text(made.text)

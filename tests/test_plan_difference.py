@@ -10,6 +10,7 @@ from tests.vlm_job import H100, planned, side, vlm_job
 from workbench.explain.difference import difference, differing
 from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
+from workbench.model.model_graph import Module
 from workbench.plan.build import with_programs
 from workbench.strategies import fsdp
 
@@ -49,6 +50,41 @@ def test_what_differs_is_named_part_by_part(job: Job) -> None:
     assert found["microbatches", "llm"] == ("16 of 1 items", "8 of 2 items")
     assert ("samples", "") not in found
     assert ("stages", "vision") not in found
+
+
+def test_models_differ_in_weights_that_are_trained_or_in_layers_and_not_in_names(job: Job) -> None:
+    one = planned(job)
+    llm = one.model.module("llm")
+    frozen = replace(llm, layers=tuple(replace(layer, trainable=False) for layer in llm.layers))
+    wider = replace(llm, layers=(*llm.layers[:-1], replace(llm.layers[-1], name="other")))
+
+    def told(changed: Module) -> list[tuple[str, ...]]:
+        modules = tuple(changed if module.name == "llm" else module for module in one.model.modules)
+        model = replace(one.model, name="renamed", modules=modules)
+        return [tuple(each) for each in differing(one, replace(one, model=model))]
+
+    assert told(llm) == []
+    size = f"{len(llm.layers)} layers, {llm.num_parameters:,} weights, {{}} trained"
+    assert told(frozen) == [("model", "llm", size.format(f"{llm.num_trained:,}"), size.format("0"))]
+    assert told(wider) == [("model", "llm", f"{len(llm.layers)} layers", "1 of them differ")]
+
+
+def test_machines_differ_in_devices_links_and_cards_and_not_in_names(job: Job) -> None:
+    one = planned(job)
+    (node,) = one.cluster.nodes
+    other = replace(node, device="A40", link=replace(one.cluster.intra, bytes_per_s=5e9, latency_s=2e-6))
+    nodes = replace(one.cluster, name="renamed", nodes=(node, other))
+    told = {each.about: each[2:] for each in differing(one, replace(one, cluster=nodes))}
+    own = f"{one.cluster.intra.bytes_per_s / 1e9:.4g} GB/s"
+    assert told["nodes"] == (
+        f"1 of {node.num_ranks} H100",
+        f"1 of {node.num_ranks} H100 + 1 of {node.num_ranks} A40",
+    )
+    assert told["links inside nodes"][0].startswith(own)
+    assert told["links inside nodes"][1].endswith("+ 5 GB/s, 2 us")
+    assert told["links between nodes"][0] == "none"
+    assert set(told) == {"nodes", "links inside nodes", "links between nodes"}
+    assert not list(differing(one, replace(one, cluster=replace(one.cluster, name="renamed"))))
 
 
 def test_sharded_plans_differ_in_shards_and_passes_not_in_stages_and_microbatches(job: Job) -> None:

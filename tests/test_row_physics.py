@@ -75,6 +75,25 @@ def test_parts_add_up_to_the_iteration_that_throughputs_count(model, gpu):
     assert found.tokens_per_s_per_gpu * found.iteration_s * row.num_gpus == pytest.approx(row.tokens)
 
 
+@pytest.mark.parametrize("sequence_parallel", ["yes", "no"])
+@pytest.mark.parametrize("hidden", [2048, 4096])
+def test_collectives_inside_layers_take_their_time_on_the_links(hidden: int, sequence_parallel: str):
+    """Small kernels, which alone wait for the host, take nothing from them.
+
+    No less than half of each sum's bytes over twice the bandwidth of NVLink, 450 GB/s; in a step that waits
+    for the host, more than faster links save. Without the ranks, there is nothing.
+    """
+    shape = {"hidden": hidden, "heads": 16, "sequence_parallel": sequence_parallel, "gpu": "H100"}
+    found, alone = predicted(DENSE, shape | {"tp": 2}), predicted(DENSE, shape | {"sequence_parallel": "no"})
+    at_once = predicted(DENSE, shape | {"tp": 2, "intra_gbytes_per_s": 1e6, "intra_latency_us": 0.001})
+    sums = 32 * DENSE["layers"] * 4
+    least_s = sums * DENSE["sequence"] * hidden * 2 / 900e9
+    saved_s = found.iteration_s - at_once.iteration_s
+    assert found.parts.in_layers > max(least_s, 0.98 * saved_s) > 0.0
+    assert alone.parts.in_layers == 0.0 < at_once.parts.in_layers < 1e-4 * at_once.iteration_s
+    assert found.parts.launches > (0.2 if hidden == 2048 else 0.0) * found.iteration_s
+
+
 @pytest.mark.parametrize(
     "shape",
     [

@@ -34,6 +34,7 @@ from workbench.data.tilings import (
     phi4_canvas,
 )
 from workbench.job.draft import Train, draft, machines_of
+from workbench.job.drafted_batch import WantedBatch
 from workbench.job.job import Job, load_job
 from workbench.model.families.tiles import COMMAND_A, TILING, anyres, ovis2
 from workbench.model.hf_config import module_from_config
@@ -308,9 +309,7 @@ def test_a_batch_like_large_images_has_their_tiles(name: str, tmp_path: Path) ->
         str(tmp_path),
         machines_of("4xH100", None),
         train=Train.ALL,
-        text_tokens=None,
-        image_px=None,
-        data=tmp_path / "sizes.jsonl",
+        wanted=WantedBatch(data=tmp_path / "sizes.jsonl"),
     )
     tiles = tile_tokens(made.model.module("vision"), 1080, 1920)
     assert len(tiles) > 1

@@ -7,7 +7,7 @@ on demand.
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from warnings import warn
 
 from workbench.cost.profile import load_profile
@@ -20,7 +20,7 @@ from workbench.job.run_options import RunOptions
 from workbench.plan.plan import Plan
 from workbench.planner.judged import JudgedBy, judged
 from workbench.planner.stage_counts import Progress, silent
-from workbench.planner.strategy_spec import Planner
+from workbench.planner.strategy_spec import Planner, StrategySpec
 from workbench.report.folder import repetition_paths
 from workbench.schedule.choice import ScheduleKind, usual
 from workbench.search.drive import Candidate, with_schedules
@@ -35,13 +35,14 @@ from workbench.whole_file import check_writable
 if TYPE_CHECKING:
     from runtime.launch import RunResult
 
+Named = TypeVar("Named")
 _OF_ONE_STEP = (Objective.ITERATION, Objective.THROUGHPUT, Objective.DOLLARS)
 """What a step and its price decide; the other objectives want a training or failures, which commands take."""
 
 
 def plan(
     job: Job,
-    strategy: str = "cornstarch",
+    strategy: str | StrategySpec = "cornstarch",
     *,
     profile: str | Path | None = None,
     execution: str | Path | None = None,
@@ -52,7 +53,7 @@ def plan(
 
     Args:
         job: from `load_job`.
-        strategy: its name in `workbench plan --strategy`.
+        strategy: its name in `workbench plan --strategy`, or one of your own.
         profile: name or file; None: the job's.
         execution: JSON file of the training system's rates and host times; None: the profile's.
         progress: called with (stage counts tried, their total, seconds of the best step so far).
@@ -66,7 +67,7 @@ def plan(
     Warns of layouts of the job that the strategy does not keep.
     """
     _check_kind("plan", job, Job, "load_job")
-    planner = _planners((strategy,), judge)[strategy]
+    (planner,) = _planners((strategy,), judge).values()
     result = planner(job, cost_of(job, _name(profile), _path(execution)), progress)
     accept(result)
     for line in unlike_layouts(result, job):
@@ -77,6 +78,7 @@ def plan(
 def search(
     job: Job,
     *,
+    strategies: Sequence[str | StrategySpec] = (),
     objective: Objective | str = Objective.ITERATION,
     schedules: Sequence[ScheduleKind | str] = (),
     profile: str | Path | None = None,
@@ -86,13 +88,14 @@ def search(
     """Simulate every strategy's plan of a job; best first, strategies without a plan last, with the reason.
 
     Args:
+        strategies: those to try, as in `plan`; empty: all that are registered.
         objective: `iteration`, `throughput` or `dollars-per-sample`.
         schedules: orders of passes to try, by name, each with every strategy; empty: the job's.
         profile, execution, judge: as in `plan`.
 
     Raises:
-        ValueError: an unknown objective, schedule, judge or profile; or the objective is money and the job
-            lacks the price of a rank.
+        ValueError: an unknown strategy, objective, schedule, judge or profile; two strategies of one name; or
+            the objective is money and the job lacks the price of a rank.
 
     Warns of layouts of the job that the best plan does not keep.
     """
@@ -100,9 +103,13 @@ def search(
 
     _check_kind("search", job, Job, "load_job")
     objective_kind = Objective(_one_of("objective", objective, _OF_ONE_STEP))
-    kinds = [ScheduleKind(_one_of("schedule", kind, list(ScheduleKind))) for kind in _several(schedules)]
+    kinds = [
+        ScheduleKind(_one_of("schedule", kind, list(ScheduleKind)))
+        for kind in _several("schedules", schedules)
+    ]
     cost = cost_of(job, _name(profile), _path(execution))
-    planners = _planners((*PLANNERS, *(PRICED if objective_kind is Objective.DOLLARS else ())), judge)
+    registered = (*PLANNERS, *(PRICED if objective_kind is Objective.DOLLARS else ()))
+    planners = _planners(_several("strategies", strategies) or registered, judge)
     planners_to_try = with_schedules(planners, [usual(kind) for kind in kinds])
     candidates = search_plans(
         job,
@@ -176,13 +183,11 @@ def _path(file: str | Path | None) -> Path | None:
     return None if file is None else Path(file)
 
 
-def _several(schedules: Sequence[ScheduleKind | str]) -> Sequence[ScheduleKind | str]:
+def _several(what: str, names: Sequence[Named]) -> Sequence[Named]:
     """A name is a sequence, too: of its letters."""
-    if isinstance(schedules, str):
-        raise TypeError(
-            f"schedules: want a sequence of names, got {str(schedules)!r}; nearest: [{str(schedules)!r}]"
-        )
-    return schedules
+    if isinstance(names, str):
+        raise TypeError(f"{what}: want a sequence of names, got {str(names)!r}; nearest: [{str(names)!r}]")
+    return names
 
 
 def _one_of(what: str, name: str, known: Collection[str]) -> str:
@@ -193,11 +198,20 @@ def _one_of(what: str, name: str, known: Collection[str]) -> str:
     return name
 
 
-def _planners(names: Sequence[str], judge: JudgedBy | str) -> dict[str, Planner]:
+def _planners(strategies: Sequence[str | StrategySpec], judge: JudgedBy | str) -> dict[str, Planner]:
     """Planners of strategies by name, judged by the simulator or as published."""
     from sim.predict import candidate_s
 
-    specs = [BY_NAME[_one_of("strategy", name, BY_NAME)] for name in names]
+    for each in strategies:
+        if not isinstance(each, str | StrategySpec):
+            raise TypeError(f"strategy: want a name or a StrategySpec, got {type(each).__name__}")
+    specs = [
+        each if isinstance(each, StrategySpec) else BY_NAME[_one_of("strategy", each, BY_NAME)]
+        for each in strategies
+    ]
+    names = [spec.name for spec in specs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"strategies: names must be unique, {twice[0]!r} is twice")
     if JudgedBy(_one_of("judge", judge, list(JudgedBy))) is JudgedBy.PLANNER:
         return {spec.name: spec.planner for spec in specs}
     return {spec.name: judged(spec, candidate_s) for spec in specs}

@@ -134,8 +134,6 @@ def _of_hub(folder: Path, gpus: str) -> Job:
         str(folder / "config.json"),
         machines_of(gpus, None),
         train=Train.LLM,
-        text_tokens=1024,
-        image_px=None,
     )
     return job_from_spec(parse_spec(drafted.text, where=folder.name), folder=folder)
 

@@ -13,13 +13,13 @@ from workbench.cli.options import Json
 from workbench.cost.products import ProductFormat
 from workbench.job.draft import (
     LARGEST_IMAGE_PX,
-    USUAL_TEXT_TOKENS,
     Draft,
     Train,
     draft,
     frozen_mergers,
     machines_of,
 )
+from workbench.job.drafted_batch import USUAL_TEXT_TOKENS, WantedBatch
 from workbench.job.first_rows import sizes_of
 from workbench.job.job import load_job
 from workbench.model.model_graph import ModelGraph
@@ -55,6 +55,14 @@ def init_command(
             help="file with the sizes of your samples, as for `plan --sizes`, from which the job reads them"
         ),
     ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=10_000_000,
+            help="samples of a step, over all replicas; default: eight microbatches a replica",
+        ),
+    ] = None,
     products: Annotated[
         ProductFormat, typer.Option(help="format of the products of the LLM's blocks; same: bfloat16")
     ] = ProductFormat.SAME,
@@ -67,9 +75,9 @@ def init_command(
         model,
         machines,
         train=train,
-        text_tokens=text_tokens,
-        image_px=_parse_image_size(image),
-        data=data,
+        wanted=WantedBatch(
+            text_tokens=text_tokens, image_px=_parse_image_size(image), data=data, samples=samples
+        ),
         folder=output.parent,
     )
     _warn_of_edits(output, job_draft.text)

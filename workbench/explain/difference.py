@@ -8,28 +8,13 @@ from typing import NamedTuple
 from workbench.data.sample import Item
 from workbench.explain.critical_path import path_of, step_of
 from workbench.explain.idle import idle_by_cause, idle_of
+from workbench.explain.job_difference import Differs, if_different, job_differs, module_names
 from workbench.explain.pass_parts import Parts, path_causes
 from workbench.explain.timeline import Piece, Timeline, timeline
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.stage import Stage
 from workbench.trace import Lane, Trace
-
-
-class Differs(NamedTuple):
-    """One part in which two plans differ.
-
-    Args:
-        part: stages, microbatches, order, tokens, settings, samples, model or cluster; of a module that both
-            plans shard instead of cutting it, sharding and accumulation.
-        about: which element of it.
-        first, second: what each plan has, in words.
-    """
-
-    part: str
-    about: str
-    first: str
-    second: str
 
 
 class SecondsOf(NamedTuple):
@@ -134,12 +119,7 @@ def _compared(first: Iterable[_Seconds], second: Iterable[_Seconds]) -> tuple[Se
 
 def differing(first: Plan, second: Plan) -> Iterator[Differs]:
     """The parts in which two plans differ."""
-    if first.model != second.model:
-        yield Differs("model", "", first.model.name, second.model.name)
-    if first.cluster != second.cluster:
-        yield Differs("cluster", "", *(f"{each.cluster.num_ranks} ranks" for each in (first, second)))
-    if first.batch != second.batch:
-        yield Differs("samples", "", *(_batch(plan) for plan in (first, second)))
+    yield from job_differs(first, second)
     yield from _stages(first, second)
     yield from _microbatches(first, second)
     yield from _order(first, second)
@@ -147,19 +127,11 @@ def differing(first: Plan, second: Plan) -> Iterator[Differs]:
     yield from _settings(first, second)
 
 
-def _batch(plan: Plan) -> str:
-    return f"{len(plan.batch)} with {sum(sample.num_tokens for sample in plan.batch)} tokens"
-
-
-def _modules(first: Plan, second: Plan) -> list[str]:
-    return list(dict.fromkeys(module.name for plan in (first, second) for module in plan.model.modules))
-
-
 def _stages(first: Plan, second: Plan) -> Iterator[Differs]:
-    for module in _modules(first, second):
+    for module in module_names(first, second):
         sharded = [_is_sharded(plan, module) for plan in (first, second)]
         part_name = "sharding" if all(sharded) else "stages"
-        yield from _if_different(part_name, module, *(_layout(plan, module) for plan in (first, second)))
+        yield from if_different(part_name, module, *(_layout(plan, module) for plan in (first, second)))
         if not any(sharded):  # else the layout has it all: every rank does every layer
             for about, part in (("layers", _cuts), ("ranks", _ranks)):
                 yield from _first_differing(first, second, module, about, part)
@@ -214,12 +186,12 @@ def _ranks(plan: Plan, module: str, replica: int) -> str:
 
 
 def _microbatches(first: Plan, second: Plan) -> Iterator[Differs]:
-    for module in _modules(first, second):
+    for module in module_names(first, second):
         part = (
             "accumulation" if all(_is_sharded(plan, module) for plan in (first, second)) else "microbatches"
         )
         sizes = [_sizes(plan, module) for plan in (first, second)]
-        yield from _if_different(part, module, *sizes)
+        yield from if_different(part, module, *sizes)
         contents = [
             [(each.replica, _rows(each)) for each in _microbatches_of(plan, module)]
             for plan in (first, second)
@@ -268,15 +240,15 @@ def _order(first: Plan, second: Plan) -> Iterator[Differs]:
     )
     if moved:
         yield Differs("order", "the same actions in another order", "", f"on {moved} ranks")
-    yield from _if_different("order", "ranks", *(str(len(each)) for each in programs))
-    yield from _if_different(
+    yield from if_different("order", "ranks", *(str(len(each)) for each in programs))
+    yield from if_different(
         "order", "actions of all ranks", *(str(sum(map(len, p.values()))) for p in programs)
     )
 
 
 def _tokens(first: Plan, second: Plan) -> Iterator[Differs]:
     shards = [plan.token_shard for plan in (first, second)]
-    yield from _if_different("tokens", "rows with owners of their own", *(str(len(each)) for each in shards))
+    yield from if_different("tokens", "rows with owners of their own", *(str(len(each)) for each in shards))
     common = shards[0].keys() & shards[1].keys()
     moved = sum(shards[0][key].owners != shards[1][key].owners for key in common)
     if moved:
@@ -285,14 +257,9 @@ def _tokens(first: Plan, second: Plan) -> Iterator[Differs]:
 
 def _settings(first: Plan, second: Plan) -> Iterator[Differs]:
     for name in ("precision", "kernels", "optimizer", "optimizer_precision"):
-        yield from _if_different("settings", name, *(str(getattr(p.settings, name)) for p in (first, second)))
-    for module in _modules(first, second):
+        yield from if_different("settings", name, *(str(getattr(p.settings, name)) for p in (first, second)))
+    for module in module_names(first, second):
         settings = [plan.settings.of(module) for plan in (first, second)]
         for name in settings[0].__dataclass_fields__:
             values = [str(getattr(each, name)).lower() for each in settings]
-            yield from _if_different("settings", f"{module} {name}", *values)
-
-
-def _if_different(part: str, about: str, first: str, second: str) -> Iterator[Differs]:
-    if first != second:
-        yield Differs(part, about, first, second)
+            yield from if_different("settings", f"{module} {name}", *values)

@@ -18,8 +18,8 @@ class IdleCause(StrEnum):
 
     FILL and DRAIN: other ranks' passes before its first and after its last one. STAGE: a pass that it needs
     next, or whatever that waits for. MICROBATCHES: the part of such a pass by which its microbatch is
-    heavier than its stage's mean. RANKS: a collective of sharded weights while another of its ranks
-    computes, which a faster link would not change. UNUSED: the plan gives it nothing.
+    heavier than its stage's mean. RANKS: a collective of weights or gradients that it takes part in, while
+    another of its ranks computes, which a faster link would not change. UNUSED: the plan gives it nothing.
     """
 
     FILL = "pipeline fills"
@@ -39,6 +39,8 @@ class IdleCause(StrEnum):
 
 
 _OF_SHARDS = (Cause.ALL_GATHER, Cause.REDUCE_SCATTER)
+_COLLECTIVES = (*_OF_SHARDS, Cause.ALL_REDUCE)
+_OF_STAGES = (IdleCause.FILL, IdleCause.DRAIN, IdleCause.STAGE, IdleCause.MICROBATCHES)
 _OF_CAUSE: dict[Cause, IdleCause] = {
     Cause.COPY: IdleCause.COPY,
     Cause.MESSAGE: IdleCause.MESSAGE,
@@ -76,12 +78,16 @@ class IdlePiece(NamedTuple):
 
 
 class _Gap(NamedTuple):
-    """Idle time before a node: [start, end); `cause` applies to passes that are waited for."""
+    """Idle time before a node: [start, end); `cause` applies to passes that are waited for.
+
+    `ranks` execute the node; none after a rank's last action, where the node is another's.
+    """
 
     start_s: float
     end_s: float
     node: int
     cause: IdleCause
+    ranks: tuple[int, ...] = ()
 
 
 def idle_time(lowered: Lowered, trace: Trace) -> tuple[IdlePiece, ...]:
@@ -137,7 +143,8 @@ def _gaps(times: Timeline, spans: Iterable[Span]) -> Iterator[_Gap]:
                 cause = IdleCause.DRAIN
             elif span.start_s <= first_s:
                 cause = IdleCause.FILL
-            yield _Gap(reached_s, span.start_s, times.node_of(span), cause)
+            node = times.node_of(span)
+            yield _Gap(reached_s, span.start_s, node, cause, graph.tasks[node].ranks)
         reached_s = max(reached_s, span.end_s)
     if reached_s < times.iteration_s:
         yield _Gap(reached_s, times.iteration_s, times.last, IdleCause.DRAIN)
@@ -176,13 +183,22 @@ class _Computing:
 def _pieces(
     times: Timeline, gap: _Gap, means_s: dict[Action, float], computing: _Computing
 ) -> Iterator[IdlePiece]:
-    """Pieces of one gap, latest first, with rank -1."""
+    """Pieces of one gap, latest first, with rank -1.
+
+    The chain may pass through a collective of the gap's ranks, and on through one of its other ranks. A pass
+    of any of these is what keeps it from joining.
+    """
+    tasks, awaited = times.lowered.tasks.tasks, set[int]()
     for piece in times.back_from(gap.node, gap.end_s, gap.start_s):
         step = step_of(times, piece)
+        ranks = tasks[step.node].ranks if step.node is not None and step.node < times.num_tasks else ()
+        if step.cause in _COLLECTIVES and not (awaited or set(gap.ranks)).isdisjoint(ranks):
+            awaited.update(ranks)
         if step.cause in _OF_SHARDS:
             yield from _of_collective(times, step, computing)
         else:
-            yield from _causes(times, piece, step, gap.cause, means_s)
+            cause = gap.cause if awaited.isdisjoint(ranks) else IdleCause.RANKS
+            yield from _causes(times, piece, step, cause, means_s)
 
 
 def _of_collective(times: Timeline, step: PathStep, computing: _Computing) -> Iterator[IdlePiece]:
@@ -210,7 +226,8 @@ def _causes(
         excess = max(0.0, 1.0 - means_s[step.action] / whole_s)
         split_s += excess * (piece.end_s - piece.start_s)
     if split_s < piece.end_s:
-        yield IdlePiece(-1, split_s, piece.end_s, pass_cause, step.where, stage)
+        of_stage = stage if pass_cause in _OF_STAGES else None
+        yield IdlePiece(-1, split_s, piece.end_s, pass_cause, step.where, of_stage)
     if piece.start_s < split_s:
         yield IdlePiece(-1, piece.start_s, split_s, IdleCause.MICROBATCHES, step.where, stage)
 
@@ -267,6 +284,3 @@ def _is_cut_in_layers(plan: Plan, module: str) -> bool:
     return plan.settings.of(module).shards_parameters and all(
         stage.layers[1] - stage.layers[0] == 1 for stage in plan.stages if stage.module == module
     )
-
-
-_OF_STAGES = (IdleCause.FILL, IdleCause.DRAIN, IdleCause.STAGE, IdleCause.MICROBATCHES)

@@ -69,7 +69,7 @@ def parts_of(lowered: Lowered, cost: CostModel, prices_of: PricesOf, actions: It
     Complexity: four pricings of the plan, and two of its passes if ranks share tokens.
     """
     full, unlaunched = prices_of(lowered, cost), prices_of(lowered, without_launches(cost))
-    kernels = prices_of(lowered, _without_layer_collectives(without_launches(cost)))
+    kernels = prices_of(lowered, without_layer_collectives(without_launches(cost)))
     straggler_s = _straggler_s(lowered.plan, cost)
     passes = {}
     for action in actions:
@@ -134,8 +134,9 @@ def _with_launch_factor(execution: Execution, factor: float) -> Execution:
     )
 
 
-def _without_layer_collectives(cost: CostModel) -> CostModel:
-    beside = {device: _without_layer_collectives(model) for device, model in cost.beside.items()}
+def without_layer_collectives(cost: CostModel) -> CostModel:
+    """The same machines, with no time for collectives of tensor, context and expert parallelism."""
+    beside = {device: without_layer_collectives(model) for device, model in cost.beside.items()}
     return CostModel(cost.profile, replace(cost.execution, collective_rate=AT_ONCE), beside)
 
 

@@ -1,6 +1,5 @@
 """Warnings about a plan: idle ranks, too few microbatches, layouts that the strategy does not keep."""
 
-from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
@@ -104,18 +103,20 @@ def _too_few(plan: Plan, job: Job) -> Iterator[str]:
     llm = plan.model.llm.name
     replicas = plan.replicas(llm)
     expected = len(job.batch) // (len(replicas) * joint_replicas_of(plan) * apart(job).microbatch_samples)
-    short: Counter[tuple[int, int]] = Counter()
+    short: dict[tuple[int, bool], list[int]] = {}
     for replica in replicas:
         depth = _depth(plan, llm, replica)
         count = len(plan.microbatches_of.get((llm, replica), ()))
         if depth > 1 and (count < depth or (count < expected and _heavy(plan) is not None)):
-            short[count, depth] += 1
-    for (count, depth), number in short.items():
-        copies = f" in {number} of {len(replicas)} replicas" if len(replicas) > 1 else ""
-        asked = f", the job asks for {expected}," if count != expected else ""
-        waits = ", so some stages always wait" if count < depth else ""
+            short.setdefault((depth, count < depth), []).append(count)
+    for (depth, always_waits), counts in short.items():
+        fewest, most = min(counts), max(counts)
+        span = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+        copies = f" in {len(counts)} of {len(replicas)} replicas" if len(replicas) > 1 else ""
+        asked = f", the job asks for {expected}," if {fewest, most} != {expected} else ""
+        waits = ", so some stages always wait" if always_waits else ""
         yield (
-            f"{plan.strategy} has {count} microbatches{asked} on {depth} consecutive stages{copies}{waits}; "
+            f"{plan.strategy} has {span} microbatches{asked} on {depth} consecutive stages{copies}{waits}; "
             f"{_remedy(plan)}"
         )
 

@@ -14,9 +14,8 @@ import yaml
 from workbench.cost.device_names import check_memory, shipped_device
 from workbench.cost.products import ProductFormat, narrow_rate
 from workbench.cost.profile import known_profiles, load_profile
-from workbench.job.drafted_batch import equal_samples, samples_of_data
+from workbench.job.drafted_batch import WantedBatch, drafted_batch
 from workbench.job.drafted_layout import PRECISION, WIDE, drafted_layout
-from workbench.job.drafted_microbatch import DraftedMicrobatch, drafted_microbatch
 from workbench.job.job_file import parse_spec
 from workbench.job.parts import model_of, zoo_names
 from workbench.model.checkpoint import missing_weights
@@ -34,8 +33,6 @@ from workbench.model.trainable import Trainable, num_frozen_mergers
 
 USUAL_PER_NODE = 8
 LARGEST_IMAGE_PX = 10_000
-USUAL_TEXT_TOKENS = 1024  # of a sample
-MICROBATCHES = 8  # least microbatches of a replica in a step
 RANK, ALPHA = 16, 32  # of adapters
 _NOISE = (  # keys of a config.json that do not concern its layers
     "architectures",
@@ -91,7 +88,7 @@ class Draft:
         model: its modules.
         parts: the parts of a composite model; None where the model is not a composite.
         missing: files of weights that the checkpoint's index names and its folder lacks.
-        microbatch_rule: how the samples of a microbatch were chosen; empty without data.
+        microbatch_rule: how the samples of a microbatch were chosen; empty if it has one without a rule.
     """
 
     text: str
@@ -144,9 +141,7 @@ def draft(
     machines: Machines,
     *,
     train: Train,
-    text_tokens: int | None,
-    image_px: tuple[int, int] | None,
-    data: Path | None = None,
+    wanted: WantedBatch = WantedBatch(),  # noqa: B008  (it is frozen)
     folder: Path = Path(),
 ) -> Draft:
     """Draft a job that `plan` accepts as it is.
@@ -155,14 +150,12 @@ def draft(
         model: a config.json, the folder of a checkpoint, or a name of the zoo.
         machines: where the job runs.
         train: which weights are trained.
-        text_tokens: text tokens of a sample; None: `USUAL_TEXT_TOKENS`.
-        image_px: (height, width) of images, for encoders of any size; None: 448 x 448.
-        data: a file or folder of sizes, as `plan --sizes` reads it, that gives the samples.
+        wanted: what the user says of the samples.
         folder: where the job file will be; it names the data from there.
 
     Raises:
-        ValueError: no such model, a composite of unknown structure, an encoder alone, projectors or an image
-            size for a model without them, or an image size together with data.
+        ValueError: no such model, a composite of unknown structure, an encoder alone, projectors for a model
+            without them, or what `drafted_batch` refuses.
     """
     name, parts, modules = _modules(model, train)
     spec: dict[str, Any] = {"name": name, "model": {"modules": modules}, **_cluster(machines)}
@@ -176,38 +169,17 @@ def draft(
     layouts: dict[str, Any] = {module: {"tp": each.tp} for module, each in cut.cuts.items() if each.tp > 1}
     if machines.products is not ProductFormat.SAME:
         layouts.setdefault(LLM, {})["products"] = machines.products.value
-    num_samples = _samples(machines, cut.replicas)
-    microbatch = DraftedMicrobatch(samples=1, rule="")
-    if data is None:
-        batch_content = equal_samples(parts, graph, text_tokens or USUAL_TEXT_TOKENS, image_px)
-    else:
-        _check_alone({"--image": ("images", image_px), "--text-tokens": ("texts", text_tokens)})
-        rows = samples_of_data(parts, graph, num_samples, data, folder)
-        batch_content = rows.entries
-        microbatch = drafted_microbatch(
-            graph, cut, rows.drawn, most=rows.num_rows // num_samples, memory_bytes=memory_bytes
-        )
-    spec["batch"] = {
-        "samples": num_samples * microbatch.samples,
-        "microbatch_samples": microbatch.samples,
-        "replicas": cut.replicas,
-        **batch_content,
-    }
-    spec |= {"layouts": layouts} if layouts else {}
+    step = drafted_batch(
+        wanted, parts, graph, cut, gpus=machines.gpus, memory_bytes=memory_bytes, folder=folder
+    )
+    spec |= {"batch": step.entries, **({"layouts": layouts} if layouts else {})}
     spec |= {"precision": PRECISION.value, "optimizer_precision": WIDE.value, "profile": machines.device}
     missing = missing_weights(Path(model))
-    rules = (microbatch.rule,) if microbatch.rule else ()
+    rules = (step.rule,) if step.rule else ()
     not_here = (f"not downloaded yet: {name}" for name in missing)
     text = _text(spec, (*_comments(parts), *rules, *frozen_mergers(graph), *cut.notes, *not_here))
     parse_spec(text, where="draft")
-    return Draft(text=text, model=graph, parts=parts, missing=missing, microbatch_rule=microbatch.rule)
-
-
-def _check_alone(sizes: Mapping[str, tuple[str, object]]) -> None:
-    """Raise ValueError where a flag gives sizes that data gives."""
-    for flag, (kind, value) in sizes.items():
-        if value is not None:
-            raise ValueError(f"{flag}: sizes of {kind} are those of --data; want one of the two")
+    return Draft(text=text, model=graph, parts=parts, missing=missing, microbatch_rule=step.rule)
 
 
 def frozen_mergers(graph: ModelGraph) -> tuple[str, ...]:
@@ -349,12 +321,6 @@ def _built(spec: Mapping[str, Any]) -> ModelGraph:
     text = yaml.safe_dump({**spec, "batch": batch, "profile": "any"})
     checked = parse_spec(text, where="draft")
     return model_of(checked.name, checked.model, folder=Path())
-
-
-def _samples(machines: Machines, replicas: int) -> int:
-    """The fewest samples that give each replica `MICROBATCHES` or more, and its ranks equally many."""
-    ranks = machines.gpus // replicas
-    return replicas * ranks * -(-MICROBATCHES // ranks)
 
 
 def _text(spec: Mapping[str, Any], comments: Iterable[str]) -> str:

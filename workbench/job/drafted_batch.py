@@ -6,12 +6,113 @@ from pathlib import Path
 from typing import Any
 
 from workbench.data.sample import Sample
+from workbench.job.batch_schema import BatchSpec
+from workbench.job.drafted_layout import DraftedLayout
+from workbench.job.drafted_microbatch import FULL_TOKENS, DraftedMicrobatch, drafted_microbatch
+from workbench.job.parts import batch_of
 from workbench.job.sample_sizes import Tiling, num_rows, sized_batch, sized_batches
 from workbench.model.composites.composite import PAGE, TILES, Parts
 from workbench.model.item_tokens import takes_any_size
 from workbench.model.model_graph import ModelGraph
 
 MOST_DRAWN = 1000  # rows whose lengths are looked at
+USUAL_TEXT_TOKENS = 1024  # of a sample
+MICROBATCHES = 8  # least microbatches of a replica in a step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedBatch:
+    """What a user says of the samples of a step; None: nothing.
+
+    Args:
+        text_tokens: text tokens of a sample; None: `USUAL_TEXT_TOKENS`.
+        image_px: (height, width) of images, for encoders of any size; None: 448 x 448.
+        data: a file or folder of sizes, as `plan --sizes` reads it, that gives the samples.
+        samples: of a step, over all replicas; None: `MICROBATCHES` of each.
+    """
+
+    text_tokens: int | None = None
+    image_px: tuple[int, int] | None = None
+    data: Path | None = None
+    samples: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.data is not None and self.image_px is not None:
+            raise ValueError("--image: sizes of images are those of --data; want one of the two")
+        if self.data is not None and self.text_tokens is not None:
+            raise ValueError("--text-tokens: sizes of texts are those of --data; want one of the two")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftedBatch:
+    """The `batch` entry of a drafted job.
+
+    Args:
+        entries: of the job file.
+        rule: how the samples of a microbatch were chosen; empty if it has one without a rule.
+    """
+
+    entries: dict[str, Any]
+    rule: str
+
+
+def drafted_batch(
+    wanted: WantedBatch,
+    parts: Parts | None,
+    graph: ModelGraph,
+    cut: DraftedLayout,
+    *,
+    gpus: int,
+    memory_bytes: int,
+    folder: Path,
+) -> DraftedBatch:
+    """Samples of a step and of a microbatch: by `drafted_microbatch` if the user says samples or their sizes,
+    otherwise one in a microbatch.
+
+    Args:
+        memory_bytes: of a GPU.
+        folder: where the job file will be.
+
+    Raises:
+        ValueError: data that `samples_of_data` refuses, an image size for a model without encoders of any
+            size, or samples that the replicas do not divide.
+    """
+    ranks = gpus // cut.replicas
+    fewest = cut.replicas * ranks * -(-MICROBATCHES // ranks)  # equally many for the ranks of a replica
+    num_samples = wanted.samples or fewest
+    if num_samples % cut.replicas:
+        raise ValueError(
+            f"--samples: want a multiple of the {cut.replicas} replicas that the GPUs have room for, got "
+            f"{num_samples}; nearest: {max(1, round(num_samples / cut.replicas)) * cut.replicas}"
+        )
+    most, beyond = _most(num_samples // cut.replicas), f"{num_samples} samples a step are too few for {{}}"
+    if wanted.data is None:
+        content = equal_samples(parts, graph, wanted.text_tokens or USUAL_TEXT_TOKENS, wanted.image_px)
+        drawn = batch_of(BatchSpec(samples=min(most, FULL_TOKENS), **content), graph, folder=folder)
+    else:
+        rows = samples_of_data(parts, graph, num_samples, wanted.data, folder)
+        content, drawn = rows.entries, rows.drawn
+        if wanted.samples is None:
+            most, beyond = rows.num_rows // fewest, "the data has no more rows for {}"
+    microbatch = DraftedMicrobatch(samples=1, rule="")
+    if wanted.samples is not None or wanted.data is not None:
+        microbatch = drafted_microbatch(
+            graph, cut, drawn, most=most, memory_bytes=memory_bytes, beyond=beyond
+        )
+    sizes = {
+        "samples": num_samples * (microbatch.samples if wanted.samples is None else 1),
+        "microbatch_samples": microbatch.samples,
+        "replicas": cut.replicas,
+    }
+    return DraftedBatch(entries=sizes | content, rule=microbatch.rule)
+
+
+def _most(of_replica: int) -> int:
+    """The largest power of two that cuts a replica's samples into `MICROBATCHES` or more; at least 1."""
+    power = 1
+    while of_replica % (2 * power) == 0 and of_replica >= MICROBATCHES * 2 * power:
+        power *= 2
+    return power
 
 
 def equal_samples(

@@ -30,6 +30,7 @@ def drafted_microbatch(
     *,
     most: int,
     memory_bytes: int,
+    beyond: str = "the data has no more rows for {}",
 ) -> DraftedMicrobatch:
     """The power of two whose samples come nearest to `FULL_TOKENS`, or a smaller one that fits.
 
@@ -38,8 +39,9 @@ def drafted_microbatch(
 
     Args:
         data: samples of the data, in random order.
-        most: samples of a microbatch for which the data has rows.
+        most: samples of a microbatch that there may be.
         memory_bytes: of a GPU.
+        beyond: why there may not be more, with {} for their number.
     """
     mean = sum(sample.num_tokens for sample in data) / len(data)
     wanted = _nearest_power(FULL_TOKENS / mean)
@@ -47,21 +49,16 @@ def drafted_microbatch(
     samples = wanted
     while samples > 1 and (samples > most or _long_bytes(graph, layout, data, samples) > room):
         samples //= 2
-    return DraftedMicrobatch(samples=samples, rule=_rule(data, samples, wanted, most, mean, room))
+    return DraftedMicrobatch(
+        samples=samples, rule=_rule(data, samples, wanted, room, beyond if 2 * samples > most else "")
+    )
 
 
-def _rule(
-    data: Sequence[Sample], samples: int, wanted: int, most: int, mean: float, room_bytes: float
-) -> str:
+def _rule(data: Sequence[Sample], samples: int, wanted: int, room_bytes: float, beyond: str) -> str:
+    mean = sum(sample.num_tokens for sample in data) / len(data)
     long = _quantile([sample.num_tokens for sample in data])
-    bound = ""
-    if samples < wanted:
-        limit = (
-            f"the data has no more rows for {2 * samples}"
-            if 2 * samples > most
-            else f"the activations of {2 * samples} may exceed {gib(room_bytes):.3g} GiB of a GPU"
-        )
-        bound = f"; not {wanted}, as {limit}"
+    full = f"the activations of {{}} may exceed {gib(room_bytes):.3g} GiB of a GPU"
+    bound = f"; not {wanted}, as {(beyond or full).format(2 * samples)}" if samples < wanted else ""
     return (
         f"microbatch_samples: {samples}, the power of two nearest to {FULL_TOKENS:,} tokens a microbatch, of "
         f"samples of {mean:,.0f} tokens on average and {long:,} at the 95th percentile{bound}"

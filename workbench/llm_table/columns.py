@@ -214,7 +214,7 @@ COLUMNS = (
 )
 NAMES = tuple(column.name for column in COLUMNS)
 REPEATED = ("gpus", "grad_accum", "optimizer")  # say again what other columns say
-SHARES = ("products", "attention", "memory_bound", "in_layers", "data", "optimizer", "idle")
+SHARES = ("products", "attention", "memory_bound", "in_layers", "launches", "data", "optimizer", "idle")
 OUTPUTS = (
     *("predicted_s", "predicted_low_s", "predicted_high_s"),
     *("tokens_per_s_per_gpu", "mfu", "predicted_bytes", "fits", "spare_bytes"),

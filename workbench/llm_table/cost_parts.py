@@ -7,9 +7,11 @@ from workbench.cost.expert_parallel import on_rank
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.roofline import Grid, Work
+from workbench.explain.pass_parts import without_launches, without_layer_collectives
 from workbench.llm_table.columns import SHARES
 from workbench.model.layer import Attention, Layer, Lookup, Matmul, Pointwise, Recurrence
 from workbench.plan.lowered import Lowered
+from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.narrow_products import multiplying
 from workbench.plan.plan import Plan
 from workbench.plan.sequence import dividing
@@ -20,6 +22,9 @@ from workbench.timing.grid_links import GridCost, GridLinks, grid_links
 from workbench.timing.price import Price
 
 AT_ONCE = Link(name="at once", bytes_per_s=1e30, latency_s=0.0)
+_ALONE = GridLinks(AT_ONCE, AT_ONCE)
+_WITHOUT_LAUNCHES: LruCache[CostModel] = LruCache(64)
+_WITHOUT_COLLECTIVES: LruCache[CostModel] = LruCache(64)
 KINDS = {"products": (Matmul,), "attention": (Attention, Recurrence), "memory_bound": (Pointwise, Lookup)}
 
 
@@ -31,7 +36,8 @@ class CostParts:
         products: matrix products.
         attention: scores and weighted sums.
         memory_bound: norms, activations, residuals, tables, the loss.
-        in_layers: collectives inside layers, and gaps between kernels.
+        in_layers: collectives inside layers, as long as the device takes for them alone.
+        launches: gaps between kernels, and waits for the host.
         data: exposed communication between data-parallel ranks.
         optimizer: the update, with the gathers that belong to it.
         idle: pipeline bubbles and messages.
@@ -41,6 +47,7 @@ class CostParts:
     attention: float
     memory_bound: float
     in_layers: float
+    launches: float
     data: float
     optimizer: float
     idle: float
@@ -89,8 +96,8 @@ def parts_of(
     data_s = max(0.0, iteration_s - retimed(_without_exchanges(prices)))
     shares = _shares(whole, cost, [stage for stage in plan.stages if rank in stage.flat_ranks])
     return CostParts(
-        **{kind: busy_s * shares[kind] for kind in KINDS},
-        in_layers=busy_s * max(0.0, 1 - sum(shares.values())),
+        **{kind: busy_s * share for kind, share in shares.items()},
+        launches=busy_s * max(0.0, 1 - sum(shares.values())),
         data=data_s,
         optimizer=step_s,
         idle=max(0.0, iteration_s - busy_s - step_s - data_s),
@@ -107,36 +114,47 @@ def _without_exchanges(prices: Price) -> Price:
 
 
 def _shares(whole: Lowered, cost: CostModel, stages: list[Stage]) -> dict[str, float]:
-    """Shares of these stages' passes by kind of operator, at most all together.
+    """Shares of these stages' passes by kind of operator and of collectives, at most all together.
 
-    Kinds alone may take longer than a whole layer, where one waits for the host and another does not.
+    Parts that were not measured as parts of their layer may take longer than it, all together.
     """
     plan = whole.plan
     work = work_of(plan, plan.microbatches[0])
-    totals = dict.fromkeys((*KINDS, "all"), 0.0)
+    totals = dict.fromkeys((*KINDS, "in_layers", "all"), 0.0)
     known: dict[int, dict[str, float]] = {}
     for stage in stages:
         for layer in plan.model.module(stage.module).layers[slice(*stage.layers)]:
             if id(layer.operators) not in known:
-                known[id(layer.operators)] = _by_kind(layer, stage, work, plan, cost)
-            for kind, seconds in known[id(layer.operators)].items():
-                totals[kind] += seconds
-    whole_s = max(totals["all"], sum(totals[kind] for kind in KINDS))
-    return {kind: totals[kind] / whole_s for kind in KINDS}
+                known[id(layer.operators)] = _by_part(layer, stage, work, plan, cost)
+            for part, seconds in known[id(layer.operators)].items():
+                totals[part] += seconds
+    all_s = totals.pop("all")
+    whole_s = max(all_s, sum(totals.values()))
+    return {part: seconds / whole_s for part, seconds in totals.items()}
 
 
-def _by_kind(layer: Layer, stage: Stage, work: Work, plan: Plan, cost: CostModel) -> dict[str, float]:
-    """Seconds of a layer's forward and backward: of its operators by kind, and of everything."""
+def _by_part(layer: Layer, stage: Stage, work: Work, plan: Plan, cost: CostModel) -> dict[str, float]:
+    """Seconds of a layer's forward and backward: of its operators by kind, collectives, and of everything.
+
+    Parts are priced without launches, as `explain` does: alone, small kernels would wait for the host, whose
+    work hides behind others in a layer.
+    """
     links, precision = grid_links(plan.cluster, stage), plan.settings.precision
-    cost = dividing(multiplying(cost, plan.settings, stage.module), plan.settings, stage.module)
 
     def seconds(layer: Layer, model: CostModel, links: GridLinks) -> float:
+        model = dividing(multiplying(model, plan.settings, stage.module), plan.settings, stage.module)
+        model = model.with_expert_parallel(1 if links is _ALONE else stage.ep, links.experts)
         time = GridCost(model, stage.tp, stage.cp, precision, links).layer_time(layer, work)
         return time.forward_s + time.input_grad_s + time.weight_grad_s
 
+    kernels = _WITHOUT_LAUNCHES.get_or(Identity(cost), lambda: without_launches(cost))
+    alone = _WITHOUT_COLLECTIVES.get_or(Identity(cost), lambda: without_layer_collectives(kernels))
     local_layer = on_rank(layer, work, Grid(stage.tp, stage.cp, stage.ep))
-    by_kind = {kind: seconds(_only(local_layer, kind), cost, GridLinks(AT_ONCE, AT_ONCE)) for kind in KINDS}
-    return by_kind | {"all": seconds(layer, cost.with_expert_parallel(stage.ep, links.experts), links)}
+    by_kind = {kind: seconds(_only(local_layer, kind), kernels, _ALONE) for kind in KINDS}
+    return by_kind | {
+        "in_layers": max(0.0, seconds(layer, kernels, links) - seconds(layer, alone, links)),
+        "all": seconds(layer, cost, links),
+    }
 
 
 def _only(layer: Layer, kind: str) -> Layer:

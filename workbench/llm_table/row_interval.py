@@ -82,7 +82,7 @@ def _beside_tables(row: LlmRow, profile: Profile) -> Mapping[Source, float]:
 
 
 def _source_shares(parts: CostParts) -> Mapping[Source, float]:
-    """Share of the iteration by source; waits are attributed in proportion to what is waited for."""
+    """Share of the iteration by source; bubbles and launches are attributed in proportion to all else."""
     busy = {
         Source.PRODUCTS: parts.products,
         Source.ATTENTION: parts.attention,
