@@ -7,6 +7,7 @@ from enum import StrEnum
 from functools import partial
 
 from workbench.balance.microbatches.assignment import hierarchical_assignment
+from workbench.balance.microbatches.even_modules import even_in_every_module
 from workbench.balance.microbatches.reorder import reorder_samples
 from workbench.balance.tokens.policies import longest_first_equal_counts
 from workbench.cost.model import CostModel
@@ -93,6 +94,7 @@ class Grouping(StrEnum):
     EVEN_REPLICAS = "even replicas"
     EVEN = "even microbatches"
     EVEN_COUNTS = "even microbatches of equal counts"
+    EVEN_MODULES = "microbatches even in every module"
 
 
 def grouped(job: Job, cost: CostModel, rule: Grouping, count: int, replicas: int) -> tuple[Group, ...]:
@@ -128,6 +130,8 @@ def grouped(job: Job, cost: CostModel, rule: Grouping, count: int, replicas: int
         return tuple(groups)
     if rule is Grouping.EVEN_COUNTS:
         return _of_equal_counts(ids, whole, count)
+    if rule is Grouping.EVEN_MODULES:
+        return _lightest_first(ids, whole, even_in_every_module(work, count))
     if rule is Grouping.EVEN_REPLICAS:
         members = reorder_samples(whole, replicas, longest_first_equal_counts)
         heaviest = [
@@ -146,13 +150,19 @@ def grouped(job: Job, cost: CostModel, rule: Grouping, count: int, replicas: int
 
 
 def _of_equal_counts(ids: Sequence[int], work_s: Sequence[float], count: int) -> tuple[Group, ...]:
-    """Longest-first groups of equal size, sorted lightest first.
+    """Longest-first groups of equal size."""
+    if len(ids) % count:
+        raise ValueError(f"{len(ids)} samples do not divide into {count} equal groups")
+    return _lightest_first(ids, work_s, reorder_samples(work_s, count, longest_first_equal_counts))
+
+
+def _lightest_first(
+    ids: Sequence[int], work_s: Sequence[float], groups: Sequence[Sequence[int]]
+) -> tuple[Group, ...]:
+    """Groups of indices as ids, lightest first.
 
     Replicas take groups in turn, so that groups that run at the same time are alike.
     """
-    if len(ids) % count:
-        raise ValueError(f"{len(ids)} samples do not divide into {count} equal groups")
-    groups = reorder_samples(work_s, count, longest_first_equal_counts)
     lightest = sorted(groups, key=lambda indices: sum(work_s[index] for index in indices))
     return tuple(tuple(sorted(ids[index] for index in indices)) for indices in lightest)
 

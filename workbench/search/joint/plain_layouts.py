@@ -63,7 +63,7 @@ def _groupings(job: Job, questions: Collection[Question]) -> tuple[Moves, ...]:
     if Question.GROUPING not in questions or not differ(job.batch):
         return ((),)
     return tuple(
-        (Regroup(grouping),) for grouping in (Grouping.EVEN_COUNTS, Grouping.EVEN, Grouping.EVEN_REPLICAS)
+        (Regroup(grouping),) for grouping in (Grouping.EVEN_MODULES, Grouping.EVEN, Grouping.EVEN_REPLICAS)
     )
 
 

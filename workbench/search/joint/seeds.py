@@ -137,7 +137,7 @@ def _memory_options(modules: Sequence[str]) -> Iterator[Moves]:
 
 
 def _regroupings(job: Job) -> tuple[Moves, ...]:
-    balanced = (Grouping.EVEN_COUNTS, Grouping.EVEN)
+    balanced = (Grouping.EVEN_MODULES, Grouping.EVEN)
     return tuple((Regroup(grouping),) for grouping in balanced) if differ(job.batch) else ((),)
 
 
