@@ -3,8 +3,8 @@
 Paper:   none; `fsdp` leaves samples where they came, as its sources do. Cf. Entrain (dissertation), 4.2.
 Setup:   256 samples of each of Entrain's data sets, by our corpora; Llama 3.2 3B behind Qwen2.5-VL's encoder,
          all trained, on 32 H100 in nodes of eight. The plan is that of `fsdp`.
-Ours:    the simulated step of that plan with its samples grouped by each rule of `workbench.planner.groupings`,
-         and CPU seconds of the last one; null where the plan then does not fit in memory.
+Ours:    the simulated step of that plan with its samples grouped by each rule of `planner.groupings`, and
+         CPU seconds of the last one; null where the plan then does not fit in memory.
 Run:     python -m experiments.bench.groupings [--json]
 """
 
