@@ -199,7 +199,7 @@ _OWN_SPACE = OwnSpace(
     says_memory=True,
     reshards=True,
     sizes_microbatches=True,
-    effort=15.0,
+    effort=40.0,
 )
 
 SPEC = StrategySpec(
