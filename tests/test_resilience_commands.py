@@ -111,7 +111,7 @@ def test_gradients_are_summed_over_the_cards_between_the_pipelines(job, sharing)
     for nodes in range(2, 7):
         pipelines = found.at(nodes)
         stages = [stage for size in pipelines.sizes for stage in found.planned.of_size(size).stages]
-        trained = max(sum(layer.trained for layer in found.layers[s.first : s.end]) for s in stages)
+        trained = max(sum(layer.held.trained for layer in found.layers[s.first : s.end]) for s in stages)
         link = GroupLink(
             name="cards",
             bytes_per_s=sharing * 1e4,
@@ -159,9 +159,11 @@ def test_what_a_node_held_is_copied_over_all_its_cards(job):
 
 def test_frozen_layers_are_loaded_but_not_saved(job):
     found = planned(job)
-    frozen = [layer for layer in found.layers if not layer.trained]
+    frozen = [layer for layer in found.layers if not layer.held.trained]
     assert frozen
-    assert found.saved_bytes == pytest.approx(found.loaded_bytes - sum(layer.weights for layer in frozen) * 4)
+    assert found.saved_bytes == pytest.approx(
+        found.loaded_bytes - sum(layer.held.weights for layer in frozen) * 4
+    )
     assert found.copy_s > 0
 
 
