@@ -80,8 +80,8 @@ def _speed(record: Record) -> str:
         {record["candidates_per_s_1296"]:.1f} on 1,296 GPUs (goal 5), and
         {record["candidates_per_s_1296_long"]:.1f} in a search of {searches["1296, long"]["candidates"]}
         candidates there. Each is lowered, priced, checked for memory and simulated. A search on
-        {searches["10000"]["gpus"]:,} GPUs with two workers took {record["seconds_10000"]:.0f} s and ended with
-        a gap of {percent(searches["10000"]["gap"])}."""
+        {searches["10000"]["gpus"]:,} GPUs with two workers took {record["seconds_10000"]:.0f} s and ended
+        with a gap of {percent(searches["10000"]["gap"])}."""
     )
 
 
