@@ -12,10 +12,11 @@ import time
 from dataclasses import asdict, dataclass
 from functools import partial
 
+from experiments.bench.speed_cases import INFINIBAND, NVLINK, PROFILE
 from experiments.entrain.workload import CORPUS_OF, batch_of, model
 from experiments.harness.command import Found, bench, print_rows, timed
 from sim.predict import IterationJudge
-from workbench.cost.hardware import Link, Node, uniform
+from workbench.cost.hardware import Node, uniform
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.job.job import Job
@@ -27,11 +28,9 @@ from workbench.search.joint.grouping_moves import Regroup
 from workbench.search.joint.move import Space
 from workbench.strategies.registry import PLANNERS
 
-DEVICE, NUM_NODES, RANKS_PER_NODE = "H100", 4, 8
+NUM_NODES, RANKS_PER_NODE = 4, 8
 LLM, NUM_SAMPLES, SEED = "Llama3-3b", 256, 1
 RULES = (Grouping.ARRIVAL, Grouping.EVEN, Grouping.EVEN_COUNTS, Grouping.EVEN_MODULES)
-NVLINK = Link(name="NVLink 4", bytes_per_s=450e9, latency_s=2e-6)
-INFINIBAND = Link(name="InfiniBand NDR", bytes_per_s=50e9, latency_s=5e-6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,20 +45,20 @@ class GroupingRow:
 
 def job_of(dataset: str) -> Job:
     """The job with its layouts open."""
-    node = Node(device=DEVICE, num_ranks=RANKS_PER_NODE, memory_bytes=80 * 10**9)
+    node = Node(device=PROFILE, num_ranks=RANKS_PER_NODE, memory_bytes=80 * 10**9)
     return Job(
         name=dataset,
         model=model(LLM),
         cluster=uniform("bench", node, num_nodes=NUM_NODES, intra=NVLINK, inter=INFINIBAND),
         batch=batch_of(dataset, NUM_SAMPLES, SEED),
         microbatch_samples=1,
-        profile=DEVICE,
+        profile=PROFILE,
     )
 
 
 def measure(dataset: str) -> GroupingRow:
     """The plan of a data set's job, grouped by every rule."""
-    job, cost = job_of(dataset), CostModel(load_profile(DEVICE))
+    job, cost = job_of(dataset), CostModel(load_profile(PROFILE))
     space, judge = Space(job, cost, {}), IterationJudge(cost)
     choice = choice_of(job, PLANNERS["fsdp"](job, cost, silent), cost)
 

@@ -25,7 +25,7 @@ from workbench.search.objectives.race import Race
 from workbench.units import S_PER_HOUR
 
 UNCHANGED = "it changes nothing"
-ACTIONS_OF_ONE = 360  # of a plan, which take as long as what every candidate takes; see the decisions
+ACTIONS_PER_EFFORT = 360  # judged in as much time as every candidate takes besides; see the decisions
 MANY_RANKS = 4096  # a plan of so many ranks caches a gigabyte, little of which others reuse
 _CHANGED: LruCache[Choice] = LruCache(256)  # by candidate: those that become incumbents are built again
 
@@ -130,7 +130,7 @@ def outcome_of(
 
 def _effort_of(plan: Plan) -> float:
     """Effort of judging a plan: of equal replicas, one is judged."""
-    return 1 + num_actions(checked_part(plan)) / ACTIONS_OF_ONE
+    return 1 + num_actions(checked_part(plan)) / ACTIONS_PER_EFFORT
 
 
 def _costs(job: Job, plan: Plan, step_s: float) -> tuple[float, ...]:
