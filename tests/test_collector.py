@@ -73,6 +73,16 @@ def test_many_objects_count_as_old_at_once_and_few_do_not():
     assert not is_old(few)
 
 
+@pytest.mark.usefixtures("unfrozen")
+def test_what_was_made_before_a_pause_does_not_count():
+    gc.collect(0)
+    before = chain(6_000)
+    with collector_paused(many=5_000):
+        few = Chained(None)
+    assert not is_old(before)
+    assert not is_old(few)
+
+
 def test_plans_of_step_after_step_are_collected(tmp_path: Path):
     job = chaos_job.elastic_job(2)
     layout = start_layout(job, ("a", "b"))

@@ -18,16 +18,17 @@ def collector_paused(many: int = MANY) -> Iterator[None]:
     and then nothing is moved. A collector that is already disabled stays so.
 
     Args:
-        many: least number of objects that are moved. Lower for modules, which stay; not 0, as the check
-            for frozen objects walks them.
+        many: least number of objects, made meanwhile, that are moved. Lower for modules, which stay; not 0,
+            as the check for frozen objects walks them.
     """
     was_running = gc.isenabled()
+    before, *_ = gc.get_count()
     gc.disable()
     try:
         yield
     finally:
         if was_running:
-            if gc.get_count()[0] >= many and not gc.get_freeze_count():
+            if gc.get_count()[0] - before >= many and not gc.get_freeze_count():
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
