@@ -18,7 +18,7 @@ from workbench.export.export import export
 from workbench.export.folder import FORMAT, MARK, ranks_by_node
 from workbench.export.megatron import decoder_arguments
 from workbench.export.mimo_config import equal_stage_layers
-from workbench.export.module_layouts import Placing, placed_modules, placing_of, schedule_like
+from workbench.export.module_layouts import RankSharing, placed_modules, rank_sharing_of, schedule_like
 from workbench.export.registry import BY_NAME, TARGETS
 from workbench.job.job import Job, load_job
 from workbench.job.machines import cost_of
@@ -113,13 +113,13 @@ def test_a_layout_is_read_off_the_stages(pipeline):
     placed = placed_modules(pipeline)["llm"]
     assert (placed.layout.tp, placed.layout.dp, placed.pp, placed.virtual) == (2, 2, 2, 1)
     assert sum(placed.layout.stage_layers) == len(pipeline.model.llm.layers)
-    assert placing_of(pipeline) is Placing.ALONE
+    assert rank_sharing_of(pipeline) is RankSharing.ALONE
     assert schedule_like(pipeline) == Schedule()
 
 
 def test_modules_lie_apart_or_on_the_same_ranks(islands, sharded):
-    assert placing_of(islands) is Placing.APART
-    assert placing_of(sharded) is Placing.SHARED
+    assert rank_sharing_of(islands) is RankSharing.APART
+    assert rank_sharing_of(sharded) is RankSharing.SHARED
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from runtime.run_settings import RunSettings
 from runtime.world.pool import Pool
 from tests.test_export_launch import test_a_launched_folder_has_the_losses_of_one_process as assert_launched
 from workbench.cost.model import CostModel
-from workbench.export.approximation import job_of, microbatch_samples, planned
+from workbench.export.approximation import job_of, planned
 from workbench.export.export import export
 from workbench.export.folder import MARK
 from workbench.export.module_layouts import placed_modules
@@ -25,6 +25,7 @@ from workbench.job.job_file import parse_spec
 from workbench.job.machines import cost_of
 from workbench.plan.build import with_programs
 from workbench.plan.plan import Plan, Precision, TokenShard
+from workbench.planner.plan_layouts import microbatch_samples
 from workbench.strategies.registry import PLANNERS
 
 FOLDER = Path(__file__).parents[1] / "examples"

@@ -10,7 +10,7 @@ from workbench.plan.codec import plan_hash
 from workbench.plan.plan import Plan
 from workbench.plan.plan_schedule import likely_schedules, schedule_of
 from workbench.planner.assembly import scheduled
-from workbench.planner.plan_layouts import Placing, fields_of, joint_replicas_of
+from workbench.planner.plan_layouts import Placing, fields_of, microbatch_samples
 from workbench.planner.stage_counts import silent
 from workbench.planner.strategy_spec import Planner
 from workbench.schedule.choice import Schedule
@@ -88,7 +88,7 @@ def job_of(plan: Plan, cost: CostModel, placing: Placing, job: Job | None = None
         batch=plan.batch,
         schedule=_schedule(plan, cost),
         settings=plan.settings,
-        **fields_of(plan, _samples(plan), placing)._asdict(),
+        **fields_of(plan, microbatch_samples(plan), placing)._asdict(),
     )
 
 
@@ -96,16 +96,3 @@ def _schedule(plan: Plan, cost: CostModel) -> Schedule:
     """The plan's schedule; if it has an order of its own, the first that its stages could have."""
     plan_schedule = schedule_of(plan, lambda bare, schedule: scheduled(bare, schedule, cost))
     return plan_schedule or next(likely_schedules(plan), Schedule())
-
-
-def _samples(plan: Plan) -> int:
-    """Mean samples per microbatch in the replica with most of them, rounded to a divisor of its samples.
-
-    Each joint replica counts by itself.
-    """
-    llm = plan.model.llm.name
-    replicas = plan.replicas(llm)
-    share = max(1, len(plan.batch) // (len(replicas) * joint_replicas_of(plan)))
-    most = max(len(plan.microbatches_of.get((llm, replica), ())) for replica in replicas)
-    divisors = (size for size in range(1, share + 1) if share % size == 0)
-    return min(divisors, key=lambda size: abs(size - share / max(1, most)))

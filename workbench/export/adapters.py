@@ -8,12 +8,13 @@ Source: Megatron-Bridge 0.6.2 (Apache-2.0): peft/canonical_lora.py, peft/utils.p
 from collections.abc import Sequence
 from typing import Any
 
-from workbench.export.approximation import Change, longest_tokens, microbatch_samples
+from workbench.export.approximation import Change, longest_tokens
 from workbench.export.module_layouts import placed_llm, placed_modules
 from workbench.model.lora import Lora
 from workbench.model.model_graph import Module
 from workbench.model.trained import adapted_products
 from workbench.plan.plan import Plan
+from workbench.planner.plan_layouts import microbatch_samples
 
 TARGETS = {
     "q_proj": "linear_q",

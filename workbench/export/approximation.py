@@ -7,13 +7,19 @@ from typing import Protocol
 
 from workbench.cost.model import CostModel
 from workbench.data.sample import Sample, Segment
-from workbench.export.module_layouts import Placed, Placing, placed_modules, placing_of, schedule_like
+from workbench.export.module_layouts import (
+    Placed,
+    RankSharing,
+    placed_modules,
+    rank_sharing_of,
+    schedule_like,
+)
 from workbench.job import other_layouts
 from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
 from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.plan.plan import ModuleSettings, Plan, Sharding
-from workbench.planner.plan_layouts import joint_replicas_of
+from workbench.planner.plan_layouts import joint_replicas_of, microbatch_samples
 from workbench.planner.stage_counts import PlannerStopped, Progress, silent
 from workbench.schedule.choice import Schedule
 from workbench.strategies import fsdp, megatron_heterogeneous
@@ -87,7 +93,7 @@ def job_of(plan: Plan) -> Job:
         ValueError: no layouts describe them; the message is that part alone.
     """
     placed = placed_modules(plan)
-    shared = placing_of(plan) is Placing.SHARED
+    shared = rank_sharing_of(plan) is RankSharing.SHARED
     job = replace(
         open_job(plan),
         replicas=placed[plan.model.llm.name].dp,
@@ -104,19 +110,6 @@ def job_of(plan: Plan) -> Job:
 def _given_cuts(plan: Plan, placed: Placed) -> tuple[int, ...]:
     is_sharded = plan.settings.of(placed.layout.module).sharding is Sharding.PARAMETERS
     return () if is_sharded else placed.layout.stage_layers
-
-
-def microbatch_samples(plan: Plan) -> int:
-    """Samples per microbatch of one replica of the language model, rounded to a divisor of its batch.
-
-    Each joint replica counts by itself.
-    """
-    llm = plan.model.llm.name
-    num_joint = joint_replicas_of(plan)
-    counts = [len(each.items) for each in plan.microbatches if each.module == llm]
-    share = max(1, len(plan.batch) // (len(plan.replicas(llm)) * num_joint))
-    mean = sum(counts) / len(counts) / num_joint
-    return min((n for n in range(1, share + 1) if share % n == 0), key=lambda n: (abs(n - mean), n))
 
 
 def planned(job: Job, cost: CostModel) -> Plan:

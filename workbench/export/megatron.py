@@ -12,7 +12,6 @@ from workbench.export.approximation import (
     Approximation,
     Change,
     longest_tokens,
-    microbatch_samples,
 )
 from workbench.export.block_recompute import recomputed_alike
 from workbench.export.decoder import Decoder, decoder_of
@@ -37,13 +36,14 @@ from workbench.export.mimo_config import (
     transformer_words,
 )
 from workbench.export.mimo_limits import encoders_of, inexpressible
-from workbench.export.module_layouts import Placed, Placing, placed_llm
+from workbench.export.module_layouts import Placed, RankSharing, placed_llm
 from workbench.export.narrow_products import MEGATRON, even_tokens, multiplied_as
 from workbench.export.target import Files, Launch, Target
 from workbench.export.torchrun import nccl_environment
 from workbench.job.notations.job_layouts import MEGATRON_SIZES
 from workbench.job.notations.layout_string import layout_string
 from workbench.plan.plan import ModuleSettings, Plan, Sharding
+from workbench.planner.plan_layouts import microbatch_samples
 from workbench.schedule.sharded import ReshardAfter
 
 ARGUMENTS, DATA = "arguments.sh", "data.sh"
@@ -175,8 +175,8 @@ def _sharding_arguments(settings: ModuleSettings) -> Arguments:
 
 
 def _refuses(plan: Plan) -> str | None:
-    placings = (Placing.ALONE, Placing.APART, Placing.SHARED)
-    part = inexpressible(plan, placings, optimizers=inexpressible_muon)
+    allowed = (RankSharing.ALONE, RankSharing.APART, RankSharing.SHARED)
+    part = inexpressible(plan, allowed, optimizers=inexpressible_muon)
     return part or without_flags(decoder_of(plan.model.llm))
 
 

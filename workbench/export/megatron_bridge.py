@@ -32,7 +32,7 @@ from workbench.export.mimo_config import (
 )
 from workbench.export.mimo_limits import encoders_of, inexpressible
 from workbench.export.mimo_programs import ADAPTED_MODULE, LATENT_MODULE, ONE_MODULE, SEVERAL_MODULES
-from workbench.export.module_layouts import Placed, Placing, placed_llm
+from workbench.export.module_layouts import Placed, RankSharing, placed_llm
 from workbench.export.narrow_products import MEGATRON, even_tokens, multiplied_as
 from workbench.export.target import Files, Launch, Target
 from workbench.export.torchrun import nccl_environment
@@ -42,7 +42,7 @@ from workbench.schedule.sharded import ReshardAfter
 
 
 def _refuses(plan: Plan) -> str | None:
-    return inexpressible(plan, (Placing.ALONE, Placing.APART), inexpressible_adapters)
+    return inexpressible(plan, (RankSharing.ALONE, RankSharing.APART), inexpressible_adapters)
 
 
 def _changes(plan: Plan) -> Sequence[Change]:

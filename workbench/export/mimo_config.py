@@ -15,7 +15,6 @@ from workbench.export.approximation import (
     Change,
     in_settings,
     longest_tokens,
-    microbatch_samples,
     with_layouts,
 )
 from workbench.export.block_recompute import recomputed_alike, recomputed_blocks
@@ -33,6 +32,7 @@ from workbench.model.experts import CLAMPED
 from workbench.model.layer import Attention, LayerKind, Matmul
 from workbench.model.model_graph import Module
 from workbench.plan.plan import KeyExchange, ModuleSettings, Plan, Precision, Recompute, Sharding
+from workbench.planner.plan_layouts import microbatch_samples
 from workbench.schedule.choice import ScheduleKind
 
 PROGRAM = "train.py"

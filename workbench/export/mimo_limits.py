@@ -11,10 +11,9 @@ from itertools import combinations
 
 from workbench.export import expressible
 from workbench.export.adapters import has_adapters
-from workbench.export.approximation import microbatch_samples
 from workbench.export.decoder import Decoder, decoder_of
 from workbench.export.latent import inexpressible_latent
-from workbench.export.module_layouts import Placed, Placing, placed_llm, placed_modules, placing_of
+from workbench.export.module_layouts import Placed, RankSharing, placed_llm, placed_modules, rank_sharing_of
 from workbench.export.narrow_products import inexpressible_in_megatron
 from workbench.export.scaled_positions import YARN, inexpressible_yarn, scaling_kind
 from workbench.model.families.registry import ARCHITECTURES
@@ -22,6 +21,7 @@ from workbench.model.item_tokens import packs_tiles
 from workbench.model.layer import LayerKind
 from workbench.model.model_graph import Module
 from workbench.plan.plan import Plan
+from workbench.planner.plan_layouts import microbatch_samples
 
 FAMILIES = (
     "llama",
@@ -43,14 +43,14 @@ PROJECTORS = {"mlp": "mlp", "linear": "affine"}
 
 def inexpressible(
     plan: Plan,
-    placings: Collection[Placing],
+    allowed: Collection[RankSharing],
     adapters: Callable[[Plan], str | None] = expressible.with_adapters,
     optimizers: Callable[[Plan], str | None] = expressible.other_optimizer,
 ) -> str | None:
     """The first part that cannot be expressed; None: there is none.
 
     Args:
-        placings: of several modules, that the system supports.
+        allowed: of several modules, that the system supports.
         adapters, optimizers: return those that the system does not have.
     """
     part = (
@@ -64,7 +64,7 @@ def inexpressible(
     )
     if part is not None or len(plan.model.modules) == 1:
         return part or (None if has_adapters(plan) else expressible.frozen_parts(plan))
-    return _inexpressible_encoder(plan) or _inexpressible_placement(plan, placings)
+    return _inexpressible_encoder(plan) or _inexpressible_placement(plan, allowed)
 
 
 def inexpressible_decoder(plan: Plan) -> str | None:
@@ -135,18 +135,18 @@ def _partly_frozen(plan: Plan) -> str | None:
     return None
 
 
-def _inexpressible_placement(plan: Plan, placings: Collection[Placing]) -> str | None:
-    placed, placing = placed_modules(plan), placing_of(plan)
+def _inexpressible_placement(plan: Plan, allowed: Collection[RankSharing]) -> str | None:
+    placed, sharing = placed_modules(plan), rank_sharing_of(plan)
     llm = plan.model.llm.name
-    if placing not in placings:
-        return str(placing)
+    if sharing not in allowed:
+        return str(sharing)
     samples = microbatch_samples(plan) * placed[llm].dp
     for name, each in placed.items():
         cut = f"pp {each.pp}" if each.pp > 1 else f"cp {each.layout.cp}" if each.layout.cp > 1 else None
         parts = {
             f"tp {each.layout.tp} of {name!r}, no power of two": each.layout.tp & (each.layout.tp - 1) > 0,
             f"{cut} of {name!r}: megatron-core's towers are whole on a rank": name != llm and cut is not None,
-            f"{cut} of {name!r} on ranks that it shares": placing is Placing.SHARED and cut is not None,
+            f"{cut} of {name!r} on ranks that it shares": sharing is RankSharing.SHARED and cut is not None,
             f"dp {each.dp} of {name!r} under dp {placed[llm].dp} of {llm!r}": each.dp < placed[llm].dp,
             f"dp {each.dp} of {name!r} for {samples} samples that run at a time": samples % each.dp > 0,
         }

@@ -14,7 +14,7 @@ from workbench.schedule.choice import Schedule, ScheduleKind, usual
 from workbench.schedule.spec import StagePlacement
 
 
-class Placing(StrEnum):
+class RankSharing(StrEnum):
     """How the modules of a plan share ranks."""
 
     ALONE = "one module"
@@ -67,15 +67,15 @@ def placed_llm(plan: Plan) -> Placed:
     return placed_modules(plan)[plan.model.llm.name]
 
 
-def placing_of(plan: Plan) -> Placing:
+def rank_sharing_of(plan: Plan) -> RankSharing:
     """Whether modules share ranks; ValueError as `placed_modules`."""
     ranks = [set(each.ranks) for each in placed_modules(plan).values()]
     if len(ranks) == 1:
-        return Placing.ALONE
+        return RankSharing.ALONE
     if all(each == ranks[0] for each in ranks):
-        return Placing.SHARED
+        return RankSharing.SHARED
     apart = sum(map(len, ranks)) == len(set[int]().union(*ranks))
-    return Placing.APART if apart else Placing.MIXED
+    return RankSharing.APART if apart else RankSharing.MIXED
 
 
 def _placed(plan: Plan, module: Module) -> Placed:

@@ -11,12 +11,13 @@ from typing import Any
 
 from workbench.cost.products import ProductFormat, is_narrowed
 from workbench.export.adapters import has_adapters
-from workbench.export.approximation import Change, in_settings, longest_tokens, microbatch_samples, padded
+from workbench.export.approximation import Change, in_settings, longest_tokens, padded
 from workbench.export.expressible import narrow_products
 from workbench.export.module_layouts import placed_llm
 from workbench.model.block_modules import BlockModule
 from workbench.model.layer import Layer, Matmul, Shard
 from workbench.plan.plan import ModuleSettings, Plan
+from workbench.planner.plan_layouts import microbatch_samples
 
 MEGATRON: dict[ProductFormat, dict[str, Any]] = {
     ProductFormat.FP8: {"fp8": "hybrid", "fp8_recipe": "tensorwise"},

@@ -16,7 +16,6 @@ from workbench.export.approximation import (
     Change,
     in_settings,
     longest_tokens,
-    microbatch_samples,
 )
 from workbench.export.decoder import Decoder, decoder_of
 from workbench.export.module_layouts import Placed, placed_llm, schedule_like
@@ -34,6 +33,7 @@ from workbench.job.notations.torchtitan import OUTPUT, parts_of
 from workbench.model.families.positions import rotated_share
 from workbench.model.families.registry import ARCHITECTURES
 from workbench.plan.plan import KeyExchange, ModuleSettings, Plan, Precision, Recompute, Sharding
+from workbench.planner.plan_layouts import microbatch_samples
 from workbench.schedule.choice import ScheduleKind
 from workbench.schedule.sharded import ReshardAfter
 from workbench.schedule.spec import StagePlacement

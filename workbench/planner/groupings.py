@@ -7,7 +7,7 @@ from enum import StrEnum
 from functools import partial
 
 from workbench.balance.microbatches.assignment import hierarchical_assignment
-from workbench.balance.microbatches.even_modules import even_in_every_module
+from workbench.balance.microbatches.even_modules import check_equal_counts, even_in_every_module
 from workbench.balance.microbatches.reorder import reorder_samples
 from workbench.balance.tokens.policies import longest_first_equal_counts
 from workbench.cost.model import CostModel
@@ -22,11 +22,6 @@ from workbench.planner.sample_work import sample_work
 Group = tuple[int, ...]  # ids of samples
 
 
-def llm_of(job: Job) -> str:
-    """The name of the module of modality text."""
-    return job.model.llm.name
-
-
 def differ(batch: Sequence[Sample]) -> bool:
     """Whether not all samples have the same segments and mask."""
     return len({(sample.segments, sample.mask) for sample in batch}) > 1
@@ -34,7 +29,7 @@ def differ(batch: Sequence[Sample]) -> bool:
 
 def groups_of(job: Job, microbatches: Sequence[Microbatch]) -> tuple[Group, ...]:
     """Sample ids of the LLM's microbatches: the first of every replica, then the second, ..."""
-    llm_microbatches = [m for m in microbatches if m.module == llm_of(job)]
+    llm_microbatches = [m for m in microbatches if m.module == job.model.llm.name]
     ordered = sorted(llm_microbatches, key=lambda m: (m.index, m.replica))
     return tuple(tuple(dict.fromkeys(item.sample for item in m.items)) for m in ordered)
 
@@ -48,7 +43,7 @@ def round_robin(job: Job, groups: Sequence[Group], replicas: Mapping[str, int]) 
     Raises:
         ValueError: fewer groups than replicas, or samples that do not divide.
     """
-    draft, llm = empty_draft(job, "joint"), llm_of(job)
+    draft, llm = empty_draft(job, "joint"), job.model.llm.name
     sample = draft.sample
     num_llm = replicas[llm]
     if len(groups) < num_llm:
@@ -82,7 +77,7 @@ def replicas_of(job: Job, microbatches: Sequence[Microbatch]) -> dict[str, int]:
     """Replicas of every module; a module without microbatches counts as having the LLM's."""
     module_replicas = dict.fromkeys((microbatch.module, microbatch.replica) for microbatch in microbatches)
     counts = Counter(module for module, _ in module_replicas)
-    return {module.name: counts[module.name] or counts[llm_of(job)] for module in job.model.modules}
+    return {module.name: counts[module.name] or counts[job.model.llm.name] for module in job.model.modules}
 
 
 class Grouping(StrEnum):
@@ -129,7 +124,8 @@ def grouped(job: Job, cost: CostModel, rule: Grouping, count: int, replicas: int
             raise ValueError("replicas have unequal numbers of even microbatches")
         return tuple(groups)
     if rule is Grouping.EVEN_COUNTS:
-        return _of_equal_counts(ids, whole, count)
+        check_equal_counts(len(ids), count)
+        return _lightest_first(ids, whole, reorder_samples(whole, count, longest_first_equal_counts))
     if rule is Grouping.EVEN_MODULES:
         return _lightest_first(ids, whole, even_in_every_module(work, count))
     if rule is Grouping.EVEN_REPLICAS:
@@ -147,13 +143,6 @@ def grouped(job: Job, cost: CostModel, rule: Grouping, count: int, replicas: int
         Grouping.EVEN_REPLICAS: heaviest,
     }[rule]
     return resized([tuple(ids[index] for index in in_order)], size)
-
-
-def _of_equal_counts(ids: Sequence[int], work_s: Sequence[float], count: int) -> tuple[Group, ...]:
-    """Longest-first groups of equal size."""
-    if len(ids) % count:
-        raise ValueError(f"{len(ids)} samples do not divide into {count} equal groups")
-    return _lightest_first(ids, work_s, reorder_samples(work_s, count, longest_first_equal_counts))
 
 
 def _lightest_first(
@@ -176,7 +165,7 @@ def grouped_again(
 ) -> tuple[Microbatch, ...]:
     """The job's batch in as many microbatches, grouped by a rule; errors as `grouped`."""
     count, replicas = len(groups_of(job, microbatches)), replicas_of(job, microbatches)
-    return round_robin(job, grouped(job, cost, rule, count, replicas[llm_of(job)]), replicas)
+    return round_robin(job, grouped(job, cost, rule, count, replicas[job.model.llm.name]), replicas)
 
 
 def way_of(job: Job, cost: CostModel, microbatches: tuple[Microbatch, ...]) -> Grouping | None:

@@ -146,11 +146,6 @@ def likely_layouts(job: Job, cost: CostModel, mode: Mode, most: int) -> tuple[Fo
     return tuple(FoundLayout(choice=c, step=s, num_layouts=total, num_priced=most) for c, s in fitting)
 
 
-def usable_ranks(job: Job) -> int:
-    """Ranks of the cluster that the job may use."""
-    return job.usable_ranks
-
-
 def has_layouts(job: Job, cost: CostModel, mode: Mode, num_ranks: int) -> bool:
     """Whether any layout takes exactly `num_ranks` ranks, whether it fits or not."""
     return any(True for _ in _space(steps_of(job, cost), num_ranks, None).families(mode))
@@ -159,7 +154,7 @@ def has_layouts(job: Job, cost: CostModel, mode: Mode, num_ranks: int) -> bool:
 def _space(steps: LayoutSteps, num_ranks: int | None, freedom: Freedom | None) -> LayoutSpace:
     job = steps.job
     check_apart(job, f"job {job.name!r}")
-    return LayoutSpace(steps, usable_ranks(job) if num_ranks is None else num_ranks, freedom)
+    return LayoutSpace(steps, job.usable_ranks if num_ranks is None else num_ranks, freedom)
 
 
 def best_first(families: Sequence[Family]) -> Iterator[Bounded]:

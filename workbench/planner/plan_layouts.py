@@ -41,6 +41,19 @@ def joint_replicas_of(plan: Plan) -> int:
     return plan.chain[llm, plan.replicas(llm)[0]][0].joint_replicas
 
 
+def microbatch_samples(plan: Plan) -> int:
+    """Samples per microbatch of one replica of the language model, rounded to a divisor of its batch.
+
+    Each joint replica counts by itself.
+    """
+    llm = plan.model.llm.name
+    num_joint = joint_replicas_of(plan)
+    counts = [len(each.items) for each in plan.microbatches if each.module == llm]
+    share = max(1, len(plan.batch) // (len(plan.replicas(llm)) * num_joint))
+    mean = sum(counts) / len(counts) / num_joint
+    return min((n for n in range(1, share + 1) if share % n == 0), key=lambda n: (abs(n - mean), n))
+
+
 def fields_of(plan: Plan, microbatch_samples: int, placing: Placing) -> LayoutFields:
     """The fields of a job that a plan's stages decide.
 

@@ -13,6 +13,12 @@ LEAST_GAIN = 1e-9  # relative; smaller ones are rounding
 MOST_SWAPS = 2000
 
 
+def check_equal_counts(num_samples: int, num_groups: int) -> None:
+    """ValueError where samples do not divide into groups of equal counts."""
+    if num_samples % num_groups:
+        raise ValueError(f"{num_samples} samples do not divide into {num_groups} equal groups")
+
+
 def even_in_every_module(
     work_s: Sequence[Sequence[float]], num_groups: int, *, most_swaps: int = MOST_SWAPS
 ) -> list[list[int]]:
@@ -40,8 +46,7 @@ def even_in_every_module(
     """
     work = np.array(work_s, np.float64)
     num_samples = work.shape[1]
-    if num_samples % num_groups:
-        raise ValueError(f"{num_samples} samples do not divide into {num_groups} equal groups")
+    check_equal_counts(num_samples, num_groups)
     owners = equal_counts_exchanged(work.sum(axis=0), num_groups)
     if num_groups > 1:
         loads = np.array([np.bincount(owners, each, num_groups) for each in work])

@@ -9,7 +9,6 @@ from workbench.job.job import Job
 from workbench.plan.plan import Plan
 from workbench.plan.stage import Stage
 from workbench.planner.assembly import blocks_cut, disjoint_stages
-from workbench.planner.groupings import llm_of
 from workbench.planner.layer_cost import believed_layers_s
 from workbench.planner.layout_choice import Degrees, LayoutChoice, Mode, ModuleChoice, degrees_of
 from workbench.planner.planner_cost import FROZEN_AWARE
@@ -151,7 +150,7 @@ def _job_with(job: Job, arrangement: Arrangement, schedule: Schedule) -> Job:
         replace(each.layout, rank_offset=first)
         for each, first in zip(arrangement.degrees, offsets, strict=True)
     )
-    llm = arrangement.of(llm_of(job))
+    llm = arrangement.of(job.model.llm.name)
     return replace(
         job, layouts=layouts, replicas=llm.dp, joint_replicas=llm.joint_replicas, schedule=schedule
     )
@@ -165,7 +164,7 @@ def check_placement(job: Job, arrangement: Arrangement) -> None:
             LLM's, FIRST_STAGE with an encoder grid other than the LLM's, EVERYWHERE with unequal rank counts,
             or pools for other placements than ISLANDS or used twice.
     """
-    placement, llm = arrangement.placement, arrangement.of(llm_of(job))
+    placement, llm = arrangement.placement, arrangement.of(job.model.llm.name)
     encoders = [each for each in arrangement.degrees if each.module != llm.module]
     together = {(each.joint_replicas, each.tp, each.cp, each.pp, each.dp) for each in encoders}
     wrong, first_ranks = "", [first for first in arrangement.first_ranks if first is not None]
@@ -190,6 +189,6 @@ def _on_first_stage(
         degrees.module: ModuleChoice(**{each.name: getattr(degrees, each.name) for each in fields(Degrees)})
         for degrees in arrangement.degrees
     }
-    llm = choices.pop(llm_of(job))
+    llm = choices.pop(job.model.llm.name)
     choice = LayoutChoice(mode=Mode.HOMOGENEOUS, encoders=tuple(choices.values()), llm=llm)
     return first_stage_encoders(job, choice, layers_s)

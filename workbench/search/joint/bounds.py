@@ -6,7 +6,6 @@ from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.model.model_graph import ModelGraph
 from workbench.model.trained import trained_parameters
-from workbench.planner.layout_search import usable_ranks
 from workbench.search.joint.choice import Choice
 from workbench.search.joint.least_work import LeastWork, Part, Weight, even, kinds_of_device, least_works
 from workbench.timing.price import least_update_s
@@ -50,7 +49,7 @@ def lower_bound_s(job: Job, cost: CostModel, layout: Choice | None) -> float:
     the modules.
     """
     works, updates_s = least_works(job, cost, layout, even), _updates_s(job, cost, even)
-    ranks = dict.fromkeys(updates_s, usable_ranks(job))
+    ranks = dict.fromkeys(updates_s, job.usable_ranks)
     shares = [{module: 1 / num for module, num in ranks.items()}]
     if layout is not None:
         num_held = {m: len({r for s in layout.stages if s.module == m for r in s.flat_ranks}) for m in ranks}

@@ -9,7 +9,7 @@ from workbench.job.job import Job
 from workbench.plan.plan import Microbatch
 from workbench.plan.routing import Routing, routing_of
 from workbench.planner.assembly import empty_draft
-from workbench.planner.groupings import groups_of, llm_of, replicas_of, round_robin
+from workbench.planner.groupings import groups_of, replicas_of, round_robin
 
 
 def exchanged(
@@ -120,7 +120,7 @@ def reordered(
     if min(counts.values()) <= max(start, end):
         raise ValueError(f"replica {replica} of some module has no microbatch {max(start, end)}")
     if len(set(replicas.values())) == 1 and _has_llm_groups(job, microbatches):
-        groups, num = list(groups_of(job, microbatches)), replicas[llm_of(job)]
+        groups, num = list(groups_of(job, microbatches)), replicas[job.model.llm.name]
         replica_groups = groups[replica::num]
         replica_groups.insert(end, replica_groups.pop(start))
         groups[replica::num] = replica_groups

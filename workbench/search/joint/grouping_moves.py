@@ -9,7 +9,6 @@ from workbench.planner.groupings import (
     Grouping,
     grouped_again,
     groups_of,
-    llm_of,
     replicas_of,
     resized,
     round_robin,
@@ -43,7 +42,7 @@ class MoveSample:
     deferred: bool = False
 
     def apply(self, space: Space, choice: Choice) -> Choice:
-        modules = [llm_of(space.job)] if self.deferred else [m.name for m in space.job.model.modules]
+        modules = [space.job.model.llm.name] if self.deferred else [m.name for m in space.job.model.modules]
         target = self.replica, self.index
         return regrouped(choice, moved(space.job, choice.microbatches, self.sample, target, modules=modules))
 

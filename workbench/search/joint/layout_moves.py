@@ -12,7 +12,7 @@ from workbench.plan.plan import Program, Sharding
 from workbench.plan.stage import Stage
 from workbench.planner.assembly import cut
 from workbench.planner.block_cuts import even_blocks
-from workbench.planner.groupings import groups_of, llm_of, replicas_of, resized, round_robin
+from workbench.planner.groupings import groups_of, replicas_of, resized, round_robin
 from workbench.planner.layer_cost import believed_layers_s
 from workbench.planner.layout_choice import Degrees, degrees_of
 from workbench.planner.planner_cost import FROZEN_AWARE
@@ -42,7 +42,7 @@ class Arrange:
         replicas = {each.module: each.dp for each in self.arrangement.degrees}
         microbatches, samples = choice.microbatches, self._samples(job, choice)
         if samples is not None or replicas_of(job, microbatches) != replicas:
-            groups, most = groups_of(job, microbatches), replicas[llm_of(job)]
+            groups, most = groups_of(job, microbatches), replicas[job.model.llm.name]
             if samples is not None:
                 groups = resized(groups, samples)
             elif len(groups) < most and len(job.batch) % most == 0:
@@ -64,8 +64,8 @@ class Arrange:
 
     def _samples(self, job: Job, choice: Choice) -> int | None:
         """Samples per microbatch; None: the groups stay."""
-        before = next(stage.joint_replicas for stage in choice.stages if stage.module == llm_of(job))
-        num_joint = self.arrangement.of(llm_of(job)).joint_replicas
+        before = next(stage.joint_replicas for stage in choice.stages if stage.module == job.model.llm.name)
+        num_joint = self.arrangement.of(job.model.llm.name).joint_replicas
         if self.samples is not None or num_joint == before:
             return self.samples
         each = max(1, len(job.batch) // len(groups_of(job, choice.microbatches)) // before)
@@ -93,7 +93,7 @@ def _needs_recut(choice: Choice, schedule: Schedule, job: Job) -> bool:
 
 
 def _recut(space: Space, choice: Choice, schedule: Schedule) -> tuple[Stage, ...]:
-    llm, job = llm_of(space.job), replace(space.job, schedule=schedule)
+    llm, job = space.job.model.llm.name, replace(space.job, schedule=schedule)
     draft = draft_of(space.job, choice)
     stages: list[Stage] = [stage for stage in choice.stages if stage.module != llm]
     for replica in draft.replicas(llm):

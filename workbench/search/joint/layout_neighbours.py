@@ -10,9 +10,8 @@ from workbench.explain.neighbours import layout_neighbours
 from workbench.job.device_pools import check_taken
 from workbench.job.job import Job
 from workbench.planner.assembly import check_ranks, dp_of, layout_of
-from workbench.planner.groupings import groups_of, llm_of
+from workbench.planner.groupings import groups_of
 from workbench.planner.layout_choice import Degrees
-from workbench.planner.layout_search import usable_ranks
 from workbench.search.joint.arrangement import Arrangement, Placement, check_placement
 from workbench.search.joint.choice import Choice
 
@@ -22,7 +21,7 @@ def job_of(job: Job, choice: Choice, arrangement: Arrangement) -> Job:
 
     Modules with as many replicas as the LLM use the job's number of replicas.
     """
-    llm = arrangement.of(llm_of(job))
+    llm = arrangement.of(job.model.llm.name)
     layouts = tuple(
         replace(each.layout, dp=None) if each.dp == llm.dp else each.layout for each in arrangement.degrees
     )
@@ -58,7 +57,7 @@ def arrangements_near(job: Job, choice: Choice, arrangement: Arrangement) -> Ite
         (*_replicas_traded(arrangement), *_other_depths(arrangement), *_swapped(arrangement))
     )
     degrees |= dict.fromkeys(_other_replicas(job, arrangement))
-    degrees |= dict.fromkeys([more for each in degrees for more in _filled(each, usable_ranks(job))])
+    degrees |= dict.fromkeys([more for each in degrees for more in _filled(each, job.usable_ranks)])
     neighbours_found: dict[Arrangement, None] = {}
     for placement in Placement:
         for each in degrees:
@@ -90,7 +89,7 @@ def _other_pools(job: Job, arrangement: Arrangement) -> Iterator[Arrangement]:
 
 def _is_placeable(job: Job, arrangement: Arrangement) -> bool:
     """Whether the placement supports the degrees, on ranks that exist, in pools that take them."""
-    if arrangement.num_ranks(llm_of(job)) > usable_ranks(job):
+    if arrangement.num_ranks(job.model.llm.name) > job.usable_ranks:
         return False
     try:
         check_placement(job, arrangement)
@@ -149,7 +148,7 @@ def _other_replicas(job: Job, arrangement: Arrangement) -> Iterator[tuple[Degree
     for replicas in sorted({2 * dp, dp + 1, dp - 1, dp // 2} - {0, dp}):
         if len(job.batch) % replicas:
             continue
-        most = usable_ranks(job) // replicas
+        most = job.usable_ranks // replicas
         options = [list(_sizes_near(replace(each, dp=replicas))) for each in arrangement.degrees]
         fitting = [
             option
@@ -229,7 +228,7 @@ def _fitted(job: Job, placement: Placement, degrees: tuple[Degrees, ...]) -> tup
     """Adapt encoders to the placement: the LLM's grid where they share its ranks."""
     if placement in (Placement.ISLANDS, Placement.REPLICAS):
         return degrees
-    llm = next(each for each in degrees if each.module == llm_of(job))
+    llm = next(each for each in degrees if each.module == job.model.llm.name)
     fitted = []
     for each in degrees:
         if each.module == llm.module:

@@ -29,7 +29,6 @@ from workbench.plan.routing import routing_of
 from workbench.plan.work import even_work_of
 from workbench.planner.assembly import empty_draft
 from workbench.planner.layer_cost import alike_layers
-from workbench.planner.layout_search import usable_ranks
 from workbench.search.joint.choice import Choice
 
 SIZES = [2.0**power for power in range(10, 34)]  # bytes per rank in an all-gather
@@ -205,7 +204,7 @@ class _ModuleWork:
     ) -> None:
         self._job, self._cost, self._module, self._weight = job, cost, module, weight
         self._stages = [stage for stage in layout.stages if stage.module == module.name] if layout else []
-        self._num_ranks = usable_ranks(job)
+        self._num_ranks = job.usable_ranks
         self._may_cut = any(stage.cp > 1 for stage in self._stages) if layout else self._num_ranks > 1
         self._must_cut = bool(self._stages) and all(stage.cp > 1 for stage in self._stages)
         self._stock = Work(tuple(row for work, num in works for row in work.rows * num)) if works else None

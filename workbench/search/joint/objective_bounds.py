@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
-from workbench.planner.layout_search import usable_ranks
 from workbench.search.joint.bounds import LowerBound, least_rank_s, lower_bound_s, no_bound
 from workbench.search.joint.choice import Choice
 from workbench.search.joint.least_work import even
@@ -77,5 +76,5 @@ def _mean_ranks(job: Job, goodput: Goodput) -> float:
     `least_rank_s` rank-seconds on any nodes; so no more samples count than these ranks could process.
     """
     largest = sorted((node.num_ranks for node in job.cluster.nodes), reverse=True)
-    most = [float(min(usable_ranks(job), sum(largest[:count]))) for count in range(len(largest) + 1)]
+    most = [float(min(job.usable_ranks, sum(largest[:count]))) for count in range(len(largest) + 1)]
     return goodput.mean_of(most)

@@ -10,7 +10,6 @@ from workbench.job.module_layout import ModuleLayout
 from workbench.model.model_graph import TEXT, Module
 from workbench.plan.plan import ModuleSettings, Recompute, Sharding
 from workbench.plan.runnable_degrees import may_divide
-from workbench.planner.layout_search import usable_ranks
 from workbench.planner.strategy_spec import Chooser, OwnSpace
 from workbench.schedule.sharded import ReshardAfter
 from workbench.strategies.registry import STRATEGIES
@@ -73,7 +72,7 @@ class Draws:
         """Whether a drawn job's layouts fit on the available ranks, as far as their stages are counted."""
         ranks_per_replica = [layout.stage_ranks * (layout.pp or 1) for layout in job.layouts]
         needed = max(ranks_per_replica, default=1) if self.space.shares_ranks else sum(ranks_per_replica)
-        return job.replicas * needed <= usable_ranks(job)
+        return job.replicas * needed <= job.usable_ranks
 
     def _microbatches(self) -> list[int]:
         return [size for size in MICROBATCHES if len(self.job.batch) % size == 0]
@@ -127,7 +126,7 @@ class Draws:
             degrees = dict.fromkeys(
                 degrees, (tp, min(cp, *(max(token_sizes(each)) for each in job.model.modules)))
             )
-        layouts = self._counted(degrees, usable_ranks(job) // replicas, rng)
+        layouts = self._counted(degrees, job.usable_ranks // replicas, rng)
         return replace(job, replicas=replicas, layouts=layouts)
 
     def _nudged(self, job: Job, rng: random.Random) -> Job:
@@ -145,7 +144,7 @@ class Draws:
         return replace(job, layouts=(*job.layouts[:index], layout, *job.layouts[index + 1 :]))
 
     def _replicas(self, job: Job) -> list[int]:
-        most = max(1, usable_ranks(job) // len(job.model.modules))
+        most = max(1, job.usable_ranks // len(job.model.modules))
         unit = job.microbatch_samples
         return [dp for dp in range(1, most + 1) if len(job.batch) % (dp * unit) == 0]
 

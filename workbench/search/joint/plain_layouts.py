@@ -6,9 +6,8 @@ from itertools import chain, product, zip_longest
 from workbench.job.job import Job
 from workbench.plan.plan import Recompute, Sharding
 from workbench.planner.expert_choices import expert_choices, expert_counts
-from workbench.planner.groupings import Grouping, differ, llm_of
+from workbench.planner.groupings import Grouping, differ
 from workbench.planner.layout_choice import Degrees
-from workbench.planner.layout_search import usable_ranks
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
 from workbench.schedule.sharded import ReshardAfter
 from workbench.search.joint.arrangement import Arrangement, Placement
@@ -74,7 +73,7 @@ def _grids(job: Job) -> list[tuple[int, int]]:
 
 def _on_grid(job: Job, tp: int, cp: int, questions: Collection[Question]) -> Iterator[Moves]:
     """As many replicas as fit on the ranks; the largest microbatches first."""
-    dp = usable_ranks(job) // (tp * cp)
+    dp = job.usable_ranks // (tp * cp)
     if dp == 0:
         return
     degrees = tuple(Degrees(module=module.name, tp=tp, cp=cp, dp=dp) for module in job.model.modules)
@@ -97,7 +96,7 @@ def _memory_options(job: Job, tp: int, cp: int, dp: int, questions: Collection[Q
     yield (state,)
     yield (_keep(None, Sharding.NONE, tp=tp),)
     counts = instance_counts(dp, cp) if tp == 1 else ()
-    nodes = usable_ranks(job) // _ranks_per_node(job)
+    nodes = job.usable_ranks // _ranks_per_node(job)
     within_nodes = [count for count in (nodes, 1) if count in counts]
     pairs = [count for count in counts[:1] if count not in within_nodes]
     by_size = sorted(job.model.modules, key=lambda module: module.num_parameters)
@@ -126,7 +125,7 @@ def _keep(module: str | None, sharding: Sharding, instances: int = 1, *, tp: int
 def _stages_of_nodes(job: Job, questions: Collection[Question]) -> Iterator[Moves]:
     """Pipelines of whole nodes: all modules on all of them, in turn with each module on nodes of its own."""
     ranks_per_node = _ranks_per_node(job)
-    nodes = usable_ranks(job) // ranks_per_node
+    nodes = job.usable_ranks // ranks_per_node
     if ranks_per_node < 2 or nodes < 2 or Question.ORDER not in questions:
         return
     modules = job.model.modules
@@ -150,7 +149,7 @@ def _on_nodes(job: Job, depths: Sequence[int]) -> tuple[Degrees, ...]:
             module=module.name,
             pp=pp,
             dp=ranks_per_node // ep,
-            ep=ep if module.name == llm_of(job) else 1,
+            ep=ep if module.name == job.model.llm.name else 1,
             joint_replicas=ep,
         )
         for module, pp in zip(job.model.modules, depths, strict=True)
@@ -171,7 +170,7 @@ def _pipelines(
     """
     memory_moves = (_keep(None, Sharding.OPTIMIZER),) if Question.MEMORY in questions else ()
     for arrangement in arrangements:
-        llm = arrangement.of(llm_of(job))
+        llm = arrangement.of(job.model.llm.name)
         sizes = _sizes(job, llm.num_replicas, nodes if llm.ep == 1 else 1, questions)
         for size, schedule in product(sizes, schedules):
             yield (

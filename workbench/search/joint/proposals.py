@@ -9,7 +9,7 @@ from workbench.explain.neighbours import memory_neighbours
 from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
 from workbench.plan.plan import KeyExchange, Plan, Recompute, Sharding
-from workbench.planner.groupings import Grouping, differ, groups_of, llm_of
+from workbench.planner.groupings import Grouping, differ, groups_of
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
 from workbench.search.joint.arrangement import Arrangement
 from workbench.search.joint.choice import Choice, TokenRule, draft_of
@@ -219,7 +219,9 @@ def _schedules(job: Job, current: Schedule, draft: Plan) -> Iterator[Schedule]:
     """Every kind with its usual settings, and with other virtual stages, limits, windows, run-ahead and
     offload.
     """
-    blocks = len({stage.flat_ranks for stage in draft.chain[llm_of(job), draft.replicas(llm_of(job))[0]]})
+    blocks = len(
+        {stage.flat_ranks for stage in draft.chain[job.model.llm.name, draft.replicas(job.model.llm.name)[0]]}
+    )
     schedules: dict[Schedule, None] = {}
     for kind in ScheduleKind:
         base = usual(kind)
@@ -255,7 +257,7 @@ def _boundaries(draft: Plan) -> Iterator[Move]:
 def _sizes(job: Job, choice: Choice) -> Iterator[Move]:
     """Sizes that divide the batch, with a sample for each joint replica."""
     current = max(1, len(job.batch) // len(groups_of(job, choice.microbatches)))
-    least = max(stage.joint_replicas for stage in choice.stages if stage.module == llm_of(job))
+    least = max(stage.joint_replicas for stage in choice.stages if stage.module == job.model.llm.name)
     for size in range(least, len(job.batch) + 1):
         if len(job.batch) % size == 0 and size != current:
             yield Resize(size)
@@ -321,7 +323,7 @@ def _regroupings(space: Space, draft: Plan, hints: Hints | None, rng: random.Ran
     kinds = {sample.id: (sample.segments, sample.mask) for sample in draft.batch}
     if not differ(draft.batch) or space.varies:
         return
-    llm = llm_of(space.job)
+    llm = space.job.model.llm.name
     llm_microbatches = [microbatch for microbatch in draft.microbatches if microbatch.module == llm]
     microbatch_of = {item.sample: each for each in llm_microbatches for item in each.items}
     seconds = hints.sample_weights(draft) if hints is not None else {}

@@ -11,7 +11,7 @@ from workbench.job.module_layout import ModuleLayout
 from workbench.job.other_layouts import with_layouts
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import ModuleSettings, Plan
-from workbench.planner.groupings import groups_of, llm_of
+from workbench.planner.groupings import groups_of
 from workbench.planner.layout_choice import degrees_of
 from workbench.planner.stage_counts import PlannerStopped
 from workbench.planner.strategy_spec import Chooser, Planner
@@ -235,7 +235,7 @@ def _job_of(open_job: Job, choice: Choice, degrees: Chooser) -> Job:
     """The job that a strategy's plan answers, with its degrees if users choose them."""
     draft = draft_of(open_job, choice)
     degrees_by_module = {module.name: degrees_of(draft, module.name) for module in open_job.model.modules}
-    llm = degrees_by_module[llm_of(open_job)]
+    llm = degrees_by_module[open_job.model.llm.name]
     samples = max(1, len(open_job.batch) // len(groups_of(open_job, choice.microbatches)))
     job = replace(open_job, microbatch_samples=samples, schedule=choice.schedule, settings=choice.settings)
     if degrees is Chooser.ITSELF:

@@ -12,7 +12,7 @@ from workbench.job.other_layouts import with_layouts
 from workbench.plan.plan import Recompute, Sharding
 from workbench.planner.groupings import Grouping, differ
 from workbench.planner.layout_choice import Degrees, LayoutChoice, Mode, ModuleChoice
-from workbench.planner.layout_search import FoundLayout, likely_layouts, usable_ranks
+from workbench.planner.layout_search import FoundLayout, likely_layouts
 from workbench.search.joint.arrangement import Arrangement, Placement
 from workbench.search.joint.grouping_moves import Regroup
 from workbench.search.joint.layout_moves import Arrange
@@ -97,7 +97,7 @@ def _seeds(job: Job, cost: CostModel, questions: Collection[Question]) -> Iterat
 
 def _modes(job: Job) -> list[Mode]:
     """Modes to search; modules apart only if the ranks divide into few enough islands."""
-    num_divisions = usable_ranks(job) ** len(job.model.encoders)
+    num_divisions = job.usable_ranks ** len(job.model.encoders)
     return [mode for mode in _PLACEMENTS if mode is not Mode.APART or num_divisions <= MOST_DIVISIONS]
 
 
@@ -110,7 +110,7 @@ def _on_one_grid(job: Job, questions: Collection[Question]) -> Iterator[Moves]:
     names = [module.name for module in job.model.modules]
     arranged = []
     for tp, cp in sorted(shared_grids(job), key=lambda grid: (grid[0] * grid[1], grid)):
-        if (dp := usable_ranks(job) // (tp * cp)) == 0:
+        if (dp := job.usable_ranks // (tp * cp)) == 0:
             break
         degrees = tuple(Degrees(module=name, tp=tp, cp=cp, dp=dp) for name in names)
         arrangement = Arrangement(placement=Placement.FIRST_STAGE, degrees=degrees)
