@@ -72,6 +72,7 @@ class PlanResult:
 
     Args:
         predicted_s: before the first round.
+        predicted_again_s: before the last round, if the machine was calibrated again; None if it was not.
         executed_s: median over all timed steps.
         drift: of the machine beside the plan's steps, since the calibration that held for each; None where
             nobody read it.
@@ -86,6 +87,7 @@ class PlanResult:
     num_ranks: int
     plan_hash: str
     predicted_s: float
+    predicted_again_s: float | None
     executed_s: float
     lowest_s: float
     highest_s: float
@@ -276,13 +278,14 @@ def _row(item: Planned, ran: Sequence[Ran]) -> PlanResult:
     runs = [Run(o.planned.predicted_s, tuple(t.iteration_s for t in o.traces), drift) for o, drift in mine]
     traces = [trace for one, _ in mine for trace in one.traces]
     times_s = [trace.iteration_s for trace in traces]
-    median_s = statistics.median(times_s)
+    median_s, last_s = statistics.median(times_s), runs[-1].predicted_s
     return PlanResult(
         plan=item.name,
         mix=item.mix,
         num_ranks=len(item.plan.ranks),
         plan_hash=item.plan_hash,
         predicted_s=item.predicted_s,
+        predicted_again_s=None if last_s == item.predicted_s else last_s,
         executed_s=median_s,
         lowest_s=min(times_s),
         highest_s=max(times_s),

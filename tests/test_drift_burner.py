@@ -22,6 +22,7 @@ def result(drift: float | None, corrected: float | None) -> DemoResult:
         num_ranks=2,
         plan_hash="a" * 64,
         predicted_s=1.0,
+        predicted_again_s=None,
         executed_s=1.25,
         lowest_s=1.2,
         highest_s=1.3,

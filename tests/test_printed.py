@@ -268,6 +268,7 @@ def test_the_demo_says_which_plans_are_the_same_on_this_machine() -> None:
     """Of one mix, as many ranks and the same time to the last bit; others are not named."""
     row = {
         "num_ranks": 4,
+        "predicted_again_s": None,
         "executed_s": 1.0,
         "error": 0.0,
         "drift": None,
@@ -284,6 +285,28 @@ def test_the_demo_says_which_plans_are_the_same_on_this_machine() -> None:
     unread = {"drift": None, "error_corrected": None, "median_abs_error_corrected": None}
     record = totals | unread | {"plans": plans, "machine": "this"}
     assert str(demo_table(record).caption).splitlines()[2:] == ["the same plan here: a-mixed, b-mixed"]
+
+
+def test_the_demo_shows_what_later_runs_were_compared_with() -> None:
+    """A machine that became half as fast and was calibrated again: the first prediction explains no error."""
+    row = {
+        "plan": "a",
+        "mix": "mixed",
+        "num_ranks": 4,
+        "predicted_s": 1.0,
+        "predicted_again_s": 2.0,
+        "executed_s": 2.0,
+        "error": 0.0,
+        "drift": None,
+        "error_corrected": None,
+        "spread": 0.0,
+    }
+    totals = {"median_abs_error": 0.0, "worst_abs_error": 0.0, "spread": 0.0, "error": 0.0, "recalibrated": 1}
+    unread = {"drift": None, "error_corrected": None, "median_abs_error_corrected": None}
+    record = totals | unread | {"plans": [row, row | {"predicted_again_s": None}], "machine": "this"}
+    table = demo_table(record)
+    assert [each["predicted_again_s"] for each in rows_of([table])] == [2.0, None]
+    assert "each run's error is against the prediction of its own calibration" in str(table.caption)
 
 
 def test_ctrl_c_is_one_line_and_the_code_that_shells_expect(capsys: pytest.CaptureFixture[str]):

@@ -203,13 +203,19 @@ def listed(
 
 
 def demo_table(record: Mapping[str, Any]) -> Table:
-    """The demo's `as_json()`: every plan predicted and executed, and the errors over all of them."""
+    """The demo's `as_json()`: every plan predicted and executed, and the errors over all of them.
+
+    If the machine was calibrated again, the column `predicted again` says what later runs are compared with.
+    """
+    again = [row for row in record["plans"] if row["predicted_again_s"] is not None]
+    later = [("predicted again", lambda row: _if_predicted(row["predicted_again_s"]))] if again else []
     table = listed(
         f"{len(record['plans'])} plans, {record['machine']}",
         record["plans"],
         ("", lambda row: row["plan"]),
         ("ranks", lambda row: str(row["num_ranks"])),
         ("predicted", lambda row: milliseconds(row["predicted_s"])),
+        *later,
         ("executed", lambda row: milliseconds(row["executed_s"])),
         ("error", lambda row: percent(row["error"], signed=True)),
         ("drift", lambda row: percent(row["drift"], signed=True)),
@@ -225,10 +231,15 @@ def demo_table(record: Mapping[str, Any]) -> Table:
         f"drift {percent(record['drift'], signed=True)}, median error {record['error']:+.1%}, "
         f"corrected {percent(record['error_corrected'], signed=True)}; calibrated again "
         f"{record['recalibrated']} times"
+        + (": each run's error is against the prediction of its own calibration" if again else "")
     )
     table.caption += "".join(f"\nthe same plan here: {', '.join(names)}" for names in _equal_plans(record))
     table.caption_justify = "left"
     return table
+
+
+def _if_predicted(duration_s: float | None) -> Figure:
+    return Figure("-", {"s": None}) if duration_s is None else milliseconds(duration_s)
 
 
 def _equal_plans(record: Mapping[str, Any]) -> list[list[str]]:
