@@ -163,7 +163,7 @@ def test_tables_alone_go_to_stdout_in_a_format(tmp_path: Path) -> None:
     assert rows[0]["weights"] == "859264"
     assert f"written to {plan}" in done.stderr
     checked = json.loads(workbench("check", plan, "--format", "json").stdout)
-    assert {row["table"] for row in checked} == {"stages", "programs"}
+    assert {row["table"] for row in checked} == {"stages", "peak memory", "programs"}
     assert workbench("check", plan).stdout.startswith("accepted: sound, fits, free of deadlock")
 
 

@@ -20,12 +20,14 @@ from workbench.job.matching import check_job, named_profile
 from workbench.job.run_options import asked
 from workbench.job.sample_sizes import Tiling
 from workbench.memory.account import fullest_bytes
+from workbench.memory.rank_peaks import fullest_ranks, rank_peaks
 from workbench.plan.codec import plan_hash, read_plan, write_plan
 from workbench.plan.plan import Plan
 from workbench.plan.runnable import check_runnable_here, refusal_to_run
 from workbench.planner.judged import JudgedBy
 from workbench.planner.stable_batch import too_small
 from workbench.report.figure import Figure
+from workbench.report.peak_table import peak_records, peak_table
 from workbench.report.progress import ticking
 from workbench.report.stage_table import folded_plan_table
 from workbench.report.tables import (
@@ -181,14 +183,20 @@ def check_command(
     job: Annotated[
         Path | None, typer.Option(help="job file whose model and cluster the plan must match")
     ] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option(help="show what is in this rank's memory; default: in the fullest of each module"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check that a plan is valid, fits in memory and cannot deadlock; show stages and programs."""
+    """Check that a plan is valid, fits in memory and cannot deadlock; show stages, memory and programs."""
     parsed_plan = read_plan(plan)
     if job is not None:
         check_job(parsed_plan, read_job(job), plan)
-    accept(parsed_plan)
+    lowered, memory = accept(parsed_plan)
     check_runnable_here(parsed_plan)
+    shown = fullest_ranks(lowered, memory) if rank is None else (rank,)
+    peaks = tuple(rank_peaks(lowered, memory, shown))
     programs = titled("programs", ("ranks",))
     programs.add_column("actions", overflow="fold")
     for program in parsed_plan.programs:
@@ -200,8 +208,9 @@ def check_command(
         "strategy": parsed_plan.strategy,
         "ranks": len(parsed_plan.ranks),
         "peak_bytes": fullest_bytes(parsed_plan),
+        "peaks": peak_records(peaks),
     }
-    tables = _stages(parsed_plan), first_rows(programs)
+    tables = _stages(parsed_plan), peak_table(peaks), first_rows(programs)
     print_result(record, accepted, *tables, as_json=as_json)
 
 
