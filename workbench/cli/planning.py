@@ -29,7 +29,7 @@ from workbench.planner.stable_batch import too_small
 from workbench.report.figure import Figure
 from workbench.report.peak_table import peak_records, peak_table
 from workbench.report.progress import ticking
-from workbench.report.stage_table import folded_plan_table
+from workbench.report.stage_table import folded_plan_table, folded_programs
 from workbench.report.tables import (
     milliseconds,
     plan_table,
@@ -197,10 +197,6 @@ def check_command(
     check_runnable_here(parsed_plan)
     shown = fullest_ranks(lowered, memory) if rank is None else (rank,)
     peaks = tuple(rank_peaks(lowered, memory, shown))
-    programs = titled("programs", ("ranks",))
-    programs.add_column("actions", overflow="fold")
-    for program in parsed_plan.programs:
-        programs.add_row(rank_runs(program.ranks), _actions_text(program.actions))
     accepted = f"accepted: sound, fits, free of deadlock; hash {plan_hash(parsed_plan)[:12]}"
     record = {
         "plan": str(plan),
@@ -210,8 +206,21 @@ def check_command(
         "peak_bytes": fullest_bytes(parsed_plan),
         "peaks": peak_records(peaks),
     }
-    tables = _stages(parsed_plan), peak_table(peaks), first_rows(programs)
+    tables = _stages(parsed_plan), peak_table(parsed_plan, peaks), first_rows(_programs(parsed_plan))
     print_result(record, accepted, *tables, as_json=as_json)
+
+
+def _programs(plan: Plan) -> Table:
+    """A row for each program; printed, one for all that differ in the numbers of stages alone."""
+    programs = plan.programs if is_for_programs() else folded_programs(plan)
+    table = titled("programs", ("ranks",))
+    table.add_column("actions", overflow="fold")
+    for program in programs:
+        table.add_row(rank_runs(program.ranks), _actions_text(program.actions))
+    if len(programs) < len(plan.programs):
+        table.caption = "ranks of a row do the same on stages of their own; those of the first are shown"
+        table.caption_justify = "left"
+    return table
 
 
 def _actions_text(actions: Sequence[Action]) -> Figure:

@@ -6,10 +6,11 @@ from typing import Any
 from rich.table import Table
 
 from workbench.memory.rank_peaks import RankPeak
+from workbench.plan.plan import Plan
 from workbench.report.tables import mebibytes, percent, titled
 
 
-def peak_table(peaks: Sequence[RankPeak]) -> Table:
+def peak_table(plan: Plan, peaks: Sequence[RankPeak]) -> Table:
     """One line per part of each rank's peak, largest first; the caption has the peaks and their limits."""
     table = titled("memory at the peak", ("rank", "part", "of", "memory", "of the peak"), key="peak memory")
     table.columns[1].justify = "left"
@@ -17,13 +18,17 @@ def peak_table(peaks: Sequence[RankPeak]) -> Table:
         for part in peak.parts:
             share = percent(part.num_bytes / peak.num_bytes, signed=False)
             table.add_row(str(peak.rank), str(part.part), part.module, mebibytes(part.num_bytes), share)
-    table.caption = "\n".join((*map(_peak_text, peaks), ""))
+    table.caption = "\n".join((*(_peak_text(plan, peak) for peak in peaks), ""))
     table.caption_justify = "left"
     return table
 
 
-def _peak_text(peak: RankPeak) -> str:
-    moment = "at rest" if peak.during is None else f"during {peak.during}"
+def _peak_text(plan: Plan, peak: RankPeak) -> str:
+    moment = "at rest"
+    if peak.during is not None:
+        stage = plan.stage.get(peak.during.stage) if peak.during.stage is not None else None
+        where = "" if stage is None else f" of {stage.module} {stage.layers[0]}..{stage.layers[1] - 1}"
+        moment = f"during {peak.during}{where}"
     sharing = f" that {peak.num_sharing} ranks share" if peak.num_sharing > 1 else ""
     return (
         f"rank {peak.rank}: {mebibytes(peak.num_bytes)} of {mebibytes(peak.limit_bytes)}{sharing}, {moment}"
