@@ -19,7 +19,7 @@ from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
 from workbench.schedule.action import Action
-from workbench.units import gib, wanted_memory_text
+from workbench.units import gib_text, wanted_memory_text
 
 NUM_PARTS_NAMED = 6
 
@@ -169,8 +169,8 @@ def check_memory(lowered: Lowered, table: MemoryTable) -> None:
         worst = max(group, key=lambda rank: (peaks[rank].num_bytes, -rank))
         moment = _moment_text(plan, worst, peaks[worst])
         raise ValueError(
-            f"rank {worst}{_node_mates(group)} does not fit: {_gib(total)} {moment}, "
-            f"but node {index} ({node.device}) has {_gib(node.memory_bytes)}; in it: "
+            f"rank {worst}{_node_mates(group)} does not fit: {gib_text(total)} {moment}, "
+            f"but node {index} ({node.device}) has {gib_text(node.memory_bytes)}; in it: "
             f"{_parts_text(lowered, worst, peaks[worst])}; want {wanted_memory_text(total)}, "
             "or recompute, sharding or more stages"
         )
@@ -186,10 +186,6 @@ def memory_groups(plan: Plan) -> Iterator[tuple[int, list[int]]]:
         yield from ((index, group) for group in ([ranks] if shared else [[rank] for rank in ranks]))
 
 
-def _gib(num_bytes: int) -> str:
-    return f"{gib(num_bytes):.3g} GiB"
-
-
 def _moment_text(plan: Plan, rank: int, peak: Peak) -> str:
     return "at rest" if peak.position is None else f"during {plan.program[rank][peak.position]}"
 
@@ -197,9 +193,9 @@ def _moment_text(plan: Plan, rank: int, peak: Peak) -> str:
 def _parts_text(lowered: Lowered, rank: int, peak: Peak) -> str:
     """Describe what is in a peak, largest first, e.g. `optimizer of llm 4.20 GiB`."""
     parts = held_at(lowered, rank, peak.position)
-    named = [f"{held.name} {_gib(held.num_bytes)}" for held in parts[:NUM_PARTS_NAMED]]
+    named = [f"{held.name} {gib_text(held.num_bytes)}" for held in parts[:NUM_PARTS_NAMED]]
     rest = sum(held.num_bytes for held in parts[NUM_PARTS_NAMED:])
-    return ", ".join([*named, *([f"others {_gib(rest)}"] if rest else ())])
+    return ", ".join([*named, *([f"others {gib_text(rest)}"] if rest else ())])
 
 
 def peaks_of(plan: Plan, table: MemoryTable) -> dict[int, Peak]:
