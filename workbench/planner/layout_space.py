@@ -113,9 +113,10 @@ class LayoutSpace:
                 )
             least = round(min(map(self._steps.state_bytes, choices)))
             if least > self._steps.memory_bytes:
+                limit = gib_text(self._steps.memory_bytes)
                 return (
                     f"weights, gradients and optimizer state of {module.name!r} take {gib_text(least)} a "
-                    f"rank at least, of {gib_text(self._steps.memory_bytes)}; nearest: that memory, or more ranks"
+                    f"rank at least, of {limit}; nearest: that memory, or more ranks"
                 )
         return None
 
