@@ -54,7 +54,9 @@ def test_what_fits_nowhere_is_refused_in_one_line(mode):
             "the grid of 'llm', tp 2 and cp 1, but the layout of 'vision' has tp 1 and cp 1; nearest: equal",
             id="grids",
         ),
-        pytest.param({"memory_gb": 0.1}, "of 'llm' take [0-9]+ bytes a rank at least", id="state"),
+        pytest.param(
+            {"memory_gb": 0.1}, r"'llm' take 6.73 GiB a rank at least, of 0.0931 GiB; nearest", id="state"
+        ),
     ],
 )
 def test_what_has_no_layout_is_told_why_and_what_is_nearest(changes, what):

@@ -255,7 +255,7 @@ def test_a_plan_that_fits_is_accepted():
     check_memory(lowered, memory_table(lowered))
 
 
-def test_a_plan_that_does_not_fit_is_refused_with_rank_action_and_holders():
+def test_a_plan_that_does_not_fit_is_refused_with_rank_action_and_parts():
     lowered = lower(llama_plan(memory_bytes=40 * GIB))
     with pytest.raises(ValueError) as refusal:
         check_memory(lowered, memory_table(lowered))
@@ -263,7 +263,7 @@ def test_a_plan_that_does_not_fit_is_refused_with_rank_action_and_holders():
     assert message.startswith("rank 0 does not fit: ")
     assert "during 0F0" in message or "during 0B0" in message
     assert "but node 0 (toy) has 40 GiB" in message
-    assert "largest holders: optimizer of llm 44.9 GiB, " in message
+    assert "in it: optimizer of llm 44.9 GiB, " in message
     wanted_gib, needed_text = re.search(r"want memory_gib >= (\S+) \((\S+) bytes\)", message).groups()
     needed = int(needed_text.replace(",", ""))
     assert needed <= float(wanted_gib) * GIB < needed + GIB / 1000

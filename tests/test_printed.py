@@ -163,7 +163,7 @@ def test_tables_alone_go_to_stdout_in_a_format(tmp_path: Path) -> None:
     assert rows[0]["weights"] == "859264"
     assert f"written to {plan}" in done.stderr
     checked = json.loads(workbench("check", plan, "--format", "json").stdout)
-    assert {row["table"] for row in checked} == {"stages", "programs"}
+    assert {row["table"] for row in checked} == {"stages", "peak memory", "programs"}
     assert workbench("check", plan).stdout.startswith("accepted: sound, fits, free of deadlock")
 
 
@@ -321,3 +321,14 @@ def test_ctrl_c_is_one_line_and_the_code_that_shells_expect(capsys: pytest.Captu
         program(["wait"])
     assert ended.value.code == 130
     assert capsys.readouterr().err == "workbench: interrupted\n"
+
+
+def test_memory_is_printed_in_gib_and_rates_in_gb_a_second(tmp_path: Path) -> None:
+    """65.01 GB beside a plan's 60.5 GiB looks like a plan that does not fit."""
+    rows = tmp_path / "rows.csv"
+    rows.write_text("hidden,layers,heads,sequence,global_batch,gpu\n1024,8,16,1024,8,H100\n")
+    shown = workbench("predict", rows, "-o", tmp_path / "out.csv").stdout
+    shown += workbench("profile", "show", "H200").stdout
+    assert re.search(r"memory +131\.3 GiB", shown)
+    assert len(re.findall(r"\d [KMG]iB", shown)) == 2
+    assert not re.findall(r"\d GB(?!/s)", shown)

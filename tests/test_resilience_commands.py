@@ -237,6 +237,12 @@ def test_a_rate_of_losses_has_two_spellings(job):
     assert by_node == answered("failures", job, "--mtbf", "36s", *others)
 
 
+@pytest.mark.parametrize("mtbf", ["20h", "100000d"])  # some losses in a day, and none
+def test_a_drawn_trace_is_a_day_and_does_not_end_at_its_last_loss(job, mtbf):
+    rates = ("--mtbf", mtbf, "--joins-per-missing-hour", 0.5)
+    assert answered("failures", job, *rates) == answered("failures", job, *rates, "--hours", 24)
+
+
 def test_failures_shows_a_line_for_each_system(job, trace):
     shown = workbench("failures", job, "--trace", trace).stdout
     assert "small on trace.csv, 0.03333 h" in shown

@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 from rich.table import Table
 
+from tests.plans import disjoint_plan, sample, two_encoders
+from tests.test_memory import CUTS
 from tests.test_strategies import cost, job
 from workbench.cli.console import MOST_STAGES, first_rows
 from workbench.job.other_layouts import with_layouts
-from workbench.report.stage_table import folded_plan_table, numbers_text
+from workbench.report.stage_table import folded_plan_table, folded_programs, numbers_text
 from workbench.strategies.registry import PLANNERS
 
 
@@ -50,3 +52,27 @@ def test_a_table_of_more_rows_is_cut() -> None:
     cut = first_rows(table)
     assert cut.row_count == MOST_STAGES
     assert cut.caption == "3 more rows; --format csv prints all"
+
+
+def test_layers_gathered_for_themselves_share_a_row_where_they_are_equal() -> None:
+    """All stages are there, each once; units that differ in anything but the layer stand apart."""
+    plan = PLANNERS["fsdp"](with_layouts(job(), ()), cost(), lambda *_: None)
+    rows = cells(folded_plan_table(plan))
+    for module in plan.model.modules:
+        spans = [tuple(map(int, row[3].split(".."))) for row in rows if row[1] == module.name]
+        assert [layer for first, last in spans for layer in range(first, last + 1)] == list(
+            range(len(module.layers))
+        )
+        assert len(spans) < len(module.layers)
+    whole = replace(plan, settings=replace(plan.settings, modules=()))
+    assert len(cells(folded_plan_table(whole))) == sum(len(module.layers) for module in plan.model.modules)
+
+
+def test_programs_that_replicas_have_alike_are_one_and_others_are_not() -> None:
+    plan = disjoint_plan(two_encoders(), [sample(i) for i in range(6)], CUTS, replicas=2)
+    folded = folded_programs(plan)
+    assert 2 * len(folded) == len(plan.programs)
+    assert sorted(rank for program in folded for rank in program.ranks) == sorted(plan.ranks)
+    first, *others = plan.programs
+    uneven = replace(plan, programs=(replace(first, actions=first.actions[::-1]), *others))
+    assert len(folded_programs(uneven)) == len(folded) + 1

@@ -1,6 +1,7 @@
 """Videos: frames and sizes as transformers' processors choose them, positions and losses as its models'."""
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,8 @@ from workbench.data.sample import Sample, Segment
 from workbench.job.job import load_job
 from workbench.job.sample_sizes import sized_batch
 from workbench.model.composites.composite import LLM
+from workbench.model.families.family import Encoder
+from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.hf_config import module_from_config
 from workbench.model.item_tokens import image_tokens, video_of
 from workbench.model.model_graph import Module
@@ -110,6 +113,21 @@ def test_qwen3_looks_at_the_frames_that_transformers_does(
     assert {frame.tokens for frame in found} == {ItemTokens(patches, patches // 4)}
     assert {frame.at for frame in found} == {(0, 0)}
     assert len(found) == -(-frames // STEP)
+
+
+@pytest.mark.parametrize(("kind", "is_of_frame"), [("qwen2_5_vl_vision", True), ("qwen3_vl_vision", False)])
+def test_the_note_of_a_tower_without_a_processor_has_the_area_that_its_videos_get(
+    kind: str, is_of_frame: bool
+) -> None:
+    """A video of large frames comes close to it: in Qwen3-VL all frames share about what one has before."""
+    family = ARCHITECTURES[kind]
+    assert isinstance(family, Encoder)
+    [most] = map(int, re.findall(r"looked at, at (\d+) pixels at most", family.unprocessed))
+    patch_px = 14 if is_of_frame else 16
+    frames = video_of(tower(kind), 2160, 3840, 2.0).frames
+    pixels = [STEP * frame.tokens.tokens_in * patch_px**2 for frame in frames]
+    area = max(pixels) / STEP if is_of_frame else sum(pixels)
+    assert 0.9 * most < area <= most
 
 
 def test_qwen3_says_the_second_of_every_step() -> None:

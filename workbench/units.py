@@ -30,6 +30,11 @@ def gib(num_bytes: float) -> float:
     return num_bytes / GIB
 
 
+def gib_text(num_bytes: float) -> str:
+    """`4.2 GiB`, for messages."""
+    return f"{gib(num_bytes):.3g} GiB"
+
+
 def wanted_memory_text(num_bytes: int) -> str:
     """`memory_gib >= 44.954 (48,268,034,048 bytes)`: a job file's field, rounded up."""
     return f"memory_gib >= {math.ceil(1000 * gib(num_bytes)) / 1000:.3f} ({num_bytes:,} bytes)"

@@ -20,14 +20,16 @@ from workbench.job.matching import check_job, named_profile
 from workbench.job.run_options import asked
 from workbench.job.sample_sizes import Tiling
 from workbench.memory.account import fullest_bytes
+from workbench.memory.rank_peaks import fullest_ranks, rank_peaks
 from workbench.plan.codec import plan_hash, read_plan, write_plan
 from workbench.plan.plan import Plan
 from workbench.plan.runnable import check_runnable_here, refusal_to_run
 from workbench.planner.judged import JudgedBy
 from workbench.planner.stable_batch import too_small
 from workbench.report.figure import Figure
+from workbench.report.peak_table import peak_records, peak_table
 from workbench.report.progress import ticking
-from workbench.report.stage_table import folded_plan_table
+from workbench.report.stage_table import folded_plan_table, folded_programs
 from workbench.report.tables import (
     milliseconds,
     plan_table,
@@ -181,18 +183,20 @@ def check_command(
     job: Annotated[
         Path | None, typer.Option(help="job file whose model and cluster the plan must match")
     ] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option(help="show what is in this rank's memory; default: in the fullest of each module"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check that a plan is valid, fits in memory and cannot deadlock; show stages and programs."""
+    """Check that a plan is valid, fits in memory and cannot deadlock; show stages, memory and programs."""
     parsed_plan = read_plan(plan)
     if job is not None:
         check_job(parsed_plan, read_job(job), plan)
-    accept(parsed_plan)
+    lowered, memory = accept(parsed_plan)
     check_runnable_here(parsed_plan)
-    programs = titled("programs", ("ranks",))
-    programs.add_column("actions", overflow="fold")
-    for program in parsed_plan.programs:
-        programs.add_row(rank_runs(program.ranks), _actions_text(program.actions))
+    shown = fullest_ranks(lowered, memory) if rank is None else (rank,)
+    peaks = tuple(rank_peaks(lowered, memory, shown))
     accepted = f"accepted: sound, fits, free of deadlock; hash {plan_hash(parsed_plan)[:12]}"
     record = {
         "plan": str(plan),
@@ -200,9 +204,23 @@ def check_command(
         "strategy": parsed_plan.strategy,
         "ranks": len(parsed_plan.ranks),
         "peak_bytes": fullest_bytes(parsed_plan),
+        "peaks": peak_records(peaks),
     }
-    tables = _stages(parsed_plan), first_rows(programs)
+    tables = _stages(parsed_plan), peak_table(parsed_plan, peaks), first_rows(_programs(parsed_plan))
     print_result(record, accepted, *tables, as_json=as_json)
+
+
+def _programs(plan: Plan) -> Table:
+    """A row for each program; printed, one for all that differ in the numbers of stages alone."""
+    programs = plan.programs if is_for_programs() else folded_programs(plan)
+    table = titled("programs", ("ranks",))
+    table.add_column("actions", overflow="fold")
+    for program in programs:
+        table.add_row(rank_runs(program.ranks), _actions_text(program.actions))
+    if len(programs) < len(plan.programs):
+        table.caption = "ranks of a row do the same on stages of their own; those of the first are shown"
+        table.caption_justify = "left"
+    return table
 
 
 def _actions_text(actions: Sequence[Action]) -> Figure:

@@ -18,8 +18,7 @@ from workbench.llm_table.predict import Prediction, RowPredictor
 from workbench.llm_table.row_interval import unsaid_of
 from workbench.report.figure import Figure
 from workbench.report.progress import ticking
-from workbench.report.tables import titled
-from workbench.units import GB
+from workbench.report.tables import mebibytes, titled
 from workbench.whole_file import check_writable, write_text
 
 HELP = (
@@ -104,7 +103,7 @@ def _print_summary(
     table.add_row(
         str(len(predictions)),
         *(Figure(f"{time_s:.4g} s", {"s": time_s}) for time_s in (seconds[0], median(seconds), seconds[-1])),
-        Figure(f"{max_bytes / GB:.4g} GB", {"bytes": max_bytes}),
+        mebibytes(max_bytes),
         str(too_large),
         str(num_bad),
     )

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sim.failures.run import FailureRun
 
 HOUR_S = 3600.0
+DRAWN_HOURS = 24.0  # of a drawn trace, unless --hours says otherwise
 
 NumNodes = Annotated[
     int | None, typer.Option("--nodes", help="largest number of nodes; default: the job's, or the trace's")
@@ -76,7 +77,8 @@ def failures_command(
         float, typer.Option("--joins-per-missing-hour", help="rate at which a missing node is replaced")
     ] = 0.0,
     hours: Annotated[
-        float | None, typer.Option(help="simulated hours; default: the length of the trace, or 24")
+        float | None,
+        typer.Option(help="simulated hours; default: the length of the trace, or 24 of a drawn one"),
     ] = None,
     seed: Annotated[int, typer.Option(help="random seed of the trace")] = 0,
     notice_s: Annotated[float, typer.Option(help="seconds of warning before a node leaves")] = 0.0,
@@ -123,7 +125,7 @@ def failures_command(
         checkpoint_every=checkpoint_every,
         storage_bytes_per_s=storage_gb_per_s * 1e9,
     )
-    duration_s = (availability.end_s or None) if hours is None else hours * HOUR_S
+    duration_s = _simulated_s(availability, hours, is_drawn=trace is None)
     runs = [
         simulate_failures(system, warned(availability, notice_s) if notice_s else availability, duration_s)
         for system in settings.systems(templates)
@@ -174,7 +176,17 @@ def _availability(
     else:
         assert leaves is not None, "one of the three is given"
         rates = Rates(leaves_per_node_h=leaves, joins_per_missing_h=joins)
-    return random_trace(count, rates, (hours or 24.0) * HOUR_S, seed)
+    return random_trace(count, rates, (hours or DRAWN_HOURS) * HOUR_S, seed)
+
+
+def _simulated_s(availability: Availability, hours: float | None, *, is_drawn: bool) -> float | None:
+    """Simulated seconds; None: to the end of a trace in which no node leaves or joins later.
+
+    A drawn trace goes on after its last loss, at which it is not to end: training between losses counts whole.
+    """
+    if hours is not None or is_drawn:
+        return (hours or DRAWN_HOURS) * HOUR_S
+    return availability.end_s or None
 
 
 def _elastic_templates(

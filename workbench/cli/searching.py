@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -12,6 +13,7 @@ import typer
 from workbench.bounded_file import read_bounded
 from workbench.cli.console import warn
 from workbench.cost.model import CostModel
+from workbench.explain.uneven_ranks import uneven_ranks
 from workbench.explain.warnings import unlike_layouts, waste_of
 from workbench.job.job import Job
 from workbench.job.sample_sizes import Tiling
@@ -173,12 +175,25 @@ def _searched(
         if candidate.plan is not None
         for line in waste_of(candidate.plan, _planned(job, planners[candidate.strategy]))
     )
-    warnings = list(dict.fromkeys((*unlike_layouts(first.plan, job), *of_plans)))
+    warnings = list(
+        dict.fromkeys((*unlike_layouts(first.plan, job), *of_plans, *_uneven(candidates, job, cost)))
+    )
     description = (
         {"objective": criterion.objective.value} if criterion.judge is None else criterion.judge.asked
     )
     record = search_record(job.name, candidates, description)
     return Kept(record={**record, "warnings": warnings}, best_plan=dumps(first.plan))
+
+
+def _uneven(candidates: Sequence[Candidate], job: Job, cost: CostModel) -> Iterator[str]:
+    """The hint about the best plan whose samples could be grouped more evenly, if there is one."""
+    best_s = min(candidate.trace.iteration_s for candidate in candidates if candidate.trace is not None)
+    hints = (
+        uneven_ranks(candidate.plan, candidate.trace, job, cost, best_s)
+        for candidate in candidates
+        if candidate.plan is not None and candidate.trace is not None
+    )
+    yield from islice(filter(None, hints), 1)
 
 
 def _planned(job: Job, planner: Planner) -> Job:

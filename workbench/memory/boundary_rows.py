@@ -6,6 +6,7 @@ import numpy as np
 
 from workbench.arrays import Flags, Ints, ints, spans, starts
 from workbench.memory.accounts import Accounts
+from workbench.memory.holdings import Holding, Part
 from workbench.memory.program_positions import ProgramPositions
 from workbench.plan.action_columns import NOWHERE
 from workbench.plan.frame import frame_of
@@ -47,6 +48,12 @@ def row_lines(accounts: Accounts) -> RowLines:
     lowered = accounts.lowered
     key = frame_of(lowered.plan), Identity(lowered.transfers), accounts.ranks
     return _ROW_LINES.get_or(key, lambda: _RowAccount(accounts).lines)
+
+
+def row_holdings(accounts: Accounts) -> tuple[RowLines, tuple[Holding, ...]]:
+    """Return the lines, not cached, and the messages that they add up."""
+    account = _RowAccount(accounts)
+    return account.lines, tuple(account.holdings)
 
 
 class _Rows:
@@ -94,6 +101,7 @@ class _RowAccount:
         acquired, released, held, passed_on = np.zeros((4, num_cells), np.int64)
         ends, is_joined = np.arange(num_cells), np.zeros(num_cells, np.bool_)
         self.lines = RowLines(positions.first, acquired, released, held, passed_on, ends, is_joined)
+        self.holdings: list[Holding] = []
         self._rows = rows = _Rows(accounts, positions)
         if not len(rows.source):
             return
@@ -106,8 +114,10 @@ class _RowAccount:
     def _hold(self, first: Ints, last: Ints, num_bytes: Ints) -> None:
         """Add bytes allocated at the start of one action and freed at the end of the same or a later one."""
         is_held = first <= last
-        np.add.at(self.lines.acquired, first[is_held], num_bytes[is_held])
-        np.add.at(self.lines.released, last[is_held], num_bytes[is_held])
+        first, last, num_bytes = first[is_held], last[is_held], num_bytes[is_held]
+        np.add.at(self.lines.acquired, first, num_bytes)
+        np.add.at(self.lines.released, last, num_bytes)
+        self.holdings.append(Holding(Part.MESSAGES, np.full_like(first, NOWHERE), first, last, num_bytes))
 
     def _add_arrivals(self) -> None:
         rows, positions = self._rows, self._positions

@@ -1,14 +1,16 @@
 """The memory account of ranks: bytes that each action allocates and frees, from passes and rows."""
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from workbench.arrays import Ints
+from workbench.arrays import Flags, Ints
 from workbench.memory.accounts import Accounts
-from workbench.memory.boundary_rows import RowLines, row_lines
+from workbench.memory.boundary_rows import RowLines, row_holdings, row_lines
+from workbench.memory.holdings import Holding, Part
 from workbench.memory.pass_lines import PassLines
 from workbench.memory.stage import StateKind
 from workbench.plan.lru_cache import LruCache
@@ -58,25 +60,52 @@ def _pass_columns(accounts: Accounts) -> dict[Hashable, Ints]:
 
 
 def _with_rows(passes: Ints, rows: RowLines) -> tuple[Ints, Ints]:
-    """Return the bytes acquired and released by cell, from the columns of `PassLines` end to end.
+    """Return the bytes acquired and released by cell, from the columns of `PassLines` end to end."""
+    acquired, released = passes[0] + rows.acquired, passes[1] + rows.released
+    for _, last, num_bytes in _joint_holdings(passes, rows):
+        acquired += num_bytes
+        np.add.at(released, last, num_bytes)
+    return acquired, released
+
+
+def _joint_holdings(passes: Ints, rows: RowLines) -> Iterator[tuple[Part, Ints, Ints]]:
+    """Yield (part, last cell, bytes) of what each cell acquires by its pass and its rows together.
 
     A forward's inputs and what else it keeps stay until its backward, its output also until consumers and
     sends are done with it.
     """
-    acquired, released, kept, input_kept, output, joined, distance = passes
+    _, _, kept, input_kept, output, joined, distance = passes
     cells = np.arange(len(distance))
     kept = kept + rows.held - np.minimum(input_kept, rows.held + rows.passed_on)
-    during = np.where(rows.is_joined, joined, 0)
-    acquired = acquired + rows.acquired + during + kept + output
-    released = released + rows.released + during
-    np.add.at(released, cells + distance, kept)
-    np.add.at(released, np.maximum(cells + distance, rows.output_end), output)
-    return acquired, released
+    yield Part.ACTIVATIONS, cells + distance, kept
+    yield Part.ACTIVATIONS, np.maximum(cells + distance, rows.output_end), output
+    yield Part.MESSAGES, cells, np.where(rows.is_joined, joined, 0)
+
+
+class RankHoldings(NamedTuple):
+    """All that a rank's actions hold, without weights that move to and from a host or peers.
+
+    Args:
+        holdings: by position in the rank's program.
+        makes_first: by position, as of `PassLines`.
+    """
+
+    holdings: tuple[Holding, ...]
+    makes_first: Flags
+
+
+def rank_holdings(accounts: Accounts, rank: int) -> RankHoldings:
+    """Return what the lines of one rank add up, derived anew; `accounts` are of this rank alone."""
+    lines = PassLines(accounts, (rank,))
+    passes, (rows, of_rows) = lines.columns(), row_holdings(accounts)
+    cells = np.arange(passes.shape[1])
+    joint = (Holding(part, lines.stage, cells, *rest) for part, *rest in _joint_holdings(passes, rows))
+    return RankHoldings((*lines.holdings, *of_rows, *joint), lines.makes_first)
 
 
 def gradient_lines(accounts: Accounts, rank: int) -> dict[int, Counter[StateKind]]:
     """Return the weights' gradients that a rank allocates, by position in its program."""
     by_position: dict[int, Counter[StateKind]] = {}
-    for _, first, kind, num_bytes in PassLines(accounts, (rank,)).gradients():
+    for _, _, first, kind, num_bytes in PassLines(accounts, (rank,)).gradients():
         by_position.setdefault(first, Counter())[kind] += num_bytes
     return by_position

@@ -8,6 +8,7 @@ import numpy as np
 
 from workbench.arrays import Flags, Ints, ints, spans, starts
 from workbench.memory.accounts import Accounts
+from workbench.memory.holdings import Holding, Part
 from workbench.memory.muon import muon_working
 from workbench.memory.stage import GRADIENTS, StateKind, updated_elements
 from workbench.memory.stage_bytes import StageBytes, StageSplitBytes
@@ -35,6 +36,9 @@ class PassLines:
 
     Attributes:
         lengths: [ranks] cells of each.
+        stage: [cells] stage of the action; NOWHERE for none.
+        holdings: what `columns` adds up, besides its inputs of the account of rows.
+        makes_first: [cells] whether the pass makes gradients of its stage, which its `Moment` has.
     """
 
     def __init__(self, accounts: Accounts, ranks: Sequence[int]) -> None:
@@ -45,14 +49,16 @@ class PassLines:
         self.lengths: Ints = np.append(actions.lengths, 0)[program]  # none where there is no program
         entry = spans(np.append(starts(actions.lengths), 0)[program], self.lengths)
         number = actions.number[entry]
-        self._stage, self._kind = actions.stage[number], actions.kind[number]
+        self.stage, self._kind = actions.stage[number], actions.kind[number]
         self._microbatch = actions.microbatch[number]
         self._rank_index = np.repeat(np.arange(len(ranks)), self.lengths)
         self._last = np.cumsum(self.lengths) - 1
         self._num_stages = 1 + max((NOWHERE, *plan.stage, *actions.stage.tolist()))
         # Rank and stage as one number.
-        self._rank_stage = self._rank_index * (self._num_stages + 1) + self._stage + 1
+        self._rank_stage = self._rank_index * (self._num_stages + 1) + self.stage + 1
         self._acquired, self._released = np.zeros((2, len(number)), np.int64)
+        self.holdings: list[Holding] = []
+        self.makes_first: Flags = np.zeros(len(number), np.bool_)
 
     def columns(self) -> Ints:
         """Return columns by cell: bytes acquired and released, and inputs of the account of rows.
@@ -69,11 +75,12 @@ class PassLines:
         self._add_scattered()
         self._add_buckets()
         steps = self._cells(Pass.STEP)
-        self._hold(steps, steps, ints(map(self._step_working, self._rank_index[steps].tolist())))
+        working = ints(map(self._step_working, self._rank_index[steps].tolist()))
+        self._hold(Part.WORKING, self.stage[steps], steps, steps, working)
         return np.concatenate((self._acquired[None], self._released[None], for_rows))
 
-    def gradients(self) -> Iterator[tuple[int, int, StateKind, int]]:
-        """Yield (index of the rank, first cell at which they exist, part, bytes) of gradients.
+    def gradients(self) -> Iterator[tuple[int, int, int, StateKind, int]]:
+        """Yield (index of the rank, stage, first cell at which they exist, part, bytes) of gradients.
 
         They exist from a stage's first B or W on, else from STEP; shards of sharded weights from the first
         reduce-scatter.
@@ -86,7 +93,8 @@ class PassLines:
                     computed = int(self._first_weights[rank_stage])
                     scattered = int(self._first_round[rank_stage])
                     after = last if computed == NOWHERE else 1 + computed
-                    yield index, after if scattered == NOWHERE else scattered, kind, num_bytes
+                    first = after if scattered == NOWHERE else scattered
+                    yield index, stage.id, first, kind, num_bytes
 
     def _cells(self, *kinds: Pass) -> Ints:
         """Return the cells of actions of these kinds."""
@@ -94,11 +102,13 @@ class PassLines:
         is_selected[[KIND[kind] for kind in kinds]] = True
         return np.flatnonzero(is_selected[self._kind])
 
-    def _hold(self, first: Ints, last: Ints, num_bytes: Ints) -> None:
+    def _hold(self, part: Part, stage: Ints, first: Ints, last: Ints, num_bytes: Ints) -> None:
         """Add bytes allocated at the start of one action and freed at the end of the same or a later one."""
         is_held = first <= last
-        np.add.at(self._acquired, first[is_held], num_bytes[is_held])
-        np.add.at(self._released, last[is_held], num_bytes[is_held])
+        held = Holding(part, stage[is_held], first[is_held], last[is_held], num_bytes[is_held])
+        np.add.at(self._acquired, held.first, held.num_bytes)
+        np.add.at(self._released, held.last, held.num_bytes)
+        self.holdings.append(held)
 
     @cached_property
     def _sorted(self) -> tuple[Ints, Ints]:
@@ -144,7 +154,7 @@ class PassLines:
         """[cells] whether the weights of the action's stage are sharded."""
         is_sharded = np.zeros(self._num_stages + 1, np.bool_)
         is_sharded[[stage + 1 for stage in self._accounts.units]] = True
-        return is_sharded[self._stage + 1]
+        return is_sharded[self.stage + 1]
 
     def _makes_first(self, cells: Ints) -> Flags:
         """Whether each is the first pass of its stage to make gradients of weights."""
@@ -159,7 +169,7 @@ class PassLines:
             width: of the table.
             table_of: gives a stage's table, [microbatches, width].
         """
-        stages, stage_index = np.unique(self._stage[cells], return_inverse=True)
+        stages, stage_index = np.unique(self.stage[cells], return_inverse=True)
         tables = [table_of(self._plan.stage[stage]) for stage in stages.tolist()]
         first = starts(ints(map(len, tables)))
         rows = np.concatenate((np.zeros((0, width), np.int64), *tables))
@@ -185,7 +195,7 @@ class PassLines:
             if not is_selected.any():
                 continue
             cells, size = forwards[is_selected], self._sizes_of(forwards[is_selected], keeps=keeps)
-            self._hold(cells, cells, size.forward)
+            self._hold(Part.WORKING, self.stage[cells], cells, cells, size.forward)
             kept[cells], input_kept[cells], output[cells] = size.kept, size.input_kept, size.output
             distance[cells] = backward[is_selected] - cells if keeps else 0
 
@@ -194,7 +204,9 @@ class PassLines:
         cells = self._cells(Pass.B)
         size = self._sizes_of(cells, keeps=True)
         is_first = self._makes_first(cells) | self._is_sharded[cells] & ~self._is_accumulating(cells)
-        self._hold(cells, cells, np.where(is_first, size.first, size.accumulating))
+        self.makes_first[cells] = is_first
+        working = np.where(is_first, size.first, size.accumulating)
+        self._hold(Part.WORKING, self.stage[cells], cells, cells, working)
         joined[cells] = size.output
 
     def _is_accumulating(self, backwards: Ints) -> Flags:
@@ -211,22 +223,25 @@ class PassLines:
         """[cells] whether gradients of the action's stage are summed in the optimizer's wider type."""
         settings = self._plan.settings
         is_wider = settings.gradient_bytes > settings.precision.num_bytes
-        return np.isin(self._stage, list(kept_stages(self._plan) if is_wider else ()))
+        return np.isin(self.stage, list(kept_stages(self._plan) if is_wider else ()))
 
     def _add_split(self, cells: Ints, joined: Ints) -> None:
         """Add split backwards: what I leaves for W, and, from the first I on, gradients that only I makes."""
         joined[cells] = self._sizes_of(cells, keeps=True).output
         split, weights = self._splits_of(cells), self._matching(Pass.W, cells)
-        self._hold(cells, cells, split.input_pass)
-        self._hold(cells + 1, weights, split.left)
+        self._hold(Part.WORKING, self.stage[cells], cells, cells, split.input_pass)
+        self._hold(Part.ACTIVATIONS, self.stage[cells], cells + 1, weights, split.left)
         early = cells[self._first_of(Pass.I)[self._rank_stage[cells]] == cells]
         early_bytes = [
-            _early_gradient_bytes(self._plan, self._plan.stage[s]) for s in self._stage[early].tolist()
+            _early_gradient_bytes(self._plan, self._plan.stage[s]) for s in self.stage[early].tolist()
         ]
-        self._hold(early, self._first_weights[self._rank_stage[early]], ints(early_bytes))
+        made = self._first_weights[self._rank_stage[early]]
+        self._hold(Part.GRADIENTS, self.stage[early], early, made, ints(early_bytes))
         weights = self._cells(Pass.W)
         split = self._splits_of(weights)
-        self._hold(weights, weights, np.where(self._makes_first(weights), split.first, split.adding))
+        self.makes_first[weights] = self._makes_first(weights)
+        working = np.where(self.makes_first[weights], split.first, split.adding)
+        self._hold(Part.WORKING, self.stage[weights], weights, weights, working)
 
     def _add_buckets(self) -> None:
         """Add a reduction's copy of the gradients, until STEP, which uses it as the gradients.
@@ -237,15 +252,16 @@ class PassLines:
         cells = self._cells(Pass.REDUCE_GRAD)
         cells = cells[~self._is_sharded[cells]]
         size, reduced = self._plan.settings.gradient_bytes, self._accounts.reduced
-        rank_indices, stages = self._rank_index[cells].tolist(), self._stage[cells].tolist()
+        rank_indices, stages = self._rank_index[cells].tolist(), self.stage[cells].tolist()
         sizes = [
             reduced.get(self._ranks[index], {}).get(reduction_of(stage), (0, 0))
             for index, stage in zip(rank_indices, stages, strict=True)
         ]
         total, largest = np.array(sizes, np.int64).reshape(-1, 2).T * size
-        self._hold(cells, np.maximum(cells, self._last[self._rank_index[cells]] - 1), total)
+        stage, last = self.stage[cells], np.maximum(cells, self._last[self._rank_index[cells]] - 1)
+        self._hold(Part.COLLECTIVES, stage, cells, last, total)
         is_idle = self._first_weights[self._rank_stage[cells]] == NOWHERE
-        self._hold(cells[is_idle], cells[is_idle], largest[is_idle])
+        self._hold(Part.COLLECTIVES, stage[is_idle], cells[is_idle], cells[is_idle], largest[is_idle])
 
     def _add_scattered(self) -> None:
         """Add a round's gradients: whole from its backward on, flat while in flight, and the own shard.
@@ -265,7 +281,7 @@ class PassLines:
                 sum(map(unit.part, unit.scattered)),
                 sum(flat.num_elements for flat in unit.scattered),
             )
-            for unit in map(units.__getitem__, self._stage[cells].tolist())
+            for unit in map(units.__getitem__, self.stage[cells].tolist())
         ]
         whole, in_flight, own_shard, scattered = np.array(sizes, np.int64).T
         computed = self._first_backward(cells, self._matching(Pass.ALL_GATHER, cells))
@@ -277,13 +293,15 @@ class PassLines:
         moving = is_computed & is_summed
         size = self._sizes_of(computed[moving], keeps=True)
         both_bytes = whole[moving] * settings.precision.num_bytes + whole_bytes[moving]
-        self._hold(computed[moving], computed[moving], np.maximum(both_bytes - size.kept - size.first, 0))
+        stage, both = self.stage[cells], np.maximum(both_bytes - size.kept - size.first, 0)
+        self._hold(Part.GRADIENTS, stage[moving], computed[moving], computed[moving], both)
         until = cells - is_summed  # then the sum is in flight
-        self._hold(1 + computed[is_computed], until[is_computed], whole_bytes[is_computed])
+        after, until = 1 + computed[is_computed], until[is_computed]
+        self._hold(Part.GRADIENTS, stage[is_computed], after, until, whole_bytes[is_computed])
         last = self._until_awaited(cells)
         is_first = self._first_round[self._rank_stage[cells]] == cells  # its shard becomes the sum
         num_elements = np.where(is_first, in_flight, in_flight + own_shard)
-        self._hold(cells, last, num_elements * settings.gradient_bytes)
+        self._hold(Part.COLLECTIVES, stage, cells, last, num_elements * settings.gradient_bytes)
 
     def _until_awaited(self, scatters: Ints) -> Ints:
         """Return the cell before the first action that waits for each, see `schedule.sharded.waits_of`.
@@ -293,7 +311,7 @@ class PassLines:
         """
         end = self._last[self._rank_index[scatters]]
         waits = end + (self._kind[end] != KIND[Pass.STEP])
-        holds_up = ~np.isin(self._stage[scatters], list(stages_reduced_once(self._plan)))
+        holds_up = ~np.isin(self.stage[scatters], list(stages_reduced_once(self._plan)))
         waits[holds_up] = self._first_waiting(scatters[holds_up], waits[holds_up])
         before: Ints = waits - 1
         return before
@@ -321,8 +339,10 @@ class PassLines:
 
     def _add_gradients(self) -> None:
         """Add gradients, to the end of the step; what a first pass holds of them is in its working set."""
-        entries = [(first, self._last[index], size) for index, first, _, size in self.gradients()]
-        self._hold(*np.array(entries, np.int64).reshape(-1, 3).T)
+        entries = [
+            (stage, first, self._last[index], size) for index, stage, first, _, size in self.gradients()
+        ]
+        self._hold(Part.GRADIENTS, *np.array(entries, np.int64).reshape(-1, 4).T)
 
     def _step_working(self, index: int) -> int:
         """Return the bytes of temporaries of the tensor with most of them.

@@ -15,10 +15,13 @@ from workbench.memory.setting import Setting
 from workbench.memory.stage import StateKind, stage_state
 from workbench.memory.stage_bytes import (
     LayerInStage,
+    Moment,
     StageBytes,
     StageSplitBytes,
+    first_moments,
     stage_bytes,
     stage_split_bytes,
+    weight_moments,
 )
 from workbench.model.frozen import Needs
 from workbench.model.layer import Layer
@@ -174,6 +177,18 @@ class Sizes:
                 (layers, name), lambda: self._sum_split(stage, needs, setting)
             )
         return self._split_bytes[key]
+
+    def first_moment(self, stage: Stage, microbatch: Microbatch, *, is_split: bool) -> Moment:
+        """Return the peak of a stage's first backward, or first W if split; `kept`: more than before it."""
+        _, needs = self._layers_with_needs(stage, microbatch, keeps=True)
+        _, setting = self._keyed_setting(stage, microbatch)
+        if is_split:
+            splits = self._of_layers(layer_split_bytes, stage, needs, setting)
+            moments = list(weight_moments(splits))
+        else:
+            moments = list(first_moments(self._in_stage(stage, needs, setting)))
+        peak = max(moments, key=sum)
+        return peak._replace(kept=peak.kept - moments[0].kept)
 
     def _stage_number(self, stage: Stage) -> int:
         """Return a number, equal for stages whose passes need equal bytes on their ranks."""

@@ -1,6 +1,6 @@
 """What one stage needs over one microbatch on one rank: peaks over its layers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from workbench.arrays import Ints
@@ -46,6 +46,21 @@ class StageSplitBytes(NamedTuple, Generic[Bytes]):
     adding: Bytes
 
 
+class Moment(NamedTuple):
+    """Bytes of a stage at one moment of its first backward or W.
+
+    Args:
+        kept: tensors that the forward kept, or I left, and that are not freed yet; those of a layer that is
+            recomputed.
+        working: tensors in work; negative in a backward that never holds these and all its layer's gradients.
+        gradients: of weights.
+    """
+
+    kept: int
+    working: int
+    gradients: int
+
+
 class LayerInStage(NamedTuple):
     """A layer's bytes and what depends on the stage.
 
@@ -87,23 +102,50 @@ def stage_bytes(layers: Sequence[LayerInStage], shared: int, output: int) -> Sta
     Complexity: O(layers).
     """
     total, before = sum(layer.kept for layer in layers), 0
-    later, waits = sum(layer.gradients for layer in layers), sum(layer.waiting for layer in layers)
-    forward = accumulating = first = total
+    waits = sum(layer.waiting for layer in layers)
+    forward = accumulating = total
     for layer in layers:
         before += layer.kept
         waits -= layer.waiting
         forward = max(forward, before + layer.forward)
         if layer.own.has_backward:
             accumulating = max(accumulating, before + layer.again + layer.own.accumulating + waits)
-            first = max(first, before + layer.again + layer.own.backward + later)
         if layer.own.has_backward and layer.again:  # whose forward runs again, with earlier gradients there
             accumulating = max(accumulating, before + layer.again + layer.own.forward + waits)
-            first = max(first, before + layer.again + layer.own.forward + later - layer.gradients)
-        later -= layer.gradients
+    first = max(map(sum, first_moments(layers)))
     input_kept = layers[0].own.kept.input_bytes if layers[0].checkpoint is None else layers[0].checkpoint
     return StageBytes(
         total + shared, input_kept, output, forward - total, accumulating - total, first - total
     )
+
+
+def first_moments(layers: Sequence[LayerInStage]) -> Iterator[Moment]:
+    """Yield the moments of a stage's first backward that may be its peak: before it, and inside each layer.
+
+    Complexity: O(layers).
+    """
+    before, later = 0, sum(layer.gradients for layer in layers)
+    yield Moment(sum(layer.kept for layer in layers), 0, 0)
+    for layer in layers:
+        before += layer.kept
+        if layer.own.has_backward:
+            yield Moment(before + layer.again, layer.own.backward, later)
+        later -= layer.gradients
+        if layer.own.has_backward and layer.again:  # whose forward runs again, with earlier gradients there
+            yield Moment(before + layer.again, layer.own.forward, later)
+
+
+def weight_moments(splits: Sequence[SplitBytes]) -> Iterator[Moment]:
+    """Yield the moments of a stage's first W that may be its peak: before it, and inside each layer.
+
+    Complexity: O(layers).
+    """
+    later, gradients = sum(split.left for split in splits), 0
+    yield Moment(later, 0, 0)
+    for split in splits:
+        later -= split.left
+        yield Moment(later, split.weight_pass, gradients)
+        gradients += split.gradients
 
 
 def stage_split_bytes(layers: Sequence[LayerInStage], splits: Sequence[SplitBytes]) -> StageSplitBytes[int]:
@@ -112,16 +154,14 @@ def stage_split_bytes(layers: Sequence[LayerInStage], splits: Sequence[SplitByte
     Complexity: O(layers).
     """
     left = later = sum(split.left for split in splits)
-    before, gradients = 0, 0
-    peak, first = 0, left
+    before, peak = 0, 0
     for split, layer in zip(splits, layers, strict=True):
         later -= split.left
-        first = max(first, gradients + split.weight_pass + later)
-        gradients += split.gradients
         before += layer.kept
         beside = before - layer.own.kept.num_bytes + layer.again
         peak = max(peak, beside + split.input_pass + later)
         if layer.own.has_backward and layer.again:
             peak = max(peak, before + layer.again + layer.own.forward + later)
+    first = max(map(sum, weight_moments(splits)))
     adding = max((split.temporary for split in splits), default=0)
     return StageSplitBytes(left, peak - before, max(0, first - left), adding)

@@ -18,7 +18,7 @@ from workbench.planner.layout_combinations import Bounded, Family
 from workbench.planner.layout_space import Freedom, LayoutSpace
 from workbench.planner.layout_step import LayoutSteps, steps_of
 from workbench.planner.stage_counts import ROUNDING, Progress, silent
-from workbench.units import wanted_memory_text
+from workbench.units import gib_text, wanted_memory_text
 
 Accepts = Callable[[LayoutChoice, LayoutStep], bool]
 
@@ -273,8 +273,9 @@ def _refusal(
         return f"no {mode} layout takes all ranks: {reason}"
     choice, step = nearest
     return (
-        f"no {mode} layout fits: the smallest, {choice}, holds {step.peak_bytes:,} bytes on a rank of "
-        f"{step.memory_bytes:,}; want {wanted_memory_text(step.peak_bytes)} or more ranks{_or_free(job)}"
+        f"no {mode} layout fits: the smallest, {choice}, holds {gib_text(step.peak_bytes)} on a rank of "
+        f"{gib_text(step.memory_bytes)}; want {wanted_memory_text(step.peak_bytes)} or more ranks"
+        f"{_or_free(job)}"
     )
 
 

@@ -25,6 +25,7 @@ from workbench.planner.layout_combinations import (
     part_of,
 )
 from workbench.planner.layout_step import LayoutSteps, moves_s
+from workbench.units import gib_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +113,10 @@ class LayoutSpace:
                 )
             least = round(min(map(self._steps.state_bytes, choices)))
             if least > self._steps.memory_bytes:
+                limit = gib_text(self._steps.memory_bytes)
                 return (
-                    f"weights, gradients and optimizer state of {module.name!r} take {least} bytes a rank at "
-                    f"least, of {self._steps.memory_bytes}; nearest: memory of {least} bytes, or more ranks"
+                    f"weights, gradients and optimizer state of {module.name!r} take {gib_text(least)} a "
+                    f"rank at least, of {limit}; nearest: that memory, or more ranks"
                 )
         return None
 

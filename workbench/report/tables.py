@@ -354,7 +354,7 @@ def facts_table(profile: Profile) -> Table:
     """Peaks, memory, links and tables of a device, each with whether it was measured."""
     table = titled(f"profile {profile.name}", ("fact", "value"), key="profile")
     table.add_row("device", profile.device + (f", after {profile.like}" if profile.like else ""))
-    table.add_row("memory", f"{profile.memory_bytes / GB:.4g} GB")
+    table.add_row("memory", f"{gib(profile.memory_bytes):.4g} GiB")
     if profile.peak_bytes_per_s is not None:
         table.add_row("memory bandwidth", f"{profile.peak_bytes_per_s / GB:.4g} GB/s")
     for precision, rate in profile.peak_flop_per_s:

@@ -19,6 +19,8 @@ _WORDS = {  # key of a job's configuration -> key of a video processor
     "video_max_pixels": "longest_edge",
 }
 PATCH_PX_3 = 16
+FRAME_PIXELS = 128 * 28**2, 768 * 28**2  # Qwen2-VL, Qwen2.5-VL: least and most, of a frame
+VIDEO_PIXELS_3 = 128 * 32**2, 768 * 32**2  # Qwen3-VL: of all frames of a video together
 _STAMP, _MARKS = 3, 2  # tokens of "<", " seconds" and ">", and those around a frame
 
 
@@ -73,7 +75,7 @@ def qwen3(config: Config, height_px: int, width_px: int, duration_s: float) -> V
     step = whole(config, "temporal_patch_size", 2)
     num = _num_frames(config, duration_s, multiple=1)
     patch, merge = whole(config, "patch_size", PATCH_PX_3), whole(config, "spatial_merge_size", 2)
-    least, most = _limits(config, 128 * 32**2, 768 * 32**2)
+    least, most = _limits(config, *VIDEO_PIXELS_3)
     sides = qwen3_frame_px(
         num, height_px, width_px, multiple_px=patch * merge, min_pixels=least, max_pixels=most
     )
@@ -98,7 +100,7 @@ def _num_frames(config: Config, duration_s: float, *, multiple: int) -> int:
 
 def _qwen2_tokens(config: Config, height_px: int, width_px: int) -> ItemTokens:
     patch, merge = whole(config, "patch_size", 14), whole(config, "spatial_merge_size", 2)
-    least, most = _limits(config, 128 * 28**2, 768 * 28**2)
+    least, most = _limits(config, *FRAME_PIXELS)
     sides = qwen2_vl_resize(height_px, width_px, multiple_px=patch * merge, min_pixels=least, max_pixels=most)
     return _tokens(sides, patch, merge)
 

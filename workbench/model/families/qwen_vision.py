@@ -218,8 +218,13 @@ def image_limits(processor: Config) -> dict[str, Any]:
 
 _UNPROCESSED = (
     f"images are brought to {QWEN_MIN_PIXELS} to {QWEN_MAX_PIXELS} pixels, as transformers does where no "
-    "preprocessor_config.json says min_pixels and max_pixels; released checkpoints allow more; of videos 2 "
-    "frames a second are looked at"
+    "preprocessor_config.json says min_pixels and max_pixels; released checkpoints allow more"
+)
+_SAMPLED = "of videos 2 frames a second are looked at"
+_OF_FRAMES = f"{_UNPROCESSED}; {_SAMPLED}, at {qwen_video.FRAME_PIXELS[1]} pixels at most (video_max_pixels)"
+_OF_VIDEOS = (
+    f"{_UNPROCESSED}; {_SAMPLED}, at {qwen_video.VIDEO_PIXELS_3[1]} pixels at most for all of them together "
+    "(video_max_pixels), where released checkpoints allow more, too"
 )
 
 
@@ -262,7 +267,7 @@ QWEN2_VL = Encoder(
     image_tokens=image_tokens,
     video=qwen_video.qwen2,
     processed=_processed,
-    unprocessed=_UNPROCESSED,
+    unprocessed=_OF_FRAMES,
     shapes={"qwen2-vl": _shaped_2},
     shares_tokens=False,
 )
@@ -286,7 +291,7 @@ QWEN2_5_VL = Encoder(
     image_tokens=image_tokens,
     video=qwen_video.qwen2_5,
     processed=_processed,
-    unprocessed=_UNPROCESSED,
+    unprocessed=_OF_FRAMES,
     shapes={"qwen2.5-vl": _shaped_2_5},
     shares_tokens=False,
 )
@@ -343,7 +348,7 @@ QWEN3_VL = Encoder(
     make=_qwen3_vl,
     video=qwen_video.qwen3,
     processed=_processed,
-    unprocessed=_UNPROCESSED,
+    unprocessed=_OF_VIDEOS,
     image_tokens=_image_tokens_3,
 )
 QWEN3_5_VISION = replace(
@@ -366,4 +371,5 @@ QWEN3_OMNI_VISION = replace(
     examples={"qwen3-omni vision": _EXAMPLE_3},
     aliases=(),
     video=None,
+    unprocessed=_UNPROCESSED,
 )
