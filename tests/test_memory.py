@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import tiny_models
 from tests.cost_models import GPT, LLAMA_8B, SMALL, block, causal, llama_8b_layers
 from tests.plans import WIDTH, disjoint_plan, finish, sample, two_encoders
 from workbench.cost.expert_load import busiest_share
@@ -78,6 +79,38 @@ def test_experts_as_wide_as_the_stream_keep_their_inputs(kernels: Kernels, grid:
     assert even - narrow == pytest.approx(wide - even, abs=1)
     if grid.ep == 1:
         assert even - narrow == 2 * 3 * (64 - 56) * TOKENS * 2 // grid.tp
+
+
+@pytest.mark.parametrize("tp", [1, 4])
+@pytest.mark.parametrize("divides_tokens", [False, True])
+def test_latent_attention_keeps_what_its_products_and_norms_read(tp: int, divides_tokens: bool):
+    """DeepSeek-V3 (2024), section 2.1.1: latents of 1,536 and 512 on every rank, before and behind norms; of
+    each head 192 of query and key, 128 of value and result, a log-sum-exp."""
+    llm = tiny_models.llm(LATENT_DECODER)
+    assert llm.layers[1].num_parameters == 187_107_328 + 3 * 7168 * 18432 + 2 * 7168  # MLA, MLP, norms
+    split = Setting(causal(TOKENS), Grid(tp), 2, is_gathered=False, divides_tokens=divides_tokens and tp > 1)
+    norms = 2 * 7168 / (tp if split.divides_tokens else 1)
+    latents, heads, mlp = 2 * (1536 + 512), 2 * 128 * (192 + 128), 3 * 18432
+    expected = TOKENS * (2 * (norms + 2 * 7168 + latents + (heads + mlp) / tp) + 4 * 128 / tp)
+    assert layer_bytes(llm.layers[1], TRAINED, split, Kernels.FUSED).kept.num_bytes == expected
+
+
+LATENT_DECODER = {
+    "model_type": "deepseek_v3",
+    "vocab_size": 64,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "n_routed_experts": 8,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+}
 
 
 @pytest.mark.parametrize("width", [1024, 1536])
