@@ -8,6 +8,7 @@ import pytest
 from tests.plans import LINK, WIDTH, cluster, disjoint_plan, sample, two_encoders
 from workbench.cost import nccl
 from workbench.cost.collectives import all_gather_s, all_reduce_s
+from workbench.cost.execution import Execution, GradientSum
 from workbench.cost.group_link import group_link
 from workbench.cost.hardware import Link, Node, uniform
 from workbench.cost.layer_time import slowest
@@ -77,6 +78,26 @@ def test_trainable_llm_costs_two_forwards_more():
     model = two_encoders(llm=(True,) * 4)
     found = prices(plan_of(model=model))
     assert found["4B0"] == 2 * found["4F0"]
+
+
+@pytest.mark.parametrize(
+    ("wide", "stated", "added_bytes"),
+    [
+        (None, None, 0),
+        (Precision.FLOAT32, None, 2 * 4 - 2),
+        (None, GradientSum.MAIN, 2 * 4 - 2),
+        (Precision.FLOAT32, GradientSum.OWN, 0),
+    ],
+)
+def test_products_write_gradients_in_the_type_that_the_plan_keeps_them_in(wide, stated, added_bytes):
+    """bfloat16 ones as results; float32 ones are read and written, 8 bytes a weight in place of 2."""
+    model, settings = two_encoders(llm=(True,) * 4), Settings(precision=Precision.BFLOAT16)
+    plan = plan_of(model=model, settings=replace(settings, optimizer_precision=wide))
+    cost = CostModel(ideal_profile(flop_per_s=1e30, bytes_per_s=1.0), Execution(gradient_sum=stated))
+    own = cost.executed(Execution(gradient_sum=GradientSum.OWN))
+    backward = parse_action("4B0")
+    added_s = price(lower(plan), cost).duration_s(backward) - price(lower(plan), own).duration_s(backward)
+    assert added_s == pytest.approx(2 * WIDTH**2 * added_bytes)
 
 
 def test_a_microbatch_without_encoders_needs_fewer_gradients():

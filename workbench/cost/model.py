@@ -9,6 +9,7 @@ from workbench.cost.collectives import Collective, Collectives
 from workbench.cost.execution import (
     ActivationCut,
     Execution,
+    GradientSum,
     SavedInput,
 )
 from workbench.cost.expert_parallel import on_rank
@@ -115,6 +116,11 @@ class CostModel(KernelTimes):
     def summing_in(self, num_pieces: int) -> "CostModel":
         """The same machine where tensor-parallel ranks add up a product in `num_pieces` pieces."""
         return self if num_pieces == 1 else self._varied(sum_pieces=num_pieces)
+
+    def writing_gradients(self) -> "CostModel":
+        """The same machine whose products write weight gradients in the weights' format, unless its
+        execution says what they do."""
+        return self if self.execution.gradient_sum is not None else self._varied(gradient_sum=GradientSum.OWN)
 
     def multiplying_in(self, products: ProductFormat) -> "CostModel":
         """The same machine with products of blocks in that format."""

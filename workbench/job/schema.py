@@ -76,7 +76,7 @@ class ModuleSpec(Strict):
         config: path of a Hugging Face config.json, or its keys inline.
         modality: modality of the sample segments that the module processes; default: the model's. The LLM's
             is `text`.
-        trainable: which weights are trained: all, only the projector's, or none.
+        trainable: weights that are trained: all, only the projector's with the encoder's final norm, or none.
         projector: maps the encoder's output to the width of the module that reads it: a name, or a list of
             steps.
         lora: adapters that are trained beside the module's frozen products; `trainable` is then `projector`

@@ -17,6 +17,7 @@ from workbench.memory.eager import (
     shared_bytes,
 )
 from workbench.memory.eager_working import eager_input_working, eager_working
+from workbench.memory.fused_working import fused_working
 from workbench.memory.grouped_experts import with_grouped_experts
 from workbench.memory.megatron import GRADIENT_BYTES, megatron_saved
 from workbench.memory.narrow_inputs import keeps_cast, with_kept_inputs
@@ -39,7 +40,7 @@ from workbench.model.layer import (
 )
 from workbench.model.trained import has_trainable
 from workbench.plan.kernels import Kernels
-from workbench.plan.plan import Settings
+from workbench.plan.plan import KeyExchange, Settings
 from workbench.units import FLOAT32_BYTES
 
 MOST_CACHED = 4096  # layers under settings
@@ -83,10 +84,9 @@ def layer_bytes(layer: Layer, needs: Needs, setting: Setting, kernels: Kernels) 
         in_work = eager_working(layer, needs, setting, by_operator, num_matrices)
         return LayerBytes(kept, shared, in_work.forward, in_work.backward, in_work.accumulating, needs.any)
     keeping = with_kept_inputs(layer, setting.products, beside_attention=kernels.is_megatron)
-    work, grid, size = setting.work, setting.grid, setting.element_bytes
     saved = round(sum(_without_recomputed(layer, _saved_by_operator(keeping, needs, setting), setting)))
-    working = working_bytes(layer, work, grid, size)
-    backward = working if needs.any else 0
+    working = fused_working(layer, _passing_on(setting, kernels))
+    backward = working.backward if needs.any else 0
     entering = (
         setting._replace(divides_tokens=False) if kernels.cuts_sequence else setting
     )  # as messages count it
@@ -94,7 +94,7 @@ def layer_bytes(layer: Layer, needs: Needs, setting: Setting, kernels: Kernels) 
     if kernels.is_megatron:
         by_operator = _megatron_saved(keeping, needs, setting, kernels)
         kept = Kept(round(sum(_without_recomputed(layer, by_operator, setting))), kept.input_bytes)
-    return LayerBytes(kept, 0, working, backward, backward, needs.any)
+    return LayerBytes(kept, 0, working.forward, backward, backward, needs.any)
 
 
 def _without_recomputed(layer: Layer, saved: Iterable[float], setting: Setting) -> Iterable[float]:
@@ -118,14 +118,19 @@ def layer_split_bytes(layer: Layer, needs: Needs, setting: Setting, kernels: Ker
         kept = eager_kept_by_operator(layer, needs, setting)
         working = eager_input_working(layer, needs, setting)
         return split_bytes(layer, needs, setting, kept, working, num_matrices)
-    work, grid, size = setting.work, setting.grid, setting.element_bytes
     keeping = with_kept_inputs(layer, setting.products, beside_attention=kernels.is_megatron)
     kept = tuple(_saved_by_operator(keeping, needs, setting))
     if kernels.is_megatron:
         kept = _megatron_saved(keeping, needs, setting, kernels)
-    working = (float(working_bytes(layer, work, grid, size)),) * len(layer.operators)
+    in_work = fused_working(layer, _passing_on(setting, kernels))
+    working = (float(in_work.backward),) * len(layer.operators)
     one_each = (1,) * len(layer.operators)
     return split_bytes(layer, needs, setting, kept, working, one_each)._replace(temporary=0)
+
+
+def _passing_on(setting: Setting, kernels: Kernels) -> Setting:
+    """Return the setting in which Megatron's context-parallel ranks pass keys on, as its default is."""
+    return setting._replace(key_exchange=KeyExchange.RING) if kernels.is_megatron else setting
 
 
 def _megatron_saved(layer: Layer, needs: Needs, setting: Setting, kernels: Kernels) -> tuple[float, ...]:
@@ -250,22 +255,6 @@ def _token_bytes(layer: Layer, operator: Attention | AnyRecurrence | Pointwise, 
     return operator.width / setting.cut(operator) * max(1, operator.num_passes - 1) * element_bytes
 
 
-def working_bytes(layer: Layer, work: Work, grid: Grid, element_bytes: int) -> int:
-    """Return the bytes of the largest operator's input and output, alive while the layer computes.
-
-    Complexity: O(operators).
-    """
-    return round(
-        max(
-            (
-                operator_tokens(operator, work, grid) * _width(operator, grid) * element_bytes
-                for operator in layer.operators
-            ),
-            default=0.0,
-        )
-    )
-
-
 def _kept_already(layer: Layer, previous: Operator | None, operator: Matmul, setting: Setting) -> bool:
     """Whether the input is kept already: an attention's output, or an input shared with the previous one."""
     if isinstance(previous, Attention):
@@ -273,18 +262,3 @@ def _kept_already(layer: Layer, previous: Operator | None, operator: Matmul, set
     if operator.name == KV_DOWN:
         return True
     return previous is not None and reads_alike(previous, operator) and has_trainable(layer, previous)
-
-
-def _width(operator: Operator, grid: Grid) -> float:
-    """Return the width of input and output together."""
-    if isinstance(operator, Attention):
-        return 2 * (operator.num_heads + operator.num_kv_heads) * operator.mean_dim / grid.tp
-    if isinstance(operator, Recurrence):
-        return (operator.width + operator.value_width) / grid.tp
-    if isinstance(operator, Matmul):
-        n = operator.out_features / (grid.tp if operator.shard is Shard.COLUMN else 1)
-        n *= 1 if operator.lora is None else 2  # and the adapter's result
-        return n + operator.in_features / (grid.tp if operator.shard is Shard.ROW else 1)
-    if isinstance(operator, Lookup):
-        return operator.width
-    return 2 * operator.width / (1 if operator.shard is Shard.REPLICATED else grid.tp)

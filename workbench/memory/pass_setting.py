@@ -32,6 +32,7 @@ def setting_of(plan: Plan, stage: Stage, microbatch: Microbatch) -> Setting:
         lengths=tuple(lengths),
         computed_again=plan.settings.of(stage.module).computed_again,
         products=plan.settings.of(stage.module).products,
+        key_exchange=plan.settings.of(stage.module).key_exchange,
         masked_tokens=_masked_tokens(plan, stage, microbatch, sum(lengths)),
     )
 

@@ -7,6 +7,7 @@ from workbench.cost.roofline import Grid, Work, operator_tokens
 from workbench.model.block_modules import BlockModule
 from workbench.model.latent_attention import LATENT_NORMS
 from workbench.model.layer import Operator, Pointwise, Shard
+from workbench.plan.plan import KeyExchange
 from workbench.units import FLOAT32_BYTES
 
 INDEX_BYTES = 8
@@ -26,6 +27,7 @@ class Setting(NamedTuple):
         computed_again: modules of a block that its backward computes again.
         products: format of the products of blocks.
         masked_tokens: of a microbatch whose attention reads one mask over all its items; 0: item by item.
+        key_exchange: how context-parallel ranks bring queries and keys together.
     """
 
     work: Work
@@ -38,6 +40,7 @@ class Setting(NamedTuple):
     computed_again: tuple[BlockModule, ...] = ()
     masked_tokens: int = 0
     products: ProductFormat = ProductFormat.SAME
+    key_exchange: KeyExchange = KeyExchange.ALL_GATHER
 
     @property
     def copies_attention(self) -> bool:

@@ -86,7 +86,12 @@ class Sizes:
         """Return a key of the settings that decide the memory of a module's passes, whatever the layers."""
         if module not in self._settings_keys:
             settings, of_module = self._plan.settings, self._plan.settings.of(module)
-            own = of_module.computed_again, of_module.sequence_parallel, of_module.products
+            own = (
+                of_module.computed_again,
+                of_module.sequence_parallel,
+                of_module.products,
+                of_module.key_exchange,
+            )
             key = Identity(self._plan.model), settings.precision, settings.kernels, own
             self._settings_keys[module] = _interned(key)
         return self._settings_keys[module]

@@ -291,6 +291,7 @@ class ModulePrices:
                 divides_tokens=divides,
                 computed_again=parts,
                 products=settings.of(choice.module).products,
+                key_exchange=settings.of(choice.module).key_exchange,
             )
             memory = layer_bytes(layer, need, setting, settings.kernels)
             inside = max(memory.forward, memory.backward)

@@ -10,7 +10,7 @@ embedding and head are units of their own.
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from operator import itemgetter
+from typing import NamedTuple
 
 from workbench.cost.model import CostModel
 from workbench.job.job import Job
@@ -58,8 +58,9 @@ def _fastest(job: Job, cost: CostModel, mode: Mode, progress: Progress, most: in
     A replica's samples of a step are cut into equal microbatches, whatever size the job states for
     pipelines: fewer, larger ones gather less often, smaller ones need less memory. Fewer ranks than the job
     may use are tried too, at least two, if their replicas divide the batch: they may be faster, for
-    instance one node of two. Steps are compared by `sharded_step`; ties go to more ranks, then to larger
-    microbatches.
+    instance one node of two. Steps are compared by `sharded_step`, to twelve digits; ties go to more ranks,
+    then to fewer context-parallel ones, as the host's launches may hide their exchanges in the estimate
+    alone, then to larger microbatches.
 
     Raises:
         ValueError: none fits, another schedule than 1F1B, a layout that cuts a module, or unequal cp.
@@ -93,7 +94,7 @@ def _fastest_first(job: Job, cost: CostModel, mode: Mode, progress: Progress) ->
     smallest = replace(job, microbatch_samples=1)
     fewest = min(2, job.usable_ranks)
     counts = [n for n in range(job.usable_ranks, fewest - 1, -1) if has_layouts(smallest, cost, mode, n)]
-    priced: list[tuple[float, Job, int]] = []
+    priced: list[_Priced] = []
     for num_ranks in counts:
         for samples in reversed(divisors(len(job.batch))):
             sized_job = replace(job, microbatch_samples=samples)
@@ -105,12 +106,22 @@ def _fastest_first(job: Job, cost: CostModel, mode: Mode, progress: Progress) ->
                 if not priced:
                     raise
                 return _by_seconds(priced)
-            priced.append((best.step.step_s, sized_job, num_ranks))
+            priced.append(_Priced(best.step.step_s, best.choice.llm.cp, sized_job, num_ranks))
     return _by_seconds(priced)
 
 
-def _by_seconds(priced: Sequence[tuple[float, Job, int]]) -> list[tuple[Job, int]]:
-    return [(sized_job, num_ranks) for _, sized_job, num_ranks in sorted(priced, key=itemgetter(0))]
+class _Priced(NamedTuple):
+    """The best layout of a microbatch size on a number of ranks, `cp` of which share tokens."""
+
+    step_s: float
+    cp: int
+    sized_job: Job
+    num_ranks: int
+
+
+def _by_seconds(priced: Sequence[_Priced]) -> list[tuple[Job, int]]:
+    ordered = sorted(priced, key=lambda each: (float(f"{each.step_s:.12g}"), -each.num_ranks, each.cp))
+    return [(each.sized_job, each.num_ranks) for each in ordered]
 
 
 def _name(mode: Mode) -> str:

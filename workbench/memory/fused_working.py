@@ -1,0 +1,91 @@
+"""Working memory inside layers of fused kernels: the operator with most in work, and what ranks exchange."""
+
+from typing import NamedTuple
+
+from workbench.cost.expert_parallel import COMBINE
+from workbench.memory.grouped_experts import with_grouped_experts
+from workbench.memory.setting import Setting
+from workbench.model.experts import is_of_expert
+from workbench.model.layer import Attention, Layer, Lookup, Matmul, Operator, Recurrence, Shard
+from workbench.plan.gathered_heads import heads_per_gather
+from workbench.plan.plan import KeyExchange
+
+IN_FLIGHT = 2  # blocks of keys and values at a time: one is read while the next one comes
+
+
+class FusedWorking(NamedTuple):
+    """Bytes alive while a layer computes, besides what it keeps."""
+
+    forward: int
+    backward: int
+
+
+def fused_working(layer: Layer, setting: Setting) -> FusedWorking:
+    """Return the bytes of the operator with most in work: its input and output, and those of other ranks.
+
+    Experts of a rank are one operator, as they are one kernel. Where they are distributed, rows that leave
+    and rows that arrive exist beside each other. Context-parallel ranks have keys and values of others in
+    work, and in a backward their gradients, see `_keys_of_others`.
+
+    Args:
+        layer: of one rank, see `on_rank`.
+        setting: its work.
+
+    Complexity: O(operators).
+    """
+    forward = backward = 0.0
+    for operator in with_grouped_experts(layer).layer.operators:
+        own = setting.tokens(operator) * _width(operator, setting) * setting.element_bytes
+        keys = _keys_of_others(operator, setting) if isinstance(operator, Attention) else (0.0, 0.0)
+        forward, backward = max(forward, own + keys[0]), max(backward, own + keys[1])
+    exchanged = _exchanged_bytes(layer, setting)
+    return FusedWorking(round(max(forward, exchanged)), round(max(backward, exchanged)))
+
+
+def _width(operator: Operator, setting: Setting) -> float:
+    """Return the width of input and output together."""
+    tp = setting.grid.tp
+    if isinstance(operator, Attention):
+        return 2 * (operator.num_heads + operator.num_kv_heads) * operator.mean_dim / tp
+    if isinstance(operator, Recurrence):
+        return (operator.width + operator.value_width) / tp
+    if isinstance(operator, Matmul):
+        n = operator.out_features / (tp if operator.shard is Shard.COLUMN else 1)
+        n *= 1 if operator.lora is None else 2  # and the adapter's result
+        return n + operator.in_features / (tp if operator.shard is Shard.ROW else 1)
+    if isinstance(operator, Lookup):
+        return operator.width
+    return 2 * operator.width / (1 if operator.shard is Shard.REPLICATED else tp)
+
+
+def _exchanged_bytes(layer: Layer, setting: Setting) -> float:
+    """Return the bytes of what distributed experts read, as it leaves ranks and as it arrives."""
+    if all(operator.name != COMBINE for operator in layer.operators):  # experts are not distributed
+        return 0.0
+    grouped = with_grouped_experts(layer).layer.operators
+    first = next(operator for operator in grouped if is_of_expert(operator))
+    assert isinstance(first, Matmul), "an MLP begins with a product"
+    return 2 * setting.tokens(first) * first.in_features * setting.element_bytes
+
+
+def _keys_of_others(operator: Attention, setting: Setting) -> tuple[float, float]:
+    """Return the bytes of keys and values that an attention gets from other ranks, and with their gradients.
+
+    Gathered by heads: keys and values of all ranks, of the heads that compute and of those that come next;
+    backward also their gradients, and float32 sums of these, as many in flight. In a ring: blocks of one
+    rank, all heads. All to all: queries, keys, values and output with whole rows of some heads.
+    """
+    grid, size, wide = setting.grid, setting.element_bytes, setting.wide_bytes
+    if grid.cp == 1 or operator.keys is not None or operator.num_keys is not None:
+        return 0.0, 0.0
+    tokens, num_kv_heads = setting.tokens(operator), operator.num_kv_heads / grid.tp
+    if setting.key_exchange is KeyExchange.ALL_TO_ALL:
+        moved = tokens * _width(operator, setting) * size
+        return moved, moved
+    if setting.key_exchange is KeyExchange.RING:
+        block = 2 * tokens * num_kv_heads * operator.head_dim
+        return IN_FLIGHT * block * size, block * (IN_FLIGHT * (size + wide) + size)
+    heads = heads_per_gather(round(operator.num_heads / grid.tp), round(num_kv_heads), round(tokens))
+    chunk = 2 * tokens * grid.cp * heads * operator.head_dim
+    count = min(IN_FLIGHT, num_kv_heads / heads)
+    return count * chunk * size, chunk * (count * (size + wide) + size)
