@@ -246,7 +246,7 @@ def test_what_does_not_fit_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="segments of text, want number 9"):
         source.token_ids(0, Segment(TEXT, 9, 3, 3), 300)
     text_only = ModelGraph(name="text", modules=(tiny_models.llm(),))
-    with pytest.raises(ValueError, match="want one encoder for them in model 'text', got 0"):
+    with pytest.raises(ValueError, match="want one encoder for them in model 'text', got none"):
         samples_of(folder, text_only)
     with pytest.raises(ValueError, match=r"no data.jsonl in it"):
         read_records(tmp_path)

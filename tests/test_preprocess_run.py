@@ -91,6 +91,23 @@ def test_serve_run_status(job: Path) -> None:
     assert not Path(f"/proc/{producer}/stat").exists()
 
 
+def test_a_server_that_read_a_job_ends_without_a_word(job: Path) -> None:
+    """Libraries that it loaded for the job list no objects of theirs on stderr."""
+    command = [
+        "-c",
+        "from workbench.cli.app import main; main()",
+        "preprocess",
+        "serve",
+        job.with_name("data"),
+    ]
+    options = ["--job", job, "--seconds", 0.5, "--open"]
+    done = subprocess.run(
+        [sys.executable, *map(str, (*command, *options))], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("serving ")
+    assert done.stderr == ""
+
+
 def test_a_silent_server_is_named_before_the_wait_ends(job: Path) -> None:
     folder, limit = job.with_name("data"), SILENT_S + 0.2
     address = "tcp://127.0.0.1:9"

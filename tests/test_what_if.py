@@ -143,3 +143,24 @@ def test_neighbours_are_priced_by_the_profile_that_the_plan_was_made_with(tmp_pa
     accept("report", tmp_path, "--job", tmp_path / "job.yaml", "--what-if", "60")
     assert "no profile &#x27;gone.json&#x27;" not in (tmp_path / "report.html").read_text()
     assert "no profile 'gone.json'" not in (tmp_path / "report.html").read_text()
+
+
+def test_a_plan_without_its_profile_is_reported_with_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the refusal says; a path counts from where the command runs, not from the job."""
+    jobs, plans = tmp_path / "jobs", tmp_path / "plans"
+    jobs.mkdir()
+    plans.mkdir()
+    (tmp_path / "cpu.json").write_bytes((ROOT / "examples" / "elastic-cpu.json").read_bytes())
+    spec = TINY.model_dump(mode="json", exclude_unset=True) | {"profile": str(tmp_path / "cpu.json")}
+    (jobs / "job.yaml").write_text(yaml.safe_dump(spec))
+    accept("plan", jobs / "job.yaml", "-o", plans / "plan.json")
+    (tmp_path / "cpu.json").rename(tmp_path / "moved.json")
+    report = ("report", plans, "--job", jobs / "job.yaml", "--what-if", "3")
+    refuse(*report, words="is not there; want --profile", folder=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    refuse(*report, "--profile", "no-such", words="no-such", folder=tmp_path)
+    refuse(*report[:2], "--profile", "moved.json", words="want --job FILE, too", folder=tmp_path)
+    accept(*report, "--profile", "moved.json")
+    assert "no profile" not in (plans / "report.html").read_text()

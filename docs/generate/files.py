@@ -83,8 +83,9 @@ FOLDER = f"""`plan --data FOLDER` and `run --data FOLDER` read a folder with tra
 | `segments` | list of `{{"text": TEXT}}`, `{{"image": FILE}}` and `{{"audio": FILE}}`; one text or more |
 | `mask` | optional attention mask, see [Masks](#masks) |
 
-Files are PNG and WAV inside the folder, with paths relative to it. Images are resized to the encoder's
-size, or cut into tiles for LLaVA-NeXT and LLaVA-OneVision. Text is tokenized as UTF-8 bytes,
+Files are PNG and WAV inside the folder, with paths relative to it. An image is one item. It is resized to the
+encoder's size, or, before an encoder of any size such as Qwen's, to what its processor makes of it;
+for LLaVA-NeXT and LLaVA-OneVision it is cut into tiles. Text is tokenized as UTF-8 bytes,
 tokens 0 to 255. Token {BOS} begins and {EOS} ends a sample, and {PLACEHOLDER_TOKEN} is the placeholder
 for an image or clip. So the model's vocabulary must have at least {VOCAB_SIZE} tokens.
 `python -m runtime.data.dataset make FOLDER` generates a small random folder."""

@@ -22,15 +22,25 @@ from runtime.data.records import AUDIO, IMAGE, INDEX, VOCAB_SIZE, Record, read_r
 from runtime.data.scenes import make
 from runtime.models.audio import WhisperAdapter
 from runtime.models.choose import adapter_of
+from runtime.models.encoder import EncoderAdapter
 from runtime.models.vision import VisionAdapter
+from runtime.models.vision_rotary import GridAdapter
 from workbench.data.corpus import Tiled
 from workbench.data.sample import Sample, Segment
 from workbench.job.job import Job
 from workbench.masks.patterns import CAUSAL
-from workbench.model.item_tokens import ends_lone_tiles, image_tokens, lone_tile, packs_tiles
-from workbench.model.model_graph import TEXT, ModelGraph
+from workbench.model.item_tokens import (
+    ends_lone_tiles,
+    image_tokens,
+    lone_tile,
+    native_tokens,
+    packs_tiles,
+    patch_grid,
+    takes_any_size,
+)
+from workbench.model.model_graph import TEXT, ModelGraph, Module
 
-_A = TypeVar("_A", VisionAdapter, WhisperAdapter)
+_A = TypeVar("_A", bound=EncoderAdapter)
 
 BAD_INPUT = 2  # exit code
 
@@ -38,8 +48,9 @@ BAD_INPUT = 2  # exit code
 class FolderSource:
     """The data of a folder, by sample id; a `runtime.data.batches.DataSource`.
 
-    Images are resized to the encoder's size, or cut into tiles if the plan says so, and scaled to [-1, 1];
-    clips become log-mel frames, trimmed or padded with silence to the length in the plan.
+    Images are resized to the encoder's size, or to the grid of patches in the plan, or cut into tiles if the
+    plan says so, and scaled to [-1, 1]; clips become log-mel frames, trimmed or padded with silence to the
+    length in the plan.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -78,9 +89,10 @@ class FolderSource:
 def samples_of(folder: Path, model: ModelGraph) -> tuple[Sample, ...]:
     """Samples of a folder as plans need them: the sizes of every example in the model's encoders.
 
-    Images have the encoder's size, or are cut into tiles that it puts together. A clip has the tokens that
-    its encoder makes of its mel frames, up to the encoder's last position; one of several windows of Qwen's
-    Omni models is refused.
+    Images have the encoder's size; before an encoder of any size, the one to which the model's processor
+    brings them; or they are cut into tiles that the projector puts together. A clip has the tokens that its
+    encoder makes of its mel frames, up to the encoder's last position; one of several windows of Qwen's Omni
+    models is refused.
 
     Raises:
         ValueError: a kind of data for which the model has no encoder, or several.
@@ -142,34 +154,45 @@ class _Sizes:
         return Sample(record.id, tuple(segments), record.mask)
 
     def _image(self, record: Record, k: int, content: str) -> Segment:
-        modality, vision = self._vision
-        if not packs_tiles(vision.module):
-            return Segment(modality, k, *vision.native_tokens)
-        if len(record.of(IMAGE)) > 1 and ends_lone_tiles(vision.module):
-            return Segment(modality, k, *lone_tile(vision.module))
+        module = self._vision
+        if len(record.of(IMAGE)) > 1 and ends_lone_tiles(module):
+            return Segment(module.modality, k, *lone_tile(module))
+        if not packs_tiles(module) and not takes_any_size(module):
+            native = native_tokens(module)
+            assert native is not None, "else it takes any size"
+            return Segment(module.modality, k, *native)
         path = self.folder / content
         with opened_image(path) as image:
-            tiled = image_tokens(vision.module, image.height, image.width)
-        assert isinstance(tiled, Tiled), "the tower puts tiles together"
-        return Segment(modality, k, *tiled.tokens, grid=tiled.grid, unpadded=tiled.unpadded)
+            size_px = image.height, image.width
+        try:
+            size = image_tokens(module, *size_px)
+        except ValueError as error:
+            raise ValueError(f"image {path}: {error}") from None
+        if isinstance(size, Tiled):
+            return Segment(module.modality, k, *size.tokens, grid=size.grid, unpadded=size.unpadded)
+        return Segment(module.modality, k, *size, grid=patch_grid(size, *size_px))
 
     @cached_property
-    def _vision(self) -> tuple[str, VisionAdapter]:
-        return self._only(VisionAdapter, IMAGE)  # type: ignore[type-abstract]
+    def _vision(self) -> Module:
+        return image_encoder(self.model, f"data folder {self.folder} has {IMAGE} segments").module
 
     @cached_property
     def _audio(self) -> tuple[str, WhisperAdapter]:
-        return self._only(WhisperAdapter, AUDIO)
+        audio = _only(self.model, (WhisperAdapter,), f"data folder {self.folder} has {AUDIO} segments")
+        return audio.module.modality, audio
 
-    def _only(self, kind: type[_A], name: str) -> tuple[str, _A]:
-        adapters = [(module.modality, adapter_of(module)) for module in self.model.modules]
-        fitting = [(modality, adapter) for modality, adapter in adapters if isinstance(adapter, kind)]
-        if len(fitting) != 1:
-            raise ValueError(
-                f"data folder {self.folder} has {name} segments: want one encoder for them in model "
-                f"{self.model.name!r}, got {len(fitting)}"
-            )
-        return fitting[0]
+
+def image_encoder(model: ModelGraph, why: str) -> EncoderAdapter:
+    """The adapter of the encoder of images; ValueError where a model has none, or several."""
+    return _only(model, (VisionAdapter, GridAdapter), why)
+
+
+def _only(model: ModelGraph, kinds: tuple[type[_A], ...], why: str) -> _A:
+    fitting = [adapter for adapter in map(adapter_of, model.modules) if isinstance(adapter, kinds)]
+    if len(fitting) != 1:
+        found = ", ".join(f"{adapter.module.name!r}" for adapter in fitting) or "none"
+        raise ValueError(f"{why}: want one encoder for them in model {model.name!r}, got {found}")
+    return fitting[0]
 
 
 def read_image(path: Path, shape: tuple[int, ...]) -> Tensor:

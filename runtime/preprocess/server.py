@@ -182,6 +182,7 @@ class Server:
         """End local producers and release the address."""
         self._crew.end()
         self._doorway.close()
+        gc.unfreeze()  # else objects of libraries outlive the interpreter, and triton lists them on stderr
 
     def _hear(self, peer: bytes, role: Role | None, frames: list[zmq.Frame]) -> None:
         """Process a peer's message; role None: without keys all peers have all roles."""

@@ -10,11 +10,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from runtime.data.dataset import FolderSource, pixels_of, sizes_of
+from runtime.data.dataset import FolderSource, image_encoder, pixels_of, sizes_of
 from runtime.data.planned import refuse_others
 from runtime.data.records import VOCAB_SIZE, Record
 from runtime.models.choose import adapter_of
 from runtime.models.vision import VisionAdapter
+from runtime.models.vision_rotary import GridAdapter
 from runtime.preprocess.example import Example
 from runtime.preprocess.images import SquareRule, joined
 from runtime.preprocess.keys import read_client_keys
@@ -22,8 +23,8 @@ from runtime.preprocess.loader import ServedLoader, Subscription
 from runtime.preprocess.stream import Content, Skipped
 from runtime.step_plans import NextBatches, batches_after
 from workbench.data.sample import Segment
-from workbench.model.item_tokens import packs_tiles
-from workbench.model.model_graph import ModelGraph
+from workbench.model.item_tokens import packs_tiles, takes_any_size
+from workbench.model.model_graph import ModelGraph, Module
 from workbench.plan.plan import Plan
 
 SCHEME = "tcp://"
@@ -31,25 +32,25 @@ MOST_HELD = 2  # cached batches: a plan's batch may span two
 
 
 def rule_of(model: ModelGraph) -> SquareRule:
-    """Preprocessing rule of the model's image encoder; ValueError where it has none, or several."""
-    adapters = [adapter_of(module) for module in model.modules]
-    vision = [adapter for adapter in adapters if isinstance(adapter, VisionAdapter)]
-    if len(vision) != 1:
-        raise ValueError(f"model {model.name!r}: want one encoder of images, got {len(vision)}")
-    _refuse_tiles(model)
-    config = vision[0].config
-    patch_px = int(config.patch_size)
-    whole_px = int(config.image_size) // patch_px * patch_px  # the convolution ignores the rest
-    return SquareRule(image_px=whole_px, patch_px=patch_px, channels=int(config.num_channels))
+    """Preprocessing rule of the model's image encoder; ValueError where no server prepares its images."""
+    vision = image_encoder(model, "a preprocessing server prepares images")
+    _refuse_other_sizes(vision.module)
+    assert isinstance(vision, VisionAdapter), "its images have one size"
+    whole_px = vision.side * vision.patch_px  # the convolution ignores the rest
+    return SquareRule(image_px=whole_px, patch_px=vision.patch_px, channels=int(vision.config.num_channels))
 
 
-def _refuse_tiles(model: ModelGraph) -> None:
-    for module in model.modules:
-        if packs_tiles(module):
-            raise ValueError(
-                f"module {module.name!r} puts tiles of images together, which a preprocessing server does "
-                "not make; want --data FOLDER"
-            )
+def _refuse_other_sizes(module: Module) -> None:
+    if packs_tiles(module):
+        raise ValueError(
+            f"module {module.name!r} puts tiles of images together, which a preprocessing server does "
+            "not make; want --data FOLDER"
+        )
+    if takes_any_size(module):
+        raise ValueError(
+            f"module {module.name!r} takes images of any size, and a preprocessing server makes them of one; "
+            "want --data FOLDER"
+        )
 
 
 class ServedSource:
@@ -156,7 +157,9 @@ def source_of(data: str | None, keys: Path | None, plan: Plan, *, timeout_s: flo
     """
     source = _named(data, keys, timeout_s)
     if isinstance(source, ServedSource):
-        _refuse_tiles(plan.model)
+        for module in plan.model.encoders:
+            if isinstance(adapter_of(module), VisionAdapter | GridAdapter):
+                _refuse_other_sizes(module)
     if source is not None:
         refuse_others(plan, source.records, source.folder, f"--data {data}")
     return source

@@ -16,7 +16,7 @@ from workbench.cli.job_reading import read_job
 from workbench.cli.options import Json
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
-from workbench.cost.profile import MachineLink, ideal_profile, write_profile
+from workbench.cost.profile import MachineLink, ideal_profile, load_profile, write_profile
 from workbench.drift import drift_warning
 from workbench.job.device import Device
 from workbench.job.job import Job
@@ -107,6 +107,10 @@ def report_command(
     what_if_s: Annotated[
         float, typer.Option("--what-if", help="seconds for simulating the variants", min=0)
     ] = 20.0,
+    profile: Annotated[
+        str | None,
+        typer.Option(help="with --job: profile name or file; default: that of the fastest plan"),
+    ] = None,
 ) -> None:
     """Write a self-contained HTML page about a folder of plans and traces."""
     from workbench.report.html import report_html
@@ -114,14 +118,24 @@ def report_command(
     path = output or folder / "report.html"
     if path.suffix == ".json":
         raise ValueError(f"{path}: plans and traces have this ending; want a page, such as report.html")
+    if profile is not None and job is None:
+        raise ValueError(f"report: --profile {profile} is for the variants of a job; want --job FILE, too")
     check_writable(path, job)
     contents = read_folder(folder)
     variants = None
     if job is not None:
         fastest = fastest_of(contents, read_job(job))
-        variants = _what_if(job, fastest.plan.strategy, profile_name_beside(fastest.path), what_if_s)
+        named = profile_name_beside(fastest.path) if profile is None else _named_profile(profile)
+        variants = _what_if(job, fastest.plan.strategy, named, what_if_s)
     write_text(report_html(contents, what_if=variants), path)
     show(f"written to {path}")
+
+
+def _named_profile(profile: str) -> str:
+    """The name, or the path from anywhere, of a profile; ValueError where it cannot be read."""
+    load_profile(profile)
+    file = Path(profile)
+    return str(file.resolve()) if file.is_file() else profile
 
 
 def _what_if(job: Path, strategy: str, profile: str | None, seconds: float) -> WhatIf:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from math import isqrt
+from math import isqrt, log
 from typing import Any
 
 from workbench.data.corpus import ItemTokens, Tiled, Video
@@ -94,6 +94,29 @@ def image_tokens(module: Module, height_px: int, width_px: int) -> ItemTokens | 
     squares = {"spatial_merge_size": isqrt(merged)}
     inside = family.image_tokens(config | squares, height_px, width_px).tokens_in
     return ItemTokens(inside, inside // merged)
+
+
+def patch_grid(tokens: ItemTokens, height_px: int, width_px: int) -> tuple[int, int]:
+    """(rows, columns) of patches of an image that is resized to whole squares of merged patches.
+
+    Of the grids with so many squares, the one whose aspect ratio is nearest to the image's. It is the one of
+    a processor that keeps the aspect ratio, which moves a side by less than a square, while a side of another
+    grid with as many squares differs by one or more.
+
+    Args:
+        tokens: of the image, as `image_tokens` counts them.
+
+    Complexity: O(tokens.tokens_out).
+
+    Example:
+        >>> patch_grid(ItemTokens(tokens_in=48, tokens_out=12), 300, 100)
+        (12, 4)
+    """
+    squares, side = tokens.tokens_out, isqrt(tokens.tokens_in // tokens.tokens_out)
+    grids = ((rows, squares // rows) for rows in range(1, squares + 1) if squares % rows == 0)
+    aspect = log(height_px / width_px)
+    rows, columns = min(grids, key=lambda grid: abs(log(grid[0] / grid[1]) - aspect))
+    return side * rows, side * columns
 
 
 def split_px(module: Module, height_px: int, width_px: int) -> Sequence[tuple[int, int]]:
