@@ -22,11 +22,12 @@ from transformers.models.phi4_multimodal import modeling_phi4_multimodal as phi4
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni_3
+from transformers.models.radio import modeling_radio as radio
 from transformers.models.video_llama_3 import modeling_video_llama_3 as llama_3
 
 from experiments.doors.detours import DETOURS
 from experiments.doors.whole_features import patches_of_kimi, patches_of_video_llama, qwen_features
-from experiments.doors.whole_sizes import GEMMA4_SEEN, JANUS_SEEN, KIMI_SEEN, VIDEO_LLAMA_SEEN
+from experiments.doors.whole_sizes import GEMMA4_SEEN, JANUS_SEEN, KIMI_SEEN, RADIO_SEEN, VIDEO_LLAMA_SEEN
 from runtime.models.choose import ADAPTERS
 from runtime.models.encoder import given_to
 from runtime.models.norm import widen_norms
@@ -102,6 +103,13 @@ def ovis_tower(config: dict[str, Any]) -> nn.Module:
     return model
 
 
+def radio_tower(config: dict[str, Any]) -> nn.Module:
+    """Without its own normalisation of pixels, as before Nemotron."""
+    model = radio.RadioModel(radio.RadioConfig.from_dict(config))
+    model.make_preprocessor_external()
+    return model
+
+
 def paddle_features(model: nn.Module, image: Tensor) -> Tensor:
     patches, grid = patches_of_kimi(image)
     return model(patches[None], grid_thw=grid).last_hidden_state
@@ -124,6 +132,18 @@ CASES = {
         ((10, 9), (10, 9)),
         lambda c: Dinov2Model(Dinov2Config.from_dict(c)),
         patches,
+    ),
+    "radio": Case(
+        RADIO_SEEN | {"model_type": "radio"},
+        ((29, 24), (65, 60)),
+        radio_tower,
+        lambda model, image: model(image[None]).features[0],
+    ),
+    "radio, gated": Case(
+        RADIO_SEEN | {"model_type": "radio", "use_swiglu_ffn": True, "qkv_bias": False, "num_registers": 0},
+        ((14, 12), (18, 16)),
+        radio_tower,
+        lambda model, image: model(image[None]).features[0],
     ),
     "internvit": Case(INTERNVIT, ((10, 9), (5, 4)), whole_model, patches),
     "internvit-6b-style": Case(

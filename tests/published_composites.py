@@ -5,6 +5,7 @@ from typing import Any
 from transformers import AutoConfig
 
 from tests.test_adapters_gemma4 import PUBLISHED, PUBLISHED_SPARSE
+from tests.test_nemotron_h_plan import NEMOTRON_3_NANO
 
 GEMMA4_SEEN = {
     "model_type": "gemma4_vision",
@@ -47,6 +48,7 @@ DEFAULTS = (
     *("musicflamingo", "paddleocr_vl", "paligemma", "phi4_multimodal", "qianfan_ocr", "qwen2_5_omni"),
     *(
         "moss_transcribe_diarize",
+        "nemotron_h_omni",
         "qwen2_audio",
         "smolvlm",
         "video_llama_3",
@@ -82,6 +84,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "vocab_size": 102400,
         },
         "tie_word_embeddings": False,
+    },
+    # C-RADIOv4-H's sizes are the defaults, and names of keys those of its release
+    "Nemotron-3-Nano-Omni": {
+        "model_type": "nemotron_h_omni",
+        "llm_config": NEMOTRON_3_NANO,
+        "vision_config": {"patch_size": 16, "video_temporal_patch_size": 2},
+        "vit_hidden_size": 1280,
+        "projector_hidden_size": 20480,
     },
     "VideoLLaMA3-2B": {
         "model_type": "video_llama_3",

@@ -13,6 +13,7 @@ from transformers.models.glm4v_moe import modeling_glm4v_moe as glm4v_moe
 from transformers.models.glm_ocr import modeling_glm_ocr as glm_ocr
 from transformers.models.kimi_k25 import modeling_kimi_k25 as kimi
 from transformers.models.llama4 import modeling_llama4 as llama4
+from transformers.models.nemotron_h import modeling_nemotron_h as nemotron_h
 from transformers.models.paddleocr_vl import modeling_paddleocr_vl as paddleocr
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
@@ -21,6 +22,7 @@ from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as qwen3_5_moe
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni_3
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
+from transformers.models.radio import modeling_radio as radio
 from transformers.models.siglip2 import modeling_siglip2 as siglip2
 from transformers.models.video_llama_3 import modeling_video_llama_3 as llama_3
 
@@ -30,6 +32,7 @@ from runtime.models.glm import CorrectedRouter
 from runtime.models.llama4 import scaled_to_one, turned
 from runtime.models.mixture import WideRouter
 from runtime.models.patch_attention import rotated
+from runtime.models.vision_radio import cropped
 from runtime.models.vision_siglip2 import between
 from runtime.models.wide_float import in_float64
 
@@ -71,6 +74,12 @@ def wide_table(table: Tensor, spatial_shapes: Tensor, max_length: int) -> Tensor
     own = [between(table, *map(int, shape)) for shape in spatial_shapes]
     assert all(len(each) == max_length for each in own), "without padding"
     return torch.stack(own)
+
+
+def wide_crop(embeddings: Any, input_dims: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    """Positions of RADIO's tower in the model's type."""
+    square = embeddings.position_embedding[0].unflatten(0, (embeddings.max_rows, embeddings.max_cols))
+    return cropped(square, *input_dims)[None]
 
 
 def wide_positions(
@@ -137,9 +146,10 @@ DETOURS: tuple[tuple[Any, str, Any], ...] = (  # of transformers through float32
     (cohere2, "apply_rotary_pos_emb", wide_pairs),
     (cohere2.Cohere2LayerNorm, "forward", wide_layer_norm),
     (siglip2.Siglip2VisionEmbeddings, "resize_positional_embeddings", staticmethod(wide_table)),
+    (radio.RadioPatchEmbeddings, "_interpolate_position_embedding", wide_crop),
     (llama4, "vision_apply_rotary_emb", wide_turns),
     (llama4, "apply_rotary_emb", lambda q, k, angles: (turned(q, angles), turned(k, angles))),
     (llama4.Llama4TextL2Norm, "forward", lambda norm, x: scaled_to_one(x, norm.eps)),
     (llama4.Llama4Router, "forward", wide_router),
-    *((each, "forward", in_float64(each.forward)) for each in DELTA_NETS),
+    *((each, "forward", in_float64(each.forward)) for each in (*DELTA_NETS, nemotron_h.NemotronHForCausalLM)),
 )

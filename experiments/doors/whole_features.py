@@ -53,6 +53,14 @@ def seen_in_patches(model: Any, images: Tensor) -> Tensor:
     return pooled(model, flat, spatial_shapes=grid.expand(len(images), 2), pixel_attention_mask=mask)
 
 
+def seen_by_nemotron(model: Any, images: Items) -> Tensor:
+    """Of patches row by row, as its processor gives them."""
+    model.vision_model.config.torch_dtype = images[0].dtype  # to which it brings pixels
+    patches, grids = zip(*(patches_of_kimi(image) for image in images), strict=True)
+    grid = torch.cat(grids)[:, 1:]
+    return torch.cat(model.get_image_features(torch.cat(patches).flatten(1), grid).pooler_output)
+
+
 def heard(model: Any, clips: Tensor) -> Tensor:
     features = model.model.get_audio_features(clips).pooler_output
     return torch.cat([item_features.reshape(-1, item_features.shape[-1]) for item_features in features])
@@ -192,6 +200,8 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "cohere2_vision": pooled,
     "lfm2_vl": seen_in_patches,
     "lfm2_vl, plain": seen_in_patches,
+    "nemotron_h_omni": seen_by_nemotron,
+    "nemotron_h_omni, experts": seen_by_nemotron,
     "deepseek_vl": pooled,
     "ovis2": pooled,
     "ovis2, squares": pooled,

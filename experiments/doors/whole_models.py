@@ -35,7 +35,8 @@ MASKS = {
     "paligemma": "prefix_lm",
 }  # of samples, where not all of it is causal
 TILED = ("llava_next", "llava_onevision")  # put learned tokens between the rows of an image
-RENAMED = ("cosmos3_omni", "kimi_k25", "qianfan_ocr")  # named otherwise, fused or permuted in written files
+# Named otherwise, fused or permuted in written files.
+RENAMED = ("cosmos3_omni", "kimi_k25", "nemotron_h_omni", "qianfan_ocr")
 CONSTANTS = (CORRECTION, "layer_scalar", "std_bias", "std_scale")  # ends of names of buffers in checkpoints
 IMAGE, SOUND = 90, 91  # the ids that stand where an image or a clip does
 LONG_CLIP_S, IN_SECONDS = 2.34, ("qwen3_omni_moe_audio_encoder",)  # the same where windows are whole seconds

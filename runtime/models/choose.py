@@ -24,6 +24,7 @@ from runtime.models.vision_janus import JanusAdapter
 from runtime.models.vision_kimi import KimiVisionAdapter
 from runtime.models.vision_llama4 import Llama4VisionAdapter
 from runtime.models.vision_paddleocr import PaddleOcrAdapter
+from runtime.models.vision_radio import RadioAdapter
 from runtime.models.vision_rotary import PixtralAdapter, Qwen2VisionAdapter, Qwen25VisionAdapter
 from runtime.models.vision_scaled import Dinov2Adapter, InternVitAdapter
 from runtime.models.vision_siglip2 import Siglip2Adapter
@@ -41,6 +42,7 @@ ADAPTERS: Mapping[str, Callable[[Module], Adapter]] = {
     "janus_vision_model": JanusAdapter,
     "clip_vision_model": ClipAdapter,
     "dinov2": Dinov2Adapter,
+    "radio": RadioAdapter,
     "aimv2_vision_model": Aimv2Adapter,
     "ovis2_vision": Ovis2Adapter,
     "internvl_vision": InternVitAdapter,

@@ -12,7 +12,13 @@ from transformers import PreTrainedModel
 
 from runtime.models.adapter import ONE_ROTATION, Adapter, Context, InnerLayer, StageLayer
 from runtime.models.carried_states import beside
-from runtime.models.projector import ClassToken, ProjectorLayer, StepsProjectorLayer, steps_or_none
+from runtime.models.projector import (
+    NO_CLASS_TOKENS,
+    ClassTokens,
+    ProjectorLayer,
+    StepsProjectorLayer,
+    steps_or_none,
+)
 from runtime.models.tile_rows import TileRows
 from workbench.data.sample import Segment
 from workbench.model.families.tiles import shrunk
@@ -91,7 +97,7 @@ class EncoderAdapter(Adapter):
     item_dims: ClassVar[int]
     items_key: ClassVar[str | None] = None  # None: the model's main input
     named_projector: ClassVar[type[ProjectorLayer]] = ProjectorLayer
-    class_token: ClassVar[ClassToken] = ClassToken.NONE
+    class_tokens: ClassTokens = NO_CLASS_TOKENS
     beside_key: ClassVar[str | None] = None  # `SIZES` or `GRIDS`, the layout of the items
 
     @property
@@ -125,7 +131,7 @@ class EncoderAdapter(Adapter):
         if self.feature_layer is not None:
             norm, norm_name = None, ""
         steps = steps_or_none(self.projector)
-        others: dict[str, Any] = {"class_token": self.class_token}
+        others: dict[str, Any] = {"class_tokens": self.class_tokens}
         if packs_tiles(self.module):
             others["rows"] = self.tile_rows
         if pads_items(self.module):

@@ -1,8 +1,7 @@
 """The last layer of an encoder: final norm, token reduction and projection to the LLM's width."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from enum import Enum
+from dataclasses import dataclass, replace
 from math import isqrt
 from typing import Any
 
@@ -32,20 +31,23 @@ from workbench.model.transformer import Norm
 # Shape suffixes: T = packed tokens, D = hidden width.
 
 
-class ClassToken(Enum):
-    """Position of a class token among an item's tokens; it does not leave the encoder."""
+@dataclass(frozen=True, slots=True)
+class ClassTokens:
+    """The number of an item's tokens before and behind its patches; they do not leave the encoder."""
 
-    NONE = "none"
-    FIRST = "first"
-    LAST = "last"
+    before: int = 0
+    behind: int = 0
 
     @property
     def num(self) -> int:
-        return 0 if self is ClassToken.NONE else 1
+        return self.before + self.behind
 
     def without(self, x_TD: Tensor) -> Tensor:
-        """The tokens of an item without the class token."""
-        return x_TD[self is ClassToken.FIRST : len(x_TD) - (self is ClassToken.LAST)]
+        """The tokens of an item without them."""
+        return x_TD[self.before : len(x_TD) - self.behind]
+
+
+NO_CLASS_TOKENS = ClassTokens()
 
 
 class MLPProjector(nn.Module):
@@ -207,7 +209,7 @@ class ProjectorLayer(InnerLayer):
         std: standard deviation of initial matrices.
         norm: the encoder's final norm, or None where its features are taken without one.
         norm_name: its name in a checkpoint.
-        class_token: its position in each item.
+        class_tokens: of each item.
         rows: how features of tiles are put together; None: an item's tokens stay in order.
         padded: tokens that become one, where items are padded: outputs behind `tokens_out` are padding, and
             their tokens are dropped; None: items are not padded.
@@ -223,7 +225,7 @@ class ProjectorLayer(InnerLayer):
         norm: nn.Module | None = None,
         norm_name: str = "",
         *,
-        class_token: ClassToken = ClassToken.NONE,
+        class_tokens: ClassTokens = NO_CLASS_TOKENS,
         rows: TileRows | None = None,
         padded: int | None = None,
     ) -> None:
@@ -233,7 +235,7 @@ class ProjectorLayer(InnerLayer):
                 raise ValueError(f"projector must be one of {', '.join(PROJECTORS)}, got {projector!r}")
             projector = PROJECTORS[projector](*widths)
         self.norm, self.projector = norm, projector
-        self.class_token, self.rows, self.padded = class_token, rows, padded
+        self.class_tokens, self.rows, self.padded = class_tokens, rows, padded
         self.image_newline = None if rows is None else nn.Parameter(torch.empty(widths[1]))
 
     def run(self, x_TD: Tensor, context: Context) -> Tensor:
@@ -253,20 +255,20 @@ class ProjectorLayer(InnerLayer):
         if self.padded is not None:
             return self._reduce(*_without_item_padding(x_TD, context.data, self.padded))
         if self.rows is not None:
-            return without_padding(x_TD, context.data, self.class_token.without, self.rows.along)
+            return without_padding(x_TD, context.data, self.class_tokens.without, self.rows.along)
         if pooling is None:
             return self._reduce(x_TD, context.data)
         return pooling.own(self._reduce(pooling.whole(x_TD), context.data))
 
     def _reduce(self, x_TD: Tensor, data: MicrobatchData) -> Tensor:
         if data.tokens_in == data.tokens_out:
-            if self.class_token is not ClassToken.NONE:
+            if self.class_tokens.num:
                 raise ValueError(f"item {data.items[0]}: tokens_out must leave out the class token")
             return x_TD
         reduced = []
         sizes = zip(x_TD.split(list(data.tokens_in)), data.items, data.tokens_out, strict=True)
         for item_TD, item, tokens_out in sizes:
-            kept_TD = self.class_token.without(item_TD)
+            kept_TD = self.class_tokens.without(item_TD)
             if len(kept_TD) % tokens_out:
                 raise ValueError(
                     f"item {tuple(item)}: {len(kept_TD)} tokens do not shrink evenly to {tokens_out}"
@@ -308,15 +310,14 @@ class StepsProjectorLayer(ProjectorLayer):
 
     def _reduce(self, x_TD: Tensor, data: MicrobatchData) -> Tensor:
         """Reduce items one by one, up to the last merge; without a merge, tokens are independent."""
-        has_class_token = self.class_token is not ClassToken.NONE
-        if not (self.until_merged or has_class_token) and data.tokens_in == data.tokens_out:
+        if not (self.until_merged or self.class_tokens.num) and data.tokens_in == data.tokens_out:
             return x_TD
         grids = data.grids or (None,) * len(data.items)
         items = []
         for item_TD, item, grid, tokens_out in zip(
             x_TD.split(list(data.tokens_in)), data.items, grids, data.tokens_out, strict=True
         ):
-            y_TD = self._steps(self.class_token.without(item_TD), grid)
+            y_TD = self._steps(self.class_tokens.without(item_TD), grid)
             if len(y_TD) != tokens_out:
                 raise ValueError(
                     f"item {tuple(item)}: its projector makes {len(y_TD)} tokens of {len(item_TD)}, the plan "

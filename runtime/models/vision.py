@@ -20,7 +20,7 @@ from transformers.models.siglip.modeling_siglip import (
 from runtime.models.adapter import StageLayer
 from runtime.models.encoder import EmbedItems, EncoderAdapter, EncoderBlock, ItemSize, grid_or_none
 from runtime.models.initialise import Fill, normal
-from runtime.models.projector import ClassToken
+from runtime.models.projector import ClassTokens
 from workbench.data.sample import Segment
 
 # Shape suffixes: N = images, C = channels, H = height, W = width, T = packed tokens, D = hidden width.
@@ -100,7 +100,7 @@ class VisionAdapter(EncoderAdapter):
 
     @property
     def num_class_tokens(self) -> int:
-        return self.class_token.num
+        return self.class_tokens.num
 
     @property
     def patch_px(self) -> int:
@@ -167,7 +167,7 @@ class VisionAdapter(EncoderAdapter):
             side = square_px(self.config.image_size)
             resized["interpolate_pos_encoding"] = item.shape[1:] != (side, side)
         seen_TD: Tensor = call(item[None], **resized).last_hidden_state[0]
-        return self.class_token.without(seen_TD)
+        return self.class_tokens.without(seen_TD)
 
 
 class SiglipAdapter(VisionAdapter):
@@ -217,7 +217,7 @@ class ClipAdapter(VisionAdapter):
     """
 
     config_class = CLIPVisionConfig
-    class_token = ClassToken.FIRST
+    class_tokens = ClassTokens(before=1)
     ignored = ("post_layernorm.", "text_model.", "visual_projection.", "text_projection.", "logit_scale")
 
     @property

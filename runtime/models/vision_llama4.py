@@ -14,7 +14,7 @@ from runtime.models.adapter import ONE_ROTATION, Context, MicrobatchData, StageL
 from runtime.models.encoder import PIXELS, EmbedItems, EncoderBlock, given_to
 from runtime.models.initialise import Fill, normal
 from runtime.models.llama4 import PatchAttention
-from runtime.models.projector import ClassToken
+from runtime.models.projector import ClassTokens
 from runtime.models.vision import VisionAdapter
 from workbench.model.model_graph import Module
 
@@ -70,7 +70,7 @@ class Llama4VisionAdapter(VisionAdapter):
     """
 
     config_class = Llama4VisionConfig
-    class_token = ClassToken.LAST
+    class_tokens = ClassTokens(behind=1)
     items_key = PIXELS
     undivided = "encoders with rotary positions do not share tokens over ranks"
     ignored = ("vision_adapter.",)

@@ -22,7 +22,7 @@ from runtime.models.adapter import Context, CutKind, StageLayer
 from runtime.models.encoder import EncoderBlock
 from runtime.models.initialise import Fill, constant
 from runtime.models.norm import widen_norms
-from runtime.models.projector import ClassToken
+from runtime.models.projector import ClassTokens
 from runtime.models.vision import EmbedImages, VisionAdapter
 from workbench.model.model_graph import Module
 
@@ -60,7 +60,7 @@ class InternVitBlock(ScaledBlock):
 class ScaledVitAdapter(VisionAdapter):
     """Features are patches after the final norm, if there is one; the class token is dropped."""
 
-    class_token = ClassToken.FIRST
+    class_tokens = ClassTokens(before=1)
     ignored = ("embeddings.mask_token",)
     prefixes = ("", "dinov2.", "vision_tower.", "model.vision_tower.")
 

@@ -39,7 +39,7 @@ class ProjectorStepSpec(Strict):
     how: Literal["concat", "interleave", "mean"] = "concat"
     linear: Count | Literal["out"] | None = None
     bias: Annotated[bool, Field(strict=True)] = True
-    act: Literal["gelu", "gelu_pytorch_tanh", "silu", "relu", "swiglu"] | None = None
+    act: Literal["gelu", "gelu_pytorch_tanh", "silu", "relu", "relu2", "swiglu"] | None = None
     softmax: Count | None = None
 
     @model_validator(mode="after")

@@ -31,6 +31,13 @@ def whole(config: Config, key: str, default: int | None = None, *, most: int = M
     return value
 
 
+def whole_or_zero(config: Config, key: str, default: int) -> int:
+    """A whole number >= 0; an absent or null one is the default."""
+    value = config.get(key)
+    value = default if value is None else value
+    return 0 if value == 0 and not isinstance(value, bool) else whole({**config, key: value}, key)
+
+
 def layer_indices(config: Config, key: str, default: tuple[int, ...]) -> tuple[int, ...]:
     """A list of layer indices, whole numbers >= 0; an absent or null list is the default."""
     value = config.get(key)

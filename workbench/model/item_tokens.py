@@ -93,7 +93,7 @@ def image_tokens(module: Module, height_px: int, width_px: int) -> ItemTokens | 
         return family.image_tokens(config, height_px, width_px)
     squares = {"spatial_merge_size": isqrt(merged)}
     inside = family.image_tokens(config | squares, height_px, width_px).tokens_in
-    return ItemTokens(inside, inside // merged)
+    return ItemTokens(inside, (inside - class_tokens(module.layers[0])) // merged)
 
 
 def patch_grid(tokens: ItemTokens, height_px: int, width_px: int) -> tuple[int, int]:
@@ -259,4 +259,5 @@ def evenly_near(num_tokens: int, wanted: int) -> int:
 
 def class_tokens(embed: Layer) -> int:
     """The number of class tokens that an encoder's first layer adds; they do not leave the encoder."""
-    return sum(operator.name == "class_token" for operator in embed.operators)
+    tables = (each for each in embed.operators if isinstance(each, Pointwise) and each.name == "class_token")
+    return sum(numel // table.width for table in tables for _, numel in table.weights)

@@ -13,7 +13,7 @@ from runtime.models.attention import Attends, positions
 from runtime.models.choose import adapter_of
 from runtime.models.dense_attention import wide
 from runtime.models.encoder import EncoderAdapter
-from runtime.models.projector import ClassToken, merged_places, steps_or_none
+from runtime.models.projector import NO_CLASS_TOKENS, merged_places, steps_or_none
 from runtime.parallel.context.all_to_all import all_to_all_attention
 from runtime.parallel.context.gathered import gathered_attention
 from runtime.parallel.context.group import ContextGroup
@@ -155,7 +155,7 @@ def _encoded(
 
 def _inputs(data: MicrobatchData, outputs: tuple[Places, ...], adapter: Adapter) -> tuple[Places, ...]:
     """[members] the tokens that are reduced to its outputs; class tokens belong to none."""
-    first = getattr(adapter, "class_token", ClassToken.NONE).num
+    first = getattr(adapter, "class_tokens", NO_CLASS_TOKENS).num
     becomes, out = [np.zeros(0, np.int64)], 0
     named = data.grids or (None,) * len(data.items)
     for tokens_in, tokens_out, grid in zip(data.tokens_in, data.tokens_out, named, strict=True):

@@ -4,7 +4,18 @@ import difflib
 from collections.abc import Mapping
 from functools import cache
 
-from workbench.model.composites import cohere, deepseek, internvl, liquid, llava, qwen, sound, speech, vision
+from workbench.model.composites import (
+    cohere,
+    deepseek,
+    internvl,
+    liquid,
+    llava,
+    nemotron,
+    qwen,
+    sound,
+    speech,
+    vision,
+)
 from workbench.model.composites.composite import Composite, Parts
 from workbench.model.config_fields import Config
 from workbench.model.families.registry import ARCHITECTURES
@@ -21,6 +32,7 @@ COMPOSITES: Mapping[str, Composite] = {
         *speech.COMPOSITES,
         *cohere.COMPOSITES,
         *liquid.COMPOSITES,
+        *nemotron.COMPOSITES,
         *(composite for family in ARCHITECTURES.values() for composite in family.composites),
     )
 }

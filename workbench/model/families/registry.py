@@ -58,6 +58,7 @@ from workbench.model.families.qwen_vision import (
     QWEN3_OMNI_VISION,
     QWEN3_VL,
 )
+from workbench.model.families.radio import RADIO
 from workbench.model.families.siglip2 import SIGLIP2
 from workbench.model.families.sigmoid_mixtures import DOTS1, MINIMAX_M2, SOLAR_OPEN
 from workbench.model.families.video_llama_vision import VIDEO_LLAMA_VISION
@@ -159,6 +160,7 @@ FAMILIES: tuple[Family, ...] = (
     MLLAMA_TEXT,
     CLIP,
     DINOV2,
+    RADIO,
     SIGLIP,
     SIGLIP2,
     IDEFICS3_VISION,

@@ -158,7 +158,7 @@ def _dinov2(config: Config) -> Tower:
     sizes: dict[str, Any] = {"intermediate_size": ffn}
     if gated:
         sizes = {"intermediate_size": (ffn * 2 // 3 + 7) // 8 * 8, "hidden_act": "silu"}
-    return _each_block(tower_of({**config, **sizes}, replace(_DINOV2, bias=bias, gated=gated)), _with_scales)
+    return each_block(tower_of({**config, **sizes}, replace(_DINOV2, bias=bias, gated=gated)), with_scales)
 
 
 def _internvit(config: Config) -> Tower:
@@ -182,15 +182,15 @@ def _internvit(config: Config) -> Tower:
         qk_norm=Norm.RMS if flag(config, "use_qk_norm") else None,
         final_norm=None if flag(config, "use_mean_pooling", default=True) else Norm.LAYER,
     )
-    return _each_block(tower_of(config, vit), lambda block: _with_wide_qk_norm(_with_scales(block)))
+    return each_block(tower_of(config, vit), lambda block: _with_wide_qk_norm(with_scales(block)))
 
 
-def _each_block(tower: Tower, change: Callable[[Layer], Layer]) -> Tower:
+def each_block(tower: Tower, change: Callable[[Layer], Layer]) -> Tower:
     layers = (change(layer) if layer.kind is LayerKind.BLOCK else layer for layer in tower.layers)
     return replace(tower, layers=tuple(layers))
 
 
-def _with_scales(layer: Layer) -> Layer:
+def with_scales(layer: Layer) -> Layer:
     """One learned factor per channel before each residual sum."""
     operators: list[Operator] = []
     for operator in layer.operators:
