@@ -20,6 +20,7 @@ from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import ModelGraph
 from workbench.plan.flop import model_flop
 from workbench.plan.lower import lower
+from workbench.plan.narrow_products import multiplying
 from workbench.plan.plan import (
     Microbatch,
     ModuleSettings,
@@ -33,6 +34,7 @@ from workbench.plan.plan import (
 )
 from workbench.plan.work import attention_area, work_of, works_of
 from workbench.schedule.action import STEP, parse_action
+from workbench.schedule.sharded import ReshardAfter
 from workbench.timing.pass_times import pass_times
 from workbench.timing.price import price, step_bytes
 
@@ -80,24 +82,35 @@ def test_trainable_llm_costs_two_forwards_more():
     assert found["4B0"] == 2 * found["4F0"]
 
 
+ADDED = 2 * 4 - 2  # bytes a weight: float32 read and written, or two two-byte gradients read and one written
+EACH = ModuleSettings(module="llm", sharding=Sharding.PARAMETERS)
+
+
 @pytest.mark.parametrize(
-    ("wide", "stated", "added_bytes"),
+    ("own", "wide", "stated", "added_bytes"),
     [
-        (None, None, 0),
-        (Precision.FLOAT32, None, 2 * 4 - 2),
-        (None, GradientSum.MAIN, 2 * 4 - 2),
-        (Precision.FLOAT32, GradientSum.OWN, 0),
+        (ModuleSettings(module="llm"), None, None, ADDED),
+        (EACH, None, None, 0),
+        (replace(EACH, reshard_after=ReshardAfter.STEP), None, None, ADDED),
+        (EACH, Precision.FLOAT32, None, ADDED),
+        (EACH, None, GradientSum.MAIN, ADDED),
+        (EACH, Precision.FLOAT32, GradientSum.OWN, 0),
     ],
 )
-def test_products_write_gradients_in_the_type_that_the_plan_keeps_them_in(wide, stated, added_bytes):
-    """bfloat16 ones as results; float32 ones are read and written, 8 bytes a weight in place of 2."""
-    model, settings = two_encoders(llm=(True,) * 4), Settings(precision=Precision.BFLOAT16)
-    plan = plan_of(model=model, settings=replace(settings, optimizer_precision=wide))
+def test_gradients_are_added_to_earlier_ones_unless_each_microbatchs_are_reduced(
+    own, wide, stated, added_bytes
+):
+    settings = Settings(precision=Precision.BFLOAT16, optimizer_precision=wide, modules=(own,))
     cost = CostModel(ideal_profile(flop_per_s=1e30, bytes_per_s=1.0), Execution(gradient_sum=stated))
-    own = cost.executed(Execution(gradient_sum=GradientSum.OWN))
-    backward = parse_action("4B0")
-    added_s = price(lower(plan), cost).duration_s(backward) - price(lower(plan), own).duration_s(backward)
-    assert added_s == pytest.approx(2 * WIDTH**2 * added_bytes)
+    layer, work = two_encoders().llm.layers[1], Work((RowWork(8, 8, 64.0),))
+    backward_s, least_s = (
+        each.layer_time(layer, work, tp=1, cp=1, precision="bfloat16").weight_grad_s
+        for each in (
+            multiplying(cost, settings, "llm"),
+            cost.executed(Execution(gradient_sum=GradientSum.OWN)),
+        )
+    )
+    assert backward_s - least_s == pytest.approx(layer.num_parameters * added_bytes)
 
 
 def test_a_microbatch_without_encoders_needs_fewer_gradients():

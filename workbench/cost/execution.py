@@ -189,7 +189,7 @@ class Execution:
             (`eager`: `torch.optim.AdamW` unless `fused`).
         lookups: embedding rows are `gathered`, or computed as `products` with one-hot rows.
         gradient_sum: weight gradients of two bytes are accumulated in float32 by the product (`main`), or
-            written in the format of the weights (`own`); None: as a plan keeps them, without one `main`.
+            written in the format of the weights (`own`); None: `own` where a plan reduces each microbatch's.
         loss: `parallel`: Megatron's vocabulary-parallel loss; `torch`: float32 logits, log-softmax and
             negative log-likelihood; `fused`: one kernel.
         dropout: `masked`: dropout after attention and MLP and on stored scores, with stored masks.

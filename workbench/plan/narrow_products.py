@@ -12,8 +12,10 @@ def multiplying(cost: CostModel, settings: Settings, module: str) -> CostModel:
     Raises:
         ValueError: the device has no products in the module's format.
     """
-    cost = with_gradients(cost, settings)
-    products = settings.of(module).products
+    own = settings.of(module)
+    if own.shards_parameters and not own.is_gathered_once:
+        cost = writing_gradients(cost, settings)
+    products = own.products
     if products is ProductFormat.SAME:
         return cost
     try:
@@ -23,10 +25,14 @@ def multiplying(cost: CostModel, settings: Settings, module: str) -> CostModel:
     return cost.multiplying_in(products)
 
 
-def with_gradients(cost: CostModel, settings: Settings) -> CostModel:
-    """Return the cost model whose products write gradients as a plan keeps them; `cost` where they are wide.
+def writing_gradients(cost: CostModel, settings: Settings) -> CostModel:
+    """Return the cost model whose products write two-byte gradients, to which nothing is added.
 
-    Megatron's kernels keep them in float32 whatever their sums over ranks.
+    So are those that are reduced after every microbatch. Autograd adds others to what earlier microbatches
+    left: two gradients of two bytes read and one written are as many bytes as a product moves that adds into
+    float32. `cost` where gradients are wide: Megatron's kernels keep them so whatever their sums over ranks.
+
+    Differs: the first microbatch of a step adds nothing, and is priced as the others.
     """
     is_wide = settings.gradient_bytes >= FLOAT32_BYTES or settings.kernels.is_megatron
     return cost if is_wide else cost.writing_gradients()

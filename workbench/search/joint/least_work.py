@@ -25,7 +25,7 @@ from workbench.model.frozen import Needs
 from workbench.model.layer import TokenCount
 from workbench.model.model_graph import Module
 from workbench.plan.build import chunked_microbatches
-from workbench.plan.narrow_products import with_gradients
+from workbench.plan.narrow_products import writing_gradients
 from workbench.plan.routing import routing_of
 from workbench.plan.work import even_work_of
 from workbench.planner.assembly import empty_draft
@@ -281,7 +281,7 @@ class _ModuleWork:
         """For every kind of device, its possible executions of layers and their least times."""
         precision, own = self._job.settings.precision, self._job.settings.of(self._module.name)
         for device in kinds_of_device(self._job):
-            cost = with_gradients(self._cost.on(device), self._job.settings)
+            cost = writing_gradients(self._cost.on(device), self._job.settings)
             is_narrow = own.products is not ProductFormat.SAME
             if is_narrow and known_rate(cost.profile, own.products) is not None:  # else no plan has it there
                 cost = cost.multiplying_in(own.products)
