@@ -207,8 +207,8 @@ def check_command(
         "peaks": peak_records(peaks),
     }
     stages, programs = _stages(parsed_plan), first_rows(_programs(parsed_plan))
-    memory_parts = peak_table(peaks), *peak_lines(parsed_plan, peaks)
-    print_result(record, accepted, stages, *memory_parts, programs, as_json=as_json)
+    lines = peak_lines(parsed_plan, peaks)
+    print_result(record, accepted, stages, peak_table(peaks), *lines, programs, as_json=as_json)
 
 
 def _programs(plan: Plan) -> Table:
