@@ -27,7 +27,7 @@ from workbench.plan.runnable import check_runnable_here, refusal_to_run
 from workbench.planner.judged import JudgedBy
 from workbench.planner.stable_batch import too_small
 from workbench.report.figure import Figure
-from workbench.report.peak_table import peak_records, peak_table
+from workbench.report.peak_table import peak_lines, peak_records, peak_table
 from workbench.report.progress import ticking
 from workbench.report.stage_table import folded_plan_table, folded_programs
 from workbench.report.tables import (
@@ -206,8 +206,9 @@ def check_command(
         "peak_bytes": fullest_bytes(parsed_plan),
         "peaks": peak_records(peaks),
     }
-    tables = _stages(parsed_plan), peak_table(parsed_plan, peaks), first_rows(_programs(parsed_plan))
-    print_result(record, accepted, *tables, as_json=as_json)
+    stages, programs = _stages(parsed_plan), first_rows(_programs(parsed_plan))
+    lines = peak_lines(parsed_plan, peaks)
+    print_result(record, accepted, stages, peak_table(peaks), *lines, programs, as_json=as_json)
 
 
 def _programs(plan: Plan) -> Table:

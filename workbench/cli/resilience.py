@@ -182,7 +182,7 @@ def _availability(
 def _simulated_s(availability: Availability, hours: float | None, *, is_drawn: bool) -> float | None:
     """Simulated seconds; None: to the end of a trace in which no node leaves or joins later.
 
-    A drawn trace goes on after its last loss, at which it is not to end: training between losses counts whole.
+    A drawn trace goes on behind its last loss, as training does.
     """
     if hours is not None or is_drawn:
         return (hours or DRAWN_HOURS) * HOUR_S

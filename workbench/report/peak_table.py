@@ -10,17 +10,21 @@ from workbench.plan.plan import Plan
 from workbench.report.tables import mebibytes, percent, titled
 
 
-def peak_table(plan: Plan, peaks: Sequence[RankPeak]) -> Table:
-    """One line per part of each rank's peak, largest first; the caption has the peaks and their limits."""
+def peak_table(peaks: Sequence[RankPeak]) -> Table:
+    """One line per part of each rank's peak, largest first."""
     table = titled("memory at the peak", ("rank", "part", "of", "memory", "of the peak"), key="peak memory")
     table.columns[1].justify = "left"
     for peak in peaks:
         for part in peak.parts:
             share = percent(part.num_bytes / peak.num_bytes, signed=False)
             table.add_row(str(peak.rank), str(part.part), part.module, mebibytes(part.num_bytes), share)
-    table.caption = "\n".join((*(_peak_text(plan, peak) for peak in peaks), ""))
-    table.caption_justify = "left"
     return table
+
+
+def peak_lines(plan: Plan, peaks: Sequence[RankPeak]) -> tuple[str, ...]:
+    """A line for each rank: its peak, its limit, and when it is."""
+    *others, last = (_peak_text(plan, peak) for peak in peaks)
+    return *others, f"{last}\n"
 
 
 def _peak_text(plan: Plan, peak: RankPeak) -> str:
