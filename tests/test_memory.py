@@ -183,6 +183,11 @@ def test_keys_of_other_ranks_are_in_work(exchange: KeyExchange, blocks: int | No
     assert in_work(only_attention(), own) == (attention, attention)
 
 
+def test_more_ranks_than_key_heads_have_something_in_work():
+    """No plan has them, but an estimate may ask before a rule refuses."""
+    assert in_work(only_attention(), 4096, Grid(16, 2)).backward > 0
+
+
 def only_attention() -> Layer:
     whole = block(LLAMA_8B)
     return replace(whole, operators=tuple(op for op in whole.operators if isinstance(op, Attention)))

@@ -85,7 +85,8 @@ def _keys_of_others(operator: Attention, setting: Setting) -> tuple[float, float
     if setting.key_exchange is KeyExchange.RING:
         block = 2 * tokens * num_kv_heads * operator.head_dim
         return IN_FLIGHT * block * size, block * (IN_FLIGHT * (size + wide) + size)
-    heads = heads_per_gather(round(operator.num_heads / grid.tp), round(num_kv_heads), round(tokens))
+    local = max(1, operator.num_heads // grid.tp), max(1, operator.num_kv_heads // grid.tp)
+    heads = heads_per_gather(*local, round(tokens))
     chunk = 2 * tokens * grid.cp * heads * operator.head_dim
     count = min(IN_FLIGHT, num_kv_heads / heads)
     return count * chunk * size, chunk * (count * (size + wide) + size)
