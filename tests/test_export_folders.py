@@ -176,6 +176,7 @@ def test_the_runtime_takes_the_plan_as_it_is(islands):
     files = export(islands, BY_NAME["torchrun"], prices_of(JOBS["frozen-tower"]))
     assert json.loads(files[MARK])["differences"] == []
     assert "Nothing: this folder executes the plan exactly." in files["README.md"]
+    assert "relative paths start here" in files["README.md"]
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def _readme(target: Target, approximation: Approximation) -> str:
 
 On one node `bash {LAUNCH}`; under Slurm `sbatch {BATCH}` from this folder. {CONTAINER} says what the
 image must have, {ENVIRONMENT} what is set for every process. What stands behind `{LAUNCH}` is handed on to
-the program.
+the program, which runs in this folder: relative paths start here.
 
 ## What the plan has and {target.name} does otherwise
 
