@@ -83,3 +83,15 @@ def test_the_joint_search_does_what_the_hint_of_a_search_says(tmp_path: Path) ->
     flags = ("--joint", "--fix", "layout=fsdp", "--candidates", "30", "--no-cache", "--json")
     joint = json.loads(workbench("search", job, *flags).stdout.splitlines()[-1])
     assert joint["joint_s"] < (1 - LEAST) * plain["candidates"][0]["iteration_s"]
+
+
+def test_an_explanation_says_the_same_also_without_the_job(tmp_path: Path) -> None:
+    job, plan = job_file(tmp_path, UNEVEN), tmp_path / "plan.json"
+    assert workbench("plan", job, "--strategy", "fsdp", "--judge", "planner", "-o", plan).exit_code == 0
+    lines = [
+        line
+        for flags in ((), ("--job", job))
+        for line in workbench("explain", plan, "--changes", 0, *flags).stderr.splitlines()
+        if "--joint" in line
+    ]
+    assert lines == [f"workbench: warning: {hint(job, 'fsdp')}"] * 2

@@ -61,7 +61,7 @@ COMMANDS = {
     "check": Command(
         "planning",
         "check_command",
-        "Check that a plan is valid, fits in memory and cannot deadlock; show stages and programs.",
+        "Check that a plan is valid, fits in memory and cannot deadlock; show stages, memory and programs.",
     ),
     "explain": Command(
         "explaining",

@@ -19,7 +19,9 @@ from workbench.explain.explanation import Explanation, account_of, parts_of_all
 from workbench.explain.neighbours import neighbours
 from workbench.explain.plan_as_job import job_of, origin_of, replanned_by
 from workbench.explain.sensitivity import sensitivities
+from workbench.explain.uneven_ranks import uneven_ranks
 from workbench.explain.warnings import warnings_of
+from workbench.export.approximation import open_job
 from workbench.job.job import Job
 from workbench.job.machines import cost_of, under
 from workbench.job.matching import check_job, cost_of_file
@@ -87,6 +89,9 @@ def explain_command(
     if inputs.job is not None:
         for line in warnings_of(inputs.plan, inputs.job):
             warn(line)
+    hint = uneven_ranks(inputs.plan, trace, inputs.job or open_job(inputs.plan), inputs.cost)
+    if hint is not None:
+        warn(hint)
     attempted, note = (
         _changes(inputs, budget_s, quiet=as_json) if changes else (None, "no changes tried: --changes 0")
     )
