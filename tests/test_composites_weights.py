@@ -1,6 +1,7 @@
 """Checkpoints of composite models: their loss is that of the whole model, and they come back bit by bit."""
 
 import json
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,14 @@ from experiments.doors.whole_models import (
 )
 from runtime.launch import run_local
 from runtime.models.choose import adapter_of
-from runtime.models.weights import finish_export, weights_of, with_dtype, write_part
+from runtime.models.weights import exporting, finish_export, weights_of, with_dtype, write_part
 from runtime.run_settings import RunSettings
 from runtime.step.stage_module import build_stage_module
 from runtime.world.pool import Pool
 from tests import cross_models
 from tests.encoder_cases import widen_vision_rotations
 from tests.plans import disjoint_plan
+from tests.test_checkpoint_attacks import files_of_at_most
 from tests.test_cross_attention import loss_of
 from workbench.data.sample import Sample, Segment
 from workbench.masks.patterns import CAUSAL
@@ -209,6 +211,24 @@ def test_a_tensor_that_nobody_knows_is_named(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"unexpected tensors vision_tower\.extra\.weight"):
         weights_of(tmp_path, adapter_of(plan_of("llava").model.module("vision")))
+
+
+def test_a_disk_that_is_full_at_the_end_of_an_export_is_named_and_nothing_is_left(tmp_path: Path) -> None:
+    saved("llava", tmp_path / "whole")
+    with pytest.raises(
+        ValueError, match=r"model-00001-of-00003\.safetensors: cannot be written: .*too large"
+    ):
+        export_until_the_disk_is_full(plan_of("llava").model, tmp_path / "out", tmp_path / "whole")
+    assert [path.name for path in tmp_path.iterdir()] == ["whole"]
+
+
+def export_until_the_disk_is_full(model: ModelGraph, target: Path, origin: Path) -> None:
+    """There is room for the parts, none for the checkpoint that they become."""
+    with ExitStack() as full, exporting(target, model, origin):
+        for module in model.modules:
+            shapes = adapter_of(module).stored_shapes()
+            write_part(target, module.name, 0, {name: torch.zeros(shape) for name, shape in shapes.items()})
+        full.enter_context(files_of_at_most(1000))
 
 
 def test_modules_of_other_names_are_refused(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from runtime.frontend.architecture import Weight, model_buffers, whole_weights
@@ -30,6 +29,7 @@ from runtime.frontend.ranks import (
     raise_complaints,
 )
 from runtime.frontend.stage import UserStage
+from runtime.models.stored_tensors import write_tensors
 from runtime.run_settings import TORCH_TYPE, Collect, RunSettings
 from runtime.step.optimizer import OptimizerSettings
 from runtime.world.pool import Pool
@@ -303,7 +303,7 @@ class MultimodalParallelModule:
             buffers = model_buffers(parts[module].module, known[module])
             stored = weights[module] | {name: buffers[name] for name in known[module].constants}
             tensors = {name: each.detach().cpu().contiguous() for name, each in stored.items()}
-            save_file(tensors, folder / module / SINGLE, metadata={"format": "pt"})
+            write_tensors(tensors, folder / module / SINGLE)
 
 
 def _output(plan: Plan, ran: Ran) -> StepOutput:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from runtime.models.adapter import Adapter
+from runtime.models.stored_tensors import write_tensors
 from workbench.model.lora import Lora, is_of_adapter
 from workbench.model.model_graph import Module
 from workbench.model.trained import adapted_products
@@ -47,7 +47,7 @@ def finish_adapters(folder: Path, adapter: Adapter) -> None:
         raise ValueError(f"module {adapter.module.name!r}: no part holds tensors {', '.join(missing)}")
     (folder / FOLDER).mkdir()
     named = {PREFIX + name: tensor for name, tensor in tensors.items()}
-    save_file(named, folder / FOLDER / TENSORS, metadata={"format": "pt"})
+    write_tensors(named, folder / FOLDER / TENSORS)
     lora = next(iter(adapted_products(adapter.module.layers).values()))
     config = _config(lora, {name.rpartition(".lora_")[0] for name in tensors})
     (folder / FOLDER / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

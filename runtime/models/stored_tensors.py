@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from runtime.models.adapter import Adapter
@@ -21,6 +22,14 @@ class Stored(NamedTuple):
 
 Pieces = tuple[tuple[Stored, ...], ...]
 """[experts, parts] where a tensor of experts lies piece by piece, parts of one above each other."""
+
+
+def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write a file of safetensors; ValueError names it where it cannot be written, such as on a full disk."""
+    try:
+        save_file(dict(tensors), path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise ValueError(f"{path}: cannot be written: {error}") from None
 
 
 def located(

@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from runtime.models.adapter import Adapter
 from runtime.models.adapter_files import by_file, check_origin, finish_adapters
 from runtime.models.choose import adapter_of
-from runtime.models.stored_tensors import Pieces, Stored, as_stored, located, names_of
+from runtime.models.stored_tensors import Pieces, Stored, as_stored, located, names_of, write_tensors
 from workbench.bounded_file import entry_in
 from workbench.model.checkpoint import CONFIG, INDEX, SINGLE, composite_of, weight_map
 from workbench.model.composites.composite import Parts, name_in_composite, spellings
@@ -207,7 +206,7 @@ def write_part(target: Path, module: str, first_layer: int, weights: Mapping[str
         tensors = {name: weight.detach().cpu().contiguous() for name, weight in named.items()}
         unfinished = path.with_suffix(".tmp")
         path.touch()
-        save_file(tensors, unfinished, metadata={"format": "pt"})
+        write_tensors(tensors, unfinished)
         unfinished.chmod(path.stat().st_mode)  # safetensors makes files readable only by their owner
         unfinished.replace(path)
 
@@ -248,7 +247,7 @@ def start_export(target: Path) -> None:
 def exporting(target: Path | None, model: ModelGraph, origin: Path | None = None) -> Iterator[None]:
     """Context of the work that writes the parts: starts the export before it, finishes it after.
 
-    When the work fails, its parts are deleted; target None: nothing is exported.
+    When the work fails, or what follows it, the parts are deleted; target None: nothing is exported.
     """
     if target is None:
         yield
@@ -258,10 +257,10 @@ def exporting(target: Path | None, model: ModelGraph, origin: Path | None = None
     start_export(target)
     try:
         yield
+        finish_export(target, model, origin)
     except BaseException:
         shutil.rmtree(part_folder(target), ignore_errors=True)
         raise
-    finish_export(target, model, origin)
 
 
 def refuse_taken(target: Path) -> None:
@@ -321,14 +320,14 @@ def _finish_composite(
     shard_of: dict[str, str] = {}
     for number, (module, part) in enumerate(shards):
         renamed = _as_origin_has(composite, origin, file_of, module, part)
-        save_file(renamed, folder / _shard_name(number, count), metadata={"format": "pt"})
+        write_tensors(renamed, folder / _shard_name(number, count))
         shard_of |= dict.fromkeys(renamed, _shard_name(number, count))
         part.unlink()
     untouched: dict[str, Tensor] = {}
     for name in file_of.keys() - shard_of.keys():
         with safe_open(file_of[name], framework="pt") as file:
             untouched[name] = file.get_tensor(name)
-    save_file(untouched, folder / _shard_name(count - 1, count), metadata={"format": "pt"})
+    write_tensors(untouched, folder / _shard_name(count - 1, count))
     shard_of |= dict.fromkeys(untouched, _shard_name(count - 1, count))
     size = sum(_tensor_bytes(folder / shard) for shard in set(shard_of.values()))
     index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(shard_of.items()))}
