@@ -18,6 +18,7 @@ from transformers.models.kimi_k25 import modeling_kimi_k25 as kimi
 from transformers.models.llama4 import modeling_llama4 as llama4
 from transformers.models.ovis2 import modeling_ovis2 as ovis2
 from transformers.models.paddleocr_vl import modeling_paddleocr_vl as paddleocr
+from transformers.models.parakeet import modeling_parakeet as parakeet
 from transformers.models.phi4_multimodal import modeling_phi4_multimodal as phi4
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
@@ -26,8 +27,14 @@ from transformers.models.radio import modeling_radio as radio
 from transformers.models.video_llama_3 import modeling_video_llama_3 as llama_3
 
 from experiments.doors.detours import DETOURS
+from experiments.doors.nemotron_configs import PARAKEET_HEARD, RADIO_SEEN
 from experiments.doors.whole_features import patches_of_kimi, patches_of_video_llama, qwen_features
-from experiments.doors.whole_sizes import GEMMA4_SEEN, JANUS_SEEN, KIMI_SEEN, RADIO_SEEN, VIDEO_LLAMA_SEEN
+from experiments.doors.whole_sizes import (
+    GEMMA4_SEEN,
+    JANUS_SEEN,
+    KIMI_SEEN,
+    VIDEO_LLAMA_SEEN,
+)
 from runtime.models.choose import ADAPTERS
 from runtime.models.encoder import given_to
 from runtime.models.norm import widen_norms
@@ -289,6 +296,20 @@ CASES = {
         ((10, 9), (10, 9)),
         lambda c: llama4.Llama4VisionModel(llama4.Llama4VisionConfig.from_dict(LLAMA4_ENDING | c)),
         lambda model, image: given_to("vision_adapter", model, image[None])[0],
+    ),
+    "parakeet": Case(
+        PARAKEET_HEARD | {"model_type": "parakeet_encoder"},
+        ((7, 7), (5, 5)),
+        lambda c: parakeet.ParakeetEncoder(parakeet.ParakeetEncoderConfig.from_dict(c)),
+        lambda model, mel: model(mel.t()[None]).last_hidden_state[0],
+    ),
+    "parakeet, no bias": Case(
+        PARAKEET_HEARD
+        | {"model_type": "parakeet_encoder", "subsampling_factor": 4, "conv_kernel_size": 5}
+        | {"attention_bias": False, "convolution_bias": False, "scale_input": False},
+        ((9, 9), (1, 1)),
+        lambda c: parakeet.ParakeetEncoder(parakeet.ParakeetEncoderConfig.from_dict(c)),
+        lambda model, mel: model(mel.t()[None]).last_hidden_state[0],
     ),
     "phi-4-audio": Case(
         {

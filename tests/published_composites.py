@@ -36,6 +36,9 @@ QWEN_1_5B = {
 }
 
 
+EMBEDDED = {"projection_hidden_size": 4096, "projection_bias": False}
+
+
 def default(kind: str, **parts: dict[str, Any]) -> dict[str, Any]:
     """The configuration that transformers makes of nothing but these parts."""
     config: dict[str, Any] = AutoConfig.for_model(kind, **parts).to_dict()
@@ -85,11 +88,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
         "tie_word_embeddings": False,
     },
-    # C-RADIOv4-H's sizes are the defaults, and names of keys those of its release
+    # towers' sizes are the defaults, and names of keys those of its release
     "Nemotron-3-Nano-Omni": {
         "model_type": "nemotron_h_omni",
         "llm_config": NEMOTRON_3_NANO,
         "vision_config": {"patch_size": 16, "video_temporal_patch_size": 2},
+        "sound_config": {"num_mel_bins": 128, "convolution_bias": False, **EMBEDDED},
         "vit_hidden_size": 1280,
         "projector_hidden_size": 20480,
     },

@@ -31,7 +31,7 @@ def test_two_items_of_an_encoder_equal_transformers(name: str, monkeypatch: pyte
     module = module_of(case)
     ours, _, data = build(module, F64, *samples_of(case, module.modality))
     for constant in ours.named_constants().values():
-        constant.copy_(torch.linspace(0.5, 1.5, len(constant)))
+        constant.copy_(torch.linspace(0.5, 1.5, constant.numel()).view_as(constant))
     theirs = original(case, ours)
     expected = torch.cat([case.features(theirs, raw) for raw in data.raw])
     assert isinstance(ours.adapter, EncoderAdapter)

@@ -51,6 +51,10 @@ THOROUGH = {
     "test_fuzzed_files.py::test_other_values": 1,
     "test_runnable.py::test_what_a_rank_would_refuse_is_refused_before": 2,
     # Every family or degree trains as one process: some of each stay in.
+    "test_nemotron_omni.py::test_gradients_are_those_of_the_whole_model": 2,
+    "test_nemotron_omni.py::test_several_ranks_train_as_one_process": 2,
+    "test_nemotron_omni.py::test_frozen_parts": 1,
+    "test_parakeet.py::test_layouts_and_frozen_parts_train_as_one_process": 2,
     "test_context_parallel_attention.py::test_outputs_and_gradients_are_those_of_one_process": 4,
     "test_expert_shards.py::test_trains_as_one_process": 2,
     "test_expert_shards.py::test_an_export_is_of_whole_experts": 0,

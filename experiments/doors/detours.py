@@ -26,6 +26,7 @@ from transformers.models.radio import modeling_radio as radio
 from transformers.models.siglip2 import modeling_siglip2 as siglip2
 from transformers.models.video_llama_3 import modeling_video_llama_3 as llama_3
 
+from runtime.models.audio_parakeet import StoredBatchNorm
 from runtime.models.deepseek import GroupedRouter
 from runtime.models.delta_net import DELTA_NETS
 from runtime.models.glm import CorrectedRouter
@@ -131,10 +132,11 @@ def wide_pool(
 
 QWENS = (omni, qwen2, qwen2_5, qwen3, qwen3_5, qwen3_5_moe, omni_3)
 ROTATED = (*QWENS, exaone, glm4v, glm4v_moe, glm_ocr, kimi, llama_3, paddleocr)
-OWN_ROUTERS = (  # ending of a class of transformers' -> ours; the first counts
+OWN_PARTS = (  # ending of a class of transformers' -> ours; the first counts
     ("Mistral4TopkRouter", GroupedRouter),
     ("TopKRouter", WideRouter),
     ("TopkRouter", CorrectedRouter),
+    ("BatchNorm1d", StoredBatchNorm),
 )
 DETOURS: tuple[tuple[Any, str, Any], ...] = (  # of transformers through float32, and what goes without
     *((each, "apply_rotary_pos_emb_vision", wide_rotation) for each in ROTATED),

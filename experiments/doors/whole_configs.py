@@ -3,6 +3,7 @@
 from typing import Any
 
 from experiments.doors.mistral_configs import mistral_cases
+from experiments.doors.nemotron_configs import NEMOTRON_CASES
 from experiments.doors.sound_configs import SOUND_CASES
 from experiments.doors.whole_sizes import (
     AXES,
@@ -22,15 +23,12 @@ from experiments.doors.whole_sizes import (
     KIMI_SEEN,
     LATENT_TEXT,
     LFM2,
-    NEMOTRON,
-    NEMOTRON_EXPERTS,
     OCR_AXES,
     OMNI_3_HEARD,
     OMNI_HEARD,
     OVIS_SEEN,
     QWEN,
     QWEN3_SEEN,
-    RADIO_SEEN,
     SEEN_5,
     TEXT,
     VIDEO_LLAMA_SEEN,
@@ -190,21 +188,7 @@ CASES: dict[str, dict[str, Any]] = {
         "projector_use_layernorm": False,
         "tie_word_embeddings": False,
     },
-    "nemotron_h_omni": {
-        "text_config": NEMOTRON,
-        "vision_config": RADIO_SEEN,
-        "vision_hidden_size": 24,
-        "image_token_id": 90,
-        "projector_hidden_size": 40,
-    },
-    "nemotron_h_omni, experts": {
-        "model_type": "nemotron_h_omni",
-        "llm_config": {**NEMOTRON, **NEMOTRON_EXPERTS},
-        "vision_config": {**RADIO_SEEN, "use_swiglu_ffn": True, "qkv_bias": False},
-        "vit_hidden_size": 24,
-        "img_context_token_id": 90,
-        "projector_hidden_size": 40,
-    },
+    **NEMOTRON_CASES,
     "deepseek_vl": {
         "text_config": {"model_type": "llama", **TEXT},
         "vision_config": {"model_type": "siglip_vision_model", **VIT},

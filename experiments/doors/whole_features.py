@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from experiments.doors.nemotron_configs import NEMOTRON_CASES
 from experiments.doors.whole_sizes import CLIP_S
 from runtime.models.vision_gemma4 import as_processed
 from runtime.models.vision_siglip2 import flat_patches
@@ -53,8 +54,11 @@ def seen_in_patches(model: Any, images: Tensor) -> Tensor:
     return pooled(model, flat, spatial_shapes=grid.expand(len(images), 2), pixel_attention_mask=mask)
 
 
-def seen_by_nemotron(model: Any, images: Items) -> Tensor:
-    """Of patches row by row, as its processor gives them."""
+def perceived_by_nemotron(model: Any, items: Items) -> Tensor:
+    """Of patches row by row, as its processor gives them; or of clips without padding."""
+    if items[0].dim() != len(("channel", "row", "column")):
+        return torch.cat([model.get_audio_features(clip.t()[None]).pooler_output for clip in items])
+    images = items
     model.vision_model.config.torch_dtype = images[0].dtype  # to which it brings pixels
     patches, grids = zip(*(patches_of_kimi(image) for image in images), strict=True)
     grid = torch.cat(grids)[:, 1:]
@@ -200,8 +204,7 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "cohere2_vision": pooled,
     "lfm2_vl": seen_in_patches,
     "lfm2_vl, plain": seen_in_patches,
-    "nemotron_h_omni": seen_by_nemotron,
-    "nemotron_h_omni, experts": seen_by_nemotron,
+    **dict.fromkeys(NEMOTRON_CASES, perceived_by_nemotron),
     "deepseek_vl": pooled,
     "ovis2": pooled,
     "ovis2, squares": pooled,

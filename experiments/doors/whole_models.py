@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig
 from transformers.models.auto import modeling_auto
 
-from experiments.doors.detours import OWN_ROUTERS
+from experiments.doors.detours import OWN_PARTS
 from experiments.doors.whole_configs import CONFIGS
 from experiments.doors.whole_features import FEATURES, Items, perceived
 from experiments.doors.whole_sizes import CLIP_S
@@ -37,7 +37,8 @@ MASKS = {
 TILED = ("llava_next", "llava_onevision")  # put learned tokens between the rows of an image
 # Named otherwise, fused or permuted in written files.
 RENAMED = ("cosmos3_omni", "kimi_k25", "nemotron_h_omni", "qianfan_ocr")
-CONSTANTS = (CORRECTION, "layer_scalar", "std_bias", "std_scale")  # ends of names of buffers in checkpoints
+# Ends of names of buffers in checkpoints.
+CONSTANTS = (CORRECTION, "layer_scalar", "std_bias", "std_scale", "running_mean", "running_var")
 IMAGE, SOUND = 90, 91  # the ids that stand where an image or a clip does
 LONG_CLIP_S, IN_SECONDS = 2.34, ("qwen3_omni_moe_audio_encoder",)  # the same where windows are whole seconds
 ID_KEYS = ("image_token_index", "image_token_id", "audio_token_index", "audio_token_id")
@@ -92,9 +93,9 @@ def whole_model(config: dict[str, Any]) -> Any:
     built_model: Any = built(config)
     for norm in _classes(built_model, "RMSNorm"):
         widen_norms(built_model, norm, OFFSET if norm.__name__.startswith(ADDS_ONE) else 0.0)
-    for ending, own_router in OWN_ROUTERS:
-        for router in _classes(built_model, ending):
-            replace_parts(built_model, router, own_router)
+    for ending, own_part in OWN_PARTS:
+        for part in _classes(built_model, ending):
+            replace_parts(built_model, part, own_part)
     if hasattr(built_model, "set_experts_implementation"):
         built_model.set_experts_implementation("eager")  # the others know no float64
     built_model.double().eval().requires_grad_()  # complex angles stay complex

@@ -104,33 +104,6 @@ JANUS_DRAWN = {  # what Janus generates images with
     "projection_dim": WIDTH,
     "image_token_embed_dim": WIDTH,
 }
-RADIO_SEEN = {
-    **{key: value for key, value in VIT.items() if key != "intermediate_size"},
-    "mlp_ratio": 1.75,
-    "num_cls_tokens": 2,
-    "num_registers": 3,
-    "max_img_size": 24,
-    "layerscale_value": 0.7,
-    "video_temporal_patch_size": 2,
-    "min_num_patches": 16,
-}
-NEMOTRON = {
-    **TEXT,
-    "layers_block_type": ["linear_attention", "mlp", "full_attention"],
-    "mamba_num_heads": 8,
-    "mamba_head_dim": 4,
-    "n_groups": 2,
-    "ssm_state_size": 6,
-    "chunk_size": 16,
-}
-NEMOTRON_EXPERTS = {
-    "layers_block_type": ["linear_attention", "moe", "full_attention"],
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 12,
-    "moe_shared_expert_intermediate_size": 20,
-    "num_nextn_predict_layers": 1,
-}
 GEMMA4_SEEN = {
     "hidden_size": 24,
     "intermediate_size": 40,

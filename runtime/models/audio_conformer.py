@@ -26,7 +26,7 @@ from workbench.model.families.phi4_audio import MOST_TOKENS
 BIAS = "relative_attention_bias_layer"
 
 
-def _by_length(x_TD: Tensor, packing: Packing) -> list[Tensor]:
+def by_length(x_TD: Tensor, packing: Packing) -> list[Tensor]:
     """[N, L, D] for every length, in the order of the packing's groups."""
     return [
         (x_TD if group.index is None else x_TD.index_select(0, group.index)).unflatten(
@@ -36,8 +36,8 @@ def _by_length(x_TD: Tensor, packing: Packing) -> list[Tensor]:
     ]
 
 
-def _packed(groups: list[Tensor], packing: Packing) -> Tensor:
-    """[T, D], the inverse of `_by_length`."""
+def packed(groups: list[Tensor], packing: Packing) -> Tensor:
+    """[T, D], the inverse of `by_length`."""
     flat_TD = torch.cat([group.flatten(0, 1) for group in groups])
     return flat_TD if packing.restore is None else flat_TD.index_select(0, packing.restore)
 
@@ -73,8 +73,8 @@ class ConformerBlock(InnerLayer):
 
     def run(self, x_TD: Tensor, context: Context) -> Tensor:
         assert isinstance(context.packing, Packing), "made by this adapter"
-        groups = _by_length(x_TD, context.packing)
-        return _packed([self._run(x_NLD) for x_NLD in groups], context.packing)
+        groups = by_length(x_TD, context.packing)
+        return packed([self._run(x_NLD) for x_NLD in groups], context.packing)
 
     def _run(self, x_NLD: Tensor) -> Tensor:
         block = self.block

@@ -9,6 +9,7 @@ from runtime.models.audio import Qwen2AudioAdapter, VoxtralAdapter, WhisperAdapt
 from runtime.models.audio_conformer import ConformerAdapter
 from runtime.models.audio_glm import GlmAsrAdapter
 from runtime.models.audio_moss import MossAdapter
+from runtime.models.audio_parakeet import ParakeetAdapter
 from runtime.models.decoder import DecoderAdapter
 from runtime.models.decoder_families import DECODERS
 from runtime.models.diffusion import DitAdapter
@@ -70,6 +71,7 @@ ADAPTERS: Mapping[str, Callable[[Module], Adapter]] = {
     "qwen3_omni_moe_vision_encoder": Qwen3OmniVisionAdapter,
     "qwen3_omni_moe_audio_encoder": Qwen3OmniAudioAdapter,
     "phi4_multimodal_audio": ConformerAdapter,
+    "parakeet_encoder": ParakeetAdapter,
     "dit": DitAdapter,
 }
 

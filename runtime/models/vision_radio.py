@@ -66,8 +66,8 @@ class RadioAdapter(VisionAdapter):
         self.class_tokens = ClassTokens(before=self.config.num_summary_tokens)
 
     def configured(self, fields: dict[str, Any]) -> PretrainedConfig:
-        """Without the projection of videos, and with no block skipped at random."""
-        return super().configured(fields | {VIDEO: None, "drop_path_rate": 0.0})
+        """Without the projection of videos."""
+        return super().configured(fields | {VIDEO: None})
 
     @property
     def neutral_buffers(self) -> Mapping[str, float]:

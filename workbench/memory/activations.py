@@ -8,6 +8,7 @@ from workbench.model.transformer import XIELU
 # transformers writes it in Python. An unknown activation counts as the largest of these.
 ACTIVATION_TENSORS = {
     "relu": 1,
+    "glu": 0,  # both halves, and nothing besides
     "relu2": 1,
     XIELU: 4,
     "silu": 1,

@@ -43,18 +43,16 @@ from workbench.model.layer import (
 )
 from workbench.model.mamba import GROUPED_NORM
 from workbench.model.short_conv import PARTS, SHORT_CONV
-from workbench.model.transformer import GATE, QUERY_SCALE, XIELU, is_rms
+from workbench.model.transformer import GATE, QUERY_SCALE, RELATIVE, RELATIVE_BIAS, XIELU, is_rms
 
 # Memory-bound operators whose backward needs no tensor of the forward.
 RESIDUAL = "residual"
-LINEAR = (RESIDUAL, "pool", "add_positions", "class_token", "image_newline", "scale")
+LINEAR = (RESIDUAL, "pool", "add_positions", "class_token", "image_newline", "scale", RELATIVE_BIAS)
 SCALE = "_scale"  # learned factors, one per channel
 ROTARY = "rotary"
-
 BIAS = "bias_values"  # a table of numbers that are added to scores
-
+BIASES = (BIAS, RELATIVE)
 READS_KEPT = (SHARED_GATE, FOR_ALL_GATE, KV_DOWN, LATENT_DOWN)  # what the expert, query or router reads
-
 # How many rows of the matmul that models a convolution read one element of its input:
 # kernel over stride, for the overlapping convolutions of the stems of Whisper, a conformer and Qwen3-Omni.
 OVERLAP = {"conv1": 3.0, "conv2": 1.5, "conv.0": 2.25, "conv2d1": 2.25, "conv2d2": 2.25, "conv2d3": 2.25}
@@ -152,7 +150,7 @@ class _LayerAccount:
         self._adapts = needs.weight_grad and layer.has_adapters  # beside frozen weights
         self._live = needs.input_grad  # gradients reach the operator's input
         self._previous: Operator | None = None
-        self._is_biased = any(op.name == BIAS for op in layer.operators)
+        self._is_biased = any(op.name in BIASES for op in layer.operators)
         self._rotates = any(op.name.endswith(ROTARY) for op in layer.operators)
         self._is_gated = any(op.name == GATE for op in layer.operators)
         joins = [op for op in layer.operators if isinstance(op, Pointwise) and op.name in (JOIN, COMBINE)]
@@ -207,6 +205,8 @@ class _LayerAccount:
     def _attention(self, operator: Attention) -> float:
         """Return bytes per token; a capped one keeps keys and values repeated per head, but no output."""
         size = self._setting.element_bytes
+        if operator.name == RELATIVE:  # a query and two positions
+            return 3 * operator.num_heads * operator.head_dim * size
         if operator.is_capped:
             return 3 * operator.num_heads * operator.head_dim * size
         elements = 2 * (operator.num_heads + operator.num_kv_heads) * operator.head_dim
@@ -223,7 +223,7 @@ class _LayerAccount:
         lengths = set(self._setting.lengths)
         if operator.name == BIAS:
             return sum(n * n for n in lengths) * float(INDEX_BYTES) * self._trained
-        is_alone = self._live and self._setting.grid.cp == 1
+        is_alone = self._live and self._setting.grid.cp == 1 and operator.name != RELATIVE
         if not isinstance(operator, Attention) or operator.has_sinks or not is_alone:
             return 0.0
         if self._setting.masked_tokens:

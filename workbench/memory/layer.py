@@ -39,6 +39,7 @@ from workbench.model.layer import (
     Shard,
 )
 from workbench.model.trained import has_trainable
+from workbench.model.transformer import RELATIVE_BIAS
 from workbench.plan.kernels import Kernels
 from workbench.plan.plan import KeyExchange, Settings
 from workbench.units import FLOAT32_BYTES
@@ -46,7 +47,16 @@ from workbench.units import FLOAT32_BYTES
 MOST_CACHED = 4096  # layers under settings
 
 # Memory-bound operators whose backward needs nothing of the forward: sums, rotations, means.
-LINEAR = ("residual", "rotary", "pool", "add_positions", "class_token", "image_newline", "scale")
+LINEAR = (
+    "residual",
+    "rotary",
+    "pool",
+    "add_positions",
+    "class_token",
+    "image_newline",
+    "scale",
+    RELATIVE_BIAS,
+)
 
 
 class LayerBytes(NamedTuple):

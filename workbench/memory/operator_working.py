@@ -6,7 +6,7 @@ from workbench.cost.expert_parallel import COMBINE, FOR_ALL, FOR_ALL_GATED
 from workbench.memory.activations import activation_tensors
 from workbench.memory.block_form import UNSCALED, is_head_major, is_parallel
 from workbench.memory.eager import (
-    BIAS,
+    BIASES,
     OVERLAP,
     RESIDUAL,
     ROTARY,
@@ -65,7 +65,7 @@ class OperatorBytes:
         self._copies = setting.copies_attention or is_head_major(layer)
         self._is_halved = any(op.name.endswith(GATE_UP) for op in layer.operators)
         self._has_two_sums = sum(op.name.endswith(RESIDUAL) for op in layer.operators) != 1
-        self._is_biased = any(op.name == BIAS for op in layer.operators)
+        self._is_biased = any(op.name in BIASES for op in layer.operators)
         self._has_shared = any(op.name.startswith((SHARED, FOR_ALL)) for op in layer.operators)
         self._scales_sum = any(_is_scale(op) for op in layer.operators)
         self._moves = setting.is_gathered or any(op.name.endswith(ROTARY) for op in layer.operators)

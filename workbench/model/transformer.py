@@ -13,6 +13,7 @@ XIELU = "xielu"  # activation with two weights
 QUERY_SCALE = "query_scale"  # of queries, by their positions
 ROTARY = "rotary"  # rotation of queries and keys
 CROSS = "cross"  # prefix of operators that attend to a prompt, or to an encoder's tokens in a table's row
+RELATIVE, RELATIVE_BIAS = "relative_attention", "relative_bias"  # scores of distances, and of queries
 PARTIAL_ROTARY = "partial_rotary"  # rotation of a part of every head, which is joined to the rest
 
 

@@ -1,8 +1,10 @@
-"""Nemotron 3 Nano Omni: RADIO, squares of patches through an MLP, and Nemotron-H."""
+"""Nemotron 3 Nano Omni: RADIO and Parakeet, each through an MLP, and Nemotron-H."""
 
 from typing import Any
 
 from workbench.model.composites.composite import (
+    AUDIO,
+    CLIP,
     PAGE,
     VISION,
     Composite,
@@ -13,11 +15,12 @@ from workbench.model.composites.composite import (
     part_config,
     typed_config,
 )
-from workbench.model.config_fields import Config, number, whole, whole_or_zero
+from workbench.model.config_fields import Config, flag, number, whole, whole_or_zero
 from workbench.model.projector import ProjectorStep, Steps
 from workbench.model.transformer import Norm
 
-_TOWER, _PROJECTOR = "vision_model.", "multi_modal_projector."
+_TOWER = "vision_model."
+_OF_PROJECTOR = ("projection_hidden_size", "projection_bias")
 _SIDE = 2  # of the squares of patches that become one token
 _EARLIER = {  # names in released checkpoints -> those of transformers, and their defaults
     "img_context_token_id": ("image_token_id", None),
@@ -34,35 +37,51 @@ _VIDEOS = Dropped(
 def _omni(config: Config) -> Parts:
     """Squares of patches side by side, an RMS norm, an MLP without biases."""
     config = _renamed(config)
-    if config.get("audio_config") is not None:
-        raise ValueError(
-            "nemotron_h_omni: audio_config must be null, as its audio tower (parakeet_encoder) is not "
-            "supported; set it, or sound_config, to null to plan images and text without it"
-        )
     vision = typed_config(config, "vision_config", "radio")
     llm = part_config(config, "text_config", "nemotron_h")
     _check(config, vision)
-    inner = ProjectorStep(linear=whole(config, "projector_hidden_size", 4096), bias=False)
     tail = (
         ProjectorStep(merge=_SIDE**2),
-        ProjectorStep(norm=Norm.RMS),
-        inner,
-        ProjectorStep(act="relu2"),
-        ProjectorStep(linear_out=True, bias=False),
+        *_mlp(whole(config, "projector_hidden_size", 4096), bias=False),
     )
     first: Steps = ()
     weights = {"": _TOWER}
     if whole_or_zero(llm, "num_nextn_predict_layers", 0):
         first = (ProjectorStep(norm=Norm.LAYER, eps=number(vision, "layer_norm_eps", 1e-6)),)
         weights["projector.0."] = "vision_final_layernorm."
-    at = len(first)
-    weights |= {
-        f"projector.{at + 1}.": f"{_PROJECTOR}layer_norm.",
-        f"projector.{at + 2}.": f"{_PROJECTOR}linear_1.",
-        f"projector.{at + 4}.": f"{_PROJECTOR}linear_2.",
-    }
-    tower = Part(config=vision, projector=(*first, *tail), items=PAGE, weights=weights)
-    return joined(config, {VISION: tower}, llm, weights=_DECODER, dropped=(_VIDEOS,))
+    weights |= _names(len(first) + 1, "multi_modal_projector.")
+    encoders = {VISION: Part(config=vision, projector=(*first, *tail), items=PAGE, weights=weights)}
+    if config.get("audio_config") is not None:
+        encoders[AUDIO] = _heard(config)
+    return joined(config, encoders, llm, weights=_DECODER, dropped=(_VIDEOS,))
+
+
+def _heard(config: Config) -> Part:
+    """Parakeet without biases, where the configuration does not say, behind an MLP of the same kind."""
+    given = typed_config(config, "audio_config", "parakeet_encoder")
+    heard = {"attention_bias": False, "scale_input": False, **given}
+    inner, bias = whole(heard, "projection_hidden_size"), flag(heard, "projection_bias")
+    return Part(
+        config={key: value for key, value in heard.items() if key not in _OF_PROJECTOR},
+        projector=_mlp(inner, bias=bias),
+        items=CLIP,
+        weights={"": "audio_tower.", **_names(0, "embed_audio.")},
+    )
+
+
+def _mlp(inner: int, *, bias: bool) -> Steps:
+    return (
+        ProjectorStep(norm=Norm.RMS),
+        ProjectorStep(linear=inner, bias=bias),
+        ProjectorStep(act="relu2"),
+        ProjectorStep(linear_out=True, bias=bias),
+    )
+
+
+def _names(first: int, projector: str) -> dict[str, str]:
+    """Prefixes of an MLP's weights, whose norm is this step."""
+    parts = {first: "layer_norm.", first + 1: "linear_1.", first + 3: "linear_2."}
+    return {f"projector.{step}.": projector + name for step, name in parts.items()}
 
 
 _DECODER = {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}

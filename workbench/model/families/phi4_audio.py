@@ -51,7 +51,7 @@ def _conformer(config: Config) -> Tower:
         kernel=whole(config, "kernel_size", 3),
         num_buckets=2 * whole(config, "bias_max_distance", 1000),
     )
-    stem = _stem(
+    stem = strided_stem(
         mel_bins=whole(config, "input_size", 80),
         channels=whole(config, "nemo_conv_channels", 1024),
         width=width,
@@ -76,7 +76,7 @@ def _blocks(shape: Conformer, num: int) -> tuple[Layer, ...]:
     )
 
 
-def _stem(*, mel_bins: int, channels: int, width: int, reduction: int) -> Layer:
+def strided_stem(*, mel_bins: int, channels: int, width: int, reduction: int) -> Layer:
     """Strided 3x3 convolutions over time and mel bins, each halving both, then a matmul.
 
     A token is one position in time after all convolutions. The first convolution is dense, the

@@ -43,6 +43,7 @@ from workbench.model.families.mllama import MLLAMA_TEXT, MLLAMA_VISION
 from workbench.model.families.nemotron_h import NEMOTRON_H
 from workbench.model.families.norms_after import EXAONE4, OLMO2, OLMO3
 from workbench.model.families.paddleocr import PADDLEOCR_TEXT, PADDLEOCR_VISION
+from workbench.model.families.parakeet import PARAKEET
 from workbench.model.families.phi4_audio import PHI4_AUDIO
 from workbench.model.families.plain_mlp import APERTUS, ARCEE, NEMOTRON, STARCODER2
 from workbench.model.families.position_tables import GPT2, OPT
@@ -193,6 +194,7 @@ FAMILIES: tuple[Family, ...] = (
     GLMASR_ENCODER,
     MOSS_AUDIO,
     PHI4_AUDIO,
+    PARAKEET,
     DIT,
     Family(
         name="Stable Diffusion 2.1 UNet",
