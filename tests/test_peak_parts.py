@@ -24,6 +24,7 @@ from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings
 from workbench.schedule.action import parse_action
+from workbench.schedule.offload import with_offload
 from workbench.units import GIB
 
 CASES = (
@@ -70,6 +71,20 @@ def test_parts_of_sharded_weights_add_up(kind: str) -> None:
 @pytest.mark.parametrize(("job", "strategy", "schedule"), CASES)
 def test_parts_of_strategies_plans_add_up(job: str, strategy: str, schedule: str) -> None:
     assert_adds_up(accepted(jobs()[job], strategy, schedule).lowered)
+
+
+def test_parts_of_weights_that_go_to_the_host_and_back_add_up() -> None:
+    """A program of which one stage's weights are on the host between its forwards and its backwards."""
+    plan = llama_plan()
+    programs = tuple(
+        replace(program, actions=with_offload(program.actions, [plan.stages_on[program.ranks[0]][0].id]))
+        for program in plan.programs
+    )
+    moved = replace(plan, programs=programs)
+    assert_adds_up(lower(moved))
+    [offload] = [action for action in moved.program[0] if action.kind == "OFFLOAD"]
+    [onload] = [action for action in moved.program[0] if action.kind == "ONLOAD"]
+    assert held(moved, 0, str(offload))[Part.WEIGHTS] == held(moved, 0, str(onload))[Part.WEIGHTS] > 0
 
 
 def held(plan: Plan, rank: int, action: str) -> dict[Part, int]:
