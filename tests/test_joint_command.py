@@ -48,6 +48,7 @@ def test_what_is_typed_wrong_is_refused_before_any_search(said, reason):
 
 def test_flags_of_a_joint_search_want_it():
     JointFlags().check_absent()
-    for said in ({"budget": "3s"}, {"fix": ["layout=dip"]}, {"workers": 2}, {"ablate": "dip"}):
+    JointFlags(budget="3s").check_absent()
+    for said in ({"gap": "3%"}, {"fix": ["layout=dip"]}, {"workers": 2}, {"ablate": "dip"}):
         with pytest.raises(ValueError, match="wants --joint"):
             JointFlags(**said).check_absent()

@@ -14,9 +14,10 @@ from workbench.job.job import load_job
 from workbench.job.machines import cost_of
 from workbench.model.trainable import Trainable
 from workbench.plan.flop import model_flop
+from workbench.planner.stage_counts import PlannerStopped, silent
 from workbench.report.search_tables import fits_text, layout_record, search_record, search_table
 from workbench.report.table_rows import rows_of
-from workbench.search.drive import search
+from workbench.search.drive import OUT_OF_TIME, Watch, search
 from workbench.search.objectives.objective import Objective
 from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
 from workbench.strategies.registry import PLANNERS as STRATEGIES
@@ -50,13 +51,50 @@ def test_best_first_by_either_objective():
 def test_refused_strategies_stand_last_with_their_reason():
     notes: list[str] = []
     unequal = job(2, 1, 2)  # colocated encoders must have equal stage counts
-    found = search(unequal, cost(), PLANNERS, predict, lambda done, total, note: notes.append(note))
+    found = search(unequal, cost(), PLANNERS, predict, Watch(progress=lambda *done: notes.append(done[-1])))
     assert found[-1].strategy == "colocated"
     assert "same pp, tp and cp" in found[-1].refusal
     assert notes[0] == ""
     assert notes[1].startswith("best so far cornstarch")
     with pytest.raises(ValueError, match="strategy colocated: "):
         _ = found[-1].metrics
+
+
+def test_strategies_share_a_budget_and_hand_over_their_best_plans_at_its_end():
+    """By a clock that every report moves by a second: nine seconds are three each, or what is left."""
+    now_s = 0.0
+    told: dict[str, int] = {}
+
+    def clock():
+        return now_s
+
+    def searching(name, finds_after):
+        def planner(job, cost, progress):
+            nonlocal now_s
+            plan = cornstarch.plan(job, cost, silent)
+            for done in range(100):
+                told[name] = done
+                now_s += 1.0
+                try:
+                    progress(done, 100, 1.0)
+                except PlannerStopped:
+                    if done < finds_after:
+                        raise
+                    return plan
+            return plan
+
+        return planner
+
+    planners = {"best": searching("best", 1), "none": searching("none", 50), "quick": cornstarch.plan}
+    found = {
+        c.strategy: c for c in search(job(), cost(), planners, predict, Watch(budget_s=9.0, clock=clock))
+    }
+    assert told == {"best": 3, "none": 2}  # the first report later than 3 s, and than half of the rest
+    assert [found[name].is_stopped for name in planners] == [True, True, False]
+    assert found["best"].plan == found["quick"].plan
+    assert (found["none"].plan, found["none"].refusal) == (None, OUT_OF_TIME)
+    rows = search_record("job", tuple(found.values()))["candidates"]
+    assert {row["strategy"] for row in rows if row.get("stopped")} == {"best", "none"}
 
 
 def test_a_judgement_that_may_take_long_is_announced():
@@ -72,7 +110,7 @@ def test_a_judgement_that_may_take_long_is_announced():
         cost(),
         {"cornstarch": cornstarch.plan},
         predict,
-        lambda *done: notes.append(done[-1]),
+        Watch(progress=lambda *done: notes.append(done[-1])),
         judge=Slow(),
     )
     assert notes[-2:] == ["cornstarch: its plan is judged", "judged cornstarch"]
@@ -86,7 +124,7 @@ def test_a_search_for_goodput_tells_what_is_simulated_and_the_best_in_its_own_fi
         cost(),
         {name: STRATEGIES[name] for name in ("cornstarch", "megatron-homogeneous")},
         predict,
-        lambda *done: notes.append(done[-1]),
+        Watch(progress=lambda *done: notes.append(done[-1])),
         Objective.GOODPUT,
         goodput_judge(mtbf="1h"),
     )
@@ -137,7 +175,7 @@ def test_the_example_with_pools_is_searched_for_dollars():
         machine,
         {name: (PRICED | STRATEGIES)[name] for name in names},
         lambda plan: predicted(*accept(plan), machine),
-        lambda *note: notes.append(note),
+        Watch(progress=lambda *note: notes.append(note)),
         Objective.DOLLARS,
     )
     assert found[0].strategy == "disttrain-cheapest"

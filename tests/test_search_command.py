@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import Result
 
 from tests.command_line import workbench
@@ -51,6 +52,7 @@ def test_batches_are_in_the_record_the_table_and_the_picture(job: Path, tmp_path
     ("flags", "message"),
     [
         (("--batches", 0), "--batches must be >= 1, got 0"),
+        (("--budget", "0"), "want --budget > 0, got 0; nearest: 1s"),
         (("--over", "p95"), "--over p95 needs several batches; want --batches"),
         (("--deadline", "1h"), "--deadline is for --objective dollars, got iteration"),
         (("--objective", "dollars"), "--objective dollars: want one of --steps and --tokens"),
@@ -75,6 +77,21 @@ def test_contradictions_are_one_line(job: Path, flags: tuple[object, ...], messa
     assert done.exit_code == 2
     [line] = done.stderr.splitlines()
     assert message in line
+
+
+def test_what_a_budget_stopped_is_said_and_not_kept(job: Path, tmp_path: Path) -> None:
+    """A layout search reports before its first layout is priced, and so has no plan."""
+    layoutless = tmp_path / "open.yaml"
+    layoutless.write_text(yaml.safe_dump(yaml.safe_load(job.read_text()) | {"layouts": {}}))
+    flags = ("--strategy", "megatron-homogeneous", "--strategy", "cornstarch")
+    stopped = search(layoutless, *flags, "--budget", "0.001s", "--json")
+    rows = json.loads(stopped.stdout.splitlines()[-1])["candidates"]
+    assert {row["strategy"]: row.get("stopped", False) for row in rows}["megatron-homogeneous"]
+    whole = search(layoutless, *flags, "--budget", "60s", "--json")
+    assert "cached result" not in whole.stderr
+    rows = json.loads(whole.stdout.splitlines()[-1])["candidates"]
+    assert not any(row.get("stopped") for row in rows)
+    assert "cached result" in search(layoutless, *flags).stderr
 
 
 def test_a_job_that_fits_nowhere_names_the_plan_that_lacks_least(job: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,7 +66,9 @@ class JointFlags:
     )
     budget: str | None = field(
         default=None,
-        metadata=asked(f"end --joint after this time; default: {DEFAULT_BUDGET} if no other end is given"),
+        metadata=asked(
+            f"end planning after this time; default: none, with --joint {DEFAULT_BUDGET} if nothing ends it"
+        ),
     )
     gap: str | None = field(
         default=None, metadata=asked("end --joint this close to the lower bound, such as 2%")
@@ -88,14 +91,24 @@ class JointFlags:
     )
 
     @property
+    def budget_s(self) -> float:
+        """Seconds for planning; infinite where no budget is given, ValueError where it is no time."""
+        if self.budget is None:
+            return inf
+        budget_s = time_limit_s(self.budget, "--budget")
+        if not 0 < budget_s < inf:
+            raise ValueError(f"search: want --budget > 0, got {self.budget}; nearest: 1s")
+        return budget_s
+
+    @property
     def worker_spec(self) -> WorkerSpec:
         """Processes that evaluate candidates: a number of local ones, or of workers on a Ray cluster."""
         return self.workers if self.ray is None else RayWorkers(address=self.ray, num=self.workers)
 
     def check_absent(self) -> None:
-        """Raise ValueError if any of these flags is given, for a search without --joint."""
+        """Raise ValueError if any of these flags but `--budget` is given, for a search without --joint."""
         for flag in fields(self):
-            if getattr(self, flag.name) not in (flag.default, []):
+            if flag.name != "budget" and getattr(self, flag.name) not in (flag.default, []):
                 raise ValueError(f"search: --{flag.name} wants --joint")
 
 

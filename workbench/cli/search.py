@@ -28,7 +28,7 @@ from workbench.planner.strategy_spec import Planner
 from workbench.report.progress import ticking
 from workbench.report.search_tables import fits_text, search_table
 from workbench.schedule.choice import ScheduleKind, usual
-from workbench.search.drive import for_seconds_too, with_ranks, with_schedules
+from workbench.search.drive import Watch, for_seconds_too, with_ranks, with_schedules
 from workbench.search.kept_results import KeptResults
 from workbench.search.objectives.objective import Objective
 from workbench.search.objectives.options import ObjectiveOptions
@@ -100,7 +100,8 @@ def search_command(
         if strategy:
             planners.pop(TEMPLATES, None)
         request = SearchRequest(planned_job, cost, criterion, planners, judge, inputs.seed)
-        best, emit = _search_each(request, results, pareto, as_json=as_json)
+        budget_s = joint_flags.budget_s
+        best, emit = _search_each(request, results, pareto, budget_s, as_json=as_json)
     if output is not None:
         inputs.write(best, planned_job, output)
     emit()
@@ -171,6 +172,7 @@ def _search_each(
     request: SearchRequest,
     results: KeptResults | None,
     pareto: Path | None,
+    budget_s: float,
     *,
     as_json: bool,
 ) -> tuple[Plan, Callable[[], None]]:
@@ -181,7 +183,8 @@ def _search_each(
     """
     job, cost, criterion, planners, judge, _ = request
     with ticking("searching", len(planners), quiet=as_json) as ticker:
-        result = cached_search(job, cost, planners, criterion, ticker.at, results, judge)
+        watch = Watch(progress=ticker.at, budget_s=budget_s)
+        result = cached_search(job, cost, planners, criterion, watch, results, judge)
     for line in result.record["warnings"]:
         warn(line)
     notes = [] if pareto is None else [draw(result.record, pareto)]

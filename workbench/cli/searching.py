@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
@@ -22,7 +22,7 @@ from workbench.plan.codec import dumps
 from workbench.planner.judged import JudgedBy
 from workbench.planner.strategy_spec import Planner
 from workbench.report.search_tables import search_record
-from workbench.search.drive import Candidate, Override, search
+from workbench.search.drive import Candidate, Override, Watch, search
 from workbench.search.kept_results import Kept, KeptResults, result_key
 from workbench.search.objectives.objective import Objective
 from workbench.search.objectives.options import ObjectiveOptions, judge_for
@@ -115,11 +115,13 @@ def cached_search(
     cost: CostModel,
     planners: Mapping[str, Planner],
     criterion: Criterion,
-    progress: Callable[[int, int, str], None],
+    watch: Watch,
     results: KeptResults | None,
     judge: JudgedBy,
 ) -> Kept:
     """The result of a search, from the cache if it is there.
+
+    Where a strategy was stopped by the budget, the result is not kept.
 
     Args:
         criterion: what plans are ranked by.
@@ -131,7 +133,7 @@ def cached_search(
             no plan meets a limit, and the message names the nearest one.
     """
     if results is None:
-        return _searched(job, cost, planners, criterion, progress)
+        return _searched(job, cost, planners, criterion, watch)
     key = result_key(job, cost, (*planners, judge), f"{criterion.objective} {criterion.cache_key}")
     cached = results.get(key)
     if cached is not None:
@@ -139,8 +141,9 @@ def cached_search(
             "workbench: cached result of the same job, machines and code; --no-cache searches again\n"
         )
         return cached
-    result = _searched(job, cost, planners, criterion, progress)
-    results.put(key, result)
+    result = _searched(job, cost, planners, criterion, watch)
+    if not any(candidate.get("stopped") for candidate in result.record["candidates"]):
+        results.put(key, result)
     return result
 
 
@@ -149,7 +152,7 @@ def _searched(
     cost: CostModel,
     planners: Mapping[str, Planner],
     criterion: Criterion,
-    progress: Callable[[int, int, str], None],
+    watch: Watch,
 ) -> Kept:
     from sim.predict import predict_within
 
@@ -158,7 +161,7 @@ def _searched(
         cost,
         planners,
         lambda plan: predict_within(*accept(plan), cost),
-        progress,
+        watch,
         criterion.objective,
         criterion.judge,
     )
@@ -176,13 +179,27 @@ def _searched(
         for line in waste_of(candidate.plan, _planned(job, planners[candidate.strategy]))
     )
     warnings = list(
-        dict.fromkeys((*unlike_layouts(first.plan, job), *of_plans, *_uneven(candidates, job, cost)))
+        dict.fromkeys(
+            (
+                *_stopped(candidates),
+                *unlike_layouts(first.plan, job),
+                *of_plans,
+                *_uneven(candidates, job, cost),
+            )
+        )
     )
     description = (
         {"objective": criterion.objective.value} if criterion.judge is None else criterion.judge.asked
     )
     record = search_record(job.name, candidates, description)
     return Kept(record={**record, "warnings": warnings}, best_plan=dumps(first.plan))
+
+
+def _stopped(candidates: Sequence[Candidate]) -> Iterator[str]:
+    """The line that names strategies which the budget stopped, if there are any."""
+    names = [each.strategy for each in candidates if each.is_stopped and each.plan is not None]
+    if names:
+        yield f"stopped by --budget, with the best plan so far: {', '.join(names)}"
 
 
 def _uneven(candidates: Sequence[Candidate], job: Job, cost: CostModel) -> Iterator[str]:

@@ -14,6 +14,7 @@ from workbench.job.machines import cost_of
 from workbench.planner.judged import JudgedBy
 from workbench.report.progress import ticking
 from workbench.report.size_table import answer_text, size_table, training_record
+from workbench.search.drive import Watch
 from workbench.search.sizing import (
     Goal,
     Training,
@@ -71,7 +72,9 @@ def size_command(
         resized_job = on_gpus(base_job, count)
         with ticking(f"{count} GPUs", len(planners), quiet=as_json) as ticker:
             try:
-                result = cached_search(resized_job, cost, planners, Criterion(), ticker.at, results, judge)
+                result = cached_search(
+                    resized_job, cost, planners, Criterion(), Watch(progress=ticker.at), results, judge
+                )
             except ValueError as error:
                 return Training(gpus=count, steps=steps, record=None, refusal=str(error))
         best = result.record["candidates"][0]

@@ -70,8 +70,9 @@ def _behind(candidate: Candidate, best: Candidate) -> dict[str, Any]:
 
 def candidate_record(candidate: Candidate) -> dict[str, Any]:
     """One strategy of a search: its plan's figures, or why it has none."""
+    stopped = {"stopped": True} if candidate.is_stopped else {}
     if candidate.plan is None or candidate.trace is None:
-        return {"strategy": candidate.strategy, "refusal": candidate.refusal}
+        return {"strategy": candidate.strategy, "refusal": candidate.refusal} | stopped
     plan = candidate.plan
     figures = {
         "samples_per_s_per_rank": candidate.samples_per_s_per_rank,
@@ -85,7 +86,7 @@ def candidate_record(candidate: Candidate) -> dict[str, Any]:
         figures["dollars_per_sample"] = candidate.dollars_per_sample
     if candidate.judged is not None:
         figures |= judged_record(candidate.judged)
-    return simulated_record(plan, candidate.trace) | figures | {"strategy": candidate.strategy}
+    return simulated_record(plan, candidate.trace) | figures | {"strategy": candidate.strategy} | stopped
 
 
 def memory_of_fullest(plan: Plan, peaks: Mapping[int, int]) -> int:

@@ -17,7 +17,7 @@ from workbench.metrics import step_metrics
 from workbench.plan.plan import Plan
 from workbench.report.sortable import Cell, number, sortable_table
 from workbench.report.tables import mebibytes, milliseconds
-from workbench.search.drive import Candidate, search
+from workbench.search.drive import Candidate, Watch, search
 from workbench.strategies.registry import BY_NAME
 from workbench.timing.provenance import interval_of
 from workbench.trace import Trace
@@ -192,7 +192,7 @@ def _candidate(
     except ValueError as error:
         return Candidate(strategy=strategy, refusal=str(error))
     planner = {strategy: BY_NAME[strategy].planner}
-    (candidate,) = search(job, cost, planner, lambda plan: predict(plan, cost), progress=check_time)
+    (candidate,) = search(job, cost, planner, lambda plan: predict(plan, cost), Watch(progress=check_time))
     return candidate
 
 

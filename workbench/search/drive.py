@@ -1,8 +1,10 @@
 """Plan a job with every strategy and rank the plans."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
+from time import monotonic
 from typing import Any
 
 from workbench.cost.model import CostModel
@@ -12,7 +14,7 @@ from workbench.job.job import Job
 from workbench.metrics import StepMetrics, step_metrics
 from workbench.plan.plan import Plan
 from workbench.planner.chosen_plan import check_chosen
-from workbench.planner.stage_counts import Progress
+from workbench.planner.stage_counts import PlannerStopped, Progress
 from workbench.planner.strategy_spec import Planner
 from workbench.schedule.choice import Schedule
 from workbench.search.objectives.objective import Objective
@@ -20,6 +22,8 @@ from workbench.search.objectives.plan_judge import Judged, PlanJudge, Report
 from workbench.timing.provenance import comparable_interval
 from workbench.trace import Trace
 from workbench.units import S_PER_HOUR
+
+OUT_OF_TIME = "stopped before it had a plan"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +33,7 @@ class Candidate(Headline):
     Args:
         dollars_per_hour: price of all ranks of the plan; None where the job states no prices.
         judged: set where the search was given a judge.
+        is_stopped: whether the strategy's time was over before its search; its plan is the best so far.
     """
 
     strategy: str
@@ -37,6 +42,7 @@ class Candidate(Headline):
     refusal: str = ""
     dollars_per_hour: float | None = None
     judged: Judged | None = None
+    is_stopped: bool = False
 
     @property
     def headline(self) -> str:
@@ -80,12 +86,31 @@ class Candidate(Headline):
         return self.dollars_per_hour / S_PER_HOUR * self.step_s / len(self.plan.batch)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """Who hears of a search's progress, and how long its planning may take.
+
+    Args:
+        progress: called with (strategies done, number of strategies, note on the best so far and on the
+            progress of the current one).
+        budget_s: of all strategies together, by the clock. Each has an equal share of what is left, and is
+            stopped after it when it next reports progress.
+    """
+
+    progress: Callable[[int, int, str], None] = lambda done, total, note: None
+    budget_s: float = inf
+    clock: Callable[[], float] = field(default=monotonic, repr=False)
+
+
+UNWATCHED = Watch()
+
+
 def search(
     job: Job,
     cost: CostModel,
     planners: Mapping[str, Planner],
     predict: Callable[[Plan], Trace],
-    progress: Callable[[int, int, str], None] = lambda done, total, note: None,
+    watch: Watch = UNWATCHED,
     objective: Objective = Objective.ITERATION,
     judge: PlanJudge | None = None,
 ) -> tuple[Candidate, ...]:
@@ -99,8 +124,7 @@ def search(
 
     Args:
         predict: simulates a plan after all checks; raises ValueError where it is refused.
-        progress: called with (strategies done, number of strategies, note on the best so far and on the
-            progress of the current one).
+        watch: who hears of progress, and how long planning may take.
         judge: judges the plans; None: the objective, applied to the step that `predict` returns.
 
     Raises:
@@ -111,13 +135,21 @@ def search(
         raise ValueError(f"objective {objective}: want a judge that knows the training or the failures")
     job = aimed(job, objective)
     candidates: list[Candidate] = []
+    progress, clock = watch.progress, watch.clock
+    end_s = clock() + watch.budget_s
     for name, planner in planners.items():
         best = min((c for c in candidates if c.trace is not None), key=_rank_key(objective), default=None)
         note = "" if best is None else _best_so_far(best, objective)
         progress(len(candidates), len(planners), note)
         note = ", ".join(filter(None, (note, name)))
-        own_progress = partial(_report_progress, progress, len(candidates), len(planners), note)
+        share_s = (end_s - clock()) / (len(planners) - len(candidates))
+        own_progress = _Stopping(
+            partial(_report_progress, progress, len(candidates), len(planners), note),
+            clock,
+            clock() + share_s,
+        )
         candidate = _candidate(name, job, cost, planner, predict, own_progress)
+        candidate = replace(candidate, is_stopped=own_progress.has_stopped)
         if judge is not None and candidate.plan is not None:
             judging = f"{note}: its plan is judged"
             progress(len(candidates), len(planners), judging)
@@ -125,6 +157,20 @@ def search(
             candidate = _with_judgement(candidate, candidate.plan, planner, judge, report)
         candidates.append(candidate)
     return tuple(sorted(candidates, key=_rank_key(objective)))
+
+
+class _Stopping:
+    """Progress that stops a planner at the end of its time, at every report."""
+
+    def __init__(self, progress: Progress, clock: Callable[[], float], end_s: float) -> None:
+        self._progress, self._clock, self._end_s = progress, clock, end_s
+        self.has_stopped = False
+
+    def __call__(self, done: int, total: int, best_s: float) -> None:
+        self._progress(done, total, best_s)
+        self.has_stopped |= self._clock() > self._end_s
+        if self.has_stopped:
+            raise PlannerStopped
 
 
 def aimed(job: Job, objective: Objective) -> Job:
@@ -237,6 +283,8 @@ def _candidate(
         check_chosen(job, plan)
         rate = job.dollars_per_hour(plan.ranks)
         return Candidate(strategy=name, plan=plan, trace=predict(plan), dollars_per_hour=rate)
+    except PlannerStopped:
+        return Candidate(strategy=name, refusal=OUT_OF_TIME)
     except ValueError as error:
         return Candidate(strategy=name, refusal=str(error).removeprefix(f"{name}: "))  # not named twice
 
@@ -248,7 +296,7 @@ def _with_judgement(
     try:
         return replace(candidate, judged=judge.judged(plan, schedule, report))
     except ValueError as error:
-        return Candidate(strategy=candidate.strategy, refusal=str(error))
+        return Candidate(strategy=candidate.strategy, refusal=str(error), is_stopped=candidate.is_stopped)
 
 
 def _rank_key(objective: Objective) -> Callable[[Candidate], tuple[bool, float]]:
