@@ -32,7 +32,7 @@ from runtime.step.timing import Spread, assemble, iteration_spread
 from runtime.step_plans import Planning
 from runtime.world.allocator import keep_freed_memory
 from runtime.world.device import CPU, kind_of_device, launched_device
-from runtime.world.failure import RankError
+from runtime.world.failure import RankError, first_line
 from runtime.world.heartbeats import heartbeats_of
 from runtime.world.local_world import join_launched
 from runtime.world.neighbours import Neighbours, owners_of_all
@@ -359,7 +359,7 @@ def _run_under_torchrun(
         sys.stderr.write(f"running {steps} steps on {place.size} ranks ({device.type})\n")
     try:
         with exporting(target, lowered.plan.model, settings.weights):
-            dist.all_gather_object(reports, run_rank(place, lowered, settings, source, device=device))
+            _gather(run_rank(place, lowered, settings, source, device=device), reports)
             neighbours.leave()  # all are done, and may end before the first rank has exported
             if heartbeats is not None:
                 heartbeats.leave()
@@ -370,6 +370,14 @@ def _run_under_torchrun(
     complete = [report for report in reports if report is not None]
     dist.destroy_process_group()
     return result_of(lowered, complete, settings, device) if place.process == 0 else None
+
+
+def _gather(report: RankReport, reports: list[RankReport | None]) -> None:
+    """Fill in the reports of all ranks; RankError where one has ended without a report."""
+    try:
+        dist.all_gather_object(reports, report)
+    except RuntimeError as error:
+        raise RankError(f"rank {dist.get_rank()} collecting the results: {first_line(error)}") from error
 
 
 def _parse(arguments: Sequence[str] | None) -> dict[str, Any]:

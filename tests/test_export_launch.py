@@ -25,6 +25,7 @@ from runtime.step.optimizer import OptimizerSettings
 from runtime.step.stage_module import StageModule, build_stage_module
 from tests.command_line import accept, refuse
 from tests.free_port import free_port
+from tests.test_checkpoint_attacks import files_of_at_most
 from workbench.cli.exporting import SimulatedPrices
 from workbench.export.export import export
 from workbench.export.folder import check_folder, write_folder
@@ -357,6 +358,13 @@ def test_what_no_export_wrote_is_not_written_over(held, tmp_path):
 def test_nothing_is_left_where_a_file_cannot_be_written(tmp_path):
     with pytest.raises(OSError, match="too long"):
         write_folder({"README.md": "one", "x" * 300: "two"}, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_is_full_names_the_folder(tmp_path):
+    with files_of_at_most(10), pytest.raises(OSError, match="File too large") as raised:
+        write_folder({"README.md": "longer than that"}, tmp_path / "out")
+    assert raised.value.filename == str(tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 

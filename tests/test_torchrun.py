@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.plans import disjoint_plan
+from tests.test_checkpoint_attacks import files_of_at_most
 from tests.tiny_valm import tiny_batch, tiny_valm
 from workbench.plan.codec import write_plan
 
@@ -66,6 +67,17 @@ def test_a_killed_rank_ends_all_and_is_named(tmp_path: Path) -> None:
     assert "Signal 9 (SIGKILL)" in cause
     assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
     assert not (tmp_path / "run.json").exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_export_that_cannot_be_written_is_a_line_of_each_rank(tmp_path: Path) -> None:
+    """Those that wait for the results say so, too, without a traceback of their own."""
+    write_plan(disjoint_plan(tiny_valm(), tiny_batch(), CUTS), tmp_path / "plan.json")
+    with files_of_at_most(2_000), start(tmp_path / "plan.json", "--export", tmp_path / "out") as launcher:
+        _, told = launcher.communicate(timeout=60)
+    assert launcher.returncode != 0
+    assert "cannot be written: Error while serializing: I/O error: File too large" in told
+    assert "]: Traceback" not in told  # torch begins a rank's lines with its number
     assert not (tmp_path / "out").exists()
 
 

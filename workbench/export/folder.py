@@ -213,7 +213,7 @@ def write_folder(files: Mapping[str, str], folder: Path) -> None:
 
     Raises:
         ValueError: as `check_folder`.
-        OSError: it cannot be written.
+        OSError: it cannot be written; names a file or the folder.
     """
     check_folder(folder)
     folder = folder.resolve()
@@ -228,6 +228,9 @@ def write_folder(files: Mapping[str, str], folder: Path) -> None:
                 path.chmod(_PROGRAM_MODE)
         staging.chmod(_FOLDER_MODE & ~_umask())
         _replace(staging, folder)
+    except OSError as error:
+        error.filename = error.filename or str(folder)  # a full disk names no file
+        raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
