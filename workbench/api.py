@@ -6,7 +6,6 @@ on demand.
 
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from warnings import warn
@@ -24,7 +23,7 @@ from workbench.planner.stage_counts import Progress, silent
 from workbench.planner.strategy_spec import Planner, StrategySpec
 from workbench.report.folder import repetition_paths
 from workbench.schedule.choice import ScheduleKind, usual
-from workbench.search.drive import Candidate, Watch, with_schedules
+from workbench.search.drive import Candidate, with_schedules
 from workbench.search.drive import search as search_plans
 from workbench.search.objectives.objective import Objective
 from workbench.strategies.registry import BY_NAME, PLANNERS, PRICED
@@ -85,7 +84,6 @@ def search(
     profile: str | Path | None = None,
     execution: str | Path | None = None,
     judge: JudgedBy | str = JudgedBy.SIMULATOR,
-    budget_s: float = inf,
 ) -> tuple[Candidate, ...]:
     """Simulate every strategy's plan of a job; best first, strategies without a plan last, with the reason.
 
@@ -94,7 +92,6 @@ def search(
         objective: `iteration`, `throughput` or `dollars-per-sample`.
         schedules: orders of passes to try, by name, each with every strategy; empty: the job's.
         profile, execution, judge: as in `plan`.
-        budget_s: seconds for planning, shared by the strategies; who is stopped hands over its best plan so far.
 
     Raises:
         ValueError: an unknown strategy, objective, schedule, judge or profile; two strategies of one name; or
@@ -119,7 +116,6 @@ def search(
         cost,
         planners_to_try,
         lambda candidate: predict_within(*accept(candidate), cost),
-        Watch(budget_s=budget_s),
         objective=objective_kind,
     )
     best = next((candidate.plan for candidate in candidates if candidate.plan is not None), None)
