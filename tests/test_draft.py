@@ -41,12 +41,13 @@ def drafted(
     gpus: str,
     nodes: int | None = None,
     products: ProductFormat = ProductFormat.SAME,
+    text_tokens: int = 64,
 ) -> tuple[Job, str]:
     made = draft(
         config_in(folder, config),
         machines_of(gpus, nodes, products),
         train=Train.LLM,
-        wanted=WantedBatch(text_tokens=64),
+        wanted=WantedBatch(text_tokens=text_tokens),
     )
     return job_from_spec(parse_spec(made.text, where="draft"), folder=folder), made.text
 
@@ -79,6 +80,20 @@ def test_a_prime_number_of_gpus_leaves_the_fewest_over(tmp_path: Path) -> None:
     """61 GPUs, three a replica: 20, 15 and 12 replicas leave one over, and 20 are the most."""
     job, _ = drafted(tmp_path, LLAMA_7B, "61xH100", nodes=1)
     assert (job.replicas, len(job.batch)) == (20, 3 * 20 * 3)
+
+
+@pytest.mark.parametrize(("tokens", "stages"), [(64, 3), (9000, 4), (12_000, 5), (18_000, 3)])
+def test_there_are_stages_for_one_sample_beside_the_state(tmp_path: Path, tokens: int, stages: int) -> None:
+    """State is 121.3 GB. A token keeps 8 x 4,096 + 3 x 11,008 numbers of two bytes and 128 bytes in each of
+    32 blocks, whole on a rank, which keeps as many microbatches as there are stages; in the head two vectors
+    and logits in float32, and two logits are in work: 4.5 MB. So 9,000 are 40.7 GB beside 30.3 of four
+    stages, and 12,000 are 54.3 beside 24.3 of five; 18,000 are more than a GPU has, which `plan` says."""
+    num_bytes = tokens * (32 * (2 * (8 * 4096 + 3 * 11008) + 128) + 2 * 2 * 4096 + 4 * 32000 + 2 * 2 * 32000)
+    state = 18 * 6_738_415_616
+    fitting = next(n for n in range(3, 60) if state / n + num_bytes < 80e9) if num_bytes < 80e9 else 3
+    assert fitting == stages
+    job, _ = drafted(tmp_path, LLAMA_7B, "60xH100", nodes=10, text_tokens=tokens)
+    assert job.replicas == 60 // stages
 
 
 def test_a_layout_that_cuts_layers_says_whom_it_keeps_out(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def chosen(
 ) -> DraftedMicrobatch:
     machines = machines_of("8xH100", None)
     graph = draft("llama-3.2-1b", machines, train=Train.ALL).model
-    layout = drafted_layout(graph, gpus=8, per_node=8, memory_bytes=GPU_BYTES)
+    layout = drafted_layout(graph, texts(lengths), gpus=8, per_node=8, memory_bytes=GPU_BYTES)
     return drafted_microbatch(graph, layout, texts(lengths), most=most, memory_bytes=memory_bytes)
 
 

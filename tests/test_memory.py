@@ -8,19 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import tiny_models
-from tests.cost_models import GPT, LLAMA_8B, SMALL, block, causal, llama_8b_layers
+from tests.cost_models import GPT, SMALL, block, causal, llama_8b_layers
 from tests.plans import WIDTH, disjoint_plan, finish, sample, two_encoders
-from workbench.cost.expert_load import busiest_share
-from workbench.cost.expert_parallel import on_rank
 from workbench.cost.roofline import Grid, RowWork, Work
 from workbench.data.sample import Sample, Segment
 from workbench.memory.account import check_memory, memory_table, moved_bytes, peak_bytes, static_holders
-from workbench.memory.fused_working import FusedWorking, fused_working
 from workbench.memory.layer import layer_bytes, saved_bytes, state_bytes
 from workbench.memory.setting import Setting
 from workbench.model.experts import Experts, with_experts
 from workbench.model.frozen import Needs
-from workbench.model.layer import Attention, Layer
+from workbench.model.layer import Layer
 from workbench.model.model_graph import ModelGraph, Module
 from workbench.model.module_layers import lm_head, token_embedding
 from workbench.model.projector import Projection, Projector, projector_layer
@@ -28,7 +25,7 @@ from workbench.model.transformer import Mlp, Norm, Placement
 from workbench.plan.kernels import Kernels
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Route
-from workbench.plan.plan import KeyExchange, ModuleSettings, Plan, Precision, Recompute, Settings, Sharding
+from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings, Sharding
 from workbench.plan.stage import Stage
 from workbench.schedule.action import parse_action
 from workbench.units import GIB
@@ -140,57 +137,6 @@ def test_embedding_head_and_projector():
     projection = Projection(kind=Projector.LINEAR, in_width=16, out_width=32, norm=None)
     work = Work((RowWork(40, 10, 1600),))
     assert saved_bytes(projector_layer(projection), TRAINED, work, ONE, 4) == 10 * 16 * 4
-
-
-def in_work(layer: Layer, tokens: int, grid: Grid = ONE, **more: KeyExchange) -> FusedWorking:
-    return fused_working(layer, Setting(causal(tokens), grid, 2, is_gathered=False, **more))
-
-
-def test_working_set_is_the_largest_operators_input_and_output():
-    assert in_work(lm_head(1000, 16, None), 10).forward == 10 * 2 * 1000 * 2
-    assert in_work(block(LLAMA_8B), 8) == (8 * 2 * 14336 * 2,) * 2
-
-
-@pytest.mark.parametrize("inner", [32, 512])
-def test_all_experts_of_a_rank_are_in_work_at_once(inner: int):
-    """One kernel for all, on three rows a token."""
-    experts = Experts(num=6, num_chosen=3, mlp=Mlp(width=inner, gated=True, activation="silu"))
-    layer, tokens = with_experts(block(SMALL), experts), 1000
-    assert in_work(layer, tokens).backward == 2 * tokens * max(3 * (64 + inner), 3 * 2 * inner)
-    distributed = on_rank(layer, causal(tokens), Grid(ep=2))
-    rows = 3 * tokens * busiest_share(2 * 3 * tokens, 2)
-    expected = 2 * rows * max(64 + inner, 2 * inner, 2 * 64)  # products; activation; what leaves and arrives
-    assert in_work(distributed, tokens, Grid(ep=2)).backward == pytest.approx(expected, abs=1)
-
-
-@pytest.mark.parametrize("cp", [2, 8])
-@pytest.mark.parametrize(
-    ("exchange", "blocks"),
-    [(KeyExchange.ALL_GATHER, 8), (KeyExchange.RING, 1), (KeyExchange.ALL_TO_ALL, None)],
-)
-def test_keys_of_other_ranks_are_in_work(exchange: KeyExchange, blocks: int | None, cp: int):
-    """8 key heads of 128 for 32 query heads. Gathered one at a time, as 8,192 own tokens are 256 programs:
-    this one's and the next one's, of all ranks. In a ring all heads of this rank and of the next one.
-    Backward, gradients of one and float32 sums of two. All to all: queries, keys, values, output again."""
-    own = 8192
-    attention = 2 * own * 2 * (32 + 8) * 128
-    found = in_work(only_attention(), cp * own, Grid(cp=cp), key_exchange=exchange)
-    if blocks is None:
-        assert found == (2 * attention, 2 * attention)
-        return
-    block = 2 * own * 8 * 128 * (cp / blocks if blocks > 1 else 1)
-    assert found == (attention + 2 * 2 * block, attention + (2 * 2 + 2 + 2 * 4) * block)
-    assert in_work(only_attention(), own) == (attention, attention)
-
-
-def test_more_ranks_than_key_heads_have_something_in_work():
-    """No plan has them, but an estimate may ask before a rule refuses."""
-    assert in_work(only_attention(), 4096, Grid(16, 2)).backward > 0
-
-
-def only_attention() -> Layer:
-    whole = block(LLAMA_8B)
-    return replace(whole, operators=tuple(op for op in whole.operators if isinstance(op, Attention)))
 
 
 @pytest.mark.parametrize(("size", "expected"), [(2, (2, 2, 12)), (4, (4, 4, 8)), (8, (8, 8, 16))])

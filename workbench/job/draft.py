@@ -14,8 +14,9 @@ import yaml
 from workbench.cost.device_names import check_memory, shipped_device
 from workbench.cost.products import ProductFormat, narrow_rate
 from workbench.cost.profile import known_profiles, load_profile
-from workbench.job.drafted_batch import WantedBatch, drafted_batch
-from workbench.job.drafted_layout import PRECISION, WIDE, drafted_layout
+from workbench.job.drafted_activations import PRECISION, WIDE
+from workbench.job.drafted_batch import WantedBatch, drafted_batch, drafted_rows
+from workbench.job.drafted_layout import drafted_layout
 from workbench.job.job_file import parse_spec
 from workbench.job.parts import model_of, zoo_names
 from workbench.model.checkpoint import missing_weights
@@ -155,7 +156,7 @@ def draft(
 
     Raises:
         ValueError: no such model, a composite of unknown structure, an encoder alone, projectors for a model
-            without them, or what `drafted_batch` refuses.
+            without them, or what `drafted_rows` and `drafted_batch` refuse.
     """
     name, parts, modules = _modules(model, train)
     spec: dict[str, Any] = {"name": name, "model": {"modules": modules}, **_cluster(machines)}
@@ -165,13 +166,14 @@ def draft(
         modules[LLM]["lora"] = _adapters(graph.module(LLM))
         graph = _built(spec)
     memory_bytes = load_profile(machines.device).memory_bytes
-    cut = drafted_layout(graph, gpus=machines.gpus, per_node=machines.per_node, memory_bytes=memory_bytes)
+    rows = drafted_rows(wanted, parts, graph, folder)
+    cut = drafted_layout(
+        graph, rows.drawn, gpus=machines.gpus, per_node=machines.per_node, memory_bytes=memory_bytes
+    )
     layouts: dict[str, Any] = {module: {"tp": each.tp} for module, each in cut.cuts.items() if each.tp > 1}
     if machines.products is not ProductFormat.SAME:
         layouts.setdefault(LLM, {})["products"] = machines.products.value
-    step = drafted_batch(
-        wanted, parts, graph, cut, gpus=machines.gpus, memory_bytes=memory_bytes, folder=folder
-    )
+    step = drafted_batch(wanted, rows, graph, cut, gpus=machines.gpus, memory_bytes=memory_bytes)
     spec |= {"batch": step.entries, **({"layouts": layouts} if layouts else {})}
     spec |= {"precision": PRECISION.value, "optimizer_precision": WIDE.value, "profile": machines.device}
     missing = missing_weights(Path(model))

@@ -56,26 +56,59 @@ class DraftedBatch:
     rule: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftedRows:
+    """The samples from which a step's are taken, as a job's batch names them.
+
+    Args:
+        entries: of the batch.
+        num_rows: of the data; of equal samples, those that were drawn.
+        drawn: some of the samples, of data at most `MOST_DRAWN`, in random order.
+        tiling: of the data's images.
+    """
+
+    entries: dict[str, Any]
+    num_rows: int
+    drawn: tuple[Sample, ...]
+    tiling: Tiling = Tiling.NONE
+
+
+def drafted_rows(wanted: WantedBatch, parts: Parts | None, graph: ModelGraph, folder: Path) -> DraftedRows:
+    """The rows of the user's data, or equal samples.
+
+    Args:
+        folder: where the job file will be.
+
+    Raises:
+        ValueError: data that `samples_of_data` refuses, or an image size for a model without encoders of any
+            size.
+    """
+    if wanted.data is not None:
+        return samples_of_data(parts, graph, wanted.data, folder)
+    content = equal_samples(parts, graph, wanted.text_tokens or USUAL_TEXT_TOKENS, wanted.image_px)
+    number = min(wanted.samples or 1, FULL_TOKENS)
+    drawn = tuple(batch_of(BatchSpec(samples=number, **content), graph, folder=folder))
+    return DraftedRows(entries=content, num_rows=number, drawn=drawn)
+
+
 def drafted_batch(
     wanted: WantedBatch,
-    parts: Parts | None,
+    rows: DraftedRows,
     graph: ModelGraph,
     cut: DraftedLayout,
     *,
     gpus: int,
     memory_bytes: int,
-    folder: Path,
 ) -> DraftedBatch:
     """Samples of a step and of a microbatch: by `drafted_microbatch` if the user says samples or their sizes,
     otherwise one in a microbatch.
 
     Args:
+        rows: see `drafted_rows`.
         memory_bytes: of a GPU.
-        folder: where the job file will be.
 
     Raises:
-        ValueError: data that `samples_of_data` refuses, an image size for a model without encoders of any
-            size, or samples that the replicas do not divide.
+        ValueError: too few rows of data, or samples that the replicas do not divide.
     """
     ranks = gpus // cut.replicas
     fewest = cut.replicas * ranks * -(-MICROBATCHES // ranks)  # equally many for the ranks of a replica
@@ -86,25 +119,21 @@ def drafted_batch(
             f"{num_samples}; nearest: {max(1, round(num_samples / cut.replicas)) * cut.replicas}"
         )
     most, beyond = _most(num_samples // cut.replicas), f"{num_samples} samples a step are too few for {{}}"
-    if wanted.data is None:
-        content = equal_samples(parts, graph, wanted.text_tokens or USUAL_TEXT_TOKENS, wanted.image_px)
-        drawn = batch_of(BatchSpec(samples=min(most, FULL_TOKENS), **content), graph, folder=folder)
-    else:
-        rows = samples_of_data(parts, graph, num_samples, wanted.data, folder)
-        content, drawn = rows.entries, rows.drawn
+    if wanted.data is not None:
+        sized_batch(graph, num_samples, str(wanted.data), tiling=rows.tiling)
         if wanted.samples is None:
             most, beyond = rows.num_rows // fewest, "the data has no more rows for {}"
     microbatch = DraftedMicrobatch(samples=1, rule="")
     if wanted.samples is not None or wanted.data is not None:
         microbatch = drafted_microbatch(
-            graph, cut, drawn, most=most, memory_bytes=memory_bytes, beyond=beyond
+            graph, cut, rows.drawn, most=most, memory_bytes=memory_bytes, beyond=beyond
         )
     sizes = {
         "samples": num_samples * (microbatch.samples if wanted.samples is None else 1),
         "microbatch_samples": microbatch.samples,
         "replicas": cut.replicas,
     }
-    return DraftedBatch(entries=sizes | content, rule=microbatch.rule)
+    return DraftedBatch(entries=sizes | rows.entries, rule=microbatch.rule)
 
 
 def _most(of_replica: int) -> int:
@@ -135,38 +164,20 @@ def equal_samples(
     return {"fixed": {"text_tokens": text_tokens, **({"items": items} if items else {})}}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataRows:
-    """A data set as a job's batch names it.
-
-    Args:
-        entries: of the batch.
-        num_rows: of the data.
-        drawn: at most `MOST_DRAWN` of its samples, in random order.
-    """
-
-    entries: dict[str, Any]
-    num_rows: int
-    drawn: tuple[Sample, ...]
-
-
-def samples_of_data(
-    parts: Parts | None, graph: ModelGraph, num_samples: int, data: Path, folder: Path
-) -> DataRows:
+def samples_of_data(parts: Parts | None, graph: ModelGraph, data: Path, folder: Path) -> DraftedRows:
     """The data set from which a job's batch reads its samples, in the order of its rows.
 
     Args:
-        num_samples: the fewest rows that it must have.
         data: a file or folder of sizes, as `read_sizes`.
         folder: where the job file will be, from which it names the data.
 
     Raises:
-        ValueError: no or too few sizes, or images, videos or clips that no encoder takes, as `sized_batch`.
+        ValueError: no sizes, or images, videos or clips that no encoder takes, as `sized_batch`.
     """
     tiling = Tiling.ANYRES if parts is not None and TILES in parts.notes else Tiling.NONE
-    sized_batch(graph, num_samples, str(data), tiling=tiling)
+    sized_batch(graph, 1, str(data), tiling=tiling)
     source = os.path.relpath(data, folder)
     rows = num_rows(data)
     (drawn,) = sized_batches(graph, min(rows, MOST_DRAWN), str(data), num_batches=1, tiling=tiling)
     entries = {"sizes": source} | ({"tiling": tiling.value} if tiling is not Tiling.NONE else {})
-    return DataRows(entries=entries, num_rows=rows, drawn=drawn)
+    return DraftedRows(entries=entries, num_rows=rows, drawn=drawn, tiling=tiling)

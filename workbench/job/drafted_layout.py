@@ -1,15 +1,15 @@
 """The layouts of a drafted job: a tp with which every module's state fits on a few stages."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from workbench.data.sample import Sample
+from workbench.job.drafted_activations import PRECISION, WIDE, Activations, long_activations
 from workbench.memory.layer import state_bytes
 from workbench.model.model_graph import ModelGraph, Module
-from workbench.plan.plan import Precision
 
 MOST_STAGES = 8  # of a module, before its layers are divided by tensor parallelism
 STATE_SHARE = 0.6  # of a device's memory; the rest is for activations
-PRECISION, WIDE = Precision.BFLOAT16, Precision.FLOAT32  # of weights, and of what the optimizer updates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,18 @@ class DraftedLayout:
         return sum(cut.stages for cut in self.cuts.values())
 
     @property
+    def num_ranks(self) -> int:
+        """Of a replica."""
+        return sum(cut.tp * cut.stages for cut in self.cuts.values())
+
+    def activation_bytes(self, module: str, one: Activations) -> float:
+        """Activations that a rank of a module has under 1F1B, of microbatches of which each has these.
+
+        A stage keeps as many microbatches as there are stages, of its share of its module's layers.
+        """
+        return one.kept * self.num_stages / self.cuts[module].stages + one.in_work
+
+    @property
     def notes(self) -> Iterator[str]:
         """Notes on layouts that strategies without tensor parallelism cannot plan."""
         for module, cut in self.cuts.items():
@@ -40,32 +52,64 @@ class DraftedLayout:
                 yield f"{module}: its layout has tp {cut.tp}; fsdp and hsdp plan it with tp 1 or no layout"
 
 
-def drafted_layout(graph: ModelGraph, *, gpus: int, per_node: int, memory_bytes: int) -> DraftedLayout:
+def drafted_layout(
+    graph: ModelGraph, data: Sequence[Sample], *, gpus: int, per_node: int, memory_bytes: int
+) -> DraftedLayout:
     """Layouts whose tp fits every module's state on a few stages, and the number of replicas.
+
+    Stages are added until state and activations of microbatches of one sample fit; where they never do, there
+    are as few as state allows, and `plan` says what is too large.
 
     Between half and all of the replicas that the GPUs have room for, the number that leaves the fewest GPUs
     idle, then the largest.
 
     Args:
+        data: samples, in random order.
         memory_bytes: of a GPU.
+
+    Complexity: O(layers + stages x modules).
     """
     room = STATE_SHARE * memory_bytes
     cuts = {module.name: _cut(module, room, per_node) for module in graph.modules}
-    most = max(1, gpus // sum(cut.tp * cut.stages for cut in cuts.values()))
-    replicas = min(range(most, (most - 1) // 2, -1), key=lambda count: gpus % count)
-    return DraftedLayout(cuts=cuts, replicas=replicas)
+    cut = _with_room(graph, DraftedLayout(cuts=cuts, replicas=1), data, gpus, memory_bytes)
+    most = max(1, gpus // cut.num_ranks)
+    return replace(cut, replicas=min(range(most, (most - 1) // 2, -1), key=lambda count: gpus % count))
+
+
+def _with_room(
+    graph: ModelGraph, few: DraftedLayout, data: Sequence[Sample], gpus: int, memory_bytes: int
+) -> DraftedLayout:
+    """Return the layout with as many more stages, each of the fullest module, as one sample needs."""
+    held = long_activations(graph, {name: cut.tp for name, cut in few.cuts.items()}, data, samples=1)
+    layout = few
+
+    def rank_bytes(module: Module) -> float:
+        cut = layout.cuts[module.name]
+        activations = layout.activation_bytes(module.name, held.get(module.name, Activations(0, 0)))
+        return _state_bytes(module) / (cut.tp * cut.stages) + activations
+
+    while rank_bytes(fullest := max(graph.modules, key=rank_bytes)) > memory_bytes:
+        cut = layout.cuts[fullest.name]
+        more = replace(cut, stages=cut.stages + 1)
+        layout = replace(layout, cuts={**layout.cuts, fullest.name: more})
+        if more.stages > len(fullest.layers) or layout.num_ranks > gpus:
+            return few
+    return layout
 
 
 def _cut(module: Module, room_bytes: float, per_node: int) -> ModuleCut:
-    per_parameter = state_bytes(PRECISION.num_bytes, wide_bytes=WIDE.num_bytes)
-    state = module.num_parameters * per_parameter.weight + module.num_trained * (
-        per_parameter.gradient + per_parameter.optimizer
-    )
+    state = _state_bytes(module)
     tp = 1
     while state / room_bytes > tp * MOST_STAGES and tp < per_node and _divides(2 * tp, module):
         tp *= 2
-    stages = min(len(module.layers), max(1, -(-int(state) // int(room_bytes * tp))))
+    stages = min(len(module.layers), max(1, -(-state // int(room_bytes * tp))))
     return ModuleCut(tp=tp, stages=stages)
+
+
+def _state_bytes(module: Module) -> int:
+    per_parameter = state_bytes(PRECISION.num_bytes, wide_bytes=WIDE.num_bytes)
+    trained = module.num_trained * (per_parameter.gradient + per_parameter.optimizer)
+    return module.num_parameters * per_parameter.weight + trained
 
 
 def _divides(tp: int, module: Module) -> bool:

@@ -3,16 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workbench.cost.roofline import Grid, RowWork, Work
 from workbench.data.sample import Sample
-from workbench.job.drafted_layout import PRECISION, STATE_SHARE, DraftedLayout
-from workbench.memory.layer import saved_bytes
-from workbench.model.frozen import gradient_needs
-from workbench.model.model_graph import TEXT, ModelGraph, Module
+from workbench.job.drafted_activations import long_activations, long_value
+from workbench.job.drafted_layout import STATE_SHARE, DraftedLayout
+from workbench.model.model_graph import ModelGraph
 from workbench.units import gib
 
 FULL_TOKENS = 4096  # of the LLM's sequence in a microbatch; beyond it, a step gains little per sample
-LONG = 0.95  # quantile of microbatches that must fit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +31,9 @@ def drafted_microbatch(
 ) -> DraftedMicrobatch:
     """The power of two whose samples come nearest to `FULL_TOKENS`, or a smaller one that fits.
 
-    A microbatch fits where 95 of 100 ones, of consecutive samples of the data, keep activations in the
-    memory that `STATE_SHARE` leaves. At least one sample is taken, whether it fits or not: `plan` refuses it.
+    A microbatch fits where activations of 95 of 100 ones, of consecutive samples of the data, fit in the
+    memory that `STATE_SHARE` leaves. At least one sample is taken: if any layout has room for it, so has that
+    of `drafted_layout`.
 
     Args:
         data: samples of the data, in random order.
@@ -56,7 +54,7 @@ def drafted_microbatch(
 
 def _rule(data: Sequence[Sample], samples: int, wanted: int, room_bytes: float, beyond: str) -> str:
     mean = sum(sample.num_tokens for sample in data) / len(data)
-    long = _quantile([sample.num_tokens for sample in data])
+    long = long_value([sample.num_tokens for sample in data])
     full = f"the activations of {{}} may exceed {gib(room_bytes):.3g} GiB of a GPU"
     bound = f"; not {wanted}, as {(beyond or full).format(2 * samples)}" if samples < wanted else ""
     return (
@@ -74,37 +72,7 @@ def _nearest_power(ratio: float) -> int:
 
 
 def _long_bytes(graph: ModelGraph, layout: DraftedLayout, data: Sequence[Sample], samples: int) -> float:
-    """Activations that the fullest rank keeps under 1F1B, in bytes, of long microbatches.
-
-    A stage keeps as many microbatches as there are stages, of its share of its module's layers.
-    """
-    groups = [data[first : first + samples] for first in range(0, len(data) - samples + 1, samples)]
-    needs = gradient_needs(graph)
-    most = 0.0
-    for module in graph.modules:
-        cut = layout.cuts[module.name]
-        lengths = [_tokens(module, group) for group in groups or [data]]
-        tokens_in, tokens_out = (_quantile(list(each)) for each in zip(*lengths, strict=True))
-        if not tokens_in:
-            continue
-        work = Work((RowWork(tokens_in, max(1, tokens_out), attention_area=0),))
-        kept = sum(
-            saved_bytes(layer, need, work, Grid(tp=cut.tp), PRECISION.num_bytes)
-            for layer, need in zip(module.layers, needs[module.name], strict=True)
-        )
-        most = max(most, kept * layout.num_stages / cut.stages)
-    return most
-
-
-def _tokens(module: Module, samples: Sequence[Sample]) -> tuple[int, int]:
-    """Tokens that enter and leave a module's blocks."""
-    if module.modality == TEXT:
-        total = sum(sample.num_tokens for sample in samples)
-        return total, total
-    segments = [segment for sample in samples for segment in sample.of(module.modality)]
-    return sum(each.tokens_in for each in segments), sum(each.tokens_out for each in segments)
-
-
-def _quantile(values: Sequence[int]) -> int:
-    """The value at `LONG` of the sorted values."""
-    return sorted(values)[min(len(values) - 1, int(LONG * len(values)))]
+    """Activations of the fullest rank under 1F1B, in bytes, of long microbatches."""
+    tp = {name: cut.tp for name, cut in layout.cuts.items()}
+    held = long_activations(graph, tp, data, samples)
+    return max(layout.activation_bytes(name, each) for name, each in held.items())

@@ -3,14 +3,16 @@
 from typing import NamedTuple
 
 from workbench.cost.expert_parallel import COMBINE
+from workbench.memory.eager import LINEAR
 from workbench.memory.grouped_experts import with_grouped_experts
 from workbench.memory.setting import Setting
-from workbench.model.experts import is_of_expert
-from workbench.model.layer import Attention, Layer, Lookup, Matmul, Operator, Recurrence, Shard
+from workbench.model.experts import JOIN, is_of_expert
+from workbench.model.layer import Attention, Layer, Lookup, Matmul, Operator, Pointwise, Recurrence, Shard
 from workbench.plan.gathered_heads import heads_per_gather
 from workbench.plan.plan import KeyExchange
 
 IN_FLIGHT = 2  # blocks of keys and values at a time: one is read while the next one comes
+GATED_PASSES = 3  # of an activation or a norm with a gate: both are read, their product is written
 
 
 class FusedWorking(NamedTuple):
@@ -21,7 +23,9 @@ class FusedWorking(NamedTuple):
 
 
 def fused_working(layer: Layer, setting: Setting) -> FusedWorking:
-    """Return the bytes of the operator with most in work: its input and output, and those of other ranks.
+    """Return the bytes of the operator with most in work: its inputs and output, and those of other ranks.
+
+    A backward reads the gradient of the output and writes those of the inputs, which are as large.
 
     Experts of a rank are one operator, as they are one kernel. Where they are distributed, rows that leave
     and rows that arrive exist beside each other. Context-parallel ranks have keys and values of others in
@@ -43,7 +47,7 @@ def fused_working(layer: Layer, setting: Setting) -> FusedWorking:
 
 
 def _width(operator: Operator, setting: Setting) -> float:
-    """Return the width of input and output together."""
+    """Return the width of inputs and output together, which is that of their gradients, too."""
     tp = setting.grid.tp
     if isinstance(operator, Attention):
         return 2 * (operator.num_heads + operator.num_kv_heads) * operator.mean_dim / tp
@@ -55,7 +59,19 @@ def _width(operator: Operator, setting: Setting) -> float:
         return n + operator.in_features / (tp if operator.shard is Shard.ROW else 1)
     if isinstance(operator, Lookup):
         return operator.width
-    return 2 * operator.width / (1 if operator.shard is Shard.REPLICATED else tp)
+    return _num_tensors(operator) * operator.width / (1 if operator.shard is Shard.REPLICATED else tp)
+
+
+def _num_tensors(operator: Pointwise) -> int:
+    """Return the tensors that a kernel reads and writes.
+
+    Two and one of a gate, all rows and their sum of a join. One and one of others: more passes are several
+    kernels, and a sum passes its gradient on as it is.
+    """
+    if operator.name in (JOIN, COMBINE):
+        return operator.num_passes
+    is_gated = operator.num_passes == GATED_PASSES and not operator.name.endswith(LINEAR)
+    return GATED_PASSES if is_gated else 2
 
 
 def _exchanged_bytes(layer: Layer, setting: Setting) -> float:

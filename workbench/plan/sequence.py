@@ -52,18 +52,6 @@ def token_borders(plan: Plan, stage: Stage) -> TokenBorders:
     return _BORDERS.get_or((Identity(plan.model), stage.module, stage.layers), lambda: _borders(plan, stage))
 
 
-def partial_layers(plan: Plan, stage: Stage) -> tuple[int, ...]:
-    """Return the layers in which tensor-parallel ranks have parts of replicated weights' gradients.
-
-    Those that split tokens, and those with adapters, whose uncut half is in front of or behind cut results.
-    """
-    if stage.tp == 1:
-        return ()
-    divided, layers = token_borders(plan, stage).divided, plan.model.module(stage.module).layers
-    adapted = (index for index in range(*stage.layers) if layers[index].has_adapters)
-    return tuple(sorted({*divided, *adapted}))
-
-
 def _borders(plan: Plan, stage: Stage) -> TokenBorders:
     (first, last), layers = stage.layers, plan.model.module(stage.module).layers
     divided = tuple(index for index in range(first, last) if can_divide(layers[index]))

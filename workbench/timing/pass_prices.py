@@ -12,15 +12,15 @@ from workbench.cost.model import CostModel, LayerTime, Work
 from workbench.cost.overlapped_collectives import loss_on
 from workbench.model.block_modules import BlockModule, part_of
 from workbench.model.layer import Layer, TokenCount
-from workbench.model.trained import is_trained
 from workbench.plan.contents import contents, contents_and_needs
 from workbench.plan.lru_cache import Identity, LruCache, value_key
 from workbench.plan.narrow_products import multiplying
 from workbench.plan.parameter_shards import sharded_stages, unit_of
+from workbench.plan.partial_weights import partial_weights
 from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.recomputed_layers import recomputed_in
 from workbench.plan.routing import routing_of
-from workbench.plan.sequence import dividing, partial_layers, token_borders
+from workbench.plan.sequence import dividing, token_borders
 from workbench.plan.shard_unit import ShardUnit
 from workbench.plan.stage import Stage
 from workbench.plan.work import row_kinds, works_of
@@ -221,9 +221,8 @@ class PassPrices:
 
     def _partial_s(self, stage: Stage) -> float:
         """Return the seconds of summing a sharded stage's replicated weights over ranks of one row."""
-        layers = self._plan.model.module(stage.module).layers
-        trained = [layer for index in partial_layers(self._plan, stage) if is_trained(layer := layers[index])]
-        return self._collectives.partial_s(trained, stage.ranks[0]) if trained else 0.0
+        parameters = [each for own in partial_weights(self._plan, stage).values() for each in own]
+        return self._collectives.partial_s(parameters, stage.ranks[0]) if parameters else 0.0
 
     def _rounds_beside(self, stage: Stage, kind: Pass, backwards: Sequence[bool]) -> list[tuple[Pass, ...]]:
         """[microbatches] collectives of sharded weights that run beside a pass.

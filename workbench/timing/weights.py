@@ -1,20 +1,21 @@
 """Seconds of collectives of weights: gradients reduced, updated or sharded weights gathered."""
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import NamedTuple
 
 from workbench.cost.collectives import Collective
 from workbench.cost.execution import InstanceSums, UpdatedWeights
 from workbench.cost.group_link import ring_link
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
-from workbench.model.layer import Layer, Shard
+from workbench.model.layer import Parameter
 from workbench.model.trained import trained_parameters
 from workbench.plan.contents import layer_numbers
 from workbench.plan.lowered import GradientGroup, Lowered, Weights
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.optimizer_shards import OptimizerShards, optimizer_shards
+from workbench.plan.partial_weights import may_have_partial_weights, partial_weights
 from workbench.plan.plan import Plan
-from workbench.plan.sequence import can_divide, partial_layers
 from workbench.schedule.action import Action, Pass
 
 _LINKS: LruCache[Link] = LruCache(16_384)
@@ -54,11 +55,9 @@ class CollectivePrices:
         """Return the seconds of a round's collective of one tensor, with the runtime's work around it."""
         return self.collective_s(_ROUND[kind], num_bytes, ranks)
 
-    def partial_s(self, layers: Iterable[Layer], row: Sequence[int]) -> float:
-        """Return the seconds of summing replicated weights' gradients over tp ranks with parts of them."""
-        summed = (layer for layer in layers if can_divide(layer) or layer.has_adapters)
-        parameters = (parameter for layer in summed for parameter in trained_parameters(layer))
-        num_elements = sum(p.num_elements for p in parameters if p.shard is Shard.REPLICATED)
+    def partial_s(self, parameters: Iterable[Parameter], row: Sequence[int]) -> float:
+        """Return the seconds of summing weights' gradients over tp ranks with parts of them."""
+        num_elements = sum(parameter.num_elements for parameter in parameters)
         return self.collective_s(
             Collective.ALL_REDUCE, num_elements * self._plan.settings.gradient_bytes, row
         )
@@ -70,6 +69,13 @@ class CollectivePrices:
             cluster = self._plan.cluster
             self._links[key] = _LINKS.get_or((Identity(cluster), key), lambda: ring_link(cluster, key))
         return self._links[key]
+
+
+class _Parts(NamedTuple):
+    """Weights of a layer that each rank of a row holds whole, with a part of the gradient."""
+
+    row: tuple[int, ...]
+    parameters: tuple[Parameter, ...]
 
 
 class WeightPrices(CollectivePrices):
@@ -92,8 +98,7 @@ class WeightPrices(CollectivePrices):
         self._kinds: dict[int, int] = {}  # by index of group
         self._kind_numbers: dict[Hashable, int] = {}
         self._modules: dict[str, tuple[Sequence[int], bool]] = {}  # kinds of layers, and if any is summed
-        # rank -> (module, layer) -> ranks that have parts of its replicated weights' gradients
-        self._rows: dict[int | None, dict[tuple[str, int], tuple[int, ...]]] = {}
+        self._parts: dict[int | None, dict[tuple[str, int], _Parts]] = {}  # by rank, module and layer
 
     def reduce_s(self, action: Action) -> float:
         """Return the seconds of a gradient reduction: its groups in turn, on the rank with most of them."""
@@ -130,11 +135,16 @@ class WeightPrices(CollectivePrices):
 
     def _kind_of(self, group: GradientGroup, weights: Weights) -> Hashable:
         module, layer, shared, experts = weights
+        kinds, has_parts = self._of_module(module)
+        parts = self._parts_of(group, weights) if has_parts else None
+        row = None if parts is None else parts.row
+        return module, None if layer is None else kinds[layer], shared, experts, row
+
+    def _of_module(self, module: str) -> tuple[Sequence[int], bool]:
         if module not in self._modules:
-            self._modules[module] = layer_numbers(self._plan, module), self._has_parts(module)
-        kinds, has_parts = self._modules[module]
-        dividing = self._dividing(group, weights) if has_parts else None
-        return module, None if layer is None else kinds[layer], shared, experts, dividing
+            has_parts = may_have_partial_weights(self._plan, module)
+            self._modules[module] = layer_numbers(self._plan, module), has_parts
+        return self._modules[module]
 
     def _step_s(self, group: GradientGroup) -> float:
         """Return the seconds of collectives of one group in STEP.
@@ -193,35 +203,26 @@ class WeightPrices(CollectivePrices):
 
         Sharded weights are summed in their rounds.
         """
-        settings, module = self._plan.settings, group.weights[0].module
-        if not self._has_parts(module) or settings.of(module).shards_parameters:
+        module = group.weights[0].module
+        if self._plan.settings.of(module).shards_parameters or not self._of_module(module)[1]:
             return 0.0
-        divided: list[Layer] = []
+        parameters: list[Parameter] = []
         row = group.ranks[:1]
         for weights in group.weights:
-            dividing = self._dividing(group, weights)
-            if dividing is None or weights.layer is None:
-                continue
-            layer = self._plan.model.module(weights.module).layers[weights.layer]
-            if can_divide(layer) or layer.has_adapters:
-                divided.append(layer)
-                row = dividing
-        return self.partial_s(divided, row)
+            if (parts := self._parts_of(group, weights)) is not None:
+                row = parts.row
+                parameters += parts.parameters
+        return self.partial_s(parameters, row)
 
-    def _has_parts(self, module: str) -> bool:
-        """Whether tensor-parallel ranks may have parts of gradients of weights that each holds whole."""
-        layers = self._plan.model.module(module).layers
-        return self._plan.settings.divides_tokens(module) or any(layer.has_adapters for layer in layers)
-
-    def _dividing(self, group: GradientGroup, weights: Weights) -> tuple[int, ...] | None:
+    def _parts_of(self, group: GradientGroup, weights: Weights) -> _Parts | None:
         """Return the ranks of one stage that have parts of these weights' gradients; None: none do."""
         if weights.layer is None or weights.experts:
             return None
         rank = next(filter(self._plan.stages_on.__contains__, group.ranks), None)  # it represents the others
-        if rank not in self._rows:
-            self._rows[rank] = {
-                (stage.module, layer): next(row for row in stage.ranks if rank in row)
+        if rank not in self._parts:
+            self._parts[rank] = {
+                (stage.module, layer): _Parts(next(row for row in stage.ranks if rank in row), parameters)
                 for stage in reversed(() if rank is None else self._plan.stages_on[rank])
-                for layer in partial_layers(self._plan, stage)
+                for layer, parameters in partial_weights(self._plan, stage).items()
             }
-        return self._rows[rank].get((weights.module, weights.layer))
+        return self._parts[rank].get((weights.module, weights.layer))
