@@ -11,7 +11,6 @@ from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.job.job import load_job
 from workbench.job.machines import cost_of
-from workbench.planner.groupings import llm_of
 from workbench.planner.layout_choice import Degrees
 from workbench.search.joint.arrangement import Arrangement, Placement, arrangement_of
 from workbench.search.joint.choice import Choice, choice_of, draft_of
@@ -63,7 +62,7 @@ def test_none_takes_more_ranks_than_there_are_or_comes_twice():
         found = near(start)
         assert start not in found
         assert len(found) == len(set(found))
-        assert all(each.num_ranks(llm_of(SPACE.job)) <= 4 for each in found)
+        assert all(each.num_ranks(SPACE.job.model.llm.name) <= 4 for each in found)
 
 
 @pytest.mark.parametrize(

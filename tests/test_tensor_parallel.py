@@ -55,6 +55,8 @@ CONFIGS = {**tiny_models.DECODERS, **DECODERS, "llama4": LLAMA4}
 REFUSED = {  # encoder -> what has no rule
     "internvit-6b-style": "attention.q_norm: there is no rule to cut WideRMSNorm",
     "phi-4-audio": "conv.glu: there is no rule to cut Phi4MultimodalAudioGluPointWiseConv",
+    "parakeet": "feed_forward1.linear1: there is no rule to cut Linear",
+    "parakeet, no bias": "feed_forward1.linear1: there is no rule to cut Linear",
 }
 FOUR = {"num_key_value_heads": 4}
 
