@@ -14,6 +14,7 @@ from workbench.plan.lower import lower
 from workbench.plan.plan import KeyExchange, ModuleSettings, Recompute, Settings, Sharding
 from workbench.planner.groupings import Grouping
 from workbench.planner.layout_choice import Degrees
+from workbench.planner.stage_counts import OUT_OF_TIME
 from workbench.schedule.choice import ScheduleKind, usual
 from workbench.schedule.sharded import ReshardAfter
 from workbench.search.joint.ablation import ablated
@@ -30,7 +31,6 @@ from workbench.search.joint.question import Question
 from workbench.search.joint.replan import Replan, replan_of
 from workbench.search.joint.result import SearchResult, State
 from workbench.search.joint.setting_moves import Distribute, ExchangeKeys, Keep, Reshard
-from workbench.search.joint.starts import OUT_OF_TIME
 from workbench.search.joint.take import Take
 from workbench.search.joint.terms import Scope, Stop
 from workbench.strategies.registry import PLANNERS

@@ -1,7 +1,7 @@
 """What a joint search prints of what it began with."""
 
+from workbench.planner.stage_counts import OUT_OF_TIME
 from workbench.report.joint_tables import joint_table
-from workbench.search.joint.starts import OUT_OF_TIME
 
 RECORD = {
     "job": "j",

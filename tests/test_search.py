@@ -14,10 +14,10 @@ from workbench.job.job import load_job
 from workbench.job.machines import cost_of
 from workbench.model.trainable import Trainable
 from workbench.plan.flop import model_flop
-from workbench.planner.stage_counts import PlannerStopped, silent
+from workbench.planner.stage_counts import OUT_OF_TIME, PlannerStopped, silent
 from workbench.report.search_tables import fits_text, layout_record, search_record, search_table
 from workbench.report.table_rows import rows_of
-from workbench.search.drive import OUT_OF_TIME, Watch, search
+from workbench.search.drive import Watch, search
 from workbench.search.objectives.objective import Objective
 from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
 from workbench.strategies.registry import PLANNERS as STRATEGIES

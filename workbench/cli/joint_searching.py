@@ -284,9 +284,9 @@ def _printer(record: dict[str, Any], *lines: str, as_json: bool) -> Callable[[],
 def stop_of(flags: JointFlags) -> Stop:
     """When the search ends; after `DEFAULT_BUDGET` if no limit is given."""
     has_no_limit = flags.budget is None and flags.gap is None and flags.candidates is None
-    budget = DEFAULT_BUDGET if has_no_limit else flags.budget
+    timed = replace(flags, budget=DEFAULT_BUDGET) if has_no_limit else flags
     return Stop(
-        seconds=None if budget is None else time_limit_s(budget, "--budget"),
+        seconds=None if timed.budget is None else timed.budget_s,
         gap=None if flags.gap is None else _parse_percent(flags.gap),
         candidates=flags.candidates,
     )

@@ -4,7 +4,9 @@ from bisect import insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import product
+from math import inf
 from operator import itemgetter, mul
+from time import monotonic
 
 from workbench.job.device_pools import Aim
 from workbench.job.job import Job
@@ -28,8 +30,40 @@ class PlannerStopped(Exception):  # noqa: N818  (no error: the planner is told t
     """
 
 
+OUT_OF_TIME = "out of time"  # refusal of a strategy that was stopped before it had a plan
+
+
 def silent(done: int, total: int, best_s: float) -> None:
     """A progress callback that does nothing."""
+
+
+class StopWatch:
+    """Progress callback that stops a planner at the end of its time or number of reports, and passes them on.
+
+    `stopped_at` is the number of reports at which it did so first. A planner is deterministic, so that equal
+    numbers give equal plans.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = monotonic,
+        *,
+        end_s: float = inf,
+        most: float = inf,
+        progress: Progress = silent,
+    ) -> None:
+        self._clock, self._end_s, self._most, self._progress = clock, end_s, most, progress
+        self._num_reports = 0
+        self.stopped_at: int | None = None
+
+    def __call__(self, done: int, total: int, best_s: float) -> None:
+        self._progress(done, total, best_s)
+        self._num_reports += 1
+        is_over = self._num_reports >= self._most or self._clock() > self._end_s
+        if self.stopped_at is None and is_over:
+            self.stopped_at = self._num_reports
+        if self.stopped_at is not None:
+            raise PlannerStopped
 
 
 def best_counts(candidates: CutCandidates, progress: Progress, most: int) -> tuple[Plan, ...]:

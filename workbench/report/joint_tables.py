@@ -6,6 +6,7 @@ from typing import Any
 from rich.table import Table
 
 from workbench.plan.recomputed_layers import recompute_text
+from workbench.planner.stage_counts import OUT_OF_TIME
 from workbench.report.records import simulated_record
 from workbench.report.search_tables import asked_text, layout_record
 from workbench.report.tables import milliseconds, titled
@@ -14,7 +15,7 @@ from workbench.search.joint.ablation import Gain
 from workbench.search.joint.move import Move
 from workbench.search.joint.move_json import move_to_json
 from workbench.search.joint.result import SearchResult
-from workbench.search.joint.starts import OUT_OF_TIME, Start
+from workbench.search.joint.starts import Start
 from workbench.search.objectives.objective import Objective
 from workbench.trace import Trace
 

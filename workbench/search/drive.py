@@ -14,7 +14,7 @@ from workbench.job.job import Job
 from workbench.metrics import StepMetrics, step_metrics
 from workbench.plan.plan import Plan
 from workbench.planner.chosen_plan import check_chosen
-from workbench.planner.stage_counts import PlannerStopped, Progress
+from workbench.planner.stage_counts import OUT_OF_TIME, PlannerStopped, Progress, StopWatch
 from workbench.planner.strategy_spec import Planner
 from workbench.schedule.choice import Schedule
 from workbench.search.objectives.objective import Objective
@@ -22,8 +22,6 @@ from workbench.search.objectives.plan_judge import Judged, PlanJudge, Report
 from workbench.timing.provenance import comparable_interval
 from workbench.trace import Trace
 from workbench.units import S_PER_HOUR
-
-OUT_OF_TIME = "stopped before it had a plan"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,13 +141,13 @@ def search(
         progress(len(candidates), len(planners), note)
         note = ", ".join(filter(None, (note, name)))
         share_s = (end_s - clock()) / (len(planners) - len(candidates))
-        own_progress = _Stopping(
-            partial(_report_progress, progress, len(candidates), len(planners), note),
+        own = StopWatch(
             clock,
-            clock() + share_s,
+            end_s=clock() + share_s,
+            progress=partial(_report_progress, progress, len(candidates), len(planners), note),
         )
-        candidate = _candidate(name, job, cost, planner, predict, own_progress)
-        candidate = replace(candidate, is_stopped=own_progress.has_stopped)
+        candidate = _candidate(name, job, cost, planner, predict, own)
+        candidate = replace(candidate, is_stopped=own.stopped_at is not None)
         if judge is not None and candidate.plan is not None:
             judging = f"{note}: its plan is judged"
             progress(len(candidates), len(planners), judging)
@@ -157,20 +155,6 @@ def search(
             candidate = _with_judgement(candidate, candidate.plan, planner, judge, report)
         candidates.append(candidate)
     return tuple(sorted(candidates, key=_rank_key(objective)))
-
-
-class _Stopping:
-    """Progress that stops a planner at the end of its time, at every report."""
-
-    def __init__(self, progress: Progress, clock: Callable[[], float], end_s: float) -> None:
-        self._progress, self._clock, self._end_s = progress, clock, end_s
-        self.has_stopped = False
-
-    def __call__(self, done: int, total: int, best_s: float) -> None:
-        self._progress(done, total, best_s)
-        self.has_stopped |= self._clock() > self._end_s
-        if self.has_stopped:
-            raise PlannerStopped
 
 
 def aimed(job: Job, objective: Objective) -> Job:

@@ -13,7 +13,7 @@ from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import ModuleSettings, Plan
 from workbench.planner.groupings import groups_of
 from workbench.planner.layout_choice import degrees_of
-from workbench.planner.stage_counts import PlannerStopped
+from workbench.planner.stage_counts import PlannerStopped, StopWatch
 from workbench.planner.strategy_spec import Chooser, Planner
 from workbench.schedule.choice import Schedule
 from workbench.schedule.sharded import ReshardAfter
@@ -76,16 +76,8 @@ class Replan:
         planner = space.planners.get(self.strategy)
         if planner is None:
             raise ValueError(f"strategy {self.strategy!r} does not plan in this search")
-        num_candidates = 0
-
-        def count(done: int, total: int, best_s: float) -> None:
-            nonlocal num_candidates
-            num_candidates += 1
-            if num_candidates > MOST_CANDIDATES:
-                raise PlannerStopped
-
         try:
-            plan = planner(self.job_of(space.job), space.cost, count)
+            plan = planner(self.job_of(space.job), space.cost, StopWatch(most=MOST_CANDIDATES + 1))
         except PlannerStopped:
             raise ValueError(
                 f"{self.strategy} has no plan among the first {MOST_CANDIDATES} candidates of its own"

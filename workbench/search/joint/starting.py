@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
 
 from workbench.job.job import Job
+from workbench.planner.stage_counts import OUT_OF_TIME
 from workbench.search.joint.fewer_ranks import Part
 from workbench.search.joint.move import Space
 from workbench.search.joint.nearest_fit import nearest_fit
 from workbench.search.joint.result import value_of
-from workbench.search.joint.starts import OUT_OF_TIME, Start, Task, start_tasks
+from workbench.search.joint.starts import Start, Task, start_tasks
 from workbench.search.joint.terms import Stop
 from workbench.search.joint.workers import Workers
 

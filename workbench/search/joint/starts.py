@@ -10,7 +10,7 @@ from workbench.cost.model import CostModel
 from workbench.job.job import Job
 from workbench.job.other_layouts import with_layouts
 from workbench.plan.plan import Plan
-from workbench.planner.stage_counts import PlannerStopped
+from workbench.planner.stage_counts import OUT_OF_TIME, PlannerStopped, StopWatch
 from workbench.planner.strategy_spec import Planner
 from workbench.search.joint.choice import Choice, choice_of
 from workbench.search.joint.evaluate import Judge, outcome_of
@@ -22,7 +22,6 @@ from workbench.strategies.registry import BY_NAME
 
 OPEN = ", layouts open"  # suffix of a strategy's name if it planned the job without its layouts
 EXPERTS = megatron_homogeneous.NAME  # plans jobs that distribute experts over replicas
-OUT_OF_TIME = "out of time"  # refusal of a strategy whose planner was stopped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,27 +78,6 @@ class Task(NamedTuple):
     effort: float = 1.0
 
 
-class _StopWatch:
-    """Progress callback that stops a planner at the end of its task's time or number of reports.
-
-    `stopped_at` is the number of reports at which it did so first. A planner is deterministic, so that equal
-    numbers give equal plans.
-    """
-
-    def __init__(self, task: Task) -> None:
-        self._clock, self._end_s, self._most = task.clock, task.clock() + task.seconds, task.reports
-        self._num_reports = 0
-        self.stopped_at: int | None = None
-
-    def __call__(self, done: int, total: int, best_s: float) -> None:
-        self._num_reports += 1
-        is_over = self._num_reports >= self._most or self._clock() > self._end_s
-        if self.stopped_at is None and is_over:
-            self.stopped_at = self._num_reports
-        if self.stopped_at is not None:
-            raise PlannerStopped
-
-
 def start_tasks(job: Job, planners: Mapping[str, Planner], parts: Sequence[Part] = ()) -> Iterator[Task]:
     """Every strategy on the job as it is, then those that choose degrees on the job without its layouts.
 
@@ -130,7 +108,7 @@ def start_of(task: Task, cost: CostModel, judge: Judge) -> Start:
 
     A planner is stopped when it reports progress, between two of its own candidates.
     """
-    watch = _StopWatch(task)
+    watch = StopWatch(task.clock, end_s=task.clock() + task.seconds, most=task.reports)
     try:
         plan, job = task.planner(task.job, cost, watch), task.job
         if task.part is not None:
