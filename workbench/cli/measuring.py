@@ -16,12 +16,12 @@ from workbench.cli.job_reading import read_job
 from workbench.cli.options import Json
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
-from workbench.cost.profile import MachineLink, ideal_profile, load_profile, write_profile
+from workbench.cost.profile import MachineLink, ideal_profile, write_profile
 from workbench.drift import drift_warning
 from workbench.job.device import Device
 from workbench.job.job import Job
 from workbench.job.job_file import read_spec
-from workbench.job.matching import profile_name_beside
+from workbench.job.matching import profile_name_anywhere, profile_name_beside
 from workbench.plan.plan import Plan
 from workbench.report.folder import fastest_of, read_folder
 from workbench.report.progress import ticking
@@ -125,17 +125,10 @@ def report_command(
     variants = None
     if job is not None:
         fastest = fastest_of(contents, read_job(job))
-        named = profile_name_beside(fastest.path) if profile is None else _named_profile(profile)
+        named = profile_name_beside(fastest.path) if profile is None else profile_name_anywhere(profile)
         variants = _what_if(job, fastest.plan.strategy, named, what_if_s)
     write_text(report_html(contents, what_if=variants), path)
     show(f"written to {path}")
-
-
-def _named_profile(profile: str) -> str:
-    """The name, or the path from anywhere, of a profile; ValueError where it cannot be read."""
-    load_profile(profile)
-    file = Path(profile)
-    return str(file.resolve()) if file.is_file() else profile
 
 
 def _what_if(job: Path, strategy: str, profile: str | None, seconds: float) -> WhatIf:

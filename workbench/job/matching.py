@@ -73,6 +73,13 @@ def profile_name_beside(plan: Path) -> str | None:
     return str(file.resolve()) if file.is_file() else name
 
 
+def profile_name_anywhere(name: str) -> str:
+    """The name of a profile, its file by a path that holds in any folder; ValueError if it cannot be read."""
+    load_profile(name)
+    file = Path(name)
+    return str(file.resolve()) if file.is_file() else name
+
+
 def _shipped(device: str) -> Profile:
     if device in known_profiles():  # a shipped profile has the name of its device
         return load_profile(device)
