@@ -8,7 +8,7 @@ from docs.generate.hostile import hostile_section
 from docs.generate.joint_search import joint_search_section
 from docs.generate.markdown import code, one_line, page, table
 from docs.generate.results import count, held, judged, made, percent, result
-from docs.generate.summary import summary_table
+from docs.generate.summary import in_short, summary_table
 from experiments.harness.outcome import FITTING, MetricKind, Verdict
 from experiments.harness.tally import by_paper, counts
 
@@ -47,6 +47,7 @@ def evidence_page() -> str:
         "Evidence",
         INTRO,
         "## Summary",
+        in_short(),
         summary_table(),
         "## Predicted and measured step times",
         *_fidelity(),

@@ -10,7 +10,7 @@ from docs.generate.files import data_page, plan_page, profile_page, trace_page
 from docs.generate.lists import models_page, schedules_page, strategies_page
 from docs.generate.records import job_page
 from docs.generate.results import ROOT
-from docs.generate.summary import summary_table
+from docs.generate.summary import in_short, summary_table
 from docs.generate.timeline import timelines_svg
 
 DOCS = ROOT / "docs"
@@ -27,7 +27,7 @@ def readme() -> str:
     _, ends, behind = rest.partition(TABLE_ENDS)
     if not begins or not ends:
         raise ValueError(f"{README}: want the lines {TABLE_BEGINS.strip()!r} and {TABLE_ENDS.strip()!r}")
-    return f"{before}{begins}\n{summary_table()}\n\n{ends}{behind}"
+    return f"{before}{begins}\n{in_short()}\n\n{summary_table()}\n\n{ends}{behind}"
 
 
 PAGES: Mapping[str, Callable[[], str]] = MappingProxyType(

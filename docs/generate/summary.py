@@ -14,6 +14,25 @@ from workbench.llm_table.frameworks import frameworks
 GOOD = 0.08  # mean error of a data set that meets the goal
 
 
+def in_short() -> str:
+    """What error to expect of a prediction, in two sentences."""
+    compared, suite = result("public_all")["ours"], result("fidelity")
+    unseen = (
+        result("public_unseen")["ours"]["all/mean"],
+        result("public_unseen_systems")["ours"]["possible/mean"],
+        result("public_unseen_third")["ours"]["all/mean"],
+        result("public_unseen_multimodal_third")["ours"]["all/mean"],
+    )
+    research = result("public_unseen_multimodal_second")["ours"]
+    return one_line(
+        f"""What to expect: predicted step times are {percent(suite["parts"]["clean"]["mean_abs_error"])} off
+        on average where this runtime executes them, {percent(compared["all/mape"])} for training systems with
+        published runs that were compared, and {percent(min(unseen), 0)} to {percent(max(unseen), 0)} for
+        systems never compared, mostly too fast. Steps of research trainers of multimodal models are predicted
+        {percent(research["all/median"], 0)} too fast (median)."""
+    )
+
+
 def summary_table() -> str:
     """What was tested, the result, and the command that measures it."""
     return table(("what was tested", "result", "command"), _summary())
