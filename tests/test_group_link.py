@@ -94,6 +94,27 @@ def test_the_node_with_the_fewest_ranks_sets_the_pace():
     assert ring_link(slow, (6, 7, 8, 9)).bytes_per_s == 20.0
 
 
+@pytest.mark.parametrize(
+    ("ranks", "bytes_per_s"),
+    [
+        pytest.param((0, 4), 25.0, id="one-each"),
+        pytest.param((0, 1, 4), 50.0, id="two-shares-of-one-card-are-as-fast-as-a-card"),
+        pytest.param((0, 1, 2, 3, 4), 50.0, id="the-whole-fast-card-waits-for-a-slow-one"),
+        pytest.param((0, 4, 5), 25.0, id="two-slow-cards-wait-for-a-share"),
+        pytest.param((0, 1, 2, 3, 4, 5), 100.0, id="all-of-one-node"),
+    ],
+)
+def test_of_unlike_nodes_the_one_with_the_slowest_shares_sets_the_pace(ranks, bytes_per_s):
+    """Four ranks share a card of 100 (25 each); eight have a card of 50 each."""
+    few = Node(device="gpu", num_ranks=4, memory_bytes=1, card=replace(CARD, bytes_per_s=100.0))
+    many = Node(device="gpu", num_ranks=8, memory_bytes=1, num_cards=8)
+    cluster = Cluster(name="c", nodes=(few, many), intra=NVLINK, inter=CARD)
+    found = ring_link(cluster, ranks)
+    assert (found.bytes_per_s, found.cards_bytes_per_s) == (bytes_per_s, bytes_per_s)
+    assert found.rank_bytes_per_s == 25.0
+    assert found.neighbour_bytes_per_s == min(50.0, bytes_per_s)  # over one card
+
+
 def test_a_group_of_nothing_is_refused():
     with pytest.raises(ValueError, match="num_ranks and stride >= 1"):
         group_link(CLUSTER, num_ranks=0, stride=1)

@@ -120,6 +120,7 @@ def test_gradients_are_summed_over_the_cards_between_the_pipelines(job, sharing)
             num_nodes=len(pipelines.sizes),
             members=sharing,
             rank_bytes_per_s=1e4,
+            cards_bytes_per_s=sharing * 1e4,
             neighbour_bytes_per_s=1e4,
         )
         group = nccl.Group(len(pipelines.sizes) * sharing, link, link.near.bytes_per_s)

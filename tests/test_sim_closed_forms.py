@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.step.engine import simulate
+from sim.step.sweep import Sweep
 from tests.lowered_by_hand import FAST, group, lowered, one_node, row
 from workbench.cost.hardware import Cluster, Link, Node
 from workbench.memory.account import MemoryTable
@@ -159,6 +160,43 @@ def test_ranks_of_a_node_share_its_nic_but_not_their_ports():
         (2, 1.0, 1.0, 2.25),
         (3, 1.0, 1.0, 2.25),
     ]
+
+
+def unlike_cards(*bytes_per_s: float) -> Cluster:
+    """One rank a node, each with a card of its own rate."""
+    nodes = tuple(
+        Node(
+            device="any", num_ranks=1, memory_bytes=1, card=Link(name="card", bytes_per_s=rate, latency_s=0.5)
+        )
+        for rate in bytes_per_s
+    )
+    return Cluster(name="unlike", nodes=nodes, intra=FAST, inter=FAST)
+
+
+def test_messages_to_one_slow_card_wait_for_each_other():
+    """Two fast senders: 8 bytes at 2 a second each, one after the other."""
+    rows = [row(0, "0F0", "2F0", (0, 2), num_bytes=8), row(1, "1F0", "2F0", (1, 2), num_bytes=8)]
+    programs = {(0,): "0F0", (1,): "1F0", (2,): "2F0"}
+    plan = lowered(programs, rows, cluster=unlike_cards(8, 8, 2))
+    trace = simulate(plan, lambda _: 1.0)
+    assert [(m.start_s, m.end_s) for m in trace.messages] == [(1.0, 5.5), (5.0, 9.5)]
+    assert trace.iteration_s == Sweep(plan).iteration_s(lambda _: 1.0) == 10.5
+
+
+def test_a_fast_card_sends_to_slow_ones_side_by_side():
+    """Its 8 bytes a second are enough for two cards of 2; back they wait for nobody either."""
+    rows = [row(0, "0F0", "1F0", (0, 1), num_bytes=8), row(1, "0F0", "2F0", (0, 2), num_bytes=8)]
+    rows += [row(2, "1F0", "0F1", (1, 0), num_bytes=8), row(3, "2F0", "0F1", (2, 0), num_bytes=8)]
+    programs = {(0,): "0F0 0F1", (1,): "1F0", (2,): "2F0"}
+    trace = simulate(lowered(programs, rows, cluster=unlike_cards(8, 2, 2)), lambda _: 1.0)
+    assert [(m.start_s, m.end_s) for m in trace.messages] == [(1.0, 5.5)] * 2 + [(6.5, 11.0)] * 2
+
+
+def test_a_slow_card_sends_and_receives_at_once():
+    rows = [row(0, "0F0", "1F1", (0, 1), num_bytes=8), row(1, "1F0", "0F1", (1, 0), num_bytes=8)]
+    programs = {(0,): "0F0 0F1", (1,): "1F0 1F1"}
+    trace = simulate(lowered(programs, rows, cluster=unlike_cards(8, 2)), lambda _: 1.0)
+    assert [(m.start_s, m.end_s) for m in trace.messages] == [(1.0, 5.5)] * 2
 
 
 def test_a_link_takes_the_message_that_was_ready_first_then_the_lower_row():

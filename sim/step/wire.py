@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from simpy.core import Environment
 
 from sim.clock import after, at_last
-from workbench.cost.hardware import Cluster, Link
 from workbench.plan.lowered import Lowered
 from workbench.plan.lru_cache import Identity, LruCache
-from workbench.plan.rank_placement import rank_locations
+from workbench.plan.port import Port, port_of
 
 
 class Wires(NamedTuple):
@@ -35,7 +34,7 @@ _KNOWN: LruCache[Wires] = LruCache(1_000_000, lambda of: len(of.port) + 1)
 
 
 def wires(lowered: Lowered) -> Wires:
-    """The port and times of every row: the sending rank's port within a node, its network card between nodes.
+    """The port and times of every row, see `port_of`.
 
     Complexity: O(rows); recent results are cached.
     """
@@ -45,31 +44,18 @@ def wires(lowered: Lowered) -> Wires:
 
 def _wires(lowered: Lowered) -> Wires:
     cluster, rows = lowered.plan.cluster, lowered.rows
-    numbers: dict[tuple[str, int, int], int] = {}
+    numbers: dict[Port, int] = {}
     columns = np.zeros((3, len(rows.ends)))  # bytes a second, latency, port
     used, first = np.unique(rows.end, return_index=True)
     for end in used[np.argsort(first)].tolist():
-        port = _port_of(cluster, *rows.ends[end])
-        if port is None:
+        source, destinations = rows.ends[end]
+        if destinations == (source,):
             columns[:, end] = inf, 0.0, -1
         else:
-            name, link = port
-            columns[:, end] = link.bytes_per_s, link.latency_s, numbers.setdefault(name, len(numbers))
+            port, link = port_of(cluster, source, destinations)
+            columns[:, end] = link.bytes_per_s, link.latency_s, numbers.setdefault(port, len(numbers))
     bytes_per_s, latency_s, number = columns[:, rows.end]
     return Wires(rows.num_bytes / bytes_per_s, latency_s, number.astype(np.int64))
-
-
-def _port_of(
-    cluster: Cluster, source: int, destinations: tuple[int, ...]
-) -> tuple[tuple[str, int, int], Link] | None:
-    """Name and link of the port between these ranks; None where nothing is sent."""
-    if destinations == (source,):
-        return None
-    location_of = rank_locations(cluster)
-    node, card, _ = location_of[source]
-    nodes = {node, *(location_of[rank].node for rank in destinations)}
-    name = ("rank", source, 0) if len(nodes) == 1 else ("node", node, card)
-    return name, cluster.link_of(nodes)
 
 
 class Network:

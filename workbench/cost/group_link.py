@@ -19,7 +19,8 @@ class GroupLink(Link):
         near: the link inside a node.
         num_nodes: nodes of the group, >= 2.
         members: ranks of the group on each node; the fewest, where nodes differ.
-        rank_bytes_per_s: one rank's share of the cards.
+        rank_bytes_per_s: one rank's share of the cards; the smallest, where nodes differ.
+        cards_bytes_per_s: all members' shares on a node; those of the node that sends least.
         neighbour_bytes_per_s: what a rank sends to the next one of the group on another node: over one
             card, and no faster than the group's share of all the node's cards.
     """
@@ -28,12 +29,8 @@ class GroupLink(Link):
     num_nodes: int
     members: int
     rank_bytes_per_s: float
+    cards_bytes_per_s: float
     neighbour_bytes_per_s: float
-
-    @property
-    def cards_bytes_per_s(self) -> float:
-        """Rate of all cards' shares that the group has on a node."""
-        return self.members * self.rank_bytes_per_s
 
 
 def busy_share(link: Link) -> float:
@@ -66,10 +63,10 @@ def group_link(cluster: Cluster, *, num_ranks: int, stride: int, num_groups: int
     members, num_nodes = _spread(node.num_ranks, num_ranks, stride, num_groups)
     if num_nodes == 1:
         return near
-    card, share = node.card or cluster.inter, node.cards_per_rank
+    card = node.card or cluster.inter
     if node.num_cores is not None:
         return _shared_memory(card, near, members)
-    return _over_cards(card, near, share, members, num_nodes)
+    return _over_cards(card, near, [(members, node.cards_per_rank * card.bytes_per_s)], num_nodes)
 
 
 @cache
@@ -90,6 +87,8 @@ def _spread(node_ranks: int, num_ranks: int, stride: int, num_groups: int) -> tu
 def ring_link(cluster: Cluster, ranks: Sequence[int]) -> Link:
     """The link of a group of given ranks, by the rule of `group_link`.
 
+    Where nodes differ, the one whose members' shares of its cards are the slowest sets the pace.
+
     Raises:
         ValueError: a rank outside the cluster.
 
@@ -100,11 +99,13 @@ def ring_link(cluster: Cluster, ranks: Sequence[int]) -> Link:
     if len(members) == 1:
         return card
     near = min((cluster.link_of((node,)) for node in members), key=lambda link: link.bytes_per_s)
-    nodes = [cluster.nodes[node] for node in members]
-    if any(node.num_cores is not None for node in nodes):
+    nodes = [(cluster.nodes[index], count) for index, count in members.items()]
+    if any(node.num_cores is not None for node, _ in nodes):
         return _shared_memory(card, near, min(members.values()))
-    share = min(node.cards_per_rank for node in nodes)
-    return _over_cards(card, near, share, min(members.values()), len(members))
+    shares = [
+        (count, node.cards_per_rank * (node.card or cluster.inter).bytes_per_s) for node, count in nodes
+    ]
+    return _over_cards(card, near, shares, len(members))
 
 
 def slowest_ring(cluster: Cluster, groups: Sequence[Sequence[int]]) -> Link:
@@ -118,17 +119,26 @@ def slowest_ring(cluster: Cluster, groups: Sequence[Sequence[int]]) -> Link:
     return min(leaving or links, key=lambda link: link.bytes_per_s)
 
 
-def _over_cards(card: Link, near: Link, share: float, members: int, num_nodes: int) -> GroupLink:
-    rank_bytes_per_s = min(near.bytes_per_s, share * card.bytes_per_s)
-    bytes_per_s = min(near.bytes_per_s, members * rank_bytes_per_s)
+def _over_cards(card: Link, near: Link, shares: Sequence[tuple[int, float]], num_nodes: int) -> GroupLink:
+    """The link over the nodes' cards.
+
+    Args:
+        card: the slowest.
+        shares: members on a node, and one's share of its cards in bytes per second.
+    """
+    rank_bytes_per_s = min(near.bytes_per_s, *(share for _, share in shares))
+    cards_bytes_per_s = min(count * min(near.bytes_per_s, share) for count, share in shares)
+    bytes_per_s = min(near.bytes_per_s, cards_bytes_per_s)
+    members = min(count for count, _ in shares)
     return GroupLink(
-        name=f"{members} x {share:g} x {card.name}",
+        name=f"{members} x {rank_bytes_per_s / card.bytes_per_s:g} x {card.name}",
         bytes_per_s=bytes_per_s,
         latency_s=card.latency_s,
         near=near,
         num_nodes=num_nodes,
         members=members,
         rank_bytes_per_s=rank_bytes_per_s,
+        cards_bytes_per_s=cards_bytes_per_s,
         neighbour_bytes_per_s=min(card.bytes_per_s, bytes_per_s),
     )
 

@@ -9,7 +9,8 @@ from workbench.cost.hardware import Cluster
 from workbench.plan.lowered import Route, Slice
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Boundaries, Plan
-from workbench.plan.rank_placement import rank_locations, relative_placement
+from workbench.plan.port import Port, port_of
+from workbench.plan.rank_placement import relative_placement
 from workbench.plan.stage import Stage
 
 _EACH_SENDS: LruCache[bool] = LruCache(65_536)
@@ -140,15 +141,13 @@ def _via_broker(broker: int | None, direct: tuple[Path, ...]) -> tuple[Path, ...
 
 def _byte_s(cluster: Cluster, parts: Sequence[Sequence[Path]]) -> float:
     """Return the seconds per byte of all tokens: the busiest port's sends, then its broadcasts."""
-    busy_s: dict[tuple[bool, int, int], float] = {}
-    location_of = rank_locations(cluster)
+    busy_s: dict[tuple[bool, Port], float] = {}
     for path in (path for paths in parts for path in paths):
-        node, card, _ = location_of[path.source_rank]
-        nodes = {node, *(location_of[rank].node for rank in path.destination_ranks)}
-        key = path.follows, node, -1 - path.source_rank if len(nodes) == 1 else card
-        busy_s[key] = busy_s.get(key, 0.0) + 1 / (len(parts) * cluster.link_of(nodes).bytes_per_s)
+        port, link = port_of(cluster, path.source_rank, path.destination_ranks)
+        key = path.follows, port
+        busy_s[key] = busy_s.get(key, 0.0) + 1 / (len(parts) * link.bytes_per_s)
     return sum(
-        max((seconds for (follows, _, _), seconds in busy_s.items() if follows is hop), default=0.0)
+        max((seconds for (follows, _), seconds in busy_s.items() if follows is hop), default=0.0)
         for hop in (False, True)
     )
 
