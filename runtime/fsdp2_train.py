@@ -33,9 +33,9 @@ from torch.utils.checkpoint import checkpoint
 from runtime.data.batches import DataSource, SyntheticSource, microbatch_data
 from runtime.models.adapter import Context, MicrobatchData, StageLayer
 from runtime.models.adapter_files import check_origin
-from runtime.models.weights import exporting, refuse_taken, write_part
 from runtime.preprocess.source import source_of
 from runtime.reference import all_items, features_of, whole_stage
+from runtime.state.weights_export import exporting, refuse_taken, write_part
 from runtime.step.stage_edges import entering_part
 from runtime.step.stage_module import StageModule, build_stage_module
 from runtime.world.local_world import AGENT

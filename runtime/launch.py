@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 from runtime.data.batches import DataSource, SyntheticSource
 from runtime.data.planned import data_read
-from runtime.models.weights import exporting, refuse_taken
 from runtime.next_plan import Rule
 from runtime.preprocess.source import following_of, source_of
 from runtime.rank_job import Build, run_rank
@@ -26,6 +25,7 @@ from runtime.run_settings import Collect, RunSettings
 from runtime.state.checkpoint import Begin, Checkpoints, checkpoints_in
 from runtime.state.checkpoint_files import clear_parts, identity_of
 from runtime.state.save_folder import clear_after_writer
+from runtime.state.weights_export import exporting, refuse_taken
 from runtime.step.note_details import details_of
 from runtime.step.stage_module import build_stage_module
 from runtime.step.timing import Spread, assemble, iteration_spread

@@ -19,8 +19,8 @@ from runtime.frontend.multimodal import ModalityModule, MultimodalModule
 from runtime.models.decoder_families import DECODERS
 from runtime.models.glm import CORRECTION, CorrectedRouter
 from runtime.models.norm import replace_parts, widen_norms
-from runtime.models.weights import exporting, write_part
 from runtime.models.wide_float import in_float64
+from runtime.state.weights_export import exporting, write_part
 from runtime.step.stage_module import build_stage_module
 from tests import user_models
 from tests.user_models import VISION

@@ -26,8 +26,9 @@ from experiments.doors.whole_models import (
 )
 from runtime.launch import run_local
 from runtime.models.choose import adapter_of
-from runtime.models.weights import exporting, finish_export, weights_of, with_dtype, write_part
+from runtime.models.weights import weights_of
 from runtime.run_settings import RunSettings
+from runtime.state.weights_export import exporting, finish_export, with_dtype, write_part
 from runtime.step.stage_module import build_stage_module
 from runtime.world.pool import Pool
 from tests import cross_models

@@ -18,8 +18,8 @@ from runtime.launch import run_local
 from runtime.models.adapter import NO_TARGET
 from runtime.models.norm import widen_norms
 from runtime.models.patch_grid import patches_of
-from runtime.models.weights import finish_export, write_part
 from runtime.run_settings import Collect, RunSettings
+from runtime.state.weights_export import finish_export, write_part
 from runtime.step.stage_module import build_stage_module
 from runtime.world.pool import Pool
 from tests.encoder_cases import wide_rotations  # noqa: F401  (a fixture)

@@ -17,8 +17,8 @@ from runtime.data.batches import SyntheticSource, microbatch_data
 from runtime.models.adapter import MicrobatchData
 from runtime.models.glm import CORRECTION
 from runtime.models.initialise import initial_value, normal
-from runtime.models.weights import exporting, finish_export, part_folder, start_export, write_part
 from runtime.reference import whole_stage
+from runtime.state.weights_export import exporting, finish_export, part_folder, start_export, write_part
 from runtime.step.stage_module import StageInput, StageModule, build_stage_module
 from tests import paper_models, tiny_models
 from tests.command_line import workbench

@@ -32,12 +32,12 @@ from runtime.emulation.thread_mesh import Mailbox, ThreadMesh
 from runtime.emulation.times import Absences, OwnWork, Timings, median_timings, own_work
 from runtime.emulation.turn import Runner, Turns
 from runtime.launch import Progress, StepLosses
-from runtime.models.weights import exporting
 from runtime.parallel.expert.group import ExpertGroup
 from runtime.parallel.tensor.group import TensorGroup
 from runtime.rank_job import Build, run_steps
 from runtime.rank_report import RankReport, RankState
 from runtime.run_settings import Collect, RunSettings
+from runtime.state.weights_export import exporting
 from runtime.step.first_weights import DrawnWeights
 from runtime.step.stage_module import StageModule, build_stage_module
 from runtime.world.clock import HOST, Clock, SynchronousClock
