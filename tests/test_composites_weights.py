@@ -28,7 +28,7 @@ from runtime.launch import run_local
 from runtime.models.choose import adapter_of
 from runtime.models.weights import weights_of
 from runtime.run_settings import RunSettings
-from runtime.state.weights_export import exporting, finish_export, with_dtype, write_part
+from runtime.state.weights_export import exporting, finish_export, start_export, with_dtype, write_part
 from runtime.step.stage_module import build_stage_module
 from runtime.world.pool import Pool
 from tests import cross_models
@@ -97,6 +97,7 @@ def test_a_checkpoint_comes_back_bit_by_bit(name: str, tmp_path: Path) -> None:
     origin, target = tmp_path / "whole", tmp_path / "again"
     model = saved(name, origin)
     plan = plan_of_text(name) if name == "mllama" else plan_of(name)
+    start_export(target)
     for stage in plan.stages:
         module = build_stage_module(plan, stage, seed=0, dtype=F64, weights=origin)
         write_part(target, stage.module, stage.layers[0], module.owned_weights())
@@ -183,6 +184,7 @@ def test_experts_that_a_checkpoint_holds_turned_round(tmp_path: Path) -> None:
             held = {name: turned[name] for name in file.keys()}  # noqa: SIM118  (not a mapping)
         save_file(held, path, metadata={"format": "pt"})
     plan = plan_of("qwen3_vl_moe")
+    start_export(target)
     for stage in plan.stages:
         module = build_stage_module(plan, stage, seed=0, dtype=F64, weights=origin)
         weights = module.owned_weights()

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,7 @@ def plan_of(
 
 def export(plan: Plan, target: Path) -> dict[int, StageModule]:
     built = {s.id: build_stage_module(plan, s, seed=9, dtype=F32) for s in plan.stages}
+    start_export(target)
     for module in built.values():
         write_part(target, module.stage.module, module.stage.layers[0], module.owned_weights())
     finish_export(target, plan.model)
@@ -254,6 +256,7 @@ def test_unreadable_folders_are_named(tmp_path: Path) -> None:
 def test_an_export_is_complete_or_not_there(tmp_path: Path) -> None:
     plan = plan_of()
     target = tmp_path / "out"
+    start_export(target)
     for stage in plan.stages[:-1]:
         module = build_stage_module(plan, stage, seed=9, dtype=F32)
         write_part(target, stage.module, stage.layers[0], module.owned_weights())
@@ -272,19 +275,61 @@ def test_an_export_is_complete_or_not_there(tmp_path: Path) -> None:
 def test_parts_of_an_interrupted_export_are_dropped(tmp_path: Path) -> None:
     plan, target = plan_of(), tmp_path / "out"
     old = build_stage_module(plan, whole_stage(plan.model.module("llm")), seed=8, dtype=F32)
-    write_part(target, "llm", 3, old.owned_weights())
     start_export(target)
+    write_part(target, "llm", 3, old.owned_weights())
     export(plan, target)
     with pytest.raises(ValueError, match="exists already"):
         start_export(target)
 
 
+def test_a_rank_that_writes_after_another_failed_does_not_bring_the_parts_back(tmp_path: Path) -> None:
+    plan, target = plan_of(cut=False), tmp_path / "out"
+    weights = build_stage_module(plan, plan.stages[-1], seed=8, dtype=F32).owned_weights()
+    with pytest.raises(RuntimeError, match="rank 1"), exporting(target, plan.model):
+        raise RuntimeError("rank 1")
+    with pytest.raises(ValueError, match=r"out\.part is gone, as the export has failed on another rank"):
+        write_part(target, "llm", 0, weights)
+    assert not list(tmp_path.iterdir())
+
+
+def test_parts_written_while_others_are_deleted_do_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, target = plan_of(cut=False), tmp_path / "out"
+    weights = build_stage_module(plan, plan.stages[-1], seed=8, dtype=F32).owned_weights()
+    delete, late = shutil.rmtree, []
+
+    def slow(folder: Path, **options: bool) -> None:
+        delete(folder, **options)
+        with pytest.raises(ValueError, match="is gone") as refused:
+            write_part(target, "llm", 0, weights)
+        late.append(refused)
+
+    monkeypatch.setattr(shutil, "rmtree", slow)
+    with pytest.raises(RuntimeError, match="rank 1"):
+        fail_after_a_part(target, plan.model, weights)
+    assert late
+    assert not list(tmp_path.iterdir())
+
+
+def fail_after_a_part(target: Path, model: ModelGraph, weights: dict[str, torch.Tensor]) -> None:
+    with exporting(target, model):
+        write_part(target, "llm", 1, weights)
+        raise RuntimeError("rank 1")
+
+
 def test_two_parts_with_one_tensor_are_refused(tmp_path: Path) -> None:
-    plan, target = plan_of(), tmp_path / "out"
+    plan, target = plan_of(cut=False), tmp_path / "out"
     whole = build_stage_module(plan, whole_stage(plan.model.module("llm")), seed=8, dtype=F32)
-    write_part(target, "llm", 1, whole.owned_weights())
+    start_export(target)
+    for first_layer in (0, 1):
+        write_part(target, "llm", first_layer, whole.owned_weights())
+    for stage in plan.stages:
+        if stage.module != "llm":
+            module = build_stage_module(plan, stage, seed=9, dtype=F32)
+            write_part(target, stage.module, 0, module.owned_weights())
     with pytest.raises(ValueError, match="two parts hold tensor"):
-        export(plan, target)
+        finish_export(target, plan.model)
 
 
 def test_initial_values_depend_on_seed_module_and_name_alone() -> None:

@@ -1,9 +1,10 @@
 """Exports of trained weights: ranks write parts, which one process turns into Hugging Face folders."""
 
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +36,29 @@ def write_part(target: Path, module: str, first_layer: int, weights: Mapping[str
         module: name of the module.
         first_layer: of the stage; shards are numbered in its order.
         weights: `StageModule.owned_weights()`.
+
+    Raises:
+        ValueError: the export has failed elsewhere, so its folder of parts is gone and stays so.
     """
-    folder = part_folder(target) / module
-    for kind, named in by_file(weights).items():
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{kind}-{first_layer:05d}.safetensors"
-        tensors = {name: weight.detach().cpu().contiguous() for name, weight in named.items()}
-        unfinished = path.with_suffix(".tmp")
-        path.touch()
-        write_tensors(tensors, unfinished)
-        unfinished.chmod(path.stat().st_mode)  # safetensors makes files readable only by their owner
-        unfinished.replace(path)
+    parts = part_folder(target)
+    try:
+        for kind, named in by_file(weights).items():
+            (parts / module).mkdir(exist_ok=True)
+            tensors = {name: weight.detach().cpu().contiguous() for name, weight in named.items()}
+            _write_readable(tensors, parts / module / f"{kind}-{first_layer:05d}.safetensors")
+    except (OSError, ValueError):
+        if parts.is_dir():
+            raise
+        raise ValueError(f"{parts} is gone, as the export has failed on another rank") from None
+
+
+def _write_readable(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write atomically, with the permissions of any new file: safetensors' are for their owner alone."""
+    unfinished = path.with_suffix(".tmp")
+    path.touch()
+    write_tensors(tensors, unfinished)
+    unfinished.chmod(path.stat().st_mode)
+    unfinished.replace(path)
 
 
 def finish_export(target: Path, model: ModelGraph, origin: Path | None = None) -> None:
@@ -96,8 +109,16 @@ def exporting(target: Path | None, model: ModelGraph, origin: Path | None = None
         yield
         finish_export(target, model, origin)
     except BaseException:
-        shutil.rmtree(part_folder(target), ignore_errors=True)
+        _drop(part_folder(target))
         raise
+
+
+def _drop(parts: Path) -> None:
+    """Delete parts; renamed first, so that a rank that is still writing one cannot bring them back."""
+    aside = parts.with_name(f".{parts.name}.{os.getpid()}.tmp")
+    with suppress(OSError):
+        parts.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def refuse_taken(target: Path) -> None:
