@@ -133,7 +133,7 @@ def test_a_head_that_predicts_several_tokens_is_kept_in_files(tmp_path: Path) ->
     more = {"mtp.layers.0.mlp.up_proj.weight": torch.ones(2, 3)}
     save_file(tensors_of(origin) | more, origin / "model.safetensors", metadata={"format": "pt"})
     plan = whole_plan("qwen3_5", Trainable.ALL)
-    start_export(target)
+    start_export(target, plan.model)
     for stage in plan.stages:
         module = build_stage_module(plan, stage, seed=0, dtype=F64, weights=origin)
         write_part(target, stage.module, stage.layers[0], module.owned_weights())

@@ -46,7 +46,7 @@ def plan_of(
 
 def export(plan: Plan, target: Path) -> dict[int, StageModule]:
     built = {s.id: build_stage_module(plan, s, seed=9, dtype=F32) for s in plan.stages}
-    start_export(target)
+    start_export(target, plan.model)
     for module in built.values():
         write_part(target, module.stage.module, module.stage.layers[0], module.owned_weights())
     finish_export(target, plan.model)
@@ -153,7 +153,7 @@ def test_what_transformers_writes_is_read_and_what_we_write_it_reads(tmp_path: P
     for key, tensor in (dict(ours.named_weights()) | ours.named_constants()).items():
         assert torch.equal(tensor, state[key]), key
 
-    with exporting(tmp_path / "out", graph):
+    with exporting(tmp_path / "out", graph, dtype=F32):
         write_part(tmp_path / "out", "llm", 0, ours.owned_weights())
     again, report = make.from_pretrained(tmp_path / "out" / "llm", output_loading_info=True)
     assert not report["missing_keys"]
@@ -256,7 +256,7 @@ def test_unreadable_folders_are_named(tmp_path: Path) -> None:
 def test_an_export_is_complete_or_not_there(tmp_path: Path) -> None:
     plan = plan_of()
     target = tmp_path / "out"
-    start_export(target)
+    start_export(target, plan.model)
     for stage in plan.stages[:-1]:
         module = build_stage_module(plan, stage, seed=9, dtype=F32)
         write_part(target, stage.module, stage.layers[0], module.owned_weights())
@@ -275,17 +275,17 @@ def test_an_export_is_complete_or_not_there(tmp_path: Path) -> None:
 def test_parts_of_an_interrupted_export_are_dropped(tmp_path: Path) -> None:
     plan, target = plan_of(), tmp_path / "out"
     old = build_stage_module(plan, whole_stage(plan.model.module("llm")), seed=8, dtype=F32)
-    start_export(target)
+    start_export(target, plan.model)
     write_part(target, "llm", 3, old.owned_weights())
     export(plan, target)
     with pytest.raises(ValueError, match="exists already"):
-        start_export(target)
+        start_export(target, plan.model)
 
 
 def test_a_rank_that_writes_after_another_failed_does_not_bring_the_parts_back(tmp_path: Path) -> None:
     plan, target = plan_of(cut=False), tmp_path / "out"
     weights = build_stage_module(plan, plan.stages[-1], seed=8, dtype=F32).owned_weights()
-    with pytest.raises(RuntimeError, match="rank 1"), exporting(target, plan.model):
+    with pytest.raises(RuntimeError, match="rank 1"), exporting(target, plan.model, dtype=F32):
         raise RuntimeError("rank 1")
     with pytest.raises(ValueError, match=r"out\.part is gone, as the export has failed on another rank"):
         write_part(target, "llm", 0, weights)
@@ -313,7 +313,7 @@ def test_parts_written_while_others_are_deleted_do_not_stay(
 
 
 def fail_after_a_part(target: Path, model: ModelGraph, weights: dict[str, torch.Tensor]) -> None:
-    with exporting(target, model):
+    with exporting(target, model, dtype=F32):
         write_part(target, "llm", 1, weights)
         raise RuntimeError("rank 1")
 
@@ -321,7 +321,7 @@ def fail_after_a_part(target: Path, model: ModelGraph, weights: dict[str, torch.
 def test_two_parts_with_one_tensor_are_refused(tmp_path: Path) -> None:
     plan, target = plan_of(cut=False), tmp_path / "out"
     whole = build_stage_module(plan, whole_stage(plan.model.module("llm")), seed=8, dtype=F32)
-    start_export(target)
+    start_export(target, plan.model)
     for first_layer in (0, 1):
         write_part(target, "llm", first_layer, whole.owned_weights())
     for stage in plan.stages:

@@ -18,9 +18,14 @@ def check_writable(path: Path, *reads: Path | str | None) -> None:
     for source in (Path(read) for read in reads if read):
         if path.is_file() and source.is_file() and path.samefile(source):
             raise ValueError(f"{path}: this command reads it; want another file to write")
-    above = next(folder for folder in Path(os.path.realpath(path)).parents if folder.exists())
+    above = nearest_folder(path)
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         raise ValueError(f"{path}: cannot be written, {above} is no folder that I may write to")
+
+
+def nearest_folder(path: Path) -> Path:
+    """What exists above a path that is to be created: a folder, unless the path leads through a file."""
+    return next(folder for folder in Path(os.path.realpath(path)).parents if folder.exists())
 
 
 def write_text(text: str, path: Path) -> None:

@@ -145,7 +145,9 @@ def emulate(
         build = partial(build_stage_module, drawn=drawn)
     ranks = _Ranks(lowered, settings, source or SyntheticSource(settings.seed), build, device)
     try:
-        with exporting(settings.export, lowered.plan.model, settings.weights):
+        with exporting(
+            settings.export, lowered.plan.model, settings.weights, dtype=settings.dtype(lowered.plan)
+        ):
             reports = ranks.run(order, progress)
     except torch.OutOfMemoryError as error:  # while stages are built; in an action it names the rank
         raise ValueError(f"emulation of {len(lowered.plan.ranks)} ranks: {error}") from error
