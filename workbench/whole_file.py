@@ -1,6 +1,8 @@
 """Writes files atomically: whole or not at all."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -26,6 +28,16 @@ def check_writable(path: Path, *reads: Path | str | None) -> None:
 def nearest_folder(path: Path) -> Path:
     """What exists above a path that is to be created: a folder, unless the path leads through a file."""
     return next(folder for folder in Path(os.path.realpath(path)).parents if folder.exists())
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Context in which an operation that fails without naming a file, as on a full disk, names this one."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def write_text(text: str, path: Path) -> None:
