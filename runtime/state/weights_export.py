@@ -23,7 +23,6 @@ from workbench.model.composites.composite import Parts
 from workbench.model.hf_config import read_config
 from workbench.model.lora import is_of_adapter
 from workbench.model.model_graph import ModelGraph, Module
-from workbench.whole_file import nearest_folder
 
 WHOLE = ".whole"  # folder of a composite's checkpoint until it is complete
 DTYPE_KEYS = ("dtype", "torch_dtype")  # in newer and older releases of transformers
@@ -104,7 +103,7 @@ def check_export(target: Path, model: ModelGraph, origin: Path | None, dtype: to
     if origin is not None and composite_of(origin) is not None:
         check_origin(model.modules, str(origin))
         num_bytes *= 2  # the parts, and the checkpoint that is made of them
-    check_space(nearest_folder(target), num_bytes)
+    check_space(target, num_bytes)
 
 
 def start_export(target: Path, model: ModelGraph) -> None:
