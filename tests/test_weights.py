@@ -16,6 +16,7 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from runtime.data.batches import SyntheticSource, microbatch_data
 from runtime.models.adapter import MicrobatchData
+from runtime.models.choose import adapter_of
 from runtime.models.glm import CORRECTION
 from runtime.models.initialise import initial_value, normal
 from runtime.reference import whole_stage
@@ -241,6 +242,20 @@ def test_wrong_folders_are_named(
     plan = broken(tmp_path, **changes)
     with pytest.raises(ValueError, match=message):
         build_stage_module(plan, plan.stages[-1], seed=9, dtype=F32, weights=tmp_path / "out")
+
+
+def test_weights_of_another_model_are_one_short_line(tmp_path: Path) -> None:
+    plan = plan_of(cut=False)
+    (tmp_path / "llm").mkdir()
+    others = {f"transformer.h.{layer}.attn.weight": torch.zeros(1) for layer in range(400)}
+    save_file(others, tmp_path / "llm" / "model.safetensors", metadata={"format": "pt"})
+    own = len(adapter_of(plan.model.module("llm")).stored_shapes())
+    with pytest.raises(ValueError, match="unexpected") as refused:
+        build_stage_module(plan, plan.stages[-1], seed=9, dtype=F32, weights=tmp_path)
+    assert str(refused.value) == (
+        f"module 'llm': {tmp_path / 'llm'} has unexpected tensors transformer.h.0.attn.weight and 399 more, "
+        f"and lacks {own} of the {own} of this module; want weights of this model"
+    )
 
 
 def test_unreadable_folders_are_named(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from runtime.models.stored_tensors import write_tensors
 from workbench.model.lora import Lora, is_of_adapter
 from workbench.model.model_graph import Module
 from workbench.model.trained import adapted_products
+from workbench.plain_text import some
 
 Value = TypeVar("Value")
 FOLDER = "adapter"  # beside the frozen weights of the module
@@ -44,7 +45,7 @@ def finish_adapters(folder: Path, adapter: Adapter) -> None:
         with safe_open(part, framework="pt") as file:
             tensors |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
     if missing := sorted(wanted - tensors.keys()):
-        raise ValueError(f"module {adapter.module.name!r}: no part holds tensors {', '.join(missing)}")
+        raise ValueError(f"module {adapter.module.name!r}: no part holds tensors {some(missing)}")
     (folder / FOLDER).mkdir()
     named = {PREFIX + name: tensor for name, tensor in tensors.items()}
     write_tensors(named, folder / FOLDER / TENSORS)

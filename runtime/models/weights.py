@@ -1,6 +1,6 @@
 """Weights in Hugging Face folders: one folder per module, config.json beside safetensors."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,8 @@ from workbench.model.checkpoint import INDEX, SINGLE, composite_of, weight_map
 from workbench.model.composites.composite import Parts, name_in_composite, spellings
 from workbench.model.families.tiles import NEWLINE
 from workbench.model.item_tokens import packs_tiles
+from workbench.model.lora import is_of_adapter
+from workbench.plain_text import some
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ def weights_of(folder: Path, adapter: Adapter) -> WeightReader:
 
     Raises:
         ValueError: no such folder, or tensors that neither the module nor the list of known unused ones
-            contains. All of them are named.
+            contains.
     """
     composite = composite_of(folder)
     if composite is None:
@@ -96,7 +98,7 @@ def _of_module(folder: Path, adapter: Adapter) -> WeightReader:
         bare = [name[len(prefix) :] for prefix in adapter.prefixes if name.startswith(prefix)]
         if not any(bare_name in known or bare_name.startswith(adapter.ignored) for bare_name in bare):
             extra.append(name)
-    _refuse_unexpected(module, folder, extra)
+    _refuse_unexpected(adapter, folder, extra, stored)
     return WeightReader(module, folder, stored)
 
 
@@ -131,7 +133,7 @@ def _of_composite(folder: Path, parts: Parts, adapter: Adapter) -> WeightReader:
         and not name.startswith(dropped)
         and _longest(name, own) > _longest(name, others)
     ]
-    _refuse_unexpected(module, folder, extra)
+    _refuse_unexpected(adapter, folder, extra, stored)
     return WeightReader(module, folder, stored)
 
 
@@ -154,9 +156,18 @@ def _longest(name: str, starts: Collection[str]) -> int:
     return max((len(start) for start in starts if name.startswith(start)), default=0)
 
 
-def _refuse_unexpected(module: str, folder: Path, extra: Sequence[str]) -> None:
-    if extra:
-        raise ValueError(f"module {module!r}: {folder} has unexpected tensors {', '.join(sorted(extra))}")
+def _refuse_unexpected(
+    adapter: Adapter, folder: Path, extra: Collection[str], stored: Mapping[str, Stored | Pieces]
+) -> None:
+    if not extra:
+        return
+    own = [name for name in adapter.stored_shapes() if not is_of_adapter(name)]
+    lacking = [name for name in own if name not in stored]
+    also = f", and lacks {len(lacking):,} of the {len(own):,} of this module" if lacking else ""
+    raise ValueError(
+        f"module {adapter.module.name!r}: {folder} has unexpected tensors {some(extra)}{also}; "
+        "want weights of this model"
+    )
 
 
 def files_of(folder: Path, module: str) -> dict[str, Path]:

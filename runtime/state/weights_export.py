@@ -23,6 +23,7 @@ from workbench.model.composites.composite import Parts
 from workbench.model.hf_config import read_config
 from workbench.model.lora import is_of_adapter
 from workbench.model.model_graph import ModelGraph, Module
+from workbench.plain_text import some
 
 WHOLE = ".whole"  # folder of a composite's checkpoint until it is complete
 DTYPE_KEYS = ("dtype", "torch_dtype")  # in newer and older releases of transformers
@@ -219,7 +220,7 @@ def _placed(folder: Path, module: Module) -> tuple[list[Path], dict[str, int]]:
                 names[name] = number
     missing = sorted(by_file(adapter_of(module).stored_shapes())["stage"].keys() - names.keys())
     if missing:
-        raise ValueError(f"module {module.name!r}: no part holds tensors {', '.join(missing)}")
+        raise ValueError(f"module {module.name!r}: no part holds tensors {some(missing)}")
     return parts, names
 
 
@@ -283,9 +284,7 @@ def _as_origin_has(
     located_tensors = stored_in(composite, adapter, file_of, (*tensors, *tied))
     missing = sorted(tensors.keys() - located_tensors.keys())
     if missing:
-        raise ValueError(
-            f"module {module.name!r}: {origin} has no tensors {', '.join(missing)} to write back"
-        )
+        raise ValueError(f"module {module.name!r}: {origin} has no tensors {some(missing)} to write back")
     tensors |= tied
     return {
         name: stored_tensor
