@@ -32,15 +32,13 @@ from torch.utils.checkpoint import checkpoint
 
 from runtime.data.batches import DataSource, SyntheticSource, microbatch_data
 from runtime.models.adapter import Context, MicrobatchData, StageLayer
-from runtime.models.adapter_files import check_origin
-from runtime.models.weights import exporting, refuse_taken, write_part
 from runtime.preprocess.source import source_of
 from runtime.reference import all_items, features_of, whole_stage
+from runtime.state.weights_export import check_export, exporting, refuse_taken, write_part
 from runtime.step.stage_edges import entering_part
 from runtime.step.stage_module import StageModule, build_stage_module
 from runtime.world.local_world import AGENT
 from workbench.data.sample import Sample
-from workbench.model.checkpoint import composite_of
 from workbench.model.model_graph import Module
 from workbench.plan.codec import read_plan
 from workbench.plan.plan import Plan
@@ -269,6 +267,7 @@ class Exports:
     every: int | None
     plan: Plan
     origin: Path | None
+    dtype: torch.dtype
 
     def check(self, steps: int) -> None:
         """Raise ValueError where weights cannot be written, before any rank waits for another."""
@@ -280,7 +279,7 @@ class Exports:
             raise ValueError(f"--export-every: want at least 1 step, got {self.every}")
         for step in range(self.every or steps, steps, self.every or 1):
             refuse_taken(self.at(step))
-        check_export(self.target, self.plan, self.origin)
+        check_export(self.target, self.plan.model, self.origin, self.dtype)
         if os.environ.get("RANK") == "0":  # which writes
             check_writable(self.target / "config.json")
 
@@ -294,7 +293,7 @@ class Exports:
             return
         folder = self.target if is_last else self.at(step)
         is_first = dist.get_rank() == 0
-        with exporting(folder if is_first else None, self.plan.model, self.origin):
+        with exporting(folder if is_first else None, self.plan.model, self.origin, dtype=self.dtype):
             write_weights(folder, modules)
         if not is_first:
             return
@@ -331,13 +330,6 @@ def train(trainer: Trainer, optimizer: torch.optim.Optimizer, exports: Exports, 
     return 0
 
 
-def check_export(target: Path, plan: Plan, weights: Path | None) -> None:
-    """Raise ValueError where no weights can be written: a folder that exists, a composite's with adapters."""
-    refuse_taken(target)
-    if weights is not None and composite_of(weights) is not None:
-        check_origin(plan.model.modules, str(weights))
-
-
 def main() -> int:
     """This process is one rank of torchrun's; returns the exit code."""
     parser = argparse.ArgumentParser(
@@ -365,12 +357,13 @@ def main() -> int:
     if AGENT in os.environ:
         end_with_launcher()
     plan = read_plan(HERE / "plan.json")
-    exports = Exports(given.export, given.export_every, plan, given.weights)
+    layout = ShardingMesh(**json.loads((HERE / "fsdp2.json").read_text(encoding="utf-8")))
+    stored = getattr(torch, layout.weights)
+    exports = Exports(given.export, given.export_every, plan, given.weights, stored)
     try:
         exports.check(given.steps)
     except (ValueError, OSError) as error:
         parser.error(str(error))
-    layout = ShardingMesh(**json.loads((HERE / "fsdp2.json").read_text(encoding="utf-8")))
     kind = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device(kind)
     if device.type == "cuda":

@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 from runtime.data.batches import DataSource, SyntheticSource
 from runtime.data.planned import data_read
-from runtime.models.weights import exporting, refuse_taken
 from runtime.next_plan import Rule
 from runtime.preprocess.source import following_of, source_of
 from runtime.rank_job import Build, run_rank
@@ -26,6 +25,7 @@ from runtime.run_settings import Collect, RunSettings
 from runtime.state.checkpoint import Begin, Checkpoints, checkpoints_in
 from runtime.state.checkpoint_files import clear_parts, identity_of
 from runtime.state.save_folder import clear_after_writer
+from runtime.state.weights_export import check_export, exporting
 from runtime.step.note_details import details_of
 from runtime.step.stage_module import build_stage_module
 from runtime.step.timing import Spread, assemble, iteration_spread
@@ -143,7 +143,7 @@ def run_lowered(
     with (
         _parts_cleared(settings.checkpoints),
         Pool(len(ranks)) if pool is None else nullcontext(pool) as workers,
-        exporting(settings.export, lowered.plan.model, settings.weights),
+        exporting(settings.export, lowered.plan.model, settings.weights, dtype=settings.dtype(lowered.plan)),
     ):
         reports = workers.run(
             run_rank,
@@ -260,7 +260,7 @@ def _launch(options_by_name: dict[str, Any]) -> int:
         if options.trace is not None:
             check_writable(options.trace)
         if options.export is not None:
-            refuse_taken(options.export)
+            check_export(options.export, lowered.plan.model, options.weights, settings.dtype(lowered.plan))
         result = _run_under_torchrun(lowered, settings, source or SyntheticSource(options.seed), device)
         if result is not None and options.trace is not None:
             write_trace(result.trace, options.trace)
@@ -358,7 +358,7 @@ def _run_under_torchrun(
         steps = settings.repetitions * (settings.warmup + settings.steps)
         sys.stderr.write(f"running {steps} steps on {place.size} ranks ({device.type})\n")
     try:
-        with exporting(target, lowered.plan.model, settings.weights):
+        with exporting(target, lowered.plan.model, settings.weights, dtype=settings.dtype(lowered.plan)):
             _gather(run_rank(place, lowered, settings, source, device=device), reports)
             neighbours.leave()  # all are done, and may end before the first rank has exported
             if heartbeats is not None:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from runtime.data.batches import DataSource
 from runtime.models.mixture import Experts
-from runtime.models.weights import write_part
 from runtime.parallel.expert.group import ExpertGroup
 from runtime.parallel.stage_groups import StageGroups
 from runtime.parallel.tensor.group import TensorGroup
@@ -22,6 +21,7 @@ from runtime.readings import Readings
 from runtime.run_settings import Collect, RunSettings
 from runtime.state.checkpoint import RankCheckpoints, live_tensors
 from runtime.state.checkpoint_files import identity_of
+from runtime.state.weights_export import write_part
 from runtime.step.activations import watch
 from runtime.step.annotations import STEP, named
 from runtime.step.executor import Executor

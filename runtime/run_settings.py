@@ -33,7 +33,7 @@ class RunSettings(StepOptions):
     """Settings of a run: a user's options of its steps, and objects made from them.
 
     The weights after the last step of the first repetition are exported: ranks write parts, and
-    `runtime.models.weights.exporting` combines them in a folder.
+    `runtime.state.weights_export.exporting` combines them in a folder.
 
     Args:
         threads: of torch, per rank.

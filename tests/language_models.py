@@ -19,8 +19,8 @@ from runtime.frontend.multimodal import ModalityModule, MultimodalModule
 from runtime.models.decoder_families import DECODERS
 from runtime.models.glm import CORRECTION, CorrectedRouter
 from runtime.models.norm import replace_parts, widen_norms
-from runtime.models.weights import exporting, write_part
 from runtime.models.wide_float import in_float64
+from runtime.state.weights_export import exporting, write_part
 from runtime.step.stage_module import build_stage_module
 from tests import user_models
 from tests.user_models import VISION
@@ -50,7 +50,7 @@ def num_weights(config: Mapping[str, Any]) -> int:
 
 def assert_read_by_transformers(theirs: PreTrainedModel, plan: Plan, folder: Path) -> None:
     """What is read from `in` of the folder and exported to `out` is theirs, bit by bit, as they read it."""
-    with exporting(folder / "out", plan.model):
+    with exporting(folder / "out", plan.model, dtype=torch.float32):
         for stage in plan.stages:
             module = build_stage_module(plan, stage, seed=0, dtype=theirs.dtype, weights=folder / "in")
             write_part(folder / "out", stage.module, stage.layers[0], module.owned_weights())

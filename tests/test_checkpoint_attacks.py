@@ -36,6 +36,7 @@ from runtime.world.owner import Owner, this_process
 from runtime.world.pool import Pool, WorldFailed
 from tests.command_line import accept, workbench
 from tests.test_checkpoint import assert_same, copied, identity, lowered, saved, saving
+from workbench.plan.codec import write_plan
 
 __all__ = ["lowered", "saved"]  # fixtures
 
@@ -225,6 +226,19 @@ def test_what_cannot_be_saved_is_found_before_the_run(lowered, tmp_path):
     with pytest.raises(ValueError, match=r"saves take about .* GiB more, .* GiB are free"):
         check_space(tmp_path, 2**60)
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_run_that_is_refused_creates_no_folder(lowered, tmp_path):
+    write_plan(lowered.plan, tmp_path / "plan.json")
+    folder = tmp_path / "new" / "saves"
+    refused = workbench("run", tmp_path / "plan.json", "--local", "--checkpoint", folder, "--repetitions", 3)
+    assert (refused.exit_code, refused.stderr) == (
+        2,
+        "workbench: error: checkpoints are of one run: want repetitions 1, got 3\n",
+    )
+    with pytest.raises(ValueError, match=r"saves take about .* GiB more"):
+        checkpoints_in(folder, 2, Begin.ANEW, identity(lowered), num_bytes=2**60)
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 
 @contextmanager

@@ -47,7 +47,10 @@ def test_a_watched_run_says_what_ranks_held(plan: Path):
 def test_places_that_cannot_be_written_are_refused_before_the_work(plan: Path, job: Path):
     folder = plan.parent
     (folder / "file").touch()
-    for index, words in ((folder, "this is a folder"), (folder / "file" / "x.json", "no folder")):
+    places = [(folder, "this is a folder"), (folder / "file" / "x.json", "no folder")]
+    if Path("/proc/self").exists():
+        places.append((Path("/proc/x.json"), "no folder"))  # although its permissions allow it to root
+    for index, words in places:
         refuse("run", plan, "--local", "--trace", index, words=words, folder=folder)
         refuse("simulate", plan, "--trace", index, words=words, folder=folder)
         refuse("plan", job, "-o", index, words=words, folder=folder)

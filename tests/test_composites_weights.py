@@ -26,8 +26,9 @@ from experiments.doors.whole_models import (
 )
 from runtime.launch import run_local
 from runtime.models.choose import adapter_of
-from runtime.models.weights import exporting, finish_export, weights_of, with_dtype, write_part
+from runtime.models.weights import weights_of
 from runtime.run_settings import RunSettings
+from runtime.state.weights_export import exporting, finish_export, start_export, with_dtype, write_part
 from runtime.step.stage_module import build_stage_module
 from runtime.world.pool import Pool
 from tests import cross_models
@@ -96,6 +97,7 @@ def test_a_checkpoint_comes_back_bit_by_bit(name: str, tmp_path: Path) -> None:
     origin, target = tmp_path / "whole", tmp_path / "again"
     model = saved(name, origin)
     plan = plan_of_text(name) if name == "mllama" else plan_of(name)
+    start_export(target, plan.model)
     for stage in plan.stages:
         module = build_stage_module(plan, stage, seed=0, dtype=F64, weights=origin)
         write_part(target, stage.module, stage.layers[0], module.owned_weights())
@@ -182,6 +184,7 @@ def test_experts_that_a_checkpoint_holds_turned_round(tmp_path: Path) -> None:
             held = {name: turned[name] for name in file.keys()}  # noqa: SIM118  (not a mapping)
         save_file(held, path, metadata={"format": "pt"})
     plan = plan_of("qwen3_vl_moe")
+    start_export(target, plan.model)
     for stage in plan.stages:
         module = build_stage_module(plan, stage, seed=0, dtype=F64, weights=origin)
         weights = module.owned_weights()
@@ -213,22 +216,33 @@ def test_a_tensor_that_nobody_knows_is_named(tmp_path: Path) -> None:
         weights_of(tmp_path, adapter_of(plan_of("llava").model.module("vision")))
 
 
-def test_a_disk_that_is_full_at_the_end_of_an_export_is_named_and_nothing_is_left(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_at_the_end_of_an_export_is_named_and_the_modules_weights_are_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a folder that a run can start from."""
     saved("llava", tmp_path / "whole")
+    model, kept = plan_of("llava").model, tmp_path / "out.trained"
     with pytest.raises(
         ValueError, match=r"model-00001-of-00003\.safetensors: cannot be written: .*too large"
     ):
-        export_until_the_disk_is_full(plan_of("llava").model, tmp_path / "out", tmp_path / "whole")
-    assert [path.name for path in tmp_path.iterdir()] == ["whole"]
+        export_until_the_disk_is_full(model, tmp_path / "out", tmp_path / "whole")
+    assert {path.name for path in tmp_path.iterdir()} == {"whole", "out.trained"}
+    assert {path.name for path in kept.iterdir()} == {module.name for module in model.modules}
+    told = f"{kept}: all weights as trained are kept here, as {tmp_path / 'out'} was not completed; "
+    assert capsys.readouterr().err.splitlines()[-1] == f"{told}--weights reads them"
+    for adapter in map(adapter_of, model.modules):
+        reader = weights_of(kept, adapter)
+        for name, shape in adapter.stored_shapes().items():
+            assert torch.equal(reader.read(name, shape), torch.ones(shape))
 
 
 def export_until_the_disk_is_full(model: ModelGraph, target: Path, origin: Path) -> None:
     """There is room for the parts, none for the checkpoint that they become."""
-    with ExitStack() as full, exporting(target, model, origin):
+    with ExitStack() as full, exporting(target, model, origin, dtype=torch.float32):
         for module in model.modules:
             shapes = adapter_of(module).stored_shapes()
-            write_part(target, module.name, 0, {name: torch.zeros(shape) for name, shape in shapes.items()})
-        full.enter_context(files_of_at_most(1000))
+            write_part(target, module.name, 0, {name: torch.ones(shape) for name, shape in shapes.items()})
+        full.enter_context(files_of_at_most(5000))
 
 
 def test_modules_of_other_names_are_refused(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from runtime.preprocess.source import source_of
 from runtime.reference import Reference
 from runtime.step.optimizer import OptimizerSettings
 from tests import tiny_models
+from tests.test_checkpoint_attacks import files_of_at_most
 from workbench.data.sample import Sample, Segment
 from workbench.model.model_graph import TEXT, ModelGraph, connect
 
@@ -260,3 +261,14 @@ def test_places_and_counts_that_cannot_be_made(tmp_path: Path, capsys: pytest.Ca
         assert main(["make", str(folder), "--samples", samples]) == 2
         assert capsys.readouterr().err.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("kinds", ["image", "audio"])
+def test_a_full_disk_names_the_folder_and_leaves_nothing(
+    kinds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with files_of_at_most(100):
+        code = main(["make", str(tmp_path / "data"), "--samples", "8", "--kinds", kinds])
+    assert code == 2
+    assert capsys.readouterr().err == f"error: [Errno 27] File too large: '{tmp_path / 'data'}'\n"
+    assert not list(tmp_path.iterdir())

@@ -8,8 +8,8 @@ import torch
 from safetensors import safe_open
 
 from runtime.launch import run_local
-from runtime.models.weights import part_folder
 from runtime.run_settings import Collect, RunSettings
+from runtime.state.weights_export import part_folder
 from runtime.world.pool import Pool
 from tests.plans import disjoint_plan
 from tests.test_parity import mixed

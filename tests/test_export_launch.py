@@ -18,9 +18,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from runtime.data.batches import SyntheticSource
-from runtime.fsdp2_train import ShardingMesh, WholeModule, check_export
+from runtime.fsdp2_train import ShardingMesh, WholeModule
 from runtime.models.weights import weights_of
 from runtime.reference import Reference, whole_stage
+from runtime.state.weights_export import check_export
 from runtime.step.optimizer import OptimizerSettings
 from runtime.step.stage_module import StageModule, build_stage_module
 from tests.command_line import accept, refuse
@@ -211,6 +212,8 @@ def test_a_place_where_weights_cannot_go_is_refused_before_the_first_step(
     (tmp_path / "taken-step-6" / "mine").touch()
     (tmp_path / "train.py").write_text(program_text())
     write_plan(adapted, tmp_path / "plan.json")
+    layout = ShardingMesh(1, 1, ReshardAfter.STEP, weights="float32", compute="float32", recompute={})
+    (tmp_path / "fsdp2.json").write_text(json.dumps(layout._asdict()))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr(sys, "argv", ["train.py", *words])
@@ -247,8 +250,8 @@ def check_saved(
 def test_a_folder_that_exists_is_not_written_over_by_a_program(adapted, tmp_path):
     """Before any rank waits for another."""
     with pytest.raises(ValueError, match="exists already; give a new one"):
-        check_export(ROOT / "docs", adapted, None)
-    check_export(tmp_path, adapted, tmp_path)
+        check_export(ROOT / "docs", adapted.model, None, torch.float32)
+    check_export(tmp_path, adapted.model, tmp_path, torch.float32)
 
 
 def test_frozen_weights_are_read_and_have_the_format_of_computation(adapted, tmp_path):

@@ -18,8 +18,8 @@ from runtime.launch import run_local
 from runtime.models.adapter import NO_TARGET
 from runtime.models.norm import widen_norms
 from runtime.models.patch_grid import patches_of
-from runtime.models.weights import finish_export, write_part
 from runtime.run_settings import Collect, RunSettings
+from runtime.state.weights_export import finish_export, start_export, write_part
 from runtime.step.stage_module import build_stage_module
 from runtime.world.pool import Pool
 from tests.encoder_cases import wide_rotations  # noqa: F401  (a fixture)
@@ -133,6 +133,7 @@ def test_a_head_that_predicts_several_tokens_is_kept_in_files(tmp_path: Path) ->
     more = {"mtp.layers.0.mlp.up_proj.weight": torch.ones(2, 3)}
     save_file(tensors_of(origin) | more, origin / "model.safetensors", metadata={"format": "pt"})
     plan = whole_plan("qwen3_5", Trainable.ALL)
+    start_export(target, plan.model)
     for stage in plan.stages:
         module = build_stage_module(plan, stage, seed=0, dtype=F64, weights=origin)
         write_part(target, stage.module, stage.layers[0], module.owned_weights())

@@ -15,6 +15,7 @@ import pytest
 from runtime import launch
 from runtime.launch import main, place_in_program, run_local
 from runtime.run_settings import Collect, RunSettings
+from runtime.state.weights_export import part_folder
 from runtime.step.timing import (
     Notes,
     assemble,
@@ -244,7 +245,8 @@ def export_with_hosts(folder: Path) -> None:
     written = folder / "turns"
 
     @contextmanager
-    def exporting(*_: object) -> Iterator[None]:
+    def exporting(*_: object, **__: object) -> Iterator[None]:
+        part_folder(folder / "out").mkdir()
         yield
         note("exports")
 

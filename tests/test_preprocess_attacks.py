@@ -24,6 +24,7 @@ from runtime.preprocess.server import MOST_BAD, Server, ServerSettings
 from runtime.preprocess.server_socket import HANDSHAKE_MS
 from runtime.preprocess.stream import Malformed
 from tests.preprocess_service import RULE, WAIT_S, Running, loading, serving
+from tests.test_checkpoint_attacks import files_of_at_most
 from tests.waiting import eventually
 
 STATUS_S = 0.1  # what is promised; alone it takes about a millisecond
@@ -315,3 +316,11 @@ def test_sockets_that_say_nothing_take_all_descriptors_for_a_while_only():
                 assert asking.recv() == b"are you there?"
         finally:
             server.kill()
+
+
+def test_keys_on_a_full_disk_are_named_and_none_is_left(tmp_path):
+    with files_of_at_most(300), pytest.raises(OSError, match="File too large") as raised:
+        write_keys(tmp_path / "keys")
+    assert raised.value.filename == str(tmp_path / "keys" / "server.json")
+    assert not list((tmp_path / "keys").iterdir())
+    assert len(write_keys(tmp_path / "keys")) == 4

@@ -66,6 +66,26 @@ def test_simulate_takes_the_profile_that_the_plan_was_made_with(folder: Path) ->
     assert (done.exit_code, "../elastic-cpu.json, is not there; want --profile" in done.stderr) == (2, True)
 
 
+def test_a_plan_copied_without_its_profile_does_not_take_another_file_of_that_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is it told to name a device."""
+    told("plan", folder / "tiny.yaml", "--profile", folder / "elastic-cpu.json", "-o", folder / "plan.json")
+    assert planned_with(folder / "plan.json") == "elastic-cpu.json"
+    copied = folder / "elsewhere" / "plan.json"
+    copied.parent.mkdir()
+    shutil.copy(folder / "plan.json", copied)
+    monkeypatch.chdir(folder)
+    refused = workbench("simulate", copied)
+    assert (refused.exit_code, refused.stderr) == (
+        2,
+        f"workbench: error: {copied}: the profile that it was made with, elastic-cpu.json, is not there; "
+        f"want --profile, or that file at {copied.parent / 'elastic-cpu.json'}\n",
+    )
+    shutil.copy(folder / "elastic-cpu.json", copied.parent)
+    assert told("simulate", copied, "--json") == told("simulate", folder / "plan.json", "--json")
+
+
 def test_a_plan_that_says_no_profile_is_priced_by_its_device(tmp_path: Path) -> None:
     """Plan files without the key are read as before, and the key changes no hash."""
     path, plan = tmp_path / "job.yaml", tmp_path / "plan.json"

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,11 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from runtime.data.batches import SyntheticSource, microbatch_data
 from runtime.models.adapter import MicrobatchData
+from runtime.models.choose import adapter_of
 from runtime.models.glm import CORRECTION
 from runtime.models.initialise import initial_value, normal
-from runtime.models.weights import exporting, finish_export, part_folder, start_export, write_part
 from runtime.reference import whole_stage
+from runtime.state.weights_export import exporting, finish_export, part_folder, start_export, write_part
 from runtime.step.stage_module import StageInput, StageModule, build_stage_module
 from tests import paper_models, tiny_models
 from tests.command_line import workbench
@@ -45,6 +47,7 @@ def plan_of(
 
 def export(plan: Plan, target: Path) -> dict[int, StageModule]:
     built = {s.id: build_stage_module(plan, s, seed=9, dtype=F32) for s in plan.stages}
+    start_export(target, plan.model)
     for module in built.values():
         write_part(target, module.stage.module, module.stage.layers[0], module.owned_weights())
     finish_export(target, plan.model)
@@ -151,7 +154,7 @@ def test_what_transformers_writes_is_read_and_what_we_write_it_reads(tmp_path: P
     for key, tensor in (dict(ours.named_weights()) | ours.named_constants()).items():
         assert torch.equal(tensor, state[key]), key
 
-    with exporting(tmp_path / "out", graph):
+    with exporting(tmp_path / "out", graph, dtype=F32):
         write_part(tmp_path / "out", "llm", 0, ours.owned_weights())
     again, report = make.from_pretrained(tmp_path / "out" / "llm", output_loading_info=True)
     assert not report["missing_keys"]
@@ -241,6 +244,20 @@ def test_wrong_folders_are_named(
         build_stage_module(plan, plan.stages[-1], seed=9, dtype=F32, weights=tmp_path / "out")
 
 
+def test_weights_of_another_model_are_one_short_line(tmp_path: Path) -> None:
+    plan = plan_of(cut=False)
+    (tmp_path / "llm").mkdir()
+    others = {f"transformer.h.{layer}.attn.weight": torch.zeros(1) for layer in range(400)}
+    save_file(others, tmp_path / "llm" / "model.safetensors", metadata={"format": "pt"})
+    own = len(adapter_of(plan.model.module("llm")).stored_shapes())
+    with pytest.raises(ValueError, match="unexpected") as refused:
+        build_stage_module(plan, plan.stages[-1], seed=9, dtype=F32, weights=tmp_path)
+    assert str(refused.value) == (
+        f"module 'llm': {tmp_path / 'llm'} has unexpected tensors transformer.h.0.attn.weight and 399 more, "
+        f"and lacks {own} of the {own} of this module; want weights of this model"
+    )
+
+
 def test_unreadable_folders_are_named(tmp_path: Path) -> None:
     plan = plan_of(cut=False)
     with pytest.raises(ValueError, match=r"'llm': .* has neither model.safetensors nor"):
@@ -254,6 +271,7 @@ def test_unreadable_folders_are_named(tmp_path: Path) -> None:
 def test_an_export_is_complete_or_not_there(tmp_path: Path) -> None:
     plan = plan_of()
     target = tmp_path / "out"
+    start_export(target, plan.model)
     for stage in plan.stages[:-1]:
         module = build_stage_module(plan, stage, seed=9, dtype=F32)
         write_part(target, stage.module, stage.layers[0], module.owned_weights())
@@ -272,19 +290,61 @@ def test_an_export_is_complete_or_not_there(tmp_path: Path) -> None:
 def test_parts_of_an_interrupted_export_are_dropped(tmp_path: Path) -> None:
     plan, target = plan_of(), tmp_path / "out"
     old = build_stage_module(plan, whole_stage(plan.model.module("llm")), seed=8, dtype=F32)
+    start_export(target, plan.model)
     write_part(target, "llm", 3, old.owned_weights())
-    start_export(target)
     export(plan, target)
     with pytest.raises(ValueError, match="exists already"):
-        start_export(target)
+        start_export(target, plan.model)
+
+
+def test_a_rank_that_writes_after_another_failed_does_not_bring_the_parts_back(tmp_path: Path) -> None:
+    plan, target = plan_of(cut=False), tmp_path / "out"
+    weights = build_stage_module(plan, plan.stages[-1], seed=8, dtype=F32).owned_weights()
+    with pytest.raises(RuntimeError, match="rank 1"), exporting(target, plan.model, dtype=F32):
+        raise RuntimeError("rank 1")
+    with pytest.raises(ValueError, match=r"out\.part is gone, as the export has failed on another rank"):
+        write_part(target, "llm", 0, weights)
+    assert not list(tmp_path.iterdir())
+
+
+def test_parts_written_while_others_are_deleted_do_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, target = plan_of(cut=False), tmp_path / "out"
+    weights = build_stage_module(plan, plan.stages[-1], seed=8, dtype=F32).owned_weights()
+    delete, late = shutil.rmtree, []
+
+    def slow(folder: Path, **options: bool) -> None:
+        delete(folder, **options)
+        with pytest.raises(ValueError, match="is gone") as refused:
+            write_part(target, "llm", 0, weights)
+        late.append(refused)
+
+    monkeypatch.setattr(shutil, "rmtree", slow)
+    with pytest.raises(RuntimeError, match="rank 1"):
+        fail_after_a_part(target, plan.model, weights)
+    assert late
+    assert not list(tmp_path.iterdir())
+
+
+def fail_after_a_part(target: Path, model: ModelGraph, weights: dict[str, torch.Tensor]) -> None:
+    with exporting(target, model, dtype=F32):
+        write_part(target, "llm", 1, weights)
+        raise RuntimeError("rank 1")
 
 
 def test_two_parts_with_one_tensor_are_refused(tmp_path: Path) -> None:
-    plan, target = plan_of(), tmp_path / "out"
+    plan, target = plan_of(cut=False), tmp_path / "out"
     whole = build_stage_module(plan, whole_stage(plan.model.module("llm")), seed=8, dtype=F32)
-    write_part(target, "llm", 1, whole.owned_weights())
+    start_export(target, plan.model)
+    for first_layer in (0, 1):
+        write_part(target, "llm", first_layer, whole.owned_weights())
+    for stage in plan.stages:
+        if stage.module != "llm":
+            module = build_stage_module(plan, stage, seed=9, dtype=F32)
+            write_part(target, stage.module, 0, module.owned_weights())
     with pytest.raises(ValueError, match="two parts hold tensor"):
-        export(plan, target)
+        finish_export(target, plan.model)
 
 
 def test_initial_values_depend_on_seed_module_and_name_alone() -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_checkpoint_attacks import files_of_at_most
 from workbench.cli.console import one_line
-from workbench.whole_file import write_text
+from workbench.whole_file import check_writable, write_text
 
 
 @pytest.fixture
@@ -68,3 +69,22 @@ def test_devices_are_written_to_and_not_replaced(tmp_path: Path) -> None:
 def test_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         write_text("text", tmp_path)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="wants a file system without files of users")
+def test_what_cannot_be_written_is_found_early_whatever_permissions_say() -> None:
+    """Those of /proc allow its owner all."""
+    with pytest.raises(ValueError, match=r"/proc/new/plan\.json: cannot be written, /proc is no folder"):
+        check_writable(Path("/proc/new/plan.json"))
+
+
+def test_a_full_disk_is_found_early(tmp_path: Path) -> None:
+    with files_of_at_most(0), pytest.raises(ValueError, match="may write to: File too large"):
+        check_writable(tmp_path / "new" / "plan.json")
+    assert not list(tmp_path.iterdir())
+
+
+def test_devices_and_pipes_may_be_written_to(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (Path(os.devnull), tmp_path / "pipe"):
+        check_writable(path)

@@ -1,6 +1,9 @@
 """Makes untrusted text safe for a terminal or a log: one line, printable, of limited length."""
 
+from collections.abc import Collection
+
 MOST_CHARACTERS = 300
+MOST_NAMES = 3
 
 
 def plain(text: str, most: int = MOST_CHARACTERS) -> str:
@@ -16,3 +19,9 @@ def plain(text: str, most: int = MOST_CHARACTERS) -> str:
     )
     head = most * 2 // 3
     return f"{beginning[:head]} ... {whole[-(most - head - 5) :]}"
+
+
+def some(names: Collection[str]) -> str:
+    """The names in order; of more than `MOST_NAMES` the first, and how many more."""
+    first, *others = ordered = sorted(names)
+    return ", ".join(ordered) if len(ordered) <= MOST_NAMES else f"{first} and {len(others):,} more"

@@ -1,6 +1,9 @@
 """Writes files atomically: whole or not at all."""
 
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -18,9 +21,41 @@ def check_writable(path: Path, *reads: Path | str | None) -> None:
     for source in (Path(read) for read in reads if read):
         if path.is_file() and source.is_file() and path.samefile(source):
             raise ValueError(f"{path}: this command reads it; want another file to write")
-    above = next(folder for folder in Path(os.path.realpath(path)).parents if folder.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise ValueError(f"{path}: cannot be written, {above} is no folder that I may write to")
+    above = nearest(Path(os.path.realpath(path)).parent)
+    if path.exists() and not path.is_file():
+        return  # a device or a pipe
+    try:
+        try_writing(above)
+    except OSError as error:
+        raise ValueError(
+            f"{path}: cannot be written, {above} is no folder that I may write to: {error.strerror}"
+        ) from None
+
+
+def nearest(path: Path) -> Path:
+    """The path, or what exists above it: a folder, unless the path leads through a file."""
+    real = Path(os.path.realpath(path))
+    return next(each for each in (real, *real.parents) if each.exists())
+
+
+def try_writing(folder: Path) -> None:
+    """Write a file there that has no name and is gone at once: permissions alone do not tell.
+
+    Raises:
+        OSError: it cannot be written, as in a file system that is read-only, full or not made of files.
+    """
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(b" ")
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Context in which an operation that fails without naming a file, as on a full disk, names this one."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def write_text(text: str, path: Path) -> None:

@@ -14,6 +14,7 @@ from PIL import Image, ImageDraw
 
 from runtime.data.mel import SAMPLE_HZ
 from runtime.data.records import INDEX
+from workbench.whole_file import naming
 
 MOST_SAMPLES = 1_000_000
 IMAGE_PX = 64
@@ -52,6 +53,7 @@ def make(folder: Path, *, num_samples: int, seed: int, kinds: tuple[str, ...] = 
 
     Raises:
         ValueError: the folder exists, or an invalid count or kind.
+        OSError: it cannot be written; names a file or the folder.
     """
     if folder.exists():
         raise ValueError(f"data folder {folder} exists already; give a new one")
@@ -63,12 +65,17 @@ def make(folder: Path, *, num_samples: int, seed: int, kinds: tuple[str, ...] = 
     part = folder.with_name(folder.name + ".part")
     if part.exists():
         shutil.rmtree(part)
-    (part / "images").mkdir(parents=True)
-    (part / "audio").mkdir()
-    records = [_example(part, number, seed, kinds) for number in range(num_samples)]
-    lines = [json.dumps(record) for record in records]
-    (part / INDEX).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    part.rename(folder)
+    try:
+        with naming(folder):
+            (part / "images").mkdir(parents=True)
+            (part / "audio").mkdir()
+            records = [_example(part, number, seed, kinds) for number in range(num_samples)]
+            lines = [json.dumps(record) for record in records]
+            (part / INDEX).write_text("\n".join(lines) + "\n", encoding="utf-8")
+            part.rename(folder)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
     segments = [segment for record in records for segment in record["segments"]]
     return Made(num_samples, *(sum(kind in segment for segment in segments) for kind in ("image", "audio")))
 

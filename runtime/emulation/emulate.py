@@ -32,12 +32,12 @@ from runtime.emulation.thread_mesh import Mailbox, ThreadMesh
 from runtime.emulation.times import Absences, OwnWork, Timings, median_timings, own_work
 from runtime.emulation.turn import Runner, Turns
 from runtime.launch import Progress, StepLosses
-from runtime.models.weights import exporting
 from runtime.parallel.expert.group import ExpertGroup
 from runtime.parallel.tensor.group import TensorGroup
 from runtime.rank_job import Build, run_steps
 from runtime.rank_report import RankReport, RankState
 from runtime.run_settings import Collect, RunSettings
+from runtime.state.weights_export import exporting
 from runtime.step.first_weights import DrawnWeights
 from runtime.step.stage_module import StageModule, build_stage_module
 from runtime.world.clock import HOST, Clock, SynchronousClock
@@ -145,7 +145,9 @@ def emulate(
         build = partial(build_stage_module, drawn=drawn)
     ranks = _Ranks(lowered, settings, source or SyntheticSource(settings.seed), build, device)
     try:
-        with exporting(settings.export, lowered.plan.model, settings.weights):
+        with exporting(
+            settings.export, lowered.plan.model, settings.weights, dtype=settings.dtype(lowered.plan)
+        ):
             reports = ranks.run(order, progress)
     except torch.OutOfMemoryError as error:  # while stages are built; in an action it names the rank
         raise ValueError(f"emulation of {len(lowered.plan.ranks)} ranks: {error}") from error

@@ -13,6 +13,7 @@ from runtime.models.stored_tensors import write_tensors
 from workbench.model.lora import Lora, is_of_adapter
 from workbench.model.model_graph import Module
 from workbench.model.trained import adapted_products
+from workbench.plain_text import some
 
 Value = TypeVar("Value")
 FOLDER = "adapter"  # beside the frozen weights of the module
@@ -39,18 +40,20 @@ def finish_adapters(folder: Path, adapter: Adapter) -> None:
     if not wanted:
         return
     tensors: dict[str, Tensor] = {}
-    for part in sorted(folder.glob(f"{PART}-*.safetensors")):
+    parts = sorted(folder.glob(f"{PART}-*.safetensors"))
+    for part in parts:
         with safe_open(part, framework="pt") as file:
             tensors |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
-        part.unlink()
     if missing := sorted(wanted - tensors.keys()):
-        raise ValueError(f"module {adapter.module.name!r}: no part holds tensors {', '.join(missing)}")
+        raise ValueError(f"module {adapter.module.name!r}: no part holds tensors {some(missing)}")
     (folder / FOLDER).mkdir()
     named = {PREFIX + name: tensor for name, tensor in tensors.items()}
     write_tensors(named, folder / FOLDER / TENSORS)
     lora = next(iter(adapted_products(adapter.module.layers).values()))
     config = _config(lora, {name.rpartition(".lora_")[0] for name in tensors})
     (folder / FOLDER / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    for part in parts:
+        part.unlink()
 
 
 def check_origin(modules: tuple[Module, ...], composite: str) -> None:

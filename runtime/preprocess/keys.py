@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import zmq
 from runtime.preprocess.messages import Role
 from workbench.plain_text import plain
 from workbench.strict_json import parse_strict
+from workbench.whole_file import naming
 
 KEY_CHARACTERS = 40  # of a key of 32 bytes in Z85
 PRIVATE = 0o600
@@ -61,6 +63,7 @@ def write_keys(folder: Path) -> tuple[Path, ...]:
 
     Raises:
         ValueError: one of them exists already; keys are never replaced.
+        OSError: one cannot be written; names it, and none is left.
     """
     folder.mkdir(parents=True, exist_ok=True)
     server, clients = make_keys()
@@ -69,9 +72,13 @@ def write_keys(folder: Path) -> tuple[Path, ...]:
     for path in contents:
         if path.exists():
             raise ValueError(f"keys {path}: exists already; give another folder")
-    for path, content in contents.items():
-        path.touch(mode=PRIVATE, exist_ok=False)
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    with ExitStack() as unfinished:
+        for path, content in contents.items():
+            path.touch(mode=PRIVATE, exist_ok=False)
+            unfinished.callback(path.unlink)
+            with naming(path):
+                path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        unfinished.pop_all()
     return tuple(contents)
 
 

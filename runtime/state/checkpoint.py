@@ -115,7 +115,7 @@ class Checkpoints:
 def checkpoints_in(
     folder: Path, every: int, begin: Begin, identity: Identity, *, num_bytes: int = 0
 ) -> Checkpoints:
-    """Settings of a run that saves into a folder, which is created.
+    """Settings of a run that saves into a folder, which its first rank creates.
 
     Args:
         num_bytes: approximate size of one checkpoint.

@@ -4,7 +4,6 @@ import fcntl
 import os
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,7 +12,7 @@ from pathlib import Path
 from runtime.world.owner import MOST_BYTES, Life, Owner, owner_from, this_process
 from workbench.bounded_file import open_regular
 from workbench.units import gib
-from workbench.whole_file import write_text
+from workbench.whole_file import nearest, try_writing, write_text
 
 LOCK = "writer.json"
 WAIT_S = 3.0  # for a writer that is ending, whose processes take up to two seconds
@@ -21,7 +20,7 @@ LOOK_EVERY_S = 0.05
 
 
 def check_folder(folder: Path) -> None:
-    """Create it, and detect before the work what would fail at its first save, or when that is read.
+    """Detect before the work what would fail at its first save, or when that is read; creates nothing.
 
     Raises:
         ValueError: it is not writable, or used by another process, or its path is not UTF-8.
@@ -31,17 +30,15 @@ def check_folder(folder: Path) -> None:
     except UnicodeEncodeError:
         raise ValueError(f"{folder}: want a path in UTF-8, as safetensors reads no other") from None
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        try_writing(nearest(folder))
     except OSError as error:
         raise ValueError(f"{folder}: nothing can be saved there: {error.strerror}") from None
     refuse_writer(folder)
 
 
 def check_space(folder: Path, num_bytes: int) -> None:
-    """Raise ValueError where a folder's disk lacks about so many bytes."""
-    if (free_bytes := shutil.disk_usage(folder).free) < num_bytes:
+    """Raise ValueError where the disk of a folder, which need not exist, lacks about so many bytes."""
+    if (free_bytes := shutil.disk_usage(nearest(folder)).free) < num_bytes:
         raise ValueError(
             f"{folder}: saves take about {gib(num_bytes):.4g} GiB more, {gib(free_bytes):.4g} GiB are free"
         )

@@ -14,7 +14,7 @@ from workbench.export.target import Launch, Target
 from workbench.plan.codec import plan_hash
 from workbench.plan.plan import Plan
 from workbench.units import MS_PER_S
-from workbench.whole_file import check_writable
+from workbench.whole_file import check_writable, naming
 
 MARK = "export.json"
 FORMAT = "multimodal-workbench export"
@@ -220,17 +220,15 @@ def write_folder(files: Mapping[str, str], folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
     try:
-        for name, text in files.items():
-            path = staging / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-            if name.endswith(".sh"):
-                path.chmod(_PROGRAM_MODE)
-        staging.chmod(_FOLDER_MODE & ~_umask())
-        _replace(staging, folder)
-    except OSError as error:
-        error.filename = error.filename or str(folder)  # a full disk names no file
-        raise
+        with naming(folder):
+            for name, text in files.items():
+                path = staging / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+                if name.endswith(".sh"):
+                    path.chmod(_PROGRAM_MODE)
+            staging.chmod(_FOLDER_MODE & ~_umask())
+            _replace(staging, folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

@@ -3,6 +3,7 @@
 from os.path import relpath
 from pathlib import Path
 
+from workbench.cost.device_names import shipped_device
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, known_profiles, load_profile
 from workbench.job.job import Job
@@ -63,14 +64,35 @@ def profile_beside(plan: Path) -> Profile | None:
 
 
 def profile_name_beside(plan: Path) -> str | None:
-    """Name or path of the profile that a plan file was made with; ValueError where its file is missing."""
+    """Name or path of the profile that a plan file was made with.
+
+    A path counts from the plan's folder alone: a file of that name elsewhere, such as in the user's current
+    folder, may be of another machine.
+
+    Raises:
+        ValueError: its file is missing, as where the plan was copied without it.
+    """
     name = planned_with(plan)
     if name is None:
         return None
     file = plan.parent / name
-    if not file.is_file() and name not in known_profiles() and "/" in name:
-        raise ValueError(f"{plan}: the profile that it was made with, {name}, is not there; want --profile")
-    return str(file.resolve()) if file.is_file() else name
+    if file.is_file():
+        return str(file.resolve())
+    if not _is_shipped(name):
+        raise ValueError(
+            f"{plan}: the profile that it was made with, {name}, is not there; want --profile, or that "
+            f"file at {file.resolve()}"
+        )
+    return name
+
+
+def _is_shipped(name: str) -> bool:
+    if "/" in name or name.endswith(".json"):
+        return False
+    try:
+        return bool(shipped_device(name, known_profiles()))
+    except ValueError:
+        return False
 
 
 def profile_name_anywhere(name: str) -> str:

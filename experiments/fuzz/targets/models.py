@@ -225,7 +225,7 @@ TARGETS = (
     Target(
         name="weights",
         make=_weights,
-        readers=("runtime.models.weights:_files", "runtime.models.weights:_checked"),
+        readers=("runtime.models.weights:files_of", "runtime.models.weights:_checked"),
     ),
     Target(name="weights-experts", make=_experts, readers=("runtime.models.weights:_checked",)),
     Target(
@@ -234,6 +234,6 @@ TARGETS = (
         readers=("runtime.models.stored_tensors:_turned",),
     ),
     Target(name="weights-length", make=_length, readers=("workbench.model.checkpoint:_check_length",)),
-    Target(name="weights-index", make=_index, readers=("runtime.models.weights:_files",)),
+    Target(name="weights-index", make=_index, readers=("runtime.models.weights:files_of",)),
     Target(name="projector", make=_projector, readers=("workbench.model.projector:from_text",)),
 )

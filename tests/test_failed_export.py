@@ -1,0 +1,123 @@
+"""No failure of an export loses weights that were trained."""
+
+import shutil
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from runtime.models.choose import adapter_of
+from runtime.models.weights import weights_of
+from runtime.state.weights_export import check_export, exporting, start_export, write_part
+from runtime.step.stage_module import build_stage_module
+from tests.test_checkpoint_attacks import files_of_at_most
+from tests.test_export import tensors_of
+from tests.test_lora_run import two_stages
+from tests.test_weights import F32, plan_of
+from workbench.model.lora import is_of_adapter
+from workbench.plan.plan import Plan
+
+Weights = dict[tuple[str, str], Tensor]
+
+
+def write_parts(plan: Plan, target: Path) -> Weights:
+    """As all ranks do; returns what they held."""
+    held: Weights = {}
+    for stage in plan.stages:
+        weights = build_stage_module(plan, stage, seed=9, dtype=F32).owned_weights()
+        write_part(target, stage.module, stage.layers[0], weights)
+        held |= {(stage.module, name): weight for name, weight in weights.items()}
+    return held
+
+
+def export_that_fails(plan: Plan, target: Path, fail: Callable[[ExitStack], None]) -> Weights:
+    """What fails does so after all parts are written; returns what they hold.
+
+    Args:
+        fail: raises, or enters a context in which files cannot be written.
+    """
+    held: Weights = {}
+    with pytest.raises((OSError, ValueError, RuntimeError)):
+        _export(plan, target, fail, held)
+    return held
+
+
+def _export(plan: Plan, target: Path, fail: Callable[[ExitStack], None], held: Weights) -> None:
+    with ExitStack() as failing, exporting(target, plan.model, dtype=F32):
+        held |= write_parts(plan, target)
+        fail(failing)
+
+
+def full_disk(num_bytes: int) -> Callable[[ExitStack], None]:
+    """Files get no longer once all parts are there."""
+    return lambda failing: failing.enter_context(files_of_at_most(num_bytes))
+
+
+def a_later_repetition(_: ExitStack) -> None:
+    raise RuntimeError("rank 1 at 0F0")
+
+
+def assert_same(kept: Weights, held: Weights) -> None:
+    assert kept.keys() == held.keys()
+    assert all(torch.equal(kept[key], held[key]) for key in held)
+
+
+def test_weights_of_a_run_that_fails_after_they_were_written_can_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = plan_of()
+    held = export_that_fails(plan, tmp_path / "out", a_later_repetition)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.trained"]
+    assert_same(tensors_of(tmp_path / "out.trained"), held)
+    assert capsys.readouterr().err.endswith("out was not completed; --weights reads them\n")
+    for adapter in map(adapter_of, plan.model.modules):
+        reader = weights_of(tmp_path / "out.trained", adapter)
+        for name, shape in adapter.stored_shapes().items():
+            assert torch.equal(reader.read(name, shape), held[adapter.module.name, name])
+
+
+def test_on_a_disk_too_full_for_a_configuration_stages_are_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held = export_that_fails(plan_of(), tmp_path / "out", full_disk(20))
+    assert_same(tensors_of(tmp_path / "out.trained"), held)
+    assert capsys.readouterr().err.endswith("each stage is a file of safetensors\n")
+
+
+def test_adapters_that_cannot_become_one_file_are_kept(tmp_path: Path) -> None:
+    plan = two_stages()
+    held = export_that_fails(plan, tmp_path / "out", full_disk(4_000))
+    assert any(is_of_adapter(name) for _, name in held)
+    assert not list((tmp_path / "out.trained").rglob("adapter_config.json"))
+    assert_same(tensors_of(tmp_path / "out.trained"), held)
+
+
+def test_kept_weights_are_not_mixed_with_those_of_another_run(tmp_path: Path) -> None:
+    plan, target = plan_of(), tmp_path / "out"
+    export_that_fails(plan, target, a_later_repetition)
+    with pytest.raises(ValueError, match=r"out\.trained holds the weights of an earlier run; move it"):
+        check_export(target, plan.model, None, F32)
+
+
+def test_complete_parts_of_a_run_that_was_killed_are_kept(tmp_path: Path) -> None:
+    plan, target = plan_of(), tmp_path / "out"
+    start_export(target, plan.model)
+    held = write_parts(plan, target)
+    with pytest.raises(ValueError, match="holds the weights of an earlier run"):
+        start_export(target, plan.model)
+    assert_same(tensors_of(tmp_path / "out.trained"), held)
+
+
+def test_too_little_space_is_found_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = plan_of().model
+    full = SimpleNamespace(free=4 * model.num_parameters - 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    with pytest.raises(ValueError, match=r"saves take about .* GiB more, .* GiB are free"):
+        check_export(tmp_path / "new" / "out", model, None, F32)
+    assert not list(tmp_path.iterdir())
+    full.free += 1
+    check_export(tmp_path / "new" / "out", model, None, F32)
