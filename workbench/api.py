@@ -124,11 +124,16 @@ def search(
     return candidates
 
 
-def simulate(plan: Plan, *, profile: str | Path | None = None, execution: str | Path | None = None) -> Trace:
+def simulate(
+    plan: Plan,
+    *,
+    profile: str | Path | Sequence[str | Path] | None = None,
+    execution: str | Path | None = None,
+) -> Trace:
     """Simulate one step of a plan.
 
     Args:
-        profile: name or file; None: the shipped one of the cluster's device.
+        profile: name or file, or one for each kind of device; None: the shipped ones of its devices.
         execution: as in `plan`.
 
     Raises:
@@ -138,7 +143,8 @@ def simulate(plan: Plan, *, profile: str | Path | None = None, execution: str | 
 
     _check_plan("simulate", plan)
     lowered, memory = accept(plan)
-    given = None if profile is None else load_profile(str(profile))
+    names = () if profile is None else (profile,) if isinstance(profile, str | Path) else profile
+    given = [load_profile(str(name)) for name in names]
     return predict_within(lowered, memory, under(cost_for(plan, given), _path(execution)))
 
 
