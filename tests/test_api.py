@@ -14,6 +14,7 @@ import workbench
 from workbench import api
 from workbench.job.device import Device
 from workbench.job.module_layout import ModuleLayout
+from workbench.plan.plan import Program
 from workbench.planner.strategy_spec import First
 from workbench.schedule.choice import ScheduleKind
 from workbench.search.drive import Candidate
@@ -157,6 +158,12 @@ def test_strategies_are_names_or_of_ones_own(job: workbench.Job, plan: workbench
         workbench.search(job, strategies=[own, own], profile="A40")
 
 
+def test_strategies_may_be_a_generator(job: workbench.Job):
+    """It can be read but once, and an empty result would look like a job without plans."""
+    found = workbench.search(job, strategies=(name for name in ("entrain", "dip")), profile="A40")
+    assert {one.strategy for one in found} == {"entrain", "dip"}
+
+
 def _mine(job, cost, progress, most):
     plans = BY_NAME["cornstarch"].shortlist(job, cost, progress, most)
     return tuple(dataclasses.replace(each, strategy="mine") for each in plans)
@@ -180,6 +187,10 @@ def test_an_argument_of_another_kind_is_named(job: workbench.Job, plan: workbenc
             r"strategies: want a sequence .* \['dip'\]",
         ),
         (
+            lambda: workbench.search(job, strategies=BY_NAME["dip"], profile="A40"),
+            "strategies: want a sequence, got StrategySpec; nearest: a list of it",
+        ),
+        (
             lambda: workbench.plan(job, _mine, profile="A40"),
             "strategy: want a name or a StrategySpec, got function",
         ),
@@ -187,9 +198,21 @@ def test_an_argument_of_another_kind_is_named(job: workbench.Job, plan: workbenc
         (lambda: workbench.search(str(EXAMPLE)), "search: want a Job, "),
         (lambda: workbench.simulate(job), "simulate: want a Plan, as workbench.plan returns it, got Job"),
         (lambda: workbench.run(job), "run: want a Plan"),
+        (
+            lambda: workbench.simulate(dataclasses.replace(plan, programs=list(plan.programs))),
+            "simulate: programs of a Plan are a tuple, got list",
+        ),
+        (
+            lambda: workbench.run(dataclasses.replace(plan, programs=tuple(map(_listed, plan.programs)))),
+            r"run: actions of the program of ranks \(0,\) of a Plan are a tuple, got list",
+        ),
     ):
         with pytest.raises(TypeError, match=words):
             call()
+
+
+def _listed(program: Program) -> Program:
+    return dataclasses.replace(program, actions=list(program.actions))
 
 
 def test_called_packages_have_the_signature_of_their_function():

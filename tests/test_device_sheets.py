@@ -98,6 +98,15 @@ def test_contradictory_cells_are_named(cell: str, spoiled: Callable[[DeviceSheet
         check_sheet(spoiled(shipped_sheet("B200")), ALL)
 
 
+@pytest.mark.parametrize("architecture", ["ada", "Ada Lovelace", "Ada AD103"])
+def test_a_sparse_peak_is_seen_beside_others_of_the_generation(architecture: str):
+    """Per watt alone it would pass: 733 TFLOP/s at 350 W are less than 1.6 times what a GB200 does."""
+    sheet = replace(shipped_sheet("L40S"), architecture=architecture, fp8_flop_per_s=None)
+    check_sheet(sheet, ALL)
+    with pytest.raises(ValueError, match=f"at most 1.6 times others of {architecture}, got 724.1"):
+        check_sheet(replace(sheet, bfloat16_flop_per_s=2 * sheet.bfloat16_flop_per_s), ALL)
+
+
 def test_a_sheet_equal_to_its_likes_gives_its_likes_tables():
     sheet = shipped_sheet("H100")
     same = rescaled(sheet, load_profile("H100"), sheet)

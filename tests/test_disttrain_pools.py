@@ -195,7 +195,7 @@ def test_machines_of_a_plan_are_found_by_device():
     plan = replace(plan, cluster=replace(plan.cluster, nodes=nodes))
     assert [cost_for(plan).on(device).profile.name for device in ("L20", "H100")] == ["L20", "H100"]
     given = replace(load_profile("H100"), name="mine")
-    assert [cost_for(plan, given).on(device).profile.name for device in ("L20", "H100")] == ["L20", "mine"]
+    assert [cost_for(plan, [given]).on(device).profile.name for device in ("L20", "H100")] == ["L20", "mine"]
     with pytest.raises(ValueError, match="no shipped profile is of device 'slow'"):
         cost_for(mixed_plan())
 

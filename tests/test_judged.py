@@ -126,3 +126,24 @@ def test_dollars_are_what_is_judged_where_they_are_the_aim():
     asked = Asked(1.0)
     found = judged(BY_NAME["cornstarch"], asked)(paid, cost(), silent)
     assert len(found.ranks) == min(len(plan.ranks) for plan in asked.plans)
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        ((), r"got tuple \(\); nearest: \(plan,\)"),
+        (None, r"got NoneType \(\)"),
+        ((None,), r"got tuple \(NoneType\)"),
+    ],
+)
+def test_what_is_no_shortlist_is_told_by_the_strategys_name(returned, words: str):
+    mine = replace(BY_NAME["cornstarch"], name="mine", shortlist=lambda *_: returned)
+    with pytest.raises(TypeError, match=f"strategy 'mine': want a tuple of at least one Plan .*{words}"):
+        judged(mine, candidate_s)(job(), cost(), silent)
+
+
+def test_a_plan_alone_is_no_shortlist():
+    plan = published("cornstarch", job())
+    mine = replace(BY_NAME["cornstarch"], name="mine", shortlist=lambda *_: plan)
+    with pytest.raises(TypeError, match=r"got Plan \(\); nearest: \(plan,\)"):
+        judged(mine, candidate_s)(job(), cost(), silent)

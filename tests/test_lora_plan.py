@@ -156,7 +156,7 @@ def test_a_job_file_with_adapters_reads_as_yaml(tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", ["megatron", "megatron-bridge"])
 def test_exports_refuse_adapters_in_one_line(tmp_path: Path, target: str) -> None:
     file = tmp_path / "plan.json"
-    write_plan(planned(tmp_path, LORA, "fsdp", pp=1), file, profile="H100")
+    write_plan(planned(tmp_path, LORA, "fsdp", pp=1), file, profiles=("H100",))
     words = f"{target} cannot express lora adapters of 'llm'"
     refuse("export", file, "--to", target, "-o", tmp_path / "out", words=words, folder=tmp_path)
 

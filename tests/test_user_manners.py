@@ -53,7 +53,7 @@ def test_simulate_takes_the_profile_that_the_plan_was_made_with(folder: Path) ->
     plan.parent.mkdir()
     cpu = folder / "elastic-cpu.json"
     told("plan", job, "--profile", cpu, "-o", plan)
-    assert planned_with(plan) == "../elastic-cpu.json"
+    assert planned_with(plan) == ("../elastic-cpu.json",)
     assert plan_hash(read_plan(plan)) == plan_hash(read_plan(plan))
     implied = json.loads(told("simulate", plan, "--json"))
     assert implied == json.loads(told("simulate", plan, "--profile", cpu, "--json"))
@@ -95,11 +95,11 @@ def test_a_plan_that_says_no_profile_is_priced_by_its_device(tmp_path: Path) -> 
     assert document.pop("profile") == "H100"
     bare = tmp_path / "bare.json"
     bare.write_text(json.dumps(document))
-    assert planned_with(bare) is None
+    assert planned_with(bare) == ()
     assert read_plan(bare) == read_plan(plan)
     document["profile"] = 3
     bare.write_text(json.dumps(document))
-    assert "profile must be a name or a path, got 3" in workbench("simulate", bare).stderr
+    assert "profile must be a name or a path, or a list of these, got 3" in workbench("simulate", bare).stderr
 
 
 def test_reproduce_writes_where_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ The functions do what the commands of the same names do, without files. Simulato
 on demand.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -124,11 +124,16 @@ def search(
     return candidates
 
 
-def simulate(plan: Plan, *, profile: str | Path | None = None, execution: str | Path | None = None) -> Trace:
+def simulate(
+    plan: Plan,
+    *,
+    profile: str | Path | Sequence[str | Path] | None = None,
+    execution: str | Path | None = None,
+) -> Trace:
     """Simulate one step of a plan.
 
     Args:
-        profile: name or file; None: the shipped one of the cluster's device.
+        profile: name or file, or one for each kind of device; None: the shipped ones of its devices.
         execution: as in `plan`.
 
     Raises:
@@ -136,9 +141,10 @@ def simulate(plan: Plan, *, profile: str | Path | None = None, execution: str | 
     """
     from sim.predict import predict_within
 
-    _check_kind("simulate", plan, Plan, "plan")
+    _check_plan("simulate", plan)
     lowered, memory = accept(plan)
-    given = None if profile is None else load_profile(str(profile))
+    names = () if profile is None else (profile,) if isinstance(profile, str | Path) else profile
+    given = [load_profile(str(name)) for name in names]
     return predict_within(lowered, memory, under(cost_for(plan, given), _path(execution)))
 
 
@@ -154,7 +160,7 @@ def run(plan: Plan, options: RunOptions = RunOptions()) -> "RunResult":  # noqa:
     """
     from runtime.launch import prepare, run_lowered
 
-    _check_kind("run", plan, Plan, "plan")
+    _check_plan("run", plan)
     if options.device == Device.CUDA:
         raise ValueError("processes of this machine run on the CPU; on GPUs start runtime.launch by torchrun")
     lowered, _ = accept(plan)
@@ -175,6 +181,17 @@ def _check_kind(function: str, value: object, kind: type, maker: str) -> None:
         )
 
 
+def _check_plan(function: str, plan: Plan) -> None:
+    """TypeError for what is no plan, and for one that was changed to hold lists, which no cache can key."""
+    _check_kind(function, plan, Plan, "plan")
+    parts: list[tuple[str, object]] = [("stages", plan.stages), ("microbatches", plan.microbatches)]
+    parts += [("programs", plan.programs)]
+    parts += [(f"actions of the program of ranks {each.ranks}", each.actions) for each in plan.programs]
+    for what, value in parts:
+        if not isinstance(value, tuple):
+            raise TypeError(f"{function}: {what} of a Plan are a tuple, got {type(value).__name__}")
+
+
 def _name(profile: str | Path | None) -> str | None:
     return None if profile is None else str(profile)
 
@@ -183,11 +200,13 @@ def _path(file: str | Path | None) -> Path | None:
     return None if file is None else Path(file)
 
 
-def _several(what: str, names: Sequence[Named]) -> Sequence[Named]:
-    """A name is a sequence, too: of its letters."""
+def _several(what: str, names: Iterable[Named]) -> tuple[Named, ...]:
+    """The names, which are read more than once. A name is a sequence, too: of its letters."""
     if isinstance(names, str):
         raise TypeError(f"{what}: want a sequence of names, got {str(names)!r}; nearest: [{str(names)!r}]")
-    return names
+    if not isinstance(names, Iterable):
+        raise TypeError(f"{what}: want a sequence, got {type(names).__name__}; nearest: a list of it")
+    return tuple(names)
 
 
 def _one_of(what: str, name: str, known: Collection[str]) -> str:

@@ -181,10 +181,11 @@ def check_sheet(sheet: DeviceSheet, others: Iterable[DeviceSheet]) -> None:
 
 
 def _check_zeros(sheet: DeviceSheet, others: Sequence[DeviceSheet]) -> None:
-    """Compare the peak per processor within its architecture if another is known, else per watt with all
-    others.
+    """Compare the peak per processor within its architecture if another is known, or within its generation
+    (`Ada` of `Ada AD102`), else per watt with all others.
     """
     alike = [other for other in others if other.architecture == sheet.architecture]
+    alike = alike or [other for other in others if _generation(other) == _generation(sheet)]
     best = max((_per_processor(other) for other in alike), default=0.0) * sheet.processors
     rule = f"at most {WITH_ZEROS} times others of {sheet.architecture}"
     if not alike:
@@ -199,6 +200,10 @@ def _contradiction(sheet: DeviceSheet, cell: str, value: float, rule: str, wante
         f"data sheet of {sheet.device}: {cell} must be dense, {rule}, got {value / _TERA:g}: does it count "
         f"the zeros of sparse matrices? nearest: {wanted / _TERA:g}"
     )
+
+
+def _generation(sheet: DeviceSheet) -> str:
+    return sheet.architecture.split()[0].casefold()
 
 
 def _per_processor(sheet: DeviceSheet) -> float:

@@ -1,6 +1,7 @@
 """Commands that measure this machine and run experiments: calibrate, report, reproduce, demo."""
 
 import json
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from workbench.drift import drift_warning
 from workbench.job.device import Device
 from workbench.job.job import Job
 from workbench.job.job_file import read_spec
-from workbench.job.matching import profile_name_anywhere, profile_name_beside
+from workbench.job.matching import profile_name_anywhere, profile_names_beside
 from workbench.plan.plan import Plan
 from workbench.report.folder import fastest_of, read_folder
 from workbench.report.progress import ticking
@@ -125,10 +126,17 @@ def report_command(
     variants = None
     if job is not None:
         fastest = fastest_of(contents, read_job(job))
-        named = profile_name_beside(fastest.path) if profile is None else profile_name_anywhere(profile)
+        named = (
+            _only(profile_names_beside(fastest.path)) if profile is None else profile_name_anywhere(profile)
+        )
         variants = _what_if(job, fastest.plan.strategy, named, what_if_s)
     write_text(report_html(contents, what_if=variants), path)
     show(f"written to {path}")
+
+
+def _only(names: Sequence[str]) -> str | None:
+    """The profile of a plan; None where it has none, or pools with several, which the job names too."""
+    return names[0] if len(names) == 1 else None
 
 
 def _what_if(job: Path, strategy: str, profile: str | None, seconds: float) -> WhatIf:

@@ -16,7 +16,7 @@ from workbench.cost.model import CostModel
 from workbench.explain.warnings import warnings_of
 from workbench.job.job import Job
 from workbench.job.machines import cost_of
-from workbench.job.matching import check_job, named_profile
+from workbench.job.matching import check_job, named_profiles
 from workbench.job.run_options import asked
 from workbench.job.sample_sizes import Tiling
 from workbench.memory.account import fullest_bytes
@@ -116,7 +116,7 @@ class PlanInputs:
         Returns:
             Why it cannot run; empty where it can.
         """
-        write_plan(plan, output, profile=named_profile(job, self.profile, output))
+        write_plan(plan, output, profiles=named_profiles(job, self.profile, output))
         refusal = refusal_to_run(plan)
         if refusal:
             warn(f"this plan can be simulated, not run: {refusal}")

@@ -1,6 +1,7 @@
 """Pools: consecutive ranks of one kind of device, with a profile, a price and the modules they take."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import product
@@ -120,6 +121,27 @@ def check_pools(job: str, pools: Sequence[Pool], modules: Sequence[str], num_ran
         if pools and not any(pool.takes(module) for pool in pools):
             raise ValueError(
                 f"job {job!r}: no pool takes module {module!r}; want it under some pool's modules"
+            )
+
+
+def check_profiles(pools: Sequence[Pool], main: str) -> None:
+    """Raise ValueError where two profiles are of one device, as a plan knows its machines by their devices.
+
+    Args:
+        main: name or path of the job's profile, which is not looked at where there is none.
+    """
+    names = {f"cluster.pools.{pool.name}": pool.profile for pool in pools}
+    with suppress(ValueError):  # a missing profile is refused where it is needed
+        load_profile(main)
+        names["profile"] = main
+    first: dict[str, tuple[str, Profile]] = {}
+    for where, name in names.items():
+        profile = load_profile(name)
+        other, known = first.setdefault(profile.device, (where, profile))
+        if known != profile:
+            raise ValueError(
+                f"{where}: profiles {profile.name!r} here and {known.name!r} of {other} are both of device "
+                f"{profile.device!r}; nearest: one profile for both, or another 'device' in the file of one"
             )
 
 

@@ -9,7 +9,7 @@ from workbench.cost.products import ProductFormat
 from workbench.data.sample import Sample
 from workbench.field_kinds import check_kinds
 from workbench.headline import Headline
-from workbench.job.device_pools import Aim, Pool, check_pools, dollars_per_hour, pools_of
+from workbench.job.device_pools import Aim, Pool, check_pools, check_profiles, dollars_per_hour, pools_of
 from workbench.job.job_file import read_spec
 from workbench.job.joint_layouts import join
 from workbench.job.module_layout import ModuleLayout, has_layout, layout_from_spec
@@ -137,6 +137,7 @@ def job_from_spec(spec: JobSpec, *, folder: Path) -> Job:
     else:
         inter = spec.cluster.inter
         cluster, pools = pools_of(spec.cluster.pools, name=spec.name, inter=inter, folder=folder)
+        check_profiles(pools, profile)
     is_local = any(node.num_cores is not None for node in cluster.nodes)
     automatic = Kernels.EAGER if is_local else Kernels.FUSED
     _check_names(spec.name, spec.layouts, model)

@@ -1,5 +1,6 @@
 """Matches plans with jobs and profiles."""
 
+from collections.abc import Sequence
 from os.path import relpath
 from pathlib import Path
 
@@ -16,74 +17,79 @@ def profile_for(plan: Plan) -> Profile:
     return _shipped(plan.cluster.nodes[0].device)
 
 
-def cost_for(plan: Plan, given: Profile | None = None) -> CostModel:
-    """The cost model of a plan's machines: shipped profiles of its devices, or the given one for its own.
+def cost_for(plan: Plan, given: Sequence[Profile] = ()) -> CostModel:
+    """The cost model of a plan's machines: given profiles for their devices, shipped ones for all others.
 
-    Where all devices are of one kind, the given profile is used whatever its device.
+    The first given profile is the main one, as a job's. Where all devices are of one kind and none of the
+    others is of it, the first is used whatever its device.
 
     Raises:
         ValueError: some device has no shipped profile.
     """
     devices = list(dict.fromkeys(node.device for node in plan.cluster.nodes))
-    if len(devices) == 1:
-        return CostModel(given or _shipped(devices[0]))
-    profile_of = {device: _shipped(device) for device in devices if given is None or device != given.device}
-    main = given or profile_of[devices[0]]
+    main, *others = given or (_shipped(devices[0]),)
+    profile_of = {profile.device: profile for profile in others if profile.device != main.device}
+    if len(devices) > 1:
+        unknown = (device for device in devices if device != main.device and device not in profile_of)
+        profile_of |= {device: _shipped(device) for device in unknown}
     return CostModel(main, beside={device: CostModel(profile) for device, profile in profile_of.items()})
 
 
-def named_profile(job: Job, given: str | None, plan: Path) -> str | None:
-    """The profile that a plan file records for its job; paths are relative to the plan's folder.
+def named_profiles(job: Job, given: str | None, plan: Path) -> tuple[str, ...]:
+    """The profiles that a plan file records for its job; paths are relative to the plan's folder.
 
-    None where the job's pools have several.
+    The job's or the given one, then those of pools with other devices, as the plan was priced.
     """
-    name = given or job.profile
-    if job.pools and given is None:
-        return None
+    names = [given or job.profile]
+    if job.pools:
+        main = load_profile(names[0]).device
+        names += dict.fromkeys(pool.profile for pool in job.pools if pool.device != main)
+    return tuple(_from_folder(name, plan.resolve().parent) for name in names)
+
+
+def _from_folder(name: str, folder: Path) -> str:
     file = Path(name)
-    return relpath(file.resolve(), plan.resolve().parent) if file.is_file() else name
+    return relpath(file.resolve(), folder) if file.is_file() else name
 
 
 def cost_of_file(file: Path, plan: Plan, profile: str | None) -> CostModel:
-    """The cost model of a plan file's machines, by a named profile or the one that it was made with.
+    """The cost model of a plan file's machines, by the profiles that it was made with.
+
+    Args:
+        profile: replaces that of its device, and as the main one the first; None: none does.
 
     Raises:
-        ValueError: as `profile_beside` and `cost_for`.
+        ValueError: as `profile_names_beside`, `load_profile` and `cost_for`.
     """
-    return cost_for(plan, profile_beside(file) if profile is None else load_profile(profile))
+    if profile is None:
+        return cost_for(plan, [load_profile(name) for name in profile_names_beside(file)])
+    names = planned_with(file)
+    others = [_located(file, name) for name in names if len(names) > 1 and not _is_gone(file, name)]
+    return cost_for(plan, [load_profile(name) for name in (profile, *others)])
 
 
-def profile_beside(plan: Path) -> Profile | None:
-    """The profile that a plan file was made with; None where it records none.
-
-    Raises:
-        ValueError: the profile's file is missing or invalid.
-    """
-    name = profile_name_beside(plan)
-    return None if name is None else load_profile(name)
-
-
-def profile_name_beside(plan: Path) -> str | None:
-    """Name or path of the profile that a plan file was made with.
+def profile_names_beside(plan: Path) -> tuple[str, ...]:
+    """Names or paths of the profiles that a plan file was made with.
 
     A path counts from the plan's folder alone: a file of that name elsewhere, such as in the user's current
     folder, may be of another machine.
 
     Raises:
-        ValueError: its file is missing, as where the plan was copied without it.
+        ValueError: a file is missing, as where the plan was copied without it.
     """
-    name = planned_with(plan)
-    if name is None:
-        return None
-    file = plan.parent / name
-    if file.is_file():
-        return str(file.resolve())
-    if not _is_shipped(name):
-        raise ValueError(
-            f"{plan}: the profile that it was made with, {name}, is not there; want --profile, or that "
-            f"file at {file.resolve()}"
-        )
-    return name
+    names = planned_with(plan)
+    for name in names:
+        if _is_gone(plan, name):
+            raise ValueError(
+                f"{plan}: the profile that it was made with, {name}, is not there; want --profile, or that "
+                f"file at {(plan.parent / name).resolve()}"
+            )
+    return tuple(_located(plan, name) for name in names)
+
+
+def _is_gone(plan: Path, name: str) -> bool:
+    """Whether a plan file names a profile that is neither a file there nor shipped."""
+    return not ((plan.parent / name).is_file() or _is_shipped(name))
 
 
 def _is_shipped(name: str) -> bool:
@@ -93,6 +99,11 @@ def _is_shipped(name: str) -> bool:
         return bool(shipped_device(name, known_profiles()))
     except ValueError:
         return False
+
+
+def _located(plan: Path, name: str) -> str:
+    file = plan.parent / name
+    return str(file.resolve()) if file.is_file() else name
 
 
 def profile_name_anywhere(name: str) -> str:

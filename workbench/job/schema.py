@@ -148,7 +148,7 @@ class PoolSpec(Strict):
     """A device pool: nodes with one kind of device, which the profile names.
 
     Args:
-        profile: name or path of the device's profile.
+        profile: name or path of the device's profile, the same in all of the job.
         nodes: number of nodes.
         ranks_per_node: devices per node.
         memory_gib: memory per device; default: the profile's.

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -58,17 +59,22 @@ def _digest(content: Any) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def dumps(plan: Plan, version: int = SCHEMA_VERSION, *, profile: str | None = None) -> str:
+def dumps(plan: Plan, version: int = SCHEMA_VERSION, *, profiles: Sequence[str] = ()) -> str:
     """Return the text of a plan file in a version of the format; equal plans give equal text.
 
     Args:
         plan: the plan.
         version: of the format.
-        profile: what it was planned with; it does not change execution and is not hashed.
+        profiles: what it was planned with: the main one, then those of its other kinds of devices. They
+            do not change execution and are not hashed.
     """
-    header = {"format": FORMAT, "schema_version": version, "hash": hash_of_version(plan, version)}
-    if profile is not None:
-        header["profile"] = profile
+    header: dict[str, Any] = {
+        "format": FORMAT,
+        "schema_version": version,
+        "hash": hash_of_version(plan, version),
+    }
+    if profiles:
+        header["profile"] = profiles[0] if len(profiles) == 1 else [*profiles]
     return json.dumps(header | {"plan": _JSON[version].encode(plan)}, indent=1) + "\n"
 
 
@@ -86,15 +92,18 @@ def loads(text: str) -> Plan:
     return plan
 
 
-def planned_with(path: Path) -> str | None:
-    """Return the profile a plan file was made with: a name, or a path relative to its folder, or None.
+def planned_with(path: Path) -> tuple[str, ...]:
+    """Return the profiles a plan file was made with: names, or paths relative to its folder.
+
+    The main one first, then those of other kinds of devices; none where the file names none.
 
     Raises ValueError, or OSError when it cannot be read.
     """
     profile = _document(read_bounded(path)).get("profile")
-    if profile is not None and not isinstance(profile, str):
-        raise ValueError(f"{path}: profile must be a name or a path, got {profile!r:.60}")
-    return profile
+    names = profile if isinstance(profile, list) else [] if profile is None else [profile]
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{path}: profile must be a name or a path, or a list of these, got {profile!r:.60}")
+    return tuple(names)
 
 
 def _document(text: str) -> dict[str, Any]:
@@ -125,9 +134,9 @@ def read_plan(path: Path) -> Plan:
         raise ValueError(f"{path}: {reason}") from None
 
 
-def write_plan(plan: Plan, path: Path, *, profile: str | None = None) -> None:
-    """Write the plan file whole or not at all; `profile` as in `dumps`."""
-    write_text(dumps(plan, profile=profile), path)
+def write_plan(plan: Plan, path: Path, *, profiles: Sequence[str] = ()) -> None:
+    """Write the plan file whole or not at all; `profiles` as in `dumps`."""
+    write_text(dumps(plan, profiles=profiles), path)
 
 
 def plan_schema() -> Schema:
@@ -143,8 +152,11 @@ def plan_schema() -> Schema:
         "format": {"const": FORMAT},
         "schema_version": {"const": SCHEMA_VERSION},
         "hash": text | {"description": "SHA-256 of everything that decides the execution"},
-        "profile": text
-        | {"description": "what it was planned with: a name, or a path from the file's folder"},
+        "profile": {
+            "anyOf": [text, {"type": "array", "items": text}],
+            "description": "what it was planned with: a name, or a path from the file's folder; a list where "
+            "devices are of several kinds",
+        },
         "plan": {"$ref": schema["$ref"]},
     }
     return {

@@ -1,6 +1,6 @@
 """Chooses among a strategy's best few plans by a given judge, as the strategy's estimate may mislead it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from functools import partial
 
@@ -39,12 +39,13 @@ def judged_plan(spec: StrategySpec, judge: Judge, job: Job, cost: CostModel, pro
 
     Raises:
         ValueError: the strategy's own errors; where the judge refuses all plans, its first reason.
+        TypeError: what the strategy returns is no shortlist, or an empty one.
 
     Complexity: `MOST_JUDGED` judgements, or twice as many, beside the search for so many plans.
     """
     best: tuple[float, Plan] | None = None
     refusal: ValueError | None = None
-    for plan in spec.shortlist(job, cost, progress, MOST_JUDGED):
+    for plan in _shortlisted(spec, job, cost, progress):
         try:
             worth = worth_of(job, judge(plan, cost), plan.ranks)
         except ValueError as error:
@@ -56,3 +57,16 @@ def judged_plan(spec: StrategySpec, judge: Judge, job: Job, cost: CostModel, pro
         assert refusal is not None, "a shortlist has a plan"
         raise refusal
     return best[1]
+
+
+def _shortlisted(spec: StrategySpec, job: Job, cost: CostModel, progress: Progress) -> tuple[Plan, ...]:
+    """The strategy's shortlist; TypeError, which names the strategy, for anything but plans."""
+    returned = spec.shortlist(job, cost, progress, MOST_JUDGED)
+    plans = tuple(returned) if isinstance(returned, Iterable) else ()
+    if not plans or not all(isinstance(plan, Plan) for plan in plans):
+        members = ", ".join(type(plan).__name__ for plan in plans)
+        raise TypeError(
+            f"strategy {spec.name!r}: want a tuple of at least one Plan as its shortlist, got "
+            f"{type(returned).__name__} ({members}); nearest: (plan,), or a ValueError where there is none"
+        )
+    return plans

@@ -40,7 +40,7 @@ def _profile(folder: Path) -> Ready:
     lowered, memory = accept(plan)
 
     def use(profile: Profile) -> None:
-        predict_within(lowered, memory, cost_for(plan, profile))
+        predict_within(lowered, memory, cost_for(plan, [profile]))
 
     seeds = [json.loads(dump_profile(load_profile(name))) for name in DEVICES]
     return reading(JSON, folder / "profile.json", seeds, load_profile, use)
@@ -66,7 +66,7 @@ def _execution(folder: Path) -> Ready:
 
     def use(execution: Execution) -> None:
         del execution
-        predict_within(lowered, memory, under(cost_for(plan, load_profile("H100")), path))
+        predict_within(lowered, memory, under(cost_for(plan, [load_profile("H100")]), path))
 
     return reading(JSON, path, [_fields(Execution()), json.loads(good.read_bytes())], load_execution, use)
 
