@@ -45,6 +45,7 @@ INSIDE = (
     "glm4v_moe_text",
     "glm_ocr_text",
     "paddleocr_vl_text",
+    "cosmos3_edge_text",
 )
 ROTATED = (Ernie4_5Attention, Ernie4_5_MoeAttention)  # through float32
 NOT_AUTO = {"mistral4": Mistral4ForCausalLM}  # which transformers finds under no name

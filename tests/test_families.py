@@ -33,6 +33,7 @@ from tests import cross_models, tiny_models
 from tests.command_line import accept, workbench
 from tests.encoder_cases import CASES as ENCODERS
 from tests.encoder_cases import module_of as encoder_of
+from tests.encoder_originals import unified_frames, unified_patches
 from tests.test_adapters_decoders import CASES as DECODERS
 from tests.test_adapters_decoders import INSIDE, NOT_AUTO
 from tests.test_adapters_llama4 import LLAMA4
@@ -55,6 +56,8 @@ from workbench.plan.work import work_of
 # Encoders that transformers builds inside larger models alone, and a decoder beside its tower.
 PARTS = {
     **NOT_AUTO,
+    "gemma4_unified_audio": unified_frames,
+    "gemma4_unified_vision": unified_patches,
     "janus_vision_model": JanusVisionModel,
     "llama4_vision_model": Llama4VisionModel,
     "mllama_text_model": MllamaForCausalLM,

@@ -32,6 +32,7 @@ ADDS_ONE = ("GemmaRMS", "Gemma2", "Gemma3", "Qwen3_5")
 MASKS = {
     "gemma3": "gemma",
     "gemma4": "gemma4",
+    "gemma4_unified": "gemma",
     "paligemma": "prefix_lm",
 }  # of samples, where not all of it is causal
 TILED = ("llava_next", "llava_onevision")  # put learned tokens between the rows of an image
@@ -171,7 +172,7 @@ def processor_outputs(
     if name in MASKS:
         is_image, positions = ids == IMAGE, torch.arange(len(ids))
         kinds = positions > is_image.nonzero().max() if name == "paligemma" else is_image
-        key = "mm_token_type_ids" if name == "gemma4" else "token_type_ids"
+        key = "mm_token_type_ids" if name.startswith("gemma4") else "token_type_ids"
         return {key: kinds.long()[None], "position_ids": positions[None]}
     if VISION not in raw or not hasattr(getattr(model, "model", None), "get_rope_index"):
         return {}

@@ -31,6 +31,7 @@ from runtime.models.vision_scaled import Dinov2Adapter, InternVitAdapter
 from runtime.models.vision_siglip2 import Siglip2Adapter
 from runtime.models.vision_stacked import Qwen3VisionAdapter, Qwen35VisionAdapter
 from runtime.models.vision_video_llama import VideoLlamaAdapter
+from runtime.models.without_blocks import LargePatchAdapter, SampleAdapter
 from workbench.model.model_graph import Module
 from workbench.plan.runnable import check_family
 
@@ -62,6 +63,8 @@ ADAPTERS: Mapping[str, Callable[[Module], Adapter]] = {
     "video_llama_3_vision": VideoLlamaAdapter,
     "paddleocr_vl_vision": PaddleOcrAdapter,
     "gemma4_vision": Gemma4VisionAdapter,
+    "gemma4_unified_vision": LargePatchAdapter,
+    "gemma4_unified_audio": SampleAdapter,
     "whisper": WhisperAdapter,
     "voxtral_encoder": VoxtralAdapter,
     "glmasr_encoder": GlmAsrAdapter,

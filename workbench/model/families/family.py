@@ -9,7 +9,7 @@ from workbench.data.corpus import ItemTokens, Video
 from workbench.model.composites.composite import Composite
 from workbench.model.config_fields import Config, flag
 from workbench.model.families.positions import check_fixed_positions
-from workbench.model.families.tiles import NEWLINE, PHI_4, SHRINKS, Tiles, anyres, of_grids
+from workbench.model.families.tiles import NEWLINE, PHI_4, SHRINKS, Tiles, anyres, of_grids, with_newline
 from workbench.model.feature_layers import FeatureLayers, carrying, num_beside, states_read
 from workbench.model.layer import Layer, LayerKind, Matmul, Operator, Pointwise, TokenCount
 from workbench.model.model_graph import GENERATED, TEXT
@@ -217,6 +217,7 @@ class Tower:
             another layer of the LLM.
         merger: operators of its own merger after the final norm; empty: Qwen2-VL's.
         rotated: numbers of each token that are rotated by its time after the final norm.
+        takes_steps: whether its own merger may be spelled out as steps, with others behind it.
     """
 
     layers: Layers
@@ -228,6 +229,7 @@ class Tower:
     stacked: int = 1
     merger: tuple[Operator, ...] = ()
     rotated: int = 0
+    takes_steps: bool = False
 
     def up_to(self, feature_layer: FeatureLayers) -> "Tower":
         """The tower whose output is a hidden state, or several side by side.
@@ -255,7 +257,7 @@ class Tower:
 
     def projector(self, kind: ProjectorKind, llm_width: int) -> Layer:
         """The projector as the last layer; ValueError for one that the tower cannot end with."""
-        has_own = self.projectors == (Projector.MERGER,)
+        has_own = self.projectors == (Projector.MERGER,) and not self.takes_steps
         if kind not in self.projectors if isinstance(kind, Projector) else has_own:
             allowed = " or ".join(repr(each.value) for each in sorted(self.projectors))
             raise ValueError(f"its projector must be {allowed}, got {shown(kind)}")
@@ -348,7 +350,7 @@ class Encoder(Architecture):
         projector = tower.projector(kind, llm_width)
         if flag(config, NEWLINE):
             self._check_packs(config, projector)
-            projector = _with_newline(projector, shrinks=config.get(SHRINKS) is not None)
+            projector = with_newline(projector, shrinks=config.get(SHRINKS) is not None)
         return (*tower.layers, projector), kind
 
     def _check_packs(self, config: Config, projector: Layer) -> None:
@@ -357,21 +359,6 @@ class Encoder(Architecture):
             raise ValueError(f"{self.model_type} puts no tiles together; leave out {NEWLINE}")
         if any(operator.name in (POOL, SHUFFLE) for operator in projector.operators):
             raise ValueError(f"{NEWLINE}: tiles are put together unmerged; want a projector without a merge")
-
-
-def _with_newline(projector: Layer, *, shrinks: bool) -> Layer:
-    """Add the token that ends a row, and the copy that puts rows together.
-
-    If features are shrunk after the projector, their number before is unknown: all of the tiles are counted.
-    """
-    width = projector.out_width
-    if shrinks:
-        operators = tuple(replace(operator, tokens=TokenCount.IN) for operator in projector.operators)
-        projector = replace(projector, operators=operators)
-    newline = Pointwise(
-        name=NEWLINE, width=width, num_passes=2, weights=(("weight", width),), tokens=TokenCount.OUT
-    )
-    return replace(projector, operators=(*projector.operators, newline))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
