@@ -59,6 +59,7 @@ DEFAULTS = (
     *("lighton_ocr", "llava", "llava_next", "llava_next_video", "llava_onevision", "mistral3", "mllama"),
     *("musicflamingo", "paddleocr_vl", "paligemma", "phi4_multimodal", "qianfan_ocr", "qwen2_5_omni"),
     *(
+        "minicpm_ocr",
         "moss_transcribe_diarize",
         "nemotron_h_omni",
         "qwen2_audio",

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from experiments.doors.whole_sizes import AXES, LFM2, TEXT, VIT
+from experiments.doors.whole_sizes import AXES, HYBRID, LFM2, TEXT, VIT
 
 SIGLIP_CASES: dict[str, dict[str, Any]] = {
     "lfm2_vl": {
@@ -30,5 +30,24 @@ SIGLIP_CASES: dict[str, dict[str, Any]] = {
         "vision_config": {**VIT, "num_patches": 64},
         "projector_hidden_size": 40,
         "tie_word_embeddings": True,  # which transformers does not do
+    },
+    "minicpm_ocr": {
+        "text_config": {"model_type": "qwen3_5_text", **TEXT, **HYBRID},
+        "vision_config": VIT,
+        "image_token_id": 90,
+    },
+    "minicpm_ocr, merged twice": {
+        "model_type": "minicpm_ocr",
+        "text_config": {"model_type": "qwen3", **TEXT},
+        "vision_config": {**VIT, "image_size": 32},
+        "merger_times": 2,
+        "image_token_id": 90,
+        "tie_word_embeddings": False,
+    },
+    "minicpmv4_6": {
+        "text_config": {"model_type": "qwen3_5_text", **TEXT, **HYBRID},
+        "vision_config": {**VIT, "image_size": 24},
+        "downsample_mode": "4x",
+        "image_token_id": 90,
     },
 }

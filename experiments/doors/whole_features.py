@@ -55,6 +55,15 @@ def seen_in_patches(model: Any, images: Tensor) -> Tensor:
     return pooled(model, flat, spatial_shapes=grid.expand(len(images), 2), pixel_attention_mask=mask)
 
 
+def seen_in_a_row(model: Any, images: Tensor) -> Tensor:
+    """Features of MiniCPM, which reads patches side by side, as high as one."""
+    patch = model.config.vision_config.patch_size
+    cut = images.unflatten(3, (-1, patch)).unflatten(2, (-1, patch))
+    row = cut.permute(1, 3, 0, 2, 4, 5).flatten(2)[None]
+    grids = torch.tensor([[side // patch for side in images.shape[2:]]] * len(images), dtype=torch.int32)
+    return pooled(model, row, target_sizes=grids)
+
+
 def seen_in_blocks(model: Any, images: Tensor) -> Tensor:
     """Features of Cosmos 3 Edge, which reads patches square by square of those that merge."""
     config = model.config.vision_config
@@ -233,6 +242,7 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "lfm2_vl, plain": seen_in_patches,
     "cosmos3_edge": seen_in_blocks,
     "cosmos3_edge, biases": seen_in_blocks,
+    **dict.fromkeys(("minicpm_ocr", "minicpm_ocr, merged twice", "minicpmv4_6"), seen_in_a_row),
     **dict.fromkeys(NEMOTRON_CASES, perceived_by_nemotron),
     "deepseek_vl": pooled,
     "ovis2": pooled,

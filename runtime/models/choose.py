@@ -17,7 +17,7 @@ from runtime.models.mllama import CrossDecoderAdapter, TiledAdapter
 from runtime.models.omni import OmniAudioAdapter, OmniVisionAdapter
 from runtime.models.qwen3_omni import Qwen3OmniAudioAdapter, Qwen3OmniVisionAdapter
 from runtime.models.refusals import named_refusals
-from runtime.models.vision import ClipAdapter, Idefics3Adapter, SiglipAdapter
+from runtime.models.vision import ClipAdapter, Idefics3Adapter, MiniCpmAdapter, SiglipAdapter
 from runtime.models.vision_exaone import ExaoneVisionAdapter
 from runtime.models.vision_gemma4 import Gemma4VisionAdapter
 from runtime.models.vision_glm import GlmOcrVisionAdapter, GlmVisionAdapter
@@ -41,6 +41,7 @@ ADAPTERS: Mapping[str, Callable[[Module], Adapter]] = {
     "siglip_vision_model": SiglipAdapter,
     "siglip2_vision_model": Siglip2Adapter,
     "idefics3_vision": Idefics3Adapter,
+    "minicpmv4_6_vision": MiniCpmAdapter,
     "janus_vision_model": JanusAdapter,
     "clip_vision_model": ClipAdapter,
     "dinov2": Dinov2Adapter,

@@ -1,4 +1,4 @@
-"""Composites with SigLIP 2 for images of any size, squares of whose patches go through an MLP."""
+"""Composites with SigLIP's towers for images of any size, squares of whose patches go through an MLP."""
 
 from dataclasses import replace
 
@@ -11,6 +11,7 @@ from workbench.model.composites.composite import (
     VISION,
     VISION_TOWER,
     Composite,
+    Dropped,
     Part,
     Parts,
     joined,
@@ -21,6 +22,7 @@ from workbench.model.composites.composite import (
     typed_config,
 )
 from workbench.model.config_fields import Config, flag, text, whole
+from workbench.model.families.minicpm_vision import SIDE
 from workbench.model.families.tiles import COSMOS_EDGE, LFM2_VL, TILING
 from workbench.model.projector import ProjectorStep
 from workbench.model.transformer import Norm
@@ -103,8 +105,60 @@ def _cosmos_edge(config: Config) -> Parts:
     return replace(parts, modules={**parts.modules, LLM: named})
 
 
+def _minicpm(config: Config, *, few: str, ties: bool) -> Parts:
+    """Squares of patches merged, once or more often, each time through a norm and an MLP.
+
+    Args:
+        few: the default of `downsample_mode`; ties: of `tie_word_embeddings`.
+
+    Raises:
+        ValueError: tokens that a merger inside the tower makes fewer, or other squares.
+    """
+    kind = config["model_type"]
+    if (mode := text(config, _MODE, few)) != _MANY:
+        raise ValueError(
+            f"{kind}: {_MODE} must be {_MANY!r}, got {mode!r}: a merger inside the tower, behind which "
+            f"blocks have fewer tokens, is not supported; nearest: {_MANY!r}"
+        )
+    if (square := list(config.get(_SQUARE) or (SIDE, SIDE))) != [SIDE, SIDE]:
+        raise ValueError(f"{kind}: {_SQUARE} must be {[SIDE, SIDE]}, got {square}; nearest: {[SIDE, SIDE]}")
+    vision = typed_config(config, "vision_config", "minicpmv4_6_vision")
+    square_width = SIDE**2 * whole(vision, "hidden_size", 768)
+    steps: list[ProjectorStep] = []
+    weights = dict(VISION_TOWER)
+    for index in range(times := whole(config, "merger_times", 1)):
+        is_last = index == times - 1
+        out = ProjectorStep(linear_out=True) if is_last else ProjectorStep(linear=square_width // SIDE**2)
+        for number, name in ((1, "pre_norm"), (2, "linear_1"), (4, "linear_2")):
+            weights[f"projector.{len(steps) + number}."] = f"model.merger.mlp.{index}.{name}."
+        steps += [
+            ProjectorStep(merge=SIDE**2),
+            ProjectorStep(norm=Norm.LAYER, eps=1e-6),
+            ProjectorStep(linear=square_width),
+            ProjectorStep(act="gelu"),
+            out,
+        ]
+    tower = Part(config=vision, projector=tuple(steps), items=PAGE, weights=weights)
+    llm = text_config(config, "qwen3_5_text", ties=ties)
+    return joined(config, {VISION: tower}, llm, dropped=(_INSIDE,), notes=(TILES,))
+
+
+_MODE, _MANY, _FEW, _SQUARE = "downsample_mode", "4x", "16x", "merge_kernel_size"
+_INSIDE = Dropped(
+    weights="model.vision_tower.vit_merger.", what="merger inside the tower, which 4x does not read"
+)
 _SIGLIP2, _SIDE = "siglip2_vision_model", "spatial_merge_size"
 COMPOSITES = (
     Composite(name="LFM2-VL", model_type="lfm2_vl", take_apart=_lfm2_vl),
     Composite(name="Cosmos 3 Edge", model_type="cosmos3_edge", take_apart=_cosmos_edge),
+    Composite(
+        name="MiniCPM-V 4.6",
+        model_type="minicpmv4_6",
+        take_apart=lambda config: _minicpm(config, few=_FEW, ties=False),
+    ),
+    Composite(
+        name="MiniCPM-OCR",
+        model_type="minicpm_ocr",
+        take_apart=lambda config: _minicpm(config, few=_MANY, ties=True),
+    ),
 )
