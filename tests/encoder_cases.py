@@ -16,6 +16,7 @@ from transformers.models.gemma4_unified import modeling_gemma4_unified as unifie
 from transformers.models.janus import modeling_janus as janus
 from transformers.models.kimi_k25 import modeling_kimi_k25 as kimi
 from transformers.models.llama4 import modeling_llama4 as llama4
+from transformers.models.minicpmv4_6 import modeling_minicpmv4_6 as minicpm
 from transformers.models.paddleocr_vl import modeling_paddleocr_vl as paddleocr
 from transformers.models.parakeet import modeling_parakeet as parakeet
 from transformers.models.phi4_multimodal import modeling_phi4_multimodal as phi4
@@ -36,6 +37,7 @@ from experiments.doors.whole_sizes import (
 from runtime.models.choose import ADAPTERS
 from runtime.models.encoder import given_to
 from runtime.models.vision_gemma4 import as_processed
+from runtime.models.vision_minicpm import in_a_row
 from runtime.step.stage_module import StageModule
 from tests import cross_models, tiny_models
 from tests.encoder_originals import (
@@ -252,6 +254,18 @@ CASES = {
         ((7, 7), (5, 5)),
         lambda c: unified_frames(unified.Gemma4UnifiedAudioConfig.from_dict(c)),
         lambda model, samples: given_to("embedding_projection", model, samples.mT[None])[0],
+    ),
+    "minicpm": Case(
+        VIT | {"model_type": "minicpmv4_6_vision"},
+        ((9, 9), (12, 12)),
+        lambda c: minicpm.MiniCPMV4_6VisionModel(minicpm.MiniCPMV4_6VisionConfig.from_dict(c)),
+        lambda model, image: model(*in_a_row(image[None], 4), use_vit_merger=False).last_hidden_state[0],
+    ),
+    "minicpm, merged inside": Case(
+        VIT | {"model_type": "minicpmv4_6_vision", "downsample_mode": "16x", "insert_layer_id": 1},
+        ((16, 4), (24, 6)),
+        lambda c: minicpm.MiniCPMV4_6VisionModel(minicpm.MiniCPMV4_6VisionConfig.from_dict(c)),
+        lambda model, image: model(*in_a_row(image[None], 4)).last_hidden_state[0],
     ),
     "omni-vision": Case(
         WINDOWED | {"model_type": "qwen2_5_omni_vision_encoder"},

@@ -60,6 +60,7 @@ DEFAULTS = (
     *("musicflamingo", "paddleocr_vl", "paligemma", "phi4_multimodal", "qianfan_ocr", "qwen2_5_omni"),
     *(
         "minicpm_ocr",
+        "minicpmv4_6",
         "moss_transcribe_diarize",
         "nemotron_h_omni",
         "qwen2_audio",

@@ -31,12 +31,14 @@ NAMES = (
     "minicpm_ocr",
     "minicpm_ocr, merged twice",
     "minicpmv4_6",
+    "minicpmv4_6, last block",
 )
 # Towers whose ranks may share tokens.
 SHARED = ("cosmos3_edge", "gemma4_unified, sound", "minicpm_ocr", "minicpm_ocr, merged twice")
 HYBRID = (
     "minicpm_ocr",
     "minicpmv4_6",
+    "minicpmv4_6, last block",
 )  # language models whose ranks do not share tokens
 TIED = {"lm_head.weight", "model.language_model.embed_tokens.weight"}
 

@@ -11,6 +11,7 @@ from transformers import AutoModel, AutoModelForCausalLM
 from transformers.configuration_utils import PretrainedConfig
 from transformers.models.janus.modeling_janus import JanusVisionModel
 from transformers.models.llama4.modeling_llama4 import Llama4VisionModel
+from transformers.models.minicpmv4_6.modeling_minicpmv4_6 import MiniCPMV4_6VisionModel
 from transformers.models.mllama.modeling_mllama import MllamaForCausalLM, MllamaVisionModel
 from transformers.models.ovis2.modeling_ovis2 import Ovis2VisionTransformer
 from transformers.models.paddleocr_vl.modeling_paddleocr_vl import PaddleOCRVisionTransformer
@@ -60,6 +61,7 @@ PARTS = {
     "gemma4_unified_vision": unified_patches,
     "janus_vision_model": JanusVisionModel,
     "llama4_vision_model": Llama4VisionModel,
+    "minicpmv4_6_vision": MiniCPMV4_6VisionModel,
     "mllama_text_model": MllamaForCausalLM,
     "mllama_vision_model": MllamaVisionModel,
     "ovis2_vision": Ovis2VisionTransformer,

@@ -13,13 +13,15 @@ from experiments.doors.whole_configs import CONFIGS
 from experiments.doors.whole_models import modules_of
 from runtime.data.batches import axes_of
 from tests.test_tilings import SIDES, source_of
+from workbench.cost.roofline import RowWork, Work, layer_flop
 from workbench.data.sample import Sample, Segment
 from workbench.model.composites.composite import VISION
 from workbench.model.composites.registry import take_apart
-from workbench.model.item_tokens import image_tokens, split_px
+from workbench.model.hf_config import module_from_config
+from workbench.model.item_tokens import image_tokens, source_config, split_px
 from workbench.model.model_graph import TEXT, Module
 
-NAME = "minicpm_ocr"
+NAME, FEW = "minicpm_ocr", "minicpmv4_6"
 
 
 @lru_cache
@@ -36,20 +38,21 @@ def tower(name: str = NAME, **more: Any) -> Module:
     return modules_of(dict(take_apart({**CONFIGS[name], "vision_config": seen}).modules))[VISION]
 
 
+@pytest.mark.parametrize(("name", "mode", "square"), [(NAME, "4x", 2), (FEW, "16x", 4)])
 @given(height=SIDES, width=SIDES, most=st.sampled_from([9, 4, 1]), side=st.sampled_from([448, 224]))
 def test_images_are_sliced_and_sized_as_by_its_processor(
-    height: int, width: int, most: int, side: int
+    name: str, mode: str, square: int, height: int, width: int, most: int, side: int
 ) -> None:
     """The whole, and every slice."""
-    theirs, module = processor(), tower(max_slice_nums=most, scale_resolution=side)
+    theirs, module = processor(), tower(name, max_slice_nums=most, scale_resolution=side)
     grid = theirs.get_sliced_grid((height, width), most, side)
-    shared: dict[str, Any] = {"scale_resolution": side, "patch_size": 14, "downsample_mode": "4x"}
+    shared: dict[str, Any] = {"scale_resolution": side, "patch_size": 14, "downsample_mode": mode}
     high, wide = theirs.find_best_resize((height, width), allow_upscale=grid is None, **shared)
-    wanted = [(high // 14 * (wide // 14), high // 28 * (wide // 28))]
+    wanted = [(high // 14 * (wide // 14), high // 14 // square * (wide // 14 // square))]
     if grid is not None:
         high, wide = theirs.get_refine_size((height, width), grid, allow_upscale=True, **shared)
         rows, columns = (side // parts // 14 for side, parts in zip((high, wide), grid, strict=True))
-        wanted += [(rows * columns, rows // 2 * (columns // 2))] * (grid[0] * grid[1])
+        wanted += [(rows * columns, rows // square * (columns // square))] * (grid[0] * grid[1])
     assert [image_tokens(module, *piece) for piece in split_px(module, height, width)] == wanted
 
 
@@ -73,3 +76,31 @@ def test_tokens_of_an_image_are_in_a_row() -> None:
 def test_squares_of_another_side_are_refused() -> None:
     with pytest.raises(ValueError, match=r"merge_kernel_size must be \[2, 2\], got \[4, 4\]"):
         take_apart({**CONFIGS[NAME], "merge_kernel_size": [4, 4]})
+
+
+def test_a_block_behind_the_merger_costs_as_much_as_one_over_squares() -> None:
+    """FLOP of all its operators, attention among them, and bytes that it hands on."""
+    few, many = tower(FEW).layers, tower(NAME).layers
+    squares, patches = (Work((RowWork(tokens, 1, tokens**2),)) for tokens in (12, 48))
+    assert few[3].num_parameters == many[3].num_parameters
+    assert layer_flop(few[3], patches) == layer_flop(many[3], squares)
+    assert 48 * few[3].out_width == 12 * many[3].out_width
+    assert layer_flop(few[1], patches) == layer_flop(many[1], patches)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"insert_layer_id": 4}, "insert_layer_id must be one of the blocks 0 to 3, got 4; nearest: 3"),
+        ({"downsample_mode": "8x"}, "downsample_mode must be '4x' or '16x', got '8x'; nearest: '16x'"),
+    ],
+)
+def test_a_merger_nowhere_is_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        modules_of(dict(take_apart({**CONFIGS[FEW], **change}).modules))
+
+
+def test_a_state_before_the_merger_is_not_read() -> None:
+    config = source_config(tower(FEW))
+    with pytest.raises(ValueError, match="it merges tokens inside: it has no feature_layer, got -2"):
+        module_from_config(config, name=VISION, modality=VISION, llm_width=48, feature_layer=-2)

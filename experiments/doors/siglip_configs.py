@@ -46,8 +46,16 @@ SIGLIP_CASES: dict[str, dict[str, Any]] = {
     },
     "minicpmv4_6": {
         "text_config": {"model_type": "qwen3_5_text", **TEXT, **HYBRID},
-        "vision_config": {**VIT, "image_size": 24},
-        "downsample_mode": "4x",
+        "vision_config": VIT,
+        "insert_layer_id": 1,
         "image_token_id": 90,
+    },
+    "minicpmv4_6, last block": {
+        "model_type": "minicpmv4_6",
+        "text_config": {"model_type": "qwen3", **TEXT},
+        "vision_config": {**VIT, "image_size": 32},
+        "insert_layer_id": 3,
+        "image_token_id": 90,
+        "tie_word_embeddings": True,
     },
 }

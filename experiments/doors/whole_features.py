@@ -10,6 +10,7 @@ from experiments.doors.nemotron_configs import NEMOTRON_CASES
 from experiments.doors.whole_sizes import CLIP_S
 from runtime.models.patch_grid import blockwise
 from runtime.models.vision_gemma4 import as_processed
+from runtime.models.vision_minicpm import in_a_row
 from runtime.models.vision_siglip2 import flat_patches
 from workbench.data.corpus import mel_frames
 
@@ -57,10 +58,7 @@ def seen_in_patches(model: Any, images: Tensor) -> Tensor:
 
 def seen_in_a_row(model: Any, images: Tensor) -> Tensor:
     """Features of MiniCPM, which reads patches side by side, as high as one."""
-    patch = model.config.vision_config.patch_size
-    cut = images.unflatten(3, (-1, patch)).unflatten(2, (-1, patch))
-    row = cut.permute(1, 3, 0, 2, 4, 5).flatten(2)[None]
-    grids = torch.tensor([[side // patch for side in images.shape[2:]]] * len(images), dtype=torch.int32)
+    row, grids = in_a_row(images, model.config.vision_config.patch_size)
     return pooled(model, row, target_sizes=grids)
 
 
@@ -242,7 +240,9 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "lfm2_vl, plain": seen_in_patches,
     "cosmos3_edge": seen_in_blocks,
     "cosmos3_edge, biases": seen_in_blocks,
-    **dict.fromkeys(("minicpm_ocr", "minicpm_ocr, merged twice", "minicpmv4_6"), seen_in_a_row),
+    **dict.fromkeys(
+        ("minicpm_ocr", "minicpm_ocr, merged twice", "minicpmv4_6", "minicpmv4_6, last block"), seen_in_a_row
+    ),
     **dict.fromkeys(NEMOTRON_CASES, perceived_by_nemotron),
     "deepseek_vl": pooled,
     "ovis2": pooled,

@@ -17,13 +17,14 @@ from runtime.models.mllama import CrossDecoderAdapter, TiledAdapter
 from runtime.models.omni import OmniAudioAdapter, OmniVisionAdapter
 from runtime.models.qwen3_omni import Qwen3OmniAudioAdapter, Qwen3OmniVisionAdapter
 from runtime.models.refusals import named_refusals
-from runtime.models.vision import ClipAdapter, Idefics3Adapter, MiniCpmAdapter, SiglipAdapter
+from runtime.models.vision import ClipAdapter, Idefics3Adapter, SiglipAdapter
 from runtime.models.vision_exaone import ExaoneVisionAdapter
 from runtime.models.vision_gemma4 import Gemma4VisionAdapter
 from runtime.models.vision_glm import GlmOcrVisionAdapter, GlmVisionAdapter
 from runtime.models.vision_janus import JanusAdapter
 from runtime.models.vision_kimi import KimiVisionAdapter
 from runtime.models.vision_llama4 import Llama4VisionAdapter
+from runtime.models.vision_minicpm import MiniCpmAdapter
 from runtime.models.vision_paddleocr import PaddleOcrAdapter
 from runtime.models.vision_radio import RadioAdapter
 from runtime.models.vision_rotary import PixtralAdapter, Qwen2VisionAdapter, Qwen25VisionAdapter

@@ -11,14 +11,11 @@ from transformers import PreTrainedModel
 from transformers.models.clip.modeling_clip import CLIPEncoderLayer, CLIPVisionConfig, CLIPVisionEmbeddings
 from transformers.models.idefics3.configuration_idefics3 import Idefics3VisionConfig
 from transformers.models.idefics3.modeling_idefics3 import Idefics3EncoderLayer, Idefics3VisionEmbeddings
-from transformers.models.minicpmv4_6.configuration_minicpmv4_6 import MiniCPMV4_6VisionConfig
-from transformers.models.minicpmv4_6.modeling_minicpmv4_6 import MiniCPMV4_6VisionEmbeddings
 from transformers.models.siglip.modeling_siglip import (
     SiglipEncoderLayer,
     SiglipVisionConfig,
     SiglipVisionEmbeddings,
 )
-from transformers.vision_utils import get_vision_nearest_position_ids
 
 from runtime.models.adapter import StageLayer
 from runtime.models.encoder import EmbedItems, EncoderAdapter, EncoderBlock, ItemSize, grid_or_none
@@ -214,29 +211,6 @@ class Idefics3Adapter(SiglipAdapter):
 
     def block(self, index: int) -> StageLayer:
         return XavierBlock(Idefics3EncoderLayer(self.config), index, self.std)
-
-
-class EmbedNearest(EmbedImages):
-    """Patches, each with the position of a square table that is nearest to its place in the image."""
-
-    def embed(self, pixels_NCHW: Tensor) -> Tensor:
-        parts: Any = self.embeddings
-        patches_NDRC: Tensor = parts.patch_embedding(pixels_NCHW)
-        grid = torch.tensor([patches_NDRC.shape[2:]])
-        place_T = get_vision_nearest_position_ids(grid, parts.num_patches_per_side).to(pixels_NCHW.device)
-        x_NTD: Tensor = patches_NDRC.flatten(2).transpose(1, 2) + parts.position_embedding(place_T)
-        return x_NTD
-
-
-class MiniCpmAdapter(Idefics3Adapter):
-    """SigLIP's tower, without the merger inside that MiniCPM-V reads with few tokens an image."""
-
-    config_class = MiniCPMV4_6VisionConfig
-    prefixes = ("", "vision_tower.", "model.vision_tower.")
-    ignored = ("vit_merger.",)
-
-    def first(self) -> StageLayer:
-        return EmbedNearest(MiniCPMV4_6VisionEmbeddings(self.config), self.std)
 
 
 class ClipAdapter(VisionAdapter):

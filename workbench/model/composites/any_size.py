@@ -22,7 +22,7 @@ from workbench.model.composites.composite import (
     typed_config,
 )
 from workbench.model.config_fields import Config, flag, text, whole
-from workbench.model.families.minicpm_vision import SIDE
+from workbench.model.families.minicpm_vision import FEW, MANY, MODE, SIDE
 from workbench.model.families.tiles import COSMOS_EDGE, LFM2_VL, TILING
 from workbench.model.projector import ProjectorStep
 from workbench.model.transformer import Norm
@@ -112,17 +112,15 @@ def _minicpm(config: Config, *, few: str, ties: bool) -> Parts:
         few: the default of `downsample_mode`; ties: of `tie_word_embeddings`.
 
     Raises:
-        ValueError: tokens that a merger inside the tower makes fewer, or other squares.
+        ValueError: another mode, or other squares.
     """
-    kind = config["model_type"]
-    if (mode := text(config, _MODE, few)) != _MANY:
-        raise ValueError(
-            f"{kind}: {_MODE} must be {_MANY!r}, got {mode!r}: a merger inside the tower, behind which "
-            f"blocks have fewer tokens, is not supported; nearest: {_MANY!r}"
-        )
+    kind, mode = config["model_type"], text(config, MODE, few)
+    if mode not in (MANY, FEW):
+        raise ValueError(f"{kind}: {MODE} must be {MANY!r} or {FEW!r}, got {mode!r}; nearest: {few!r}")
     if (square := list(config.get(_SQUARE) or (SIDE, SIDE))) != [SIDE, SIDE]:
         raise ValueError(f"{kind}: {_SQUARE} must be {[SIDE, SIDE]}, got {square}; nearest: {[SIDE, SIDE]}")
     vision = typed_config(config, "vision_config", "minicpmv4_6_vision")
+    vision |= {MODE: mode, _AT: config.get(_AT, 6)}
     square_width = SIDE**2 * whole(vision, "hidden_size", 768)
     steps: list[ProjectorStep] = []
     weights = dict(VISION_TOWER)
@@ -140,10 +138,10 @@ def _minicpm(config: Config, *, few: str, ties: bool) -> Parts:
         ]
     tower = Part(config=vision, projector=tuple(steps), items=PAGE, weights=weights)
     llm = text_config(config, "qwen3_5_text", ties=ties)
-    return joined(config, {VISION: tower}, llm, dropped=(_INSIDE,), notes=(TILES,))
+    return joined(config, {VISION: tower}, llm, dropped=(_INSIDE,) if mode == MANY else (), notes=(TILES,))
 
 
-_MODE, _MANY, _FEW, _SQUARE = "downsample_mode", "4x", "16x", "merge_kernel_size"
+_AT, _SQUARE = "insert_layer_id", "merge_kernel_size"
 _INSIDE = Dropped(
     weights="model.vision_tower.vit_merger.", what="merger inside the tower, which 4x does not read"
 )
@@ -154,11 +152,11 @@ COMPOSITES = (
     Composite(
         name="MiniCPM-V 4.6",
         model_type="minicpmv4_6",
-        take_apart=lambda config: _minicpm(config, few=_FEW, ties=False),
+        take_apart=lambda config: _minicpm(config, few=FEW, ties=False),
     ),
     Composite(
         name="MiniCPM-OCR",
         model_type="minicpm_ocr",
-        take_apart=lambda config: _minicpm(config, few=_MANY, ties=True),
+        take_apart=lambda config: _minicpm(config, few=MANY, ties=True),
     ),
 )

@@ -13,6 +13,7 @@ from workbench.model.families.tiles import NEWLINE, PHI_4, SHRINKS, Tiles, anyre
 from workbench.model.feature_layers import FeatureLayers, carrying, num_beside, states_read
 from workbench.model.layer import Layer, LayerKind, Matmul, Operator, Pointwise, TokenCount
 from workbench.model.model_graph import GENERATED, TEXT
+from workbench.model.module_layers import over
 from workbench.model.projector import (
     POOL,
     SHUFFLE,
@@ -217,6 +218,7 @@ class Tower:
             another layer of the LLM.
         merger: operators of its own merger after the final norm; empty: Qwen2-VL's.
         rotated: numbers of each token that are rotated by its time after the final norm.
+        inside: tokens that are one behind its blocks, as they merge inside it.
         takes_steps: whether its own merger may be spelled out as steps, with others behind it.
     """
 
@@ -229,6 +231,7 @@ class Tower:
     stacked: int = 1
     merger: tuple[Operator, ...] = ()
     rotated: int = 0
+    inside: int = 1
     takes_steps: bool = False
 
     def up_to(self, feature_layer: FeatureLayers) -> "Tower":
@@ -244,6 +247,8 @@ class Tower:
             raise ValueError(
                 f"its features are rotated by time: it has no feature_layer, got {feature_layer}"
             )
+        if self.inside > 1:
+            raise ValueError(f"it merges tokens inside: it has no feature_layer, got {feature_layer}")
         if self.stacked > 1:
             raise ValueError(
                 f"its blocks give features besides: it has no feature_layer, got {feature_layer}"
@@ -270,6 +275,9 @@ class Tower:
         layer = projector_layer(
             Projection(kind=kind, in_width=self.width, out_width=llm_width, norm=self.norm, merge=self.merge)
         )
+        if self.inside > 1:
+            first, *others = layer.operators
+            layer = replace(layer, operators=(over(first, 1 / self.inside), *others))
         if self.rotated:
             rotary = Pointwise(name=_TIME_ROTARY, width=self.rotated, num_passes=2, tokens=TokenCount.OUT)
             first, *others = layer.operators

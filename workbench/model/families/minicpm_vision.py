@@ -1,19 +1,113 @@
 """MiniCPM's vision tower: SigLIP's for images of any size, each patch at the nearest place of a table."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import ceil, inf, log, sqrt
 from typing import Any
 
 from workbench.data.corpus import ItemTokens
-from workbench.model.config_fields import Config, flag, text, whole
-from workbench.model.families.family import EXAMPLE_VIT, Encoder, Example
+from workbench.model.config_fields import Config, flag, text, whole, whole_or_zero
+from workbench.model.families.family import EXAMPLE_VIT, Encoder, Example, Tower
 from workbench.model.families.vit import siglip
+from workbench.model.layer import Layer, Matmul, Operator, Pointwise
+from workbench.model.module_layers import over
+from workbench.model.transformer import (
+    Heads,
+    Mlp,
+    Norm,
+    attention_operators,
+    mlp_operators,
+    norm,
+    residual,
+)
 
 SIDE = 2  # of the squares of patches that a projector merges
 _SIDE_PX, _MOST_SLICES = 448, 9  # defaults: side of a square with an image's area, slices of an image
 _MOST = 1024  # slices, far beyond any processor's
 _GROWS = "small_image_upsize"
+MODE, MANY, FEW = "downsample_mode", "4x", "16x"  # of a composite: its key, and how many tokens an image has
+_AT = "insert_layer_id"
 _PROCESSED = ("scale_resolution", "max_slice_nums", "slice_mode", _GROWS)
+
+
+def _minicpm(config: Config) -> Tower:
+    """SigLIP's tower; with `downsample_mode` 16x, blocks behind one of them run over squares of patches.
+
+    A square has the tower's width, of which each of its patches carries a part.
+
+    Raises:
+        ValueError: no such block, or a width that patches of a square do not share.
+    """
+    tower = siglip(config)
+    if not merges_inside(config):
+        return tower
+    embed, *blocks = tower.layers
+    at, squares = whole_or_zero(config, _AT, 6), SIDE**2
+    if at >= len(blocks):
+        raise ValueError(
+            f"{config['model_type']}: {_AT} must be one of the blocks 0 to {len(blocks) - 1}, got {at}; "
+            f"nearest: {len(blocks) - 1}"
+        )
+    if tower.width % squares:
+        raise ValueError(
+            f"{config['model_type']}: hidden_size must be a multiple of the {squares} patches that merge, "
+            f"got {tower.width}; nearest: {max(1, round(tower.width / squares)) * squares}"
+        )
+    merging, *behind = blocks[at:]
+    merged = replace(merging, operators=(*merging.operators, *_merger(config, merging)))
+    layers = (merged, *(_over_squares(block) for block in behind))
+    return replace(
+        tower,
+        layers=(
+            embed,
+            *blocks[:at],
+            *(replace(layer, out_width=tower.width // squares) for layer in layers),
+        ),
+        inside=squares,
+    )
+
+
+def merges_inside(config: Config) -> bool:
+    """Whether blocks behind one of them run over squares of patches, as the composite's key says."""
+    return text(config, MODE, MANY) != MANY
+
+
+def _merger(config: Config, block: Layer) -> Iterator[Operator]:
+    """Attention within every square, then an MLP over its patches side by side."""
+    width, squares = block.out_width, SIDE**2
+    heads = Heads(
+        num=whole(config, "num_attention_heads", 12),
+        num_kv=whole(config, "num_attention_heads", 12),
+        dim=width // whole(config, "num_attention_heads", 12),
+        causal=False,
+        bias="qkvo",
+        num_keys=squares,
+    )
+    mlp = Mlp(
+        width=squares * whole(config, "intermediate_size", 3072),
+        gated=False,
+        activation="gelu_pytorch_tanh",
+        bias=True,
+    )
+    yield norm("merger.attention_norm", width, Norm.LAYER)
+    for operator in attention_operators(width, heads):
+        yield replace(operator, name=f"merger.{operator.name}")
+    yield residual("merger.attention_residual", width)
+    up, act, down = mlp_operators("merger.mlp", squares * width, mlp)
+    assert isinstance(down, Matmul), "an MLP ends with a matmul"
+    for operator in (
+        norm("merger.mlp_norm", squares * width, Norm.LAYER),
+        up,
+        act,
+        replace(down, out_features=width),
+        Pointwise(name="merger.mean", width=squares * width, num_passes=1),
+        residual("merger.mlp_residual", width),
+    ):
+        yield over(operator, 1 / squares)
+
+
+def _over_squares(block: Layer) -> Layer:
+    return replace(block, operators=tuple(over(operator, 1 / SIDE**2) for operator in block.operators))
 
 
 def _tokens(config: Config, height_px: int, width_px: int) -> ItemTokens:
@@ -27,10 +121,10 @@ def _tokens(config: Config, height_px: int, width_px: int) -> ItemTokens:
     """
     if (grows := text(config, _GROWS, "always")) != "always":
         raise ValueError(f"{config['model_type']}: {_GROWS} must be always, got {grows!r}; nearest: always")
-    patch = whole(config, "patch_size", 16)
+    patch, side = whole(config, "patch_size", 16), SIDE * (SIDE if merges_inside(config) else 1)
     ratio = width_px / height_px
     height = int(whole(config, "scale_resolution", _SIDE_PX) / sqrt(ratio))
-    rows, columns = (SIDE * _divided(px, SIDE * patch) for px in (height, int(height * ratio)))
+    rows, columns = (side * _divided(px, side * patch) for px in (height, int(height * ratio)))
     merged = whole(config, "spatial_merge_size", 1) ** 2
     return ItemTokens(rows * columns, rows * columns // merged)
 
@@ -84,8 +178,11 @@ MINICPM_VISION = Encoder(
     role="vision",
     model_type="minicpmv4_6_vision",
     aliases=("minicpm_ocr_vision",),
-    examples={"minicpm vision": Example(config=EXAMPLE_VIT, tokens=(64, 64))},
-    make=siglip,
+    examples={
+        "minicpm vision": Example(config=EXAMPLE_VIT, tokens=(64, 64)),
+        "minicpm vision, merged inside": Example(config=EXAMPLE_VIT | {MODE: FEW, _AT: 1}, tokens=(64, 16)),
+    },
+    make=_minicpm,
     image_tokens=_tokens,
     splits=_splits,
     processed=_processed,
