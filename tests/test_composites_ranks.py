@@ -26,6 +26,7 @@ NAMES = (
     "cosmos3_edge",
     "cosmos3_edge, biases",
     "hyperclovax_vision_v2",
+    "cohere_compass",
     "gemma4_unified",
     "gemma4_unified, sound",
     "minicpm_ocr",

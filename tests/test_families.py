@@ -75,7 +75,12 @@ PARTS = {
     "qwen2_vl_vision": Qwen2VisionTransformerPretrainedModel,
     "whisper": WhisperEncoder,
 }
-STATED = {"gemma4_text": {"hidden_size_per_layer_input": 0}}  # what is refused where it is absent
+STATED = {  # what is refused where it is absent
+    "gemma4_text": {"hidden_size_per_layer_input": 0},
+    "cohere_compass_text": {
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}
+    },
+}
 FEATURES_WIDTH = {
     "qwen3_vl_vision": 3584,
     "qwen3_omni_moe_vision_encoder": 3584,

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.models.cohere2 import modeling_cohere2 as cohere2
+from transformers.models.cohere_compass import modeling_cohere_compass as compass
 from transformers.models.cosmos3_edge import modeling_cosmos3_edge as cosmos3_edge
 from transformers.models.exaone4_5 import modeling_exaone4_5 as exaone
 from transformers.models.gemma4 import modeling_gemma4 as gemma4
@@ -142,7 +143,7 @@ def wide_pool(
 
 
 QWENS = (omni, qwen2, qwen2_5, qwen3, qwen3_5, qwen3_5_moe, omni_3)
-ROTATED = (*QWENS, exaone, glm4v, glm4v_moe, glm_ocr, kimi, llama_3, paddleocr)
+ROTATED = (*QWENS, compass, exaone, glm4v, glm4v_moe, glm_ocr, kimi, llama_3, paddleocr)
 OWN_PARTS = (  # ending of a class of transformers' -> ours; the first counts
     ("Mistral4TopkRouter", GroupedRouter),
     ("TopKRouter", WideRouter),
@@ -158,6 +159,7 @@ DETOURS: tuple[tuple[Any, str, Any], ...] = (  # of transformers through float32
     (gemma4.Gemma4TextRouter, "forward", in_float64(gemma4.Gemma4TextRouter.forward)),
     (cohere2, "apply_rotary_pos_emb", wide_pairs),
     (cohere2.Cohere2LayerNorm, "forward", wide_layer_norm),
+    (compass.CohereCompassLayerNorm, "forward", wide_layer_norm),
     (siglip2.Siglip2VisionEmbeddings, "resize_positional_embeddings", staticmethod(wide_table)),
     (cosmos3_edge.Cosmos3EdgeVisionEmbeddings, "resize_positional_embeddings", staticmethod(wide_blocks)),
     (radio.RadioPatchEmbeddings, "_interpolate_position_embedding", wide_crop),

@@ -227,6 +227,17 @@ CASES: dict[str, dict[str, Any]] = {
         "text_config": {"model_type": "qwen3_vl_text", **TEXT, **AXES},
         "vision_config": QWEN3_SEEN,
     },
+    "cohere_compass": {
+        "text_config": {
+            **TEXT,
+            "num_attention_heads": 4,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 6,
+            "logit_scale": 0.25,
+            "rope_parameters": {"sliding_attention": AXES["rope_parameters"], "full_attention": None},
+        },
+        "vision_config": QWEN3_SEEN,
+    },
     "qwen3_vl_moe": {
         "text_config": {**TEXT, **AXES, **EXPERTS, "tie_word_embeddings": False},
         "vision_config": QWEN3_SEEN,

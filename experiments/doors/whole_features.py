@@ -253,6 +253,7 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "qwen2_5_vl": seen_by_qwen,
     "qwen3_vl": seen_by_qwen,
     "cosmos3_omni": seen_by_qwen,
+    "cohere_compass": seen_by_qwen,
     "qwen3_vl_moe": seen_by_qwen,
     "qwen3_5": seen_by_qwen,
     "qwen3_5_moe": seen_by_qwen,

@@ -235,7 +235,9 @@ def whole_loss_tensor(name: str, model: Any, plan: Plan) -> Tensor:
         is_image = is_feature & (is_feature.cumsum(0) <= len(stacked))
         deeper = {"visual_pos_masks": is_image[None], "deepstack_visual_embeds": stacked.split(width, dim=1)}
         llm_model = model.model.language_model
-        logits = model.lm_head(llm_model(inputs_embeds=embedded[None], **more_inputs, **deeper)[0])[0]
+        scale = getattr(model, "logit_scale", None) or 1.0
+        states = llm_model(inputs_embeds=embedded[None], **more_inputs, **deeper)[0]
+        logits = scale * model.lm_head(states)[0]
     else:
         logits = model(inputs_embeds=embedded[None], **more_inputs).logits[0]
     loss: Tensor = nn.functional.cross_entropy(logits, last_input.labels)

@@ -8,6 +8,7 @@ from transformers.models.apertus import modeling_apertus as apertus
 from transformers.models.arcee import modeling_arcee as arcee
 from transformers.models.aria import modeling_aria as aria
 from transformers.models.cohere2 import modeling_cohere2 as cohere2
+from transformers.models.cohere_compass import modeling_cohere_compass as cohere_compass
 from transformers.models.cosmos3_edge import modeling_cosmos3_edge as cosmos3_edge
 from transformers.models.deepseek_v2 import modeling_deepseek_v2 as deepseek_v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek_v3
@@ -247,6 +248,17 @@ DECODERS: Mapping[str, DecoderFamily] = {
         norm_bias=False,
         adapt=cohere.adapt,
         logit_scale=attrgetter("logit_scale"),
+    ),
+    "cohere_compass_text": family(
+        cohere_compass,
+        "CohereCompass",
+        config=cohere_compass.CohereCompassTextConfig,
+        norm=None,
+        norm_bias=False,
+        rotates_by_axes=True,
+        rotates_by_layer_type=True,
+        adapt=cohere.adapt_norms,
+        logit_scale=lambda config: config.logit_scale or 1.0,
     ),
     "seed_oss": family(seed_oss, "SeedOss"),
     "smollm3": family(smollm3, "SmolLM3"),

@@ -128,5 +128,10 @@ COMPOSITES = (
         take_apart=lambda config: _with_head(config, "qwen3_5_moe_text", 2048),
     ),
     Composite(name="EXAONE 4.5", model_type="exaone4_5", take_apart=_exaone),
+    Composite(
+        name="Cohere Compass",
+        model_type="cohere_compass",
+        take_apart=lambda config: _qwen3_vl(config, "cohere_compass_text", usual=8192),
+    ),
     Composite(name="HyperCLOVA X SEED Think", model_type="hyperclovax_vision_v2", take_apart=_hyperclovax),
 )

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from workbench.model.config_fields import Config
 from workbench.model.families.aria import ARIA_TEXT
-from workbench.model.families.cohere import COHERE2
+from workbench.model.families.cohere import COHERE2, COHERE_COMPASS
 from workbench.model.families.decoders import (
     GEMMA,
     GEMMA2,
@@ -122,6 +122,7 @@ FAMILIES: tuple[Family, ...] = (
     PADDLEOCR_TEXT,
     COSMOS_EDGE_TEXT,
     COHERE2,
+    COHERE_COMPASS,
     OLMO2,
     OLMO3,
     OLMOE,
