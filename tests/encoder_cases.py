@@ -16,6 +16,7 @@ from transformers.models.gemma4_unified import modeling_gemma4_unified as unifie
 from transformers.models.janus import modeling_janus as janus
 from transformers.models.kimi_k25 import modeling_kimi_k25 as kimi
 from transformers.models.llama4 import modeling_llama4 as llama4
+from transformers.models.minicpm_ocr import modeling_minicpm_ocr as minicpm_ocr
 from transformers.models.minicpmv4_6 import modeling_minicpmv4_6 as minicpm
 from transformers.models.paddleocr_vl import modeling_paddleocr_vl as paddleocr
 from transformers.models.parakeet import modeling_parakeet as parakeet
@@ -255,14 +256,14 @@ CASES = {
         lambda c: unified_frames(unified.Gemma4UnifiedAudioConfig.from_dict(c)),
         lambda model, samples: given_to("embedding_projection", model, samples.mT[None])[0],
     ),
-    "minicpm": Case(
-        VIT | {"model_type": "minicpmv4_6_vision"},
+    "minicpm-ocr": Case(
+        VIT | {"model_type": "minicpm_ocr_vision"},
         ((9, 9), (12, 12)),
-        lambda c: minicpm.MiniCPMV4_6VisionModel(minicpm.MiniCPMV4_6VisionConfig.from_dict(c)),
+        lambda c: minicpm_ocr.MiniCPMOcrVisionModel(minicpm_ocr.MiniCPMOcrVisionConfig.from_dict(c)),
         lambda model, image: model(*in_a_row(image[None], 4), use_vit_merger=False).last_hidden_state[0],
     ),
-    "minicpm, merged inside": Case(
-        VIT | {"model_type": "minicpmv4_6_vision", "downsample_mode": "16x", "insert_layer_id": 1},
+    "minicpm-v": Case(
+        VIT | {"model_type": "minicpmv4_6_vision", "insert_layer_id": 1},
         ((16, 4), (24, 6)),
         lambda c: minicpm.MiniCPMV4_6VisionModel(minicpm.MiniCPMV4_6VisionConfig.from_dict(c)),
         lambda model, image: model(*in_a_row(image[None], 4)).last_hidden_state[0],

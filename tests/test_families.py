@@ -11,6 +11,7 @@ from transformers import AutoModel, AutoModelForCausalLM
 from transformers.configuration_utils import PretrainedConfig
 from transformers.models.janus.modeling_janus import JanusVisionModel
 from transformers.models.llama4.modeling_llama4 import Llama4VisionModel
+from transformers.models.minicpm_ocr.modeling_minicpm_ocr import MiniCPMOcrVisionModel
 from transformers.models.minicpmv4_6.modeling_minicpmv4_6 import MiniCPMV4_6VisionModel
 from transformers.models.mllama.modeling_mllama import MllamaForCausalLM, MllamaVisionModel
 from transformers.models.ovis2.modeling_ovis2 import Ovis2VisionTransformer
@@ -61,6 +62,7 @@ PARTS = {
     "gemma4_unified_vision": unified_patches,
     "janus_vision_model": JanusVisionModel,
     "llama4_vision_model": Llama4VisionModel,
+    "minicpm_ocr_vision": MiniCPMOcrVisionModel,
     "minicpmv4_6_vision": MiniCPMV4_6VisionModel,
     "mllama_text_model": MllamaForCausalLM,
     "mllama_vision_model": MllamaVisionModel,

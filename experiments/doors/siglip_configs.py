@@ -50,6 +50,13 @@ SIGLIP_CASES: dict[str, dict[str, Any]] = {
         "insert_layer_id": 1,
         "image_token_id": 90,
     },
+    "minicpmv4_6, many tokens": {
+        "model_type": "minicpmv4_6",
+        "text_config": {"model_type": "qwen3", **TEXT},
+        "vision_config": {**VIT, "image_size": 24},
+        "downsample_mode": "4x",
+        "image_token_id": 90,
+    },
     "minicpmv4_6, last block": {
         "model_type": "minicpmv4_6",
         "text_config": {"model_type": "qwen3", **TEXT},

@@ -24,7 +24,7 @@ from runtime.models.vision_glm import GlmOcrVisionAdapter, GlmVisionAdapter
 from runtime.models.vision_janus import JanusAdapter
 from runtime.models.vision_kimi import KimiVisionAdapter
 from runtime.models.vision_llama4 import Llama4VisionAdapter
-from runtime.models.vision_minicpm import MiniCpmAdapter
+from runtime.models.vision_minicpm import MiniCpmAdapter, MiniCpmOcrAdapter
 from runtime.models.vision_paddleocr import PaddleOcrAdapter
 from runtime.models.vision_radio import RadioAdapter
 from runtime.models.vision_rotary import PixtralAdapter, Qwen2VisionAdapter, Qwen25VisionAdapter
@@ -43,6 +43,7 @@ ADAPTERS: Mapping[str, Callable[[Module], Adapter]] = {
     "siglip2_vision_model": Siglip2Adapter,
     "idefics3_vision": Idefics3Adapter,
     "minicpmv4_6_vision": MiniCpmAdapter,
+    "minicpm_ocr_vision": MiniCpmOcrAdapter,
     "janus_vision_model": JanusAdapter,
     "clip_vision_model": ClipAdapter,
     "dinov2": Dinov2Adapter,

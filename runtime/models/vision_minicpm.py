@@ -1,15 +1,16 @@
-"""MiniCPM's vision tower: SigLIP's, with the nearest positions of a table and a merger behind some block."""
+"""MiniCPM's vision towers: SigLIP's with the nearest positions of a table; MiniCPM-V's merges inside."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.idefics3.modeling_idefics3 import Idefics3EncoderLayer
+from transformers.models.minicpm_ocr.configuration_minicpm_ocr import MiniCPMOcrVisionConfig
 from transformers.models.minicpmv4_6 import modeling_minicpmv4_6 as minicpm
 from transformers.models.minicpmv4_6.configuration_minicpmv4_6 import MiniCPMV4_6VisionConfig
 from transformers.vision_utils import get_vision_nearest_position_ids
@@ -20,8 +21,7 @@ from runtime.models.encoder import ItemSize, grid_or_none
 from runtime.models.patch_grid import blockwise
 from runtime.models.projector import GridOf, ProjectorLayer, StepsProjectorLayer
 from runtime.models.vision import EmbedImages, Idefics3Adapter, XavierBlock
-from workbench.model.families.minicpm_vision import SIDE, merges_inside
-from workbench.model.item_tokens import source_config
+from workbench.model.families.minicpm_vision import SIDE
 
 # Shape suffixes: N = images, C = channels, H, W = height, width, T = packed patches, G = packed squares of
 # patches, M = patches of a square, D = hidden width, E = width of a patch's part of a square, R = rows,
@@ -124,65 +124,60 @@ def _over_squares(run: Run, grid_of: GridOf, x_TE: Tensor, context: Context) -> 
     return run(x_TE.reshape(-1, _MERGED * x_TE.shape[1]), replace(context, data=squares))
 
 
-class MiniCpmAdapter(Idefics3Adapter):
-    """Features are the final norm's output: of patches, or of squares where it merges inside."""
+class MiniCpmOcrAdapter(Idefics3Adapter):
+    """Features are the final norm's output, row by row; a merger that checkpoints have is not read."""
 
-    config_class = MiniCPMV4_6VisionConfig
+    config_class: type[PretrainedConfig] = MiniCPMOcrVisionConfig
     prefixes = ("", "vision_tower.", "model.vision_tower.")
-
-    @property
-    def merges(self) -> bool:
-        return merges_inside(source_config(self.module))
-
-    @property
-    def ignored(self) -> tuple[str, ...]:  # type: ignore[override]  # by the configuration
-        return () if self.merges else ("vit_merger.",)
-
-    @property
-    def undivided(self) -> str:  # type: ignore[override]
-        return "a tower that merges inside does not share tokens over ranks" if self.merges else ""
-
-    @property
-    def merged_side(self) -> int:
-        return super().merged_side * (SIDE if self.merges else 1)
-
-    def item_size(self, shape: tuple[int, ...]) -> ItemSize:
-        if not self.merges:
-            return super().item_size(shape)
-        rows, columns = (side // self.patch_px // SIDE * SIDE for side in shape[1:])
-        return ItemSize(rows * columns, rows * columns // _MERGED, grid_or_none(rows, columns))
+    ignored: tuple[str, ...] = ("vit_merger.",)
+    merges: ClassVar[bool] = False
 
     def first(self) -> StageLayer:
         embeddings = minicpm.MiniCPMV4_6VisionEmbeddings(self.config)
         return EmbedNearest(embeddings, self.std, in_squares=self.merges)
-
-    def block(self, index: int) -> StageLayer:
-        place = self.config.insert_layer_id
-        if not self.merges or index < place:
-            return super().block(index)
-        kind = MergingBlock if index == place else MergedBlock
-        return kind(self.config, index, self.std)
-
-    def last(self) -> StageLayer:
-        layer = super().last()
-        if self.merges and isinstance(layer, ProjectorLayer):
-            layer.run = partial(_over_squares, layer.run, self.grid_of)  # type: ignore[method-assign]
-        if self.merges and isinstance(layer, StepsProjectorLayer):
-            layer.grid_of = lambda _tokens, named: named
-        return layer
-
-    def context(self, data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> Context:
-        plain = super().context(data, device, dtype)
-        if not self.merges:
-            return plain
-        lengths = tuple(tokens // _MERGED for tokens in data.tokens_in)
-        return MergedContext(data=data, packing=plain.packing, merged=pack(lengths, device))
 
     def features(self, model: PreTrainedModel, item: Tensor) -> Tensor:
         call: Callable[..., Any] = model
         row, grid = in_a_row(item[None], self.patch_px)
         seen_TD: Tensor = call(row, grid, use_vit_merger=self.merges).last_hidden_state[0]
         return seen_TD
+
+
+class MiniCpmAdapter(MiniCpmOcrAdapter):
+    """Features are the final norm's output, of squares of patches."""
+
+    config_class = MiniCPMV4_6VisionConfig
+    ignored = ()
+    merges = True
+    undivided = "a tower that merges inside does not share tokens over ranks"
+
+    @property
+    def merged_side(self) -> int:
+        return SIDE * super().merged_side
+
+    def item_size(self, shape: tuple[int, ...]) -> ItemSize:
+        rows, columns = (side // self.patch_px // SIDE * SIDE for side in shape[1:])
+        return ItemSize(rows * columns, rows * columns // _MERGED, grid_or_none(rows, columns))
+
+    def block(self, index: int) -> StageLayer:
+        place = self.config.insert_layer_id
+        if index < place:
+            return super().block(index)
+        kind = MergingBlock if index == place else MergedBlock
+        return kind(self.config, index, self.std)
+
+    def last(self) -> StageLayer:
+        layer = super().last()
+        assert isinstance(layer, ProjectorLayer), "an encoder ends with one"
+        layer.run = partial(_over_squares, layer.run, self.grid_of)  # type: ignore[method-assign]
+        if isinstance(layer, StepsProjectorLayer):
+            layer.grid_of = lambda _tokens, named: named
+        return layer
+
+    def context(self, data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> Context:
+        plain = super().context(data, device, dtype)
+        lengths = tuple(tokens // _MERGED for tokens in data.tokens_in)
+        return MergedContext(data=data, packing=plain.packing, merged=pack(lengths, device))
 
 
 def in_a_row(images_NCHW: Tensor, patch: int) -> tuple[Tensor, Tensor]:

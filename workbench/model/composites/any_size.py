@@ -22,7 +22,7 @@ from workbench.model.composites.composite import (
     typed_config,
 )
 from workbench.model.config_fields import Config, flag, text, whole
-from workbench.model.families.minicpm_vision import FEW, MANY, MODE, SIDE
+from workbench.model.families.minicpm_vision import SIDE
 from workbench.model.families.tiles import COSMOS_EDGE, LFM2_VL, TILING
 from workbench.model.projector import ProjectorStep
 from workbench.model.transformer import Norm
@@ -115,12 +115,13 @@ def _minicpm(config: Config, *, few: str, ties: bool) -> Parts:
         ValueError: another mode, or other squares.
     """
     kind, mode = config["model_type"], text(config, MODE, few)
-    if mode not in (MANY, FEW):
+    if mode not in _TOWERS:
         raise ValueError(f"{kind}: {MODE} must be {MANY!r} or {FEW!r}, got {mode!r}; nearest: {few!r}")
     if (square := list(config.get(_SQUARE) or (SIDE, SIDE))) != [SIDE, SIDE]:
         raise ValueError(f"{kind}: {_SQUARE} must be {[SIDE, SIDE]}, got {square}; nearest: {[SIDE, SIDE]}")
-    vision = typed_config(config, "vision_config", "minicpmv4_6_vision")
-    vision |= {MODE: mode, _AT: config.get(_AT, 6)}
+    vision = typed_config(config, "vision_config", _TOWERS[mode])
+    if mode == FEW:
+        vision[_AT] = config.get(_AT, 6)
     square_width = SIDE**2 * whole(vision, "hidden_size", 768)
     steps: list[ProjectorStep] = []
     weights = dict(VISION_TOWER)
@@ -141,6 +142,8 @@ def _minicpm(config: Config, *, few: str, ties: bool) -> Parts:
     return joined(config, {VISION: tower}, llm, dropped=(_INSIDE,) if mode == MANY else (), notes=(TILES,))
 
 
+MODE, MANY, FEW = "downsample_mode", "4x", "16x"  # how many tokens an image has
+_TOWERS = {MANY: "minicpm_ocr_vision", FEW: "minicpmv4_6_vision"}
 _AT, _SQUARE = "insert_layer_id", "merge_kernel_size"
 _INSIDE = Dropped(
     weights="model.vision_tower.vit_merger.", what="merger inside the tower, which 4x does not read"

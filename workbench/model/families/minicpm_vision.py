@@ -1,7 +1,8 @@
-"""MiniCPM's vision tower: SigLIP's for images of any size, each patch at the nearest place of a table."""
+"""MiniCPM's vision towers: SigLIP's for images of any size, of which MiniCPM-V's merges patches inside."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from math import ceil, inf, log, sqrt
 from typing import Any
 
@@ -25,13 +26,12 @@ SIDE = 2  # of the squares of patches that a projector merges
 _SIDE_PX, _MOST_SLICES = 448, 9  # defaults: side of a square with an image's area, slices of an image
 _MOST = 1024  # slices, far beyond any processor's
 _GROWS = "small_image_upsize"
-MODE, MANY, FEW = "downsample_mode", "4x", "16x"  # of a composite: its key, and how many tokens an image has
 _AT = "insert_layer_id"
 _PROCESSED = ("scale_resolution", "max_slice_nums", "slice_mode", _GROWS)
 
 
-def _minicpm(config: Config) -> Tower:
-    """SigLIP's tower; with `downsample_mode` 16x, blocks behind one of them run over squares of patches.
+def _merging(config: Config) -> Tower:
+    """SigLIP's tower, in which blocks behind one of them run over squares of patches.
 
     A square has the tower's width, of which each of its patches carries a part.
 
@@ -39,8 +39,6 @@ def _minicpm(config: Config) -> Tower:
         ValueError: no such block, or a width that patches of a square do not share.
     """
     tower = siglip(config)
-    if not merges_inside(config):
-        return tower
     embed, *blocks = tower.layers
     at, squares = whole_or_zero(config, _AT, 6), SIDE**2
     if at >= len(blocks):
@@ -65,11 +63,6 @@ def _minicpm(config: Config) -> Tower:
         ),
         inside=squares,
     )
-
-
-def merges_inside(config: Config) -> bool:
-    """Whether blocks behind one of them run over squares of patches, as the composite's key says."""
-    return text(config, MODE, MANY) != MANY
 
 
 def _merger(config: Config, block: Layer) -> Iterator[Operator]:
@@ -110,8 +103,10 @@ def _over_squares(block: Layer) -> Layer:
     return replace(block, operators=tuple(over(operator, 1 / SIDE**2) for operator in block.operators))
 
 
-def _tokens(config: Config, height_px: int, width_px: int) -> ItemTokens:
+def _tokens(config: Config, height_px: int, width_px: int, *, side: int = SIDE) -> ItemTokens:
     """Whole squares of patches of an image, or of a slice, which is brought to the area of a square.
+
+    `side` is that of the squares of patches that become one for the language model.
 
     Source: `find_best_resize` of transformers' image processors for MiniCPM-V 4.6 and MiniCPM-OCR, whose
     slices and images without slices may grow.
@@ -121,7 +116,7 @@ def _tokens(config: Config, height_px: int, width_px: int) -> ItemTokens:
     """
     if (grows := text(config, _GROWS, "always")) != "always":
         raise ValueError(f"{config['model_type']}: {_GROWS} must be always, got {grows!r}; nearest: always")
-    patch, side = whole(config, "patch_size", 16), SIDE * (SIDE if merges_inside(config) else 1)
+    patch = whole(config, "patch_size", 16)
     ratio = width_px / height_px
     height = int(whole(config, "scale_resolution", _SIDE_PX) / sqrt(ratio))
     rows, columns = (side * _divided(px, side * patch) for px in (height, int(height * ratio)))
@@ -173,17 +168,22 @@ def _processed(processor: Config) -> dict[str, Any]:
     return {key: processor[key] for key in _PROCESSED if processor.get(key) is not None}
 
 
-MINICPM_VISION = Encoder(
-    name="MiniCPM vision",
+MINICPM_OCR_VISION = Encoder(
+    name="MiniCPM-OCR vision",
     role="vision",
-    model_type="minicpmv4_6_vision",
-    aliases=("minicpm_ocr_vision",),
-    examples={
-        "minicpm vision": Example(config=EXAMPLE_VIT, tokens=(64, 64)),
-        "minicpm vision, merged inside": Example(config=EXAMPLE_VIT | {MODE: FEW, _AT: 1}, tokens=(64, 16)),
-    },
-    make=_minicpm,
+    model_type="minicpm_ocr_vision",
+    examples={"minicpm-ocr vision": Example(config=EXAMPLE_VIT, tokens=(64, 64))},
+    make=siglip,
     image_tokens=_tokens,
     splits=_splits,
     processed=_processed,
+)
+MINICPM_VISION = replace(
+    MINICPM_OCR_VISION,
+    name="MiniCPM-V vision",
+    model_type="minicpmv4_6_vision",
+    examples={"minicpm-v vision": Example(config=EXAMPLE_VIT | {_AT: 1}, tokens=(64, 16))},
+    make=_merging,
+    image_tokens=partial(_tokens, side=SIDE**2),
+    shares_tokens=False,
 )

@@ -38,7 +38,7 @@ from workbench.model.families.janus_vision import JANUS_VISION
 from workbench.model.families.kimi_vision import KIMI_VISION
 from workbench.model.families.lfm2 import LFM2, LFM2_MOE
 from workbench.model.families.llama4 import LLAMA4
-from workbench.model.families.minicpm_vision import MINICPM_VISION
+from workbench.model.families.minicpm_vision import MINICPM_OCR_VISION, MINICPM_VISION
 from workbench.model.families.mistral import MINISTRAL3, MISTRAL4
 from workbench.model.families.mixtures import MIXTRAL, OLMOE, QWEN3_MOE, QWEN3_OMNI_TEXT, QWEN3_VL_MOE_TEXT
 from workbench.model.families.mllama import MLLAMA_TEXT, MLLAMA_VISION
@@ -171,6 +171,7 @@ FAMILIES: tuple[Family, ...] = (
     SIGLIP2,
     IDEFICS3_VISION,
     MINICPM_VISION,
+    MINICPM_OCR_VISION,
     JANUS_VISION,
     AIMV2,
     OVIS2_VISION,
